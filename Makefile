@@ -1,0 +1,29 @@
+# Everything needs only Python 3.10 to 3.12, gcc and make: `make test` and `make demo` set up .venv themselves.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+WORKERS ?= 2
+
+.PHONY: setup demo test lint clean
+
+setup: $(VENV)/.ready
+
+# The CUDA compiler comes from the registry's wheels only where the machine has none.
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install -q --disable-pip-version-check -e '.[dev]'
+	@if ! command -v nvcc >/dev/null 2>&1; then $(RUN) -m pip install -q --disable-pip-version-check -e '.[cuda]'; fi
+	@touch $@
+
+demo: $(VENV)/.ready
+	$(RUN) -m souffle demo
+
+test: $(VENV)/.ready
+	$(RUN) -m ruff check .
+	$(RUN) -m pytest -n $(WORKERS) --dist loadgroup
+
+lint: $(VENV)/.ready
+	$(RUN) -m ruff check .
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""What is measured and checked outside of the tests."""

@@ -1,0 +1,69 @@
+"""All models by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from onnx import ModelProto
+
+from models import bert, efficientnet, lstm, mmoe, resnext, swin
+from souffle.errors import OptionError
+
+__all__ = ["ALL_NAMES", "MODEL_SIZES", "NAMES", "SE_NAMES", "build"]
+
+_BUILDERS: dict[str, tuple[Callable[..., ModelProto], dict]] = {
+    "bert": (bert.build_bert, bert.SIZES),
+    "resnext": (resnext.build_resnext, resnext.SIZES),
+    "lstm": (lstm.build_lstm, lstm.SIZES),
+    "efficientnet": (efficientnet.build_efficientnet, efficientnet.SIZES),
+    "swin": (swin.build_swin, swin.SIZES),
+    "mmoe": (mmoe.build_mmoe, mmoe.SIZES),
+}
+NAMES = tuple(_BUILDERS)
+
+_BUILDERS["lstm-unrolled"] = (lstm.build_lstm_unrolled, lstm.SIZES)
+for _index in range(len(efficientnet.SE_SIZES["paper"])):
+    _sizes = {size: configs[_index] for size, configs in efficientnet.SE_SIZES.items()}
+    _BUILDERS[f"se:M{_index}"] = (efficientnet.build_se, _sizes)
+
+SE_NAMES = tuple(name for name in _BUILDERS if name.startswith("se:"))
+ALL_NAMES = tuple(_BUILDERS)
+MODEL_SIZES = ("tiny", "paper")
+
+
+def build(name: str, size: str = "tiny", *, steps: int | None = None, seed: int = 0) -> ModelProto:
+    """Build a model with random float32 weights, batch 1 and static shapes.
+
+    Parameters
+    ----------
+    name
+        One of ``NAMES`` (the six networks of the paper's Table 2), ``"lstm-unrolled"``, or one of ``SE_NAMES`` (the
+        squeeze-and-excitation modules of its Figure 6).
+    size
+        ``"paper"`` for the configuration of the paper's evaluation, ``"tiny"`` for the same structure made small.
+    steps
+        Number of time steps, for the two LSTM models only.
+    seed
+        Seed of the weights. The same arguments give the same bytes.
+
+    Raises
+    ------
+    OptionError
+        If an argument is not valid.
+    """
+    if name not in _BUILDERS:
+        raise OptionError(f"no model is named {name!r}; there are {', '.join(ALL_NAMES)}")
+    if size not in MODEL_SIZES:
+        raise OptionError(f"model {name!r} has no size {size!r}; there are {', '.join(MODEL_SIZES)}")
+    if seed < 0:
+        raise OptionError(f"the seed is {seed}; it must not be negative")
+    builder, sizes = _BUILDERS[name]
+    config = sizes[size]
+    if steps is not None:
+        if not isinstance(config, lstm.LstmConfig):
+            raise OptionError(f"model {name!r} has no time steps; steps is for lstm and lstm-unrolled")
+        if steps < 1:
+            raise OptionError(f"{name} cannot have {steps} time steps; it needs 1 or more")
+        config = replace(config, steps=steps)
+    return builder(config, seed)

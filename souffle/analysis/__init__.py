@@ -1,0 +1,25 @@
+"""The exact, element-wise analysis of a whole TE program (paper §5)."""
+
+from souffle.analysis.access import Access, MatrixForm, Relation
+from souffle.analysis.analysis import Analysis, analyze
+from souffle.analysis.classify import Relies, is_one_to_one
+from souffle.analysis.expression import Expression, expression_of
+from souffle.analysis.intensity import THRESHOLD, Arithmetic
+from souffle.analysis.reuse import Dependences, LiveRange, Reuse
+
+__all__ = [
+    "THRESHOLD",
+    "Access",
+    "Analysis",
+    "Arithmetic",
+    "Dependences",
+    "Expression",
+    "LiveRange",
+    "MatrixForm",
+    "Relation",
+    "Relies",
+    "Reuse",
+    "analyze",
+    "expression_of",
+    "is_one_to_one",
+]

@@ -1,0 +1,230 @@
+"""The only module that imports islpy: building blocks, printing and bounded queries, all in one context.
+
+isl objects compare mathematically but hash by representation, so they are never dictionary keys here or elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import islpy
+
+__all__ = [
+    "BUDGET",
+    "Map",
+    "PwAff",
+    "Set",
+    "affine_row",
+    "axis",
+    "box",
+    "choose",
+    "constant",
+    "count_points",
+    "divide_floor",
+    "first_dimensions",
+    "is_single_valued",
+    "map_to",
+    "modulo",
+    "named_map",
+    "named_set",
+    "nothing",
+    "only_inputs",
+    "pairs",
+    "points",
+    "projected",
+    "rational_floor",
+    "within_budget",
+]
+
+Map = islpy.Map
+PwAff = islpy.PwAff
+Set = islpy.Set
+
+BUDGET = 4_000_000
+"""Operations of isl that one query may use; some tenths of a second."""
+
+_CONTEXT = islpy.DEFAULT_CONTEXT
+_IN, _OUT, _SET = islpy.dim_type.in_, islpy.dim_type.out, islpy.dim_type.set
+_Result = TypeVar("_Result")
+
+
+def within_budget(query: Callable[[], _Result], budget: int = BUDGET) -> _Result | None:
+    """Run `query` with a bound on isl's operations.
+
+    Returns
+    -------
+    The answer, or ``None`` where the budget ran out: the caller must then assume the worst (a dependence, many
+    elements). Inside another bounded query the outer budget holds.
+    """
+    if _CONTEXT.get_max_operations():
+        return query()
+    _CONTEXT.reset_operations()
+    _CONTEXT.set_max_operations(budget)
+    try:
+        return query()
+    except islpy.Error as error:
+        if "maximal number of operations exceeded" not in str(error):
+            raise
+        return None
+    finally:
+        _CONTEXT.set_max_operations(0)
+        _CONTEXT.reset_operations()
+
+
+def box(bounds: Sequence[tuple[int, int]]) -> Set:
+    """The integer points of a box; each bound is (first value, extent)."""
+    space = islpy.Space.set_alloc(_CONTEXT, 0, len(bounds))
+    result = islpy.BasicSet.universe(space)
+    local = islpy.LocalSpace.from_space(space)
+    for position, (first, extent) in enumerate(bounds):
+        lower = islpy.Constraint.inequality_alloc(local).set_coefficient_val(_SET, position, 1).set_constant_val(-first)
+        upper = islpy.Constraint.inequality_alloc(local).set_coefficient_val(_SET, position, -1)
+        result = result.add_constraint(lower).add_constraint(upper.set_constant_val(first + extent - 1))
+    return Set.from_basic_set(result)
+
+
+def axis(dimensions: int, position: int) -> PwAff:
+    """The value of one dimension of a space of so many."""
+    space = islpy.LocalSpace.from_space(islpy.Space.set_alloc(_CONTEXT, 0, dimensions))
+    return PwAff.from_aff(islpy.Aff.var_on_domain(space, _SET, position))
+
+
+def constant(dimensions: int, value: int) -> PwAff:
+    """A constant over a space of so many dimensions."""
+    space = islpy.LocalSpace.from_space(islpy.Space.set_alloc(_CONTEXT, 0, dimensions))
+    return PwAff.from_aff(islpy.Aff.val_on_domain(space, islpy.Val(value, _CONTEXT)))
+
+
+def divide_floor(value: PwAff, divisor: int) -> PwAff:
+    """Division rounded towards minus infinity; `divisor` is not 0."""
+    if divisor < 0:
+        value, divisor = value.neg(), -divisor
+    return value.scale_down_val(islpy.Val(divisor, _CONTEXT)).floor()
+
+
+def modulo(value: PwAff, divisor: int) -> PwAff:
+    """The remainder of :func:`divide_floor`; it has the sign of `divisor`."""
+    if divisor < 0:
+        return value.neg().mod_val(islpy.Val(-divisor, _CONTEXT)).neg()
+    return value.mod_val(islpy.Val(divisor, _CONTEXT))
+
+
+def rational_floor(value: PwAff, slope: int, offset: int, divisor: int) -> PwAff:
+    """``floor((slope * value + offset) / divisor)``."""
+    dimensions = value.dim(_IN)
+    return divide_floor(value.scale_val(islpy.Val(slope, _CONTEXT)).add(constant(dimensions, offset)), divisor)
+
+
+def choose(condition: Set, otherwise: Set, then: PwAff, other: PwAff) -> PwAff:
+    """`then` on `condition` and `other` on its complement `otherwise`."""
+    return then.intersect_domain(condition).union_add(other.intersect_domain(otherwise))
+
+
+def nothing(dimensions: int) -> Set:
+    """The empty set of points of so many dimensions."""
+    return Set.empty(islpy.Space.set_alloc(_CONTEXT, 0, dimensions))
+
+
+def map_to(domain: Set, indices: Sequence[PwAff | None], shape: Sequence[int]) -> Map:
+    """Points of `domain` to the elements `indices` of a tensor of `shape`; ``None`` stands for all of a dimension."""
+    result = Map.from_domain(domain)
+    for index, extent in zip(indices, shape, strict=True):
+        unknown = index is None
+        column = Map.from_domain_and_range(domain, box([(0, extent)])) if unknown else Map.from_pw_aff(index)
+        result = result.flat_range_product(column)
+    return result.coalesce() if result.n_basic_map() > 1 else result
+
+
+def only_inputs(relation: Map, keep: int) -> Map:
+    """`relation` with its input dimensions from `keep` on made existential."""
+    return relation.project_out(_IN, keep, relation.dim(_IN) - keep)
+
+
+def is_single_valued(relation: Map) -> bool:
+    """Whether no point relates to two; ``False`` too where the budget runs out."""
+    return bool(within_budget(relation.is_single_valued))
+
+
+def first_dimensions(points_: Set, keep: int) -> Set:
+    """`points_` with its dimensions from `keep` on made existential."""
+    return points_.project_out(_SET, keep, points_.dim(_SET) - keep)
+
+
+def projected(points_: Set, position: int) -> Set:
+    """One dimension of a set."""
+    count = points_.dim(_SET)
+    return points_.project_out(_SET, position + 1, count - position - 1).project_out(_SET, 0, position)
+
+
+def count_points(points_: Set) -> int:
+    """Number of integer points of a bounded set: exact, or that of its bounding box where the budget runs out."""
+    exact = within_budget(lambda: _count(points_))
+    if exact is not None:
+        return exact
+    total = 1
+    for position in range(points_.dim(_SET)):
+        low, high = points_.dim_min_val(position), points_.dim_max_val(position)
+        total *= high.to_python() - low.to_python() + 1
+    return total
+
+
+def _count(points_: Set) -> int:
+    disjoint = points_.coalesce().make_disjoint()
+    return sum(_count_piece(Set.from_basic_set(piece)) for piece in disjoint.get_basic_sets())
+
+
+def _count_piece(piece: Set) -> int:
+    dimensions = piece.dim(_SET)
+    if dimensions < 2:
+        return piece.count_val().to_python()
+    columns = [projected(piece, position) for position in range(dimensions)]
+    product = columns[0]
+    for column in columns[1:]:
+        product = product.flat_product(column)
+    if not product.is_equal(piece):
+        return piece.count_val().to_python()
+    total = 1
+    for column in columns:
+        total *= column.count_val().to_python()
+    return total
+
+
+def affine_row(value: PwAff) -> tuple[tuple[int, ...], int] | None:
+    """Coefficients and constant of a plain integer affine function; ``None`` for one with pieces or divisions."""
+    pieces = value.coalesce().get_pieces()
+    if len(pieces) != 1:
+        return None
+    affine = pieces[0][1]
+    if affine.involves_locals() or affine.get_denominator_val().to_python() != 1:
+        return None
+    row = tuple(affine.get_coefficient_val(_IN, i).to_python() for i in range(affine.dim(_IN)))
+    return row, affine.get_constant_val().to_python()
+
+
+def named_map(relation: Map, source: str, target: str) -> Map:
+    """`relation` with names for its two tuples."""
+    return relation.set_tuple_name(_IN, source).set_tuple_name(_OUT, target)
+
+
+def named_set(points_: Set, name: str) -> Set:
+    """`points_` with a name for its tuple."""
+    return points_.set_tuple_name(name)
+
+
+def points(points_: Set) -> list[tuple[int, ...]]:
+    """All integer points of a small bounded set, sorted."""
+    found: list[tuple[int, ...]] = []
+    dimensions = points_.dim(_SET)
+    points_.foreach_point(
+        lambda point: found.append(
+            tuple(point.get_coordinate_val(_SET, position).to_python() for position in range(dimensions))
+        )
+    )
+    return sorted(found)
+
+
+def pairs(relation: Map) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """All pairs of a small bounded map."""
+    split = relation.dim(_IN)
+    return {(point[:split], point[split:]) for point in points(relation.wrap().flatten())}

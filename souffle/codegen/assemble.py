@@ -1,0 +1,242 @@
+"""Put a network together: stages lowered once each, kernels of equal shape shared, text, cubins, buffers, launches."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import tvm
+
+from souffle.codegen.cuda import emit_cuda
+from souffle.codegen.memory import Lifetime, place
+from souffle.codegen.nvcc import compile_cubin
+from souffle.codegen.plan import Buffer, CudaModule, Kernel, Launch, Plan, Resources
+from souffle.decision import Decision
+from souffle.kernel import DeviceFunction, KernelShape, MergedKernel, lower_stage, plan_calls
+from souffle.partition import Subprogram
+from souffle.program import Tensor, TEProgram
+from souffle.schedule.stage import Stage
+
+__all__ = ["CompiledKernels", "Options", "assemble", "lower_stages"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to compile.
+
+    Attributes
+    ----------
+    level, precision, partition, arch : str
+        See :func:`souffle.compile`.
+    prefetch : bool
+        Whether weights of the next stage are prefetched before a grid sync (V4).
+    cubin : bool
+        Whether nvcc is run. Without, the network has CUDA text only, which the CPU device runs.
+    cache_dir : Path or None
+        Where cubins are kept by their text's hash.
+    """
+
+    level: str
+    precision: str
+    partition: str
+    arch: str
+    prefetch: bool
+    cubin: bool
+    cache_dir: Path | None
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledKernels:
+    """A plan, with the TensorIR of its kernels for those who want to look at it."""
+
+    plan: Plan
+    merged: tuple[MergedKernel, ...]
+
+
+def lower_stages(
+    stages: Sequence[Stage], target: tvm.target.Target
+) -> tuple[dict[Stage, tuple[DeviceFunction, ...]], dict[DeviceFunction, str]]:
+    """Lower each distinct stage once.
+
+    Returns
+    -------
+    functions : dict of Stage to tuple of DeviceFunction
+        Stages of equal structure share their functions.
+    names : dict of DeviceFunction to str
+        Unique names, after the first stage that needs the function.
+    """
+    lowered: dict[str, tuple[DeviceFunction, ...]] = {}
+    names: dict[DeviceFunction, str] = {}
+    functions: dict[Stage, tuple[DeviceFunction, ...]] = {}
+    for stage in stages:
+        digest = stage.draft.digest
+        if digest not in lowered:
+            label = f"stage{len(lowered)}_{_identifier(stage.name)}"
+            lowered[digest] = lower_stage(label, stage.schedule, target)
+            for function in lowered[digest]:
+                names[function] = str(function.func.attrs["global_symbol"])
+        functions[stage] = lowered[digest]
+    return functions, names
+
+
+def assemble(
+    program: TEProgram,
+    subprograms: Sequence[Subprogram],
+    functions: Mapping[Stage, tuple[DeviceFunction, ...]],
+    names: Mapping[DeviceFunction, str],
+    decisions: Sequence[Decision],
+    options: Options,
+    target: tvm.target.Target,
+    progress: Callable[[str], None],
+) -> CompiledKernels:
+    """Merge, emit, compile, and place buffers.
+
+    Parameters
+    ----------
+    program : TEProgram
+        The transformed program.
+    subprograms : sequence of Subprogram
+        Its partition, in order of execution.
+    functions, names
+        From :func:`lower_stages`.
+    decisions : sequence of Decision
+    options : Options
+    target : Target
+    progress : callable
+        Told what is being done.
+    """
+    shapes: dict[KernelShape, int] = {}
+    launches: list[tuple[int, tuple[Tensor, ...], Subprogram]] = []
+    live = _Liveness()
+    for subprogram in subprograms:
+        shape, tensors, epochs = plan_calls(
+            subprogram.stages, functions, program.constants, prefetch=options.prefetch
+        )
+        launches.append((shapes.setdefault(shape, len(shapes)), tensors, subprogram))
+        live.kernel(subprogram.stages, epochs)
+    kernel_names = _kernel_names(list(shapes), launches)
+    modules, merged, resources = _compile(list(shapes), kernel_names, names, options, target, progress)
+    module_of = {kernel.name: index for index, (_, kernels) in enumerate(modules) for kernel in kernels}
+    first = {number: subprogram for number, _, subprogram in reversed(launches)}
+    kernels = tuple(
+        Kernel(
+            name=kernel_names[i],
+            module=module_of[kernel_names[i]],
+            tiles=shape.tiles,
+            threads=shape.threads,
+            dynamic_shared_bytes=shape.shared_bytes,
+            grid_syncs=shape.grid_syncs,
+            resources=resources.get(kernel_names[i]),
+            stages=tuple(names[f] for call in shape.calls for f in call.functions),
+            tes=tuple(te.name for stage in first[i].stages for te in stage.tes),
+        )
+        for shape, i in shapes.items()
+    )
+    buffers, index, workspace = _buffers(program, launches, live)
+    plan = Plan(
+        name=program.name,
+        level=options.level,
+        precision=options.precision,
+        partition=options.partition,
+        arch=options.arch,
+        buffers=buffers,
+        constants={tensor.name: array for tensor, array in program.constants.items()},
+        modules=tuple(module for module, _ in modules),
+        kernels=kernels,
+        launches=tuple(
+            Launch(number, tuple(index[t] for t in tensors), tuple(te.name for s in sub.stages for te in s.tes))
+            for number, tensors, sub in launches
+        ),
+        workspace_bytes=workspace,
+        decisions=tuple((d.stage, d.subject, d.accepted, d.reason) for d in decisions),
+    )
+    return CompiledKernels(plan, merged)
+
+
+class _Liveness:
+    """First and last epoch of each tensor, over all kernels of a network."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.first: dict[Tensor, int] = {}
+        self.last: dict[Tensor, int] = {}
+
+    def kernel(self, stages: Sequence[Stage], epochs: Sequence[int]) -> None:
+        for stage, epoch in zip(stages, epochs, strict=True):
+            for tensor in stage.outputs:
+                self.first[tensor] = self.epoch + epoch
+                self.last[tensor] = self.epoch + epoch
+            for tensor in stage.inputs:
+                self.last[tensor] = self.epoch + epoch
+        self.epoch += max(epochs) + 1
+
+
+def _buffers(
+    program: TEProgram, launches: Sequence[tuple[int, tuple[Tensor, ...], Subprogram]], live: _Liveness
+) -> tuple[tuple[Buffer, ...], dict[Tensor, int], int]:
+    buffers: list[Buffer] = []
+    index: dict[Tensor, int] = {}
+
+    def add(tensor: Tensor, kind: str, label: str, offset: int = 0) -> None:
+        index[tensor] = len(buffers)
+        buffers.append(Buffer(tensor.name, tensor.shape, tensor.dtype, kind, label, offset))
+
+    for label, tensor in zip(program.input_names, program.inputs, strict=True):
+        add(tensor, "input", label)
+    for label, tensor in zip(program.output_names, program.outputs, strict=True):
+        add(tensor, "output", label)
+    for tensor in program.constants:
+        add(tensor, "constant", tensor.name)
+    inner = [t for t in dict.fromkeys(t for _, tensors, _ in launches for t in tensors) if t not in index]
+    offsets, total = place([Lifetime(t.nbytes, live.first[t], live.last[t]) for t in inner])
+    for tensor, offset in zip(inner, offsets, strict=True):
+        add(tensor, "workspace", tensor.name, offset)
+    return tuple(buffers), index, total
+
+
+def _kernel_names(shapes: Sequence[KernelShape], launches) -> list[str]:
+    """Names that say what the kernel computes: after the last stage of its first launch."""
+    names = [""] * len(shapes)
+    for number, _, subprogram in launches:
+        names[number] = names[number] or f"kernel{number}_{_identifier(subprogram.name)}"
+    return names
+
+
+def _compile(
+    shapes: Sequence[KernelShape],
+    kernel_names: Sequence[str],
+    names: Mapping[DeviceFunction, str],
+    options: Options,
+    target: tvm.target.Target,
+    progress: Callable[[str], None],
+) -> tuple[list[tuple[CudaModule, tuple[MergedKernel, ...]]], tuple[MergedKernel, ...], dict[str, Resources]]:
+    """Emit and compile all kernels: one file for each core, since a call of nvcc costs seconds whatever it holds."""
+    workers = min(os.cpu_count() or 1, len(shapes))
+    order = sorted(range(len(shapes)), key=lambda i: -_weight(shapes[i]))
+    parts: list[list[int]] = [[] for _ in range(workers)]
+    for i in order:
+        min(parts, key=lambda part: sum(_weight(shapes[j]) for j in part)).append(i)
+    texts = [emit_cuda([(kernel_names[i], shapes[i]) for i in sorted(part)], names, target) for part in parts]
+    if not options.cubin:
+        images = [(b"", {}) for _ in texts]
+    else:
+        progress(f"nvcc: {len(shapes)} kernels in {len(texts)} files for {options.arch}")
+        with ThreadPoolExecutor(workers) as pool:
+            images = list(
+                pool.map(lambda t: compile_cubin(t[0], options.arch, cache_dir=options.cache_dir), texts)
+            )
+    resources = {name: used for _, report in images for name, used in report.items()}
+    modules = [(CudaModule(text, cubin), kernels) for (text, kernels), (cubin, _) in zip(texts, images, strict=True)]
+    return modules, tuple(k for _, kernels in texts for k in kernels), resources
+
+
+def _weight(shape: KernelShape) -> int:
+    return len({f for call in shape.calls for f in call.functions}) + len(shape.calls) // 8
+
+
+def _identifier(name: str) -> str:
+    return re.sub(r"\W+", "_", name)[-40:].strip("_")

@@ -1,0 +1,101 @@
+"""Compile CUDA text to a cubin with nvcc, and read back what the kernels use."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from souffle.codegen.plan import Resources
+from souffle.errors import CompilerNotFoundError, CudaCompileError
+
+__all__ = ["compile_cubin", "find_nvcc"]
+
+
+def find_nvcc() -> Path | None:
+    """The nvcc to use: ``$CUDA_HOME/bin``, the one on the PATH, the registry's wheel, ``/usr/local/cuda``."""
+    candidates: list[Path] = []
+    if os.environ.get("CUDA_HOME"):
+        candidates.append(Path(os.environ["CUDA_HOME"]) / "bin" / "nvcc")
+    on_path = shutil.which("nvcc")
+    if on_path:
+        candidates.append(Path(on_path))
+    spec = importlib.util.find_spec("nvidia")
+    for root in spec.submodule_search_locations or () if spec else ():
+        candidates.extend(sorted(Path(root).glob("cu*/bin/nvcc")))
+    candidates.append(Path("/usr/local/cuda/bin/nvcc"))
+    return next((c for c in candidates if c.is_file()), None)
+
+
+def compile_cubin(text: str, arch: str, *, cache_dir: Path | None = None) -> tuple[bytes, dict[str, Resources]]:
+    """Compile CUDA text.
+
+    Parameters
+    ----------
+    text : str
+    arch : str
+        Such as ``"sm_90"``.
+    cache_dir : Path, optional
+        Where results are kept by the text's hash; compiling the same text again is then a read.
+
+    Returns
+    -------
+    cubin : bytes
+    resources : dict of str to Resources
+        By kernel name, from ptxas' report.
+
+    Raises
+    ------
+    CompilerNotFoundError
+        If there is no nvcc.
+    CudaCompileError
+        With the first lines of nvcc's message.
+    """
+    nvcc = find_nvcc()
+    if nvcc is None:
+        raise CompilerNotFoundError(
+            "no nvcc found in $CUDA_HOME/bin, on the PATH or in the registry's wheels; install CUDA 13's compiler "
+            "with: pip install 'souffle-dl[cuda]', or compile with cubin=False to get the CUDA text only"
+        )
+    version = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, check=False).stdout
+    key = hashlib.sha256("\0".join((text, arch, version)).encode()).hexdigest()
+    if cache_dir is not None and (cache_dir / f"{key}.cubin").is_file():
+        report = (cache_dir / f"{key}.txt").read_text()
+        return (cache_dir / f"{key}.cubin").read_bytes(), _parse_report(report)
+    with tempfile.TemporaryDirectory(prefix="souffle-nvcc-") as folder:
+        source, cubin = Path(folder) / "kernels.cu", Path(folder) / "kernels.cubin"
+        source.write_text(text)
+        command = [str(nvcc), "-cubin", f"-arch={arch}", "-O3", "-std=c++17", "-Xptxas", "-v", str(source)]
+        done = subprocess.run([*command, "-o", str(cubin)], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            lines = [line for line in (done.stderr + done.stdout).splitlines() if "error" in line] or ["no message"]
+            raise CudaCompileError(f"nvcc rejected the CUDA text for {arch}: " + " | ".join(lines[:3]))
+        image, report = cubin.read_bytes(), done.stderr + done.stdout
+    if cache_dir is not None:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        (cache_dir / f"{key}.txt").write_text(report)
+        # The image comes last and by renaming: a reader that finds it finds a whole entry.
+        partial = cache_dir / f"{key}.{os.getpid()}.part"
+        partial.write_bytes(image)
+        partial.replace(cache_dir / f"{key}.cubin")
+    return image, _parse_report(report)
+
+
+def _parse_report(report: str) -> dict[str, Resources]:
+    found: dict[str, Resources] = {}
+    name, spills = "", (0, 0)
+    for line in report.splitlines():
+        if match := re.search(r"Compiling entry function '(\w+)'", line):
+            name, spills = match[1], (0, 0)
+        elif (match := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", line)) and name:
+            spills = (spills[0] + int(match[1]), spills[1] + int(match[2]))
+        elif (match := re.search(r"Used (\d+) registers", line)) and name:
+            shared = re.search(r"(\d+) bytes smem", line)
+            found[name] = Resources(int(match[1]), int(shared[1]) if shared else 0, *spills)
+            name = ""
+    return found

@@ -1,0 +1,210 @@
+"""Lowered nodes become TEs of one program: templates are instantiated with the program's own tensors and names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from tvm import te, tirx
+from tvm.relax.expr import TEPlaceholderOp
+
+from souffle.frontend.indices import refreshed
+from souffle.frontend.lowering import Step, Template
+from souffle.frontend.naming import NameSupply, identifier
+from souffle.program.evaluate import run_tes
+from souffle.program.te_program import TE, ExternTE, Origin, Tensor, make_te
+from souffle.tvm_compat import PrimExpr, const_int, is_load, load_indices, load_tensor, reduce_node
+
+__all__ = ["Emitter", "OperatorCall"]
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorCall:
+    """One operator of TVM in the program: what TVM's own fusion decides about (the paper's V0).
+
+    Attributes
+    ----------
+    func : tirx.PrimFunc
+        The operator alone.
+    inputs, outputs : tuple of Tensor
+        The arguments of `func`.
+    tes : tuple of TE or ExternTE
+        The TEs that compute it.
+    """
+
+    func: tirx.PrimFunc
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    tes: tuple[TE | ExternTE, ...]
+
+
+@dataclass
+class Emitter:
+    """Collects the TEs and constants of a program under construction."""
+
+    names: NameSupply = field(default_factory=NameSupply)
+    calls: list[OperatorCall] = field(default_factory=list)
+    constants: dict[Tensor, np.ndarray] = field(default_factory=dict)
+    _constant_tensors: dict[tuple, Tensor] = field(default_factory=dict)
+    _kept_arrays: list[np.ndarray] = field(default_factory=list)
+
+    def tensor(self, name: str, shape: Sequence[int], dtype: str) -> Tensor:
+        """A new tensor with a name made from `name`."""
+        return Tensor(self.names.fresh(identifier(name)), tuple(shape), dtype)
+
+    def constant(self, array: np.ndarray, name: str) -> Tensor:
+        """The tensor of a constant; the same array, or equal small arrays, give one tensor."""
+        if array.nbytes <= 4096:
+            key: tuple = (array.dtype.str, array.shape, array.tobytes())
+        else:
+            key = (array.__array_interface__["data"][0], array.dtype.str, array.shape, array.strides)
+        if key not in self._constant_tensors:
+            tensor = self.tensor(name, array.shape, str(array.dtype))
+            self.constants[tensor] = array
+            self._constant_tensors[key] = tensor
+            self._kept_arrays.append(array)
+        return self._constant_tensors[key]
+
+    def fold_constants(self) -> None:
+        """Evaluate the TEs that read nothing but constants; their results become constants."""
+        known: set[Tensor] = set(self.constants)
+        folded: list[TE | ExternTE] = []
+        for te_ in (te_ for call in self.calls for te_ in call.tes):
+            if known.issuperset(te_.inputs):
+                known.update(te_.outputs)
+                folded.append(te_)
+        if not folded:
+            return
+        results = run_tes(folded, self.constants)
+        removed = set(folded)
+        remaining = [(call, tuple(te_ for te_ in call.tes if te_ not in removed)) for call in self.calls]
+        self.calls = [replace(call, tes=tes) for call, tes in remaining if tes]
+        self.constants.update(results)
+
+    def instantiate(
+        self, template: Template, inputs: Sequence[Tensor | None], node: str, operator: str
+    ) -> list[Tensor]:
+        """Add the TEs of a lowered node and return the tensors of its outputs.
+
+        Parameters
+        ----------
+        template : Template
+        inputs : sequence of Tensor
+            The node's inputs that the template takes as tensors, in order.
+        node, operator : str
+            The node's name and operator type.
+        """
+        origin = Origin((node,), (operator,), node)
+        slots: dict[int, Tensor] = dict(enumerate(inputs))
+        for slot, array in template.constants.items():
+            slots[slot] = self.constant(array, f"{node}_c{slot}")
+        scalars = {
+            slot: tirx.const(array.reshape(-1)[0].item(), str(array.dtype))
+            for slot, array in template.constants.items()
+            if array.size == 1
+        }
+        final = set(template.results)
+        for step in template.steps:
+            self._run_step(step, template, slots, scalars, final, origin)
+        return [slots[slot] for slot in template.results]
+
+    def _run_step(
+        self,
+        step: Step,
+        template: Template,
+        slots: dict[int, Tensor],
+        scalars: Mapping[int, PrimExpr],
+        final: set[int],
+        origin: Origin,
+    ) -> None:
+        inputs = tuple(slots[slot] for slot in step.inputs)
+        node = origin.nodes[0]
+        graph = compute_graph(step.tensors) if step.tensors else None
+        labels = {slot: node if slot in final else f"{node}_{step.name}" for slot in step.outputs}
+        if graph is None:
+            outputs = tuple(self.tensor(labels[slot], *template.types[slot]) for slot in step.outputs)
+            extern = ExternTE(outputs[0].name, step.func, inputs, outputs, origin)
+            slots.update(zip(step.outputs, outputs, strict=True))
+            self.calls.append(OperatorCall(step.func, inputs, outputs, (extern,)))
+            return
+        known: dict[tuple, Tensor] = {
+            (placeholder.op, 0): tensor for placeholder, tensor in zip(step.placeholders, inputs, strict=True)
+        }
+        inlined = {
+            placeholder.op: scalars[slot]
+            for placeholder, slot in zip(step.placeholders, step.inputs, strict=True)
+            if slot in scalars
+        }
+        wanted = {
+            (tensor.op, tensor.value_index): slot for tensor, slot in zip(step.tensors, step.outputs, strict=True)
+        }
+        tes: list[TE] = []
+        for op in graph:
+            alias = _copied_tensor(op, known)
+            if alias is not None:
+                known[op, 0] = alias
+                continue
+            slot = next((wanted[op, k] for k in range(op.num_outputs) if (op, k) in wanted), None)
+            label = labels[slot] if slot is not None else f"{node}_{op.name}"
+            te_ = self._fresh_te(op, self.names.fresh(identifier(label)), known, inlined, origin)
+            tes.append(te_)
+            known.update({(op, k): tensor for k, tensor in enumerate(te_.outputs)})
+        slots.update({slot: known[key] for key, slot in wanted.items()})
+        outputs = tuple(slots[slot] for slot in step.outputs)
+        if tes:
+            self.calls.append(OperatorCall(step.func, inputs, outputs, tuple(tes)))
+
+    def _fresh_te(
+        self, op: te.ComputeOp, name: str, known: dict[tuple, Tensor], inlined: Mapping, origin: Origin
+    ) -> TE:
+        axes, bodies = refreshed(op, inlined)
+        reads = [(source, known[source.op, source.value_index]) for source in op.input_tensors]
+        outputs = None
+        if op.num_outputs > 1:
+            shape = tuple(const_int(axis.dom.extent) for axis in axes)
+            outputs = [
+                self.tensor(f"{name}_{k}", shape, str(op.output(k).dtype)) for k in range(op.num_outputs)
+            ]
+        return make_te(name, axes, bodies, reads, origin, outputs)
+
+
+def compute_graph(tensors: Sequence[te.Tensor]) -> list[te.ComputeOp] | None:
+    """The compute operations that `tensors` need, producers first; ``None`` where one of them is no TE."""
+    order: list[te.ComputeOp] = []
+    seen: set = set()
+    stack = [(tensor.op, False) for tensor in reversed(tensors)]
+    while stack:
+        op, ready = stack.pop()
+        if isinstance(op, (te.PlaceholderOp, TEPlaceholderOp)):
+            continue
+        if not isinstance(op, te.ComputeOp):
+            return None
+        if ready:
+            order.append(op)
+            continue
+        if op in seen:
+            continue
+        seen.add(op)
+        stack.append((op, True))
+        stack.extend((source.op, False) for source in reversed(list(op.input_tensors)))
+    return order
+
+
+def _copied_tensor(op: te.ComputeOp, known: dict[tuple, Tensor]) -> Tensor | None:
+    """The tensor that `op` copies element by element, if that is all it does."""
+    body = op.body[0]
+    if len(op.body) != 1 or reduce_node(body) is not None or not is_load(body):
+        return None
+    source = load_tensor(body)
+    tensor = known[source.op, source.value_index]
+    if tensor.shape != tuple(const_int(axis.dom.extent) for axis in op.axis):
+        return None
+    indices = load_indices(body)
+    if len(indices) != len(op.axis):
+        return None
+    for axis, index in zip(op.axis, indices, strict=True):
+        if not (isinstance(index, tirx.Var) and index.same_as(axis.var)):
+            if not (const_int(axis.dom.extent) == 1 and isinstance(index, tirx.IntImm) and int(index.value) == 0):
+                return None
+    return tensor

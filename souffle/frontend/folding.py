@@ -1,0 +1,57 @@
+"""Evaluation of one ONNX node whose inputs are all known, by ONNX's reference implementation."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+__all__ = ["RANDOM_OPERATORS", "evaluate_node"]
+
+RANDOM_OPERATORS = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+
+_FAILURES = (ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
+
+
+def evaluate_node(
+    node: onnx.NodeProto,
+    inputs: Sequence[np.ndarray | None],
+    opset_imports: Sequence[onnx.OperatorSetIdProto],
+) -> list[np.ndarray] | None:
+    """The outputs of `node`, or ``None`` where the reference implementation does not know it.
+
+    Parameters
+    ----------
+    node : NodeProto
+        Of a deterministic operator without sub-graphs.
+    inputs : sequence of arrays
+        One for each input; ``None`` for an absent one.
+    """
+    single = onnx.NodeProto()
+    single.CopyFrom(node)
+    del single.input[:]
+    del single.output[:]
+    feeds = {f"i{k}": array for k, array in enumerate(inputs) if array is not None}
+    single.input.extend("" if array is None else f"i{k}" for k, array in enumerate(inputs))
+    single.output.extend(f"o{k}" if name else "" for k, name in enumerate(node.output))
+    wanted = [name for name in single.output if name]
+    values = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in feeds.items()
+    ]
+    graph = helper.make_graph([single], "node", values, [helper.make_empty_tensor_value_info(name) for name in wanted])
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            model = helper.make_model(graph, opset_imports=opset_imports)
+            results = dict(zip(wanted, ReferenceEvaluator(model).run(wanted, feeds), strict=True))
+    except _FAILURES:
+        return None
+    outputs = [np.asarray(results[name]) if name else None for name in single.output]
+    return outputs

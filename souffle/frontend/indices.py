@@ -1,0 +1,168 @@
+"""Index arithmetic in 32 bits.
+
+Relax writes shapes and indices as int64. GPU code wants int32 indices, and the other stages build their own axes as
+int32, so every expression is rewritten once, here. Data of type int64 stays what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import tvm
+import tvm_ffi
+from tvm import te, tirx
+from tvm.ir import Call
+
+from souffle.tvm_compat import (
+    PrimExpr,
+    const_int,
+    fresh_axis,
+    is_load,
+    load_indices,
+    load_tensor,
+    loads,
+    map_loads,
+    substitute,
+)
+
+__all__ = ["refreshed"]
+
+_LIMIT = 2**31
+
+_BINARY = (
+    tirx.Add,
+    tirx.Sub,
+    tirx.Mul,
+    tirx.Div,
+    tirx.Mod,
+    tirx.FloorDiv,
+    tirx.FloorMod,
+    tirx.Min,
+    tirx.Max,
+    tirx.EQ,
+    tirx.NE,
+    tirx.LT,
+    tirx.LE,
+    tirx.GT,
+    tirx.GE,
+)
+
+
+def refreshed(
+    op: te.ComputeOp, scalars: Mapping[te.Operation, PrimExpr]
+) -> tuple[list[tirx.IterVar], list[PrimExpr]]:
+    """Axes and bodies of `op` over axes of their own, with int32 indices.
+
+    Parameters
+    ----------
+    op : te.ComputeOp
+    scalars : mapping of te.Operation to expression
+        Placeholders of one element whose value is known; their loads are replaced by it.
+
+    Nodes that share a template must not share variables, or transformations that merge them would mix them up. An
+    expression over a tensor of 2**31 elements or more keeps its int64 indices.
+    """
+    narrow = all(_elements(tensor.shape) < _LIMIT for tensor in [*op.input_tensors, op.output(0)])
+    narrow = narrow and _elements([axis.dom.extent for axis in (*op.axis, *op.reduce_axis)]) < _LIMIT * _LIMIT
+    axes = [_fresh(axis, f"i{k}", narrow, reduction=False) for k, axis in enumerate(op.axis)]
+    reduce_axes = [_fresh(axis, f"r{k}", narrow, reduction=True) for k, axis in enumerate(op.reduce_axis)]
+    old = [*op.axis, *op.reduce_axis]
+    mapping = {before.var: after.var for before, after in zip(old, [*axes, *reduce_axes], strict=True)}
+
+    def rewrite(expression: PrimExpr, dtype: str) -> PrimExpr:
+        expression = _with_scalars(expression, scalars)
+        if not narrow:
+            return substitute(expression, mapping)
+        return _as_type(_retyped(expression, mapping), dtype)
+
+    first = op.body[0]
+    if not isinstance(first, tirx.Reduce):
+        return axes, [rewrite(body, str(op.output(k).dtype)) for k, body in enumerate(op.body)]
+    types = [_dtype(identity) for identity in first.combiner.identity_element]
+    sources = [rewrite(source, dtype) for source, dtype in zip(first.source, types, strict=True)]
+    condition = rewrite(first.condition, "bool")
+    inits = [rewrite(init, dtype) for init, dtype in zip(first.init, types, strict=False)]
+    bodies = [
+        tirx.Reduce(first.combiner, sources, reduce_axes, condition, int(body.value_index), inits or None)
+        for body in op.body
+    ]
+    return axes, bodies
+
+
+def _with_scalars(expression: PrimExpr, scalars: Mapping[te.Operation, PrimExpr]) -> PrimExpr:
+    if not any(load_tensor(load).op in scalars for load in loads(expression)):
+        return expression
+    known = map_loads(expression, lambda load: scalars.get(load_tensor(load).op, load))
+    analyzer = tvm.arith.Analyzer()
+    return map_loads(
+        known, lambda load: load_tensor(load)[tuple(analyzer.simplify(index) for index in load_indices(load))]
+    )
+
+
+def _elements(shape: Sequence) -> int:
+    count = 1
+    for extent in shape:
+        count *= const_int(extent)
+    return count
+
+
+def _fresh(axis: tirx.IterVar, name: str, narrow: bool, *, reduction: bool) -> tirx.IterVar:
+    if narrow:
+        return fresh_axis(const_int(axis.dom.extent), name, reduction=reduction)
+    return tirx.IterVar(axis.dom, tirx.Var(name, _dtype(axis.var)), axis.iter_type)
+
+
+def _dtype(expression: PrimExpr) -> str:
+    return str(expression.ty.dtype)
+
+
+def _as_type(expression: PrimExpr, dtype: str) -> PrimExpr:
+    if _dtype(expression) == dtype:
+        return expression
+    if isinstance(expression, tirx.IntImm) and dtype.startswith("int"):
+        return tirx.IntImm(dtype, int(expression.value))
+    return tirx.Cast(dtype, expression)
+
+
+def _retyped(expression: PrimExpr, mapping: Mapping[tirx.Var, PrimExpr]) -> PrimExpr:
+    """`expression` over int32 axes: int64 only where data is."""
+
+    def variable(node: tirx.Var) -> PrimExpr:
+        return next((new for old, new in mapping.items() if node.same_as(old)), node)
+
+    def binary(node):
+        left, right = _unified(node.a, node.b)
+        return type(node)(left, right)
+
+    def select(node: tirx.Select):
+        left, right = _unified(node.true_value, node.false_value)
+        return tirx.Select(node.condition, left, right)
+
+    def call(node: Call):
+        if is_load(node):
+            indices = [_as_type(index, "int32") for index in node.args[1:]]
+            return load_tensor(node)[tuple(indices)] if indices else node
+        if getattr(node.op, "name", "") == "tirx.if_then_else":
+            left, right = _unified(node.args[1], node.args[2])
+            return tirx.if_then_else(node.args[0], left, right)
+        if _dtype(node) == "int64":
+            arguments = [_as_type(a, "int64") if _dtype(a) == "int32" else a for a in node.args]
+            return Call(node.ty, node.op, arguments, node.attrs, node.span)
+        return node
+
+    table = [(tirx.Var, variable), (Call, call), (tirx.Select, select)]
+    table.extend((kind, binary) for kind in _BINARY)
+    return tvm_ffi.structural_map(expression, table)
+
+
+def _unified(left: PrimExpr, right: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
+    """Two operands of one type: int64 where one of them holds int64 data."""
+    if _dtype(left) == _dtype(right):
+        return left, right
+    if _dtype(left) == "int32" and isinstance(right, tirx.IntImm) and abs(int(right.value)) < _LIMIT:
+        return left, tirx.IntImm("int32", int(right.value))
+    if _dtype(right) == "int32" and isinstance(left, tirx.IntImm) and abs(int(left.value)) < _LIMIT:
+        return tirx.IntImm("int32", int(left.value)), right
+    if {_dtype(left), _dtype(right)} == {"int32", "int64"}:
+        return _as_type(left, "int64"), _as_type(right, "int64")
+    return left, right

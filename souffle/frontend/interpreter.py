@@ -1,0 +1,256 @@
+"""Walks an ONNX graph once, forwards, and turns every node into TEs (paper §4).
+
+A value is known either wholly (:class:`Known`, a constant) or by its shape and type (a program tensor). So shape
+arithmetic is evaluated where it stands, and no shape inference is needed beside what lowering itself finds out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from souffle.errors import UnsupportedOperatorError
+from souffle.frontend.emit import Emitter
+from souffle.frontend.folding import RANDOM_OPERATORS, evaluate_node
+from souffle.frontend.lowering import NodeInput, Template, lower_node
+from souffle.frontend.naming import NameSupply
+from souffle.frontend.values import Known, Scope, Stacked, Value
+from souffle.program.te_program import Tensor
+
+__all__ = ["BUILDER_OPSETS", "SPECIAL_OPERATORS", "Interpreter", "special"]
+
+_SCALAR = 1
+_SMALL_INTEGERS = 65536
+_CONCAT_FAN_IN = 16
+BUILDER_OPSETS = (helper.make_opsetid("", 17),)
+"""The operator set of nodes that the importer itself writes."""
+
+
+class Interpreter:
+    """Turns ONNX nodes into TEs of an :class:`Emitter`."""
+
+    def __init__(self, emitter: Emitter, functions: Mapping[tuple[str, str], onnx.FunctionProto]):
+        self.emitter = emitter
+        self.functions = functions
+        self.node_names = NameSupply()
+        self._templates: dict[tuple, Template] = {}
+        self.reshaped_from: dict[Tensor, Tensor] = {}
+        self._whole: dict[Stacked, Known | Tensor] = {}
+
+    def run(self, nodes: Sequence[onnx.NodeProto], scope: Scope) -> None:
+        """Interpret `nodes` in order and enter their outputs into `scope`."""
+        for position, node in enumerate(nodes):
+            name = node.name or f"{node.op_type}_{position}"
+            bound = bind_attributes(node, scope)
+            bound.name = self.node_names.fresh(f"{scope.prefix}{name}")
+            inputs = [scope.lookup(given) if given else None for given in node.input]
+            results = self.node(bound, inputs, scope)
+            for given, value in zip(node.output, results, strict=False):
+                if given:
+                    scope.values[given] = value
+
+    def node(self, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> Sequence[Value]:
+        """The outputs of one node, whose name is already unique."""
+        function = self.functions.get((node.domain, node.op_type))
+        if function is not None:
+            return self.call(function, node, inputs, scope)
+        special = SPECIAL_OPERATORS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        if special is not None:
+            results = special(self, node, inputs, scope)
+            if results is not None:
+                return results
+        return self.primitive(node, inputs, scope.opsets)
+
+    def whole(self, value: Value) -> Value:
+        """`value`, written as one tensor where it is a stack."""
+        if not isinstance(value, Stacked):
+            return value
+        if value not in self._whole:
+            shape = list(value.shape)
+            shape[value.axis] = 1
+            target = Known(np.array(shape, dtype="int64"), f"{value.name}_shape")
+            parts: list[Value] = [
+                self.emit("Reshape", [piece, target], f"{value.name}/t{k}/Unsqueeze")[0]
+                for k, piece in enumerate(value.pieces)
+            ]
+            while len(parts) > 1:
+                groups = [parts[k : k + _CONCAT_FAN_IN] for k in range(0, len(parts), _CONCAT_FAN_IN)]
+                parts = [
+                    self.emit("Concat", group, f"{value.name}/Concat", axis=value.axis)[0] for group in groups
+                ]
+            self._whole[value] = parts[0]
+        return self._whole[value]
+
+    def primitive(
+        self, node: onnx.NodeProto, inputs: Sequence[Value], opsets: Sequence[onnx.OperatorSetIdProto]
+    ) -> Sequence[Value]:
+        """The outputs of a node of a plain operator: folded, lowered through TVM, or by its ONNX definition."""
+        inputs = [self.whole(value) for value in inputs]
+        if any(isinstance(value, list) for value in inputs):
+            raise UnsupportedOperatorError(
+                f"operator {node.op_type} of node {node.name!r} reads a sequence, which only sequence operators may"
+            )
+        if node.op_type in RANDOM_OPERATORS:
+            raise UnsupportedOperatorError(
+                f"operator {node.op_type} of node {node.name!r} draws random numbers; an inference network has none"
+            )
+        if all(value is None or isinstance(value, Known) for value in inputs):
+            folded = evaluate_node(node, [None if v is None else v.array for v in inputs], opsets)
+            if folded is not None:
+                return [Known(array, f"{node.name}_value") if array is not None else None for array in folded]
+        try:
+            return self._lower(node, inputs, opsets)
+        except UnsupportedOperatorError as error:
+            body = definition(node, inputs, opsets)
+            if body is None:
+                raise
+            scope = Scope({}, tuple(opsets))
+            try:
+                return self.call(body, node, inputs, scope)
+            except UnsupportedOperatorError as inner:
+                raise UnsupportedOperatorError(f"{error}; by its ONNX definition: {inner}") from inner
+
+    def call(
+        self, function: onnx.FunctionProto, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+    ) -> Sequence[Value]:
+        """The outputs of a node whose operator is defined by `function`."""
+        attributes = {a.name: a for a in function.attribute_proto}
+        attributes.update({a.name: a for a in node.attribute})
+        values: dict[str, Value] = dict.fromkeys(function.input)
+        values.update(zip(function.input, inputs, strict=False))
+        opsets = tuple(function.opset_import) or scope.opsets
+        inner = Scope(values, opsets, f"{node.name}/", attributes)
+        self.run(function.node, inner)
+        return [inner.lookup(name) for name in list(function.output)[: len(node.output)]]
+
+    def subgraph(self, graph: onnx.GraphProto, inputs: Sequence[Value], name: str, scope: Scope) -> list[Value]:
+        """The outputs of a sub-graph that sees the names of `scope`."""
+        values: dict[str, Value] = {t.name: Known(numpy_helper.to_array(t), t.name) for t in graph.initializer}
+        values.update(zip((i.name for i in graph.input), inputs, strict=True))
+        inner = Scope(values, scope.opsets, f"{name}/", scope.attributes, scope)
+        self.run(graph.node, inner)
+        return [inner.lookup(output.name) for output in graph.output]
+
+    def emit(self, operator: str, inputs: Sequence[Value], name: str, *, outputs: int = 1, **attributes) -> list[Value]:
+        """The outputs of a new node of a standard operator, for expansions."""
+        node = helper.make_node(
+            operator,
+            ["" if value is None else f"i{k}" for k, value in enumerate(inputs)],
+            [f"o{k}" for k in range(outputs)],
+            name=self.node_names.fresh(name),
+            **attributes,
+        )
+        return list(self.node(node, inputs, Scope({}, BUILDER_OPSETS)))
+
+    def _lower(self, node: onnx.NodeProto, inputs: Sequence[Value], opsets) -> Sequence[Value]:
+        given = [_as_node_input(value) for value in inputs]
+        try:
+            template = self._template(node, given, opsets)
+        except UnsupportedOperatorError:
+            # Some converters of TVM want an input as a constant, whatever its size.
+            whole = [
+                NodeInput(value.shape, value.dtype, value.array) if isinstance(value, Known) else _as_node_input(value)
+                for value in inputs
+            ]
+            if all((a is None or a.value is None) == (b is None or b.value is None) for a, b in zip(whole, given)):
+                raise
+            given = whole
+            template = self._template(node, given, opsets)
+        feeds = [
+            self.tensor_of(value)
+            for value, form in zip(inputs, given, strict=True)
+            if form is not None and form.value is None
+        ]
+        return self.emitter.instantiate(template, feeds, node.name, node.op_type)
+
+    def _template(self, node: onnx.NodeProto, given: Sequence[NodeInput | None], opsets) -> Template:
+        attributes = tuple(sorted(a.SerializeToString(deterministic=True) for a in node.attribute))
+        versions = tuple((o.domain, o.version) for o in opsets)
+        keys = tuple(None if form is None else form.key for form in given)
+        key = (node.domain, node.op_type, attributes, versions, len(node.output), keys)
+        if key not in self._templates:
+            self._templates[key] = lower_node(node, given, len(node.output), opsets)
+        return self._templates[key]
+
+    def tensor_of(self, value: Known | Tensor | Stacked) -> Tensor:
+        """The program tensor of a value."""
+        value = self.whole(value)
+        return self.emitter.constant(value.array, value.name) if isinstance(value, Known) else value
+
+
+def _as_node_input(value: Value) -> NodeInput | None:
+    if value is None:
+        return None
+    small = isinstance(value, Known) and (
+        value.array.size == _SCALAR or (value.array.dtype.kind in "iub" and value.array.size <= _SMALL_INTEGERS)
+    )
+    return NodeInput(value.shape, value.dtype, value.array if small else None)
+
+
+def bind_attributes(node: onnx.NodeProto, scope: Scope) -> onnx.NodeProto:
+    """A copy of `node` in which attributes that refer to a function's attributes are replaced by their values."""
+    bound = onnx.NodeProto()
+    bound.CopyFrom(node)
+    if not any(a.ref_attr_name for a in node.attribute):
+        return bound
+    del bound.attribute[:]
+    for attribute in node.attribute:
+        if not attribute.ref_attr_name:
+            bound.attribute.append(attribute)
+        elif attribute.ref_attr_name in scope.attributes:
+            bound.attribute.append(scope.attributes[attribute.ref_attr_name])
+            bound.attribute[-1].name = attribute.name
+    return bound
+
+
+def definition(
+    node: onnx.NodeProto, inputs: Sequence[Value], opsets: Sequence[onnx.OperatorSetIdProto]
+) -> onnx.FunctionProto | None:
+    """The body by which ONNX itself defines the operator of `node`, if it does."""
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    version = next((o.version for o in opsets if ("" if o.domain == "ai.onnx" else o.domain) == domain), 1)
+    if not onnx.defs.has(node.op_type, version, domain):
+        return None
+    schema = onnx.defs.get_schema(node.op_type, version, domain)
+    body: onnx.FunctionProto | None = None
+    if schema.has_context_dependent_function:
+        types = [
+            onnx.TypeProto()
+            if value is None
+            else helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(np.dtype(value.dtype)), value.shape)
+            for value in inputs
+        ]
+        serialized = schema.get_context_dependent_function(
+            node.SerializeToString(), [t.SerializeToString() for t in types]
+        )
+        body = onnx.FunctionProto.FromString(serialized)
+    elif schema.has_function:
+        body = onnx.FunctionProto()
+        body.CopyFrom(schema.function_body)
+    if body is None or not body.node:
+        return None
+    given = {a.name for a in node.attribute}
+    for name, attribute in schema.attributes.items():
+        if name not in given and attribute.default_value.type != onnx.AttributeProto.UNDEFINED:
+            body.attribute_proto.append(attribute.default_value)
+    return body
+
+
+SpecialOperator = Callable[[Interpreter, onnx.NodeProto, Sequence[Value], Scope], Sequence[Value] | None]
+"""Handles an operator itself; ``None`` leaves the node to TVM."""
+
+SPECIAL_OPERATORS: dict[str, SpecialOperator] = {}
+
+
+def special(*operators: str) -> Callable[[SpecialOperator], SpecialOperator]:
+    """Enter a function as the handler of `operators`."""
+
+    def register(function: SpecialOperator) -> SpecialOperator:
+        for operator in operators:
+            SPECIAL_OPERATORS[operator] = function
+        return function
+
+    return register

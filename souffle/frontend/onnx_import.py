@@ -1,0 +1,99 @@
+"""``import_onnx``: an ONNX model as one program of tensor expressions (paper §4)."""
+
+from __future__ import annotations
+
+import os
+
+import onnx
+from tvm import te
+
+from souffle.frontend import recurrent, stacks, structural  # noqa: F401  (they register their operators)
+from souffle.frontend.emit import Emitter, OperatorCall
+from souffle.frontend.groups import fusion_groups, with_groups
+from souffle.frontend.interpreter import Interpreter
+from souffle.frontend.load import LoadedModel, load_model
+from souffle.frontend.values import Known, Scope
+from souffle.program.te_program import Origin, Tensor, TEProgram, make_te
+from souffle.tvm_compat import fresh_axis, primfunc_from_tensors
+
+__all__ = ["import_onnx"]
+
+
+def import_onnx(model: str | os.PathLike | bytes | onnx.ModelProto, *, batch: int | None = None) -> TEProgram:
+    """Read an ONNX model as a TE program.
+
+    Parameters
+    ----------
+    model : path, bytes or ModelProto
+        A path may have external data beside it. A ModelProto is not changed.
+    batch : int, optional
+        The value of a symbolic first dimension of the inputs.
+
+    Returns
+    -------
+    TEProgram
+        Input and output names are the model's own. The origin of each TE names its ONNX node, and the group that
+        TVM's operator fusion puts it in. Weights are the model's own arrays.
+
+    Raises
+    ------
+    ModelError
+        If the model is missing, no ONNX, invalid, or leaves a dimension open.
+    UnsupportedOperatorError
+        If it holds an operator, or a form of one, that cannot be expressed; names the node and its shapes.
+    """
+    loaded = load_model(model, batch)
+    emitter = Emitter()
+    inputs = tuple(emitter.tensor(name, shape, dtype) for name, shape, dtype in loaded.inputs)
+    values = {name: Known(array, name) for name, array in loaded.initializers.items()}
+    values.update({name: tensor for (name, _, _), tensor in zip(loaded.inputs, inputs, strict=True)})
+    interpreter = Interpreter(emitter, loaded.functions)
+    scope = Scope(values, loaded.opsets)
+    interpreter.run(loaded.nodes, scope)
+    results = [interpreter.tensor_of(scope.lookup(name)) for name in loaded.outputs]
+    emitter.fold_constants()
+    outputs: list[Tensor] = []
+    for name, tensor in zip(loaded.outputs, results, strict=True):
+        outputs.append(_defined_output(emitter, interpreter, tensor, name, outputs))
+    return _assemble(loaded, emitter, inputs, outputs)
+
+
+def _defined_output(emitter: Emitter, interpreter: Interpreter, tensor: Tensor, name: str, earlier: list[Tensor]) -> Tensor:
+    """The tensor of an output; a copy where it is not the result of a TE of its own."""
+    defined = any(tensor in call.outputs for call in emitter.calls)
+    if defined and tensor not in earlier:
+        return tensor
+    axes = [fresh_axis(extent, f"i{k}") for k, extent in enumerate(tensor.shape)]
+    source = te.placeholder(tensor.shape, tensor.dtype, name="p0")
+    body = source[tuple(axis.var for axis in axes)] if axes else source()
+    node = interpreter.node_names.fresh(f"{name}_copy")
+    label = emitter.tensor(node, tensor.shape, tensor.dtype).name
+    copy = make_te(label, axes, [body], [(source, tensor)], Origin((node,), ("Identity",), node))
+    func = primfunc_from_tensors([copy.placeholders[0], copy.op.output(0)], "copy")
+    emitter.calls.append(OperatorCall(func, (tensor,), copy.outputs, (copy,)))
+    return copy.output
+
+
+def _assemble(loaded: LoadedModel, emitter: Emitter, inputs, outputs) -> TEProgram:
+    live = _live_calls(emitter.calls, outputs)
+    tes = with_groups(live, fusion_groups(live, outputs))
+    program = TEProgram(
+        inputs=inputs,
+        outputs=tuple(outputs),
+        tes=(),
+        constants=emitter.constants,
+        input_names=tuple(name for name, _, _ in loaded.inputs),
+        output_names=tuple(loaded.outputs),
+        name=loaded.name,
+    )
+    return program.with_tes(tes)
+
+
+def _live_calls(calls: list[OperatorCall], outputs: list[Tensor]) -> list[OperatorCall]:
+    needed = set(outputs)
+    live = []
+    for call in reversed(calls):
+        if any(tensor in needed for tensor in call.outputs):
+            needed.update(call.inputs)
+            live.append(call)
+    return live[::-1]

@@ -1,0 +1,80 @@
+"""What the names of an ONNX graph stand for while it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+
+from souffle.errors import UnsupportedOperatorError
+from souffle.program.te_program import Tensor
+
+__all__ = ["Known", "Scope", "Stacked", "Value"]
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """A constant, with the name that it has in the model."""
+
+    array: np.ndarray
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.array.shape
+
+    @property
+    def dtype(self) -> str:
+        """Its element type."""
+        return str(self.array.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Stacked:
+    """Values of one shape laid along a new axis, not written as one tensor unless something needs that.
+
+    The outputs of a recurrent layer are of this kind, so that step t of the next layer waits for step t of this one
+    and not for all of them.
+    """
+
+    pieces: tuple[Known | Tensor, ...]
+    axis: int
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole."""
+        part = self.pieces[0].shape
+        return (*part[: self.axis], len(self.pieces), *part[self.axis :])
+
+    @property
+    def dtype(self) -> str:
+        """Its element type."""
+        return self.pieces[0].dtype
+
+
+Value = Known | Tensor | Stacked | list | None
+"""A constant, a tensor, a stack of values, a sequence of values, or nothing (an absent optional)."""
+
+
+@dataclass
+class Scope:
+    """The values of a graph's names, and of those around it."""
+
+    values: dict[str, Value]
+    opsets: tuple[onnx.OperatorSetIdProto, ...]
+    prefix: str = ""
+    attributes: Mapping[str, onnx.AttributeProto] = field(default_factory=dict)
+    parent: Scope | None = None
+
+    def lookup(self, name: str) -> Value:
+        """The value of `name`, innermost first."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.values:
+                return scope.values[name]
+            scope = scope.parent
+        raise UnsupportedOperatorError(f"the graph reads {name!r}, which nothing before it defines")

@@ -1,0 +1,16 @@
+"""From scheduled stages to one TensorIR kernel."""
+
+from souffle.kernel.lower import DeviceFunction, LoweringError, cuda_target, lower_stage
+from souffle.kernel.merge import KernelShape, MergedKernel, StageCall, merge, plan_calls
+
+__all__ = [
+    "DeviceFunction",
+    "KernelShape",
+    "LoweringError",
+    "MergedKernel",
+    "StageCall",
+    "cuda_target",
+    "lower_stage",
+    "merge",
+    "plan_calls",
+]

@@ -1,0 +1,5 @@
+"""Where kernels begin and end."""
+
+from souffle.partition.souffle_rule import Subprogram, one_kernel_per_stage, partition_persistent, partition_souffle
+
+__all__ = ["Subprogram", "one_kernel_per_stage", "partition_persistent", "partition_souffle"]

@@ -1,0 +1,160 @@
+"""The whole compiler on one page: ONNX model → TE program → transformed → stages → subprograms → kernels → plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from souffle.analysis import analyze
+from souffle.codegen.assemble import CompiledKernels, Options, assemble, lower_stages
+from souffle.decision import Decision
+from souffle.errors import OptionError
+from souffle.kernel import cuda_target
+from souffle.partition import Subprogram, one_kernel_per_stage, partition_persistent, partition_souffle
+from souffle.program import TEProgram
+from souffle.schedule.form import JoinPolicy, form_stages
+from souffle.schedule.gpu.answer import gpu_scheduler
+from souffle.schedule.gpu.device import GpuDevice, device_for
+from souffle.schedule.stage import Stage
+from souffle.transform import horizontal, mixed_precision, vertical
+
+__all__ = ["LEVELS", "Level", "compile_cuda", "transform_program"]
+
+
+@dataclass(frozen=True)
+class Level:
+    """What an optimization level does (paper, Table 4). Each adds one thing to the last.
+
+    Attributes
+    ----------
+    name : str
+    horizontal : bool
+        Independent isomorphic TEs become one (§6.1).
+    vertical : bool
+        One-relies-on-one chains become one, and join their neighbours' stages across operators (§6.2).
+    merge : bool
+        One kernel per subprogram, with grid syncs (§5.4, §6.4).
+    reuse : bool
+        Tensors stay on chip across operators, weights are loaded ahead of barriers (§6.5).
+    summary : str
+    """
+
+    name: str
+    horizontal: bool
+    vertical: bool
+    merge: bool
+    reuse: bool
+    summary: str
+
+
+LEVELS = {
+    level.name: level
+    for level in (
+        Level("V0", False, False, False, False, "TVM's operator fusion, one kernel for each fused operator"),
+        Level("V1", True, False, False, False, "V0 + horizontal transformation of independent TEs"),
+        Level("V2", True, True, False, False, "V1 + vertical transformation of one-relies-on-one TEs"),
+        Level("V3", True, True, True, False, "V2 + one kernel per subprogram, with grid-wide synchronization"),
+        Level("V4", True, True, True, True, "V3 + on-chip tensor reuse and loads ahead of barriers"),
+    )
+}
+
+PRECISIONS = ("fp32", "mixed")
+PARTITIONS = ("souffle", "persistent")
+
+Hook = Callable[[str, object], object]
+"""Called between stages with the stage's name and its result; what it returns replaces the result."""
+
+
+def _keep(stage: str, result: object) -> object:
+    return result
+
+
+def transform_program(
+    program: TEProgram, level: Level, precision: str, hook: Hook = _keep
+) -> tuple[TEProgram, tuple[Decision, ...]]:
+    """The TE-level part of a level: precision, horizontal, vertical."""
+    decisions: list[Decision] = []
+    passes = [("precision", mixed_precision, precision == "mixed")]
+    passes += [("horizontal", horizontal, level.horizontal), ("vertical", vertical, level.vertical)]
+    for name, transformation, wanted in passes:
+        if wanted:
+            program, made = transformation(program)
+            decisions.extend(made)
+        program = hook(name, program)
+    return program, tuple(decisions)
+
+
+def compile_cuda(
+    program: TEProgram,
+    *,
+    level: str = "V4",
+    arch: str = "sm_90",
+    precision: str = "fp32",
+    partition: str = "souffle",
+    cubin: bool = True,
+    cache_dir: Path | None = None,
+    progress: Callable[[str], None] = lambda message: None,
+    hook: Hook = _keep,
+) -> CompiledKernels:
+    """Compile a TE program to CUDA kernels.
+
+    Parameters
+    ----------
+    program : TEProgram
+        From the frontend, or built by hand.
+    level, arch, precision, partition : str
+        See :func:`souffle.compile`.
+    cubin : bool
+        Whether to run nvcc. Without, the result has CUDA text only, enough for the CPU device.
+    cache_dir : Path, optional
+        Where cubins are kept by their text's hash.
+    progress : callable, optional
+        Told in a few words what is being done.
+    hook : callable, optional
+        Called between stages, see ``docs/debugging.md``.
+
+    Raises
+    ------
+    OptionError
+        If an option is not valid.
+    """
+    chosen = _checked(level, precision, partition)
+    device, target = device_for(arch), cuda_target(arch)
+    program = hook("frontend", program)
+    progress("transforming")
+    program, decided = transform_program(program, chosen, precision, hook)
+    analysis = hook("analysis", analyze(program))
+    progress(f"scheduling {len(program.tes)} TEs")
+    policy = JoinPolicy(across_operators=chosen.vertical, rowwise_across_operators=chosen.reuse)
+    stages, joined = form_stages(program, analysis, gpu_scheduler(device), policy)
+    stages = hook("schedule", stages)
+    progress(f"lowering {len(stages)} stages")
+    functions, names = lower_stages(stages, target)
+    shared = [max(f.shared_bytes for f in functions[stage]) for stage in stages]
+    subprograms, cuts = hook("partition", _partition(stages, chosen, partition, device, shared))
+    progress(f"merging into {len(subprograms)} kernels")
+    options = Options(level, precision, partition, arch, chosen.reuse, cubin, cache_dir)
+    decisions = (*decided, *joined, *cuts)
+    return assemble(program, subprograms, functions, names, decisions, options, target, progress)
+
+
+def _partition(
+    stages: tuple[Stage, ...], level: Level, partition: str, device: GpuDevice, shared: list[int]
+) -> tuple[tuple[Subprogram, ...], tuple[Decision, ...]]:
+    if not level.merge:
+        return one_kernel_per_stage(stages)
+    if partition == "persistent":
+        return partition_persistent(stages, device, shared)
+    return partition_souffle(stages, device, shared)
+
+
+def _checked(level: str, precision: str, partition: str) -> Level:
+    for name, value, allowed in (
+        ("level", level, tuple(LEVELS)),
+        ("precision", precision, PRECISIONS),
+        ("partition", partition, PARTITIONS),
+    ):
+        if value not in allowed:
+            raise OptionError(f"{name}={value!r} is not valid; choose one of {', '.join(allowed)}")
+    return LEVELS[level]

@@ -1,0 +1,24 @@
+"""What runs compiled networks: inputs checked, kernels launched on a GPU or on the CPU, files saved and loaded.
+
+Needs NumPy alone, and cuda-bindings for a GPU: a saved network runs where the compiler is not installed.
+"""
+
+from __future__ import annotations
+
+from souffle.runtime.artifact import ArtifactInfo, describe, load, save
+from souffle.runtime.cuda_runner import DeviceArray
+from souffle.runtime.network import KernelInfo, Network, explain
+from souffle.runtime.signature import Signature, TensorSpec
+
+__all__ = [
+    "ArtifactInfo",
+    "DeviceArray",
+    "KernelInfo",
+    "Network",
+    "Signature",
+    "TensorSpec",
+    "describe",
+    "explain",
+    "load",
+    "save",
+]

@@ -1,0 +1,324 @@
+"""A compiled CUDA text and its launches on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from souffle.errors import CudaCompileError, DeviceError
+from souffle.runtime.cpu_device.ptx_translation import translate_asm
+from souffle.runtime.cpu_device.text_scan import KernelDeclaration, blank_comments, dynamic_shared_names, find_kernels, uses_atomics
+from souffle.runtime.cpu_device.toolchain import build_kernel_library, build_runtime_library, default_cache_dir
+
+__all__ = ["CpuModule", "LaunchReport", "compile_text"]
+
+DYNAMIC_SHARED_LIMIT = 227 * 1024  # bytes one block may ask for on a Hopper GPU
+_MAX_BLOCK = (1024, 1024, 64)
+_MAX_GRID = (2**31 - 1, 65535, 65535)
+_MAX_THREADS = 1024
+_SPIN_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class LaunchReport:
+    """What one launch did.
+
+    Attributes
+    ----------
+    grid_syncs
+        Grid-wide barriers, each counted once.
+    block_barriers
+        Barriers of blocks (``__syncthreads``, ``bar.sync``), added up over all blocks.
+    seconds
+        Wall time of the launch.
+    """
+
+    kernel: str
+    grid_syncs: int
+    block_barriers: int
+    seconds: float
+
+
+class _Arg(ctypes.Structure):
+    _fields_ = (("i", ctypes.c_longlong), ("d", ctypes.c_double), ("p", ctypes.c_void_p))
+
+
+class _Kernel(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("entry", ctypes.c_void_p),
+        ("parameters", ctypes.c_int),
+        ("kinds", ctypes.c_char_p),
+    )
+
+
+class _Spec(ctypes.Structure):
+    _fields_ = (
+        ("kernel", ctypes.c_char_p),
+        ("entry", ctypes.c_void_p),
+        ("args", ctypes.POINTER(_Arg)),
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint64),
+        ("dynamic_capacity", ctypes.c_uint64),
+        ("seed", ctypes.c_uint64),
+        ("cooperative", ctypes.c_int),
+        ("shuffled", ctypes.c_int),
+        ("workers", ctypes.c_int),
+        ("timeout_seconds", ctypes.c_double),
+        ("spin_seconds", ctypes.c_double),
+        ("dynamic_shared", ctypes.c_void_p),
+        ("shared_anchor", ctypes.c_void_p),
+    )
+
+
+class _Result(ctypes.Structure):
+    _fields_ = (
+        ("failed", ctypes.c_int),
+        ("reserved", ctypes.c_int),
+        ("grid_syncs", ctypes.c_uint64),
+        ("block_barriers", ctypes.c_uint64),
+        ("fault_address", ctypes.c_uint64),
+        ("seconds", ctypes.c_double),
+        ("message", ctypes.c_char * 2048),
+    )
+
+
+def _epilogue(kernels: tuple[KernelDeclaration, ...], dynamic: tuple[str, ...]) -> str:
+    """Give the text that follows the translated CUDA text: entry points, and storage for dynamic shared memory."""
+    rows = ", ".join(f'souffle_describe<&{k.name}>("{k.name}", &{k.name})' for k in kernels)
+    lines = ["", '#include "souffle_entry.h"']
+    if dynamic:
+        labels = "\\n".join(f".hidden {n}\\n.globl {n}\\n.type {n}, @object\\n{n}:" for n in dynamic)
+        lines.append(f"SOUFFLE_DYNAMIC_SHARED({DYNAMIC_SHARED_LIMIT}, \"{labels}\")")
+    lines.append(f'extern "C" __attribute__((visibility("default"))) const SouffleKernel souffle_kernels[] = {{{rows}}};')
+    return "\n".join(lines) + "\n"
+
+
+@functools.cache
+def _load_runtime(path: Path) -> ctypes.CDLL:
+    # Global: the libraries of kernels find the runtime's functions by name.
+    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    library.souffle_launch.argtypes = (ctypes.POINTER(_Spec), ctypes.POINTER(_Result))
+    library.souffle_launch.restype = None
+    for name, kind in (("souffle_spec_size", _Spec), ("souffle_result_size", _Result)):
+        size = getattr(library, name)
+        size.restype = ctypes.c_uint64
+        if size() != ctypes.sizeof(kind):
+            raise DeviceError(f"the fiber runtime {path} and its Python side disagree on {kind.__name__}; delete the file")
+    return library
+
+
+class CpuModule:
+    """A CUDA text that has been compiled for the CPU; see :func:`compile_text`.
+
+    Attributes
+    ----------
+    kernels
+        Names of the text's kernels, in the order of the text.
+    library
+        The compiled library.
+    """
+
+    def __init__(self, library: Path, declarations: tuple[KernelDeclaration, ...], *, ordered: bool, runtime: Path) -> None:
+        self.library = library
+        self._runtime = _load_runtime(runtime)
+        self._handle = ctypes.CDLL(str(library), mode=ctypes.RTLD_LOCAL | os.RTLD_NOW)
+        table = (_Kernel * len(declarations)).in_dll(self._handle, "souffle_kernels")
+        self._table = {entry.name.decode(): entry for entry in table}
+        self._bounds = {d.name: d.launch_bounds for d in declarations}
+        # Where results may depend on the order of blocks, "fixed" has to mean one order.
+        self._ordered = ordered
+        self.kernels = tuple(self._table)
+
+    def parameter_kinds(self, kernel: str) -> str:
+        """Give one letter for each parameter: ``p`` a pointer, ``i`` an integer, ``f`` a floating-point number."""
+        return self._entry(kernel).kinds.decode()
+
+    def _entry(self, kernel: str) -> _Kernel:
+        if kernel not in self._table:
+            raise DeviceError(f"no kernel {kernel!r} in the text; it has {', '.join(self.kernels) or 'none'}")
+        return self._table[kernel]
+
+    def launch(
+        self,
+        kernel: str,
+        *,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        args: Sequence[np.ndarray | int | float],
+        shared_bytes: int = 0,
+        cooperative: bool = False,
+        order: str = "fixed",
+        seed: int = 0,
+        workers: int | None = None,
+        timeout_seconds: float = 600.0,
+    ) -> LaunchReport:
+        """Run a kernel to its end.
+
+        Parameters
+        ----------
+        kernel
+            Name of a ``__global__`` function of the text.
+        grid, block
+            Blocks and threads per block along x, y, z.
+        args
+            One per parameter: a C-contiguous array for a pointer, an integer or a float for a scalar, which is
+            converted to the parameter's type. Arrays are passed without a copy and written in place.
+        shared_bytes
+            Size of dynamic shared memory, in bytes.
+        cooperative
+            Allow grid-wide barriers. Every block then exists at once.
+        order
+            ``"fixed"``: threads and blocks run in the order of their indices. ``"shuffled"``: both in an order drawn
+            from ``seed``, with blocks interleaved at barriers when cooperative; the same seed gives the same run.
+        workers
+            OS threads that run blocks. None takes all cores for ``"fixed"``, or one where the text uses atomics, so
+            that a run can be repeated exactly; ``"shuffled"`` always takes one.
+        timeout_seconds
+            Wall time after which the launch is stopped.
+
+        Returns
+        -------
+        LaunchReport
+            Barriers executed, and the time taken.
+
+        Raises
+        ------
+        DeviceError
+            The launch is not valid, or the kernel failed: a fault, a deadlock, a barrier under divergent control. The
+            message names the kernel, the block, the thread and the kind of barrier.
+        """
+        entry = self._entry(kernel)
+        grid, block = _extent("grid", grid, _MAX_GRID), _extent("block", block, _MAX_BLOCK)
+        threads = block[0] * block[1] * block[2]
+        bounds = self._bounds[kernel]
+        if threads > _MAX_THREADS:
+            raise DeviceError(f"kernel {kernel}: a block of {block} has {threads} threads, at most {_MAX_THREADS} are possible")
+        if bounds is not None and threads > bounds:
+            raise DeviceError(f"kernel {kernel}: a block of {block} exceeds its __launch_bounds__({bounds})")
+        if grid[0] * grid[1] * grid[2] >= 2**31:
+            raise DeviceError(f"kernel {kernel}: a grid of {grid} has more blocks than the CPU device can run")
+        if not 0 <= shared_bytes <= DYNAMIC_SHARED_LIMIT:
+            raise DeviceError(f"kernel {kernel}: {shared_bytes} bytes of dynamic shared memory, 0 to {DYNAMIC_SHARED_LIMIT} are possible")
+        if order not in ("fixed", "shuffled"):
+            raise DeviceError(f"order {order!r} is neither 'fixed' nor 'shuffled'")
+        if workers is None:
+            workers = 1 if self._ordered else len(os.sched_getaffinity(0))
+        packed = _pack(kernel, entry.kinds.decode(), args)
+        has_dynamic = hasattr(self._handle, "souffle_dynamic_shared")
+        spec = _Spec(
+            kernel=kernel.encode(),
+            entry=entry.entry,
+            args=packed,
+            grid=(ctypes.c_uint * 3)(*grid),
+            block=(ctypes.c_uint * 3)(*block),
+            shared_bytes=shared_bytes,
+            dynamic_capacity=DYNAMIC_SHARED_LIMIT if has_dynamic else 0,
+            seed=seed % 2**64,
+            cooperative=int(cooperative),
+            shuffled=int(order == "shuffled"),
+            workers=workers,
+            timeout_seconds=timeout_seconds,
+            spin_seconds=min(_SPIN_SECONDS, timeout_seconds),
+            dynamic_shared=ctypes.cast(self._handle.souffle_dynamic_shared, ctypes.c_void_p) if has_dynamic else None,
+            shared_anchor=ctypes.cast(self._handle.souffle_shared_anchor, ctypes.c_void_p),
+        )
+        result = _Result()
+        self._runtime.souffle_launch(ctypes.byref(spec), ctypes.byref(result))
+        if result.failed:
+            message = result.message.decode(errors="replace")
+            raise DeviceError(message + _near_argument(result.fault_address, args))
+        return LaunchReport(kernel, result.grid_syncs, result.block_barriers, result.seconds)
+
+
+def _extent(what: str, value: Sequence[int], limits: tuple[int, int, int]) -> tuple[int, int, int]:
+    extent = tuple(int(v) for v in value)
+    if len(extent) != 3 or any(not 1 <= v <= limit for v, limit in zip(extent, limits)):
+        raise DeviceError(f"{what} {tuple(value)}: three extents from 1 to {limits} are needed")
+    return extent
+
+
+def _pack(kernel: str, kinds: str, args: Sequence[np.ndarray | int | float]) -> ctypes.Array:
+    if len(args) != len(kinds):
+        raise DeviceError(f"kernel {kernel} has {len(kinds)} parameters, {len(args)} arguments were given")
+    packed = (_Arg * max(len(args), 1))()
+    for i, (kind, value) in enumerate(zip(kinds, args)):
+        where = f"kernel {kernel}, argument {i}"
+        if isinstance(value, np.ndarray) and value.ndim == 0 and kind != "p":
+            value = value[()]
+        if isinstance(value, np.ndarray):
+            if kind != "p":
+                raise DeviceError(f"{where}: an array of shape {value.shape} for a parameter that is no pointer")
+            if not value.flags.c_contiguous:
+                raise DeviceError(f"{where}: the array of shape {value.shape} is not C-contiguous")
+            packed[i].p = value.ctypes.data
+        elif kind == "p":
+            raise DeviceError(f"{where}: {value!r} for a pointer parameter; pass an array")
+        elif isinstance(value, (bool, int, np.integer, np.bool_)):
+            packed[i].i = int(value) if int(value) < 2**63 else int(value) - 2**64
+            packed[i].d = float(value)
+        elif isinstance(value, (float, np.floating)):
+            if kind == "i":
+                raise DeviceError(f"{where}: {value!r} for an integer parameter")
+            packed[i].d = float(value)
+        else:
+            raise DeviceError(f"{where}: a {type(value).__name__} is neither an array nor a number")
+        if kind == "?":
+            raise DeviceError(f"{where}: the parameter's type is neither a pointer nor a number")
+    return packed
+
+
+def _near_argument(address: int, args: Sequence[np.ndarray | int | float]) -> str:
+    """Say which array a faulting address is close to."""
+    best: tuple[int, str] | None = None
+    for i, value in enumerate(args):
+        if not address or not isinstance(value, np.ndarray):
+            continue
+        begin, end = value.ctypes.data, value.ctypes.data + value.nbytes
+        past = address - end if address >= end else begin - address
+        side = "past the end" if address >= end else "before the start"
+        if begin <= address < end:
+            past, side = 0, "inside"
+        if best is None or past < best[0]:
+            best = (past, f" ({past} bytes {side} of argument {i}, shape {value.shape}, {value.dtype})")
+    return best[1] if best and best[0] < 2**30 else ""
+
+
+def compile_text(cuda_text: str, *, cache_dir: Path | None = None) -> CpuModule:
+    """Compile CUDA C++ text for the CPU.
+
+    The text is what nvcc gets. Only its inline PTX is rewritten, and g++ reads it with headers of CUDA's names that stand in
+    for CUDA's own.
+
+    Parameters
+    ----------
+    cuda_text
+        The text of one or more kernels.
+    cache_dir
+        Where compiled libraries are kept. None takes ``$SOUFFLE_CACHE_DIR`` or the user's cache folder.
+
+    Raises
+    ------
+    CudaCompileError
+        The text has no kernel, inline PTX without a stand-in, or is rejected by g++.
+    CompilerNotFoundError
+        There is no g++.
+    """
+    code = blank_comments(cuda_text)
+    kernels = find_kernels(code)
+    if not kernels:
+        raise CudaCompileError("the CUDA text has no __global__ function")
+    folder = default_cache_dir() if cache_dir is None else Path(cache_dir)
+    source = '#line 1 "kernels.cu"\n' + translate_asm(cuda_text) + _epilogue(kernels, dynamic_shared_names(code))
+    runtime = build_runtime_library(folder)
+    _load_runtime(runtime)
+    library = build_kernel_library(source, folder)
+    ordered = uses_atomics(blank_comments(cuda_text, strings=False))
+    return CpuModule(library, kernels, ordered=ordered, runtime=runtime)

@@ -1,0 +1,1253 @@
+// The fiber runtime of the CPU device: every CUDA thread is a fiber, a barrier is a switch to another fiber.
+//
+// A worker is one OS thread with one set of fiber stacks. It holds one block at a time; a block that waits at a grid
+// barrier is swapped out by copying the used part of its stacks and its shared memory (the thread-local segment of the
+// kernel's library), so that memory does not grow with grid x block x stack size and every stack keeps its guard region.
+// A block never changes its worker: fibers may hold addresses of thread-local storage.
+#include <errno.h>
+#include <link.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#if !defined(__x86_64__) || defined(SOUFFLE_UCONTEXT)
+#include <ucontext.h>
+#define SOUFFLE_USE_UCONTEXT 1
+#endif
+
+#include "souffle_abi.h"
+
+namespace {
+
+constexpr size_t kStackBytes = 128 << 10;
+constexpr size_t kGuardBytes = 64 << 10;
+constexpr int kMaxThreads = 1024;
+constexpr int kNamedBarriers = 16;
+constexpr unsigned char kPoison = 0xFF;  // NaN in every floating-point type
+
+enum State : unsigned char { kReady, kBarrier, kGrid, kWarp, kActiveMask, kExited };
+
+struct Block;
+struct Worker;
+struct Launch;
+
+struct Copy {
+  char* destination;
+  const char* source;
+  unsigned bytes, source_bytes, group;
+};
+
+struct Fiber : SouffleThread {
+  Block* block;
+  void* sp;
+  State state;
+  bool spinning;
+  int wait_id;
+  const char* wait_what;
+  void* wait_site;
+  unsigned wait_mask;
+  unsigned result;
+  // Asynchronous copies in issue order; [copy_head, copy_count) are pending.
+  Copy* copies;
+  unsigned copy_head, copy_count, copy_capacity, open_group, done_groups;
+  char* saved;  // where the used part of the stack lies while the block is swapped out
+  size_t saved_bytes;
+#ifdef SOUFFLE_USE_UCONTEXT
+  ucontext_t context;
+#endif
+};
+
+struct Barrier {
+  int expected, arrived, sum;
+};
+
+struct Group {
+  unsigned mask, arrived;
+  const char* what;
+  SouffleWarpFunction function;
+};
+
+struct Warp {
+  unsigned alive;
+  int groups;
+  Group group[32];
+  void* payload[32];
+};
+
+struct Block {
+  Launch* launch;
+  Worker* worker;
+  unsigned index;
+  int threads, live, at_grid, spinners, masks_wanted;
+  bool started, finished, preempted, grid_waiting;
+  Fiber* fibers;
+  unsigned* queue;  // ring of ready fibers
+  unsigned head, count;
+  Barrier barriers[kNamedBarriers];
+  Warp* warps;
+  int warp_count;
+  uint64_t random, barrier_count, events;
+  char* save;
+  size_t save_capacity;
+};
+
+struct Stacks {
+  char* base;
+  Stacks* next;
+};
+
+struct Worker {
+  Launch* launch;
+  int id;
+  pthread_t thread;
+  Stacks* stacks;
+  void* sp;
+  Fiber* current;
+  Block* resident;
+  unsigned scratch[kMaxThreads];  // not on a fiber's stack, whose used part is copied
+  volatile sig_atomic_t in_fiber;
+  sigjmp_buf escape;
+  char* shared_base;
+  size_t shared_size;
+  char* dynamic_base;
+  int signal_number;
+  void* fault_address;
+#ifdef SOUFFLE_USE_UCONTEXT
+  ucontext_t context;
+#endif
+};
+
+}  // namespace
+
+extern "C" {
+struct SouffleLaunchSpec {
+  const char* kernel;
+  void (*entry)(const SouffleArg*);
+  const SouffleArg* args;
+  unsigned grid[3];
+  unsigned block[3];
+  uint64_t shared_bytes;
+  uint64_t dynamic_capacity;
+  uint64_t seed;
+  int cooperative;
+  int shuffled;
+  int workers;
+  double timeout_seconds;
+  double spin_seconds;
+  char* (*dynamic_shared)();
+  char* (*shared_anchor)();
+};
+
+struct SouffleLaunchResult {
+  int failed;
+  int reserved;
+  uint64_t grid_syncs;
+  uint64_t block_barriers;
+  uint64_t fault_address;
+  double seconds;
+  char message[2048];
+};
+}
+
+namespace {
+
+struct Launch {
+  const SouffleLaunchSpec* spec;
+  SouffleLaunchResult* result;
+  unsigned blocks;
+  int threads, workers;
+  unsigned* order;
+  Block* resident_blocks;  // cooperative: one record per block
+  pthread_mutex_t lock;
+  pthread_cond_t changed;
+  int failed;
+  unsigned next_block;
+  int arrived_workers, finished_workers;
+  unsigned round, round_done, round_grid, last_done, last_grid;
+  uint64_t grid_syncs, barrier_count, events;
+};
+
+__thread Worker* tl_worker;
+#ifdef SOUFFLE_USE_UCONTEXT
+__thread Fiber* tl_current;
+#endif
+
+double now() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return double(t.tv_sec) + double(t.tv_nsec) * 1e-9;
+}
+
+uint64_t next_random(uint64_t& state) {  // splitmix64
+  uint64_t z = (state += 0x9E3779B97F4A7C15ull);
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+  return z ^ (z >> 31);
+}
+
+void shuffle(unsigned* values, unsigned count, uint64_t& state) {
+  for (unsigned i = count; i > 1; --i) {
+    unsigned j = unsigned(next_random(state) % i);
+    unsigned t = values[i - 1];
+    values[i - 1] = values[j];
+    values[j] = t;
+  }
+}
+
+bool has_failed(Launch* launch) { return __atomic_load_n(&launch->failed, __ATOMIC_RELAXED) != 0; }
+
+void set_failure(Launch* launch, const char* format, ...) __attribute__((format(printf, 2, 3)));
+void set_failure(Launch* launch, const char* format, ...) {
+  // The watchdog must not tear a fiber out of here while it holds the lock.
+  sig_atomic_t in_fiber = tl_worker ? tl_worker->in_fiber : 0;
+  if (tl_worker) tl_worker->in_fiber = 0;
+  pthread_mutex_lock(&launch->lock);
+  if (!launch->failed) {
+    va_list list;
+    va_start(list, format);
+    vsnprintf(launch->result->message, sizeof(launch->result->message), format, list);
+    va_end(list);
+    launch->result->failed = 1;
+    __atomic_store_n(&launch->failed, 1, __ATOMIC_RELAXED);
+  }
+  pthread_cond_broadcast(&launch->changed);
+  pthread_mutex_unlock(&launch->lock);
+  if (tl_worker) tl_worker->in_fiber = in_fiber;
+}
+
+// ---- stacks -------------------------------------------------------------------------------------------------------
+
+pthread_mutex_t g_stacks_lock = PTHREAD_MUTEX_INITIALIZER;
+Stacks* g_free_stacks;
+
+Stacks* take_stacks() {
+  pthread_mutex_lock(&g_stacks_lock);
+  Stacks* s = g_free_stacks;
+  if (s) g_free_stacks = s->next;
+  pthread_mutex_unlock(&g_stacks_lock);
+  if (s) return s;
+  size_t each = kStackBytes + kGuardBytes;
+  void* base = mmap(nullptr, each * kMaxThreads, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) return nullptr;
+  for (int i = 0; i < kMaxThreads; ++i)
+    if (mprotect((char*)base + each * i + kGuardBytes, kStackBytes, PROT_READ | PROT_WRITE) != 0) {
+      munmap(base, each * kMaxThreads);
+      return nullptr;
+    }
+  s = (Stacks*)malloc(sizeof(Stacks));
+  s->base = (char*)base;
+  s->next = nullptr;
+  return s;
+}
+
+void give_stacks(Stacks* s) {
+  if (!s) return;
+  pthread_mutex_lock(&g_stacks_lock);
+  s->next = g_free_stacks;
+  g_free_stacks = s;
+  pthread_mutex_unlock(&g_stacks_lock);
+}
+
+// The tops are staggered, for equal low address bits would make all fibers compete for the same cache sets.
+char* stack_top(Stacks* s, int i) {
+  char* end = s->base + (kStackBytes + kGuardBytes) * (size_t(i) + 1);
+  return end - (size_t(i) * 832 % 8192 & ~size_t(63));
+}
+
+// ---- switching ----------------------------------------------------------------------------------------------------
+
+#ifndef SOUFFLE_USE_UCONTEXT
+extern "C" void souffle_switch(void** save, void* load);
+extern "C" void souffle_fiber_start();
+extern "C" __attribute__((used, visibility("hidden"))) void souffle_fiber_exit(Fiber* self);
+asm(R"(
+.text
+.p2align 4
+.globl souffle_switch
+.hidden souffle_switch
+.type souffle_switch,@function
+souffle_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size souffle_switch, .-souffle_switch
+.globl souffle_fiber_start
+.hidden souffle_fiber_start
+.type souffle_fiber_start,@function
+souffle_fiber_start:
+  subq $8, %rsp
+  movq %r13, %rdi
+  call *%r12
+  movq %r15, %rdi
+  call souffle_fiber_exit
+  ud2
+.size souffle_fiber_start, .-souffle_fiber_start
+)");
+#else
+extern "C" void souffle_fiber_exit(Fiber* self);
+#endif
+
+void to_fiber(Fiber* from, Fiber* to) {
+  Worker* w = to->block->worker;
+  w->current = to;
+#ifndef SOUFFLE_USE_UCONTEXT
+  souffle_switch(from ? &from->sp : &w->sp, to->sp);
+#else
+  if (from) from->sp = (char*)__builtin_frame_address(0) - 1024;
+  tl_current = to;
+  swapcontext(from ? &from->context : &w->context, &to->context);
+#endif
+}
+
+void to_scheduler(Fiber* from) {
+  Worker* w = from->block->worker;
+  w->current = nullptr;
+#ifndef SOUFFLE_USE_UCONTEXT
+  souffle_switch(&from->sp, w->sp);
+#else
+  from->sp = (char*)__builtin_frame_address(0) - 1024;
+  swapcontext(&from->context, &w->context);
+#endif
+}
+
+#ifdef SOUFFLE_USE_UCONTEXT
+void ucontext_main(unsigned low, unsigned high) {
+  Fiber* self = (Fiber*)((uintptr_t(high) << 32) | uintptr_t(low));
+  const SouffleLaunchSpec* spec = self->block->launch->spec;
+  spec->entry(spec->args);
+  souffle_fiber_exit(self);
+}
+#endif
+
+void prepare_fiber(Fiber* f, char* top) {
+#ifndef SOUFFLE_USE_UCONTEXT
+  const SouffleLaunchSpec* spec = f->block->launch->spec;
+  void** sp = (void**)(uintptr_t(top) & ~uintptr_t(15)) - 8;
+  sp[0] = f;                         // r15, which compiled kernels hold as the current thread
+  sp[1] = nullptr;                   // r14
+  sp[2] = (void*)spec->args;         // r13
+  sp[3] = (void*)spec->entry;        // r12
+  sp[4] = nullptr;                   // rbx
+  sp[5] = nullptr;                   // rbp
+  sp[6] = (void*)&souffle_fiber_start;
+  sp[7] = nullptr;
+  f->sp = sp;
+#else
+  getcontext(&f->context);
+  char* bottom = f->block->worker->stacks->base + (kStackBytes + kGuardBytes) * f->linear + kGuardBytes;
+  f->context.uc_stack.ss_sp = bottom;
+  f->context.uc_stack.ss_size = size_t(top - bottom);
+  f->context.uc_link = nullptr;
+  makecontext(&f->context, (void (*)())ucontext_main, 2, unsigned(uintptr_t(f)), unsigned(uintptr_t(f) >> 32));
+  f->sp = top - 2048;
+#endif
+}
+
+// ---- the ready queue ----------------------------------------------------------------------------------------------
+
+void push_back(Block* b, unsigned i) {
+  b->fibers[i].state = kReady;
+  b->queue[(b->head + b->count++) % unsigned(b->threads)] = i;
+}
+
+void push_front(Block* b, unsigned i) {
+  b->fibers[i].state = kReady;
+  b->head = (b->head + unsigned(b->threads) - 1) % unsigned(b->threads);
+  b->queue[b->head] = i;
+  ++b->count;
+}
+
+Fiber* pop(Block* b) {
+  if (b->count == 0 || int(b->count) == b->spinners || b->preempted) return nullptr;
+  unsigned i = b->queue[b->head];
+  b->head = (b->head + 1) % unsigned(b->threads);
+  --b->count;
+  Fiber* f = &b->fibers[i];
+  if (f->spinning) {
+    f->spinning = false;
+    --b->spinners;
+  }
+  return f;
+}
+
+// Another fiber runs; returns when `self` is chosen again.
+void dispatch(Fiber* self) {
+  Fiber* to = pop(self->block);
+  if (to == self) return;
+  if (to)
+    to_fiber(self, to);
+  else
+    to_scheduler(self);
+}
+
+void push_all(Block* b, unsigned* list, unsigned count, bool front) {
+  if (b->launch->spec->shuffled) {
+    shuffle(list, count, b->random);
+    front = next_random(b->random) & 1;
+  }
+  if (front)
+    for (unsigned i = count; i > 0; --i) push_front(b, list[i - 1]);
+  else
+    for (unsigned i = 0; i < count; ++i) push_back(b, list[i]);
+}
+
+// ---- barriers -----------------------------------------------------------------------------------------------------
+
+void place(const Fiber* f, char* out, size_t size) {
+  snprintf(out, size, "thread (%u, %u, %u)", f->thread_index.x, f->thread_index.y, f->thread_index.z);
+}
+
+#define SOUFFLE_FAIL_FORMAT __attribute__((format(printf, 2, 3), noreturn))
+void fail_fiber(Fiber* self, const char* format, ...) SOUFFLE_FAIL_FORMAT;
+void fail_fiber(Fiber* self, const char* format, ...) {
+  char text[1024], where[96];
+  va_list list;
+  va_start(list, format);
+  vsnprintf(text, sizeof(text), format, list);
+  va_end(list);
+  place(self, where, sizeof(where));
+  set_failure(self->block->launch, "kernel %s, block (%u, %u, %u), %s: %s", self->block->launch->spec->kernel,
+              self->block_index.x, self->block_index.y, self->block_index.z, where, text);
+  for (;;) to_scheduler(self);
+}
+
+void release_barrier(Block* b, int id) {
+  Barrier& barrier = b->barriers[id];
+  unsigned *list = b->worker->scratch, count = 0;
+  for (int i = 0; i < b->threads; ++i) {
+    Fiber& f = b->fibers[i];
+    if (f.state == kBarrier && f.wait_id == id) {
+      f.result = unsigned(barrier.sum);
+      list[count++] = unsigned(i);
+    }
+  }
+  barrier = Barrier{0, 0, 0};
+  ++b->barrier_count;
+  ++b->events;
+  push_all(b, list, count, false);
+  // Shuffled cooperative launches also change the block here at times, so that blocks interleave within a phase.
+  const SouffleLaunchSpec* spec = b->launch->spec;
+  if (spec->shuffled && spec->cooperative && next_random(b->random) % 8 == 0) b->preempted = true;
+}
+
+void arrive(Fiber* self, int id, int count, int value, bool wait, const char* what) {
+  Block* b = self->block;
+  if (id < 0 || id >= kNamedBarriers) fail_fiber(self, "%s names barrier %d, and there are only 16", what, id);
+  if (count < 0) count = b->threads;
+  if (count == 0 || (count % 32 != 0 && count != b->threads))
+    fail_fiber(self, "%s on barrier %d expects %d threads, which is not a multiple of 32", what, id, count);
+  if (count > b->threads)
+    fail_fiber(self, "%s on barrier %d expects %d threads, the block has %d", what, id, count, b->threads);
+  Barrier& barrier = b->barriers[id];
+  if (barrier.arrived > 0 && barrier.expected != count)
+    fail_fiber(self, "%s on barrier %d expects %d threads where earlier threads expect %d", what, id, count,
+               barrier.expected);
+  barrier.expected = count;
+  ++barrier.arrived;
+  barrier.sum += value;
+  if (wait) {
+    self->state = kBarrier;
+    self->wait_id = id;
+    self->wait_what = what;
+  }
+  if (barrier.arrived == count) release_barrier(b, id);
+  if (wait) dispatch(self);
+}
+
+// ---- warp-wide operations -----------------------------------------------------------------------------------------
+
+void complete_group(Block* b, unsigned warp, int g) {
+  Warp& w = b->warps[warp];
+  Group group = w.group[g];
+  w.group[g] = w.group[--w.groups];
+  unsigned arrived = group.arrived;
+  if (group.function) group.function(w.payload, arrived);
+  unsigned list[32], count = 0;
+  for (unsigned lane = 0; lane < 32; ++lane)
+    if (arrived >> lane & 1) list[count++] = warp * 32 + lane;
+  ++b->events;
+  push_all(b, list, count, true);
+}
+
+void resolve_masks(Block* b, unsigned warp, bool only_if_whole) {
+  Warp& w = b->warps[warp];
+  unsigned waiting = 0;
+  void* first = nullptr;
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    if (!(w.alive >> lane & 1)) continue;
+    Fiber& f = b->fibers[warp * 32 + lane];
+    if (f.state != kActiveMask) {
+      if (only_if_whole) return;
+      continue;
+    }
+    if (only_if_whole && waiting && f.wait_site != first) return;
+    first = f.wait_site;
+    waiting |= 1u << lane;
+  }
+  while (waiting) {
+    void* site = b->fibers[warp * 32 + unsigned(__builtin_ctz(waiting))].wait_site;
+    unsigned mask = 0, list[32], count = 0;
+    for (unsigned lane = 0; lane < 32; ++lane)
+      if ((waiting >> lane & 1) && b->fibers[warp * 32 + lane].wait_site == site) {
+        mask |= 1u << lane;
+        list[count++] = warp * 32 + lane;
+      }
+    for (unsigned i = 0; i < count; ++i) b->fibers[list[i]].result = mask;
+    b->masks_wanted -= int(count);
+    push_all(b, list, count, true);
+    waiting &= ~mask;
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+void souffle_barrier(SouffleThread* t, int id, int count) {
+  arrive((Fiber*)t, id, count, 0, true, count < 0 && id == 0 ? "__syncthreads" : "bar.sync");
+}
+
+int souffle_barrier_reduce(SouffleThread* t, int predicate, int what) {
+  Fiber* self = (Fiber*)t;
+  static const char* const names[] = {"__syncthreads_count", "__syncthreads_and", "__syncthreads_or"};
+  arrive(self, 0, -1, predicate != 0, true, names[what]);
+  int sum = int(self->result);
+  return what == 0 ? sum : what == 1 ? sum == self->block->threads : sum != 0;
+}
+
+void souffle_barrier_arrive(SouffleThread* t, int id, int count) {
+  arrive((Fiber*)t, id, count, 0, false, "bar.arrive");
+}
+
+void souffle_grid_sync(SouffleThread* t) {
+  Fiber* self = (Fiber*)t;
+  if (!self->block->launch->spec->cooperative) fail_fiber(self, "grid sync in a launch that is not cooperative");
+  self->state = kGrid;
+  self->wait_what = "grid sync";
+  ++self->block->at_grid;
+  dispatch(self);
+}
+
+void souffle_collective(SouffleThread* t, unsigned mask, const char* what, void* payload, SouffleWarpFunction fn) {
+  Fiber* self = (Fiber*)t;
+  Block* b = self->block;
+  Warp& w = b->warps[self->warp];
+  unsigned bit = 1u << self->lane;
+  if (!(mask & bit)) fail_fiber(self, "%s with mask 0x%08x by lane %u, which the mask leaves out", what, mask, self->lane);
+  int g = 0;
+  while (g < w.groups && !(w.group[g].mask == mask && w.group[g].function == fn)) ++g;
+  if (g == w.groups) w.group[w.groups++] = Group{mask, 0, what, fn};
+  w.group[g].arrived |= bit;
+  w.payload[self->lane] = payload;
+  self->state = kWarp;
+  self->wait_what = what;
+  self->wait_mask = mask;
+  if (w.group[g].arrived == (mask & w.alive)) complete_group(b, self->warp, g);
+  dispatch(self);
+}
+
+unsigned souffle_activemask(SouffleThread* t) {
+  Fiber* self = (Fiber*)t;
+  Block* b = self->block;
+  self->state = kActiveMask;
+  self->wait_site = __builtin_return_address(0);
+  self->wait_what = "__activemask";
+  ++b->masks_wanted;
+  resolve_masks(b, self->warp, true);
+  dispatch(self);
+  return self->result;
+}
+
+// A thread that polls memory lets the others run: first those of its block, then other blocks.
+void souffle_relax(SouffleThread* t) {
+  Fiber* self = (Fiber*)t;
+  Block* b = self->block;
+  self->spinning = true;
+  ++b->spinners;
+  push_back(b, self->linear);
+  dispatch(self);
+}
+
+void souffle_event(SouffleThread* t) { ++((Fiber*)t)->block->events; }
+
+void souffle_copy_async(SouffleThread* t, void* destination, const void* source, unsigned bytes, unsigned source_bytes) {
+  Fiber* self = (Fiber*)t;
+  if (source_bytes > bytes) fail_fiber(self, "cp.async of %u bytes with a source size of %u", bytes, source_bytes);
+  if (uintptr_t(destination) % bytes || (source_bytes && uintptr_t(source) % bytes))
+    fail_fiber(self, "cp.async of %u bytes between addresses that are not aligned to them", bytes);
+  if (self->copy_count == self->copy_capacity) {
+    if (self->copy_head > self->copy_capacity / 2) {
+      self->copy_count -= self->copy_head;
+      memmove(self->copies, self->copies + self->copy_head, self->copy_count * sizeof(Copy));
+      self->copy_head = 0;
+    } else {
+      self->copy_capacity = self->copy_capacity ? 2 * self->copy_capacity : 16;
+      self->block->worker->in_fiber = 0;  // as in set_failure: malloc holds a lock
+      self->copies = (Copy*)realloc(self->copies, self->copy_capacity * sizeof(Copy));
+      self->block->worker->in_fiber = 1;
+      if (!self->copies) fail_fiber(self, "no memory for %u asynchronous copies", self->copy_capacity);
+    }
+  }
+  // Until the wait, the destination holds neither the old nor the new value for sure.
+  memset(destination, kPoison, bytes);
+  self->copies[self->copy_count++] =
+      Copy{(char*)destination, (const char*)source, bytes, source_bytes, self->open_group};
+}
+
+void souffle_copy_commit(SouffleThread* t) { ++((Fiber*)t)->open_group; }
+
+void souffle_copy_wait(SouffleThread* t, int groups_left, int uncommitted_too) {
+  Fiber* self = (Fiber*)t;
+  unsigned limit = self->open_group > unsigned(groups_left) ? self->open_group - unsigned(groups_left) : 0;
+  while (self->copy_head < self->copy_count) {
+    Copy& c = self->copies[self->copy_head];
+    if (!uncommitted_too && c.group >= limit) break;
+    if (c.source_bytes) memcpy(c.destination, c.source, c.source_bytes);
+    memset(c.destination + c.source_bytes, 0, c.bytes - c.source_bytes);
+    ++self->copy_head;
+  }
+  if (self->copy_head == self->copy_count) self->copy_head = self->copy_count = 0;
+}
+
+void souffle_fail(SouffleThread* t, const char* message) { fail_fiber((Fiber*)t, "%s", message); }
+
+SouffleThread* souffle_current() {
+#ifdef SOUFFLE_USE_UCONTEXT
+  return tl_current;
+#else
+  return tl_worker ? tl_worker->current : nullptr;
+#endif
+}
+
+}  // extern "C"
+
+namespace {
+
+extern "C" void souffle_fiber_exit(Fiber* self) {
+  Block* b = self->block;
+  souffle_copy_wait(self, 0, 1);
+  self->state = kExited;
+  --b->live;
+  ++b->events;
+  Warp& w = b->warps[self->warp];
+  w.alive &= ~(1u << self->lane);
+  // Lanes that have left no longer count for the warp-wide operations of those that stay.
+  for (int g = 0; g < w.groups;)
+    if (w.group[g].arrived == (w.group[g].mask & w.alive))
+      complete_group(b, self->warp, g), g = 0;
+    else
+      ++g;
+  if (b->masks_wanted && w.alive) resolve_masks(b, self->warp, true);
+  for (;;) dispatch(self);
+}
+
+// ---- blocks -------------------------------------------------------------------------------------------------------
+
+void init_block(Launch* launch, Block* b) {
+  memset(b, 0, sizeof(*b));
+  b->launch = launch;
+  b->threads = launch->threads;
+  b->warp_count = (launch->threads + 31) / 32;
+}
+
+void allocate_block(Block* b) {
+  b->fibers = (Fiber*)calloc(size_t(b->threads), sizeof(Fiber));
+  b->queue = (unsigned*)malloc(size_t(b->threads) * sizeof(unsigned));
+  b->warps = (Warp*)calloc(size_t(b->warp_count), sizeof(Warp));
+}
+
+void free_block(Block* b) {
+  if (b->fibers)
+    for (int i = 0; i < b->threads; ++i) free(b->fibers[i].copies);
+  free(b->fibers);
+  free(b->queue);
+  free(b->warps);
+  free(b->save);
+  b->fibers = nullptr;
+  b->queue = nullptr;
+  b->warps = nullptr;
+  b->save = nullptr;
+}
+
+struct Piece {
+  char* base;
+  size_t bytes;
+};
+
+// Shared memory in use: the static arrays and the launch's part of the dynamic array.
+int shared_pieces(Worker* w, Piece out[2]) {
+  size_t capacity = w->launch->spec->dynamic_capacity, used = w->launch->spec->shared_bytes;
+  if (!w->shared_base) return 0;
+  if (!w->dynamic_base) {
+    out[0] = Piece{w->shared_base, w->shared_size};
+    return 1;
+  }
+  char* after = w->dynamic_base + capacity;
+  out[0] = Piece{w->shared_base, size_t(w->dynamic_base - w->shared_base) + used};
+  out[1] = Piece{after, size_t(w->shared_base + w->shared_size - after)};
+  return 2;
+}
+
+void start_block(Worker* w, Block* b, unsigned index) {
+  Launch* launch = w->launch;
+  const SouffleLaunchSpec* spec = launch->spec;
+  if (!b->fibers) allocate_block(b);
+  b->worker = w;
+  b->index = index;
+  b->live = b->threads;
+  b->at_grid = b->spinners = b->masks_wanted = 0;
+  b->finished = b->preempted = b->grid_waiting = false;
+  b->started = true;
+  b->head = 0;
+  b->count = 0;
+  b->random = spec->seed * 0x9E3779B97F4A7C15ull + index * 0xD1B54A32D192ED03ull + 1;
+  memset(b->barriers, 0, sizeof(b->barriers));
+  uint3 position{index % spec->grid[0], index / spec->grid[0] % spec->grid[1], index / spec->grid[0] / spec->grid[1]};
+  dim3 block(spec->block[0], spec->block[1], spec->block[2]), grid(spec->grid[0], spec->grid[1], spec->grid[2]);
+  for (int i = 0; i < b->threads; ++i) {
+    Fiber& f = b->fibers[i];
+    Copy* copies = f.copies;
+    unsigned capacity = f.copy_capacity;
+    memset((void*)&f, 0, offsetof(Fiber, saved_bytes) + sizeof(f.saved_bytes));
+    f.copies = copies;
+    f.copy_capacity = capacity;
+    f.thread_index = uint3{unsigned(i) % block.x, unsigned(i) / block.x % block.y, unsigned(i) / block.x / block.y};
+    f.block_index = position;
+    f.block_extent = block;
+    f.grid_extent = grid;
+    f.linear = unsigned(i);
+    f.lane = unsigned(i) % 32;
+    f.warp = unsigned(i) / 32;
+    f.shared_base = w->shared_base;
+    f.shared_size = unsigned(w->shared_size);
+    f.block = b;
+    f.state = kReady;
+    prepare_fiber(&f, stack_top(w->stacks, i));
+    b->queue[b->count++] = unsigned(i);
+  }
+  for (int i = 0; i < b->warp_count; ++i) {
+    int lanes = b->threads - i * 32;
+    b->warps[i].alive = lanes >= 32 ? 0xFFFFFFFFu : (1u << lanes) - 1;
+    b->warps[i].groups = 0;
+  }
+  if (spec->shuffled) shuffle(b->queue, b->count, b->random);
+  Piece pieces[2];
+  for (int n = shared_pieces(w, pieces), i = 0; i < n; ++i) memset(pieces[i].base, kPoison, pieces[i].bytes);
+}
+
+void swap_out(Worker* w, Block* b) {
+  Piece pieces[2];
+  int n = shared_pieces(w, pieces);
+  size_t need = 0;
+  for (int i = 0; i < n; ++i) need += pieces[i].bytes;
+  for (int i = 0; i < b->threads; ++i) {
+    Fiber& f = b->fibers[i];
+    f.saved_bytes = f.state == kExited ? 0 : size_t(stack_top(w->stacks, i) - (char*)f.sp);
+    need += f.saved_bytes;
+  }
+  if (need > b->save_capacity) {
+    free(b->save);
+    b->save_capacity = need + need / 8;
+    b->save = (char*)malloc(b->save_capacity);
+    if (!b->save) {
+      b->save_capacity = 0;
+      set_failure(w->launch, "kernel %s: no memory to hold block %u at a grid sync", w->launch->spec->kernel, b->index);
+      return;
+    }
+  }
+  char* to = b->save;
+  for (int i = 0; i < n; ++i) {
+    memcpy(to, pieces[i].base, pieces[i].bytes);
+    to += pieces[i].bytes;
+  }
+  for (int i = 0; i < b->threads; ++i) {
+    Fiber& f = b->fibers[i];
+    f.saved = to;
+    memcpy(to, f.sp, f.saved_bytes);
+    to += f.saved_bytes;
+  }
+}
+
+void swap_in(Worker* w, Block* b) {
+  Piece pieces[2];
+  int n = shared_pieces(w, pieces);
+  const char* from = b->save;
+  for (int i = 0; i < n; ++i) {
+    memcpy(pieces[i].base, from, pieces[i].bytes);
+    from += pieces[i].bytes;
+  }
+  for (int i = 0; i < b->threads; ++i) {
+    Fiber& f = b->fibers[i];
+    memcpy(f.sp, f.saved, f.saved_bytes);
+  }
+}
+
+// "32 threads wait at __syncthreads (first: thread (0, 0, 0)); 32 threads have exited (first: ...)"
+void describe(Block* b, char* out, size_t size) {
+  size_t used = 0;
+  out[0] = 0;
+  bool seen[kMaxThreads] = {};
+  for (int i = 0; i < b->threads; ++i) {
+    if (seen[i]) continue;
+    Fiber& f = b->fibers[i];
+    int count = 0;
+    for (int j = i; j < b->threads; ++j) {
+      Fiber& g = b->fibers[j];
+      bool same = g.state == f.state && g.wait_what == f.wait_what &&
+                  (f.state != kBarrier || g.wait_id == f.wait_id) && (f.state != kWarp || g.wait_mask == f.wait_mask);
+      if (f.state == kExited) same = g.state == kExited;
+      if (same && !seen[j]) {
+        seen[j] = true;
+        ++count;
+      }
+    }
+    char where[96], what[160];
+    place(&f, where, sizeof(where));
+    if (f.state == kExited)
+      snprintf(what, sizeof(what), "exited");
+    else if (f.state == kReady)
+      snprintf(what, sizeof(what), "poll memory");
+    else if (f.state == kBarrier && f.wait_id != 0)
+      snprintf(what, sizeof(what), "wait at %s %d (%d of %d arrived)", f.wait_what, f.wait_id,
+               b->barriers[f.wait_id].arrived, b->barriers[f.wait_id].expected);
+    else if (f.state == kWarp)
+      snprintf(what, sizeof(what), "wait at %s with mask 0x%08x", f.wait_what, f.wait_mask);
+    else
+      snprintf(what, sizeof(what), "wait at %s", f.wait_what);
+    int wrote = snprintf(out + used, size - used, "%s%d thread%s %s (first: %s)", used ? "; " : "", count,
+                         count == 1 ? "" : "s", what, where);
+    if (wrote < 0 || size_t(wrote) >= size - used) break;
+    used += size_t(wrote);
+  }
+}
+
+enum Outcome { kDone, kAtGrid, kSpins, kPreempted, kBroken };
+
+void report_stuck(Block* b) {
+  const SouffleLaunchSpec* spec = b->launch->spec;
+  bool divergent = b->live < b->threads;
+  const Fiber* first = nullptr;
+  for (int i = 0; i < b->threads; ++i) {
+    const Fiber& f = b->fibers[i];
+    if (f.state == kExited) continue;
+    if (!first) first = &f;
+    if (f.state != first->state || (f.state == kBarrier && f.wait_id != first->wait_id)) divergent = true;
+  }
+  char text[1400];
+  describe(b, text, sizeof(text));
+  uint3 p = b->fibers[0].block_index;
+  set_failure(b->launch, "kernel %s, block (%u, %u, %u): %s: %s", spec->kernel, p.x, p.y, p.z,
+              divergent ? "barrier under divergent control" : "deadlock", text);
+}
+
+Outcome run_block(Worker* w, Block* b) {
+  for (;;) {
+    b->preempted = false;
+    if (b->count) {
+      // Where only polling threads are left, each of them polls once.
+      unsigned turns = int(b->count) == b->spinners ? b->count : 1;
+      for (unsigned k = 0; k < turns && b->count && !b->preempted; ++k) {
+        unsigned i = b->queue[b->head];
+        b->head = (b->head + 1) % unsigned(b->threads);
+        --b->count;
+        Fiber* f = &b->fibers[i];
+        if (f->spinning) {
+          f->spinning = false;
+          --b->spinners;
+        }
+        w->in_fiber = 1;
+        to_fiber(nullptr, f);
+        w->in_fiber = 0;
+        if (has_failed(b->launch)) return kBroken;
+      }
+    }
+    if (b->live == 0) return kDone;
+    if (b->count && int(b->count) != b->spinners) {
+      if (b->preempted) return kPreempted;
+      continue;
+    }
+    if (b->masks_wanted) {
+      for (int i = 0; i < b->warp_count; ++i) resolve_masks(b, unsigned(i), false);
+      continue;
+    }
+    if (b->count) return kSpins;
+    if (b->at_grid == b->threads) return kAtGrid;
+    report_stuck(b);
+    return kBroken;
+  }
+}
+
+// Polling with nothing else happening anywhere is a deadlock once it has lasted long enough.
+struct Patience {
+  uint64_t events;
+  double since;
+};
+
+bool lost_patience(Launch* launch, Patience& p, uint64_t own_events) {
+  uint64_t all = __atomic_add_fetch(&launch->events, own_events, __ATOMIC_RELAXED);
+  double t = now();
+  if (all != p.events || p.since == 0) {
+    p.events = all;
+    p.since = t;
+    return false;
+  }
+  return t - p.since > launch->spec->spin_seconds;
+}
+
+void report_spin(Block* b) {
+  char text[1400];
+  describe(b, text, sizeof(text));
+  uint3 p = b->fibers[0].block_index;
+  set_failure(b->launch, "kernel %s, block (%u, %u, %u): deadlock, memory is polled that nothing writes any more: %s",
+              b->launch->spec->kernel, p.x, p.y, p.z, text);
+}
+
+void run_plain(Worker* w) {
+  Launch* launch = w->launch;
+  Block b;
+  init_block(launch, &b);
+  Patience patience{0, 0};
+  while (!has_failed(launch)) {
+    unsigned n = __atomic_fetch_add(&launch->next_block, 1u, __ATOMIC_RELAXED);
+    if (n >= launch->blocks) break;
+    start_block(w, &b, launch->order ? launch->order[n] : n);
+    for (;;) {
+      uint64_t before = b.events;
+      Outcome outcome = run_block(w, &b);
+      if (outcome == kDone || outcome == kBroken) break;
+      if (outcome == kSpins && lost_patience(launch, patience, b.events - before)) {
+        report_spin(&b);
+        break;
+      }
+    }
+  }
+  __atomic_fetch_add(&launch->barrier_count, b.barrier_count, __ATOMIC_RELAXED);
+  free_block(&b);
+}
+
+// All workers meet here between two grid phases. False: the launch has failed or is complete.
+bool meet(Launch* launch, unsigned done, unsigned at_grid) {
+  pthread_mutex_lock(&launch->lock);
+  unsigned round = launch->round;
+  launch->round_done += done;
+  launch->round_grid += at_grid;
+  if (++launch->arrived_workers == launch->workers) {
+    launch->arrived_workers = 0;
+    launch->last_done = launch->round_done;
+    launch->last_grid = launch->round_grid;
+    launch->round_done = launch->round_grid = 0;
+    if (launch->last_grid) ++launch->grid_syncs;
+    ++launch->round;
+    pthread_cond_broadcast(&launch->changed);
+  } else {
+    while (launch->round == round && !launch->failed) pthread_cond_wait(&launch->changed, &launch->lock);
+  }
+  bool go_on = !launch->failed && launch->last_grid > 0;
+  bool mixed = go_on && launch->last_done > 0;
+  pthread_mutex_unlock(&launch->lock);
+  if (!mixed) return go_on;
+  Block *waits = nullptr, *ended = nullptr;
+  for (unsigned i = 0; i < launch->blocks; ++i) {
+    Block* b = &launch->resident_blocks[i];
+    if (b->finished && !ended) ended = b;
+    if (!b->finished && !waits) waits = b;
+  }
+  if (waits && ended) {
+    const SouffleLaunchSpec* s = launch->spec;
+    unsigned i = waits->index, j = ended->index;
+    set_failure(launch,
+                "kernel %s: grid sync under divergent control: %u blocks wait at grid sync (first: block (%u, %u, %u)), "
+                "%u blocks have exited (first: block (%u, %u, %u))",
+                s->kernel, launch->last_grid, i % s->grid[0], i / s->grid[0] % s->grid[1],
+                i / s->grid[0] / s->grid[1], launch->last_done, j % s->grid[0], j / s->grid[0] % s->grid[1],
+                j / s->grid[0] / s->grid[1]);
+  }
+  return false;
+}
+
+void run_cooperative(Worker* w) {
+  Launch* launch = w->launch;
+  // Contiguous ranges of blocks, one for each worker.
+  unsigned begin = unsigned(uint64_t(launch->blocks) * unsigned(w->id) / unsigned(launch->workers));
+  unsigned end = unsigned(uint64_t(launch->blocks) * unsigned(w->id + 1) / unsigned(launch->workers));
+  unsigned mine = end - begin;
+  unsigned* order = (unsigned*)malloc((mine + 1) * sizeof(unsigned));
+  for (unsigned i = 0; i < mine; ++i) order[i] = begin + i;
+  uint64_t random = launch->spec->seed ^ 0xA0761D6478BD642Full;
+  Patience patience{0, 0};
+  unsigned done = 0, at_grid = 0;
+  for (;;) {
+    if (launch->spec->shuffled) shuffle(order, mine, random);
+    // Blocks that poll or were preempted get further turns until all have finished or wait at the grid barrier.
+    while (done + at_grid < mine && !has_failed(launch)) {
+      bool only_spins = true;
+      uint64_t progress = 0;
+      Block* spins = nullptr;
+      for (unsigned i = 0; i < mine && !has_failed(launch); ++i) {
+        Block* b = &launch->resident_blocks[order[i]];
+        if (b->finished || b->grid_waiting) continue;
+        if (w->resident != b) {
+          if (w->resident && !w->resident->finished) swap_out(w, w->resident);
+          if (has_failed(launch)) break;
+          w->resident = b;
+          if (b->started)
+            swap_in(w, b);
+          else
+            start_block(w, b, order[i]);
+        }
+        uint64_t before = b->events;
+        Outcome outcome = run_block(w, b);
+        progress += b->events - before;
+        if (outcome == kDone) {
+          b->finished = true;
+          ++done;
+          __atomic_fetch_add(&launch->barrier_count, b->barrier_count, __ATOMIC_RELAXED);
+          free_block(b);
+        } else if (outcome == kAtGrid) {
+          b->grid_waiting = true;
+          ++at_grid;
+        } else if (outcome == kSpins) {
+          spins = b;
+        }
+        if (outcome != kSpins) only_spins = false;
+      }
+      if (only_spins && spins && lost_patience(launch, patience, progress)) report_spin(spins);
+      if (!only_spins) __atomic_add_fetch(&launch->events, 1, __ATOMIC_RELAXED);
+    }
+    if (!meet(launch, done, at_grid)) break;
+    at_grid = 0;
+    for (unsigned i = 0; i < mine; ++i) {
+      Block* b = &launch->resident_blocks[begin + i];
+      if (b->finished) continue;
+      b->grid_waiting = false;
+      b->at_grid = 0;
+      for (int k = 0; k < b->threads; ++k) w->scratch[k] = unsigned(k);
+      push_all(b, w->scratch, unsigned(b->threads), false);
+    }
+  }
+  free(order);
+}
+
+int find_segment(dl_phdr_info* info, size_t, void* data) {
+  Worker* w = (Worker*)data;
+  char* anchor = w->launch->spec->shared_anchor();
+  for (int i = 0; i < info->dlpi_phnum; ++i)
+    if (info->dlpi_phdr[i].p_type == PT_TLS) {
+      char* base = (char*)info->dlpi_tls_data;
+      size_t size = info->dlpi_phdr[i].p_memsz;
+      if (base && anchor >= base && anchor < base + size) {
+        w->shared_base = base;
+        w->shared_size = size;
+        return 1;
+      }
+    }
+  return 0;
+}
+
+void* worker_main(void* data) {
+  Worker* w = (Worker*)data;
+  Launch* launch = w->launch;
+  tl_worker = w;
+  stack_t alternate{}, previous{};
+  alternate.ss_size = 64 << 10;
+  alternate.ss_sp = malloc(alternate.ss_size);
+  sigaltstack(&alternate, &previous);
+  w->stacks = take_stacks();
+  if (!w->stacks) {
+    set_failure(launch, "kernel %s: no address space for fiber stacks", launch->spec->kernel);
+  } else if (sigsetjmp(w->escape, 1) == 0) {
+    dl_iterate_phdr(find_segment, w);
+    if (launch->spec->dynamic_capacity) w->dynamic_base = launch->spec->dynamic_shared();
+    if (launch->spec->cooperative)
+      run_cooperative(w);
+    else
+      run_plain(w);
+  } else {
+    w->in_fiber = 0;
+    Fiber* f = w->current;
+    char where[96] = "an unknown thread";
+    uint3 p{0, 0, 0};
+    if (f) {
+      place(f, where, sizeof(where));
+      p = f->block_index;
+    }
+    const char* name = w->signal_number == SIGSEGV   ? "segmentation fault"
+                       : w->signal_number == SIGBUS  ? "bus error"
+                       : w->signal_number == SIGFPE  ? "integer division by zero"
+                                                     : "illegal instruction";
+    size_t each = kStackBytes + kGuardBytes;
+    uintptr_t offset = uintptr_t(w->fault_address) - uintptr_t(w->stacks->base);
+    if (w->signal_number == 0) {
+      set_failure(launch, "kernel %s, block (%u, %u, %u), %s: stopped, the time limit of %g s has passed",
+                  launch->spec->kernel, p.x, p.y, p.z, where, launch->spec->timeout_seconds);
+    } else if (w->signal_number == SIGSEGV && offset < each * kMaxThreads && offset % each < kGuardBytes) {
+      set_failure(launch, "kernel %s, block (%u, %u, %u), %s: stack overflow, local arrays need more than %zu KiB",
+                  launch->spec->kernel, p.x, p.y, p.z, where, kStackBytes >> 10);
+    } else {
+      launch->result->fault_address = uint64_t(uintptr_t(w->fault_address));
+      set_failure(launch, "kernel %s, block (%u, %u, %u), %s: %s at address %p", launch->spec->kernel, p.x, p.y, p.z,
+                  where, name, w->fault_address);
+    }
+  }
+  give_stacks(w->stacks);
+  sigaltstack(&previous, nullptr);
+  free(alternate.ss_sp);
+  tl_worker = nullptr;
+  pthread_mutex_lock(&launch->lock);
+  ++launch->finished_workers;
+  pthread_cond_broadcast(&launch->changed);
+  pthread_mutex_unlock(&launch->lock);
+  return nullptr;
+}
+
+// ---- faults -------------------------------------------------------------------------------------------------------
+
+const int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+struct sigaction g_previous[4];
+int g_users;
+pthread_mutex_t g_signal_lock = PTHREAD_MUTEX_INITIALIZER;
+
+void on_signal(int number, siginfo_t* info, void* context) {
+  Worker* w = tl_worker;
+  if (w && info->si_code == SI_TKILL) {  // from the watchdog
+    if (!w->in_fiber) return;
+    w->signal_number = 0;
+    siglongjmp(w->escape, 1);
+  }
+  if (w && w->in_fiber) {
+    w->signal_number = number;
+    w->fault_address = info->si_addr;
+    siglongjmp(w->escape, 1);
+  }
+  for (int i = 0; i < 4; ++i)
+    if (kSignals[i] == number) {
+      struct sigaction& old = g_previous[i];
+      if (old.sa_flags & SA_SIGINFO)
+        old.sa_sigaction(number, info, context);
+      else if (old.sa_handler == SIG_DFL || old.sa_handler == SIG_IGN)
+        signal(number, SIG_DFL);
+      else
+        old.sa_handler(number);
+    }
+}
+
+void watch_signals(bool on) {
+  pthread_mutex_lock(&g_signal_lock);
+  if (on && g_users++ == 0) {
+    for (int i = 0; i < 4; ++i) {
+      struct sigaction action{};
+      action.sa_sigaction = on_signal;
+      action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+      sigemptyset(&action.sa_mask);
+      sigaction(kSignals[i], &action, &g_previous[i]);
+    }
+  } else if (!on && --g_users == 0) {
+    for (int i = 0; i < 4; ++i) sigaction(kSignals[i], &g_previous[i], nullptr);
+  }
+  pthread_mutex_unlock(&g_signal_lock);
+}
+
+}  // namespace
+
+extern "C" void souffle_launch(const SouffleLaunchSpec* spec, SouffleLaunchResult* result) {
+  memset(result, 0, sizeof(*result));
+  double begin = now();
+  Launch launch{};
+  launch.spec = spec;
+  launch.result = result;
+  launch.blocks = spec->grid[0] * spec->grid[1] * spec->grid[2];
+  launch.threads = int(spec->block[0] * spec->block[1] * spec->block[2]);
+  launch.workers = spec->shuffled || spec->workers < 1 ? 1 : spec->workers;
+  if (unsigned(launch.workers) > launch.blocks) launch.workers = int(launch.blocks);
+  pthread_mutex_init(&launch.lock, nullptr);
+  pthread_condattr_t monotonic;
+  pthread_condattr_init(&monotonic);
+  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+  pthread_cond_init(&launch.changed, &monotonic);
+  if (spec->shuffled && !spec->cooperative) {
+    launch.order = (unsigned*)malloc(launch.blocks * sizeof(unsigned));
+    for (unsigned i = 0; i < launch.blocks; ++i) launch.order[i] = i;
+    uint64_t random = spec->seed ^ 0xE7037ED1A0B428DBull;
+    shuffle(launch.order, launch.blocks, random);
+  }
+  if (spec->cooperative) {
+    launch.resident_blocks = (Block*)malloc(launch.blocks * sizeof(Block));
+    for (unsigned i = 0; i < launch.blocks; ++i) init_block(&launch, &launch.resident_blocks[i]);
+  }
+  Worker* workers = (Worker*)calloc(size_t(launch.workers), sizeof(Worker));
+  watch_signals(true);
+  int running = 0;
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, 1 << 20);
+  // The lock is held while threads start: `workers` may shrink where the system gives fewer.
+  pthread_mutex_lock(&launch.lock);
+  int wanted = launch.workers;
+  for (; running < wanted; ++running) {
+    workers[running].launch = &launch;
+    workers[running].id = running;
+    if (pthread_create(&workers[running].thread, &attributes, worker_main, &workers[running]) != 0) break;
+  }
+  pthread_attr_destroy(&attributes);
+  if (running < wanted) {
+    result->failed = 1;
+    snprintf(result->message, sizeof(result->message), "kernel %s: only %d of %d worker threads could be started",
+             spec->kernel, running, wanted);
+    __atomic_store_n(&launch.failed, 1, __ATOMIC_RELAXED);
+  }
+  double limit = begin + spec->timeout_seconds;
+  timespec until;
+  until.tv_sec = time_t(limit);
+  until.tv_nsec = long((limit - double(until.tv_sec)) * 1e9);
+  bool late = false;
+  while (launch.finished_workers < running) {
+    if (!late) {
+      if (pthread_cond_timedwait(&launch.changed, &launch.lock, &until) == ETIMEDOUT) late = true;
+    } else {
+      for (int i = 0; i < running; ++i)
+        if (workers[i].in_fiber) pthread_kill(workers[i].thread, SIGSEGV);
+      timespec pause;
+      clock_gettime(CLOCK_MONOTONIC, &pause);
+      pause.tv_nsec += 20000000;
+      if (pause.tv_nsec >= 1000000000) pause.tv_nsec -= 1000000000, ++pause.tv_sec;
+      pthread_cond_timedwait(&launch.changed, &launch.lock, &pause);
+    }
+  }
+  pthread_mutex_unlock(&launch.lock);
+  for (int i = 0; i < running; ++i) pthread_join(workers[i].thread, nullptr);
+  watch_signals(false);
+  result->grid_syncs = launch.grid_syncs;
+  result->block_barriers = launch.barrier_count;
+  result->seconds = now() - begin;
+  if (launch.resident_blocks) {
+    for (unsigned i = 0; i < launch.blocks; ++i) free_block(&launch.resident_blocks[i]);
+    free(launch.resident_blocks);
+  }
+  free(launch.order);
+  free(workers);
+  pthread_cond_destroy(&launch.changed);
+  pthread_condattr_destroy(&monotonic);
+  pthread_mutex_destroy(&launch.lock);
+}
+
+extern "C" uint64_t souffle_spec_size() { return sizeof(SouffleLaunchSpec); }
+extern "C" uint64_t souffle_result_size() { return sizeof(SouffleLaunchResult); }

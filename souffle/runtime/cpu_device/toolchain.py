@@ -1,0 +1,130 @@
+"""Compile with g++ into shared libraries that are kept by the hash of all that went into them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from souffle.errors import CompilerNotFoundError, CudaCompileError
+
+__all__ = ["FOLDER", "build_kernel_library", "build_runtime_library", "default_cache_dir"]
+
+FOLDER = Path(__file__).resolve().parent
+_INCLUDE = FOLDER / "include"
+_RUNTIME_SOURCE = FOLDER / "src" / "fiber_runtime.cpp"
+_COMMON = ("-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-w")
+# No contraction and no errno: a kernel's arithmetic is what its text says, and math calls are inlined where exact.
+_KERNEL = (
+    "-O2", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-fno-strict-aliasing",
+    "-fno-stack-protector", "-fstack-clash-protection", "-fno-extern-tls-init", "-fno-threadsafe-statics",
+    "-fno-asynchronous-unwind-tables", "-fmax-errors=8", "-Wl,-Bsymbolic", "-Wl,-z,now",
+)  # fmt: skip
+# Instruction sets that change no result, in the spelling of /proc/cpuinfo.
+_SAFE_SETS = ("avx2", "f16c", "fma", "bmi2", "popcnt")
+_SHOWN_ERRORS = 5
+
+
+def default_cache_dir() -> Path:
+    """Give the folder for compiled libraries: ``$SOUFFLE_CACHE_DIR``, else the user's cache, else a temporary one."""
+    chosen = os.environ.get("SOUFFLE_CACHE_DIR")
+    root = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "souffle"
+    folder = root / "cpu_device"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.gettempdir()) / f"souffle-cpu-device-{os.getuid()}"
+    if os.access(folder, os.W_OK):
+        return folder
+    return Path(tempfile.gettempdir()) / f"souffle-cpu-device-{os.getuid()}"
+
+
+@functools.cache
+def _machine_flags() -> tuple[str, ...]:
+    if platform.machine() != "x86_64":
+        return ()
+    try:
+        cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return ()
+    line = next((row for row in cpu.splitlines() if row.startswith("flags")), "")
+    present = set(line.split())
+    return tuple(f"-m{name}" for name in _SAFE_SETS if name in present)
+
+
+def uses_register() -> bool:
+    """Tell whether the current thread is held in a register, as the hand-written fiber switch does it."""
+    return platform.machine() == "x86_64" and os.environ.get("SOUFFLE_CPU_DEVICE_UCONTEXT") != "1"
+
+
+def _compiler() -> str:
+    for name in (os.environ.get("SOUFFLE_CXX"), "g++"):
+        path = shutil.which(name) if name else None
+        if path:
+            return path
+    raise CompilerNotFoundError("no g++ on the PATH: the CPU device compiles kernels with it; install g++ 12 or newer")
+
+
+@functools.cache
+def _compiler_version(path: str) -> str:
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    return done.stdout.partition("\n")[0]
+
+
+@functools.cache
+def _headers_digest() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(_INCLUDE.iterdir()):
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _build(source: str, flags: tuple[str, ...], stem: str, cache_dir: Path | None, failed: str) -> Path:
+    compiler = _compiler()
+    folder = default_cache_dir() if cache_dir is None else Path(cache_dir)
+    parts = (source, *flags, compiler, _compiler_version(compiler), _headers_digest())
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+    library = folder / f"{stem}-{key}.so"
+    if library.exists():
+        return library
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as work:
+        text = Path(work) / f"{stem}.cpp"
+        text.write_text(source, encoding="utf-8")
+        made = Path(work) / "out.so"
+        command = [compiler, *flags, f"-I{_INCLUDE}", str(text), "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=work)
+        if done.returncode != 0 or not made.exists():
+            lines = [row.replace(str(Path(work)) + "/", "") for row in done.stderr.splitlines()]
+            errors = [row for row in lines if "error" in row or "undefined" in row][:_SHOWN_ERRORS]
+            raise CudaCompileError(f"{failed}: g++ says\n" + "\n".join(errors or lines[:_SHOWN_ERRORS]))
+        os.replace(made, library)  # atomic: another process may be building the same
+    return library
+
+
+def build_runtime_library(cache_dir: Path | None = None) -> Path:
+    """Build the fiber runtime, once for each cache folder."""
+    switch = () if uses_register() else ("-DSOUFFLE_UCONTEXT",)
+    flags = (*_COMMON, "-O2", "-fvisibility=default", "-fno-stack-protector", *switch, "-lpthread")
+    return _build(_RUNTIME_SOURCE.read_text(encoding="utf-8"), flags, "runtime", cache_dir, "the fiber runtime")
+
+
+def build_kernel_library(source: str, cache_dir: Path | None = None) -> Path:
+    """Build a translated CUDA text.
+
+    Raises
+    ------
+    CudaCompileError
+        g++ rejects the text; the message holds its first errors, with the line numbers of the CUDA text.
+    CompilerNotFoundError
+        There is no g++.
+    """
+    register = ("-ffixed-r15", "-DSOUFFLE_SELF_IN_REGISTER", "-Wno-register") if uses_register() else ()
+    prelude = ("-include", "souffle_device.h")
+    return _build(source, (*_COMMON, *_KERNEL, *_machine_flags(), *register, *prelude), "kernels", cache_dir, "CUDA text")

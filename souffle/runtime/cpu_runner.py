@@ -1,0 +1,94 @@
+"""Runs a plan's emitted CUDA text on the CPU device: the same text that nvcc gets, every thread a fiber."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from souffle.codegen.plan import Buffer, Plan
+from souffle.runtime.cpu_device import compile_text
+
+__all__ = ["CpuRunner"]
+
+_ALIGNMENT = 256
+"""Bytes; what device memory is aligned to, which vector loads in the text rely on."""
+
+
+def _aligned(nbytes: int) -> np.ndarray:
+    """Fresh bytes at an aligned address, all ones: floats are NaN, so that an element that nobody wrote is seen."""
+    raw = np.full(nbytes + _ALIGNMENT, 0xFF, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + nbytes]
+
+
+def _view(raw: np.ndarray, buffer: Buffer) -> np.ndarray:
+    dtype = np.dtype(buffer.dtype)
+    return raw[: buffer.nbytes].view(dtype).reshape(buffer.shape)
+
+
+class CpuRunner:
+    """A plan made ready for the CPU device.
+
+    Parameters
+    ----------
+    plan
+        The compiled network.
+    blocks
+        The largest grid: any grid of at least one block gives the same result, and fewer blocks run faster here.
+    order
+        ``"fixed"`` runs the threads between two barriers in order, ``"shuffled"`` in a random one, which a race shows in.
+    seed
+        Of the random order.
+    cache_dir
+        Folder of compiled texts; the CPU device's own where not given.
+    """
+
+    def __init__(
+        self, plan: Plan, *, blocks: int = 4, order: str = "fixed", seed: int = 0, cache_dir: Path | None = None
+    ) -> None:
+        self._plan = plan
+        self._order, self._seed = order, seed
+        self.grids = tuple(max(1, min(kernel.tiles, blocks)) for kernel in plan.kernels)
+        self._modules = tuple(compile_text(module.text, cache_dir=cache_dir) for module in plan.modules)
+        self._constants: dict[int, np.ndarray] = {}
+        for index, buffer in enumerate(plan.buffers):
+            if buffer.kind == "constant":
+                held = _view(_aligned(buffer.nbytes), buffer)
+                held[...] = plan.constants[buffer.name]
+                self._constants[index] = held
+
+    def run(self, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        """Run all launches in order: checked inputs in, fresh outputs out."""
+        plan = self._plan
+        workspace = _aligned(plan.workspace_bytes)
+        given = iter(inputs)
+        arrays: list[np.ndarray] = []
+        for index, buffer in enumerate(plan.buffers):
+            if buffer.kind == "input":
+                array = next(given)
+                if array.ctypes.data % _ALIGNMENT:
+                    moved = _view(_aligned(buffer.nbytes), buffer)
+                    moved[...] = array
+                    array = moved
+            elif buffer.kind == "constant":
+                array = self._constants[index]
+            elif buffer.kind == "workspace":
+                array = _view(workspace[buffer.offset :], buffer)
+            else:
+                array = _view(_aligned(buffer.nbytes), buffer)
+            arrays.append(array)
+        for launch in plan.launches:
+            kernel, grid = plan.kernels[launch.kernel], self.grids[launch.kernel]
+            self._modules[kernel.module].launch(
+                kernel.name,
+                grid=(grid, 1, 1),
+                block=(kernel.threads, 1, 1),
+                args=[*(arrays[index] for index in launch.buffers), np.int32(grid)],
+                shared_bytes=kernel.dynamic_shared_bytes,
+                cooperative=kernel.cooperative,
+                order=self._order,
+                seed=self._seed,
+            )
+        return tuple(array for array, buffer in zip(arrays, plan.buffers, strict=True) if buffer.kind == "output")

@@ -1,0 +1,358 @@
+"""A compiled network as a callable object: on a GPU, or its emitted CUDA text on the CPU."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from souffle.codegen.plan import Plan
+from souffle.errors import OptionError
+from souffle.runtime import artifact
+from souffle.runtime.cpu_runner import CpuRunner
+from souffle.runtime.cuda import Cuda
+from souffle.runtime.cuda_runner import CudaRunner
+from souffle.runtime.signature import Signature, TensorSpec
+
+__all__ = ["KernelInfo", "Network", "explain", "signature_of"]
+
+_ORDERS = ("fixed", "shuffled")
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """One kernel, for people and for the ablation table.
+
+    Attributes
+    ----------
+    name : str
+    text : str
+        The CUDA text of its module.
+    grid, block : tuple of int
+        Of a launch. Until a device was opened, the grid is the largest that has work; a cooperative launch takes no more
+        blocks than the device holds at once.
+    registers : int or None
+        Per thread; None where no CUDA compiler was run.
+    shared_bytes : int
+        Of a block, static and dynamic.
+    spill_bytes : int or None
+        Stores and loads of spilled registers.
+    grid_syncs : int
+    stages : tuple of str
+    tes : tuple of str
+        The TEs that all its launches compute.
+    launches : int
+        How often one run of the network launches it.
+    """
+
+    name: str
+    text: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    registers: int | None
+    shared_bytes: int
+    spill_bytes: int | None
+    grid_syncs: int
+    stages: tuple[str, ...]
+    tes: tuple[str, ...]
+    launches: int
+
+
+def signature_of(plan: Plan) -> Signature:
+    """The inputs of a plan, under the model's own names."""
+    return Signature(
+        plan.name,
+        tuple(TensorSpec(buffer.label, buffer.shape, buffer.dtype) for buffer in plan.buffers if buffer.kind == "input"),
+    )
+
+
+def explain(plan: Plan) -> str:
+    """What was compiled and every decision with its reason, grouped by the compiler's stages in their order."""
+    syncs = sum(plan.kernels[launch.kernel].grid_syncs for launch in plan.launches)
+    constants = sum(buffer.nbytes for buffer in plan.buffers if buffer.kind == "constant")
+    lines = [
+        f"{plan.name}: level {plan.level}, {plan.precision}, partition {plan.partition}, {plan.arch}",
+        f"  {len(plan.launches)} launches of {len(plan.kernels)} kernels, {syncs} grid syncs; "
+        f"{constants} bytes of constants, {plan.workspace_bytes} bytes of workspace",
+        "",
+        "kernels",
+    ]
+    counts = _launch_counts(plan)
+    for index, kernel in enumerate(plan.kernels):
+        resources = kernel.resources
+        used = "not compiled for a GPU"
+        if resources is not None:
+            spills = resources.spill_store_bytes + resources.spill_load_bytes
+            used = f"{resources.registers} registers" + (f", {spills} bytes spilled" if spills else "")
+        lines.append(
+            f"  {kernel.name} x{counts[index]}: {len(kernel.stages)} stages, {kernel.grid_syncs} grid syncs, "
+            f"{kernel.tiles} tiles of {kernel.threads} threads, {_shared_bytes(plan, index)} bytes shared, {used}"
+        )
+        lines.append(
+            textwrap.fill(
+                ", ".join(kernel.tes), 120, initial_indent="    computes ", subsequent_indent="      ",
+                break_long_words=False, break_on_hyphens=False,
+            )
+        )
+    groups: dict[str, list[tuple[str, bool, str]]] = {}
+    for stage, subject, accepted, reason in plan.decisions:
+        groups.setdefault(stage, []).append((subject, accepted, reason))
+    for stage, decisions in groups.items():
+        done = sum(accepted for _, accepted, _ in decisions)
+        lines += ["", f"{stage}: {done} done, {len(decisions) - done} refused"]
+        lines += [f"  {'+' if accepted else '-'} {subject}: {reason}" for subject, accepted, reason in decisions]
+    return "\n".join(lines)
+
+
+def _launch_counts(plan: Plan) -> list[int]:
+    counts = [0] * len(plan.kernels)
+    for launch in plan.launches:
+        counts[launch.kernel] += 1
+    return counts
+
+
+def _shared_bytes(plan: Plan, index: int) -> int:
+    kernel = plan.kernels[index]
+    return kernel.dynamic_shared_bytes + (kernel.resources.static_shared_bytes if kernel.resources else 0)
+
+
+class Network:
+    """A compiled network.
+
+    ``net({"input": x})`` or ``net(x, y)`` runs it and gives a dict of outputs under the model's names: NumPy arrays for
+    NumPy arrays. On a GPU, tensors with ``__dlpack__`` that lie on it are used in place, and where any input is one, the
+    outputs are objects that ``torch.from_dlpack`` and its like take without a copy.
+
+    Nothing is opened before the first call, so that a network can be built, looked at and saved without a GPU.
+
+    Parameters
+    ----------
+    plan
+        What was compiled.
+    device
+        ``"cuda"`` or ``"cuda:N"`` for a GPU; ``"cpu"`` for the emitted text on the CPU; ``"auto"`` is ``"cuda"``.
+    graph
+        On a GPU, replay one CUDA graph instead of launching each kernel; inputs and outputs are then copied on the device.
+    poison
+        On a GPU, set outputs and workspace to NaN before each call. The CPU device always does.
+    blocks
+        On the CPU, the largest grid.
+    order, seed
+        On the CPU, the order of threads between barriers: ``"fixed"``, or ``"shuffled"`` by a seed.
+    cache_dir
+        On the CPU, the folder of compiled texts.
+    driver
+        The CUDA driver's functions, for tests and rehearsals; those of cuda-bindings where not given.
+
+    Raises
+    ------
+    OptionError
+        If an argument is not valid.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        device: str = "auto",
+        graph: bool = False,
+        poison: bool = False,
+        blocks: int = 4,
+        order: str = "fixed",
+        seed: int = 0,
+        cache_dir: str | Path | None = None,
+        driver: Any = None,
+    ) -> None:
+        match = re.fullmatch(r"cpu|(?:cuda|auto)(?::(\d+))?", device)
+        if match is None:
+            raise OptionError(f'device {device!r} is not one of "cuda", "cuda:N", "cpu" and "auto"')
+        if order not in _ORDERS:
+            raise OptionError(f"order {order!r} is not one of {', '.join(map(repr, _ORDERS))}")
+        if blocks < 1:
+            raise OptionError(f"blocks is {blocks}; a grid has at least one block")
+        if graph and device == "cpu":
+            raise OptionError('graph=True is for a GPU; device="cpu" has no CUDA graphs')
+        self._plan = plan
+        self._on_cpu = device == "cpu"
+        self._ordinal = int(match[1] or 0)
+        self._options = {"graph": graph, "poison": poison, "blocks": blocks, "order": order, "seed": seed}
+        self._options |= {"cache_dir": cache_dir, "driver": driver}
+        self._signature = signature_of(plan)
+        self._output_names = tuple(buffer.label for buffer in plan.buffers if buffer.kind == "output")
+        self._runner: CpuRunner | CudaRunner | None = None
+
+    def __repr__(self) -> str:
+        plan = self._plan
+        return f"Network({plan.name!r}, {plan.level}, {plan.arch}, device={self.device!r}, {len(plan.launches)} launches)"
+
+    @property
+    def plan(self) -> Plan:
+        """What was compiled, as data."""
+        return self._plan
+
+    @property
+    def device(self) -> str:
+        """``"cpu"``, or ``"cuda:N"``."""
+        return "cpu" if self._on_cpu else f"cuda:{self._ordinal}"
+
+    @property
+    def signature(self) -> Signature:
+        """The inputs."""
+        return self._signature
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Names, shapes and dtypes of the outputs."""
+        return tuple(
+            TensorSpec(buffer.label, buffer.shape, buffer.dtype) for buffer in self._plan.buffers if buffer.kind == "output"
+        )
+
+    @property
+    def kernels(self) -> tuple[KernelInfo, ...]:
+        """All kernels, in the order of their first launch."""
+        plan = self._plan
+        counts = _launch_counts(plan)
+        tes: list[dict[str, None]] = [{} for _ in plan.kernels]
+        order: dict[int, None] = {}
+        for launch in plan.launches:
+            order.setdefault(launch.kernel)
+            tes[launch.kernel].update(dict.fromkeys(launch.tes))
+        infos = []
+        for index in [*order, *(index for index in range(len(plan.kernels)) if index not in order)]:
+            kernel = plan.kernels[index]
+            resources = kernel.resources
+            registers = resources.registers if resources else None
+            if isinstance(self._runner, CudaRunner):
+                registers = self._runner.registers[index]
+            infos.append(
+                KernelInfo(
+                    name=kernel.name,
+                    text=plan.modules[kernel.module].text,
+                    grid=(self._runner.grids[index] if self._runner else max(1, kernel.tiles), 1, 1),
+                    block=(kernel.threads, 1, 1),
+                    registers=registers,
+                    shared_bytes=_shared_bytes(plan, index),
+                    spill_bytes=resources.spill_store_bytes + resources.spill_load_bytes if resources else None,
+                    grid_syncs=kernel.grid_syncs,
+                    stages=kernel.stages,
+                    tes=tuple(tes[index]) or kernel.tes,
+                    launches=counts[index],
+                )
+            )
+        return tuple(infos)
+
+    def explain(self) -> str:
+        """What was compiled and every decision with its reason, grouped by the compiler's stages."""
+        return explain(self._plan)
+
+    def save(self, path: str | Path, *, constants: str = "stored") -> None:
+        """Write a ``.souffle`` file (:func:`souffle.runtime.artifact.save`)."""
+        artifact.save(self._plan, path, constants=constants)
+
+    def on(self, device: str, **options: Any) -> Network:
+        """The same network on another device or with other options."""
+        return Network(self._plan, device=device, **{**self._options, "graph": False, **options})
+
+    def open(self) -> None:
+        """Load the code and upload the constants now instead of at the first call.
+
+        Raises
+        ------
+        NoGpuError
+            If no usable GPU is there; the message says what is missing.
+        CompilerNotFoundError
+            If the network holds no machine code, or no compiler for the CPU device is found.
+        """
+        if self._runner is not None:
+            return
+        options = self._options
+        if self._on_cpu:
+            cache = options["cache_dir"]
+            self._runner = CpuRunner(
+                self._plan,
+                blocks=options["blocks"],
+                order=options["order"],
+                seed=options["seed"],
+                cache_dir=Path(cache) if cache is not None else None,
+            )
+        else:
+            self._runner = CudaRunner(self._plan, Cuda(self._ordinal, options["driver"]), poison=options["poison"])
+
+    def __call__(self, *args: Any) -> dict[str, Any]:
+        """Run once: one dict of inputs by name, or inputs by position.
+
+        Raises
+        ------
+        InputError
+            If an input has an unknown name, or another shape, dtype or device than it must; nothing is cast.
+        NoGpuError, CompilerNotFoundError
+            As :meth:`open`.
+        DeviceError
+            If a kernel fails.
+        """
+        values = self._signature.arrange(args)
+        if self._on_cpu:
+            values = self._signature.host_arrays(values)
+        self.open()
+        if isinstance(self._runner, CudaRunner):
+            results: Sequence[Any] = self._runner.run(self._signature, values, graph=self._options["graph"])
+        else:
+            results = self._runner.run(values)
+        return dict(zip(self._output_names, results, strict=True))
+
+    def capture(self) -> Network:
+        """The same network replaying one CUDA graph, which is captured now."""
+        captured = self.on(self.device, graph=True)
+        captured.open()
+        captured._runner.capture()
+        return captured
+
+    def time(
+        self, *args: Any, repeats: int = 100, warmup: int = 10, mode: str = "launch", flush: bool = False
+    ) -> dict[str, Any]:
+        """Latency on the GPU by CUDA events, copies of inputs and outputs left out.
+
+        Parameters
+        ----------
+        args
+            Inputs, as in a call.
+        repeats, warmup
+            Runs that are measured, and runs before them that are not.
+        mode
+            ``"launch"`` for one launch per kernel, ``"graph"`` for one CUDA graph.
+        flush
+            Overwrite the second-level cache before each run.
+
+        Returns
+        -------
+        dict
+            ``median_us``, ``min_us``, ``p90_us``, ``mode``, ``repeats``, ``flush``.
+
+        Raises
+        ------
+        OptionError
+            If an argument is not valid or the network is on the CPU, whose fibers say nothing about a GPU's time.
+        """
+        if mode not in ("launch", "graph"):
+            raise OptionError(f'mode {mode!r} is not one of "launch" and "graph"')
+        if repeats < 1 or warmup < 0:
+            raise OptionError(f"repeats is {repeats} and warmup {warmup}; they must be at least 1 and 0")
+        if self._on_cpu:
+            raise OptionError('time() needs device="cuda": the CPU device says nothing about the time on a GPU')
+        values = self._signature.arrange(args)
+        self.open()
+        samples = sorted(
+            self._runner.samples(self._signature, values, repeats=repeats, warmup=warmup, mode=mode, flush=flush)
+        )
+        return {
+            "median_us": statistics.median(samples),
+            "min_us": samples[0],
+            "p90_us": samples[min(len(samples) - 1, int(0.9 * len(samples)))],
+            "mode": mode,
+            "repeats": repeats,
+            "flush": flush,
+        }

@@ -1,0 +1,216 @@
+"""A plan's structure as JSON and back: every field is checked, so that a file cannot send a kernel out of its buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from souffle.codegen.plan import Buffer, CudaModule, Kernel, Launch, Plan, Resources
+
+__all__ = ["PlanFormatError", "plan_from_json", "plan_to_json"]
+
+_DTYPES = frozenset(
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 bfloat16".split()
+)
+_KINDS = ("input", "output", "constant", "workspace")
+_MAX_THREADS = 1024
+_WORKSPACE_ALIGNMENT = 16
+"""Bytes; the widest load of one thread."""
+
+
+class PlanFormatError(Exception):
+    """A field is missing, of another type, or out of its range."""
+
+
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    """Everything of a plan but its constants and the contents of its modules."""
+    return {
+        "name": plan.name,
+        "level": plan.level,
+        "precision": plan.precision,
+        "partition": plan.partition,
+        "arch": plan.arch,
+        "workspace_bytes": plan.workspace_bytes,
+        "modules": len(plan.modules),
+        "buffers": [
+            {
+                "name": buffer.name,
+                "shape": list(buffer.shape),
+                "dtype": buffer.dtype,
+                "kind": buffer.kind,
+                "label": buffer.label,
+                "offset": buffer.offset,
+            }
+            for buffer in plan.buffers
+        ],
+        "kernels": [
+            {
+                "name": kernel.name,
+                "module": kernel.module,
+                "tiles": kernel.tiles,
+                "threads": kernel.threads,
+                "dynamic_shared_bytes": kernel.dynamic_shared_bytes,
+                "grid_syncs": kernel.grid_syncs,
+                "resources": None
+                if kernel.resources is None
+                else {
+                    "registers": kernel.resources.registers,
+                    "static_shared_bytes": kernel.resources.static_shared_bytes,
+                    "spill_store_bytes": kernel.resources.spill_store_bytes,
+                    "spill_load_bytes": kernel.resources.spill_load_bytes,
+                },
+                "stages": list(kernel.stages),
+                "tes": list(kernel.tes),
+            }
+            for kernel in plan.kernels
+        ],
+        "launches": [
+            {"kernel": launch.kernel, "buffers": list(launch.buffers), "tes": list(launch.tes)}
+            for launch in plan.launches
+        ],
+        "decisions": [list(decision) for decision in plan.decisions],
+    }
+
+
+class _Fields:
+    """One JSON object whose fields are taken with their types."""
+
+    def __init__(self, content: Any, what: str) -> None:
+        if not isinstance(content, dict):
+            raise PlanFormatError(f"{what} is not an object")
+        self._content, self._what = content, what
+
+    def text(self, key: str) -> str:
+        value = self._content.get(key)
+        if not isinstance(value, str):
+            raise PlanFormatError(f"{self._what} has no proper {key}")
+        return value
+
+    def whole(self, key: str, low: int = 0, high: int = 2**62) -> int:
+        value = self._content.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise PlanFormatError(f"{self._what} has {key} {value!r}, which is not a whole number from {low} to {high}")
+        return value
+
+    def wholes(self, key: str, low: int = 0, high: int = 2**62) -> tuple[int, ...]:
+        values = self.items(key)
+        if any(not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high for value in values):
+            raise PlanFormatError(f"{self._what} has {key} {values!r}, not whole numbers from {low} to {high}")
+        return tuple(values)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        values = self.items(key)
+        if any(not isinstance(value, str) for value in values):
+            raise PlanFormatError(f"{self._what} has {key} that are not texts")
+        return tuple(values)
+
+    def items(self, key: str) -> list[Any]:
+        value = self._content.get(key)
+        if not isinstance(value, list):
+            raise PlanFormatError(f"{self._what} has no list {key}")
+        return value
+
+    def get(self, key: str) -> Any:
+        return self._content.get(key)
+
+
+def _buffer(content: Any, index: int, workspace_bytes: int) -> Buffer:
+    fields = _Fields(content, f"buffer {index}")
+    buffer = Buffer(
+        name=fields.text("name"),
+        shape=fields.wholes("shape"),
+        dtype=fields.text("dtype"),
+        kind=fields.text("kind"),
+        label=fields.text("label"),
+        offset=fields.whole("offset"),
+    )
+    if buffer.kind not in _KINDS or buffer.dtype not in _DTYPES:
+        raise PlanFormatError(f"buffer {buffer.name} is of kind {buffer.kind!r} and dtype {buffer.dtype!r}")
+    try:
+        np.dtype(buffer.dtype)
+    except TypeError as error:
+        raise PlanFormatError(
+            f"buffer {buffer.name} is {buffer.dtype}, which NumPy lacks here; install and import ml_dtypes"
+        ) from error
+    if buffer.kind == "workspace":
+        if buffer.offset % _WORKSPACE_ALIGNMENT or buffer.offset + buffer.nbytes > workspace_bytes:
+            raise PlanFormatError(f"buffer {buffer.name} at {buffer.offset} lies outside of {workspace_bytes} bytes")
+    return buffer
+
+
+def _kernel(content: Any, index: int, modules: int) -> Kernel:
+    fields = _Fields(content, f"kernel {index}")
+    resources = None
+    if fields.get("resources") is not None:
+        used = _Fields(fields.get("resources"), f"the resources of kernel {index}")
+        resources = Resources(
+            registers=used.whole("registers"),
+            static_shared_bytes=used.whole("static_shared_bytes"),
+            spill_store_bytes=used.whole("spill_store_bytes"),
+            spill_load_bytes=used.whole("spill_load_bytes"),
+        )
+    return Kernel(
+        name=fields.text("name"),
+        module=fields.whole("module", 0, modules - 1),
+        tiles=fields.whole("tiles"),
+        threads=fields.whole("threads", 1, _MAX_THREADS),
+        dynamic_shared_bytes=fields.whole("dynamic_shared_bytes", 0, 2**31 - 1),
+        grid_syncs=fields.whole("grid_syncs"),
+        resources=resources,
+        stages=fields.texts("stages"),
+        tes=fields.texts("tes"),
+    )
+
+
+def _launch(content: Any, index: int, kernels: int, buffers: int) -> Launch:
+    fields = _Fields(content, f"launch {index}")
+    return Launch(
+        kernel=fields.whole("kernel", 0, kernels - 1),
+        buffers=fields.wholes("buffers", 0, buffers - 1),
+        tes=fields.texts("tes"),
+    )
+
+
+def _decision(content: Any) -> tuple[str, str, bool, str]:
+    if not isinstance(content, list) or [type(item) for item in content] != [str, str, bool, str]:
+        raise PlanFormatError("a decision is not (stage, subject, accepted, reason)")
+    return (content[0], content[1], content[2], content[3])
+
+
+def plan_from_json(content: Any, texts: Sequence[str], cubins: Sequence[bytes]) -> Plan:
+    """The plan that :func:`plan_to_json` described, without its constants.
+
+    Raises
+    ------
+    PlanFormatError
+        Naming the entry that is wrong.
+    """
+    fields = _Fields(content, "the plan")
+    workspace_bytes = fields.whole("workspace_bytes")
+    buffers = tuple(_buffer(item, index, workspace_bytes) for index, item in enumerate(fields.items("buffers")))
+    if len({buffer.name for buffer in buffers}) != len(buffers):
+        raise PlanFormatError("two buffers have one name")
+    kernels = tuple(_kernel(item, index, len(texts)) for index, item in enumerate(fields.items("kernels")))
+    launches = tuple(
+        _launch(item, index, len(kernels), len(buffers)) for index, item in enumerate(fields.items("launches"))
+    )
+    arity: dict[int, int] = {}
+    for launch in launches:
+        if arity.setdefault(launch.kernel, len(launch.buffers)) != len(launch.buffers):
+            raise PlanFormatError(f"launches of kernel {kernels[launch.kernel].name} have different numbers of buffers")
+    return Plan(
+        name=fields.text("name"),
+        level=fields.text("level"),
+        precision=fields.text("precision"),
+        partition=fields.text("partition"),
+        arch=fields.text("arch"),
+        buffers=buffers,
+        constants={},
+        modules=tuple(CudaModule(text, cubin) for text, cubin in zip(texts, cubins, strict=True)),
+        kernels=kernels,
+        launches=launches,
+        workspace_bytes=workspace_bytes,
+        decisions=tuple(_decision(item) for item in fields.items("decisions")),
+    )

@@ -1,0 +1,373 @@
+"""Matrix products and convolutions: one parallel loop over tiles, packed columns, accumulators in registers.
+
+A task packs the columns of one panel once, as ``panel[k..., width]`` with zeros where the last panel is wider than the
+matrix, then runs the micro-kernel over its rows: ``rows x width`` accumulators, for each k one read of the panel and a
+broadcast of each row's element. The accumulators stay in registers for the whole sum, so that memory is read only: the
+rows once per panel, the panel from the second-level cache. So the sum needs no blocking of its own, however long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.ir.expr import TensorLoad
+from tvm.tirx import ForKind
+
+from souffle.schedule.cpu.contraction_form import Contraction
+from souffle.schedule.cpu.emit import pieces
+from souffle.schedule.cpu.host import Machine
+from souffle.schedule.cpu.nest import (
+    Axis,
+    Nest,
+    as_index,
+    buffer_loads,
+    decode,
+    loop,
+    map_buffer_loads,
+    product,
+    replace_variables,
+    sequence,
+    stride_along,
+    uses,
+)
+from souffle.tvm_compat import PrimExpr, dtype_of
+
+__all__ = ["Tiling", "emit_contraction", "materialized_rows", "tiling_of"]
+
+_TRANSPOSE_BLOCK = 32
+"""Elements along k that are transposed together, so that both sides stay in the first-level cache."""
+_TASKS_PER_CORE = 3
+_MIN_CHUNK_TILES = 4
+"""Rows are divided among tasks only into chunks of at least so many tiles: each task packs its panel again."""
+_MAX_GROWTH = 2
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Shape of the micro-kernel: `rows` by `vectors` registers of `lanes` elements."""
+
+    rows: int
+    vectors: int
+    lanes: int
+
+    @property
+    def width(self) -> int:
+        """Columns of a panel."""
+        return self.vectors * self.lanes
+
+
+def tiling_of(rows: int, columns: int, lanes: int, registers: int) -> Tiling:
+    """The micro-kernel that wastes the least on the remainders and fills the registers best.
+
+    Parameters
+    ----------
+    rows, columns : int
+        Extents of the matrix.
+    lanes, registers : int
+        Elements of a vector register, and how many there are.
+    """
+    best: tuple[float, Tiling] | None = None
+    for vectors in range(1, 5):
+        # One register per vector for the panel and one for the broadcast element.
+        highest = min((registers - 1 - vectors) // vectors, 14)
+        tiles = -(-rows // highest)
+        height = -(-rows // tiles)
+        padded = -(-columns // (vectors * lanes)) * vectors * lanes
+        # Each k reads `vectors` registers of the panel and one element per row, for rows * vectors products.
+        products = height * vectors
+        cost = padded * max(products, (vectors + height) * 0.6, 8) / products
+        if best is None or cost < best[0] * 0.995:
+            best = (cost, Tiling(height, vectors, lanes))
+    assert best is not None
+    return best[1]
+
+
+def materialized_rows(form: Contraction) -> tuple[Nest, Contraction] | None:
+    """A nest that computes the scalar factor into a buffer of its own, and the contraction that reads that buffer.
+
+    ``None`` where the factor is a plain load already, or the buffer would be much larger than what it reads.
+    """
+    value = form.scalar.value
+    if isinstance(value, TensorLoad):
+        return None
+    axes = uses(value, (*form.batch, *form.rows, *form.nest.reduce))
+    size = product(axis.extent for axis in axes)
+    read = [product(int(e) for e in load.source.shape) for load in buffer_loads(value)]
+    if not axes or (read and size > _MAX_GROWTH * max(read)):
+        return None
+    buffer = tirx.decl_buffer(tuple(a.extent for a in axes), dtype_of(value), f"{form.nest.name}_rows")
+    fresh = tuple(Axis(tirx.Var(a.var.name, a.dtype), a.extent) for a in axes)
+    stored = replace_variables(value, {a.var: f.var for a, f in zip(axes, fresh, strict=True)})
+    store = tirx.BufferStore(buffer, stored, [f.var for f in fresh])
+    nest = Nest(f"{form.nest.name}_rows", fresh, (), None, store)
+    scalar = type(form.scalar)(tirx.BufferLoad(buffer, [a.var for a in axes]), form.scalar.private)
+    changed = Contraction(form.nest, scalar, form.vector, form.batch, form.rows, form.columns, form.identity)
+    return nest, changed
+
+
+def emit_contraction(form: Contraction, machine: Machine) -> tirx.Stmt:
+    """The loops of a contraction, a parallel one outermost."""
+    dtype = str(form.nest.body.buffer.dtype)
+    rows, columns = product(a.extent for a in form.rows), product(a.extent for a in form.columns)
+    tiling = tiling_of(rows, columns, machine.lanes(dtype), machine.vector_registers)
+    batches = product(a.extent for a in form.batch)
+    panels = -(-columns // tiling.width)
+    tiles = rows // tiling.rows
+    chunks = _chunks(batches * panels, tiles, machine.cores)
+    index = form.nest.spatial[-1].dtype
+    per_chunk = tiles // chunks
+
+    def task(number: PrimExpr) -> tirx.Stmt:
+        chunk = tirx.floormod(number, tirx.const(chunks, index))
+        rest = tirx.floordiv(number, tirx.const(chunks, index))
+        panel = tirx.floormod(rest, tirx.const(panels, index))
+        batch = decode(tirx.floordiv(rest, tirx.const(panels, index)), form.batch)
+        return _task(form, tiling, batch, panel, chunk, per_chunk, chunks, index)
+
+    return loop(batches * panels * chunks, task, ForKind.PARALLEL, name="task", dtype=index)
+
+
+def _chunks(tasks: int, tiles: int, cores: int) -> int:
+    """Into how many equal runs of tiles the rows are divided, to occupy the cores evenly."""
+    wanted = _TASKS_PER_CORE * cores
+    if tasks >= wanted or tasks % cores == 0:
+        return 1
+    options = [c for c in range(1, tiles // _MIN_CHUNK_TILES + 1) if tiles % c == 0]
+    even = [c for c in options if tasks * c % cores == 0]
+    for choices in (even, options):
+        if choices:
+            return next((c for c in choices if tasks * c >= cores), choices[-1])
+    return 1
+
+
+def _task(
+    form: Contraction,
+    tiling: Tiling,
+    batch: dict[tirx.Var, PrimExpr],
+    panel: PrimExpr,
+    chunk: PrimExpr,
+    per_chunk: int,
+    chunks: int,
+    index: str,
+) -> tirx.Stmt:
+    dtype = dtype_of(form.vector.value)
+    extents = tuple(a.extent for a in form.nest.reduce)
+    packed = tirx.decl_buffer((*extents, tiling.width), dtype, "panel")
+    rows = product(a.extent for a in form.rows)
+    first = chunk * per_chunk
+
+    def kernel(height: int, start: PrimExpr) -> tirx.Stmt:
+        return _micro_kernel(form, tiling, packed, batch, panel, start, height, index)
+
+    statements = [
+        tirx.AllocBuffer(packed),
+        _pack(form, tiling, packed, batch, panel, index),
+        loop(per_chunk, lambda t: kernel(tiling.rows, (first + t) * tiling.rows), name="tile", dtype=index),
+    ]
+    remainder = rows - rows // tiling.rows * tiling.rows
+    if remainder:
+        last = kernel(remainder, tirx.const(rows - remainder, index))
+        statements.append(last if chunks == 1 else tirx.IfThenElse(chunk == chunks - 1, last, None))
+    return sequence(statements)
+
+
+def _split_last(form: Contraction, tiling: Tiling, panel: PrimExpr, make: Callable[[int], tirx.Stmt]) -> tirx.Stmt:
+    """``make(valid columns)`` for full panels and for the last one, which may be narrower."""
+    columns = product(a.extent for a in form.columns)
+    panels = -(-columns // tiling.width)
+    valid = columns - (panels - 1) * tiling.width
+    if valid == tiling.width:
+        return make(tiling.width)
+    if panels == 1:
+        return make(valid)
+    return tirx.IfThenElse(panel < panels - 1, make(tiling.width), make(valid))
+
+
+def _pack(
+    form: Contraction,
+    tiling: Tiling,
+    packed: tirx.Buffer,
+    batch: dict[tirx.Var, PrimExpr],
+    panel: PrimExpr,
+    index: str,
+) -> tirx.Stmt:
+    axes = (*form.nest.spatial, *form.nest.reduce)
+    inner = form.columns[-1]
+    loads = [load for load in buffer_loads(form.vector.value) if uses(load, [inner])]
+    vectors = all(stride_along(load, inner, axes) == 1 for load in loads)
+    whole_rows = len(form.columns) == 1 or _columns_are_contiguous(form)
+    reduce = form.nest.reduce
+
+    def element(k: dict[tirx.Var, PrimExpr], column: PrimExpr) -> tirx.Stmt:
+        values = {**batch, **k, **decode(panel * tiling.width + column, form.columns)}
+        stored = replace_variables(form.vector.value, values)
+        return tirx.BufferStore(packed, stored, [*(k[a.var] for a in reduce), column])
+
+    def zeros(k: dict[tirx.Var, PrimExpr], valid: int) -> list[tirx.Stmt]:
+        if valid == tiling.width:
+            return []
+        zero = tirx.const(0, str(packed.dtype))
+        indices = [k[a.var] for a in reduce]
+        return [
+            loop(
+                tiling.width - valid,
+                lambda v: tirx.BufferStore(packed, zero, [*indices, v + valid]),
+                name="z",
+                dtype=index,
+            )
+        ]
+
+    def by_vectors(valid: int) -> tirx.Stmt:
+        def row(k: dict[tirx.Var, PrimExpr]) -> tirx.Stmt:
+            return sequence([*_column_pieces(valid, tiling.lanes, index, lambda c: element(k, c)), *zeros(k, valid)])
+
+        return _over(reduce, row)
+
+    def transposed(valid: int) -> tirx.Stmt:
+        last = reduce[-1]
+        block = _TRANSPOSE_BLOCK if last.extent % _TRANSPOSE_BLOCK == 0 else last.extent
+
+        def run(k: dict[tirx.Var, PrimExpr], outer: PrimExpr) -> tirx.Stmt:
+            def column(c: PrimExpr) -> tirx.Stmt:
+                return loop(
+                    block,
+                    lambda i: element({**k, last.var: outer * block + i}, c),
+                    name=last.var.name,
+                    dtype=last.dtype,
+                )
+
+            return loop(valid, column, name="c", dtype=index)
+
+        filled = _over(
+            reduce[:-1],
+            lambda k: loop(last.extent // block, lambda o: run(k, o), name=last.var.name, dtype=last.dtype),
+        )
+        padding = _over(reduce, lambda k: sequence(zeros(k, valid))) if valid < tiling.width else None
+        return filled if padding is None else sequence([filled, padding])
+
+    return _split_last(form, tiling, panel, by_vectors if vectors and whole_rows else transposed)
+
+
+def _columns_are_contiguous(form: Contraction) -> bool:
+    """Whether the columns, counted together, are read with stride 1 throughout."""
+    axes = (*form.nest.spatial, *form.nest.reduce)
+    for load in buffer_loads(form.vector.value):
+        expected = 1
+        for axis in reversed(form.columns):
+            if uses(load, [axis]) and stride_along(load, axis, axes) != expected:
+                return False
+            expected *= axis.extent
+    rest = [axis for axis in form.columns if uses(_without_loads(form.vector.value), [axis])]
+    return not rest
+
+
+def _without_loads(expression: PrimExpr) -> PrimExpr:
+    return map_buffer_loads(expression, lambda load: tirx.const(0, dtype_of(load)))
+
+
+def _over(axes: tuple[Axis, ...], make: Callable[[dict[tirx.Var, PrimExpr]], tirx.Stmt]) -> tirx.Stmt:
+    if not axes:
+        return make({})
+    axis = axes[0]
+    return loop(
+        axis.extent,
+        lambda v: _over(axes[1:], lambda rest: make({axis.var: v, **rest})),
+        name=axis.var.name,
+        dtype=axis.dtype,
+    )
+
+
+def _column_pieces(
+    extent: int, lanes: int, index: str, make: Callable[[PrimExpr], tirx.Stmt]
+) -> list[tirx.Stmt]:
+    statements = []
+    for piece in pieces(extent, lanes):
+        kind = ForKind.VECTORIZED if piece.width > 1 else ForKind.SERIAL
+        statements.append(
+            loop(
+                piece.count,
+                lambda o, piece=piece, kind=kind: loop(
+                    piece.width,
+                    lambda v: make(o * piece.width + v + piece.start),
+                    kind,
+                    name="v",
+                    dtype=index,
+                ),
+                ForKind.UNROLLED if piece.width > 1 else ForKind.SERIAL,
+                name="o",
+                dtype=index,
+            )
+        )
+    return statements
+
+
+def _micro_kernel(
+    form: Contraction,
+    tiling: Tiling,
+    packed: tirx.Buffer,
+    batch: dict[tirx.Var, PrimExpr],
+    panel: PrimExpr,
+    start: PrimExpr,
+    height: int,
+    index: str,
+) -> tirx.Stmt:
+    dtype = str(form.nest.body.buffer.dtype)
+    tile = tirx.decl_buffer((height, tiling.width), dtype, "tile", scope="local")
+
+    def registers(make: Callable[[PrimExpr, PrimExpr], tirx.Stmt]) -> tirx.Stmt:
+        return loop(
+            height,
+            lambda r: loop(
+                tiling.vectors,
+                lambda u: loop(
+                    tiling.lanes,
+                    lambda v: make(r, u * tiling.lanes + v),
+                    ForKind.VECTORIZED,
+                    name="v",
+                    dtype=index,
+                ),
+                ForKind.UNROLLED,
+                name="u",
+                dtype=index,
+            ),
+            ForKind.UNROLLED,
+            name="r",
+            dtype=index,
+        )
+
+    def step(k: dict[tirx.Var, PrimExpr]) -> tirx.Stmt:
+        position = [k[a.var] for a in form.nest.reduce]
+
+        def update(r: PrimExpr, c: PrimExpr) -> tirx.Stmt:
+            values = {**batch, **k, **decode(start + r, form.rows)}
+            factor = replace_variables(form.scalar.value, values)
+            product_ = factor * tirx.BufferLoad(packed, [*position, c])
+            return tirx.BufferStore(tile, tirx.BufferLoad(tile, [r, c]) + product_, [r, c])
+
+        return registers(update)
+
+    def store(valid: int) -> tirx.Stmt:
+        def row(r: PrimExpr) -> tirx.Stmt:
+            def element(c: PrimExpr) -> tirx.Stmt:
+                values = {
+                    **batch,
+                    **decode(start + r, form.rows),
+                    **decode(panel * tiling.width + c, form.columns),
+                }
+                done = form.nest.bind({v: as_index(e, dtype_of(v)) for v, e in values.items()})
+                return done.finish(tirx.BufferLoad(tile, [r, c]))
+
+            return sequence(_column_pieces(valid, tiling.lanes, index, element))
+
+        return loop(height, row, ForKind.UNROLLED, name="r", dtype=index)
+
+    return sequence(
+        [
+            tirx.AllocBuffer(tile),
+            registers(lambda r, c: tirx.BufferStore(tile, form.identity, [r, c])),
+            _over(form.nest.reduce, step),
+            _split_last(form, tiling, panel, store),
+        ]
+    )

@@ -1,0 +1,186 @@
+"""Reading a reduction as a contraction: which loops are rows, columns and batch of a matrix product."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import tvm_ffi
+from tvm import tirx
+from tvm.ir.expr import TensorLoad
+from tvm.tirx import Add, FloorDiv, Max, Min, Mul
+
+from souffle.schedule.cpu.nest import (
+    Axis,
+    Nest,
+    buffer_loads,
+    product,
+    simplify,
+    stride_along,
+    uses,
+)
+from souffle.tvm_compat import PrimExpr
+
+__all__ = ["Combiner", "Contraction", "Side", "combiner_of", "contraction_of", "split_groups", "without_units"]
+
+_FEW_ROWS = 16
+"""Below this, packing the columns costs more than it saves if they can be read as vectors where they are."""
+_MIN_ROWS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Combiner:
+    """A reduction ``c = operation(c, value)``."""
+
+    operation: type
+    value: PrimExpr
+    identity: PrimExpr
+
+    def apply(self, left: PrimExpr, right: PrimExpr) -> PrimExpr:
+        """Combine two partial results."""
+        return self.operation(left, right)
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One factor of the product under the sum: its expression and the axes that it depends on alone."""
+
+    value: PrimExpr
+    private: tuple[Axis, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Contraction:
+    """``C[batch, rows, columns] += scalar(batch, rows, k) * vector(batch, k, columns)``.
+
+    Attributes
+    ----------
+    nest : Nest
+        Without unit loops, group loops split.
+    scalar, vector : Side
+        The factor whose elements are broadcast, and the one that is read in vectors.
+    batch, rows, columns : tuple of Axis
+    identity : expression
+        What the sum starts with.
+    """
+
+    nest: Nest
+    scalar: Side
+    vector: Side
+    batch: tuple[Axis, ...]
+    rows: tuple[Axis, ...]
+    columns: tuple[Axis, ...]
+    identity: PrimExpr
+
+
+def combiner_of(nest: Nest) -> Combiner | None:
+    """The sum, product, maximum or minimum that a nest reduces with; ``None`` for others and for tuples."""
+    if not nest.single or not nest.reduce or not isinstance(nest.init, tirx.BufferStore):
+        return None
+    store = nest.body
+    value = store.value
+    if not isinstance(value, Add | Mul | Max | Min):
+        return None
+    for own, other in ((value.a, value.b), (value.b, value.a)):
+        if isinstance(own, TensorLoad) and own.source.same_as(store.buffer):
+            matches = all(tvm_ffi.structural_equal(a, b) for a, b in zip(own.indices, store.indices, strict=True))
+            if matches and not any(load.source.same_as(store.buffer) for load in buffer_loads(other)):
+                return Combiner(type(value), other, nest.init.value)
+    return None
+
+
+def without_units(nest: Nest) -> Nest:
+    """The nest without loops of extent 1."""
+    units = [axis for axis in (*nest.spatial, *nest.reduce) if axis.extent == 1]
+    return nest.bind({axis.var: tirx.const(0, axis.dtype) for axis in units}) if units else nest
+
+
+def split_groups(nest: Nest) -> Nest:
+    """Split a loop whose variable is read as a group number somewhere, as in a grouped convolution.
+
+    Before: ``for f: C[f] += X[f // 4 * 8 + k] * W[f, k]``; after: ``for g, i`` with ``f = 4 * g + i``.
+    """
+    for axis in nest.spatial:
+        divisors: list[int] = []
+
+        def note(division: FloorDiv, axis: Axis = axis, divisors: list[int] = divisors) -> None:
+            if division.a.same_as(axis.var) and isinstance(division.b, tirx.IntImm):
+                divisors.append(int(division.b.value))
+
+        tvm_ffi.structural_walk(nest.body, (FloorDiv, note))
+        size = divisors[0] if divisors else 0
+        if not 1 < size < axis.extent or axis.extent % size or any(d != size for d in divisors):
+            continue
+        outer = Axis(tirx.Var(f"{axis.var.name}_g", axis.dtype), axis.extent // size)
+        inner = Axis(tirx.Var(f"{axis.var.name}_i", axis.dtype), size)
+        at = next(i for i, a in enumerate(nest.spatial) if a is axis)
+        spatial = (*nest.spatial[:at], outer, inner, *nest.spatial[at + 1 :])
+        bound = nest.bind({axis.var: outer.var * size + inner.var})
+        store = bound.body
+        rhs = simplify_loads(store.value, (*spatial, *nest.reduce))
+        return replace(bound, spatial=spatial, body=tirx.BufferStore(store.buffer, rhs, list(store.indices)))
+    return nest
+
+
+def simplify_loads(expression: PrimExpr, axes: Sequence[Axis]) -> PrimExpr:
+    """`expression` with the indices of its loads simplified."""
+    return tvm_ffi.structural_map(
+        expression,
+        (TensorLoad, lambda load: tirx.BufferLoad(load.source, [simplify(i, axes) for i in load.indices])),
+    )
+
+
+def contraction_of(nest: Nest) -> Contraction | None:
+    """Read a nest as a contraction that is worth packing for; ``None`` if it is none."""
+    first = combiner_of(nest)
+    if first is None or first.operation is not Add or not isinstance(first.value, Mul):
+        return None
+    nest = split_groups(without_units(nest))
+    combiner = combiner_of(nest)
+    if combiner is None or not nest.reduce or not isinstance(combiner.value, Mul):
+        return None
+    left, right = combiner.value.a, combiner.value.b
+    if len(uses(left, nest.reduce)) < len(nest.reduce) or len(uses(right, nest.reduce)) < len(nest.reduce):
+        return None
+    in_left, in_right = uses(left, nest.spatial), uses(right, nest.spatial)
+    sides = (
+        Side(left, tuple(a for a in in_left if a not in in_right)),
+        Side(right, tuple(a for a in in_right if a not in in_left)),
+    )
+    last = nest.spatial[-1] if nest.spatial else None
+    vector = next((side for side in sides if last in side.private), None)
+    if vector is None:
+        return None
+    scalar = sides[1] if vector is sides[0] else sides[0]
+    columns = _suffix(nest.spatial, vector.private)
+    if product(a.extent for a in columns) < _MIN_ROWS and product(a.extent for a in scalar.private) >= _FEW_ROWS:
+        scalar, vector, columns = vector, scalar, scalar.private
+    elif _readable_in_place(vector, columns, nest) and product(a.extent for a in scalar.private) < _FEW_ROWS:
+        return None
+    if product(a.extent for a in scalar.private) < _MIN_ROWS and not scalar.private == columns:
+        if product(a.extent for a in columns) < _FEW_ROWS or product(a.extent for a in scalar.private) < 2:
+            return None
+    batch = tuple(a for a in nest.spatial if a not in columns and a not in scalar.private)
+    return Contraction(nest, scalar, vector, batch, scalar.private, columns, combiner.identity)
+
+
+def _suffix(spatial: Sequence[Axis], private: Sequence[Axis]) -> tuple[Axis, ...]:
+    taken: list[Axis] = []
+    for axis in reversed(spatial):
+        if axis not in private:
+            break
+        taken.append(axis)
+    return tuple(reversed(taken))
+
+
+def _readable_in_place(side: Side, columns: Sequence[Axis], nest: Nest) -> bool:
+    if not columns or columns[-1].extent < 8:
+        return False
+    axes = (*nest.spatial, *nest.reduce)
+    return all(
+        stride_along(load, columns[-1], axes) == 1
+        for load in buffer_loads(side.value)
+        if uses(load, [columns[-1]])
+    )
+
+

@@ -1,0 +1,202 @@
+"""Loops over nests: vectors with their remainders, and parallel loops over what is outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import tvm_ffi
+from tvm import tirx
+from tvm.ir.expr import TensorLoad
+from tvm.tirx import EQ, GE, GT, LE, LT, NE, FloorDiv, FloorMod, ForKind
+
+from souffle.schedule.cpu.contraction_form import without_units
+from souffle.schedule.cpu.host import Machine
+from souffle.schedule.cpu.nest import (
+    Axis,
+    Nest,
+    buffer_loads,
+    decode,
+    flat_index,
+    loop,
+    map_buffer_loads,
+    sequence,
+    simplify,
+    uses,
+)
+from souffle.tvm_compat import PrimExpr, dtype_of
+
+__all__ = ["Piece", "collapse", "emit_injective", "pieces", "segments", "serial"]
+
+_MAX_SEGMENTS = 6
+
+
+@dataclass(frozen=True)
+class Piece:
+    """`count` vectors of `width` elements from `start`; width 1 is a scalar loop."""
+
+    start: int
+    count: int
+    width: int
+
+
+def pieces(extent: int, width: int) -> list[Piece]:
+    """Cover ``[0, extent)``: full vectors, then one vector of each smaller power of two, scalars for the last few."""
+    found: list[Piece] = []
+    start = 0
+    while extent - start >= 4 and width >= 4:
+        count = (extent - start) // width
+        if count:
+            found.append(Piece(start, count, width))
+            start += count * width
+        width //= 2
+    if start < extent:
+        found.append(Piece(start, extent - start, 1))
+    return found
+
+
+def collapse(nest: Nest, kind: str = "spatial") -> Nest:
+    """Count as many of the last loops as possible with one variable, where all accesses are contiguous in them.
+
+    Before: ``for y < 7, x < 7: B[c, y, x] = f(A[c, y, x])``; after: ``for yx < 49``.
+    """
+    axes = getattr(nest, kind)
+    for first in range(len(axes) - 1):
+        merged = _merged(nest, axes[first:], kind)
+        if merged is not None:
+            return merged
+    return nest
+
+
+def _merged(nest: Nest, axes: Sequence[Axis], kind: str) -> Nest | None:
+    extent = 1
+    for axis in axes:
+        extent *= axis.extent
+    dtype = axes[0].dtype
+    joint = Axis(tirx.Var("_".join(a.var.name for a in axes), dtype), extent)
+    bound = nest.bind(decode(joint.var, axes))
+    spatial = (*bound.spatial, joint) if kind == "spatial" else bound.spatial
+    reduction = (*bound.reduce, joint) if kind == "reduce" else bound.reduce
+    everything = (*spatial, *reduction)
+    divided: list[bool] = []
+
+    def check(node: FloorDiv | FloorMod) -> None:
+        divided.append(bool(uses(node, [joint])))
+
+    statements = [s for s in (bound.body, bound.init, bound.epilogue) if s is not None]
+    for statement in statements:
+        stores: list[tirx.BufferStore] = []
+        tvm_ffi.structural_walk(statement, (tirx.BufferStore, stores.append))
+        if not isinstance(statement, tirx.BufferStore):
+            return None
+        positions = [flat_index(s.buffer, list(s.indices)) for s in stores]
+        positions += [flat_index(load.source, list(load.indices)) for load in buffer_loads(statement)]
+        for position in positions:
+            tvm_ffi.structural_walk(simplify(position, everything), (FloorDiv, check), (FloorMod, check))
+        # Outside of loads the variables stand for themselves (a range test, an iota): not a matter of positions.
+        rest = map_buffer_loads(statement.value, lambda load: tirx.const(0, dtype_of(load)))
+        if uses(rest, [joint]):
+            return None
+    return None if any(divided) else replace(bound, spatial=spatial, reduce=reduction)
+
+
+def segments(expression: PrimExpr | tirx.Stmt, axis: Axis) -> list[tuple[int, int]]:
+    """Ranges of `axis` in which every comparison of it with a constant in `expression` has one answer."""
+    points: set[int] = set()
+
+    def note(comparison: LT) -> None:
+        difference = simplify(comparison.a - comparison.b)
+        if len(uses(difference, [axis])) == 0:
+            return
+        at_zero = simplify(tvm_ffi.structural_map(difference, (tirx.Var, lambda v: _zero(v, axis))))
+        slope = simplify(difference - at_zero)
+        unit = simplify(tvm_ffi.structural_map(slope, (tirx.Var, lambda v: _one(v, axis))))
+        if not isinstance(at_zero, tirx.IntImm) or not isinstance(unit, tirx.IntImm) or int(unit.value) == 0:
+            return
+        if not isinstance(simplify(slope - axis.var * unit), tirx.IntImm):
+            return
+        crossing = -int(at_zero.value) / int(unit.value)
+        low = int(crossing // 1)
+        points.update(p for p in (low, low + 1) if 0 < p < axis.extent)
+
+    handlers = [(kind, note) for kind in (LT, LE, GT, GE, EQ, NE)]
+    tvm_ffi.structural_walk(expression, *handlers)
+    if len(points) > 2 * _MAX_SEGMENTS:
+        return [(0, axis.extent)]
+    bounds = [0, *sorted(points), axis.extent]
+    return [(a, b - a) for a, b in zip(bounds, bounds[1:], strict=False)]
+
+
+def _zero(variable: tirx.Var, axis: Axis) -> PrimExpr:
+    return tirx.const(0, axis.dtype) if variable.same_as(axis.var) else variable
+
+
+def _one(variable: tirx.Var, axis: Axis) -> PrimExpr:
+    return tirx.const(1, axis.dtype) if variable.same_as(axis.var) else variable
+
+
+def serial(nest: Nest, axes: Sequence[Axis], make: Callable[[Nest], tirx.Stmt]) -> tirx.Stmt:
+    """Serial loops over some spatial or reduction axes, around ``make`` of the nest without them."""
+    if not axes:
+        return make(nest)
+    axis = axes[0]
+    return loop(
+        axis.extent,
+        lambda v: serial(nest.bind({axis.var: v}), axes[1:], make),
+        name=axis.var.name,
+        dtype=axis.dtype,
+    )
+
+
+def lanes_of(statement: tirx.Stmt, machine: Machine) -> int:
+    """Elements per vector: by the widest float or the narrowest type of what is stored and loaded."""
+    stores: list[str] = []
+    tvm_ffi.structural_walk(statement, (tirx.BufferStore, lambda s: stores.append(str(s.buffer.dtype))))
+    tvm_ffi.structural_walk(statement, (TensorLoad, lambda load: stores.append(str(load.source.dtype))))
+    return max(4, min(machine.lanes(dtype) for dtype in stores))
+
+
+def emit_injective(nest: Nest, machine: Machine) -> tirx.Stmt:
+    """Serial loops outside, vectors along the last one."""
+    nest = collapse(without_units(nest))
+    if not nest.spatial:
+        return nest.body
+    *outer, inner = nest.spatial
+    lanes = lanes_of(nest.body, machine)
+    return serial(nest, outer, lambda row: _row(row, inner, lanes))
+
+
+def _row(nest: Nest, inner: Axis, lanes: int) -> tirx.Stmt:
+    statements: list[tirx.Stmt] = []
+    for start, extent in segments(nest.body, inner):
+        part = nest.restrict(inner, start, extent)
+        axis = part.spatial[-1]
+        body = _decided(part.body, axis)
+        for piece in pieces(extent, lanes):
+            statements.append(_vectors(body, axis, piece))
+    return sequence(statements)
+
+
+def _decided(body: tirx.BufferStore, axis: Axis) -> tirx.BufferStore:
+    # With the range known, range tests fall away, and the loop needs no scalar branches.
+    return tirx.BufferStore(body.buffer, simplify(body.value, [axis]), list(body.indices))
+
+
+def _vectors(body: tirx.BufferStore, axis: Axis, piece: Piece) -> tirx.Stmt:
+    def at(position: PrimExpr) -> tirx.Stmt:
+        return tvm_ffi.structural_map(body, (tirx.Var, lambda v: position if v.same_as(axis.var) else v))
+
+    if piece.width == 1:
+        return loop(piece.count, lambda v: at(v + piece.start), name="t", dtype=axis.dtype)
+    return loop(
+        piece.count,
+        lambda o: loop(
+            piece.width,
+            lambda v: at(o * piece.width + v + piece.start),
+            ForKind.VECTORIZED,
+            name="v",
+            dtype=axis.dtype,
+        ),
+        name="o",
+        dtype=axis.dtype,
+    )

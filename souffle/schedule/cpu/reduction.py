@@ -1,0 +1,287 @@
+"""Reductions that are not packed: along rows in memory, along columns with accumulators in registers, or plainly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tvm import tirx
+from tvm.tirx import ForKind
+
+from souffle.schedule.cpu.contraction_form import Combiner, combiner_of, split_groups, without_units
+from souffle.schedule.cpu.emit import collapse, pieces, serial
+from souffle.schedule.cpu.host import Machine
+from souffle.schedule.cpu.nest import (
+    Axis,
+    Nest,
+    buffer_loads,
+    loop,
+    replace_variables,
+    sequence,
+    stride_along,
+    uses,
+)
+from souffle.tvm_compat import PrimExpr
+
+__all__ = ["emit_reduction", "reduces_along_memory"]
+
+_ACCUMULATORS = 4
+"""Independent vector sums: additions take four cycles, and one starts every cycle or half of it."""
+_MAX_UNROLLED_ROWS = 8
+
+
+def emit_reduction(nest: Nest, machine: Machine) -> tirx.Stmt:
+    """Serial loops for a reduction over its spatial loops, vectorised along memory or along the last spatial loop."""
+    nest = without_units(nest)
+    if nest.single and not nest.reduce:
+        return sequence([nest.init, nest.body, *([nest.epilogue] if nest.epilogue is not None else [])])
+    combiner = combiner_of(nest)
+    if combiner is None:
+        return _plain(nest)
+    nest = collapse(split_groups(nest), "reduce")
+    lanes = machine.lanes(str(nest.body.buffer.dtype))
+    if reduces_along_memory(nest):
+        return serial(nest, nest.spatial, lambda point: _along_memory(point, lanes))
+    if nest.spatial and nest.spatial[-1].extent >= 4:
+        return _columns(nest, lanes)
+    return serial(nest, nest.spatial, _scalar)
+
+
+def reduces_along_memory(nest: Nest) -> bool:
+    """Whether the last reduction loop walks contiguous memory, and the last spatial loop does not."""
+    combiner = combiner_of(nest)
+    if combiner is None:
+        return False
+    axes = (*nest.spatial, *nest.reduce)
+    inner = nest.reduce[-1]
+    last = nest.spatial[-1] if nest.spatial else None
+    moving = [load for load in buffer_loads(combiner.value) if uses(load, [inner])]
+    contiguous = [load for load in moving if stride_along(load, inner, axes) == 1]
+    if not contiguous or inner.extent < 4:
+        return False
+    if last is None:
+        return True
+    by_column = [load for load in buffer_loads(combiner.value) if uses(load, [last])]
+    readable = by_column and all(stride_along(load, last, axes) == 1 for load in by_column)
+    return not (readable and last.extent >= 4)
+
+
+def _rest(nest: Nest) -> Combiner:
+    combiner = combiner_of(nest)
+    assert combiner is not None  # the caller has read it before; loops do not change the body's form
+    return combiner
+
+
+def _scalar(nest: Nest) -> tirx.Stmt:
+    dtype = str(nest.body.buffer.dtype)
+    total = tirx.decl_buffer((1,), dtype, "total", scope="local")
+    combiner = _rest(nest)
+
+    def step(point: Nest) -> tirx.Stmt:
+        value = _rest(point).value
+        return tirx.BufferStore(total, combiner.apply(tirx.BufferLoad(total, [0]), value), [0])
+
+    return sequence(
+        [
+            tirx.AllocBuffer(total),
+            tirx.BufferStore(total, combiner.identity, [0]),
+            serial(nest, nest.reduce, step),
+            nest.finish(tirx.BufferLoad(total, [0])),
+        ]
+    )
+
+
+def _along_memory(nest: Nest, lanes: int) -> tirx.Stmt:
+    """One output: vector accumulators over the last loop, folded in halves at the end, the remainder added singly."""
+    combiner = _rest(nest)
+    dtype = str(nest.body.buffer.dtype)
+    *outer, inner = nest.reduce
+    while lanes > inner.extent:
+        lanes //= 2
+    if lanes < 4:
+        return _scalar(nest)
+    width = lanes * max(1, min(_ACCUMULATORS, inner.extent // lanes))
+    partial = tirx.decl_buffer((width,), dtype, "partial", scope="local")
+    full = inner.extent // width
+
+    def load(position: PrimExpr) -> PrimExpr:
+        return tirx.BufferLoad(partial, [position])
+
+    def add(body: Nest, position: PrimExpr, slot: PrimExpr) -> tirx.Stmt:
+        value = replace_variables(_rest(body).value, {inner.var: position})
+        return tirx.BufferStore(partial, combiner.apply(load(slot), value), [slot])
+
+    def chunk(body: Nest, start: PrimExpr, count: int) -> tirx.Stmt:
+        return loop(
+            count,
+            lambda u: loop(
+                lanes,
+                lambda v: add(body, start + u * lanes + v, u * lanes + v),
+                ForKind.VECTORIZED,
+                name="v",
+                dtype=inner.dtype,
+            ),
+            ForKind.UNROLLED,
+            name="u",
+            dtype=inner.dtype,
+        )
+
+    def one_pass(body: Nest) -> tirx.Stmt:
+        steps = [loop(full, lambda o: chunk(body, o * width, width // lanes), name="o", dtype=inner.dtype)]
+        vectors = (inner.extent - full * width) // lanes
+        if vectors:
+            steps.append(chunk(body, tirx.const(full * width, inner.dtype), vectors))
+        done = full * width + vectors * lanes
+        if done < inner.extent:
+            zero = tirx.const(0, inner.dtype)
+            steps.append(
+                loop(inner.extent - done, lambda t: add(body, t + done, zero), name="t", dtype=inner.dtype)
+            )
+        return sequence(steps)
+
+    statements = [tirx.AllocBuffer(partial), _fill(partial, width, lanes, combiner.identity)]
+    statements.append(serial(nest, outer, one_pass))
+    span = width
+    while span > 1:
+        half = span // 2 if span % 2 == 0 else 1
+        kind = ForKind.VECTORIZED if half >= 4 else ForKind.SERIAL
+        for start in range(half, span, half):
+            statements.append(
+                loop(
+                    half,
+                    lambda v, start=start: tirx.BufferStore(
+                        partial, combiner.apply(load(v), load(v + start)), [v]
+                    ),
+                    kind,
+                    name="v",
+                )
+            )
+        span = half
+    statements.append(nest.finish(load(tirx.const(0, "int32"))))
+    return sequence(statements)
+
+
+def _fill(buffer: tirx.Buffer, extent: int, lanes: int, value: PrimExpr) -> tirx.Stmt:
+    return loop(
+        extent // lanes,
+        lambda o: loop(
+            lanes, lambda v: tirx.BufferStore(buffer, value, [o * lanes + v]), ForKind.VECTORIZED, name="v"
+        ),
+        ForKind.UNROLLED,
+        name="o",
+    )
+
+
+def _columns(nest: Nest, lanes: int) -> tirx.Stmt:
+    """Accumulators for a few rows times a few vectors, the reduction loops around them."""
+    *outer, column = nest.spatial
+    rows = _shared_row(nest, outer, column)
+    rest = [axis for axis in outer if axis is not rows]
+    height = 1
+    if rows is not None:
+        height = max(h for h in range(1, min(_MAX_UNROLLED_ROWS, rows.extent) + 1) if rows.extent % h == 0)
+    vectors = max(1, min(_ACCUMULATORS if height <= 4 else 2, column.extent // lanes))
+
+    def tile(point: Nest) -> tirx.Stmt:
+        statements = []
+        for piece in _blocks(column.extent, lanes, vectors):
+            start, count, width, repeat = piece
+            statements.append(
+                loop(
+                    count,
+                    lambda o, start=start, width=width, repeat=repeat: _tile(
+                        point, rows, column, o * (width * repeat) + start, height, width, repeat
+                    ),
+                    name="o",
+                    dtype=column.dtype,
+                )
+            )
+        return sequence(statements)
+
+    if rows is None or rows.extent == height:
+        return serial(nest, rest, tile)
+    block_axis = Axis(tirx.Var(f"{rows.var.name}_o", rows.dtype), rows.extent // height)
+    inner = Axis(tirx.Var(f"{rows.var.name}_i", rows.dtype), height)
+    split = nest.bind({rows.var: block_axis.var * height + inner.var})
+    split = replace(split, spatial=(*rest, block_axis, inner, column))
+    rows = inner
+    return serial(split, [*rest, block_axis], tile)
+
+
+def _blocks(extent: int, lanes: int, vectors: int) -> list[tuple[int, int, int, int]]:
+    """(start, count, width, vectors) blocks that cover the columns."""
+    found = []
+    wide = lanes * vectors
+    count = extent // wide
+    if count:
+        found.append((0, count, lanes, vectors))
+    start = count * wide
+    found += [(start + p.start, p.count, p.width, 1) for p in pieces(extent - start, lanes)]
+    return found
+
+
+def _shared_row(nest: Nest, outer: list[Axis], column: Axis) -> Axis | None:
+    """A spatial loop that some operand read along the columns does not depend on: its rows share those vectors."""
+    vectors = [load for load in buffer_loads(_rest(nest).value) if uses(load, [column])]
+    for axis in reversed(outer):
+        if any(not uses(load, [axis]) for load in vectors):
+            return axis
+    return None
+
+
+def _tile(
+    nest: Nest, rows: Axis | None, column: Axis, start: PrimExpr, height: int, width: int, vectors: int
+) -> tirx.Stmt:
+    combiner = _rest(nest)
+    tile = tirx.decl_buffer((height, vectors * width), str(nest.body.buffer.dtype), "tile", scope="local")
+
+    def each(make) -> tirx.Stmt:
+        def lane(r: PrimExpr, u: PrimExpr) -> tirx.Stmt:
+            if width == 1:
+                return make(r, u)
+            return loop(
+                width, lambda v: make(r, u * width + v), ForKind.VECTORIZED, name="v", dtype=column.dtype
+            )
+
+        return loop(
+            height,
+            lambda r: loop(vectors, lambda u: lane(r, u), ForKind.UNROLLED, name="u", dtype=column.dtype),
+            ForKind.UNROLLED,
+            name="r",
+            dtype=rows.dtype if rows is not None else column.dtype,
+        )
+
+    def at(body: Nest, r: PrimExpr, c: PrimExpr) -> Nest:
+        values = {column.var: start + c}
+        if rows is not None:
+            values[rows.var] = r
+        return body.bind(values)
+
+    def step(body: Nest) -> tirx.Stmt:
+        return each(
+            lambda r, c: tirx.BufferStore(
+                tile, combiner.apply(tirx.BufferLoad(tile, [r, c]), _rest(at(body, r, c)).value), [r, c]
+            )
+        )
+
+    return sequence(
+        [
+            tirx.AllocBuffer(tile),
+            each(lambda r, c: tirx.BufferStore(tile, combiner.identity, [r, c])),
+            serial(nest, nest.reduce, step),
+            each(lambda r, c: at(nest, r, c).finish(tirx.BufferLoad(tile, [r, c]))),
+        ]
+    )
+
+
+def _plain(nest: Nest) -> tirx.Stmt:
+    """Any other reduction, as of tuples: serial."""
+
+    def point(inner: Nest) -> tirx.Stmt:
+        steps = [inner.init] if inner.init is not None else []
+        steps.append(serial(inner, inner.reduce, lambda body: body.body))
+        if inner.epilogue is not None:
+            steps.append(inner.epilogue)
+        return sequence(steps)
+
+    return serial(nest, nest.spatial, point)
+

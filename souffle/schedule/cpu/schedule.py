@@ -1,0 +1,231 @@
+"""``target="cpu"``: a PrimFunc of tensor expressions to parallel, vectorised loops for LLVM.
+
+The function is read into nests, injective ones are substituted where that repeats nothing expensive, and each nest
+that stays is emitted by the first rule that fits: a contraction in packed tiles, else groups of nests that share their
+leading loops under one parallel loop, each reduction or injective nest vectorised inside. A statement that is not such
+a nest stays as it is, so there is always a schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir.stmt import SBlock, SBlockRealize
+from tvm.tirx import ForKind
+
+from souffle.schedule.cpu.contraction import emit_contraction, materialized_rows
+from souffle.schedule.cpu.contraction_form import Contraction, contraction_of, without_units
+from souffle.schedule.cpu.elementary import expand_elementary
+from souffle.schedule.cpu.emit import collapse, emit_injective, lanes_of
+from souffle.schedule.cpu.host import Machine, machine_of
+from souffle.schedule.cpu.inline import attach_epilogues, inline_injective
+from souffle.schedule.cpu.nest import (
+    Axis,
+    Nest,
+    buffer_loads,
+    decode,
+    distinct,
+    loop,
+    parse,
+    product,
+    sequence,
+)
+from souffle.schedule.cpu.reduction import emit_reduction, reduces_along_memory
+
+__all__ = ["schedule_cpu"]
+
+_SERIAL_WORK = 4096
+"""Less than so many element operations end sooner than the threads would have started."""
+_TASKS_PER_CORE = 4
+
+
+def schedule_cpu(func: tirx.PrimFunc, *, target: tvm.target.Target) -> tirx.PrimFunc:
+    """Schedule a function for the CPU.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        From ``te.create_prim_func`` over a small group of TEs with static shapes.
+    target : Target
+        An LLVM target; its features give the vector width, ``num-cores`` the number of threads.
+
+    Returns
+    -------
+    PrimFunc
+        The same parameters and attributes; results differ by the order of sums only, and by about two units in the
+        last place of exp, tanh, erf and sigmoid.
+    """
+    machine = machine_of(target)
+    function = parse(func)
+    items = inline_injective(function.items, func.params)
+    items = attach_epilogues(items, func.params)
+    units: list[tuple[Nest | tirx.Stmt, Contraction | None]] = []
+    for item in items:
+        form = contraction_of(item) if isinstance(item, Nest) else None
+        separate = materialized_rows(form) if form is not None else None
+        if separate is not None:
+            rows, form = separate
+            units.append((rows, None))
+        units.append((item, form))
+    if not any(isinstance(item, Nest) for item, _ in units):
+        return func
+    statements: list[tirx.Stmt] = []
+    position = 0
+    while position < len(units):
+        item, form = units[position]
+        if form is not None:
+            statements.append(emit_contraction(form, machine))
+            position += 1
+        elif not isinstance(item, Nest):
+            statements.append(item)
+            position += 1
+        else:
+            run = _run(units[position:])
+            depth, count = _shared_depth(run, machine)
+            statements.append(_emit_group(run[:count], depth, machine))
+            position += count
+    body = sequence([expand_elementary(statement) for statement in statements])
+    parameters = list(func.params)
+    used = _buffers(body)
+    intermediates = [b for b in used if not any(b.same_as(p) for p in parameters)]
+    block = SBlock([], [], [], "root", body, None, intermediates)
+    return tirx.PrimFunc(parameters, SBlockRealize([], True, block), func.ret_type, func.attrs)
+
+
+def _buffers(body: tirx.Stmt) -> list[tirx.Var]:
+    """Buffers that are used and not allocated inside."""
+    inside: list[tirx.Var] = []
+    stores: list[tirx.Var] = []
+    tvm_ffi.structural_walk(body, (tirx.AllocBuffer, lambda node: inside.append(node.buffer)))
+    tvm_ffi.structural_walk(body, (SBlock, lambda node: inside.extend(node.alloc_buffers)))
+    tvm_ffi.structural_walk(body, (tirx.BufferStore, lambda node: stores.append(node.buffer)))
+    stores.extend(load.source for load in buffer_loads(body))
+    return [b for b in distinct(stores) if not any(b.same_as(i) for i in inside)]
+
+
+def _run(units: Sequence[tuple[Nest | tirx.Stmt, Contraction | None]]) -> list[Nest]:
+    """The nests at the start of `units`, up to a contraction or another statement."""
+    found: list[Nest] = []
+    for item, form in units:
+        if form is not None or not isinstance(item, Nest):
+            break
+        found.append(item)
+    return found
+
+
+def _shared_depth(run: Sequence[Nest], machine: Machine) -> tuple[int, int]:
+    """How many leading loops the first nests of `run` can share, and how many nests.
+
+    Sharing is right where each nest reads what another of them wrote only at the shared loops' own position.
+    """
+    wanted = _TASKS_PER_CORE * machine.cores
+    best = (0, 1)
+    for count in range(2, len(run) + 1):
+        group = run[:count]
+        depth = min(len(nest.spatial) for nest in group)
+        while depth and not _shareable(group, depth):
+            depth -= 1
+        if not depth or product(axis.extent for axis in group[0].spatial[:depth]) < wanted:
+            break
+        best = (depth, count)
+    return best
+
+
+def _shareable(group: Sequence[Nest], depth: int) -> bool:
+    extents = [axis.extent for axis in group[0].spatial[:depth]]
+    written: list[tirx.Var] = []
+    for nest in group:
+        if [axis.extent for axis in nest.spatial[:depth]] != extents:
+            return False
+        leading = nest.spatial[:depth]
+        statements = [s for s in (nest.body, nest.epilogue) if s is not None]
+        for statement in statements:
+            for load in buffer_loads(statement):
+                if any(load.source.same_as(w) for w in written) and not _at(load.indices, leading):
+                    return False
+            stores: list[tirx.BufferStore] = []
+            tvm_ffi.structural_walk(statement, (tirx.BufferStore, stores.append))
+            if not all(_at(store.indices, leading) for store in stores):
+                return False
+        written.extend(nest.writes)
+    return True
+
+
+def _at(indices: Sequence[tirx.Var], leading: Sequence[Axis]) -> bool:
+    return len(indices) >= len(leading) and all(
+        index.same_as(axis.var)
+        or (axis.extent == 1 and isinstance(index, tirx.IntImm) and int(index.value) == 0)
+        for index, axis in zip(indices, leading, strict=False)
+    )
+
+
+def _emit(nest: Nest, machine: Machine) -> tirx.Stmt:
+    return emit_injective(nest, machine) if nest.injective else emit_reduction(nest, machine)
+
+
+def _emit_group(group: Sequence[Nest], depth: int, machine: Machine) -> tirx.Stmt:
+    if len(group) == 1:
+        return _emit_alone(group[0], machine)
+    extent = product(axis.extent for axis in group[0].spatial[:depth])
+
+    def task(number: tirx.Var) -> tirx.Stmt:
+        return sequence([_emit(nest.bind(decode(number, nest.spatial[:depth])), machine) for nest in group])
+
+    kind = ForKind.PARALLEL if sum(nest.work for nest in group) >= _SERIAL_WORK else ForKind.SERIAL
+    return loop(extent, task, kind, name="task", dtype=_index_type(group))
+
+
+def _index_type(group: Sequence[Nest]) -> str:
+    axes = [axis for nest in group for axis in (*nest.spatial, *nest.reduce)]
+    return "int64" if any(axis.dtype == "int64" for axis in axes) else "int32"
+
+
+def _emit_alone(nest: Nest, machine: Machine) -> tirx.Stmt:
+    """A nest by itself: its leading loops parallel, and runs of the last one where they are too few."""
+    nest = without_units(nest)
+    if nest.injective:
+        nest = collapse(nest)
+    if nest.work < _SERIAL_WORK or not nest.spatial:
+        return _emit(nest, machine)
+    wanted = _TASKS_PER_CORE * machine.cores
+    *outer, last = nest.spatial
+    depth = 0
+    while depth < len(outer) and product(axis.extent for axis in outer[:depth]) < wanted:
+        depth += 1
+    leading = outer[:depth]
+    index = _index_type([nest])
+    count = product(axis.extent for axis in leading)
+    if depth < len(outer) or count >= machine.cores:
+        return loop(
+            count, lambda n: _emit(nest.bind(decode(n, leading)), machine), ForKind.PARALLEL, name="task", dtype=index
+        )
+    step = 1 if nest.reduce and reduces_along_memory(nest) else 4 * lanes_of(nest.body, machine)
+    runs = max(1, min(-(-wanted // count), last.extent // step))
+    size = last.extent // runs // step * step
+    if not size:
+        return loop(
+            count, lambda n: _emit(nest.bind(decode(n, leading)), machine), ForKind.PARALLEL, name="task", dtype=index
+        )
+    runs = last.extent // size
+    joint = Axis(tirx.Var("run", last.dtype), runs)
+
+    def task(number: tirx.Var) -> tirx.Stmt:
+        values = decode(number, [*leading, joint])
+        return _emit(nest.restrict(last, values.pop(joint.var) * size, size).bind(values), machine)
+
+    statements = [loop(count * runs, task, ForKind.PARALLEL, name="task", dtype=index)]
+    rest = last.extent - runs * size
+    if rest:
+        statements.append(
+            loop(
+                count,
+                lambda n: _emit(nest.restrict(last, runs * size, rest).bind(decode(n, leading)), machine),
+                ForKind.SERIAL,
+                name="rest",
+                dtype=index,
+            )
+        )
+    return sequence(statements)

@@ -1,0 +1,52 @@
+"""GPU schedules of stages, by rules tried in order.
+
+A rule answers with a schedule or says why it does not apply; the first schedule wins. The rules go from the most to the least
+particular, and the last one takes everything that can run without a grid barrier inside.
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+
+from souffle.schedule.gpu.common import ScheduleError, check_schedule
+from souffle.schedule.gpu.elementwise import elementwise
+from souffle.schedule.gpu.fallback import fallback
+from souffle.schedule.gpu.reduction import reduction
+from souffle.schedule.gpu.rowwise import rowwise
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal, Rule
+
+__all__ = ["RULES", "GpuRequest", "GpuSchedule", "Refusal", "Rule", "ScheduleError", "check_schedule", "schedule_gpu"]
+
+RULES: tuple[tuple[str, Rule], ...] = (
+    ("rowwise", rowwise),
+    ("reduction", reduction),
+    ("elementwise", elementwise),
+    ("fallback", fallback),
+)
+"""The rules by name, in the order they are tried."""
+
+
+def schedule_gpu(func: tirx.PrimFunc, request: GpuRequest) -> tuple[GpuSchedule | None, tuple[Refusal, ...]]:
+    """Schedule one stage.
+
+    Parameters
+    ----------
+    func : tirx.PrimFunc
+        A small group of TEs, as ``te.create_prim_func`` gives it.
+    request : GpuRequest
+
+    Returns
+    -------
+    schedule : GpuSchedule or None
+        The first rule's that applies; ``None`` if the stage needs a barrier across the grid between two of its blocks, which
+        the last refusal names. Such a stage has to be split there.
+    refusals : tuple of Refusal
+        Of the rules tried before, in order.
+    """
+    refusals: list[Refusal] = []
+    for _, rule in RULES:
+        answer = rule(func, request)
+        if isinstance(answer, GpuSchedule):
+            return answer, tuple(refusals)
+        refusals.append(answer)
+    return None, tuple(refusals)

@@ -1,0 +1,28 @@
+"""The GPU's scheduler, as the formation of stages asks for it."""
+
+from __future__ import annotations
+
+from tvm import tirx
+
+from souffle.schedule.form import Answer, Scheduler
+from souffle.schedule.gpu import RULES, check_schedule, schedule_gpu
+from souffle.schedule.gpu.device import GpuDevice
+from souffle.schedule.gpu.rule import GpuRequest
+
+__all__ = ["gpu_scheduler"]
+
+
+def gpu_scheduler(device: GpuDevice, threads: int = 256) -> Scheduler:
+    """A scheduler for one device; all its stages have blocks of `threads` threads, so that any of them can be merged."""
+    request = GpuRequest(device.arch, threads, device.sm_count)
+
+    def answer(func: tirx.PrimFunc) -> Answer:
+        schedule, refusals = schedule_gpu(func, request)
+        reason = "; ".join(f"{r.rule}: {r.reason}" for r in refusals)
+        if schedule is None:
+            return Answer(None, "none", len(RULES), False, reason)
+        check_schedule(schedule, request)
+        rank = [name for name, _ in RULES].index(schedule.rule)
+        return Answer(schedule, schedule.rule, rank, schedule.rule == "rowwise", reason)
+
+    return answer

@@ -1,0 +1,316 @@
+"""What the rules share: reading blocks of a PrimFunc, inlining, and the check of a finished schedule.
+
+A stage runs without a grid barrier (the kernel has them only between stages), so nothing that one thread block writes may
+be read by another inside it. The helpers here remove what would break that; :func:`check_schedule` asserts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.sym import Analyzer
+
+from souffle.errors import SouffleError
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
+from souffle.tvm_compat import const_int
+
+__all__ = [
+    "Access",
+    "BlockView",
+    "ScheduleError",
+    "block_loops",
+    "block_views",
+    "check_schedule",
+    "collect",
+    "detach_outputs",
+    "expression_cost",
+    "finish",
+    "index_step",
+    "inline_injective",
+    "intermediates",
+    "is_reduction",
+    "open_schedule",
+    "product",
+    "same_buffer",
+]
+
+_REDUCE = 2
+"""``IterVar.iter_type`` of a commutative reduction."""
+
+_CHEAP_CALLS = frozenset({"tirx.if_then_else", "tirx.likely", "tirx.fabs", "tirx.reinterpret", "tirx.large_uint_imm"})
+_CHEAP_CALLS |= {f"tirx.{name}" for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not")}
+_CHEAP_CALLS |= {f"tirx.{name}" for name in ("shift_left", "shift_right", "floor", "ceil", "trunc", "round")}
+
+
+class ScheduleError(SouffleError):
+    """A schedule breaks a rule of stages (a bug of the rule that made it); the message names the rule and buffer."""
+
+
+def same_buffer(left: ir.Var, right: ir.Var) -> bool:
+    """Whether two buffer variables are one."""
+    return left.same_as(right)
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """One place in a block that reads or writes one element of `buffer`."""
+
+    buffer: ir.Var
+    indices: tuple[tirx.PrimExpr, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents of the buffer."""
+        return tuple(const_int(extent) for extent in self.buffer.shape)
+
+    @property
+    def flat(self) -> tirx.PrimExpr:
+        """Row-major position in the buffer."""
+        position: tirx.PrimExpr = tirx.IntImm("int32", 0)
+        for index, extent in zip(self.indices, self.shape, strict=True):
+            position = position * extent + index
+        return position
+
+
+@dataclass(frozen=True, eq=False)
+class BlockView:
+    """A block of the stage as the rules see it.
+
+    Attributes
+    ----------
+    rv : SBlockRV
+        Its handle in the schedule.
+    node : SBlock
+    spatial, reduction : tuple of IterVar
+    reads : tuple of Access
+        Without the reads of its own accumulators; repeated reads repeat.
+    writes : tuple of Access
+        One per written buffer.
+    """
+
+    rv: object
+    node: s_tir.SBlock
+    spatial: tuple[tirx.IterVar, ...]
+    reduction: tuple[tirx.IterVar, ...]
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+
+    @property
+    def name(self) -> str:
+        """The block's name, which is the TE's."""
+        return self.node.name_hint
+
+    @property
+    def spatial_shape(self) -> tuple[int, ...]:
+        """Extents of the data-parallel axes."""
+        return tuple(const_int(axis.dom.extent) for axis in self.spatial)
+
+    @property
+    def reduction_size(self) -> int:
+        """Product of the extents of the reduction axes; 1 without any."""
+        return product(const_int(axis.dom.extent) for axis in self.reduction)
+
+    @property
+    def size(self) -> int:
+        """Product of the extents of the data-parallel axes."""
+        return product(self.spatial_shape)
+
+    def writes_to(self, buffer: ir.Var) -> bool:
+        """Whether it writes `buffer`."""
+        return any(same_buffer(access.buffer, buffer) for access in self.writes)
+
+    def reads_from(self, buffer: ir.Var) -> bool:
+        """Whether it reads `buffer`."""
+        return any(same_buffer(access.buffer, buffer) for access in self.reads)
+
+
+def is_reduction(axis: tirx.IterVar) -> bool:
+    """Whether a block's axis is reduced."""
+    return axis.iter_type == _REDUCE
+
+
+def product(extents: Iterator[int] | Sequence[int]) -> int:
+    """Product of integers; 1 for none."""
+    result = 1
+    for extent in extents:
+        result *= extent
+    return result
+
+
+def collect(root: Any, kind: type) -> list[Any]:
+    """All nodes of a type in `root`, inner before outer."""
+    found: list[Any] = []
+
+    def visit(node: Any) -> None:
+        found.append(node)
+
+    tvm_ffi.structural_walk(root, (kind, visit))
+    return found
+
+
+def open_schedule(func: tirx.PrimFunc) -> s_tir.Schedule:
+    """A schedule of `func` alone."""
+    return s_tir.Schedule(func, debug_mask="none", error_render_level="none")
+
+
+def finish(sch: s_tir.Schedule, request: GpuRequest, rule: str, tiles: int, threads: int) -> GpuSchedule:
+    """The schedule as a stage, checked by :func:`check_schedule`."""
+    result = GpuSchedule(sch.mod["main"], rule, tiles, threads)
+    check_schedule(result, request)
+    return result
+
+
+def block_view(sch: s_tir.Schedule, rv: object) -> BlockView:
+    """Read the block `rv`."""
+    node = sch.get(rv)
+    writes: list[Access] = []
+    reads: list[Access] = []
+    for store in collect(node.body, tirx.BufferStore):
+        if not any(same_buffer(store.buffer, access.buffer) for access in writes):
+            writes.append(Access(store.buffer, tuple(store.indices)))
+    for load in collect(node.body, ir.TensorLoad):
+        if not any(same_buffer(load.source, access.buffer) for access in writes):
+            reads.append(Access(load.source, tuple(load.indices)))
+    axes = list(node.iter_vars)
+    return BlockView(
+        rv,
+        node,
+        tuple(axis for axis in axes if not is_reduction(axis)),
+        tuple(axis for axis in axes if is_reduction(axis)),
+        tuple(reads),
+        tuple(writes),
+    )
+
+
+def block_views(sch: s_tir.Schedule) -> list[BlockView]:
+    """The stage's blocks, producers before consumers."""
+    return [block_view(sch, rv) for rv in sch.get_child_blocks(sch.get_sblock("root"))]
+
+
+def intermediates(sch: s_tir.Schedule) -> list[ir.Var]:
+    """Buffers that are neither read from nor written to the caller."""
+    return list(sch.get(sch.get_sblock("root")).alloc_buffers)
+
+
+def block_loops(sch: s_tir.Schedule, view: BlockView) -> list[Any]:
+    """The loop over each of an unscheduled block's axes, in their order; ``None`` where an axis of extent 1 has none."""
+    loops = sch.get_loops(view.rv)
+    if not loops:
+        return [None] * len(view.node.iter_vars)
+    nodes = [sch.get(loop) for loop in loops]
+    table = []
+    for value in nodes[-1].body.iter_values:
+        matches = (loop for loop, node in zip(loops, nodes, strict=True) if node.loop_var.same_as(value))
+        table.append(next(matches, None))
+    return table
+
+
+def detach_outputs(sch: s_tir.Schedule) -> None:
+    """Give every output that the stage also reads a private copy for those reads.
+
+    The copy is an intermediate, so that what follows can inline it or place it on chip; the output is written from it
+    by a block of its own.
+    """
+    private = intermediates(sch)
+    for view in block_views(sch):
+        for index, access in enumerate(view.writes):
+            if any(same_buffer(access.buffer, buffer) for buffer in private):
+                continue
+            readers = [other.rv for other in block_views(sch) if other.reads_from(access.buffer)]
+            if readers:
+                position = _write_index(view, access.buffer)
+                sch.cache_write(view.rv, position if position is not None else index, "local", readers)
+
+
+def _write_index(view: BlockView, buffer: ir.Var) -> int | None:
+    """Position of `buffer` in the block's declared writes, which `cache_write` counts by."""
+    for position, region in enumerate(view.node.writes):
+        if same_buffer(region.source, buffer):
+            return position
+    return None
+
+
+def inline_injective(sch: s_tir.Schedule, keep: frozenset[str] = frozenset()) -> None:
+    """Inline every block without reduction whose output stays in the stage, except those named in `keep`."""
+    for rv in sch.get_child_blocks(sch.get_sblock("root")):
+        view = block_view(sch, rv)
+        private = intermediates(sch)
+        if view.reduction or view.name in keep:
+            continue
+        if all(any(same_buffer(a.buffer, buffer) for buffer in private) for a in view.writes):
+            sch.compute_inline(rv)
+
+
+def expression_cost(node: s_tir.SBlock) -> int:
+    """A rough count of what one evaluation of the block costs in arithmetic: 1 per simple call, 8 per function."""
+    return sum(1 if getattr(call.op, "name", "") in _CHEAP_CALLS else 8 for call in collect(node.body, ir.Call))
+
+
+def index_step(access: Access, variable: tirx.Var, analyzer: Analyzer) -> int | None:
+    """How far in memory, in elements, a step of `variable` moves an access; ``None`` if that is not constant."""
+    flat = access.flat
+    moved = tvm_ffi.structural_map(flat, (ir.Var, lambda var: variable + 1 if var.same_as(variable) else var))
+    step = analyzer.simplify(moved - flat)
+    return int(step.value) if isinstance(step, tirx.IntImm) else None
+
+
+def check_schedule(schedule: GpuSchedule, request: GpuRequest) -> None:
+    """Assert that `schedule` obeys the rules of stages.
+
+    Every root-level nest is bound to ``blockIdx.x``, all to ``schedule.tiles``; threads come to ``request.threads``, or to
+    fewer where no barrier is needed; no intermediate is in global memory; and no output is read, since another thread may
+    have written it.
+
+    Raises
+    ------
+    ScheduleError
+        Naming the rule, the buffer or the axis.
+    """
+    func, rule = schedule.func, schedule.rule
+    root = func.body.block
+    nests = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
+    extents: dict[str, set[int]] = {}
+    threads_of: list[tirx.Var] = []
+    for loop in collect(func.body, tirx.For):
+        if loop.thread_binding is not None:
+            extents.setdefault(loop.thread_binding.thread_tag, set()).add(const_int(loop.extent))
+            if loop.thread_binding.thread_tag.startswith("threadIdx"):
+                threads_of.append(loop.loop_var)
+    needs_barrier = False
+    for realize in collect(func.body, s_tir.SBlockRealize):
+        for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
+            if is_reduction(axis):
+                needs_barrier |= any(v.same_as(thread) for v in collect(value, ir.Var) for thread in threads_of)
+        for buffer in realize.block.alloc_buffers:
+            if buffer.scope() in ("", "global"):
+                raise ScheduleError(f"rule {rule}: intermediate {buffer.name} is in global memory")
+            needs_barrier |= buffer.scope().startswith("shared")
+    for nest in nests:
+        binding = nest.thread_binding if isinstance(nest, tirx.For) else None
+        if binding is None or binding.thread_tag != "blockIdx.x":
+            raise ScheduleError(f"rule {rule}: a root-level nest is not bound to blockIdx.x:\n{nest}")
+    for tag, values in extents.items():
+        if len(values) != 1:
+            raise ScheduleError(f"rule {rule}: nests bind {tag} to different extents {sorted(values)}")
+        if tag not in ("blockIdx.x", "threadIdx.x", "threadIdx.y", "threadIdx.z"):
+            raise ScheduleError(f"rule {rule}: binds {tag}, which kernels do not have")
+    if extents.get("blockIdx.x") != {schedule.tiles}:
+        raise ScheduleError(f"rule {rule}: {schedule.tiles} tiles, but blockIdx.x has {extents.get('blockIdx.x')}")
+    threads = product(min(values) for tag, values in extents.items() if tag.startswith("threadIdx"))
+    if threads != schedule.threads:
+        raise ScheduleError(f"rule {rule}: {schedule.threads} threads, but the loops bind {threads}")
+    if threads > request.threads or (needs_barrier and threads != request.threads):
+        raise ScheduleError(f"rule {rule}: binds {threads} threads, a block of this kernel has {request.threads}")
+    _check_outputs(func, rule)
+
+
+def _check_outputs(func: tirx.PrimFunc, rule: str) -> None:
+    written = [store.buffer for store in collect(func.body, tirx.BufferStore)]
+    read = [load.source for load in collect(func.body, ir.TensorLoad)]
+    for parameter in func.params:
+        if any(parameter.same_as(w) for w in written) and any(parameter.same_as(r) for r in read):
+            raise ScheduleError(f"rule {rule}: output {parameter.name} is read in the stage that writes it")

@@ -1,0 +1,84 @@
+"""What schedules and the partition need to know of a GPU, by architecture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from souffle.errors import OptionError
+
+__all__ = ["DEVICES", "GpuDevice", "device_for"]
+
+
+@dataclass(frozen=True)
+class GpuDevice:
+    """Limits of one GPU.
+
+    Attributes
+    ----------
+    arch : str
+        Such as ``"sm_90"``.
+    name : str
+        The product that the figures are of.
+    sm_count : int
+        Streaming multiprocessors.
+    shared_per_sm, shared_per_block : int
+        Bytes of shared memory of a multiprocessor, and the most that one block may ask for. The system keeps 1 KiB of
+        each resident block (CUDA C++ Programming Guide, "Compute Capabilities").
+    threads_per_sm, blocks_per_sm, registers_per_sm : int
+        Most resident threads and blocks, and registers, of a multiprocessor.
+    """
+
+    arch: str
+    name: str
+    sm_count: int
+    shared_per_sm: int
+    shared_per_block: int
+    threads_per_sm: int
+    blocks_per_sm: int
+    registers_per_sm: int = 65536
+
+    def blocks_per_wave(self, threads: int, shared_bytes: int, registers: int = 128) -> int:
+        """Blocks that are on the device at once.
+
+        Parameters
+        ----------
+        threads : int
+            Of a block.
+        shared_bytes : int
+            Of a block, static and dynamic.
+        registers : int
+            Of a thread. Before the kernel is compiled this is the budget that its launch bounds leave when two blocks
+            of 256 threads share a multiprocessor.
+        """
+        by_threads = self.threads_per_sm // threads
+        by_registers = self.registers_per_sm // (registers * threads)
+        by_shared = self.shared_per_sm // (shared_bytes + 1024)
+        return max(1, min(by_threads, by_registers, by_shared, self.blocks_per_sm)) * self.sm_count
+
+
+DEVICES = {
+    device.arch: device
+    for device in (
+        GpuDevice("sm_75", "T4", 40, 64 * 1024, 64 * 1024, 1024, 16),
+        GpuDevice("sm_80", "A100", 108, 164 * 1024, 163 * 1024, 2048, 32),
+        GpuDevice("sm_86", "A10", 72, 100 * 1024, 99 * 1024, 1536, 16),
+        GpuDevice("sm_89", "L4", 58, 100 * 1024, 99 * 1024, 1536, 24),
+        GpuDevice("sm_90", "H200", 132, 228 * 1024, 227 * 1024, 2048, 32),
+        GpuDevice("sm_100", "B200", 148, 228 * 1024, 227 * 1024, 2048, 32),
+        GpuDevice("sm_120", "RTX 5090", 170, 100 * 1024, 99 * 1024, 1536, 24),
+    )
+}
+"""By architecture. CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; SMs by product."""
+
+
+def device_for(arch: str) -> GpuDevice:
+    """The device description for an architecture.
+
+    Raises
+    ------
+    OptionError
+        Naming the architectures known, if `arch` is not one.
+    """
+    if arch not in DEVICES:
+        raise OptionError(f"arch {arch!r} is not known; known are {', '.join(DEVICES)}")
+    return DEVICES[arch]

@@ -1,0 +1,125 @@
+"""Rule for stages without reductions: each thread computes a few neighbouring elements of each output."""
+
+from __future__ import annotations
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.sym import Analyzer
+
+from souffle.schedule.gpu.common import (
+    BlockView,
+    block_views,
+    collect,
+    detach_outputs,
+    finish,
+    inline_injective,
+    open_schedule,
+    product,
+)
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.tvm_compat import const_int
+
+__all__ = ["elementwise"]
+
+_VECTOR_TYPES = frozenset({"float32", "int32"})
+
+
+def elementwise(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal:
+    """Schedule a stage without reductions.
+
+    Every intermediate is inlined. Outputs of one shape share one nest of loops; all nests are joined under one
+    ``blockIdx.x`` with as many tiles as the largest output needs.
+
+    Parameters
+    ----------
+    func : tirx.PrimFunc
+    request : GpuRequest
+
+    Returns
+    -------
+    GpuSchedule or Refusal
+        A refusal names the first reduction.
+    """
+    sch = open_schedule(func)
+    for view in block_views(sch):
+        if view.reduction:
+            return Refusal("elementwise", f"block {view.name} reduces over {view.reduction_size} elements")
+    detach_outputs(sch)
+    inline_injective(sch)
+    views = block_views(sch)
+    vectors = [_vector(view, request) for view in views]
+    tiles = max(-(-view.size // (request.threads * vector)) for view, vector in zip(views, vectors, strict=True))
+    groups: dict[tuple[tuple[int, ...], int], list[BlockView]] = {}
+    for view, vector in zip(views, vectors, strict=True):
+        groups.setdefault((view.spatial_shape, vector), []).append(view)
+    outer = [_nest(sch, members, vector, tiles, request.threads) for (_, vector), members in groups.items()]
+    tile = sch.merge(*outer) if len(outer) > 1 else outer[0]
+    sch.bind(tile, "blockIdx.x")
+    return finish(sch, request, "elementwise", tiles, request.threads)
+
+
+def _nest(sch: s_tir.Schedule, members: list[BlockView], vector: int, tiles: int, threads: int) -> object:
+    """Split the loops of `members` into tiles, threads and lanes, join them, and give the loop over tiles."""
+    inner = []
+    for view in members:
+        loops = sch.get_loops(view.rv)
+        flat = sch.fuse(*loops) if loops else sch.add_unit_loop(view.rv)
+        if vector > 1:
+            flat, lanes = sch.split(flat, [None, vector])
+        _, thread = sch.split(flat, [tiles, threads])
+        inner.append(lanes if vector > 1 else thread)
+    if len(inner) > 1:
+        sch.merge(*inner)
+    loops = sch.get_loops(members[0].rv)
+    sch.bind(loops[1], "threadIdx.x")
+    if vector > 1:
+        sch.vectorize(loops[2])
+    return loops[0]
+
+
+def _vector(view: BlockView, request: GpuRequest) -> int:
+    """Elements that a thread should load and store at once: 1, 2 or 4."""
+    shape = view.spatial_shape
+    vector = 4
+    while vector > 1 and (
+        not shape
+        or shape[-1] % vector
+        or product(shape) // (request.threads * vector) < request.sm_count
+        or not _aligned(view, vector)
+    ):
+        vector //= 2
+    return vector
+
+
+def _aligned(view: BlockView, vector: int) -> bool:
+    """Whether all accesses of `vector` neighbours are one aligned run of memory each, or one element."""
+    types = {str(access.buffer.dtype) for access in (*view.reads, *view.writes)}
+    if not types <= _VECTOR_TYPES or not _plain(view.node):
+        return False
+    analyzer = Analyzer()
+    last = view.spatial[-1].var
+    group = tirx.Var("group", last.ty)
+    extents = [const_int(axis.dom.extent) for axis in view.spatial]
+    for axis, extent in zip(view.spatial[:-1], extents, strict=False):
+        analyzer.bind(axis.var, ir.Range(0, extent))
+    analyzer.bind(group, ir.Range(0, extents[-1] // vector))
+    for access in (*view.reads, *view.writes):
+        flat = access.flat
+        places = []
+        for lane in range(vector):
+            place = group * vector + lane
+            places.append(tvm_ffi.structural_map(flat, (ir.Var, lambda v, p=place: p if v.same_as(last) else v)))
+        steps = [analyzer.simplify(place - places[0]) for place in places[1:]]
+        if all(isinstance(step, tirx.IntImm) and step.value == 0 for step in steps):
+            continue
+        if any(not isinstance(step, tirx.IntImm) or step.value != lane for lane, step in enumerate(steps, 1)):
+            return False
+        remainder = analyzer.simplify(tirx.floormod(places[0], vector))
+        if not (isinstance(remainder, tirx.IntImm) and remainder.value == 0):
+            return False
+    return True
+
+
+def _plain(node: s_tir.SBlock) -> bool:
+    """Whether the body has no condition, which would be taken lane by lane anyway."""
+    return not any(getattr(call.op, "name", "") == "tirx.if_then_else" for call in collect(node.body, ir.Call))

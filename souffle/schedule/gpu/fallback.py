@@ -1,0 +1,35 @@
+"""The last rule: one thread computes one output element at a time, reductions serial."""
+
+from __future__ import annotations
+
+from tvm import tirx
+
+from souffle.schedule.gpu.common import finish
+from souffle.schedule.gpu.rows import Layout, build, open_stage
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+
+__all__ = ["fallback"]
+
+
+def fallback(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal:
+    """Schedule any stage that can run without a grid barrier inside.
+
+    Parameters
+    ----------
+    func : tirx.PrimFunc
+    request : GpuRequest
+
+    Returns
+    -------
+    GpuSchedule or Refusal
+        A refusal names two blocks with a barrier between them. Stages without reductions, and single reductions
+        whose readers take its elements in place, are never refused.
+    """
+    stage = open_stage(func)
+    for chain in stage.chains:
+        if chain.broken:
+            return Refusal("fallback", f"needs a grid-wide barrier: {chain.broken[0]}")
+    rows = max([chain.row_count for chain in stage.chains] + [view.size for view in stage.free])
+    tiles = -(-rows // request.threads)
+    build(stage, Layout(tiles, request.threads, 1, True))
+    return finish(stage.sch, request, "fallback", tiles, request.threads)

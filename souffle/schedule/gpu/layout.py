@@ -1,0 +1,119 @@
+"""Choosing how many threads work on a row and how many rows a tile holds."""
+
+from __future__ import annotations
+
+from tvm.sym import Analyzer
+
+from souffle.schedule.gpu.common import Access, BlockView, index_step, product
+from souffle.schedule.gpu.rows import Chain, Layout, Stage, crosses, private_bytes
+from souffle.schedule.gpu.rule import GpuRequest
+from souffle.tvm_compat import const_int
+
+__all__ = ["choose_layout"]
+
+ELEMENTS_PER_THREAD = 4
+"""Elements of a row that one thread takes before a further thread is worth a step of the cross-thread reduction."""
+
+SHORT_ROW = 32
+"""Rows shorter than a warp are left to one thread where neighbouring rows are neighbours in memory."""
+
+NEAR_STEP = 2
+"""Distance in memory, in elements, up to which neighbouring rows share cache lines (2 is a pooling of stride 2)."""
+
+MIN_NEIGHBOURS = 8
+"""Rows that neighbouring threads must at least hold where rows lie side by side: one memory sector of 32 bytes."""
+
+MAX_PRIVATE_BYTES = 256
+"""Bytes of intermediates that a thread may keep for itself; more would leave the registers."""
+
+STATIC_SHARED_BYTES = 48 * 1024
+"""Shared memory that can be declared in a kernel's text."""
+
+SCRATCH_BYTES_PER_THREAD = 16
+"""Set aside for cross-thread reductions, which keep up to two values of a thread in shared memory."""
+
+
+def choose_layout(stage: Stage, request: GpuRequest, cross: bool = True) -> Layout | str:
+    """A layout for the chains of `stage`, or the reason why there is none.
+
+    Parameters
+    ----------
+    stage : Stage
+        With at least one chain.
+    request : GpuRequest
+    cross : bool
+        Whether threads may share a reduction; if not, a thread works on whole rows.
+    """
+    main = max(stage.chains, key=lambda chain: chain.work * chain.row_count)
+    most = request.threads & -request.threads if cross else 1
+    near = _rows_are_near(main)
+    width = max(_width(main, index) for index in range(len(main.blocks)))
+    inner = 1
+    if not near:
+        while inner < most and inner * ELEMENTS_PER_THREAD < width:
+            inner *= 2
+    fewest = MIN_NEIGHBOURS if near else 1
+    while (
+        _tiles(stage, request.threads // inner) < request.sm_count
+        and inner < most
+        and 2 * inner <= width
+        and request.threads // inner > fewest
+    ):
+        inner *= 2
+    limit = min(request.max_shared_bytes, STATIC_SHARED_BYTES) - SCRATCH_BYTES_PER_THREAD * request.threads
+    while _too_large(stage, request.threads // inner, inner, limit) and inner < most:
+        inner *= 2
+    rows = request.threads // inner
+    if _too_large(stage, rows, inner, limit):
+        return (
+            f"block {main.blocks[-1].name}: the intermediates of {rows} row(s) take {private_bytes(stage, rows)} bytes, "
+            f"{limit if inner > 1 else MAX_PRIVATE_BYTES * rows} are free on chip"
+        )
+    return Layout(_tiles(stage, rows), rows, inner, near)
+
+
+def _too_large(stage: Stage, rows: int, inner: int, limit: int) -> bool:
+    taken = private_bytes(stage, rows)
+    return taken > (limit if inner > 1 else MAX_PRIVATE_BYTES * rows)
+
+
+def _tiles(stage: Stage, rows: int) -> int:
+    return max(-(-chain.row_count // rows) for chain in stage.chains)
+
+
+def _width(chain: Chain, index: int) -> int:
+    """How many threads could work on one row of a block at once."""
+    view, columns = chain.blocks[index], chain.columns(index)
+    return view.reduction_size if crosses(chain, index, view.reduction_size) else columns
+
+
+def _rows_are_near(chain: Chain) -> bool:
+    """Whether neighbouring rows lie closer together in memory than neighbouring elements of a row."""
+    found = _anchor(chain)
+    if found is None:
+        return True
+    index, view, access = found
+    analyzer = Analyzer()
+    places = chain.rows[index]
+    if not places:
+        return False
+    row_step = index_step(access, view.node.iter_vars[places[-1]].var, analyzer)
+    inside = [axis for place, axis in enumerate(view.node.iter_vars) if place not in places]
+    steps = [index_step(access, axis.var, analyzer) for axis in inside if const_int(axis.dom.extent) > 1]
+    step = min((abs(s) for s in steps if s), default=None)
+    if not row_step:
+        return step is None
+    if step is None:
+        return True
+    return abs(row_step) <= NEAR_STEP or abs(row_step) <= step
+
+
+def _anchor(chain: Chain) -> tuple[int, BlockView, Access] | None:
+    """The read of the largest tensor from global memory, since its order in memory decides."""
+    found = None
+    for index, view in enumerate(chain.blocks):
+        for access in view.reads:
+            internal = any(other.writes_to(access.buffer) for other in chain.blocks)
+            if not internal and (found is None or product(access.shape) > product(found[2].shape)):
+                found = (index, view, access)
+    return found

@@ -1,0 +1,40 @@
+"""Rule for single reductions with what feeds and follows them: sums, pooling, depthwise convolution, vector times matrix."""
+
+from __future__ import annotations
+
+from tvm import tirx
+
+from souffle.schedule.gpu.rows import open_stage
+from souffle.schedule.gpu.rowwise import schedule_rows
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+
+__all__ = ["reduction"]
+
+
+def reduction(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal:
+    """Schedule reductions of which no other block needs more than the element that it computes from.
+
+    Every output element is a row. Threads lie along whichever is contiguous in the largest input: the reduced axis, which
+    they then share by a cross-thread reduction, or the outputs, where they share the reduction only if there are too few
+    outputs for the device.
+
+    Parameters
+    ----------
+    func : tirx.PrimFunc
+    request : GpuRequest
+
+    Returns
+    -------
+    GpuSchedule or Refusal
+        Refused are stages without a reduction, and chains, naming the two blocks.
+    """
+    stage = open_stage(func)
+    if not stage.reductions:
+        return Refusal("reduction", "no block reduces")
+    for chain in stage.chains:
+        if chain.broken:
+            return Refusal("reduction", chain.broken[0])
+        reductions = [view.name for view in chain.blocks if view.reduction]
+        if len(reductions) > 1:
+            return Refusal("reduction", f"blocks {reductions[0]} and {reductions[1]} both reduce")
+    return schedule_rows(func, request, "reduction")

@@ -1,0 +1,73 @@
+"""What a GPU schedule rule takes and gives.
+
+A rule is a function ``(func, request) -> GpuSchedule | Refusal``. The first rule that answers with a schedule wins; the
+last one, the fallback, always does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm import tirx
+
+__all__ = ["GpuRequest", "GpuSchedule", "Refusal", "Rule"]
+
+
+@dataclass(frozen=True)
+class GpuRequest:
+    """What a schedule is made for.
+
+    Attributes
+    ----------
+    arch : str
+        Such as ``"sm_90"``.
+    threads : int
+        Threads of a block: all stages of one kernel share it, so a schedule binds exactly so many (as ``threadIdx.x``
+        times ``threadIdx.y`` times ``threadIdx.z``), or fewer if it has no barrier inside.
+    sm_count : int
+        Multiprocessors of the device, to choose tiles that keep all of them busy.
+    max_shared_bytes : int
+        Shared memory that one block may use, in bytes.
+    """
+
+    arch: str
+    threads: int = 256
+    sm_count: int = 132
+    max_shared_bytes: int = 48 * 1024
+
+
+@dataclass(frozen=True, eq=False)
+class GpuSchedule:
+    """A scheduled stage.
+
+    Attributes
+    ----------
+    func : tirx.PrimFunc
+        Loops bound to ``blockIdx.x`` (only x; every root-level nest to the same extent) and ``threadIdx.x/y/z``.
+    rule : str
+        The rule that made it, for ``explain``.
+    tiles : int
+        Extent of ``blockIdx.x``.
+    threads : int
+        Product of the extents of ``threadIdx``.
+    tensor_cores : bool
+        Whether it uses tensor-core instructions.
+    """
+
+    func: tirx.PrimFunc
+    rule: str
+    tiles: int
+    threads: int
+    tensor_cores: bool = False
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A rule does not apply; `reason` names the block and what it lacks."""
+
+    rule: str
+    reason: str
+
+
+Rule = Callable[[tirx.PrimFunc, GpuRequest], "GpuSchedule | Refusal"]

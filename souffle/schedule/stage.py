@@ -1,0 +1,116 @@
+"""Stages: the TEs that one schedule computes together, with no tensor between them in global memory (paper §6.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from tvm import te, tirx
+
+from souffle.program import TE, ExternTE, Tensor, TEProgram
+from souffle.tvm_compat import primfunc_from_tensors, structural_digest
+
+__all__ = ["Stage", "StageDraft", "draft_stage"]
+
+
+@dataclass(frozen=True, eq=False)
+class StageDraft:
+    """TEs that might become one stage, as one TensorIR function that is not scheduled yet.
+
+    Attributes
+    ----------
+    tes : tuple of TE or ExternTE
+        In topological order; an ExternTE stands alone.
+    inputs, outputs : tuple of Tensor
+        What the function reads and writes in global memory: its parameters in this order.
+    func : tirx.PrimFunc
+        Blocks and parameters are named by position, so that equal stages of different layers are structurally equal.
+    digest : str
+        Equal for structurally equal functions.
+    """
+
+    tes: tuple[TE | ExternTE, ...]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    func: tirx.PrimFunc
+    digest: str
+
+    @property
+    def name(self) -> str:
+        """The name of its last TE, which names the stage."""
+        return self.tes[-1].name
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """A draft with its schedule.
+
+    Attributes
+    ----------
+    draft : StageDraft
+    schedule : object
+        What the target's scheduler answered: a ``GpuSchedule`` for CUDA, a scheduled ``PrimFunc`` for the CPU.
+    """
+
+    draft: StageDraft
+    schedule: object
+
+    @property
+    def name(self) -> str:
+        """See :attr:`StageDraft.name`."""
+        return self.draft.name
+
+    @property
+    def tes(self) -> tuple[TE | ExternTE, ...]:
+        """See :attr:`StageDraft.tes`."""
+        return self.draft.tes
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """See :attr:`StageDraft.inputs`."""
+        return self.draft.inputs
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """See :attr:`StageDraft.outputs`."""
+        return self.draft.outputs
+
+
+def draft_stage(
+    tes: Sequence[TE | ExternTE], program: TEProgram, build: Callable[..., tirx.PrimFunc] = primfunc_from_tensors
+) -> StageDraft:
+    """One TensorIR function for some TEs of a program.
+
+    Parameters
+    ----------
+    tes : sequence of TE or ExternTE
+        In topological order.
+    program : TEProgram
+        Says which of their tensors others need: those become outputs, the rest stays inside.
+    """
+    inside = set(tes)
+    defined = {tensor for te_ in tes for tensor in te_.outputs}
+    inputs = tuple(dict.fromkeys(t for te_ in tes for t in te_.inputs if t not in defined))
+    results = set(program.outputs)
+    outputs = tuple(
+        tensor
+        for te_ in tes
+        for tensor in te_.outputs
+        if tensor in results or _read_outside(program.consumers[tensor], inside) or not program.consumers[tensor]
+    )
+    if isinstance(tes[0], ExternTE):
+        func = tes[0].func.with_attr("global_symbol", "stage")
+        return StageDraft(tuple(tes), tes[0].inputs, tes[0].outputs, func, structural_digest(func))
+    values: dict[Tensor, te.Tensor] = {
+        tensor: te.placeholder(tensor.shape, tensor.dtype, name=f"in{i}") for i, tensor in enumerate(inputs)
+    }
+    for index, te_ in enumerate(tes):
+        values.update(
+            zip(te_.outputs, te_.on([values[t] for t in te_.inputs], name=f"t{index}"), strict=True)
+        )
+    func = build([values[t] for t in (*inputs, *outputs)], "stage")
+    return StageDraft(tuple(tes), inputs, outputs, func, structural_digest(func))
+
+
+def _read_outside(consumers: Iterable[TE | ExternTE], inside: set[TE | ExternTE]) -> bool:
+    return any(consumer not in inside for consumer in consumers)

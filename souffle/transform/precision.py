@@ -1,0 +1,103 @@
+"""Mixed precision: fp16 operands with fp32 accumulation for GEMM and convolution, fp32 elsewhere (paper §7.1).
+
+::
+
+    O[v] = sum(A[f] * B[h])   →   A16[u] = half(A[u]);  B16[u] = half(B[u]);  O[v] = sum(float(A16[f]) * float(B16[h]))
+
+The conversions are one-relies-on-one TEs of their own, so the vertical transformation puts them where they are cheap;
+constants are converted at compile time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from tvm import tirx
+
+from souffle.analysis import analyze
+from souffle.decision import Decision
+from souffle.program import TE, Origin, Tensor, TEProgram, make_te
+from souffle.transform.handles import Handles, read
+from souffle.tvm_compat import PrimExpr, fresh_axis, is_load, load_indices, load_tensor, map_loads, reduce_node
+
+__all__ = ["mixed_precision"]
+
+
+def mixed_precision(program: TEProgram) -> tuple[TEProgram, tuple[Decision, ...]]:
+    """Convert the operands of sums of products to fp16.
+
+    Parameters
+    ----------
+    program : TEProgram
+
+    Returns
+    -------
+    program : TEProgram
+    decisions : tuple of Decision
+        One for each compute-intensive TE.
+    """
+    analysis = analyze(program)
+    decisions: list[Decision] = []
+    halves: dict[Tensor, Tensor] = {}
+    constants: dict[Tensor, np.ndarray] = {}
+    names = {tensor.name for tensor in program.tensors()}
+    tes = []
+    for te_ in program.tes:
+        if not isinstance(te_, TE) or not analysis.is_compute_intensive(te_):
+            tes.append(te_)
+            continue
+        reason = _why_not(te_)
+        decisions.append(Decision("precision", te_.name, reason is None, reason or "fp16 operands, fp32 accumulation"))
+        if reason is not None:
+            tes.append(te_)
+            continue
+        for tensor in te_.inputs:
+            if tensor in halves:
+                continue
+            name = _fresh(f"{tensor.name}_fp16", names)
+            half = Tensor(name, tensor.shape, "float16")
+            halves[tensor] = half
+            if tensor in program.constants:
+                constants[half] = program.constants[tensor].astype(np.float16)
+            else:
+                tes.append(_cast(tensor, half, te_.origin))
+        tes.append(_with_half_operands(te_, halves))
+    return (program.with_tes(tes, constants=constants) if halves else program), tuple(decisions)
+
+
+def _why_not(te_: TE) -> str | None:
+    reduce = reduce_node(te_.body)
+    if reduce is None or len(te_.op.body) != 1:
+        return "it is no reduction to one tensor"
+    source = reduce.source[0]
+    if not (isinstance(source, tirx.Mul) and is_load(source.a) and is_load(source.b)):
+        return "its reduction is not over products of two operands"
+    if any(t.dtype != "float32" for t in (*te_.inputs, te_.output)):
+        return f"its tensors are {', '.join(sorted({t.dtype for t in (*te_.inputs, te_.output)}))}, not float32"
+    return None
+
+
+def _cast(tensor: Tensor, half: Tensor, origin: Origin) -> TE:
+    handles = Handles()
+    axes = [fresh_axis(extent, f"i{n}") for n, extent in enumerate(tensor.shape)]
+    body = read(handles.of(tensor), [axis.var for axis in axes]).astype("float16")
+    cast_origin = Origin(origin.nodes, tuple("Cast" for _ in origin.nodes), f"{origin.group}_cast")
+    return make_te(half.name, axes, [body], handles.pairs(), cast_origin, [half])
+
+
+def _with_half_operands(te_: TE, halves: dict[Tensor, Tensor]) -> TE:
+    handles = Handles()
+
+    def rewrite(load: PrimExpr) -> PrimExpr:
+        half = halves[te_.input_of(load_tensor(load))]
+        return read(handles.of(half), load_indices(load)).astype("float32")
+
+    bodies = [map_loads(body, rewrite) for body in te_.op.body]
+    return make_te(te_.name, te_.axes, bodies, handles.pairs(), te_.origin, te_.outputs)
+
+
+def _fresh(name: str, names: set[str]) -> str:
+    candidate, number = name, 1
+    while candidate in names:
+        candidate, number = f"{name}_{number}", number + 1
+    names.add(candidate)
+    return candidate

@@ -1,0 +1,234 @@
+"""The spellings of TVM that change between versions, and the check that this version works at all.
+
+Everything else in Souffle reaches TVM's expressions through the helpers below, so that a new TVM is one file's work.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from souffle.errors import IncompatibleEnvironmentError
+
+__all__ = [
+    "TVM_FFI_PIN",
+    "TVM_PIN",
+    "PrimExpr",
+    "bounded_analyzer",
+    "check_tvm_pair",
+    "compute_op",
+    "const_int",
+    "dtype_of",
+    "fresh_axis",
+    "is_load",
+    "load_indices",
+    "load_tensor",
+    "loads",
+    "map_constants",
+    "map_loads",
+    "primfunc_from_tensors",
+    "reduce_node",
+    "same_expression",
+    "silence_tvm_logging",
+    "structural_digest",
+    "substitute",
+    "variables",
+]
+
+TVM_PIN = "0.27.0.post1"
+TVM_FFI_PIN = "0.1.14.post1"
+
+
+def check_tvm_pair(tvm_version: str | None, ffi_version: str | None) -> None:
+    """Refuse a pair of TVM and tvm-ffi that is not the one Souffle was checked with.
+
+    Parameters
+    ----------
+    tvm_version, ffi_version : str or None
+        The installed versions, ``None`` where a distribution is missing.
+
+    Raises
+    ------
+    IncompatibleEnvironmentError
+        With the command that installs the right pair. Other pairs end in a segmentation fault, which no
+        message could explain afterwards.
+    """
+    if tvm_version == TVM_PIN and ffi_version == TVM_FFI_PIN:
+        return
+    raise IncompatibleEnvironmentError(
+        f"Souffle needs apache-tvm=={TVM_PIN} with apache-tvm-ffi=={TVM_FFI_PIN}, but found "
+        f"apache-tvm {tvm_version or 'not installed'} with apache-tvm-ffi {ffi_version or 'not installed'}; other "
+        "pairs are known to crash. Install the pair: "
+        f"pip install 'apache-tvm=={TVM_PIN}' 'apache-tvm-ffi=={TVM_FFI_PIN}'"
+    )
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+check_tvm_pair(_installed("apache-tvm"), _installed("apache-tvm-ffi"))
+
+import tvm  # noqa: E402  (the pair is checked first, since importing a wrong one can crash the process)
+import tvm_ffi  # noqa: E402
+from tvm import te, tirx  # noqa: E402
+from tvm.ir import Call  # noqa: E402
+from tvm.sym import Analyzer  # noqa: E402
+
+PrimExpr = Any
+"""A TVM scalar expression. TVM 0.27 has no common Python base class for all of them."""
+
+_TENSOR_LOAD = "te.tensor_load"
+
+
+def silence_tvm_logging() -> None:
+    """Stop TVM from printing Python-side warnings into a user's output."""
+
+    logging.getLogger("tvm").setLevel(logging.ERROR)
+
+
+def is_load(node: Any) -> bool:
+    """Whether `node` reads one element of a ``te.Tensor``."""
+    return isinstance(node, Call) and getattr(node.op, "name", None) == _TENSOR_LOAD
+
+
+def load_tensor(load: Call) -> te.Tensor:
+    """The ``te.Tensor`` that a load reads."""
+    return load.args[0]
+
+
+def load_indices(load: Call) -> tuple[PrimExpr, ...]:
+    """The index expressions of a load, one per dimension of the tensor."""
+    return tuple(load.args[1:])
+
+
+def loads(expression: PrimExpr) -> list[Call]:
+    """All loads in `expression`, inner before outer, in the order of its text; repeated ones repeat."""
+    found: list[Call] = []
+
+    def collect(call: Call) -> None:
+        if is_load(call):
+            found.append(call)
+
+    tvm_ffi.structural_walk(expression, (Call, collect))
+    return found
+
+
+def map_loads(expression: PrimExpr, rewrite: Callable[[Call], PrimExpr]) -> PrimExpr:
+    """Replace every load in `expression` by ``rewrite(load)``, inner loads first."""
+    return tvm_ffi.structural_map(expression, (Call, lambda call: rewrite(call) if is_load(call) else call))
+
+
+def substitute(expression: PrimExpr, mapping: Mapping[tirx.Var, PrimExpr]) -> PrimExpr:
+    """Replace variables of `expression`, by identity. Bound reduction variables may be mapped too."""
+    table = [(variable, value) for variable, value in mapping.items()]
+
+    def replace(variable: tirx.Var) -> PrimExpr:
+        for old, new in table:
+            if variable.same_as(old):
+                return new
+        return variable
+
+    return tvm_ffi.structural_map(expression, (tirx.Var, replace))
+
+
+def map_constants(expression: PrimExpr, rewrite: Callable[[int, str], PrimExpr]) -> PrimExpr:
+    """Replace every integer literal of `expression` by ``rewrite(value, type)``."""
+    return tvm_ffi.structural_map(
+        expression, (tirx.IntImm, lambda literal: rewrite(int(literal.value), dtype_of(literal)))
+    )
+
+
+def variables(expression: PrimExpr) -> list[tirx.Var]:
+    """The distinct variables that occur in `expression`, in order of first use."""
+    found: list[tirx.Var] = []
+
+    def collect(variable: tirx.Var) -> None:
+        if not any(variable.same_as(seen) for seen in found):
+            found.append(variable)
+
+    tvm_ffi.structural_walk(expression, (tirx.Var, collect))
+    return found
+
+
+def const_int(expression: Any) -> int:
+    """The value of an integer constant expression (or Python int).
+
+    Raises
+    ------
+    TypeError
+        If it is not a constant.
+    """
+    if isinstance(expression, int):
+        return expression
+    if isinstance(expression, tirx.IntImm):
+        return int(expression.value)
+    raise TypeError(f"not a constant: {expression}")
+
+
+def dtype_of(expression: PrimExpr) -> str:
+    """The scalar type of an expression, such as ``"int32"``."""
+    return str(expression.ty.dtype)
+
+
+def fresh_axis(extent: int, name: str, *, reduction: bool = False) -> tirx.IterVar:
+    """A new iteration variable over ``[0, extent)``, data-parallel or reduction."""
+    return te.reduce_axis((0, extent), name=name) if reduction else tirx.IterVar((0, extent), name, 0)
+
+
+def compute_op(name: str, axes: Sequence[tirx.IterVar], bodies: Sequence[PrimExpr], tag: str = "") -> te.ComputeOp:
+    """A TE from its axes and one body per output.
+
+    Parameters
+    ----------
+    name : str
+        The TE's name; it becomes its block's name in TensorIR.
+    axes : sequence of IterVar
+        Data-parallel axes, one per output dimension.
+    bodies : sequence of expressions
+        One per output. Outputs of one multi-output reduction are ``Reduce`` nodes that differ in ``value_index``.
+    """
+    return te._ffi_api.ComputeOp(name, tag, {}, list(axes), list(bodies))
+
+
+def reduce_node(body: PrimExpr) -> tirx.Reduce | None:
+    """The reduction at the root of a TE's body, or ``None`` for a TE without reduction axes."""
+    return body if isinstance(body, tirx.Reduce) else None
+
+
+def primfunc_from_tensors(tensors: Sequence[te.Tensor], name: str) -> tirx.PrimFunc:
+    """TensorIR for a graph of TEs; parameters in the order of `tensors` (inputs, then outputs)."""
+    return te.create_prim_func(list(tensors)).with_attr("global_symbol", name)
+
+
+def structural_digest(node: Any) -> str:
+    """A hash that is equal for structurally equal TVM objects (free variables mapped by position)."""
+    return format(tvm_ffi.structural_hash(node, map_free_vars=True) & (2**64 - 1), "016x")
+
+
+def same_expression(left: PrimExpr, right: PrimExpr) -> bool:
+    """Structural equality, with variables and the tensors of loads compared by identity."""
+    return tvm_ffi.structural_equal(_hashable(left), _hashable(right))
+
+
+def _hashable(expression: PrimExpr) -> PrimExpr:
+    """TVM compares no ``te.Tensor`` structurally, so loads become calls named after the tensor's identity."""
+
+    def rename(load: Call) -> PrimExpr:
+        name = f"tensor{hash(load_tensor(load))}"
+        return tirx.call_pure_extern(str(load_tensor(load).dtype), name, *load_indices(load))
+
+    return map_loads(expression, rename)
+
+
+def bounded_analyzer(axes: Iterable[tirx.IterVar]) -> Analyzer:
+    """TVM's arithmetic analyzer that knows the ranges of `axes`."""
+    analyzer = Analyzer()
+    for axis in axes:
+        analyzer.bind(axis.var, axis.dom)
+    return analyzer
