@@ -1,4 +1,4 @@
-"""Builds what one case of ``benchmarks.gpu_host`` takes to the GPU host: a compiled network, inputs, expected outputs."""
+"""Builds what one case of ``benchmarks.gpu_host`` takes to the host: networks, inputs and expected outputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _expected(model: bytes, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarr
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Build one case: ``--artifact`` is written, and ``--io`` where it is not there yet."""
+    """Compile once; write every file of ``--save``, and ``--io`` where it is not there yet."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_build", description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--size", required=True)
@@ -31,15 +31,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--arch", required=True)
     parser.add_argument("--precision", required=True)
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--constants", required=True)
-    parser.add_argument("--artifact", required=True, type=Path)
+    parser.add_argument("--save", action="append", required=True, metavar="CONSTANTS=FILE")
     parser.add_argument("--io", required=True, type=Path)
     options = parser.parse_args(argv)
     model = models.build(options.model, options.size, steps=options.steps)
-    net = souffle.compile(
-        model, level=options.level, target="cuda", arch=options.arch, precision=options.precision
-    )
-    net.save(options.artifact, constants=options.constants)
+    net = souffle.compile(model, level=options.level, target="cuda", arch=options.arch, precision=options.precision)
+    for constants, _, path in (item.partition("=") for item in options.save):
+        net.save(path, constants=constants)
     if not options.io.exists():
         inputs = models.random_inputs(model)
         values = {f"input/{name}": value for name, value in inputs.items()}

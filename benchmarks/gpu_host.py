@@ -4,7 +4,7 @@ Here, with the compiler::
 
     python -m benchmarks.gpu_host build --out DIR
 
-On the host, with the repository and DIR (Python 3.12, NumPy, cuda-bindings, nvcc, compute-sanitizer; PyTorch if there)::
+On the host, with the repository and DIR (Python 3.12, NumPy, cuda-bindings, nvcc, compute-sanitizer, PyTorch)::
 
     python -m benchmarks.gpu_host run --in DIR --out RESULTS
 
@@ -56,74 +56,82 @@ def _build(options: argparse.Namespace) -> int:
     out.mkdir(parents=True, exist_ok=True)
     index_path = out / "index.json"
     index = json.loads(index_path.read_text()) if index_path.exists() else {"cases": {}}
-    index["command"] = sys.argv
+    index["command"] = " ".join(sys.argv)
     steps = dict(item.partition("=")[::2] for item in options.steps)
     failed = 0
     for size in options.sizes:
         for model in options.models:
             stem = f"{re.sub(r'[^A-Za-z0-9.-]', '-', model)}-{size}-{options.precision}"
             for level in options.levels:
-                kinds = ["stored" if size == "tiny" else "synthetic"]
+                kinds = ["stored"] if size == "tiny" else ["synthetic"]
                 if size != "tiny" and level in options.check_paper:
                     kinds.append("stored")
-                for constants in kinds:
-                    failed += not _build_case(options, index, stem, model, size, level, constants, steps.get(model))
-                    _write(index_path, index)
+                failed += not _build_case(
+                    options, index, _Case(stem, model, size, level, tuple(kinds), steps.get(model))
+                )
+                _write(index_path, index)
     total = sum(path.stat().st_size for path in out.iterdir())
     _log.info("%d cases in %s, %.1f MiB, %d failed", len(index["cases"]), out, total / 2**20, failed)
     return 1 if failed else 0
 
 
-def _build_case(
-    options: argparse.Namespace,
-    index: dict[str, Any],
-    stem: str,
-    model: str,
-    size: str,
-    level: str,
-    constants: str,
-    steps: str | None,
-) -> bool:
+@dataclass(frozen=True)
+class _Case:
+    """One compilation, saved with each kind of constants."""
+
+    stem: str
+    model: str
+    size: str
+    level: str
+    constants: tuple[str, ...]
+    steps: str | None
+
+
+def _build_case(options: argparse.Namespace, index: dict[str, Any], case: _Case) -> bool:
     # A model's steps change its inputs, so they are part of the file names.
-    stem += f"-{steps}steps" if steps and size == "paper" else ""
-    name = f"{stem}-{level}" + ("" if constants == "stored" else "-synthetic")
-    artifact, io = options.out / f"{name}.souffle", options.out / f"{stem}.npz"
-    if name in index["cases"] and artifact.exists() and io.exists() and not options.force:
+    steps = case.steps if case.size == "paper" else None
+    stem = case.stem + (f"-{steps}steps" if steps else "")
+    io = options.out / f"{stem}.npz"
+    names = {kind: f"{stem}-{case.level}" + ("" if kind == "stored" else f"-{kind}") for kind in case.constants}
+    files = {kind: options.out / f"{name}.souffle" for kind, name in names.items()}
+    too_large = index.setdefault("too_large", {})
+    there = all(name in too_large or (name in index["cases"] and files[kind].exists()) for kind, name in names.items())
+    if there and io.exists() and not options.force:
         return True
-    command = [sys.executable, "-m", "benchmarks.gpu_build", model, "--size", size, "--level", level]
-    command += ["--arch", options.arch, "--precision", options.precision, "--constants", constants]
-    command += ["--artifact", str(artifact), "--io", str(io)]
-    if steps and size == "paper":
-        command += ["--steps", steps]
+    command = [sys.executable, "-m", "benchmarks.gpu_build", case.model, "--size", case.size, "--level", case.level]
+    command += ["--arch", options.arch, "--precision", options.precision, "--io", str(io.resolve())]
+    command += [part for kind, file in files.items() for part in ("--save", f"{kind}={file.resolve()}")]
+    command += ["--steps", steps] if steps else []
     began = time.monotonic()
     try:
-        done = subprocess.run(
-            command, cwd=_ROOT, capture_output=True, text=True, timeout=options.timeout, check=False
-        )
+        done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=options.timeout, check=False)
     except subprocess.TimeoutExpired:
-        _log.error("%s: over %d s", name, options.timeout)
+        _log.error("%s %s: over %d s", stem, case.level, options.timeout)
         return False
     if done.returncode:
-        _log.error("%s: %s", name, _tail(done.stderr))
+        _log.error("%s %s: %s", stem, case.level, _tail(done.stderr))
         return False
-    megabytes = artifact.stat().st_size / 2**20
-    if megabytes > options.max_mib:
-        _log.warning("%s: %.1f MiB is over --max-mib %g and stays here", name, megabytes, options.max_mib)
-        artifact.unlink()
-        return constants == "stored" and size != "tiny"
-    index["cases"][name] = {
-        "model": model,
-        "size": size,
-        "level": level,
-        "precision": options.precision,
-        "arch": options.arch,
-        "constants": constants,
-        "artifact": artifact.name,
-        "io": io.name,
-        "build_seconds": round(time.monotonic() - began, 1),
-        **json.loads(done.stdout.splitlines()[-1]),
-    }
-    _log.info("%s: %.1f MiB, %.0f s", name, megabytes, time.monotonic() - began)
+    seconds = round(time.monotonic() - began, 1)
+    for kind, file in files.items():
+        megabytes = file.stat().st_size / 2**20
+        if megabytes > options.max_mib:
+            _log.warning("%s: %.1f MiB is over --max-mib %g and stays here", names[kind], megabytes, options.max_mib)
+            too_large[names[kind]] = round(megabytes, 1)
+            file.unlink()
+            continue
+        index["cases"][names[kind]] = {
+            "model": case.model,
+            "size": case.size,
+            "level": case.level,
+            "precision": options.precision,
+            "arch": options.arch,
+            "constants": kind,
+            "artifact": file.name,
+            "io": io.name,
+            "build_seconds": seconds,
+            **json.loads(done.stdout.splitlines()[-1]),
+        }
+        _log.info("%s: %.1f MiB, %.0f s", names[kind], megabytes, seconds)
     return True
 
 
@@ -151,7 +159,7 @@ def _steps(cases: dict[str, dict[str, Any]], folder: Path, options: argparse.Nam
     repeats = ("--repeats", str(options.repeats))
 
     def files(case: dict[str, Any]) -> tuple[str, ...]:
-        return ("--artifact", str(folder / case["artifact"]), "--io", str(folder / case["io"]))
+        return ("--artifact", str((folder / case["artifact"]).resolve()), "--io", str((folder / case["io"]).resolve()))
 
     def quiet(case: dict[str, Any]) -> tuple[str, ...]:
         # Without a GPU a paper model's kernels would take hours.
@@ -167,9 +175,13 @@ def _steps(cases: dict[str, dict[str, Any]], folder: Path, options: argparse.Nam
         if case["level"] not in levels or case["constants"] == "stored":
             levels[case["level"]] = case
     for (model, size, precision), levels in groups.items():
-        arguments = [part for level in sorted(levels) for part in ("--case", f"{level}={folder / levels[level]['artifact']}")]
+        arguments = [
+            part
+            for level in sorted(levels)
+            for part in ("--case", f"{level}={(folder / levels[level]['artifact']).resolve()}")
+        ]
         case = next(iter(levels.values()))
-        arguments += ["--io", str(folder / case["io"]), "--repeats", str(options.latency_repeats)]
+        arguments += ["--io", str((folder / case["io"]).resolve()), "--repeats", str(options.latency_repeats)]
         arguments += ["--rounds", str(options.rounds), "--warmup", "1" if options.rehearse else "10", *quiet(case)]
         about = {"model": model, "size": size, "precision": precision}
         steps.append(_Step(f"latency {model} {size} {precision}", "latency", tuple(arguments), options.timeout, about))
@@ -177,7 +189,9 @@ def _steps(cases: dict[str, dict[str, Any]], folder: Path, options: argparse.Nam
         for name, case in cases.items():
             if case["size"] == "tiny" and case["level"] in options.sanitize:
                 arguments = (*files(case), *quiet(case))
-                steps.append(_Step(f"{tool} {name}", "sanitize", arguments, options.timeout, {**case, "tool": tool}, tool))
+                steps.append(
+                    _Step(f"{tool} {name}", "sanitize", arguments, options.timeout, {**case, "tool": tool}, tool)
+                )
     return steps
 
 
@@ -199,7 +213,12 @@ def _run_step(step: _Step, options: argparse.Namespace, limit: float) -> dict[st
                 command, cwd=_ROOT, capture_output=True, text=True, timeout=min(step.timeout, limit), check=False
             )
         except subprocess.TimeoutExpired as error:
-            return {**result, "status": "timeout", "seconds": round(time.monotonic() - began, 1), "error": _tail(error.output)}
+            return {
+                **result,
+                "status": "timeout",
+                "seconds": round(time.monotonic() - began, 1),
+                "error": _tail(error.output),
+            }
         result["seconds"] = round(time.monotonic() - began, 1)
         result["result"] = json.loads(answer.read_text()) if answer.exists() else {}
         result["status"] = "ok" if done.returncode == 0 and answer.exists() else "failed"
@@ -212,9 +231,7 @@ def _run(options: argparse.Namespace) -> int:
     folder: Path = options.input
     index = json.loads((folder / "index.json").read_text())
     cases = {
-        name: case
-        for name, case in index["cases"].items()
-        if not options.models or case["model"] in options.models
+        name: case for name, case in index["cases"].items() if not options.models or case["model"] in options.models
     }
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "results.json"
@@ -224,7 +241,7 @@ def _run(options: argparse.Namespace) -> int:
         _log.error("%s is of a %s; give another --out", earlier, "rehearsal" if results["rehearsal"] else "real run")
         return 2
     results["rehearsal"] = options.rehearse
-    results["command"] = sys.argv
+    results["command"] = " ".join(sys.argv)
     results["date"] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     end = time.monotonic() + options.budget
     steps = _steps(cases, folder, options)
@@ -251,7 +268,7 @@ def _run(options: argparse.Namespace) -> int:
 def _table(results: dict[str, Any], steps: list[_Step]) -> str:
     """What was found, short."""
     found = results["steps"]
-    lines = ["", "REHEARSAL WITHOUT A GPU: times mean nothing" if results["rehearsal"] else "", ""][not results["rehearsal"] :]
+    lines = ["rehearsal without a GPU: times mean nothing"] if results["rehearsal"] else []
     device = found.get("device", {}).get("result", {})
     lines.append(f"{device.get('name')} {device.get('arch')}, driver {device.get('driver')}, {results['date']}")
     micro = found.get("micro", {}).get("result", {})
@@ -281,16 +298,17 @@ def _table(results: dict[str, Any], steps: list[_Step]) -> str:
             lines.append(f"{step.name[8:]:30} {entry.get('status', 'not run')}")
         for level, row in entry.get("result", {}).get("levels", {}).items():
             plain, graph = (f"{row[mode]['median_us']:.1f} ({row[mode]['min_us']:.1f})" for mode in ("launch", "graph"))
-            mark = " synthetic constants" if row["constants"] == "synthetic" else ""
+            mark = " synthetic" if row["constants"] == "synthetic" else ""
             lines.append(
-                f"{step.name[8:]:30} {level:5} {row['launches']:>8} {row['grid_syncs']:>5} {plain:>20} {graph:>20}{mark}"
+                f"{step.name[8:]:30} {level:5} {row['launches']:>8} {row['grid_syncs']:>5} "
+                f"{plain:>20} {graph:>20}{mark}"
             )
     lines.append("")
     for tool in _TOOLS:
         states = [found.get(step.name, {}).get("status", "not run") for step in steps if step.tool == tool]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
         lines.append(f"{tool}: {counts or 'nothing to do'}")
-    failures = [(step, found[step.name]) for step in steps if found.get(step.name, {}).get("status") in ("failed", "timeout")]
+    failures = [(step, found[step.name]) for step in steps if step.name in found and found[step.name]["status"] != "ok"]
     lines += [f"FAILED {step.name}: {str(entry.get('error', '')).strip()[-200:]}" for step, entry in failures]
     return "\n".join(lines) + "\n"
 
@@ -323,8 +341,12 @@ def main(argv: list[str] | None = None) -> int:
         run.add_argument("--out", type=Path, required=True)
         run.add_argument("--resume", type=Path, help="results.json of an earlier run that was cut short")
         run.add_argument("--models", nargs="*", default=[], help="only these")
-        run.add_argument("--sanitize", nargs="*", default=["V3", "V4"], choices=_LEVELS, help="levels under the sanitizer")
-        run.add_argument("--repeats", type=int, default=2 if name == "rehearse" else 50, help="runs that must agree bit by bit")
+        run.add_argument(
+            "--sanitize", nargs="*", default=["V3", "V4"], choices=_LEVELS, help="levels under the sanitizer"
+        )
+        run.add_argument(
+            "--repeats", type=int, default=2 if name == "rehearse" else 50, help="runs that must agree bit by bit"
+        )
         run.add_argument("--latency-repeats", type=int, default=1 if name == "rehearse" else 50)
         run.add_argument("--rounds", type=int, default=1 if name == "rehearse" else 6)
         run.add_argument("--timeout", type=int, default=180, help="seconds for one step")

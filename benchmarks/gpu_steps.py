@@ -42,7 +42,7 @@ _MIXED = 2e-2
 
 
 def compare(found: np.ndarray, expected: np.ndarray, precision: str) -> dict[str, Any]:
-    """Whether an output is within the tolerance of its precision, and its largest error, absolute and of the tolerance."""
+    """Whether an output is within its precision's tolerance, and the largest error, absolute and over the tolerance."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return {"ok": False, "error": f"{found.dtype} {found.shape} and not {expected.dtype} {expected.shape}"}
     if expected.dtype.kind in "biu":
@@ -68,7 +68,8 @@ def _rehearsed(plan: Plan) -> Plan:
     return replace(
         plan,
         modules=tuple(
-            CudaModule(module.text, module.cubin or hashlib.sha256(module.text.encode()).digest()) for module in plan.modules
+            CudaModule(module.text, module.cubin or hashlib.sha256(module.text.encode()).digest())
+            for module in plan.modules
         ),
     )
 
@@ -110,7 +111,9 @@ def _device(options: argparse.Namespace) -> dict[str, Any]:
     cuda = Cuda(0, driver)
     version = None
     if nvcc := shutil.which("nvcc"):
-        version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+        version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[
+            -1
+        ]
     smi = None
     if (found := shutil.which("nvidia-smi")) and not options.rehearse:
         query = [found, "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -267,7 +270,9 @@ def _micro(options: argparse.Namespace) -> dict[str, Any]:
                     "micro_sync", sync, grid=grid, threads=threads, pointers=[done], integers=[syncs], cooperative=True
                 )
                 times.append(clock.microseconds(clock.launches(prepared, 1)))
-            grid_sync.append({"blocks": grid, "threads": threads, "us": (times[1] - times[0]) / count, "runs_us": times})
+            grid_sync.append(
+                {"blocks": grid, "threads": threads, "us": (times[1] - times[0]) / count, "runs_us": times}
+            )
 
     empty = cuda.prepare("micro_empty", cuda.function(module, "micro_empty"), grid=1, threads=32, pointers=[done])
     launch = [clock.microseconds(clock.launches(empty, number)) for number in (count, 2 * count)]

@@ -1,4 +1,4 @@
-"""A CUDA driver without a GPU: it records every call, refuses what a real one refuses, and runs kernels on the CPU device.
+"""A CUDA driver without a GPU: it records calls, refuses what a real one refuses, and runs kernels on the CPU.
 
 It stands in for the module ``cuda.bindings.driver``. Device addresses are host addresses, streams are integers, and
 work runs when it is queued, or when its graph is launched. Times between events are host times and mean nothing.

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from souffle.analysis import analyze
 from souffle.codegen.assemble import CompiledKernels, Options, assemble, lower_stages
+from souffle.codegen.llvm import assemble_host, host_scheduler
+from souffle.codegen.plan import Plan
 from souffle.decision import Decision
 from souffle.errors import OptionError
 from souffle.kernel import cuda_target
@@ -19,7 +21,7 @@ from souffle.schedule.gpu.device import GpuDevice, device_for
 from souffle.schedule.stage import Stage
 from souffle.transform import horizontal, mixed_precision, vertical
 
-__all__ = ["LEVELS", "Level", "compile_cuda", "transform_program"]
+__all__ = ["LEVELS", "Level", "compile_cuda", "compile_host", "transform_program"]
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,25 @@ def compile_cuda(
     options = Options(level, precision, partition, arch, chosen.reuse, cubin, cache_dir)
     decisions = (*decided, *joined, *cuts)
     return assemble(program, subprograms, functions, names, decisions, options, target, progress)
+
+
+def compile_host(
+    program: TEProgram,
+    *,
+    level: str = "V4",
+    precision: str = "fp32",
+    progress: Callable[[str], None] = lambda message: None,
+    hook: Hook = _keep,
+) -> Plan:
+    """Compile a TE program to LLVM code for this machine; parameters as for :func:`compile_cuda`."""
+    chosen = _checked(level, precision, "souffle")
+    program = hook("frontend", program)
+    progress("transforming")
+    program, decided = transform_program(program, chosen, precision, hook)
+    analysis = hook("analysis", analyze(program))
+    policy = JoinPolicy(across_operators=chosen.vertical, rowwise_across_operators=False)
+    stages, joined = form_stages(program, analysis, host_scheduler, policy)
+    return assemble_host(program, hook("schedule", stages), (*decided, *joined), level, progress)
 
 
 def _partition(

@@ -49,8 +49,19 @@ _IN, _OUT, _SET = islpy.dim_type.in_, islpy.dim_type.out, islpy.dim_type.set
 _Result = TypeVar("_Result")
 
 
-def within_budget(query: Callable[[], _Result], budget: int = BUDGET) -> _Result | None:
-    """Run `query` with a bound on isl's operations.
+class _ExhaustedError(Exception):
+    """isl gave no number because its budget ran out while writing it."""
+
+
+def _number(value: islpy.Val) -> int:
+    text = value.to_str()
+    if text is None:
+        raise _ExhaustedError
+    return int(text)
+
+
+def within_budget(query: Callable[[], _Result], budget: int | None = None) -> _Result | None:
+    """Run `query` with a bound on isl's operations, :data:`BUDGET` by default.
 
     Returns
     -------
@@ -60,9 +71,11 @@ def within_budget(query: Callable[[], _Result], budget: int = BUDGET) -> _Result
     if _CONTEXT.get_max_operations():
         return query()
     _CONTEXT.reset_operations()
-    _CONTEXT.set_max_operations(budget)
+    _CONTEXT.set_max_operations(BUDGET if budget is None else budget)
     try:
         return query()
+    except _ExhaustedError:
+        return None
     except islpy.Error as error:
         if "maximal number of operations exceeded" not in str(error):
             raise
@@ -165,7 +178,7 @@ def count_points(points_: Set) -> int:
     total = 1
     for position in range(points_.dim(_SET)):
         low, high = points_.dim_min_val(position), points_.dim_max_val(position)
-        total *= high.to_python() - low.to_python() + 1
+        total *= _number(high) - _number(low) + 1
     return total
 
 
@@ -177,16 +190,16 @@ def _count(points_: Set) -> int:
 def _count_piece(piece: Set) -> int:
     dimensions = piece.dim(_SET)
     if dimensions < 2:
-        return piece.count_val().to_python()
+        return _number(piece.count_val())
     columns = [projected(piece, position) for position in range(dimensions)]
     product = columns[0]
     for column in columns[1:]:
         product = product.flat_product(column)
     if not product.is_equal(piece):
-        return piece.count_val().to_python()
+        return _number(piece.count_val())
     total = 1
     for column in columns:
-        total *= column.count_val().to_python()
+        total *= _number(column.count_val())
     return total
 
 
@@ -196,10 +209,10 @@ def affine_row(value: PwAff) -> tuple[tuple[int, ...], int] | None:
     if len(pieces) != 1:
         return None
     affine = pieces[0][1]
-    if affine.involves_locals() or affine.get_denominator_val().to_python() != 1:
+    if affine.involves_locals() or _number(affine.get_denominator_val()) != 1:
         return None
-    row = tuple(affine.get_coefficient_val(_IN, i).to_python() for i in range(affine.dim(_IN)))
-    return row, affine.get_constant_val().to_python()
+    row = tuple(_number(affine.get_coefficient_val(_IN, i)) for i in range(affine.dim(_IN)))
+    return row, _number(affine.get_constant_val())
 
 
 def named_map(relation: Map, source: str, target: str) -> Map:
@@ -218,7 +231,7 @@ def points(points_: Set) -> list[tuple[int, ...]]:
     dimensions = points_.dim(_SET)
     points_.foreach_point(
         lambda point: found.append(
-            tuple(point.get_coordinate_val(_SET, position).to_python() for position in range(dimensions))
+            tuple(_number(point.get_coordinate_val(_SET, position)) for position in range(dimensions))
         )
     )
     return sorted(found)

@@ -12,9 +12,9 @@ from pathlib import Path
 import tvm
 
 from souffle.codegen.cuda import emit_cuda
-from souffle.codegen.memory import Lifetime, place
+from souffle.codegen.memory import place_buffers
 from souffle.codegen.nvcc import compile_cubin
-from souffle.codegen.plan import Buffer, CudaModule, Kernel, Launch, Plan, Resources
+from souffle.codegen.plan import CudaModule, Kernel, Launch, Plan, Resources
 from souffle.decision import Decision
 from souffle.kernel import DeviceFunction, KernelShape, MergedKernel, lower_stage, plan_calls
 from souffle.partition import Subprogram
@@ -136,7 +136,7 @@ def assemble(
         )
         for shape, i in shapes.items()
     )
-    buffers, index, workspace = _buffers(program, launches, live)
+    buffers, index, workspace = place_buffers(program, live.first, live.last)
     plan = Plan(
         name=program.name,
         level=options.level,
@@ -173,29 +173,6 @@ class _Liveness:
             for tensor in stage.inputs:
                 self.last[tensor] = self.epoch + epoch
         self.epoch += max(epochs) + 1
-
-
-def _buffers(
-    program: TEProgram, launches: Sequence[tuple[int, tuple[Tensor, ...], Subprogram]], live: _Liveness
-) -> tuple[tuple[Buffer, ...], dict[Tensor, int], int]:
-    buffers: list[Buffer] = []
-    index: dict[Tensor, int] = {}
-
-    def add(tensor: Tensor, kind: str, label: str, offset: int = 0) -> None:
-        index[tensor] = len(buffers)
-        buffers.append(Buffer(tensor.name, tensor.shape, tensor.dtype, kind, label, offset))
-
-    for label, tensor in zip(program.input_names, program.inputs, strict=True):
-        add(tensor, "input", label)
-    for label, tensor in zip(program.output_names, program.outputs, strict=True):
-        add(tensor, "output", label)
-    for tensor in program.constants:
-        add(tensor, "constant", tensor.name)
-    inner = [t for t in dict.fromkeys(t for _, tensors, _ in launches for t in tensors) if t not in index]
-    offsets, total = place([Lifetime(t.nbytes, live.first[t], live.last[t]) for t in inner])
-    for tensor, offset in zip(inner, offsets, strict=True):
-        add(tensor, "workspace", tensor.name, offset)
-    return tuple(buffers), index, total
 
 
 def _kernel_names(shapes: Sequence[KernelShape], launches) -> list[str]:

@@ -60,6 +60,9 @@ def emit_cuda(
         # Code that several places call stays one copy; code called once is the kernel's own.
         keyword = "__noinline__" if calls.count(name) > 1 else "__forceinline__"
         text = text.replace(f'extern "C" __device__ void {name}(', f"static __device__ {keyword} void {name}(")
+    if "cuda::barrier" not in text:
+        # TVM asks for this header with every grid sync; it is not needed and takes nvcc a second.
+        text = text.replace("#include <cuda/barrier>\n", "")
     if PREFETCH_FUNCTION in text:
         first = re.search(r"^static __device__", text, re.MULTILINE)
         at = first.start() if first else 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["ALIGNMENT", "Lifetime", "place"]
+from souffle.codegen.plan import Buffer
+from souffle.program import TEProgram, Tensor
+
+__all__ = ["ALIGNMENT", "Lifetime", "place", "place_buffers"]
 
 ALIGNMENT = 256
 """Bytes; what cudaMalloc guarantees, so that vector loads stay aligned."""
@@ -56,3 +59,36 @@ def place(lifetimes: Sequence[Lifetime]) -> tuple[tuple[int, ...], int]:
 
 def _rounded(nbytes: int) -> int:
     return -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
+
+
+def place_buffers(
+    program: TEProgram, first: Mapping[Tensor, int], last: Mapping[Tensor, int]
+) -> tuple[tuple[Buffer, ...], dict[Tensor, int], int]:
+    """All buffers of a network: inputs, outputs, constants, then the workspace.
+
+    Parameters
+    ----------
+    program : TEProgram
+    first, last : mapping of Tensor to int
+        The first and last epoch of what stages define.
+
+    Returns
+    -------
+    buffers : tuple of Buffer
+    index : dict of Tensor to int
+        Each tensor's position in `buffers`.
+    workspace : int
+        Bytes of the workspace.
+    """
+    inputs = zip(program.input_names, program.inputs, strict=True)
+    buffers = [Buffer(t.name, t.shape, t.dtype, "input", label) for label, t in inputs]
+    outputs = zip(program.output_names, program.outputs, strict=True)
+    buffers += [Buffer(t.name, t.shape, t.dtype, "output", label) for label, t in outputs]
+    buffers += [Buffer(t.name, t.shape, t.dtype, "constant", t.name) for t in program.constants]
+    outer = dict.fromkeys((*program.inputs, *program.outputs, *program.constants))
+    inner = [t for t in first if t not in outer]
+    offsets, total = place([Lifetime(t.nbytes, first[t], last[t]) for t in inner])
+    buffers += [
+        Buffer(t.name, t.shape, t.dtype, "workspace", t.name, at) for t, at in zip(inner, offsets, strict=True)
+    ]
+    return tuple(buffers), {t: i for i, t in enumerate([*outer, *inner])}, total

@@ -163,9 +163,7 @@ class Emitter:
         outputs = None
         if op.num_outputs > 1:
             shape = tuple(const_int(axis.dom.extent) for axis in axes)
-            outputs = [
-                self.tensor(f"{name}_{k}", shape, str(op.output(k).dtype)) for k in range(op.num_outputs)
-            ]
+            outputs = [self.tensor(f"{name}_{k}", shape, str(op.output(k).dtype)) for k in range(op.num_outputs)]
         return make_te(name, axes, bodies, reads, origin, outputs)
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import tvm
 import tvm_ffi
 from tvm import te, tirx
 from tvm.ir import Call
+from tvm.sym import Analyzer
 
 from souffle.tvm_compat import (
     PrimExpr,
@@ -48,9 +48,7 @@ _BINARY = (
 )
 
 
-def refreshed(
-    op: te.ComputeOp, scalars: Mapping[te.Operation, PrimExpr]
-) -> tuple[list[tirx.IterVar], list[PrimExpr]]:
+def refreshed(op: te.ComputeOp, scalars: Mapping[te.Operation, PrimExpr]) -> tuple[list[tirx.IterVar], list[PrimExpr]]:
     """Axes and bodies of `op` over axes of their own, with int32 indices.
 
     Parameters
@@ -93,10 +91,8 @@ def _with_scalars(expression: PrimExpr, scalars: Mapping[te.Operation, PrimExpr]
     if not any(load_tensor(load).op in scalars for load in loads(expression)):
         return expression
     known = map_loads(expression, lambda load: scalars.get(load_tensor(load).op, load))
-    analyzer = tvm.arith.Analyzer()
-    return map_loads(
-        known, lambda load: load_tensor(load)[tuple(analyzer.simplify(index) for index in load_indices(load))]
-    )
+    analyzer = Analyzer()
+    return map_loads(known, lambda load: load_tensor(load)(*(analyzer.simplify(index) for index in load_indices(load))))
 
 
 def _elements(shape: Sequence) -> int:
@@ -141,13 +137,13 @@ def _retyped(expression: PrimExpr, mapping: Mapping[tirx.Var, PrimExpr]) -> Prim
     def call(node: Call):
         if is_load(node):
             indices = [_as_type(index, "int32") for index in node.args[1:]]
-            return load_tensor(node)[tuple(indices)] if indices else node
+            return load_tensor(node)(*indices)
         if getattr(node.op, "name", "") == "tirx.if_then_else":
             left, right = _unified(node.args[1], node.args[2])
             return tirx.if_then_else(node.args[0], left, right)
         if _dtype(node) == "int64":
             arguments = [_as_type(a, "int64") if _dtype(a) == "int32" else a for a in node.args]
-            return Call(node.ty, node.op, arguments, node.attrs, node.span)
+            return Call(node.op, arguments, node.attrs, node.ty_args, node.span, node.ty)
         return node
 
     table = [(tirx.Var, variable), (Call, call), (tirx.Select, select)]

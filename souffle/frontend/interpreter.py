@@ -13,6 +13,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from souffle.errors import UnsupportedOperatorError
+from souffle.frontend.custom import custom_template
 from souffle.frontend.emit import Emitter
 from souffle.frontend.folding import RANDOM_OPERATORS, evaluate_node
 from souffle.frontend.lowering import NodeInput, Template, lower_node
@@ -78,9 +79,7 @@ class Interpreter:
             ]
             while len(parts) > 1:
                 groups = [parts[k : k + _CONCAT_FAN_IN] for k in range(0, len(parts), _CONCAT_FAN_IN)]
-                parts = [
-                    self.emit("Concat", group, f"{value.name}/Concat", axis=value.axis)[0] for group in groups
-                ]
+                parts = [self.emit("Concat", group, f"{value.name}/Concat", axis=value.axis)[0] for group in groups]
             self._whole[value] = parts[0]
         return self._whole[value]
 
@@ -172,7 +171,7 @@ class Interpreter:
         keys = tuple(None if form is None else form.key for form in given)
         key = (node.domain, node.op_type, attributes, versions, len(node.output), keys)
         if key not in self._templates:
-            self._templates[key] = lower_node(node, given, len(node.output), opsets)
+            self._templates[key] = custom_template(node, given) or lower_node(node, given, len(node.output), opsets)
         return self._templates[key]
 
     def tensor_of(self, value: Known | Tensor | Stacked) -> Tensor:

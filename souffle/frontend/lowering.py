@@ -139,7 +139,10 @@ def _tensors(arguments) -> Iterator[te.Tensor]:
 
 
 def lower_node(
-    node: onnx.NodeProto, inputs: Sequence[NodeInput | None], outputs: int, opset_imports: Sequence[onnx.OperatorSetIdProto]
+    node: onnx.NodeProto,
+    inputs: Sequence[NodeInput | None],
+    outputs: int,
+    opset_imports: Sequence[onnx.OperatorSetIdProto],
 ) -> Template:
     """Lower one node.
 
@@ -161,13 +164,15 @@ def lower_node(
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            with _captured_te_calls() as captured:
+            with _captured_te_calls() as of_importer:
                 module = from_onnx(model, keep_params_in_input=False)
-                module = relax.transform.DecomposeOpsForInference()(module)
-                module = relax.transform.FoldConstant()(module)
+            module = relax.transform.DecomposeOpsForInference()(module)
+            # Folding makes functions of its own, whose names may be those of other functions here: not captured.
+            module = relax.transform.FoldConstant()(module)
+            with _captured_te_calls() as of_operators:
                 module = relax.transform.LegalizeOps(enable_warning=False)(module)
             module = relax.transform.CanonicalizeBindings()(module)
-            return _Reader(module, captured, feeds).template()
+            return _Reader(module, of_importer | of_operators, feeds).template()
     except UnsupportedOperatorError:
         raise
     except _IMPORTER_ERRORS as error:
@@ -287,9 +292,7 @@ class _Reader:
         inputs = tuple(_flatten(self._operand(value.args[1])))
         result = self._new(var.ty)
         placeholders, tensors = self.captured.get(symbol, ((), ()))
-        self.steps.append(
-            Step(symbol, self.module[symbol], inputs, tuple(_flatten(result)), placeholders, tensors)
-        )
+        self.steps.append(Step(symbol, self.module[symbol], inputs, tuple(_flatten(result)), placeholders, tensors))
         return result
 
 

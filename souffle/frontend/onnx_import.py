@@ -58,7 +58,9 @@ def import_onnx(model: str | os.PathLike | bytes | onnx.ModelProto, *, batch: in
     return _assemble(loaded, emitter, inputs, outputs)
 
 
-def _defined_output(emitter: Emitter, interpreter: Interpreter, tensor: Tensor, name: str, earlier: list[Tensor]) -> Tensor:
+def _defined_output(
+    emitter: Emitter, interpreter: Interpreter, tensor: Tensor, name: str, earlier: list[Tensor]
+) -> Tensor:
     """The tensor of an output; a copy where it is not the result of a TE of its own."""
     defined = any(tensor in call.outputs for call in emitter.calls)
     if defined and tensor not in earlier:

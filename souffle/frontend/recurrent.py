@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 
 from souffle.errors import UnsupportedOperatorError
+from souffle.frontend.attributes import attribute
 from souffle.frontend.interpreter import Interpreter, special
-from souffle.frontend.structural import attribute
 from souffle.frontend.values import Known, Scope, Stacked, Value
 
 __all__: list[str] = []

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import onnx
 
+from souffle.frontend.attributes import attribute
 from souffle.frontend.interpreter import Interpreter, special
-from souffle.frontend.structural import attribute
 from souffle.frontend.values import Known, Scope, Stacked, Value
 
 __all__: list[str] = []
@@ -23,8 +23,7 @@ def _transpose(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[
     pieces = stack.pieces
     if inner != sorted(inner):
         pieces = tuple(
-            interpreter.emit("Transpose", [piece], f"{node.name}/t{k}", perm=inner)[0]
-            for k, piece in enumerate(pieces)
+            interpreter.emit("Transpose", [piece], f"{node.name}/t{k}", perm=inner)[0] for k, piece in enumerate(pieces)
         )
     return [Stacked(pieces, order.index(stack.axis), node.name)]
 

@@ -10,18 +10,11 @@ import onnx
 from onnx import helper, numpy_helper
 
 from souffle.errors import ModelError, UnsupportedOperatorError
+from souffle.frontend.attributes import attribute
 from souffle.frontend.interpreter import BUILDER_OPSETS, Interpreter, special
 from souffle.frontend.values import Known, Scope, Stacked, Value
 
-__all__ = ["attribute", "reshaped"]
-
-
-def attribute(node: onnx.NodeProto, name: str, default=None):
-    """The value of an attribute of `node`."""
-    for candidate in node.attribute:
-        if candidate.name == name:
-            return helper.get_attribute_value(candidate)
-    return default
+__all__ = ["reshaped"]
 
 
 @special("Constant")

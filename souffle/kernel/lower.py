@@ -124,7 +124,7 @@ def _passes() -> tvm.transform.Pass:
 
 def _device_passes() -> tvm.transform.Pass:
     low = tirx.transform
-    return tvm.transform.Sequential([low.LowerWarpMemory(), low.StmtSimplify(), low.LowerIntrin()])
+    return tvm.transform.Sequential([low.LowerWarpMemory(), low.StmtSimplify(), low.RemoveNoOp(), low.LowerIntrin()])
 
 
 def lower_stage(name: str, schedule: GpuSchedule, target: tvm.target.Target) -> tuple[DeviceFunction, ...]:

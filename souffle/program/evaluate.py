@@ -75,9 +75,7 @@ def run_tes(tes: Sequence[TE | ExternTE], values: Mapping[Tensor, np.ndarray]) -
     return results
 
 
-def checked_inputs(
-    program: TEProgram, inputs: Mapping[str, np.ndarray] | Sequence[np.ndarray]
-) -> list[np.ndarray]:
+def checked_inputs(program: TEProgram, inputs: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> list[np.ndarray]:
     """`inputs` in the program's order, each of the right shape and type.
 
     Raises

@@ -234,7 +234,7 @@ class _Reader:
         if found > FORMAT:
             raise _bad(
                 self.path,
-                f"it has format {found}, written by Souffle {manifest.get('souffle')}, and this Souffle reads up to {FORMAT}",
+                f"it has format {found}, of Souffle {manifest.get('souffle')}, and this Souffle reads up to {FORMAT}",
                 "update souffle-dl, or compile the model again here",
             )
         texts = ("souffle", "name", "level", "precision", "partition", "arch", "constants")
@@ -252,7 +252,9 @@ class _Reader:
         if info is None or not isinstance(listed, dict):
             raise _bad(self.path, f"member {name} is missing")
         if listed.get("bytes") != info.file_size:
-            raise _bad(self.path, f"member {name} has {info.file_size} bytes and the manifest says {listed.get('bytes')}")
+            raise _bad(
+                self.path, f"member {name} has {info.file_size} bytes and the manifest says {listed.get('bytes')}"
+            )
         limit = self._size if info.compress_type == zipfile.ZIP_STORED else _MAX_TEXT
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or info.file_size > limit:
             raise _bad(self.path, f"member {name} would unpack to {info.file_size} bytes, more than is possible")

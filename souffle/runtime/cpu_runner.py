@@ -36,9 +36,9 @@ class CpuRunner:
     plan
         The compiled network.
     blocks
-        The largest grid: any grid of at least one block gives the same result, and fewer blocks run faster here.
+        The largest grid. Any grid of at least one block gives the same result; fewer blocks run faster here.
     order
-        ``"fixed"`` runs the threads between two barriers in order, ``"shuffled"`` in a random one, which a race shows in.
+        ``"fixed"`` runs the threads between two barriers in order, ``"shuffled"`` in a random one: a race shows.
     seed
         Of the random order.
     cache_dir

@@ -225,7 +225,8 @@ class Cuda:
         prepared.config.hStream = stream
         status = self.api.cuLaunchKernelEx(prepared.config, prepared.function, prepared.parameters, 0)[0]
         if int(status) != 0:
-            self._fail(status, "cuLaunchKernelEx", f"kernel {prepared.name}")
+            # The driver reports a fault of earlier work at whatever call comes next.
+            self._fail(status, "cuLaunchKernelEx", f"kernel {prepared.name} or work queued before it")
 
     # memory
 

@@ -131,7 +131,9 @@ class DeviceArray:
     ) -> Any:
         """A DLPack capsule; ``stream``'s later work waits until the content is there (-1: no waiting, at your risk)."""
         if copy or (dl_device is not None and tuple(map(int, dl_device)) != self.__dlpack_device__()):
-            raise BufferError("Souffle lends its outputs where they are; copy them on the consumer's side, or use numpy()")
+            raise BufferError(
+                "Souffle lends its outputs where they are; copy them on the consumer's side, or use numpy()"
+            )
         # None means the legacy default stream. 0 is ambiguous in DLPack; libraries that give it mean that one as well.
         user = 1 if stream in (None, 0) else int(stream)
         if user != int(self._stream.handle):
@@ -191,8 +193,8 @@ class CudaRunner:
     def __init__(self, plan: Plan, cuda: Cuda, *, poison: bool = False) -> None:
         if any(not module.cubin for module in plan.modules):
             raise CompilerNotFoundError(
-                f"{plan.name} was compiled without nvcc and holds no machine code; compile it again where nvcc (CUDA 13) "
-                'is on PATH, or run it with device="cpu"'
+                f"{plan.name} was compiled without nvcc and holds no machine code; compile it again where nvcc "
+                '(CUDA 13) is on PATH, or run it with device="cpu"'
             )
         cuda.require_arch(plan.arch)
         cuda.make_current()
@@ -253,8 +255,8 @@ class CudaRunner:
                 if limit == 0:
                     raise DeviceError(
                         f"kernel {kernel.name} ({kernel.threads} threads, {cuda.registers(function)} registers, "
-                        f"{kernel.dynamic_shared_bytes} bytes of dynamic shared memory) does not fit on a multiprocessor "
-                        f"of {cuda.label}; compile for this device"
+                        f"{kernel.dynamic_shared_bytes} bytes of dynamic shared memory) does not fit on a "
+                        f"multiprocessor of {cuda.label}; compile for this device"
                     )
             functions.append(function)
             grids.append(max(1, min(kernel.tiles, limit)))
@@ -301,7 +303,7 @@ class CudaRunner:
             if on_device and ordinal != self._cuda.ordinal:
                 raise InputError(
                     f"input {spec.name!r} of {signature.network} is on GPU {ordinal} and the network is on "
-                    f"{self._cuda.label}; move it, or choose device=\"cuda:{ordinal}\""
+                    f'{self._cuda.label}; move it, or choose device="cuda:{ordinal}"'
                 )
         if not on_device:
             array = signature.host_array(spec, value)
@@ -311,11 +313,13 @@ class CudaRunner:
         try:
             tensor = dlpack.read(value, int(stream))
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            raise InputError(f"input {spec.name!r} of {signature.network} cannot be read through DLPack: {error}") from error
+            raise InputError(
+                f"input {spec.name!r} of {signature.network} cannot be read through DLPack: {error}"
+            ) from error
         signature.check(spec, tensor.shape, tensor.dtype)
         if not tensor.contiguous:
             raise InputError(
-                f"input {spec.name!r} of {signature.network} is a GPU tensor that is not contiguous; call .contiguous() on it"
+                f"input {spec.name!r} of {signature.network} is not contiguous on the GPU; call .contiguous() on it"
             )
         if not fixed and tensor.address % _VECTOR_BYTES == 0:
             return tensor.address, tensor.owner, True
@@ -378,7 +382,9 @@ class CudaRunner:
             ready = _Handle(cuda.event(), cuda.destroy_event)
             cuda.record(ready.handle, stream)
             outputs = tuple(
-                DeviceArray(cuda, self._stream, ready, block, self._plan.buffers[index].shape, self._plan.buffers[index].dtype)
+                DeviceArray(
+                    cuda, self._stream, ready, block, self._plan.buffers[index].shape, self._plan.buffers[index].dtype
+                )
                 for index, block in zip(self._outputs, blocks, strict=True)
             )
             if device:

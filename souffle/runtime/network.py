@@ -33,8 +33,8 @@ class KernelInfo:
     text : str
         The CUDA text of its module.
     grid, block : tuple of int
-        Of a launch. Until a device was opened, the grid is the largest that has work; a cooperative launch takes no more
-        blocks than the device holds at once.
+        Of a launch. Until a device was opened, the grid is the largest that has work; a cooperative launch takes no
+        more blocks than the device holds at once.
     registers : int or None
         Per thread; None where no CUDA compiler was run.
     shared_bytes : int
@@ -66,7 +66,9 @@ def signature_of(plan: Plan) -> Signature:
     """The inputs of a plan, under the model's own names."""
     return Signature(
         plan.name,
-        tuple(TensorSpec(buffer.label, buffer.shape, buffer.dtype) for buffer in plan.buffers if buffer.kind == "input"),
+        tuple(
+            TensorSpec(buffer.label, buffer.shape, buffer.dtype) for buffer in plan.buffers if buffer.kind == "input"
+        ),
     )
 
 
@@ -94,8 +96,12 @@ def explain(plan: Plan) -> str:
         )
         lines.append(
             textwrap.fill(
-                ", ".join(kernel.tes), 120, initial_indent="    computes ", subsequent_indent="      ",
-                break_long_words=False, break_on_hyphens=False,
+                ", ".join(kernel.tes),
+                120,
+                initial_indent="    computes ",
+                subsequent_indent="      ",
+                break_long_words=False,
+                break_on_hyphens=False,
             )
         )
     groups: dict[str, list[tuple[str, bool, str]]] = {}
@@ -124,8 +130,8 @@ class Network:
     """A compiled network.
 
     ``net({"input": x})`` or ``net(x, y)`` runs it and gives a dict of outputs under the model's names: NumPy arrays for
-    NumPy arrays. On a GPU, tensors with ``__dlpack__`` that lie on it are used in place, and where any input is one, the
-    outputs are objects that ``torch.from_dlpack`` and its like take without a copy.
+    NumPy arrays. On a GPU, tensors with ``__dlpack__`` that lie on it are used in place, and where any input is one,
+    the outputs are objects that ``torch.from_dlpack`` and its like take without a copy.
 
     Nothing is opened before the first call, so that a network can be built, looked at and saved without a GPU.
 
@@ -134,9 +140,9 @@ class Network:
     plan
         What was compiled.
     device
-        ``"cuda"`` or ``"cuda:N"`` for a GPU; ``"cpu"`` for the emitted text on the CPU; ``"auto"`` is ``"cuda"``.
+        ``"cuda"`` or ``"cuda:N"`` for a GPU, which ``"auto"`` means too; ``"cpu"`` for the emitted text on the CPU.
     graph
-        On a GPU, replay one CUDA graph instead of launching each kernel; inputs and outputs are then copied on the device.
+        On a GPU, replay one CUDA graph instead of launching each kernel; inputs and outputs are then copied there.
     poison
         On a GPU, set outputs and workspace to NaN before each call. The CPU device always does.
     blocks
@@ -187,7 +193,9 @@ class Network:
 
     def __repr__(self) -> str:
         plan = self._plan
-        return f"Network({plan.name!r}, {plan.level}, {plan.arch}, device={self.device!r}, {len(plan.launches)} launches)"
+        return (
+            f"Network({plan.name!r}, {plan.level}, {plan.arch}, device={self.device!r}, {len(plan.launches)} launches)"
+        )
 
     @property
     def plan(self) -> Plan:
@@ -208,7 +216,9 @@ class Network:
     def outputs(self) -> tuple[TensorSpec, ...]:
         """Names, shapes and dtypes of the outputs."""
         return tuple(
-            TensorSpec(buffer.label, buffer.shape, buffer.dtype) for buffer in self._plan.buffers if buffer.kind == "output"
+            TensorSpec(buffer.label, buffer.shape, buffer.dtype)
+            for buffer in self._plan.buffers
+            if buffer.kind == "output"
         )
 
     @property

@@ -1,4 +1,4 @@
-"""A plan's structure as JSON and back: every field is checked, so that a file cannot send a kernel out of its buffers."""
+"""A plan's structure as JSON and back, every field checked, so that a file cannot send a kernel out of its buffers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from souffle.codegen.plan import Buffer, CudaModule, Kernel, Launch, Plan, Resou
 __all__ = ["PlanFormatError", "plan_from_json", "plan_to_json"]
 
 _DTYPES = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 bfloat16".split()
+    {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
+    | {"float16", "float32", "float64", "bfloat16"}
 )
 _KINDS = ("input", "output", "constant", "workspace")
 _MAX_THREADS = 1024
@@ -134,9 +135,9 @@ def _buffer(content: Any, index: int, workspace_bytes: int) -> Buffer:
         raise PlanFormatError(
             f"buffer {buffer.name} is {buffer.dtype}, which NumPy lacks here; install and import ml_dtypes"
         ) from error
-    if buffer.kind == "workspace":
-        if buffer.offset % _WORKSPACE_ALIGNMENT or buffer.offset + buffer.nbytes > workspace_bytes:
-            raise PlanFormatError(f"buffer {buffer.name} at {buffer.offset} lies outside of {workspace_bytes} bytes")
+    fits = buffer.offset % _WORKSPACE_ALIGNMENT == 0 and buffer.offset + buffer.nbytes <= workspace_bytes
+    if buffer.kind == "workspace" and not fits:
+        raise PlanFormatError(f"buffer {buffer.name} at {buffer.offset} lies outside of {workspace_bytes} bytes")
     return buffer
 
 

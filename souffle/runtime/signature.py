@@ -129,7 +129,9 @@ class Signature:
             try:
                 array = np.from_dlpack(value)
             except (BufferError, RuntimeError, TypeError, ValueError) as error:
-                raise InputError(f"input {spec.name!r} of {self.network} cannot be read through DLPack: {error}") from error
+                raise InputError(
+                    f"input {spec.name!r} of {self.network} cannot be read through DLPack: {error}"
+                ) from error
         else:
             raise InputError(
                 f"input {spec.name!r} of {self.network} must be an array of {spec.dtype} {spec.shape} and was given a "

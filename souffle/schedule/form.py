@@ -33,6 +33,8 @@ class Answer:
         Position of the rule in the order of preference; smaller is better.
     rowwise : bool
         Whether dependent reductions of the draft stay within a block.
+    tiles : int
+        Blocks that share the work.
     reason : str
         Why there is none, or why better rules refused.
     """
@@ -41,6 +43,7 @@ class Answer:
     rule: str
     rank: int
     rowwise: bool
+    tiles: int
     reason: str
 
 
@@ -63,6 +66,17 @@ class JoinPolicy:
 
     across_operators: bool
     rowwise_across_operators: bool
+
+
+_READS_PER_BARRIER = 32 * 1024
+"""Elements that one multiprocessor reads in the time of a grid sync: about 1.3 µs at about 100 GB/s."""
+
+
+def _points(te_: TE) -> int:
+    points = te_.outputs[0].size
+    for extent in te_.reduction_shape:
+        points *= extent
+    return points
 
 
 @dataclass
@@ -162,8 +176,12 @@ class _Former:
         if late:
             return f"{late[0].name} between them reads the stage"
         if te_.is_reduction and has_reduction:
-            allowed = same_group or self.policy.rowwise_across_operators
-            return None if allowed else "dependent reductions of different operators meet at a grid sync"
+            if not (same_group or self.policy.rowwise_across_operators):
+                return "dependent reductions of different operators meet at a grid sync"
+            if any(m.is_reduction and self.analysis.is_compute_intensive(m) for m in (*stage.tes, te_)):
+                # A row at a time, every block would read the whole other operand again.
+                return "a compute-intensive reduction is tiled on its own"
+            return None
         if te_.is_reduction:
             return self._precheck_prologue(te_, stage, same_group)
         if not same_group and not self.policy.across_operators:
@@ -189,6 +207,15 @@ class _Former:
             return "the reduction would repeat an expensive expression"
         return None
 
+    def _too_serial(self, te_: TE, stage: _Forming, answer: Answer) -> str | None:
+        """Keep work on many multiprocessors where one block would take longer than a barrier."""
+        if all(member.origin.group == te_.origin.group for member in stage.tes):
+            return None
+        reads = sum(_points(member) for member in (*stage.tes, te_)) // answer.tiles
+        if reads <= _READS_PER_BARRIER:
+            return None
+        return f"a block would read {reads} elements alone, which takes longer than a grid sync ({_READS_PER_BARRIER})"
+
     def _covers(self, te_: TE, stage: _Forming) -> bool:
         sizes = {m.outputs[0].size for m in stage.tes}
         return te_.outputs[0].size in sizes
@@ -205,7 +232,9 @@ class _Former:
             return answer.reason
         anchored = any(member.is_reduction for member in stage.tes)
         if te_.is_reduction and anchored:
-            return None if answer.rowwise else f"their tiles do not match: {answer.reason}"
+            if not answer.rowwise:
+                return f"their tiles do not match: {answer.reason}"
+            return self._too_serial(te_, stage, answer)
         if te_.is_reduction:
             alone = self._answer(draft_stage([te_], self.program))
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,13 @@ import numpy as np
 
 from souffle.errors import CudaCompileError, DeviceError
 from souffle.runtime.cpu_device.ptx_translation import translate_asm
-from souffle.runtime.cpu_device.text_scan import KernelDeclaration, blank_comments, dynamic_shared_names, find_kernels, uses_atomics
+from souffle.runtime.cpu_device.text_scan import (
+    KernelDeclaration,
+    blank_comments,
+    dynamic_shared_names,
+    find_kernels,
+    uses_atomics,
+)
 from souffle.runtime.cpu_device.toolchain import build_kernel_library, build_runtime_library, default_cache_dir
 
 __all__ = ["CpuModule", "LaunchReport", "compile_text"]
@@ -96,13 +101,18 @@ def _epilogue(kernels: tuple[KernelDeclaration, ...], dynamic: tuple[str, ...]) 
     lines = ["", '#include "souffle_entry.h"']
     if dynamic:
         labels = "\\n".join(f".hidden {n}\\n.globl {n}\\n.type {n}, @object\\n{n}:" for n in dynamic)
-        lines.append(f"SOUFFLE_DYNAMIC_SHARED({DYNAMIC_SHARED_LIMIT}, \"{labels}\")")
-    lines.append(f'extern "C" __attribute__((visibility("default"))) const SouffleKernel souffle_kernels[] = {{{rows}}};')
+        lines.append(f'SOUFFLE_DYNAMIC_SHARED({DYNAMIC_SHARED_LIMIT}, "{labels}")')
+    lines.append(f"SOUFFLE_EXPORT const SouffleKernel souffle_kernels[] = {{{rows}}};")
     return "\n".join(lines) + "\n"
 
 
-@functools.cache
+_loaded_runtimes: dict[str, ctypes.CDLL] = {}
+
+
 def _load_runtime(path: Path) -> ctypes.CDLL:
+    # By name, which holds the hash of its source: one process has one runtime, whatever cache folders it uses.
+    if path.name in _loaded_runtimes:
+        return _loaded_runtimes[path.name]
     # Global: the libraries of kernels find the runtime's functions by name.
     library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     library.souffle_launch.argtypes = (ctypes.POINTER(_Spec), ctypes.POINTER(_Result))
@@ -111,8 +121,8 @@ def _load_runtime(path: Path) -> ctypes.CDLL:
         size = getattr(library, name)
         size.restype = ctypes.c_uint64
         if size() != ctypes.sizeof(kind):
-            raise DeviceError(f"the fiber runtime {path} and its Python side disagree on {kind.__name__}; delete the file")
-    return library
+            raise DeviceError(f"the fiber runtime {path} disagrees with its Python side on {kind.__name__}: delete it")
+    return _loaded_runtimes.setdefault(path.name, library)
 
 
 class CpuModule:
@@ -126,7 +136,9 @@ class CpuModule:
         The compiled library.
     """
 
-    def __init__(self, library: Path, declarations: tuple[KernelDeclaration, ...], *, ordered: bool, runtime: Path) -> None:
+    def __init__(
+        self, library: Path, declarations: tuple[KernelDeclaration, ...], *, ordered: bool, runtime: Path
+    ) -> None:
         self.library = library
         self._runtime = _load_runtime(runtime)
         self._handle = ctypes.CDLL(str(library), mode=ctypes.RTLD_LOCAL | os.RTLD_NOW)
@@ -200,13 +212,15 @@ class CpuModule:
         threads = block[0] * block[1] * block[2]
         bounds = self._bounds[kernel]
         if threads > _MAX_THREADS:
-            raise DeviceError(f"kernel {kernel}: a block of {block} has {threads} threads, at most {_MAX_THREADS} are possible")
+            raise DeviceError(f"kernel {kernel}: a block of {block} has {threads} threads, more than {_MAX_THREADS}")
         if bounds is not None and threads > bounds:
             raise DeviceError(f"kernel {kernel}: a block of {block} exceeds its __launch_bounds__({bounds})")
         if grid[0] * grid[1] * grid[2] >= 2**31:
             raise DeviceError(f"kernel {kernel}: a grid of {grid} has more blocks than the CPU device can run")
         if not 0 <= shared_bytes <= DYNAMIC_SHARED_LIMIT:
-            raise DeviceError(f"kernel {kernel}: {shared_bytes} bytes of dynamic shared memory, 0 to {DYNAMIC_SHARED_LIMIT} are possible")
+            raise DeviceError(
+                f"kernel {kernel}: {shared_bytes} bytes of dynamic shared memory, at most {DYNAMIC_SHARED_LIMIT} are there"
+            )
         if order not in ("fixed", "shuffled"):
             raise DeviceError(f"order {order!r} is neither 'fixed' nor 'shuffled'")
         if workers is None:
@@ -294,8 +308,8 @@ def _near_argument(address: int, args: Sequence[np.ndarray | int | float]) -> st
 def compile_text(cuda_text: str, *, cache_dir: Path | None = None) -> CpuModule:
     """Compile CUDA C++ text for the CPU.
 
-    The text is what nvcc gets. Only its inline PTX is rewritten, and g++ reads it with headers of CUDA's names that stand in
-    for CUDA's own.
+    The text is what nvcc gets. Only its inline PTX is rewritten, and g++ reads it with headers of CUDA's names that
+    stand in for CUDA's own.
 
     Parameters
     ----------

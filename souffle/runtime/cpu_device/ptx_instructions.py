@@ -20,7 +20,9 @@ _CPP_TYPE = {
     "b64": "unsigned long long", "u64": "unsigned long long", "s64": "long long",
     "f32": "float", "f64": "double", "pred": "bool",
 }  # fmt: skip
-_COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
+_COMPARE = {
+    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=", "hi": ">", "hs": ">=",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -430,7 +432,8 @@ def translate_instruction(asm: AsmStatement, text: str) -> str:
     """
     guard = re.match(r"@(!?)\s*(%?\w+)\s+", text)
     body = text[guard.end() :] if guard else text
-    opcode, _, rest = body.partition(" ")
+    opcode = re.match(r"[^\s{\[]*", body).group()
+    rest = body[len(opcode) :]
     name, *mods = opcode.split(".")
     handler = _INSTRUCTIONS.get(name)
     if handler is None or opcode.endswith(":"):

@@ -13,9 +13,7 @@ from souffle.runtime.cpu_device.text_scan import blank_comments, matching
 
 __all__ = ["translate_asm"]
 
-_STATEMENT = re.compile(
-    r"(?<!define )\b(?:asm|__asm__|__asm)\b(?:[\s\\]*\b(?:volatile|__volatile__|goto)\b)*[\s\\]*\("
-)
+_STATEMENT = re.compile(r"(?<!define )\b(?:asm|__asm__|__asm)\b(?:[\s\\]*\b(?:volatile|__volatile__|goto)\b)*[\s\\]*\(")
 _STRING = re.compile(r'"((?:\\.|[^"\\])*)"')
 _OPERAND = re.compile(r'\s*(?:\[\s*(\w+)\s*\]\s*)?"([^"]*)"\s*\((.*)\)\s*$', re.DOTALL)
 _DECLARATION = re.compile(r"\.reg\s+(?:\.v[24]\s+)?\.(\w+)\s+(.*)")

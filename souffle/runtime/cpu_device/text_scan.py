@@ -1,4 +1,4 @@
-"""Finding things in CUDA text without parsing it: what is code, what is a comment or a string, which kernels there are."""
+"""Finding things in CUDA text without parsing it: code, comments and strings, kernels, dynamic shared memory."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def matching(code: str, start: int) -> int:
 
 
 def find_kernels(code: str) -> tuple[KernelDeclaration, ...]:
-    """List the kernels of ``code`` (comments blanked) in the order of their first declaration; templates are left out."""
+    """List the kernels of ``code`` (comments blanked) in the order of the text; templates are left out."""
     found: dict[str, KernelDeclaration] = {}
     for match in re.finditer(r"\b__global__\b", code):
         if re.search(r"\btemplate\s*<[^;{}]*>\s*(?:static\s+|inline\s+)*$", code[: match.start()]):

@@ -87,7 +87,7 @@ def _headers_digest() -> str:
 
 def _build(source: str, flags: tuple[str, ...], stem: str, cache_dir: Path | None, failed: str) -> Path:
     compiler = _compiler()
-    folder = default_cache_dir() if cache_dir is None else Path(cache_dir)
+    folder = default_cache_dir() if cache_dir is None else Path(cache_dir).resolve()
     parts = (source, *flags, compiler, _compiler_version(compiler), _headers_digest())
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     library = folder / f"{stem}-{key}.so"
@@ -127,4 +127,5 @@ def build_kernel_library(source: str, cache_dir: Path | None = None) -> Path:
     """
     register = ("-ffixed-r15", "-DSOUFFLE_SELF_IN_REGISTER", "-Wno-register") if uses_register() else ()
     prelude = ("-include", "souffle_device.h")
-    return _build(source, (*_COMMON, *_KERNEL, *_machine_flags(), *register, *prelude), "kernels", cache_dir, "CUDA text")
+    flags = (*_COMMON, *_KERNEL, *_machine_flags(), *register, *prelude)
+    return _build(source, flags, "kernels", cache_dir, "the CUDA text")

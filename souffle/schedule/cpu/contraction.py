@@ -69,7 +69,7 @@ def tiling_of(rows: int, columns: int, lanes: int, registers: int) -> Tiling:
         Elements of a vector register, and how many there are.
     """
     best: tuple[float, Tiling] | None = None
-    for vectors in range(1, 5):
+    for vectors in range(4, 0, -1):
         # One register per vector for the panel and one for the broadcast element.
         highest = min((registers - 1 - vectors) // vectors, 14)
         tiles = -(-rows // highest)

@@ -75,7 +75,7 @@ class Contraction:
 
 def combiner_of(nest: Nest) -> Combiner | None:
     """The sum, product, maximum or minimum that a nest reduces with; ``None`` for others and for tuples."""
-    if not nest.single or not nest.reduce or not isinstance(nest.init, tirx.BufferStore):
+    if not nest.single or not isinstance(nest.init, tirx.BufferStore):
         return None
     store = nest.body
     value = store.value
@@ -100,6 +100,8 @@ def split_groups(nest: Nest) -> Nest:
 
     Before: ``for f: C[f] += X[f // 4 * 8 + k] * W[f, k]``; after: ``for g, i`` with ``f = 4 * g + i``.
     """
+    if not nest.single:
+        return nest
     for axis in nest.spatial:
         divisors: list[int] = []
 
@@ -117,8 +119,10 @@ def split_groups(nest: Nest) -> Nest:
         spatial = (*nest.spatial[:at], outer, inner, *nest.spatial[at + 1 :])
         bound = nest.bind({axis.var: outer.var * size + inner.var})
         store = bound.body
-        rhs = simplify_loads(store.value, (*spatial, *nest.reduce))
-        return replace(bound, spatial=spatial, body=tirx.BufferStore(store.buffer, rhs, list(store.indices)))
+        axes = (*spatial, *nest.reduce)
+        indices = [simplify(index, axes) for index in store.indices]
+        body = tirx.BufferStore(store.buffer, simplify_loads(store.value, axes), indices)
+        return replace(bound, spatial=spatial, body=body)
     return nest
 
 

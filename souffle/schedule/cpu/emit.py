@@ -92,7 +92,7 @@ def _merged(nest: Nest, axes: Sequence[Axis], kind: str) -> Nest | None:
         positions = [flat_index(s.buffer, list(s.indices)) for s in stores]
         positions += [flat_index(load.source, list(load.indices)) for load in buffer_loads(statement)]
         for position in positions:
-            tvm_ffi.structural_walk(simplify(position, everything), (FloorDiv, check), (FloorMod, check))
+            tvm_ffi.structural_walk(simplify(position, everything), ((FloorDiv, FloorMod), check))
         # Outside of loads the variables stand for themselves (a range test, an iota): not a matter of positions.
         rest = map_buffer_loads(statement.value, lambda load: tirx.const(0, dtype_of(load)))
         if uses(rest, [joint]):
@@ -119,8 +119,7 @@ def segments(expression: PrimExpr | tirx.Stmt, axis: Axis) -> list[tuple[int, in
         low = int(crossing // 1)
         points.update(p for p in (low, low + 1) if 0 < p < axis.extent)
 
-    handlers = [(kind, note) for kind in (LT, LE, GT, GE, EQ, NE)]
-    tvm_ffi.structural_walk(expression, *handlers)
+    tvm_ffi.structural_walk(expression, ((LT, LE, GT, GE, EQ, NE), note))
     if len(points) > 2 * _MAX_SEGMENTS:
         return [(0, axis.extent)]
     bounds = [0, *sorted(points), axis.extent]

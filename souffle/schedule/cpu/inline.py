@@ -134,8 +134,10 @@ def _expensive(expression: Any) -> bool:
     found: list[bool] = []
     tvm_ffi.structural_walk(
         expression,
-        (Call, lambda call: found.append(is_expensive_call(call))),
-        (Div, lambda division: found.append(dtype_of(division).startswith(("float", "bfloat")))),
+        [
+            (Call, lambda call: found.append(is_expensive_call(call))),
+            (Div, lambda division: found.append(dtype_of(division).startswith(("float", "bfloat")))),
+        ],
     )
     return any(found)
 

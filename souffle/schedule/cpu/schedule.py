@@ -17,7 +17,7 @@ from tvm.s_tir.stmt import SBlock, SBlockRealize
 from tvm.tirx import ForKind
 
 from souffle.schedule.cpu.contraction import emit_contraction, materialized_rows
-from souffle.schedule.cpu.contraction_form import Contraction, contraction_of, without_units
+from souffle.schedule.cpu.contraction_form import Contraction, contraction_of, split_groups, without_units
 from souffle.schedule.cpu.elementary import expand_elementary
 from souffle.schedule.cpu.emit import collapse, emit_injective, lanes_of
 from souffle.schedule.cpu.host import Machine, machine_of
@@ -186,8 +186,7 @@ def _index_type(group: Sequence[Nest]) -> str:
 def _emit_alone(nest: Nest, machine: Machine) -> tirx.Stmt:
     """A nest by itself: its leading loops parallel, and runs of the last one where they are too few."""
     nest = without_units(nest)
-    if nest.injective:
-        nest = collapse(nest)
+    nest = collapse(nest) if nest.injective else split_groups(nest)
     if nest.work < _SERIAL_WORK or not nest.spatial:
         return _emit(nest, machine)
     wanted = _TASKS_PER_CORE * machine.cores

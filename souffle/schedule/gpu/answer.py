@@ -20,9 +20,9 @@ def gpu_scheduler(device: GpuDevice, threads: int = 256) -> Scheduler:
         schedule, refusals = schedule_gpu(func, request)
         reason = "; ".join(f"{r.rule}: {r.reason}" for r in refusals)
         if schedule is None:
-            return Answer(None, "none", len(RULES), False, reason)
+            return Answer(None, "none", len(RULES), False, 0, reason)
         check_schedule(schedule, request)
         rank = [name for name, _ in RULES].index(schedule.rule)
-        return Answer(schedule, schedule.rule, rank, schedule.rule == "rowwise", reason)
+        return Answer(schedule, schedule.rule, rank, schedule.rule == "rowwise", schedule.tiles, reason)
 
     return answer

@@ -66,14 +66,14 @@ def choose_layout(stage: Stage, request: GpuRequest, cross: bool = True) -> Layo
     rows = request.threads // inner
     if _too_large(stage, rows, inner, limit):
         return (
-            f"block {main.blocks[-1].name}: the intermediates of {rows} row(s) take {private_bytes(stage, rows)} bytes, "
+            f"block {main.blocks[-1].name}: the intermediates of {rows} row(s) take {private_bytes(stage, rows, inner > 1)} bytes, "
             f"{limit if inner > 1 else MAX_PRIVATE_BYTES * rows} are free on chip"
         )
     return Layout(_tiles(stage, rows), rows, inner, near)
 
 
 def _too_large(stage: Stage, rows: int, inner: int, limit: int) -> bool:
-    taken = private_bytes(stage, rows)
+    taken = private_bytes(stage, rows, inner > 1)
     return taken > (limit if inner > 1 else MAX_PRIVATE_BYTES * rows)
 
 

@@ -234,12 +234,14 @@ def _read_axes(producer: BlockView, consumer: BlockView, read: Access) -> list[t
     return pairs
 
 
-def private_bytes(stage: Stage, rows: int) -> int:
-    """Bytes that the intermediates of `rows` rows take."""
+def private_bytes(stage: Stage, rows: int, shared: bool) -> int:
+    """Bytes that the intermediates of `rows` rows take; if in shared memory, without those of one value a row."""
     total = 0
     for chain in stage.chains:
-        for view in chain.blocks:
+        for index, view in enumerate(chain.blocks):
             for access in view.writes:
+                if shared and chain.columns(index) == 1:
+                    continue
                 if any(same_buffer(access.buffer, buffer) for buffer in stage.private):
                     itemsize = max(DataType(access.buffer.dtype).bits // 8, 1)
                     total += product(access.shape) // chain.row_count * rows * itemsize
@@ -255,8 +257,8 @@ def build(stage: Stage, layout: Layout) -> None:
     outer = []
     for chain in stage.chains:
         for index, view in enumerate(chain.blocks):
-            _place(stage, chain, index, "local" if layout.inner == 1 else "shared")
-        nests = [_row_nest(sch, chain, index, layout) for index in range(len(chain.blocks))]
+            _place(stage, chain, index, layout)
+        nests = [_row_nest(stage, chain, index, layout) for index in range(len(chain.blocks))]
         if layout.inner == 1 and len(nests) > 1:
             sch.merge(*[row for _, row in nests])
             outer.append(sch.get_loops(chain.blocks[0].rv)[0])
@@ -274,7 +276,7 @@ def build(stage: Stage, layout: Layout) -> None:
         # Last, since a block without its initialization is none that loops can be bound around.
         loops = sch.get_loops(view.rv)
         reduced = _reduction_loops(sch, view, loops)
-        if len(view.writes) == 1 and all(sch.get(loop).thread_binding is None for loop in reduced):
+        if reduced and len(view.writes) == 1 and all(sch.get(loop).thread_binding is None for loop in reduced):
             sch.decompose_reduction(view.rv, reduced[0])
 
 
@@ -297,13 +299,16 @@ def _tags(layout: Layout) -> tuple[str, str]:
     return ("threadIdx.x", "threadIdx.y") if rows_on_x else ("threadIdx.y", "threadIdx.x")
 
 
-def _place(stage: Stage, chain: Chain, index: int, scope: str) -> None:
-    """Put what a block writes for the stage itself into `scope`, its row axes joined to one leading dimension.
+def _place(stage: Stage, chain: Chain, index: int, layout: Layout) -> None:
+    """Put what a block writes for the stage itself on chip, its row axes joined to one leading dimension.
 
     With one dimension for all row axes, a tile of rows is one range of it whatever the extents, so that only the tile is
-    allocated.
+    allocated. A single value of a row goes to registers, of each of the row's threads: cheaper than shared memory, and TVM's
+    ThreadSync takes shared elements whose index names the innermost thread axis for one thread's own, and leaves out the
+    barrier between the one thread that writes the row's value and the others that read it.
     """
     view = chain.blocks[index]
+    scope = "local" if layout.inner == 1 or chain.columns(index) == 1 else "shared"
     for position, region in enumerate(view.node.writes):
         if not any(same_buffer(region.source, buffer) for buffer in stage.private):
             continue
@@ -344,8 +349,10 @@ def _join_rows(sch: s_tir.Schedule, chain: Chain, index: int) -> tuple[int, ...]
     return (0,)
 
 
-def _row_nest(sch: s_tir.Schedule, chain: Chain, index: int, layout: Layout) -> tuple[object, object]:
+def _row_nest(stage: Stage, chain: Chain, index: int, layout: Layout) -> tuple[object, object]:
     """Split the loops of a block into tiles, rows, threads of a row and the rest; give the first two."""
+    sch = stage.sch
+    on_chip = any(same_buffer(access.buffer, b) for access in chain.blocks[index].writes for b in stage.private)
     row_places = _join_rows(sch, chain, index)
     view = block_view(sch, chain.blocks[index].rv)
     table = block_loops(sch, view)
@@ -361,7 +368,7 @@ def _row_nest(sch: s_tir.Schedule, chain: Chain, index: int, layout: Layout) -> 
     row = sch.fuse(*rows) if rows else sch.add_unit_loop(loops[0] if loops else view.rv)
     tile, row = sch.split(row, [layout.tiles, layout.rows])
     _, inner_tag = _tags(layout)
-    if layout.inner == 1:
+    if layout.inner == 1 or (on_chip and chain.columns(index) == 1 and not crosses(chain, index, layout.inner)):
         return tile, row
     if reductions and crosses(chain, index, layout.inner):
         reduction = sch.fuse(*reductions)

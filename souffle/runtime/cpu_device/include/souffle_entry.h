@@ -2,6 +2,8 @@
 #ifndef SOUFFLE_ENTRY_H
 #define SOUFFLE_ENTRY_H
 
+#define SOUFFLE_EXPORT extern "C" __attribute__((visibility("default")))
+
 template <class P> struct SouffleKind { static constexpr char value = __is_enum(P) ? 'i' : '?'; };
 template <class P> struct SouffleKind<P*> { static constexpr char value = 'p'; };
 #define SOUFFLE_KIND(P, letter) \
@@ -57,13 +59,13 @@ constexpr SouffleKernel souffle_describe(const char* name, void (*)(P...)) {
 
 // Any address in the thread-local segment, which holds the shared memory of the running block.
 static thread_local __attribute__((aligned(1024))) char souffle_anchor[1024];
-extern "C" __attribute__((visibility("default"))) char* souffle_shared_anchor() { return souffle_anchor; }
+SOUFFLE_EXPORT char* souffle_shared_anchor() { return souffle_anchor; }
 
 // All dynamic shared arrays begin at one address, as on a GPU.
 #define SOUFFLE_DYNAMIC_SHARED(bytes, labels)                                                                   \
   asm(".pushsection .tbss,\"awT\",@nobits\n.balign 1024\n.hidden souffle_dynamic\n.globl souffle_dynamic\n"      \
       ".type souffle_dynamic, @object\nsouffle_dynamic:\n" labels "\n.zero " #bytes "\n.popsection\n");           \
   extern __thread __attribute__((visibility("hidden"))) char souffle_dynamic[bytes];                             \
-  extern "C" __attribute__((visibility("default"))) char* souffle_dynamic_shared() { return souffle_dynamic; }
+  SOUFFLE_EXPORT char* souffle_dynamic_shared() { return souffle_dynamic; }
 
 #endif

@@ -1,0 +1,34 @@
+"""Souffle compiles a whole ONNX model to as few CUDA kernels as the GPU allows.
+
+Names are loaded when first used: ``import souffle`` and :func:`souffle.load` work where TVM is not installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from souffle.errors import SouffleError
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "compile": "souffle.api",
+    "load": "souffle.loading",
+    "import_onnx": "souffle.frontend",
+    "analyze": "souffle.analysis",
+    "transform": "souffle.transform",
+    "TEProgram": "souffle.program",
+}
+
+__all__ = ["SouffleError", "TEProgram", "analyze", "compile", "import_onnx", "load", "transform"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'souffle' has no attribute {name!r}")
+    module = importlib.import_module(_LAZY[name])
+    return module if _LAZY[name] == f"souffle.{name}" and not hasattr(module, name) else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])

@@ -1,0 +1,34 @@
+"""Load a saved network: CUDA networks need neither TVM nor the compiler, those for the CPU need TVM's runtime."""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+from souffle.runtime import Network, artifact
+
+__all__ = ["load"]
+
+
+def load(path: str | os.PathLike, *, device: str = "auto"):
+    """Load a ``.souffle`` file. Nothing in it is executed before the network is called.
+
+    Parameters
+    ----------
+    path : path
+    device : str
+        For a CUDA network, see :func:`souffle.compile`.
+
+    Returns
+    -------
+    Network or HostNetwork
+
+    Raises
+    ------
+    ArtifactError
+        If the file is damaged, foreign or of a later version.
+    """
+    plan = artifact.load(path)
+    if plan.arch.startswith("llvm"):
+        return importlib.import_module("souffle.runtime.host_network").HostNetwork(plan)
+    return Network(plan, device=device)

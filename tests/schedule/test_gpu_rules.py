@@ -1,0 +1,256 @@
+"""The GPU rules: every schedule is checked, lowered to CUDA text and run on the CPU device against the unscheduled function."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te, tirx, topi
+
+from souffle.runtime.cpu_device import compile_text
+from souffle.schedule.gpu import GpuRequest, GpuSchedule, ScheduleError, check_schedule, schedule_gpu
+from souffle.schedule.gpu.common import collect
+from souffle.tvm_compat import const_int, primfunc_from_tensors
+
+TARGET = tvm.target.Target(
+    {
+        "kind": "cuda",
+        "arch": "sm_90",
+        "max_threads_per_block": 1024,
+        "max_shared_memory_per_block": 49152,
+        "thread_warp_size": 32,
+        "max_num_threads": 1024,
+        "registers_per_block": 65536,
+    },
+    host="llvm",
+)
+SMALL = GpuRequest("sm_90", threads=64, sm_count=4)
+H100 = GpuRequest("sm_90")
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A stage: its inputs and outputs, and what is asked for."""
+
+    name: str
+    inputs: tuple[te.Tensor, ...]
+    outputs: tuple[te.Tensor, ...]
+    rule: str
+    request: GpuRequest = SMALL
+
+    @property
+    def func(self) -> tirx.PrimFunc:
+        return primfunc_from_tensors([*self.inputs, *self.outputs], self.name)
+
+
+def data(*shape: int, dtype: str = "float32", name: str = "x") -> te.Tensor:
+    return te.placeholder(shape, dtype, name=name)
+
+
+def named(tensor: te.Tensor, name: str) -> te.Tensor:
+    return te.compute(tensor.shape, lambda *index: tensor(*index), name=name)
+
+
+def mean(x: te.Tensor, axes: tuple[int, ...], keepdims: bool = True) -> te.Tensor:
+    count = float(np.prod([const_int(x.shape[axis]) for axis in axes]))
+    return topi.divide(topi.sum(x, axis=list(axes), keepdims=keepdims), tirx.const(count, x.dtype))
+
+
+def normalized(x: te.Tensor, axes: tuple[int, ...]) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
+    center = mean(x, axes)
+    apart = topi.subtract(x, center)
+    variance = mean(topi.multiply(apart, apart), axes)
+    return center, variance, topi.multiply(apart, topi.rsqrt(topi.add(variance, tirx.const(1e-5, x.dtype))))
+
+
+def elementwise_cases() -> list[Case]:
+    x, b, s = data(33, 100), data(100, name="b"), data(name="s")
+    half = te.compute((), lambda: s() * 2.0, name="half")
+    shifted = te.compute((33, 100), lambda i, j: half() + x[i, j], name="shifted")
+    more = te.compute((33, 100), lambda i, j: te.tanh(shifted[i, j]), name="more")
+    index = data(7, dtype="int64", name="index")
+    wide = data(64, 256)
+    return [
+        Case("several", (s, x), (half, shifted, more), "elementwise"),
+        Case("scalar", (s,), (half,), "elementwise"),
+        Case("vector", (wide,), (topi.nn.relu(topi.add(wide, wide)),), "elementwise"),
+        Case("bias", (x, b), (topi.sigmoid(topi.add(x, b)),), "elementwise"),
+        Case("gather", (x, index), (topi.take(x, index, axis=0, mode="clip"),), "elementwise"),
+        Case("concat", (x, b), (topi.concatenate([topi.transpose(x), topi.reshape(b, (100, 1))], axis=1),), "elementwise"),
+        Case("pad", (x,), (topi.nn.pad(x, [1, 2], [3, 1], 0.5),), "elementwise"),
+        Case("slice", (x,), (topi.strided_slice(x, [1, 3], [30, 99], [1, 2]),), "elementwise"),
+        Case("reshape", (x,), (topi.reshape(topi.exp(x), (3, 1100)),), "elementwise"),
+        Case("compare", (x, b), (topi.greater(x, b),), "elementwise"),
+        Case("cast", (x,), (topi.cast(x, "float16"),), "elementwise"),
+        Case("where", (x, b), (topi.where(topi.greater(x, b), x, topi.add(x, b)),), "elementwise"),
+        Case("integer", (index,), (topi.add(topi.multiply(index, index), index),), "elementwise"),
+    ]
+
+
+def reduction_cases() -> list[Case]:
+    x = data(3, 5, 13, 11)
+    n = data(37, 64)
+    v, w, t = data(1, 96, name="v"), data(96, 52, name="w"), data(52, 96, name="t")
+    image, filters = data(1, 6, 15, 13), data(6, 1, 3, 3, name="f")
+    short, longer = mean(x, (1,), False), data(2, 3001)
+    return [
+        Case("total", (x,), (topi.sum(x),), "reduction"),
+        Case("rows", (n,), (topi.sum(n, axis=1),), "reduction"),
+        Case("columns", (n,), (topi.max(n, axis=0),), "reduction"),
+        Case("channels", (x,), (topi.prod(topi.exp(topi.multiply(x, 0.1)), axis=1),), "reduction"),
+        Case("global_pool", (x,), (mean(x, (2, 3)),), "reduction"),
+        Case("outer_axes", (x,), (mean(x, (0, 2), False),), "reduction"),
+        Case("long", (longer,), (topi.sqrt(topi.sum(longer, axis=1)),), "reduction"),
+        Case("argmax", (n,), (named(topi.argmax(n, axis=1), "place"),), "reduction"),
+        Case("argmin_columns", (n,), (named(topi.argmin(n, axis=0), "place"),), "reduction"),
+        Case("max_pool", (image,), (topi.nn.pool2d(image, [3, 3], [2, 2], [1, 1], [1, 1, 1, 1], "max"),), "reduction"),
+        Case("avg_pool", (image,), (topi.nn.pool2d(image, [2, 2], [2, 2], [1, 1], [0, 0, 1, 1], "avg"),), "reduction"),
+        Case("depthwise", (image, filters), (topi.nn.relu(topi.nn.depthwise_conv2d_nchw(image, filters, 1, 1, 1)),), "reduction"),
+        Case("vector_matrix", (v, w), (topi.matmul(v, w),), "reduction"),
+        Case("vector_transposed", (v, t), (topi.matmul(v, t, False, True),), "reduction"),
+        Case("reshaped", (x,), (named(short, "short"), topi.reshape(topi.nn.relu(short), (39, 11))), "reduction"),
+        Case("beside", (x,), (named(mean(x, (1,), False), "average"), topi.tanh(x)), "reduction"),
+        Case("halves", (data(9, 70, dtype="float16"),), (), "reduction"),
+        Case("integers", (data(9, 70, dtype="int64"),), (), "reduction"),
+    ]
+
+
+def rowwise_cases() -> list[Case]:
+    x, y, g = data(4, 7, 29), data(19, 200, name="y"), data(200, name="g")
+    center, variance, normal = normalized(y, (1,))
+    chain = data(2, 5, 6, 7)
+    return [
+        Case("softmax", (x,), (topi.nn.softmax(x, axis=2),), "rowwise"),
+        Case("softmax_middle", (x,), (topi.nn.softmax(x, axis=1),), "rowwise"),
+        Case("softmax_tiny", (data(65, 3),), (), "rowwise"),
+        Case("log_softmax", (y,), (topi.nn.log_softmax(y),), "rowwise"),
+        Case("layer_norm", (y, g), (topi.add(topi.multiply(normal, g), g),), "rowwise"),
+        Case("moments", (y,), (named(center, "center"), named(variance, "spread"), named(normal, "normal")), "rowwise"),
+        Case("instance_norm", (chain,), (normalized(chain, (2, 3))[2],), "rowwise"),
+        Case("batch_moments", (chain,), (normalized(chain, (0, 2, 3))[2],), "rowwise"),
+        Case("share", (y,), (topi.divide(y, topi.sum(y, axis=1, keepdims=True)),), "rowwise"),
+        Case("one_row", (data(1, 333),), (), "rowwise"),
+        Case("big_row", (data(3, 5000),), (), "rowwise"),
+        Case("gelu_norm", (y,), (normalized(topi.tanh(y), (1,))[2],), "rowwise"),
+        Case("full_block", (data(5, 1500),), (), "rowwise", H100),
+    ]
+
+
+def completed(case: Case) -> Case:
+    """Cases given by their input alone: a softmax, or a sum in the input's type."""
+    if case.outputs:
+        return case
+    (x,) = case.inputs
+    output = topi.nn.softmax(x) if case.rule == "rowwise" else topi.sum(x, axis=1)
+    return Case(case.name, case.inputs, (output,), case.rule, case.request)
+
+
+def random_cases(count: int) -> list[Case]:
+    """Stages of random shapes, most extents prime, with random reduced axes and thread counts."""
+    random = np.random.default_rng(7)
+    cases = []
+    for number in range(count):
+        rank = int(random.integers(1, 5))
+        shape = [int(random.choice([1, 2, 3, 5, 7, 11, 13, 17, 31, 32])) for _ in range(rank)]
+        axes = tuple(int(a) for a in np.flatnonzero(random.integers(0, 2, rank))) or (rank - 1,)
+        x = data(*shape)
+        request = GpuRequest("sm_90", int(random.choice([32, 64, 96, 128])), int(random.choice([1, 8, 132])))
+        kind = number % 4
+        if kind == 0:
+            outputs = (normalized(x, axes)[2],)
+        elif kind == 1:
+            outputs = (topi.nn.relu(topi.sum(x, axis=list(axes))),)
+        elif kind == 2:
+            outputs = (topi.nn.softmax(x, axis=axes[-1]),)
+        else:
+            total = topi.sum(x, axis=list(axes), keepdims=True)
+            outputs = (named(total, "total"), topi.subtract(topi.exp(x), total), named(topi.max(x, axis=list(axes)), "most"))
+        cases.append(Case(f"random_{number}", (x,), outputs, "", request))
+    return cases
+
+
+CASES = [completed(case) for case in (*elementwise_cases(), *reduction_cases(), *rowwise_cases(), *random_cases(32))]
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    schedules: dict[str, GpuSchedule]
+    text: str
+    module: object
+    reference: object
+
+
+@pytest.fixture(scope="module")
+def built() -> Built:
+    """All cases as one CUDA text, since each compilation costs more than a case."""
+    tvm.register_global_func("tvm_callback_cuda_compile", lambda code, target=None: b"x", override=True)
+    schedules = {}
+    for case in CASES:
+        schedule, _ = schedule_gpu(case.func, case.request)
+        if schedule is not None:
+            schedules[case.name] = schedule
+    kernels = tvm.IRModule({name: schedule.func for name, schedule in schedules.items()})
+    text = tvm.compile(kernels, target=TARGET).mod.imports[0].inspect_source()
+    plain = tvm.IRModule({case.name: case.func for case in CASES})
+    return Built(schedules, text, compile_text(text), tvm.compile(plain, target="llvm"))
+
+
+def arrays(case: Case) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    random = np.random.default_rng(3)
+
+    def shape(tensor: te.Tensor) -> tuple[int, ...]:
+        return tuple(const_int(extent) for extent in tensor.shape)
+
+    inputs = []
+    for tensor in case.inputs:
+        dtype = np.dtype(str(tensor.dtype))
+        values = random.integers(0, 9, shape(tensor)) if dtype.kind == "i" else random.uniform(-1, 1, shape(tensor))
+        inputs.append(np.asarray(values, dtype))
+    return inputs, [np.full(shape(tensor), 7, str(tensor.dtype)) for tensor in case.outputs]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_result(case: Case, built: Built) -> None:
+    inputs, outputs = arrays(case)
+    schedule = built.schedules[case.name]
+    assert not case.rule or schedule.rule == case.rule
+    names = [t.op.name for t in (*case.inputs, *case.outputs)]
+    assert len(set(names)) == len(names)
+    expected = [tvm.runtime.tensor(array) for array in (*inputs, *outputs)]
+    built.reference[case.name](*expected)
+    extents = {"threadIdx.x": 1, "threadIdx.y": 1, "threadIdx.z": 1}
+    for loop in collect(schedule.func.body, tirx.For):
+        if loop.thread_binding is not None:
+            extents[loop.thread_binding.thread_tag] = const_int(loop.extent)
+    signature = re.search(rf"\b{case.name}_kernel\(([^)]*)\) {{", built.text)
+    assert signature is not None
+    parameters = [re.sub(r"_ptr$", "", p.split()[-1]) for p in signature.group(1).split(",")]
+    by_name = dict(zip([v.name for v in schedule.func.params], (*inputs, *outputs), strict=True))
+    for order in ("fixed", "shuffled"):
+        for output in outputs:
+            output.fill(7)
+        built.module.launch(
+            f"{case.name}_kernel",
+            grid=(schedule.tiles, 1, 1),
+            block=(extents["threadIdx.x"], extents["threadIdx.y"], extents["threadIdx.z"]),
+            args=[by_name[name] for name in parameters],
+            order=order,
+        )
+        for output, reference in zip(outputs, expected[len(inputs) :], strict=True):
+            tolerance = 2e-3 if "16" in str(output.dtype) else 1e-5
+            np.testing.assert_allclose(output, reference.numpy(), rtol=tolerance, atol=tolerance)
+
+
+def test_barrier_needed() -> None:
+    x, w = data(40, 50), data(50, 30, name="w")
+    product = topi.matmul(x, w)
+    schedule, refusals = schedule_gpu(
+        primfunc_from_tensors([x, w, topi.nn.softmax(topi.transpose(product), axis=0), topi.sum(product, axis=0)], "f"),
+        GpuRequest("sm_90"),
+    )
+    assert schedule is None
+    assert "T_matmul" in refusals[-1].reason
