@@ -53,6 +53,15 @@ class _ExhaustedError(Exception):
     """isl gave no number because its budget ran out while writing it."""
 
 
+def _exhausted() -> bool:
+    """Whether isl refuses to do anything more under the present limit."""
+    try:
+        islpy.Val(1, _CONTEXT).neg()
+    except islpy.Error:
+        return True
+    return False
+
+
 def _number(value: islpy.Val) -> int:
     text = value.to_str()
     if text is None:
@@ -76,8 +85,9 @@ def within_budget(query: Callable[[], _Result], budget: int | None = None) -> _R
         return query()
     except _ExhaustedError:
         return None
-    except islpy.Error as error:
-        if "maximal number of operations exceeded" not in str(error):
+    except islpy.Error:
+        # The message names whatever call happened to meet the limit, so isl itself is asked.
+        if not _exhausted():
             raise
         return None
     finally:

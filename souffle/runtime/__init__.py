@@ -6,7 +6,7 @@ Needs NumPy alone, and cuda-bindings for a GPU: a saved network runs where the c
 from __future__ import annotations
 
 from souffle.runtime.artifact import ArtifactInfo, describe, load, save
-from souffle.runtime.cuda_runner import DeviceArray
+from souffle.runtime.device_array import DeviceArray
 from souffle.runtime.network import KernelInfo, Network, explain
 from souffle.runtime.signature import Signature, TensorSpec
 

@@ -8,7 +8,6 @@ deflated, so that no member can unpack to much more than the file's own size.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import os
 import zipfile
@@ -21,6 +20,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from souffle import __version__
 from souffle.codegen.plan import Buffer, Plan
 from souffle.errors import ArtifactError, OptionError
 from souffle.runtime.plan_json import PlanFormatError, plan_from_json, plan_to_json
@@ -64,13 +64,6 @@ class ArtifactInfo:
     partition: str
     arch: str
     constants: str
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("souffle-dl")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
 
 
 # saving
@@ -147,7 +140,7 @@ def save(plan: Plan, path: str | Path, *, constants: str = "stored") -> None:
                 manifest = {
                     "kind": _KIND,
                     "format": FORMAT,
-                    "souffle": _version(),
+                    "souffle": __version__,
                     "name": plan.name,
                     "level": plan.level,
                     "precision": plan.precision,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ from souffle.codegen.plan import Plan
 from souffle.errors import CompilerNotFoundError, DeviceError, InputError
 from souffle.runtime import dlpack
 from souffle.runtime.cuda import Cuda, PreparedLaunch
+from souffle.runtime.device_array import DeviceArray, Handle, Pool
 from souffle.runtime.signature import Signature
 
-__all__ = ["CudaRunner", "DeviceArray"]
+__all__ = ["CudaRunner"]
 
 _MAX_GRID = 2**31 - 1
 _VECTOR_BYTES = 16
@@ -24,136 +26,8 @@ _FLUSH_BYTES = 256 << 20
 """More than the second-level cache of any GPU that is supported."""
 
 
-class _Block:
-    """A piece of device memory that goes back to its pool when nothing refers to it."""
-
-    def __init__(self, pool: _Pool, address: int, nbytes: int) -> None:
-        self.address = address
-        self.users: set[int] = set()
-        finalizer = weakref.finalize(self, pool.give_back, address, nbytes, self.users)
-        # At the interpreter's end the driver frees everything, and may be gone before us.
-        finalizer.atexit = False
-
-
-class _Pool:
-    """Device memory for outputs, used again once its tensors are gone.
-
-    A consumer may drop a tensor while its own kernels that read it are still queued, so memory that was lent to another
-    stream is used again only after the work that was on that stream.
-    """
-
-    _SHARED_STREAMS = (1, 2)
-    # DLPack's numbers of the default streams, which cannot be destroyed and so can still be asked at that time.
-
-    def __init__(self, cuda: Cuda, stream: Any) -> None:
-        self._cuda, self._stream = cuda, stream
-        self._free: dict[int, list[tuple[int, tuple[Any, ...]]]] = {}
-        # A tensor may be dropped by the garbage collector inside take().
-        self._lock = threading.RLock()
-        self._closed = False
-
-    def take(self, nbytes: int) -> _Block:
-        with self._lock:
-            waiting = self._free.get(nbytes)
-            address, events = waiting.pop() if waiting else (None, ())
-        if address is None:
-            address = self._cuda.alloc(nbytes, f"an output of {nbytes} bytes")
-        for event in events:
-            self._cuda.wait(self._stream, event)
-            self._cuda.destroy_event(event)
-        return _Block(self, address, nbytes)
-
-    def give_back(self, address: int, nbytes: int, users: set[int]) -> None:
-        with self._lock:
-            self._cuda.make_current()
-            if self._closed or any(user not in self._SHARED_STREAMS for user in users):
-                self._cuda.free(address)
-                return
-            events = []
-            for user in sorted(users):
-                event = self._cuda.event()
-                self._cuda.record(event, user)
-                events.append(event)
-            self._free.setdefault(nbytes, []).append((address, tuple(events)))
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            for waiting in self._free.values():
-                for address, events in waiting:
-                    self._cuda.free(address)
-                    for event in events:
-                        self._cuda.destroy_event(event)
-            self._free.clear()
-
-
-class DeviceArray:
-    """An output that stays on the GPU; ``torch.from_dlpack`` and its like take it without a copy.
-
-    Attributes
-    ----------
-    shape : tuple of int
-    dtype : str
-    """
-
-    def __init__(
-        self, runner_cuda: Cuda, stream: Any, ready: Any, block: _Block, shape: tuple[int, ...], dtype: str
-    ) -> None:
-        self.shape, self.dtype = shape, dtype
-        self._cuda, self._stream, self._ready, self._block = runner_cuda, stream, ready, block
-
-    def __repr__(self) -> str:
-        return f"DeviceArray({self.dtype}, {self.shape}, on {self._cuda.label})"
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its elements."""
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
-
-    def numpy(self) -> np.ndarray:
-        """A copy on the host."""
-        target = np.empty(self.shape, self.dtype)
-        self._cuda.make_current()
-        self._cuda.to_host(target, self._block.address, self._stream.handle)
-        self._cuda.synchronize(self._stream.handle, "an output")
-        return target
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (dlpack.CUDA, self._cuda.ordinal)
-
-    def __dlpack__(
-        self,
-        *,
-        stream: int | None = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any:
-        """A DLPack capsule; ``stream``'s later work waits until the content is there (-1: no waiting, at your risk)."""
-        if copy or (dl_device is not None and tuple(map(int, dl_device)) != self.__dlpack_device__()):
-            raise BufferError(
-                "Souffle lends its outputs where they are; copy them on the consumer's side, or use numpy()"
-            )
-        # None means the legacy default stream. 0 is ambiguous in DLPack; libraries that give it mean that one as well.
-        user = 1 if stream in (None, 0) else int(stream)
-        if user != int(self._stream.handle):
-            self._block.users.add(user)
-            if user != -1:
-                self._cuda.make_current()
-                self._cuda.wait(user, self._ready.handle)
-        return dlpack.capsule(self._block.address, self.shape, self.dtype, self.__dlpack_device__(), self._block)
-
-
-class _Handle:
-    """An event or a stream that is given back when nothing refers to it."""
-
-    def __init__(self, handle: Any, destroy: Callable[[Any], None]) -> None:
-        self.handle = handle
-        weakref.finalize(self, destroy, handle).atexit = False
-
-
 def _release(
-    cuda: Cuda, stream: _Handle, addresses: Sequence[int], modules: Sequence[Any], graphs: Sequence[Any], pool: _Pool
+    cuda: Cuda, stream: Handle, addresses: Sequence[int], modules: Sequence[Any], graphs: Sequence[Any], pool: Pool
 ) -> None:
     cuda.settle(stream.handle)
     for graph in graphs:
@@ -200,9 +74,9 @@ class CudaRunner:
         cuda.make_current()
         self._plan, self._cuda, self._poison = plan, cuda, poison
         self._lock = threading.RLock()
-        self._stream = _Handle(cuda.stream(), cuda.destroy_stream)
-        self._pool = _Pool(cuda, self._stream.handle)
-        self._pending: list[tuple[_Handle, tuple[Any, ...]]] = []
+        self._stream = Handle(cuda.stream(), cuda.destroy_stream)
+        self._pool = Pool(cuda, self._stream.handle)
+        self._pending: list[tuple[Handle, tuple[Any, ...]]] = []
         self._landing: dict[int, int] = {}
         self._fixed_outputs: dict[int, int] = {}
         self._graph: Any = None
@@ -357,7 +231,7 @@ class CudaRunner:
         tuple
             NumPy arrays; where any input was on the GPU, :class:`DeviceArray` objects, without waiting for the device.
         """
-        with self._lock:
+        with self._lock, self._naming_kernels():
             cuda, stream = self._cuda, self._stream.handle
             cuda.make_current()
             self._forget_done()
@@ -379,7 +253,7 @@ class CudaRunner:
                         cuda.fill(block.address, 0xFF, self._plan.buffers[index].nbytes, stream)
                     placed[index] = block.address
                 self._queue(placed)
-            ready = _Handle(cuda.event(), cuda.destroy_event)
+            ready = Handle(cuda.event(), cuda.destroy_event)
             cuda.record(ready.handle, stream)
             outputs = tuple(
                 DeviceArray(
@@ -396,14 +270,22 @@ class CudaRunner:
             self._finish()
             return tuple(arrays)
 
+    @contextlib.contextmanager
+    def _naming_kernels(self) -> Iterator[None]:
+        """Say with every failure which kernels it may come from: the driver reports a fault at any later call."""
+        try:
+            yield
+        except DeviceError as error:
+            names = ", ".join(dict.fromkeys(prepared.name for prepared in self._launches))
+            raise DeviceError(f"{self._plan.name} (kernels {names}): {error}") from error
+
     def _forget_done(self) -> None:
         """Let go of the inputs of calls that have ended."""
         while self._pending and self._cuda.done(self._pending[0][0].handle):
             self._pending.pop(0)
 
     def _finish(self) -> None:
-        names = ", ".join(dict.fromkeys(prepared.name for prepared in self._launches))
-        self._cuda.synchronize(self._stream.handle, f"{self._plan.name} (kernels {names})")
+        self._cuda.synchronize(self._stream.handle)
         self._pending.clear()
 
     # CUDA graphs
@@ -437,7 +319,7 @@ class CudaRunner:
 
         ``flush`` overwrites the second-level cache before each run, outside of the measured time.
         """
-        with self._lock:
+        with self._lock, self._naming_kernels():
             cuda, stream = self._cuda, self._stream.handle
             cuda.make_current()
             self.capture()
@@ -451,7 +333,7 @@ class CudaRunner:
                     cuda.fill(self._flush_area, index % 256, _FLUSH_BYTES, stream)
                 pair = None
                 if index >= warmup:
-                    pair = tuple(_Handle(cuda.event(timing=True), cuda.destroy_event) for _ in range(2))
+                    pair = tuple(Handle(cuda.event(timing=True), cuda.destroy_event) for _ in range(2))
                     cuda.record(pair[0].handle, stream)
                 if mode == "graph":
                     cuda.launch_graph(self._graph, stream)

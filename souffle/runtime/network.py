@@ -317,7 +317,9 @@ class Network:
     def capture(self) -> Network:
         """The same network replaying one CUDA graph, which is captured now."""
         captured = self.on(self.device, graph=True)
-        captured.open()
+        self.open()
+        # Both share one runner, so that the constants are on the device once.
+        captured._runner = self._runner
         captured._runner.capture()
         return captured
 

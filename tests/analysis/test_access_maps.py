@@ -9,6 +9,7 @@ from tvm import te, tirx, topi
 
 from souffle.analysis import Arithmetic, analyze, isl
 from souffle.analysis import access as access_module
+from souffle.analysis import intensity as intensity_module
 from souffle.analysis.access import Access
 from souffle.program import TE
 from tests.analysis.analysis_cases import program_of, reads_of, te_of
@@ -367,27 +368,25 @@ def test_any_budget_gives_a_sound_answer(budget, monkeypatch):
         topi.image.resize2d(data, [0, 0, 0, 0], [7, 4], layout="NCHW"),
     ]
     tes = [te_ for result in results for te_ in program_of(result).tes]
-    # A shape of its own for each budget, so that no answer is remembered from another test.
-    a = placeholder(6, 4 + budget)
-    tes += program_of(te.compute((5, 4), lambda i, j: a[i, j] + a[i + (j % 3) // 2, (j * 3) // 2 + budget - 5])).tes
-    for cache in (access_module.relation, access_module._footprint, access_module._elements, access_module._times):
+    a = placeholder(6, 5)
+    tes += program_of(te.compute((5, 4), lambda i, j: a[i, j] + a[i + (j % 3) // 2, (j * 3) // 2])).tes
+    caches = [access_module.relation, intensity_module._work] + [
+        getattr(access_module, name) for name in ("_single_valued", "_matrix_form", "_footprint", "_elements", "_times")
+    ]
+    for cache in caches:
         cache.cache_clear()
     monkeypatch.setattr(isl, "BUDGET", budget)
     answers = []
     for te_ in tes:
+        assert Arithmetic(te_).ratio >= 0
         for position in range(len(te_.inputs)):
             access = Access(te_, position)
-            access_module._single_valued.cache_clear()
-            access_module._matrix_form.cache_clear()
             answers.append((te_, access, access.single_valued, access.matrix_form, access.elements, access.times))
-            Arithmetic(te_).ratio  # noqa: B018
     monkeypatch.undo()
     for te_, access, single_valued, _, elements, times in answers:
         wanted = reads_of(te_)[access.position]
         assert wanted <= isl.pairs(access.map)
         assert len({element for _, element in wanted}) <= elements <= access.tensor.size and times >= len(wanted)
         assert not single_valued or len({out for out, _ in wanted}) == len(wanted)
-    for cache in (access_module.relation, access_module._footprint, access_module._elements, access_module._times):
+    for cache in caches:
         cache.cache_clear()
-    access_module._single_valued.cache_clear()
-    access_module._matrix_form.cache_clear()

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
+import io
 import json
+import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +19,7 @@ import pytest
 
 from benchmarks import gpu_host, gpu_steps
 from benchmarks.rehearsal_driver import RehearsalDriver
-from souffle.codegen.plan import Plan
+from souffle.codegen.plan import Buffer, Plan
 from souffle.errors import CompilerNotFoundError, DeviceError, InputError, NoGpuError, OptionError
 from souffle.runtime import DeviceArray, Network, cuda, dlpack, save
 from tests.runtime.plans import cooperative_expected, cooperative_plan, many_types_plan
@@ -80,6 +85,43 @@ def test_structures_of_cuda_bindings_are_filled_in() -> None:
     _agrees(network(_X))
     _agrees(network.capture()(_X))
     assert [launch["cooperative"] for launch in driver.launches[:3]] == [True, False, False]
+
+
+def test_cuda_bindings_take_every_call_as_it_is_made() -> None:
+    bindings = pytest.importorskip("cuda.bindings.driver")
+    try:
+        bindings.cuInit(0)
+    except RuntimeError:
+        pass
+    else:
+        pytest.skip("this machine has a driver, which would act on the calls")
+
+    class Checking:
+        """Gives each call to the bindings as well, which convert its arguments and then find no driver."""
+
+        def __init__(self, driver: RehearsalDriver) -> None:
+            self._driver = driver
+
+        def __getattr__(self, name: str) -> Any:
+            found = getattr(self._driver, name)
+            if not name.startswith("cu"):
+                return found
+
+            def call(*args: Any) -> tuple[Any, ...]:
+                with pytest.raises(RuntimeError, match="libcuda"):
+                    getattr(bindings, name)(*args)
+                return found(*args)
+
+            return call
+
+    plan = cooperative_plan()
+    driver = _driver(plan, types=bindings)
+    network = Network(plan, driver=Checking(driver), poison=True)
+    outputs = network(_on_device(_X, driver))
+    outputs["scores"].__dlpack__(stream=1)
+    _agrees(outputs)
+    _agrees(network(_X))
+    network.time(_X, repeats=1, mode="graph")
 
 
 def test_memory_is_taken_once_and_given_back() -> None:
@@ -273,10 +315,10 @@ def test_a_fault_is_reported_with_the_kernels() -> None:
     plan = cooperative_plan()
     bad = plan.modules[1].text.replace("z[tile] =", "z[tile + (1ll << 40)] =")
     plan = replace(plan, modules=(plan.modules[0], replace(plan.modules[1], text=bad)))
-    with pytest.raises(DeviceError, match=r"CUDA_ERROR_LAUNCH_FAILED .* for kernel bump or work queued before it"):
+    with pytest.raises(DeviceError, match=r"\(kernels fused, bump\): CUDA_ERROR_LAUNCH_FAILED .* kernel bump or work"):
         _pair(plan)[0](_X)
     once = replace(plan, launches=plan.launches[:1] + plan.launches[2:])
-    with pytest.raises(DeviceError, match=r"CUDA_ERROR_LAUNCH_FAILED .* (kernel|two_stage)"):
+    with pytest.raises(DeviceError, match=r"two_stage \(kernels fused, bump\): CUDA_ERROR_LAUNCH_FAILED"):
         _pair(once)[0](_X)
 
 
@@ -350,3 +392,68 @@ def test_the_host_script_rehearses(tmp_path: Path, capsys: pytest.CaptureFixture
     again = json.loads((out / "results.json").read_text())["steps"]
     assert again["micro"]["marked"] and again["check two-V4"]["status"] == "ok"
     assert gpu_host.main(["run", "--in", str(source), "--out", str(out)]) == 2
+
+
+def test_the_host_script_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("onnx", "onnxruntime"):
+        pytest.importorskip(name)
+    gpu_build = importlib.import_module("benchmarks.gpu_build")
+    compiled = []
+
+    def compile_model(model: Any, **options: Any) -> Network:
+        compiled.append(options)
+        big = np.ones(100_000, np.float32)
+        plan = cooperative_plan()
+        plan = replace(plan, buffers=(*plan.buffers, Buffer("big", big.shape, "float32", "constant", "big")))
+        return Network(replace(plan, constants={**plan.constants, "big": big}))
+
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            status = gpu_build.main(command[3:])
+        return subprocess.CompletedProcess(command, status, output.getvalue(), "")
+
+    build = gpu_build.models.build
+    monkeypatch.setattr(gpu_build.models, "build", lambda name, size, steps: build(name, "tiny", steps=steps))
+    monkeypatch.setattr(gpu_build.souffle, "compile", compile_model, raising=False)
+    monkeypatch.setattr(gpu_host.subprocess, "run", run)
+    command = ["build", "--out", str(tmp_path), "--models", "lstm", "--levels", "V3", "V4", "--steps", "lstm=2"]
+    for _ in range(2):
+        assert gpu_host.main([*command, "--check-paper", "V4", "--max-mib", "0.2"]) == 0
+    assert len(compiled) == 4
+    assert compiled[0] == {"level": "V3", "target": "cuda", "arch": "sm_90", "precision": "fp32"}
+    index = json.loads((tmp_path / "index.json").read_text())
+    assert sorted(index["cases"]) == ["lstm-paper-fp32-2steps-V3-synthetic", "lstm-paper-fp32-2steps-V4-synthetic"]
+    assert "lstm-paper-fp32-2steps-V4" in index["too_large"] and "lstm-tiny-fp32-V3" in index["too_large"]
+    with np.load(tmp_path / "lstm-tiny-fp32.npz") as values:
+        assert {key.partition("/")[0] for key in values.files} == {"input", "output"}
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_agrees(tmp_path: Path) -> None:
+    nvcc = shutil.which("nvcc")
+    try:
+        arch = cuda.Cuda().arch
+    except NoGpuError as error:
+        pytest.skip(str(error))
+    if nvcc is None:
+        pytest.skip("no nvcc")
+    modules = []
+    for module in cooperative_plan().modules:
+        (tmp_path / "k.cu").write_text(module.text)
+        command = [nvcc, "-cubin", f"-arch={arch}", "-o", str(tmp_path / "k.cubin"), str(tmp_path / "k.cu")]
+        subprocess.run(command, check=True, timeout=120)
+        modules.append(replace(module, cubin=(tmp_path / "k.cubin").read_bytes()))
+    network = Network(replace(cooperative_plan(arch=arch), modules=tuple(modules)), poison=True)
+    first = network(_X)
+    _agrees(first)
+    captured = network.capture()
+    for _ in range(20):
+        for found in (network(_X), captured(_X)):
+            assert all(found[name].tobytes() == value.tobytes() for name, value in first.items())
+    for mode in ("launch", "graph"):
+        assert 0 < network.time(_X, repeats=5, mode=mode, flush=True)["min_us"] < 1e5
+    torch = pytest.importorskip("torch")
+    tensor = torch.from_numpy(_X).cuda()
+    for _ in range(20):
+        outputs = {name: torch.from_dlpack(value) for name, value in network(tensor).items()}
+        assert all(value.cpu().numpy().tobytes() == first[name].tobytes() for name, value in outputs.items())

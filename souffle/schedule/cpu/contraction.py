@@ -9,7 +9,7 @@ rows once per panel, the panel from the second-level cache. So the sum needs no 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
@@ -59,7 +59,7 @@ class Tiling:
 
 
 def tiling_of(rows: int, columns: int, lanes: int, registers: int) -> Tiling:
-    """The micro-kernel that wastes the least on the remainders and fills the registers best.
+    """The micro-kernel that needs the least time, its remainders included.
 
     Parameters
     ----------
@@ -74,14 +74,20 @@ def tiling_of(rows: int, columns: int, lanes: int, registers: int) -> Tiling:
         highest = min((registers - 1 - vectors) // vectors, 14)
         tiles = -(-rows // highest)
         height = -(-rows // tiles)
-        padded = -(-columns // (vectors * lanes)) * vectors * lanes
         # Each k reads `vectors` registers of the panel and one element per row, for rows * vectors products.
         products = height * vectors
-        cost = padded * max(products, (vectors + height) * 0.6, 8) / products
+        full, rest = divmod(-(-columns // lanes), vectors)
+        cost = full * _steps(height, vectors) + (_steps(height, rest) if rest else 0)
+        cost *= tiles
         if best is None or cost < best[0] * 0.995:
             best = (cost, Tiling(height, vectors, lanes))
     assert best is not None
     return best[1]
+
+
+def _steps(rows: int, vectors: int) -> float:
+    """Relative time of one step of a micro-kernel: its multiplications, or the loads or the latency that bound it."""
+    return max(rows * vectors, 0.6 * (rows + vectors), 8)
 
 
 def materialized_rows(form: Contraction) -> tuple[Nest, Contraction] | None:
@@ -152,45 +158,63 @@ def _task(
     chunks: int,
     index: str,
 ) -> tirx.Stmt:
-    dtype = dtype_of(form.vector.value)
-    extents = tuple(a.extent for a in form.nest.reduce)
-    packed = tirx.decl_buffer((*extents, tiling.width), dtype, "panel")
-    rows = product(a.extent for a in form.rows)
-    first = chunk * per_chunk
+    columns = product(a.extent for a in form.columns)
+    panels = -(-columns // tiling.width)
+    valid = columns - (panels - 1) * tiling.width
+    first = panel * tiling.width
 
-    def kernel(height: int, start: PrimExpr) -> tirx.Stmt:
-        return _micro_kernel(form, tiling, packed, batch, panel, start, height, index)
+    def body(shape: Tiling, used: int) -> tirx.Stmt:
+        return _panel(form, shape, used, batch, first, tiling.rows, chunk, per_chunk, chunks, index)
+
+    last = body(replace(tiling, vectors=-(-valid // tiling.lanes)), valid)
+    if panels == 1:
+        return last
+    full = body(tiling, tiling.width)
+    if valid == tiling.width:
+        return full
+    return tirx.IfThenElse(panel < panels - 1, full, last)
+
+
+def _panel(
+    form: Contraction,
+    tiling: Tiling,
+    valid: int,
+    batch: dict[tirx.Var, PrimExpr],
+    first: PrimExpr,
+    height: int,
+    chunk: PrimExpr,
+    per_chunk: int,
+    chunks: int,
+    index: str,
+) -> tirx.Stmt:
+    """One panel of `valid` columns from `first`, times one run of tiles of rows."""
+    extents = tuple(a.extent for a in form.nest.reduce)
+    packed = tirx.decl_buffer((*extents, tiling.width), dtype_of(form.vector.value), "panel")
+    rows = product(a.extent for a in form.rows)
+    start = chunk * per_chunk
+
+    def kernel(count: int, row: PrimExpr) -> tirx.Stmt:
+        return _micro_kernel(form, tiling, packed, valid, batch, first, row, count, index)
 
     statements = [
         tirx.AllocBuffer(packed),
-        _pack(form, tiling, packed, batch, panel, index),
-        loop(per_chunk, lambda t: kernel(tiling.rows, (first + t) * tiling.rows), name="tile", dtype=index),
+        _pack(form, tiling, packed, valid, batch, first, index),
+        loop(per_chunk, lambda t: kernel(height, (start + t) * height), name="tile", dtype=index),
     ]
-    remainder = rows - rows // tiling.rows * tiling.rows
+    remainder = rows % height
     if remainder:
         last = kernel(remainder, tirx.const(rows - remainder, index))
         statements.append(last if chunks == 1 else tirx.IfThenElse(chunk == chunks - 1, last, None))
     return sequence(statements)
 
 
-def _split_last(form: Contraction, tiling: Tiling, panel: PrimExpr, make: Callable[[int], tirx.Stmt]) -> tirx.Stmt:
-    """``make(valid columns)`` for full panels and for the last one, which may be narrower."""
-    columns = product(a.extent for a in form.columns)
-    panels = -(-columns // tiling.width)
-    valid = columns - (panels - 1) * tiling.width
-    if valid == tiling.width:
-        return make(tiling.width)
-    if panels == 1:
-        return make(valid)
-    return tirx.IfThenElse(panel < panels - 1, make(tiling.width), make(valid))
-
-
 def _pack(
     form: Contraction,
     tiling: Tiling,
     packed: tirx.Buffer,
+    valid: int,
     batch: dict[tirx.Var, PrimExpr],
-    panel: PrimExpr,
+    first: PrimExpr,
     index: str,
 ) -> tirx.Stmt:
     axes = (*form.nest.spatial, *form.nest.reduce)
@@ -201,11 +225,11 @@ def _pack(
     reduce = form.nest.reduce
 
     def element(k: dict[tirx.Var, PrimExpr], column: PrimExpr) -> tirx.Stmt:
-        values = {**batch, **k, **decode(panel * tiling.width + column, form.columns)}
+        values = {**batch, **k, **decode(first + column, form.columns)}
         stored = replace_variables(form.vector.value, values)
         return tirx.BufferStore(packed, stored, [*(k[a.var] for a in reduce), column])
 
-    def zeros(k: dict[tirx.Var, PrimExpr], valid: int) -> list[tirx.Stmt]:
+    def zeros(k: dict[tirx.Var, PrimExpr]) -> list[tirx.Stmt]:
         if valid == tiling.width:
             return []
         zero = tirx.const(0, str(packed.dtype))
@@ -219,13 +243,13 @@ def _pack(
             )
         ]
 
-    def by_vectors(valid: int) -> tirx.Stmt:
+    def by_vectors() -> tirx.Stmt:
         def row(k: dict[tirx.Var, PrimExpr]) -> tirx.Stmt:
-            return sequence([*_column_pieces(valid, tiling.lanes, index, lambda c: element(k, c)), *zeros(k, valid)])
+            return sequence([*_column_pieces(valid, tiling.lanes, index, lambda c: element(k, c)), *zeros(k)])
 
         return _over(reduce, row)
 
-    def transposed(valid: int) -> tirx.Stmt:
+    def transposed() -> tirx.Stmt:
         last = reduce[-1]
         block = _TRANSPOSE_BLOCK if last.extent % _TRANSPOSE_BLOCK == 0 else last.extent
 
@@ -244,10 +268,10 @@ def _pack(
             reduce[:-1],
             lambda k: loop(last.extent // block, lambda o: run(k, o), name=last.var.name, dtype=last.dtype),
         )
-        padding = _over(reduce, lambda k: sequence(zeros(k, valid))) if valid < tiling.width else None
+        padding = _over(reduce, lambda k: sequence(zeros(k))) if valid < tiling.width else None
         return filled if padding is None else sequence([filled, padding])
 
-    return _split_last(form, tiling, panel, by_vectors if vectors and whole_rows else transposed)
+    return by_vectors() if vectors and whole_rows else transposed()
 
 
 def _columns_are_contiguous(form: Contraction) -> bool:
@@ -307,8 +331,9 @@ def _micro_kernel(
     form: Contraction,
     tiling: Tiling,
     packed: tirx.Buffer,
+    valid: int,
     batch: dict[tirx.Var, PrimExpr],
-    panel: PrimExpr,
+    first: PrimExpr,
     start: PrimExpr,
     height: int,
     index: str,
@@ -348,13 +373,13 @@ def _micro_kernel(
 
         return registers(update)
 
-    def store(valid: int) -> tirx.Stmt:
+    def store() -> tirx.Stmt:
         def row(r: PrimExpr) -> tirx.Stmt:
             def element(c: PrimExpr) -> tirx.Stmt:
                 values = {
                     **batch,
                     **decode(start + r, form.rows),
-                    **decode(panel * tiling.width + c, form.columns),
+                    **decode(first + c, form.columns),
                 }
                 done = form.nest.bind({v: as_index(e, dtype_of(v)) for v, e in values.items()})
                 return done.finish(tirx.BufferLoad(tile, [r, c]))
@@ -368,6 +393,6 @@ def _micro_kernel(
             tirx.AllocBuffer(tile),
             registers(lambda r, c: tirx.BufferStore(tile, form.identity, [r, c])),
             _over(form.nest.reduce, step),
-            _split_last(form, tiling, panel, store),
+            store(),
         ]
     )

@@ -12,7 +12,7 @@ from tvm.target import codegen
 
 __all__ = ["Machine", "host_target", "machine_of", "use_cores"]
 
-_SHARE_CORES = -2
+_SHARE_CORES = -3
 """TVM's affinity mode in which the threads may move among the cores given, as other processes leave them free."""
 
 _configured = threading.local()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
+import tvm_ffi
 from tvm import tirx
+from tvm.ir.expr import TensorLoad
 from tvm.tirx import ForKind
 
 from souffle.schedule.cpu.contraction_form import Combiner, combiner_of, split_groups, without_units
@@ -15,12 +18,13 @@ from souffle.schedule.cpu.nest import (
     Nest,
     buffer_loads,
     loop,
+    map_buffer_loads,
     replace_variables,
     sequence,
     stride_along,
     uses,
 )
-from souffle.tvm_compat import PrimExpr
+from souffle.tvm_compat import PrimExpr, dtype_of
 
 __all__ = ["emit_reduction", "reduces_along_memory"]
 
@@ -250,17 +254,48 @@ def _tile(
             dtype=rows.dtype if rows is not None else column.dtype,
         )
 
+    def at_values(r: PrimExpr, c: PrimExpr) -> dict[tirx.Var, PrimExpr]:
+        return {column.var: start + c} | ({rows.var: r} if rows is not None else {})
+
     def at(body: Nest, r: PrimExpr, c: PrimExpr) -> Nest:
-        values = {column.var: start + c}
-        if rows is not None:
-            values[rows.var] = r
-        return body.bind(values)
+        return body.bind(at_values(r, c))
+
+    def update(r: PrimExpr, c: PrimExpr, value: PrimExpr) -> tirx.Stmt:
+        return tirx.BufferStore(tile, combiner.apply(tirx.BufferLoad(tile, [r, c]), value), [r, c])
 
     def step(body: Nest) -> tirx.Stmt:
-        return each(
-            lambda r, c: tirx.BufferStore(
-                tile, combiner.apply(tirx.BufferLoad(tile, [r, c]), _rest(at(body, r, c)).value), [r, c]
-            )
+        strided = _pairs(body, column, width)
+        if not strided:
+            return each(lambda r, c: update(r, c, _rest(at(body, r, c)).value))
+        # Every second element of two vectors, by way of local arrays that LLVM turns into one shuffle.
+        def staged(r: PrimExpr, u: PrimExpr) -> tirx.Stmt:
+            statements = []
+            taken = []
+            for load in strided:
+                base = replace_variables(load, at_values(r, u * width))
+                halves, picked = _every_second(base, width)
+                statements.append(halves)
+                taken.append(picked)
+
+            def lane(v: PrimExpr) -> tirx.Stmt:
+                def pick(load: TensorLoad) -> PrimExpr:
+                    for original, buffer in zip(strided, taken, strict=True):
+                        if tvm_ffi.structural_equal(load, original):
+                            return tirx.BufferLoad(buffer, [v])
+                    return load
+
+                value = map_buffer_loads(_rest(body).value, pick)
+                return update(r, u * width + v, replace_variables(value, at_values(r, u * width + v)))
+
+            statements.append(loop(width, lane, ForKind.VECTORIZED, name="v", dtype=column.dtype))
+            return sequence(statements)
+
+        return loop(
+            height,
+            lambda r: loop(vectors, lambda u: staged(r, u), ForKind.UNROLLED, name="u", dtype=column.dtype),
+            ForKind.UNROLLED,
+            name="r",
+            dtype=rows.dtype if rows is not None else column.dtype,
         )
 
     return sequence(
@@ -271,6 +306,45 @@ def _tile(
             each(lambda r, c: at(nest, r, c).finish(tirx.BufferLoad(tile, [r, c]))),
         ]
     )
+
+
+def _pairs(nest: Nest, column: Axis, width: int) -> list[TensorLoad]:
+    """Distinct loads that step by two elements along the columns, in their last dimension alone."""
+    found: list[TensorLoad] = []
+    if width < 4:
+        return found
+    for load in buffer_loads(_rest(nest).value):
+        if not load.indices or len(uses(list(load.indices)[:-1], [column])) or buffer_loads(list(load.indices)):
+            continue
+        if stride_along(load, column, [column]) == 2 and not any(tvm_ffi.structural_equal(load, f) for f in found):
+            found.append(load)
+    return found
+
+
+def _every_second(base: TensorLoad, width: int) -> tuple[tirx.Stmt, tirx.Buffer]:
+    """Elements 0, 2, ... from `base` on in a local array, from two contiguous vectors that read nothing beyond them."""
+    dtype = dtype_of(base)
+    both = tirx.decl_buffer((2 * width,), dtype, "both", scope="local")
+    even = tirx.decl_buffer((width,), dtype, "even", scope="local")
+    *leading, last = base.indices
+    half = width // 2
+
+    def vector(extent: int, make: Callable[[PrimExpr], tirx.Stmt]) -> tirx.Stmt:
+        return loop(extent, make, ForKind.VECTORIZED, name="v", dtype=dtype_of(last))
+
+    def read(offset: int) -> Callable[[PrimExpr], PrimExpr]:
+        return lambda v: tirx.BufferLoad(base.source, [*leading, last + v + offset])
+
+    low, high = read(0), read(width - 1)
+    statements = [
+        tirx.AllocBuffer(both),
+        tirx.AllocBuffer(even),
+        vector(width, lambda v: tirx.BufferStore(both, low(v), [v])),
+        vector(width, lambda v: tirx.BufferStore(both, high(v), [v + width])),
+        vector(half, lambda v: tirx.BufferStore(even, tirx.BufferLoad(both, [v * 2]), [v])),
+        vector(half, lambda v: tirx.BufferStore(even, tirx.BufferLoad(both, [v * 2 + width + 1]), [v + half])),
+    ]
+    return sequence(statements), even
 
 
 def _plain(nest: Nest) -> tirx.Stmt:

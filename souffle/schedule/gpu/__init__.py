@@ -1,12 +1,12 @@
 """GPU schedules of stages, by rules tried in order.
 
-A rule answers with a schedule or says why it does not apply; the first schedule wins. The rules go from the most to the least
-particular, and the last one takes everything that can run without a grid barrier inside.
+A rule answers with a schedule or says why it does not apply; the first schedule wins. The rules go from the most to
+the least particular, and the last one takes everything that can run without a grid barrier inside.
 """
 
 from __future__ import annotations
 
-from tvm import tirx
+from tvm import s_tir, tirx
 
 from souffle.schedule.gpu.common import ScheduleError, check_schedule
 from souffle.schedule.gpu.elementwise import elementwise
@@ -38,14 +38,17 @@ def schedule_gpu(func: tirx.PrimFunc, request: GpuRequest) -> tuple[GpuSchedule 
     Returns
     -------
     schedule : GpuSchedule or None
-        The first rule's that applies; ``None`` if the stage needs a barrier across the grid between two of its blocks, which
-        the last refusal names. Such a stage has to be split there.
+        The first rule's that applies; ``None`` if the stage needs a barrier across the grid between two of its
+        blocks, which the last refusal names. Such a stage has to be split there.
     refusals : tuple of Refusal
         Of the rules tried before, in order.
     """
     refusals: list[Refusal] = []
-    for _, rule in RULES:
-        answer = rule(func, request)
+    for name, rule in RULES:
+        try:
+            answer = rule(func, request)
+        except s_tir.ScheduleError as error:
+            answer = Refusal(name, f"a scheduling step does not apply: {str(error).strip().splitlines()[0]}")
         if isinstance(answer, GpuSchedule):
             return answer, tuple(refusals)
         refusals.append(answer)

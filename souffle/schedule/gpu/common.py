@@ -1,7 +1,7 @@
 """What the rules share: reading blocks of a PrimFunc, inlining, and the check of a finished schedule.
 
-A stage runs without a grid barrier (the kernel has them only between stages), so nothing that one thread block writes may
-be read by another inside it. The helpers here remove what would break that; :func:`check_schedule` asserts it.
+A stage runs without a grid barrier (the kernel has them only between stages), so nothing that one thread block writes
+may be read by another inside it. The helpers here remove what would break that; :func:`check_schedule` asserts it.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def intermediates(sch: s_tir.Schedule) -> list[ir.Var]:
 
 
 def block_loops(sch: s_tir.Schedule, view: BlockView) -> list[Any]:
-    """The loop over each of an unscheduled block's axes, in their order; ``None`` where an axis of extent 1 has none."""
+    """The loop over each axis of an unscheduled block, in order; ``None`` where an axis of extent 1 has none."""
     loops = sch.get_loops(view.rv)
     if not loops:
         return [None] * len(view.node.iter_vars)
@@ -261,9 +261,9 @@ def index_step(access: Access, variable: tirx.Var, analyzer: Analyzer) -> int | 
 def check_schedule(schedule: GpuSchedule, request: GpuRequest) -> None:
     """Assert that `schedule` obeys the rules of stages.
 
-    Every root-level nest is bound to ``blockIdx.x``, all to ``schedule.tiles``; threads come to ``request.threads``, or to
-    fewer where no barrier is needed; no intermediate is in global memory; and no output is read, since another thread may
-    have written it.
+    Every root-level nest is bound to ``blockIdx.x``, all to ``schedule.tiles``; threads come to ``request.threads``,
+    or to fewer where no barrier is needed; no intermediate is in global memory; and no output is read, since another
+    thread may have written it.
 
     Raises
     ------

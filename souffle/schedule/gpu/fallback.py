@@ -5,7 +5,8 @@ from __future__ import annotations
 from tvm import tirx
 
 from souffle.schedule.gpu.common import finish
-from souffle.schedule.gpu.rows import Layout, build, open_stage
+from souffle.schedule.gpu.layout import MAX_PRIVATE_BYTES
+from souffle.schedule.gpu.rows import Layout, build, open_stage, private_bytes
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
 
 __all__ = ["fallback"]
@@ -29,6 +30,9 @@ def fallback(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal:
     for chain in stage.chains:
         if chain.broken:
             return Refusal("fallback", f"needs a grid-wide barrier: {chain.broken[0]}")
+    if private_bytes(stage, 1, False) > MAX_PRIVATE_BYTES:
+        producer = next(view for chain in stage.chains for i, view in enumerate(chain.blocks) if chain.columns(i) > 1)
+        return Refusal("fallback", f"needs a grid-wide barrier after {producer.name}: a thread cannot keep its rows")
     rows = max([chain.row_count for chain in stage.chains] + [view.size for view in stage.free])
     tiles = -(-rows // request.threads)
     build(stage, Layout(tiles, request.threads, 1, True))

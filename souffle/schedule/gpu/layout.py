@@ -9,10 +9,15 @@ from souffle.schedule.gpu.rows import Chain, Layout, Stage, crosses, private_byt
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.tvm_compat import const_int
 
-__all__ = ["choose_layout"]
+__all__ = ["MAX_PRIVATE_BYTES", "choose_layout"]
 
 ELEMENTS_PER_THREAD = 4
 """Elements of a row that one thread takes before a further thread is worth a step of the cross-thread reduction."""
+
+WARP = 32
+
+ELEMENTS_PER_LANE = 16
+"""As many, before a second warp is worth the barriers of a reduction across warps."""
 
 SHORT_ROW = 32
 """Rows shorter than a warp are left to one thread where neighbouring rows are neighbours in memory."""
@@ -50,7 +55,7 @@ def choose_layout(stage: Stage, request: GpuRequest, cross: bool = True) -> Layo
     width = max(_width(main, index) for index in range(len(main.blocks)))
     inner = 1
     if not near:
-        while inner < most and inner * ELEMENTS_PER_THREAD < width:
+        while inner < most and inner * (ELEMENTS_PER_THREAD if inner < WARP else ELEMENTS_PER_LANE) < width:
             inner *= 2
     fewest = MIN_NEIGHBOURS if near else 1
     while (
@@ -65,10 +70,8 @@ def choose_layout(stage: Stage, request: GpuRequest, cross: bool = True) -> Layo
         inner *= 2
     rows = request.threads // inner
     if _too_large(stage, rows, inner, limit):
-        return (
-            f"block {main.blocks[-1].name}: the intermediates of {rows} row(s) take {private_bytes(stage, rows, inner > 1)} bytes, "
-            f"{limit if inner > 1 else MAX_PRIVATE_BYTES * rows} are free on chip"
-        )
+        taken, free = private_bytes(stage, rows, inner > 1), limit if inner > 1 else MAX_PRIVATE_BYTES * rows
+        return f"block {main.blocks[-1].name}: {rows} row(s) keep {taken} bytes of intermediates, {free} fit on chip"
     return Layout(_tiles(stage, rows), rows, inner, near)
 
 

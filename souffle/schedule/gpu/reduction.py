@@ -1,4 +1,4 @@
-"""Rule for single reductions with what feeds and follows them: sums, pooling, depthwise convolution, vector times matrix."""
+"""Rule for single reductions with what feeds and follows them: sums, pooling, depthwise convolution, GEMV."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["reduction"]
 def reduction(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal:
     """Schedule reductions of which no other block needs more than the element that it computes from.
 
-    Every output element is a row. Threads lie along whichever is contiguous in the largest input: the reduced axis, which
-    they then share by a cross-thread reduction, or the outputs, where they share the reduction only if there are too few
-    outputs for the device.
+    Every output element is a row. Threads lie along whichever is contiguous in the largest input: the reduced axis,
+    which they then share by a cross-thread reduction, or the outputs, where they share the reduction only if there
+    are too few outputs for the device.
 
     Parameters
     ----------

@@ -1,9 +1,9 @@
 """Stages whose blocks share rows: finding the rows, and building loops in which a thread block owns whole rows.
 
-A *row* is a point of the data-parallel axes that all linked blocks of a stage have in common and by which they reach each
-other's results unchanged (the row of a softmax, the batch and channel of a global pool). As no block reads another row,
-tiles of rows need no barrier across thread blocks, and what is kept of a row fits on chip. For a single reduction all of its
-data-parallel axes are row axes.
+A *row* is a point of the data-parallel axes that all linked blocks of a stage have in common and by which they reach
+each other's results unchanged (the row of a softmax, the batch and channel of a global pool). As no block reads
+another row, tiles of rows need no barrier across thread blocks, and what is kept of a row fits on chip. For a single
+reduction all of its data-parallel axes are row axes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Chain:
     rows : tuple of tuple of int
         For each block the positions of the row axes among its axes, in one order for all.
     row_count : int
-        Number of rows. The row axes of a block, the last one fastest, count them; the same count is the same row in all.
+        Number of rows. The row axes of a block, the last one fastest, count them; the same count is the same row in
+        all.
     broken : tuple of str
         Why further axes are not rows, one sentence for each.
     """
@@ -176,8 +177,9 @@ def _chain(views: list[BlockView], private: Sequence[ir.Var]) -> Chain:
                 ):
                     parent[find((consumer, own))] = find((producer, source))
                 else:
-                    name = views[producer].node.iter_vars[source].var.name
-                    broken[(producer, source)] = f"block {view.name} reads {views[producer].name} across its axis {name}"
+                    made = views[producer]
+                    axis = made.node.iter_vars[source].var.name
+                    broken[(producer, source)] = f"block {view.name} reads {made.name} across its axis {axis}"
     classes: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for node in nodes:
         classes.setdefault(find(node), []).append(node)
@@ -256,7 +258,7 @@ def build(stage: Stage, layout: Layout) -> None:
     sch = stage.sch
     outer = []
     for chain in stage.chains:
-        for index, view in enumerate(chain.blocks):
+        for index in range(len(chain.blocks)):
             _place(stage, chain, index, layout)
         nests = [_row_nest(stage, chain, index, layout) for index in range(len(chain.blocks))]
         if layout.inner == 1 and len(nests) > 1:
@@ -302,10 +304,10 @@ def _tags(layout: Layout) -> tuple[str, str]:
 def _place(stage: Stage, chain: Chain, index: int, layout: Layout) -> None:
     """Put what a block writes for the stage itself on chip, its row axes joined to one leading dimension.
 
-    With one dimension for all row axes, a tile of rows is one range of it whatever the extents, so that only the tile is
-    allocated. A single value of a row goes to registers, of each of the row's threads: cheaper than shared memory, and TVM's
-    ThreadSync takes shared elements whose index names the innermost thread axis for one thread's own, and leaves out the
-    barrier between the one thread that writes the row's value and the others that read it.
+    With one dimension for all row axes, a tile of rows is one range of it whatever the extents, so that only the tile
+    is allocated. A single value of a row goes to registers, of each of the row's threads: cheaper than shared memory,
+    and TVM's ThreadSync takes shared elements whose index names the innermost thread axis for one thread's own, and
+    leaves out the barrier between the one thread that writes the row's value and the others that read it.
     """
     view = chain.blocks[index]
     scope = "local" if layout.inner == 1 or chain.columns(index) == 1 else "shared"
@@ -337,8 +339,8 @@ def _row_layout(dimensions: Sequence[int], row_shape: Sequence[int]) -> Callable
 def _join_rows(sch: s_tir.Schedule, chain: Chain, index: int) -> tuple[int, ...]:
     """Make one axis of a block's row axes, the first; give the row axes' new positions.
 
-    The axis must be the block's own, beyond the fusion of loops: only then is what a tile touches seen to be as small as it
-    is.
+    The axis must be the block's own, beyond the fusion of loops: only then is what a tile touches seen to be as small
+    as it is.
     """
     view, places = chain.blocks[index], chain.rows[index]
     if len(places) < 2:
@@ -397,10 +399,10 @@ def crosses(chain: Chain, index: int, inner: int) -> bool:
 
 
 def _free_nest(sch: s_tir.Schedule, view: BlockView, layout: Layout) -> object:
-    """Split the loops of a block that no other needs over the tiles and threads of `layout`; give the loop over tiles."""
+    """Split the loops of a block that no other needs over tiles and threads; give the loop over tiles."""
     loops = sch.get_loops(view.rv)
     flat = sch.fuse(*loops) if loops else sch.add_unit_loop(view.rv)
-    row_tag, inner_tag = _tags(layout)
+    row_tag, _ = _tags(layout)
     slow, fast = (layout.inner, layout.rows) if row_tag == "threadIdx.x" else (layout.rows, layout.inner)
     chunk = -(-view.size // (layout.tiles * slow * fast))
     tile, serial, slow_loop, fast_loop = sch.split(flat, [layout.tiles, chunk, slow, fast])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-
-
 from tvm import ir, s_tir, tirx
 
 from souffle.schedule.gpu.common import (

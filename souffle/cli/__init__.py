@@ -1,0 +1,1 @@
+"""The command line. The only part of Souffle that prints."""

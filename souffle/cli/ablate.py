@@ -1,0 +1,109 @@
+"""``souffle ablate``: the table V0 to V4 of one optimization at a time (paper, Tables 4 and 5)."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+
+import souffle
+from souffle.cli.compare import compare, onnxruntime_outputs, random_inputs
+from souffle.cli.output import Progress, format_table, human_bytes, write_json
+from souffle.pipeline import LEVELS
+from souffle.runtime.detect import gpu_arch
+
+__all__ = ["ablate"]
+
+
+def ablate(arguments: argparse.Namespace, progress: Progress) -> int:
+    """Run the command; the exit status is 1 if any output differs too much."""
+    gpu = gpu_arch()
+    records = []
+    for model in arguments.models:
+        records.extend(_model(model, arguments, progress, gpu))
+    progress.done()
+    if arguments.json:
+        write_json(records)
+        return 0 if all(r["ok"] is not False for r in records) else 1
+    for model in arguments.models:
+        rows = [_row(r) for r in records if r["model"] == model]
+        print(f"\n{Path(model).stem}, {arguments.precision}, partition {arguments.partition}")
+        header = ["level", "launches", "kernels", "syncs", "read", "written", "registers", "shared B", "compile s"]
+        print(format_table([*header, "largest error", "latency µs"], rows))
+    print()
+    print("\n".join(f"{level.name}: {level.summary}" for level in LEVELS.values()))
+    print("read, written: bytes of global memory, each tensor that a stage touches counted once for that stage.")
+    if gpu is None:
+        print("No GPU is usable here: errors are of the emitted CUDA text run on the CPU; there is no latency.")
+    return 0 if all(r["ok"] is not False for r in records) else 1
+
+
+def _model(model: str, arguments: argparse.Namespace, progress: Progress, gpu: str | None) -> list[dict]:
+    program = souffle.import_onnx(model, batch=arguments.batch)
+    reference = inputs = None
+    records = []
+    for level in LEVELS:
+        progress.prefix = f"{Path(model).stem} {level}: "
+        start = time.perf_counter()
+        network = souffle.compile(
+            program,
+            level=level,
+            target="cuda",
+            arch=arguments.arch,
+            precision=arguments.precision,
+            partition=arguments.partition,
+            cubin=not arguments.no_cubin,
+            device="cuda" if gpu else "cpu",
+            progress=progress,
+        )
+        seconds = time.perf_counter() - start
+        plan = network.plan
+        record = {
+            "model": model,
+            "level": level,
+            "launches": len(plan.launches),
+            "kernels": len(plan.kernels),
+            "grid_syncs": sum(plan.kernels[launch.kernel].grid_syncs for launch in plan.launches),
+            "bytes_read": sum(launch.bytes_read for launch in plan.launches),
+            "bytes_written": sum(launch.bytes_written for launch in plan.launches),
+            "registers": max((k.registers for k in network.kernels if k.registers is not None), default=None),
+            "shared_bytes": max(k.shared_bytes for k in network.kernels),
+            "compile_s": round(seconds, 2),
+            "error": None,
+            "ok": None,
+            "latency_us": None,
+        }
+        if not arguments.no_run:
+            if reference is None:
+                inputs = random_inputs(network.signature.inputs, arguments.seed)
+                reference = onnxruntime_outputs(model, inputs)
+            progress("running")
+            outputs = {name: np.asarray(value) for name, value in network(inputs).items()}
+            result = compare(outputs, reference, arguments.precision)
+            record |= {"error": result.error, "ok": result.ok}
+            if gpu is not None:
+                record["latency_us"] = network.time(inputs, mode="graph")["median_us"]
+        records.append(record)
+    return records
+
+
+def _row(record: dict) -> tuple:
+    def shown(value, form: str = "") -> str:
+        return "-" if value is None else format(value, form)
+
+    error = shown(record["error"], ".1e") + (" MISMATCH" if record["ok"] is False else "")
+    return (
+        record["level"],
+        record["launches"],
+        record["kernels"],
+        record["grid_syncs"],
+        human_bytes(record["bytes_read"]),
+        human_bytes(record["bytes_written"]),
+        shown(record["registers"]),
+        record["shared_bytes"],
+        record["compile_s"],
+        error,
+        shown(record["latency_us"], ".1f"),
+    )

@@ -1,0 +1,86 @@
+"""``souffle check``: every level's emitted CUDA run on the CPU, and on the GPU where there is one, against ONNX Runtime."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+
+import souffle
+from souffle.cli.compare import compare, onnxruntime_outputs, random_inputs
+from souffle.cli.output import Progress, format_table, write_json
+from souffle.runtime.detect import gpu_arch
+
+__all__ = ["check"]
+
+
+def check(arguments: argparse.Namespace, progress: Progress) -> int:
+    """Run the command; the exit status is 1 if any output differs too much."""
+    program = souffle.import_onnx(arguments.model, batch=arguments.batch)
+    gpu = gpu_arch()
+    reference = inputs = None
+    rows, records = [], []
+    for level in arguments.levels:
+        progress.prefix = f"{level}: "
+        start = time.perf_counter()
+        network = souffle.compile(
+            program,
+            level=level,
+            target="cuda",
+            arch=arguments.arch,
+            precision=arguments.precision,
+            partition=arguments.partition,
+            cubin=gpu is not None,
+            device="cpu",
+            progress=progress,
+        )
+        compiled = time.perf_counter() - start
+        if reference is None:
+            inputs = random_inputs(network.signature.inputs, arguments.seed)
+            reference = onnxruntime_outputs(arguments.model, inputs)
+        runs = [("CPU", network)]
+        runs += [(f"CPU shuffled {s}", network.on("cpu", order="shuffled", seed=s)) for s in range(arguments.shuffled)]
+        if gpu is not None:
+            runs.append(("GPU", network.on("cuda")))
+        for device, runnable in runs:
+            progress(f"running on {device}")
+            outputs = {name: np.asarray(value) for name, value in runnable(inputs).items()}
+            result = compare(outputs, reference, arguments.precision)
+            plan = network.plan
+            syncs = sum(plan.kernels[launch.kernel].grid_syncs for launch in plan.launches)
+            records.append(
+                {
+                    "level": level,
+                    "device": device,
+                    "launches": len(plan.launches),
+                    "kernels": len(plan.kernels),
+                    "grid_syncs": syncs,
+                    "tensor_cores": any("mma_sync" in module.text for module in plan.modules),
+                    "error": result.error,
+                    "ok": result.ok,
+                    "compile_s": round(compiled, 3),
+                }
+            )
+            last = records[-1]
+            rows.append(
+                (
+                    level,
+                    device,
+                    last["launches"],
+                    last["kernels"],
+                    syncs,
+                    f"{result.error:.1e}",
+                    "ok" if result.ok else "MISMATCH",
+                )
+            )
+    progress.done()
+    passed = all(record["ok"] for record in records)
+    if arguments.json:
+        write_json({"model": arguments.model, "precision": arguments.precision, "ok": passed, "runs": records})
+    else:
+        print(f"{arguments.model}, {arguments.precision}, against ONNX Runtime")
+        print(format_table(("level", "device", "launches", "kernels", "grid syncs", "largest error", "result"), rows))
+        if gpu is None:
+            print("No GPU is usable here: the emitted CUDA text ran on the CPU device only.")
+    return 0 if passed else 1

@@ -1,0 +1,98 @@
+"""Compare a network with ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from souffle.errors import SouffleError
+
+try:
+    import onnxruntime
+except ImportError:
+    onnxruntime = None
+
+__all__ = ["Comparison", "compare", "onnxruntime_outputs", "random_inputs"]
+
+FP32_RTOL, FP32_ATOL = 1e-3, 1e-5
+MIXED_TOLERANCE = 2e-2
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far outputs are from the reference.
+
+    Attributes
+    ----------
+    error : float
+        Largest difference, divided by the output's largest magnitude; NaN where an output is.
+    ok : bool
+        fp32: every element within rtol 1e-3 or, for small ones, atol 1e-5 of the output's magnitude or of 1, whichever
+        is larger. mixed: `error` at most 2e-2. Integers and booleans must be equal.
+    """
+
+    error: float
+    ok: bool
+
+
+def compare(outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray], precision: str) -> Comparison:
+    """Compare all outputs with the reference."""
+    worst, ok = 0.0, set(outputs) == set(reference)
+    for name, expected in reference.items():
+        given = np.asarray(outputs[name])
+        if given.shape != expected.shape or given.dtype != expected.dtype:
+            return Comparison(float("nan"), False)
+        if expected.dtype.kind not in "fc":
+            ok &= bool(np.array_equal(given, expected))
+            worst = max(worst, float(not np.array_equal(given, expected)))
+            continue
+        if not expected.size:
+            continue
+        difference = np.abs(given.astype(np.float64) - expected.astype(np.float64))
+        same = (given == expected) | (np.isnan(given) & np.isnan(expected))
+        difference = np.where(same, 0.0, difference)
+        largest = float(np.max(np.abs(expected[np.isfinite(expected)]), initial=0.0))
+        error = float(np.max(difference)) / (largest or 1.0)
+        worst = max(worst, error) if not np.isnan(error) else error
+        if precision == "mixed":
+            ok &= error <= MIXED_TOLERANCE
+        else:
+            bound = FP32_ATOL * max(1.0, largest) + FP32_RTOL * np.abs(expected)
+            ok &= bool(np.all(difference <= bound))
+    return Comparison(worst, bool(ok))
+
+
+def onnxruntime_outputs(model: onnx.ModelProto | str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What ONNX Runtime computes.
+
+    Raises
+    ------
+    SouffleError
+        If ONNX Runtime is not installed, or refuses the model.
+    """
+    if onnxruntime is None:
+        raise SouffleError("onnxruntime is needed to compare with; pip install 'souffle-dl[check]'")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    source = model if isinstance(model, str) else model.SerializeToString()
+    session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+
+
+def random_inputs(specs, seed: int = 0) -> dict[str, np.ndarray]:
+    """Inputs for a network: normal floats, small non-negative integers (which index any table of two rows), booleans."""
+    generator = np.random.default_rng(seed)
+    inputs = {}
+    for spec in specs:
+        kind = np.dtype(spec.dtype).kind
+        if kind == "f":
+            inputs[spec.name] = generator.standard_normal(spec.shape).astype(spec.dtype)
+        elif kind == "b":
+            inputs[spec.name] = generator.integers(0, 2, spec.shape).astype(bool)
+        else:
+            inputs[spec.name] = generator.integers(0, 2, spec.shape).astype(spec.dtype)
+    return inputs
