@@ -7,6 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tvm
+import tvm_ffi
+from tvm import te
+from tvm.s_tir import dlight
 
 from souffle.errors import CudaCompileError, DeviceError
 from souffle.runtime.cpu_device import CpuModule, compile_text
@@ -177,7 +181,7 @@ def test_a_fault_names_kernel_block_thread_and_array(basics: CpuModule):
     with pytest.raises(DeviceError, match="integer division by zero"):
         basics.launch("divide", grid=(1, 1, 1), block=(1, 1, 1), args=[np.zeros(3, np.int32)])
     with pytest.raises(DeviceError, match="stack overflow"):
-        basics.launch("overflow", grid=(1, 1, 1), block=(1, 1, 1), args=[np.array([1000], np.int32)])
+        basics.launch("overflow", grid=(1, 1, 1), block=(1, 1, 1), args=[np.array([2000], np.int32)])
     with pytest.raises(DeviceError, match="trap"):
         basics.launch("oops", grid=(1, 1, 1), block=(1, 1, 1), args=[np.array([1], np.int32)])
     # And the device still works.
@@ -508,3 +512,85 @@ def test_assorted_ptx(copies: CpuModule):
     out, memory = np.zeros(11, np.uint32), np.array([40, 0], np.uint32)
     copies.launch("assorted", grid=(1, 1, 1), block=(1, 1, 1), args=[out, memory, 3.0])
     assert out.view(np.int32).tolist() == [0, 0, -2, 3, 8, 40, 43, 9, -1, -3, 7]
+
+
+# ---- text that TVM emits -----------------------------------------------------------------------------------------
+
+_TARGET = {
+    "kind": "cuda",
+    "arch": "sm_90",
+    "max_threads_per_block": 1024,
+    "max_shared_memory_per_block": 49152,
+    "thread_warp_size": 32,
+}
+
+
+def _emit(tensors: list, rule: object) -> tuple[str, dict]:
+    """Schedule one function by a rule of TVM's own; give the CUDA text and the launch dimensions."""
+    target = tvm.target.Target(_TARGET, host="llvm")
+    with target:
+        module = dlight.ApplyDefaultSchedule(rule)(tvm.IRModule({"main": te.create_prim_func(tensors)}))
+    extents: dict[str, int] = {}
+
+    def visit(loop: tvm.tirx.For) -> None:
+        if loop.thread_binding is not None:
+            extents[str(loop.thread_binding.thread_tag)] = int(loop.extent)
+
+    tvm_ffi.structural_walk(module["main"].body, (tvm.tirx.For, visit))
+    built = tvm.compile(module, target=target)
+    text = getattr(built, "mod", built).imports[0].inspect_source()
+    sizes = {what: tuple(extents.get(f"{tag}.{d}", 1) for d in "xyz") for what, tag in _TAGS}
+    return text, sizes
+
+
+_TAGS = (("grid", "blockIdx"), ("block", "threadIdx"))
+
+
+@pytest.mark.parametrize("out", ["float16", "float32"])
+def test_a_tensor_core_product_of_tvm(cache: Path, out: str):
+    n = 128
+    a, b = (te.placeholder((n, n), "float16", name=name) for name in "ab")
+    k = te.reduce_axis((0, n))
+    c = te.compute((n, n), lambda i, j: te.sum(a[i, k].astype(out) * b[k, j].astype(out), axis=k))
+    text, sizes = _emit([a, b, c], dlight.gpu.Matmul())
+    assert "wmma" in text
+    rng = np.random.default_rng(4)
+    x, y = (rng.integers(-4, 4, (n, n)).astype(np.float16) for _ in range(2))
+    result = np.zeros((n, n), out)
+    module = compile_text(text, cache_dir=cache)
+    for order, seed in ORDERS:
+        result[:] = 0
+        module.launch("main_kernel", **sizes, args=[x, y, result], shared_bytes=65536, order=order, seed=seed)
+        np.testing.assert_array_equal(result, x.astype(np.float32) @ y.astype(np.float32))
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "float64"])
+def test_a_reduction_of_tvm_over_threads(cache: Path, kind: str):
+    a = te.placeholder((16, 600), kind, name="a")
+    k = te.reduce_axis((0, 600))
+    c = te.compute((16,), lambda i: te.max(te.exp(a[i, k]), axis=k))
+    text, sizes = _emit([a, c], dlight.gpu.Reduction())
+    assert "__shfl_down_sync" in text
+    x = np.random.default_rng(5).standard_normal((16, 600)).astype(kind)
+    module = compile_text(text, cache_dir=cache)
+    for order, seed in ORDERS:
+        result = np.zeros(16, kind)
+        module.launch("main_kernel", **sizes, args=[x, result], order=order, seed=seed)
+        tolerance = 2e-3 if kind == "float16" else 1e-6
+        np.testing.assert_allclose(result, np.exp(x.astype(np.float64)).max(1), rtol=tolerance)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
+def test_elementwise_functions_of_tvm(cache: Path, kind: str):
+    a = te.placeholder((1000,), kind, name="a")
+    one = tvm.tirx.const(1, kind)
+    c = te.compute((1000,), lambda i: te.tanh(a[i]) * te.sqrt(te.abs(a[i]) + one) + te.max(a[i], one) + te.exp(a[i]))
+    text, sizes = _emit([a, c], dlight.gpu.Fallback())
+    values = _bfloat16(np.random.default_rng(6).standard_normal(1000).astype(np.float32))
+    x = _to_bits(values) if kind == "bfloat16" else values.astype(kind)
+    result = np.zeros_like(x)
+    compile_text(text, cache_dir=cache).launch("main_kernel", **sizes, args=[x, result])
+    got = (result.astype(np.uint32) << 16).view(np.float32) if kind == "bfloat16" else result
+    v = (values if kind == "bfloat16" else x).astype(np.float64)
+    expected = np.tanh(v) * np.sqrt(np.abs(v) + 1) + np.maximum(v, 1) + np.exp(v)
+    np.testing.assert_allclose(got, expected, rtol={"float32": 1e-6, "float16": 4e-3, "bfloat16": 4e-2}[kind])

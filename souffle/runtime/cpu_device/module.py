@@ -27,7 +27,7 @@ DYNAMIC_SHARED_LIMIT = 227 * 1024  # bytes one block may ask for on a Hopper GPU
 _MAX_BLOCK = (1024, 1024, 64)
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_THREADS = 1024
-_SPIN_SECONDS = 5.0
+_SPIN_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class _Result(ctypes.Structure):
 def _epilogue(kernels: tuple[KernelDeclaration, ...], dynamic: tuple[str, ...]) -> str:
     """Give the text that follows the translated CUDA text: entry points, and storage for dynamic shared memory."""
     rows = ", ".join(f'souffle_describe<&{k.name}>("{k.name}", &{k.name})' for k in kernels)
-    lines = ["", '#include "souffle_entry.h"']
+    lines = [""]
     if dynamic:
         labels = "\\n".join(f".hidden {n}\\n.globl {n}\\n.type {n}, @object\\n{n}:" for n in dynamic)
         lines.append(f'SOUFFLE_DYNAMIC_SHARED({DYNAMIC_SHARED_LIMIT}, "{labels}")')

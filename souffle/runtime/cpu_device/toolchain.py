@@ -23,7 +23,7 @@ _COMMON = ("-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-fno-except
 _KERNEL = (
     "-O2", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-fno-strict-aliasing",
     "-fno-stack-protector", "-fstack-clash-protection", "-fno-extern-tls-init", "-fno-threadsafe-statics",
-    "-fno-asynchronous-unwind-tables", "-fmax-errors=8", "-Wl,-Bsymbolic", "-Wl,-z,now",
+    "-fno-asynchronous-unwind-tables", "-fno-ipa-reference", "-fmax-errors=8", "-Wl,-Bsymbolic", "-Wl,-z,now",
 )  # fmt: skip
 # Instruction sets that change no result, in the spelling of /proc/cpuinfo.
 _SAFE_SETS = ("avx2", "f16c", "fma", "bmi2", "popcnt")

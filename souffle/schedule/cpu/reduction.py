@@ -267,36 +267,41 @@ def _tile(
         strided = _pairs(body, column, width)
         if not strided:
             return each(lambda r, c: update(r, c, _rest(at(body, r, c)).value))
+        return loop(
+            vectors, lambda u: staged(body, strided, u * width), ForKind.UNROLLED, name="u", dtype=column.dtype
+        )
+
+    def staged(body: Nest, strided: list[TensorLoad], offset: PrimExpr) -> tirx.Stmt:
         # Every second element of two vectors, by way of local arrays that LLVM turns into one shuffle.
-        def staged(r: PrimExpr, u: PrimExpr) -> tirx.Stmt:
+        shared = [load for load in strided if rows is None or not uses(load, [rows])]
+        buffers: list[tuple[TensorLoad, tirx.Buffer]] = []
+
+        def stage(loads: list[TensorLoad], r: PrimExpr) -> list[tirx.Stmt]:
             statements = []
-            taken = []
-            for load in strided:
-                base = replace_variables(load, at_values(r, u * width))
-                halves, picked = _every_second(base, width)
-                statements.append(halves)
-                taken.append(picked)
+            for load in loads:
+                statement, picked = _every_second(replace_variables(load, at_values(r, offset)), width)
+                statements.append(statement)
+                buffers.append((load, picked))
+            return statements
+
+        def row(r: PrimExpr) -> tirx.Stmt:
+            own = stage([load for load in strided if not any(load.same_as(s) for s in shared)], r)
 
             def lane(v: PrimExpr) -> tirx.Stmt:
                 def pick(load: TensorLoad) -> PrimExpr:
-                    for original, buffer in zip(strided, taken, strict=True):
-                        if tvm_ffi.structural_equal(load, original):
-                            return tirx.BufferLoad(buffer, [v])
-                    return load
+                    matches = (b for original, b in buffers if tvm_ffi.structural_equal(load, original))
+                    buffer = next(matches, None)
+                    return load if buffer is None else tirx.BufferLoad(buffer, [v])
 
                 value = map_buffer_loads(_rest(body).value, pick)
-                return update(r, u * width + v, replace_variables(value, at_values(r, u * width + v)))
+                return update(r, offset + v, replace_variables(value, at_values(r, offset + v)))
 
-            statements.append(loop(width, lane, ForKind.VECTORIZED, name="v", dtype=column.dtype))
-            return sequence(statements)
+            return sequence([*own, loop(width, lane, ForKind.VECTORIZED, name="v", dtype=column.dtype)])
 
-        return loop(
-            height,
-            lambda r: loop(vectors, lambda u: staged(r, u), ForKind.UNROLLED, name="u", dtype=column.dtype),
-            ForKind.UNROLLED,
-            name="r",
-            dtype=rows.dtype if rows is not None else column.dtype,
-        )
+        common = stage(shared, tirx.const(0, column.dtype))
+        kind = ForKind.UNROLLED
+        rest = loop(height, row, kind, name="r", dtype=rows.dtype if rows is not None else column.dtype)
+        return sequence([*common, rest])
 
     return sequence(
         [

@@ -93,5 +93,6 @@ SOUFFLE_INLINE To souffle_bits(const From& from) {
 #include "souffle_math.h"
 #include "souffle_sync.h"
 #include "souffle_ptx.h"
+#include "souffle_entry.h"
 
 #endif

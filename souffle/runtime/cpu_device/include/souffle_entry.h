@@ -1,4 +1,4 @@
-// Entry points of the text's kernels, included after it.
+// Entry points of the text's kernels. The table of them follows the text.
 #ifndef SOUFFLE_ENTRY_H
 #define SOUFFLE_ENTRY_H
 
@@ -22,12 +22,10 @@ SOUFFLE_KIND(long long, 'i')
 SOUFFLE_KIND(unsigned long long, 'i')
 SOUFFLE_KIND(float, 'f')
 SOUFFLE_KIND(double, 'f')
-#ifdef SOUFFLE_FLOAT16_H
 struct __half;
 struct __nv_bfloat16;
 SOUFFLE_KIND(__half, 'f')
 SOUFFLE_KIND(__nv_bfloat16, 'f')
-#endif
 
 template <class P, char kind> struct SouffleConvert;
 template <class P> struct SouffleConvert<P, 'p'> { static P from(const SouffleArg& a) { return (P)a.p; } };

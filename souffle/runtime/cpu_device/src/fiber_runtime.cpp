@@ -26,7 +26,7 @@
 
 namespace {
 
-constexpr size_t kStackBytes = 128 << 10;
+constexpr size_t kStackBytes = 256 << 10;
 constexpr size_t kGuardBytes = 64 << 10;
 constexpr int kMaxThreads = 1024;
 constexpr int kNamedBarriers = 16;
