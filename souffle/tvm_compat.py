@@ -23,9 +23,11 @@ __all__ = [
     "dtype_of",
     "fresh_axis",
     "is_load",
+    "largest_value",
     "load_indices",
     "load_tensor",
     "loads",
+    "map_bodies",
     "map_constants",
     "map_loads",
     "primfunc_from_tensors",
@@ -124,6 +126,17 @@ def map_loads(expression: PrimExpr, rewrite: Callable[[Call], PrimExpr]) -> Prim
     return tvm_ffi.structural_map(expression, (Call, lambda call: rewrite(call) if is_load(call) else call))
 
 
+def map_bodies(bodies: Sequence[PrimExpr], rewrite: Callable[[Call], PrimExpr]) -> list[PrimExpr]:
+    """:func:`map_loads` over the bodies of one TE. Outputs of one reduction of tuples keep sharing its sources."""
+    if len(bodies) == 1 or reduce_node(bodies[0]) is None:
+        return [map_loads(body, rewrite) for body in bodies]
+    first = map_loads(bodies[0], rewrite)
+    return [
+        tirx.Reduce(first.combiner, first.source, first.axis, first.condition, index, first.init)
+        for index in range(len(bodies))
+    ]
+
+
 def substitute(expression: PrimExpr, mapping: Mapping[tirx.Var, PrimExpr]) -> PrimExpr:
     """Replace variables of `expression`, by identity. Bound reduction variables may be mapped too."""
     table = [(variable, value) for variable, value in mapping.items()]
@@ -169,6 +182,13 @@ def const_int(expression: Any) -> int:
     if isinstance(expression, tirx.IntImm):
         return int(expression.value)
     raise TypeError(f"not a constant: {expression}")
+
+
+def largest_value(expression: PrimExpr, axes: Iterable[tirx.IterVar]) -> int:
+    """The largest value of an integer expression over `axes`."""
+    if isinstance(expression, tirx.IntImm):
+        return int(expression.value)
+    return int(bounded_analyzer(axes).const_int_bound(expression).max_value)
 
 
 def dtype_of(expression: PrimExpr) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from tvm import te, tirx
 
 from souffle.errors import SouffleError
-from souffle.tvm_compat import compute_op, const_int, load_tensor, loads, map_loads, reduce_node
+from souffle.tvm_compat import compute_op, const_int, largest_value, load_tensor, loads, map_bodies, reduce_node
 
 __all__ = ["ExternTE", "Origin", "ProgramError", "TE", "TEProgram", "Tensor", "make_te"]
 
@@ -142,8 +142,8 @@ class TE:
 
     @property
     def reduction_shape(self) -> tuple[int, ...]:
-        """Extents of the reduction axes."""
-        return tuple(const_int(axis.dom.extent) for axis in self.reduce_axes)
+        """Extents of the reduction axes; the largest where an extent varies with the element, as in adaptive pooling."""
+        return tuple(largest_value(axis.dom.extent, self.axes) for axis in self.reduce_axes)
 
     @property
     def body(self):
@@ -168,9 +168,7 @@ class TE:
 
     def on(self, arguments: Sequence[te.Tensor], name: str | None = None) -> tuple[te.Tensor, ...]:
         """The same expression over other ``te.Tensor`` s: ``op`` rebuilt to read ``arguments[i]`` for input ``i``."""
-        bodies = [
-            map_loads(body, lambda load: _reload(load, self.placeholders, arguments)) for body in self.op.body
-        ]
+        bodies = map_bodies(self.op.body, lambda load: _reload(load, self.placeholders, arguments))
         op = compute_op(name or self.name, self.axes, bodies, self.op.tag)
         return tuple(op.output(i) for i in range(op.num_outputs))
 
@@ -254,7 +252,7 @@ def make_te(
         inputs.append(tensor)
         renamed.append((source, fresh))
     old, new = [o for o, _ in renamed], [n for _, n in renamed]
-    closed = [map_loads(body, lambda load: _reload(load, old, new)) for body in bodies]
+    closed = map_bodies(bodies, lambda load: _reload(load, old, new))
     op = compute_op(name, axes, closed)
     if outputs is None:
         shape = tuple(const_int(axis.dom.extent) for axis in axes)

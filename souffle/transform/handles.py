@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tvm import te, tirx
 
 from souffle.program import TE, Tensor
-from souffle.tvm_compat import PrimExpr, load_indices, load_tensor, map_loads, substitute
+from souffle.tvm_compat import PrimExpr, load_indices, load_tensor, map_bodies, substitute
 
 __all__ = ["Handles", "instantiate", "read"]
 
@@ -42,7 +42,7 @@ class Handles:
             tensor = table.get(id(source)) or te_.input_of(source)
             return read(self.of(tensor), load_indices(load))
 
-        return tuple(map_loads(body, rewrite) for body in te_.op.body)
+        return tuple(map_bodies(te_.op.body, rewrite))
 
 
 def instantiate(body: PrimExpr, axes: Sequence[tirx.IterVar], indices: Sequence[PrimExpr]) -> PrimExpr:

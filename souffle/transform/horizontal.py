@@ -30,6 +30,7 @@ from souffle.tvm_compat import (
     load_indices,
     load_tensor,
     map_constants,
+    map_bodies,
     map_loads,
     structural_digest,
     substitute,
@@ -141,7 +142,7 @@ class _Horizontal:
                     return read(new, [tirx.IntImm("int32", index), *load_indices(load)])
             return load
 
-        rewritten = [map_loads(body, rewrite) for body in bodies]
+        rewritten = map_bodies(bodies, rewrite)
         return make_te(te_.name, te_.axes, rewritten, handles.pairs(), te_.origin, te_.outputs)
 
     def _constant(self, tensor: Tensor) -> np.ndarray | None:
@@ -208,11 +209,11 @@ class _Horizontal:
                 choice = here if choice is None else tirx.if_then_else(group.var < run.stop, here, choice)
             return choice
 
-        rewritten = [map_loads(body, rewrite) for body in first.bodies]
+        rewritten = map_bodies(first.bodies, rewrite)
         origin = first.te.origin.merged(*(m.te.origin for m in members[1:]))
         name = self._fresh(f"{first.te.name}_x{len(members)}")
         merged = make_te(name, [group, *first.te.axes], rewritten, handles.pairs(), origin)
-        tidy = [simplified(body, merged) for body in merged.op.body]
+        tidy = simplified(merged.op.body, merged)
         reads = list(zip(merged.placeholders, merged.inputs, strict=True))
         return make_te(name, merged.axes, tidy, reads, origin, merged.outputs)
 
@@ -262,7 +263,7 @@ def _skeleton(te_: TE) -> _Skeleton:
         operands.append(_Operand(te_.input_of(load_tensor(load)), tuple(slots), tuple(values)))
         return read(load_tensor(load), indices)
 
-    bodies = tuple(map_loads(body, rewrite) for body in te_.op.body)
+    bodies = tuple(map_bodies(te_.op.body, rewrite))
     tensors = [o.tensor for o in operands]
     shapes = [(te_.output.shape, te_.output.dtype, te_.reduction_shape), *((t.shape, t.dtype) for t in tensors)]
     variables = [axis.var for axis in te_.axes] + [slot for o in operands for slot in o.slots]

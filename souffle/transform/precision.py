@@ -17,7 +17,7 @@ from souffle.analysis import analyze
 from souffle.decision import Decision
 from souffle.program import TE, Origin, Tensor, TEProgram, make_te
 from souffle.transform.handles import Handles, read
-from souffle.tvm_compat import PrimExpr, fresh_axis, is_load, load_indices, load_tensor, map_loads, reduce_node
+from souffle.tvm_compat import PrimExpr, fresh_axis, is_load, load_indices, load_tensor, map_bodies, reduce_node
 
 __all__ = ["mixed_precision"]
 
@@ -91,7 +91,7 @@ def _with_half_operands(te_: TE, halves: dict[Tensor, Tensor]) -> TE:
         half = halves[te_.input_of(load_tensor(load))]
         return read(handles.of(half), load_indices(load)).astype("float32")
 
-    bodies = [map_loads(body, rewrite) for body in te_.op.body]
+    bodies = map_bodies(te_.op.body, rewrite)
     return make_te(te_.name, te_.axes, bodies, handles.pairs(), te_.origin, te_.outputs)
 
 

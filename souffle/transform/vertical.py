@@ -12,6 +12,8 @@ holds, or when P does no arithmetic at all and only moves data (reshape, transpo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from souffle.analysis import Analysis, analyze
 from souffle.decision import Decision
 from souffle.program import TE, Tensor, TEProgram, make_te
@@ -22,8 +24,7 @@ from souffle.tvm_compat import (
     load_indices,
     load_tensor,
     loads,
-    map_loads,
-    same_expression,
+    map_bodies,
 )
 
 __all__ = ["vertical"]
@@ -102,14 +103,10 @@ def _why_keep(te_: TE, program: TEProgram, analysis: Analysis) -> str | None:
         return None
     reads = 0
     for consumer in consumers:
-        points = consumer.outputs[0].size
-        for extent in consumer.reduction_shape:
-            points *= extent
-        occurrences = _occurrences(consumer, te_.output)
-        distinct = _distinct(occurrences)
-        reads += points * distinct
-        if work.expensive and len(occurrences) > 1:
-            return f"{consumer.name} would hold its expensive expression {len(occurrences)} times"
+        access = analysis.access(consumer, consumer.inputs.index(te_.output))
+        reads += access.times
+        if work.expensive and len(_occurrences(consumer, te_.output)) > 1:
+            return f"{consumer.name} would hold its expensive expression several times"
     if reads > te_.output.size:
         kind = "expensive " if work.expensive else ""
         return f"its {te_.output.size} elements are read {reads} times, which would repeat {kind}arithmetic"
@@ -119,14 +116,6 @@ def _why_keep(te_: TE, program: TEProgram, analysis: Analysis) -> str | None:
 def _occurrences(consumer: TE, tensor: Tensor) -> list[PrimExpr]:
     placeholder = consumer.placeholder_of(tensor)
     return [load for body in consumer.op.body for load in loads(body) if load_tensor(load).same_as(placeholder)]
-
-
-def _distinct(occurrences: list[PrimExpr]) -> int:
-    kept: list[PrimExpr] = []
-    for load in occurrences:
-        if not any(same_expression(load, other) for other in kept):
-            kept.append(load)
-    return len(kept)
 
 
 def _with_producers(te_: TE, producers: dict[Tensor, TE]) -> TE:
@@ -141,12 +130,14 @@ def _with_producers(te_: TE, producers: dict[Tensor, TE]) -> TE:
                 return instantiate(body, producer.axes, load_indices(load))
         return load
 
-    composed = [simplified(map_loads(body, rewrite), te_) for body in bodies]
+    composed = simplified(map_bodies(bodies, rewrite), te_)
     origin = te_.origin.merged(*(p.origin for p in producers.values()))
     return make_te(te_.name, te_.axes, composed, handles.pairs(), origin, te_.outputs)
 
 
-def simplified(body: PrimExpr, te_: TE) -> PrimExpr:
-    """The index arithmetic of `body` simplified under the bounds of the TE's axes."""
+def simplified(bodies: Sequence[PrimExpr], te_: TE) -> list[PrimExpr]:
+    """The index arithmetic of some bodies simplified under the bounds of the TE's axes."""
     analyzer = bounded_analyzer((*te_.axes, *te_.reduce_axes))
-    return map_loads(body, lambda load: read(load_tensor(load), [analyzer.simplify(i) for i in load_indices(load)]))
+    return map_bodies(
+        bodies, lambda load: read(load_tensor(load), [analyzer.simplify(i) for i in load_indices(load)])
+    )

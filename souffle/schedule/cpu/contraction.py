@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tvm import tirx
+from tvm import DataType, tirx
 from tvm.ir.expr import TensorLoad
 from tvm.tirx import ForKind
 
@@ -42,6 +42,8 @@ _TASKS_PER_CORE = 3
 _MIN_CHUNK_TILES = 4
 """Rows are divided among tasks only into chunks of at least so many tiles: each task packs its panel again."""
 _MAX_GROWTH = 2
+_MAX_STACK_BYTES = 1008
+"""TVM puts smaller buffers on the stack, where LLVM turns them into registers; larger ones it allocates by a call."""
 
 
 @dataclass(frozen=True)
@@ -339,60 +341,61 @@ def _micro_kernel(
     index: str,
 ) -> tirx.Stmt:
     dtype = str(form.nest.body.buffer.dtype)
-    tile = tirx.decl_buffer((height, tiling.width), dtype, "tile", scope="local")
+    depth = max(1, _MAX_STACK_BYTES // (tiling.width * DataType(dtype).itemsize))
+    tiles = [
+        (row, tirx.decl_buffer((min(depth, height - row), tiling.width), dtype, "tile"))
+        for row in range(0, height, depth)
+    ]
 
-    def registers(make: Callable[[PrimExpr, PrimExpr], tirx.Stmt]) -> tirx.Stmt:
+    def columns(make: Callable[[PrimExpr], tirx.Stmt]) -> tirx.Stmt:
         return loop(
-            height,
-            lambda r: loop(
-                tiling.vectors,
-                lambda u: loop(
-                    tiling.lanes,
-                    lambda v: make(r, u * tiling.lanes + v),
-                    ForKind.VECTORIZED,
-                    name="v",
-                    dtype=index,
-                ),
-                ForKind.UNROLLED,
-                name="u",
-                dtype=index,
+            tiling.vectors,
+            lambda u: loop(
+                tiling.lanes, lambda v: make(u * tiling.lanes + v), ForKind.VECTORIZED, name="v", dtype=index
             ),
             ForKind.UNROLLED,
-            name="r",
+            name="u",
             dtype=index,
         )
+
+    def rows(make: Callable[[tirx.Buffer, PrimExpr, PrimExpr], tirx.Stmt]) -> tirx.Stmt:
+        return sequence(
+            [
+                loop(
+                    int(tile.shape[0]),
+                    lambda r, tile=tile, row=row: make(tile, r, start + (r + row)),
+                    ForKind.UNROLLED,
+                    name="r",
+                    dtype=index,
+                )
+                for row, tile in tiles
+            ]
+        )
+
+    def clear(tile: tirx.Buffer, r: PrimExpr, _: PrimExpr) -> tirx.Stmt:
+        return columns(lambda c: tirx.BufferStore(tile, form.identity, [r, c]))
 
     def step(k: dict[tirx.Var, PrimExpr]) -> tirx.Stmt:
         position = [k[a.var] for a in form.nest.reduce]
 
-        def update(r: PrimExpr, c: PrimExpr) -> tirx.Stmt:
-            values = {**batch, **k, **decode(start + r, form.rows)}
-            factor = replace_variables(form.scalar.value, values)
-            product_ = factor * tirx.BufferLoad(packed, [*position, c])
-            return tirx.BufferStore(tile, tirx.BufferLoad(tile, [r, c]) + product_, [r, c])
+        def update(tile: tirx.Buffer, r: PrimExpr, row: PrimExpr) -> tirx.Stmt:
+            factor = replace_variables(form.scalar.value, {**batch, **k, **decode(row, form.rows)})
 
-        return registers(update)
-
-    def store() -> tirx.Stmt:
-        def row(r: PrimExpr) -> tirx.Stmt:
             def element(c: PrimExpr) -> tirx.Stmt:
-                values = {
-                    **batch,
-                    **decode(start + r, form.rows),
-                    **decode(first + c, form.columns),
-                }
-                done = form.nest.bind({v: as_index(e, dtype_of(v)) for v, e in values.items()})
-                return done.finish(tirx.BufferLoad(tile, [r, c]))
+                term = factor * tirx.BufferLoad(packed, [*position, c])
+                return tirx.BufferStore(tile, tirx.BufferLoad(tile, [r, c]) + term, [r, c])
 
-            return sequence(_column_pieces(valid, tiling.lanes, index, element))
+            return columns(element)
 
-        return loop(height, row, ForKind.UNROLLED, name="r", dtype=index)
+        return rows(update)
 
-    return sequence(
-        [
-            tirx.AllocBuffer(tile),
-            registers(lambda r, c: tirx.BufferStore(tile, form.identity, [r, c])),
-            _over(form.nest.reduce, step),
-            store(),
-        ]
-    )
+    def store(tile: tirx.Buffer, r: PrimExpr, row: PrimExpr) -> tirx.Stmt:
+        def element(c: PrimExpr) -> tirx.Stmt:
+            values = {**batch, **decode(row, form.rows), **decode(first + c, form.columns)}
+            done = form.nest.bind({v: as_index(e, dtype_of(v)) for v, e in values.items()})
+            return done.finish(tirx.BufferLoad(tile, [r, c]))
+
+        return sequence(_column_pieces(valid, tiling.lanes, index, element))
+
+    allocations = [tirx.AllocBuffer(tile) for _, tile in tiles]
+    return sequence([*allocations, rows(clear), _over(form.nest.reduce, step), rows(store)])

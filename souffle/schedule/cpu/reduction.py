@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import tvm_ffi
-from tvm import tirx
+from tvm import DataType, tirx
 from tvm.ir.expr import TensorLoad
 from tvm.tirx import ForKind
 
@@ -31,6 +31,8 @@ __all__ = ["emit_reduction", "reduces_along_memory"]
 _ACCUMULATORS = 4
 """Independent vector sums: additions take four cycles, and one starts every cycle or half of it."""
 _MAX_UNROLLED_ROWS = 8
+_MAX_TILE_BYTES = 1008
+"""TVM puts smaller buffers on the stack, where LLVM turns them into registers; larger ones it allocates by a call."""
 
 
 def emit_reduction(nest: Nest, machine: Machine) -> tirx.Stmt:
@@ -62,11 +64,10 @@ def reduces_along_memory(nest: Nest) -> bool:
     contiguous = [load for load in moving if stride_along(load, inner, axes) == 1]
     if not contiguous or inner.extent < 4:
         return False
-    if last is None:
+    if last is None or last.extent < 4:
         return True
     by_column = [load for load in buffer_loads(combiner.value) if uses(load, [last])]
-    readable = by_column and all(stride_along(load, last, axes) == 1 for load in by_column)
-    return not (readable and last.extent >= 4)
+    return not by_column or not all(stride_along(load, last, axes) in (1, 2) for load in by_column)
 
 
 def _rest(nest: Nest) -> Combiner:
@@ -77,7 +78,7 @@ def _rest(nest: Nest) -> Combiner:
 
 def _scalar(nest: Nest) -> tirx.Stmt:
     dtype = str(nest.body.buffer.dtype)
-    total = tirx.decl_buffer((1,), dtype, "total", scope="local")
+    total = tirx.decl_buffer((1,), dtype, "total")
     combiner = _rest(nest)
 
     def step(point: Nest) -> tirx.Stmt:
@@ -104,7 +105,7 @@ def _along_memory(nest: Nest, lanes: int) -> tirx.Stmt:
     if lanes < 4:
         return _scalar(nest)
     width = lanes * max(1, min(_ACCUMULATORS, inner.extent // lanes))
-    partial = tirx.decl_buffer((width,), dtype, "partial", scope="local")
+    partial = tirx.decl_buffer((width,), dtype, "partial")
     full = inner.extent // width
 
     def load(position: PrimExpr) -> PrimExpr:
@@ -183,7 +184,9 @@ def _columns(nest: Nest, lanes: int) -> tirx.Stmt:
     height = 1
     if rows is not None:
         height = max(h for h in range(1, min(_MAX_UNROLLED_ROWS, rows.extent) + 1) if rows.extent % h == 0)
-    vectors = max(1, min(_ACCUMULATORS if height <= 4 else 2, column.extent // lanes))
+    itemsize = DataType(str(nest.body.buffer.dtype)).itemsize
+    fitting = _MAX_TILE_BYTES // (height * lanes * itemsize)
+    vectors = max(1, min(_ACCUMULATORS, fitting, 24 // height, column.extent // lanes))
 
     def tile(point: Nest) -> tirx.Stmt:
         statements = []
@@ -236,7 +239,7 @@ def _tile(
     nest: Nest, rows: Axis | None, column: Axis, start: PrimExpr, height: int, width: int, vectors: int
 ) -> tirx.Stmt:
     combiner = _rest(nest)
-    tile = tirx.decl_buffer((height, vectors * width), str(nest.body.buffer.dtype), "tile", scope="local")
+    tile = tirx.decl_buffer((height, vectors * width), str(nest.body.buffer.dtype), "tile")
 
     def each(make) -> tirx.Stmt:
         def lane(r: PrimExpr, u: PrimExpr) -> tirx.Stmt:
@@ -329,8 +332,8 @@ def _pairs(nest: Nest, column: Axis, width: int) -> list[TensorLoad]:
 def _every_second(base: TensorLoad, width: int) -> tuple[tirx.Stmt, tirx.Buffer]:
     """Elements 0, 2, ... from `base` on in a local array, from two contiguous vectors that read nothing beyond them."""
     dtype = dtype_of(base)
-    both = tirx.decl_buffer((2 * width,), dtype, "both", scope="local")
-    even = tirx.decl_buffer((width,), dtype, "even", scope="local")
+    both = tirx.decl_buffer((2 * width,), dtype, "both")
+    even = tirx.decl_buffer((width,), dtype, "even")
     *leading, last = base.indices
     half = width // 2
 
