@@ -16,7 +16,10 @@ $(VENV)/.ready: pyproject.toml
 	@touch $@
 
 demo: $(VENV)/.ready
-	$(RUN) -m souffle demo
+	@mkdir -p build
+	$(RUN) -m models bert --size tiny -o build/bert_tiny.onnx
+	$(RUN) -m models efficientnet --size tiny -o build/efficientnet_tiny.onnx
+	$(RUN) -m souffle ablate build/bert_tiny.onnx build/efficientnet_tiny.onnx
 
 test: $(VENV)/.ready
 	$(RUN) -m ruff check .

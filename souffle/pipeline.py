@@ -138,7 +138,7 @@ def compile_cuda(
     progress(f"merging into {len(subprograms)} kernels")
     options = Options(level, precision, partition, arch, chosen.reuse, cubin, cache_dir)
     decisions = (*decided, *joined, *cuts)
-    return assemble(program, subprograms, functions, names, decisions, options, target, progress)
+    return assemble(program, analysis, subprograms, functions, names, decisions, options, target, progress)
 
 
 def compile_host(
@@ -157,7 +157,7 @@ def compile_host(
     analysis = hook("analysis", analyze(program))
     policy = JoinPolicy(across_operators=chosen.vertical, rowwise_across_operators=False)
     stages, joined = form_stages(program, analysis, host_scheduler, policy)
-    return assemble_host(program, hook("schedule", stages), (*decided, *joined), level, progress)
+    return assemble_host(program, analysis, hook("schedule", stages), (*decided, *joined), level, progress)
 
 
 def _partition(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import tvm
 
+from souffle.analysis import Analysis
 from souffle.codegen.cuda import emit_cuda
 from souffle.codegen.memory import place_buffers
 from souffle.codegen.nvcc import compile_cubin
@@ -21,7 +22,7 @@ from souffle.partition import Subprogram
 from souffle.program import Tensor, TEProgram
 from souffle.schedule.stage import Stage
 
-__all__ = ["CompiledKernels", "Options", "assemble", "lower_stages"]
+__all__ = ["CompiledKernels", "Options", "assemble", "lower_stages", "traffic"]
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ def lower_stages(
 
 def assemble(
     program: TEProgram,
+    analysis: Analysis,
     subprograms: Sequence[Subprogram],
     functions: Mapping[Stage, tuple[DeviceFunction, ...]],
     names: Mapping[DeviceFunction, str],
@@ -99,6 +101,8 @@ def assemble(
     ----------
     program : TEProgram
         The transformed program.
+    analysis : Analysis
+        Of `program`.
     subprograms : sequence of Subprogram
         Its partition, in order of execution.
     functions, names
@@ -148,13 +152,31 @@ def assemble(
         modules=tuple(module for module, _ in modules),
         kernels=kernels,
         launches=tuple(
-            Launch(number, tuple(index[t] for t in tensors), tuple(te.name for s in sub.stages for te in s.tes))
+            Launch(
+                number,
+                tuple(index[t] for t in tensors),
+                tuple(te.name for s in sub.stages for te in s.tes),
+                *traffic(sub.stages, analysis),
+            )
             for number, tensors, sub in launches
         ),
         workspace_bytes=workspace,
         decisions=tuple((d.stage, d.subject, d.accepted, d.reason) for d in decisions),
     )
     return CompiledKernels(plan, merged)
+
+
+def traffic(stages: Sequence[Stage], analysis: Analysis) -> tuple[int, int]:
+    """Bytes of global memory that stages read and write: distinct elements of each tensor, counted for each stage."""
+    read = written = 0
+    for stage in stages:
+        elements: dict[Tensor, int] = {}
+        for te_ in stage.tes:
+            for access in analysis.accesses(te_):
+                elements[access.tensor] = max(elements.get(access.tensor, 0), access.elements)
+        read += sum(elements[t] * t.itemsize for t in stage.inputs)
+        written += sum(t.nbytes for t in stage.outputs)
+    return read, written
 
 
 class _Liveness:

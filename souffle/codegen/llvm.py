@@ -9,6 +9,8 @@ from pathlib import Path
 
 from tvm import tirx
 
+from souffle.analysis import Analysis
+from souffle.codegen.assemble import traffic
 from souffle.codegen.memory import place_buffers
 from souffle.codegen.plan import CudaModule, Kernel, Launch, Plan
 from souffle.decision import Decision
@@ -27,6 +29,7 @@ def host_scheduler(func: tirx.PrimFunc) -> Answer:
 
 def assemble_host(
     program: TEProgram,
+    analysis: Analysis,
     stages: Sequence[Stage],
     decisions: Sequence[Decision],
     level: str,
@@ -38,6 +41,8 @@ def assemble_host(
     ----------
     program : TEProgram
         The transformed program.
+    analysis : Analysis
+        Of `program`.
     stages : sequence of Stage
         In order of execution.
     decisions : sequence of Decision
@@ -89,6 +94,7 @@ def assemble_host(
                 names.index(symbols[stage.draft.digest]),
                 tuple(index[t] for t in (*stage.inputs, *stage.outputs)),
                 tuple(te.name for te in stage.tes),
+                *traffic([stage], analysis),
             )
             for stage in stages
         ),

@@ -111,11 +111,26 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: a kernel (index into ``Plan.kernels``) with its buffers (indices into ``Plan.buffers``)."""
+    """One launch.
+
+    Attributes
+    ----------
+    kernel : int
+        Index into ``Plan.kernels``.
+    buffers : tuple of int
+        Indices into ``Plan.buffers``, one for each pointer parameter.
+    tes : tuple of str
+        The TEs that it computes.
+    bytes_read, bytes_written : int
+        Global memory that its stages touch: for each stage, the distinct elements of each tensor that it reads or
+        writes, in bytes.
+    """
 
     kernel: int
     buffers: tuple[int, ...]
     tes: tuple[str, ...]
+    bytes_read: int = 0
+    bytes_written: int = 0
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
+from onnx import helper
 from tvm import te, tirx
 
 from souffle.errors import UnsupportedOperatorError
 from souffle.frontend.attributes import attribute
 from souffle.frontend.lowering import NodeInput, Step, Template
+from souffle.frontend.resize import AxisResize, ResizePlan, interpolation_table, resize_plan
 from souffle.tvm_compat import PrimExpr, primfunc_from_tensors
 
 __all__ = ["custom_template"]
@@ -35,6 +37,14 @@ class _Operands:
             None if form is None else te.placeholder(form.shape, form.dtype, name=f"i{k}")
             for k, form in enumerate(inputs)
         ]
+
+        self.tables: list[tuple[te.Tensor, np.ndarray]] = []
+
+    def table(self, array: np.ndarray) -> te.Tensor:
+        """A placeholder for a constant that the definition itself makes."""
+        placeholder = te.placeholder(array.shape, str(array.dtype), name=f"table{len(self.tables)}")
+        self.tables.append((placeholder, array))
+        return placeholder
 
     def tensor(self, position: int) -> te.Tensor | None:
         """The placeholder of an input; ``None`` for an absent one."""
@@ -69,13 +79,14 @@ def custom_template(node: onnx.NodeProto, inputs: Sequence[NodeInput | None]) ->
         return None
     slots = [k for k, form in enumerate(inputs) if form is not None and form.value is None]
     slots += [k for k, form in enumerate(inputs) if form is not None and form.value is not None]
-    placeholders = tuple(operands.placeholders[k] for k in slots)
-    types = [(inputs[k].shape, inputs[k].dtype) for k in slots]
+    placeholders = (*(operands.placeholders[k] for k in slots), *(table for table, _ in operands.tables))
     constants = {place: inputs[k].value for place, k in enumerate(slots) if inputs[k].value is not None}
-    types += [(tuple(int(extent) for extent in t.shape), str(t.dtype)) for t in tensors]
-    results = tuple(range(len(slots), len(slots) + len(tensors)))
+    constants.update({len(slots) + k: array for k, (_, array) in enumerate(operands.tables)})
+    types = [(tuple(int(extent) for extent in t.shape), str(t.dtype)) for t in (*placeholders, *tensors)]
+    results = tuple(range(len(placeholders), len(types)))
     func = primfunc_from_tensors([*placeholders, *tensors], node.op_type.lower())
-    step = Step(node.op_type.lower(), func, tuple(range(len(slots))), results, placeholders, tuple(tensors))
+    read = tuple(range(len(placeholders)))
+    step = Step(node.op_type.lower(), func, read, results, placeholders, tuple(tensors))
     return Template(tuple(types), constants, (step,), results)
 
 
@@ -343,3 +354,180 @@ def _scattered(node: onnx.NodeProto, operands: _Operands, places, hits, update, 
 
     sums = te.compute(shape, total, name="hits")
     return [te.compute(shape, lambda *at: join(old(at), sums(*at)), name="scatter")]
+
+
+@_defines("Pad")
+def _pad(node: onnx.NodeProto, operands: _Operands) -> list[te.Tensor] | None:
+    if len(operands.inputs) > 1 and operands.constant(1) is None:
+        return None
+    data, shape, dtype = operands.tensor(0), operands.shape(0), operands.dtype(0)
+    pads = operands.constant(1).reshape(-1).tolist() if len(operands.inputs) > 1 else attribute(node, "pads")
+    if operands.present(3):
+        if operands.constant(3) is None:
+            return None
+        axes = [int(axis) % len(shape) for axis in operands.constant(3).reshape(-1)]
+    else:
+        axes = list(range(len(shape)))
+    before, after = [0] * len(shape), [0] * len(shape)
+    for k, axis in enumerate(axes):
+        before[axis], after[axis] = int(pads[k]), int(pads[k + len(axes)])
+    mode = attribute(node, "mode", b"constant").decode()
+    value = tirx.const(attribute(node, "value", 0.0), dtype)
+    if operands.present(2):
+        value = operands.tensor(2)(*([0] * len(operands.shape(2))))
+    padded = [k for k in range(len(shape)) if before[k] or after[k]]
+    result_shape = [extent + b + a for extent, b, a in zip(shape, before, after, strict=True)]
+    if min(result_shape, default=1) < 1:
+        return None
+
+    def source(index: PrimExpr, k: int) -> PrimExpr:
+        place, extent = index - before[k], shape[k]
+        if mode == "edge":
+            return tirx.max(tirx.min(place, _int(extent - 1)), _int(0))
+        if mode == "wrap":
+            return tirx.floormod(place, _int(extent))
+        if mode == "reflect":
+            mirrored = tirx.Select(place < 0, -place, place)
+            return tirx.Select(mirrored >= extent, 2 * (extent - 1) - mirrored, mirrored)
+        return place
+
+    def element(*at):
+        if mode != "constant":
+            return data(*(source(index, k) if k in padded else index for k, index in enumerate(at)))
+        tests = [at[k] >= before[k] for k in padded if before[k] > 0]
+        tests += [at[k] < before[k] + shape[k] for k in padded if after[k] > 0]
+        inside = data(*(index - before[k] if k in padded else index for k, index in enumerate(at)))
+        if not tests:
+            return inside
+        return tirx.if_then_else(tirx.all(*tests), inside, value)
+
+    return [te.compute(result_shape, element, name="pad")]
+
+
+@_defines("Hardmax")
+def _hardmax(node: onnx.NodeProto, operands: _Operands) -> list[te.Tensor]:
+    data, shape, dtype = operands.tensor(0), operands.shape(0), operands.dtype(0)
+    axis = attribute(node, "axis", -1) % len(shape)
+    extent = shape[axis]
+    outer = (*shape[:axis], *shape[axis + 1 :])
+
+    def best(*at):
+        r = te.reduce_axis((0, extent), name="r")
+        return te.max(data(*at[:axis], r, *at[axis:]), axis=r)
+
+    peak = te.compute(outer, best, name="peak")
+
+    def first(*at):
+        r = te.reduce_axis((0, extent), name="r")
+        here = data(*at[:axis], r, *at[axis:]) == peak(*at)
+        return te.min(tirx.Select(here, r.var, _int(extent - 1)), axis=r)
+
+    where = te.compute(outer, first, name="position")
+
+    def element(*at):
+        return tirx.Select(where(*at[:axis], *at[axis + 1 :]) == at[axis], tirx.const(1, dtype), tirx.const(0, dtype))
+
+    return [te.compute(shape, element, name="hardmax")]
+
+
+@_defines("ReverseSequence")
+def _reverse_sequence(node: onnx.NodeProto, operands: _Operands) -> list[te.Tensor]:
+    data, lengths, shape = operands.tensor(0), operands.tensor(1), operands.shape(0)
+    batch, time = attribute(node, "batch_axis", 1), attribute(node, "time_axis", 0)
+
+    def element(*at):
+        length = lengths(at[batch]).astype("int32")
+        place = tirx.Select(at[time] < length, tirx.max(length - 1 - at[time], _int(0)), at[time])
+        return data(*at[:time], place, *at[time + 1 :])
+
+    return [te.compute(shape, element, name="reverse_sequence")]
+
+
+@_defines("BitCast")
+def _bit_cast(node: onnx.NodeProto, operands: _Operands) -> list[te.Tensor] | None:
+    target = helper.tensor_dtype_to_np_dtype(attribute(node, "to"))
+    if target.itemsize != np.dtype(operands.dtype(0)).itemsize or "bool" in (str(target), operands.dtype(0)):
+        return None
+    data = operands.tensor(0)
+    return [te.compute(operands.shape(0), lambda *at: tirx.reinterpret(str(target), data(*at)), name="bit_cast")]
+
+
+@_defines("Resize")
+def _resize(node: onnx.NodeProto, operands: _Operands) -> list[te.Tensor] | None:
+    if len(operands.inputs) == 2 and operands.constant(1) is not None:
+        roi, scales, sizes = None, operands.constant(1), None
+    else:
+        roi, scales, sizes = (operands.constant(k) for k in (1, 2, 3))
+    shape = operands.shape(0)
+    plan = resize_plan(node, shape, roi, scales, sizes)
+    if plan.mode != "nearest" and _tvm_resizes(plan, len(shape)) and not attribute(node, "axes"):
+        return None
+    result = operands.tensor(0)
+    if plan.mode == "nearest":
+        return [_resized_nearest(plan, operands, result)]
+    for axis in plan.axes:
+        result = _resized_axis(plan, axis, operands, result)
+    return [result]
+
+
+def _tvm_resizes(plan: ResizePlan, rank: int) -> bool:
+    """Whether TVM's own formulation, which computes positions instead of reading them, gives ONNX's result."""
+    plain = not plan.antialias and not plan.exclude_outside and plan.exact and rank == 4
+    inner = all(axis.axis >= 2 and axis.after > 1 for axis in plan.axes)
+    known = plan.coordinates in ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
+    return plain and inner and known and bool(plan.axes)
+
+
+def _resized_nearest(plan: ResizePlan, operands: _Operands, data: te.Tensor) -> te.Tensor:
+    shape = [int(extent) for extent in data.shape]
+    resized = {axis.axis: axis for axis in plan.axes}
+    tables = {k: interpolation_table(plan, axis) for k, axis in resized.items()}
+    indices = {k: _nearest_index(operands, resized[k], table[0][:, 0]) for k, table in tables.items()}
+    outside = {k: operands.table(t[2].astype("int32")) for k, t in tables.items() if t[2].any()}
+    result_shape = [resized[k].after if k in resized else extent for k, extent in enumerate(shape)]
+
+    def element(*at):
+        value = data(*(indices[k](index) if k in indices else index for k, index in enumerate(at)))
+        for k, table in outside.items():
+            value = tirx.Select(table(at[k]) != 0, tirx.const(plan.extrapolation_value, str(data.dtype)), value)
+        return value
+
+    return te.compute(result_shape, element, name="resize")
+
+
+def _nearest_index(operands: _Operands, axis: AxisResize, table: np.ndarray) -> Callable[[PrimExpr], PrimExpr]:
+    """Arithmetic that gives the table, so that what is read stays visible to the analysis; else the table."""
+    i = np.arange(axis.after, dtype="int64")
+    before, after = axis.before // math.gcd(axis.before, axis.after), axis.after // math.gcd(axis.before, axis.after)
+    # position = (slope * i + shift) // divisor
+    for slope, shift, divisor in (
+        (before, 0, after),
+        (2 * before, before, 2 * after),
+        (2 * before, before - 1, 2 * after),
+    ):
+        if np.array_equal((slope * i + shift) // divisor, table):
+            return lambda at: tirx.floordiv(at * slope + shift, _int(divisor)) if divisor > 1 else at * slope + shift
+    positions = operands.table(table)
+    return lambda at: _position(positions(at), axis.before)
+
+
+def _resized_axis(plan: ResizePlan, axis: AxisResize, operands: _Operands, data: te.Tensor) -> te.Tensor:
+    shape, dtype = [int(extent) for extent in data.shape], str(data.dtype)
+    k = axis.axis
+    indices, weights, outside = interpolation_table(plan, axis)
+    positions, factors = operands.table(indices), operands.table(weights.astype(dtype))
+    taps = indices.shape[1]
+
+    def mixed(*at):
+        r = te.reduce_axis((0, taps), name="tap")
+        return te.sum(
+            data(*at[:k], _position(positions(at[k], r), axis.before), *at[k + 1 :]) * factors(at[k], r), axis=r
+        )
+
+    result_shape = [*shape[:k], axis.after, *shape[k + 1 :]]
+    result = te.compute(result_shape, mixed, name=f"resize_axis{k}")
+    if not outside.any():
+        return result
+    table = operands.table(outside.astype("int32"))
+    beyond = tirx.const(plan.extrapolation_value, dtype)
+    return te.compute(result_shape, lambda *at: tirx.Select(table(at[k]) != 0, beyond, result(*at)), name="extrapolate")

@@ -26,6 +26,8 @@ __all__ = ["BUILDER_OPSETS", "SPECIAL_OPERATORS", "Interpreter", "special"]
 _SCALAR = 1
 _SMALL_INTEGERS = 65536
 _CONCAT_FAN_IN = 16
+# Operators whose other inputs say what to do, so that their values are wanted, whatever their types.
+_VALUE_OPERATORS = frozenset({"Resize", "Upsample"})
 BUILDER_OPSETS = (helper.make_opsetid("", 17),)
 """The operator set of nodes that the importer itself writes."""
 
@@ -106,11 +108,16 @@ class Interpreter:
             body = definition(node, inputs, opsets)
             if body is None:
                 raise
-            scope = Scope({}, tuple(opsets))
             try:
-                return self.call(body, node, inputs, scope)
+                return self.call(body, node, inputs, Scope({}, tuple(opsets)))
             except UnsupportedOperatorError as inner:
                 raise UnsupportedOperatorError(f"{error}; by its ONNX definition: {inner}") from inner
+
+    def by_definition(self, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> Sequence[Value] | None:
+        """The outputs of a node by the body that ONNX defines its operator with; ``None`` if it has none."""
+        whole = [self.whole(value) for value in inputs]
+        body = definition(node, whole, scope.opsets)
+        return None if body is None else self.call(body, node, whole, scope)
 
     def call(
         self, function: onnx.FunctionProto, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
@@ -123,7 +130,9 @@ class Interpreter:
         opsets = tuple(function.opset_import) or scope.opsets
         inner = Scope(values, opsets, f"{node.name}/", attributes)
         self.run(function.node, inner)
-        return [inner.lookup(name) for name in list(function.output)[: len(node.output)]]
+        return [
+            inner.lookup(name) if wanted else None for name, wanted in zip(function.output, node.output, strict=False)
+        ]
 
     def subgraph(self, graph: onnx.GraphProto, inputs: Sequence[Value], name: str, scope: Scope) -> list[Value]:
         """The outputs of a sub-graph that sees the names of `scope`."""
@@ -145,14 +154,13 @@ class Interpreter:
         return list(self.node(node, inputs, Scope({}, BUILDER_OPSETS)))
 
     def _lower(self, node: onnx.NodeProto, inputs: Sequence[Value], opsets) -> Sequence[Value]:
-        given = [_as_node_input(value) for value in inputs]
+        given = [_as_node_input(value, node.op_type in _VALUE_OPERATORS) for value in inputs]
         try:
             template = self._template(node, given, opsets)
         except UnsupportedOperatorError:
             # Some converters of TVM want an input as a constant, whatever its size.
             whole = [
-                NodeInput(value.shape, value.dtype, value.array) if isinstance(value, Known) else _as_node_input(value)
-                for value in inputs
+                _as_node_input(value, True) for value in inputs
             ]
             if all((a is None or a.value is None) == (b is None or b.value is None) for a, b in zip(whole, given)):
                 raise
@@ -163,7 +171,8 @@ class Interpreter:
             for value, form in zip(inputs, given, strict=True)
             if form is not None and form.value is None
         ]
-        return self.emitter.instantiate(template, feeds, node.name, node.op_type)
+        results = self.emitter.instantiate(template, feeds, node.name, node.op_type)
+        return [r if r.size else Known(np.zeros(r.shape, dtype=r.dtype), f"{node.name}_empty") for r in results]
 
     def _template(self, node: onnx.NodeProto, given: Sequence[NodeInput | None], opsets) -> Template:
         attributes = tuple(sorted(a.SerializeToString(deterministic=True) for a in node.attribute))
@@ -180,11 +189,13 @@ class Interpreter:
         return self.emitter.constant(value.array, value.name) if isinstance(value, Known) else value
 
 
-def _as_node_input(value: Value) -> NodeInput | None:
+def _as_node_input(value: Value, by_value: bool) -> NodeInput | None:
     if value is None:
         return None
     small = isinstance(value, Known) and (
-        value.array.size == _SCALAR or (value.array.dtype.kind in "iub" and value.array.size <= _SMALL_INTEGERS)
+        by_value
+        or value.array.size <= _SCALAR
+        or (value.array.dtype.kind in "iub" and value.array.size <= _SMALL_INTEGERS)
     )
     return NodeInput(value.shape, value.dtype, value.array if small else None)
 

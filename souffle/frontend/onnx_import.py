@@ -7,7 +7,8 @@ import os
 import onnx
 from tvm import te
 
-from souffle.frontend import recurrent, stacks, structural  # noqa: F401  (they register their operators)
+from souffle.errors import UnsupportedOperatorError
+from souffle.frontend import control, recurrent, rewrites, stacks, structural  # noqa: F401  (they register operators)
 from souffle.frontend.emit import Emitter, OperatorCall
 from souffle.frontend.groups import fusion_groups, with_groups
 from souffle.frontend.interpreter import Interpreter
@@ -50,12 +51,20 @@ def import_onnx(model: str | os.PathLike | bytes | onnx.ModelProto, *, batch: in
     interpreter = Interpreter(emitter, loaded.functions)
     scope = Scope(values, loaded.opsets)
     interpreter.run(loaded.nodes, scope)
-    results = [interpreter.tensor_of(scope.lookup(name)) for name in loaded.outputs]
+    results = [_output_tensor(interpreter, scope, name) for name in loaded.outputs]
     emitter.fold_constants()
     outputs: list[Tensor] = []
     for name, tensor in zip(loaded.outputs, results, strict=True):
         outputs.append(_defined_output(emitter, interpreter, tensor, name, outputs))
     return _assemble(loaded, emitter, inputs, outputs)
+
+
+def _output_tensor(interpreter: Interpreter, scope: Scope, name: str) -> Tensor:
+    value = scope.lookup(name)
+    if value is None or isinstance(value, list):
+        kind = "a sequence" if isinstance(value, list) else "an absent optional"
+        raise UnsupportedOperatorError(f"output {name!r} is {kind}; every output of a network must be a tensor")
+    return interpreter.tensor_of(value)
 
 
 def _defined_output(

@@ -68,7 +68,13 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
             for kernel in plan.kernels
         ],
         "launches": [
-            {"kernel": launch.kernel, "buffers": list(launch.buffers), "tes": list(launch.tes)}
+            {
+                "kernel": launch.kernel,
+                "buffers": list(launch.buffers),
+                "tes": list(launch.tes),
+                "bytes_read": launch.bytes_read,
+                "bytes_written": launch.bytes_written,
+            }
             for launch in plan.launches
         ],
         "decisions": [list(decision) for decision in plan.decisions],
@@ -171,6 +177,8 @@ def _launch(content: Any, index: int, kernels: int, buffers: int) -> Launch:
         kernel=fields.whole("kernel", 0, kernels - 1),
         buffers=fields.wholes("buffers", 0, buffers - 1),
         tes=fields.texts("tes"),
+        bytes_read=fields.whole("bytes_read", 0),
+        bytes_written=fields.whole("bytes_written", 0),
     )
 
 

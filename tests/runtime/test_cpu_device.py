@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
-import tvm_ffi
-from tvm import te
-from tvm.s_tir import dlight
+from tvm import s_tir, te
 
 from souffle.errors import CudaCompileError, DeviceError
 from souffle.runtime.cpu_device import CpuModule, compile_text
@@ -525,72 +523,51 @@ _TARGET = {
 }
 
 
-def _emit(tensors: list, rule: object) -> tuple[str, dict]:
-    """Schedule one function by a rule of TVM's own; give the CUDA text and the launch dimensions."""
-    target = tvm.target.Target(_TARGET, host="llvm")
-    with target:
-        module = dlight.ApplyDefaultSchedule(rule)(tvm.IRModule({"main": te.create_prim_func(tensors)}))
-    extents: dict[str, int] = {}
-
-    def visit(loop: tvm.tirx.For) -> None:
-        if loop.thread_binding is not None:
-            extents[str(loop.thread_binding.thread_tag)] = int(loop.extent)
-
-    tvm_ffi.structural_walk(module["main"].body, (tvm.tirx.For, visit))
-    built = tvm.compile(module, target=target)
-    text = getattr(built, "mod", built).imports[0].inspect_source()
-    sizes = {what: tuple(extents.get(f"{tag}.{d}", 1) for d in "xyz") for what, tag in _TAGS}
-    return text, sizes
-
-
-_TAGS = (("grid", "blockIdx"), ("block", "threadIdx"))
-
-
-@pytest.mark.parametrize("out", ["float16", "float32"])
-def test_a_tensor_core_product_of_tvm(cache: Path, out: str):
-    n = 128
-    a, b = (te.placeholder((n, n), "float16", name=name) for name in "ab")
-    k = te.reduce_axis((0, n))
-    c = te.compute((n, n), lambda i, j: te.sum(a[i, k].astype(out) * b[k, j].astype(out), axis=k))
-    text, sizes = _emit([a, b, c], dlight.gpu.Matmul())
-    assert "wmma" in text
-    rng = np.random.default_rng(4)
-    x, y = (rng.integers(-4, 4, (n, n)).astype(np.float16) for _ in range(2))
-    result = np.zeros((n, n), out)
-    module = compile_text(text, cache_dir=cache)
-    for order, seed in ORDERS:
-        result[:] = 0
-        module.launch("main_kernel", **sizes, args=[x, y, result], shared_bytes=65536, order=order, seed=seed)
-        np.testing.assert_array_equal(result, x.astype(np.float32) @ y.astype(np.float32))
+def _emit(module: tvm.IRModule) -> str:
+    built = tvm.compile(module, target=tvm.target.Target(_TARGET, host="llvm"))
+    return getattr(built, "mod", built).imports[0].inspect_source()
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "float64"])
 def test_a_reduction_of_tvm_over_threads(cache: Path, kind: str):
     a = te.placeholder((16, 600), kind, name="a")
     k = te.reduce_axis((0, 600))
-    c = te.compute((16,), lambda i: te.max(te.exp(a[i, k]), axis=k))
-    text, sizes = _emit([a, c], dlight.gpu.Reduction())
+    c = te.compute((16,), lambda i: te.max(a[i, k], axis=k), name="c")
+    schedule = s_tir.Schedule(te.create_prim_func([a, c]))
+    row, column = schedule.get_loops(schedule.get_sblock("c"))
+    _, lane = schedule.split(column, [None, 96])
+    schedule.bind(row, "blockIdx.x")
+    schedule.bind(lane, "threadIdx.x")
+    text = _emit(schedule.mod)
     assert "__shfl_down_sync" in text
     x = np.random.default_rng(5).standard_normal((16, 600)).astype(kind)
     module = compile_text(text, cache_dir=cache)
     for order, seed in ORDERS:
         result = np.zeros(16, kind)
-        module.launch("main_kernel", **sizes, args=[x, result], order=order, seed=seed)
-        tolerance = 2e-3 if kind == "float16" else 1e-6
-        np.testing.assert_allclose(result, np.exp(x.astype(np.float64)).max(1), rtol=tolerance)
+        module.launch("main_kernel", grid=(16, 1, 1), block=(96, 1, 1), args=[x, result], order=order, seed=seed)
+        np.testing.assert_array_equal(result, x.max(1))
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
 def test_elementwise_functions_of_tvm(cache: Path, kind: str):
-    a = te.placeholder((1000,), kind, name="a")
+    a = te.placeholder((1024,), kind, name="a")
     one = tvm.tirx.const(1, kind)
-    c = te.compute((1000,), lambda i: te.tanh(a[i]) * te.sqrt(te.abs(a[i]) + one) + te.max(a[i], one) + te.exp(a[i]))
-    text, sizes = _emit([a, c], dlight.gpu.Fallback())
-    values = _bfloat16(np.random.default_rng(6).standard_normal(1000).astype(np.float32))
+    c = te.compute(
+        (1024,), lambda i: te.tanh(a[i]) * te.sqrt(te.abs(a[i]) + one) + te.max(a[i], one) + te.exp(a[i]), name="c"
+    )
+    schedule = s_tir.Schedule(te.create_prim_func([a, c]))
+    (loop,) = schedule.get_loops(schedule.get_sblock("c"))
+    block, lane, vector = schedule.split(loop, [None, 64, 4])
+    schedule.bind(block, "blockIdx.x")
+    schedule.bind(lane, "threadIdx.x")
+    schedule.vectorize(vector)
+    values = _bfloat16(np.random.default_rng(6).standard_normal(1024).astype(np.float32))
     x = _to_bits(values) if kind == "bfloat16" else values.astype(kind)
     result = np.zeros_like(x)
-    compile_text(text, cache_dir=cache).launch("main_kernel", **sizes, args=[x, result])
+    module = compile_text(_emit(schedule.mod), cache_dir=cache)
+    module.launch("main_kernel", grid=(4, 1, 1), block=(64, 1, 1), args=[x, result])
     got = (result.astype(np.uint32) << 16).view(np.float32) if kind == "bfloat16" else result
     v = (values if kind == "bfloat16" else x).astype(np.float64)
     expected = np.tanh(v) * np.sqrt(np.abs(v) + 1) + np.maximum(v, 1) + np.exp(v)
-    np.testing.assert_allclose(got, expected, rtol={"float32": 1e-6, "float16": 4e-3, "bfloat16": 4e-2}[kind])
+    tolerance = {"float32": 1e-6, "float16": 4e-3, "bfloat16": 3e-2}[kind]
+    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)

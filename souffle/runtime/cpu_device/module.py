@@ -219,7 +219,7 @@ class CpuModule:
             raise DeviceError(f"kernel {kernel}: a grid of {grid} has more blocks than the CPU device can run")
         if not 0 <= shared_bytes <= DYNAMIC_SHARED_LIMIT:
             raise DeviceError(
-                f"kernel {kernel}: {shared_bytes} bytes of dynamic shared memory, not within 0 to {DYNAMIC_SHARED_LIMIT}"
+                f"kernel {kernel}: {shared_bytes} bytes of dynamic shared memory, not in 0 to {DYNAMIC_SHARED_LIMIT}"
             )
         if order not in ("fixed", "shuffled"):
             raise DeviceError(f"order {order!r} is neither 'fixed' nor 'shuffled'")

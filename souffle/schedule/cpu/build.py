@@ -10,7 +10,6 @@ import tvm
 from tvm import tirx
 
 from souffle.schedule.cpu.schedule import schedule_cpu
-from souffle.tvm_compat import structural_digest
 
 __all__ = ["build_cpu"]
 
@@ -34,7 +33,6 @@ def build_cpu(
     Module
         ``module[name](*tensors)`` runs a function; tensors in the order of its parameters.
     """
-    del structural_digest
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
         scheduled = pool.map(lambda item: _prepared(*item, target), funcs.items())
         module = tvm.IRModule(dict(scheduled))

@@ -182,7 +182,7 @@ def _readable_in_place(side: Side, columns: Sequence[Axis], nest: Nest) -> bool:
         return False
     axes = (*nest.spatial, *nest.reduce)
     return all(
-        stride_along(load, columns[-1], axes) == 1
+        stride_along(load, columns[-1], axes) in (1, 2)
         for load in buffer_loads(side.value)
         if uses(load, [columns[-1]])
     )

@@ -6,6 +6,10 @@
 // The members of T: conversions from arithmetic types are implicit, as in CUDA, and so is the one to float.
 #define SOUFFLE_FLOAT16_MEMBERS(T, from_float, from_double, to_float)                 \
   T() = default;                                                                      \
+  T(const T&) = default;                                                              \
+  T(const volatile T& v) : __x(v.__x) {}                                              \
+  T& operator=(const T&) = default;                                                   \
+  void operator=(const T& v) volatile { __x = v.__x; }                                \
   T(float v) : __x(from_float(v)) {}                                                  \
   T(double v) : __x(from_double(v)) {}                                                \
   T(int v) : __x(from_double(double(v))) {}                                           \
@@ -16,7 +20,7 @@
   T(unsigned long long v) : __x(from_double(double(v))) {}                            \
   T(short v) : __x(from_float(float(v))) {}                                           \
   T(unsigned short v) : __x(from_float(float(v))) {}                                  \
-  operator float() const { return to_float(__x); }                                    \
+  operator float() const volatile { return to_float(__x); }                           \
   T& operator+=(T b) { return *this = T(float(*this) + float(b)); }                   \
   T& operator-=(T b) { return *this = T(float(*this) - float(b)); }                   \
   T& operator*=(T b) { return *this = T(float(*this) * float(b)); }                   \

@@ -1,0 +1,300 @@
+"""ONNX operators written with others, where TVM's importer lacks them or gives another result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from souffle.errors import UnsupportedOperatorError
+from souffle.frontend.attributes import attribute
+from souffle.frontend.interpreter import Interpreter, special
+from souffle.frontend.values import Known, Scope, Value
+from souffle.program.te_program import Tensor
+
+__all__: list[str] = []
+
+
+def _constant(value, dtype: str) -> Known:
+    return Known(np.array(value, dtype=dtype), "constant")
+
+
+class _Writer:
+    """Writes nodes whose names begin with that of the node they stand for."""
+
+    def __init__(self, interpreter: Interpreter, node: onnx.NodeProto):
+        self.interpreter = interpreter
+        self.name = node.name
+
+    def __call__(self, operator: str, *inputs: Value, **attributes) -> Value:
+        return self.interpreter.emit(operator, list(inputs), f"{self.name}/{operator}", **attributes)[0]
+
+
+@special("LayerNormalization")
+def _layer_normalization(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> Sequence[Value] | None:
+    # TVM gives no mean and deviation.
+    if any(list(node.output)[1:]):
+        return interpreter.by_definition(node, inputs, scope)
+    return None
+
+
+@special("Attention")
+def _attention(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> Sequence[Value] | None:
+    # TVM's converter is for the operator of the same name in another domain.
+    return interpreter.by_definition(node, inputs, scope)
+
+
+@special("Dropout")
+def _dropout(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value]:
+    training = inputs[2] if len(inputs) > 2 else None
+    ratio = inputs[1] if len(inputs) > 1 else None
+    drops = ratio is None or not isinstance(ratio, Known) or bool(ratio.array.any())
+    if training is not None and drops and (not isinstance(training, Known) or bool(training.array.any())):
+        raise UnsupportedOperatorError(
+            f"operator Dropout of node {node.name!r} is in training mode; export the model for inference"
+        )
+    results: list[Value] = [inputs[0]]
+    if len(node.output) > 1 and node.output[1]:
+        results.append(Known(np.ones(inputs[0].shape, dtype=bool), f"{node.name}_mask"))
+    return results
+
+
+@special("BatchNormalization")
+def _batch_normalization(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> list[Value] | None:
+    if attribute(node, "training_mode", 0):
+        raise UnsupportedOperatorError(
+            f"operator BatchNormalization of node {node.name!r} is in training mode; export the model for inference"
+        )
+    x, *statistics = inputs
+    if len(x.shape) < 2 or not all(isinstance(value, Known) for value in statistics):
+        return None
+    gain, bias, mean, variance = (value.array.astype("float64") for value in statistics)
+    factor = gain / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
+    shape = (-1, *[1] * (len(x.shape) - 2))
+    scale, shift = (
+        Known(array.astype(x.dtype).reshape(shape), f"{node.name}_{what}")
+        for array, what in ((factor, "scale"), (bias - mean * factor, "shift"))
+    )
+    write = _Writer(interpreter, node)
+    return [write("Add", write("Mul", x, scale), shift)]
+
+
+@special("LpNormalization")
+def _lp_normalization(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> list[Value]:
+    write, x = _Writer(interpreter, node), inputs[0]
+    order = attribute(node, "p", 2)
+    norm = write(f"ReduceL{order}", x, axes=[attribute(node, "axis", -1)], keepdims=1)
+    # A vector of zeros stays one.
+    one, zero = _constant(1, x.dtype), _constant(0, x.dtype)
+    return [write("Div", x, write("Where", write("Equal", norm, zero), one, norm))]
+
+
+@special("IsInf")
+def _is_inf(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> list[Value] | None:
+    positive, negative = attribute(node, "detect_positive", 1), attribute(node, "detect_negative", 1)
+    if positive and negative:
+        return None
+    write, x = _Writer(interpreter, node), inputs[0]
+    if not positive and not negative:
+        return [Known(np.zeros(x.shape, dtype=bool), node.name)]
+    return [write("Equal", x, _constant(np.inf if positive else -np.inf, x.dtype))]
+
+
+@special("Pow")
+def _pow(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> list[Value] | None:
+    base, exponent = inputs
+    if all(isinstance(value, Known) for value in inputs) or not isinstance(exponent, (Known, Tensor)):
+        return None
+    write = _Writer(interpreter, node)
+    floating = base.dtype.startswith(("float", "bfloat"))
+    value = None
+    if isinstance(exponent, Known) and exponent.array.size == 1 and len(exponent.shape) <= len(base.shape):
+        value = float(exponent.array.reshape(-1)[0])
+    # Small powers as products: exact for integers, right for negative bases, and cheaper.
+    if value in (1.0, 2.0, 3.0):
+        result = base
+        for _ in range(int(value) - 1):
+            result = write("Mul", result, base)
+        return [result]
+    if floating and exponent.dtype == base.dtype:
+        return None
+    kind = base.dtype if floating else "float64"
+    element = int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(kind)))
+    powered = write("Pow", _cast(write, base, kind, element), _cast(write, exponent, kind, element))
+    return [powered if floating else write("Cast", powered, to=_element_type(base.dtype))]
+
+
+def _cast(write: _Writer, value: Value, dtype: str, element: int) -> Value:
+    return value if value.dtype == dtype else write("Cast", value, to=element)
+
+
+def _element_type(dtype: str) -> int:
+    return int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+
+
+@special("Compress")
+def _compress(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> list[Value] | None:
+    data, condition = inputs
+    if not isinstance(condition, Known):
+        return None
+    chosen = Known(np.flatnonzero(condition.array).astype("int64"), f"{node.name}_indices")
+    write = _Writer(interpreter, node)
+    axis = attribute(node, "axis")
+    if axis is None:
+        data = write("Reshape", data, _constant([-1], "int64"))
+    return [write("Gather", data, chosen, axis=axis or 0)]
+
+
+@special("EyeLike")
+def _eye_like(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value]:
+    element = attribute(node, "dtype", _element_type(inputs[0].dtype))
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(element)
+    return [Known(np.eye(*inputs[0].shape, k=attribute(node, "k", 0), dtype=dtype), node.name)]
+
+
+@special("ReduceMax", "ReduceMin")
+def _reduce_bool(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> list[Value] | None:
+    if inputs[0].dtype != "bool" or isinstance(inputs[0], Known):
+        return None
+    write = _Writer(interpreter, node)
+    numbers = write("Cast", inputs[0], to=TensorProto.INT32)
+    reduced = onnx.NodeProto()
+    reduced.CopyFrom(node)
+    return [write("Cast", interpreter.primitive(reduced, [numbers, *inputs[1:]], scope.opsets)[0], to=TensorProto.BOOL)]
+
+
+@special("ConvTranspose")
+def _conv_transpose(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> Sequence[Value] | None:
+    shape = attribute(node, "output_shape")
+    auto = attribute(node, "auto_pad", b"NOTSET").decode()
+    if not shape and auto in ("NOTSET", "VALID"):
+        return None
+    spatial = inputs[0].shape[2:]
+    rank = len(spatial)
+    kernel = attribute(node, "kernel_shape", inputs[1].shape[2:])
+    strides, dilations = attribute(node, "strides", [1] * rank), attribute(node, "dilations", [1] * rank)
+    extra = attribute(node, "output_padding", [0] * rank)
+    wanted = list(shape)[-rank:] if shape else [extent * stride for extent, stride in zip(spatial, strides, strict=True)]
+    begins, ends = [], []
+    for k in range(rank):
+        full = strides[k] * (spatial[k] - 1) + extra[k] + (kernel[k] - 1) * dilations[k] + 1
+        total = full - wanted[k]
+        if total < 0:
+            extra = [e - total if j == k else e for j, e in enumerate(extra)]
+            total = 0
+        small, large = total // 2, total - total // 2
+        begins.append(small if auto == "SAME_UPPER" else large)
+        ends.append(large if auto == "SAME_UPPER" else small)
+    attributes = {
+        "kernel_shape": list(kernel),
+        "strides": list(strides),
+        "dilations": list(dilations),
+        "output_padding": list(extra),
+        "pads": begins + ends,
+        "group": attribute(node, "group", 1),
+    }
+    return interpreter.emit("ConvTranspose", list(inputs), f"{node.name}/ConvTranspose", **attributes)
+
+
+@special("Concat")
+def _concat(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> Sequence[Value] | None:
+    full = [value for value in inputs if math.prod(value.shape)]
+    if not full or len(full) == len(inputs):
+        return None
+    if len(full) == 1:
+        return [full[0]]
+    return interpreter.primitive(node, full, scope.opsets)
+
+
+@special("RoiAlign")
+def _roi_align(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> None:
+    if attribute(node, "mode", b"avg") != b"avg":
+        raise UnsupportedOperatorError(f"operator RoiAlign of node {node.name!r} has mode max; only avg is supported")
+    return None
+
+
+def _minus_zero_point(write: _Writer, value: Value, zero: Value, shape: Sequence[int] | None = None) -> Value:
+    wide = write("Cast", value, to=TensorProto.INT32)
+    if zero is None or (isinstance(zero, Known) and not zero.array.any()):
+        return wide
+    zero = write("Cast", zero, to=TensorProto.INT32)
+    if shape is not None and math.prod(zero.shape) > 1:
+        zero = write("Reshape", zero, _constant(list(shape), "int64"))
+    return write("Sub", wide, zero)
+
+
+@special("ConvInteger")
+def _conv_integer(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value]:
+    x, w, x_zero, w_zero = [*inputs, None, None][:4]
+    write = _Writer(interpreter, node)
+    channels = (-1, *[1] * (len(w.shape) - 1))
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    return [
+        write(
+            "Conv",
+            _minus_zero_point(write, x, x_zero),
+            _minus_zero_point(write, w, w_zero, channels),
+            **attributes,
+        )
+    ]
+
+
+@special("QLinearConv")
+def _q_linear_conv(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> list[Value]:
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = [*inputs, None][:9]
+    write = _Writer(interpreter, node)
+    rank = len(x.shape)
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    products = write(
+        "Conv",
+        _minus_zero_point(write, x, x_zero),
+        _minus_zero_point(write, w, w_zero, (-1, *[1] * (rank - 1))),
+        **attributes,
+    )
+    channels = _constant([-1, *[1] * (rank - 2)], "int64")
+    if bias is not None:
+        products = write("Add", products, write("Reshape", bias, channels))
+    scale = write("Mul", x_scale, write("Reshape", w_scale, channels) if math.prod(w_scale.shape) > 1 else w_scale)
+    real = write("Mul", write("Cast", products, to=_element_type(scale.dtype)), scale)
+    return [write("QuantizeLinear", real, y_scale, y_zero)]
+
+
+@special("QLinearMatMul")
+def _q_linear_mat_mul(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> list[Value]:
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = inputs
+    write = _Writer(interpreter, node)
+    rows = (-1, 1) if math.prod(a_zero.shape) > 1 else None
+    products = write("MatMul", _minus_zero_point(write, a, a_zero, rows), _minus_zero_point(write, b, b_zero))
+    if math.prod(a_scale.shape) > 1:
+        a_scale = write("Reshape", a_scale, _constant([-1, 1], "int64"))
+    scale = write("Mul", a_scale, b_scale)
+    kind = TensorProto.FLOAT
+    real = write("Mul", write("Cast", products, to=kind), write("Cast", scale, to=kind))
+    return [write("QuantizeLinear", real, write("Cast", y_scale, to=kind), y_zero)]

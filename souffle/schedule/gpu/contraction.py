@@ -1,0 +1,296 @@
+"""The rule for sums of products on CUDA cores: a tiled matrix product in registers, with its neighbours inside.
+
+Each block computes one tile of the canonical form (see ``canonical.py``). For each step along the inner axis its threads
+read a tile of either operand from global memory, applying what comes before the reduction (padding, casts, the
+image-to-column indices of a convolution), put it in shared memory, and add the products of the two tiles to totals in
+registers. The next step's reads are issued before the present step's arithmetic, which hides their latency. What
+comes after the reduction is applied to the totals as they are written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from tvm import tirx
+
+from souffle.schedule.gpu.canonical import Contraction, NotAContraction, canonical_contraction, cast, substitute_axes
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.staging import (
+    bits_of,
+    choose_fetch,
+    guarded,
+    kernel_func,
+    local_buffer,
+    loop,
+    result_lanes,
+    sequence,
+    shared_buffer,
+    write_results,
+)
+from souffle.tvm_compat import PrimExpr
+
+__all__ = ["contraction"]
+
+RULE = "contraction"
+
+_MIN_SIDE = 4
+"""Fewest rows and columns: a staged element is used that often, below it staging costs what it saves."""
+
+_MIN_INNER = 4
+"""Shortest inner axis: below it the stage moves its output and does no arithmetic to speak of."""
+
+_MIN_PRODUCTS_PER_ROW_OR_COLUMN = 8
+"""With fewer rows (or columns) than this the stage is bound by reading the other operand once; see `_refusal`."""
+
+
+@dataclass(frozen=True)
+class _Tiling:
+    """One way to share a problem among blocks and threads.
+
+    Attributes
+    ----------
+    across : tuple of int
+        Threads along batch, rows, columns; their product is the block's.
+    each : tuple of int
+        Rows and columns of one thread.
+    step : int
+        Extent of a tile along the inner axis.
+    """
+
+    across: tuple[int, int, int]
+    each: tuple[int, int]
+    step: int
+
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        """Extents of a block's tile: batch, rows, columns."""
+        return (self.across[0], self.across[1] * self.each[0], self.across[2] * self.each[1])
+
+    def counts(self, extents: tuple[int, int, int, int]) -> tuple[int, int, int]:
+        """Tiles along batch, rows, columns."""
+        return tuple(ceil(extent / size) for extent, size in zip(extents, self.tile, strict=False))
+
+
+def contraction(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal:
+    """Schedule a matrix product or convolution with its injective neighbours, on CUDA cores and in any type.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        One reduction block of products (batched, transposed, grouped, strided in any way) and injective blocks before
+        and after it.
+    request : GpuRequest
+
+    Returns
+    -------
+    GpuSchedule or Refusal
+        A refusal names what is missing of the form, or why a reduction rule is the better one: fewer than
+        4 rows or columns, fewer than 4 products a sum, or a matrix with so few rows that its other operand is read once.
+    """
+    try:
+        problem = canonical_contraction(func)
+    except NotAContraction as reason:
+        return Refusal(RULE, str(reason))
+    refusal = _refusal(problem, request)
+    if refusal is not None:
+        return Refusal(RULE, f"block {problem.name}: {refusal}")
+    tiling = _choose_tiling(problem, request)
+    if tiling is None:
+        return Refusal(
+            RULE,
+            f"block {problem.name}: no tile of {problem.left.dtype} and {problem.right.dtype} operands fits "
+            f"{request.threads} threads and {request.max_shared_bytes} bytes of shared memory",
+        )
+    kernel, tiles = _emit(func, problem, tiling, request.threads)
+    return GpuSchedule(kernel, RULE, tiles, request.threads)
+
+
+def _refusal(problem: Contraction, request: GpuRequest) -> str | None:
+    _, rows, columns, inner = problem.extents
+    if min(rows, columns) < _MIN_SIDE:
+        return f"{rows} x {columns} results of {inner} products reuse no operand; a reduction rule splits the sum instead"
+    if inner < _MIN_INNER:
+        return f"sums of {inner} products are too short to stage operands for"
+    if request.threads % 32:
+        return f"{request.threads} threads are not whole warps"
+    return None
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def _choose_tiling(problem: Contraction, request: GpuRequest) -> _Tiling | None:
+    """The tiling of least estimated time: work of one block, times how many blocks a multiprocessor runs in turn."""
+    best: tuple[float, _Tiling] | None = None
+    batch, rows, columns, inner = problem.extents
+    bits = bits_of(problem.dtype)
+    most = 8 if bits <= 32 else 4
+    for along_columns in _divisors(request.threads):
+        if along_columns > 64:
+            continue
+        for along_rows in _divisors(request.threads // along_columns):
+            along_batch = request.threads // (along_columns * along_rows)
+            if along_rows > 64 or along_batch > batch:
+                continue
+            for each_row in (1, 2, 4, 8):
+                for each_column in (1, 2, 4, 8):
+                    if max(each_row, each_column) > most:
+                        continue
+                    across = (along_batch, along_rows, along_columns)
+                    tiling = _with_step(problem, across, (each_row, each_column), request)
+                    if tiling is None:
+                        continue
+                    cost = _cost(problem, tiling, request)
+                    if best is None or cost < best[0]:
+                        best = (cost, tiling)
+    return None if best is None else best[1]
+
+
+def _with_step(
+    problem: Contraction, across: tuple[int, int, int], each: tuple[int, int], request: GpuRequest
+) -> _Tiling | None:
+    """The shortest step that gives every thread something to read and fits shared memory."""
+    inner = problem.extents[3]
+    limit = 8 * request.max_shared_bytes
+    chosen = None
+    for step in (8, 16, 32):
+        tiling = _Tiling(across, each, min(step, inner))
+        batch, rows, columns = tiling.tile
+        bits = batch * tiling.step * ((rows + 4) * bits_of(problem.left.dtype) + (columns + 4) * bits_of(problem.right.dtype))
+        reads = batch * tiling.step * (rows + columns) / request.threads
+        if bits > limit or (chosen is not None and reads > 16):
+            break
+        chosen = tiling
+        if batch * tiling.step * min(rows, columns) >= 4 * request.threads:
+            break
+    return chosen
+
+
+def _cost(problem: Contraction, tiling: _Tiling, request: GpuRequest) -> float:
+    """Estimated time in instruction issues of one thread.
+
+    A total costs one fused multiply-add a product; its operands come from shared memory at about half an instruction
+    an element (reads take four elements, but two reads a cycle at best), and from global memory, with their index
+    arithmetic, at about 8 instructions an element. Each step has two barriers; each total an index and a store.
+    """
+    batch, rows, columns = tiling.tile
+    across_rows, across_columns = tiling.each
+    inner = problem.extents[3]
+    steps = ceil(inner / tiling.step)
+    arithmetic = across_rows * across_columns + 0.5 * (across_rows + across_columns) + 1.0
+    fetched = batch * (rows + columns) * tiling.step / request.threads
+    block = steps * (tiling.step * arithmetic + 8.0 * fetched + 40.0) + 20.0 * across_rows * across_columns
+    tiles = 1
+    for count in tiling.counts(problem.extents):
+        tiles *= count
+    # Two blocks on a multiprocessor hide each other's latency, but share its arithmetic units.
+    return ceil(tiles / request.sm_count) * block
+
+
+def _emit(func: tirx.PrimFunc, problem: Contraction, tiling: _Tiling, threads: int) -> tuple[tirx.PrimFunc, int]:
+    tile_batch, tile_rows, tile_columns = tiling.tile
+    each_row, each_column = tiling.each
+    _, along_rows, along_columns = tiling.across
+    row_lanes, column_lanes = min(each_row, 4), min(each_column, 4)
+    step, inner = tiling.step, problem.extents[3]
+    steps = ceil(inner / step)
+
+    def padding(crossing: bool) -> int:
+        # Rows one vector longer put a column's elements in different banks, and keep vectors aligned.
+        return 4 if crossing else 0
+
+    left = choose_fetch(problem, "left", (tile_batch, tile_rows, step), threads, False, padding)
+    right = choose_fetch(problem, "right", (tile_batch, tile_columns, step), threads, False, padding)
+    left_shared = shared_buffer("left_tile", left.shared_elements, problem.left.dtype)
+    right_shared = shared_buffer("right_tile", right.shared_elements, problem.right.dtype)
+    left_next = local_buffer("left_next", left.register_elements, problem.left.dtype)
+    right_next = local_buffer("right_next", right.register_elements, problem.right.dtype)
+    left_part = local_buffer("left_part", each_row, problem.left.dtype)
+    right_part = local_buffer("right_part", each_column, problem.right.dtype)
+    totals = local_buffer("totals", each_row * each_column, problem.dtype)
+    counts = tiling.counts(problem.extents)
+
+    def body(block: PrimExpr, thread: PrimExpr) -> tirx.Stmt:
+        column_tile = tirx.floormod(block, counts[2])
+        row_tile = tirx.floormod(tirx.floordiv(block, counts[2]), counts[1])
+        batch_tile = tirx.floordiv(block, counts[1] * counts[2])
+        thread_column = tirx.floormod(thread, along_columns)
+        thread_row = tirx.floormod(tirx.floordiv(thread, along_columns), along_rows)
+        thread_batch = tirx.floordiv(thread, along_columns * along_rows)
+
+        def fetch(turn: PrimExpr) -> tirx.Stmt:
+            return sequence(
+                left.fetch(left_next, thread, (batch_tile, row_tile, turn)),
+                right.fetch(right_next, thread, (batch_tile, column_tile, turn)),
+            )
+
+        def part(registers, shared, source, lanes: int, count: int, threads_along: int, at: PrimExpr, k: PrimExpr):
+            def group(j: PrimExpr) -> tirx.Stmt:
+                def lane(i: PrimExpr) -> tirx.Stmt:
+                    x = (j * threads_along + at) * lanes + i
+                    return tirx.BufferStore(registers, shared[source.place(thread_batch, x, k)], [j * lanes + i])
+
+                return loop("lane", lanes, lane, "vectorized")
+
+            return loop("group", count // lanes, group, "unrolled")
+
+        def product(turn: PrimExpr, k: PrimExpr) -> tirx.Stmt:
+            def one(i: PrimExpr, j: PrimExpr) -> tirx.Stmt:
+                at = i * each_column + j
+                values = {
+                    problem.total: totals[at],
+                    problem.left.leaf: left_part[i],
+                    problem.right.leaf: right_part[j],
+                }
+                return tirx.BufferStore(totals, substitute_axes(problem.update, values), [at])
+
+            products = sequence(
+                part(left_part, left_shared, left, row_lanes, each_row, along_rows, thread_row, k),
+                part(right_part, right_shared, right, column_lanes, each_column, along_columns, thread_column, k),
+                loop("i", each_row, lambda i: loop("j", each_column, lambda j: one(i, j), "unrolled"), "unrolled"),
+            )
+            # Zeros beyond the end of the sum change a sum of products; any other total they must not reach.
+            ragged = inner % step and not problem.product_sum
+            return guarded([tirx.LT(turn * step + k, inner)] if ragged else [], products)
+
+        def advance(turn: PrimExpr) -> tirx.Stmt:
+            following = guarded([tirx.LT(turn + 1, steps)], fetch(turn + 1)) if steps > 1 else None
+            return sequence(
+                left.put(left_next, left_shared, thread),
+                right.put(right_next, right_shared, thread),
+                following,
+                loop("k", step, lambda k: product(turn, k)),
+            )
+
+        def write(i: PrimExpr, j: PrimExpr) -> tirx.Stmt:
+            # Rows and columns of a thread come in vectors, `along` vectors apart.
+            row = row_tile * tile_rows + (tirx.floordiv(i, row_lanes) * along_rows + thread_row) * row_lanes
+            row = row + tirx.floormod(i, row_lanes)
+            vectors = column_lanes // lanes
+            group = tirx.floordiv(j, vectors) * along_columns + thread_column
+            column = column_tile * (tile_columns // lanes) + group * vectors + tirx.floormod(j, vectors)
+            return write_results(
+                problem,
+                batch_tile * tile_batch + thread_batch,
+                row,
+                column,
+                lanes,
+                lambda lane: totals[i * each_column + j * lanes + lane],
+                tiling.tile,
+            )
+
+        lanes = result_lanes(problem, column_lanes)
+        clear = loop(
+            "i", each_row * each_column, lambda i: tirx.BufferStore(totals, cast(problem.initial, problem.dtype), [i]),
+            "unrolled",
+        )
+        results = loop(
+            "i", each_row, lambda i: loop("j", each_column // lanes, lambda j: write(i, j), "unrolled"), "unrolled"
+        )
+        return sequence(clear, fetch(tirx.IntImm("int32", 0)), loop("turn", steps, advance), results)
+
+    tiles = counts[0] * counts[1] * counts[2]
+    buffers = (left_shared, right_shared, left_next, right_next, left_part, right_part, totals)
+    return kernel_func(func, tiles, threads, buffers, body), tiles

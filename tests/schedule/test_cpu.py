@@ -1,0 +1,386 @@
+"""The CPU schedules: right for every kind of TE, parallel and vectorised, and never without an answer."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tvm import te, tirx, topi
+
+from souffle.schedule.cpu import build_cpu, host_target, machine_of, schedule_cpu, use_cores
+from souffle.schedule.cpu.contraction import tiling_of
+from souffle.schedule.cpu.emit import pieces
+
+TARGET = host_target()
+ERF = np.vectorize(math.erf)
+PROPERTY = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+
+
+def values(*shape, dtype="float32", seed=0):
+    rng = np.random.default_rng(seed + sum(shape))
+    if dtype == "bool":
+        return rng.random(shape) < 0.5
+    if dtype.startswith(("int", "uint")):
+        return rng.integers(0, 7, shape).astype(dtype)
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def placeholders(*arrays):
+    return [te.placeholder(a.shape, str(a.dtype), name=f"x{i}") for i, a in enumerate(arrays)]
+
+
+def execute(tensors, arrays):
+    """Schedule, compile and run; the scheduled function's text and its outputs."""
+    use_cores(TARGET)
+    func = te.create_prim_func(list(tensors))
+    scheduled = schedule_cpu(func, target=TARGET)
+    module = build_cpu({"kernel": func}, TARGET)
+    outputs = [
+        tvm.runtime.empty([int(d) for d in t.shape], str(t.dtype), tvm.cpu()) for t in tensors[len(arrays) :]
+    ]
+    module["kernel"](*[tvm.runtime.tensor(a, tvm.cpu()) for a in arrays], *outputs)
+    return scheduled.script(), [o.numpy() for o in outputs]
+
+
+def check(tensors, arrays, expected, *, rtol=1e-4, atol=1e-5, shape=True):
+    text, results = execute(tensors, arrays)
+    for result, reference in zip(results, expected, strict=True):
+        scale = max(1.0, float(np.abs(np.asarray(reference, dtype="float64")).max(initial=0.0)))
+        np.testing.assert_allclose(result, reference, rtol=rtol, atol=atol * scale)
+    if shape:
+        assert "T.parallel" in text
+        assert "T.vectorized" in text
+    return text
+
+
+def test_matmul_with_bias_and_gelu():
+    a, b, bias = values(67, 129), values(129, 101), values(101)
+    x, w, c = placeholders(a, b, bias)
+    y = topi.add(topi.matmul(x, w), c)
+    gelu = te.compute(y.shape, lambda *i: y(*i) * 0.5 * (1 + te.erf(y(*i) * math.sqrt(0.5))), name="gelu")
+    reference = a @ b + bias
+    text = check([x, w, c, gelu], [a, b, bias], [reference * 0.5 * (1 + ERF(reference * math.sqrt(0.5)))])
+    assert text.count("T.parallel") == 1  # bias and gelu are stored with the tile
+
+
+def test_matmul_of_transposed_weights_and_a_cast():
+    a, b = values(50, 96, dtype="float16"), values(70, 96, dtype="float16")
+    x, w = placeholders(a, b)
+    k = te.reduce_axis((0, 96), "k")
+    y = te.compute(
+        (50, 70), lambda i, j: te.sum(x[i, k].astype("float32") * w[j, k].astype("float32"), axis=k), name="y"
+    )
+    check([x, w, y], [a, b], [a.astype("float32") @ b.astype("float32").T])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int32", "int64"])
+def test_matmul_of_other_types(dtype):
+    a, b = values(33, 40, dtype=dtype), values(40, 37, dtype=dtype)
+    x, w = placeholders(a, b)
+    check([x, w, topi.matmul(x, w)], [a, b], [a @ b])
+
+
+def test_matmul_of_a_vector():
+    for a, b in ((values(1, 300), values(300, 517)), (values(200, 300), values(300, 1))):
+        x, w = placeholders(a, b)
+        check([x, w, topi.matmul(x, w)], [a, b], [a @ b], shape=False)
+
+
+def test_attention():
+    q, k, v = values(3, 29, 16, seed=1), values(3, 31, 16, seed=2), values(3, 31, 16, seed=3)
+    tq, tk, tv = placeholders(q, k, v)
+    r = te.reduce_axis((0, 16), "r")
+    scores = te.compute((3, 29, 31), lambda b, i, j: te.sum(tq[b, i, r] * tk[b, j, r], axis=r), name="scores")
+    scaled = te.compute(scores.shape, lambda *i: scores(*i) * 0.25, name="scaled")
+    probability = topi.nn.softmax(scaled)
+    s = te.reduce_axis((0, 31), "s")
+    out = te.compute((3, 29, 16), lambda b, i, d: te.sum(probability[b, i, s] * tv[b, s, d], axis=s), name="out")
+    joined = te.compute((29, 48), lambda i, c: out[c // 16, i, c % 16], name="joined")
+    exact = q @ k.transpose(0, 2, 1) * 0.25
+    exact = np.exp(exact - exact.max(-1, keepdims=True))
+    exact = exact / exact.sum(-1, keepdims=True) @ v
+    check([tq, tk, tv, joined], [q, k, v], [exact.transpose(1, 0, 2).reshape(29, 48)])
+
+
+def convolution(x, w, stride, pad, groups):
+    n, c, h, width = x.shape
+    f, per_group, kh, kw = w.shape
+    x = np.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+    oh, ow = (h + 2 * pad - kh) // stride + 1, (width + 2 * pad - kw) // stride + 1
+    y = np.zeros((n, f, oh, ow), x.dtype)
+    for g in range(groups):
+        fs = slice(g * f // groups, (g + 1) * f // groups)
+        cs = slice(g * per_group, (g + 1) * per_group)
+        for i in range(kh):
+            for j in range(kw):
+                part = x[:, cs, i : i + stride * (oh - 1) + 1 : stride, j : j + stride * (ow - 1) + 1 : stride]
+                y[:, fs] += np.einsum("nchw,fc->nfhw", part, w[fs, :, i, j])
+    return y
+
+
+@pytest.mark.parametrize(
+    ("shape", "filters", "kernel", "stride", "pad", "groups"),
+    [
+        ((1, 16, 14, 14), 32, 3, 1, 1, 1),
+        ((2, 17, 13, 11), 19, 3, 2, 1, 1),
+        ((1, 64, 7, 7), 48, 1, 1, 0, 1),
+        ((1, 24, 15, 15), 20, 1, 2, 0, 1),
+        ((1, 3, 40, 40), 16, 7, 2, 3, 1),
+        ((1, 32, 14, 14), 32, 3, 1, 1, 8),
+        ((1, 32, 15, 15), 64, 3, 2, 1, 2),
+        ((1, 64, 9, 9), 64, 3, 2, 1, 8),
+    ],
+)
+def test_convolution(shape, filters, kernel, stride, pad, groups):
+    a, b, bias = values(*shape), values(filters, shape[1] // groups, kernel, kernel), values(filters)
+    x, w, c = placeholders(a, b, bias)
+    if groups == 1:
+        y = topi.nn.conv2d_nchw(x, w, stride, pad, 1, "float32")
+    else:
+        y = topi.nn.group_conv2d_nchw(x, w, stride, pad, 1, groups, "float32")
+    y = topi.nn.relu(topi.add(y, topi.reshape(c, (1, filters, 1, 1))))
+    reference = np.maximum(convolution(a, b, stride, pad, groups) + bias[:, None, None], 0)
+    check([x, w, c, y], [a, b, bias], [reference])
+
+
+@pytest.mark.parametrize(("size", "kernel", "stride"), [(14, 3, 1), (13, 5, 2), (7, 3, 1), (56, 3, 2)])
+def test_depthwise_convolution(size, kernel, stride):
+    a, b = values(1, 24, size, size), values(24, 1, kernel, kernel)
+    x, w = placeholders(a, b)
+    y = topi.nn.depthwise_conv2d_nchw(x, w, stride, kernel // 2, 1, "float32")
+    check([x, w, y], [a, b], [convolution(a, b, stride, kernel // 2, 24)])
+
+
+def test_padding_written_inside_the_convolution():
+    """As vertical transformation leaves it: the padding and an activation under the sum."""
+    a, b = values(1, 12, 10, 10), values(18, 12, 3, 3)
+    x, w = placeholders(a, b)
+    c, i, j = te.reduce_axis((0, 12)), te.reduce_axis((0, 3)), te.reduce_axis((0, 3))
+
+    def padded(n, ch, y, z):
+        inside = tirx.all(y >= 1, y < 11, z >= 1, z < 11)
+        return tirx.if_then_else(inside, te.max(x[n, ch, y - 1, z - 1], tirx.const(0, "float32")), 0.0)
+
+    y = te.compute(
+        (1, 18, 10, 10),
+        lambda n, f, p, q: te.sum(padded(n, c, p + i, q + j) * w[f, c, i, j], axis=[c, i, j]),
+        name="y",
+    )
+    check([x, w, y], [a, b], [convolution(np.maximum(a, 0), b, 1, 1, 1)])
+
+
+@pytest.mark.parametrize("kind", ["max", "avg"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_pooling(kind, stride):
+    a = values(1, 16, 17, 17)
+    (x,) = placeholders(a)
+    y = topi.nn.pool2d(x, (3, 3), (stride, stride), (1, 1), (0, 0, 0, 0), kind)
+    windows = np.lib.stride_tricks.sliding_window_view(a, (3, 3), (2, 3))[:, :, ::stride, ::stride]
+    check([x, y], [a], [windows.max((-1, -2)) if kind == "max" else windows.mean((-1, -2))])
+
+
+def test_layer_norm_and_softmax():
+    a, g, b = values(53, 197), values(197, seed=1), values(197, seed=2)
+    x, tg, tb = placeholders(a, g, b)
+    mean, variance = a.mean(-1, keepdims=True), a.var(-1, keepdims=True)
+    text = check(
+        [x, tg, tb, topi.nn.layer_norm(x, tg, tb, [1], 1e-5)],
+        [a, g, b],
+        [(a - mean) / np.sqrt(variance + 1e-5) * g + b],
+    )
+    assert text.count("T.parallel") == 1  # all of it under one loop over rows
+    e = np.exp(a - a.max(-1, keepdims=True))
+    check([x, topi.nn.softmax(x)], [a], [e / e.sum(-1, keepdims=True)])
+
+
+def test_reductions_along_every_axis():
+    a = values(19, 31, 23)
+    (x,) = placeholders(a)
+    for axes in ((0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)):
+        for tensor, array in ((topi.sum, np.sum), (topi.max, np.max), (topi.min, np.min)):
+            _, (result,) = execute([x, tensor(x, axis=list(axes))], [a])
+            np.testing.assert_allclose(result, array(a, axis=axes), rtol=1e-4, atol=1e-3)
+
+
+def test_argmax_of_tuples():
+    a = values(40, 129)
+    (x,) = placeholders(a)
+    k = te.reduce_axis((0, 129), "k")
+
+    def combine(left, right):
+        keep = left[1] >= right[1]
+        return tirx.Select(keep, left[0], right[0]), tirx.Select(keep, left[1], right[1])
+
+    argmax = te.comm_reducer(
+        combine, lambda i, v: (tirx.const(-1, i), tirx.min_value(v)), name="argmax"
+    )
+    index, value = te.compute((40,), lambda r: argmax((tirx.Cast("int32", k), x[r, k]), axis=k), name="best")
+    text, results = execute([x, index, value], [a])
+    np.testing.assert_array_equal(results[0], a.argmax(1))
+    np.testing.assert_array_equal(results[1], a.max(1))
+    assert "T.parallel" in text
+
+
+def test_gather_concatenation_and_transpose():
+    table, ids, more = values(50, 40), values(3, 11, dtype="int64"), values(33, 24)
+    t, i, m = placeholders(table, ids, more)
+    taken = te.compute((33, 40), lambda r, c: t[i[r // 11, r % 11], c], name="taken")
+    joined = topi.concatenate([taken, m], axis=1)
+    out = topi.transpose(joined, (1, 0))
+    reference = np.concatenate([table[ids].reshape(33, 40), more], 1).T
+    check([t, i, m, out], [table, ids, more], [reference], shape=False)
+
+
+def test_zero_dimensions_and_single_elements():
+    a = values(37)
+    (x,) = placeholders(a)
+    k = te.reduce_axis((0, 37), "k")
+    total = te.compute((), lambda: te.sum(x[k], axis=k), name="total")
+    half = te.compute((), lambda: total() * 0.5, name="half")
+    _, (result,) = execute([x, half], [a])
+    np.testing.assert_allclose(result, a.sum() / 2, rtol=1e-5)
+    b = values(1, 1)
+    (y,) = placeholders(b)
+    _, (result,) = execute([y, topi.exp(y)], [b])
+    np.testing.assert_allclose(result, np.exp(b), rtol=1e-6)
+
+
+def test_several_outputs_keep_their_buffers():
+    a = values(64, 70)
+    (x,) = placeholders(a)
+    doubled = te.compute(a.shape, lambda i, j: x[i, j] * 2.0, name="doubled")
+    total = topi.sum(doubled, axis=[1])
+    shifted = te.compute(a.shape, lambda i, j: doubled[i, j] + total[i], name="shifted")
+    twice = a * 2
+    check([x, doubled, total, shifted], [a], [twice, twice.sum(1), twice + twice.sum(1)[:, None]])
+
+
+def test_booleans_and_integers():
+    a, b = values(45, 33, dtype="bool"), values(45, 33, dtype="int8")
+    x, y = placeholders(a, b)
+    out = te.compute(a.shape, lambda i, j: tirx.Select(x[i, j], y[i, j].astype("int64"), tirx.const(-1, "int64")))
+    check([x, y, out], [a, b], [np.where(a, b, -1)], shape=False)
+    less = te.compute(a.shape, lambda i, j: y[i, j] < 3)
+    check([y, less], [b], [b < 3], shape=False)
+
+
+def test_elementary_functions_are_accurate():
+    special = [0.0, -0.0, np.inf, -np.inf, np.nan, 88.7, 89.5, -87.4, -103.0, -110.0, 1e-30, 4.0, -4.0]
+    a = np.concatenate([np.linspace(-100, 95, 4001), np.linspace(-6, 6, 4001), special]).astype("float32")
+    (x,) = placeholders(a)
+    exact = a.astype("float64")
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        references = {
+            topi.exp: np.exp(exact),
+            topi.tanh: np.tanh(exact),
+            topi.sigmoid: 1 / (1 + np.exp(-exact)),
+            topi.erf: ERF(exact),
+        }
+    for function, reference in references.items():
+        _, (result,) = execute([x, function(x)], [a])
+        with np.errstate(all="ignore"):
+            np.testing.assert_allclose(result, reference.astype("float32"), rtol=5e-7, atol=2e-7 if function is topi.erf else 1e-44)
+
+
+def test_expensive_expressions_are_computed_once():
+    a, b = values(32, 48), values(48, 64)
+    x, w = placeholders(a, b)
+    y = topi.matmul(topi.exp(x), topi.tanh(w))
+    text = check([x, w, y], [a, b], [np.exp(a) @ np.tanh(b)])
+    assert text.count("T.parallel") == 3  # both factors in buffers of their own
+
+
+def test_statement_that_is_no_nest_stays():
+    @tvm.script.tirx.prim_func(s_tir=True)
+    def cumulative(x: tvm.script.tirx.Buffer((8,), "float32"), y: tvm.script.tirx.Buffer((8,), "float32")):
+        for i in range(8):
+            y[i] = x[i]
+
+    assert schedule_cpu(cumulative, target=TARGET) is not None
+
+
+def test_build_of_several_functions():
+    a = values(30, 40)
+    (x,) = placeholders(a)
+    funcs = {f"f{i}": te.create_prim_func([x, topi.add(x, tirx.const(float(i), "float32"))]) for i in range(3)}
+    module = build_cpu(funcs, TARGET)
+    for i in range(3):
+        out = tvm.runtime.empty((30, 40), "float32", tvm.cpu())
+        module[f"f{i}"](tvm.runtime.tensor(a, tvm.cpu()), out)
+        np.testing.assert_allclose(out.numpy(), a + i, rtol=1e-6)
+
+
+def test_other_targets():
+    for cpu in ("x86-64", "haswell", "skylake-avx512"):
+        target = tvm.target.Target({"kind": "llvm", "mcpu": cpu, "num-cores": 16})
+        machine = machine_of(target)
+        assert machine.cores == 16
+        x, w = te.placeholder((64, 100)), te.placeholder((100, 96))
+        assert "T.parallel" in schedule_cpu(te.create_prim_func([x, w, topi.matmul(x, w)]), target=target).script()
+
+
+@PROPERTY
+@given(st.integers(1, 70), st.integers(1, 70), st.integers(1, 90), st.booleans(), st.booleans(), st.integers(1, 3))
+def test_contractions_of_any_shape(m, k, n, transposed, before, batch):
+    a, b = values(batch, m, k), values(batch, *((n, k) if transposed else (k, n)))
+    x, w = placeholders(a, b)
+    p = topi.nn.relu(x) if before else x
+    r = te.reduce_axis((0, k), "r")
+    y = te.compute(
+        (batch, m, n),
+        lambda g, i, j: te.sum(p[g, i, r] * (w[g, j, r] if transposed else w[g, r, j]), axis=r),
+        name="y",
+    )
+    out = te.compute((batch * m, n), lambda i, j: y[i // m, i % m, j] + 1.0, name="out")
+    left = np.maximum(a, 0) if before else a
+    reference = left @ (b.transpose(0, 2, 1) if transposed else b) + 1
+    check([x, w, out], [a, b], [reference.reshape(batch * m, n)], shape=False)
+
+
+@PROPERTY
+@given(
+    st.integers(1, 2), st.sampled_from([1, 3, 5, 16]), st.integers(5, 21), st.integers(1, 21),
+    st.sampled_from([1, 2, 3, 5]), st.integers(1, 3), st.integers(0, 2),
+)  # fmt: skip
+def test_convolutions_of_any_shape(n, channels, size, filters, kernel, stride, pad):
+    a, b = values(n, channels, size, size + 1), values(filters, channels, kernel, kernel)
+    x, w = placeholders(a, b)
+    y = topi.nn.conv2d_nchw(x, w, stride, pad, 1, "float32")
+    check([x, w, y], [a, b], [convolution(a, b, stride, pad, 1)], shape=False)
+
+
+@PROPERTY
+@given(st.lists(st.integers(1, 23), min_size=1, max_size=4), st.randoms(use_true_random=False))
+def test_chains_of_any_shape(shape, random):
+    a = values(*shape)
+    (x,) = placeholders(a)
+    order = list(range(len(shape)))
+    random.shuffle(order)
+    axis = random.randrange(len(shape))
+    moved = topi.transpose(topi.exp(topi.multiply(x, tirx.const(0.1, "float32"))), order)
+    total = topi.sum(moved, axis=[axis], keepdims=True)
+    y = topi.divide(moved, total)
+    flat = topi.reshape(y, (a.size,))
+    reference = np.exp(a * np.float32(0.1)).transpose(order)
+    reference = reference / reference.sum(axis, keepdims=True)
+    check([x, flat], [a], [reference.reshape(-1)], shape=False)
+
+
+@given(st.integers(1, 300), st.sampled_from([4, 8, 16]))
+def test_pieces_cover_everything_once(extent, width):
+    covered = [p.start + i for p in pieces(extent, width) for i in range(p.count * p.width)]
+    assert covered == list(range(extent))
+
+
+@given(st.integers(1, 3000), st.integers(1, 3000), st.sampled_from([(4, 16), (8, 16), (16, 32)]))
+def test_tiles_fit_the_registers(rows, columns, registers):
+    lanes, count = registers
+    tiling = tiling_of(rows, columns, lanes, count)
+    assert 1 <= tiling.rows <= rows
+    assert tiling.rows * tiling.vectors + tiling.vectors + 1 <= count
