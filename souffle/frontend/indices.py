@@ -71,7 +71,7 @@ def refreshed(op: te.ComputeOp, scalars: Mapping[te.Operation, PrimExpr]) -> tup
         expression = _with_scalars(expression, scalars)
         if not narrow:
             return substitute(expression, mapping)
-        return _as_type(_retyped(expression, mapping), dtype)
+        return _as_type(_simplified(_retyped(expression, mapping), [*axes, *reduce_axes]), dtype)
 
     first = op.body[0]
     if not isinstance(first, tirx.Reduce):
@@ -80,11 +80,13 @@ def refreshed(op: te.ComputeOp, scalars: Mapping[te.Operation, PrimExpr]) -> tup
     sources = [rewrite(source, dtype) for source, dtype in zip(first.source, types, strict=True)]
     condition = rewrite(first.condition, "bool")
     inits = [rewrite(init, dtype) for init, dtype in zip(first.init, types, strict=False)]
-    bodies = [
-        tirx.Reduce(first.combiner, sources, reduce_axes, condition, int(body.value_index), inits or None)
-        for body in op.body
+    reduction = tirx.Reduce(first.combiner, sources, reduce_axes, condition, 0, inits or None)
+    # The outputs of one reduction of tuples must share its sources.
+    others = [
+        tirx.Reduce(reduction.combiner, reduction.source, reduction.axis, reduction.condition, k, reduction.init)
+        for k in range(1, len(op.body))
     ]
-    return axes, bodies
+    return axes, [reduction, *others]
 
 
 def _with_scalars(expression: PrimExpr, scalars: Mapping[te.Operation, PrimExpr]) -> PrimExpr:
@@ -93,6 +95,18 @@ def _with_scalars(expression: PrimExpr, scalars: Mapping[te.Operation, PrimExpr]
     known = map_loads(expression, lambda load: scalars.get(load_tensor(load).op, load))
     analyzer = Analyzer()
     return map_loads(known, lambda load: load_tensor(load)(*(analyzer.simplify(index) for index in load_indices(load))))
+
+
+def _simplified(expression: PrimExpr, axes: Sequence[tirx.IterVar]) -> PrimExpr:
+    """`expression` with simpler indices, such as those of a reshape, which divide what a multiplication put together."""
+    divisions: list[PrimExpr] = []
+    tvm_ffi.structural_walk(expression, ((tirx.FloorDiv, tirx.FloorMod), divisions.append))
+    if not divisions:
+        return expression
+    analyzer = Analyzer()
+    for axis in axes:
+        analyzer.bind(axis.var, axis.dom)
+    return map_loads(expression, lambda load: load_tensor(load)(*(analyzer.simplify(i) for i in load_indices(load))))
 
 
 def _elements(shape: Sequence) -> int:

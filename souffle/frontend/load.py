@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import helper, numpy_helper
 
-from souffle.errors import ModelError
+from souffle.errors import ModelError, OptionError
 from souffle.frontend.naming import identifier
 
 __all__ = ["LoadedModel", "load_model"]
@@ -43,6 +44,12 @@ class LoadedModel:
     functions: dict[tuple[str, str], onnx.FunctionProto]
 
 
+_ELEMENT_TYPES = frozenset(
+    onnx.TensorProto.DataType.Value(name)
+    for name in "FLOAT DOUBLE FLOAT16 BFLOAT16 INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 BOOL".split()
+)
+
+
 def load_model(model: str | os.PathLike | bytes | onnx.ModelProto, batch: int | None) -> LoadedModel:
     """Read `model`, check it, and fix its first dimensions to `batch`.
 
@@ -58,13 +65,19 @@ def load_model(model: str | os.PathLike | bytes | onnx.ModelProto, batch: int | 
     if not any(o.domain in ("", "ai.onnx") for o in proto.opset_import):
         raise ModelError(f"{where} is not a valid ONNX model: it does not say which ONNX operator set it uses")
     _check(proto, where)
+    if graph.sparse_initializer:
+        raise ModelError(f"{where} holds sparse initializers; export it with dense weights")
+    if batch is not None and batch < 1:
+        raise OptionError(f"batch is {batch}; it must be at least 1")
     initializers = {}
     for tensor in graph.initializer:
         try:
             initializers[tensor.name] = numpy_helper.to_array(tensor, folder or "")
         except (OSError, ValueError, TypeError, KeyError, onnx.checker.ValidationError) as error:
             raise ModelError(f"{where}: the data of initializer {tensor.name!r} cannot be read: {error}") from error
-    inputs = tuple(_input(info, batch, where) for info in graph.input if info.name not in initializers)
+    given = [info for info in graph.input if info.name not in initializers]
+    fixed = _batch_parameters(given) if batch is not None else frozenset()
+    inputs = tuple(_input(info, batch, fixed, where) for info in given)
     functions = {(f.domain, f.name): f for f in proto.functions}
     return LoadedModel(
         identifier(graph.name or "main"),
@@ -95,42 +108,58 @@ def _read(model) -> tuple[onnx.ModelProto, str | None, str]:
 
 
 def _check(proto: onnx.ModelProto, where: str) -> None:
-    skeleton = onnx.ModelProto()
-    skeleton.CopyFrom(proto)
-    known = {info.name for info in skeleton.graph.input}
     # Weights are checked when they are read; here they would only be copied.
-    for tensor in skeleton.graph.initializer:
+    skeleton = onnx.ModelProto(ir_version=proto.ir_version or onnx.IR_VERSION)
+    skeleton.opset_import.extend(proto.opset_import)
+    skeleton.functions.extend(proto.functions)
+    graph = skeleton.graph
+    graph.name = proto.graph.name or "main"
+    graph.node.extend(proto.graph.node)
+    graph.input.extend(proto.graph.input)
+    graph.output.extend(proto.graph.output)
+    known = {info.name for info in graph.input}
+    for tensor in proto.graph.initializer:
         if tensor.name not in known:
-            skeleton.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
-    del skeleton.graph.initializer[:]
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     try:
         onnx.checker.check_model(skeleton)
     except onnx.checker.ValidationError as error:
         raise ModelError(f"{where} is not a valid ONNX model: {str(error).strip()}") from error
 
 
-def _input(info: onnx.ValueInfoProto, batch: int | None, where: str) -> tuple[str, tuple[int, ...], str]:
+def _batch_parameters(inputs: Sequence[onnx.ValueInfoProto]) -> frozenset[str]:
+    """The names of symbolic first dimensions: all that bear one of them have the batch's extent."""
+    firsts = (info.type.tensor_type.shape.dim[0] for info in inputs if info.type.tensor_type.shape.dim)
+    return frozenset(dim.dim_param for dim in firsts if dim.dim_param)
+
+
+def _input(
+    info: onnx.ValueInfoProto, batch: int | None, fixed: frozenset[str], where: str
+) -> tuple[str, tuple[int, ...], str]:
     if not info.type.HasField("tensor_type"):
         raise ModelError(f"{where}: input {info.name!r} is no tensor")
     if not info.type.tensor_type.HasField("shape"):
         raise ModelError(f"{where}: input {info.name!r} has no shape; export the model with static shapes")
     shape = []
     for position, dim in enumerate(info.type.tensor_type.shape.dim):
+        open_name = dim.dim_param or "unnamed"
         if dim.HasField("dim_value") and dim.dim_value >= 0:
             shape.append(dim.dim_value)
-        elif position == 0 and batch is not None:
+        elif batch is not None and (position == 0 or dim.dim_param in fixed):
             shape.append(batch)
         elif position == 0:
             raise ModelError(
-                f"{where}: dimension 0 ({dim.dim_param or 'unnamed'}) of input {info.name!r} is open; "
-                "pass batch=... to fix it"
+                f"{where}: dimension 0 ({open_name}) of input {info.name!r} is open; pass batch=... to fix it"
             )
         else:
             raise ModelError(
-                f"{where}: dimension {position} ({dim.dim_param or 'unnamed'}) of input {info.name!r} is open; only "
-                "the first dimension may be, export the model with this one static"
+                f"{where}: dimension {position} ({open_name}) of input {info.name!r} is open; only the first dimension "
+                "may be, export the model with this one static"
             )
-    dtype = helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
-    if dtype == np.dtype(object):
-        raise ModelError(f"{where}: input {info.name!r} holds strings")
-    return info.name, tuple(shape), str(dtype)
+    if 0 in shape:
+        raise ModelError(f"{where}: input {info.name!r} of shape {shape} has no elements")
+    element = info.type.tensor_type.elem_type
+    if element not in _ELEMENT_TYPES:
+        kind = onnx.TensorProto.DataType.Name(element)
+        raise ModelError(f"{where}: input {info.name!r} holds {kind.lower()}, which networks here cannot")
+    return info.name, tuple(shape), str(helper.tensor_dtype_to_np_dtype(element))

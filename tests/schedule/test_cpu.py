@@ -43,7 +43,7 @@ def execute(tensors, arrays):
     outputs = [
         tvm.runtime.empty([int(d) for d in t.shape], str(t.dtype), tvm.cpu()) for t in tensors[len(arrays) :]
     ]
-    module["kernel"](*[tvm.runtime.tensor(a, tvm.cpu()) for a in arrays], *outputs)
+    module.get_function("kernel")(*[tvm.runtime.tensor(a, tvm.cpu()) for a in arrays], *outputs)
     return scheduled.script(), [o.numpy() for o in outputs]
 
 
@@ -285,11 +285,13 @@ def test_elementary_functions_are_accurate():
     for function, reference in references.items():
         _, (result,) = execute([x, function(x)], [a])
         with np.errstate(all="ignore"):
-            np.testing.assert_allclose(result, reference.astype("float32"), rtol=5e-7, atol=2e-7 if function is topi.erf else 1e-44)
+            # exp(-x) of sigmoid overflows before the result would be subnormal.
+            atol = {topi.erf: 2e-7, topi.sigmoid: 1e-37}.get(function, 1e-44)
+            np.testing.assert_allclose(result, reference.astype("float32"), rtol=5e-7, atol=atol)
 
 
 def test_expensive_expressions_are_computed_once():
-    a, b = values(32, 48), values(48, 64)
+    a, b = values(80, 96), values(96, 64)
     x, w = placeholders(a, b)
     y = topi.matmul(topi.exp(x), topi.tanh(w))
     text = check([x, w, y], [a, b], [np.exp(a) @ np.tanh(b)])
@@ -312,7 +314,7 @@ def test_build_of_several_functions():
     module = build_cpu(funcs, TARGET)
     for i in range(3):
         out = tvm.runtime.empty((30, 40), "float32", tvm.cpu())
-        module[f"f{i}"](tvm.runtime.tensor(a, tvm.cpu()), out)
+        module.get_function(f"f{i}", query_imports=True)(tvm.runtime.tensor(a, tvm.cpu()), out)
         np.testing.assert_allclose(out.numpy(), a + i, rtol=1e-6)
 
 

@@ -17,7 +17,9 @@ __all__ = ["build_cpu"]
 def build_cpu(
     funcs: Mapping[str, tirx.PrimFunc], target: tvm.target.Target, *, workers: int | None = None
 ) -> tvm.runtime.Module:
-    """Schedule and compile functions into one module.
+    """Schedule and compile functions.
+
+    LLVM works outside of Python's lock, so the functions are divided among threads, one module each.
 
     Parameters
     ----------
@@ -26,18 +28,28 @@ def build_cpu(
     target : Target
         See :func:`host_target`.
     workers : int, optional
-        Functions that are scheduled at the same time; the number of processors by default.
+        Threads; the number of processors by default.
 
     Returns
     -------
     Module
-        ``module[name](*tensors)`` runs a function; tensors in the order of its parameters.
+        ``module.get_function(name, query_imports=True)`` is a function of tensors, in the order of its parameters.
+        Compiled functions use as many cores as TVM's pool has: see :func:`use_cores`.
     """
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
-        scheduled = pool.map(lambda item: _prepared(*item, target), funcs.items())
-        module = tvm.IRModule(dict(scheduled))
-    return tvm.compile(module, target=target).mod
+    names = list(funcs)
+    count = max(1, min(workers or os.cpu_count() or 1, len(names)))
+    parts = [names[i::count] for i in range(count)]
+    with ThreadPoolExecutor(count) as pool:
+        modules = list(pool.map(lambda part: _compile({name: funcs[name] for name in part}, target), parts))
+    first = modules[0]
+    for module in modules[1:]:
+        first.import_module(module)
+    return first
 
 
-def _prepared(name: str, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[str, tirx.PrimFunc]:
-    return name, schedule_cpu(func, target=target).with_attr("global_symbol", name)
+def _compile(funcs: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> tvm.runtime.Module:
+    scheduled = {
+        name: schedule_cpu(func, target=target).with_attr("global_symbol", name) for name, func in funcs.items()
+    }
+    module = tvm.compile(tvm.IRModule(scheduled), target=target).mod
+    return module

@@ -14,7 +14,7 @@ from tvm.ir import Call
 from tvm.ir.expr import TensorLoad
 from tvm.tirx import Div
 
-from souffle.schedule.cpu.contraction_form import contraction_of
+from souffle.schedule.cpu.contraction_form import combiner_of, contraction_of
 from souffle.schedule.cpu.elementary import is_expensive_call
 from souffle.schedule.cpu.nest import (
     Nest,
@@ -27,12 +27,27 @@ from souffle.schedule.cpu.nest import (
 )
 from souffle.tvm_compat import PrimExpr, dtype_of
 
-__all__ = ["attach_epilogues", "inline_injective", "node_count"]
+__all__ = ["attach_epilogues", "inline_injective", "node_count", "without_trivial_reductions"]
 
 _MAX_NODES = 400
 """Larger expressions are kept in a buffer, which bounds the text that repeated inlining can make."""
 _CHEAP = 8
 """Nodes of an expression that is as cheap as a load: a cast, a scaled copy, a sum of two."""
+
+
+def without_trivial_reductions(items: Sequence[Nest | tirx.Stmt]) -> list[Nest | tirx.Stmt]:
+    """Turn reductions over a single element, such as a product with K = 1, into injective nests."""
+    return [_once(item) if isinstance(item, Nest) else item for item in items]
+
+
+def _once(nest: Nest) -> Nest:
+    if not nest.reduce or combiner_of(nest) is None or any(axis.extent > 1 for axis in nest.reduce):
+        return nest
+    own = nest.body.buffer
+    bound = nest.bind({axis.var: tirx.const(0, axis.dtype) for axis in nest.reduce})
+    start = bound.init.value
+    body = map_buffer_loads(bound.body, lambda load: start if load.source.same_as(own) else load)
+    return replace(bound, init=None, body=body)
 
 
 def inline_injective(items: Sequence[Nest | tirx.Stmt], kept: Sequence[Any]) -> list[Nest | tirx.Stmt]:

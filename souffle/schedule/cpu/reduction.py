@@ -38,10 +38,8 @@ _MAX_TILE_BYTES = 1008
 def emit_reduction(nest: Nest, machine: Machine) -> tirx.Stmt:
     """Serial loops for a reduction over its spatial loops, vectorised along memory or along the last spatial loop."""
     nest = without_units(nest)
-    if nest.single and not nest.reduce:
-        return sequence([nest.init, nest.body, *([nest.epilogue] if nest.epilogue is not None else [])])
     combiner = combiner_of(nest)
-    if combiner is None:
+    if combiner is None or not nest.reduce:
         return _plain(nest)
     nest = collapse(split_groups(nest), "reduce")
     lanes = machine.lanes(str(nest.body.buffer.dtype))

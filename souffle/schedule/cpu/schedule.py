@@ -21,7 +21,7 @@ from souffle.schedule.cpu.contraction_form import Contraction, contraction_of, s
 from souffle.schedule.cpu.elementary import expand_elementary
 from souffle.schedule.cpu.emit import collapse, emit_injective, lanes_of
 from souffle.schedule.cpu.host import Machine, machine_of
-from souffle.schedule.cpu.inline import attach_epilogues, inline_injective
+from souffle.schedule.cpu.inline import attach_epilogues, inline_injective, without_trivial_reductions
 from souffle.schedule.cpu.nest import (
     Axis,
     Nest,
@@ -60,7 +60,7 @@ def schedule_cpu(func: tirx.PrimFunc, *, target: tvm.target.Target) -> tirx.Prim
     """
     machine = machine_of(target)
     function = parse(func)
-    items = inline_injective(function.items, func.params)
+    items = inline_injective(without_trivial_reductions(function.items), func.params)
     items = attach_epilogues(items, func.params)
     units: list[tuple[Nest | tirx.Stmt, Contraction | None]] = []
     for item in items:

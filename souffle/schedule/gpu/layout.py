@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm.sym import Analyzer
 
 from souffle.schedule.gpu.common import Access, BlockView, index_step, product
-from souffle.schedule.gpu.rows import Chain, Layout, Stage, crosses, private_bytes
+from souffle.schedule.gpu.rows import Chain, Layout, Stage, private_bytes
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.tvm_compat import const_int
 
@@ -66,6 +66,8 @@ def choose_layout(stage: Stage, request: GpuRequest, cross: bool = True) -> Layo
     ):
         inner *= 2
     limit = min(request.max_shared_bytes, STATIC_SHARED_BYTES) - SCRATCH_BYTES_PER_THREAD * request.threads
+    if all(chain.row_count == 1 for chain in stage.chains):
+        inner = most
     while _too_large(stage, request.threads // inner, inner, limit) and inner < most:
         inner *= 2
     rows = request.threads // inner
@@ -86,8 +88,7 @@ def _tiles(stage: Stage, rows: int) -> int:
 
 def _width(chain: Chain, index: int) -> int:
     """How many threads could work on one row of a block at once."""
-    view, columns = chain.blocks[index], chain.columns(index)
-    return view.reduction_size if crosses(chain, index, view.reduction_size) else columns
+    return max(chain.blocks[index].reduction_size, chain.columns(index))
 
 
 def _rows_are_near(chain: Chain) -> bool:

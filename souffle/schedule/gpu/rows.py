@@ -368,34 +368,36 @@ def _row_nest(stage: Stage, chain: Chain, index: int, layout: Layout) -> tuple[o
         sch.reorder(*rows, *columns, *reductions)
     loops = sch.get_loops(view.rv)
     row = sch.fuse(*rows) if rows else sch.add_unit_loop(loops[0] if loops else view.rv)
-    tile, row = sch.split(row, [layout.tiles, layout.rows])
-    _, inner_tag = _tags(layout)
-    if layout.inner == 1 or (on_chip and chain.columns(index) == 1 and not crosses(chain, index, layout.inner)):
-        return tile, row
-    if reductions and crosses(chain, index, layout.inner):
-        reduction = sch.fuse(*reductions)
-        serial, thread = sch.split(reduction, [None, layout.inner])
-        sch.reorder(thread, serial)
-        sch.bind(thread, inner_tag)
-    else:
-        if columns:
-            column = sch.fuse(*columns)
+    across = crosses(chain, index, layout)
+    parallel = None
+    if layout.inner > 1 and not (on_chip and chain.columns(index) == 1 and not across):
+        if across:
+            parallel = sch.fuse(*reductions)
         else:
-            column = sch.add_unit_loop(reductions[0] if reductions else view.rv)
-        serial, thread = sch.split(column, [None, layout.inner])
+            parallel = sch.fuse(*columns) if columns else sch.add_unit_loop(reductions[0] if reductions else view.rv)
+    if parallel is not None and reductions and not across:
+        # Before the splits, whose conditions then hold for the copy too: by itself it would lose those of constant rows.
+        for position in range(len(view.node.writes)):
+            sch.reverse_compute_at(sch.cache_write(view.rv, position, "local"), parallel)
+    tile, row = sch.split(row, [layout.tiles, layout.rows])
+    if parallel is not None:
+        serial, thread = sch.split(parallel, [None, layout.inner])
         sch.reorder(thread, serial)
-        sch.bind(thread, inner_tag)
-        if reductions:
-            for position in range(len(view.node.writes)):
-                sch.reverse_compute_at(sch.cache_write(view.rv, position, "local"), serial)
+        sch.bind(thread, _tags(layout)[1])
     return tile, row
 
 
-def crosses(chain: Chain, index: int, inner: int) -> bool:
-    """Whether the threads of a row share the reduction of a block, instead of dividing its columns."""
+def crosses(chain: Chain, index: int, layout: Layout) -> bool:
+    """Whether the threads of a row share the reduction of a block, instead of dividing its columns.
+
+    Not where threads are left over beside a single row and its columns are shared: TVM's LowerCrossThreadReduction drops
+    a condition that stands alone, here the one that keeps those threads from writing to the row.
+    """
     view = chain.blocks[index]
     columns = chain.columns(index)
-    return bool(view.reduction) and columns < inner and view.reduction_size > columns
+    if columns > 1 and chain.row_count == 1 and layout.rows > 1:
+        return False
+    return bool(view.reduction) and columns < layout.inner and view.reduction_size > columns
 
 
 def _free_nest(sch: s_tir.Schedule, view: BlockView, layout: Layout) -> object:

@@ -50,7 +50,7 @@ int souffle_barrier_reduce(SouffleThread*, int predicate, int what);
 void souffle_barrier_arrive(SouffleThread*, int id, int count);
 void souffle_grid_sync(SouffleThread*);
 void souffle_collective(SouffleThread*, unsigned int mask, const char* what, void* payload, SouffleWarpFunction);
-unsigned int souffle_activemask(SouffleThread*);
+unsigned int souffle_activemask(SouffleThread*, int line);
 void souffle_relax(SouffleThread*);
 void souffle_event(SouffleThread*);
 void souffle_copy_async(SouffleThread*, void* destination, const void* source, unsigned int bytes, unsigned int source_bytes);

@@ -6,7 +6,8 @@
 #define __syncthreads_count(p) souffle_barrier_reduce(souffle_self, (p) != 0, 0)
 #define __syncthreads_and(p) souffle_barrier_reduce(souffle_self, (p) != 0, 1)
 #define __syncthreads_or(p) souffle_barrier_reduce(souffle_self, (p) != 0, 2)
-#define __activemask() souffle_activemask(souffle_self)
+// The place in the text names the point where lanes meet: g++ may clone the call, so its address does not.
+#define __activemask() souffle_activemask(souffle_self, __LINE__)
 #define __threadfence() __atomic_thread_fence(__ATOMIC_SEQ_CST)
 #define __threadfence_block() __atomic_thread_fence(__ATOMIC_SEQ_CST)
 #define __threadfence_system() __atomic_thread_fence(__ATOMIC_SEQ_CST)

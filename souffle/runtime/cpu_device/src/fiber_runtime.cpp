@@ -51,7 +51,7 @@ struct Fiber : SouffleThread {
   bool spinning;
   int wait_id;
   const char* wait_what;
-  void* wait_site;
+  int wait_site;  // the line of an __activemask
   unsigned wait_mask;
   unsigned result;
   // Asynchronous copies in issue order; [copy_head, copy_count) are pending.
@@ -491,7 +491,7 @@ void complete_group(Block* b, unsigned warp, int g) {
 void resolve_masks(Block* b, unsigned warp, bool only_if_whole) {
   Warp& w = b->warps[warp];
   unsigned waiting = 0;
-  void* first = nullptr;
+  int first = 0;
   for (unsigned lane = 0; lane < 32; ++lane) {
     if (!(w.alive >> lane & 1)) continue;
     Fiber& f = b->fibers[warp * 32 + lane];
@@ -504,7 +504,7 @@ void resolve_masks(Block* b, unsigned warp, bool only_if_whole) {
     waiting |= 1u << lane;
   }
   while (waiting) {
-    void* site = b->fibers[warp * 32 + unsigned(__builtin_ctz(waiting))].wait_site;
+    int site = b->fibers[warp * 32 + unsigned(__builtin_ctz(waiting))].wait_site;
     unsigned mask = 0, list[32], count = 0;
     for (unsigned lane = 0; lane < 32; ++lane)
       if ((waiting >> lane & 1) && b->fibers[warp * 32 + lane].wait_site == site) {
@@ -565,11 +565,11 @@ void souffle_collective(SouffleThread* t, unsigned mask, const char* what, void*
   dispatch(self);
 }
 
-unsigned souffle_activemask(SouffleThread* t) {
+unsigned souffle_activemask(SouffleThread* t, int line) {
   Fiber* self = (Fiber*)t;
   Block* b = self->block;
   self->state = kActiveMask;
-  self->wait_site = __builtin_return_address(0);
+  self->wait_site = line;
   self->wait_what = "__activemask";
   ++b->masks_wanted;
   resolve_masks(b, self->warp, true);

@@ -1,0 +1,294 @@
+"""The contraction rules: kernels run on the CPU device and are compared with the plain function."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te, tirx, topi
+
+from souffle.runtime.cpu_device import compile_text
+from souffle.schedule.gpu.common import check_schedule
+from souffle.schedule.gpu.contraction import contraction
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.tvm_compat import const_int, primfunc_from_tensors
+
+SMALL = GpuRequest("sm_90", threads=64, sm_count=4)
+H100 = GpuRequest("sm_90")
+
+Tensors = tuple[te.Tensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A stage: its inputs and outputs, and what is asked for."""
+
+    name: str
+    inputs: Tensors
+    outputs: Tensors
+    request: GpuRequest = SMALL
+
+    @property
+    def func(self) -> tirx.PrimFunc:
+        return primfunc_from_tensors([*self.inputs, *self.outputs], self.name)
+
+
+def target(arch: str) -> tvm.target.Target:
+    return tvm.target.Target(
+        {
+            "kind": "cuda",
+            "arch": arch,
+            "max_threads_per_block": 1024,
+            "max_shared_memory_per_block": 49152,
+            "thread_warp_size": 32,
+            "max_num_threads": 1024,
+            "registers_per_block": 65536,
+        },
+        host="llvm",
+    )
+
+
+def data(*shape: int, dtype: str = "float32", name: str = "x") -> te.Tensor:
+    return te.placeholder(shape, dtype, name=name)
+
+
+def long(*shape: int) -> tuple[tirx.IntImm, ...]:
+    return tuple(tirx.IntImm("int64", extent) for extent in shape)
+
+
+def matmul(a: te.Tensor, b: te.Tensor, out: str = "float32", *, ta: bool = False, tb: bool = False) -> te.Tensor:
+    """``a @ b`` as TE writes it; `b` may lack the batch axes of `a`."""
+    (rows, inner) = a.shape[-2:][::-1] if ta else a.shape[-2:]
+    columns = b.shape[-2] if tb else b.shape[-1]
+    k = te.reduce_axis((0, inner), name="k")
+
+    def product(*index):
+        *batch, i, j = index
+        left = a(*batch, *((k, i) if ta else (i, k)))
+        right = b(*batch[: len(b.shape) - 2], *((j, k) if tb else (k, j)))
+        return te.sum(left.astype(out) * right.astype(out), axis=k)
+
+    return te.compute((*a.shape[:-2], rows, columns), product, name="matmul")
+
+
+def gemm(m: int, n: int, k: int, *batch: int, dtype: str = "float32", out: str = "float32", ta=False, tb=False):
+    a = data(*batch, *((k, m) if ta else (m, k)), dtype=dtype, name="a")
+    b = data(*batch, *((n, k) if tb else (k, n)), dtype=dtype, name="b")
+    return (a, b), matmul(a, b, out, ta=ta, tb=tb)
+
+
+def conv(shape, filters, stride, padding, dilation, groups=1, dtype="float32"):
+    x, w = data(*shape, dtype=dtype, name="image"), data(*filters, dtype=dtype, name="weight")
+    return (x, w), topi.nn.group_conv2d_nchw(x, w, stride, padding, dilation, groups, "float32")
+
+
+def matmul_cases() -> list[Case]:
+    found = []
+    for name, arguments, options in (
+        ("plain", (64, 64, 64), {}),
+        ("prime", (37, 41, 43), {}),
+        ("batched", (17, 24, 20, 6), {}),
+        ("batches", (9, 10, 16, 2, 3), {"tb": True}),
+        ("left_transposed", (32, 48, 29), {"ta": True}),
+        ("both_transposed", (31, 8, 16), {"ta": True, "tb": True}),
+        ("short_sum", (40, 36, 5), {}),
+        ("unit_batch", (16, 20, 24, 1), {}),
+        ("double", (20, 24, 28), {"dtype": "float64", "out": "float64"}),
+        ("integer", (20, 24, 28), {"dtype": "int8", "out": "int32"}),
+        ("half", (24, 40, 32), {"dtype": "float16"}),
+        ("many_small", (5, 7, 8, 50), {}),
+    ):
+        inputs, result = gemm(*arguments, **options)
+        found.append(Case(name, inputs, (result,)))
+    a, b = data(3, 2, 12, 20, name="a"), data(20, 28, name="b")
+    found.append(Case("no_batch", (a, b), (matmul(a, b),)))
+    return found
+
+
+def neighbour_cases() -> list[Case]:
+    inputs, product = gemm(24, 36, 20)
+    bias, residual = data(36, name="bias"), data(24, 36, name="residual")
+    biased = topi.add(product, bias)
+    heads = topi.transpose(topi.reshape(biased, (24, 4, 9)), (1, 0, 2))
+    gelu = topi.multiply(biased, topi.multiply(topi.add(topi.erf(topi.multiply(biased, 0.7071)), 1.0), 0.5))
+    parts = [topi.transpose(topi.reshape(p, (24, 3, 4)), (1, 2, 0)) for p in topi.split(biased, 3, axis=1)]
+    scores_in, scores = gemm(12, 16, 8, 4, tb=True)
+    mask = data(12, 16, name="mask")
+    q, kk, d, zero = data(20, 24, dtype="int8", name="q"), data(24, 16, name="w"), data(20, name="d"), data(name="z")
+    scaled = te.compute((20, 24), lambda i, j: (q[i, j].astype("float32") - zero()) * d[i], name="scaled")
+    x, g = data(2, 10, 12, name="x"), data(10, 2, 16, name="y")
+    shuffled = topi.reshape(topi.transpose(g, (1, 0, 2)), (20, 16))
+    flat = topi.transpose(topi.reshape(x, (20, 12)))
+    one, two = data(18, 20, name="one"), data(18, 20, name="two")
+    left, right = data(20, 8, name="left"), data(20, 16, name="right")
+    joined_left = topi.concatenate([one, two], axis=0)
+    joined_right = topi.concatenate([left, right], axis=1)
+    grouped, keys = data(6, 9, 16, name="grouped"), data(2, 11, 16, name="keys")
+    k = te.reduce_axis((0, 16), name="k")
+    attention = te.compute((6, 9, 11), lambda h, i, j: te.sum(grouped[h, i, k] * keys[h // 3, j, k], axis=k), name="gqa")
+    r = te.reduce_axis((0, 13), name="r")
+    u, v = data(17, 13, name="u"), data(19, 13, name="v")
+    distance = te.compute((17, 19), lambda i, j: te.sum(te.abs(u[i, r] - v[j, r] + 1.0), axis=r), name="distance")
+    furthest = te.compute((17, 19), lambda i, j: te.max(u[i, r] + v[j, r], axis=r), name="furthest")
+    three = te.compute((17, 19), lambda i, j: te.sum(u[i, r] * v[j, r] * bias[r], axis=r), name="three")
+    wide_a, wide_b = (te.placeholder(long(*s), name=n) for s, n in (((18, 24), "a"), ((24, 32), "b")))
+    wide = topi.reshape(topi.add(matmul(wide_a, wide_b), 1.0), long(6, 3, 32))
+    return [
+        Case("bias_relu", (*inputs, bias), (topi.nn.relu(biased),)),
+        Case("residual", (*inputs, bias, residual), (topi.add(biased, residual),)),
+        Case("itself_too", (*inputs, bias), (product, gelu)),
+        Case("heads", (*inputs, bias), (heads,)),
+        Case("split_heads", (*inputs, bias), tuple(named(p, f"part{i}") for i, p in enumerate(parts))),
+        Case("half_out", (*inputs, bias), (topi.cast(biased, "float16"), topi.transpose(biased))),
+        Case("mask", (*scores_in, mask), (topi.add(topi.multiply(scores, 0.25), mask),)),
+        Case("dequantise", (q, kk, d, zero), (matmul(scaled, kk),)),
+        Case("shuffled", (x, g), (matmul(flat, shuffled),)),
+        Case("joined_rows", (one, two, left), (matmul(joined_left, left),)),
+        Case("joined_columns", (one, left, right), (matmul(one, joined_right),)),
+        Case("grouped_heads", (grouped, keys), (attention,)),
+        Case("distance", (u, v), (distance,)),
+        Case("furthest", (u, v), (furthest,)),
+        Case("three_factors", (u, v, bias), (three,)),
+        Case("long_shapes", (wide_a, wide_b), (wide,)),
+        Case("odd_reshape", inputs, (topi.reshape(topi.tanh(product), (32, 27)),)),
+    ]
+
+
+def convolution_cases() -> list[Case]:
+    found = []
+    for name, arguments in (
+        ("conv3x3", ((1, 6, 10, 10), (8, 6, 3, 3), 1, 1, 1)),
+        ("conv_stride", ((2, 3, 15, 13), (5, 3, 3, 3), 2, 1, 1)),
+        ("conv_dilated", ((1, 4, 12, 12), (7, 4, 3, 3), 1, 2, 2)),
+        ("conv1x1", ((1, 16, 7, 7), (12, 16, 1, 1), 1, 0, 1)),
+        ("conv_grouped", ((1, 12, 9, 9), (18, 4, 3, 3), 1, 1, 1, 3)),
+        ("conv_stem", ((1, 3, 20, 20), (8, 3, 7, 7), 2, 3, 1)),
+    ):
+        inputs, result = conv(*arguments)
+        bias = data(arguments[1][0], 1, 1, name="bias")
+        found.append(Case(name, (*inputs, bias), (topi.nn.relu(topi.add(result, bias)),)))
+    x, w = data(1, 6, 5, 7, name="image"), data(6, 5, 3, 3, name="weight")
+    transposed = topi.nn.conv2d_transpose_nchw(x, w, (2, 2), (1, 1, 1, 1), "float32", (1, 1))
+    found.append(Case("conv_transposed", (x, w), (transposed,)))
+    line, taps = data(1, 5, 40, name="line"), data(9, 5, 3, name="taps")
+    found.append(Case("conv1d", (line, taps), (topi.nn.conv1d_ncw(line, taps, 1, 1, 1),)))
+    (x, w), result = conv((1, 4, 8, 8), (8, 4, 3, 3), 1, 1, 1)
+    skip = data(1, 8, 8, 8, name="skip")
+    tokens = topi.transpose(topi.reshape(topi.add(result, skip), (1, 8, 64)), (0, 2, 1))
+    found.append(Case("conv_tokens", (x, w, skip), (tokens,)))
+    return found
+
+
+def random_cases(count: int) -> list[Case]:
+    """Products of random extents, among them primes and ones, with random neighbours."""
+    draw = random.Random(5)
+    found = []
+    for number in range(count):
+        extents = [draw.choice((4, 5, 7, 8, 11, 13, 16, 29, 32, 47)) for _ in range(3)]
+        batch = [draw.choice((1, 2, 3)) for _ in range(draw.randrange(3))]
+        inputs, result = gemm(*extents, *batch, ta=draw.random() < 0.5, tb=draw.random() < 0.5)
+        outputs: list[te.Tensor] = [result] if draw.random() < 0.4 else []
+        if draw.random() < 0.6:
+            bias = data(extents[1], name="bias")
+            inputs, result = (*inputs, bias), topi.sigmoid(topi.add(result, bias))
+        if draw.random() < 0.5:
+            axes = list(range(len(result.shape)))
+            draw.shuffle(axes)
+            result = topi.transpose(result, axes)
+        if draw.random() < 0.5:
+            result = topi.reshape(topi.negative(result), (int(np.prod([const_int(e) for e in result.shape])),))
+        outputs += [t for t in [result] if not any(t.same_as(o) for o in outputs)]
+        request = GpuRequest("sm_90", threads=draw.choice((64, 96, 128)), sm_count=draw.choice((2, 16)))
+        found.append(Case(f"random_{number}", tuple(inputs), tuple(outputs), request))
+    return found
+
+
+def named(tensor: te.Tensor, name: str) -> te.Tensor:
+    """A copy under a name of its own: parameters are named after tensors, and arguments are found by them."""
+    return te.compute(tensor.shape, lambda *index: tensor(*index), name=name)
+
+
+CASES = [*matmul_cases(), *neighbour_cases(), *convolution_cases(), *random_cases(20)]
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    schedules: dict[str, GpuSchedule]
+    text: str
+    module: object
+    reference: object
+
+
+def build(cases: list[Case], rule: Callable) -> Built:
+    """All cases as one CUDA text, since each compilation costs more than a case."""
+    tvm.register_global_func("tvm_callback_cuda_compile", lambda code, target=None: b"x", override=True)
+    schedules = {}
+    for case in cases:
+        schedule = rule(case.func, case.request)
+        assert isinstance(schedule, GpuSchedule), f"{case.name}: {schedule}"
+        check_schedule(schedule, case.request)
+        schedules[case.name] = schedule
+    kernels = tvm.IRModule({name: schedule.func for name, schedule in schedules.items()})
+    text = tvm.compile(kernels, target=target("sm_90")).mod.imports[0].inspect_source()
+    plain = tvm.IRModule({case.name: case.func for case in cases})
+    return Built(schedules, text, compile_text(text), tvm.compile(plain, target="llvm"))
+
+
+def arrays(case: Case) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    generator = np.random.default_rng(3)
+
+    def shape(tensor: te.Tensor) -> tuple[int, ...]:
+        return tuple(const_int(extent) for extent in tensor.shape)
+
+    inputs = []
+    for tensor in case.inputs:
+        dtype = np.dtype(str(tensor.dtype))
+        values = (
+            generator.integers(-9, 9, shape(tensor)) if dtype.kind == "i" else generator.uniform(-1, 1, shape(tensor))
+        )
+        inputs.append(np.asarray(values, dtype))
+    return inputs, [np.full(shape(tensor), 7, str(tensor.dtype)) for tensor in case.outputs]
+
+
+def compare(case: Case, built: Built, orders: tuple[str, ...] = ("fixed", "shuffled")) -> None:
+    inputs, outputs = arrays(case)
+    schedule = built.schedules[case.name]
+    expected = [tvm.runtime.tensor(array) for array in (*inputs, *outputs)]
+    built.reference[case.name](*expected)
+    signature = re.search(rf"\b{case.name}_kernel\(([^)]*)\) {{", built.text)
+    assert signature is not None
+    parameters = [re.sub(r"_ptr$", "", p.split()[-1]) for p in signature.group(1).split(",")]
+    by_name = dict(zip([v.name for v in schedule.func.params], (*inputs, *outputs), strict=True))
+    assert len(by_name) == len(inputs) + len(outputs)
+    for order in orders:
+        for output in outputs:
+            output.fill(7)
+        built.module.launch(
+            f"{case.name}_kernel",
+            grid=(schedule.tiles, 1, 1),
+            block=(schedule.threads, 1, 1),
+            args=[by_name[name] for name in parameters],
+            order=order,
+        )
+        for output, reference in zip(outputs, expected[len(inputs) :], strict=True):
+            tolerance = 1e-2 if "16" in str(output.dtype) else 2e-5
+            np.testing.assert_allclose(output, reference.numpy(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.fixture(scope="module")
+def built() -> Built:
+    return build(CASES, contraction)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_result(case: Case, built: Built) -> None:
+    compare(case, built)
