@@ -117,11 +117,10 @@ def assemble(
     launches: list[tuple[int, tuple[Tensor, ...], Subprogram]] = []
     live = _Liveness()
     for subprogram in subprograms:
-        shape, tensors, epochs = plan_calls(
-            subprogram.stages, functions, program.constants, prefetch=options.prefetch
-        )
-        launches.append((shapes.setdefault(shape, len(shapes)), tensors, subprogram))
-        live.kernel(subprogram.stages, epochs)
+        calls = plan_calls(subprogram.stages, functions, program.constants, prefetch=options.prefetch)
+        number = shapes.setdefault(calls.shape, len(shapes))
+        launches.append((number, calls.tensors, Subprogram(calls.stages)))
+        live.kernel(calls.stages, calls.epochs)
     kernel_names = _kernel_names(list(shapes), launches)
     modules, merged, resources = _compile(list(shapes), kernel_names, names, options, target, progress)
     module_of = {kernel.name: index for index, (_, kernels) in enumerate(modules) for kernel in kernels}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -66,8 +66,8 @@ class Emitter:
             self._kept_arrays.append(array)
         return self._constant_tensors[key]
 
-    def fold_constants(self) -> None:
-        """Evaluate the TEs that read nothing but constants; their results become constants."""
+    def fold_constants(self, outputs: Set[Tensor]) -> None:
+        """Evaluate the TEs that read nothing but constants; what others, or `outputs`, need becomes constants."""
         known: set[Tensor] = set(self.constants)
         folded: list[TE | ExternTE] = []
         for te_ in (te_ for call in self.calls for te_ in call.tes):
@@ -76,8 +76,9 @@ class Emitter:
                 folded.append(te_)
         if not folded:
             return
-        results = run_tes(folded, self.constants)
         removed = set(folded)
+        read = {tensor for call in self.calls for te_ in call.tes if te_ not in removed for tensor in te_.inputs}
+        results = run_tes(folded, self.constants, read | outputs)
         remaining = [(call, tuple(te_ for te_ in call.tes if te_ not in removed)) for call in self.calls]
         self.calls = [replace(call, tes=tes) for call, tes in remaining if tes]
         self.constants.update(results)

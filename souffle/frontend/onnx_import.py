@@ -52,7 +52,7 @@ def import_onnx(model: str | os.PathLike | bytes | onnx.ModelProto, *, batch: in
     scope = Scope(values, loaded.opsets)
     interpreter.run(loaded.nodes, scope)
     results = [_output_tensor(interpreter, scope, name) for name in loaded.outputs]
-    emitter.fold_constants()
+    emitter.fold_constants(set(results))
     outputs: list[Tensor] = []
     for name, tensor in zip(loaded.outputs, results, strict=True):
         outputs.append(_defined_output(emitter, interpreter, tensor, name, outputs))

@@ -1,9 +1,10 @@
 """From scheduled stages to one TensorIR kernel."""
 
 from souffle.kernel.lower import DeviceFunction, LoweringError, cuda_target, lower_stage
-from souffle.kernel.merge import KernelShape, MergedKernel, StageCall, merge, plan_calls
+from souffle.kernel.merge import CallPlan, KernelShape, MergedKernel, StageCall, merge, plan_calls
 
 __all__ = [
+    "CallPlan",
     "DeviceFunction",
     "KernelShape",
     "LoweringError",

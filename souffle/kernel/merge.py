@@ -24,7 +24,7 @@ from souffle.kernel.lower import DeviceFunction, LoweringError
 from souffle.program import Tensor
 from souffle.schedule.stage import Stage
 
-__all__ = ["KernelShape", "MergedKernel", "StageCall", "merge", "plan_calls"]
+__all__ = ["CallPlan", "KernelShape", "MergedKernel", "StageCall", "merge", "plan_calls"]
 
 
 @dataclass(frozen=True)
@@ -102,51 +102,68 @@ class MergedKernel:
     shape: KernelShape
 
 
+@dataclass(frozen=True, eq=False)
+class CallPlan:
+    """The stages of a kernel in the order to run, and what its first launch is given.
+
+    Attributes
+    ----------
+    shape : KernelShape
+    stages : tuple of Stage
+        By epoch; otherwise in the order given.
+    epochs : tuple of int
+        For each stage, how many grid syncs stand before it.
+    tensors : tuple of Tensor
+        For each parameter of the kernel.
+    """
+
+    shape: KernelShape
+    stages: tuple[Stage, ...]
+    epochs: tuple[int, ...]
+    tensors: tuple[Tensor, ...]
+
+
 def plan_calls(
     stages: Sequence[Stage],
     functions: Mapping[Stage, tuple[DeviceFunction, ...]],
     constants: Mapping[Tensor, object],
     *,
     prefetch: bool,
-) -> tuple[KernelShape, tuple[Tensor, ...], tuple[int, ...]]:
+) -> CallPlan:
     """Decide where a kernel needs grid syncs, and with which tensors it is launched.
+
+    A stage runs in the epoch after the last one that defines an input of it, so there are as many grid syncs as the
+    longest path of dependent stages has edges. Tensors are written once, and workspace is reused across epochs only, so
+    that reads after writes are the only conflicts.
 
     Parameters
     ----------
     stages : sequence of Stage
-        In the order to run.
+        In topological order.
     functions : mapping of Stage to its lowered functions
     constants : mapping of Tensor
         Tensors that no kernel writes.
     prefetch : bool
-        Whether weights of the stage after a barrier are prefetched before it.
-
-    Returns
-    -------
-    shape : KernelShape
-    tensors : tuple of Tensor
-        What the first launch's parameters are.
-    epochs : tuple of int
-        For each stage, how many grid syncs stand before it.
+        Whether weights of the stages after a barrier are prefetched before it.
     """
-    tensors = tuple(dict.fromkeys(t for stage in stages for t in (*stage.inputs, *stage.outputs)))
+    ready: dict[Tensor, int] = {}
+    epoch_of: dict[Stage, int] = {}
+    for stage in stages:
+        epoch_of[stage] = max((ready[t] for t in stage.inputs if t in ready), default=0)
+        ready.update(dict.fromkeys(stage.outputs, epoch_of[stage] + 1))
+    ordered = sorted(stages, key=lambda stage: epoch_of[stage])
+    tensors = tuple(dict.fromkeys(t for stage in ordered for t in (*stage.inputs, *stage.outputs)))
     position = {tensor: i for i, tensor in enumerate(tensors)}
     calls: list[StageCall] = []
-    epochs: list[int] = []
-    written: set[Tensor] = set()
-    epoch = 0
-    for stage in stages:
-        # Tensors are written once and workspace is not reused within an epoch, so only reads after writes conflict.
-        sync = any(t in written for t in stage.inputs)
-        if sync:
-            epoch += 1
-            written = set()
-        written.update(stage.outputs)
-        epochs.append(epoch)
+    before = 0
+    for stage in ordered:
+        sync = epoch_of[stage] > before
+        before = epoch_of[stage]
         ahead = tuple(position[t] for t in stage.inputs if t in constants) if prefetch and sync else ()
         arguments = tuple(position[t] for t in (*stage.inputs, *stage.outputs))
         calls.append(StageCall(functions[stage], arguments, sync, ahead))
-    return KernelShape(tuple(calls), tuple((t.dtype, t.nbytes) for t in tensors)), tensors, tuple(epochs)
+    shape = KernelShape(tuple(calls), tuple((t.dtype, t.nbytes) for t in tensors))
+    return CallPlan(shape, tuple(ordered), tuple(epoch_of[stage] for stage in ordered), tensors)
 
 
 PREFETCH_FUNCTION = "souffle_prefetch_l2"

@@ -1,8 +1,8 @@
-"""What a TE program computes: every TE run on the CPU, one after another. The reference that the compiler is held to."""
+"""What a TE program computes: its TEs run on the CPU, one after another. The reference the compiler is held to."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 import tvm
@@ -36,15 +36,23 @@ def evaluate(program: TEProgram, inputs: Mapping[str, np.ndarray] | Sequence[np.
     """
     values: dict[Tensor, np.ndarray] = dict(zip(program.inputs, checked_inputs(program, inputs), strict=True))
     values.update(program.constants)
-    for tensor, array in run_tes(program.tes, values).items():
-        values[tensor] = array
-    return {name: values[tensor] for name, tensor in zip(program.output_names, program.outputs, strict=True)}
+    results = run_tes(program.tes, values, set(program.outputs))
+    return {name: results[tensor] for name, tensor in zip(program.output_names, program.outputs, strict=True)}
 
 
-def run_tes(tes: Sequence[TE | ExternTE], values: Mapping[Tensor, np.ndarray]) -> dict[Tensor, np.ndarray]:
-    """What `tes`, in order of execution, define, given the values of what they read.
+def run_tes(
+    tes: Sequence[TE | ExternTE], values: Mapping[Tensor, np.ndarray], wanted: Set[Tensor]
+) -> dict[Tensor, np.ndarray]:
+    """The `wanted` ones of the tensors that `tes`, in order of execution, define.
 
     TEs of equal structure are compiled once, and all of them by one call of the compiler.
+
+    Parameters
+    ----------
+    tes : sequence of TE or ExternTE
+    values : mapping of Tensor to array
+        What `tes` read and do not define.
+    wanted : set of Tensor
     """
     functions: dict[str, tirx.PrimFunc] = {}
     symbols = []
@@ -60,18 +68,21 @@ def run_tes(tes: Sequence[TE | ExternTE], values: Mapping[Tensor, np.ndarray]) -
     )
     executable = tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "opt-level": 2}))
     last_use = {tensor: position for position, te_ in enumerate(tes) for tensor in te_.inputs}
-    device = tvm.cpu()
     arrays: dict[Tensor, tvm.runtime.Tensor] = {}
     results: dict[Tensor, np.ndarray] = {}
-    for symbol, te_ in zip(symbols, tes, strict=True):
+    for position, (symbol, te_) in enumerate(zip(symbols, tes, strict=True)):
         for tensor in te_.inputs:
             if tensor not in arrays:
                 arrays[tensor] = _to_tvm(values[tensor], tensor)
-        outputs = [tvm.runtime.empty(tensor.shape, tensor.dtype, device) for tensor in te_.outputs]
+        outputs = [tvm.runtime.empty(tensor.shape, tensor.dtype, tvm.cpu()) for tensor in te_.outputs]
         executable[symbol](*(arrays[tensor] for tensor in te_.inputs), *outputs)
-        arrays.update(zip(te_.outputs, outputs, strict=True))
-        results.update({tensor: array.numpy() for tensor, array in zip(te_.outputs, outputs, strict=True)})
-    del last_use
+        for tensor, array in zip(te_.outputs, outputs, strict=True):
+            arrays[tensor] = array
+            if tensor in wanted:
+                results[tensor] = array.numpy()
+        for tensor in {*te_.inputs, *te_.outputs}:
+            if last_use.get(tensor, position) <= position:
+                del arrays[tensor]
     return results
 
 

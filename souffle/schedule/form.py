@@ -122,6 +122,7 @@ class _Former:
         self.cache: dict[str, Answer] = {}
         self.forming: list[_Forming] = []
         self.stage_of: dict[TE | ExternTE, int] = {}
+        self.depth: dict[TE | ExternTE, int] = {}
         self.decisions: list[Decision] = []
 
     def run(self) -> tuple[tuple[Stage, ...], tuple[Decision, ...]]:
@@ -139,6 +140,7 @@ class _Former:
     def _start(self, te_: TE | ExternTE) -> None:
         draft = draft_stage([te_], self.program)
         self.stage_of[te_] = len(self.forming)
+        self.depth[te_] = self._depth([te_])
         self.forming.append(_Forming([te_], draft, self._answer(draft)))
 
     def _try_join(self, te_: TE | ExternTE) -> bool:
@@ -162,8 +164,10 @@ class _Former:
         self.decisions.append(Decision("schedule", subject, True, f"one schedule ({answer.rule}) computes both"))
         # The joint stage runs where its last TE stands: everything that it reads is defined by then.
         stage.absorbed = True
+        depth = self._depth(joined)
         for member in joined:
             self.stage_of[member] = len(self.forming)
+            self.depth[member] = depth
         self.forming.append(_Forming(joined, draft, answer))
         return True
 
@@ -211,10 +215,28 @@ class _Former:
         """Keep work on many multiprocessors where one block would take longer than a barrier."""
         if all(member.origin.group == te_.origin.group for member in stage.tes):
             return None
+        delayed = self._delays(te_, stage)
+        if delayed is not None:
+            return f"{delayed} reads the stage too and would wait for it longer"
         reads = sum(_points(member) for member in (*stage.tes, te_)) // answer.tiles
         if reads <= _READS_PER_BARRIER:
             return None
         return f"a block would read {reads} elements alone, which takes longer than a grid sync ({_READS_PER_BARRIER})"
+
+    def _delays(self, te_: TE, stage: _Forming) -> str | None:
+        """Another reader of the stage that a join would put behind more grid syncs, since `te_` waits for others."""
+        before = self._depth(stage.tes)
+        if self._depth([*stage.tes, te_]) == before:
+            return None
+        inside = {*stage.tes, te_}
+        outputs = [t for member in stage.tes for t in member.outputs]
+        return next((c.name for t in outputs for c in self.program.consumers[t] if c not in inside), None)
+
+    def _depth(self, tes: list[TE | ExternTE]) -> int:
+        """Stages on the longest path to these TEs."""
+        inside = set(tes)
+        producers = {self.program.producers[t] for te_ in tes for t in te_.inputs if t in self.program.producers}
+        return max((self.depth[p] + 1 for p in producers - inside), default=0)
 
     def _covers(self, te_: TE, stage: _Forming) -> bool:
         sizes = {m.outputs[0].size for m in stage.tes}

@@ -30,7 +30,7 @@ from souffle.schedule.gpu.staging import (
 )
 from souffle.tvm_compat import PrimExpr
 
-__all__ = ["contraction"]
+__all__ = ["contraction", "refusal_of"]
 
 RULE = "contraction"
 
@@ -41,7 +41,7 @@ _MIN_INNER = 4
 """Shortest inner axis: below it the stage moves its output and does no arithmetic to speak of."""
 
 _MIN_PRODUCTS_PER_ROW_OR_COLUMN = 8
-"""With fewer rows (or columns) than this the stage is bound by reading the other operand once; see `_refusal`."""
+"""With fewer rows (or columns) than this the stage is bound by reading the other operand once; see `refusal_of`."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def contraction(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refus
         problem = canonical_contraction(func)
     except NotAContraction as reason:
         return Refusal(RULE, str(reason))
-    refusal = _refusal(problem, request)
+    refusal = refusal_of(problem, request)
     if refusal is not None:
         return Refusal(RULE, f"block {problem.name}: {refusal}")
     tiling = _choose_tiling(problem, request)
@@ -106,7 +106,7 @@ def contraction(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refus
     return GpuSchedule(kernel, RULE, tiles, request.threads)
 
 
-def _refusal(problem: Contraction, request: GpuRequest) -> str | None:
+def refusal_of(problem: Contraction, request: GpuRequest) -> str | None:
     _, rows, columns, inner = problem.extents
     if min(rows, columns) < _MIN_SIDE:
         return f"{rows} x {columns} results of {inner} products reuse no operand; a reduction rule splits the sum instead"
