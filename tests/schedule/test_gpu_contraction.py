@@ -20,6 +20,7 @@ from souffle.runtime.cpu_device import compile_text
 from souffle.schedule.gpu.common import check_schedule
 from souffle.schedule.gpu.contraction import contraction
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.tensor_core import tensor_core_contraction
 from souffle.tvm_compat import const_int, primfunc_from_tensors
 
 SMALL = GpuRequest("sm_90", threads=64, sm_count=4)
@@ -292,3 +293,151 @@ def built() -> Built:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_result(case: Case, built: Built) -> None:
     compare(case, built)
+
+
+def tensor_core_cases() -> list[Case]:
+    found = []
+    for name, arguments, options in (
+        ("plain", (32, 48, 64), {}),
+        ("prime", (37, 41, 43), {}),
+        ("batched", (17, 24, 20, 3), {"tb": True}),
+        ("transposed", (32, 40, 32), {"ta": True, "tb": True}),
+        ("short_sum", (40, 36, 8), {"ta": True}),
+    ):
+        inputs, result = gemm(*arguments, dtype="float16", **options)
+        bias = data(arguments[1], name="bias")
+        found.append(Case(f"tc_{name}", (*inputs, bias), (topi.nn.relu(topi.add(result, bias)),)))
+    inputs, result = gemm(24, 36, 20, dtype="float16")
+    residual = data(24, 36, name="residual")
+    heads = topi.transpose(topi.reshape(topi.add(result, residual), (24, 4, 9)), (1, 0, 2))
+    found.append(Case("tc_heads", (*inputs, residual), (result, topi.cast(heads, "float16"))))
+    a, b = data(20, 24, name="a"), data(24, 32, name="b")
+    cast = matmul(topi.cast(a, "float16"), topi.cast(b, "float16"))
+    found.append(Case("tc_cast_before", (a, b), (cast,)))
+    for name, arguments in (
+        ("conv", ((1, 16, 10, 10), (24, 16, 3, 3), 1, 1, 1)),
+        ("conv_stride", ((2, 8, 15, 13), (16, 8, 3, 3), 2, 1, 1)),
+        ("conv_grouped", ((1, 32, 7, 7), (32, 16, 3, 3), 1, 1, 1, 2)),
+    ):
+        (x, w), result = conv(*arguments, dtype="float16")
+        found.append(Case(f"tc_{name}", (x, w), (topi.nn.relu(result),)))
+    wide, filters = data(1, 16, 9, 9, name="image"), data(16, 16, 3, 3, dtype="float16", name="weight")
+    padded = topi.nn.conv2d_nchw(topi.cast(wide, "float16"), filters, 1, 1, 1, out_dtype="float32")
+    found.append(Case("tc_cast_and_pad", (wide, filters), (padded,), GpuRequest("sm_80", threads=128, sm_count=2)))
+    return found
+
+
+TENSOR_CORE_CASES = tensor_core_cases()
+
+
+@pytest.fixture(scope="module")
+def built_tensor_core() -> Built:
+    return build(TENSOR_CORE_CASES, tensor_core_contraction)
+
+
+@pytest.mark.parametrize("case", TENSOR_CORE_CASES, ids=lambda case: case.name)
+def test_tensor_core_result(case: Case, built_tensor_core: Built) -> None:
+    assert built_tensor_core.schedules[case.name].tensor_cores
+    compare(case, built_tensor_core)
+
+
+def large_cases(dtype: str) -> list[Case]:
+    inputs, product = gemm(384, 768, 768, dtype=dtype)
+    bias = data(768, name="bias")
+    (x, w), image = conv((1, 64, 56, 56), (64, 64, 3, 3), 1, 1, 1, dtype=dtype)
+    channel = data(64, 1, 1, name="bias")
+    scores_in, scores = gemm(384, 384, 64, 12, dtype=dtype, tb=True)
+    return [
+        Case(f"linear_{dtype}", (*inputs, bias), (topi.add(product, bias),), H100),
+        Case(f"conv_{dtype}", (x, w, channel), (topi.nn.relu(topi.add(image, channel)),), H100),
+        Case(f"scores_{dtype}", scores_in, (topi.multiply(scores, 0.125),), H100),
+    ]
+
+
+def test_scheduling_is_fast() -> None:
+    for dtype, rule in (("float32", contraction), ("float16", tensor_core_contraction)):
+        for case in large_cases(dtype):
+            func = case.func
+            seconds = []
+            for _ in range(3):
+                start = time.perf_counter()
+                schedule = rule(func, case.request)
+                seconds.append(time.perf_counter() - start)
+            assert isinstance(schedule, GpuSchedule)
+            assert min(seconds) < 0.3
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_registers(arch: str, tmp_path: Path) -> None:
+    tvm.register_global_func("tvm_callback_cuda_compile", lambda code, target=None: b"x", override=True)
+    kernels = {}
+    for dtype, rule in (("float32", contraction), ("float16", tensor_core_contraction)):
+        for case in large_cases(dtype):
+            kernels[case.name] = rule(case.func, case.request).func
+    text = tvm.compile(tvm.IRModule(kernels), target=target(arch)).mod.imports[0].inspect_source()
+    source = tmp_path / "kernels.cu"
+    source.write_text(text)
+    command = ["nvcc", "-cubin", f"-arch={arch}", "-Xptxas", "-v", "-o", str(tmp_path / "kernels.cubin"), str(source)]
+    report = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stderr
+    registers = [int(n) for n in re.findall(r"Used (\d+) registers", report)]
+    assert len(registers) == len(kernels)
+    # Two blocks of 256 threads share the 65536 registers of a multiprocessor.
+    assert max(registers) <= 128
+    assert set(re.findall(r"(\d+) bytes spill", report)) == {"0"}
+
+
+def refusals() -> list[tuple[str, Tensors, str]]:
+    (row_a, row_b), row = gemm(1, 1000, 2048)
+    (x, filters) = data(1, 8, 9, 9, name="image"), data(8, 1, 3, 3, name="weight")
+    depthwise = topi.nn.depthwise_conv2d_nchw(x, filters, 1, 1, 1)
+    (a, b), short = gemm(64, 64, 2)
+    (p, q), product = gemm(32, 32, 32)
+    v = data(32, 32, name="v")
+    k = te.reduce_axis((0, 32), name="k")
+    square = te.compute((32,), lambda i: te.sum(v[i, k] * v[i, k], axis=k), name="square")
+    scaled = topi.multiply(p, 2.0)
+    s = data(32, name="s")
+    return [
+        ("row", (row_a, row_b, row), "reuse no operand"),
+        ("depthwise", (x, filters, depthwise), "reuse no operand"),
+        ("short", (a, b, short), "too short"),
+        ("softmax", (p, q, topi.nn.softmax(product)), "reduction blocks"),
+        ("self_transposed", (p, q, topi.add(product, topi.transpose(product))), "several elements"),
+        ("broadcast", (p, q, topi.broadcast_to(topi.expand_dims(product, 0), (3, 32, 32))), "once"),
+        ("square", (v, square), "reuse no operand"),
+        ("other_output", (p, q, s, product, topi.exp(s)), "does not depend"),
+        ("kept_producer", (p, q, scaled, matmul(scaled, q)), "does not depend"),
+        ("no_product", (v, topi.sum(v, axis=1)), "one operand"),
+        ("argmax", (v, topi.argmax(v, axis=1)), "more than one value"),
+    ]
+
+
+@pytest.mark.parametrize(("name", "tensors", "reason"), refusals(), ids=lambda value: value if isinstance(value, str) else "")
+def test_refusal(name: str, tensors: Tensors, reason: str) -> None:
+    answer = contraction(primfunc_from_tensors(list(tensors), name), H100)
+    assert isinstance(answer, Refusal)
+    assert reason in answer.reason
+
+
+def test_tensor_core_refusals() -> None:
+    def reason(inputs: Tensors, result: te.Tensor, request: GpuRequest = H100) -> str:
+        answer = tensor_core_contraction(primfunc_from_tensors([*inputs, result], "f"), request)
+        assert isinstance(answer, Refusal)
+        return answer.reason
+
+    assert "float32, float32" in reason(*gemm(32, 32, 32))
+    assert "times the work" in reason(*gemm(4, 5, 64, dtype="float16"))
+    assert "no tensor cores" in reason(*gemm(32, 32, 32, dtype="float16"), GpuRequest("sm_61"))
+    a, b = data(32, 32, dtype="float16", name="a"), data(32, 32, dtype="float16", name="b")
+    k = te.reduce_axis((0, 32), name="k")
+    rounded = te.compute((32, 32), lambda i, j: te.sum((a[i, k] * b[k, j]).astype("float32"), axis=k), name="m")
+    assert "not by a product in fp32" in reason((a, b), rounded)
+
+
+def test_little_shared_memory() -> None:
+    (a, b), product = gemm(256, 256, 256, dtype="float16")
+    func = primfunc_from_tensors([a, b, product], "f")
+    for rule in (contraction, tensor_core_contraction):
+        assert isinstance(rule(func, GpuRequest("sm_90", max_shared_bytes=256)), Refusal)
+        assert isinstance(rule(func, GpuRequest("sm_90", max_shared_bytes=16 * 1024)), GpuSchedule)

@@ -32,6 +32,7 @@ TARGET = tvm.target.Target(
     host="llvm",
 )
 SMALL = GpuRequest("sm_90", threads=64, sm_count=4)
+ODD = GpuRequest("sm_90", threads=96, sm_count=4)
 H100 = GpuRequest("sm_90")
 
 
@@ -56,6 +57,13 @@ def data(*shape: int, dtype: str = "float32", name: str = "x") -> te.Tensor:
 
 def named(tensor: te.Tensor, name: str) -> te.Tensor:
     return te.compute(tensor.shape, lambda *index: tensor(*index), name=name)
+
+
+def squares(x: te.Tensor, times: int) -> te.Tensor:
+    """A chain that inlining would double at every step."""
+    for _ in range(times):
+        x = topi.add(topi.multiply(topi.multiply(x, x), 0.5), topi.multiply(x, 0.25))
+    return x
 
 
 def mean(x: te.Tensor, axes: tuple[int, ...], keepdims: bool = True) -> te.Tensor:
@@ -91,6 +99,8 @@ def elementwise_cases() -> list[Case]:
         Case("compare", (x, b), (topi.greater(x, b),), "elementwise"),
         Case("cast", (x,), (topi.cast(x, "float16"),), "elementwise"),
         Case("where", (x, b), (topi.where(topi.greater(x, b), x, topi.add(x, b)),), "elementwise"),
+        Case("squares", (x,), (squares(x, 24),), "elementwise"),
+        Case("squares_turned", (x,), (topi.transpose(squares(x, 3)), named(squares(x, 2), "two")), "elementwise"),
         Case("integer", (index,), (topi.add(topi.multiply(index, index), index),), "elementwise"),
     ]
 
@@ -141,16 +151,30 @@ def rowwise_cases() -> list[Case]:
         Case("one_row", (data(1, 333),), (), "rowwise"),
         Case("big_row", (data(3, 5000),), (), "rowwise"),
         Case("gelu_norm", (y,), (normalized(topi.tanh(y), (1,))[2],), "rowwise"),
+        Case("gemv_cumulated", (data(1, 9), data(9, 9, name="w")), (), "rowwise"),
+        Case("gemv_cumulated_odd", (data(1, 33), data(33, 9, name="w")), (), "rowwise", ODD),
+        Case("pool_pool", (data(1, 2, 9, 9),), (), "rowwise", ODD),
         Case("full_block", (data(5, 1500),), (), "rowwise", H100),
     ]
 
 
+def cumulated(x: te.Tensor) -> te.Tensor:
+    """Running sums along the second axis, as a reduction."""
+    k = te.reduce_axis((0, x.shape[1]), "k")
+    return te.compute(x.shape, lambda i, j: te.sum(te.if_then_else(k <= j, x[i, k], 0.0), axis=k), name="sums")
+
+
 def completed(case: Case) -> Case:
-    """Cases given by their input alone: a softmax, or a sum in the input's type."""
+    """Cases given by their inputs alone: a softmax, a sum, running sums of a product, two poolings."""
     if case.outputs:
         return case
-    (x,) = case.inputs
+    x = case.inputs[0]
     output = topi.nn.softmax(x) if case.rule == "rowwise" else topi.sum(x, axis=1)
+    if len(case.inputs) == 2:
+        output = cumulated(topi.matmul(*case.inputs))
+    elif len(x.shape) == 4:
+        once = topi.nn.pool2d(x, [3, 3], [2, 2], [1, 1], [1, 1, 1, 1], "max")
+        output = topi.nn.pool2d(topi.tanh(once), [2, 2], [1, 1], [1, 1], [1, 0, 1, 0], "max")
     return Case(case.name, case.inputs, (output,), case.rule, case.request)
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import tvm
 from tvm import tirx
+from tvm.error import InternalError
 
 from souffle.schedule.cpu.schedule import schedule_cpu
 
 __all__ = ["build_cpu"]
+
+_LOG = logging.getLogger(__name__)
 
 
 def build_cpu(
@@ -48,8 +52,19 @@ def build_cpu(
 
 
 def _compile(funcs: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> tvm.runtime.Module:
-    scheduled = {
-        name: schedule_cpu(func, target=target).with_attr("global_symbol", name) for name, func in funcs.items()
-    }
-    module = tvm.compile(tvm.IRModule(scheduled), target=target).mod
-    return module
+    try:
+        return _module({name: schedule_cpu(func, target=target) for name, func in funcs.items()}, target)
+    except InternalError as error:
+        if len(funcs) > 1:
+            modules = [_compile({name: func}, target) for name, func in funcs.items()]
+            for module in modules[1:]:
+                modules[0].import_module(module)
+            return modules[0]
+        # One function that TVM does not lower as scheduled must not cost the whole network.
+        _LOG.warning("function %s is compiled without a schedule: %s", *funcs, error)
+        return _module(funcs, target)
+
+
+def _module(funcs: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> tvm.runtime.Module:
+    named = {name: func.with_attr("global_symbol", name) for name, func in funcs.items()}
+    return tvm.compile(tvm.IRModule(named), target=target).mod

@@ -305,9 +305,7 @@ def _over(axes: tuple[Axis, ...], make: Callable[[dict[tirx.Var, PrimExpr]], tir
     )
 
 
-def _column_pieces(
-    extent: int, lanes: int, index: str, make: Callable[[PrimExpr], tirx.Stmt]
-) -> list[tirx.Stmt]:
+def _column_pieces(extent: int, lanes: int, index: str, make: Callable[[PrimExpr], tirx.Stmt]) -> list[tirx.Stmt]:
     statements = []
     for piece in pieces(extent, lanes):
         kind = ForKind.VECTORIZED if piece.width > 1 else ForKind.SERIAL

@@ -186,5 +186,3 @@ def _readable_in_place(side: Side, columns: Sequence[Axis], nest: Nest) -> bool:
         for load in buffer_loads(side.value)
         if uses(load, [columns[-1]])
     )
-
-

@@ -53,7 +53,9 @@ def _physical_cores() -> list[int]:
 
 def host_target() -> tvm.target.Target:
     """TVM's LLVM target for the CPU that this process runs on, with as many cores as it may use."""
-    return tvm.target.Target({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu(), "num-cores": len(_physical_cores())})
+    return tvm.target.Target(
+        {"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu(), "num-cores": len(_physical_cores())}
+    )
 
 
 def machine_of(target: tvm.target.Target) -> Machine:

@@ -233,4 +233,3 @@ def _as_epilogue(reduction: Nest, reader: Nest | tirx.Stmt) -> tirx.BufferStore 
 
     # The reader's own index map, composed with its inverse, is the identity: load the element plainly.
     return replace_variables(map_buffer_loads(reader.body, own_element), values)
-

@@ -136,9 +136,7 @@ def _along_memory(nest: Nest, lanes: int) -> tirx.Stmt:
         done = full * width + vectors * lanes
         if done < inner.extent:
             zero = tirx.const(0, inner.dtype)
-            steps.append(
-                loop(inner.extent - done, lambda t: add(body, t + done, zero), name="t", dtype=inner.dtype)
-            )
+            steps.append(loop(inner.extent - done, lambda t: add(body, t + done, zero), name="t", dtype=inner.dtype))
         return sequence(steps)
 
     statements = [tirx.AllocBuffer(partial), _fill(partial, width, lanes, combiner.identity)]
@@ -151,9 +149,7 @@ def _along_memory(nest: Nest, lanes: int) -> tirx.Stmt:
             statements.append(
                 loop(
                     half,
-                    lambda v, start=start: tirx.BufferStore(
-                        partial, combiner.apply(load(v), load(v + start)), [v]
-                    ),
+                    lambda v, start=start: tirx.BufferStore(partial, combiner.apply(load(v), load(v + start)), [v]),
                     kind,
                     name="v",
                 )
@@ -166,9 +162,7 @@ def _along_memory(nest: Nest, lanes: int) -> tirx.Stmt:
 def _fill(buffer: tirx.Buffer, extent: int, lanes: int, value: PrimExpr) -> tirx.Stmt:
     return loop(
         extent // lanes,
-        lambda o: loop(
-            lanes, lambda v: tirx.BufferStore(buffer, value, [o * lanes + v]), ForKind.VECTORIZED, name="v"
-        ),
+        lambda o: loop(lanes, lambda v: tirx.BufferStore(buffer, value, [o * lanes + v]), ForKind.VECTORIZED, name="v"),
         ForKind.UNROLLED,
         name="o",
     )
@@ -243,9 +237,7 @@ def _tile(
         def lane(r: PrimExpr, u: PrimExpr) -> tirx.Stmt:
             if width == 1:
                 return make(r, u)
-            return loop(
-                width, lambda v: make(r, u * width + v), ForKind.VECTORIZED, name="v", dtype=column.dtype
-            )
+            return loop(width, lambda v: make(r, u * width + v), ForKind.VECTORIZED, name="v", dtype=column.dtype)
 
         return loop(
             height,
@@ -268,9 +260,7 @@ def _tile(
         strided = _pairs(body, column, width)
         if not strided:
             return each(lambda r, c: update(r, c, _rest(at(body, r, c)).value))
-        return loop(
-            vectors, lambda u: staged(body, strided, u * width), ForKind.UNROLLED, name="u", dtype=column.dtype
-        )
+        return loop(vectors, lambda u: staged(body, strided, u * width), ForKind.UNROLLED, name="u", dtype=column.dtype)
 
     def staged(body: Nest, strided: list[TensorLoad], offset: PrimExpr) -> tirx.Stmt:
         # Every second element of two vectors, by way of local arrays that LLVM turns into one shuffle.
@@ -364,4 +354,3 @@ def _plain(nest: Nest) -> tirx.Stmt:
         return sequence(steps)
 
     return serial(nest, nest.spatial, point)
-

@@ -34,6 +34,7 @@ from souffle.schedule.cpu.nest import (
     sequence,
 )
 from souffle.schedule.cpu.reduction import emit_reduction, reduces_along_memory
+from souffle.schedule.cpu.windows import hoist_windows
 
 __all__ = ["schedule_cpu"]
 
@@ -61,7 +62,7 @@ def schedule_cpu(func: tirx.PrimFunc, *, target: tvm.target.Target) -> tirx.Prim
     machine = machine_of(target)
     function = parse(func)
     items = inline_injective(without_trivial_reductions(function.items), func.params)
-    items = attach_epilogues(items, func.params)
+    items = attach_epilogues(hoist_windows(items), func.params)
     units: list[tuple[Nest | tirx.Stmt, Contraction | None]] = []
     for item in items:
         form = contraction_of(item) if isinstance(item, Nest) else None
@@ -156,8 +157,7 @@ def _shareable(group: Sequence[Nest], depth: int) -> bool:
 
 def _at(indices: Sequence[tirx.Var], leading: Sequence[Axis]) -> bool:
     return len(indices) >= len(leading) and all(
-        index.same_as(axis.var)
-        or (axis.extent == 1 and isinstance(index, tirx.IntImm) and int(index.value) == 0)
+        index.same_as(axis.var) or (axis.extent == 1 and isinstance(index, tirx.IntImm) and int(index.value) == 0)
         for index, axis in zip(indices, leading, strict=False)
     )
 

@@ -9,15 +9,19 @@ from __future__ import annotations
 from tvm import s_tir, tirx
 
 from souffle.schedule.gpu.common import ScheduleError, check_schedule
+from souffle.schedule.gpu.contraction import contraction
 from souffle.schedule.gpu.elementwise import elementwise
 from souffle.schedule.gpu.fallback import fallback
 from souffle.schedule.gpu.reduction import reduction
 from souffle.schedule.gpu.rowwise import rowwise
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal, Rule
+from souffle.schedule.gpu.tensor_core import tensor_core_contraction
 
 __all__ = ["RULES", "GpuRequest", "GpuSchedule", "Refusal", "Rule", "ScheduleError", "check_schedule", "schedule_gpu"]
 
 RULES: tuple[tuple[str, Rule], ...] = (
+    ("tensor_core_contraction", tensor_core_contraction),
+    ("contraction", contraction),
     ("rowwise", rowwise),
     ("reduction", reduction),
     ("elementwise", elementwise),

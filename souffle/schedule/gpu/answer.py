@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from souffle.schedule.form import Answer, Scheduler
+from souffle.schedule.drafts import Answer, Scheduler
 from souffle.schedule.gpu import RULES, check_schedule, schedule_gpu
 from souffle.schedule.gpu.device import GpuDevice
 from souffle.schedule.gpu.rule import GpuRequest

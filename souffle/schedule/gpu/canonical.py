@@ -665,7 +665,7 @@ def _inverse(
     try:
         index_map = tirx.IndexMap([a.var for a in axes], maps, None)
         inverse = index_map.inverse([Range(0, a.extent) for a in axes])
-    except (tvm.error.TVMError, ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError) as error:
         raise NotAContraction(
             f"block {block.name} reads the reduction through a map that cannot be inverted"
         ) from error

@@ -310,7 +310,7 @@ def check_schedule(schedule: GpuSchedule, request: GpuRequest) -> None:
 
 def _check_outputs(func: tirx.PrimFunc, rule: str) -> None:
     written = [store.buffer for store in collect(func.body, tirx.BufferStore)]
-    # Statements alone: the regions that blocks declare keep naming an output that `cache_write` has replaced in an index.
+    # Statements alone: the regions that blocks declare still name an output that `cache_write` replaced in an index.
     statements = [s for kind in (tirx.BufferStore, tirx.Bind, tirx.Evaluate) for s in collect(func.body, kind)]
     read = [load.source for statement in statements for load in collect(statement, ir.TensorLoad)]
     for parameter in func.params:

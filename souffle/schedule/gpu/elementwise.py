@@ -7,14 +7,17 @@ from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
 from souffle.schedule.gpu.common import (
+    Access,
     BlockView,
     block_views,
     collect,
     detach_outputs,
     finish,
     inline_injective,
+    intermediates,
     open_schedule,
     product,
+    same_buffer,
 )
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
 from souffle.tvm_compat import const_int
@@ -27,8 +30,9 @@ _VECTOR_TYPES = frozenset({"float32", "int32"})
 def elementwise(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal:
     """Schedule a stage without reductions.
 
-    Every intermediate is inlined. Outputs of one shape share one nest of loops; all nests are joined under one
-    ``blockIdx.x`` with as many tiles as the largest output needs.
+    Intermediates are inlined, except those that are read more than once where they were computed: these stay in
+    registers, so that the text does not double with every square in a chain. Blocks of one shape share one nest of
+    loops; all nests are joined under one ``blockIdx.x`` with as many tiles as the largest output needs.
 
     Parameters
     ----------
@@ -40,14 +44,17 @@ def elementwise(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refus
     GpuSchedule or Refusal
         A refusal names the first reduction.
     """
-    sch = open_schedule(func)
-    for view in block_views(sch):
+    for view in block_views(open_schedule(func)):
         if view.reduction:
             return Refusal("elementwise", f"block {view.name} reduces over {view.reduction_size} elements")
-    detach_outputs(sch)
-    inline_injective(sch)
+    sch = _with_registers(func)
     views = block_views(sch)
-    vectors = [_vector(view, request) for view in views]
+    widest = [_vector(view, request) for view in views]
+    # One for all blocks of a shape, since what they share in registers is one thread's.
+    vectors = [
+        min(w for w, other in zip(widest, views, strict=True) if other.spatial_shape == view.spatial_shape)
+        for view in views
+    ]
     tiles = max(-(-view.size // (request.threads * vector)) for view, vector in zip(views, vectors, strict=True))
     groups: dict[tuple[tuple[int, ...], int], list[BlockView]] = {}
     for view, vector in zip(views, vectors, strict=True):
@@ -56,6 +63,54 @@ def elementwise(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refus
     tile = sch.merge(*outer) if len(outer) > 1 else outer[0]
     sch.bind(tile, "blockIdx.x")
     return finish(sch, request, "elementwise", tiles, request.threads)
+
+
+def _with_registers(func: tirx.PrimFunc) -> s_tir.Schedule:
+    """`func` with its intermediates inlined or, if read repeatedly in place, left in local memory."""
+    keep = _read_repeatedly(func)
+    while True:
+        sch = open_schedule(func)
+        detach_outputs(sch)
+        inline_injective(sch, keep)
+        private = intermediates(sch)
+        views = block_views(sch)
+        moved = {
+            producer.name
+            for view in views
+            for access in view.reads
+            for producer in views
+            if producer.writes_to(access.buffer) and not _in_place(view, producer, access)
+        }
+        if not moved:
+            break
+        keep -= moved
+    for view in views:
+        if any(view.writes_to(buffer) for buffer in private):
+            sch.set_scope(view.rv, 0, "local")
+    return sch
+
+
+def _read_repeatedly(func: tirx.PrimFunc) -> frozenset[str]:
+    """Blocks whose output stays in the stage and is read in several places."""
+    sch = open_schedule(func)
+    detach_outputs(sch)
+    views = block_views(sch)
+    private = intermediates(sch)
+    return frozenset(
+        producer.name
+        for producer in views
+        for written in producer.writes
+        if any(same_buffer(written.buffer, buffer) for buffer in private)
+        and sum(same_buffer(read.buffer, written.buffer) for view in views for read in view.reads) > 1
+    )
+
+
+def _in_place(consumer: BlockView, producer: BlockView, read: Access) -> bool:
+    """Whether `consumer` reads, for each of its elements, the same element of `producer`."""
+    return consumer.spatial_shape == producer.spatial_shape and all(
+        axis.var.same_as(index) or extent == 1
+        for axis, index, extent in zip(consumer.spatial, read.indices, read.shape, strict=len(read.shape) > 0)
+    )
 
 
 def _nest(sch: s_tir.Schedule, members: list[BlockView], vector: int, tiles: int, threads: int) -> object:

@@ -376,7 +376,7 @@ def _row_nest(stage: Stage, chain: Chain, index: int, layout: Layout) -> tuple[o
         else:
             parallel = sch.fuse(*columns) if columns else sch.add_unit_loop(reductions[0] if reductions else view.rv)
     if parallel is not None and reductions and not across:
-        # Before the splits, whose conditions then hold for the copy too: by itself it would lose those of constant rows.
+        # Before the splits, whose conditions then hold for the copy too; after them it would lose that of a single row.
         for position in range(len(view.node.writes)):
             sch.reverse_compute_at(sch.cache_write(view.rv, position, "local"), parallel)
     tile, row = sch.split(row, [layout.tiles, layout.rows])
@@ -390,8 +390,8 @@ def _row_nest(stage: Stage, chain: Chain, index: int, layout: Layout) -> tuple[o
 def crosses(chain: Chain, index: int, layout: Layout) -> bool:
     """Whether the threads of a row share the reduction of a block, instead of dividing its columns.
 
-    Not where threads are left over beside a single row and its columns are shared: TVM's LowerCrossThreadReduction drops
-    a condition that stands alone, here the one that keeps those threads from writing to the row.
+    Not where threads are left over beside a single row and its columns are shared: TVM's LowerCrossThreadReduction
+    drops a condition that stands alone, here the one that keeps those threads from writing to the row.
     """
     view = chain.blocks[index]
     columns = chain.columns(index)

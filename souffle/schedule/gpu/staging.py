@@ -59,11 +59,7 @@ def loop(name: str, extent: int, body: Callable[[PrimExpr], tirx.Stmt], kind: st
         return body(tirx.IntImm("int32", 0))
     var = tirx.Var(name, "int32")
     kinds = tirx.ForKind
-    if kind == "unrolled":
-        # The body is unrolled by the CUDA compiler only if TVM leaves the loop alone.
-        inner = tirx.For(var, tirx.IntImm("int32", 0), tirx.IntImm("int32", extent), kinds.UNROLLED, body(var))
-        return tirx.AttrStmt(tirx.IntImm("int32", 0), "pragma_unroll_explicit", tirx.IntImm("int32", 0), inner)
-    chosen = kinds.VECTORIZED if kind == "vectorized" else kinds.SERIAL
+    chosen = {"serial": kinds.SERIAL, "vectorized": kinds.VECTORIZED, "unrolled": kinds.UNROLLED}[kind]
     return tirx.For(var, tirx.IntImm("int32", 0), tirx.IntImm("int32", extent), chosen, body(var))
 
 
@@ -446,7 +442,11 @@ def kernel_func(
         zero, size = tirx.IntImm("int32", 0), tirx.IntImm("int32", extent)
         return tirx.For(var, zero, size, tirx.ForKind.THREAD_BINDING, inner, axis)
 
-    nest = bind(block, tiles, "blockIdx.x", bind(thread, threads, "threadIdx.x", body(block, thread)))
+    # Leaves unrolling to the CUDA compiler. It also makes all that is inside one scope for TVM's StorageRewrite, which
+    # would otherwise give the memory of fp16 tiles to fp32 results, and then reject pointers into it for their type.
+    zero = tirx.IntImm("int32", 0)
+    inside = tirx.AttrStmt(zero, "pragma_unroll_explicit", zero, body(block, thread))
+    nest = bind(block, tiles, "blockIdx.x", bind(thread, threads, "threadIdx.x", inside))
     root = func.body.block
     new_root = tvm.s_tir.SBlock([], [], [], root.name_hint, nest, None, list(buffers))
     return func.with_body(tvm.s_tir.SBlockRealize([], True, new_root))

@@ -1,0 +1,68 @@
+"""Properties of the transformations over random TE programs."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from souffle.pipeline import LEVELS, transform_program
+from souffle.program import TEProgram
+from souffle.transform import horizontal, mixed_precision, vertical
+from tests.testlib import Builder, assert_same_function, random_program
+
+SETTINGS = settings(
+    max_examples=25,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> TEProgram:
+    return random_program(lambda options: draw(st.sampled_from(list(options))), draw(st.integers(1, 8)))
+
+
+@pytest.mark.parametrize("transformation", [horizontal, vertical, mixed_precision])
+@SETTINGS
+@given(program=programs())
+def test_each_transformation_keeps_every_bit(transformation, program: TEProgram) -> None:
+    result, decisions = transformation(program)
+    result.check()
+    assert result is program or any(d.accepted for d in decisions)
+    assert (result.input_names, result.output_names) == (program.input_names, program.output_names)
+    assert_same_function(program, result)
+
+
+@SETTINGS
+@given(program=programs(), level=st.sampled_from(("V1", "V2")))
+def test_all_of_a_level_keeps_every_bit(program: TEProgram, level: str) -> None:
+    result, _ = transform_program(program, LEVELS[level], "fp32")
+    assert len(result.tes) <= len(program.tes)
+    assert_same_function(program, result)
+
+
+@SETTINGS
+@given(program=programs())
+def test_transformations_reach_a_fixed_point(program: TEProgram) -> None:
+    result, _ = vertical(program)
+    assert vertical(result)[0] is result
+
+
+def test_time_grows_with_the_program_and_not_faster() -> None:
+    def seconds(length: int) -> float:
+        b = Builder()
+        x = b.input(4, 6)
+        for number in range(length):
+            x = b.relu(x) if number % 3 else b.reshape(b.reduce(b.broadcast(x, 2), 0), 4, 6)
+        program = b.program(x)
+        start = time.perf_counter()
+        transform_program(program, LEVELS["V2"], "fp32")
+        return time.perf_counter() - start
+
+    seconds(30)
+    assert seconds(240) < 20 * max(seconds(60), 0.05)
