@@ -76,7 +76,6 @@ def _installed(distribution: str) -> str | None:
 
 check_tvm_pair(_installed("apache-tvm"), _installed("apache-tvm-ffi"))
 
-import tvm  # noqa: E402  (the pair is checked first, since importing a wrong one can crash the process)
 import tvm_ffi  # noqa: E402
 from tvm import te, tirx  # noqa: E402
 from tvm.ir import Call  # noqa: E402

@@ -14,7 +14,7 @@ from souffle.codegen.assemble import traffic
 from souffle.codegen.memory import place_buffers
 from souffle.codegen.plan import CudaModule, Kernel, Launch, Plan
 from souffle.decision import Decision
-from souffle.program import TEProgram, Tensor
+from souffle.program import Tensor, TEProgram
 from souffle.schedule.cpu import build_cpu, host_target
 from souffle.schedule.drafts import Answer
 from souffle.schedule.stage import Stage

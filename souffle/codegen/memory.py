@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from souffle.codegen.plan import Buffer
-from souffle.program import TEProgram, Tensor
+from souffle.program import Tensor, TEProgram
 
 __all__ = ["ALIGNMENT", "Lifetime", "place", "place_buffers"]
 

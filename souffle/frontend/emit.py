@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import tvm_ffi
 from tvm import te, tirx
+from tvm.ir import Call
 from tvm.relax.expr import TEPlaceholderOp
 
+from souffle.errors import UnsupportedOperatorError
 from souffle.frontend.indices import refreshed
 from souffle.frontend.lowering import Step, Template
 from souffle.frontend.naming import NameSupply, identifier
@@ -124,6 +127,7 @@ class Emitter:
         graph = compute_graph(step.tensors) if step.tensors else None
         labels = {slot: node if slot in final else f"{node}_{step.name}" for slot in step.outputs}
         if graph is None:
+            _check_self_contained(step, origin)
             outputs = tuple(self.tensor(labels[slot], *template.types[slot]) for slot in step.outputs)
             extern = ExternTE(outputs[0].name, step.func, inputs, outputs, origin)
             slots.update(zip(step.outputs, outputs, strict=True))
@@ -166,6 +170,22 @@ class Emitter:
             shape = tuple(const_int(axis.dom.extent) for axis in axes)
             outputs = [self.tensor(f"{name}_{k}", shape, str(op.output(k).dtype)) for k in range(op.num_outputs)]
         return make_te(name, axes, bodies, reads, origin, outputs)
+
+
+def _check_self_contained(step: Step, origin: Origin) -> None:
+    called: list[str] = []
+
+    def collect(call: Call) -> None:
+        name = str(getattr(call.op, "name", ""))
+        if "packed" in name or "extern" in name:
+            called.append(name)
+
+    tvm_ffi.structural_walk(step.func.body, (Call, collect))
+    if called:
+        raise UnsupportedOperatorError(
+            f"operator {origin.operators[0]} of node {origin.nodes[0]!r} calls a function outside of the program "
+            f"({called[0]}); there is no tensor expression for it"
+        )
 
 
 def compute_graph(tensors: Sequence[te.Tensor]) -> list[te.ComputeOp] | None:

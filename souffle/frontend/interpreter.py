@@ -159,9 +159,7 @@ class Interpreter:
             template = self._template(node, given, opsets)
         except UnsupportedOperatorError:
             # Some converters of TVM want an input as a constant, whatever its size.
-            whole = [
-                _as_node_input(value, True) for value in inputs
-            ]
+            whole = [_as_node_input(value, True) for value in inputs]
             if all((a is None or a.value is None) == (b is None or b.value is None) for a, b in zip(whole, given)):
                 raise
             given = whole

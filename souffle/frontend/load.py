@@ -46,7 +46,21 @@ class LoadedModel:
 
 _ELEMENT_TYPES = frozenset(
     onnx.TensorProto.DataType.Value(name)
-    for name in "FLOAT DOUBLE FLOAT16 BFLOAT16 INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 BOOL".split()
+    for name in [
+        "FLOAT",
+        "DOUBLE",
+        "FLOAT16",
+        "BFLOAT16",
+        "INT8",
+        "INT16",
+        "INT32",
+        "INT64",
+        "UINT8",
+        "UINT16",
+        "UINT32",
+        "UINT64",
+        "BOOL",
+    ]
 )
 
 

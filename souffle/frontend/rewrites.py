@@ -114,9 +114,7 @@ def _is_inf(
 
 
 @special("Pow")
-def _pow(
-    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
-) -> list[Value] | None:
+def _pow(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value] | None:
     base, exponent = inputs
     if all(isinstance(value, Known) for value in inputs) or not isinstance(exponent, (Known, Tensor)):
         return None
@@ -163,9 +161,7 @@ def _compress(
 
 
 @special("Equal")
-def _equal(
-    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
-) -> list[Value] | None:
+def _equal(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value] | None:
     # TVM compares booleans as floating-point numbers, which its compiler then refuses.
     if inputs[0].dtype != "bool":
         return None
@@ -174,9 +170,7 @@ def _equal(
 
 
 @special("Slice")
-def _slice(
-    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
-) -> list[Value] | None:
+def _slice(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value] | None:
     starts = attribute(node, "starts")
     if starts is None:
         return None
@@ -239,7 +233,9 @@ def _conv_transpose(
     kernel = attribute(node, "kernel_shape", inputs[1].shape[2:])
     strides, dilations = attribute(node, "strides", [1] * rank), attribute(node, "dilations", [1] * rank)
     extra = attribute(node, "output_padding", [0] * rank)
-    wanted = list(shape)[-rank:] if shape else [extent * stride for extent, stride in zip(spatial, strides, strict=True)]
+    wanted = (
+        list(shape)[-rank:] if shape else [extent * stride for extent, stride in zip(spatial, strides, strict=True)]
+    )
     begins, ends = [], []
     for k in range(rank):
         full = strides[k] * (spatial[k] - 1) + extra[k] + (kernel[k] - 1) * dilations[k] + 1

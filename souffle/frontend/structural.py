@@ -50,7 +50,7 @@ def _identity(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[V
 
 
 def reshaped(interpreter: Interpreter, node: onnx.NodeProto, value: Value, shape: Sequence[int]) -> Value:
-    """`value` in another shape of as many elements; `value` itself, or what it was reshaped from, where that will do."""
+    """`value` in another shape; `value` itself, or what it was itself reshaped from, where that will do."""
     shape = tuple(int(extent) for extent in shape)
     if value.shape == shape:
         return value

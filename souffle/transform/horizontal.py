@@ -13,6 +13,7 @@ result are read with an index that is affine in ``g``; the rest is selected by `
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,8 +30,8 @@ from souffle.tvm_compat import (
     fresh_axis,
     load_indices,
     load_tensor,
-    map_constants,
     map_bodies,
+    map_constants,
     map_loads,
     structural_digest,
     substitute,
@@ -279,7 +280,7 @@ def _anonymous(load: PrimExpr) -> PrimExpr:
 def _affine(column: Sequence[_Operand]) -> bool:
     """Whether every integer of the loads is affine in the member's number."""
     for values in zip(*(o.values for o in column), strict=True):
-        if len({after - before for before, after in zip(values, values[1:], strict=False)}) > 1:
+        if len({after - before for before, after in itertools.pairwise(values)}) > 1:
             return False
     return True
 

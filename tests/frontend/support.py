@@ -102,9 +102,7 @@ def assert_same(got: Mapping[str, np.ndarray], want: Mapping[str, np.ndarray], r
         )
 
 
-def compare(
-    model: onnx.ModelProto, inputs: Mapping[str, np.ndarray] | None = None, *, rtol: float = 1e-4
-) -> TEProgram:
+def compare(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray] | None = None, *, rtol: float = 1e-4) -> TEProgram:
     """Import a model, run it, and compare with ONNX Runtime."""
     program = import_onnx(model)
     given = random_inputs(program) if inputs is None else dict(inputs)

@@ -36,7 +36,24 @@ CASES = {
     # elementwise
     **{
         f"unary-{op}": (op, [(F, (3, 5))], {})
-        for op in ("Abs Ceil Cos Erf Exp Floor HardSwish Neg Relu Round Sigmoid Sign Sin Softplus Softsign Tanh".split())
+        for op in (
+            "Abs",
+            "Ceil",
+            "Cos",
+            "Erf",
+            "Exp",
+            "Floor",
+            "HardSwish",
+            "Neg",
+            "Relu",
+            "Round",
+            "Sigmoid",
+            "Sign",
+            "Sin",
+            "Softplus",
+            "Softsign",
+            "Tanh",
+        )
     },
     "elu": ("Elu", [(F, (3, 5))], {"alpha": 0.7}),
     "selu": ("Selu", [(F, (3, 5))], {}),

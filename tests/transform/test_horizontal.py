@@ -49,8 +49,8 @@ def test_members_follow_into_what_reads_them() -> None:
 
 def test_slices_of_one_tensor_are_read_at_an_affine_index() -> None:
     b = Builder()
-    x = b.relu(b.input(4, 9))
-    parts = [b.reduce(b.slice(x, 1, 3 * i, 3 * i + 3), 0) for i in range(3)]
+    x = b.relu(b.input(4, 12))
+    parts = [b.reduce(b.slice(x, 1, 3 * i, 3 * i + 3), 0) for i in range(1, 4)]
     program = b.program(b.plus(b.plus(parts[0], parts[1]), parts[2]))
     result, _ = horizontal(program)
     slices = next(t for t in result.tes if t.name.startswith("slice"))

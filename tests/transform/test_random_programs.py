@@ -14,7 +14,7 @@ from souffle.transform import horizontal, mixed_precision, vertical
 from tests.testlib import Builder, assert_same_function, random_program
 
 SETTINGS = settings(
-    max_examples=25,
+    max_examples=12,
     deadline=None,
     database=None,
     derandomize=True,

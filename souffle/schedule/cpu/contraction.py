@@ -76,8 +76,6 @@ def tiling_of(rows: int, columns: int, lanes: int, registers: int) -> Tiling:
         highest = min((registers - 1 - vectors) // vectors, 14)
         tiles = -(-rows // highest)
         height = -(-rows // tiles)
-        # Each k reads `vectors` registers of the panel and one element per row, for rows * vectors products.
-        products = height * vectors
         full, rest = divmod(-(-columns // lanes), vectors)
         cost = full * _steps(height, vectors) + (_steps(height, rest) if rest else 0)
         cost *= tiles

@@ -161,9 +161,9 @@ def contraction_of(nest: Nest) -> Contraction | None:
         scalar, vector, columns = vector, scalar, scalar.private
     elif _readable_in_place(vector, columns, nest) and product(a.extent for a in scalar.private) < _FEW_ROWS:
         return None
-    if product(a.extent for a in scalar.private) < _MIN_ROWS and not scalar.private == columns:
-        if product(a.extent for a in columns) < _FEW_ROWS or product(a.extent for a in scalar.private) < 2:
-            return None
+    height, width = (product(a.extent for a in group) for group in (scalar.private, columns))
+    if height < _MIN_ROWS and (width < _FEW_ROWS or height < 2):
+        return None
     batch = tuple(a for a in nest.spatial if a not in columns and a not in scalar.private)
     return Contraction(nest, scalar, vector, batch, scalar.private, columns, combiner.identity)
 

@@ -57,9 +57,37 @@ _ERFC_LOG = (
 _EXPENSIVE = frozenset(
     f"tirx.{name}"
     for name in (
-        "acos acosh asin asinh atan atan2 atanh call_extern call_pure_extern cos cosh erf exp exp10 exp2 fmod hypot ldexp "
-        "log log10 log1p log2 pow rsqrt sigmoid sin sinh sqrt tan tanh"
-    ).split()
+        "acos",
+        "acosh",
+        "asin",
+        "asinh",
+        "atan",
+        "atan2",
+        "atanh",
+        "call_extern",
+        "call_pure_extern",
+        "cos",
+        "cosh",
+        "erf",
+        "exp",
+        "exp10",
+        "exp2",
+        "fmod",
+        "hypot",
+        "ldexp",
+        "log",
+        "log10",
+        "log1p",
+        "log2",
+        "pow",
+        "rsqrt",
+        "sigmoid",
+        "sin",
+        "sinh",
+        "sqrt",
+        "tan",
+        "tanh",
+    )
 )
 
 

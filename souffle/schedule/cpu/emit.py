@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import tvm_ffi
 from tvm import tirx
@@ -123,7 +124,7 @@ def segments(expression: PrimExpr | tirx.Stmt, axis: Axis) -> list[tuple[int, in
     if len(points) > 2 * _MAX_SEGMENTS:
         return [(0, axis.extent)]
     bounds = [0, *sorted(points), axis.extent]
-    return [(a, b - a) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [(a, b - a) for a, b in pairwise(bounds)]
 
 
 def _zero(variable: tirx.Var, axis: Axis) -> PrimExpr:

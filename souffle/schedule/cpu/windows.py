@@ -1,7 +1,7 @@
 """Take what overlapping windows compute again and again out of a reduction, into a buffer that is written once.
 
-Before: ``y[p] += if_then_else(1 <= p + r, x[p + r - 1], 0) * w[r]``, as substitution leaves the padding of a convolution;
-after: ``q[i] = if_then_else(1 <= i, x[i - 1], 0)`` and ``y[p] += q[p + r] * w[r]``. This is right for any expression
+Before: ``y[p] += if_then_else(1 <= p + r, x[p + r - 1], 0) * w[r]``, as substitution leaves the padding of a
+convolution; after: ``q[i] = if_then_else(1 <= i, x[i - 1], 0)`` and ``y[p] += q[p + r] * w[r]``. This is right for any expression
 that depends on the loops only through the positions that it reads and compares, here ``p + r``.
 """
 
@@ -44,6 +44,8 @@ def hoist_windows(items: Sequence[Nest | tirx.Stmt]) -> list[Nest | tirx.Stmt]:
             combiner = combiner_of(nest)
             value = combiner.value if combiner is not None else None
             factors = [value.a, value.b] if isinstance(value, Mul) else [value] if value is not None else []
+            if len(factors) == 2 and tvm_ffi.structural_equal(*factors):
+                factors.pop()
             for factor in factors:
                 hoisted = _hoist(nest, factor)
                 if hoisted is not None:
@@ -108,7 +110,7 @@ def _positions(loads: Sequence[TensorLoad], axes: Sequence[Axis]) -> list[_Posit
             bound = analyzer.const_int_bound(index)
             low, extent = int(bound.min_value), int(bound.max_value) - int(bound.min_value) + 1
             found.append(_Position(index, low, Axis(tirx.Var(f"q{len(found)}", dtype_of(index)), extent)))
-    # Positions that share a loop would make a box with corners that the loops never reach, and reads outside of tensors.
+    # Positions that share a loop would make a box with corners that the loops never reach, outside of the tensors.
     shared = [axis for axis in axes if sum(bool(uses(p.expression, [axis])) for p in found) > 1]
     return None if shared or not found else found
 

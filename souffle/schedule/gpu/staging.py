@@ -442,11 +442,14 @@ def kernel_func(
         zero, size = tirx.IntImm("int32", 0), tirx.IntImm("int32", extent)
         return tirx.For(var, zero, size, tirx.ForKind.THREAD_BINDING, inner, axis)
 
-    # Leaves unrolling to the CUDA compiler. It also makes all that is inside one scope for TVM's StorageRewrite, which
-    # would otherwise give the memory of fp16 tiles to fp32 results, and then reject pointers into it for their type.
+    # Unrolling is the CUDA compiler's: the text stays short, and arrays indexed by such a loop still become registers.
     zero = tirx.IntImm("int32", 0)
     inside = tirx.AttrStmt(zero, "pragma_unroll_explicit", zero, body(block, thread))
+    # All buffers are allocated, and touched, in one scope. Otherwise TVM's StorageRewrite gives the memory of fp16 tiles
+    # to fp32 results, and then rejects pointers into it for their type.
+    inside = tirx.AttrStmt(zero, "extern_scope", zero, inside)
+    inside = sequence(*(tirx.AllocBuffer(buffer) for buffer in buffers), inside)
     nest = bind(block, tiles, "blockIdx.x", bind(thread, threads, "threadIdx.x", inside))
     root = func.body.block
-    new_root = tvm.s_tir.SBlock([], [], [], root.name_hint, nest, None, list(buffers))
+    new_root = tvm.s_tir.SBlock([], [], [], root.name_hint, nest)
     return func.with_body(tvm.s_tir.SBlockRealize([], True, new_root))
