@@ -8,7 +8,16 @@ import onnx
 from tvm import te
 
 from souffle.errors import UnsupportedOperatorError
-from souffle.frontend import control, recurrent, rewrites, stacks, structural  # noqa: F401  (they register operators)
+from souffle.frontend import (  # noqa: F401  (these enter the operators that they define)
+    control,
+    custom_indexing,
+    custom_order,
+    custom_resize,
+    recurrent,
+    rewrites,
+    stacks,
+    structural,
+)
 from souffle.frontend.emit import Emitter, OperatorCall
 from souffle.frontend.groups import fusion_groups, with_groups
 from souffle.frontend.interpreter import Interpreter

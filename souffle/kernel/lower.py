@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
+from tvm.ir.expr import TensorLoad
 from tvm.tirx.build import split_host_device_mods
 
 from souffle.errors import SouffleError
 from souffle.schedule.gpu.rule import GpuSchedule
-from souffle.tvm_compat import const_int, substitute
+from souffle.tvm_compat import Analyzer, const_int, dtype_of, substitute
 
 __all__ = ["DeviceFunction", "LoweringError", "cuda_target", "lower_stage"]
 
@@ -70,7 +71,7 @@ def cuda_target(arch: str) -> tvm.target.Target:
     )
 
 
-def _passes() -> tvm.transform.Pass:
+def _passes(vectorize: bool) -> tvm.transform.Pass:
     """TVM's pipeline from TensorIR blocks to per-thread code with barriers, as ``default_s_tir_pipeline`` orders it."""
     tensor_ir, low = s_tir.transform, tirx.transform
     return tvm.transform.Sequential(
@@ -96,7 +97,7 @@ def _passes() -> tvm.transform.Pass:
             low.BF16ComputeLegalize(),
             low.NarrowDataType(32),
             tensor_ir.LoopPartition(),
-            low.VectorizeLoop(True),
+            low.VectorizeLoop(vectorize),
             tensor_ir.InjectVirtualThread(),
             tensor_ir.InjectDoubleBuffer(),
             low.StorageRewrite(),
@@ -149,16 +150,10 @@ def lower_stage(name: str, schedule: GpuSchedule, target: tvm.target.Target) -> 
         If a pass of TVM refuses the stage, or it uses a launch dimension other than blockIdx.x and threadIdx.
     """
     original = schedule.func
-    module = tvm.IRModule({name: original.with_attr("global_symbol", name)})
-    try:
-        with tvm.transform.PassContext(opt_level=3, config={"tirx.disable_cse_tir": False}):
-            module = _passes()(tirx.transform.BindTarget(target)(module))
-            _, device = split_host_device_mods(module)
-            functions = [f for mod in device.values() for f in _device_passes()(mod).functions.values()]
-    except (tvm.error.TVMError, ValueError, TypeError, RuntimeError) as error:
-        raise LoweringError(
-            f"stage {name} (rule {schedule.rule}) cannot be lowered: {str(error).strip().splitlines()[-1]}"
-        ) from error
+    functions = _device_kernels(name, schedule, target, vectorize=True)
+    if any(_has_vector_gather(function) for function in functions):
+        # TVM's CUDA generator writes wrong text for vectors of 16-bit elements that are not neighbours in memory.
+        functions = _device_kernels(name, schedule, target, vectorize=False)
     functions.sort(key=lambda f: (len(str(f.attrs["global_symbol"])), str(f.attrs["global_symbol"])))
     parameters = [str(p.name) for p in original.params]
     result = []
@@ -166,6 +161,43 @@ def lower_stage(name: str, schedule: GpuSchedule, target: tvm.target.Target) -> 
         label = name if len(functions) == 1 else f"{name}_{index}"
         result.append(_device_function(label, function, parameters, original))
     return tuple(result)
+
+
+def _device_kernels(
+    name: str, schedule: GpuSchedule, target: tvm.target.Target, *, vectorize: bool
+) -> list[tirx.PrimFunc]:
+    module = tvm.IRModule({name: schedule.func.with_attr("global_symbol", name)})
+    try:
+        with tvm.transform.PassContext(opt_level=3):
+            module = _passes(vectorize)(tirx.transform.BindTarget(target)(module))
+            _, device = split_host_device_mods(module)
+            return [f for mod in device.values() for f in _device_passes()(mod).functions.values()]
+    except (tvm.error.TVMError, ValueError, TypeError, RuntimeError) as error:
+        raise LoweringError(
+            f"stage {name} (rule {schedule.rule}) cannot be lowered: {str(error).strip().splitlines()[-1]}"
+        ) from error
+
+
+def _has_vector_gather(function: tirx.PrimFunc) -> bool:
+    """Whether it reads or writes several narrow elements at once that TVM cannot show to be one aligned vector."""
+    found = False
+    analyzer = Analyzer()
+
+    def see(access: TensorLoad | tirx.BufferStore) -> None:
+        nonlocal found
+        index = access.indices[0]
+        value = tvm.DataType(dtype_of(access.value if isinstance(access, tirx.BufferStore) else access))
+        if value.lanes > 1 and value.bits < 32:
+            found = found or not (isinstance(index, tirx.Ramp) and _is_aligned(index, value.lanes, analyzer))
+
+    tvm_ffi.structural_walk(function.body, [(TensorLoad, see), (tirx.BufferStore, see)])
+    return found
+
+
+def _is_aligned(index: tirx.Ramp, lanes: int, analyzer: Analyzer) -> bool:
+    known = analyzer.modular_set(index.base)
+    neighbours = isinstance(index.stride, tirx.IntImm) and int(index.stride.value) == 1
+    return neighbours and int(known.coeff) % lanes == 0 and int(known.base) % lanes == 0
 
 
 def _device_function(

@@ -14,6 +14,7 @@ from souffle.errors import ArtifactError
 from souffle.runtime import artifact
 from souffle.runtime.network import KernelInfo, explain, signature_of
 from souffle.runtime.signature import Signature
+from souffle.schedule.cpu import host_target, use_cores
 
 __all__ = ["HostNetwork"]
 
@@ -32,6 +33,7 @@ class HostNetwork:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._signature = signature_of(plan)
+        self._target = host_target()
         self._tensors: list[tvm.runtime.Tensor | None] = []
         self._calls: list[tuple[Any, tuple[int, ...]]] = []
 
@@ -95,7 +97,7 @@ class HostNetwork:
             else:
                 self._tensors.append(tvm.runtime.empty(buffer.shape, buffer.dtype))
         self._place_workspace()
-        self._calls = [(module[plan.kernels[c.kernel].name], c.buffers) for c in plan.launches]
+        self._calls = [(module.get_function(plan.kernels[c.kernel].name, query_imports=True), c.buffers) for c in plan.launches]
 
     def _place_workspace(self) -> None:
         """Give the buffers that share an offset, a shape and a type one tensor; others get their own.
@@ -124,6 +126,7 @@ class HostNetwork:
         for tensor, buffer in zip(self._tensors, self._plan.buffers, strict=True):
             if buffer.kind == "input":
                 tensor.copyfrom(next(given))
+        use_cores(self._target)
         for function, buffers in self._calls:
             function(*(self._tensors[i] for i in buffers))
         return {

@@ -135,7 +135,9 @@ def neighbour_cases() -> list[Case]:
     joined_right = topi.concatenate([left, right], axis=1)
     grouped, keys = data(6, 9, 16, name="grouped"), data(2, 11, 16, name="keys")
     k = te.reduce_axis((0, 16), name="k")
-    attention = te.compute((6, 9, 11), lambda h, i, j: te.sum(grouped[h, i, k] * keys[h // 3, j, k], axis=k), name="gqa")
+    attention = te.compute(
+        (6, 9, 11), lambda h, i, j: te.sum(grouped[h, i, k] * keys[h // 3, j, k], axis=k), name="gqa"
+    )
     r = te.reduce_axis((0, 13), name="r")
     u, v = data(17, 13, name="u"), data(19, 13, name="v")
     distance = te.compute((17, 19), lambda i, j: te.sum(te.abs(u[i, r] - v[j, r] + 1.0), axis=r), name="distance")
@@ -397,23 +399,32 @@ def refusals() -> list[tuple[str, Tensors, str]]:
     k = te.reduce_axis((0, 32), name="k")
     square = te.compute((32,), lambda i: te.sum(v[i, k] * v[i, k], axis=k), name="square")
     scaled = topi.multiply(p, 2.0)
-    s = data(32, name="s")
+    s, w = data(32, name="s"), data(32, 32, name="w")
+    r = te.reduce_axis((0, 32), name="r")
+    shifted = te.compute(
+        (32, 32), lambda i, j: te.sum(te.abs(v[i, r] - w[r, j]) + i.astype("float32"), axis=r), name="shifted"
+    )
+    huge_in, huge = gemm(1 << 17, 1 << 15, 32)
     return [
-        ("row", (row_a, row_b, row), "reuse no operand"),
-        ("depthwise", (x, filters, depthwise), "reuse no operand"),
+        ("row", (row_a, row_b, row), "fewer than 4 times"),
+        ("depthwise", (x, filters, depthwise), "fewer than 4 times"),
         ("short", (a, b, short), "too short"),
         ("softmax", (p, q, topi.nn.softmax(product)), "reduction blocks"),
         ("self_transposed", (p, q, topi.add(product, topi.transpose(product))), "several elements"),
         ("broadcast", (p, q, topi.broadcast_to(topi.expand_dims(product, 0), (3, 32, 32))), "once"),
-        ("square", (v, square), "reuse no operand"),
+        ("square", (v, square), "fewer than 4 times"),
         ("other_output", (p, q, s, product, topi.exp(s)), "does not depend"),
         ("kept_producer", (p, q, scaled, matmul(scaled, q)), "does not depend"),
         ("no_product", (v, topi.sum(v, axis=1)), "one operand"),
         ("argmax", (v, topi.argmax(v, axis=1)), "more than one value"),
+        ("position", (v, w, shifted), "beside the operands"),
+        ("huge", (*huge_in, huge), "32-bit"),
     ]
 
 
-@pytest.mark.parametrize(("name", "tensors", "reason"), refusals(), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("name", "tensors", "reason"), refusals(), ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_refusal(name: str, tensors: Tensors, reason: str) -> None:
     answer = contraction(primfunc_from_tensors(list(tensors), name), H100)
     assert isinstance(answer, Refusal)

@@ -1,8 +1,8 @@
 """Take what overlapping windows compute again and again out of a reduction, into a buffer that is written once.
 
 Before: ``y[p] += if_then_else(1 <= p + r, x[p + r - 1], 0) * w[r]``, as substitution leaves the padding of a
-convolution; after: ``q[i] = if_then_else(1 <= i, x[i - 1], 0)`` and ``y[p] += q[p + r] * w[r]``. This is right for any expression
-that depends on the loops only through the positions that it reads and compares, here ``p + r``.
+convolution; after: ``q[i] = if_then_else(1 <= i, x[i - 1], 0)`` and ``y[p] += q[p + r] * w[r]``. This is right for any
+expression that depends on the loops only through the positions that it reads and compares, here ``p + r``.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ __all__ = [
     "finish",
     "index_step",
     "inline_injective",
+    "inlining_refusal",
     "intermediates",
     "is_reduction",
     "open_schedule",
@@ -40,6 +41,9 @@ __all__ = [
 
 _REDUCE = 2
 """``IterVar.iter_type`` of a commutative reduction."""
+
+MAX_LOADS = 1024
+"""Loads of one block beyond which the text, and TVM's time for it, grow out of hand."""
 
 _CHEAP_CALLS = frozenset({"tirx.if_then_else", "tirx.likely", "tirx.fabs", "tirx.reinterpret", "tirx.large_uint_imm"})
 _CHEAP_CALLS |= {f"tirx.{name}" for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not")}
@@ -243,6 +247,20 @@ def inline_injective(sch: s_tir.Schedule, keep: frozenset[str] = frozenset()) ->
             continue
         if all(any(same_buffer(a.buffer, buffer) for buffer in private) for a in view.writes):
             sch.compute_inline(rv)
+
+
+def inlining_refusal(func: tirx.PrimFunc) -> str | None:
+    """Why the injective blocks of `func` should not all be inlined: a chain of squares doubles at every step."""
+    sch = open_schedule(func)
+    views = block_views(sch)
+    loads: dict[str, int] = {}
+    for view in views:
+        makers = [next((p for p in views if p.writes_to(read.buffer)), None) for read in view.reads]
+        total = sum(1 if maker is None or maker.reduction else loads[maker.name] for maker in makers)
+        if total > MAX_LOADS:
+            return f"block {view.name} would have more than {MAX_LOADS} loads with its producers inlined"
+        loads[view.name] = total
+    return None
 
 
 def expression_cost(node: s_tir.SBlock) -> int:

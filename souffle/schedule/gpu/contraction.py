@@ -1,7 +1,7 @@
 """The rule for sums of products on CUDA cores: a tiled matrix product in registers, with its neighbours inside.
 
-Each block computes one tile of the canonical form (see ``canonical.py``). For each step along the inner axis its threads
-read a tile of either operand from global memory, applying what comes before the reduction (padding, casts, the
+Each block computes one tile of the canonical form (see ``canonical.py``). For each step along the inner axis its
+threads read a tile of either operand from global memory, applying what comes before the reduction (padding, casts, the
 image-to-column indices of a convolution), put it in shared memory, and add the products of the two tiles to totals in
 registers. The next step's reads are issued before the present step's arithmetic, which hides their latency. What
 comes after the reduction is applied to the totals as they are written.
@@ -14,20 +14,12 @@ from math import ceil
 
 from tvm import tirx
 
-from souffle.schedule.gpu.canonical import Contraction, NotAContraction, canonical_contraction, cast, substitute_axes
+from souffle.schedule.gpu.canonical import Contraction, canonical_contraction
+from souffle.schedule.gpu.expressions import NotAContraction, cast, substitute_axes
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
-from souffle.schedule.gpu.staging import (
-    bits_of,
-    choose_fetch,
-    guarded,
-    kernel_func,
-    local_buffer,
-    loop,
-    result_lanes,
-    sequence,
-    shared_buffer,
-    write_results,
-)
+from souffle.schedule.gpu.staging import bits_of, choose_fetch
+from souffle.schedule.gpu.statements import guarded, kernel_func, local_buffer, loop, sequence, shared_buffer
+from souffle.schedule.gpu.writeback import result_lanes, write_results
 from souffle.tvm_compat import PrimExpr
 
 __all__ = ["contraction", "refusal_of"]
@@ -39,9 +31,6 @@ _MIN_SIDE = 4
 
 _MIN_INNER = 4
 """Shortest inner axis: below it the stage moves its output and does no arithmetic to speak of."""
-
-_MIN_PRODUCTS_PER_ROW_OR_COLUMN = 8
-"""With fewer rows (or columns) than this the stage is bound by reading the other operand once; see `refusal_of`."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +75,7 @@ def contraction(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refus
     -------
     GpuSchedule or Refusal
         A refusal names what is missing of the form, or why a reduction rule is the better one: fewer than
-        4 rows or columns, fewer than 4 products a sum, or a matrix with so few rows that its other operand is read once.
+        4 rows or columns, or fewer than 4 products a sum.
     """
     try:
         problem = canonical_contraction(func)
@@ -107,9 +96,12 @@ def contraction(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refus
 
 
 def refusal_of(problem: Contraction, request: GpuRequest) -> str | None:
+    """Why staging tiles would not pay, or ``None``."""
     _, rows, columns, inner = problem.extents
     if min(rows, columns) < _MIN_SIDE:
-        return f"{rows} x {columns} results of {inner} products reuse no operand; a reduction rule splits the sum instead"
+        return (
+            f"{rows} x {columns} results use an operand fewer than {_MIN_SIDE} times; a reduction rule splits the sum"
+        )
     if inner < _MIN_INNER:
         return f"sums of {inner} products are too short to stage operands for"
     if request.threads % 32:
@@ -124,9 +116,9 @@ def _divisors(number: int) -> list[int]:
 def _choose_tiling(problem: Contraction, request: GpuRequest) -> _Tiling | None:
     """The tiling of least estimated time: work of one block, times how many blocks a multiprocessor runs in turn."""
     best: tuple[float, _Tiling] | None = None
-    batch, rows, columns, inner = problem.extents
-    bits = bits_of(problem.dtype)
-    most = 8 if bits <= 32 else 4
+    batch = problem.extents[0]
+    # Totals of 64 bits take two registers each.
+    most = 8 if bits_of(problem.dtype) <= 32 else 4
     for along_columns in _divisors(request.threads):
         if along_columns > 64:
             continue
@@ -158,7 +150,11 @@ def _with_step(
     for step in (8, 16, 32):
         tiling = _Tiling(across, each, min(step, inner))
         batch, rows, columns = tiling.tile
-        bits = batch * tiling.step * ((rows + 4) * bits_of(problem.left.dtype) + (columns + 4) * bits_of(problem.right.dtype))
+        bits = (
+            batch
+            * tiling.step
+            * ((rows + 4) * bits_of(problem.left.dtype) + (columns + 4) * bits_of(problem.right.dtype))
+        )
         reads = batch * tiling.step * (rows + columns) / request.threads
         if bits > limit or (chosen is not None and reads > 16):
             break
@@ -283,7 +279,9 @@ def _emit(func: tirx.PrimFunc, problem: Contraction, tiling: _Tiling, threads: i
 
         lanes = result_lanes(problem, column_lanes)
         clear = loop(
-            "i", each_row * each_column, lambda i: tirx.BufferStore(totals, cast(problem.initial, problem.dtype), [i]),
+            "i",
+            each_row * each_column,
+            lambda i: tirx.BufferStore(totals, cast(problem.initial, problem.dtype), [i]),
             "unrolled",
         )
         results = loop(

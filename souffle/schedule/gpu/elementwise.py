@@ -115,21 +115,21 @@ def _in_place(consumer: BlockView, producer: BlockView, read: Access) -> bool:
 
 def _nest(sch: s_tir.Schedule, members: list[BlockView], vector: int, tiles: int, threads: int) -> object:
     """Split the loops of `members` into tiles, threads and lanes, join them, and give the loop over tiles."""
-    inner = []
+    threads_of = []
     for view in members:
         loops = sch.get_loops(view.rv)
         flat = sch.fuse(*loops) if loops else sch.add_unit_loop(view.rv)
         if vector > 1:
             flat, lanes = sch.split(flat, [None, vector])
+            sch.vectorize(lanes)
         _, thread = sch.split(flat, [tiles, threads])
-        inner.append(lanes if vector > 1 else thread)
-    if len(inner) > 1:
-        sch.merge(*inner)
-    loops = sch.get_loops(members[0].rv)
-    sch.bind(loops[1], "threadIdx.x")
-    if vector > 1:
-        sch.vectorize(loops[2])
-    return loops[0]
+        threads_of.append(thread)
+    # Not joined further, to the lanes: registers declared inside a vectorized loop are not widened with it.
+    if len(threads_of) > 1:
+        sch.merge(*threads_of)
+    tile, thread, *_ = sch.get_loops(members[0].rv)
+    sch.bind(thread, "threadIdx.x")
+    return tile
 
 
 def _vector(view: BlockView, request: GpuRequest) -> int:

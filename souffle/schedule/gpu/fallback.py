@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from souffle.schedule.gpu.common import finish
+from souffle.schedule.gpu.common import finish, inlining_refusal
 from souffle.schedule.gpu.layout import MAX_PRIVATE_BYTES
 from souffle.schedule.gpu.rows import Layout, build, open_stage, private_bytes
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
@@ -26,6 +26,9 @@ def fallback(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal:
         A refusal names two blocks with a barrier between them. Stages without reductions, and single reductions
         whose readers take its elements in place, are never refused.
     """
+    reason = inlining_refusal(func)
+    if reason is not None:
+        return Refusal("fallback", reason)
     stage = open_stage(func)
     for chain in stage.chains:
         if chain.broken:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tvm import tirx
 
+from souffle.schedule.gpu.common import inlining_refusal
 from souffle.schedule.gpu.rows import open_stage
 from souffle.schedule.gpu.rowwise import schedule_rows
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
@@ -28,6 +29,9 @@ def reduction(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal
     GpuSchedule or Refusal
         Refused are stages without a reduction, and chains, naming the two blocks.
     """
+    reason = inlining_refusal(func)
+    if reason is not None:
+        return Refusal("reduction", reason)
     stage = open_stage(func)
     if not stage.reductions:
         return Refusal("reduction", "no block reduces")

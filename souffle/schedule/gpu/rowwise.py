@@ -9,6 +9,7 @@ from souffle.schedule.gpu.common import (
     block_views,
     expression_cost,
     finish,
+    inlining_refusal,
     intermediates,
     open_schedule,
     same_buffer,
@@ -43,6 +44,9 @@ def rowwise(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal:
         Refused are stages without a chain (no reduction, or single ones), rows that do not fit on chip, and few rows of
         much work, which as separate stages would occupy more of the device.
     """
+    reason = inlining_refusal(func)
+    if reason is not None:
+        return Refusal("rowwise", reason)
     stage = open_stage(func)
     if all(_single(stage, index) for index in range(len(stage.chains))):
         return Refusal("rowwise", "no block reads a whole row that another block reduces")

@@ -13,21 +13,13 @@ from math import ceil, prod
 
 from tvm import tirx
 
-from souffle.schedule.gpu.canonical import Contraction, NotAContraction, canonical_contraction
+from souffle.schedule.gpu.canonical import Contraction, canonical_contraction
 from souffle.schedule.gpu.contraction import refusal_of
+from souffle.schedule.gpu.expressions import NotAContraction
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
-from souffle.schedule.gpu.staging import (
-    TileFetch,
-    choose_fetch,
-    guarded,
-    kernel_func,
-    local_buffer,
-    loop,
-    result_lanes,
-    sequence,
-    shared_buffer,
-    write_results,
-)
+from souffle.schedule.gpu.staging import TileFetch, choose_fetch
+from souffle.schedule.gpu.statements import guarded, kernel_func, local_buffer, loop, sequence, shared_buffer
+from souffle.schedule.gpu.writeback import result_lanes, write_results
 from souffle.tvm_compat import PrimExpr
 
 __all__ = ["tensor_core_contraction"]
@@ -110,9 +102,7 @@ def tensor_core_contraction(func: tirx.PrimFunc, request: GpuRequest) -> GpuSche
         return Refusal(RULE, f"block {problem.name}: {reason}")
     tiling = _choose_tiling(problem, request)
     if tiling is None:
-        return Refusal(
-            RULE, f"block {problem.name}: no tile fits {request.max_shared_bytes} bytes of shared memory"
-        )
+        return Refusal(RULE, f"block {problem.name}: no tile fits {request.max_shared_bytes} bytes of shared memory")
     kernel, tiles = _emit(func, problem, tiling, request.threads)
     return GpuSchedule(kernel, RULE, tiles, request.threads, tensor_cores=True)
 
@@ -233,9 +223,7 @@ def _emit(func: tirx.PrimFunc, problem: Contraction, tiling: _Tiling, threads: i
                 pointer = shared.access_ptr("r", ptr_type="float16", offset=at, extent=extent)
                 layout = "row_major" if row_major else "col_major"
                 return tirx.Evaluate(
-                    tirx.tvm_load_matrix_sync(
-                        registers.data, _SIDE, _SIDE, _SIDE, i, pointer, source.pitch, layout
-                    )
+                    tirx.tvm_load_matrix_sync(registers.data, _SIDE, _SIDE, _SIDE, i, pointer, source.pitch, layout)
                 )
 
             return loop("i", count, load, "unrolled")
@@ -294,9 +282,7 @@ def _emit(func: tirx.PrimFunc, problem: Contraction, tiling: _Tiling, threads: i
                 )
                 return guarded([tirx.LT(unit, units)] if units % threads else [], results)
 
-            return sequence(
-                loop("j", across, store, "unrolled"), loop("turn", ceil(units / threads), write)
-            )
+            return sequence(loop("j", across, store, "unrolled"), loop("turn", ceil(units / threads), write))
 
         return sequence(
             loop("i", down * across, clear, "unrolled"),

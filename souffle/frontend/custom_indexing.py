@@ -1,0 +1,143 @@
+"""Operators that move elements, each as one TE: gathering, padding, reversing."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import helper
+from tvm import te, tirx
+
+from souffle.frontend.attributes import attribute
+from souffle.frontend.custom import Operands, defines, int_imm, position_on_axis
+from souffle.tvm_compat import PrimExpr
+
+__all__: list[str] = []
+
+
+@defines("Gather")
+def _gather(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
+    data, indices = operands.tensor(0), operands.tensor(1)
+    shape, index_shape = operands.shape(0), operands.shape(1)
+    axis = attribute(node, "axis", 0) % len(shape)
+    rank = len(index_shape)
+
+    def element(*at):
+        index = indices(*at[axis : axis + rank])
+        return data(*at[:axis], position_on_axis(index, shape[axis]), *at[axis + rank :])
+
+    return [te.compute((*shape[:axis], *index_shape, *shape[axis + 1 :]), element, name="gather")]
+
+
+@defines("GatherElements")
+def _gather_elements(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
+    data, indices = operands.tensor(0), operands.tensor(1)
+    shape = operands.shape(0)
+    axis = attribute(node, "axis", 0) % len(shape)
+
+    def element(*at):
+        return data(*at[:axis], position_on_axis(indices(*at), shape[axis]), *at[axis + 1 :])
+
+    return [te.compute(operands.shape(1), element, name="gather_elements")]
+
+
+@defines("GatherND")
+def _gather_nd(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
+    data, indices = operands.tensor(0), operands.tensor(1)
+    shape, index_shape = operands.shape(0), operands.shape(1)
+    batch = attribute(node, "batch_dims", 0)
+    depth = index_shape[-1]
+
+    def element(*at):
+        outer, inner = at[: len(index_shape) - 1], at[len(index_shape) - 1 :]
+        chosen = [position_on_axis(indices(*outer, k), shape[batch + k]) for k in range(depth)]
+        return data(*at[:batch], *chosen, *inner)
+
+    return [te.compute((*index_shape[:-1], *shape[batch + depth :]), element, name="gather_nd")]
+
+
+@defines("Pad")
+def _pad(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
+    if len(operands.inputs) > 1 and operands.constant(1) is None:
+        return None
+    data, shape, dtype = operands.tensor(0), operands.shape(0), operands.dtype(0)
+    pads = operands.constant(1).reshape(-1).tolist() if len(operands.inputs) > 1 else attribute(node, "pads")
+    if operands.present(3):
+        if operands.constant(3) is None:
+            return None
+        axes = [int(axis) % len(shape) for axis in operands.constant(3).reshape(-1)]
+    else:
+        axes = list(range(len(shape)))
+    before, after = [0] * len(shape), [0] * len(shape)
+    for k, axis in enumerate(axes):
+        before[axis], after[axis] = int(pads[k]), int(pads[k + len(axes)])
+    mode = attribute(node, "mode", b"constant").decode()
+    value = tirx.const(attribute(node, "value", 0.0), dtype)
+    if operands.present(2):
+        value = operands.tensor(2)(*([0] * len(operands.shape(2))))
+    padded = [k for k in range(len(shape)) if before[k] or after[k]]
+    result_shape = [extent + b + a for extent, b, a in zip(shape, before, after, strict=True)]
+    if min(result_shape, default=1) < 1:
+        return None
+
+    def source(index: PrimExpr, k: int) -> PrimExpr:
+        place, extent = index - before[k], shape[k]
+        if mode == "edge":
+            return tirx.max(tirx.min(place, int_imm(extent - 1)), int_imm(0))
+        if mode == "wrap":
+            return tirx.floormod(place, int_imm(extent))
+        if mode == "reflect":
+            mirrored = tirx.Select(place < 0, -place, place)
+            return tirx.Select(mirrored >= extent, 2 * (extent - 1) - mirrored, mirrored)
+        return place
+
+    def element(*at):
+        if mode != "constant":
+            return data(*(source(index, k) if k in padded else index for k, index in enumerate(at)))
+        tests = [at[k] >= before[k] for k in padded if before[k] > 0]
+        tests += [at[k] < before[k] + shape[k] for k in padded if after[k] > 0]
+        inside = data(*(index - before[k] if k in padded else index for k, index in enumerate(at)))
+        if not tests:
+            return inside
+        return tirx.if_then_else(tirx.all(*tests), inside, value)
+
+    return [te.compute(result_shape, element, name="pad")]
+
+
+@defines("OneHot")
+def _one_hot(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
+    if operands.constant(1) is None:
+        return None
+    depth = int(operands.constant(1).reshape(-1)[0])
+    indices, values, shape = operands.tensor(0), operands.tensor(2), operands.shape(0)
+    axis = attribute(node, "axis", -1) % (len(shape) + 1)
+
+    def element(*at):
+        index = indices(*at[:axis], *at[axis + 1 :])
+        index = index if operands.dtype(0) == "int64" else index.astype("int64")
+        place = at[axis].astype("int64")
+        here = tirx.Or(index == place, index + depth == place)
+        return tirx.Select(here, values(1), values(0))
+
+    return [te.compute((*shape[:axis], depth, *shape[axis:]), element, name="one_hot")]
+
+
+@defines("ReverseSequence")
+def _reverse_sequence(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
+    data, lengths, shape = operands.tensor(0), operands.tensor(1), operands.shape(0)
+    batch, time = attribute(node, "batch_axis", 1), attribute(node, "time_axis", 0)
+
+    def element(*at):
+        length = lengths(at[batch]).astype("int32")
+        place = tirx.Select(at[time] < length, tirx.max(length - 1 - at[time], int_imm(0)), at[time])
+        return data(*at[:time], place, *at[time + 1 :])
+
+    return [te.compute(shape, element, name="reverse_sequence")]
+
+
+@defines("BitCast")
+def _bit_cast(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
+    target = helper.tensor_dtype_to_np_dtype(attribute(node, "to"))
+    if target.itemsize != np.dtype(operands.dtype(0)).itemsize or "bool" in (str(target), operands.dtype(0)):
+        return None
+    data = operands.tensor(0)
+    return [te.compute(operands.shape(0), lambda *at: tirx.reinterpret(str(target), data(*at)), name="bit_cast")]

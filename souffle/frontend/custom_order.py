@@ -1,0 +1,239 @@
+"""Searching, sorting, scanning and scattering as reductions over the positions that may contribute.
+
+That is quadratic in the length of one axis, but every element is computed on its own, as the rest of the compiler wants
+it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+from tvm import te, tirx
+
+from souffle.frontend.attributes import attribute
+from souffle.frontend.custom import Operands, check_length, defines, int_imm, position_on_axis
+from souffle.tvm_compat import PrimExpr
+
+__all__: list[str] = []
+
+
+@defines("ArgMax", "ArgMin")
+def _arg_reduce(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
+    data, shape = operands.tensor(0), operands.shape(0)
+    axis = attribute(node, "axis", 0) % len(shape)
+    extent, last = shape[axis], bool(attribute(node, "select_last_index", 0))
+    outer = (*shape[:axis], *shape[axis + 1 :])
+    best_of, first_of = (te.max if node.op_type == "ArgMax" else te.min), (te.max if last else te.min)
+
+    def best(*at):
+        r = te.reduce_axis((0, extent), name="r")
+        return best_of(data(*at[:axis], r, *at[axis:]), axis=r)
+
+    peak = te.compute(outer, best, name="peak")
+    nowhere = int_imm(-1 if last else extent - 1)
+
+    def position(*at):
+        r = te.reduce_axis((0, extent), name="r")
+        here = data(*at[:axis], r, *at[axis:]) == peak(*at)
+        return first_of(tirx.Select(here, r.var, nowhere), axis=r)
+
+    where = te.compute(outer, position, name="position")
+    keep = attribute(node, "keepdims", 1)
+
+    def result(*at):
+        kept = (*at[:axis], *at[axis + 1 :]) if keep else at
+        return where(*kept).astype("int64")
+
+    return [te.compute((*shape[:axis], 1, *shape[axis + 1 :]) if keep else outer, result, name="index")]
+
+
+@defines("CumSum", "CumProd")
+def _cumulate(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
+    along = operands.constant(1)
+    if along is None:
+        return None
+    data, shape, dtype = operands.tensor(0), operands.shape(0), operands.dtype(0)
+    axis = int(along.reshape(-1)[0]) % len(shape)
+    extent = shape[axis]
+    check_length(node, extent)
+    exclusive, reverse = attribute(node, "exclusive", 0), attribute(node, "reverse", 0)
+    neutral = tirx.const(0 if node.op_type == "CumSum" else 1, dtype)
+    combine = te.sum if node.op_type == "CumSum" else te.comm_reducer(lambda a, b: a * b, lambda t: tirx.const(1, t))
+
+    def element(*at):
+        r = te.reduce_axis((0, extent), name="r")
+        here = at[axis]
+        if reverse:
+            covered = r > here if exclusive else r >= here
+        else:
+            covered = r < here if exclusive else r <= here
+        return combine(tirx.Select(covered, data(*at[:axis], r, *at[axis + 1 :]), neutral), axis=r)
+
+    return [te.compute(shape, element, name="cumulate")]
+
+
+@defines("TopK")
+def _top_k(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
+    count = operands.constant(1) if operands.present(1) else np.array(attribute(node, "k", 1))
+    if count is None:
+        return None
+    data, shape = operands.tensor(0), operands.shape(0)
+    axis = attribute(node, "axis", -1) % len(shape)
+    extent, k = shape[axis], int(count.reshape(-1)[0])
+    check_length(node, extent)
+    largest = attribute(node, "largest", 1)
+
+    def rank(*at):
+        r = te.reduce_axis((0, extent), name="r")
+        other, mine = data(*at[:axis], r, *at[axis + 1 :]), data(*at)
+        ahead = other > mine if largest else other < mine
+        tied = tirx.And(other == mine, r < at[axis])
+        return te.sum(tirx.Select(tirx.Or(ahead, tied), int_imm(1), int_imm(0)), axis=r)
+
+    ranks = te.compute(shape, rank, name="rank")
+    result_shape = (*shape[:axis], k, *shape[axis + 1 :])
+
+    def chosen(value, zero):
+        def element(*at):
+            r = te.reduce_axis((0, extent), name="r")
+            there = (*at[:axis], r, *at[axis + 1 :])
+            return te.sum(tirx.Select(ranks(*there) == at[axis], value(there, r), zero), axis=r)
+
+        return element
+
+    index = te.compute(result_shape, chosen(lambda there, r: r.var, int_imm(0)), name="place")
+    indices = te.compute(result_shape, lambda *at: index(*at).astype("int64"), name="indices")
+    values = te.compute(
+        result_shape,
+        lambda *at: data(*at[:axis], tirx.max(int_imm(0), tirx.min(index(*at), int_imm(extent - 1))), *at[axis + 1 :]),
+        name="values",
+    )
+    return [values, indices]
+
+
+@defines("ScatterElements", "Scatter")
+def _scatter_elements(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
+    shape, index_shape = operands.shape(0), operands.shape(1)
+    data, indices, updates = (operands.tensor(k) for k in range(3))
+    axis = attribute(node, "axis", 0) % len(shape)
+    extent = index_shape[axis]
+    check_length(node, extent)
+
+    def at_update(at, r):
+        return (*at[:axis], r, *at[axis + 1 :])
+
+    def inside(at):
+        tests = [at[k] < index_shape[k] for k in range(len(shape)) if k != axis and index_shape[k] < shape[k]]
+        return tests
+
+    def clipped(at):
+        return tuple(
+            at[k] if k == axis or index_shape[k] == shape[k] else tirx.min(at[k], int_imm(index_shape[k] - 1))
+            for k in range(len(shape))
+        )
+
+    def hits(at, r):
+        test = position_on_axis(indices(*at_update(clipped(at), r)), shape[axis]) == at[axis]
+        for bound in inside(at):
+            test = tirx.And(bound, test)
+        return test
+
+    return _scattered(
+        node, operands, (extent,), hits, lambda at, r: updates(*at_update(clipped(at), r[0])), lambda at: data(*at)
+    )
+
+
+@defines("ScatterND")
+def _scatter_nd(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
+    shape, index_shape = operands.shape(0), operands.shape(1)
+    data, indices, updates = (operands.tensor(k) for k in range(3))
+    depth, places = index_shape[-1], index_shape[:-1]
+    check_length(node, math.prod(places))
+
+    def hits(at, *r):
+        test: PrimExpr = tirx.const(True, "bool")
+        for k in range(depth):
+            same = position_on_axis(indices(*r, k), shape[k]) == at[k]
+            test = same if k == 0 else tirx.And(test, same)
+        return test
+
+    return _scattered(node, operands, places, hits, lambda at, r: updates(*r, *at[depth:]), lambda at: data(*at))
+
+
+def _scattered(node: onnx.NodeProto, operands: Operands, places, hits, update, old) -> list[te.Tensor] | None:
+    """Scatter as a gather: every element looks for the updates that hit it."""
+    shape, dtype = operands.shape(0), operands.dtype(0)
+    reduction = attribute(node, "reduction", b"none").decode()
+    rank = len(places)
+
+    def axes():
+        return [te.reduce_axis((0, extent), name=f"r{k}") for k, extent in enumerate(places)]
+
+    if reduction == "none":
+
+        def last_hit(*at):
+            r = axes()
+            flat: PrimExpr = int_imm(0)
+            for axis, extent in zip(r, places, strict=True):
+                flat = flat * extent + axis
+            return te.max(tirx.Select(hits(at, *r), flat, int_imm(-1)), axis=r)
+
+        found = te.compute(shape, last_hit, name="last_hit")
+
+        def element(*at):
+            flat = tirx.max(found(*at), int_imm(0))
+            place: list[PrimExpr] = []
+            for extent in reversed(places):
+                place.insert(0, tirx.floormod(flat, extent))
+                flat = tirx.floordiv(flat, extent)
+            return tirx.Select(found(*at) >= 0, update(at, place), old(at))
+
+        return [te.compute(shape, element, name="scatter")]
+    reducers: dict[str, tuple[Callable, PrimExpr, Callable]] = {
+        "add": (te.sum, tirx.const(0, dtype), lambda a, b: a + b),
+        "mul": (
+            te.comm_reducer(lambda a, b: a * b, lambda t: tirx.const(1, t)),
+            tirx.const(1, dtype),
+            lambda a, b: a * b,
+        ),
+        "max": (te.max, tirx.min_value(dtype), tirx.max),
+        "min": (te.min, tirx.max_value(dtype), tirx.min),
+    }
+    if reduction not in reducers or rank == 0:
+        return None
+    combine, neutral, join = reducers[reduction]
+
+    def total(*at):
+        r = axes()
+        return combine(tirx.Select(hits(at, *r), update(at, r), neutral), axis=r)
+
+    sums = te.compute(shape, total, name="hits")
+    return [te.compute(shape, lambda *at: join(old(at), sums(*at)), name="scatter")]
+
+
+@defines("Hardmax")
+def _hardmax(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
+    data, shape, dtype = operands.tensor(0), operands.shape(0), operands.dtype(0)
+    axis = attribute(node, "axis", -1) % len(shape)
+    extent = shape[axis]
+    outer = (*shape[:axis], *shape[axis + 1 :])
+
+    def best(*at):
+        r = te.reduce_axis((0, extent), name="r")
+        return te.max(data(*at[:axis], r, *at[axis:]), axis=r)
+
+    peak = te.compute(outer, best, name="peak")
+
+    def first(*at):
+        r = te.reduce_axis((0, extent), name="r")
+        here = data(*at[:axis], r, *at[axis:]) == peak(*at)
+        return te.min(tirx.Select(here, r.var, int_imm(extent - 1)), axis=r)
+
+    where = te.compute(outer, first, name="position")
+
+    def element(*at):
+        return tirx.Select(where(*at[:axis], *at[axis + 1 :]) == at[axis], tirx.const(1, dtype), tirx.const(0, dtype))
+
+    return [te.compute(shape, element, name="hardmax")]

@@ -1,0 +1,95 @@
+"""``Resize`` as TEs: index arithmetic where that gives the positions, tables of positions and weights elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+from tvm import te, tirx
+
+from souffle.frontend.attributes import attribute
+from souffle.frontend.custom import Operands, defines, int_imm, position_on_axis
+from souffle.frontend.resize import AxisResize, ResizePlan, interpolation_table, resize_plan
+from souffle.tvm_compat import PrimExpr
+
+__all__: list[str] = []
+
+
+@defines("Resize")
+def _resize(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
+    roi, scales, sizes = (operands.constant(k) for k in (1, 2, 3))
+    shape = operands.shape(0)
+    plan = resize_plan(node, shape, roi, scales, sizes)
+    if plan.mode != "nearest" and _tvm_resizes(plan, len(shape)) and not attribute(node, "axes"):
+        return None
+    result = operands.tensor(0)
+    if plan.mode == "nearest":
+        return [_resized_nearest(plan, operands, result)]
+    for axis in plan.axes:
+        result = _resized_axis(plan, axis, operands, result)
+    return [result]
+
+
+def _tvm_resizes(plan: ResizePlan, rank: int) -> bool:
+    """Whether TVM's own formulation, which computes positions instead of reading them, gives ONNX's result."""
+    plain = not plan.antialias and not plan.exclude_outside and plan.exact and rank == 4
+    inner = all(axis.axis >= 2 and axis.after > 1 for axis in plan.axes)
+    known = plan.coordinates in ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
+    return plain and inner and known and bool(plan.axes)
+
+
+def _resized_nearest(plan: ResizePlan, operands: Operands, data: te.Tensor) -> te.Tensor:
+    shape = [int(extent) for extent in data.shape]
+    resized = {axis.axis: axis for axis in plan.axes}
+    tables = {k: interpolation_table(plan, axis) for k, axis in resized.items()}
+    indices = {k: _nearest_index(operands, resized[k], table[0][:, 0]) for k, table in tables.items()}
+    outside = {k: operands.table(t[2].astype("int32")) for k, t in tables.items() if t[2].any()}
+    result_shape = [resized[k].after if k in resized else extent for k, extent in enumerate(shape)]
+
+    def element(*at):
+        value = data(*(indices[k](index) if k in indices else index for k, index in enumerate(at)))
+        for k, table in outside.items():
+            value = tirx.Select(table(at[k]) != 0, tirx.const(plan.extrapolation_value, str(data.dtype)), value)
+        return value
+
+    return te.compute(result_shape, element, name="resize")
+
+
+def _nearest_index(operands: Operands, axis: AxisResize, table: np.ndarray) -> Callable[[PrimExpr], PrimExpr]:
+    """Arithmetic that gives the table, so that what is read stays visible to the analysis; else the table."""
+    i = np.arange(axis.after, dtype="int64")
+    before, after = axis.before // math.gcd(axis.before, axis.after), axis.after // math.gcd(axis.before, axis.after)
+    # position = (slope * i + shift) // divisor
+    for slope, shift, divisor in (
+        (before, 0, after),
+        (2 * before, before, 2 * after),
+        (2 * before, before - 1, 2 * after),
+    ):
+        if np.array_equal((slope * i + shift) // divisor, table):
+            return lambda at: tirx.floordiv(at * slope + shift, int_imm(divisor)) if divisor > 1 else at * slope + shift
+    positions = operands.table(table)
+    return lambda at: position_on_axis(positions(at), axis.before)
+
+
+def _resized_axis(plan: ResizePlan, axis: AxisResize, operands: Operands, data: te.Tensor) -> te.Tensor:
+    shape, dtype = [int(extent) for extent in data.shape], str(data.dtype)
+    k = axis.axis
+    indices, weights, outside = interpolation_table(plan, axis)
+    positions, factors = operands.table(indices), operands.table(weights.astype(dtype))
+    taps = indices.shape[1]
+
+    def mixed(*at):
+        r = te.reduce_axis((0, taps), name="tap")
+        return te.sum(
+            data(*at[:k], position_on_axis(positions(at[k], r), axis.before), *at[k + 1 :]) * factors(at[k], r), axis=r
+        )
+
+    result_shape = [*shape[:k], axis.after, *shape[k + 1 :]]
+    result = te.compute(result_shape, mixed, name=f"resize_axis{k}")
+    if not outside.any():
+        return result
+    table = operands.table(outside.astype("int32"))
+    beyond = tirx.const(plan.extrapolation_value, dtype)
+    return te.compute(result_shape, lambda *at: tirx.Select(table(at[k]) != 0, beyond, result(*at)), name="extrapolate")

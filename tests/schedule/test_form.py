@@ -1,0 +1,221 @@
+"""Which TEs one schedule computes together: joins, refusals and their reasons, with a scheduler made up for the test."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from tvm import tirx
+
+from souffle.analysis import analyze
+from souffle.decision import Decision
+from souffle.program import TEProgram
+from souffle.schedule.drafts import Answer
+from souffle.schedule.form import JoinPolicy, form_stages
+from souffle.schedule.stage import Stage, draft_stage
+from tests.testlib import Builder, random_program
+
+FUSED = JoinPolicy(across_operators=False, rowwise_across_operators=False)
+ACROSS = JoinPolicy(across_operators=True, rowwise_across_operators=False)
+ON_CHIP = JoinPolicy(across_operators=True, rowwise_across_operators=True)
+
+
+def willing(func: tirx.PrimFunc) -> Answer:
+    return Answer(object(), "any", 0, True, 8, "")
+
+
+def answer(**changes: object) -> Callable[[tirx.PrimFunc], Answer]:
+    """A scheduler that answers so where a function has several blocks."""
+    standard = {"schedule": object(), "rule": "good", "rank": 1, "rowwise": True, "tiles": 8, "reason": ""}
+
+    def scheduler(func: tirx.PrimFunc) -> Answer:
+        several = len([n for n in str(func).split("\n") if 'T.sblock("t' in n]) > 1
+        return Answer(**(standard | (changes if several else {})))
+
+    return scheduler
+
+
+def form(program: TEProgram, policy: JoinPolicy, scheduler=willing) -> tuple[list[list[str]], tuple[Decision, ...]]:
+    stages, decisions = form_stages(program, analyze(program), scheduler, policy)
+    return [[te_.name for te_ in stage.tes] for stage in stages], decisions
+
+
+def weights(*shape: int) -> np.ndarray:
+    return np.ones(shape, np.float32)
+
+
+def epilogue(group: str = "") -> TEProgram:
+    b = Builder().grouped(group)
+    x = b.matmul(b.input(4, 6), b.constant(weights(6, 5)))
+    return b.program(b.relu(x))
+
+
+def test_an_element_wise_te_joins_the_reduction_before_it() -> None:
+    names, (decision,) = form(epilogue(), ACROSS)
+    assert names == [["matmul0", "relu1"]]
+    assert decision == Decision("schedule", "relu1 into the stage of matmul0", True, "one schedule (any) computes both")
+
+
+def test_below_v2_only_members_of_a_fusion_group_join() -> None:
+    names, (decision,) = form(epilogue(), FUSED)
+    assert names == [["matmul0"], ["relu1"]]
+    assert decision.reason == "TVM's operator fusion keeps them apart"
+    assert form(epilogue("fused"), FUSED)[0] == [["matmul0", "relu1"]]
+
+
+def two_sums(*shape: int, group: str = "") -> TEProgram:
+    b = Builder().grouped(group)
+    return b.program(b.reduce(b.reduce(b.input(*shape), 2), 1))
+
+
+def test_dependent_reductions_of_operators_meet_at_a_grid_sync_below_v4() -> None:
+    names, (decision,) = form(two_sums(4, 6, 5), ACROSS)
+    assert len(names) == 2 and "meet at a grid sync" in decision.reason
+
+
+def test_at_v4_they_share_tiles_and_what_passes_between_stays_on_chip() -> None:
+    names, (_, decision) = form(two_sums(4, 6, 5), ON_CHIP)
+    assert names == [["sum0", "sum1"]]
+    assert decision == Decision("reuse", "sum1 on the tiles of sum0", True, "what passes between them stays on chip")
+
+
+@pytest.mark.parametrize(("group", "policy"), [("", ON_CHIP), ("softmax", FUSED)])
+def test_dependent_reductions_need_matching_tiles(group: str, policy: JoinPolicy) -> None:
+    names, decisions = form(two_sums(4, 6, 5, group=group), policy, answer(rowwise=False, reason="one block reads all"))
+    assert len(names) == 2
+    assert decisions[-1].reason == "their tiles do not match: one block reads all"
+
+
+def test_a_block_that_would_work_longer_than_a_barrier_takes_keeps_them_apart() -> None:
+    names, (_, decision) = form(two_sums(64, 64, 64), ON_CHIP, answer(tiles=1))
+    assert len(names) == 2 and "266240 elements alone" in decision.reason
+    assert len(form(two_sums(64, 64, 64, group="softmax"), FUSED, answer(tiles=1))[0]) == 1
+
+
+def test_a_compute_intensive_reduction_is_tiled_on_its_own() -> None:
+    b = Builder()
+    x = b.matmul(b.input(32, 64), b.constant(weights(64, 48)))
+    program = b.program(b.matmul(x, b.constant(weights(48, 32))))
+    names, (_, decision) = form(program, ON_CHIP)
+    assert len(names) == 2 and "tiled on its own" in decision.reason
+
+
+def test_a_worse_joint_schedule_is_refused_with_both_rules() -> None:
+    names, (decision,) = form(epilogue(), ACROSS, answer(rank=3, rule="fallback", reason="rowwise: no"))
+    assert len(names) == 2
+    assert decision.reason == "the joint schedule would be worse (fallback instead of good): rowwise: no"
+
+
+def test_a_draft_without_a_schedule_is_refused_with_the_scheduler_s_reason() -> None:
+    names, (decision,) = form(epilogue(), ACROSS, answer(schedule=None, reason="t1 needs all of t0"))
+    assert len(names) == 2 and decision.reason == "t1 needs all of t0"
+
+
+def test_a_prologue_joins_the_reduction_that_reads_it() -> None:
+    b = Builder()
+    program = b.program(b.reduce(b.plus(b.input(4, 6), b.inputs[0]), 1))
+    assert form(program, ACROSS)[0] == [["plus0", "sum1"]]
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda b, x: (b.reduce(x, 1), b.reduce(x, 0)), "other TEs read the stage too"),
+        (lambda b, x: (x, b.reduce(x, 1)), "the stage holds an output of the network"),
+    ],
+)
+def test_a_prologue_that_others_need_stays(make, says: str) -> None:
+    b = Builder()
+    x = b.scaled(b.input(4, 6), 2.0)
+    _, decisions = form(b.program(*make(b, x)), ACROSS)
+    assert says in decisions[0].reason
+
+
+def test_an_expensive_prologue_stays() -> None:
+    b = Builder()
+    _, (decision,) = form(b.program(b.reduce(b.tanh(b.input(4, 6)), 1)), ACROSS)
+    assert decision.reason == "the reduction would repeat an expensive expression"
+
+
+def test_elements_that_are_not_the_stage_s_would_repeat_its_reduction() -> None:
+    b = Builder()
+    _, (decision,) = form(b.program(b.broadcast(b.reduce(b.input(4, 6), 1), 3)), ACROSS)
+    assert "would repeat the reduction" in decision.reason
+    b = Builder()
+    _, (decision,) = form(b.program(b.broadcast(b.tanh(b.input(4, 6)), 3)), ACROSS)
+    assert "would repeat an expensive expression" in decision.reason
+
+
+def test_a_stage_that_another_one_reads_already_is_not_joined() -> None:
+    b = Builder()
+    x = b.reduce(b.input(4, 6, 5), 2)
+    y = b.reduce(b.transpose(x, 1, 0), 0)
+    program = b.program(b.plus(b.relu(x), x), y)
+    names, _ = form(program, ACROSS)
+    order = [name for stage in names for name in stage]
+    assert sorted(order) == sorted(te_.name for te_ in program.tes)
+
+
+def test_an_operator_that_is_no_te_stands_alone() -> None:
+    b = Builder()
+    x = b.relu(b.input(4, 6))
+    program = b.program(b.scaled(b.extern_sort(x), 2.0))
+    assert form(program, ON_CHIP)[0] == [["relu0"], ["sort1"], ["scale2"]]
+
+
+def test_the_scheduler_is_asked_once_for_each_distinct_function() -> None:
+    b = Builder()
+    x = b.input(4, 6)
+    for _ in range(5):
+        x = b.matmul(x, b.constant(weights(6, 6)))
+    asked = []
+
+    def counting(func: tirx.PrimFunc) -> Answer:
+        asked.append(func)
+        return willing(func)
+
+    names, _ = form(b.program(x), ACROSS, counting)
+    assert len(names) == 5 and len(asked) == 1
+
+
+def test_equal_stages_of_different_layers_have_one_digest() -> None:
+    b = Builder()
+    x = b.input(4, 6)
+    w = [b.constant(weights(6, 6)) for _ in range(2)]
+    x = b.matmul(b.matmul(x, w[0]), w[1])
+    program = b.program(x)
+    first, second = (draft_stage([te_], program) for te_ in program.tes)
+    assert first.digest == second.digest and first.name == "matmul0" and second.name == "matmul1"
+    assert first.outputs == (program.tes[0].output,) and first.inputs == program.tes[0].inputs
+
+
+def test_tensors_inside_a_stage_are_no_outputs() -> None:
+    program = epilogue()
+    draft = draft_stage(program.tes, program)
+    assert draft.outputs == program.outputs and len(draft.inputs) == 2
+    assert len(draft.func.params) == 3
+
+
+def _defined_before_use(program: TEProgram, stages: tuple[Stage, ...]) -> None:
+    known = {*program.inputs, *program.constants}
+    for stage in stages:
+        assert set(stage.inputs) <= known, f"{stage.name} is too early"
+        known.update(stage.outputs)
+    assert set(program.outputs) <= known
+    assert sorted(t.name for s in stages for t in s.tes) == sorted(t.name for t in program.tes)
+
+
+@pytest.mark.parametrize("policy", [FUSED, ACROSS, ON_CHIP], ids=["fused", "across", "on chip"])
+@pytest.mark.parametrize("seed", range(6))
+def test_stages_stay_in_topological_order(seed: int, policy: JoinPolicy) -> None:
+    program = random_program(random.Random(seed).choice, 14, seed)
+    refusing = random.Random(seed)
+
+    def moody(func: tirx.PrimFunc) -> Answer:
+        several = str(func).count('T.sblock("t') > 1
+        return Answer(None, "none", 9, False, 0, "no") if several and refusing.random() < 0.3 else willing(func)
+
+    stages, _ = form_stages(program, analyze(program), moody, policy)
+    _defined_before_use(program, stages)
