@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from souffle.analysis import analyze
@@ -138,7 +139,9 @@ def compile_cuda(
     progress(f"merging into {len(subprograms)} kernels")
     options = Options(level, precision, partition, arch, chosen.reuse, cubin, cache_dir)
     decisions = (*decided, *joined, *cuts)
-    return assemble(program, analysis, subprograms, functions, names, decisions, options, target, progress)
+    return assemble(
+        program, analysis, subprograms, functions, names, decisions, options, target, progress, partial(hook, "text")
+    )
 
 
 def compile_host(

@@ -94,6 +94,7 @@ def assemble(
     options: Options,
     target: tvm.target.Target,
     progress: Callable[[str], None],
+    edit: Callable[[str], str] = lambda text: text,
 ) -> CompiledKernels:
     """Merge, emit, compile, and place buffers.
 
@@ -112,6 +113,8 @@ def assemble(
     target : Target
     progress : callable
         Told what is being done.
+    edit : callable
+        Sees each module's text, and may replace it, before it is compiled.
     """
     shapes: dict[KernelShape, int] = {}
     launches: list[tuple[int, tuple[Tensor, ...], Subprogram]] = []
@@ -122,7 +125,7 @@ def assemble(
         launches.append((number, calls.tensors, Subprogram(calls.stages)))
         live.kernel(calls.stages, calls.epochs)
     kernel_names = _kernel_names(list(shapes), launches)
-    modules, merged, resources = _compile(list(shapes), kernel_names, names, options, target, progress)
+    modules, merged, resources = _compile(list(shapes), kernel_names, names, options, target, progress, edit)
     module_of = {kernel.name: index for index, (_, kernels) in enumerate(modules) for kernel in kernels}
     first = {number: subprogram for number, _, subprogram in reversed(launches)}
     kernels = tuple(
@@ -211,6 +214,7 @@ def _compile(
     options: Options,
     target: tvm.target.Target,
     progress: Callable[[str], None],
+    edit: Callable[[str], str],
 ) -> tuple[list[tuple[CudaModule, tuple[MergedKernel, ...]]], tuple[MergedKernel, ...], dict[str, Resources]]:
     """Emit and compile all kernels: one file for each core, since a call of nvcc costs seconds whatever it holds."""
     workers = min(os.cpu_count() or 1, len(shapes))
@@ -218,7 +222,8 @@ def _compile(
     parts: list[list[int]] = [[] for _ in range(workers)]
     for i in order:
         min(parts, key=lambda part: sum(_weight(shapes[j]) for j in part)).append(i)
-    texts = [emit_cuda([(kernel_names[i], shapes[i]) for i in sorted(part)], names, target) for part in parts]
+    emitted = [emit_cuda([(kernel_names[i], shapes[i]) for i in sorted(part)], names, target) for part in parts]
+    texts = [(edit(text), kernels) for text, kernels in emitted]
     if not options.cubin:
         images = [(b"", {}) for _ in texts]
     else:

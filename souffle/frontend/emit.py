@@ -12,7 +12,7 @@ from tvm.ir import Call
 from tvm.relax.expr import TEPlaceholderOp
 
 from souffle.errors import UnsupportedOperatorError
-from souffle.frontend.indices import refreshed
+from souffle.frontend.indices import Expression, narrowed, refreshed
 from souffle.frontend.lowering import Step, Template
 from souffle.frontend.naming import NameSupply, identifier
 from souffle.program.evaluate import run_tes
@@ -51,6 +51,7 @@ class Emitter:
     constants: dict[Tensor, np.ndarray] = field(default_factory=dict)
     _constant_tensors: dict[tuple, Tensor] = field(default_factory=dict)
     _kept_arrays: list[np.ndarray] = field(default_factory=list)
+    _expressions: dict[te.ComputeOp, Expression] = field(default_factory=dict)
 
     def tensor(self, name: str, shape: Sequence[int], dtype: str) -> Tensor:
         """A new tensor with a name made from `name`."""
@@ -163,13 +164,15 @@ class Emitter:
     def _fresh_te(
         self, op: te.ComputeOp, name: str, known: dict[tuple, Tensor], inlined: Mapping, origin: Origin
     ) -> TE:
-        axes, bodies = refreshed(op, inlined)
+        if op not in self._expressions:
+            self._expressions[op] = narrowed(op, inlined)
+        expression = refreshed(self._expressions[op])
         reads = [(source, known[source.op, source.value_index]) for source in op.input_tensors]
         outputs = None
         if op.num_outputs > 1:
-            shape = tuple(const_int(axis.dom.extent) for axis in axes)
+            shape = tuple(const_int(axis.dom.extent) for axis in expression.axes)
             outputs = [self.tensor(f"{name}_{k}", shape, str(op.output(k).dtype)) for k in range(op.num_outputs)]
-        return make_te(name, axes, bodies, reads, origin, outputs)
+        return make_te(name, expression.axes, expression.bodies, reads, origin, outputs)
 
 
 def _check_self_contained(step: Step, origin: Origin) -> None:
@@ -223,7 +226,8 @@ def _copied_tensor(op: te.ComputeOp, known: dict[tuple, Tensor]) -> Tensor | Non
     if len(indices) != len(op.axis):
         return None
     for axis, index in zip(op.axis, indices, strict=True):
-        if not (isinstance(index, tirx.Var) and index.same_as(axis.var)):
-            if not (const_int(axis.dom.extent) == 1 and isinstance(index, tirx.IntImm) and int(index.value) == 0):
-                return None
+        same = isinstance(index, tirx.Var) and index.same_as(axis.var)
+        only = const_int(axis.dom.extent) == 1 and isinstance(index, tirx.IntImm) and int(index.value) == 0
+        if not same and not only:
+            return None
     return tensor

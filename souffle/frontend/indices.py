@@ -6,7 +6,8 @@ int32, so every expression is rewritten once, here. Data of type int64 stays wha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import tvm_ffi
 from tvm import te, tirx
@@ -25,7 +26,7 @@ from souffle.tvm_compat import (
     substitute,
 )
 
-__all__ = ["refreshed"]
+__all__ = ["Expression", "narrowed", "refreshed"]
 
 _LIMIT = 2**31
 
@@ -48,45 +49,71 @@ _BINARY = (
 )
 
 
-def refreshed(op: te.ComputeOp, scalars: Mapping[te.Operation, PrimExpr]) -> tuple[list[tirx.IterVar], list[PrimExpr]]:
-    """Axes and bodies of `op` over axes of their own, with int32 indices.
+@dataclass(frozen=True, eq=False)
+class Expression:
+    """Axes, reduction axes and bodies of a TE."""
+
+    axes: tuple[tirx.IterVar, ...]
+    reduce_axes: tuple[tirx.IterVar, ...]
+    bodies: tuple[PrimExpr, ...]
+
+
+def narrowed(op: te.ComputeOp, scalars: Mapping[te.Operation, PrimExpr]) -> Expression:
+    """The expression of `op` with int32 indices.
+
+    An expression over a tensor of 2**31 elements or more keeps its int64 indices.
 
     Parameters
     ----------
     op : te.ComputeOp
     scalars : mapping of te.Operation to expression
         Placeholders of one element whose value is known; their loads are replaced by it.
-
-    Nodes that share a template must not share variables, or transformations that merge them would mix them up. An
-    expression over a tensor of 2**31 elements or more keeps its int64 indices.
     """
     narrow = all(_elements(tensor.shape) < _LIMIT for tensor in [*op.input_tensors, op.output(0)])
-    narrow = narrow and _elements([axis.dom.extent for axis in (*op.axis, *op.reduce_axis)]) < _LIMIT * _LIMIT
-    axes = [_fresh(axis, f"i{k}", narrow, reduction=False) for k, axis in enumerate(op.axis)]
-    reduce_axes = [_fresh(axis, f"r{k}", narrow, reduction=True) for k, axis in enumerate(op.reduce_axis)]
-    old = [*op.axis, *op.reduce_axis]
-    mapping = {before.var: after.var for before, after in zip(old, [*axes, *reduce_axes], strict=True)}
+    types = [str(op.output(k).dtype) for k in range(op.num_outputs)]
 
-    def rewrite(expression: PrimExpr, dtype: str) -> PrimExpr:
+    def rewrite(expression: PrimExpr, dtype: str, mapping: Mapping, axes: Sequence[tirx.IterVar]) -> PrimExpr:
         expression = _with_scalars(expression, scalars)
         if not narrow:
             return substitute(expression, mapping)
-        return _as_type(_simplified(_retyped(expression, mapping), [*axes, *reduce_axes]), dtype)
+        return _as_type(_simplified(_retyped(expression, mapping), axes), dtype)
 
-    first = op.body[0]
+    return _rebuilt(tuple(op.axis), tuple(op.reduce_axis), tuple(op.body), types, rewrite, narrow)
+
+
+def refreshed(expression: Expression) -> Expression:
+    """`expression` over axes of its own.
+
+    Nodes that share a template must not share variables, or transformations that merge them would mix them up.
+    """
+
+    def rewrite(part: PrimExpr, dtype: str, mapping: Mapping, axes: Sequence[tirx.IterVar]) -> PrimExpr:
+        return substitute(part, mapping)
+
+    types = [_dtype(body) for body in expression.bodies]
+    return _rebuilt(expression.axes, expression.reduce_axes, expression.bodies, types, rewrite, False)
+
+
+def _rebuilt(axes, reduce_axes, bodies, types: Sequence[str], rewrite: Callable, narrow: bool) -> Expression:
+    new_axes = tuple(_fresh(axis, f"i{k}", narrow, reduction=False) for k, axis in enumerate(axes))
+    new_reduce = tuple(_fresh(axis, f"r{k}", narrow, reduction=True) for k, axis in enumerate(reduce_axes))
+    every = (*new_axes, *new_reduce)
+    mapping = {old.var: new.var for old, new in zip((*axes, *reduce_axes), every, strict=True)}
+    first = bodies[0]
     if not isinstance(first, tirx.Reduce):
-        return axes, [rewrite(body, str(op.output(k).dtype)) for k, body in enumerate(op.body)]
+        parts = (rewrite(body, dtype, mapping, every) for body, dtype in zip(bodies, types, strict=True))
+        return Expression(new_axes, new_reduce, tuple(parts))
     types = [_dtype(identity) for identity in first.combiner.identity_element]
-    sources = [rewrite(source, dtype) for source, dtype in zip(first.source, types, strict=True)]
-    condition = rewrite(first.condition, "bool")
-    inits = [rewrite(init, dtype) for init, dtype in zip(first.init, types, strict=False)]
-    reduction = tirx.Reduce(first.combiner, sources, reduce_axes, condition, 0, inits or None)
+    sources = [rewrite(part, dtype, mapping, every) for part, dtype in zip(first.source, types, strict=True)]
+    condition = rewrite(first.condition, "bool", mapping, every)
+    inits = [rewrite(part, dtype, mapping, every) for part, dtype in zip(first.init, types, strict=False)]
+    reduction = tirx.Reduce(first.combiner, sources, new_reduce, condition, 0, inits or None)
     # The outputs of one reduction of tuples must share its sources.
-    others = [
+    others = (
         tirx.Reduce(reduction.combiner, reduction.source, reduction.axis, reduction.condition, k, reduction.init)
-        for k in range(1, len(op.body))
-    ]
-    return axes, [reduction, *others]
+        for k in range(1, len(bodies))
+    )
+    return Expression(new_axes, new_reduce, (reduction, *others))
 
 
 def _with_scalars(expression: PrimExpr, scalars: Mapping[te.Operation, PrimExpr]) -> PrimExpr:
@@ -98,7 +125,7 @@ def _with_scalars(expression: PrimExpr, scalars: Mapping[te.Operation, PrimExpr]
 
 
 def _simplified(expression: PrimExpr, axes: Sequence[tirx.IterVar]) -> PrimExpr:
-    """`expression` with simpler indices, such as those of a reshape, which divide what a multiplication put together."""
+    """`expression` with simpler indices; those of a reshape divide what they multiplied before."""
     divisions: list[PrimExpr] = []
     tvm_ffi.structural_walk(expression, ((tirx.FloorDiv, tirx.FloorMod), divisions.append))
     if not divisions:

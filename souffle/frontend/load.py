@@ -44,24 +44,8 @@ class LoadedModel:
     functions: dict[tuple[str, str], onnx.FunctionProto]
 
 
-_ELEMENT_TYPES = frozenset(
-    onnx.TensorProto.DataType.Value(name)
-    for name in [
-        "FLOAT",
-        "DOUBLE",
-        "FLOAT16",
-        "BFLOAT16",
-        "INT8",
-        "INT16",
-        "INT32",
-        "INT64",
-        "UINT8",
-        "UINT16",
-        "UINT32",
-        "UINT64",
-        "BOOL",
-    ]
-)
+_ELEMENT_NAMES = "FLOAT DOUBLE FLOAT16 BFLOAT16 INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 BOOL"
+_ELEMENT_TYPES = frozenset(map(onnx.TensorProto.DataType.Value, _ELEMENT_NAMES.split()))
 
 
 def load_model(model: str | os.PathLike | bytes | onnx.ModelProto, batch: int | None) -> LoadedModel:

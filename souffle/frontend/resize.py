@@ -1,4 +1,4 @@
-"""ONNX ``Resize`` as interpolation tables: which elements of an axis each output element mixes, and how much of each."""
+"""ONNX ``Resize`` as tables: which elements of an axis each element of the output mixes, and how much of each."""
 
 from __future__ import annotations
 

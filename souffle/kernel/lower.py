@@ -172,7 +172,7 @@ def _device_kernels(
             module = _passes(vectorize)(tirx.transform.BindTarget(target)(module))
             _, device = split_host_device_mods(module)
             return [f for mod in device.values() for f in _device_passes()(mod).functions.values()]
-    except (tvm.error.TVMError, ValueError, TypeError, RuntimeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         raise LoweringError(
             f"stage {name} (rule {schedule.rule}) cannot be lowered: {str(error).strip().splitlines()[-1]}"
         ) from error
@@ -237,7 +237,8 @@ def _device_function(
             for extent in alloc.buffer.shape:
                 elements *= const_int(extent)
             decls.append((alloc, pool_bytes))
-            nbytes = elements * max(1, tvm.DataType(str(alloc.buffer.dtype)).bits // 8)
+            element = tvm.DataType(str(alloc.buffer.dtype))
+            nbytes = elements * element.lanes * max(1, element.bits // 8)
             pool_bytes += -(-nbytes // _POOL_ALIGNMENT) * _POOL_ALIGNMENT
 
     def see_call(call: tvm.ir.Call) -> None:

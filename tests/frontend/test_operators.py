@@ -32,29 +32,14 @@ def weights(*shape, seed=1):
 
 POSITIVE = np.abs(weights(7, 5)) + 0.5
 
+UNARY = (
+    *("Abs", "Ceil", "Cos", "Erf", "Exp", "Floor", "HardSwish", "Neg", "Relu", "Round"),
+    *("Sigmoid", "Sign", "Sin", "Softplus", "Softsign", "Tanh"),
+)
+
 CASES = {
     # elementwise
-    **{
-        f"unary-{op}": (op, [(F, (3, 5))], {})
-        for op in (
-            "Abs",
-            "Ceil",
-            "Cos",
-            "Erf",
-            "Exp",
-            "Floor",
-            "HardSwish",
-            "Neg",
-            "Relu",
-            "Round",
-            "Sigmoid",
-            "Sign",
-            "Sin",
-            "Softplus",
-            "Softsign",
-            "Tanh",
-        )
-    },
+    **{f"unary-{op}": (op, [(F, (3, 5))], {}) for op in UNARY},
     "elu": ("Elu", [(F, (3, 5))], {"alpha": 0.7}),
     "selu": ("Selu", [(F, (3, 5))], {}),
     "celu": ("Celu", [(F, (3, 5))], {"alpha": 0.7}),

@@ -417,7 +417,7 @@ def refusals() -> list[tuple[str, Tensors, str]]:
         ("kept_producer", (p, q, scaled, matmul(scaled, q)), "does not depend"),
         ("no_product", (v, topi.sum(v, axis=1)), "one operand"),
         ("argmax", (v, topi.argmax(v, axis=1)), "more than one value"),
-        ("position", (v, w, shifted), "beside the operands"),
+        ("position", (v, w, shifted), "one operand"),
         ("huge", (*huge_in, huge), "32-bit"),
     ]
 

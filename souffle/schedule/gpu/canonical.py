@@ -1,10 +1,10 @@
 """A stage around one sum of products, as ``total[b, m, n] = sum over k of left[b, m, k] * right[b, n, k]``.
 
 Theorem behind it. Let the reduction be ``C[s] = sum over r of L(s, r) * R(s, r)``. Sort the axes of ``s`` by which
-factor depends on them: both (batch), only L (rows), only R (columns). Fusing each class, and the axes of ``r``, into one
-axis is a bijection of the iteration domain, and neither factor reads an axis outside its classes, so the result is a
-batched matrix product. A convolution becomes the product of the weights with the image-to-column matrix, which is never
-stored: the index arithmetic stays inside ``L`` and ``R``.
+factor depends on them: both (batch), only L (rows), only R (columns). Fusing each class, and the axes of ``r``, into
+one axis is a bijection of the iteration domain, and neither factor reads an axis outside its classes, so the result is
+a batched matrix product. A convolution becomes the product of the weights with the image-to-column matrix, which is
+never stored: the index arithmetic stays inside ``L`` and ``R``.
 
 Blocks ahead of the reduction are substituted into ``L`` and ``R``. Blocks after it must read the reduction at one place
 ``h(v)`` for their element ``v``, with ``h`` invertible on its image; they are then functions of ``(b, m, n)``.
@@ -35,7 +35,7 @@ from souffle.schedule.gpu.expressions import (
     substitute_axes,
 )
 from souffle.schedule.gpu.operands import narrow_operand, separate, split_term
-from souffle.tvm_compat import PrimExpr, const_int, variables
+from souffle.tvm_compat import PrimExpr, const_int
 
 __all__ = ["Contraction", "Operand", "Store", "canonical_contraction"]
 
@@ -288,9 +288,6 @@ def canonical_contraction(func: tirx.PrimFunc) -> Contraction:
     if not stores:
         raise NotAContraction("no output depends on the reduction")
 
-    known = (total, *leaves)
-    if any(not any(v.same_as(k) for k in known) for v in variables(combine(total, wrapped))):
-        raise NotAContraction(f"block {main.name} sums something that depends on its axes beside the operands")
     _demand_short_indices((left, right), stores, (batch, rows, columns, inner))
     innermost = _innermost(stores[0], axes)
     if innermost is not None and any(axis is innermost for axis in rows):

@@ -1,7 +1,7 @@
 """What the rules share: reading blocks of a PrimFunc, inlining, and the check of a finished schedule.
 
 A stage runs without a grid barrier (the kernel has them only between stages), so nothing that one thread block writes
-may be read by another inside it. The helpers here remove what would break that; :func:`check_schedule` asserts it.
+may be read by another inside it. The functions here remove what would break that; :func:`check_schedule` asserts it.
 """
 
 from __future__ import annotations
