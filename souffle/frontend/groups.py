@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 
 from souffle.frontend.emit import OperatorCall
-from souffle.program.te_program import TE, ExternTE, Tensor
+from souffle.program import TE, ExternTE, Tensor
 
 __all__ = ["fusion_groups", "with_groups"]
 

@@ -19,7 +19,7 @@ from souffle.frontend.folding import RANDOM_OPERATORS, evaluate_node
 from souffle.frontend.lowering import NodeInput, Template, lower_node
 from souffle.frontend.naming import NameSupply
 from souffle.frontend.values import Known, Scope, Stacked, Value
-from souffle.program.te_program import Tensor
+from souffle.program import Tensor
 
 __all__ = ["BUILDER_OPSETS", "SPECIAL_OPERATORS", "Interpreter", "special"]
 

@@ -23,7 +23,7 @@ from souffle.frontend.groups import fusion_groups, with_groups
 from souffle.frontend.interpreter import Interpreter
 from souffle.frontend.load import LoadedModel, load_model
 from souffle.frontend.values import Known, Scope
-from souffle.program.te_program import Origin, Tensor, TEProgram, make_te
+from souffle.program import Origin, Tensor, TEProgram, make_te
 from souffle.tvm_compat import fresh_axis, primfunc_from_tensors
 
 __all__ = ["import_onnx"]

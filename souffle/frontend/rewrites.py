@@ -13,7 +13,7 @@ from souffle.errors import UnsupportedOperatorError
 from souffle.frontend.attributes import attribute
 from souffle.frontend.interpreter import Interpreter, special
 from souffle.frontend.values import Known, Scope, Value
-from souffle.program.te_program import Tensor
+from souffle.program import Tensor
 
 __all__: list[str] = []
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from souffle.errors import UnsupportedOperatorError
-from souffle.program.te_program import Tensor
+from souffle.program import Tensor
 
 __all__ = ["Known", "Scope", "Stacked", "Value"]
 

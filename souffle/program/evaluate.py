@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tvm
 from tvm import s_tir, tirx
 
 from souffle.errors import InputError
-from souffle.program.te_program import TE, ExternTE, Tensor, TEProgram
+from souffle.program.te import TE, ExternTE, Tensor
 from souffle.tvm_compat import primfunc_from_tensors, structural_digest
+
+if TYPE_CHECKING:
+    from souffle.program.te_program import TEProgram
 
 __all__ = ["checked_inputs", "evaluate", "run_tes"]
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from tvm import tirx
 from tvm.ir import Call
 
-from souffle.program.te_program import TE, ExternTE, TEProgram
+from souffle.program.te import TE, ExternTE
 from souffle.tvm_compat import PrimExpr, const_int, is_load, load_indices, load_tensor, reduce_node
+
+if TYPE_CHECKING:
+    from souffle.program.te_program import TEProgram
 
 __all__ = ["format_program", "format_te"]
 

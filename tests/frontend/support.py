@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 
 from souffle.frontend import import_onnx
 from souffle.program.evaluate import evaluate
-from souffle.program.te_program import TEProgram
+from souffle.program import TEProgram
 
 __all__ = ["assert_same", "compare", "model_of", "node_model", "random_inputs", "reference"]
 

@@ -14,7 +14,7 @@ from souffle.errors import InputError, ModelError, OptionError, UnsupportedOpera
 from souffle.frontend import import_onnx
 from souffle.program.evaluate import evaluate
 from souffle.program.printer import format_program
-from souffle.program.te_program import TE
+from souffle.program import TE
 from souffle.tvm_compat import loads
 from tests.frontend.support import assert_same, compare, model_of, node_model, random_inputs, reference
 

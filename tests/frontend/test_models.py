@@ -8,7 +8,7 @@ import pytest
 
 import models
 from souffle.frontend import import_onnx
-from souffle.program.te_program import TE
+from souffle.program import TE
 from tests.frontend.support import compare
 
 

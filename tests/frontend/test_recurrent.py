@@ -7,7 +7,7 @@ import pytest
 from onnx import helper
 
 from souffle.frontend import import_onnx
-from souffle.program.te_program import TE
+from souffle.program import TE
 from tests.frontend.support import compare, model_of
 
 STEPS, BATCH, INPUT, HIDDEN = 3, 2, 5, 4

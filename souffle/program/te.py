@@ -1,0 +1,262 @@
+"""Tensor expressions (TEs): one expression, and the tensors between them (paper §3).
+
+A :class:`TE` is closed: its ``te.ComputeOp`` reads only placeholders, and ``inputs`` says which tensor each placeholder
+stands for. So a TE can be replaced without rebuilding what comes after it, and equal TEs of different layers are
+structurally equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from tvm import te, tirx
+
+from souffle.errors import SouffleError
+from souffle.tvm_compat import compute_op, const_int, largest_value, load_tensor, loads, map_bodies, reduce_node
+
+__all__ = ["ExternTE", "Origin", "ProgramError", "TE", "Tensor", "make_te"]
+
+
+class ProgramError(SouffleError):
+    """A TE program is not well formed; the message names the TE and the tensor."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """One value of the program. Compares by identity.
+
+    Attributes
+    ----------
+    name : str
+        Unique in a program; a valid C identifier.
+    shape : tuple of int
+        Static; ``()`` for a scalar.
+    dtype : str
+        As NumPy and TVM spell it (``"float32"``, ``"int64"``, ``"bool"``).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        size = 1
+        for extent in self.shape:
+            size *= extent
+        return size
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return 1 if self.dtype == "bool" else np.dtype(self.dtype).itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return self.size * self.itemsize
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a TE comes from.
+
+    Attributes
+    ----------
+    nodes : tuple of str
+        Names of the ONNX nodes that it computes (several after a transformation).
+    operators : tuple of str
+        Their operator types, such as ``"MatMul"``, in the same order.
+    group : str
+        The operator-fusion group of TVM that it belongs to at level V0; TEs of one fused operator share it.
+    """
+
+    nodes: tuple[str, ...]
+    operators: tuple[str, ...]
+    group: str
+
+    def merged(self, *others: Origin) -> Origin:
+        """The origin of a TE that computes what this and `others` compute; the group is this one's."""
+        pairs = dict.fromkeys(pair for o in (self, *others) for pair in zip(o.nodes, o.operators, strict=True))
+        return Origin(tuple(n for n, _ in pairs), tuple(o for _, o in pairs), self.group)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{op} {node}" for node, op in zip(self.nodes, self.operators, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class TE:
+    """One tensor expression.
+
+    Attributes
+    ----------
+    name : str
+        Unique in its program; a valid C identifier.
+    op : te.ComputeOp
+        The expression, closed over ``placeholders``.
+    placeholders : tuple of te.Tensor
+        What ``op`` reads, each once.
+    inputs : tuple of Tensor
+        ``inputs[i]`` is the tensor that ``placeholders[i]`` stands for; same shape and type.
+    outputs : tuple of Tensor
+        One per body of ``op``; several only for a reduction of tuples such as argmax.
+    origin : Origin
+    """
+
+    name: str
+    op: te.ComputeOp
+    placeholders: tuple[te.Tensor, ...]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    origin: Origin
+
+    @property
+    def output(self) -> Tensor:
+        """The only output.
+
+        Raises
+        ------
+        ProgramError
+            If it has several.
+        """
+        if len(self.outputs) != 1:
+            raise ProgramError(f"TE {self.name} ({self.origin}) has {len(self.outputs)} outputs, one was expected")
+        return self.outputs[0]
+
+    @property
+    def axes(self) -> tuple[tirx.IterVar, ...]:
+        """Data-parallel axes, one per output dimension."""
+        return tuple(self.op.axis)
+
+    @property
+    def reduce_axes(self) -> tuple[tirx.IterVar, ...]:
+        """Reduction axes; empty for a TE without reduction."""
+        return tuple(self.op.reduce_axis)
+
+    @property
+    def reduction_shape(self) -> tuple[int, ...]:
+        """Extents of the reduction axes; the largest where an extent varies with the element, as in adaptive pooling."""
+        return tuple(largest_value(axis.dom.extent, self.axes) for axis in self.reduce_axes)
+
+    @property
+    def body(self):
+        """The expression of the first output."""
+        return self.op.body[0]
+
+    @property
+    def is_reduction(self) -> bool:
+        """Whether it has reduction axes."""
+        return reduce_node(self.body) is not None
+
+    def input_of(self, placeholder: te.Tensor) -> Tensor:
+        """The tensor that `placeholder` stands for."""
+        for candidate, tensor in zip(self.placeholders, self.inputs, strict=True):
+            if candidate.same_as(placeholder):
+                return tensor
+        raise ProgramError(f"TE {self.name} ({self.origin}) reads {placeholder}, which is none of its placeholders")
+
+    def placeholder_of(self, tensor: Tensor) -> te.Tensor:
+        """The placeholder that stands for `tensor`."""
+        return self.placeholders[self.inputs.index(tensor)]
+
+    def on(self, arguments: Sequence[te.Tensor], name: str | None = None) -> tuple[te.Tensor, ...]:
+        """The same expression over other ``te.Tensor`` s: ``op`` rebuilt to read ``arguments[i]`` for input ``i``."""
+        bodies = map_bodies(self.op.body, lambda load: _reload(load, self.placeholders, arguments))
+        op = compute_op(name or self.name, self.axes, bodies, self.op.tag)
+        return tuple(op.output(i) for i in range(op.num_outputs))
+
+    def with_inputs(self, inputs: Sequence[Tensor]) -> TE:
+        """The same TE reading other tensors of the same shapes and types."""
+        return self if tuple(inputs) == self.inputs else replace(self, inputs=tuple(inputs))
+
+    def __repr__(self) -> str:
+        return f"TE({self.name})"
+
+
+@dataclass(frozen=True, eq=False)
+class ExternTE:
+    """An operator that cannot be expressed as a TE: TVM's own TensorIR for it, a kernel of its own (paper §6.7).
+
+    Attributes
+    ----------
+    func : tirx.PrimFunc
+        Not scheduled, or scheduled by TVM. Parameters: the inputs, then the outputs.
+    """
+
+    name: str
+    func: tirx.PrimFunc
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    origin: Origin
+
+    def __repr__(self) -> str:
+        return f"ExternTE({self.name})"
+
+
+def _reload(load, placeholders: Sequence[te.Tensor], arguments: Sequence[te.Tensor]):
+    source = load_tensor(load)
+    for placeholder, argument in zip(placeholders, arguments, strict=True):
+        if placeholder.same_as(source):
+            return argument[tuple(load.args[1:])] if len(load.args) > 1 else argument()
+    return load
+
+
+def make_te(
+    name: str,
+    axes: Sequence[tirx.IterVar],
+    bodies: Sequence,
+    reads: Mapping[te.Tensor, Tensor] | Sequence[tuple[te.Tensor, Tensor]],
+    origin: Origin,
+    outputs: Sequence[Tensor] | None = None,
+) -> TE:
+    """Build a TE from an expression.
+
+    Parameters
+    ----------
+    name : str
+        Its name, and the name of its output where `outputs` is not given.
+    axes : sequence of IterVar
+        Data-parallel axes.
+    bodies : sequence of expressions
+        One per output; their loads read the ``te.Tensor`` s of `reads`.
+    reads : pairs of te.Tensor and Tensor
+        What each ``te.Tensor`` stands for. Pairs that `bodies` do not read are dropped; several ``te.Tensor`` s that
+        stand for one tensor become one placeholder.
+    origin : Origin
+    outputs : sequence of Tensor, optional
+        The tensors that it defines, to replace an existing TE.
+    """
+    pairs = list(reads.items()) if isinstance(reads, Mapping) else list(reads)
+    placeholders: list[te.Tensor] = []
+    inputs: list[Tensor] = []
+    renamed: list[tuple[te.Tensor, te.Tensor]] = []
+    for load in (load for body in bodies for load in loads(body)):
+        source = load_tensor(load)
+        if any(source.same_as(old) for old, _ in renamed):
+            continue
+        tensor = next((t for candidate, t in pairs if candidate.same_as(source)), None)
+        if tensor is None:
+            raise ProgramError(f"TE {name} ({origin}) reads {source}, which is not among the tensors it was given")
+        if tensor in inputs:
+            renamed.append((source, placeholders[inputs.index(tensor)]))
+            continue
+        fresh = te.placeholder(tensor.shape, tensor.dtype, name=f"p{len(inputs)}")
+        placeholders.append(fresh)
+        inputs.append(tensor)
+        renamed.append((source, fresh))
+    old, new = [o for o, _ in renamed], [n for _, n in renamed]
+    closed = map_bodies(bodies, lambda load: _reload(load, old, new))
+    op = compute_op(name, axes, closed)
+    if outputs is None:
+        shape = tuple(const_int(axis.dom.extent) for axis in axes)
+        count = op.num_outputs
+        outputs = [
+            Tensor(name if count == 1 else f"{name}_{i}", shape, str(op.output(i).dtype)) for i in range(count)
+        ]
+    return TE(name, op, tuple(placeholders), tuple(inputs), tuple(outputs), origin)
