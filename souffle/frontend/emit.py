@@ -15,8 +15,8 @@ from souffle.errors import UnsupportedOperatorError
 from souffle.frontend.indices import Expression, narrowed, refreshed
 from souffle.frontend.lowering import Step, Template
 from souffle.frontend.naming import NameSupply, identifier
-from souffle.program.evaluate import run_tes
 from souffle.program import TE, ExternTE, Origin, Tensor, make_te
+from souffle.program.evaluate import run_tes
 from souffle.tvm_compat import PrimExpr, const_int, is_load, load_indices, load_tensor, reduce_node
 
 __all__ = ["Emitter", "OperatorCall"]

@@ -208,16 +208,38 @@ def _eye_like(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[V
 
 
 @special("ReduceMax", "ReduceMin")
-def _reduce_bool(
+def _reduce_extreme(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
-) -> list[Value] | None:
-    if inputs[0].dtype != "bool" or isinstance(inputs[0], Known):
+) -> Sequence[Value] | None:
+    x = interpreter.whole(inputs[0])
+    if isinstance(x, Known):
         return None
     write = _Writer(interpreter, node)
-    numbers = write("Cast", inputs[0], to=TensorProto.INT32)
-    reduced = onnx.NodeProto()
-    reduced.CopyFrom(node)
-    return [write("Cast", interpreter.primitive(reduced, [numbers, *inputs[1:]], scope.opsets)[0], to=TensorProto.BOOL)]
+    if x.dtype == "bool":
+        numbers = write("Cast", x, to=TensorProto.INT32)
+        reduced = interpreter.primitive(node, [numbers, *inputs[1:]], scope.opsets)
+        return [write("Cast", reduced[0], to=TensorProto.BOOL)]
+    if x.dtype not in ("float16", "float32", "float64"):
+        return None
+    # TVM starts from the largest finite number, so that a row of infinities (a mask) would not give infinity.
+    (reduced,) = interpreter.primitive(node, [x, *inputs[1:]], scope.opsets)
+    low = node.op_type == "ReduceMax"
+    limit, compare = (np.finfo(x.dtype).min, "LessOrEqual") if low else (np.finfo(x.dtype).max, "GreaterOrEqual")
+    beyond = _constant(-np.inf if low else np.inf, x.dtype)
+    return [write("Where", write(compare, reduced, _constant(limit, x.dtype)), beyond, reduced)]
+
+
+@special("SpaceToDepth")
+def _space_to_depth(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> list[Value] | None:
+    if attribute(node, "mode", b"DCR") == b"DCR":
+        return None
+    write, block = _Writer(interpreter, node), attribute(node, "blocksize")
+    n, c, h, w = inputs[0].shape
+    split = write("Reshape", inputs[0], _constant([n, c, h // block, block, w // block, block], "int64"))
+    moved = write("Transpose", split, perm=[0, 1, 3, 5, 2, 4])
+    return [write("Reshape", moved, _constant([n, c * block * block, h // block, w // block], "int64"))]
 
 
 @special("ConvTranspose")

@@ -138,6 +138,9 @@ def _with_producers(te_: TE, producers: dict[Tensor, TE]) -> TE:
 def simplified(bodies: Sequence[PrimExpr], te_: TE) -> list[PrimExpr]:
     """The index arithmetic of some bodies simplified under the bounds of the TE's axes."""
     analyzer = bounded_analyzer((*te_.axes, *te_.reduce_axes))
-    return map_bodies(
-        bodies, lambda load: read(load_tensor(load), [analyzer.simplify(i) for i in load_indices(load)])
-    )
+
+    def tidy(index: PrimExpr) -> PrimExpr:
+        # TVM simplifies no index that depends on data.
+        return index if loads(index) else analyzer.simplify(index)
+
+    return map_bodies(bodies, lambda load: read(load_tensor(load), [tidy(i) for i in load_indices(load)]))

@@ -11,8 +11,8 @@ import onnxruntime
 from onnx import helper, numpy_helper
 
 from souffle.frontend import import_onnx
-from souffle.program.evaluate import evaluate
 from souffle.program import TEProgram
+from souffle.program.evaluate import evaluate
 
 __all__ = ["assert_same", "compare", "model_of", "node_model", "random_inputs", "reference"]
 

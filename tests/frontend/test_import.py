@@ -12,9 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from souffle.errors import InputError, ModelError, OptionError, UnsupportedOperatorError
 from souffle.frontend import import_onnx
+from souffle.program import TE
 from souffle.program.evaluate import evaluate
 from souffle.program.printer import format_program
-from souffle.program import TE
 from souffle.tvm_compat import loads
 from tests.frontend.support import assert_same, compare, model_of, node_model, random_inputs, reference
 

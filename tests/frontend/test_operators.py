@@ -7,8 +7,8 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from souffle.frontend import import_onnx
-from souffle.program.evaluate import evaluate
 from souffle.program import TE
+from souffle.program.evaluate import evaluate
 from tests.frontend.support import assert_same, compare, node_model, random_inputs
 
 F, I64, I32, BOOL = "float32", "int64", "int32", "bool"

@@ -1,0 +1,98 @@
+"""The emitted text: the same in every process, one copy of what several places call, resources read back."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import models
+import souffle
+from souffle.codegen.nvcc import find_nvcc
+from souffle.errors import CudaCompileError
+from souffle.runtime import Network
+from tests.testlib import Builder
+
+ROOT = Path(__file__).resolve().parents[2]
+
+DIGEST = """
+import hashlib, models, souffle
+from souffle.runtime.plan_json import plan_to_json
+for name, level in (("mmoe", "V4"), ("lstm", "V1"), ("bert", "V0")):
+    net = souffle.compile(models.build(name), level=level, target="cuda", arch="sm_90", cubin=False, device="cpu")
+    content = repr((plan_to_json(net.plan), [m.text for m in net.plan.modules], list(net.plan.constants)))
+    print(name, hashlib.sha256(content.encode()).hexdigest())
+"""
+
+
+def test_the_text_and_the_decisions_are_the_same_under_any_hash_seed() -> None:
+    def run(seed: str) -> str:
+        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [sys.executable, "-c", DIGEST], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    first = run("1")
+    assert first.count("\n") == 3
+    assert run("2") == first
+
+
+def _matmul(count: int):
+    b, rng = Builder(), np.random.default_rng(0)
+    x = b.input(8, 16)
+    for _ in range(count):
+        x = b.matmul(x, b.constant(rng.standard_normal((16, 16)).astype(np.float32)))
+    return b.program(x)
+
+
+def _compile(program, **options):
+    return souffle.compile(program, **({"level": "V3", "target": "cuda", "arch": "sm_90", "device": "cpu"} | options))
+
+
+@pytest.mark.parametrize(("count", "keyword"), [(1, "__forceinline__"), (3, "__noinline__")])
+def test_code_that_several_places_call_is_one_copy(count: int, keyword: str) -> None:
+    text = _compile(_matmul(count), cubin=False).plan.modules[0].text
+    assert len(re.findall(rf"^static __device__ {keyword} void stage0_\w+\(.*\{{$", text, re.MULTILINE)) == 1
+    assert "cuda/barrier" not in text
+
+
+def test_only_v4_prefetches() -> None:
+    texts = {lv: _compile(_matmul(3), cubin=False, level=lv).plan.modules[0].text for lv in ("V3", "V4")}
+    assert "prefetch.global.L2" in texts["V4"] and "prefetch.global.L2" not in texts["V3"]
+
+
+def test_the_text_can_be_replaced_before_it_is_compiled() -> None:
+    def hook(stage: str, result: object) -> object:
+        return result.replace("0x0p+0f", "0x1p+0f") if stage == "text" else result
+
+    program = _matmul(1)
+    x = np.ones((8, 16), np.float32)
+    plain, edited = (_compile(program, cubin=False, **o)(x)["out0"] for o in ({}, {"hook": hook}))
+    np.testing.assert_allclose(edited, plain + 1, rtol=1e-5)
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
+def test_a_network_compiles_to_a_cubin_with_its_resources(tmp_path: Path) -> None:
+    net = _compile(models.build("mmoe"), level="V3", cache_dir=tmp_path)
+    assert isinstance(net, Network)
+    (kernel,) = net.kernels
+    assert kernel.registers > 0 and kernel.spill_bytes is not None and kernel.grid_syncs > 0
+    assert net.plan.modules[0].cubin[:4] == b"\x7fELF"
+    assert f"{kernel.registers} registers" in net.explain()
+    assert len(list(tmp_path.glob("*.cubin"))) == 1
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
+def test_text_that_was_broken_on_the_way_is_rejected(tmp_path: Path) -> None:
+    def hook(stage: str, result: object) -> object:
+        return result.replace("num_blocks", "") if stage == "text" else result
+
+    with pytest.raises(CudaCompileError, match="nvcc rejected the CUDA text for sm_90"):
+        _compile(_matmul(1), hook=hook, cache_dir=tmp_path)
