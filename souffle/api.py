@@ -22,7 +22,7 @@ Model = str | os.PathLike | bytes | onnx.ModelProto | TEProgram
 
 
 def default_cache_dir() -> Path | None:
-    """Where compiled kernels are kept: ``$SOUFFLE_CACHE``, or ``~/.cache/souffle``; ``$SOUFFLE_CACHE=off`` keeps none."""
+    """Where compiled kernels are kept: ``$SOUFFLE_CACHE`` or ``~/.cache/souffle``; ``SOUFFLE_CACHE=off`` keeps none."""
     chosen = os.environ.get("SOUFFLE_CACHE", "")
     if chosen == "off":
         return None
@@ -56,7 +56,7 @@ def compile(
         ``"cuda"``; ``"cpu"`` for LLVM code of the transformed program; ``"auto"`` for CUDA where a GPU is usable, else
         the CPU.
     arch : str, optional
-        The GPU's architecture, such as ``"sm_90"``; that of the GPU at hand by default, ``"sm_90"`` where there is none.
+        The GPU's architecture, such as ``"sm_90"``, which is the default where there is no GPU to ask.
     precision : str
         ``"fp32"``, or ``"mixed"``: fp16 operands with fp32 accumulation for GEMM and convolution (paper, §7.1).
     partition : str
@@ -66,7 +66,7 @@ def compile(
     device : str
         Where a CUDA network runs: ``"cuda"``, or ``"cpu"`` for its emitted text on the CPU; ``"auto"`` is ``"cuda"``.
     cubin : bool
-        Whether CUDA text is compiled for a GPU. Without, no CUDA compiler is needed and only ``device="cpu"`` can run it.
+        Whether CUDA text is compiled for a GPU. Without, no CUDA compiler is needed and only ``device="cpu"`` runs it.
     cache_dir : path, optional
         Where compiled kernels are kept; :func:`default_cache_dir` where not given.
     progress : callable, optional

@@ -1,4 +1,4 @@
-"""``souffle check``: every level's emitted CUDA run on the CPU, and on the GPU where there is one, against ONNX Runtime."""
+"""``souffle check``: every level's CUDA text on the CPU, and on the GPU where there is one, against ONNX Runtime."""
 
 from __future__ import annotations
 

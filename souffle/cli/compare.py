@@ -84,7 +84,7 @@ def onnxruntime_outputs(model: onnx.ModelProto | str, inputs: Mapping[str, np.nd
 
 
 def random_inputs(specs, seed: int = 0) -> dict[str, np.ndarray]:
-    """Inputs for a network: normal floats, small non-negative integers (which index any table of two rows), booleans."""
+    """Inputs for a network: normal floats, the integers 0 and 1 (which index any table of two rows), booleans."""
     generator = np.random.default_rng(seed)
     inputs = {}
     for spec in specs:

@@ -160,7 +160,9 @@ def _run(arguments: argparse.Namespace, progress: Progress) -> int:
     for item in arguments.input:
         name, separator, path = item.partition("=")
         if not separator:
-            raise InputError(f"--input {item!r} is not of the form NAME=x.npy; {network.plan.name} takes {network.signature}")
+            raise InputError(
+                f"--input {item!r} is not of the form NAME=x.npy; {network.plan.name} takes {network.signature}"
+            )
         inputs[name] = _read_array(name, path)
     progress("running")
     outputs = {name: np.asarray(value) for name, value in network(inputs).items()}
@@ -170,7 +172,10 @@ def _run(arguments: argparse.Namespace, progress: Progress) -> int:
     if arguments.json:
         write_json({name: {"shape": value.shape, "dtype": str(value.dtype)} for name, value in outputs.items()})
         return 0
-    rows = [(name, value.dtype, "x".join(map(str, value.shape)) or "scalar", _range(value)) for name, value in outputs.items()]
+    rows = [
+        (name, value.dtype, "x".join(map(str, value.shape)) or "scalar", _range(value))
+        for name, value in outputs.items()
+    ]
     print(format_table(("output", "type", "shape", "min .. max"), rows))
     return 0
 

@@ -12,7 +12,7 @@ __all__ = ["Progress", "format_table", "human_bytes", "write_json"]
 
 
 class Progress:
-    """One line on stderr that says what is being done, and for how long already; plain lines where it is no terminal."""
+    """One line on stderr: what is being done, and for how long already; plain lines where it is no terminal."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet

@@ -15,7 +15,8 @@ __all__ = ["emit_cuda"]
 _PREFETCH_TEXT = f"""
 static __device__ __forceinline__ int {PREFETCH_FUNCTION}(const void* data, int64_t bytes, int block, int tid,
                                                            int num_blocks) {{
-  for (int64_t at = ((int64_t)block * blockDim.x + tid) * 128; at < bytes; at += (int64_t)num_blocks * blockDim.x * 128) {{
+  int64_t step = (int64_t)num_blocks * blockDim.x * 128;
+  for (int64_t at = ((int64_t)block * blockDim.x + tid) * 128; at < bytes; at += step) {{
     asm volatile("prefetch.global.L2 [%0];" : : "l"((const char*)data + at));
   }}
   return 0;

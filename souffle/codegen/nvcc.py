@@ -70,8 +70,8 @@ def compile_cubin(text: str, arch: str, *, cache_dir: Path | None = None) -> tup
     with tempfile.TemporaryDirectory(prefix="souffle-nvcc-") as folder:
         source, cubin = Path(folder) / "kernels.cu", Path(folder) / "kernels.cubin"
         source.write_text(text)
-        command = [str(nvcc), "-cubin", f"-arch={arch}", "-O3", "-std=c++17", "-Xptxas", "-v", "-diag-suppress=177", str(source)]
-        done = subprocess.run([*command, "-o", str(cubin)], capture_output=True, text=True, check=False)
+        command = [str(nvcc), "-cubin", f"-arch={arch}", "-O3", "-std=c++17", "-Xptxas", "-v", "-diag-suppress=177"]
+        done = subprocess.run([*command, str(source), "-o", str(cubin)], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             lines = [line for line in (done.stderr + done.stdout).splitlines() if "error" in line] or ["no message"]
             raise CudaCompileError(f"nvcc rejected the CUDA text for {arch}: " + " | ".join(lines[:3]))

@@ -191,13 +191,15 @@ def merge(name: str, shape: KernelShape, global_vars: Mapping[DeviceFunction, tv
         if call.sync_before:
             for parameter in call.prefetch:
                 nbytes = tirx.IntImm("int64", shape.parameters[parameter][1])
-                ahead = tirx.call_extern("int32", PREFETCH_FUNCTION, pointers[parameter], nbytes, block, tid, num_blocks)
+                where = (pointers[parameter], nbytes, block, tid, num_blocks)
+                ahead = tirx.call_extern("int32", PREFETCH_FUNCTION, *where)
                 statements.append(tirx.Evaluate(ahead))
             statements.append(tirx.Evaluate(cuda_grid_sync()))
         for number, function in enumerate(call.functions):
             arguments = [pointers[i] for i in call.arguments]
+            it = tirx.Var(f"it{index}_{number}", "int32")
             statements.append(
-                _tile_loop(f"it{index}_{number}", function, global_vars[function], arguments, block, tid, num_blocks, shape)
+                _tile_loop(it, function, global_vars[function], arguments, block, tid, num_blocks, shape.threads)
             )
     body = tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
     body = _thread("threadIdx.x", tid, tirx.IntImm("int32", shape.threads), body)
@@ -214,23 +216,22 @@ def _thread(tag: str, var: tirx.Var, extent: object, body: tirx.Stmt) -> tirx.St
 
 
 def _tile_loop(
-    loop: str,
+    it: tirx.Var,
     function: DeviceFunction,
     callee: tvm.ir.GlobalVar,
     arguments: Sequence[tirx.Var],
     block: tirx.Var,
     tid: tirx.Var,
     num_blocks: tirx.Var,
-    shape: KernelShape,
+    threads: int,
 ) -> tirx.Stmt:
-    """All tiles of a stage that are this block's. The conditions are uniform in a block, so barriers inside are safe."""
-    it = tirx.Var(loop, "int32")
+    """All tiles of a stage that are this block's. Conditions are uniform in a block, so barriers inside are safe."""
     tile = it * num_blocks + block
     body: tirx.Stmt = tirx.Evaluate(tvm.ir.Call(callee, [tile, tid, *arguments]))
-    if function.threads < shape.threads:
+    if function.threads < threads:
         if function.has_barrier:
             raise LoweringError(
-                f"stage {callee.name_hint} has block barriers and {function.threads} threads in a kernel of {shape.threads}"
+                f"stage {callee.name_hint} has block barriers and {function.threads} threads in a kernel of {threads}"
             )
         body = tirx.IfThenElse(tid < function.threads, body, None)
     if function.shared_bytes:

@@ -141,7 +141,7 @@ class TE:
 
     @property
     def reduction_shape(self) -> tuple[int, ...]:
-        """Extents of the reduction axes; the largest where an extent varies with the element, as in adaptive pooling."""
+        """Extents of the reduction axes; the largest where one varies with the element, as in adaptive pooling."""
         return tuple(largest_value(axis.dom.extent, self.axes) for axis in self.reduce_axes)
 
     @property

@@ -97,7 +97,8 @@ class HostNetwork:
             else:
                 self._tensors.append(tvm.runtime.empty(buffer.shape, buffer.dtype))
         self._place_workspace()
-        self._calls = [(module.get_function(plan.kernels[c.kernel].name, query_imports=True), c.buffers) for c in plan.launches]
+        functions = [module.get_function(kernel.name, query_imports=True) for kernel in plan.kernels]
+        self._calls = [(functions[launch.kernel], launch.buffers) for launch in plan.launches]
 
     def _place_workspace(self) -> None:
         """Give the buffers that share an offset, a shape and a type one tensor; others get their own.

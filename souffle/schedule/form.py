@@ -84,7 +84,7 @@ class _Former:
         return [formed for formed in self.forming if formed is not None]
 
     def _place(self, formed: Formed) -> None:
-        """Append a stage; where it takes in an earlier one it runs later, when all that its last TE reads is defined."""
+        """Append a stage. One that takes in an earlier one runs later, when all that its last TE reads is defined."""
         for member in formed.tes:
             if member in self.stage_of:
                 self.forming[self.stage_of[member]] = None

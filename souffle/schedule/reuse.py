@@ -89,7 +89,10 @@ class _Joiner:
             return None, f"their tiles do not match: {joined.answer.reason}"
         reads = sum(_points(member) for member in members) // joined.answer.tiles
         if reads > _READS_PER_BARRIER:
-            return None, f"a block would read {reads} elements alone, longer than a grid sync ({_READS_PER_BARRIER}) takes"
+            return None, (
+                f"a block would read {reads} elements alone, more than the {_READS_PER_BARRIER} that take as long as a "
+                "grid sync"
+            )
         return joined, None
 
     def _producers(self, tes: Sequence[TE | ExternTE]) -> set[TE | ExternTE]:

@@ -13,7 +13,7 @@ __all__ = ["gpu_scheduler"]
 
 
 def gpu_scheduler(device: GpuDevice, threads: int = 256) -> Scheduler:
-    """A scheduler for one device; all its stages have blocks of `threads` threads, so that any of them can be merged."""
+    """A scheduler for one device; all its stages have blocks of `threads` threads, so that any can be merged."""
     request = GpuRequest(device.arch, threads, device.sm_count)
 
     def answer(func: tirx.PrimFunc) -> Answer:

@@ -1,0 +1,152 @@
+"""The shape of the house: imports run one way, the runtime needs no compiler, the compiler is one page."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import models
+import souffle
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "souffle"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# The program is the frontend's result, so its data types come before the frontend.
+ORDER = ("program", "frontend", "analysis", "schedule", "partition", "transform", "kernel", "codegen", "runtime")
+LOWEST = {"errors", "tvm_compat", "decision"}
+HIGHEST = {"pipeline", "api", "loading", "cli", "__main__"}
+
+
+def place(path: Path) -> str:
+    """The folder of a file, or its name where it stands at the top."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return parts[0]
+
+
+def imported(path: Path) -> list[tuple[str, int]]:
+    """Absolute names of the modules that a file imports, with their lines."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
+            found += [(f"{node.module}.{alias.name}", node.lineno) for alias in node.names]
+    return found
+
+
+def inside(path: Path) -> list[tuple[str, int]]:
+    """What a file imports of Souffle: folders or top-level modules."""
+    names = [(name.split("."), line) for name, line in imported(path)]
+    return [(parts[1], line) for parts, line in names if parts[0] == "souffle" and len(parts) > 1]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_run_one_way(path: Path) -> None:
+    own = place(path)
+    for target, line in inside(path):
+        where = f"{path.relative_to(ROOT)}:{line} imports souffle.{target}"
+        if target.startswith("__") and target != "__main__":
+            continue
+        if own in LOWEST:
+            assert target in LOWEST, where
+        elif own in ORDER:
+            assert target in LOWEST or target in ORDER[: ORDER.index(own) + 1], f"{where}, which stands above it"
+        else:
+            assert own in HIGHEST or own == "__init__", f"{path} is in no folder of the flow"
+
+
+def test_every_folder_has_its_place() -> None:
+    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
+    assert folders <= {*ORDER, "cli", "verify"}
+
+
+def test_no_import_inside_of_a_function() -> None:
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                inner = [n for n in ast.walk(node) if isinstance(n, (ast.Import, ast.ImportFrom))]
+                assert not inner, f"{path.relative_to(ROOT)}:{inner[0].lineno}: import inside of {node.name}"
+
+
+def test_isl_is_imported_by_one_module() -> None:
+    users = [path for path in FILES if any(name.split(".")[0] == "islpy" for name, _ in imported(path))]
+    assert users == [PACKAGE / "analysis" / "isl.py"]
+
+
+def test_the_whole_compiler_fits_on_a_page() -> None:
+    assert len((PACKAGE / "pipeline.py").read_text().splitlines()) <= 300
+
+
+def test_no_broad_except_and_no_print_outside_of_the_command_line() -> None:
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.ExceptHandler):
+                caught = [] if node.type is None else ast.walk(node.type)
+                names = {n.id for n in caught if isinstance(n, ast.Name)}
+                assert node.type is not None and not names & {"Exception", "BaseException"}, where
+            if place(path) != "cli" and isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id != "print", where
+
+
+def test_no_stage_knows_a_model_by_name() -> None:
+    names = ("bert", "resnext", "lstm", "efficientnet", "swin", "mmoe")
+    for path in FILES:
+        if place(path) in {"cli", "frontend"}:
+            continue  # the frontend has an operator called LSTM
+        tree = ast.parse(path.read_text())
+        for node in (n for n in ast.walk(tree) if isinstance(n, ast.Compare)):
+            texts = [c.value for c in ast.walk(node) if isinstance(c, ast.Constant) and isinstance(c.value, str)]
+            assert not any(text.lower() in names for text in texts), f"{path.relative_to(ROOT)}:{node.lineno}"
+
+
+BLOCKED = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"tvm", "tvm_ffi", "onnx", "islpy", "onnxruntime", "torch"}:
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def _blocked(program: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", BLOCKED + program], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_loading_and_running_need_neither_tvm_nor_onnx(tmp_path: Path) -> None:
+    model = models.build("mmoe")
+    net = souffle.compile(model, level="V4", target="cuda", arch="sm_90", cubin=False, device="cpu")
+    net.save(tmp_path / "net.souffle")
+    inputs = models.random_inputs(model)
+    np.savez(tmp_path / "inputs.npz", **inputs)
+    program = f"""
+import numpy, souffle, souffle.runtime
+net = souffle.load({str(tmp_path / "net.souffle")!r}, device="cpu")
+found = net(dict(numpy.load({str(tmp_path / "inputs.npz")!r})))
+numpy.savez({str(tmp_path / "outputs.npz")!r}, **found)
+assert "tvm" not in sys.modules
+"""
+    done = _blocked(program)
+    assert done.returncode == 0, done.stderr
+    expected = net(inputs)
+    for name, value in np.load(tmp_path / "outputs.npz").items():
+        np.testing.assert_array_equal(value, expected[name])
+
+
+def test_what_needs_the_compiler_says_so_where_it_is_missing() -> None:
+    done = _blocked("import souffle\nsouffle.compile\n")
+    assert done.returncode == 1 and "blocked" in done.stderr.splitlines()[-1]
+    done = _blocked("import souffle\nprint(dir(souffle))\n")
+    assert done.returncode == 0 and "'compile'" in done.stdout

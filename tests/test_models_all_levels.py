@@ -1,0 +1,124 @@
+"""The paper's models in their tiny size: every level, both ways to run on the CPU, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import onnx
+import pytest
+
+import models
+import souffle
+from models.bert import SIZES
+from souffle.cli.compare import compare, onnxruntime_outputs
+from souffle.pipeline import LEVELS
+from souffle.program import TEProgram
+from souffle.program.evaluate import evaluate
+
+MIXED = ("bert", "swin", "resnext")
+SOME_SE = ("se:M0", "se:M7")
+
+
+@cache
+def model(name: str) -> onnx.ModelProto:
+    return models.build(name)
+
+
+@cache
+def program(name: str) -> TEProgram:
+    return souffle.import_onnx(model(name))
+
+
+@cache
+def inputs(name: str) -> dict[str, np.ndarray]:
+    return models.random_inputs(model(name), seed=1)
+
+
+@cache
+def reference(name: str) -> dict[str, np.ndarray]:
+    return onnxruntime_outputs(model(name), inputs(name))
+
+
+def compiled(name: str, **options):
+    chosen = {"target": "cuda", "arch": "sm_90", "cubin": False, "device": "cpu"} | options
+    return souffle.compile(program(name), **chosen)
+
+
+def check(name: str, network, precision: str = "fp32") -> None:
+    found = {key: np.asarray(value) for key, value in network(inputs(name)).items()}
+    result = compare(found, reference(name), precision)
+    assert result.ok, f"{network!r}: largest error {result.error:.2e} of the output's magnitude"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", [*models.NAMES, "lstm-unrolled", *SOME_SE])
+def test_fp32(name: str, level: str) -> None:
+    network = compiled(name, level=level)
+    check(name, network)
+    check(name, network.on("cpu", order="shuffled", seed=7, blocks=3))
+
+
+@pytest.mark.parametrize("name", [se for se in models.SE_NAMES if se not in SOME_SE])
+def test_every_squeeze_and_excitation_module(name: str) -> None:
+    check(name, compiled(name, level="V4"))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", MIXED)
+def test_mixed_precision_on_tensor_cores(name: str, level: str) -> None:
+    network = compiled(name, level=level, precision="mixed")
+    assert any("mma_sync" in module.text for module in network.plan.modules)
+    check(name, network, "mixed")
+    check(name, network.on("cpu", order="shuffled", seed=7, blocks=3), "mixed")
+
+
+@pytest.mark.parametrize("name", ["lstm", "mmoe", "efficientnet"])
+def test_mixed_precision_of_the_others(name: str) -> None:
+    check(name, compiled(name, level="V4", precision="mixed"), "mixed")
+
+
+@pytest.mark.parametrize("level", ["V3", "V4"])
+@pytest.mark.parametrize("name", ["bert", "lstm"])
+def test_persistent_partition(name: str, level: str) -> None:
+    check(name, compiled(name, level=level, partition="persistent"))
+
+
+@pytest.mark.parametrize("level", ["V0", "V4"])
+@pytest.mark.parametrize("name", models.NAMES)
+def test_llvm_code(name: str, level: str) -> None:
+    network = souffle.compile(program(name), level=level, target="cpu")
+    check(name, network)
+    check(name, network)
+
+
+@pytest.mark.parametrize("name", models.NAMES)
+def test_the_imported_program(name: str) -> None:
+    result = compare(evaluate(program(name), inputs(name)), reference(name), "fp32")
+    assert result.ok, result
+
+
+@pytest.mark.parametrize("name", ["lstm", "mmoe"])
+def test_recurrent_and_expert_networks_are_one_kernel(name: str) -> None:
+    plan = compiled(name, level="V3").plan
+    assert len(plan.kernels) == len(plan.launches) == 1
+
+
+def test_launches_of_bert() -> None:
+    counts = [len(compiled("bert", level=level).plan.launches) for level in ("V0", "V1", "V2", "V3")]
+    assert counts == sorted(counts, reverse=True) and counts[0] > counts[1] > counts[2]
+    assert counts[3] < 2 * SIZES["tiny"].layers
+
+
+@pytest.mark.parametrize("name", models.NAMES)
+def test_a_level_never_reads_or_launches_more_than_the_one_before(name: str) -> None:
+    plans = [compiled(name, level=level).plan for level in ("V0", "V2", "V3", "V4")]
+    launches = [len(plan.launches) for plan in plans]
+    assert launches == sorted(launches, reverse=True)
+    traffic = [sum(launch.bytes_read + launch.bytes_written for launch in plan.launches) for plan in plans]
+    assert traffic[2] <= traffic[0] and traffic[3] <= traffic[2]
+
+
+def test_equal_layers_share_a_kernel() -> None:
+    plan = compiled("bert", level="V2").plan
+    assert max(np.bincount([launch.kernel for launch in plan.launches])) >= SIZES["tiny"].layers
