@@ -13,7 +13,7 @@ from souffle.codegen.llvm import assemble_host, host_scheduler
 from souffle.codegen.plan import Plan
 from souffle.decision import Decision
 from souffle.errors import OptionError
-from souffle.kernel import cuda_target
+from souffle.kernel import cuda_target, lowering_problem
 from souffle.partition import Subprogram, one_kernel_per_stage, partition_persistent, partition_souffle
 from souffle.program import TEProgram
 from souffle.schedule.form import JoinPolicy, form_stages
@@ -129,8 +129,9 @@ def compile_cuda(
     program, decided = transform_program(program, chosen, precision, hook)
     analysis = hook("analysis", analyze(program))
     progress(f"scheduling {len(program.tes)} TEs")
+    scheduler = gpu_scheduler(device, lambda schedule: lowering_problem(schedule, target))
     policy = JoinPolicy(across_operators=chosen.vertical, rowwise_across_operators=chosen.reuse)
-    stages, joined = form_stages(program, analysis, gpu_scheduler(device), policy)
+    stages, joined = form_stages(program, analysis, scheduler, policy)
     stages = hook("schedule", stages)
     progress(f"lowering {len(stages)} stages")
     functions, names = lower_stages(stages, target)

@@ -62,6 +62,11 @@ def test_imports_run_one_way(path: Path) -> None:
             assert own in HIGHEST or own == "__init__", f"{path} is in no folder of the flow"
 
 
+def test_transformations_know_programs_and_their_analysis_only() -> None:
+    used = {target for path in FILES if place(path) == "transform" for target, _ in inside(path)}
+    assert used <= {*LOWEST, "program", "analysis", "transform"}
+
+
 def test_every_folder_has_its_place() -> None:
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
     assert folders <= {*ORDER, "cli", "verify"}

@@ -1,6 +1,6 @@
 """From scheduled stages to one TensorIR kernel."""
 
-from souffle.kernel.lower import DeviceFunction, LoweringError, cuda_target, lower_stage
+from souffle.kernel.lower import DeviceFunction, LoweringError, cuda_target, lower_stage, lowering_problem
 from souffle.kernel.merge import CallPlan, KernelShape, MergedKernel, StageCall, merge, plan_calls
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "StageCall",
     "cuda_target",
     "lower_stage",
+    "lowering_problem",
     "merge",
     "plan_calls",
 ]

@@ -20,7 +20,7 @@ from souffle.errors import SouffleError
 from souffle.schedule.gpu.rule import GpuSchedule
 from souffle.tvm_compat import Analyzer, const_int, dtype_of, substitute
 
-__all__ = ["DeviceFunction", "LoweringError", "cuda_target", "lower_stage"]
+__all__ = ["DeviceFunction", "LoweringError", "cuda_target", "lower_stage", "lowering_problem"]
 
 _POOL_ALIGNMENT = 128
 """Bytes; wmma and 16-byte copies want aligned buffers in the pool."""
@@ -76,7 +76,6 @@ def _passes(vectorize: bool) -> tvm.transform.Pass:
     tensor_ir, low = s_tir.transform, tirx.transform
     return tvm.transform.Sequential(
         [
-            tensor_ir.CanonicalizeLoop(),
             tensor_ir.LowerCrossThreadReduction(),
             tensor_ir.LowerInitBlock(),
             tensor_ir.PlanAndUpdateBufferAllocationLocation(),
@@ -163,19 +162,45 @@ def lower_stage(name: str, schedule: GpuSchedule, target: tvm.target.Target) -> 
     return tuple(result)
 
 
+def lowering_problem(schedule: GpuSchedule, target: tvm.target.Target) -> str | None:
+    """Why a schedule cannot be lowered, or ``None`` if it can: a schedule is only as good as the code that it gives."""
+    try:
+        lower_stage("stage", schedule, target)
+    except LoweringError as error:
+        return str(error)
+    return None
+
+
 def _device_kernels(
     name: str, schedule: GpuSchedule, target: tvm.target.Target, *, vectorize: bool
 ) -> list[tirx.PrimFunc]:
     module = tvm.IRModule({name: schedule.func.with_attr("global_symbol", name)})
     try:
         with tvm.transform.PassContext(opt_level=3):
-            module = _passes(vectorize)(tirx.transform.BindTarget(target)(module))
+            module = s_tir.transform.CanonicalizeLoop()(tirx.transform.BindTarget(target)(module))
+            module = _passes(vectorize)(tvm.IRModule({gv: _paired_conditions(f) for gv, f in module.functions.items()}))
             _, device = split_host_device_mods(module)
             return [f for mod in device.values() for f in _device_passes()(mod).functions.values()]
     except (ValueError, TypeError, RuntimeError) as error:
         raise LoweringError(
             f"stage {name} (rule {schedule.rule}) cannot be lowered: {str(error).strip().splitlines()[-1]}"
         ) from error
+
+
+def _paired_conditions(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Write a block's condition that is no conjunction twice, as ``condition and condition``.
+
+    LowerCrossThreadReduction carries over to the block that writes a reduction's result the conditions that it finds
+    under an ``And``, and forgets one that stands alone; threads without a row would then write beyond the tile.
+    """
+
+    def paired(realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
+        if isinstance(realize.predicate, (tirx.And, tirx.IntImm)):
+            return realize
+        condition = tirx.And(realize.predicate, realize.predicate)
+        return s_tir.SBlockRealize(list(realize.iter_values), condition, realize.block)
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (s_tir.SBlockRealize, paired)))
 
 
 def _has_vector_gather(function: tirx.PrimFunc) -> bool:

@@ -10,12 +10,17 @@ from dataclasses import dataclass
 
 from souffle.analysis import Analysis
 from souffle.decision import Decision
+from souffle.errors import SouffleError
 from souffle.program import TE, ExternTE, TEProgram
 from souffle.schedule.drafts import Answer, Drafts, Formed, Scheduler
 from souffle.schedule.reuse import join_rows
 from souffle.schedule.stage import Stage
 
-__all__ = ["JoinPolicy", "form_stages"]
+__all__ = ["JoinPolicy", "StageError", "form_stages"]
+
+
+class StageError(SouffleError):
+    """A TE has no schedule at all; the message names it and what each rule says."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +85,15 @@ class _Former:
     def run(self) -> list[Formed]:
         for te_ in self.program.tes:
             if not self._try_join(te_):
-                self._place(self.drafts.formed([te_]))
+                self._place(self._alone(te_))
         return [formed for formed in self.forming if formed is not None]
+
+    def _alone(self, te_: TE | ExternTE) -> Formed:
+        formed = self.drafts.formed([te_])
+        if formed.answer.schedule is None:
+            where = f"TE {te_.name} ({te_.origin}), shape {te_.outputs[0].shape}"
+            raise StageError(f"{where}, cannot be scheduled: {formed.answer.reason}")
+        return formed
 
     def _place(self, formed: Formed) -> None:
         """Append a stage. One that takes in an earlier one runs later, when all that its last TE reads is defined."""

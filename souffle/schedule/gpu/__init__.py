@@ -6,6 +6,8 @@ the least particular, and the last one takes everything that can run without a g
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import s_tir, tirx
 
 from souffle.schedule.gpu.common import ScheduleError, check_schedule
@@ -30,7 +32,9 @@ RULES: tuple[tuple[str, Rule], ...] = (
 """The rules by name, in the order they are tried."""
 
 
-def schedule_gpu(func: tirx.PrimFunc, request: GpuRequest) -> tuple[GpuSchedule | None, tuple[Refusal, ...]]:
+def schedule_gpu(
+    func: tirx.PrimFunc, request: GpuRequest, problem: Callable[[GpuSchedule], str | None] = lambda schedule: None
+) -> tuple[GpuSchedule | None, tuple[Refusal, ...]]:
     """Schedule one stage.
 
     Parameters
@@ -38,6 +42,8 @@ def schedule_gpu(func: tirx.PrimFunc, request: GpuRequest) -> tuple[GpuSchedule 
     func : tirx.PrimFunc
         A small group of TEs, as ``te.create_prim_func`` gives it.
     request : GpuRequest
+    problem : callable, optional
+        Says why a schedule cannot be used after all, as where TVM cannot lower it; the next rule is then tried.
 
     Returns
     -------
@@ -54,6 +60,9 @@ def schedule_gpu(func: tirx.PrimFunc, request: GpuRequest) -> tuple[GpuSchedule 
         except s_tir.ScheduleError as error:
             answer = Refusal(name, f"a scheduling step does not apply: {str(error).strip().splitlines()[0]}")
         if isinstance(answer, GpuSchedule):
-            return answer, tuple(refusals)
+            reason = problem(answer)
+            if reason is None:
+                return answer, tuple(refusals)
+            answer = Refusal(name, reason)
         refusals.append(answer)
     return None, tuple(refusals)

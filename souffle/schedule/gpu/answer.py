@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import tirx
 
 from souffle.schedule.drafts import Answer, Scheduler
 from souffle.schedule.gpu import RULES, check_schedule, schedule_gpu
 from souffle.schedule.gpu.device import GpuDevice
-from souffle.schedule.gpu.rule import GpuRequest
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
 
 __all__ = ["gpu_scheduler"]
 
 
-def gpu_scheduler(device: GpuDevice, threads: int = 256) -> Scheduler:
-    """A scheduler for one device; all its stages have blocks of `threads` threads, so that any can be merged."""
+def gpu_scheduler(
+    device: GpuDevice, problem: Callable[[GpuSchedule], str | None] = lambda schedule: None, threads: int = 256
+) -> Scheduler:
+    """A scheduler for one device.
+
+    Parameters
+    ----------
+    device : GpuDevice
+    problem : callable, optional
+        Says why a schedule cannot be used after all; see :func:`souffle.schedule.gpu.schedule_gpu`.
+    threads : int
+        Of a block, the same for all stages, so that any of them can be merged.
+    """
     request = GpuRequest(device.arch, threads, device.sm_count)
 
     def answer(func: tirx.PrimFunc) -> Answer:
-        schedule, refusals = schedule_gpu(func, request)
+        schedule, refusals = schedule_gpu(func, request, problem)
         reason = "; ".join(f"{r.rule}: {r.reason}" for r in refusals)
         if schedule is None:
             return Answer(None, "none", len(RULES), False, 0, reason)
