@@ -1,17 +1,23 @@
-"""Builds what one case of ``benchmarks.gpu_host`` takes to the host: networks, inputs and expected outputs."""
+"""Builds what one model takes to the host: networks of all levels, inputs and expected outputs.
+
+The model is built and imported once. What a level's network is goes beside it as ``FILE.json``.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
+from onnx import ModelProto, numpy_helper
 
 import models
 import souffle
+from benchmarks.weights import write_weights
 
 __all__ = ["main"]
 
@@ -22,41 +28,56 @@ def _expected(model: bytes, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarr
     return dict(zip(names, session.run(names, inputs), strict=True))
 
 
+def _write_io(model: ModelProto, path: Path) -> None:
+    inputs = models.random_inputs(model)
+    values = {f"input/{name}": value for name, value in inputs.items()}
+    expected = _expected(model.SerializeToString(), inputs)
+    values |= {f"output/{name}": value for name, value in expected.items()}
+    part = path.with_suffix(".part.npz")
+    np.savez_compressed(part, **values)
+    part.replace(path)
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Compile once; write every file of ``--save``, and ``--io`` where it is not there yet."""
+    """Compile each level once; write its files, and ``--io`` where it is not there yet."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_build", description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--size", required=True)
-    parser.add_argument("--level", required=True)
     parser.add_argument("--arch", required=True)
     parser.add_argument("--precision", required=True)
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--save", action="append", required=True, metavar="CONSTANTS=FILE")
+    parser.add_argument("--save", action="append", required=True, metavar="LEVEL:CONSTANTS=FILE")
     parser.add_argument("--io", required=True, type=Path)
     options = parser.parse_args(argv)
     model = models.build(options.model, options.size, steps=options.steps)
-    net = souffle.compile(model, level=options.level, target="cuda", arch=options.arch, precision=options.precision)
-    for constants, _, path in (item.partition("=") for item in options.save):
-        net.save(path, constants=constants)
     if not options.io.exists():
-        inputs = models.random_inputs(model)
-        values = {f"input/{name}": value for name, value in inputs.items()}
-        expected = _expected(model.SerializeToString(), inputs)
-        values |= {f"output/{name}": value for name, value in expected.items()}
-        part = options.io.with_suffix(".part.npz")
-        np.savez_compressed(part, **values)
-        part.replace(options.io)
-    plan = net.plan
-    sys.stdout.write(
-        json.dumps(
-            {
-                "launches": len(plan.launches),
-                "kernels": len(plan.kernels),
-                "constant_bytes": sum(buffer.nbytes for buffer in plan.buffers if buffer.kind == "constant"),
-                "machine_code_bytes": sum(len(module.cubin) for module in plan.modules),
-            }
-        )
-    )
+        _write_io(model, options.io)
+    initializers = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
+    program = souffle.import_onnx(model)
+    levels: dict[str, list[tuple[str, Path]]] = {}
+    for item in options.save:
+        key, _, path = item.partition("=")
+        level, _, constants = key.partition(":")
+        levels.setdefault(level, []).append((constants, Path(path)))
+    for level, files in levels.items():
+        began = time.monotonic()
+        net = souffle.compile(program, level=level, target="cuda", arch=options.arch, precision=options.precision)
+        plan = net.plan
+        about = {
+            "build_seconds": round(time.monotonic() - began, 1),
+            "launches": len(plan.launches),
+            "kernels": len(plan.kernels),
+            "grid_syncs": sum(plan.kernels[launch.kernel].grid_syncs for launch in plan.launches),
+            "constant_bytes": sum(buffer.nbytes for buffer in plan.buffers if buffer.kind == "constant"),
+            "machine_code_bytes": sum(len(module.cubin) for module in plan.modules),
+        }
+        for constants, path in files:
+            net.save(path, constants=constants)
+            if constants == "synthetic":
+                weights = path.with_suffix(".weights.npz")
+                found, carried = write_weights(weights, plan.constants, initializers)
+                about |= {"weights_rebuilt_bytes": found, "weights_carried_bytes": carried}
+            path.with_suffix(".json").write_text(json.dumps(about))
     return 0
 
 

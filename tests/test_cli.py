@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import models
 import souffle
@@ -22,8 +23,24 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("cli") / "mmoe.onnx"
-    onnx.save(models.build("mmoe"), path)
+    """Two experts over one input, and a softmax over their sum."""
+    rng = np.random.default_rng(0)
+    weights = [rng.standard_normal((8, 6)).astype(np.float32) for _ in range(2)]
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w0"], ["a"], name="expert0"),
+            helper.make_node("MatMul", ["x", "w1"], ["b"], name="expert1"),
+            helper.make_node("Add", ["a", "b"], ["c"], name="sum"),
+            helper.make_node("Relu", ["c"], ["d"], name="relu"),
+            helper.make_node("Softmax", ["d"], ["y"], name="softmax", axis=-1),
+        ],
+        "experts",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, 6])],
+        [numpy_helper.from_array(w, f"w{i}") for i, w in enumerate(weights)],
+    )
+    path = tmp_path_factory.mktemp("cli") / "experts.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
     return path
 
 
@@ -70,7 +87,7 @@ def test_compile_and_run(model: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert status == 0 and file.is_file()
     assert f"{file}: " in out and "for sm_90" in out and "kernel0_" in out
     assert "importing" in err and "merging" in err
-    inputs = models.random_inputs(models.build("mmoe"))
+    inputs = models.random_inputs(onnx.load(model))
     arguments = []
     for number, (name, value) in enumerate(inputs.items()):
         np.save(tmp_path / f"{number}.npy", value)

@@ -242,4 +242,6 @@ def _weight(shape: KernelShape) -> int:
 
 
 def _identifier(name: str) -> str:
-    return re.sub(r"\W+", "_", name)[-40:].strip("_")
+    """The last words of a name, as much as keeps the text readable."""
+    clean = re.sub(r"\W+", "_", name).strip("_")
+    return clean if len(clean) <= 40 else clean[-40:].partition("_")[2].strip("_") or clean[-40:]

@@ -82,6 +82,10 @@ def partition_souffle(
         else:
             parts.append([stage])
             largest_grid, largest_shared = schedule.tiles, shared
+    if stages and not decisions:
+        wave = device.blocks_per_wave(stages[-1].schedule.threads, largest_shared)
+        reason = f"the most blocks that a stage has, {largest_grid}, fit in one wave of {wave}"
+        decisions.append(Decision("partition", "no cut", True, reason))
     return tuple(Subprogram(tuple(p)) for p in parts), tuple(decisions)
 
 

@@ -40,6 +40,12 @@ class Answer:
     tiles: int
     reason: str
 
+    @property
+    def summary(self) -> str:
+        """The schedule in a few words, and why no better rule applies."""
+        refused = f"; {self.reason}" if self.reason else ""
+        return f"rule {self.rule}, {self.tiles} tile{'s' if self.tiles != 1 else ''}{refused}"
+
 
 Scheduler = Callable[[tirx.PrimFunc], Answer]
 

@@ -69,7 +69,8 @@ def form_stages(
     if policy.rowwise_across_operators:
         formed, joined = join_rows(formed, program, analysis, drafts)
         decisions = [*decisions, *joined]
-    return tuple(Stage(f.draft, f.answer.schedule) for f in formed), tuple(decisions)
+    chosen = [Decision("stage", f.draft.name, True, f.answer.summary) for f in formed]
+    return tuple(Stage(f.draft, f.answer.schedule) for f in formed), (*decisions, *chosen)
 
 
 class _Former:

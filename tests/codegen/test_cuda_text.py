@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DIGEST = """
 import hashlib, models, souffle
 from souffle.runtime.plan_json import plan_to_json
-for name, level in (("mmoe", "V4"), ("lstm", "V1"), ("bert", "V0")):
+for name, level in (("mmoe", "V4"), ("bert", "V1")):
     net = souffle.compile(models.build(name), level=level, target="cuda", arch="sm_90", cubin=False, device="cpu")
     content = repr((plan_to_json(net.plan), [m.text for m in net.plan.modules], list(net.plan.constants)))
     print(name, hashlib.sha256(content.encode()).hexdigest())
@@ -40,7 +40,7 @@ def test_the_text_and_the_decisions_are_the_same_under_any_hash_seed() -> None:
         return done.stdout
 
     first = run("1")
-    assert first.count("\n") == 3
+    assert first.count("\n") == 2
     assert run("2") == first
 
 
