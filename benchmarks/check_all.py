@@ -67,7 +67,7 @@ def main() -> int:
                 print(f"{name} {precision} ...", file=sys.stderr, flush=True)
                 results.append(check(name, arguments.size, precision, arguments.shuffled, Path(folder)))
     if arguments.out:
-        Path(arguments.out).write_text(json.dumps({"command": " ".join(sys.argv), "results": results}, indent=1) + "\n")
+        Path(arguments.out).write_text(json.dumps({"command": " ".join(["python -m benchmarks.check_all", *sys.argv[1:]]), "results": results}, indent=1) + "\n")
     header = ["model", "precision", "launches V0..V4", "syncs V3", "V4", "largest error", "host error", "result"]
     rows = [
         (

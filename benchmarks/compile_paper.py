@@ -84,7 +84,7 @@ def main() -> int:
                 done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=arguments.timeout)
                 results.append(json.loads(done.stdout))
     if arguments.out:
-        Path(arguments.out).write_text(json.dumps({"command": " ".join(sys.argv), "results": results}, indent=1) + "\n")
+        Path(arguments.out).write_text(json.dumps({"command": " ".join(["python -m benchmarks.compile_paper", *sys.argv[1:]]), "results": results}, indent=1) + "\n")
     columns = ["model", "arch", "level", "tes", "stages", "distinct_stages", "launches", "kernels", "grid_syncs"]
     columns += ["registers", "spill_bytes", "compile_s", "peak_mb"]
     print(format_table(columns, [[row[c] for c in columns] for row in results]))

@@ -2,11 +2,12 @@
 
 Here, with the compiler::
 
-    python -m benchmarks.gpu_host build --out DIR
+    python -m benchmarks.gpu_host build --out ARTIFACTS
+    python -m benchmarks.gpu_host pack --in ARTIFACTS --to FOLDER
 
-On the host, with the repository and DIR (Python 3.12, NumPy, cuda-bindings, nvcc, compute-sanitizer, PyTorch)::
+On the host, in FOLDER (Python 3.12, NumPy, cuda-bindings, nvcc, compute-sanitizer; onnx and PyTorch where they are)::
 
-    python -m benchmarks.gpu_host run --in DIR --out RESULTS
+    python -m benchmarks.gpu_host run --in artifacts --out RESULTS
 
 ``rehearse`` in the place of ``run`` goes through the same steps without a GPU, up to the launches. Every step is a
 process bounded in time; what RESULTS/results.json (or the file of ``--resume``) has already is not done again.
@@ -18,21 +19,26 @@ import argparse
 import datetime
 import json
 import logging
+import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks.gpu_run import chosen_cases, run_steps, steps_for
+from benchmarks.gpu_table import table
 
 __all__ = ["main"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _LEVELS = ("V0", "V1", "V2", "V3", "V4")
-_TOOLS = ("memcheck", "racecheck", "synccheck")
+_TRAVELS = ("souffle", "benchmarks", "models")
+_KINDS = ("micro", "check", "latency", "once")
 _log = logging.getLogger("gpu_host")
 
 
@@ -43,196 +49,177 @@ def _write(path: Path, content: Any) -> None:
     part.replace(path)
 
 
-def _tail(text: str | bytes | None, size: int = 1500) -> str:
-    decoded = text.decode(errors="replace") if isinstance(text, bytes) else (text or "")
-    return decoded[-size:]
-
-
 # build
+
+
+@dataclass(frozen=True)
+class _Group:
+    """One model, size and precision: one process compiles all its levels."""
+
+    model: str
+    size: str
+    precision: str
+    steps: str | None
+
+    @property
+    def stem(self) -> str:
+        """Of its files' names. A model's steps change its inputs, so they are part of it."""
+        name = re.sub(r"[^A-Za-z0-9.-]", "-", self.model)
+        return f"{name}-{self.size}-{self.precision}" + (f"-{self.steps}steps" if self.steps else "")
+
+
+def _groups(options: argparse.Namespace) -> Iterator[_Group]:
+    steps = dict(item.partition("=")[::2] for item in options.steps)
+    for size in options.sizes:
+        for model in options.models:
+            yield _Group(model, size, options.precision, steps.get(model) if size == "paper" else None)
+    for model in options.models:
+        if "tiny" in options.sizes and model in options.mixed and options.precision != "mixed":
+            yield _Group(model, "tiny", "mixed", None)
 
 
 def _build(options: argparse.Namespace) -> int:
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
     index_path = out / "index.json"
-    index = json.loads(index_path.read_text()) if index_path.exists() else {"cases": {}}
+    index = json.loads(index_path.read_text()) if index_path.exists() else {"cases": {}, "too_large": {}}
     index["command"] = " ".join(sys.argv)
-    steps = dict(item.partition("=")[::2] for item in options.steps)
-    failed = 0
-    for size in options.sizes:
-        for model in options.models:
-            stem = f"{re.sub(r'[^A-Za-z0-9.-]', '-', model)}-{size}-{options.precision}"
-            for level in options.levels:
-                kinds = ["stored"] if size == "tiny" else ["synthetic"]
-                if size != "tiny" and level in options.check_paper:
-                    kinds.append("stored")
-                failed += not _build_case(
-                    options, index, _Case(stem, model, size, level, tuple(kinds), steps.get(model))
-                )
-                _write(index_path, index)
-    total = sum(path.stat().st_size for path in out.iterdir())
-    _log.info("%d cases in %s, %.1f MiB, %d failed", len(index["cases"]), out, total / 2**20, failed)
+    failed, began = 0, time.monotonic()
+    for group in _groups(options):
+        failed += not _build_group(options, index, group)
+        _write(index_path, index)
+    index["build_seconds"] = round(index.get("build_seconds", 0.0) + time.monotonic() - began, 1)
+    _write(index_path, index)
+    _log.info("%d cases, %d models failed, %.0f s", len(index["cases"]), failed, time.monotonic() - began)
+    _log.info("%s", _sizes(out, index))
     return 1 if failed else 0
 
 
-@dataclass(frozen=True)
-class _Case:
-    """One compilation, saved with each kind of constants."""
-
-    stem: str
-    model: str
-    size: str
-    level: str
-    constants: tuple[str, ...]
-    steps: str | None
-
-
-def _build_case(options: argparse.Namespace, index: dict[str, Any], case: _Case) -> bool:
-    # A model's steps change its inputs, so they are part of the file names.
-    steps = case.steps if case.size == "paper" else None
-    stem = case.stem + (f"-{steps}steps" if steps else "")
-    io = options.out / f"{stem}.npz"
-    names = {kind: f"{stem}-{case.level}" + ("" if kind == "stored" else f"-{kind}") for kind in case.constants}
-    files = {kind: options.out / f"{name}.souffle" for kind, name in names.items()}
-    too_large = index.setdefault("too_large", {})
-    there = all(name in too_large or (name in index["cases"] and files[kind].exists()) for kind, name in names.items())
-    if there and io.exists() and not options.force:
+def _build_group(options: argparse.Namespace, index: dict[str, Any], group: _Group) -> bool:
+    """Compile what of a model is not there yet; whether all of it is there now."""
+    io = options.out / f"{group.stem}.npz"
+    wanted: dict[str, tuple[str, str]] = {}
+    for level in options.levels:
+        for kind in ("stored", "synthetic"):
+            if kind == "stored" and group.size != "tiny" and level not in options.check_paper:
+                continue
+            if kind == "stored" or group.size != "tiny":
+                wanted[f"{group.stem}-{level}" + ("" if kind == "stored" else f"-{kind}")] = (level, kind)
+    missing = {
+        name: item
+        for name, item in wanted.items()
+        if options.force
+        or not io.exists()
+        or not (name in index["too_large"] or (name in index["cases"] and (options.out / f"{name}.souffle").exists()))
+    }
+    if not missing:
         return True
-    command = [sys.executable, "-m", "benchmarks.gpu_build", case.model, "--size", case.size, "--level", case.level]
-    command += ["--arch", options.arch, "--precision", options.precision, "--io", str(io.resolve())]
-    command += [part for kind, file in files.items() for part in ("--save", f"{kind}={file.resolve()}")]
-    command += ["--steps", steps] if steps else []
+    command = [sys.executable, "-m", "benchmarks.gpu_build", group.model, "--size", group.size]
+    command += ["--arch", options.arch, "--precision", group.precision, "--io", str(io.resolve())]
+    for name, (level, kind) in missing.items():
+        command += ["--save", f"{level}:{kind}={(options.out / name).resolve()}.souffle"]
+        (options.out / f"{name}.json").unlink(missing_ok=True)
+    command += ["--steps", group.steps] if group.steps else []
     began = time.monotonic()
     try:
         done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=options.timeout, check=False)
+        error = done.stderr.strip()[-1500:] if done.returncode else ""
     except subprocess.TimeoutExpired:
-        _log.error("%s %s: over %d s", stem, case.level, options.timeout)
+        error = f"over {options.timeout} s"
+    # A level's file of facts is written last: levels that were done before a failure stay.
+    there = [name for name in missing if (options.out / f"{name}.json").exists()]
+    for name in there:
+        _enter(options, index, group, name, *missing[name])
+    _log.info("%s: %d of %d networks, %.0f s", group.stem, len(there), len(missing), time.monotonic() - began)
+    if error or len(there) < len(missing):
+        _log.error("%s: %s", group.stem, error)
         return False
-    if done.returncode:
-        _log.error("%s %s: %s", stem, case.level, _tail(done.stderr))
-        return False
-    seconds = round(time.monotonic() - began, 1)
-    for kind, file in files.items():
-        megabytes = file.stat().st_size / 2**20
-        if megabytes > options.max_mib:
-            _log.warning("%s: %.1f MiB is over --max-mib %g and stays here", names[kind], megabytes, options.max_mib)
-            too_large[names[kind]] = round(megabytes, 1)
-            file.unlink()
-            continue
-        index["cases"][names[kind]] = {
-            "model": case.model,
-            "size": case.size,
-            "level": case.level,
-            "precision": options.precision,
-            "arch": options.arch,
-            "constants": kind,
-            "artifact": file.name,
-            "io": io.name,
-            "build_seconds": seconds,
-            **json.loads(done.stdout.splitlines()[-1]),
-        }
-        _log.info("%s: %.1f MiB, %.0f s", names[kind], megabytes, seconds)
     return True
+
+
+def _enter(options: argparse.Namespace, index: dict[str, Any], group: _Group, name: str, level: str, kind: str) -> None:
+    """Put a network that was built into the index, unless it is too large to travel."""
+    facts = options.out / f"{name}.json"
+    about = json.loads(facts.read_text())
+    facts.unlink()
+    artifact, weights = options.out / f"{name}.souffle", options.out / f"{name}.weights.npz"
+    limit = options.max_mib * 2**20
+    if artifact.stat().st_size > limit:
+        size = artifact.stat().st_size / 2**20
+        _log.warning("%s: %.1f MiB is over --max-mib %g and stays here", name, size, options.max_mib)
+        index["too_large"][name] = round(size, 1)
+        artifact.unlink()
+        weights.unlink(missing_ok=True)
+        return
+    if weights.exists() and weights.stat().st_size > limit:
+        _log.warning("%s: weights that cannot be made again are over --max-mib; it is only timed", name)
+        weights.unlink()
+    index["cases"][name] = {
+        "model": group.model,
+        "size": group.size,
+        "level": level,
+        "precision": group.precision,
+        "arch": options.arch,
+        "steps": int(group.steps) if group.steps else None,
+        "constants": kind,
+        "artifact": artifact.name,
+        "weights": weights.name if weights.exists() else None,
+        "io": f"{group.stem}.npz",
+        **about,
+    }
+
+
+def _sizes(folder: Path, index: dict[str, Any]) -> str:
+    """MiB of each model and of all, and the largest file."""
+    sizes: dict[str, int] = {}
+    for case in index["cases"].values():
+        key = f"{case['model']} {case['size']} {case['precision']}"
+        files = [case["artifact"], *([case["weights"]] if case["weights"] else [])]
+        sizes[key] = sizes.get(key, 0) + sum((folder / file).stat().st_size for file in files)
+    lines = [f"{key:32} {size / 2**20:8.2f} MiB" for key, size in sizes.items()]
+    files = [path for path in folder.iterdir() if path.is_file()]
+    total = sum(path.stat().st_size for path in files)
+    largest = max(files, key=lambda path: path.stat().st_size)
+    lines.append(f"{'all':32} {total / 2**20:8.2f} MiB, the largest {largest.name}")
+    return "\n".join(lines)
+
+
+# pack
+
+
+def _pack(options: argparse.Namespace) -> int:
+    """Gather what must travel into one folder: the runtime, this script, the models and the artifacts."""
+    index = json.loads((options.input / "index.json").read_text())
+    if options.models:
+        index["cases"] = {name: case for name, case in index["cases"].items() if case["model"] in options.models}
+    if options.to.exists() and any(options.to.iterdir()):
+        _log.error("%s is not empty; give a new folder", options.to)
+        return 2
+    artifacts = options.to / "artifacts"
+    artifacts.mkdir(parents=True)
+    for name in _TRAVELS:
+        shutil.copytree(_ROOT / name, options.to / name, ignore=shutil.ignore_patterns("__pycache__", ".*", "build"))
+    shutil.copy(_ROOT / "pyproject.toml", options.to)
+    files = {case[key] for case in index["cases"].values() for key in ("artifact", "io", "weights") if case[key]}
+    for file in sorted(files):
+        shutil.copy(options.input / file, artifacts)
+    _write(artifacts / "index.json", index)
+    total = sum(Path(base, file).stat().st_size for base, _, names in os.walk(options.to) for file in names)
+    _log.info("%s\n%s holds %.1f MiB", _sizes(artifacts, index), options.to, total / 2**20)
+    if total > options.max_mib * 2**20:
+        _log.error("that is over --max-mib %g; pack fewer --models at a time", options.max_mib)
+        return 1
+    return 0
 
 
 # run
 
 
-@dataclass(frozen=True)
-class _Step:
-    """One bounded process.
-
-    ``arguments`` go to ``benchmarks.gpu_steps``; ``tool`` is a tool of compute-sanitizer under which it runs.
-    """
-
-    name: str
-    kind: str
-    arguments: tuple[str, ...]
-    timeout: int
-    about: dict[str, Any] = field(default_factory=dict)
-    tool: str = ""
-
-
-def _steps(cases: dict[str, dict[str, Any]], folder: Path, options: argparse.Namespace) -> list[_Step]:
-    """All steps, the ones that matter most first."""
-    steps = [_Step("device", "device", (), 60), _Step("micro", "micro", ("--repeats", "100"), 180)]
-    repeats = ("--repeats", str(options.repeats))
-
-    def files(case: dict[str, Any]) -> tuple[str, ...]:
-        return ("--artifact", str((folder / case["artifact"]).resolve()), "--io", str((folder / case["io"]).resolve()))
-
-    def quiet(case: dict[str, Any]) -> tuple[str, ...]:
-        # Without a GPU a paper model's kernels would take hours.
-        return ("--no-execute",) if options.rehearse and case["size"] != "tiny" else ()
-
-    for name, case in cases.items():
-        if case["constants"] == "stored":
-            arguments = (*files(case), *repeats, *quiet(case))
-            steps.append(_Step(f"check {name}", "check", arguments, options.timeout, case))
-    groups: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}
-    for case in cases.values():
-        levels = groups.setdefault((case["model"], case["size"], case["precision"]), {})
-        if case["level"] not in levels or case["constants"] == "stored":
-            levels[case["level"]] = case
-    for (model, size, precision), levels in groups.items():
-        arguments = [
-            part
-            for level in sorted(levels)
-            for part in ("--case", f"{level}={(folder / levels[level]['artifact']).resolve()}")
-        ]
-        case = next(iter(levels.values()))
-        arguments += ["--io", str((folder / case["io"]).resolve()), "--repeats", str(options.latency_repeats)]
-        arguments += ["--rounds", str(options.rounds), "--warmup", "1" if options.rehearse else "10", *quiet(case)]
-        about = {"model": model, "size": size, "precision": precision}
-        steps.append(_Step(f"latency {model} {size} {precision}", "latency", tuple(arguments), options.timeout, about))
-    for tool in _TOOLS:
-        for name, case in cases.items():
-            if case["size"] == "tiny" and case["level"] in options.sanitize:
-                arguments = (*files(case), *quiet(case))
-                steps.append(
-                    _Step(f"{tool} {name}", "sanitize", arguments, options.timeout, {**case, "tool": tool}, tool)
-                )
-    return steps
-
-
-def _run_step(step: _Step, options: argparse.Namespace, limit: float) -> dict[str, Any]:
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder) / "answer.json"
-        kind = "once" if step.kind == "sanitize" else step.kind
-        command = [sys.executable, "-m", "benchmarks.gpu_steps", kind, "--json", str(answer), *step.arguments]
-        command += ["--rehearse"] if options.rehearse else []
-        if step.tool and not options.rehearse:
-            sanitizer = shutil.which("compute-sanitizer")
-            if sanitizer is None:
-                return {"status": "missing", "error": "compute-sanitizer is not on PATH"}
-            command = [sanitizer, "--tool", step.tool, "--error-exitcode", "9", *command]
-        result: dict[str, Any] = {"command": command, "about": step.about}
-        try:
-            done = subprocess.run(
-                command, cwd=_ROOT, capture_output=True, text=True, timeout=min(step.timeout, limit), check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            return {
-                **result,
-                "status": "timeout",
-                "seconds": round(time.monotonic() - began, 1),
-                "error": _tail(error.output),
-            }
-        result["seconds"] = round(time.monotonic() - began, 1)
-        result["result"] = json.loads(answer.read_text()) if answer.exists() else {}
-        result["status"] = "ok" if done.returncode == 0 and answer.exists() else "failed"
-        if result["status"] == "failed":
-            result["error"] = result["result"].get("error") or _tail(done.stderr + done.stdout)
-        return result
-
-
 def _run(options: argparse.Namespace) -> int:
-    folder: Path = options.input
-    index = json.loads((folder / "index.json").read_text())
-    cases = {
-        name: case for name, case in index["cases"].items() if not options.models or case["model"] in options.models
-    }
+    index = json.loads((options.input / "index.json").read_text())
+    cases = chosen_cases(
+        {name: case for name, case in index["cases"].items() if not options.models or case["model"] in options.models}
+    )
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "results.json"
     earlier = options.resume or path
@@ -243,117 +230,68 @@ def _run(options: argparse.Namespace) -> int:
     results["rehearsal"] = options.rehearse
     results["command"] = " ".join(sys.argv)
     results["date"] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    end = time.monotonic() + options.budget
-    steps = _steps(cases, folder, options)
-    for number, step in enumerate(steps, 1):
-        if results["steps"].get(step.name, {}).get("status") == "ok":
-            continue
-        left = end - time.monotonic()
-        if left < 5:
-            _log.warning("the budget is spent: %d steps are left; run again to go on", len(steps) - number + 1)
-            break
-        result = _run_step(step, options, left)
-        results["steps"][step.name] = result
-        _write(path, results)
-        _log.info("%d/%d %s: %s, %s s", number, len(steps), step.name, result["status"], result.get("seconds", 0))
-        if step.kind == "device" and result["status"] != "ok":
-            _log.error("%s", result.get("error"))
-            break
+    results["cases"] = cases
+    steps = steps_for(cases, options)
+    run_steps(steps, cases, options, results, lambda: _write(path, results))
     _write(path, results)
-    sys.stdout.write(_table(results, steps))
-    wanted = [results["steps"].get(step.name, {}).get("status") for step in steps]
-    return 0 if all(status == "ok" for status in wanted) else 1
+    sys.stdout.write(table(results, steps, cases))
+    states = [results["steps"].get(step.key(name), {}).get("status") for step in steps for name in step.names]
+    return 0 if all(state == "ok" for state in states) else 1
 
 
-def _table(results: dict[str, Any], steps: list[_Step]) -> str:
-    """What was found, short."""
-    found = results["steps"]
-    lines = ["rehearsal without a GPU: times mean nothing"] if results["rehearsal"] else []
-    device = found.get("device", {}).get("result", {})
-    lines.append(f"{device.get('name')} {device.get('arch')}, driver {device.get('driver')}, {results['date']}")
-    micro = found.get("micro", {}).get("result", {})
-    if micro.get("ok"):
-        syncs = ", ".join(f"{item['us']:.2f} ({item['blocks']}x{item['threads']})" for item in micro["grid_sync"])
-        lines.append(f"grid sync µs (blocks x threads): {syncs}")
-        lines.append(
-            f"launch {micro['launch_us']:.2f} µs, graph node {micro['graph_node_us']:.2f} µs, copy "
-            f"{micro['driver_copy_gb_s']:.0f} GB/s by the driver, {micro['kernel_copy_gb_s']:.0f} by a kernel"
-        )
-    lines += ["", f"{'check':44} {'status':8} {'of tolerance':>12} {'same bits':>9}"]
-    for step in steps:
-        if step.kind == "check":
-            entry = found.get(step.name, {})
-            result = entry.get("result", {})
-            worst = max((item.get("of_tolerance", 0.0) for item in result.get("outputs", {}).values()), default=None)
-            runs = f"{result['identical_runs']}/{result['runs']}" if "runs" in result else "-"
-            shown = "-" if worst is None else f"{worst:.3f}"
-            lines.append(f"{step.name[6:]:44} {entry.get('status', 'not run'):8} {shown:>12} {runs:>9}")
-    head = f"{'latency µs, median (min)':30} {'level':5} {'launches':>8} {'syncs':>5} {'plain':>20} {'graph':>20}"
-    lines += ["", head]
-    for step in steps:
-        if step.kind != "latency":
-            continue
-        entry = found.get(step.name, {})
-        if entry.get("status") != "ok":
-            lines.append(f"{step.name[8:]:30} {entry.get('status', 'not run')}")
-        for level, row in entry.get("result", {}).get("levels", {}).items():
-            plain, graph = (f"{row[mode]['median_us']:.1f} ({row[mode]['min_us']:.1f})" for mode in ("launch", "graph"))
-            mark = " synthetic" if row["constants"] == "synthetic" else ""
-            lines.append(
-                f"{step.name[8:]:30} {level:5} {row['launches']:>8} {row['grid_syncs']:>5} "
-                f"{plain:>20} {graph:>20}{mark}"
-            )
-    lines.append("")
-    for tool in _TOOLS:
-        states = [found.get(step.name, {}).get("status", "not run") for step in steps if step.tool == tool]
-        counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-        lines.append(f"{tool}: {counts or 'nothing to do'}")
-    failures = [(step, found[step.name]) for step in steps if step.name in found and found[step.name]["status"] != "ok"]
-    lines += [f"FAILED {step.name}: {str(entry.get('error', '')).strip()[-200:]}" for step, entry in failures]
-    return "\n".join(lines) + "\n"
-
-
-def main(argv: list[str] | None = None) -> int:
-    """The command; see the module's text. Exit status 0 where every step went well."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu_host", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
     build = commands.add_parser("build", help="compile what goes to the host")
     build.add_argument("--out", type=Path, required=True)
-    build.add_argument("--models", nargs="+", default=["bert", "resnext", "lstm", "efficientnet", "swin", "mmoe"])
+    build.add_argument("--models", nargs="+", default=["mmoe", "lstm", "efficientnet", "bert", "swin", "resnext"])
     build.add_argument("--sizes", nargs="+", default=["tiny", "paper"], choices=("tiny", "paper"))
     build.add_argument("--levels", nargs="+", default=list(_LEVELS), choices=_LEVELS)
     build.add_argument("--arch", default="sm_90")
-    build.add_argument("--precision", default="fp32")
+    build.add_argument("--precision", default="fp32", choices=("fp32", "mixed"))
+    build.add_argument(
+        "--mixed", nargs="*", default=["bert", "swin", "resnext"], help="tiny models also built in mixed precision"
+    )
     build.add_argument("--steps", nargs="*", default=["lstm=8"], metavar="MODEL=N", help="time steps of paper models")
     build.add_argument(
-        "--check-paper", nargs="*", default=["V4"], choices=_LEVELS, metavar="LEVEL",
-        help="levels of paper models that also travel with their true constants, for checking",
+        "--check-paper", nargs="*", default=[], choices=_LEVELS, metavar="LEVEL",
+        help="levels of paper models whose true constants travel too, for a host without onnx to make them again with",
     )  # fmt: skip
-    build.add_argument("--max-mib", type=float, default=60.0, help="larger files stay here")
-    build.add_argument("--timeout", type=int, default=1200, help="seconds for one case")
+    build.add_argument("--max-mib", type=float, default=16.0, help="larger files stay here")
+    build.add_argument("--timeout", type=int, default=5400, help="seconds for all levels of one model")
     build.add_argument("--force", action="store_true", help="build again what is there")
+    pack = commands.add_parser("pack", help="gather what travels into one folder")
+    pack.add_argument("--in", dest="input", type=Path, required=True)
+    pack.add_argument("--to", type=Path, required=True)
+    pack.add_argument("--models", nargs="*", default=[], help="only these")
+    pack.add_argument("--max-mib", type=float, default=60.0, help="more than this is an error")
     for name in ("run", "rehearse"):
         run = commands.add_parser(name, help="every step on the host" if name == "run" else "the same without a GPU")
         run.add_argument("--in", dest="input", type=Path, required=True)
         run.add_argument("--out", type=Path, required=True)
         run.add_argument("--resume", type=Path, help="results.json of an earlier run that was cut short")
         run.add_argument("--models", nargs="*", default=[], help="only these")
-        run.add_argument(
-            "--sanitize", nargs="*", default=["V3", "V4"], choices=_LEVELS, help="levels under the sanitizer"
-        )
-        run.add_argument(
-            "--repeats", type=int, default=2 if name == "rehearse" else 50, help="runs that must agree bit by bit"
-        )
-        run.add_argument("--latency-repeats", type=int, default=1 if name == "rehearse" else 50)
-        run.add_argument("--rounds", type=int, default=1 if name == "rehearse" else 6)
-        run.add_argument("--timeout", type=int, default=180, help="seconds for one step")
-        run.add_argument("--budget", type=float, default=540.0, help="seconds for all; no step starts after them")
-        run.set_defaults(rehearse=name == "rehearse")
-    options = parser.parse_args(argv)
-    return _build(options) if options.command == "build" else _run(options)
+        run.add_argument("--only", nargs="+", choices=_KINDS, help="only these steps; once is compute-sanitizer's")
+        run.add_argument("--retry", action="store_true", help="do again what failed")
+        run.add_argument("--sanitize", nargs="*", default=list(_LEVELS), choices=_LEVELS, help="levels under it")
+        quick = name == "rehearse"
+        run.add_argument("--repeats", type=int, default=2 if quick else 20, help="runs that must agree bit by bit")
+        run.add_argument("--latency-repeats", type=int, default=1 if quick else 50)
+        run.add_argument("--rounds", type=int, default=1 if quick else 6)
+        run.add_argument("--jobs", type=int, default=1 if quick else 8, help="steps at a time where nothing is timed")
+        run.add_argument("--timeout", type=float, default=120.0, help="seconds for one process")
+        run.add_argument("--budget", type=float, default=540.0, help="seconds for all")
+        run.set_defaults(rehearse=quick)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command; see the module's text. Exit status 0 where every step went well."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    options = _parser().parse_args(argv)
+    return {"build": _build, "pack": _pack}.get(options.command, _run)(options)
 
 
 if __name__ == "__main__":

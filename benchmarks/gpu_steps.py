@@ -1,44 +1,63 @@
-"""The steps that ``benchmarks.gpu_host`` runs on a GPU host, each a process of its own that writes one JSON file.
+"""The steps that ``benchmarks.gpu_host`` runs on a GPU host, each a process of its own.
 
-Needs Souffle's runtime only: NumPy and cuda-bindings, nvcc for the ``micro`` step, and PyTorch where it is there.
+Needs Souffle's runtime only: NumPy and cuda-bindings, nvcc for the ``micro`` step; onnx, with which paper models'
+weights are made again, and PyTorch where they are there.
+
+A process does the cases of ``--tasks`` in order. After each it writes what it has found to the file of ``--json``,
+``{"done": {name: result}, "now": name}``, so that the caller knows which case a crash or a hang belongs to. A fault on
+the GPU ends the process, since no later call would work in it.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
+import importlib
+import importlib.util
 import json
 import platform
 import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks import gpu_micro
 from benchmarks.rehearsal_driver import RehearsalDriver
+from benchmarks.weights import read_weights
+from souffle.codegen.nvcc import find_nvcc
 from souffle.codegen.plan import CudaModule, Plan
-from souffle.errors import CompilerNotFoundError, SouffleError
+from souffle.errors import DeviceError, SouffleError
 from souffle.runtime import DeviceArray, Network, describe, load
-from souffle.runtime.cuda import Cuda, PreparedLaunch
-
-try:
-    import torch
-except ImportError:
-    torch = None
+from souffle.runtime.cuda import Cuda
 
 __all__ = ["compare", "main"]
 
-_MICRO = Path(__file__).with_name("microbench.cu")
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-5
 """Against ONNX Runtime, in fp32."""
 _MIXED = 2e-2
 """Of the output's largest magnitude, where some of the arithmetic is in fp16."""
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One case: a saved network, its inputs and expected outputs, and what its weights are made from."""
+
+    name: str
+    level: str
+    artifact: str
+    io: str
+    weights: str | None = None
+    model: str = ""
+    size: str = ""
+    steps: int | None = None
 
 
 def compare(found: np.ndarray, expected: np.ndarray, precision: str) -> dict[str, Any]:
@@ -63,6 +82,17 @@ def compare(found: np.ndarray, expected: np.ndarray, precision: str) -> dict[str
     return {"ok": of_tolerance <= 1.0, "max_abs": float(difference.max()), "of_tolerance": of_tolerance}
 
 
+# networks
+
+
+def _optional(name: str) -> Any:
+    """A module, or None where it is missing."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
 def _rehearsed(plan: Plan) -> Plan:
     """A plan that was compiled without nvcc, with something in the place of machine code."""
     return replace(
@@ -74,15 +104,40 @@ def _rehearsed(plan: Plan) -> Plan:
     )
 
 
-def _networks(paths: Iterable[str], rehearse: bool, execute: bool, **options: Any) -> list[Network]:
-    plans = [load(path) for path in paths]
-    if not rehearse:
-        return [Network(plan, device="cuda", **options) for plan in plans]
-    plans = [_rehearsed(plan) for plan in plans]
-    texts = {module.cubin: module.text for plan in plans for module in plan.modules}
-    major, minor = int(plans[0].arch[3:].rstrip("af")[:-1]), int(plans[0].arch.rstrip("af")[-1])
-    driver = RehearsalDriver(texts, capability=(major, minor), execute=execute)
-    return [Network(plan, device="cuda", driver=driver, **options) for plan in plans]
+def _network(plan: Plan, options: argparse.Namespace, **more: Any) -> Network:
+    if not options.rehearse:
+        return Network(plan, device="cuda", **more)
+    plan = _rehearsed(plan)
+    texts = {module.cubin: module.text for module in plan.modules}
+    arch = plan.arch[3:].rstrip("af")
+    driver = RehearsalDriver(
+        texts,
+        types=_optional("cuda.bindings.driver"),
+        capability=(int(arch[:-1]), int(arch[-1])),
+        execute=options.execute,
+    )
+    return Network(plan, device="cuda", driver=driver, **more)
+
+
+class _Weights:
+    """The weights of a process's models, built once."""
+
+    def __init__(self) -> None:
+        self._held: tuple[Any, dict[str, np.ndarray]] = (None, {})
+
+    def fill(self, plan: Plan, task: _Task) -> tuple[Plan, str]:
+        """A plan with its true constants where they can be had, and what its constants are."""
+        if describe(task.artifact).constants == "stored":
+            return plan, "stored"
+        if task.weights is None or not importlib.util.find_spec("onnx"):
+            return plan, "synthetic"
+        key = (task.model, task.size, task.steps)
+        if self._held[0] != key:
+            to_array = importlib.import_module("onnx.numpy_helper").to_array
+            model = importlib.import_module("models").build(task.model, task.size, steps=task.steps)
+            self._held = (key, {item.name: to_array(item) for item in model.graph.initializer})
+        constants = {**plan.constants, **read_weights(Path(task.weights), self._held[1])}
+        return replace(plan, constants=constants), "rebuilt"
 
 
 def _values(path: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -103,208 +158,148 @@ def _same_bits(first: dict[str, Any], second: dict[str, Any]) -> bool:
     return all(_host(first[name]).tobytes() == _host(second[name]).tobytes() for name in first)
 
 
-# steps
+def _kernels(network: Network) -> dict[str, Any]:
+    """What the device made of the kernels; one by one only those with grid syncs, of which there are few."""
+    kernels = network.kernels
+    return {
+        "kernels": len(kernels),
+        "launches": sum(kernel.launches for kernel in kernels),
+        "registers": max((kernel.registers or 0 for kernel in kernels), default=0),
+        "shared_bytes": max((kernel.shared_bytes for kernel in kernels), default=0),
+        "spill_bytes": max((kernel.spill_bytes or 0 for kernel in kernels), default=0),
+        "merged": [
+            {"name": kernel.name, "grid": kernel.grid[0], "block": kernel.block[0], "syncs": kernel.grid_syncs,
+             "registers": kernel.registers, "shared_bytes": kernel.shared_bytes, "launches": kernel.launches}
+            for kernel in kernels if kernel.grid_syncs
+        ][:40],
+    }  # fmt: skip
 
 
-def _device(options: argparse.Namespace) -> dict[str, Any]:
-    driver = RehearsalDriver({}) if options.rehearse else None
-    cuda = Cuda(0, driver)
+# steps: each yields a result for one case after the other; ``begin`` is told which case comes
+
+
+_Begin = Callable[[str], None]
+_Results = Iterator[tuple[str, dict[str, Any]]]
+
+
+def _device(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> _Results:
+    begin("device")
+    cuda = Cuda(0, RehearsalDriver({}, types=_optional("cuda.bindings.driver")) if options.rehearse else None)
     version = None
-    if nvcc := shutil.which("nvcc"):
-        version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[
-            -1
-        ]
+    if nvcc := find_nvcc():
+        version = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, check=True).stdout
+        version = version.splitlines()[-1]
     smi = None
     if (found := shutil.which("nvidia-smi")) and not options.rehearse:
-        query = [found, "--query-gpu=driver_version", "--format=csv,noheader"]
+        query = [found, "--query-gpu=driver_version,clocks.sm,clocks.max.sm,clocks.mem", "--format=csv,noheader"]
         smi = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
-    return {
-        "name": cuda.name,
-        "arch": cuda.arch,
-        "multiprocessors": cuda.multiprocessors,
-        "max_shared_bytes": cuda.max_shared_bytes,
-        "cuda_of_driver": cuda.driver_version,
-        "driver": smi,
-        "nvcc": version,
-        "python": platform.python_version(),
-        "torch": torch.__version__ if torch is not None else None,
-    }
+    yield (
+        "device",
+        {
+            "ok": True,
+            "name": cuda.name,
+            "arch": cuda.arch,
+            "multiprocessors": cuda.multiprocessors,
+            "max_shared_bytes": cuda.max_shared_bytes,
+            "cuda_of_driver": cuda.driver_version,
+            "driver_and_clocks": smi,
+            "nvcc": version,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "there": [name for name in ("onnx", "onnxruntime", "torch") if importlib.util.find_spec(name)],
+        },
+    )
 
 
-def _through_torch(network: Network, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _micro(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> _Results:
+    begin("micro")
+    yield "micro", gpu_micro.measure(rehearse=options.rehearse, repeats=options.repeats)
+
+
+def _through_torch(torch: Any, network: Network, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     tensors = {name: torch.from_numpy(value.copy()).cuda() for name, value in inputs.items()}
     outputs = {name: torch.from_dlpack(value) for name, value in network(tensors).items()}
     return {name: value.cpu().numpy() for name, value in outputs.items()}
 
 
-def _check(options: argparse.Namespace) -> dict[str, Any]:
-    info = describe(options.artifact)
-    inputs, expected = _values(options.io)
-    (network,) = _networks([options.artifact], options.rehearse, options.execute, poison=True)
-    first = network(inputs)
-    result: dict[str, Any] = {"constants": info.constants, "precision": info.precision, "outputs": {}}
-    comparable = info.constants == "stored" and options.execute
-    if comparable:
-        result["outputs"] = {name: compare(first[name], value, info.precision) for name, value in expected.items()}
-    runs = sum(_same_bits(first, network(inputs)) for _ in range(options.repeats - 1))
-    result["identical_runs"], result["runs"] = runs + 1, options.repeats
-    result["graph_identical"] = _same_bits(first, network.capture()(inputs))
-    result["dlpack_identical"] = None
-    if torch is not None and torch.cuda.is_available() and inputs and not options.rehearse:
-        result["dlpack_identical"] = _same_bits(first, _through_torch(network, inputs))
-    result["kernels"] = [
-        {"name": kernel.name, "grid": kernel.grid[0], "block": kernel.block[0], "grid_syncs": kernel.grid_syncs,
-         "registers": kernel.registers, "shared_bytes": kernel.shared_bytes, "launches": kernel.launches}
-        for kernel in network.kernels
-    ]  # fmt: skip
-    result["ok"] = (
-        all(entry["ok"] for entry in result["outputs"].values())
-        and runs + 1 == options.repeats
-        and result["graph_identical"]
-        and result["dlpack_identical"] is not False
-    )
-    return result
+def _check(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> _Results:
+    weights = _Weights()
+    torch = None if options.rehearse else _optional("torch")
+    for task in tasks:
+        begin(task.name)
+        plan, constants = weights.fill(load(task.artifact), task)
+        inputs, expected = _values(task.io)
+        network = _network(plan, options, poison=True)
+        first = network(inputs)
+        result: dict[str, Any] = {"constants": constants, "precision": plan.precision, "outputs": {}}
+        if constants != "synthetic" and options.execute:
+            result["outputs"] = {name: compare(first[name], value, plan.precision) for name, value in expected.items()}
+        runs = sum(_same_bits(first, network(inputs)) for _ in range(options.repeats - 1))
+        result["identical_runs"], result["runs"] = runs + 1, options.repeats
+        result["graph_identical"] = _same_bits(first, network.capture()(inputs))
+        result["dlpack_identical"] = None
+        if torch is not None and torch.cuda.is_available() and inputs:
+            result["dlpack_identical"] = _same_bits(first, _through_torch(torch, network, inputs))
+        result |= _kernels(network)
+        result["ok"] = (
+            all(entry["ok"] for entry in result["outputs"].values())
+            and runs + 1 == options.repeats
+            and result["graph_identical"]
+            and result["dlpack_identical"] is not False
+        )
+        yield task.name, result
+        del plan, network
+        gc.collect()
 
 
-def _once(options: argparse.Namespace) -> dict[str, Any]:
-    inputs, _ = _values(options.io)
-    (network,) = _networks([options.artifact], options.rehearse, options.execute)
-    network(inputs)
-    return {"ok": True}
+def _once(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> _Results:
+    for task in tasks:
+        begin(task.name)
+        _network(load(task.artifact), options)(_values(task.io)[0])
+        yield task.name, {"ok": True}
 
 
-def _latency(options: argparse.Namespace) -> dict[str, Any]:
-    cases = [case.partition("=") for case in options.case]
-    networks = _networks([path for _, _, path in cases], options.rehearse, options.execute)
-    inputs, _ = _values(options.io)
+def _latency(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> _Results:
+    networks: list[Network] = []
+    inputs, _ = _values(tasks[0].io)
+    repeats: list[int] = []
+    for task in tasks:
+        begin(task.name)
+        networks.append(_network(load(task.artifact), options))
+        once = networks[-1].time(inputs, repeats=1, warmup=1)["median_us"]
+        # Both modes and all rounds of all levels share the time that this process has.
+        share = options.seconds * 1e6 / (len(tasks) * 2 * options.rounds) / max(once, 1.0)
+        repeats.append(max(3, min(options.repeats, int(share) - options.warmup)) if options.execute else 1)
     samples: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    cases = list(zip(tasks, networks, repeats, strict=True))
     for number in range(options.rounds):
         # Every other round goes backwards, so that a drift of the clock favours no level.
-        order = list(zip(cases, networks, strict=True))[:: -1 if number % 2 else 1]
-        for (level, _, _), network in order:
+        for task, network, count in cases[:: -1 if number % 2 else 1]:
+            begin(task.name)
             for mode in ("launch", "graph"):
-                found = network.time(inputs, repeats=options.repeats, warmup=options.warmup, mode=mode)
-                samples.setdefault((level, mode), []).append(found)
-    levels: dict[str, Any] = {}
-    for (level, _, path), network in zip(cases, networks, strict=True):
+                found = network.time(inputs, repeats=count, warmup=min(options.warmup, count), mode=mode)
+                samples.setdefault((task.name, mode), []).append(found)
+    for task, network, count in cases:
+        kernels = network.kernels
         entry: dict[str, Any] = {
-            "constants": describe(path).constants,
+            "ok": True,
             "launches": len(network.plan.launches),
-            "grid_syncs": sum(kernel.grid_syncs * kernel.launches for kernel in network.kernels),
+            "grid_syncs": sum(kernel.grid_syncs * kernel.launches for kernel in kernels),
+            "repeats": count,
+            "rounds": options.rounds,
         }
         for mode in ("launch", "graph"):
-            rounds = samples[level, mode]
+            rounds = samples[task.name, mode]
             entry[mode] = {
                 "median_us": statistics.median(item["median_us"] for item in rounds),
                 "min_us": min(item["min_us"] for item in rounds),
                 "p90_us": statistics.median(item["p90_us"] for item in rounds),
                 "round_medians_us": [item["median_us"] for item in rounds],
             }
-        levels[level] = entry
-    return {"ok": True, "levels": levels, "repeats": options.repeats, "rounds": options.rounds}
+        yield task.name, entry
 
 
-# costs of the machine itself
-
-
-class _Clock:
-    """Median device time of something that is queued on a stream."""
-
-    def __init__(self, cuda: Cuda, repeats: int) -> None:
-        self.cuda, self.stream = cuda, cuda.stream()
-        self._repeats = repeats
-
-    def microseconds(self, queue: Callable[[], None]) -> float:
-        cuda, samples = self.cuda, []
-        first, last = cuda.event(timing=True), cuda.event(timing=True)
-        for index in range(self._repeats + 3):
-            cuda.record(first, self.stream)
-            queue()
-            cuda.record(last, self.stream)
-            cuda.synchronize(self.stream)
-            if index >= 3:
-                samples.append(cuda.microseconds(first, last))
-        return statistics.median(samples)
-
-    def launches(self, prepared: PreparedLaunch, count: int) -> Callable[[], None]:
-        def queue() -> None:
-            for _ in range(count):
-                self.cuda.launch(prepared, self.stream)
-
-        return queue
-
-    def graph(self, prepared: PreparedLaunch, count: int) -> Callable[[], None]:
-        self.cuda.begin_capture(self.stream)
-        self.launches(prepared, count)()
-        graph = self.cuda.end_capture(self.stream)
-        return lambda: self.cuda.launch_graph(graph, self.stream)
-
-
-def _machine_code(arch: str) -> bytes:
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        raise CompilerNotFoundError("nvcc is not on PATH; the micro step compiles its kernels with it")
-    with tempfile.TemporaryDirectory() as folder:
-        cubin = Path(folder) / "micro.cubin"
-        subprocess.run([nvcc, "-cubin", f"-arch={arch}", "-O3", "-o", str(cubin), str(_MICRO)], check=True)
-        return cubin.read_bytes()
-
-
-def _micro(options: argparse.Namespace) -> dict[str, Any]:
-    text = _MICRO.read_text()
-    small = options.rehearse
-    cuda = Cuda(0, RehearsalDriver({b"rehearsal": text}) if small else None)
-    module = cuda.load_module(b"rehearsal" if small else _machine_code(cuda.arch))
-    clock = _Clock(cuda, 2 if small else options.repeats)
-    done = cuda.alloc(256)
-    count, nbytes = (2, 1 << 16) if small else (200, 1 << 30)
-
-    sync = cuda.function(module, "micro_sync")
-    grid_sync = []
-    for threads in (256, 1024):
-        resident = cuda.resident_blocks(sync, threads, 0)
-        for grid in sorted({min(cuda.multiprocessors, resident), resident}):
-            times = []
-            for syncs in (count, 2 * count):
-                prepared = cuda.prepare(
-                    "micro_sync", sync, grid=grid, threads=threads, pointers=[done], integers=[syncs], cooperative=True
-                )
-                times.append(clock.microseconds(clock.launches(prepared, 1)))
-            grid_sync.append(
-                {"blocks": grid, "threads": threads, "us": (times[1] - times[0]) / count, "runs_us": times}
-            )
-
-    empty = cuda.prepare("micro_empty", cuda.function(module, "micro_empty"), grid=1, threads=32, pointers=[done])
-    launch = [clock.microseconds(clock.launches(empty, number)) for number in (count, 2 * count)]
-    node = [clock.microseconds(clock.graph(empty, number)) for number in (count, 2 * count)]
-    alone = clock.microseconds(clock.launches(empty, 1))
-
-    source, target = cuda.alloc(nbytes), cuda.alloc(nbytes)
-    cuda.fill(source, 0x3C, nbytes, clock.stream)
-    driver_copy = clock.microseconds(lambda: cuda.copy(target, source, nbytes, clock.stream))
-    vectors = nbytes // 16
-    grid = min(vectors // 256, cuda.multiprocessors * 8)
-    copy = cuda.prepare(
-        "micro_copy", cuda.function(module, "micro_copy"), grid=grid, threads=256, pointers=[target, source],
-        integers=[vectors],
-    )  # fmt: skip
-    kernel_copy = clock.microseconds(clock.launches(copy, 1))
-    copied = np.empty(min(nbytes, 1 << 20), np.uint8)
-    cuda.to_host(copied, target, clock.stream)
-    cuda.synchronize(clock.stream)
-    return {
-        "ok": bool((copied == 0x3C).all()),
-        "grid_sync": grid_sync,
-        "launch_us": (launch[1] - launch[0]) / count,
-        "graph_node_us": (node[1] - node[0]) / count,
-        "one_empty_launch_us": alone,
-        "copy_bytes": nbytes,
-        "driver_copy_gb_s": 2 * nbytes / driver_copy / 1e3,
-        "kernel_copy_gb_s": 2 * nbytes / kernel_copy / 1e3,
-    }
-
-
-_STEPS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+_STEPS: dict[str, Callable[[list[_Task], argparse.Namespace, _Begin], _Results]] = {
     "device": _device,
     "micro": _micro,
     "check": _check,
@@ -313,26 +308,73 @@ _STEPS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 }
 
 
+class _Answer:
+    """The file that the caller reads, whole at any time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._content: dict[str, Any] = {"done": {}, "now": None}
+        self._began = time.monotonic()
+
+    def begin(self, name: str) -> None:
+        """Say which case comes."""
+        self._content["now"] = name
+        self._write()
+
+    def done(self, name: str, result: dict[str, Any]) -> None:
+        """Add a case's result."""
+        now = time.monotonic()
+        self._content["done"][name] = {"seconds": round(now - self._began, 2), **result}
+        self._content["now"] = None
+        self._began = now
+        self._write()
+
+    def failed(self, error: Exception) -> str | None:
+        """Make an error the result of the case at hand; its name."""
+        name = self._content["now"]
+        if name is not None:
+            self.done(name, {"ok": False, "error": f"{type(error).__name__}: {error}"[:1500]})
+        return name
+
+    def _write(self) -> None:
+        part = self._path.with_name(self._path.name + ".part")
+        part.write_text(json.dumps(self._content))
+        part.replace(self._path)
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Run one step; its result, or its error, goes to the file of ``--json``."""
+    """Run one step; exit status 0 where all cases went well."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_steps", description=__doc__)
     parser.add_argument("step", choices=_STEPS)
     parser.add_argument("--json", required=True, type=Path)
-    parser.add_argument("--artifact")
-    parser.add_argument("--io")
-    parser.add_argument("--case", action="append", default=[], metavar="LEVEL=FILE")
+    parser.add_argument("--tasks", type=Path, help="JSON list of cases")
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--warmup", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=30.0, help="about as long may the latency step measure")
     parser.add_argument("--rehearse", action="store_true", help="no GPU: record the driver's calls")
     parser.add_argument("--no-execute", dest="execute", action="store_false", help="when rehearsing, run no kernel")
     options = parser.parse_args(argv)
-    try:
-        result = _STEPS[options.step](options)
-    except (SouffleError, OSError, subprocess.SubprocessError) as error:
-        result = {"ok": False, "error": f"{type(error).__name__}: {error}"}
-    options.json.write_text(json.dumps(result, indent=1))
-    return 0 if result.get("ok", True) else 1
+    tasks = [_Task(**entry) for entry in json.loads(options.tasks.read_text())] if options.tasks else []
+    answer = _Answer(options.json)
+    ok = True
+    while True:
+        try:
+            for name, result in _STEPS[options.step](tasks, options, answer.begin):
+                answer.done(name, result)
+                ok = ok and result["ok"]
+            return 0 if ok else 1
+        except (SouffleError, OSError, ValueError, subprocess.SubprocessError) as error:
+            failed = answer.failed(error)
+            ok = False
+            names = [task.name for task in tasks]
+            if isinstance(error, DeviceError) or failed not in names:
+                return 1
+            # What came before is done, save for latencies, which are measured together.
+            after = names.index(failed)
+            tasks = tasks[after + 1 :] if options.step != "latency" else tasks[:after] + tasks[after + 1 :]
+            if not tasks:
+                return 1
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def main() -> int:
         print(f"{name} ...", file=sys.stderr, flush=True)
         results.append(measure(name, arguments.repeats))
     if arguments.out:
-        about = {"command": " ".join(sys.argv), "cores": os.cpu_count(), "onnxruntime": onnxruntime.__version__}
+        about = {"command": " ".join(["python -m benchmarks.host_speed", *sys.argv[1:]]), "cores": os.cpu_count(), "onnxruntime": onnxruntime.__version__}
         Path(arguments.out).write_text(json.dumps({**about, "results": results}, indent=1) + "\n")
     columns = ["model", "ok", "error", "compile_s", "ours_ms", "onnxruntime_ms", "ratio"]
     print(format_table(columns, [[f"{r[c]:.1e}" if c == "error" else r[c] for c in columns] for r in results]))

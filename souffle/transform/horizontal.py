@@ -9,12 +9,14 @@
 Legal because TEs at the same depth of the dependence graph cannot depend on each other, and ``O[g]`` is computed by
 the expression of ``O_g``. Operands that are constants are packed at compile time; operands that are slices of one earlier
 result are read with an index that is affine in ``g``; the rest is selected by ``g``, uniformly over a whole tile.
+
+Worth it where kernels become fewer, or as many: see :mod:`souffle.transform.operators`.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +25,7 @@ from tvm import tirx
 from souffle.decision import Decision
 from souffle.program import TE, ExternTE, Tensor, TEProgram, make_te
 from souffle.transform.handles import Handles, read
+from souffle.transform.operators import costly_merges, operator_shape
 from souffle.transform.vertical import simplified
 from souffle.tvm_compat import (
     PrimExpr,
@@ -90,13 +93,40 @@ def horizontal(program: TEProgram) -> tuple[TEProgram, tuple[Decision, ...]]:
     decisions : tuple of Decision
         One for each group merged, and for each that was not.
     """
-    return _Horizontal(program).run()
+    within: dict[TE | ExternTE, Hashable] = {}
+    apart: dict[tuple[TE, ...], str] = {}
+    shapes = operator_shape(program)
+    while True:
+        attempt = _Horizontal(program, within, apart)
+        result = attempt.run()
+        costly = costly_merges(program, attempt.merges)
+        if not costly:
+            return result
+        for merges, reason in costly:
+            for members in merges:
+                if all(member in within for member in members):
+                    apart[members] = reason
+                within.update((member, shapes[member]) for member in members)
 
 
 class _Horizontal:
-    def __init__(self, program: TEProgram) -> None:
+    """One attempt.
+
+    `within` names TEs that are merged with TEs of equal operators only; `apart`, members of merges that are not made,
+    with the reason.
+    """
+
+    def __init__(
+        self,
+        program: TEProgram,
+        within: Mapping[TE | ExternTE, Hashable],
+        apart: Mapping[tuple[TE, ...], str],
+    ) -> None:
         self.program = program
+        self.within = within
+        self.apart = apart
         self.decisions: list[Decision] = []
+        self.merges: list[tuple[TE, ...]] = []
         self.packed: dict[Tensor, np.ndarray] = {}
         self.packs: dict[tuple[Tensor, ...], Tensor] = {}
         self.moved: dict[Tensor, tuple[Tensor, int]] = {}
@@ -106,11 +136,11 @@ class _Horizontal:
         result: list[TE | ExternTE] = []
         for level in _levels(self.program):
             current = [self._follow(te_) for te_ in level]
-            groups: dict[str, list[_Skeleton]] = {}
-            for te_ in current:
+            groups: dict[tuple[str, Hashable], list[_Skeleton]] = {}
+            for original, te_ in zip(level, current, strict=True):
                 if self._may_merge(te_):
                     skeleton = _skeleton(te_)
-                    groups.setdefault(skeleton.key, []).append(skeleton)
+                    groups.setdefault((skeleton.key, self.within.get(original)), []).append(skeleton)
             merged: set[TE | ExternTE] = set()
             for members in groups.values():
                 if len(members) > 1 and self._merge(members, result):
@@ -154,10 +184,13 @@ class _Horizontal:
     def _merge(self, members: list[_Skeleton], result: list[TE | ExternTE]) -> bool:
         first = members[0]
         subject = ", ".join(m.te.name for m in members)
+        originals = tuple(self.program.producers[m.te.output] for m in members)
         runs = [self._runs([m.operands[i] for m in members]) for i in range(len(first.operands))]
         shared = any(len(r) == 1 and self._constant(r[0][0]) is None for r in runs)
         selections = max((len(r) for r in runs), default=1)
-        if selections > _MOST_RUNS:
+        if originals in self.apart:
+            reason = self.apart[originals]
+        elif selections > _MOST_RUNS:
             reason = f"an operand would be selected among {selections} tensors for each element"
         elif selections > 1 and not first.te.is_reduction:
             reason = "their operands are separate tensors, and an element-wise TE would spend more on selecting them"
@@ -170,6 +203,7 @@ class _Horizontal:
             return False
         merged = self._merged_te(members, runs)
         result.append(merged)
+        self.merges.append(originals)
         for index, member in enumerate(members):
             self.moved[member.te.output] = (merged.output, index)
         what = "share an operand" if shared else "have packed or sliced operands"

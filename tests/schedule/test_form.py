@@ -1,4 +1,4 @@
-"""Which TEs one schedule computes together: joins, refusals and their reasons, with a scheduler made up for the test."""
+"""Which TEs one schedule computes together: joins, refusals and their reasons, by a scheduler made up for the test."""
 
 from __future__ import annotations
 

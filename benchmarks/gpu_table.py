@@ -1,0 +1,100 @@
+"""The short table at the end of a run on a GPU host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.gpu_run import TOOLS, Step
+
+__all__ = ["table"]
+
+_MOST_FAILURES = 12
+
+
+def _micro(micro: dict[str, Any]) -> list[str]:
+    if not micro.get("ok"):
+        return []
+    syncs = ", ".join(f"{item['us']:.2f} ({item['blocks']}x{item['threads']})" for item in micro["grid_sync"])
+    return [
+        f"grid sync µs (blocks x threads): {syncs}",
+        f"launch {micro['launch_us']:.2f} µs, graph node {micro['graph_node_us']:.2f} µs; GB/s: copy "
+        f"{micro['driver_copy_gb_s']:.0f} by the driver, {micro['kernel_copy_gb_s']:.0f} by a kernel, read "
+        f"{micro['read_gb_s']:.0f}, read of {micro['cached_bytes'] >> 20} MiB again and again "
+        f"{micro['read_cached_gb_s']:.0f}",
+    ]
+
+
+def _checks(names: list[str], found: dict[str, Any]) -> list[str]:
+    lines = ["", f"{'check':44} {'status':8} {'constants':9} {'of tolerance':>12} {'same bits':>9}"]
+    for name in names:
+        entry = found.get(f"check {name}", {})
+        result = entry.get("result", {})
+        worst = max((item.get("of_tolerance", 0.0) for item in result.get("outputs", {}).values()), default=None)
+        runs = f"{result['identical_runs']}/{result['runs']}" if "runs" in result else "-"
+        shown = "-" if worst is None else f"{worst:.3f}"
+        lines.append(
+            f"{name:44} {entry.get('status', 'not run'):8} {result.get('constants', '-'):9} {shown:>12} {runs:>9}"
+        )
+    return lines if names else []
+
+
+def _latencies(names: list[str], cases: dict[str, dict[str, Any]], found: dict[str, Any]) -> list[str]:
+    head = f"{'latency µs, median (min)':30} {'level':5} {'launches':>8} {'syncs':>5} {'plain':>20} {'graph':>20}"
+    lines = ["", head]
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        case = cases[name]
+        groups.setdefault(f"{case['model']} {case['size']} {case['precision']}", []).append(name)
+    for group, members in groups.items():
+        rows: dict[str, dict[str, Any]] = {}
+        for name in members:
+            entry, level = found.get(f"latency {name}", {}), cases[name]["level"]
+            if entry.get("status") != "ok":
+                lines.append(f"{group:30} {level:5} {entry.get('status', 'not run')}")
+                continue
+            row = rows[level] = entry["result"]
+            plain, graph = (f"{row[mode]['median_us']:.1f} ({row[mode]['min_us']:.1f})" for mode in ("launch", "graph"))
+            lines.append(f"{group:30} {level:5} {row['launches']:>8} {row['grid_syncs']:>5} {plain:>20} {graph:>20}")
+        if "V2" in rows and "V3" in rows:
+            # V2's stages are V3's, one kernel each: what is left once a graph has made launches cheap.
+            ratio = rows["V2"]["graph"]["median_us"] / max(rows["V3"]["launch"]["median_us"], 1e-9)
+            lines.append(f"{group:30} V2 as a graph takes {ratio:.2f} times as long as V3")
+    return lines if names else []
+
+
+def table(results: dict[str, Any], steps: list[Step], cases: dict[str, dict[str, Any]]) -> str:
+    """What was found, short.
+
+    Parameters
+    ----------
+    results
+        The content of ``results.json``.
+    steps
+        All that should be in it.
+    cases
+        By name.
+    """
+    found = results["steps"]
+    lines = ["rehearsal without a GPU: times mean nothing"] if results["rehearsal"] else []
+    device = found.get("device", {}).get("result", {})
+    driver = device.get("driver_and_clocks")
+    lines.append(f"{device.get('name')} {device.get('arch')}, driver {driver}, {results['date']}")
+    lines += _micro(found.get("micro", {}).get("result", {}))
+
+    def names(kind: str) -> list[str]:
+        return [name for step in steps if step.kind == kind for name in step.names]
+
+    lines += _checks(names("check"), found)
+    lines += _latencies(names("latency"), cases, found)
+    lines.append("")
+    for tool in TOOLS:
+        keys = [step.key(name) for step in steps if step.tool == tool for name in step.names]
+        states = [found.get(key, {}).get("status", "not run") for key in keys]
+        counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+        lines.append(f"{tool}: {counts or 'nothing to do'}")
+    failures = [(key, entry) for key, entry in found.items() if entry["status"] != "ok"]
+    for key, entry in failures[:_MOST_FAILURES]:
+        lines.append(f"FAILED {key}: {entry['status']}, {str(entry.get('error', '')).strip()[-200:]}")
+    if len(failures) > _MOST_FAILURES:
+        lines.append(f"and {len(failures) - _MOST_FAILURES} more")
+    return "\n".join(lines) + "\n"

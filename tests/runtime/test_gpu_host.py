@@ -1,0 +1,122 @@
+"""The script for a GPU host, with the real compiler: built, packed and rehearsed where no compiler can be imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import gpu_host
+from benchmarks.weights import read_weights, write_weights
+from souffle.codegen.nvcc import find_nvcc
+
+_RUNTIME_ONLY = "import sys\nfor name in ('tvm', 'tvm_ffi', 'onnx', 'islpy', 'torch'): sys.modules[name] = None\n"
+
+
+def _results(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "results.json").read_text())
+
+
+def _rehearse(packed: Path, out: Path, blocked: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """In the packed folder, in processes that cannot import the compiler or onnx."""
+    blocked.mkdir(exist_ok=True)
+    (blocked / "sitecustomize.py").write_text(_RUNTIME_ONLY)
+    command = [sys.executable, "-m", "benchmarks.gpu_host", "rehearse", "--in", "artifacts", "--out", str(out), *more]
+    environment = {**os.environ, "PYTHONPATH": str(blocked)}
+    return subprocess.run(
+        command, cwd=packed, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two levels of the smallest network, and its paper size with the constants left out."""
+    for name in ("tvm", "onnx", "onnxruntime"):
+        pytest.importorskip(name)
+    if find_nvcc() is None:
+        pytest.skip("no nvcc")
+    folder = tmp_path_factory.mktemp("artifacts")
+    assert gpu_host.main(["build", "--out", str(folder), "--models", "mmoe", "--levels", "V2", "V4"]) == 0
+    return folder
+
+
+def test_built_packed_and_rehearsed_without_the_compiler(
+    built: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    packed, out = tmp_path / "packed", tmp_path / "results"
+    assert gpu_host.main(["pack", "--in", str(built), "--to", str(packed)]) == 0
+    assert sorted(path.name for path in packed.iterdir()) == [
+        "artifacts", "benchmarks", "models", "pyproject.toml", "souffle",
+    ]  # fmt: skip
+    assert gpu_host.main(["pack", "--in", str(built), "--to", str(packed)]) == 2
+    done = _rehearse(packed, out, tmp_path / "blocked", "--sanitize", "V4")
+    assert done.returncode == 0, done.stderr + done.stdout
+    steps = _results(out)["steps"]
+    assert {entry["status"] for entry in steps.values()} == {"ok"}
+    for level in ("V2", "V4"):
+        check = steps[f"check mmoe-tiny-fp32-{level}"]["result"]
+        assert check["constants"] == "stored" and check["identical_runs"] == check["runs"]
+        assert check["outputs"] and all(entry["ok"] for entry in check["outputs"].values())
+        assert steps[f"latency mmoe-paper-fp32-{level}-synthetic"]["result"]["launches"] >= 1
+    assert {f"{tool} mmoe-tiny-fp32-V4" for tool in ("memcheck", "racecheck", "synccheck", "initcheck")} < set(steps)
+    assert "V2 as a graph takes" not in done.stdout and "mmoe tiny fp32" in done.stdout
+
+
+def test_a_bad_case_does_not_stop_the_others(built: Path, tmp_path: Path) -> None:
+    packed, out = tmp_path / "packed", tmp_path / "results"
+    assert gpu_host.main(["pack", "--in", str(built), "--to", str(packed)]) == 0
+    bad = packed / "artifacts" / "mmoe-tiny-fp32-V2.souffle"
+    whole = bad.read_bytes()
+    bad.write_bytes(whole[: len(whole) // 2])
+    arguments = ("--only", "check", "latency", "--models", "mmoe")
+    done = _rehearse(packed, out, tmp_path / "blocked", *arguments)
+    assert done.returncode == 1
+    steps = _results(out)["steps"]
+    failed = {key for key, entry in steps.items() if entry["status"] == "failed"}
+    assert failed == {"check mmoe-tiny-fp32-V2", "latency mmoe-tiny-fp32-V2"}
+    assert "cut short" in steps["check mmoe-tiny-fp32-V2"]["error"] and "FAILED check mmoe-tiny" in done.stdout
+    assert steps["check mmoe-tiny-fp32-V4"]["status"] == steps["latency mmoe-tiny-fp32-V4"]["status"] == "ok"
+    bad.write_bytes(whole)
+    assert _rehearse(packed, out, tmp_path / "blocked", *arguments).returncode == 1
+    assert _rehearse(packed, out, tmp_path / "blocked", *arguments, "--retry").returncode == 0
+
+
+def test_without_a_gpu_a_run_says_so_and_stops(
+    built: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpu_host.main(["run", "--in", str(built), "--out", str(tmp_path / "out")]) == 1
+    assert "NoGpuError" in caplog.text
+    assert set(_results(tmp_path / "out")["steps"]) == {"device"}
+
+
+def test_weights_are_made_again(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0).standard_normal
+    first, second = (draw((64, 50)).astype(np.float32) for _ in range(2))
+    gates = draw((2, 64, 50)).astype(np.float32)
+    initializers = {"first": first, "second": second, "gates": gates}
+    constants = {
+        "same": first,
+        "transposed": np.ascontiguousarray(second.T),
+        "stacked": np.stack([first, second]),
+        "part": np.ascontiguousarray(gates[1].T),
+        "halves": np.stack([first, second]).astype(np.float16),
+        "other": draw((64, 50)).astype(np.float32),
+        "small": np.ones(3, np.float32),
+    }
+    path = tmp_path / "weights.npz"
+    found, carried = write_weights(path, constants, initializers)
+    assert carried == constants["other"].nbytes
+    assert found == sum(constants[name].nbytes for name in ("same", "transposed", "stacked", "part", "halves"))
+    made = read_weights(path, initializers)
+    assert set(made) == set(constants) - {"small"}
+    assert all(made[name].tobytes() == constants[name].tobytes() for name in made)
+    assert all(made[name].dtype == constants[name].dtype for name in made)
+    with pytest.raises(ValueError, match="is not what it was"):
+        read_weights(path, {**initializers, "first": first + 1})
