@@ -16,6 +16,7 @@ from pathlib import Path
 
 import models
 import souffle
+from benchmarks.record import save_results
 from souffle.cli.compare import compare, onnxruntime_outputs
 from souffle.cli.main import main as souffle_command
 from souffle.cli.output import format_table
@@ -67,7 +68,7 @@ def main() -> int:
                 print(f"{name} {precision} ...", file=sys.stderr, flush=True)
                 results.append(check(name, arguments.size, precision, arguments.shuffled, Path(folder)))
     if arguments.out:
-        Path(arguments.out).write_text(json.dumps({"command": " ".join(["python -m benchmarks.check_all", *sys.argv[1:]]), "results": results}, indent=1) + "\n")
+        save_results(arguments.out, "benchmarks.check_all", results)
     header = ["model", "precision", "launches V0..V4", "syncs V3", "V4", "largest error", "host error", "result"]
     rows = [
         (

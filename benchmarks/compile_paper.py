@@ -13,10 +13,10 @@ import resource
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import models
 import souffle
+from benchmarks.record import save_results
 from souffle.cli.output import format_table
 
 LSTM_STEPS = 8
@@ -84,7 +84,7 @@ def main() -> int:
                 done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=arguments.timeout)
                 results.append(json.loads(done.stdout))
     if arguments.out:
-        Path(arguments.out).write_text(json.dumps({"command": " ".join(["python -m benchmarks.compile_paper", *sys.argv[1:]]), "results": results}, indent=1) + "\n")
+        save_results(arguments.out, "benchmarks.compile_paper", results)
     columns = ["model", "arch", "level", "tes", "stages", "distinct_stages", "launches", "kernels", "grid_syncs"]
     columns += ["registers", "spill_bytes", "compile_s", "peak_mb"]
     print(format_table(columns, [[row[c] for c in columns] for row in results]))

@@ -6,17 +6,15 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import onnxruntime
 
 import models
 import souffle
+from benchmarks.record import save_results
 from souffle.cli.compare import compare
 from souffle.cli.output import format_table
 
@@ -67,8 +65,7 @@ def main() -> int:
         print(f"{name} ...", file=sys.stderr, flush=True)
         results.append(measure(name, arguments.repeats))
     if arguments.out:
-        about = {"command": " ".join(["python -m benchmarks.host_speed", *sys.argv[1:]]), "cores": os.cpu_count(), "onnxruntime": onnxruntime.__version__}
-        Path(arguments.out).write_text(json.dumps({**about, "results": results}, indent=1) + "\n")
+        save_results(arguments.out, "benchmarks.host_speed", results, onnxruntime=onnxruntime.__version__)
     columns = ["model", "ok", "error", "compile_s", "ours_ms", "onnxruntime_ms", "ratio"]
     print(format_table(columns, [[f"{r[c]:.1e}" if c == "error" else r[c] for c in columns] for r in results]))
     return 0 if all(r["ok"] for r in results) else 1

@@ -1,0 +1,37 @@
+"""Results as JSON, with the command that made them."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+__all__ = ["save_results"]
+
+
+def save_results(path: str, program: str, results: list[dict[str, Any]], **about: Any) -> None:
+    """Write results, the command, the date and the machine.
+
+    Parameters
+    ----------
+    path : str
+        The file to write.
+    program : str
+        How the program is called, such as ``"benchmarks.check_all"``.
+    results : list of dict
+    about : anything that JSON holds
+        More facts of this run.
+    """
+    record = {
+        "command": " ".join(["python -m", program, *sys.argv[1:]]),
+        "date": datetime.date.today().isoformat(),
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        **about,
+        "results": results,
+    }
+    Path(path).write_text(json.dumps(record, indent=1) + "\n")
