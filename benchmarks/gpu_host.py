@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import hashlib
 import json
 import logging
 import os
@@ -68,6 +69,14 @@ class _Group:
         return f"{name}-{self.size}-{self.precision}" + (f"-{self.steps}steps" if self.steps else "")
 
 
+def _compiler() -> str:
+    """A short name of the compiler's and the models' present sources: an artifact of others may be out of date."""
+    digest = hashlib.sha256()
+    for path in sorted(path for name in ("souffle", "models") for path in (_ROOT / name).rglob("*.py")):
+        digest.update(path.relative_to(_ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
 def _groups(options: argparse.Namespace) -> Iterator[_Group]:
     steps = dict(item.partition("=")[::2] for item in options.steps)
     for size in options.sizes:
@@ -85,8 +94,9 @@ def _build(options: argparse.Namespace) -> int:
     index = json.loads(index_path.read_text()) if index_path.exists() else {"cases": {}, "too_large": {}}
     index["command"] = " ".join(sys.argv)
     failed, began = 0, time.monotonic()
+    compiler = _compiler()
     for group in _groups(options):
-        failed += not _build_group(options, index, group)
+        failed += not _build_group(options, index, group, compiler)
         _write(index_path, index)
     index["build_seconds"] = round(index.get("build_seconds", 0.0) + time.monotonic() - began, 1)
     _write(index_path, index)
@@ -95,7 +105,7 @@ def _build(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _build_group(options: argparse.Namespace, index: dict[str, Any], group: _Group) -> bool:
+def _build_group(options: argparse.Namespace, index: dict[str, Any], group: _Group, compiler: str) -> bool:
     """Compile what of a model is not there yet; whether all of it is there now."""
     io = options.out / f"{group.stem}.npz"
     wanted: dict[str, tuple[str, str]] = {}
@@ -112,6 +122,9 @@ def _build_group(options: argparse.Namespace, index: dict[str, Any], group: _Gro
         or not io.exists()
         or not (name in index["too_large"] or (name in index["cases"] and (options.out / f"{name}.souffle").exists()))
     }
+    old = [name for name in wanted if name not in missing and index["cases"].get(name, {}).get("compiler") != compiler]
+    if old:
+        _log.warning("%s: %d networks are of another state of the compiler; --force", group.stem, len(old))
     if not missing:
         return True
     command = [sys.executable, "-m", "benchmarks.gpu_build", group.model, "--size", group.size]
@@ -130,6 +143,8 @@ def _build_group(options: argparse.Namespace, index: dict[str, Any], group: _Gro
     there = [name for name in missing if (options.out / f"{name}.json").exists()]
     for name in there:
         _enter(options, index, group, name, *missing[name])
+        if name in index["cases"]:
+            index["cases"][name]["compiler"] = compiler
     _log.info("%s: %d of %d networks, %.0f s", group.stem, len(there), len(missing), time.monotonic() - began)
     if error or len(there) < len(missing):
         _log.error("%s: %s", group.stem, error)

@@ -125,8 +125,10 @@ def _sanitizer() -> str | None:
     return shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=f"{home}/bin")
 
 
-def _tail(text: str, size: int = 1500) -> str:
-    return text.strip()[-size:]
+def _short(text: str, size: int = 1600) -> str:
+    """Beginning and end: a sanitizer's first finding stands first, a traceback's message last."""
+    text = text.strip()
+    return text if len(text) <= size else f"{text[: size // 2]}\n[...]\n{text[-size // 2 :]}"
 
 
 def _bounded(command: list[str], log: Path, timeout: float) -> int | None:
@@ -197,7 +199,7 @@ class _Runner:
             status = _bounded(self._command(step, folder, names), folder / "log", limit)
             answer = folder / "answer.json"
             found = json.loads(answer.read_text()) if answer.exists() else {"done": {}, "now": None}
-            log = _tail((folder / "log").read_text(errors="replace"))
+            log = _short((folder / "log").read_text(errors="replace"))
         entries: dict[str, dict[str, Any]] = {}
         for name, result in found["done"].items():
             ok = result["ok"] and not (step.tool and status != 0)

@@ -188,14 +188,16 @@ class RehearsalDriver:
             return self.CUresult.CUDA_ERROR_INVALID_IMAGE
         handle = self._new()
         text = self._texts[bytes(image)]
-        self._modules[handle] = (text, compile_text(text) if self._execute else None)
+        self._modules[handle] = (bytes(image), text, compile_text(text) if self._execute else None)
         return handle
 
     def _cuModuleUnload(self, module: int) -> Any:
         return None if self._modules.pop(module, None) else self.CUresult.CUDA_ERROR_INVALID_HANDLE
 
     def _cuModuleGetFunction(self, module: int, name: bytes) -> Any:
-        text, compiled = self._modules[module]
+        image, text, compiled = self._modules[module]
+        if image.startswith(b"\x7fELF") and name not in image:
+            return self.CUresult.CUDA_ERROR_NOT_FOUND
         pattern = rf"__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?{re.escape(name.decode())}\s*\(([^)]*)\)"
         match = re.search(pattern, text)
         if match is None:

@@ -113,12 +113,15 @@ def write_weights(
     return found, carried
 
 
-def _made(recipe: Mapping[str, Any], initializers: Mapping[str, np.ndarray], dtype: np.dtype) -> np.ndarray:
+def _made(
+    recipe: Mapping[str, Any], initializers: Mapping[str, np.ndarray], shape: tuple[int, ...], dtype: np.dtype
+) -> np.ndarray:
     if "stack" in recipe:
-        return np.stack([_made(part, initializers, dtype) for part in recipe["stack"]])
+        return np.stack([_made(part, initializers, shape[1:], dtype) for part in recipe["stack"]])
     name, path, transposed = recipe["piece"]
     array = initializers[name][tuple(path)]
-    return (array.T if transposed else array).astype(dtype, copy=False)
+    # Pieces are found by their content: the filter of a 1x1 convolution is found for the matrix that it became.
+    return np.ascontiguousarray(array.T if transposed else array).astype(dtype, copy=False).reshape(shape)
 
 
 def read_weights(path: Path, initializers: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -132,8 +135,8 @@ def read_weights(path: Path, initializers: Mapping[str, np.ndarray]) -> dict[str
     made: dict[str, np.ndarray] = {}
     with np.load(path, allow_pickle=False) as file:
         for name, recipe in json.loads(file[_RECIPES].tobytes()).items():
-            array = np.ascontiguousarray(_made(recipe, initializers, np.dtype(recipe["dtype"])))
-            if list(array.shape) != recipe["shape"] or _digest(array) != recipe["sha256"]:
+            array = _made(recipe, initializers, tuple(recipe["shape"]), np.dtype(recipe["dtype"]))
+            if _digest(array) != recipe["sha256"]:
                 raise ValueError(f"constant {name} is not what it was: the model's weights differ on this machine")
             made[name] = array
         made |= {key.partition("/")[2]: file[key] for key in file.files if key != _RECIPES}

@@ -8,25 +8,19 @@ from pathlib import Path
 
 import onnx
 
+from souffle.cache import cache_root
 from souffle.errors import OptionError
 from souffle.frontend import import_onnx
-from souffle.pipeline import compile_cuda, compile_host
+from souffle.pipeline import check_options, compile_cuda, compile_host
 from souffle.program import TEProgram
 from souffle.runtime import Network
 from souffle.runtime.detect import gpu_arch
 from souffle.runtime.host_network import HostNetwork
+from souffle.runtime.network import check_device
 
-__all__ = ["compile", "default_cache_dir"]
+__all__ = ["compile"]
 
 Model = str | os.PathLike | bytes | onnx.ModelProto | TEProgram
-
-
-def default_cache_dir() -> Path | None:
-    """Where compiled kernels are kept: ``$SOUFFLE_CACHE`` or ``~/.cache/souffle``; ``SOUFFLE_CACHE=off`` keeps none."""
-    chosen = os.environ.get("SOUFFLE_CACHE", "")
-    if chosen == "off":
-        return None
-    return Path(chosen) if chosen else Path.home() / ".cache" / "souffle"
 
 
 def compile(
@@ -68,7 +62,7 @@ def compile(
     cubin : bool
         Whether CUDA text is compiled for a GPU. Without, no CUDA compiler is needed and only ``device="cpu"`` runs it.
     cache_dir : path, optional
-        Where compiled kernels are kept; :func:`default_cache_dir` where not given.
+        Where compiled kernels are kept; :func:`souffle.cache.cache_root` where not given.
     progress : callable, optional
         Told in a few words what is being done.
     hook : callable, optional
@@ -89,6 +83,8 @@ def compile(
     """
     if target not in ("auto", "cuda", "cpu"):
         raise OptionError(f"target={target!r} is not valid; choose one of auto, cuda, cpu")
+    check_options(level, precision, partition, arch)
+    check_device(device)
     present = gpu_arch() if target == "auto" or (target == "cuda" and arch is None) else None
     progress("importing")
     program = model if isinstance(model, TEProgram) else import_onnx(model, batch=batch)
@@ -101,7 +97,7 @@ def compile(
         precision=precision,
         partition=partition,
         cubin=cubin,
-        cache_dir=Path(cache_dir) if cache_dir is not None else default_cache_dir(),
+        cache_dir=Path(cache_dir) if cache_dir is not None else cache_root(),
         progress=progress,
         hook=hook,
     )

@@ -22,7 +22,7 @@ from souffle.schedule.gpu.device import GpuDevice, device_for
 from souffle.schedule.stage import Stage
 from souffle.transform import horizontal, mixed_precision, vertical
 
-__all__ = ["LEVELS", "Level", "compile_cuda", "compile_host", "transform_program"]
+__all__ = ["LEVELS", "Level", "check_options", "compile_cuda", "compile_host", "transform_program"]
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def compile_cuda(
     OptionError
         If an option is not valid.
     """
-    chosen = _checked(level, precision, partition)
+    chosen = check_options(level, precision, partition, arch)
     device, target = device_for(arch), cuda_target(arch)
     program = hook("frontend", program)
     progress("transforming")
@@ -154,14 +154,15 @@ def compile_host(
     hook: Hook = _keep,
 ) -> Plan:
     """Compile a TE program to LLVM code for this machine; parameters as for :func:`compile_cuda`."""
-    chosen = _checked(level, precision, "souffle")
+    chosen = check_options(level, precision)
     program = hook("frontend", program)
     progress("transforming")
     program, decided = transform_program(program, chosen, precision, hook)
     analysis = hook("analysis", analyze(program))
     policy = JoinPolicy(across_operators=chosen.vertical, rowwise_across_operators=False)
     stages, joined = form_stages(program, analysis, host_scheduler, policy)
-    return assemble_host(program, analysis, hook("schedule", stages), (*decided, *joined), level, progress)
+    stages = hook("schedule", stages)
+    return assemble_host(program, analysis, stages, (*decided, *joined), level, precision, progress)
 
 
 def _partition(
@@ -174,7 +175,14 @@ def _partition(
     return partition_souffle(stages, device, shared)
 
 
-def _checked(level: str, precision: str, partition: str) -> Level:
+def check_options(level: str, precision: str, partition: str = "souffle", arch: str | None = None) -> Level:
+    """The level asked for.
+
+    Raises
+    ------
+    OptionError
+        If an option is not valid, naming those that are.
+    """
     for name, value, allowed in (
         ("level", level, tuple(LEVELS)),
         ("precision", precision, PRECISIONS),
@@ -182,4 +190,6 @@ def _checked(level: str, precision: str, partition: str) -> Level:
     ):
         if value not in allowed:
             raise OptionError(f"{name}={value!r} is not valid; choose one of {', '.join(allowed)}")
+    if arch is not None:
+        device_for(arch)
     return LEVELS[level]

@@ -19,7 +19,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # The program is the frontend's result, so its data types come before the frontend.
 ORDER = ("program", "frontend", "analysis", "schedule", "partition", "transform", "kernel", "codegen", "runtime")
-LOWEST = {"errors", "tvm_compat", "decision"}
+LOWEST = {"errors", "tvm_compat", "decision", "cache"}
 HIGHEST = {"pipeline", "api", "loading", "cli", "__main__"}
 
 

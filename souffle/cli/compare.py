@@ -28,7 +28,8 @@ class Comparison:
     Attributes
     ----------
     error : float
-        Largest difference, divided by the output's largest magnitude; NaN where an output is.
+        Largest difference, divided by the output's largest magnitude; infinite where an infinity or NaN stands in the
+        wrong place, NaN where an output is missing or of another shape or type.
     ok : bool
         fp32: every element within rtol 1e-3 or, for small ones, atol 1e-5 of the output's magnitude or of 1, whichever
         is larger. mixed: `error` at most 2e-2. Integers and booleans must be equal.
@@ -40,29 +41,31 @@ class Comparison:
 
 def compare(outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray], precision: str) -> Comparison:
     """Compare all outputs with the reference."""
-    worst, ok = 0.0, set(outputs) == set(reference)
+    if set(outputs) != set(reference):
+        return Comparison(float("nan"), False)
+    worst, ok = 0.0, True
     for name, expected in reference.items():
         given = np.asarray(outputs[name])
         if given.shape != expected.shape or given.dtype != expected.dtype:
             return Comparison(float("nan"), False)
         if expected.dtype.kind not in "fc":
-            ok &= bool(np.array_equal(given, expected))
-            worst = max(worst, float(not np.array_equal(given, expected)))
+            equal = bool(np.array_equal(given, expected))
+            worst, ok = max(worst, float(not equal)), ok and equal
             continue
-        if not expected.size:
-            continue
-        difference = np.abs(given.astype(np.float64) - expected.astype(np.float64))
-        same = (given == expected) | (np.isnan(given) & np.isnan(expected))
-        difference = np.where(same, 0.0, difference)
-        largest = float(np.max(np.abs(expected[np.isfinite(expected)]), initial=0.0))
-        error = float(np.max(difference)) / (largest or 1.0)
-        worst = max(worst, error) if not np.isnan(error) else error
+        # Infinities and NaN must stand where they are expected; the tolerance is for finite values.
+        finite = np.isfinite(given) & np.isfinite(expected)
+        if not np.all(finite | (given == expected) | (np.isnan(given) & np.isnan(expected))):
+            return Comparison(float("inf"), False)
+        wanted = expected[finite].astype(np.float64)
+        difference = np.abs(given[finite].astype(np.float64) - wanted)
+        largest = float(np.max(np.abs(wanted), initial=0.0))
+        error = float(np.max(difference, initial=0.0)) / (largest or 1.0)
+        worst = max(worst, error)
         if precision == "mixed":
-            ok &= error <= MIXED_TOLERANCE
+            ok = ok and error <= MIXED_TOLERANCE
         else:
-            bound = FP32_ATOL * max(1.0, largest) + FP32_RTOL * np.abs(expected)
-            ok &= bool(np.all(difference <= bound))
-    return Comparison(worst, bool(ok))
+            ok = ok and bool(np.all(difference <= FP32_ATOL * max(1.0, largest) + FP32_RTOL * np.abs(wanted)))
+    return Comparison(worst, ok)
 
 
 def onnxruntime_outputs(model: onnx.ModelProto | str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -33,6 +33,7 @@ def assemble_host(
     stages: Sequence[Stage],
     decisions: Sequence[Decision],
     level: str,
+    precision: str,
     progress: Callable[[str], None],
 ) -> Plan:
     """Compile each distinct stage to LLVM code and place buffers.
@@ -46,7 +47,7 @@ def assemble_host(
     stages : sequence of Stage
         In order of execution.
     decisions : sequence of Decision
-    level : str
+    level, precision : str
     progress : callable
 
     Returns
@@ -80,7 +81,7 @@ def assemble_host(
     return Plan(
         name=program.name,
         level=level,
-        precision="fp32",
+        precision=precision,
         partition="none",
         arch=f"llvm {target.attrs.get('mcpu', 'generic')}",
         buffers=buffers,

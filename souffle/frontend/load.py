@@ -96,6 +96,10 @@ def _read(model) -> tuple[onnx.ModelProto, str | None, str]:
             return onnx.ModelProto.FromString(bytes(model)), None, "the given model"
         except DecodeError as error:
             raise ModelError(f"the given bytes are not an ONNX model: {error}") from error
+    if not isinstance(model, (str, os.PathLike)):
+        raise ModelError(
+            f"a {type(model).__name__} is no model; give the path of an ONNX file, its bytes, or an onnx.ModelProto"
+        )
     path = Path(model)
     if not path.is_file():
         raise ModelError(f"{path}: no such file")

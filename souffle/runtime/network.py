@@ -18,7 +18,7 @@ from souffle.runtime.cuda import Cuda
 from souffle.runtime.cuda_runner import CudaRunner
 from souffle.runtime.signature import Signature, TensorSpec
 
-__all__ = ["KernelInfo", "Network", "explain", "signature_of"]
+__all__ = ["KernelInfo", "Network", "check_device", "explain", "signature_of"]
 
 _ORDERS = ("fixed", "shuffled")
 
@@ -126,6 +126,20 @@ def _shared_bytes(plan: Plan, index: int) -> int:
     return kernel.dynamic_shared_bytes + (kernel.resources.static_shared_bytes if kernel.resources else 0)
 
 
+def check_device(device: str) -> int:
+    """The number of the GPU that a device names, 0 where it names none.
+
+    Raises
+    ------
+    OptionError
+        If it is no device.
+    """
+    match = re.fullmatch(r"cpu|(?:cuda|auto)(?::(\d+))?", device)
+    if match is None:
+        raise OptionError(f'device {device!r} is not one of "cuda", "cuda:N", "cpu" and "auto"')
+    return int(match[1] or 0)
+
+
 class Network:
     """A compiled network.
 
@@ -173,9 +187,7 @@ class Network:
         cache_dir: str | Path | None = None,
         driver: Any = None,
     ) -> None:
-        match = re.fullmatch(r"cpu|(?:cuda|auto)(?::(\d+))?", device)
-        if match is None:
-            raise OptionError(f'device {device!r} is not one of "cuda", "cuda:N", "cpu" and "auto"')
+        ordinal = check_device(device)
         if order not in _ORDERS:
             raise OptionError(f"order {order!r} is not one of {', '.join(map(repr, _ORDERS))}")
         if blocks < 1:
@@ -184,7 +196,7 @@ class Network:
             raise OptionError('graph=True is for a GPU; device="cpu" has no CUDA graphs')
         self._plan = plan
         self._on_cpu = device == "cpu"
-        self._ordinal = int(match[1] or 0)
+        self._ordinal = ordinal
         self._options = {"graph": graph, "poison": poison, "blocks": blocks, "order": order, "seed": seed}
         self._options |= {"cache_dir": cache_dir, "driver": driver}
         self._signature = signature_of(plan)

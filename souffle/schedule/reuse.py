@@ -78,12 +78,12 @@ class _Joiner:
         if heavy is not None:
             # A row at a time, every block would read the whole other operand again.
             return None, f"{heavy.name} is compute-intensive and tiled on its own"
-        readers = self._readers(before.tes) - set(members)
+        readers = [reader for reader in self._readers(before.tes) if reader not in members]
         between = next((r for r in readers if r in self.position), None)
         if between is not None:
             return None, f"{between.name} between them reads the first"
         if readers and self._depth(members) > self._depth(before.tes):
-            return None, f"{min(r.name for r in readers)} reads the first too and would wait for more grid syncs"
+            return None, f"{readers[0].name} reads the first too and would wait for more grid syncs"
         joined = self.drafts.formed(members)
         if joined.answer.schedule is None or not joined.answer.rowwise:
             return None, f"their tiles do not match: {joined.answer.reason}"
@@ -99,8 +99,8 @@ class _Joiner:
         found = {self.program.producers[t] for te_ in tes for t in te_.inputs if t in self.program.producers}
         return found - set(tes)
 
-    def _readers(self, tes: Sequence[TE | ExternTE]) -> set[TE | ExternTE]:
-        return {consumer for te_ in tes for t in te_.outputs for consumer in self.program.consumers[t]}
+    def _readers(self, tes: Sequence[TE | ExternTE]) -> list[TE | ExternTE]:
+        return [consumer for te_ in tes for t in te_.outputs for consumer in self.program.consumers[t]]
 
     def _depth(self, tes: Sequence[TE | ExternTE]) -> int:
         """Stages on the longest path to these TEs."""

@@ -94,37 +94,31 @@ def horizontal(program: TEProgram) -> tuple[TEProgram, tuple[Decision, ...]]:
         One for each group merged, and for each that was not.
     """
     within: dict[TE | ExternTE, Hashable] = {}
-    apart: dict[tuple[TE, ...], str] = {}
+    refused: dict[tuple[TE, ...], Decision] = {}
     shapes = operator_shape(program)
     while True:
-        attempt = _Horizontal(program, within, apart)
-        result = attempt.run()
+        attempt = _Horizontal(program, within, refused)
+        result, decisions = attempt.run()
         costly = costly_merges(program, attempt.merges)
         if not costly:
-            return result
-        for merges, reason in costly:
-            for members in merges:
-                if all(member in within for member in members):
-                    apart[members] = reason
-                within.update((member, shapes[member]) for member in members)
+            return result, (*refused.values(), *decisions)
+        for members, reason in costly:
+            refused[members] = Decision("horizontal", ", ".join(m.name for m in members), False, reason)
+            within.update((member, shapes[member]) for member in members)
 
 
 class _Horizontal:
-    """One attempt.
-
-    `within` names TEs that are merged with TEs of equal operators only; `apart`, members of merges that are not made,
-    with the reason.
-    """
+    """One attempt: TEs of `within` are merged with those of equal operators only, and what `refused` holds is not."""
 
     def __init__(
         self,
         program: TEProgram,
         within: Mapping[TE | ExternTE, Hashable],
-        apart: Mapping[tuple[TE, ...], str],
+        refused: Mapping[tuple[TE, ...], Decision],
     ) -> None:
         self.program = program
         self.within = within
-        self.apart = apart
+        self.refused = refused
         self.decisions: list[Decision] = []
         self.merges: list[tuple[TE, ...]] = []
         self.packed: dict[Tensor, np.ndarray] = {}
@@ -185,12 +179,12 @@ class _Horizontal:
         first = members[0]
         subject = ", ".join(m.te.name for m in members)
         originals = tuple(self.program.producers[m.te.output] for m in members)
+        if originals in self.refused:
+            return False
         runs = [self._runs([m.operands[i] for m in members]) for i in range(len(first.operands))]
         shared = any(len(r) == 1 and self._constant(r[0][0]) is None for r in runs)
         selections = max((len(r) for r in runs), default=1)
-        if originals in self.apart:
-            reason = self.apart[originals]
-        elif selections > _MOST_RUNS:
+        if selections > _MOST_RUNS:
             reason = f"an operand would be selected among {selections} tensors for each element"
         elif selections > 1 and not first.te.is_reduction:
             reason = "their operands are separate tensors, and an element-wise TE would spend more on selecting them"

@@ -7,19 +7,21 @@ kernel of its own, which waits for the merged one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from souffle.program import TE, ExternTE, TEProgram
 
 __all__ = ["costly_merges", "operator_shape"]
 
 Merge = tuple[TE, ...]
+"""Members of one merged TE."""
+
+_Row = tuple[str, ...]
+"""The operators of the members. Merges of one row, such as products and the biases added to them, share a kernel."""
 
 
-def costly_merges(program: TEProgram, merges: Sequence[Merge]) -> list[tuple[list[Merge], str]]:
-    """The merges that leave more kernels than there were operators.
-
-    Merges of one row of operators are judged together: matrix products and the biases added to them, for example.
+def costly_merges(program: TEProgram, merges: Sequence[Merge]) -> list[tuple[Merge, str]]:
+    """The merges without which there would be fewer kernels.
 
     Parameters
     ----------
@@ -30,27 +32,17 @@ def costly_merges(program: TEProgram, merges: Sequence[Merge]) -> list[tuple[lis
 
     Returns
     -------
-    list of (list of tuples of TE, str)
-        The merges of each row of operators that costs more, and why.
+    list of (tuple of TE, str)
+        Each with the reason.
     """
-    rows: dict[tuple[str, ...], list[Merge]] = {}
-    for merge in merges:
-        rows.setdefault(tuple(member.origin.group for member in merge), []).append(merge)
-    members: dict[str, list[TE | ExternTE]] = {}
-    for te_ in program.tes:
-        members.setdefault(te_.origin.group, []).append(te_)
+    kernels = _Kernels(program, merges)
     costly = []
-    for row, together in rows.items():
-        groups = set(row)
-        tes = [te_ for group in sorted(groups) for te_ in members[group]]
-        merged: dict[TE | ExternTE, Hashable] = {te_: row for merge in together for te_ in merge}
-        nodes: dict[TE | ExternTE, Hashable] = {te_: i for i, merge in enumerate(together) for te_ in merge}
-        before = _kernels(program, tes, lambda te_: te_, lambda te_: te_.origin.group)
-        after = _kernels(
-            program, tes, lambda te_: nodes.get(te_, te_), lambda te_: merged.get(te_, te_.origin.group)
-        )
-        if after > before:
-            costly.append((together, f"it would leave {after} kernels of {before}: the operators differ in other TEs"))
+    for row in list(kernels.rows):
+        made, saved = kernels.count_without(row, keep=True), kernels.count_without(row, keep=False)
+        if saved < made:
+            reason = f"their operators differ in other TEs, and would be {made} kernels in the place of {saved}"
+            costly.extend((merge, reason) for merge in kernels.rows[row])
+            kernels.drop(row)
     return costly
 
 
@@ -64,25 +56,51 @@ def operator_shape(program: TEProgram) -> dict[TE | ExternTE, Hashable]:
     return {te_: tuple(shapes[te_.origin.group]) for te_ in program.tes}
 
 
-def _kernels(
-    program: TEProgram,
-    tes: Iterable[TE | ExternTE],
-    node: Callable[[TE | ExternTE], Hashable],
-    label: Callable[[TE | ExternTE], Hashable],
-) -> int:
-    """Connected parts of `tes`, where a producer and a consumer of one label share a kernel."""
-    chosen = list(tes)
-    inside = set(chosen)
-    parent: dict[Hashable, Hashable] = {node(te_): node(te_) for te_ in chosen}
+class _Kernels:
+    """The kernels of a program with some merges: connected TEs of one operator, or of one row of operators."""
 
-    def find(item: Hashable) -> Hashable:
-        while parent[item] is not item:
-            item = parent[item]
-        return item
+    def __init__(self, program: TEProgram, merges: Sequence[Merge]) -> None:
+        self.program = program
+        self.rows: dict[_Row, list[Merge]] = {}
+        self.merge_of: dict[TE | ExternTE, Merge] = {}
+        for merge in merges:
+            self.rows.setdefault(_row(merge), []).append(merge)
+            self.merge_of.update(dict.fromkeys(merge, merge))
+        self.members: dict[str, list[TE | ExternTE]] = {}
+        for te_ in program.tes:
+            self.members.setdefault(te_.origin.group, []).append(te_)
 
-    for te_ in chosen:
+    def drop(self, row: _Row) -> None:
+        """Undo the merges of a row."""
+        for merge in self.rows.pop(row):
+            for te_ in merge:
+                del self.merge_of[te_]
+
+    def count_without(self, row: _Row, *, keep: bool) -> int:
+        """Kernels that hold a TE of the row's operators, with or without the row's merges."""
+        touched = [te_ for group in dict.fromkeys(row) for te_ in self.members[group]]
+        chosen = dict.fromkeys(member for te_ in touched for member in self.merge_of.get(te_, (te_,)))
+        undone = () if keep else (te_ for merge in self.rows[row] for te_ in merge)
+        apart = {te_: (te_,) for te_ in undone}
+        return _connected(self.program, {te_: apart.get(te_) or self.merge_of.get(te_, (te_,)) for te_ in chosen})
+
+
+def _row(members: Iterable[TE | ExternTE]) -> _Row:
+    return tuple(te_.origin.group for te_ in members)
+
+
+def _connected(program: TEProgram, node_of: Mapping[TE | ExternTE, tuple[TE | ExternTE, ...]]) -> int:
+    """Connected parts of some TEs, where a producer and a consumer of one row share a kernel."""
+    parent = {node: node for node in node_of.values()}
+
+    def find(node: tuple) -> tuple:
+        while parent[node] is not node:
+            node = parent[node]
+        return node
+
+    for te_, node in node_of.items():
         for tensor in te_.inputs:
-            producer = program.producers.get(tensor)
-            if producer in inside and label(producer) == label(te_):
-                parent[find(node(te_))] = find(node(producer))
-    return sum(parent[item] is item for item in parent)
+            before = node_of.get(program.producers.get(tensor))
+            if before is not None and _row(before) == _row(node):
+                parent[find(node)] = find(before)
+    return sum(above is node for node, above in parent.items())

@@ -45,8 +45,9 @@ def test_below_v3_every_stage_is_a_kernel() -> None:
 
 def test_stages_of_one_wave_share_a_kernel() -> None:
     parts, decisions = partition_souffle(stages(1, WAVE, 2), TINY, [0, 0, 0])
-    assert sizes(parts) == [3] and not decisions
-    assert parts[0].name == "matmul2"
+    assert sizes(parts) == [3] and parts[0].name == "matmul2"
+    (decision,) = decisions
+    assert decision.subject == "no cut" and f"{WAVE}, fit in one wave of {WAVE}" in decision.reason
 
 
 def test_a_stage_of_more_blocks_than_a_wave_is_cut_off_with_the_figures() -> None:

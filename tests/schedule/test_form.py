@@ -13,7 +13,7 @@ from souffle.analysis import analyze
 from souffle.decision import Decision
 from souffle.program import TEProgram
 from souffle.schedule.drafts import Answer
-from souffle.schedule.form import JoinPolicy, form_stages
+from souffle.schedule.form import JoinPolicy, StageError, form_stages
 from souffle.schedule.stage import Stage, draft_stage
 from tests.testlib import Builder, random_program
 
@@ -38,8 +38,11 @@ def answer(**changes: object) -> Callable[[tirx.PrimFunc], Answer]:
 
 
 def form(program: TEProgram, policy: JoinPolicy, scheduler=willing) -> tuple[list[list[str]], tuple[Decision, ...]]:
+    """The names of each stage's TEs, and the decisions about joins."""
     stages, decisions = form_stages(program, analyze(program), scheduler, policy)
-    return [[te_.name for te_ in stage.tes] for stage in stages], decisions
+    chosen = [d.subject for d in decisions if d.stage == "stage"]
+    assert chosen == [stage.name for stage in stages]
+    return [[te_.name for te_ in stage.tes] for stage in stages], tuple(d for d in decisions if d.stage != "stage")
 
 
 def weights(*shape: int) -> np.ndarray:
@@ -165,6 +168,19 @@ def test_an_operator_that_is_no_te_stands_alone() -> None:
     assert form(program, ON_CHIP)[0] == [["relu0"], ["sort1"], ["scale2"]]
 
 
+def test_the_rule_of_each_stage_is_a_decision() -> None:
+    program = epilogue()
+    _, decisions = form_stages(program, analyze(program), answer(reason="rowwise: no rows"), ACROSS)
+    assert decisions[-1] == Decision("stage", "relu1", True, "rule good, 8 tiles; rowwise: no rows")
+
+
+def test_a_te_without_any_schedule_is_an_error_that_names_it() -> None:
+    program = epilogue()
+    nothing = Answer(None, "none", 9, False, 0, "fallback: no loops")
+    with pytest.raises(StageError, match=r"TE matmul0 \(Matmul matmul0\), shape \(4, 5\), .*fallback: no loops"):
+        form_stages(program, analyze(program), lambda func: nothing, ACROSS)
+
+
 def test_the_scheduler_is_asked_once_for_each_distinct_function() -> None:
     b = Builder()
     x = b.input(4, 6)
@@ -214,7 +230,7 @@ def test_stages_stay_in_topological_order(seed: int, policy: JoinPolicy) -> None
     refusing = random.Random(seed)
 
     def moody(func: tirx.PrimFunc) -> Answer:
-        several = str(func).count('T.sblock("t') > 1
+        several = len([n for n in str(func).split("\n") if 'T.sblock("t' in n]) > 1
         return Answer(None, "none", 9, False, 0, "no") if several and refusing.random() < 0.3 else willing(func)
 
     stages, _ = form_stages(program, analyze(program), moody, policy)

@@ -316,7 +316,7 @@ def compile_text(cuda_text: str, *, cache_dir: Path | None = None) -> CpuModule:
     cuda_text
         The text of one or more kernels.
     cache_dir
-        Where compiled libraries are kept. None takes ``$SOUFFLE_CACHE_DIR`` or the user's cache folder.
+        Where compiled libraries are kept. None takes Souffle's cache (:func:`souffle.cache.cache_root`).
 
     Raises
     ------

@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from souffle.cache import cache_root
 from souffle.errors import CompilerNotFoundError, CudaCompileError
 
 __all__ = ["FOLDER", "build_kernel_library", "build_runtime_library", "default_cache_dir"]
@@ -31,17 +32,17 @@ _SHOWN_ERRORS = 5
 
 
 def default_cache_dir() -> Path:
-    """Give the folder for compiled libraries: ``$SOUFFLE_CACHE_DIR``, else the user's cache, else a temporary one."""
-    chosen = os.environ.get("SOUFFLE_CACHE_DIR")
-    root = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "souffle"
+    """Give the folder for compiled libraries, which have to be files: the cache, or a temporary one where it is off."""
+    temporary = Path(tempfile.gettempdir()) / f"souffle-cpu-device-{os.getuid()}"
+    root = cache_root()
+    if root is None:
+        return temporary
     folder = root / "cpu_device"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
-        return Path(tempfile.gettempdir()) / f"souffle-cpu-device-{os.getuid()}"
-    if os.access(folder, os.W_OK):
-        return folder
-    return Path(tempfile.gettempdir()) / f"souffle-cpu-device-{os.getuid()}"
+        return temporary
+    return folder if os.access(folder, os.W_OK) else temporary
 
 
 @functools.cache
