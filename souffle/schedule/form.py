@@ -84,9 +84,13 @@ class _Former:
         self.decisions: list[Decision] = []
 
     def run(self) -> list[Formed]:
-        for te_ in self.program.tes:
+        done = 0
+        while done < len(self.program.tes):
+            te_ = self.program.tes[done]
             if not self._try_join(te_):
                 self._place(self._alone(te_))
+            done += 1
+            done += self._join_followers(self._followers(te_, done))
         return [formed for formed in self.forming if formed is not None]
 
     def _alone(self, te_: TE | ExternTE) -> Formed:
@@ -122,6 +126,42 @@ class _Former:
         if refusal is None:
             self._place(joined)
         return refusal is None
+
+    def _followers(self, te_: TE | ExternTE, start: int) -> list[TE]:
+        """The TEs from `start` on that :meth:`_precheck` lets join the stage of `te_` one after another."""
+        inside = {te_}
+        followers: list[TE] = []
+        for follower in self.program.tes[start:]:
+            if isinstance(te_, ExternTE) or isinstance(follower, ExternTE) or follower.is_reduction:
+                break
+            if follower.origin.group != te_.origin.group or follower.outputs[0].size != te_.outputs[0].size:
+                break
+            if not any(self.program.producers.get(tensor) in inside for tensor in follower.inputs):
+                break
+            inside.add(follower)
+            followers.append(follower)
+        return followers
+
+    def _join_followers(self, followers: list[TE]) -> int:
+        """Join the first of `followers` to the stage placed last, and say how many.
+
+        As many as one schedule takes, at once: joined one by one, a long chain would be scheduled at every length.
+        """
+        stage = self.forming[-1]
+        operators = {member.origin.group for member in (*stage.tes, *followers)}
+        count = len(followers) if len(operators) == 1 else 0
+        while count > 1:
+            joined = self.drafts.formed([*stage.tes, *followers[:count]])
+            if self._compare(followers[0], stage, joined.answer) is None:
+                reason = f"one schedule ({joined.answer.rule}) computes both"
+                self.decisions.extend(
+                    Decision("schedule", f"{te_.name} into the stage of {stage.draft.name}", True, reason)
+                    for te_ in followers[:count]
+                )
+                self._place(joined)
+                return count
+            count //= 2
+        return 0
 
     def _precheck(self, te_: TE, stage: Formed) -> str | None:
         """Why `te_` must not join, before any schedule is tried; ``None`` if it may."""

@@ -2,7 +2,8 @@
 
 A TE that is merged with TEs of other operators leaves the kernel of its own. Where all of an operator's TEs are merged
 with those of another, one kernel takes the place of two; where only some are, what is left of each operator is a
-kernel of its own, which waits for the merged one.
+kernel of its own, which waits for the merged one. Contractions are merged all the same: a shared operand is then read
+once, which is what the transformation is for.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _Row = tuple[str, ...]
 
 
 def costly_merges(program: TEProgram, merges: Sequence[Merge]) -> list[tuple[Merge, str]]:
-    """The merges without which there would be fewer kernels.
+    """The merges, of other TEs than contractions, without which there would be fewer kernels.
 
     Parameters
     ----------
@@ -37,11 +38,13 @@ def costly_merges(program: TEProgram, merges: Sequence[Merge]) -> list[tuple[Mer
     """
     kernels = _Kernels(program, merges)
     costly = []
-    for row in list(kernels.rows):
+    for row, together in list(kernels.rows.items()):
+        if len(set(row)) == 1 or any(_contracts(member) for merge in together for member in merge):
+            continue
         made, saved = kernels.count_without(row, keep=True), kernels.count_without(row, keep=False)
         if saved < made:
             reason = f"their operators differ in other TEs, and would be {made} kernels in the place of {saved}"
-            costly.extend((merge, reason) for merge in kernels.rows[row])
+            costly.extend((merge, reason) for merge in together)
             kernels.drop(row)
     return costly
 
@@ -83,6 +86,10 @@ class _Kernels:
         undone = () if keep else (te_ for merge in self.rows[row] for te_ in merge)
         apart = {te_: (te_,) for te_ in undone}
         return _connected(self.program, {te_: apart.get(te_) or self.merge_of.get(te_, (te_,)) for te_ in chosen})
+
+
+def _contracts(te_: TE) -> bool:
+    return te_.is_reduction and len(te_.inputs) > 1
 
 
 def _row(members: Iterable[TE | ExternTE]) -> _Row:

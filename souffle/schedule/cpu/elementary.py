@@ -7,12 +7,12 @@ units in the last place of float32 (erf near its saturation: 1e-7 absolute).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 
+from souffle.schedule.cpu.temporaries import Bind, bind_calls
 from souffle.tvm_compat import PrimExpr, dtype_of
 
 __all__ = ["expand_elementary", "is_expensive_call"]
@@ -90,6 +90,9 @@ _EXPENSIVE = frozenset(
     )
 )
 
+_EXTERN = frozenset(("tirx.call_extern", "tirx.call_pure_extern"))
+"""Their first argument is a name, and the first kind may have effects."""
+
 
 def is_expensive_call(call: Call) -> bool:
     """Whether a call costs many times an addition, so that it should not be repeated."""
@@ -107,11 +110,6 @@ def _polynomial(x: PrimExpr, coefficients: Sequence[float]) -> PrimExpr:
     return result
 
 
-def _let(value: PrimExpr, make: Callable[[tirx.Var], PrimExpr]) -> PrimExpr:
-    variable = tirx.Var("t", dtype_of(value))
-    return tirx.Let(variable, value, make(variable))
-
-
 def _power_of_two(exponent: PrimExpr) -> PrimExpr:
     return tirx.reinterpret("float32", tirx.shift_left(exponent + tirx.const(127, "int32"), tirx.const(23, "int32")))
 
@@ -122,77 +120,60 @@ def _is_nan(x: PrimExpr) -> PrimExpr:
     return magnitude > tirx.const(0x7F800000, "int32")
 
 
-def _exp(x: PrimExpr) -> PrimExpr:
-    def of_clamped(c: PrimExpr, original: PrimExpr) -> PrimExpr:
-        return _let(tirx.nearbyint(c * _f32(_LOG2_E)), lambda n: of_parts(c, n, original))
-
-    def of_parts(c: PrimExpr, n: PrimExpr, original: PrimExpr) -> PrimExpr:
-        rest = c - n * _f32(_LN2_HIGH) - n * _f32(_LN2_LOW)
-        return _let(rest, lambda r: _let(tirx.Cast("int32", n), lambda k: scaled(r, k, original)))
-
-    def scaled(r: PrimExpr, k: PrimExpr, original: PrimExpr) -> PrimExpr:
-        # Two factors, since 2^k itself leaves the range of normal numbers at both ends.
-        value = _polynomial(r, _EXP_TAIL) * (r * r) + r + _f32(1.0)
-        half = tirx.shift_right(k, tirx.const(1, "int32"))
-        result = _let(half, lambda h: value * _power_of_two(h) * _power_of_two(k - h))
-        return tirx.Select(_is_nan(original), original, result)
-
-    return _let(x, lambda v: _let(tirx.max(tirx.min(v, _f32(_EXP_HIGH)), _f32(_EXP_LOW)), lambda c: of_clamped(c, v)))
+def _exp(x: PrimExpr, bind: Bind) -> PrimExpr:
+    clamped = bind(tirx.max(tirx.min(x, _f32(_EXP_HIGH)), _f32(_EXP_LOW)))
+    n = bind(tirx.nearbyint(clamped * _f32(_LOG2_E)))
+    r = bind(clamped - n * _f32(_LN2_HIGH) - n * _f32(_LN2_LOW))
+    k = bind(tirx.Cast("int32", n))
+    value = _polynomial(r, _EXP_TAIL) * (r * r) + r + _f32(1.0)
+    # Two factors, since 2^k itself leaves the range of normal numbers at both ends.
+    half = bind(tirx.shift_right(k, tirx.const(1, "int32")))
+    return tirx.Select(_is_nan(x), x, value * _power_of_two(half) * _power_of_two(k - half))
 
 
-def _sigmoid(x: PrimExpr) -> PrimExpr:
-    return _f32(1.0) / (_f32(1.0) + _exp(_f32(0.0) - x))
+def _sigmoid(x: PrimExpr, bind: Bind) -> PrimExpr:
+    return _f32(1.0) / (_f32(1.0) + _exp(bind(_f32(0.0) - x), bind))
 
 
-def _tanh(x: PrimExpr) -> PrimExpr:
-    def of(v: PrimExpr) -> PrimExpr:
-        magnitude = tirx.abs(v)
-        small = _let(v * v, lambda s: v + v * (s * _polynomial(s, _TANH_SMALL)))
-        large = _f32(1.0) - _f32(2.0) / (_exp(magnitude + magnitude) + _f32(1.0))
-        signed = tirx.Select(v < _f32(0.0), _f32(0.0) - large, large)
-        return tirx.Select(magnitude < _f32(0.625), small, signed)
-
-    return _let(x, of)
+def _tanh(x: PrimExpr, bind: Bind) -> PrimExpr:
+    magnitude = bind(tirx.abs(x))
+    square = bind(x * x)
+    small = x + x * (square * _polynomial(square, _TANH_SMALL))
+    large = bind(_f32(1.0) - _f32(2.0) / (_exp(bind(magnitude + magnitude), bind) + _f32(1.0)))
+    signed = tirx.Select(x < _f32(0.0), _f32(0.0) - large, large)
+    return tirx.Select(magnitude < _f32(0.625), small, signed)
 
 
-def _erf(x: PrimExpr) -> PrimExpr:
-    def of(v: PrimExpr) -> PrimExpr:
-        small = v * _polynomial(v * v, _ERF_SMALL)
-        limited = tirx.min(tirx.abs(v), _f32(4.0))
-        large = _let(limited, lambda t: _f32(1.0) - _exp(_f32(0.0) - _polynomial(t, _ERFC_LOG)))
-        signed = tirx.Select(v < _f32(0.0), _f32(0.0) - large, large)
-        result = tirx.Select(tirx.abs(v) < _f32(1.0), small, signed)
-        return tirx.Select(_is_nan(v), v, result)
-
-    return _let(x, of)
-
-
-def _power(x: PrimExpr, exponent: PrimExpr) -> PrimExpr | None:
-    if not isinstance(exponent, tirx.FloatImm):
-        return None
-    if exponent.value == 2.0:
-        return _let(x, lambda v: v * v)
-    if exponent.value == 3.0:
-        return _let(x, lambda v: v * v * v)
-    if exponent.value == 1.0:
-        return x
-    return None
+def _erf(x: PrimExpr, bind: Bind) -> PrimExpr:
+    magnitude = bind(tirx.abs(x))
+    small = x * _polynomial(bind(x * x), _ERF_SMALL)
+    limited = bind(tirx.min(magnitude, _f32(4.0)))
+    large = bind(_f32(1.0) - _exp(bind(_f32(0.0) - _polynomial(limited, _ERFC_LOG)), bind))
+    signed = tirx.Select(x < _f32(0.0), _f32(0.0) - large, large)
+    result = tirx.Select(magnitude < _f32(1.0), small, signed)
+    return tirx.Select(_is_nan(x), x, result)
 
 
 _UNARY = {"tirx.exp": _exp, "tirx.erf": _erf, "tirx.tanh": _tanh, "tirx.sigmoid": _sigmoid}
+_POWERS = {1.0: lambda x: x, 2.0: lambda x: x * x, 3.0: lambda x: x * x * x}
 
 
 def expand_elementary(statement: tirx.Stmt) -> tirx.Stmt:
-    """Replace exp, erf, tanh, sigmoid and small constant powers of float32 and float16 by arithmetic."""
+    """Replace exp, erf, tanh, sigmoid and small constant powers of float32 and float16 by arithmetic.
 
-    def expand(call: Call) -> PrimExpr:
-        name = getattr(call.op, "name", "")
-        if name in _UNARY and dtype_of(call) in ("float32", "float16"):
-            narrow = dtype_of(call) == "float16"
-            result = _UNARY[name](tirx.Cast("float32", call.args[0]) if narrow else call.args[0])
-            return tirx.Cast("float16", result) if narrow else result
-        if name == "tirx.pow" and dtype_of(call) == "float32":
-            return _power(call.args[0], call.args[1]) or call
-        return call
+    Arguments and results of these and of other expensive functions are kept in local arrays, so that none is repeated.
+    """
 
-    return tvm_ffi.structural_map(statement, (Call, expand))
+    def expand(call: Call, arguments: Sequence[PrimExpr], bind: Bind) -> PrimExpr:
+        name, dtype = call.op.name, dtype_of(call)
+        if name in _UNARY and dtype in ("float32", "float16"):
+            if dtype == "float32":
+                return _UNARY[name](arguments[0], bind)
+            return tirx.Cast("float16", _UNARY[name](bind(tirx.Cast("float32", arguments[0])), bind))
+        if name == "tirx.pow" and dtype == "float32" and isinstance(arguments[1], tirx.FloatImm):
+            power = _POWERS.get(arguments[1].value)
+            if power is not None:
+                return power(arguments[0])
+        return Call(call.op, list(arguments), call.attrs, None, None, call.ty)
+
+    return bind_calls(statement, lambda call: is_expensive_call(call) and call.op.name not in _EXTERN, expand)
