@@ -7,8 +7,8 @@
     O_n-1[v] = e(A, W_n-1, v)
 
 Legal because TEs at the same depth of the dependence graph cannot depend on each other, and ``O[g]`` is computed by
-the expression of ``O_g``. Operands that are constants are packed at compile time; operands that are slices of one earlier
-result are read with an index that is affine in ``g``; the rest is selected by ``g``, uniformly over a whole tile.
+the expression of ``O_g``. Operands that are constants are packed at compile time; operands that are slices of one
+earlier result are read with an index that is affine in ``g``; the rest is selected by ``g``, uniformly over a tile.
 
 Worth it where kernels become fewer, or as many: see :mod:`souffle.transform.operators`.
 """
@@ -142,6 +142,8 @@ class _Horizontal:
             result.extend(te_ for te_ in current if te_ not in merged)
         if not self.moved:
             return self.program, tuple(self.decisions)
+        windows = self._windows()
+        result = [_through_windows(te_, windows) for te_ in result]
         return self.program.with_tes(result, constants=self.packed), tuple(self.decisions)
 
     def _may_merge(self, te_: TE | ExternTE) -> bool:
@@ -208,9 +210,9 @@ class _Horizontal:
 
     def _runs(self, column: Sequence[_Operand]) -> list[_Run]:
         """Maximal runs of one operand over the members; distinct constants are packed and make one run."""
-        if len({o.tensor for o in column}) > 1 and all(self._constant(o.tensor) is not None for o in column):
-            if _affine(column):
-                return [(self._pack(tuple(o.tensor for o in column)), range(len(column)))]
+        tensors = tuple(o.tensor for o in column)
+        if len(set(tensors)) > 1 and all(self._constant(t) is not None for t in tensors) and _affine(column):
+            return [(self._pack(tensors), range(len(column)))]
         runs: list[_Run] = []
         for number, operand in enumerate(column):
             if runs and runs[-1][0] is operand.tensor and _affine(column[runs[-1][1].start : number + 1]):
@@ -255,12 +257,71 @@ class _Horizontal:
             self.packed[packed] = array
         return self.packs[column]
 
+    def _windows(self) -> dict[Tensor, tuple[Tensor, int]]:
+        """Packs that are a window of a longer one, and where it starts: each weight is kept once, whatever reads it.
+
+        The cells on the wavefronts of an LSTM need the weights of layers 0 to 1, 0 to 2, 1 to 3, and so on. Packs that
+        overlap by at least half are laid over each other.
+        """
+        wholes: list[tuple[Tensor, ...]] = []
+        for column in sorted(self.packs, key=len, reverse=True):
+            for number, whole in enumerate(wholes):
+                joined = _overlaid(whole, column)
+                if joined is not None:
+                    wholes[number] = joined
+                    break
+            else:
+                wholes.append(column)
+        found: dict[Tensor, tuple[Tensor, int]] = {}
+        for column, packed in list(self.packs.items()):
+            starts = ((whole, _start(whole, column)) for whole in wholes)
+            whole, start = next((whole, start) for whole, start in starts if start is not None)
+            if whole != column:
+                found[packed] = (self._pack(whole), start)
+        return found
+
     def _fresh(self, name: str) -> str:
         candidate, number = name, 1
         while candidate in self.names:
             candidate, number = f"{name}_{number}", number + 1
         self.names.add(candidate)
         return candidate
+
+
+def _start(whole: tuple[Tensor, ...], column: tuple[Tensor, ...]) -> int | None:
+    """Where `column` stands in `whole` without a gap."""
+    starts = range(len(whole) - len(column) + 1)
+    return next((i for i in starts if whole[i : i + len(column)] == column), None)
+
+
+def _overlaid(whole: tuple[Tensor, ...], column: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    """The shortest sequence that holds both, if at least half of `column` lies in `whole` or at one of its ends."""
+    if _start(whole, column) is not None:
+        return whole
+    for common in range(len(column) - 1, (len(column) - 1) // 2, -1):
+        if whole[-common:] == column[:common]:
+            return whole + column[common:]
+        if whole[:common] == column[-common:]:
+            return column[:-common] + whole
+    return None
+
+
+def _through_windows(te_: TE | ExternTE, windows: Mapping[Tensor, tuple[Tensor, int]]) -> TE | ExternTE:
+    """`te_` reading the larger pack in the place of its window."""
+    if not isinstance(te_, TE) or not any(t in windows for t in te_.inputs):
+        return te_
+    handles = Handles()
+    bodies = handles.opened(te_)
+    table = [(handles.of(t), handles.of(windows[t][0]), windows[t][1]) for t in te_.inputs if t in windows]
+
+    def rewrite(load: PrimExpr) -> PrimExpr:
+        for window, whole, start in table:
+            if load_tensor(load).same_as(window):
+                first, *others = load_indices(load)
+                return read(whole, [first + start, *others])
+        return load
+
+    return make_te(te_.name, te_.axes, map_bodies(bodies, rewrite), handles.pairs(), te_.origin, te_.outputs)
 
 
 def _levels(program: TEProgram) -> list[list[TE | ExternTE]]:
@@ -288,7 +349,9 @@ def _skeleton(te_: TE) -> _Skeleton:
             values.append(value)
             return slots[-1]
 
-        indices = [map_constants(index, take) for index in load_indices(load)]
+        # Every index has a constant term, so that a slice from 0 is like those that follow it.
+        parts = [_without_offset(index) for index in load_indices(load)]
+        indices = [map_constants(rest, take) + take(offset, dtype_of(rest)) for rest, offset in parts]
         operands.append(_Operand(te_.input_of(load_tensor(load)), tuple(slots), tuple(values)))
         return read(load_tensor(load), indices)
 
@@ -298,6 +361,15 @@ def _skeleton(te_: TE) -> _Skeleton:
     variables = [axis.var for axis in te_.axes] + [slot for o in operands for slot in o.slots]
     digest = structural_digest([*variables, *(map_loads(body, _anonymous) for body in bodies)])
     return _Skeleton(te_, bodies, tuple(operands), f"{digest}:{shapes}:{[tensors.index(t) for t in tensors]}")
+
+
+def _without_offset(index: PrimExpr) -> tuple[PrimExpr, int]:
+    """An index as the sum of an expression and a constant."""
+    if isinstance(index, tirx.IntImm):
+        return tirx.IntImm(dtype_of(index), 0), int(index.value)
+    if isinstance(index, tirx.Add) and isinstance(index.b, tirx.IntImm):
+        return index.a, int(index.b.value)
+    return index, 0
 
 
 def _anonymous(load: PrimExpr) -> PrimExpr:
