@@ -16,6 +16,10 @@ __all__ = ["join_rows"]
 _READS_PER_BARRIER = 32 * 1024
 """Elements that one multiprocessor reads in the time of a grid sync: about 1.3 µs at about 100 GB/s."""
 
+_LARGEST_STAGE = 64
+"""TEs in a stage joined here. One grid sync among so many costs little, while a stage takes time to schedule that grows
+with the cube of its TEs; and stages of a repeated layer stay equal, which lets them share a function."""
+
 
 def join_rows(
     stages: Sequence[Formed], program: TEProgram, analysis: Analysis, drafts: Drafts
@@ -84,6 +88,8 @@ class _Joiner:
             return None, f"{between.name} between them reads the first"
         if readers and self._depth(members) > self._depth(before.tes):
             return None, f"{readers[0].name} reads the first too and would wait for more grid syncs"
+        if len(members) > _LARGEST_STAGE:
+            return None, f"they are {len(members)} TEs together, more than {_LARGEST_STAGE}"
         joined = self.drafts.formed(members)
         if joined.answer.schedule is None or not joined.answer.rowwise:
             return None, f"their tiles do not match: {joined.answer.reason}"

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
+import random
 import warnings
 
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tvm import te, tirx, topi
 
-from souffle.schedule.cpu import build_cpu, host_target, machine_of, schedule_cpu, use_cores
+import souffle
+from souffle.program.evaluate import evaluate
+from souffle.schedule.cpu import build, build_cpu, host_target, machine_of, schedule_cpu, use_cores
 from souffle.schedule.cpu.contraction import tiling_of
 from souffle.schedule.cpu.emit import pieces
+from souffle.schedule.cpu.inline import node_count
+from tests.testlib import inputs_for, random_program
 
 TARGET = host_target()
 ERF = np.vectorize(math.erf)
@@ -295,6 +301,164 @@ def test_expensive_expressions_are_computed_once():
     assert text.count("T.parallel") == 3  # both factors in buffers of their own
 
 
+NESTED = {
+    "tanh": (lambda v: te.tanh(v) * 2.0, lambda v: np.tanh(v) * 2),
+    "gelu": (lambda v: v * 0.5 * (1.0 + te.erf(v * 0.7)), lambda v: v * 0.5 * (1 + ERF(v * 0.7))),
+    "swish": (lambda v: v * te.sigmoid(v), lambda v: v / (1 + np.exp(-v))),
+    "log": (lambda v: te.log(v * v + 1.0), lambda v: np.log(v * v + 1)),
+    "branch": (
+        lambda v: tirx.if_then_else(v > 0.0, te.tanh(v), te.exp(v) - 1.0),
+        lambda v: np.where(v > 0, np.tanh(v), np.exp(v) - 1),
+    ),
+}
+
+
+def nested(tensor, function, depth):
+    def element(*index):
+        value = tensor(*index)
+        for _ in range(depth):
+            value = function(value)
+        return value
+
+    return te.compute(tensor.shape, element, name="nested")
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_nested_calls_stay_linear(name):
+    function, reference = NESTED[name]
+    x = te.placeholder((16, 61), "float32", name="x")
+
+    def size(depth):
+        return node_count(schedule_cpu(te.create_prim_func([x, nested(x, function, depth)]), target=TARGET).body)
+
+    if name != "branch":  # which itself repeats its argument in the condition and on both sides
+        assert size(4) - size(3) <= 1.1 * (size(3) - size(2)) + 8
+    a = values(16, 61)
+    expected = a.astype("float64")
+    for _ in range(5):
+        expected = reference(expected)
+    check([x, nested(x, function, 5)], [a], [expected], shape=False)
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [("float16", 4e-3), ("float64", 1e-12)])
+def test_nested_calls_of_other_types(dtype, rtol):
+    a = values(7, 45, dtype=dtype)
+    (x,) = placeholders(a)
+    out = nested(x, lambda v: te.tanh(v) * tirx.const(2, dtype), 4)
+    expected = a.astype("float64")
+    for _ in range(4):
+        expected = np.tanh(expected) * 2
+    check([x, out], [a], [expected], rtol=rtol, shape=False)
+
+
+def test_equal_calls_are_computed_once():
+    a, b = values(40, 64), values(64)
+    x, y = placeholders(a, b)
+    out = te.compute(a.shape, lambda i, j: te.log(x[i, j] * x[i, j]) + y[j] * te.log(x[i, j] * x[i, j]), name="out")
+    text = check([x, y, out], [a, b], [np.log(a * a) * (1 + b)], shape=False)
+    assert text.count("T.log(") == text.count("T.vectorized(")
+
+
+def test_call_of_what_is_equal_in_all_lanes():
+    """A vector loop along a dimension that the argument does not depend on."""
+    a = values(4, 3)
+    (x,) = placeholders(a)
+    k = te.reduce_axis((0, 3), "k")
+    total = te.compute((4,), lambda i: te.sum(x[i, k], axis=k), name="total")
+    out = te.compute((5, 16), lambda i, j: te.round(te.tanh(total[0] + x[0, 0]) * 4.0) + te.erf(total[1]), name="out")
+    report = []
+    build_cpu({"f": te.create_prim_func([x, out])}, TARGET, report=report)
+    assert not report
+    total = a.sum(1)
+    expected = np.full((5, 16), np.round(np.tanh(total[0] + a[0, 0]) * 4) + math.erf(total[1]))
+    check([x, out], [a], [expected], shape=False)
+
+
+def test_calls_under_conditions_read_nothing_else():
+    a, ids = values(5, 37), np.array([3, -(2**30), 0, 2**30, 4] * 8, dtype="int32")
+    x, rows = placeholders(a, ids)
+
+    def element(i, j):
+        row = rows[j]
+        inside = tirx.all(row >= 0, row < 5)
+        taken = te.tanh(te.exp(tirx.if_then_else(i < 3, x[row, i], x[row, i + 1])))
+        return tirx.if_then_else(inside, taken, te.exp(tirx.const(0.5, "float32")))
+
+    out = te.compute((36, 40), element, name="out")
+    column = np.arange(36) + (np.arange(36) >= 3)
+    taken = np.tanh(np.exp(a[np.clip(ids, 0, 4)][:, column].T))
+    check([x, rows, out], [a, ids], [np.where((ids >= 0) & (ids < 5), taken, np.exp(0.5))], shape=False)
+
+
+def test_calls_under_conditions_that_lanes_share():
+    a = values(24, 50)
+    (x,) = placeholders(a)
+    out = te.compute(
+        (48, 50), lambda i, j: tirx.if_then_else(i < 24, te.tanh(x[i, j]), te.exp(x[i - 24, j])), name="out"
+    )
+    check([x, out], [a], [np.concatenate([np.tanh(a), np.exp(a)])], shape=False)
+    flat = te.compute(
+        (24 * 52,),
+        lambda i: tirx.if_then_else(tirx.all(i % 52 > 0, i % 52 < 51), te.erf(x[i // 52, i % 52 - 1]), 0.0),
+        name="flat",
+    )
+    check([x, flat], [a], [np.pad(ERF(a), ((0, 0), (1, 1))).reshape(-1)], shape=False)
+    masked = te.compute(a.shape, lambda i, j: tirx.if_then_else(x[i, j] > 0.0, te.sqrt(x[i, j]), te.tanh(x[i, j])))
+    check([x, masked], [a], [np.where(a > 0, np.sqrt(np.abs(a)), np.tanh(a))], shape=False)
+
+
+def test_powers():
+    a = np.abs(values(9, 33)) + 0.1
+    (x,) = placeholders(a)
+    for exponent in (1.0, 2.0, 3.0, 1.7):
+        out = topi.power(topi.multiply(x, tirx.const(2.0, "float32")), tirx.const(exponent, "float32"))
+        check([x, out], [a], [(a * 2) ** exponent], shape=False)
+
+
+def test_reduction_of_tuples_of_calls():
+    a = values(6, 40)
+    (x,) = placeholders(a)
+    k = te.reduce_axis((0, 40), "k")
+    both = te.comm_reducer(
+        lambda left, right: (left[0] + right[0], te.max(left[1], right[1])),
+        lambda s, m: (tirx.const(0, s), tirx.min_value(m)),
+        name="both",
+    )
+    total, largest = te.compute((6,), lambda i: both((te.exp(x[i, k]), te.tanh(te.exp(x[i, k]))), axis=k), name="both")
+    _, results = execute([x, total, largest], [a])
+    np.testing.assert_allclose(results[0], np.exp(a).sum(1), rtol=1e-5)
+    np.testing.assert_allclose(results[1], np.tanh(np.exp(a)).max(1), rtol=1e-5)
+
+
+def test_function_without_a_schedule_is_reported(monkeypatch):
+    a = values(30, 40)
+    (x,) = placeholders(a)
+    funcs = {f"f{i}": te.create_prim_func([x, topi.add(x, tirx.const(float(i), "float32"))]) for i in range(3)}
+
+    def refuse(func, *, target):
+        if tvm_ffi.structural_equal(func, funcs["f1"]):
+            raise tvm.error.InternalError("Check failed: no such schedule\nwhere it was thrown")
+        return schedule_cpu(func, target=target)
+
+    monkeypatch.setattr(build, "schedule_cpu", refuse)
+    report = []
+    module = build_cpu(funcs, TARGET, report=report)
+    assert report == [("f1", "Check failed: no such schedule")]
+    out = tvm.runtime.empty((30, 40), "float32", tvm.cpu())
+    module.get_function("f1", query_imports=True)(tvm.runtime.tensor(a, tvm.cpu()), out)
+    np.testing.assert_allclose(out.numpy(), a + 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("seed", [2003, 2008])
+def test_random_programs_have_schedules(seed, caplog):
+    program = random_program(random.Random(seed).choice, 25, seed)
+    network = souffle.compile(program, level="V2", target="cpu")
+    assert "without a schedule" not in caplog.text
+    inputs = inputs_for(program)
+    for name, value in evaluate(program, inputs).items():
+        np.testing.assert_array_equal(np.asarray(network(inputs)[name]), value)
+
+
 def test_statement_that_is_no_nest_stays():
     @tvm.script.tirx.prim_func(s_tir=True)
     def cumulative(x: tvm.script.tirx.Buffer((8,), "float32"), y: tvm.script.tirx.Buffer((8,), "float32")):
@@ -302,6 +466,34 @@ def test_statement_that_is_no_nest_stays():
             y[i] = x[i]
 
     assert schedule_cpu(cumulative, target=TARGET) is not None
+
+
+def test_calls_in_a_statement_that_is_no_nest():
+    @tvm.script.tirx.prim_func(s_tir=True)
+    def running(
+        x: tvm.script.tirx.Buffer((8, 32), "float32"),
+        y: tvm.script.tirx.Buffer((8, 32), "float32"),
+        z: tvm.script.tirx.Buffer((8, 32), "float32"),
+    ):
+        with tvm.script.tirx.sblock("root"):
+            for i in range(8):
+                with tvm.script.tirx.sblock("y"):
+                    row = tvm.script.tirx.axis.spatial(8, i)
+                    y[row, 0] = tvm.script.tirx.tanh(tvm.script.tirx.exp(x[row, 0]))
+                    for j in range(31):
+                        y[row, j + 1] = y[row, j] + tvm.script.tirx.tanh(tvm.script.tirx.exp(x[row, j + 1]))
+            for i, j in tvm.script.tirx.grid(8, 32):
+                with tvm.script.tirx.sblock("z"):
+                    row, column = tvm.script.tirx.axis.remap("SS", [i, j])
+                    z[row, column] = y[row, column] * 2.0
+
+    a = values(8, 32)
+    report = []
+    module = build_cpu({"f": running}, TARGET, report=report)
+    assert not report
+    outputs = [tvm.runtime.empty((8, 32), "float32", tvm.cpu()) for _ in range(2)]
+    module.get_function("f")(tvm.runtime.tensor(a, tvm.cpu()), *outputs)
+    np.testing.assert_allclose(outputs[1].numpy(), 2 * np.tanh(np.exp(a)).cumsum(1), rtol=1e-5)
 
 
 def test_build_of_several_functions():

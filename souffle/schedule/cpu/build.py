@@ -19,7 +19,11 @@ _LOG = logging.getLogger(__name__)
 
 
 def build_cpu(
-    funcs: Mapping[str, tirx.PrimFunc], target: tvm.target.Target, *, workers: int | None = None
+    funcs: Mapping[str, tirx.PrimFunc],
+    target: tvm.target.Target,
+    *,
+    workers: int | None = None,
+    report: list[tuple[str, str]] | None = None,
 ) -> tvm.runtime.Module:
     """Schedule and compile functions.
 
@@ -33,6 +37,8 @@ def build_cpu(
         See :func:`host_target`.
     workers : int, optional
         Threads; the number of processors by default.
+    report : list, optional
+        Gets ``(name, reason)`` for each function that is compiled without a schedule, in the order of `funcs`.
 
     Returns
     -------
@@ -43,25 +49,35 @@ def build_cpu(
     names = list(funcs)
     count = max(1, min(workers or os.cpu_count() or 1, len(names)))
     parts = [names[i::count] for i in range(count)]
+    unscheduled: dict[str, str] = {}
     with ThreadPoolExecutor(count) as pool:
-        modules = list(pool.map(lambda part: _compile({name: funcs[name] for name in part}, target), parts))
+        modules = list(
+            pool.map(lambda part: _compile({name: funcs[name] for name in part}, target, unscheduled), parts)
+        )
+    if report is not None:
+        report.extend((name, unscheduled[name]) for name in names if name in unscheduled)
     first = modules[0]
     for module in modules[1:]:
         first.import_module(module)
     return first
 
 
-def _compile(funcs: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> tvm.runtime.Module:
+def _compile(
+    funcs: Mapping[str, tirx.PrimFunc], target: tvm.target.Target, unscheduled: dict[str, str]
+) -> tvm.runtime.Module:
     try:
         return _module({name: schedule_cpu(func, target=target) for name, func in funcs.items()}, target)
     except InternalError as error:
         if len(funcs) > 1:
-            modules = [_compile({name: func}, target) for name, func in funcs.items()]
+            modules = [_compile({name: func}, target, unscheduled) for name, func in funcs.items()]
             for module in modules[1:]:
                 modules[0].import_module(module)
             return modules[0]
         # One function that TVM does not lower as scheduled must not cost the whole network.
-        _LOG.warning("function %s is compiled without a schedule: %s", *funcs, error)
+        (name,) = funcs
+        # TVM's message begins with what failed; where it was thrown follows.
+        unscheduled[name] = str(error).strip().partition("\n")[0]
+        _LOG.warning("function %s is compiled without a schedule: %s", name, unscheduled[name])
         return _module(funcs, target)
 
 

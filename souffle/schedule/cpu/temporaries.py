@@ -18,11 +18,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import sym, tirx
 from tvm.ir import Call
 from tvm.ir.expr import TensorLoad
-from tvm.tirx import ForKind
+from tvm.tirx import Div, FloorDiv, FloorMod, ForKind, Mod
 
 from souffle.schedule.cpu.nest import replace_variables, sequence
 from souffle.tvm_compat import PrimExpr, dtype_of
@@ -50,17 +51,15 @@ class _Guard:
 
 @dataclass(eq=False)
 class _Site:
-    """One occurrence of a call, which `variable` stands for; `guards` from the inside out, as far as `outer`'s."""
+    """One occurrence of a call, which `variable` stands for, in the arguments of `outer`.
+
+    `guards` are those between the two, from the inside out.
+    """
 
     variable: tirx.Var
     call: Call
     guards: list[_Guard]
     outer: _Site | None = None
-
-    def path(self) -> list[_Guard]:
-        """All its guards, from the outside in."""
-        inner = self.guards[::-1]
-        return inner if self.outer is None else [*self.outer.path(), *inner]
 
 
 class _Table:
@@ -90,12 +89,19 @@ def bind_calls(statement: tirx.Stmt, chosen: Callable[[Call], bool], expand: Exp
         Accepts pure calls.
     expand : callable
         See :data:`Expand`.
+
+    Returns
+    -------
+    Stmt
+        `statement` itself where it holds no such call.
     """
+    arrays: set[int] = set()
+    ranges = _ranges(statement)
 
     def vectors(node: tirx.For) -> tirx.Stmt:
         if node.kind != ForKind.VECTORIZED or not isinstance(node.extent, tirx.IntImm):
             return node
-        made = _Temporaries(chosen, expand, node.loop_var, int(node.extent.value))
+        made = _Temporaries(chosen, expand, arrays, ranges, node.loop_var, int(node.extent.value))
         body = made.rewrite(node.body)
         if body.same_as(node.body):
             return node
@@ -103,12 +109,28 @@ def bind_calls(statement: tirx.Stmt, chosen: Callable[[Call], bool], expand: Exp
         return sequence([*made.allocations, rewritten])
 
     def scalars(node: tirx.BufferStore | tirx.Bind) -> tirx.Stmt:
-        made = _Temporaries(chosen, expand, None, 1)
+        if isinstance(node, tirx.BufferStore) and hash(node.buffer) in arrays:
+            return node  # written in a vector loop, above
+        made = _Temporaries(chosen, expand, arrays, ranges)
         body = made.leaf(node)
         return node if body.same_as(node) else sequence([*made.allocations, body])
 
     statement = tvm_ffi.structural_map(statement, [(tirx.For, vectors), (tirx.SeqStmt, _flat)])
     return tvm_ffi.structural_map(statement, [((tirx.BufferStore, tirx.Bind), scalars), (tirx.SeqStmt, _flat)])
+
+
+def _ranges(statement: tirx.Stmt) -> sym.Analyzer:
+    found: dict[tirx.Var, list[tvm.ir.Range]] = {}
+
+    def note(node: tirx.For) -> None:
+        found.setdefault(node.loop_var, []).append(tvm.ir.Range.from_min_extent(node.min, node.extent))
+
+    tvm_ffi.structural_walk(statement, (tirx.For, note))
+    analyzer = sym.Analyzer()
+    for variable, ranges in found.items():
+        if all(tvm_ffi.structural_equal(ranges[0], other) for other in ranges[1:]):
+            analyzer.bind(variable, ranges[0])
+    return analyzer
 
 
 def _flat(node: tirx.SeqStmt) -> tirx.Stmt:
@@ -118,10 +140,18 @@ def _flat(node: tirx.SeqStmt) -> tirx.Stmt:
 class _Temporaries:
     """The local arrays of one vector loop over `lane`, or of one scalar statement."""
 
-    def __init__(self, chosen: Callable[[Call], bool], expand: Expand, lane: tirx.Var | None, width: int) -> None:
-        self.chosen, self.expand, self.lane, self.width = chosen, expand, lane, width
+    def __init__(
+        self,
+        chosen: Callable[[Call], bool],
+        expand: Expand,
+        arrays: set[int],
+        ranges: sym.Analyzer,
+        lane: tirx.Var | None = None,
+        width: int = 1,
+    ) -> None:
+        self.chosen, self.expand, self.arrays, self.ranges = chosen, expand, arrays, ranges
+        self.lane, self.width = lane, width
         self.allocations: list[tirx.AllocBuffer] = []
-        self._arrays: set[int] = set()
 
     def rewrite(self, body: tirx.Stmt) -> tirx.Stmt:
         return tvm_ffi.structural_map(body, [((tirx.BufferStore, tirx.Bind), self.leaf), (tirx.SeqStmt, _flat)])
@@ -136,8 +166,7 @@ class _Temporaries:
         table: dict[tirx.Var, PrimExpr] = {}
         numbers = _Table()
         done: dict[tuple[tuple[int, ...], int], PrimExpr] = {}
-        for site in calls:
-            path = site.path()
+        for site, path in zip(calls, _paths(calls), strict=True):
             conditions = [guard.resolved(table) for guard in path]
             call = replace_variables(site.call, table)
             key = tuple(numbers.number(condition) for condition in conditions)
@@ -156,7 +185,7 @@ class _Temporaries:
                 ) -> PrimExpr:
                     if self._is_bound(value):
                         return value
-                    for guard, condition in reversed(masks):
+                    for guard, condition in () if self._is_safe(value) else reversed(masks):
                         choose = tirx.if_then_else if guard.branches else tirx.Select
                         value = choose(condition, value, tirx.const(1, dtype_of(value)))
                     store, load = self._stored(value)
@@ -175,7 +204,33 @@ class _Temporaries:
             for condition in reversed(members[0][1]):
                 block = tirx.IfThenElse(condition, block, None)
             result.append(block)
-        return sequence([*result, _with_value(statement, replace_variables(value, table))])
+        value = tvm_ffi.structural_map(replace_variables(value, table), (Call, self._selected))
+        return sequence([*result, _with_value(statement, value)])
+
+    def _selected(self, call: Call) -> PrimExpr:
+        # With its calls gone, evaluating both sides costs less than a branch for each element of a vector.
+        if not _is_if(call) or not self._varies(call.args[0]) or not all(map(self._is_safe, call.args[1:])):
+            return call
+        return tirx.Select(*call.args)
+
+    def _is_safe(self, value: PrimExpr) -> bool:
+        """Whether `value` can be evaluated for all places of the loops."""
+        unsafe: list[object] = []
+
+        def index(position: PrimExpr, extent: PrimExpr) -> bool:
+            bound = self.ranges.const_int_bound(position)
+            return int(bound.min_value) >= 0 and int(bound.max_value) < int(extent)
+
+        def load(node: TensorLoad) -> None:
+            if not all(map(index, node.indices, node.source.shape)):
+                unsafe.append(node)
+
+        def division(node: FloorDiv) -> None:
+            if not dtype_of(node).startswith("float") and not isinstance(node.b, tirx.IntImm):
+                unsafe.append(node)
+
+        tvm_ffi.structural_walk(value, [(TensorLoad, load), ((Div, Mod, FloorDiv, FloorMod), division)])
+        return not unsafe
 
     def _varies(self, node: PrimExpr) -> bool:
         return self.lane is not None and _mentions(node, self.lane)
@@ -183,13 +238,13 @@ class _Temporaries:
     def _is_bound(self, value: PrimExpr) -> bool:
         if isinstance(value, tirx.IntImm | tirx.FloatImm):
             return True
-        return isinstance(value, TensorLoad) and hash(value.source) in self._arrays
+        return isinstance(value, TensorLoad) and hash(value.source) in self.arrays
 
     def _stored(self, value: PrimExpr) -> tuple[tirx.Stmt, PrimExpr]:
         varies = self._varies(value)
         buffer = tirx.decl_buffer((self.width if varies else 1,), dtype_of(value), "t")
         self.allocations.append(tirx.AllocBuffer(buffer))
-        self._arrays.add(hash(buffer))
+        self.arrays.add(hash(buffer))
         index = [self.lane if varies else tirx.const(0, "int32")]
         return tirx.BufferStore(buffer, value, index), tirx.BufferLoad(buffer, index)
 
@@ -222,7 +277,7 @@ def _sites(value: PrimExpr, chosen: Callable[[Call], bool]) -> tuple[PrimExpr, l
         return node
 
     def call(node: Call) -> PrimExpr:
-        if getattr(node.op, "name", "").endswith("if_then_else"):
+        if _is_if(node):
             guard(node.args[0], (node.args[1], node.args[2]), True)
         if not chosen(node):
             return node
@@ -236,8 +291,21 @@ def _sites(value: PrimExpr, chosen: Callable[[Call], bool]) -> tuple[PrimExpr, l
     return rest, list(sites.values())
 
 
+def _paths(sites: Sequence[_Site]) -> list[list[_Guard]]:
+    """All guards of each site, from the outside in."""
+    paths: dict[int, list[_Guard]] = {}
+    for site in reversed(sites):  # a call stands after those in its arguments
+        outer = [] if site.outer is None else paths[hash(site.outer.variable)]
+        paths[hash(site.variable)] = [*outer, *reversed(site.guards)]
+    return [paths[hash(site.variable)] for site in sites]
+
+
 def _without_lets(value: PrimExpr) -> PrimExpr:
     return tvm_ffi.structural_map(value, (tirx.Let, lambda let: replace_variables(let.body, {let.var: let.value})))
+
+
+def _is_if(call: Call) -> bool:
+    return getattr(call.op, "name", "").endswith("if_then_else")
 
 
 def _mentions(node: PrimExpr, variable: tirx.Var) -> bool:
