@@ -64,7 +64,9 @@ def assemble_host(
             symbols[digest] = f"stage{len(symbols)}_{re.sub(r'[^0-9A-Za-z_]+', '_', stage.name)[-40:].strip('_')}"
             functions[symbols[digest]] = stage.draft.func
     progress(f"LLVM: {len(functions)} functions for {len(stages)} stages")
-    module = build_cpu(functions, target)
+    unscheduled: list[tuple[str, str]] = []
+    module = build_cpu(functions, target, report=unscheduled)
+    decisions = (*decisions, *(Decision("host", name, False, f"no schedule: {why}") for name, why in unscheduled))
     with tempfile.TemporaryDirectory(prefix="souffle-llvm-") as folder:
         library = Path(folder) / "network.so"
         module.export_library(str(library))
