@@ -228,3 +228,16 @@ def test_without_a_cuda_compiler_text_is_still_to_be_had(monkeypatch: pytest.Mon
     with pytest.raises(CompilerNotFoundError, match="cubin=False"):
         souffle.compile(model(), target="cuda", arch="sm_90")
     assert agrees(souffle.compile(model(), **CUDA)(inputs()))
+
+
+def test_an_output_that_is_a_scalar_constant_on_the_host() -> None:
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [3])
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [3])
+    c = onnx.helper.make_tensor_value_info("c", onnx.TensorProto.FLOAT, [])
+    value = onnx.numpy_helper.from_array(np.float32(2.5), "value")
+    nodes = [onnx.helper.make_node("Neg", ["x"], ["y"]), onnx.helper.make_node("Constant", [], ["c"], value=value)]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(nodes, "g", [x], [y, c]), opset_imports=[onnx.helper.make_opsetid("", 17)]
+    )
+    outputs = souffle.compile(model, target="cpu")({"x": np.ones(3, np.float32)})
+    assert outputs["c"].shape == () and outputs["c"] == np.float32(2.5)

@@ -91,7 +91,9 @@ class HostNetwork:
                 ) from error
         for buffer in plan.buffers:
             if buffer.kind == "constant":
-                self._tensors.append(tvm.runtime.tensor(np.ascontiguousarray(plan.constants[buffer.name])))
+                # ascontiguousarray makes a scalar one-dimensional
+                held = np.ascontiguousarray(plan.constants[buffer.name]).reshape(buffer.shape)
+                self._tensors.append(tvm.runtime.tensor(held))
             elif buffer.kind == "workspace":
                 self._tensors.append(None)
             else:
