@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 from tvm import tirx
 from tvm.ir import Call
 
 from souffle.program import TE, ProgramError
+from souffle.program.shared import OncePer
 from souffle.tvm_compat import bounded_analyzer, const_int, is_load, load_indices, load_tensor, reduce_node
 
 __all__ = ["UNKNOWN", "Expression", "Node", "Path", "Region", "expression_of"]
@@ -192,15 +192,12 @@ def _product(extents: Iterable[int]) -> int:
     return total
 
 
-_known: WeakKeyDictionary[TE, Expression] = WeakKeyDictionary()
+_once: OncePer[Expression] = OncePer()
 
 
 def expression_of(te: TE) -> Expression:
-    """The expression of `te`, found once for each TE object."""
-    found = _known.get(te)
-    if found is None:
-        found = _known[te] = _Builder(te).build()
-    return found
+    """The expression of `te`, found once for all TEs of one ``te.ComputeOp``."""
+    return _once(te.op, lambda: _Builder(te).build())
 
 
 class _Builder:

@@ -12,7 +12,7 @@ from tvm.ir import Call
 from tvm.relax.expr import TEPlaceholderOp
 
 from souffle.errors import UnsupportedOperatorError
-from souffle.frontend.indices import Expression, narrowed, refreshed
+from souffle.frontend.indices import narrowed
 from souffle.frontend.lowering import Step, Template
 from souffle.frontend.naming import NameSupply, identifier
 from souffle.program import TE, ExternTE, Origin, Tensor, make_te
@@ -51,7 +51,7 @@ class Emitter:
     constants: dict[Tensor, np.ndarray] = field(default_factory=dict)
     _constant_tensors: dict[tuple, Tensor] = field(default_factory=dict)
     _kept_arrays: list[np.ndarray] = field(default_factory=list)
-    _expressions: dict[te.ComputeOp, Expression] = field(default_factory=dict)
+    _shared: dict[tuple, tuple[TE, tuple[int, ...]]] = field(default_factory=dict)
 
     def tensor(self, name: str, shape: Sequence[int], dtype: str) -> Tensor:
         """A new tensor with a name made from `name`."""
@@ -164,15 +164,21 @@ class Emitter:
     def _fresh_te(
         self, op: te.ComputeOp, name: str, known: dict[tuple, Tensor], inlined: Mapping, origin: Origin
     ) -> TE:
-        if op not in self._expressions:
-            self._expressions[op] = narrowed(op, inlined)
-        expression = refreshed(self._expressions[op])
-        reads = [(source, known[source.op, source.value_index]) for source in op.input_tensors]
-        outputs = None
-        if op.num_outputs > 1:
-            shape = tuple(const_int(axis.dom.extent) for axis in expression.axes)
-            outputs = [self.tensor(f"{name}_{k}", shape, str(op.output(k).dtype)) for k in range(op.num_outputs)]
-        return make_te(name, expression.axes, expression.bodies, reads, origin, outputs)
+        sources = [known[source.op, source.value_index] for source in op.input_tensors]
+        # The same expression, where the same ones of its operands are one tensor, is one te.ComputeOp.
+        key = (op, tuple(sources.index(tensor) for tensor in sources))
+        if key not in self._shared:
+            expression = narrowed(op, inlined)
+            reads = zip(op.input_tensors, sources, strict=True)
+            first = make_te(name, expression.axes, expression.bodies, list(reads), origin)
+            self._shared[key] = first, tuple(sources.index(tensor) for tensor in first.inputs)
+        first, order = self._shared[key]
+        single = len(first.outputs) == 1
+        outputs = tuple(
+            self.tensor(f"{name}_{k}", t.shape, t.dtype) if not single else Tensor(name, t.shape, t.dtype)
+            for k, t in enumerate(first.outputs)
+        )
+        return replace(first, name=name, inputs=tuple(sources[i] for i in order), outputs=outputs, origin=origin)
 
 
 def _check_self_contained(step: Step, origin: Origin) -> None:

@@ -26,7 +26,7 @@ from souffle.tvm_compat import (
     substitute,
 )
 
-__all__ = ["Expression", "narrowed", "refreshed"]
+__all__ = ["Expression", "narrowed"]
 
 _LIMIT = 2**31
 
@@ -79,19 +79,6 @@ def narrowed(op: te.ComputeOp, scalars: Mapping[te.Operation, PrimExpr]) -> Expr
         return _as_type(_simplified(_retyped(expression, mapping), axes), dtype)
 
     return _rebuilt(tuple(op.axis), tuple(op.reduce_axis), tuple(op.body), types, rewrite, narrow)
-
-
-def refreshed(expression: Expression) -> Expression:
-    """`expression` over axes of its own.
-
-    Nodes that share a template must not share variables, or transformations that merge them would mix them up.
-    """
-
-    def rewrite(part: PrimExpr, dtype: str, mapping: Mapping, axes: Sequence[tirx.IterVar]) -> PrimExpr:
-        return substitute(part, mapping)
-
-    types = [_dtype(body) for body in expression.bodies]
-    return _rebuilt(expression.axes, expression.reduce_axes, expression.bodies, types, rewrite, False)
 
 
 def _rebuilt(axes, reduce_axes, bodies, types: Sequence[str], rewrite: Callable, narrow: bool) -> Expression:

@@ -12,9 +12,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from tvm import te, tirx
+from tvm.ir import Range
 
 from souffle.errors import SouffleError
-from souffle.tvm_compat import compute_op, const_int, largest_value, load_tensor, loads, map_bodies, reduce_node
+from souffle.tvm_compat import (
+    compute_op,
+    const_int,
+    largest_value,
+    load_tensor,
+    loads,
+    map_bodies,
+    reduce_node,
+    substitute,
+)
 
 __all__ = ["ExternTE", "Origin", "ProgramError", "TE", "Tensor", "make_te"]
 
@@ -166,9 +176,12 @@ class TE:
         return self.placeholders[self.inputs.index(tensor)]
 
     def on(self, arguments: Sequence[te.Tensor], name: str | None = None) -> tuple[te.Tensor, ...]:
-        """The same expression over other ``te.Tensor`` s: ``op`` rebuilt to read ``arguments[i]`` for input ``i``."""
+        """The same expression over other ``te.Tensor`` s: ``op`` rebuilt to read ``arguments[i]`` for input ``i``.
+
+        Over axes of its own too: TEs may share an expression, and TensorIR wants every variable defined once.
+        """
         bodies = map_bodies(self.op.body, lambda load: _reload(load, self.placeholders, arguments))
-        op = compute_op(name or self.name, self.axes, bodies, self.op.tag)
+        op = compute_op(name or self.name, *with_fresh_axes(self.axes, bodies), self.op.tag)
         return tuple(op.output(i) for i in range(op.num_outputs))
 
     def with_inputs(self, inputs: Sequence[Tensor]) -> TE:
@@ -197,6 +210,36 @@ class ExternTE:
 
     def __repr__(self) -> str:
         return f"ExternTE({self.name})"
+
+
+def with_fresh_axes(axes: Sequence[tirx.IterVar], bodies: Sequence) -> tuple[list[tirx.IterVar], list]:
+    """An expression over new axes, data-parallel and reduction, of the same ranges."""
+    new_axes = [_fresh(axis, {}) for axis in axes]
+    mapping = {old.var: new.var for old, new in zip(axes, new_axes, strict=True)}
+    first = reduce_node(bodies[0])
+    if first is None:
+        return new_axes, [substitute(body, mapping) for body in bodies]
+    new_reduce = [_fresh(axis, mapping) for axis in first.axis]
+    mapping |= {old.var: new.var for old, new in zip(first.axis, new_reduce, strict=True)}
+    sources = [substitute(source, mapping) for source in first.source]
+    condition = substitute(first.condition, mapping)
+    init = [substitute(value, mapping) for value in first.init]
+    whole = tirx.Reduce(first.combiner, sources, new_reduce, condition, 0, init)
+    # The outputs of one reduction of tuples must share its sources.
+    rest = [tirx.Reduce(whole.combiner, whole.source, whole.axis, whole.condition, k, whole.init)
+            for k in range(1, len(bodies))]  # fmt: skip
+    if first.value_index:
+        raise ProgramError("the first body of a reduction of tuples must be its first value")
+    return new_axes, [whole, *rest]
+
+
+def _fresh(axis: tirx.IterVar, mapping: Mapping[tirx.Var, object]) -> tirx.IterVar:
+    extent = axis.dom.extent
+    if mapping and not isinstance(extent, tirx.IntImm):
+        dom = Range.from_min_extent(substitute(axis.dom.min, mapping), substitute(extent, mapping))
+    else:
+        dom = axis.dom
+    return tirx.IterVar(dom, tirx.Var(axis.var.name, axis.var.ty), axis.iter_type, axis.thread_tag)
 
 
 def _reload(load, placeholders: Sequence[te.Tensor], arguments: Sequence[te.Tensor]):

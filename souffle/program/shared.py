@@ -1,0 +1,38 @@
+"""Work done once for TEs that share one expression, as the repeated layers and steps of a network do."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+__all__ = ["OncePer"]
+
+Result = TypeVar("Result")
+
+
+class OncePer(Generic[Result]):
+    """Results by key; the least recently used are forgotten beyond a number.
+
+    Keys may hold ``te.ComputeOp`` s: TVM compares them by identity, and a key keeps its object alive, so an address is
+    never mistaken for another.
+
+    Parameters
+    ----------
+    limit : int
+        Results kept.
+    """
+
+    def __init__(self, limit: int = 8192) -> None:
+        self._limit = limit
+        self._known: OrderedDict[Hashable, Result] = OrderedDict()
+
+    def __call__(self, key: Hashable, find: Callable[[], Result]) -> Result:
+        """The result for `key`; ``find()`` where it is not known."""
+        if key in self._known:
+            self._known.move_to_end(key)
+            return self._known[key]
+        result = self._known[key] = find()
+        if len(self._known) > self._limit:
+            self._known.popitem(last=False)
+        return result
