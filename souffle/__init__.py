@@ -15,12 +15,13 @@ _LAZY = {
     "compile": "souffle.api",
     "load": "souffle.loading",
     "import_onnx": "souffle.frontend",
+    "from_te": "souffle.frontend",
     "analyze": "souffle.analysis",
     "transform": "souffle.transform",
     "TEProgram": "souffle.program",
 }
 
-__all__ = ["SouffleError", "TEProgram", "analyze", "compile", "import_onnx", "load", "transform"]
+__all__ = ["SouffleError", "TEProgram", "analyze", "compile", "from_te", "import_onnx", "load", "transform"]
 
 
 def __getattr__(name: str) -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,13 +14,20 @@ from souffle.codegen.plan import Plan
 from souffle.decision import Decision
 from souffle.errors import OptionError
 from souffle.kernel import cuda_target, lowering_problem
-from souffle.partition import Subprogram, one_kernel_per_stage, partition_persistent, partition_souffle
+from souffle.partition import (
+    Subprogram,
+    loops_beyond_a_wave,
+    one_kernel_per_stage,
+    partition_persistent,
+    partition_souffle,
+)
 from souffle.program import TEProgram
+from souffle.schedule.drafts import cached_scheduler
 from souffle.schedule.form import JoinPolicy, form_stages
 from souffle.schedule.gpu.answer import gpu_scheduler
 from souffle.schedule.gpu.device import GpuDevice, device_for
-from souffle.schedule.stage import Stage
-from souffle.transform import horizontal, mixed_precision, vertical
+from souffle.schedule.stage import Stage, Unit, flat_stages
+from souffle.transform import horizontal, mixed_precision, roll, vertical
 
 __all__ = ["LEVELS", "Level", "check_options", "compile_cuda", "compile_host", "transform_program"]
 
@@ -37,7 +44,7 @@ class Level:
     vertical : bool
         One-relies-on-one chains become one, and join their neighbours' stages across operators (§6.2).
     merge : bool
-        One kernel per subprogram, with grid syncs (§5.4, §6.4).
+        One kernel per subprogram, with grid syncs (§5.4, §6.4); repeated layers and steps are loops in it.
     reuse : bool
         Tensors stay on chip across operators, weights are loaded ahead of barriers (§6.5).
     summary : str
@@ -127,15 +134,27 @@ def compile_cuda(
     program = hook("frontend", program)
     progress("transforming")
     program, decided = transform_program(program, chosen, precision, hook)
-    analysis = hook("analysis", analyze(program))
-    progress(f"scheduling {len(program.tes)} TEs")
-    scheduler = gpu_scheduler(device, lambda schedule: lowering_problem(schedule, target))
+    scheduler = cached_scheduler(gpu_scheduler(device, lambda schedule: lowering_problem(schedule, target)))
     policy = JoinPolicy(across_operators=chosen.vertical, rowwise_across_operators=chosen.reuse)
-    stages, joined = form_stages(program, analysis, scheduler, policy)
-    stages = hook("schedule", stages)
-    progress(f"lowering {len(stages)} stages")
-    functions, names = lower_stages(stages, target)
-    shared = [max(f.shared_bytes for f in functions[stage]) for stage in stages]
+    unwanted: dict[str, str] = {}
+    while True:
+        rolled, loops = roll(program, unwanted) if chosen.merge else (program, ())
+        rolled = hook("roll", rolled)
+        analysis = hook("analysis", analyze(rolled.expanded()))
+        progress(f"scheduling {len(rolled.tes)} TEs")
+        stages, joined = form_stages(rolled, analysis, scheduler, policy)
+        stages = hook("schedule", stages)
+        progress(f"lowering {len(stages)} stages")
+        functions, names = lower_stages(flat_stages(stages), target)
+        shared = {stage: max(f.shared_bytes for f in functions[stage]) for stage in functions}
+        # A loop that the paper's rule would cut is taken apart: each of its kernels ends and begins as in one step.
+        beyond = loops_beyond_a_wave(stages, device, shared) if partition == "souffle" else {}
+        if not beyond:
+            break
+        unwanted |= beyond
+    program = analysis.program
+    unrolled = [Decision("roll", name, False, reason) for name, reason in unwanted.items()]
+    decided = (*decided, *loops, *unrolled)
     subprograms, cuts = hook("partition", _partition(stages, chosen, partition, device, shared))
     progress(f"merging into {len(subprograms)} kernels")
     options = Options(level, precision, partition, arch, chosen.reuse, cubin, cache_dir)
@@ -158,15 +177,16 @@ def compile_host(
     program = hook("frontend", program)
     progress("transforming")
     program, decided = transform_program(program, chosen, precision, hook)
-    analysis = hook("analysis", analyze(program))
+    analysis = hook("analysis", analyze(program.expanded()))
     policy = JoinPolicy(across_operators=chosen.vertical, rowwise_across_operators=False)
     stages, joined = form_stages(program, analysis, host_scheduler, policy)
     stages = hook("schedule", stages)
+    program = analysis.program
     return assemble_host(program, analysis, stages, (*decided, *joined), level, precision, progress)
 
 
 def _partition(
-    stages: tuple[Stage, ...], level: Level, partition: str, device: GpuDevice, shared: list[int]
+    stages: tuple[Unit, ...], level: Level, partition: str, device: GpuDevice, shared: Mapping[Stage, int]
 ) -> tuple[tuple[Subprogram, ...], tuple[Decision, ...]]:
     if not level.merge:
         return one_kernel_per_stage(stages)

@@ -18,10 +18,12 @@ __all__ = [
     "PrimExpr",
     "bounded_analyzer",
     "check_tvm_pair",
+    "choice_parts",
     "compute_op",
     "const_int",
     "dtype_of",
     "fresh_axis",
+    "is_choice",
     "is_load",
     "largest_value",
     "load_indices",
@@ -30,11 +32,13 @@ __all__ = [
     "map_bodies",
     "map_constants",
     "map_loads",
+    "map_outermost",
     "primfunc_from_tensors",
     "reduce_node",
     "same_expression",
     "silence_tvm_logging",
     "structural_digest",
+    "structural_key",
     "substitute",
     "variables",
 ]
@@ -85,6 +89,7 @@ PrimExpr = Any
 """A TVM scalar expression. TVM 0.27 has no common Python base class for all of them."""
 
 _TENSOR_LOAD = "te.tensor_load"
+_IF_THEN_ELSE = "prim.if_then_else"
 
 
 def silence_tvm_logging() -> None:
@@ -111,6 +116,8 @@ def load_indices(load: Call) -> tuple[PrimExpr, ...]:
 def loads(expression: PrimExpr) -> list[Call]:
     """All loads in `expression`, inner before outer, in the order of its text; repeated ones repeat."""
     found: list[Call] = []
+    if isinstance(expression, (tirx.Var, tirx.IntImm)):
+        return found
 
     def collect(call: Call) -> None:
         if is_load(call):
@@ -123,6 +130,29 @@ def loads(expression: PrimExpr) -> list[Call]:
 def map_loads(expression: PrimExpr, rewrite: Callable[[Call], PrimExpr]) -> PrimExpr:
     """Replace every load in `expression` by ``rewrite(load)``, inner loads first."""
     return tvm_ffi.structural_map(expression, (Call, lambda call: rewrite(call) if is_load(call) else call))
+
+
+def is_choice(node: Any) -> bool:
+    """Whether `node` is one of two values by a condition: ``if_then_else`` or ``Select``."""
+    if isinstance(node, tirx.Select):
+        return True
+    return isinstance(node, Call) and getattr(node.op, "name", None) == _IF_THEN_ELSE
+
+
+def choice_parts(choice: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
+    """The condition of a choice, its value where that holds, and its value elsewhere."""
+    if isinstance(choice, tirx.Select):
+        return choice.condition, choice.true_value, choice.false_value
+    return tuple(choice.args)
+
+
+def map_outermost(expression: PrimExpr, rewrite: Callable[[PrimExpr], PrimExpr]) -> PrimExpr:
+    """Replace each choice and each load of `expression` that is in no other one by ``rewrite(it)``."""
+
+    def call(node: Call, mutator: Any) -> PrimExpr:
+        return rewrite(node) if is_load(node) or is_choice(node) else mutator.default_mutate(node)
+
+    return tvm_ffi.structural_mutate(expression, [(tirx.Select, lambda node, _: rewrite(node)), (Call, call)])
 
 
 def map_bodies(bodies: Sequence[PrimExpr], rewrite: Callable[[Call], PrimExpr]) -> list[PrimExpr]:
@@ -223,6 +253,11 @@ def reduce_node(body: PrimExpr) -> tirx.Reduce | None:
 def primfunc_from_tensors(tensors: Sequence[te.Tensor], name: str) -> tirx.PrimFunc:
     """TensorIR for a graph of TEs; parameters in the order of `tensors` (inputs, then outputs)."""
     return te.create_prim_func(list(tensors)).with_attr("global_symbol", name)
+
+
+def structural_key(expression: PrimExpr) -> Any:
+    """A dictionary key that is equal for structurally equal expressions of the same variables. Without loads."""
+    return tvm_ffi.StructuralKey(expression)
 
 
 def structural_digest(node: Any) -> str:

@@ -4,6 +4,7 @@ from souffle.analysis.access import Access, MatrixForm, Relation
 from souffle.analysis.analysis import Analysis, analyze
 from souffle.analysis.classify import Relies, is_one_to_one
 from souffle.analysis.expression import Expression, expression_of
+from souffle.analysis.fused import FusedAccess, access_of, share_elements
 from souffle.analysis.intensity import THRESHOLD, Arithmetic
 from souffle.analysis.reuse import Dependences, LiveRange, Reuse
 
@@ -14,12 +15,15 @@ __all__ = [
     "Arithmetic",
     "Dependences",
     "Expression",
+    "FusedAccess",
     "LiveRange",
     "MatrixForm",
     "Relation",
     "Relies",
     "Reuse",
+    "access_of",
     "analyze",
     "expression_of",
     "is_one_to_one",
+    "share_elements",
 ]

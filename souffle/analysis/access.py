@@ -10,15 +10,16 @@ from souffle.analysis.counting import PointCounter
 from souffle.analysis.expression import Expression, Path, expression_of
 from souffle.analysis.quasi_affine import AffineView
 from souffle.analysis.text import describe_read
-from souffle.program import TE, ExternTE, Tensor
+from souffle.program import TE, ExternTE, Loop, Tensor
 
-__all__ = ["Access", "MatrixForm", "Read", "Relation", "reads", "relation"]
+__all__ = ["Access", "MatrixForm", "Read", "Relation", "reads", "relation", "whole_relation"]
 
 _DATA_INDEX = "an index depends on data"
 _NOT_AFFINE = "an index is not quasi-affine"
 _CONDITION = "a condition depends on data or is not quasi-affine"
 _BUDGET = "isl ran out of its operation budget"
 _EXTERN = "the operator has no tensor expression"
+_LOOP = "a loop may read all of it, in one step or another"
 
 
 @dataclass(frozen=True)
@@ -89,12 +90,13 @@ def relation(expression: Expression, position: int) -> Relation:
     found = isl.within_budget(lambda: _relation(expression, position))
     if found is not None:
         return found
-    return _whole(expression.axes, expression.reduce_axes, expression.inputs[position][0], _BUDGET)
+    return whole_relation(expression.axes, expression.reduce_axes, expression.inputs[position][0], _BUDGET)
 
 
-def _whole(
+def whole_relation(
     axes: tuple[tuple[int, int], ...], reduce_axes: tuple[tuple[int, int], ...], shape: tuple[int, ...], reason: str
 ) -> Relation:
+    """Every output element to every input element, because of `reason`."""
     everything: list[None] = [None] * len(shape)
     elements = isl.map_to(isl.box(axes), everything, shape)
     points = isl.map_to(isl.box(axes + reduce_axes), everything, shape)
@@ -214,12 +216,12 @@ class Access:
 
     Attributes
     ----------
-    te : TE or ExternTE
+    te : TE, ExternTE or Loop
     position : int
         Which of ``te.inputs``.
     """
 
-    te: TE | ExternTE
+    te: TE | ExternTE | Loop
     position: int
 
     @property
@@ -230,9 +232,10 @@ class Access:
     @cached_property
     def relation(self) -> Relation:
         """The relation without names, shared by equal TEs."""
-        if isinstance(self.te, ExternTE):
+        if isinstance(self.te, (ExternTE, Loop)):
             shape = self.te.outputs[0].shape
-            return _whole(tuple((0, extent) for extent in shape), (), self.tensor.shape, _EXTERN)
+            reason = _LOOP if isinstance(self.te, Loop) else _EXTERN
+            return whole_relation(tuple((0, extent) for extent in shape), (), self.tensor.shape, reason)
         return relation(expression_of(self.te), self.position)
 
     @property
@@ -264,6 +267,17 @@ class Access:
         return isinstance(self.te, TE) and _single_valued(expression_of(self.te), self.position)
 
     @property
+    def bijective(self) -> bool:
+        """Whether each output element reads one element of this input, each another, and all of them are read.
+
+        Where data decides whether an element is read, as if it always were.
+        """
+        if self.te.outputs[0].size != self.tensor.size:
+            return False
+        bounds = [(0, extent) for extent in self.te.outputs[0].shape]
+        return isl.is_bijection(self.relation.elements, bounds)
+
+    @property
     def matrix_form(self) -> MatrixForm | None:
         """``M v + c`` where the access is one affine function of the output index; otherwise ``None``."""
         return _matrix_form(expression_of(self.te), self.position) if isinstance(self.te, TE) else None
@@ -271,7 +285,7 @@ class Access:
     @property
     def footprint(self) -> isl.Set:
         """The elements of the input that are read at all, named by the tensor."""
-        if isinstance(self.te, ExternTE):
+        if isinstance(self.te, (ExternTE, Loop)):
             return isl.named_set(isl.box([(0, extent) for extent in self.tensor.shape]), self.tensor.name)
         return isl.named_set(_footprint(expression_of(self.te), self.position), self.tensor.name)
 
@@ -301,7 +315,7 @@ class Access:
 
     def __str__(self) -> str:
         """As the paper writes it, one line for each read: ``O0[i, j] → I0[i, rk], 0 ≤ rk < 64``."""
-        if isinstance(self.te, ExternTE):
+        if isinstance(self.te, (ExternTE, Loop)):
             star = ", ".join("*" for _ in self.tensor.shape)
             return f"{self.te.outputs[0].name}[...] → {self.tensor.name}[{star}]"
         expression = expression_of(self.te)

@@ -8,9 +8,10 @@ from functools import cached_property
 
 from souffle.analysis.access import Access
 from souffle.analysis.classify import Relies, relies_on, relies_on_input
+from souffle.analysis.fused import access_of
 from souffle.analysis.intensity import Arithmetic
 from souffle.analysis.reuse import Dependences, LiveRange, Reuse, find_live_ranges, find_reuse
-from souffle.program import TE, ExternTE, Tensor, TEProgram
+from souffle.program import TE, ExternTE, FusedTE, Loop, Tensor, TEProgram, body_program
 
 __all__ = ["Analysis", "analyze"]
 
@@ -29,12 +30,20 @@ class Analysis:
     program: TEProgram
 
     @cached_property
-    def _accesses(self) -> dict[tuple[TE | ExternTE, int], Access]:
-        return {(te, i): Access(te, i) for te in self.program.tes for i in range(len(te.inputs))}
+    def _accesses(self) -> dict[tuple[TE | FusedTE | ExternTE, int], Access]:
+        return {(te, i): access_of(te, i) for te in self.program.tes for i in range(len(te.inputs))}
 
     @cached_property
-    def _arithmetic(self) -> dict[TE | ExternTE, Arithmetic]:
+    def _arithmetic(self) -> dict[TE | FusedTE | ExternTE, Arithmetic]:
         return {te: Arithmetic(te) for te in self.program.tes}
+
+    @cached_property
+    def _inside(self) -> dict[Loop, Analysis]:
+        return {item: Analysis(body_program(item)) for item in self.program.tes if isinstance(item, Loop)}
+
+    def inside(self, loop: Loop) -> Analysis:
+        """The analysis of one step of a loop."""
+        return self._inside[loop]
 
     @cached_property
     def dependences(self) -> Dependences:
@@ -51,42 +60,45 @@ class Analysis:
         """When each tensor is alive, as positions in the program's order."""
         return find_live_ranges(self.program)
 
-    def access(self, te: TE | ExternTE, position: int) -> Access:
+    def access(self, te: TE | FusedTE | ExternTE, position: int) -> Access:
         """How `te` reads its input number `position`."""
         return self._accesses[te, position]
 
-    def accesses(self, te: TE | ExternTE) -> tuple[Access, ...]:
+    def accesses(self, te: TE | FusedTE | ExternTE) -> tuple[Access, ...]:
         """How `te` reads each of its inputs."""
         return tuple(self._accesses[te, position] for position in range(len(te.inputs)))
 
-    def relies(self, te: TE | ExternTE, position: int | None = None) -> Relies:
+    def relies(self, te: TE | FusedTE | ExternTE, position: int | None = None) -> Relies:
         """One-relies-on-one or one-relies-on-many: of a TE, or of one of its inputs."""
         return relies_on(te) if position is None else relies_on_input(self.access(te, position))
 
-    def arithmetic(self, te: TE | ExternTE) -> Arithmetic:
+    def arithmetic(self, te: TE | FusedTE | ExternTE) -> Arithmetic:
         """Operations, elements accessed and their ratio."""
         return self._arithmetic[te]
 
-    def is_compute_intensive(self, te: TE | ExternTE) -> bool:
+    def is_compute_intensive(self, te: TE | FusedTE | ExternTE) -> bool:
         """Whether its ratio of arithmetic to memory accesses reaches 3."""
         return self._arithmetic[te].compute_intensive
 
-    def depends(self, later: TE | ExternTE, earlier: TE | ExternTE) -> bool:
+    def depends(self, later: TE | FusedTE | ExternTE, earlier: TE | FusedTE | ExternTE) -> bool:
         """Whether `later` needs the result of `earlier`, directly or through others."""
         return self.dependences.depends(later, earlier)
 
-    def independent(self, one: TE | ExternTE, other: TE | ExternTE) -> bool:
+    def independent(self, one: TE | FusedTE | ExternTE, other: TE | FusedTE | ExternTE) -> bool:
         """Whether two different TEs may run in any order."""
         return self.dependences.independent(one, other)
 
     def summary(self) -> str:
         """One line of counts."""
-        kinds = [self.relies(te) for te in self.program.tes]
-        compute = sum(self.is_compute_intensive(te) for te in self.program.tes)
-        spatial = sum(reuse.spatial_bytes for reuse in self.reuse.values())
-        temporal = sum(reuse.temporal_bytes for reuse in self.reuse.values())
+        parts = [self, *self._inside.values()]
+        tes = [(part, te) for part in parts for te in part.program.tes if not isinstance(te, Loop)]
+        kinds = [part.relies(te) for part, te in tes]
+        compute = sum(part.is_compute_intensive(te) for part, te in tes)
+        spatial = sum(reuse.spatial_bytes for part in parts for reuse in part.reuse.values())
+        temporal = sum(reuse.temporal_bytes for part in parts for reuse in part.reuse.values())
+        loops = f"{len(self._inside)} loops, one step of each counted: " if self._inside else ""
         return (
-            f"{len(kinds)} TEs: {kinds.count(Relies.ONE)} one-relies-on-one, {kinds.count(Relies.MANY)} "
+            f"{loops}{len(kinds)} TEs: {kinds.count(Relies.ONE)} one-relies-on-one, {kinds.count(Relies.MANY)} "
             f"one-relies-on-many; {compute} compute-intensive; reuse of {spatial} bytes spatial, {temporal} temporal"
         )
 
@@ -95,6 +107,10 @@ class Analysis:
         for te in self.program.tes:
             outputs = ", ".join(map(repr, te.outputs))
             lines.append(f"{te.name}: {outputs}; {self.relies(te)}, {self.arithmetic(te)}")
+            if isinstance(te, Loop):
+                inner = str(self.inside(te)).splitlines()[1:]
+                lines += [f"  {te.steps} steps of", *(f"  {line}" for line in inner)]
+                continue
             for access in self.accesses(te):
                 for line in str(access).splitlines():
                     lines.append(f"  {line}{_remark(access)}")

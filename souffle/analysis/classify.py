@@ -6,7 +6,8 @@ import enum
 
 from souffle.analysis.access import Access
 from souffle.analysis.expression import expression_of
-from souffle.program import TE, ExternTE
+from souffle.analysis.fused import access_of
+from souffle.program import TE, ExternTE, FusedTE, Loop, parts_of
 
 __all__ = ["Relies", "is_one_to_one", "relies_on", "relies_on_input"]
 
@@ -26,18 +27,19 @@ def relies_on_input(access: Access) -> Relies:
     return Relies.ONE if access.single_valued else Relies.MANY
 
 
-def relies_on(te: TE | ExternTE) -> Relies:
+def relies_on(te: TE | FusedTE | ExternTE) -> Relies:
     """Of a TE: ``MANY`` if it is so of any input. A TE without inputs relies on nothing, which counts as ``ONE``."""
-    if isinstance(te, ExternTE):
+    if isinstance(te, (ExternTE, Loop)):
         return Relies.MANY
-    one = all(Access(te, position).single_valued for position in range(len(te.inputs)))
+    one = all(access_of(te, position).single_valued for position in range(len(te.inputs)))
     return Relies.ONE if one else Relies.MANY
 
 
-def is_one_to_one(te: TE | ExternTE) -> bool:
+def is_one_to_one(te: TE | FusedTE | ExternTE) -> bool:
     """Whether `te` has no reduction and each output element reads at most one element of each input.
 
     Mostly decided by the text of the expression; isl is asked only about inputs that are read at several positions
     (the branches of a concatenation read disjoint parts; ``x[i] + x[i + 1]`` does not).
     """
-    return isinstance(te, TE) and not expression_of(te).reduce_axes and relies_on(te) is Relies.ONE
+    plain = all(isinstance(part, TE) and not expression_of(part).reduce_axes for part in parts_of(te))
+    return plain and relies_on(te) is Relies.ONE

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from tvm import tirx
@@ -123,6 +124,17 @@ class Expression:
     regions: tuple[Region, ...]
     combine: tuple[int, ...]
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.axes, self.reduce_axes, self.inputs, self.nodes, self.regions, self.combine))
+
+    @cached_property
+    def _reached(self) -> dict[Region, dict[int, frozenset[Path]]]:
+        return {}
+
     @property
     def points(self) -> int:
         """Number of output elements (of one output)."""
@@ -144,6 +156,11 @@ class Expression:
         evaluated too; only the chosen branch of a choice is, and the right side of a logical ``and`` or ``or`` only
         where the left side does not decide.
         """
+        if region not in self._reached:
+            self._reached[region] = self._reach(region)
+        return self._reached[region]
+
+    def _reach(self, region: Region) -> dict[int, frozenset[Path]]:
         start: Path = frozenset((condition, True) for condition in region.conditions)
         found: dict[int, set[Path]] = {}
         for roots, path in ((region.roots, start), (region.conditions, frozenset())):

@@ -14,10 +14,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from souffle.analysis.access import Access
 from souffle.analysis.counting import PointCounter
 from souffle.analysis.expression import Expression, Node, expression_of
-from souffle.program import TE, ExternTE
+from souffle.analysis.fused import access_of
+from souffle.program import TE, ExternTE, FusedTE, Loop, parts_of
+from souffle.program.shared import OncePer
 
 __all__ = ["THRESHOLD", "Arithmetic"]
 
@@ -43,24 +44,24 @@ _NO_OPERATION = frozenset(["likely", "reinterpret"])
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The work of one TE.
+    """The work of one TE; that of a fused TE is what its parts do.
 
     Attributes
     ----------
-    te : TE or ExternTE
+    te : TE, FusedTE or ExternTE
     """
 
-    te: TE | ExternTE
+    te: TE | FusedTE | ExternTE
 
     @cached_property
     def operations(self) -> int:
         """Arithmetic operations of one evaluation of all output elements; 0 for an operator without an expression."""
-        return _work(expression_of(self.te))[0] if isinstance(self.te, TE) else 0
+        return sum(_work_of(part)[0] for part in parts_of(self.te))
 
     @cached_property
     def expensive_operations(self) -> int:
         """Those of :attr:`operations` that are costly: divisions and functions such as exp, erf, tanh, pow, sqrt."""
-        return _work(expression_of(self.te))[1] if isinstance(self.te, TE) else 0
+        return sum(_work_of(part)[1] for part in parts_of(self.te))
 
     @property
     def expensive(self) -> bool:
@@ -70,7 +71,7 @@ class Arithmetic:
     @cached_property
     def elements_read(self) -> int:
         """Distinct elements of all inputs that are read."""
-        return sum(Access(self.te, position).elements for position in range(len(self.te.inputs)))
+        return sum(access_of(self.te, position).elements for position in range(len(self.te.inputs)))
 
     @property
     def elements_written(self) -> int:
@@ -90,6 +91,16 @@ class Arithmetic:
     def __str__(self) -> str:
         kind = "compute" if self.compute_intensive else "memory"
         return f"{kind}-intensive ({self.ratio:.2f} operations per element)"
+
+
+_known: OncePer[tuple[int, int]] = OncePer()
+
+
+def _work_of(te: TE | ExternTE | Loop) -> tuple[int, int]:
+    if isinstance(te, Loop):
+        work = [_work_of(part) for item in te.body for part in parts_of(item)]
+        return te.steps * sum(all_ for all_, _ in work), te.steps * sum(costly for _, costly in work)
+    return _known(te.op, lambda: _work(expression_of(te))) if isinstance(te, TE) else (0, 0)
 
 
 @lru_cache(maxsize=4096)

@@ -16,6 +16,7 @@ __all__ = [
     "PwAff",
     "Set",
     "affine_row",
+    "are_equal",
     "axis",
     "box",
     "choose",
@@ -23,6 +24,8 @@ __all__ = [
     "count_points",
     "divide_floor",
     "first_dimensions",
+    "identity",
+    "is_bijection",
     "is_single_valued",
     "map_to",
     "modulo",
@@ -167,6 +170,26 @@ def only_inputs(relation: Map, keep: int) -> Map:
 def is_single_valued(relation: Map) -> bool:
     """Whether no point relates to two; ``False`` too where the budget runs out."""
     return bool(within_budget(relation.is_single_valued))
+
+
+def is_bijection(relation: Map, bounds: Sequence[tuple[int, int]]) -> bool:
+    """Whether every point of a box relates to one element, each to another; ``False`` where the budget runs out."""
+
+    def query() -> bool:
+        whole = box(bounds).is_subset(relation.domain())
+        return bool(whole and relation.is_single_valued() and relation.is_injective())
+
+    return bool(within_budget(query))
+
+
+def identity(dimensions: int) -> Map:
+    """Each point of a space of so many dimensions to itself."""
+    return Map.identity(islpy.Space.alloc(_CONTEXT, 0, dimensions, dimensions))
+
+
+def are_equal(one: Map, other: Map) -> bool:
+    """Whether two maps hold the same pairs; ``False`` where the budget runs out."""
+    return bool(within_budget(lambda: one.is_equal(other)))
 
 
 def first_dimensions(points_: Set, keep: int) -> Set:

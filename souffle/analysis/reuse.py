@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from souffle.analysis import isl
-from souffle.analysis.access import Access
-from souffle.program import TE, ExternTE, Tensor, TEProgram
+from souffle.analysis.fused import access_of
+from souffle.program import TE, ExternTE, FusedTE, Tensor, TEProgram
 
 __all__ = ["Dependences", "LiveRange", "Reuse", "find_live_ranges", "find_reuse"]
 
-AnyTE = TE | ExternTE
+AnyTE = TE | FusedTE | ExternTE
 
 
 class Dependences:
@@ -122,7 +122,7 @@ class Reuse:
 
 def _common(tensor: Tensor, consumers: Sequence[AnyTE]) -> int:
     """How many element reads are repetitions: the sum of what each consumer reads, less what all read together."""
-    accesses = [Access(te, te.inputs.index(tensor)) for te in consumers]
+    accesses = [access_of(te, te.inputs.index(tensor)) for te in consumers]
     counts = [access.elements for access in accesses]
     if any(access.covers for access in accesses):
         return sum(counts) - tensor.size

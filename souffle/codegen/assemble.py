@@ -17,10 +17,10 @@ from souffle.codegen.memory import place_buffers
 from souffle.codegen.nvcc import compile_cubin
 from souffle.codegen.plan import CudaModule, Kernel, Launch, Plan, Resources
 from souffle.decision import Decision
-from souffle.kernel import DeviceFunction, KernelShape, MergedKernel, lower_stage, plan_calls
+from souffle.kernel import CallPlan, DeviceFunction, KernelShape, MergedKernel, lower_stage, plan_calls
 from souffle.partition import Subprogram
 from souffle.program import Tensor, TEProgram
-from souffle.schedule.stage import Stage
+from souffle.schedule.stage import LoopStage, Stage, Unit
 
 __all__ = ["CompiledKernels", "Options", "assemble", "lower_stages", "traffic"]
 
@@ -123,7 +123,7 @@ def assemble(
         calls = plan_calls(subprogram.stages, functions, program.constants, prefetch=options.prefetch)
         number = shapes.setdefault(calls.shape, len(shapes))
         launches.append((number, calls.tensors, Subprogram(calls.stages)))
-        live.kernel(calls.stages, calls.epochs)
+        live.kernel(calls)
     kernel_names = _kernel_names(list(shapes), launches)
     modules, merged, resources = _compile(list(shapes), kernel_names, names, options, target, progress, edit)
     module_of = {kernel.name: index for index, (_, kernels) in enumerate(modules) for kernel in kernels}
@@ -137,7 +137,7 @@ def assemble(
             dynamic_shared_bytes=shape.shared_bytes,
             grid_syncs=shape.grid_syncs,
             resources=resources.get(kernel_names[i]),
-            stages=tuple(names[f] for call in shape.calls for f in call.functions),
+            stages=tuple(names[f] for f in shape.functions),
             tes=tuple(te.name for stage in first[i].stages for te in stage.tes),
         )
         for shape, i in shapes.items()
@@ -168,10 +168,17 @@ def assemble(
     return CompiledKernels(plan, merged)
 
 
-def traffic(stages: Sequence[Stage], analysis: Analysis) -> tuple[int, int]:
-    """Bytes of global memory that stages read and write: distinct elements of each tensor, counted for each stage."""
+def traffic(stages: Sequence[Unit], analysis: Analysis) -> tuple[int, int]:
+    """Bytes of global memory that stages read and write: distinct elements of each tensor, counted for each stage.
+
+    The stages of a loop count as often as they run.
+    """
     read = written = 0
     for stage in stages:
+        if isinstance(stage, LoopStage):
+            inner = traffic(stage.stages, analysis.inside(stage.loop))
+            read, written = read + stage.loop.steps * inner[0], written + stage.loop.steps * inner[1]
+            continue
         elements: dict[Tensor, int] = {}
         for te_ in stage.tes:
             for access in analysis.accesses(te_):
@@ -189,14 +196,14 @@ class _Liveness:
         self.first: dict[Tensor, int] = {}
         self.last: dict[Tensor, int] = {}
 
-    def kernel(self, stages: Sequence[Stage], epochs: Sequence[int]) -> None:
-        for stage, epoch in zip(stages, epochs, strict=True):
-            for tensor in stage.outputs:
-                self.first[tensor] = self.epoch + epoch
-                self.last[tensor] = self.epoch + epoch
-            for tensor in stage.inputs:
-                self.last[tensor] = self.epoch + epoch
-        self.epoch += max(epochs) + 1
+    def kernel(self, calls: CallPlan) -> None:
+        for touch in calls.touches:
+            if touch.writes:
+                begins = self.epoch + touch.first
+                self.first[touch.tensor] = min(begins, self.first.get(touch.tensor, begins))
+            if touch.tensor in self.first:
+                self.last[touch.tensor] = max(self.epoch + touch.last, self.last.get(touch.tensor, 0))
+        self.epoch += calls.length
 
 
 def _kernel_names(shapes: Sequence[KernelShape], launches) -> list[str]:
@@ -238,7 +245,7 @@ def _compile(
 
 
 def _weight(shape: KernelShape) -> int:
-    return len({f for call in shape.calls for f in call.functions}) + len(shape.calls) // 8
+    return len(set(shape.functions)) + len(shape.functions) // 8
 
 
 def _identifier(name: str) -> str:

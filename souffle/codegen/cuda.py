@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import tvm
 
+from souffle.kernel.calls import KernelShape
 from souffle.kernel.lower import DeviceFunction
-from souffle.kernel.merge import PREFETCH_FUNCTION, KernelShape, MergedKernel, merge
+from souffle.kernel.merge import CHOICE_FUNCTION, OFFSET_FUNCTION, PREFETCH_FUNCTION, MergedKernel, merge
 
 __all__ = ["emit_cuda"]
 
@@ -22,6 +23,15 @@ static __device__ __forceinline__ int {PREFETCH_FUNCTION}(const void* data, int6
   return 0;
 }}
 """
+_STEP_TEXT = f"""
+template <typename T> static __device__ __forceinline__ T* {OFFSET_FUNCTION}(T* data, int64_t elements) {{
+  return data + elements;
+}}
+template <typename T> static __device__ __forceinline__ T* {CHOICE_FUNCTION}(bool condition, T* one, T* other) {{
+  return condition ? one : other;
+}}
+"""
+_HELPERS = (((PREFETCH_FUNCTION,), _PREFETCH_TEXT), ((OFFSET_FUNCTION, CHOICE_FUNCTION), _STEP_TEXT))
 
 
 @tvm.register_global_func("tvm_callback_cuda_compile", override=True)
@@ -48,7 +58,7 @@ def emit_cuda(
     merged : tuple of MergedKernel
         The kernels' TensorIR.
     """
-    used = list(dict.fromkeys(f for _, shape in kernels for call in shape.calls for f in call.functions))
+    used = list(dict.fromkeys(f for _, shape in kernels for f in shape.functions))
     global_vars = {function: tvm.ir.GlobalVar(names[function]) for function in used}
     functions = {gv: f.func.with_attr("global_symbol", gv.name_hint) for f, gv in global_vars.items()}
     merged = tuple(merge(name, shape, global_vars) for name, shape in kernels)
@@ -56,7 +66,7 @@ def emit_cuda(
         functions[tvm.ir.GlobalVar(kernel.name)] = kernel.func
     module = tvm.tirx.transform.LowerIntrin()(tvm.IRModule(functions))
     text = tvm.get_global_func("target.build.cuda")(module, target).inspect_source()
-    calls = [names[f] for _, shape in kernels for call in shape.calls for f in call.functions]
+    calls = [names[f] for _, shape in kernels for f in shape.functions]
     for name in dict.fromkeys(calls):
         # Code that several places call stays one copy; code called once is the kernel's own.
         keyword = "__noinline__" if calls.count(name) > 1 else "__forceinline__"
@@ -64,8 +74,9 @@ def emit_cuda(
     if "cuda::barrier" not in text:
         # TVM asks for this header with every grid sync; it is not needed and takes nvcc a second.
         text = text.replace("#include <cuda/barrier>\n", "")
-    if PREFETCH_FUNCTION in text:
-        first = re.search(r"^static __device__", text, re.MULTILINE)
-        at = first.start() if first else 0
-        text = text[:at] + _PREFETCH_TEXT.lstrip() + text[at:]
+    for functions_of, helper in _HELPERS:
+        if any(name in text for name in functions_of):
+            first = re.search(r"^static __device__|^template", text, re.MULTILINE)
+            at = first.start() if first else 0
+            text = text[:at] + helper.lstrip() + text[at:]
     return text, merged

@@ -85,7 +85,8 @@ class Kernel:
         Threads of a block, one-dimensional.
     dynamic_shared_bytes : int
     grid_syncs : int
-        Grid-wide barriers in its text. With any, the launch must be cooperative and all blocks resident at once.
+        Grid-wide barriers of one launch, those in a loop counted for each step. With any, the launch must be
+        cooperative and all blocks resident at once.
     resources : Resources or None
     stages : tuple of str
         The names of its stages, in order.

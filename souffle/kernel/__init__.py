@@ -1,14 +1,17 @@
 """From scheduled stages to one TensorIR kernel."""
 
+from souffle.kernel.calls import CallPlan, KernelShape, LoopCall, Place, StageCall, plan_calls
 from souffle.kernel.lower import DeviceFunction, LoweringError, cuda_target, lower_stage, lowering_problem
-from souffle.kernel.merge import CallPlan, KernelShape, MergedKernel, StageCall, merge, plan_calls
+from souffle.kernel.merge import MergedKernel, merge
 
 __all__ = [
     "CallPlan",
     "DeviceFunction",
     "KernelShape",
+    "LoopCall",
     "LoweringError",
     "MergedKernel",
+    "Place",
     "StageCall",
     "cuda_target",
     "lower_stage",

@@ -8,7 +8,8 @@
                                   for it: tile = it * num_blocks + blockIdx.x; if tile < tiles_B: B(tile, tid, b, c)
 
 Legal for every grid of at least one block that is on the device at once: each stage computes all its tiles, and every
-pair of stages that touch one tensor, at least one of them writing, has a grid sync between.
+pair of stages that touch one tensor, at least one of them writing, has a grid sync between. A loop over stages is a
+loop in the kernel, with a grid sync between its steps; each step passes its stages its own parts of the tensors.
 """
 
 from __future__ import annotations
@@ -20,69 +21,11 @@ import tvm
 from tvm import tirx
 from tvm.backend.cuda.op import cuda_grid_sync
 
+from souffle.kernel.calls import KernelShape, LoopCall, Place, StageCall
 from souffle.kernel.lower import DeviceFunction, LoweringError
-from souffle.program import Tensor
-from souffle.schedule.stage import Stage
+from souffle.tvm_compat import PrimExpr
 
-__all__ = ["CallPlan", "KernelShape", "MergedKernel", "StageCall", "merge", "plan_calls"]
-
-
-@dataclass(frozen=True)
-class StageCall:
-    """One stage of a kernel.
-
-    Attributes
-    ----------
-    functions : tuple of DeviceFunction
-        What :func:`souffle.kernel.lower.lower_stage` gave for it.
-    arguments : tuple of int
-        For each parameter of the stage, which parameter of the kernel.
-    sync_before : bool
-        Whether a grid sync stands before it.
-    prefetch : tuple of int
-        Parameters of the kernel whose tensors are asked into the L2 cache before the barrier that this stage waits at
-        (level V4, paper §6.5).
-    """
-
-    functions: tuple[DeviceFunction, ...]
-    arguments: tuple[int, ...]
-    sync_before: bool
-    prefetch: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class KernelShape:
-    """A kernel up to the tensors that it is launched with: equal shapes are one kernel launched several times.
-
-    Attributes
-    ----------
-    calls : tuple of StageCall
-    parameters : tuple of (str, int)
-        Type and bytes of each tensor parameter.
-    """
-
-    calls: tuple[StageCall, ...]
-    parameters: tuple[tuple[str, int], ...]
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return max(f.threads for call in self.calls for f in call.functions)
-
-    @property
-    def tiles(self) -> int:
-        """Most tiles of a stage."""
-        return max(f.tiles for call in self.calls for f in call.functions)
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory: all stages use one pool from its start."""
-        return max(f.shared_bytes for call in self.calls for f in call.functions)
-
-    @property
-    def grid_syncs(self) -> int:
-        """Grid-wide barriers."""
-        return sum(call.sync_before for call in self.calls)
+__all__ = ["CHOICE_FUNCTION", "OFFSET_FUNCTION", "PREFETCH_FUNCTION", "MergedKernel", "merge"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,72 +45,14 @@ class MergedKernel:
     shape: KernelShape
 
 
-@dataclass(frozen=True, eq=False)
-class CallPlan:
-    """The stages of a kernel in the order to run, and what its first launch is given.
-
-    Attributes
-    ----------
-    shape : KernelShape
-    stages : tuple of Stage
-        By epoch; otherwise in the order given.
-    epochs : tuple of int
-        For each stage, how many grid syncs stand before it.
-    tensors : tuple of Tensor
-        For each parameter of the kernel.
-    """
-
-    shape: KernelShape
-    stages: tuple[Stage, ...]
-    epochs: tuple[int, ...]
-    tensors: tuple[Tensor, ...]
-
-
-def plan_calls(
-    stages: Sequence[Stage],
-    functions: Mapping[Stage, tuple[DeviceFunction, ...]],
-    constants: Mapping[Tensor, object],
-    *,
-    prefetch: bool,
-) -> CallPlan:
-    """Decide where a kernel needs grid syncs, and with which tensors it is launched.
-
-    A stage runs in the epoch after the last one that defines an input of it, so there are as many grid syncs as the
-    longest path of dependent stages has edges. Tensors are written once, and workspace is reused across epochs only, so
-    that reads after writes are the only conflicts.
-
-    Parameters
-    ----------
-    stages : sequence of Stage
-        In topological order.
-    functions : mapping of Stage to its lowered functions
-    constants : mapping of Tensor
-        Tensors that no kernel writes.
-    prefetch : bool
-        Whether weights of the stages after a barrier are prefetched before it.
-    """
-    ready: dict[Tensor, int] = {}
-    epoch_of: dict[Stage, int] = {}
-    for stage in stages:
-        epoch_of[stage] = max((ready[t] for t in stage.inputs if t in ready), default=0)
-        ready.update(dict.fromkeys(stage.outputs, epoch_of[stage] + 1))
-    ordered = sorted(stages, key=lambda stage: epoch_of[stage])
-    tensors = tuple(dict.fromkeys(t for stage in ordered for t in (*stage.inputs, *stage.outputs)))
-    position = {tensor: i for i, tensor in enumerate(tensors)}
-    calls: list[StageCall] = []
-    before = 0
-    for stage in ordered:
-        sync = epoch_of[stage] > before
-        before = epoch_of[stage]
-        ahead = tuple(position[t] for t in stage.inputs if t in constants) if prefetch and sync else ()
-        arguments = tuple(position[t] for t in (*stage.inputs, *stage.outputs))
-        calls.append(StageCall(functions[stage], arguments, sync, ahead))
-    shape = KernelShape(tuple(calls), tuple((t.dtype, t.nbytes) for t in tensors))
-    return CallPlan(shape, tuple(ordered), tuple(epoch_of[stage] for stage in ordered), tensors)
-
-
 PREFETCH_FUNCTION = "souffle_prefetch_l2"
 """Asks for a range of global memory in the L2 cache; its text is in :mod:`souffle.codegen.cuda`."""
+
+OFFSET_FUNCTION = "souffle_at"
+"""A pointer some elements further."""
+
+CHOICE_FUNCTION = "souffle_choose"
+"""One of two pointers."""
 
 
 def merge(name: str, shape: KernelShape, global_vars: Mapping[DeviceFunction, tvm.ir.GlobalVar]) -> MergedKernel:
@@ -186,26 +71,13 @@ def merge(name: str, shape: KernelShape, global_vars: Mapping[DeviceFunction, tv
         tirx.Var(f"g{i}", tvm.ir.PointerType(tvm.ir.PrimType(dtype), "global"))
         for i, (dtype, _) in enumerate(shape.parameters)
     ]
-    statements: list[tirx.Stmt] = []
-    for index, call in enumerate(shape.calls):
-        if call.sync_before:
-            for parameter in call.prefetch:
-                nbytes = tirx.IntImm("int64", shape.parameters[parameter][1])
-                where = (pointers[parameter], nbytes, block, tid, num_blocks)
-                ahead = tirx.call_extern("int32", PREFETCH_FUNCTION, *where)
-                statements.append(tirx.Evaluate(ahead))
-            statements.append(tirx.Evaluate(cuda_grid_sync()))
-        for number, function in enumerate(call.functions):
-            arguments = [pointers[i] for i in call.arguments]
-            it = tirx.Var(f"it{index}_{number}", "int32")
-            statements.append(
-                _tile_loop(it, function, global_vars[function], arguments, block, tid, num_blocks, shape.threads)
-            )
+    writer = _Writer(shape, global_vars, pointers, block, tid, num_blocks)
+    statements = [statement for call in shape.calls for statement in writer.call(call)]
     body = tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
     body = _thread("threadIdx.x", tid, tirx.IntImm("int32", shape.threads), body)
     body = _thread("blockIdx.x", block, num_blocks, body)
     func = tirx.PrimFunc([*pointers, num_blocks], body).with_attr("global_symbol", name)
-    target = shape.calls[0].functions[0].func.attrs["target"]
+    target = shape.functions[0].func.attrs["target"]
     func = func.with_attr("target", target).with_attr("calling_conv", 2).with_attr("tirx.is_global_func", True)
     return MergedKernel(name, func, shape)
 
@@ -215,28 +87,86 @@ def _thread(tag: str, var: tirx.Var, extent: object, body: tirx.Stmt) -> tirx.St
     return tirx.AttrStmt(axis, "thread_extent", extent, body)
 
 
-def _tile_loop(
-    it: tirx.Var,
-    function: DeviceFunction,
-    callee: tvm.ir.GlobalVar,
-    arguments: Sequence[tirx.Var],
-    block: tirx.Var,
-    tid: tirx.Var,
-    num_blocks: tirx.Var,
-    threads: int,
-) -> tirx.Stmt:
-    """All tiles of a stage that are this block's. Conditions are uniform in a block, so barriers inside are safe."""
-    tile = it * num_blocks + block
-    body: tirx.Stmt = tirx.Evaluate(tvm.ir.Call(callee, [tile, tid, *arguments]))
-    if function.threads < threads:
-        if function.has_barrier:
-            raise LoweringError(
-                f"stage {callee.name_hint} has block barriers and {function.threads} threads in a kernel of {threads}"
-            )
-        body = tirx.IfThenElse(tid < function.threads, body, None)
-    if function.shared_bytes:
-        # The next tile, or the next stage, writes the pool that this one reads.
-        body = tirx.SeqStmt([body, tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))])
-    body = tirx.IfThenElse(tile < function.tiles, body, None)
-    turns = tirx.truncdiv(tirx.IntImm("int32", function.tiles - 1) + num_blocks, num_blocks)
-    return tirx.For(it, 0, turns, tirx.ForKind.SERIAL, body)
+class _Writer:
+    """Writes the statements of one kernel."""
+
+    def __init__(
+        self,
+        shape: KernelShape,
+        global_vars: Mapping[DeviceFunction, tvm.ir.GlobalVar],
+        pointers: Sequence[tirx.Var],
+        block: tirx.Var,
+        tid: tirx.Var,
+        num_blocks: tirx.Var,
+    ) -> None:
+        self.shape = shape
+        self.global_vars = global_vars
+        self.pointers = pointers
+        self.block = block
+        self.tid = tid
+        self.num_blocks = num_blocks
+        self.loops = 0
+
+    def call(self, call: StageCall | LoopCall) -> list[tirx.Stmt]:
+        """A stage, or a loop over stages."""
+        if isinstance(call, StageCall):
+            return self.stage(call, None, 0, True)
+        step = tirx.Var(f"s{self.loops}", "int32")
+        self.loops += 1
+        inside: list[tirx.Stmt] = []
+        for number, stage in enumerate(call.calls):
+            inside += self.stage(stage, step, call.steps, call.sync_first or number > 0)
+        return [tirx.For(step, 0, call.steps, tirx.ForKind.SERIAL, tirx.SeqStmt(inside))]
+
+    def stage(self, call: StageCall, step: tirx.Var | None, steps: int, sync_first: bool) -> list[tirx.Stmt]:
+        """A stage with the barrier before it; `sync_first` says whether a loop's first step waits there too."""
+        statements: list[tirx.Stmt] = []
+        if call.sync_before:
+            for place, nbytes in call.prefetch:
+                where = (self.pointer(place, step, steps), tirx.IntImm("int64", nbytes))
+                ahead = tirx.call_extern("int32", PREFETCH_FUNCTION, *where, self.block, self.tid, self.num_blocks)
+                statements.append(tirx.Evaluate(ahead))
+            wait = tirx.Evaluate(cuda_grid_sync())
+            # The condition is the same in all blocks.
+            statements.append(wait if sync_first else tirx.IfThenElse(step > 0, wait, None))
+        arguments = [self.pointer(place, step, steps) for place in call.arguments]
+        statements += [self.tile_loop(function, arguments) for function in call.functions]
+        return statements
+
+    def pointer(self, place: Place, step: tirx.Var | None, steps: int) -> PrimExpr:
+        """A place, as a pointer."""
+        here: PrimExpr = self.pointers[place.parameter]
+        if place.stride:
+            lag = len(place.first)
+            part = step - lag if lag else step
+            part = tirx.truncmod(part, place.ring) if place.ring else part
+            offset = tirx.Cast("int64", part) * tirx.IntImm("int64", place.stride)
+            here = tirx.call_extern(self.pointers[place.parameter].ty, OFFSET_FUNCTION, here, offset)
+        if place.last is not None:
+            here = self.choice(step == steps - 1, self.pointers[place.last], here)
+        for number in reversed(range(len(place.first))):
+            here = self.choice(step < number + 1, self.pointers[place.first[number]], here)
+        return here
+
+    def choice(self, condition: PrimExpr, one: tirx.Var, other: PrimExpr) -> PrimExpr:
+        return tirx.call_extern(one.ty, CHOICE_FUNCTION, condition, one, other)
+
+    def tile_loop(self, function: DeviceFunction, arguments: Sequence[PrimExpr]) -> tirx.Stmt:
+        """All tiles of a stage that are this block's; conditions are uniform in a block, so barriers are safe."""
+        it = tirx.Var("it", "int32")
+        callee = self.global_vars[function]
+        tile = it * self.num_blocks + self.block
+        body: tirx.Stmt = tirx.Evaluate(tvm.ir.Call(callee, [tile, self.tid, *arguments]))
+        if function.threads < self.shape.threads:
+            if function.has_barrier:
+                raise LoweringError(
+                    f"stage {callee.name_hint} has block barriers and {function.threads} threads in a kernel of "
+                    f"{self.shape.threads}"
+                )
+            body = tirx.IfThenElse(self.tid < function.threads, body, None)
+        if function.shared_bytes:
+            # The next tile, or the next stage, writes the pool that this one reads.
+            body = tirx.SeqStmt([body, tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))])
+        body = tirx.IfThenElse(tile < function.tiles, body, None)
+        turns = tirx.truncdiv(tirx.IntImm("int32", function.tiles - 1) + self.num_blocks, self.num_blocks)
+        return tirx.For(it, 0, turns, tirx.ForKind.SERIAL, body)

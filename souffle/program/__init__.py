@@ -1,6 +1,25 @@
 """TE programs: the data that the compiler works on."""
 
+from souffle.program.fused import FusedTE, fuse, parts_of
+from souffle.program.loop import Carried, Collected, Indexed, Loop
 from souffle.program.te import TE, ExternTE, Origin, ProgramError, Tensor, make_te
-from souffle.program.te_program import TEProgram
+from souffle.program.te_program import Item, TEProgram, body_program
 
-__all__ = ["TE", "ExternTE", "Origin", "ProgramError", "TEProgram", "Tensor", "make_te"]
+__all__ = [
+    "TE",
+    "Carried",
+    "Collected",
+    "ExternTE",
+    "FusedTE",
+    "Indexed",
+    "Item",
+    "Loop",
+    "Origin",
+    "ProgramError",
+    "TEProgram",
+    "Tensor",
+    "body_program",
+    "fuse",
+    "make_te",
+    "parts_of",
+]

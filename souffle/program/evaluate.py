@@ -10,11 +10,12 @@ import tvm
 from tvm import s_tir, tirx
 
 from souffle.errors import InputError
+from souffle.program.loop import Loop
 from souffle.program.te import TE, ExternTE, Tensor
 from souffle.tvm_compat import primfunc_from_tensors, structural_digest
 
 if TYPE_CHECKING:
-    from souffle.program.te_program import TEProgram
+    from souffle.program.te_program import Item, TEProgram
 
 __all__ = ["checked_inputs", "evaluate", "run_tes"]
 
@@ -40,12 +41,12 @@ def evaluate(program: TEProgram, inputs: Mapping[str, np.ndarray] | Sequence[np.
     """
     values: dict[Tensor, np.ndarray] = dict(zip(program.inputs, checked_inputs(program, inputs), strict=True))
     values.update(program.constants)
-    results = run_tes(program.tes, values, set(program.outputs))
+    results = run_tes(program.expanded().tes, values, set(program.outputs))
     return {name: results[tensor] for name, tensor in zip(program.output_names, program.outputs, strict=True)}
 
 
 def run_tes(
-    tes: Sequence[TE | ExternTE], values: Mapping[Tensor, np.ndarray], wanted: Set[Tensor]
+    tes: Sequence[Item], values: Mapping[Tensor, np.ndarray], wanted: Set[Tensor]
 ) -> dict[Tensor, np.ndarray]:
     """The `wanted` ones of the tensors that `tes`, in order of execution, define.
 
@@ -53,41 +54,87 @@ def run_tes(
 
     Parameters
     ----------
-    tes : sequence of TE or ExternTE
+    tes : sequence of TE, ExternTE or Loop
     values : mapping of Tensor to array
         What `tes` read and do not define.
     wanted : set of Tensor
     """
-    functions: dict[str, tirx.PrimFunc] = {}
-    symbols = []
-    for te_ in tes:
-        func = _function(te_)
-        symbol = f"te_{structural_digest(func)}"
-        functions.setdefault(symbol, func)
-        symbols.append(symbol)
-    if not functions:
-        return {}
-    module = tvm.IRModule(
-        {symbol: _scheduled(func).with_attr("global_symbol", symbol) for symbol, func in functions.items()}
-    )
-    executable = tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "opt-level": 2}))
-    last_use = {tensor: position for position, te_ in enumerate(tes) for tensor in te_.inputs}
+    compiled = _compiled(tes)
     arrays: dict[Tensor, tvm.runtime.Tensor] = {}
     results: dict[Tensor, np.ndarray] = {}
-    for position, (symbol, te_) in enumerate(zip(symbols, tes, strict=True)):
+    last_use = {tensor: position for position, te_ in enumerate(tes) for tensor in te_.inputs}
+    for position, te_ in enumerate(tes):
         for tensor in te_.inputs:
             if tensor not in arrays:
                 arrays[tensor] = _to_tvm(values[tensor], tensor)
-        outputs = [tvm.runtime.empty(tensor.shape, tensor.dtype, tvm.cpu()) for tensor in te_.outputs]
-        executable[symbol](*(arrays[tensor] for tensor in te_.inputs), *outputs)
-        for tensor, array in zip(te_.outputs, outputs, strict=True):
-            arrays[tensor] = array
+        if isinstance(te_, Loop):
+            arrays.update(_run_loop(te_, {t: arrays[t].numpy() for t in te_.inputs}, compiled))
+        else:
+            compiled.run(te_, arrays)
+        for tensor in te_.outputs:
             if tensor in wanted:
-                results[tensor] = array.numpy()
+                results[tensor] = arrays[tensor].numpy()
         for tensor in {*te_.inputs, *te_.outputs}:
             if last_use.get(tensor, position) <= position:
                 del arrays[tensor]
     return results
+
+
+class _Compiled:
+    """The functions of some TEs; those of equal structure are one."""
+
+    def __init__(self, executable: object, symbols: Mapping[TE | ExternTE, str]) -> None:
+        self._executable = executable
+        self._symbols = symbols
+
+    def run(self, te_: TE | ExternTE, arrays: dict[Tensor, tvm.runtime.Tensor]) -> None:
+        """Add what `te_` defines to `arrays`."""
+        outputs = [tvm.runtime.empty(tensor.shape, tensor.dtype, tvm.cpu()) for tensor in te_.outputs]
+        self._executable[self._symbols[te_]](*(arrays[tensor] for tensor in te_.inputs), *outputs)
+        arrays.update(zip(te_.outputs, outputs, strict=True))
+
+
+def _compiled(tes: Sequence[Item]) -> _Compiled:
+    functions: dict[str, tirx.PrimFunc] = {}
+    symbols: dict[TE | ExternTE, str] = {}
+    known: dict[object, str] = {}
+    pending = list(tes)
+    while pending:
+        te_ = pending.pop()
+        if isinstance(te_, Loop):
+            pending.extend(te_.body)
+            continue
+        key = te_.op if isinstance(te_, TE) else te_.func
+        if key not in known:
+            func = _function(te_)
+            known[key] = f"te_{structural_digest(func)}"
+            functions.setdefault(known[key], func)
+        symbols[te_] = known[key]
+    if not functions:
+        return _Compiled(None, {})
+    module = tvm.IRModule(
+        {symbol: _scheduled(func).with_attr("global_symbol", symbol) for symbol, func in sorted(functions.items())}
+    )
+    return _Compiled(tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "opt-level": 2})), symbols)
+
+
+def _run_loop(
+    loop: Loop, outer: Mapping[Tensor, np.ndarray], compiled: _Compiled
+) -> dict[Tensor, tvm.runtime.Tensor]:
+    """What a loop defines."""
+    kept = {c.value for c in (*loop.carried, *loop.collected)}
+    past: list[dict[Tensor, np.ndarray]] = []
+    invariant = {tensor: _to_tvm(outer[tensor], tensor) for tensor in loop.invariants}
+    for step in range(loop.steps):
+        parameters = loop.parameters(step, outer, past)
+        arrays = invariant | {tensor: _to_tvm(array, tensor) for tensor, array in parameters.items()}
+        for te_ in loop.body:
+            compiled.run(te_, arrays)
+        past.append({tensor: arrays[tensor].numpy() for tensor in kept})
+    return {
+        c.tensor: _to_tvm(np.stack([p[c.value] for p in past]) if c.every else past[-1][c.value], c.tensor)
+        for c in loop.collected
+    }
 
 
 def checked_inputs(program: TEProgram, inputs: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> list[np.ndarray]:

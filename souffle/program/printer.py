@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from tvm import tirx
 from tvm.ir import Call
 
-from souffle.program.te import TE, ExternTE
+from souffle.program.fused import FusedTE
+from souffle.program.loop import Loop
+from souffle.program.te import TE, ExternTE, Tensor
 from souffle.tvm_compat import PrimExpr, const_int, is_load, load_indices, load_tensor, reduce_node
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ def format_program(program: TEProgram) -> str:
     ]
     lines += [f"const  {tensor!r}" for tensor in program.constants]
     for te_ in program.tes:
-        lines += [_format_extern(te_)] if isinstance(te_, ExternTE) else format_te(te_).splitlines()
+        lines += _format_item(te_)
     lines += [
         f"output {tensor.name}{'' if name == tensor.name else f'   # {name}'}"
         for name, tensor in zip(program.output_names, program.outputs, strict=True)
@@ -61,13 +63,54 @@ def format_program(program: TEProgram) -> str:
     return "\n".join(lines)
 
 
-def format_te(te_: TE) -> str:
-    """One TE: ``O[i, j] = sum(A[i, rk] * B[rk, j]), 0 ≤ i < 64, 0 ≤ j < 64, rk < 32   # MatMul /layer/MatMul``."""
-    writer = _Writer(te_)
+def format_te(te_: TE | FusedTE) -> str:
+    """One TE: ``O[i, j] = sum(A[i, rk] * B[rk, j]), 0 ≤ i < 64, 0 ≤ j < 64, rk < 32   # MatMul /layer/MatMul``.
+
+    Of a fused TE first the last statement, then from last to first those that it needs: ``where`` of a tensor that
+    nothing else needs, ``and`` of one that is an output too.
+    """
+    if isinstance(te_, FusedTE):
+        return _format_fused(te_)
     return "\n".join(
-        f"{tensor.name}[{', '.join(writer.data)}] = {writer.body(body)}{writer.bounds()}   # {te_.origin}"
+        f"{_statement(te_, tensor, body)}   # {te_.origin}"
         for tensor, body in zip(te_.outputs, te_.op.body, strict=True)
     )
+
+
+def _format_item(item: TE | FusedTE | ExternTE | Loop) -> list[str]:
+    if isinstance(item, Loop):
+        return _format_loop(item)
+    return [_format_extern(item)] if isinstance(item, ExternTE) else format_te(item).splitlines()
+
+
+def _format_fused(te_: FusedTE) -> str:
+    last = te_.parts[-1]
+    lines = [_statement(last, tensor, body) for tensor, body in zip(last.outputs, last.op.body, strict=True)]
+    lines[-1] += f"   # {te_.origin}"
+    for part in te_.parts[-2::-1]:
+        for tensor, body in zip(part.outputs, part.op.body, strict=True):
+            lines.append(f"    {'and' if tensor in te_.outputs else 'where'} {_statement(part, tensor, body)}")
+    return "\n".join(lines)
+
+
+def _statement(te_: TE, tensor: Tensor, body: PrimExpr) -> str:
+    writer = _Writer(te_)
+    return f"{tensor.name}[{', '.join(writer.data)}] = {writer.body(body)}{writer.bounds()}"
+
+
+def _format_loop(loop: Loop) -> list[str]:
+    lines = [f"for s in 0 .. {loop.steps - 1}:   # {loop.name}"]
+    for p in loop.indexed:
+        lines.append(f"    {p.tensor!r} ← {p.source.name} from element s * {p.stride}")
+    for p in loop.carried:
+        first = ", ".join(tensor.name for tensor in p.initial)
+        steps = "the step before" if p.distance == 1 else f"{p.distance} steps before"
+        lines.append(f"    {p.tensor!r} ← {p.value.name} of {steps}; at first {first}")
+    for item in loop.body:
+        lines += [f"    {line}" for line in _format_item(item)]
+    for c in loop.collected:
+        lines.append(f"    {c.tensor!r} = {c.value.name} of {'every step' if c.every else 'the last step'}")
+    return lines
 
 
 def _format_extern(te_: ExternTE) -> str:

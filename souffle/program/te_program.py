@@ -9,11 +9,17 @@ from functools import cached_property
 import numpy as np
 
 from souffle.program.evaluate import evaluate
+from souffle.program.fused import FusedTE, parts_of
+from souffle.program.loop import Loop
 from souffle.program.printer import format_program
+from souffle.program.shared import OncePer
 from souffle.program.te import TE, ExternTE, ProgramError, Tensor
 from souffle.tvm_compat import const_int
 
-__all__ = ["TEProgram"]
+__all__ = ["Item", "TEProgram", "body_program"]
+
+Item = TE | FusedTE | ExternTE | Loop
+"""What a program is a sequence of."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,14 +32,14 @@ class TEProgram:
         ``input_names`` holds the model's own names for them.
     outputs : tuple of Tensor
         Each defined by a different output of a TE; never an input or a constant.
-    tes : tuple of TE or ExternTE
+    tes : tuple of TE, FusedTE, ExternTE or Loop
     constants : mapping of Tensor to array
         Weights, each with the shape and type of its tensor.
     """
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    tes: tuple[TE | ExternTE, ...]
+    tes: tuple[Item, ...]
     constants: Mapping[Tensor, np.ndarray]
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
@@ -50,14 +56,14 @@ class TEProgram:
         return evaluate(self, inputs)
 
     @cached_property
-    def producers(self) -> dict[Tensor, TE | ExternTE]:
+    def producers(self) -> dict[Tensor, Item]:
         """The TE that defines each tensor; inputs and constants have none."""
         return {tensor: te_ for te_ in self.tes for tensor in te_.outputs}
 
     @cached_property
-    def consumers(self) -> dict[Tensor, tuple[TE | ExternTE, ...]]:
+    def consumers(self) -> dict[Tensor, tuple[Item, ...]]:
         """The TEs that read each tensor, in program order; tensors that are not read have an empty entry."""
-        table: dict[Tensor, list[TE | ExternTE]] = {t: [] for t in self.tensors()}
+        table: dict[Tensor, list[Item]] = {t: [] for t in self.tensors()}
         for te_ in self.tes:
             for tensor in dict.fromkeys(te_.inputs):
                 table[tensor].append(te_)
@@ -70,9 +76,19 @@ class TEProgram:
         for te_ in self.tes:
             yield from te_.outputs
 
+    def expanded(self) -> TEProgram:
+        """The same program with the parts of each fused TE in its place, in the bodies of loops too."""
+        items: list[Item] = []
+        for item in self.tes:
+            if isinstance(item, Loop):
+                items.append(item.with_body(tuple(part for inner in item.body for part in parts_of(inner))))
+            else:
+                items.extend(parts_of(item))
+        return self if tuple(items) == self.tes else replace(self, tes=tuple(items))
+
     def with_tes(
         self,
-        tes: Iterable[TE | ExternTE],
+        tes: Iterable[Item],
         *,
         constants: Mapping[Tensor, np.ndarray] | None = None,
         outputs: Sequence[Tensor] | None = None,
@@ -81,7 +97,7 @@ class TEProgram:
 
         Parameters
         ----------
-        tes : iterable of TE or ExternTE
+        tes : iterable of TE, ExternTE or Loop
             In any order; ties keep the order given.
         constants : mapping, optional
             Constants to add to the present ones.
@@ -112,33 +128,58 @@ class TEProgram:
             for tensor in te_.inputs:
                 if tensor not in defined:
                     raise ProgramError(f"TE {te_.name} ({te_.origin}) reads {tensor}, which nothing before it defines")
-            if isinstance(te_, TE):
-                for placeholder, tensor in zip(te_.placeholders, te_.inputs, strict=True):
-                    shape = tuple(const_int(extent) for extent in placeholder.shape)
-                    if shape != tensor.shape or str(placeholder.dtype) != tensor.dtype:
-                        raise ProgramError(f"TE {te_.name} ({te_.origin}) reads {tensor} as {placeholder.dtype}{shape}")
-            for tensor in te_.outputs:
+            for part in parts_of(te_):
+                if isinstance(part, TE):
+                    _check_reads(part)
+            if isinstance(te_, Loop):
+                te_.check()
+                body_program(te_).check()
+            if isinstance(te_, FusedTE):
+                te_.check()
+            for tensor in (t for part in parts_of(te_) for t in part.outputs):
                 if tensor in defined or tensor.name in names:
                     raise ProgramError(f"TE {te_.name} ({te_.origin}) defines {tensor} a second time")
-                defined.add(tensor)
                 names.add(tensor.name)
+            defined.update(te_.outputs)
         for name, tensor in zip(self.output_names, self.outputs, strict=True):
             if tensor not in self.producers:
                 raise ProgramError(f"output {name!r} is {tensor}, which no TE defines")
 
 
-def _live_in_order(tes: list[TE | ExternTE], outputs: Sequence[Tensor]) -> list[TE | ExternTE]:
+def body_program(loop: Loop) -> TEProgram:
+    """The body of a loop as a program: what it reads are inputs; what is carried or collected are outputs."""
+    inputs = (*loop.invariants, *(p.tensor for p in (*loop.indexed, *loop.carried)))
+    needed = {c.value for c in (*loop.carried, *loop.collected)}
+    outputs = tuple(t for item in loop.body for t in item.outputs if t in needed)
+    names = tuple(t.name for t in inputs), tuple(t.name for t in outputs)
+    return TEProgram(inputs, outputs, loop.body, {}, *names, loop.name)
+
+
+_read_as: OncePer[tuple[tuple[tuple[int, ...], str], ...]] = OncePer()
+
+
+def _check_reads(te_: TE) -> None:
+    """Each placeholder has the shape and type of the tensor that it stands for."""
+    declared = _read_as(
+        te_.op, lambda: tuple((tuple(map(const_int, p.shape)), str(p.dtype)) for p in te_.placeholders)
+    )
+    for (shape, dtype), tensor in zip(declared, te_.inputs, strict=True):
+        if shape != tensor.shape or dtype != tensor.dtype:
+            raise ProgramError(f"TE {te_.name} ({te_.origin}) reads {tensor} as {dtype}{shape}")
+
+
+def _live_in_order(tes: list[Item], outputs: Sequence[Tensor]) -> list[Item]:
     """`tes` without those that no output needs, definitions before uses, otherwise in the order given."""
     producers = {tensor: te_ for te_ in tes for tensor in te_.outputs}
-    live: set[TE | ExternTE] = set()
+    live: set[Item] = set()
     pending = [producers[t] for t in outputs if t in producers]
     while pending:
         te_ = pending.pop()
         if te_ not in live:
             live.add(te_)
             pending.extend(producers[t] for t in te_.inputs if t in producers)
-    order: list[TE | ExternTE] = []
-    placed: set[TE | ExternTE] = set()
+    order: list[Item] = []
+    placed: set[Item] = set()
     for root in tes:
         stack = [root] if root in live and root not in placed else []
         while stack:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
-from souffle.program import TE, ExternTE, TEProgram
+from souffle.program import TE, ExternTE, Loop, TEProgram
 from souffle.schedule.stage import StageDraft, draft_stage
+from souffle.tvm_compat import structural_digest
 
-__all__ = ["Answer", "Drafts", "Formed", "Scheduler"]
+__all__ = ["Answer", "Drafts", "Formed", "FormedLoop", "Scheduler", "cached_scheduler", "stands_alone"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,19 @@ class Answer:
 Scheduler = Callable[[tirx.PrimFunc], Answer]
 
 
+def cached_scheduler(scheduler: Scheduler) -> Scheduler:
+    """`scheduler`, asked once for each structure, whatever drafts ask it."""
+    answers: dict[str, Answer] = {}
+
+    def answer(func: tirx.PrimFunc) -> Answer:
+        digest = structural_digest(func)
+        if digest not in answers:
+            answers[digest] = scheduler(func)
+        return answers[digest]
+
+    return answer
+
+
 @dataclass(frozen=True, eq=False)
 class Formed:
     """A stage being formed, with what the scheduler said about it."""
@@ -59,13 +73,35 @@ class Formed:
     answer: Answer
 
 
+@dataclass(frozen=True, eq=False)
+class FormedLoop:
+    """A loop whose body is formed stages."""
+
+    loop: Loop
+    stages: tuple[Formed, ...]
+
+    @property
+    def tes(self) -> tuple[Loop]:
+        """The loop itself, which no TE joins."""
+        return (self.loop,)
+
+
+def stands_alone(formed: Formed | FormedLoop) -> bool:
+    """Whether nothing joins it: a loop, or an operator that is no TE."""
+    return isinstance(formed.tes[0], (ExternTE, Loop))
+
+
 class Drafts:
     """Drafts stages and asks the scheduler about each distinct one once."""
 
-    def __init__(self, program: TEProgram, scheduler: Scheduler) -> None:
+    def __init__(self, program: TEProgram, scheduler: Scheduler, answers: dict[str, Answer] | None = None) -> None:
         self.program = program
         self.scheduler = scheduler
-        self._answers: dict[str, Answer] = {}
+        self._answers = {} if answers is None else answers
+
+    def of(self, program: TEProgram) -> Drafts:
+        """For another program, with what the scheduler has answered already."""
+        return Drafts(program, self.scheduler, self._answers)
 
     def formed(self, tes: Sequence[TE | ExternTE]) -> Formed:
         """Some TEs as one stage; its answer may hold no schedule."""

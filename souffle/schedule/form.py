@@ -2,19 +2,21 @@
 
 TEs are taken in topological order. Each joins the stage that produces its latest input where the level allows it and
 the scheduler accepts the joint function with a schedule that is no worse; otherwise it starts a stage of its own.
+The statements of a fused TE were found to belong together, so they are tried at once first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from souffle.analysis import Analysis
 from souffle.decision import Decision
 from souffle.errors import SouffleError
-from souffle.program import TE, ExternTE, TEProgram
-from souffle.schedule.drafts import Answer, Drafts, Formed, Scheduler
+from souffle.program import TE, ExternTE, FusedTE, Loop, TEProgram, body_program
+from souffle.schedule.drafts import Answer, Drafts, Formed, FormedLoop, Scheduler, stands_alone
 from souffle.schedule.reuse import join_rows
-from souffle.schedule.stage import Stage
+from souffle.schedule.stage import LoopStage, Stage, Unit
 
 __all__ = ["JoinPolicy", "StageError", "form_stages"]
 
@@ -43,54 +45,84 @@ class JoinPolicy:
 
 def form_stages(
     program: TEProgram, analysis: Analysis, scheduler: Scheduler, policy: JoinPolicy
-) -> tuple[tuple[Stage, ...], tuple[Decision, ...]]:
+) -> tuple[tuple[Unit, ...], tuple[Decision, ...]]:
     """Group the TEs of a program into stages.
 
     Parameters
     ----------
     program : TEProgram
+        May hold fused TEs and loops.
     analysis : Analysis
-        Of `program`.
+        Of ``program.expanded()``.
     scheduler : callable
         Answers for a TensorIR function; called once for each distinct function.
     policy : JoinPolicy
 
     Returns
     -------
-    stages : tuple of Stage
-        In topological order.
+    stages : tuple of Stage or LoopStage
+        In topological order; they hold the TEs of ``program.expanded()``.
     decisions : tuple of Decision
         One for each join tried.
     """
-    drafts = Drafts(program, scheduler)
-    former = _Former(program, analysis, drafts, policy)
+    formed, decisions = _formed(program, analysis, Drafts(analysis.program, scheduler), policy)
+    stages: list[Unit] = []
+    for f in formed:
+        loop = isinstance(f, FormedLoop)
+        made = [Stage(one.draft, one.answer.schedule) for one in (f.stages if loop else (f,))]
+        stages += [LoopStage(f.loop, tuple(made))] if loop else made
+        decisions += [
+            Decision("stage", one.draft.name, True, one.answer.summary) for one in (f.stages if loop else (f,))
+        ]
+    return tuple(stages), tuple(decisions)
+
+
+def _formed(
+    program: TEProgram, analysis: Analysis, drafts: Drafts, policy: JoinPolicy
+) -> tuple[list[Formed | FormedLoop], list[Decision]]:
+    fused = {item.parts[0]: item.parts[1:] for item in program.tes if isinstance(item, FusedTE)}
+    bodies = {item.name: item for item in program.tes if isinstance(item, Loop)}
+    former = _Former(analysis.program, fused, bodies, analysis, drafts, policy)
     formed = former.run()
-    decisions = former.decisions
-    if policy.rowwise_across_operators:
-        formed, joined = join_rows(formed, program, analysis, drafts)
-        decisions = [*decisions, *joined]
-    chosen = [Decision("stage", f.draft.name, True, f.answer.summary) for f in formed]
-    return tuple(Stage(f.draft, f.answer.schedule) for f in formed), (*decisions, *chosen)
+    if not policy.rowwise_across_operators:
+        return formed, former.decisions
+    formed, joined = join_rows(formed, analysis.program, analysis, drafts)
+    return formed, [*former.decisions, *joined]
 
 
 class _Former:
-    def __init__(self, program: TEProgram, analysis: Analysis, drafts: Drafts, policy: JoinPolicy) -> None:
+    def __init__(
+        self,
+        program: TEProgram,
+        fused: Mapping[TE, tuple[TE, ...]],
+        bodies: Mapping[str, Loop],
+        analysis: Analysis,
+        drafts: Drafts,
+        policy: JoinPolicy,
+    ) -> None:
         self.program = program
+        self.fused = fused
+        self.bodies = bodies
         self.analysis = analysis
         self.drafts = drafts
         self.policy = policy
-        self.forming: list[Formed | None] = []
+        self.forming: list[Formed | FormedLoop | None] = []
         self.stage_of: dict[TE | ExternTE, int] = {}
         self.decisions: list[Decision] = []
 
-    def run(self) -> list[Formed]:
+    def run(self) -> list[Formed | FormedLoop]:
         done = 0
         while done < len(self.program.tes):
             te_ = self.program.tes[done]
+            if isinstance(te_, Loop):
+                self._place(self._loop(te_))
+                done += 1
+                continue
             if not self._try_join(te_):
                 self._place(self._alone(te_))
             done += 1
-            done += self._join_followers(self._followers(te_, done))
+            rest = self.fused.get(te_)
+            done += self._join_followers(self._followers(te_, done) if rest is None else [*rest])
         return [formed for formed in self.forming if formed is not None]
 
     def _alone(self, te_: TE | ExternTE) -> Formed:
@@ -100,7 +132,15 @@ class _Former:
             raise StageError(f"{where}, cannot be scheduled: {formed.answer.reason}")
         return formed
 
-    def _place(self, formed: Formed) -> None:
+    def _loop(self, loop: Loop) -> FormedLoop:
+        """A loop; what belongs together in its body is known from the program before its parts were taken apart."""
+        inside = self.analysis.inside(loop)
+        fused = body_program(self.bodies[loop.name])
+        formed, decisions = _formed(fused, inside, self.drafts.of(inside.program), self.policy)
+        self.decisions += decisions
+        return FormedLoop(loop, tuple(formed))
+
+    def _place(self, formed: Formed | FormedLoop) -> None:
         """Append a stage. One that takes in an earlier one runs later, when all that its last TE reads is defined."""
         for member in formed.tes:
             if member in self.stage_of:
@@ -113,7 +153,7 @@ class _Former:
         if isinstance(te_, ExternTE) or not producers:
             return False
         stage = self.forming[max(self.stage_of[p] for p in producers)]
-        if isinstance(stage.tes[0], ExternTE):
+        if stands_alone(stage):
             return False
         refusal = self._precheck(te_, stage)
         joined = None
@@ -132,7 +172,7 @@ class _Former:
         inside = {te_}
         followers: list[TE] = []
         for follower in self.program.tes[start:]:
-            if isinstance(te_, ExternTE) or isinstance(follower, ExternTE) or follower.is_reduction:
+            if isinstance(te_, ExternTE) or not isinstance(follower, TE) or follower.is_reduction:
                 break
             if follower.origin.group != te_.origin.group or follower.outputs[0].size != te_.outputs[0].size:
                 break
@@ -143,16 +183,17 @@ class _Former:
         return followers
 
     def _join_followers(self, followers: list[TE]) -> int:
-        """Join the first of `followers` to the stage placed last, and say how many.
+        """Join the first of `followers`, of one operator or fused TE, to the stage placed last, and say how many.
 
         As many as one schedule takes, at once: joined one by one, a long chain would be scheduled at every length.
         """
         stage = self.forming[-1]
-        operators = {member.origin.group for member in (*stage.tes, *followers)}
-        count = len(followers) if len(operators) == 1 else 0
+        count = len(followers) if followers and self._belong_together(stage, followers) else 0
         while count > 1:
             joined = self.drafts.formed([*stage.tes, *followers[:count]])
-            if self._compare(followers[0], stage, joined.answer) is None:
+            # A reduction behind its prologue is held to the schedule that it has alone.
+            measure = next((te_ for te_ in followers[:count] if te_.is_reduction), followers[0])
+            if self._compare(measure, stage, joined.answer) is None:
                 reason = f"one schedule ({joined.answer.rule}) computes both"
                 self.decisions.extend(
                     Decision("schedule", f"{te_.name} into the stage of {stage.draft.name}", True, reason)
@@ -162,6 +203,12 @@ class _Former:
                 return count
             count //= 2
         return 0
+
+    def _belong_together(self, stage: Formed, followers: Sequence[TE]) -> bool:
+        """Whether followers may join before the scheduler is asked: as one operator, or as one TE does."""
+        if stage.tes[-1] in self.fused:
+            return self._precheck(followers[0], stage) is None
+        return len({member.origin.group for member in (*stage.tes, *followers)}) == 1
 
     def _precheck(self, te_: TE, stage: Formed) -> str | None:
         """Why `te_` must not join, before any schedule is tried; ``None`` if it may."""

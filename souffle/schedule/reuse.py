@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from souffle.analysis import Analysis
 from souffle.decision import Decision
 from souffle.program import TE, ExternTE, TEProgram
-from souffle.schedule.drafts import Drafts, Formed
+from souffle.schedule.drafts import Drafts, Formed, FormedLoop, stands_alone
 
 __all__ = ["join_rows"]
 
@@ -22,13 +22,13 @@ with the cube of its TEs; and stages of a repeated layer stay equal, which lets 
 
 
 def join_rows(
-    stages: Sequence[Formed], program: TEProgram, analysis: Analysis, drafts: Drafts
-) -> tuple[list[Formed], list[Decision]]:
+    stages: Sequence[Formed | FormedLoop], program: TEProgram, analysis: Analysis, drafts: Drafts
+) -> tuple[list[Formed | FormedLoop], list[Decision]]:
     """Join dependent stages that can share tiles.
 
     Parameters
     ----------
-    stages : sequence of Formed
+    stages : sequence of Formed or FormedLoop
         In topological order.
     program : TEProgram
     analysis : Analysis
@@ -37,7 +37,7 @@ def join_rows(
 
     Returns
     -------
-    stages : list of Formed
+    stages : list of Formed or FormedLoop
     decisions : list of Decision
         One for each pair tried.
     """
@@ -52,17 +52,17 @@ class _Joiner:
         self.program = program
         self.analysis = analysis
         self.drafts = drafts
-        self.placed: list[Formed | None] = []
+        self.placed: list[Formed | FormedLoop | None] = []
         self.position: dict[TE | ExternTE, int] = {}
         self.depth: dict[TE | ExternTE, int] = {}
         self.decisions: list[Decision] = []
 
-    def add(self, stage: Formed) -> None:
+    def add(self, stage: Formed | FormedLoop) -> None:
         """Place a stage, joined with the stage of its latest producer where that pays."""
         producers = self._producers(stage.tes)
-        if producers and not isinstance(stage.tes[0], ExternTE):
+        if producers and not stands_alone(stage):
             before = self.placed[max(self.position[p] for p in producers)]
-            if not isinstance(before.tes[0], ExternTE):
+            if not stands_alone(before):
                 joined, refusal = self._join(before, stage)
                 subject = f"{stage.draft.name} on the tiles of {before.draft.name}"
                 reason = refusal or "what passes between them stays on chip"

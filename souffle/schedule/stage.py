@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from tvm import te, tirx
 
-from souffle.program import TE, ExternTE, Tensor, TEProgram
+from souffle.program import TE, ExternTE, Loop, Tensor, TEProgram
 from souffle.tvm_compat import primfunc_from_tensors, structural_digest
 
-__all__ = ["Stage", "StageDraft", "draft_stage"]
+__all__ = ["LoopStage", "Stage", "StageDraft", "Unit", "draft_stage", "flat_stages"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +74,50 @@ class Stage:
     def outputs(self) -> tuple[Tensor, ...]:
         """See :attr:`StageDraft.outputs`."""
         return self.draft.outputs
+
+
+@dataclass(frozen=True, eq=False)
+class LoopStage:
+    """A loop whose body is stages.
+
+    Attributes
+    ----------
+    loop : Loop
+    stages : tuple of Stage
+        Of one step; in topological order.
+    """
+
+    loop: Loop
+    stages: tuple[Stage, ...]
+
+    @property
+    def name(self) -> str:
+        """The loop's name."""
+        return self.loop.name
+
+    @property
+    def tes(self) -> tuple[TE | ExternTE, ...]:
+        """The TEs of one step."""
+        return tuple(te_ for stage in self.stages for te_ in stage.tes)
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """What it reads from outside."""
+        return self.loop.inputs
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """What it defines for others."""
+        return self.loop.outputs
+
+
+Unit = Stage | LoopStage
+"""What a kernel is a sequence of."""
+
+
+def flat_stages(units: Iterable[Unit]) -> tuple[Stage, ...]:
+    """The stages of some units, those of a loop once."""
+    return tuple(stage for unit in units for stage in (unit.stages if isinstance(unit, LoopStage) else (unit,)))
 
 
 def draft_stage(

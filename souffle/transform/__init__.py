@@ -1,7 +1,9 @@
 """Semantic-preserving transformations of TE programs."""
 
 from souffle.transform.horizontal import horizontal
+from souffle.transform.listing import compare
 from souffle.transform.precision import mixed_precision
+from souffle.transform.roll import roll
 from souffle.transform.vertical import vertical
 
-__all__ = ["horizontal", "mixed_precision", "vertical"]
+__all__ = ["compare", "horizontal", "mixed_precision", "roll", "vertical"]

@@ -1,4 +1,4 @@
-"""Horizontal transformation: independent isomorphic TEs become one TE with a leading axis (paper §6.1, Figure 3).
+"""Horizontal transformation: independent isomorphic TEs become one TE (paper §6.1, Figure 3).
 
 ::
 
@@ -6,77 +6,40 @@
     ...                         →   O[g, v] = e(A, W[g], v),   W = stack(W_0 ... W_n-1)
     O_n-1[v] = e(A, W_n-1, v)
 
-Legal because TEs at the same depth of the dependence graph cannot depend on each other, and ``O[g]`` is computed by
-the expression of ``O_g``. Operands that are constants are packed at compile time; operands that are slices of one
-earlier result are read with an index that is affine in ``g``; the rest is selected by ``g``, uniformly over a tile.
+and where the extents differ along one axis ``i`` that is a term of indices only, with ``s_m`` the sum of the extents
+before member ``m``::
+
+    O_0[i, u] = e(A, W_0, i, u),  i < n_0           O[i, u] = e(A, W, i, u),   W = concatenate(W_0, W_1)
+    O_1[i, u] = e(A, W_1, i, u),  i < n_1     →     O_m[i, u] = O[s_m + i, u]
+
+Legal because TEs at the same depth of the dependence graph cannot depend on each other, and each element of ``O`` is
+computed by the expression of its member, from the same elements. Operands that are constants are packed at compile
+time; operands that are slices of one earlier result are read at one formula of ``g`` or ``i``
+(:mod:`souffle.transform.horizontal_runs`); the rest is selected, uniformly over a tile.
 
 Worth it where kernels become fewer, or as many: see :mod:`souffle.transform.operators`.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-
-import numpy as np
-from tvm import tirx
 
 from souffle.decision import Decision
-from souffle.program import TE, ExternTE, Tensor, TEProgram, make_te
-from souffle.transform.handles import Handles, read
-from souffle.transform.operators import costly_merges, operator_shape
-from souffle.transform.vertical import simplified
-from souffle.tvm_compat import (
-    PrimExpr,
-    dtype_of,
-    fresh_axis,
-    load_indices,
-    load_tensor,
-    map_bodies,
-    map_constants,
-    map_loads,
-    structural_digest,
-    substitute,
-)
+from souffle.program import TE, Item, Tensor, TEProgram
+from souffle.transform.horizontal_build import followed_te, merged_te
+from souffle.transform.horizontal_operands import Member, Place, member_of
+from souffle.transform.horizontal_packs import Pack, Packs
+from souffle.transform.horizontal_runs import Plan, joined_plan, stacked_plan
+from souffle.transform.operators import Merge, contracts, costly_merges, operator_shape
 
 __all__ = ["horizontal"]
 
 _MOST_RUNS = 8
 """Selections in a merged operand; more would cost the inner loop more than a kernel launch does."""
 
-
-@dataclass(frozen=True)
-class _Operand:
-    """One load of a body.
-
-    Attributes
-    ----------
-    tensor : Tensor
-        What it reads.
-    slots : tuple of Var
-        Variables in the place of the integers in its indices.
-    values : tuple of int
-        Those integers.
-    """
-
-    tensor: Tensor
-    slots: tuple[tirx.Var, ...]
-    values: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class _Skeleton:
-    """A TE whose loads are taken apart, in the order of the text. TEs with equal keys differ in the operands only."""
-
-    te: TE
-    bodies: tuple[PrimExpr, ...]
-    operands: tuple[_Operand, ...]
-    key: str
-
-
-_Run = tuple[Tensor, range]
-"""Consecutive members of a group that read one tensor, at indices that are affine in the member's number."""
+_TILE = 16
+"""Rows or columns of the smallest tile of a contraction that keeps its operands busy, and the side of a tensor core's
+fragment: what is selected along a joined axis must not change within it."""
 
 
 def horizontal(program: TEProgram) -> tuple[TEProgram, tuple[Decision, ...]]:
@@ -93,241 +56,225 @@ def horizontal(program: TEProgram) -> tuple[TEProgram, tuple[Decision, ...]]:
     decisions : tuple of Decision
         One for each group merged, and for each that was not.
     """
-    within: dict[TE | ExternTE, Hashable] = {}
-    refused: dict[tuple[TE, ...], Decision] = {}
+    within: dict[Item, Hashable] = {}
+    refused: dict[frozenset[Item], Decision] = {}
     shapes = operator_shape(program)
     while True:
         attempt = _Horizontal(program, within, refused)
-        result, decisions = attempt.run()
+        attempt.run()
         costly = costly_merges(program, attempt.merges)
         if not costly:
-            return result, (*refused.values(), *decisions)
+            return attempt.result(), (*refused.values(), *attempt.decisions)
         for members, reason in costly:
-            refused[members] = Decision("horizontal", ", ".join(m.name for m in members), False, reason)
+            refused[frozenset(members)] = Decision("horizontal", _names(members), False, reason)
             within.update((member, shapes[member]) for member in members)
+
+
+def _names(tes: Sequence[TE]) -> str:
+    return ", ".join(te_.name for te_ in tes)
 
 
 class _Horizontal:
     """One attempt: TEs of `within` are merged with those of equal operators only, and what `refused` holds is not."""
 
     def __init__(
-        self,
-        program: TEProgram,
-        within: Mapping[TE | ExternTE, Hashable],
-        refused: Mapping[tuple[TE, ...], Decision],
+        self, program: TEProgram, within: Mapping[Item, Hashable], refused: Mapping[frozenset[Item], Decision]
     ) -> None:
         self.program = program
         self.within = within
         self.refused = refused
         self.decisions: list[Decision] = []
-        self.merges: list[tuple[TE, ...]] = []
-        self.packed: dict[Tensor, np.ndarray] = {}
-        self.packs: dict[tuple[Tensor, ...], Tensor] = {}
-        self.moved: dict[Tensor, tuple[Tensor, int]] = {}
+        self.merges: list[Merge] = []
+        self.moved: dict[Tensor, Place] = {}
+        self.origins: dict[Tensor, tuple[Tensor, ...]] = {}
+        self.tes: list[Item] = []
         self.names = {tensor.name for tensor in program.tensors()}
+        self.suffixes: dict[str, int] = {}
+        self.packs = Packs(program.constants, self.fresh)
 
-    def run(self) -> tuple[TEProgram, tuple[Decision, ...]]:
-        result: list[TE | ExternTE] = []
+    def run(self) -> None:
+        """Merge level by level; what is merged at one is read as such at the next."""
         for level in _levels(self.program):
-            current = [self._follow(te_) for te_ in level]
-            groups: dict[tuple[str, Hashable], list[_Skeleton]] = {}
-            for original, te_ in zip(level, current, strict=True):
-                if self._may_merge(te_):
-                    skeleton = _skeleton(te_)
-                    groups.setdefault((skeleton.key, self.within.get(original)), []).append(skeleton)
-            merged: set[TE | ExternTE] = set()
-            for members in groups.values():
-                if len(members) > 1 and self._merge(members, result):
-                    merged.update(m.te for m in members)
-            result.extend(te_ for te_ in current if te_ not in merged)
+            current = {te_: member_of(te_, self.moved) for te_ in level if isinstance(te_, TE)}
+            merged = self._merge_level([m for te_, m in current.items() if self._may_merge(te_)])
+            for te_ in level:
+                if te_ not in merged:
+                    self.tes.append(followed_te(current[te_]) if te_ in current else te_)
+
+    def result(self) -> TEProgram:
+        """The program of the merged TEs."""
         if not self.moved:
-            return self.program, tuple(self.decisions)
-        windows = self._windows()
-        result = [_through_windows(te_, windows) for te_ in result]
-        return self.program.with_tes(result, constants=self.packed), tuple(self.decisions)
+            return self.program
+        windows = self.packs.windows()
+        tes = [followed_te(member_of(te_, windows)) if isinstance(te_, TE) else te_ for te_ in self.tes]
+        arrays = self.packs.arrays(tensor for te_ in tes for tensor in te_.inputs)
+        return self.program.with_tes(tes, constants=arrays)
 
-    def _may_merge(self, te_: TE | ExternTE) -> bool:
-        return (
-            isinstance(te_, TE)
-            and len(te_.outputs) == 1
-            and te_.output not in self.program.outputs
-            and bool(te_.inputs)
-            and not any(isinstance(c, ExternTE) for c in self.program.consumers[te_.output])
-        )
-
-    def _follow(self, te_: TE | ExternTE) -> TE | ExternTE:
-        """`te_` reading merged results in the place of those that were merged into them."""
-        if not isinstance(te_, TE) or not any(t in self.moved for t in te_.inputs):
-            return te_
-        handles = Handles()
-        bodies = handles.opened(te_)
-        table = [(handles.of(t), handles.of(self.moved[t][0]), self.moved[t][1]) for t in te_.inputs if t in self.moved]
-
-        def rewrite(load: PrimExpr) -> PrimExpr:
-            for old, new, index in table:
-                if load_tensor(load).same_as(old):
-                    return read(new, [tirx.IntImm("int32", index), *load_indices(load)])
-            return load
-
-        rewritten = map_bodies(bodies, rewrite)
-        return make_te(te_.name, te_.axes, rewritten, handles.pairs(), te_.origin, te_.outputs)
-
-    def _constant(self, tensor: Tensor) -> np.ndarray | None:
-        if tensor in self.packed:
-            return self.packed[tensor]
-        return self.program.constants.get(tensor)
-
-    def _merge(self, members: list[_Skeleton], result: list[TE | ExternTE]) -> bool:
-        first = members[0]
-        subject = ", ".join(m.te.name for m in members)
-        originals = tuple(self.program.producers[m.te.output] for m in members)
-        if originals in self.refused:
-            return False
-        runs = [self._runs([m.operands[i] for m in members]) for i in range(len(first.operands))]
-        shared = any(len(r) == 1 and self._constant(r[0][0]) is None for r in runs)
-        selections = max((len(r) for r in runs), default=1)
-        if selections > _MOST_RUNS:
-            reason = f"an operand would be selected among {selections} tensors for each element"
-        elif selections > 1 and not first.te.is_reduction:
-            reason = "their operands are separate tensors, and an element-wise TE would spend more on selecting them"
-        elif selections > 1 and not any(len(r) == 1 for r in runs):
-            reason = "they share no operand and none is constant"
-        else:
-            reason = ""
-        if reason:
-            self.decisions.append(Decision("horizontal", subject, False, reason))
-            return False
-        merged = self._merged_te(members, runs)
-        result.append(merged)
-        self.merges.append(originals)
-        for index, member in enumerate(members):
-            self.moved[member.te.output] = (merged.output, index)
-        what = "share an operand" if shared else "have packed or sliced operands"
-        self.decisions.append(
-            Decision("horizontal", subject, True, f"{len(members)} independent TEs of one shape {what}: {merged.name}")
-        )
-        return True
-
-    def _runs(self, column: Sequence[_Operand]) -> list[_Run]:
-        """Maximal runs of one operand over the members; distinct constants are packed and make one run."""
-        tensors = tuple(o.tensor for o in column)
-        if len(set(tensors)) > 1 and all(self._constant(t) is not None for t in tensors) and _affine(column):
-            return [(self._pack(tensors), range(len(column)))]
-        runs: list[_Run] = []
-        for number, operand in enumerate(column):
-            if runs and runs[-1][0] is operand.tensor and _affine(column[runs[-1][1].start : number + 1]):
-                runs[-1] = (operand.tensor, range(runs[-1][1].start, number + 1))
-            else:
-                runs.append((operand.tensor, range(number, number + 1)))
-        return runs
-
-    def _merged_te(self, members: list[_Skeleton], runs: list[list[_Run]]) -> TE:
-        first = members[0]
-        group = fresh_axis(len(members), "g")
-        handles = Handles()
-        position = -1
-
-        def rewrite(load: PrimExpr) -> PrimExpr:
-            nonlocal position
-            position += 1
-            column = [m.operands[position] for m in members]
-            choice = None
-            for tensor, run in reversed(runs[position]):
-                indices = _fill(load_indices(load), column, run, group.var)
-                if all(operand.tensor is not tensor for operand in column):
-                    indices = [group.var, *indices]  # a pack of the members' constants
-                here = read(handles.of(tensor), indices)
-                choice = here if choice is None else tirx.if_then_else(group.var < run.stop, here, choice)
-            return choice
-
-        rewritten = map_bodies(first.bodies, rewrite)
-        origin = first.te.origin.merged(*(m.te.origin for m in members[1:]))
-        name = self._fresh(f"{first.te.name}_x{len(members)}")
-        merged = make_te(name, [group, *first.te.axes], rewritten, handles.pairs(), origin)
-        tidy = simplified(merged.op.body, merged)
-        reads = list(zip(merged.placeholders, merged.inputs, strict=True))
-        return make_te(name, merged.axes, tidy, reads, origin, merged.outputs)
-
-    def _pack(self, column: tuple[Tensor, ...]) -> Tensor:
-        """The constants of a column as one, stacked along a new first axis; the same column is packed once."""
-        if column not in self.packs:
-            array = np.stack([self._constant(t) for t in column])
-            packed = Tensor(self._fresh(f"{column[0].name}_x{len(column)}"), array.shape, column[0].dtype)
-            self.packs[column] = packed
-            self.packed[packed] = array
-        return self.packs[column]
-
-    def _windows(self) -> dict[Tensor, tuple[Tensor, int]]:
-        """Packs that are a window of a longer one, and where it starts: each weight is kept once, whatever reads it.
-
-        The cells on the wavefronts of an LSTM need the weights of layers 0 to 1, 0 to 2, 1 to 3, and so on. Packs that
-        overlap by at least half are laid over each other.
-        """
-        wholes: list[tuple[Tensor, ...]] = []
-        for column in sorted(self.packs, key=len, reverse=True):
-            for number, whole in enumerate(wholes):
-                joined = _overlaid(whole, column)
-                if joined is not None:
-                    wholes[number] = joined
-                    break
-            else:
-                wholes.append(column)
-        found: dict[Tensor, tuple[Tensor, int]] = {}
-        for column, packed in list(self.packs.items()):
-            starts = ((whole, _start(whole, column)) for whole in wholes)
-            whole, start = next((whole, start) for whole, start in starts if start is not None)
-            if whole != column:
-                found[packed] = (self._pack(whole), start)
-        return found
-
-    def _fresh(self, name: str) -> str:
-        candidate, number = name, 1
+    def fresh(self, name: str) -> str:
+        """A name that nothing has."""
+        candidate = name
         while candidate in self.names:
-            candidate, number = f"{name}_{number}", number + 1
+            self.suffixes[name] = self.suffixes.get(name, 0) + 1
+            candidate = f"{name}_{self.suffixes[name]}"
         self.names.add(candidate)
         return candidate
 
+    def _may_merge(self, te_: TE) -> bool:
+        return (
+            len(te_.outputs) == 1
+            and te_.output not in self.program.outputs
+            and bool(te_.inputs)
+            and all(isinstance(c, TE) for c in self.program.consumers[te_.output])
+        )
 
-def _start(whole: tuple[Tensor, ...], column: tuple[Tensor, ...]) -> int | None:
-    """Where `column` stands in `whole` without a gap."""
-    starts = range(len(whole) - len(column) + 1)
-    return next((i for i in starts if whole[i : i + len(column)] == column), None)
+    def _merge_level(self, members: Sequence[Member]) -> set[TE]:
+        """The TEs of a level that were merged: joined where that needs no selection, then stacked, then joined."""
+        merged: set[TE] = set()
+        unequal = self._unequal(members)
+        for axis, bucket in unequal:
+            merged |= self._merge(axis, bucket, merged, final=False)
+        groups: dict[Hashable, list[Member]] = {}
+        for member in members:
+            groups.setdefault((member.template.key, self.within.get(member.te)), []).append(member)
+        for group in groups.values():
+            merged |= self._merge(None, group, merged)
+        for axis, bucket in unequal:
+            merged |= self._merge(axis, bucket, merged)
+        return merged
+
+    def _unequal(self, members: Sequence[Member]) -> list[tuple[int, list[Member]]]:
+        """Groups that differ in the extent of one axis, with that axis."""
+        buckets: dict[Hashable, list[Member]] = {}
+        for member in members:
+            for axis, (key, _) in member.template.along.items():
+                buckets.setdefault((axis, key, self.within.get(member.te)), []).append(member)
+        return [(axis, bucket) for (axis, *_), bucket in buckets.items() if _differ(bucket, axis)]
+
+    def _merge(self, axis: int | None, group: Sequence[Member], merged: set[TE], *, final: bool = True) -> set[TE]:
+        """Merge what is left of a group, or else the parts of it that read the same tensors; which were merged.
+
+        Where it is not `final`, what would need a selection is left for later.
+        """
+        members = [m for m in group if m.te not in merged]
+        if len(members) < 2 or (axis is not None and not _differ(members, axis)):
+            return set()
+        if frozenset(m.te for m in members) in self.refused:
+            return set()
+        plan = self._plan(members, axis)
+        reason, parts = self._refusal(plan)
+        if not final and plan.chooses:
+            reason, parts = "it would need a selection", _by_tensors(plan)
+        if not reason:
+            self._accept(plan, members[0].te)
+            return {m.te for m in members}
+        if final:
+            subject = _names([m.te for m in plan.members])
+            self.decisions.append(Decision("horizontal", subject, False, reason))
+        done: set[TE] = set()
+        if len(parts) > 1:
+            for part in parts:
+                done |= self._merge(axis, part, merged, final=final)
+        return done
+
+    def _plan(self, members: Sequence[Member], axis: int | None) -> Plan:
+        constants = self.program.constants
+        if axis is None:
+            return stacked_plan(members, constants.__contains__)
+        return joined_plan(members, axis, constants.__contains__)
+
+    def _refusal(self, plan: Plan) -> tuple[str, Sequence[Sequence[Member]]]:
+        """Why a plan does not pay, and which parts of the group may; no reason where it pays."""
+        first = plan.members[0].te
+        if plan.selections > _MOST_RUNS:
+            count = plan.selections
+            return f"an operand would be selected among {count} tensors for each element", _by_tensors(plan)
+        if plan.axis is not None and plan.chooses:
+            if not first.is_reduction:
+                return "an element-wise TE would spend more on selecting along an axis that is joined", ()
+            extents = sorted({m.shape[plan.axis] for m in plan.members})
+            if plan.granule < _TILE <= extents[-1]:
+                return f"tiles of {_TILE} along the joined axis, of extents {extents}, would hold parts of two", ()
+        if plan.selections == 1:
+            return "", ()
+        homes = {} if first.is_reduction else self._homes(plan)
+        if homes:
+            names = ", ".join(dict.fromkeys(t.name for home in homes.values() for t in home))
+            reason = f"each is better computed where its operand is made: {names} have no other use"
+            return reason, _parted(plan.members, [homes.get(m.te, ()) for m in plan.members])
+        if any(len(runs) == 1 for runs in plan.runs) or contracts(first):
+            return "", ()
+        if first.is_reduction:
+            return "they share no operand and none is constant", _by_tensors(plan)
+        reason = "their operands are separate tensors, and an element-wise TE would spend more on selecting them"
+        return reason, _by_tensors(plan)
+
+    def _homes(self, plan: Plan) -> dict[TE, tuple[Tensor, ...]]:
+        """For members that could be computed with an operand: the selected tensors that only they read."""
+        group = {m.te for m in plan.members}
+        homes: dict[TE, tuple[Tensor, ...]] = {}
+        for k, runs in enumerate(plan.runs):
+            if len(runs) == 1:
+                continue
+            only = {run.tensor: self._serves(run.tensor, group) for run in runs}
+            for member in plan.members:
+                tensor = member.operands[k].tensor
+                if only.get(tensor):
+                    homes[member.te] = (*homes.get(member.te, ()), tensor)
+        return homes
+
+    def _serves(self, tensor: Tensor | Pack, group: set[TE]) -> bool:
+        """Whether a TE defines `tensor` for some of `group`, and for nothing else."""
+        parts = self.origins.get(tensor, (tensor,))
+        if not all(t in self.program.producers for t in parts):
+            return False
+        return group > {reader for t in parts for reader in self.program.consumers[t]}
+
+    def _accept(self, plan: Plan, first: TE) -> None:
+        """Merge; name and operator-fusion group are those of `first`, whatever the order of the plan."""
+        tes = tuple(m.te for m in plan.members)
+        name = self.fresh(f"{first.name}_x{len(tes)}")
+        origin = first.origin.merged(*(te_.origin for te_ in tes))
+        merged = merged_te(plan, name, origin, self.packs)
+        self.tes.append(merged)
+        self.merges.append(Merge(tes, any(len(runs) == 1 for runs in plan.runs)))
+        self.origins[merged.output] = tuple(te_.output for te_ in tes)
+        for number, te_ in enumerate(tes):
+            self.moved[te_.output] = plan.place(number, merged.output)
+        if plan.shared:
+            what = "share an operand"
+        elif any(len(runs) == 1 for runs in plan.runs):
+            what = "have packed or sliced operands"
+        else:
+            what = "have operands of their own"
+        if plan.selections > 1:
+            what += f", one selected among {plan.selections} tensors"
+        how = "of one shape" if plan.axis is None else f"joined along axis {plan.axis}"
+        reason = f"{len(tes)} independent TEs {how} {what}: {merged.name}"
+        self.decisions.append(Decision("horizontal", _names(tes), True, reason))
 
 
-def _overlaid(whole: tuple[Tensor, ...], column: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-    """The shortest sequence that holds both, if at least half of `column` lies in `whole` or at one of its ends."""
-    if _start(whole, column) is not None:
-        return whole
-    for common in range(len(column) - 1, (len(column) - 1) // 2, -1):
-        if whole[-common:] == column[:common]:
-            return whole + column[common:]
-        if whole[:common] == column[-common:]:
-            return column[:-common] + whole
-    return None
+def _differ(members: Sequence[Member], axis: int) -> bool:
+    return len({m.shape[axis] for m in members}) > 1
 
 
-def _through_windows(te_: TE | ExternTE, windows: Mapping[Tensor, tuple[Tensor, int]]) -> TE | ExternTE:
-    """`te_` reading the larger pack in the place of its window."""
-    if not isinstance(te_, TE) or not any(t in windows for t in te_.inputs):
-        return te_
-    handles = Handles()
-    bodies = handles.opened(te_)
-    table = [(handles.of(t), handles.of(windows[t][0]), windows[t][1]) for t in te_.inputs if t in windows]
-
-    def rewrite(load: PrimExpr) -> PrimExpr:
-        for window, whole, start in table:
-            if load_tensor(load).same_as(window):
-                first, *others = load_indices(load)
-                return read(whole, [first + start, *others])
-        return load
-
-    return make_te(te_.name, te_.axes, map_bodies(bodies, rewrite), handles.pairs(), te_.origin, te_.outputs)
+def _by_tensors(plan: Plan) -> list[list[Member]]:
+    """Members that read the same tensor, where the plan selects among the fewest."""
+    selected = [k for k, runs in enumerate(plan.runs) if len(runs) > 1 or runs[0].chosen]
+    columns = [[m.operands[k].tensor for m in plan.members] for k in selected]
+    return _parted(plan.members, min(columns, key=lambda column: len(set(column))))
 
 
-def _levels(program: TEProgram) -> list[list[TE | ExternTE]]:
+def _parted(members: Sequence[Member], keys: Sequence[Hashable]) -> list[list[Member]]:
+    parts: dict[Hashable, list[Member]] = {}
+    for member, key in zip(members, keys, strict=True):
+        parts.setdefault(key, []).append(member)
+    return list(parts.values())
+
+
+def _levels(program: TEProgram) -> list[list[Item]]:
     """TEs by their depth in the dependence graph; those of one depth are independent."""
-    depth: dict[TE | ExternTE, int] = {}
-    levels: list[list[TE | ExternTE]] = []
+    depth: dict[Item, int] = {}
+    levels: list[list[Item]] = []
     for te_ in program.tes:
         before = [depth[program.producers[t]] for t in te_.inputs if t in program.producers]
         depth[te_] = max(before, default=-1) + 1
@@ -335,63 +282,3 @@ def _levels(program: TEProgram) -> list[list[TE | ExternTE]]:
             levels.append([])
         levels[depth[te_]].append(te_)
     return levels
-
-
-def _skeleton(te_: TE) -> _Skeleton:
-    operands: list[_Operand] = []
-
-    def rewrite(load: PrimExpr) -> PrimExpr:
-        slots: list[tirx.Var] = []
-        values: list[int] = []
-
-        def take(value: int, dtype: str) -> tirx.Var:
-            slots.append(tirx.Var(f"c{len(operands)}_{len(slots)}", dtype))
-            values.append(value)
-            return slots[-1]
-
-        # Every index has a constant term, so that a slice from 0 is like those that follow it.
-        parts = [_without_offset(index) for index in load_indices(load)]
-        indices = [map_constants(rest, take) + take(offset, dtype_of(rest)) for rest, offset in parts]
-        operands.append(_Operand(te_.input_of(load_tensor(load)), tuple(slots), tuple(values)))
-        return read(load_tensor(load), indices)
-
-    bodies = tuple(map_bodies(te_.op.body, rewrite))
-    tensors = [o.tensor for o in operands]
-    shapes = [(te_.output.shape, te_.output.dtype, te_.reduction_shape), *((t.shape, t.dtype) for t in tensors)]
-    variables = [axis.var for axis in te_.axes] + [slot for o in operands for slot in o.slots]
-    digest = structural_digest([*variables, *(map_loads(body, _anonymous) for body in bodies)])
-    return _Skeleton(te_, bodies, tuple(operands), f"{digest}:{shapes}:{[tensors.index(t) for t in tensors]}")
-
-
-def _without_offset(index: PrimExpr) -> tuple[PrimExpr, int]:
-    """An index as the sum of an expression and a constant."""
-    if isinstance(index, tirx.IntImm):
-        return tirx.IntImm(dtype_of(index), 0), int(index.value)
-    if isinstance(index, tirx.Add) and isinstance(index.b, tirx.IntImm):
-        return index.a, int(index.b.value)
-    return index, 0
-
-
-def _anonymous(load: PrimExpr) -> PrimExpr:
-    """A load without its tensor, which TVM cannot hash; the key holds the tensors' shapes beside it."""
-    return tirx.call_pure_extern(str(load_tensor(load).dtype), "operand", *load_indices(load))
-
-
-def _affine(column: Sequence[_Operand]) -> bool:
-    """Whether every integer of the loads is affine in the member's number."""
-    for values in zip(*(o.values for o in column), strict=True):
-        if len({after - before for before, after in itertools.pairwise(values)}) > 1:
-            return False
-    return True
-
-
-def _fill(
-    indices: Sequence[PrimExpr], column: Sequence[_Operand], run: range, group: tirx.Var
-) -> list[PrimExpr]:
-    """The load's indices for the members of `run`: each slot is a constant, or affine in `group`."""
-    mapping: dict[tirx.Var, PrimExpr] = {}
-    for number, slot in enumerate(column[0].slots):
-        start = column[run.start].values[number]
-        step = column[run.start + 1].values[number] - start if len(run) > 1 else 0
-        mapping[slot] = (group - run.start) * step + start if step else tirx.IntImm(dtype_of(slot), start)
-    return [substitute(index, mapping) for index in indices]

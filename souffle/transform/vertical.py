@@ -8,33 +8,31 @@
 Legal because a TE without reduction is a function of its indices: an element of P can be computed wherever it is read.
 The arithmetic stays the same where every element of P is read at most once. So P is put into its readers when that
 holds, or when P does no arithmetic at all and only moves data (reshape, transpose, slice, pad, concat).
+
+What cannot be one expression becomes one TE of several statements afterwards: see :mod:`souffle.transform.epilogue`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterable
 
-from souffle.analysis import Analysis, analyze
 from souffle.decision import Decision
-from souffle.program import TE, Tensor, TEProgram, make_te
-from souffle.transform.handles import Handles, instantiate, read
-from souffle.tvm_compat import (
-    PrimExpr,
-    bounded_analyzer,
-    load_indices,
-    load_tensor,
-    loads,
-    map_bodies,
-)
+from souffle.program import TE, Item, Tensor, TEProgram
+from souffle.transform.epilogue import fuse_neighbours
+from souffle.transform.vertical_compose import composed, simplified, use_of, work_of
 
-__all__ = ["vertical"]
+__all__ = ["simplified", "vertical"]
 
 _LARGEST_BODY = 64
 """Loads in one TE's body; composing past this gains nothing and makes expressions that are slow to simplify."""
 
+_MOST_NAMES = 4
+"""Readers that a decision names."""
+
 
 def vertical(program: TEProgram) -> tuple[TEProgram, tuple[Decision, ...]]:
-    """Compose chains of one-relies-on-one TEs, to a fixed point.
+    """Compose chains of one-relies-on-one TEs, to a fixed point, and fuse what remains with its neighbours.
 
     Parameters
     ----------
@@ -43,104 +41,152 @@ def vertical(program: TEProgram) -> tuple[TEProgram, tuple[Decision, ...]]:
     Returns
     -------
     program : TEProgram
-        The same object where nothing could be composed.
+        The same object where nothing could be composed or fused.
     decisions : tuple of Decision
-        One for each TE that was put into its readers, and for each that was kept although it is one-relies-on-one.
+        One for each TE that was put into its readers or fused, and for each that was kept although it is
+        one-relies-on-one.
     """
-    accepted: list[Decision] = []
-    while True:
-        composed, done, refused = _compose_once(program)
-        if composed is program:
-            return program, (*accepted, *refused)
-        accepted.extend(done)
-        program = composed
+    composer = _Composer(program)
+    smaller = composer.run()
+    result, fused = fuse_neighbours(smaller)
+    return result, (*composer.accepted, *composer.refused.values(), *fused)
 
 
-def _compose_once(program: TEProgram) -> tuple[TEProgram, list[Decision], list[Decision]]:
-    analysis = analyze(program)
-    done: list[Decision] = []
-    refused: list[Decision] = []
-    inlined: dict[Tensor, TE] = {}
-    replaced: dict[Tensor, TE] = {}
-    tes = []
-    for te_ in program.tes:
-        current = te_
-        if isinstance(te_, TE) and any(t in inlined for t in te_.inputs):
-            current = _with_producers(te_, {t: replaced[t] for t in te_.inputs if t in inlined})
-        tes.append(current)
-        if current is not te_ or not isinstance(te_, TE) or len(te_.outputs) != 1:
-            continue  # what has just taken in its producers is judged anew in the next round
-        replaced[te_.output] = te_
-        reason = _why_keep(te_, program, analysis)
-        if reason is None:
-            inlined[current.output] = te_
-            readers = ", ".join(c.name for c in program.consumers[te_.output])
-            reason = "its elements are computed where they are read"
-            done.append(Decision("vertical", f"{te_.name} into {readers}", True, reason))
-        elif reason:
-            refused.append(Decision("vertical", te_.name, False, reason))
-    if not inlined:
-        return program, [], refused
-    return program.with_tes(tes), done, refused
+class _Composer:
+    """Puts producers into their readers. Judges a TE again only where it or a reader of it has changed."""
 
+    def __init__(self, program: TEProgram) -> None:
+        self.program = program
+        self.items: list[Item | None] = list(program.tes)
+        self.producer = {t: i for i, item in enumerate(program.tes) for t in item.outputs}
+        # Ordered sets of positions.
+        self.readers: dict[Tensor, dict[int, None]] = {t: {} for t in self.producer}
+        for i, item in enumerate(program.tes):
+            for tensor in item.inputs:
+                if tensor in self.readers:
+                    self.readers[tensor][i] = None
+        self.results = set(program.outputs)
+        self.pending: dict[int, dict[Tensor, TE]] = {}
+        self.loads: dict[int, int] = {}
+        self.dropped: set[int] = set()
+        self.accepted: list[Decision] = []
+        self.refused: dict[int, Decision] = {}
 
-def _why_keep(te_: TE, program: TEProgram, analysis: Analysis) -> str | None:
-    """Why a TE is not put into its readers: ``None`` if it is, "" where the question does not arise."""
-    if te_.is_reduction or len(te_.outputs) != 1:
-        return ""
-    consumers = program.consumers[te_.output]
-    if not consumers or te_.output in program.outputs:
-        return ""
-    if not all(isinstance(c, TE) for c in consumers):
-        return "an operator that is no TE reads it"
-    work = analysis.arithmetic(te_)
-    own_loads = len(loads(te_.body))
-    for consumer in consumers:
-        occurrences = _occurrences(consumer, te_.output)
-        if own_loads * len(occurrences) + len(loads(consumer.body)) > _LARGEST_BODY:
-            return f"{consumer.name} would read {own_loads * len(occurrences)} more elements for each of its own"
-    if work.operations == 0:
+    def run(self) -> TEProgram:
+        """The program of which nothing more can be composed; the same object where nothing could at all.
+
+        What only moves data goes first. A padding that took in the arithmetic before it could not go into the
+        convolution that reads it.
+        """
+        self._pass(moving=True)
+        self._pass(moving=False)
+        if not self.accepted:
+            return self.program
+        return self.program.with_tes(item for item in self.items if item is not None)
+
+    def _pass(self, moving: bool) -> None:
+        turn, later = [position for position, item in enumerate(self.items) if item is not None], set()
+        while turn:
+            queued = set(turn)
+            heapq.heapify(turn)
+            while turn:
+                position = heapq.heappop(turn)
+                queued.discard(position)
+                for changed in self._judge(position, moving):
+                    # Readers come after it and still have their turn; what it reads is judged again in the next one.
+                    if changed < position:
+                        later.add(changed)
+                    elif changed not in queued:
+                        queued.add(changed)
+                        heapq.heappush(turn, changed)
+            later |= self.dropped
+            self.dropped.clear()
+            turn, later = [position for position in later if self.items[position] is not None], set()
+
+    def _judge(self, position: int, moving: bool) -> Iterable[int]:
+        """Put a TE into its readers where that is right; the positions for which it makes a difference."""
+        self._settle(position)
+        te_ = self.items[position]
+        if not any(tensor in self.results or self.readers[tensor] for tensor in te_.outputs):
+            self.items[position] = None
+            self._unread(position, te_.inputs)
+            return ()
+        if not isinstance(te_, TE) or te_.is_reduction or len(te_.outputs) != 1:
+            return ()
+        if te_.output in self.results or (moving and work_of(te_).operations):
+            return ()
+        readers = self._readers(te_.output)
+        if not readers:
+            return (position,)
+        reason = self._why_keep(te_, readers)
+        if reason is not None:
+            self.refused[position] = Decision("vertical", te_.name, False, reason)
+            return ()
+        self.refused.pop(position, None)
+        subject = f"{te_.name} into {self._names(readers)}"
+        self.accepted.append(Decision("vertical", subject, True, "its elements are computed where they are read"))
+        self.items[position] = None
+        for reader in readers:
+            self.pending.setdefault(reader, {})[te_.output] = te_
+        above = [self.producer[t] for t in te_.inputs if t in self.producer]
+        for tensor in te_.inputs:
+            if tensor in self.readers:
+                self.readers[tensor].pop(position, None)
+                self.readers[tensor].update(dict.fromkeys(readers))
+        return (*readers, *above)
+
+    def _settle(self, position: int) -> None:
+        """Compose a TE with the producers that wait to be put into it: all at once, as a concatenation has many."""
+        producers = self.pending.pop(position, None)
+        if not producers:
+            return
+        before = self.items[position]
+        made = self.items[position] = composed(before, producers)
+        self.loads.pop(position, None)
+        read = {tensor for te_ in (before, *producers.values()) for tensor in te_.inputs}
+        # A selection may have turned out to be impossible.
+        self._unread(position, read.difference(made.inputs))
+
+    def _unread(self, position: int, tensors: Iterable[Tensor]) -> None:
+        """An item does not read some tensors any more, which makes a difference to what defines them."""
+        for tensor in tensors:
+            if tensor in self.readers and position in self.readers[tensor]:
+                del self.readers[tensor][position]
+                self.dropped.add(self.producer[tensor])
+
+    def _readers(self, tensor: Tensor) -> list[int]:
+        """The readers of `tensor`, composed as far as matters to how they read it."""
+        for position in list(self.readers[tensor]):
+            waiting = self.pending.get(position)
+            if waiting and (
+                work_of(self.items[position]).nested or any(tensor in producer.inputs for producer in waiting.values())
+            ):
+                self._settle(position)
+        return list(self.readers[tensor])
+
+    def _why_keep(self, te_: TE, readers: Iterable[int]) -> str | None:
+        """Why a TE is not put into its readers; ``None`` if it is."""
+        if not all(isinstance(self.items[reader], TE) for reader in readers):
+            return "an operator that is no TE reads it"
+        work = work_of(te_)
+        reads, grown = 0, {}
+        for position in readers:
+            reader = self.items[position]
+            use = use_of(reader, te_.output)
+            before = self.loads.get(position) or work_of(reader).loads
+            grown[position] = before + (work.loads - 1) * use.occurrences
+            if work.loads > 1 and grown[position] > _LARGEST_BODY:
+                return f"{reader.name} would read {grown[position] - before} more elements for each of its own"
+            if work.expensive and use.occurrences > 1:
+                return f"{reader.name} would hold its expensive expression several times"
+            reads += use.times
+        if work.operations and reads > te_.output.size:
+            kind = "expensive " if work.expensive else ""
+            return f"its {te_.output.size} elements are read {reads} times, which would repeat {kind}arithmetic"
+        self.loads.update(grown)
         return None
-    reads = 0
-    for consumer in consumers:
-        access = analysis.access(consumer, consumer.inputs.index(te_.output))
-        reads += access.times
-        if work.expensive and len(_occurrences(consumer, te_.output)) > 1:
-            return f"{consumer.name} would hold its expensive expression several times"
-    if reads > te_.output.size:
-        kind = "expensive " if work.expensive else ""
-        return f"its {te_.output.size} elements are read {reads} times, which would repeat {kind}arithmetic"
-    return None
 
-
-def _occurrences(consumer: TE, tensor: Tensor) -> list[PrimExpr]:
-    placeholder = consumer.placeholder_of(tensor)
-    return [load for body in consumer.op.body for load in loads(body) if load_tensor(load).same_as(placeholder)]
-
-
-def _with_producers(te_: TE, producers: dict[Tensor, TE]) -> TE:
-    """`te_` with the expressions of some producers in the place of reads of them."""
-    handles = Handles()
-    bodies = handles.opened(te_)
-    opened = {handles.of(t): (producer, handles.opened(producer)[0]) for t, producer in producers.items()}
-
-    def rewrite(load: PrimExpr) -> PrimExpr:
-        for handle, (producer, body) in opened.items():
-            if load_tensor(load).same_as(handle):
-                return instantiate(body, producer.axes, load_indices(load))
-        return load
-
-    composed = simplified(map_bodies(bodies, rewrite), te_)
-    origin = te_.origin.merged(*(p.origin for p in producers.values()))
-    return make_te(te_.name, te_.axes, composed, handles.pairs(), origin, te_.outputs)
-
-
-def simplified(bodies: Sequence[PrimExpr], te_: TE) -> list[PrimExpr]:
-    """The index arithmetic of some bodies simplified under the bounds of the TE's axes."""
-    analyzer = bounded_analyzer((*te_.axes, *te_.reduce_axes))
-
-    def tidy(index: PrimExpr) -> PrimExpr:
-        # TVM simplifies no index that depends on data.
-        return index if loads(index) else analyzer.simplify(index)
-
-    return map_bodies(bodies, lambda load: read(load_tensor(load), [tidy(i) for i in load_indices(load)]))
+    def _names(self, readers: Iterable[int]) -> str:
+        names = [self.items[reader].name for reader in readers]
+        rest = len(names) - _MOST_NAMES
+        return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")

@@ -86,6 +86,9 @@ _CALLS = {
     "exp": math.exp,
     "erf": math.erf,
     "tanh": math.tanh,
+    "log": lambda x: math.log(abs(x) + 1e-6),
+    "rsqrt": lambda x: 1 / math.sqrt(abs(x) + 1e-6),
+    "pow": lambda x, y: abs(x) ** y,
     "sqrt": lambda x: math.sqrt(abs(x)),
     "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
     "floor": np.floor,
@@ -96,18 +99,30 @@ _CALLS = {
 
 
 class Interpreter:
-    """Runs a TE point by point over small arrays and records which element it reads for which output element."""
+    """Runs a TE point by point over small arrays and records which element it reads for which output element.
+
+    Shares nothing with the analysis: it walks the expression itself.
+
+    Attributes
+    ----------
+    reads : mapping of int to set
+        For each input index, the pairs (output element, input element).
+    point_reads : mapping of int to set
+        The same for points of the whole iteration space: output element, then reduction axes.
+    """
 
     def __init__(self, te_: TE, arrays: dict[Tensor, np.ndarray]) -> None:
         self.te, self.arrays = te_, arrays
         self.reads: dict[int, set] = defaultdict(set)
+        self.point_reads: dict[int, set] = defaultdict(set)
         self.output: tuple[int, ...] = ()
+        self.inner: tuple[int, ...] = ()
 
     def run(self) -> dict[int, set[tuple[tuple[int, ...], tuple[int, ...]]]]:
         """For each input index, the pairs (output element, input element)."""
         reduce = reduce_node(self.te.body)
         for point in itertools.product(*(self._values(axis) for axis in self.te.axes)):
-            self.output = point
+            self.output, self.inner = point, ()
             env = dict(zip((hash(axis.var) for axis in self.te.axes), self.output, strict=True))
             if reduce is None:
                 for body in self.te.op.body:
@@ -120,6 +135,7 @@ class Interpreter:
                 for axis in self.te.reduce_axes
             ]
             for inner_point in itertools.product(*ranges):
+                self.inner = inner_point
                 inner = env | dict(zip((hash(axis.var) for axis in self.te.reduce_axes), inner_point, strict=True))
                 if self.eval(reduce.condition, inner):
                     for source in reduce.source:
@@ -164,6 +180,7 @@ class Interpreter:
             index = tuple(int(self.eval(i, env)) for i in load_indices(node))
             position = next(i for i, p in enumerate(self.te.placeholders) if p.same_as(load_tensor(node)))
             self.reads[position].add((self.output, index))
+            self.point_reads[position].add((self.output + self.inner, index))
             assert all(0 <= i < n for i, n in zip(index, self.te.inputs[position].shape, strict=True)), index
             return self.arrays[self.te.inputs[position]][index].item()
         name = node.op.name.rpartition(".")[2]
@@ -175,7 +192,12 @@ class Interpreter:
 
 
 def reads_of(te_: TE, seed: int = 0, largest_index: int = 2) -> dict[int, set]:
-    """What `te_` reads on random data; integer inputs hold values up to `largest_index`."""
+    """What `te_` reads on random data; integer inputs hold values below `largest_index`."""
+    return interpreted(te_, seed, largest_index).reads
+
+
+def interpreted(te_: TE, seed: int = 0, largest_index: int = 2) -> Interpreter:
+    """An interpreter that has run `te_` on random data; integer inputs hold values below `largest_index`."""
     rng = np.random.default_rng(seed)
     arrays = {
         tensor: rng.integers(0, largest_index, tensor.shape)
@@ -183,4 +205,6 @@ def reads_of(te_: TE, seed: int = 0, largest_index: int = 2) -> dict[int, set]:
         else rng.random(tensor.shape, np.float32) - np.float32(0.5)
         for tensor in te_.inputs
     }
-    return Interpreter(te_, {t: np.asarray(a) for t, a in arrays.items()}).run()
+    interpreter = Interpreter(te_, {t: np.asarray(a) for t, a in arrays.items()})
+    interpreter.run()
+    return interpreter

@@ -33,6 +33,11 @@ def stages(*tiles: int, sort_at: int | None = None) -> list[Stage]:
     return [Stage(draft_stage([t], program), Tiles(n)) for t, n in zip(program.tes, tiles, strict=True)]
 
 
+def cut(rule, given: list[Stage], shared: list[int] | None = None):
+    """What `rule` says of stages with these bytes of shared memory."""
+    return rule(given, TINY, dict(zip(given, shared or [0] * len(given), strict=True)))
+
+
 def sizes(subprograms: tuple[Subprogram, ...]) -> list[int]:
     return [len(s.stages) for s in subprograms]
 
@@ -44,14 +49,14 @@ def test_below_v3_every_stage_is_a_kernel() -> None:
 
 
 def test_stages_of_one_wave_share_a_kernel() -> None:
-    parts, decisions = partition_souffle(stages(1, WAVE, 2), TINY, [0, 0, 0])
+    parts, decisions = cut(partition_souffle, stages(1, WAVE, 2))
     assert sizes(parts) == [3] and parts[0].name == "matmul2"
     (decision,) = decisions
     assert decision.subject == "no cut" and f"{WAVE}, fit in one wave of {WAVE}" in decision.reason
 
 
 def test_a_stage_of_more_blocks_than_a_wave_is_cut_off_with_the_figures() -> None:
-    parts, decisions = partition_souffle(stages(1, WAVE + 1, 2), TINY, [0, 0, 0])
+    parts, decisions = cut(partition_souffle, stages(1, WAVE + 1, 2))
     assert sizes(parts) == [1, 1, 1]
     before, after = decisions
     assert before.stage == "partition" and before.subject == "cut before matmul1 (Matmul matmul1)"
@@ -62,20 +67,20 @@ def test_a_stage_of_more_blocks_than_a_wave_is_cut_off_with_the_figures() -> Non
 def test_shared_memory_makes_a_wave_smaller() -> None:
     pool = 60 * 1024
     assert TINY.blocks_per_wave(256, pool) == 4
-    parts, (decision,) = partition_souffle(stages(5, 1), TINY, [0, pool])
+    parts, (decision,) = cut(partition_souffle, stages(5, 1), [0, pool])
     assert sizes(parts) == [1, 1] and f"{pool} bytes of shared memory" in decision.reason
-    assert sizes(partition_souffle(stages(4, 1), TINY, [0, pool])[0]) == [2]
+    assert sizes(cut(partition_souffle, stages(4, 1), [0, pool])[0]) == [2]
 
 
 def test_persistent_tiles_are_not_cut() -> None:
-    parts, (decision,) = partition_persistent(stages(1, 100 * WAVE, 2), TINY, [0, 0, 0])
+    parts, (decision,) = cut(partition_persistent, stages(1, 100 * WAVE, 2))
     assert sizes(parts) == [3]
     assert decision.subject == "no cut" and f"waves of {WAVE} blocks" in decision.reason
 
 
 @pytest.mark.parametrize("rule", [partition_souffle, partition_persistent])
 def test_an_operator_that_is_no_te_is_a_kernel_of_its_own(rule) -> None:
-    parts, decisions = rule(stages(1, 1, 1, 1, sort_at=1), TINY, [0] * 4)
+    parts, decisions = cut(rule, stages(1, 1, 1, 1, sort_at=1))
     assert sizes(parts) == [1, 1, 2]
     assert all("no TE" in d.reason for d in decisions) and "cut before sort1" in decisions[0].subject
 
@@ -83,7 +88,7 @@ def test_an_operator_that_is_no_te_is_a_kernel_of_its_own(rule) -> None:
 @pytest.mark.parametrize("rule", [partition_souffle, partition_persistent])
 def test_every_stage_is_kept_in_order(rule) -> None:
     given = stages(1, 40, 3, 90, 2, 2, sort_at=4)
-    parts, _ = rule(given, TINY, [0, 0, 9000, 0, 0, 50_000])
+    parts, _ = cut(rule, given, [0, 0, 9000, 0, 0, 50_000])
     assert [s for part in parts for s in part.stages] == given
 
 

@@ -11,7 +11,7 @@ from tvm import tirx
 
 from souffle.analysis import analyze
 from souffle.decision import Decision
-from souffle.program import TEProgram
+from souffle.program import TEProgram, fuse
 from souffle.schedule.drafts import Answer
 from souffle.schedule.form import JoinPolicy, StageError, form_stages
 from souffle.schedule.stage import Stage, draft_stage
@@ -53,6 +53,49 @@ def epilogue(group: str = "") -> TEProgram:
     b = Builder().grouped(group)
     x = b.matmul(b.input(4, 6), b.constant(weights(6, 5)))
     return b.program(b.relu(x))
+
+
+def fused_chain() -> TEProgram:
+    """A prologue, a reduction and two statements behind it, as one TE."""
+    b = Builder()
+    x = b.matmul(b.scaled(b.input(4, 6), 2.0), b.constant(weights(6, 5)))
+    plain = b.program(b.tanh(b.relu(x)))
+    return plain.with_tes([fuse(plain.tes, plain.outputs)])
+
+
+def form_fused(program: TEProgram, scheduler) -> list[list[str]]:
+    stages, _ = form_stages(program, analyze(program.expanded()), scheduler, ACROSS)
+    return [[te_.name for te_ in stage.tes] for stage in stages]
+
+
+def test_the_statements_of_a_fused_te_are_tried_at_once() -> None:
+    asked = []
+
+    def counting(func: tirx.PrimFunc) -> Answer:
+        asked.append(str(func).count('T.sblock("t'))
+        return willing(func)
+
+    assert form_fused(fused_chain(), counting) == [["scale0", "matmul1", "relu2", "tanh3"]]
+    # The first alone, all of them, and the reduction alone to compare with.
+    assert sorted(asked) == [1, 1, 4]
+
+
+def test_statements_that_no_schedule_computes_at_once_are_joined_one_by_one() -> None:
+    def small(func: tirx.PrimFunc) -> Answer:
+        blocks = str(func).count('T.sblock("t')
+        return willing(func) if blocks < 3 else Answer(None, "none", 9, False, 0, "too many")
+
+    assert form_fused(fused_chain(), small) == [["scale0", "matmul1"], ["relu2", "tanh3"]]
+
+
+def test_a_reduction_behind_its_prologue_is_held_to_its_own_schedule() -> None:
+    def scheduler(func: tirx.PrimFunc) -> Answer:
+        text = str(func)
+        several, reduces = text.count('T.sblock("t') > 1, "T.init()" in text
+        rank = 1 if several else (0 if reduces else 2)
+        return Answer(object(), f"rule{rank}", rank, True, 8, "")
+
+    assert form_fused(fused_chain(), scheduler)[0] == ["scale0"]
 
 
 def test_an_element_wise_te_joins_the_reduction_before_it() -> None:

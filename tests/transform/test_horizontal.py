@@ -60,11 +60,15 @@ def test_slices_of_one_tensor_are_read_at_an_affine_index() -> None:
 
 def test_slices_at_no_regular_distance_are_not_read_at_one_index() -> None:
     b = Builder()
-    x = b.input(4, 12)
-    parts = [b.slice(x, 1, start, start + 2) for start in (0, 3, 10)]
-    program = b.program(b.plus(b.plus(parts[0], parts[1]), parts[2]))
-    result, _ = horizontal(program)
-    assert_same_function(program, result)
+    x = b.input(4, 20)
+    parts = [b.slice(x, 1, start, start + 2) for start in (0, 3, 10, 11, 17)]
+    total = parts[0]
+    for part in parts[1:]:
+        total = b.plus(total, part)
+    program = b.program(total)
+    result, decisions = horizontal(program)
+    assert result is program
+    assert "selecting" in decisions[0].reason and not decisions[0].accepted
 
 
 def test_separate_tensors_are_selected_in_a_reduction_that_shares_weights() -> None:
@@ -110,10 +114,10 @@ def test_dependent_tes_are_not_merged() -> None:
 
 def test_other_shapes_types_and_expressions_are_not_merged() -> None:
     b = Builder()
-    x = b.input(4, 6)
+    x, y = b.input(4, 6), b.input(3, 7)
     one = b.matmul(x, b.constant(weights(6, 5)))
-    other = b.matmul(x, b.constant(weights(6, 7)))
-    program = b.program(b.plus(b.reduce(one, 1), b.reduce(other, 1)), b.plus(b.relu(x), b.scaled(x, 2.0)))
+    other = b.matmul(y, b.constant(weights(7, 5)))  # another length of the sum
+    program = b.program(b.plus(b.reduce(one, 0), b.reduce(other, 0)), b.plus(b.relu(x), b.scaled(x, 2.0)))
     result, _ = horizontal(program)
     assert len(result.tes) == len(program.tes)
     assert_same_function(program, result)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from souffle.analysis import analyze, share_elements
 from souffle.pipeline import LEVELS, transform_program
-from souffle.program import TEProgram
+from souffle.program import FusedTE, TEProgram, parts_of
 from souffle.transform import horizontal, mixed_precision, vertical
 from tests.testlib import Builder, assert_same_function, random_program
 
@@ -44,6 +45,23 @@ def test_all_of_a_level_keeps_every_bit(program: TEProgram, level: str) -> None:
     result, _ = transform_program(program, LEVELS[level], "fp32")
     assert len(result.tes) <= len(program.tes)
     assert_same_function(program, result)
+
+
+@SETTINGS
+@given(program=programs())
+def test_fused_programs_hold_what_their_parts_do(program: TEProgram) -> None:
+    result, _ = vertical(horizontal(program)[0])
+    parts = result.expanded()
+    parts.check()
+    assert_same_function(program, parts)
+    fused, apart = analyze(result), analyze(parts)
+    for item in result.tes:
+        work = fused.arithmetic(item)
+        assert work.operations == sum(apart.arithmetic(part).operations for part in parts_of(item))
+        if isinstance(item, FusedTE):
+            assert share_elements(item.parts[len(item.prologue) :])
+        for access in fused.accesses(item):
+            assert 0 < access.elements <= min(access.times, access.tensor.size)
 
 
 @SETTINGS

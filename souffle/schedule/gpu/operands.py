@@ -182,7 +182,7 @@ def _split_points(expressions: Sequence[PrimExpr], axis: Axis) -> list[int]:
 
     for expression in expressions:
         tvm_ffi.structural_walk(expression, ((tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod, *COMPARE), see))
-    found.add(bounds)
+    found.add(gcd(bounds, axis.extent))
     return sorted(c for c in found if 1 < c < axis.extent and axis.extent % c == 0)
 
 

@@ -1,0 +1,322 @@
+"""Which stages a kernel calls, in which order, where it waits for all blocks, and where each argument lies.
+
+A stage runs in the epoch after the last one that defines an input of it, so there are as many grid syncs as the
+longest path of dependent stages has edges. Tensors are written once in an epoch, and workspace is reused across epochs
+only, so that reads after writes are the only conflicts. A loop is one epoch from outside; inside, its stages have
+epochs of their own, and all blocks wait for each other before each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from souffle.kernel.lower import DeviceFunction
+from souffle.program import Carried, Loop, Tensor
+from souffle.schedule.stage import LoopStage, Stage, Unit
+
+__all__ = ["CallPlan", "KernelShape", "LoopCall", "Place", "StageCall", "Touch", "plan_calls"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an argument of a stage lies: a parameter of the kernel, or a part of one that the step of a loop chooses.
+
+    At step ``s`` of a loop of ``n`` steps it is ``first[s]`` where that is given, `last` where that is given and ``s``
+    is ``n - 1``, and otherwise element ``((s - len(first)) % ring) * stride`` of `parameter`.
+
+    Attributes
+    ----------
+    parameter : int
+        Of the kernel.
+    stride : int
+        Elements from one step's part to the next one's; 0 outside of loops.
+    ring : int
+        Parts that take turns; 0 where every step has its own.
+    first : tuple of int
+        Parameters for the first steps.
+    last : int or None
+        The parameter for the last step.
+    """
+
+    parameter: int
+    stride: int = 0
+    ring: int = 0
+    first: tuple[int, ...] = ()
+    last: int | None = None
+
+
+@dataclass(frozen=True)
+class StageCall:
+    """One stage of a kernel.
+
+    Attributes
+    ----------
+    functions : tuple of DeviceFunction
+        What :func:`souffle.kernel.lower.lower_stage` gave for it.
+    arguments : tuple of Place
+        One for each parameter of the stage.
+    sync_before : bool
+        Whether a grid sync stands before it.
+    prefetch : tuple of (Place, int)
+        What is asked into the L2 cache before the barrier that this stage waits at, and how many bytes (level V4,
+        paper §6.5).
+    """
+
+    functions: tuple[DeviceFunction, ...]
+    arguments: tuple[Place, ...]
+    sync_before: bool
+    prefetch: tuple[tuple[Place, int], ...]
+
+
+@dataclass(frozen=True)
+class LoopCall:
+    """Stages that a kernel runs several times.
+
+    Attributes
+    ----------
+    steps : int
+    calls : tuple of StageCall
+        The first has a grid sync before it, which separates the steps.
+    sync_first : bool
+        Whether the first step needs that sync too.
+    """
+
+    steps: int
+    calls: tuple[StageCall, ...]
+    sync_first: bool
+
+
+@dataclass(frozen=True)
+class KernelShape:
+    """A kernel up to the tensors that it is launched with: equal shapes are one kernel launched several times.
+
+    Attributes
+    ----------
+    calls : tuple of StageCall or LoopCall
+    parameters : tuple of (str, int)
+        Type and bytes of each tensor parameter.
+    """
+
+    calls: tuple[StageCall | LoopCall, ...]
+    parameters: tuple[tuple[str, int], ...]
+
+    @property
+    def stage_calls(self) -> Iterator[StageCall]:
+        """The calls in the text of the kernel: those of a loop once."""
+        for call in self.calls:
+            yield from call.calls if isinstance(call, LoopCall) else (call,)
+
+    @property
+    def functions(self) -> tuple[DeviceFunction, ...]:
+        """What is called, as often as it stands in the text."""
+        return tuple(f for call in self.stage_calls for f in call.functions)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return max(f.threads for f in self.functions)
+
+    @property
+    def tiles(self) -> int:
+        """Most tiles of a stage."""
+        return max(f.tiles for f in self.functions)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: all stages use one pool from its start."""
+        return max(f.shared_bytes for f in self.functions)
+
+    @property
+    def grid_syncs(self) -> int:
+        """Grid-wide barriers that each block waits at, in all."""
+        total = 0
+        for call in self.calls:
+            if isinstance(call, LoopCall):
+                total += call.steps * sum(c.sync_before for c in call.calls) - (not call.sync_first)
+            else:
+                total += call.sync_before
+        return total
+
+
+@dataclass(frozen=True)
+class Touch:
+    """A tensor of a kernel that is read or written from epoch `first` to epoch `last`, inclusive.
+
+    Between two epochs all blocks wait for each other. The epochs of one step of a loop count each.
+    """
+
+    tensor: Tensor
+    first: int
+    last: int
+    writes: bool
+
+
+@dataclass(frozen=True, eq=False)
+class CallPlan:
+    """The stages of a kernel in the order to run, and what its first launch is given.
+
+    Attributes
+    ----------
+    shape : KernelShape
+    stages : tuple of Stage or LoopStage
+        By epoch; otherwise in the order given.
+    epochs : tuple of int
+        For each of `stages`, how many waits for all blocks stand before it, loops counted as one epoch.
+    length : int
+        Epochs in all, with those of one step of each loop.
+    tensors : tuple of Tensor
+        For each parameter of the kernel: tensors of the program, or the memory of a loop's carried values.
+    touches : tuple of Touch
+    """
+
+    shape: KernelShape
+    stages: tuple[Unit, ...]
+    epochs: tuple[int, ...]
+    length: int
+    tensors: tuple[Tensor, ...]
+    touches: tuple[Touch, ...]
+
+
+def plan_calls(
+    stages: Sequence[Unit],
+    functions: Mapping[Stage, tuple[DeviceFunction, ...]],
+    constants: Mapping[Tensor, object],
+    *,
+    prefetch: bool,
+) -> CallPlan:
+    """Decide where a kernel needs grid syncs, and with which tensors it is launched.
+
+    Parameters
+    ----------
+    stages : sequence of Stage or LoopStage
+        In topological order.
+    functions : mapping of Stage to its lowered functions
+    constants : mapping of Tensor
+        Tensors that no kernel writes.
+    prefetch : bool
+        Whether weights of the stages after a barrier are prefetched before it.
+    """
+    return _Planner(functions, constants, prefetch).plan(stages)
+
+
+class _Planner:
+    def __init__(
+        self, functions: Mapping[Stage, tuple[DeviceFunction, ...]], constants: Mapping[Tensor, object], prefetch: bool
+    ) -> None:
+        self.functions = functions
+        self.constants = constants
+        self.prefetch = prefetch
+        self.position: dict[Tensor, int] = {}
+        self.touches: dict[Touch, None] = {}
+
+    def plan(self, stages: Sequence[Unit]) -> CallPlan:
+        ordered, epochs = _epochs(stages)
+        calls: list[StageCall | LoopCall] = []
+        before, start = 0, 0
+        for epoch in range(max(epochs) + 1):
+            units = [unit for unit, at in zip(ordered, epochs, strict=True) if at == epoch]
+            loops = [unit for unit in units if isinstance(unit, LoopStage)]
+            inner = [max(_epochs(unit.stages)[1]) + 1 for unit in loops]
+            # Whatever runs beside a loop may run beside any of its stages; so may the stages of two loops.
+            span = range(start, start + max(inner, default=1))
+            for unit in units:
+                sync, before = epoch > before, epoch
+                if isinstance(unit, LoopStage):
+                    calls.append(self.loop(unit, span, sync, alone=len(loops) == 1))
+                else:
+                    places = {t: self.fixed(t) for t in (*unit.inputs, *unit.outputs)}
+                    calls.append(self.stage(unit, sync, places, self.constants))
+                    self.touch(unit.inputs, unit.outputs, span)
+            start = span.stop
+        tensors = tuple(self.position)
+        shape = KernelShape(tuple(calls), tuple((t.dtype, t.nbytes) for t in tensors))
+        return CallPlan(shape, ordered, epochs, start, tensors, tuple(self.touches))
+
+    def stage(
+        self, stage: Stage, sync: bool, places: Mapping[Tensor, Place], weights: Container[Tensor]
+    ) -> StageCall:
+        """The call of a stage; `weights` are worth a prefetch."""
+        ahead = tuple((places[t], t.nbytes) for t in stage.inputs if t in weights) if self.prefetch and sync else ()
+        arguments = tuple(places[t] for t in (*stage.inputs, *stage.outputs))
+        return StageCall(self.functions[stage], arguments, sync, ahead)
+
+    def loop(self, unit: LoopStage, span: range, sync: bool, *, alone: bool) -> LoopCall:
+        """The call of a loop; `alone` says whether no other loop runs beside it."""
+        loop = unit.loop
+        places = self.places(loop, span)
+        self.touch(loop.inputs, loop.outputs, span)
+        # What every step reads again is in the cache after the first.
+        weights = {p.tensor for p in loop.indexed if p.source in self.constants}
+        ordered, epochs = _epochs(unit.stages)
+        calls = []
+        before = -1
+        inside: set[Tensor] = set()
+        for stage, at in zip(ordered, epochs, strict=True):
+            for tensor in (*stage.inputs, *stage.outputs):
+                if tensor not in places:
+                    places[tensor] = self.fixed(tensor)
+                    inside.update({tensor} & {*stage.outputs})
+                if tensor in inside:
+                    here = range(span.start + at, span.start + at + 1) if alone else span
+                    self.touch((), (tensor,), here)
+            calls.append(self.stage(stage, at > before, places, weights))
+            before = at
+        return LoopCall(loop.steps, tuple(calls), sync)
+
+    def places(self, loop: Loop, span: range) -> dict[Tensor, Place]:
+        """Where the loop's parameters and results lie at each step."""
+        places = {p.tensor: Place(self.fixed(p.source).parameter, p.stride) for p in loop.indexed}
+        kept = {c.value: c for c in loop.collected}
+        longest: dict[Tensor, int] = {}
+        for c in loop.carried:
+            longest[c.value] = max(longest.get(c.value, 0), c.distance)
+        homes: dict[Tensor, Place] = {}
+        for value in dict.fromkeys([*longest, *kept]):
+            result = kept.get(value)
+            if result is not None and result.every:
+                homes[value] = Place(self.fixed(result.tensor).parameter, value.size)
+            elif value in longest:
+                ring = _ring(value, longest[value] + 1)
+                last = None if result is None else self.fixed(result.tensor).parameter
+                stride = ring.size // (longest[value] + 1)
+                homes[value] = Place(self.fixed(ring).parameter, stride, longest[value] + 1, last=last)
+                self.touch((), (ring,), span)
+            else:
+                homes[value] = self.fixed(result.tensor)
+        places.update(homes)
+        places.update({c.tensor: self.carried(c, homes[c.value]) for c in loop.carried})
+        return places
+
+    def carried(self, carried: Carried, home: Place) -> Place:
+        """Where what an earlier step has left lies."""
+        first = tuple(self.fixed(tensor).parameter for tensor in carried.initial)
+        return Place(home.parameter, home.stride, home.ring, first)
+
+    def fixed(self, tensor: Tensor) -> Place:
+        return Place(self.position.setdefault(tensor, len(self.position)))
+
+    def touch(self, reads: Sequence[Tensor], writes: Sequence[Tensor], span: range) -> None:
+        self.touches.update(dict.fromkeys(Touch(t, span.start, span.stop - 1, False) for t in reads))
+        self.touches.update(dict.fromkeys(Touch(t, span.start, span.stop - 1, True) for t in writes))
+
+
+def _epochs(units: Sequence[Unit]) -> tuple[tuple[Unit, ...], tuple[int, ...]]:
+    """`units` by epoch, and the epoch of each."""
+    ready: dict[Tensor, int] = {}
+    epoch_of: dict[Unit, int] = {}
+    for unit in units:
+        epoch_of[unit] = max((ready[t] for t in unit.inputs if t in ready), default=0)
+        ready.update(dict.fromkeys(unit.outputs, epoch_of[unit] + 1))
+    ordered = tuple(sorted(units, key=lambda unit: epoch_of[unit]))
+    return ordered, tuple(epoch_of[unit] for unit in ordered)
+
+
+WIDEST_ACCESS = 16
+"""Bytes of the widest access of a thread; parts of a tensor that a step chooses start at multiples of it."""
+
+
+def _ring(value: Tensor, slots: int) -> Tensor:
+    """The memory of a carried value: as many parts as steps are needed at once."""
+    part = -(-value.nbytes // WIDEST_ACCESS) * WIDEST_ACCESS // value.itemsize
+    return Tensor(f"{value.name}_ring", (slots, part), value.dtype)

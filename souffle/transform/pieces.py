@@ -1,0 +1,361 @@
+"""Repeated pieces of a program: which items are equal, and what each operand is from step to step.
+
+Two items have equal signatures where they differ only in the tensors that they read and in the constant terms of their
+indices. What those terms do from one repetition to the next decides whether a tensor is read at the same place, or at
+one that moves with the step.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from tvm import tirx
+
+from souffle.program import TE, FusedTE, Item, Tensor, TEProgram
+from souffle.program.shared import OncePer
+from souffle.tvm_compat import (
+    PrimExpr,
+    dtype_of,
+    load_indices,
+    load_tensor,
+    map_loads,
+    structural_digest,
+)
+
+__all__ = [
+    "ALIGNMENT",
+    "Column",
+    "Earlier",
+    "Fixed",
+    "Moving",
+    "Operand",
+    "Piece",
+    "Refusal",
+    "Signature",
+    "Stacked",
+    "read_piece",
+    "signature",
+]
+
+ALIGNMENT = 16
+"""Bytes. The widest read or write of a thread: what moves with the step must move by a multiple of it."""
+
+Signature = tuple
+"""Equal for items that differ in the tensors and the constant offsets that they read at only."""
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The same tensor in every step."""
+
+    tensor: Tensor
+
+
+@dataclass(frozen=True)
+class Moving:
+    """One tensor, read `stride` elements further in each step."""
+
+    tensor: Tensor
+    stride: int
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """A constant of each step."""
+
+    tensors: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What item `item` of the piece defines as output `output`, `distance` steps before (0: in this step).
+
+    `initial` holds what the first `distance` steps read.
+    """
+
+    item: int
+    output: int
+    distance: int
+    initial: tuple[Tensor, ...]
+
+
+Operand = Fixed | Moving | Stacked | Earlier
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Items of a program that repeat.
+
+    Attributes
+    ----------
+    start, period, steps : int
+        Step ``s`` is items ``start + s * period`` to ``start + (s + 1) * period`` of the program.
+    operands : tuple of tuples of Operand
+        For each item of the piece, and each of its inputs.
+    """
+
+    start: int
+    period: int
+    steps: int
+    operands: tuple[tuple[Operand, ...], ...]
+
+    @cached_property
+    def carried_bytes(self) -> int:
+        """Bytes handed from one step to the next."""
+        found = {(o.item, o.output): o for row in self.operands for o in row if isinstance(o, Earlier) and o.distance}
+        return sum(o.initial[0].nbytes for o in found.values())
+
+    def items(self, program: TEProgram) -> tuple[TE | FusedTE, ...]:
+        """The items of all steps."""
+        return program.tes[self.start : self.start + self.period * self.steps]
+
+    def columns(self, program: TEProgram) -> Iterator[Column]:
+        """What each step defines that others need."""
+        items = self.items(program)
+        inside, results = set(items), set(program.outputs)
+        for j in range(self.period):
+            for k in range(len(items[j].outputs)):
+                tensors = tuple(item.outputs[k] for item in items[j :: self.period])
+                wanted = tuple(
+                    s
+                    for s, tensor in enumerate(tensors)
+                    if tensor in results or any(c not in inside for c in program.consumers[tensor])
+                )
+                if wanted:
+                    yield Column(tensors, wanted)
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """One output of a piece, in every step.
+
+    Attributes
+    ----------
+    tensors : tuple of Tensor
+        By step.
+    wanted : tuple of int
+        The steps whose tensor is needed after the piece.
+    """
+
+    tensors: tuple[Tensor, ...]
+    wanted: tuple[int, ...]
+
+    @property
+    def every(self) -> bool:
+        """Whether another step than the last is needed."""
+        return self.wanted != (len(self.tensors) - 1,)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a repeat is no loop.
+
+    Attributes
+    ----------
+    step : int
+        The first step that does not go on as those before it.
+    subject, reason : str
+    """
+
+    step: int
+    subject: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What a TE is, but for the tensors that it reads and the constant terms of its indices.
+
+    Attributes
+    ----------
+    key : tuple
+    reads : tuple of (int, tuple of int)
+        For each load, the input, and the constant term of each index.
+    """
+
+    key: tuple
+    reads: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+_once: OncePer[_Form] = OncePer()
+
+
+def _form(te_: TE) -> _Form:
+    return _once(te_.op, lambda: _read_form(te_))
+
+
+def _read_form(te_: TE) -> _Form:
+    reads: list[tuple[int, tuple[int, ...]]] = []
+
+    def without_offsets(load: PrimExpr) -> PrimExpr:
+        parts = [_offset(index) for index in load_indices(load)]
+        tensor = load_tensor(load)
+        reads.append((_position(te_, tensor), tuple(offset for _, offset in parts)))
+        # TVM hashes no tensor of a load: its place among the inputs stands in the key.
+        return tirx.call_pure_extern(str(tensor.dtype), "operand", *(rest for rest, _ in parts))
+
+    bodies = [map_loads(body, without_offsets) for body in te_.op.body[:1]]
+    others = [int(body.value_index) for body in te_.op.body[1:]] if te_.is_reduction else []
+    if not te_.is_reduction:
+        bodies += [map_loads(body, without_offsets) for body in te_.op.body[1:]]
+    digest = structural_digest([*(axis.var for axis in te_.axes), *bodies])
+    shapes = tuple((t.shape, t.dtype) for t in (*te_.outputs, *te_.inputs))
+    key = (digest, te_.reduction_shape, shapes, tuple(position for position, _ in reads), tuple(others))
+    return _Form(key, tuple(reads))
+
+
+def _position(te_: TE, tensor: object) -> int:
+    return next(i for i, placeholder in enumerate(te_.placeholders) if placeholder.same_as(tensor))
+
+
+def _offset(index: PrimExpr) -> tuple[PrimExpr, int]:
+    """An index without its constant term, and that term."""
+    if isinstance(index, tirx.IntImm):
+        return tirx.IntImm(dtype_of(index), 0), int(index.value)
+    if isinstance(index, tirx.Add) and isinstance(index.b, tirx.IntImm):
+        return index.a, int(index.b.value)
+    if isinstance(index, tirx.Sub) and isinstance(index.b, tirx.IntImm):
+        return index.a, -int(index.b.value)
+    return index, 0
+
+
+def signature(item: Item) -> Signature:
+    """What an item is, but for the tensors that it reads and the constant terms of its indices."""
+    if isinstance(item, TE):
+        return ("te", _form(item).key)
+    if isinstance(item, FusedTE):
+        inside = {t: (i, k) for i, part in enumerate(item.parts) for k, t in enumerate(part.outputs)}
+        wiring = tuple(
+            tuple(inside.get(t, item.inputs.index(t) if t not in inside else None) for t in part.inputs)
+            for part in item.parts
+        )
+        outputs = tuple(inside[t] for t in item.outputs)
+        return ("fused", tuple(_form(part).key for part in item.parts), wiring, outputs)
+    return ("other", item.name)
+
+
+def _reads(item: TE | FusedTE) -> list[tuple[int, tuple[int, ...]]]:
+    """For each load of a tensor from outside: which input, and the constant term of each index."""
+    if isinstance(item, TE):
+        return list(_form(item).reads)
+    outer = {tensor: i for i, tensor in enumerate(item.inputs)}
+    return [
+        (outer[part.inputs[position]], offsets)
+        for part in item.parts
+        for position, offsets in _form(part).reads
+        if part.inputs[position] in outer
+    ]
+
+
+def read_piece(program: TEProgram, start: int, period: int, steps: int) -> Piece | Refusal:
+    """Whether the items from `start` on are the steps of a loop.
+
+    Parameters
+    ----------
+    program : TEProgram
+    start, period, steps : int
+        As in :class:`Piece`; the items have equal signatures from step to step.
+    """
+    items = program.tes[start : start + period * steps]
+    home = {t: (n, k) for n, item in enumerate(items) for k, t in enumerate(item.outputs)}
+    operands: list[tuple[Operand, ...]] = []
+    for j in range(period):
+        copies = items[j::period]
+        moves = _moves(copies)
+        row: list[Operand] = []
+        for k, tensor in enumerate(copies[0].inputs):
+            column = [item.inputs[k] for item in copies]
+            operand = _operand(program, column, [m[k] for m in moves], home, period, j)
+            if isinstance(operand, Refusal):
+                subject = f"{copies[0].name} and {steps - 1} like it, {period} TEs apart, reading {tensor.name}"
+                return replace(operand, subject=subject)
+            row.append(operand)
+        operands.append(tuple(row))
+    piece = Piece(start, period, steps, tuple(operands))
+    for column in piece.columns(program):
+        if column.every and column.tensors[0].nbytes % ALIGNMENT:
+            tensor = column.tensors[0]
+            subject = f"{items[0].name} and what follows it, {steps} times {period} TEs, with {tensor.name}"
+            reason = f"several steps of it are needed, and its {tensor.nbytes} bytes are no multiple of {ALIGNMENT}"
+            return Refusal(0, subject, reason)
+    return piece
+
+
+def _moves(copies: Sequence[TE | FusedTE]) -> list[list[int | None]]:
+    """For each step but the last and each input, how many elements further the next step reads it.
+
+    ``None`` where its loads move differently.
+    """
+    reads = [_reads(item) for item in copies]
+    moves: list[list[int | None]] = []
+    for here, after in itertools.pairwise(reads):
+        row: list[int | None] = [0] * len(copies[0].inputs)
+        seen: set[int] = set()
+        for (position, old), (_, new) in zip(here, after, strict=True):
+            flat = _flat([b - a for a, b in zip(old, new, strict=True)], copies[0].inputs[position].shape)
+            row[position] = flat if position not in seen or row[position] == flat else None
+            seen.add(position)
+        moves.append(row)
+    return [*moves, [0] * len(copies[0].inputs)]
+
+
+def _flat(offsets: Sequence[int], shape: Sequence[int]) -> int:
+    flat = 0
+    for offset, extent in zip(offsets, shape, strict=True):
+        flat = flat * extent + offset
+    return flat
+
+
+def _operand(
+    program: TEProgram,
+    column: Sequence[Tensor],
+    moves: Sequence[int | None],
+    home: Mapping[Tensor, tuple[int, int]],
+    period: int,
+    j: int,
+) -> Operand | Refusal:
+    """What an input is in all steps; the first step that does not go on as those before it, if it is nothing."""
+    steps = len(column)
+    change = next((s for s in range(1, steps) if column[s] is not column[0]), None)
+    if change is None and column[0] not in home:
+        move = moves[0]
+        changed = next((s for s in range(steps - 1) if moves[s] is None or moves[s] != move), None)
+        if changed is not None:
+            return Refusal(changed + 1, "", "it is not read a fixed number of elements further in each step")
+        if move * column[0].itemsize % ALIGNMENT:
+            reason = f"each step reads {move * column[0].itemsize} bytes further, no multiple of {ALIGNMENT}"
+            return Refusal(0, "", reason)
+        return Moving(column[0], move) if move else Fixed(column[0])
+    moved = next((s + 1 for s in range(steps - 1) if moves[s] != 0), None)
+    if moved is not None:
+        return Refusal(moved, "", f"step {moved} reads another tensor, and at another place")
+    if all(tensor in program.constants for tensor in column):
+        return Stacked(tuple(column))
+    return _earlier(column, home, period, j)
+
+
+def _earlier(
+    column: Sequence[Tensor], home: Mapping[Tensor, tuple[int, int]], period: int, j: int
+) -> Earlier | Refusal:
+    last = len(column) - 1
+    if column[last] in home:
+        number, output = home[column[last]]
+        distance, source = last - number // period, number % period
+        if 0 <= distance < last and (distance > 0 or source < j):
+            for step in range(last - 1, -1, -1):
+                expected = ((step - distance) * period + source, output) if step >= distance else None
+                if home.get(column[step]) != expected:
+                    return _other_operand(column, step + 1)
+            return Earlier(source, output, distance, tuple(column[:distance]))
+    return _other_operand(column, last)
+
+
+def _other_operand(column: Sequence[Tensor], step: int) -> Refusal:
+    reason = (
+        f"step {step} reads {column[step].name} where the step before reads {column[step - 1].name}: they are no "
+        "constants, and not what steps at one distance compute"
+    )
+    return Refusal(step, "", reason)

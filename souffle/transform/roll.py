@@ -1,0 +1,180 @@
+"""Rolled repetition: equal consecutive pieces of a program become one loop (see :mod:`souffle.program.loop`).
+
+::
+
+    piece_0; piece_1; ... piece_n-1    →    for s in 0 .. n-1: piece(s)
+
+Legal where the pieces have equal expressions, and each operand of a piece is, in every step, one of these: the same
+tensor; one tensor at offsets that are affine in the step; constants, which are stacked; what the same piece defines; or
+what the piece a fixed number of steps before defines. The pieces run in the order that they had, so every value is the
+same, to the bit. What later TEs read of a step other than the last is kept for every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from souffle.decision import Decision
+from souffle.program import ExternTE, Item, Loop, TEProgram
+from souffle.transform.pieces import Piece, Refusal, Signature, read_piece, signature
+from souffle.transform.rolled_loop import Rolled, build_loop
+
+__all__ = ["roll"]
+
+FEWEST_STEPS = 3
+"""Repetitions from which a loop is shorter than what it replaces, with its parameters and its ramp counted."""
+
+_MOST_TRIED = 64
+"""Repeats tried in a row without finding one that can be rolled."""
+
+
+@dataclass(frozen=True)
+class _Repeat:
+    """Items ``start`` to ``start + length`` have the same signatures as those `period` later."""
+
+    start: int
+    period: int
+    length: int
+
+    @property
+    def steps(self) -> int:
+        return self.length // self.period
+
+    @property
+    def saved(self) -> int:
+        return (self.steps - 1) * self.period
+
+
+def roll(program: TEProgram, without: Container[str] = frozenset()) -> tuple[TEProgram, tuple[Decision, ...]]:
+    """Find repeated pieces and roll them into loops, those first that save most.
+
+    Parameters
+    ----------
+    program : TEProgram
+    without : container of str
+        Names of loops that are not wanted; other ways to roll the same items are not tried either.
+
+    Returns
+    -------
+    program : TEProgram
+        The same object where nothing repeats.
+    decisions : tuple of Decision
+        One for each loop, and for each repeat that cannot be one.
+    """
+    roller = _Roller(without)
+    while True:
+        shorter = roller.shorter(program)
+        if shorter is None:
+            return program, tuple(roller.decisions)
+        program = shorter
+
+
+class _Roller:
+    def __init__(self, without: Container[str]) -> None:
+        self.without = without
+        self.decisions: list[Decision] = []
+        self.unwanted: dict[str, set[int]] = {}
+        self.refused: set[tuple[str, int, int]] = set()
+
+    def shorter(self, program: TEProgram) -> TEProgram | None:
+        """The program with one more loop."""
+        orders = [program, _late(program)]
+        repeats = [(repeat, order) for order in orders for repeat in _repeats([signature(item) for item in order.tes])]
+        tried = 0
+        for repeat, order in sorted(repeats, key=lambda found: -found[0].saved):
+            for piece in self.pieces(order, repeat):
+                if isinstance(piece, Refusal):
+                    tried += 1
+                    self.decisions.append(Decision("roll", piece.subject, False, piece.reason))
+                    continue
+                rolled = build_loop(order, piece)
+                if rolled.loop.name in self.without:
+                    self.leave_apart(piece, order)
+                elif len(rolled.program.tes) + piece.period >= len(program.tes):
+                    # What takes single steps out of the loop's results would take the place of the steps.
+                    self.leave_apart(piece, order)
+                    reason = "its steps are needed one by one, so that a loop would leave as many TEs"
+                    self.decisions.append(Decision("roll", rolled.loop.name, False, reason))
+                else:
+                    self.decisions.append(_accepted(piece, rolled))
+                    return rolled.program
+            if tried > _MOST_TRIED:
+                break
+        return None
+
+    def leave_apart(self, piece: Piece, program: TEProgram) -> None:
+        """Try no other way to roll the items of a piece."""
+        for item in piece.items(program):
+            self.unwanted.setdefault(item.name, set()).add(piece.period)
+
+    def pieces(self, program: TEProgram, repeat: _Repeat) -> Iterator[Piece | Refusal]:
+        """The ways to roll a repeat, best first: where it starts decides how much is carried from step to step."""
+        found: list[Piece] = []
+        refusals: list[Refusal] = []
+        # A repeat whose steps are wired in two ways is cut where the wiring changes.
+        pending = [(repeat.start + r, (repeat.length - r) // repeat.period) for r in range(repeat.period)]
+        while pending:
+            start, steps = pending.pop(0)
+            subject = program.tes[start].name, repeat.period, steps
+            if steps < FEWEST_STEPS or subject in self.refused:
+                continue
+            if _holds_extern(program.tes[start : start + repeat.period]):
+                continue
+            piece = read_piece(program, start, repeat.period, steps)
+            if isinstance(piece, Piece):
+                found.append(piece)
+                continue
+            self.refused.add(subject)
+            refusals.append(piece)
+            at = piece.step
+            pending += [(start, at), (start + at * repeat.period, steps - at)] if 0 < at < steps else []
+        for piece in sorted(found, key=lambda p: (-(p.steps - 1) * p.period, p.carried_bytes, p.start)):
+            # Two steps of a loop that is not wanted are no better as one.
+            periods = (p for item in piece.items(program) for p in self.unwanted.get(item.name, ()))
+            if not any(piece.period % period == 0 for period in periods):
+                yield piece
+        if not found:
+            yield from refusals[:1]
+
+
+def _accepted(piece: Piece, rolled: Rolled) -> Decision:
+    loop = rolled.loop
+    per_step = f"{len(loop.body)} TE{'s' if len(loop.body) > 1 else ''}"
+    kinds = f"{len(loop.carried)} carried, {len(loop.indexed)} indexed by the step, {len(loop.invariants)} fixed"
+    reason = f"{piece.steps} repetitions of {per_step} are one loop; operands: {kinds}"
+    return Decision("roll", loop.name, True, reason)
+
+
+def _late(program: TEProgram) -> TEProgram:
+    """The same program with every TE as late as its readers allow, so that what only the end needs parts no steps."""
+    to_end: dict[Item, int] = {}
+    for item in reversed(program.tes):
+        readers = (reader for tensor in item.outputs for reader in program.consumers[tensor])
+        to_end[item] = max((to_end[reader] + 1 for reader in readers), default=0)
+    ordered = tuple(sorted(program.tes, key=lambda item: -to_end[item]))
+    return program if ordered == program.tes else replace(program, tes=ordered)
+
+
+def _repeats(signatures: Sequence[Signature]) -> Iterator[_Repeat]:
+    """Maximal repeats, those that save most first; of equal ones the shortest period."""
+    numbers: dict[Signature, int] = {}
+    row = np.array([numbers.setdefault(s, len(numbers)) for s in signatures], dtype=np.int64)
+    found: list[_Repeat] = []
+    for period in range(1, len(row) // FEWEST_STEPS + 1):
+        same = np.concatenate([[0], row[:-period] == row[period:], [0]]).astype(np.int8)
+        edges = np.diff(same)
+        for start, stop in zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1), strict=True):
+            length = int(stop - start) + period
+            if length >= FEWEST_STEPS * period:
+                found.append(_Repeat(int(start), period, length))
+    yield from sorted(found, key=lambda r: (-r.saved, r.period, r.start))
+
+
+def _holds_extern(items: Sequence[Item]) -> bool:
+    """Loops hold TEs alone: an operator that is no TE is a kernel of its own."""
+    return any(isinstance(item, (ExternTE, Loop)) for item in items)
+
+

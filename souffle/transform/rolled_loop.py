@@ -1,0 +1,198 @@
+"""Builds the loop of a repeated piece, and what follows it reads the loop's results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from tvm import tirx
+
+from souffle.program import (
+    TE,
+    Carried,
+    Collected,
+    ExternTE,
+    FusedTE,
+    Indexed,
+    Item,
+    Loop,
+    Origin,
+    Tensor,
+    TEProgram,
+    make_te,
+)
+from souffle.transform.handles import Handles, read
+from souffle.transform.pieces import ALIGNMENT, Earlier, Fixed, Moving, Operand, Piece, Stacked
+from souffle.transform.selections import merge_selections
+from souffle.tvm_compat import PrimExpr, fresh_axis, load_indices, load_tensor, map_bodies
+
+__all__ = ["Rolled", "build_loop"]
+
+
+@dataclass(frozen=True, eq=False)
+class Rolled:
+    """A program with a piece of it rolled into `loop`."""
+
+    program: TEProgram
+    loop: Loop
+
+
+def build_loop(program: TEProgram, piece: Piece) -> Rolled:
+    """Replace a repeated piece of a program by a loop.
+
+    Parameters
+    ----------
+    program : TEProgram
+    piece : Piece
+        Of `program`.
+    """
+    return _Builder(program, piece).build()
+
+
+class _Builder:
+    def __init__(self, program: TEProgram, piece: Piece) -> None:
+        self.program = program
+        self.piece = piece
+        self.names = {tensor.name for tensor in program.tensors()} | {item.name for item in program.tes}
+        self.items = program.tes[piece.start : piece.start + piece.period * piece.steps]
+        self.first = self.items[: piece.period]
+        self.indexed: dict[tuple, Indexed] = {}
+        self.carried: dict[tuple, Carried] = {}
+        self.stacked: dict[Tensor, np.ndarray] = {}
+
+    def build(self) -> Rolled:
+        body = tuple(
+            _with_inputs(item, [self.parameter(operand, item.inputs[k]) for k, operand in enumerate(row)])
+            for item, row in zip(self.first, self.piece.operands, strict=True)
+        )
+        collected, moved = self.results()
+        origin = self.first[0].origin.merged(*(item.origin for item in self.first[1:]))
+        name = self.fresh(f"{self.first[-1].name}_for{self.piece.steps}")
+        indexed, carried = tuple(self.indexed.values()), tuple(self.carried.values())
+        loop = Loop(name, self.piece.steps, body, indexed, carried, tuple(collected), origin)
+        before = self.program.tes[: self.piece.start]
+        after = self.program.tes[self.piece.start + len(self.items) :]
+        following = list(self.follow(after, moved))
+        tes = [*before, loop, *following]
+        return Rolled(self.program.with_tes(tes, constants=self.stacked), loop)
+
+    def parameter(self, operand: Operand, tensor: Tensor) -> Tensor:
+        """What the body reads for an operand; `tensor` is what the first step reads."""
+        if isinstance(operand, Fixed):
+            return operand.tensor
+        if isinstance(operand, Earlier):
+            value = self.first[operand.item].outputs[operand.output]
+            if operand.distance == 0:
+                return value
+            key = (operand.item, operand.output, operand.initial)
+            if key not in self.carried:
+                inside = self.local(value, "before")
+                self.carried[key] = Carried(inside, value, operand.initial)
+            return self.carried[key].tensor
+        if isinstance(operand, Moving):
+            key = (operand.tensor, operand.stride)
+            source, stride = operand.tensor, operand.stride
+        else:
+            key, source, stride = (operand.tensors,), None, _aligned(tensor)
+        if key not in self.indexed:
+            source = self.stack(operand) if source is None else source
+            self.indexed[key] = Indexed(self.local(tensor, "s"), source, stride)
+        return self.indexed[key].tensor
+
+    def stack(self, operand: Stacked) -> Tensor:
+        """The constants of all steps as one."""
+        first = operand.tensors[0]
+        array = np.zeros((self.piece.steps, _aligned(first)), self.program.constants[first].dtype)
+        for step, tensor in enumerate(operand.tensors):
+            array[step, : first.size] = self.program.constants[tensor].reshape(-1)
+        array = array.reshape(-1, *first.shape) if array.shape[1] == first.size else array
+        whole = Tensor(self.fresh(f"{first.name}_for{self.piece.steps}"), array.shape, first.dtype)
+        self.stacked[whole] = array
+        return whole
+
+    def results(self) -> tuple[list[Collected], dict[Tensor, tuple[Tensor, int]]]:
+        """What the loop defines; and for what is read of an earlier step, where that is kept."""
+        collected: list[Collected] = []
+        moved: dict[Tensor, tuple[Tensor, int]] = {}
+        for column in self.piece.columns(self.program):
+            value = column.tensors[0]
+            if column.every:
+                name = self.fresh(f"{value.name}_of_every_step")
+                every = Tensor(name, (self.piece.steps, *value.shape), value.dtype)
+                collected.append(Collected(every, value, True))
+                moved.update((column.tensors[s], (every, s)) for s in column.wanted)
+            else:
+                collected.append(Collected(column.tensors[-1], value, False))
+        return collected, moved
+
+    def follow(self, items: Iterable[Item], moved: dict[Tensor, tuple[Tensor, int]]) -> Iterable[Item]:
+        """`items` reading what is kept for every step in the place of single steps' tensors."""
+        whole: set[Tensor] = set()
+        rewritten = []
+        for item in items:
+            if isinstance(item, (ExternTE, Loop)):
+                whole.update(t for t in item.inputs if t in moved)
+            elif any(t in moved for t in item.inputs):
+                item = _through(item, moved)
+            rewritten.append(item)
+        whole.update(t for t in self.program.outputs if t in moved)
+        for tensor in (t for t in moved if t in whole):
+            yield _taken_out(tensor, *moved[tensor])
+        yield from rewritten
+
+    def local(self, like: Tensor, suffix: str) -> Tensor:
+        return Tensor(self.fresh(f"{like.name}_{suffix}"), like.shape, like.dtype)
+
+    def fresh(self, name: str) -> str:
+        candidate, number = name, 1
+        while candidate in self.names:
+            candidate, number = f"{name}_{number}", number + 1
+        self.names.add(candidate)
+        return candidate
+
+
+def _aligned(tensor: Tensor) -> int:
+    """Elements from one step's constant to the next one's."""
+    return -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT // tensor.itemsize
+
+
+def _with_inputs(item: TE | FusedTE, inputs: list[Tensor]) -> TE | FusedTE:
+    if isinstance(item, TE):
+        return item.with_inputs(inputs)
+    table = dict(zip(item.inputs, inputs, strict=True))
+    parts = tuple(part.with_inputs([table.get(t, t) for t in part.inputs]) for part in item.parts)
+    return replace(item, parts=parts, inputs=tuple(dict.fromkeys(inputs)))
+
+
+def _through(item: TE | FusedTE, moved: dict[Tensor, tuple[Tensor, int]]) -> TE | FusedTE:
+    """`item` reading one step of a larger tensor in the place of each tensor of `moved`."""
+    if isinstance(item, FusedTE):
+        parts = tuple(_through(p, moved) if any(t in moved for t in p.inputs) else p for p in item.parts)
+        inside = {t for part in parts for t in part.outputs}
+        inputs = tuple(dict.fromkeys(t for part in parts for t in part.inputs if t not in inside))
+        return replace(item, parts=parts, inputs=inputs)
+    handles = Handles()
+    bodies = handles.opened(item)
+    table = {id(handles.of(t)): (handles.of(moved[t][0]), moved[t][1]) for t in item.inputs if t in moved}
+    kept = [handles.of(t) for t in item.inputs if t in moved]
+
+    def rewrite(load: PrimExpr) -> PrimExpr:
+        source = load_tensor(load)
+        for handle in kept:
+            if handle.same_as(source):
+                whole, step = table[id(handle)]
+                return read(whole, [tirx.IntImm("int32", step), *load_indices(load)])
+        return load
+
+    rewritten = merge_selections(map_bodies(bodies, rewrite), item.axes)
+    return make_te(item.name, item.axes, rewritten, handles.pairs(), item.origin, item.outputs)
+
+
+def _taken_out(tensor: Tensor, every: Tensor, step: int) -> TE:
+    """A TE that copies one step, for what needs that tensor itself."""
+    axes = [fresh_axis(extent, f"i{k}") for k, extent in enumerate(tensor.shape)]
+    handles = Handles()
+    body = read(handles.of(every), [tirx.IntImm("int32", step), *(axis.var for axis in axes)])
+    origin = Origin((tensor.name,), ("Identity",), tensor.name)
+    return make_te(tensor.name, axes, [body], handles.pairs(), origin, [tensor])

@@ -1,0 +1,176 @@
+"""Loops in kernels: one text for all steps, each with its own parts of the tensors, and a grid sync between."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+
+import souffle
+from souffle.kernel import KernelShape, LoopCall
+from souffle.partition import loops_beyond_a_wave, partition_persistent, partition_souffle
+from souffle.program import TEProgram
+from souffle.program.evaluate import evaluate
+from souffle.schedule.gpu.device import device_for
+from souffle.schedule.stage import LoopStage
+from tests.kernel.test_merge import ARCH, definition, kernel_of, skeleton
+from tests.testlib import Builder, inputs_for, run_on_cpu_device
+from tests.transform.test_roll import layers, recurrence, repeated, weights
+
+
+def two_kept(steps: int) -> TEProgram:
+    """The last state is an output of the network, and is carried too."""
+    b = Builder()
+    x = b.relu(b.input(4, 4))
+    for _ in range(steps):
+        x = b.tanh(b.matmul(x, b.constant(weights(4, 4))))
+    return b.program(x)
+
+
+def from_the_start(steps: int) -> TEProgram:
+    """The loop is all there is: nothing stands before its first step."""
+    b = Builder()
+    x = b.input(4, 4)
+    for _ in range(steps):
+        x = b.matmul(x, b.constant(weights(4, 4)))
+    return b.program(x)
+
+
+def two_states_back(steps: int) -> TEProgram:
+    b = Builder()
+    states = [b.relu(b.input(1, 4)), b.relu(b.input(1, 4))]
+    w = b.constant(weights(4, 4))
+    for _ in range(steps):
+        states.append(b.tanh(b.plus(b.matmul(states[-1], w), states[-2])))
+    return b.program(b.matmul(states[-1], b.constant(weights(4, 3))))
+
+
+PROGRAMS = {
+    "layers": layers(5),
+    "recurrence": recurrence(6),
+    "two_states_back": two_states_back(7),
+    "every_step": recurrence(6, keep=True),
+    "output": two_kept(5),
+    "from_the_start": from_the_start(4),
+}
+
+
+def shape_of(program: TEProgram, level: str = "V3") -> tuple[KernelShape, object]:
+    """The only kernel's shape, and the network."""
+    net = kernel_of(program, level)
+    compiled = souffle.pipeline.compile_cuda(program, level=level, arch=ARCH, cubin=False)
+    (merged,) = compiled.merged
+    return merged.shape, net
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("level", ["V3", "V4"])
+def test_a_loop_computes_the_function_in_any_order(name: str, level: str) -> None:
+    program = PROGRAMS[name]
+    net, inputs = kernel_of(program, level), inputs_for(program)
+    assert any(d[0] == "roll" and d[2] for d in net.plan.decisions)
+    expected = evaluate(program, inputs)
+    for options in ({"order": "fixed"}, *({"order": "shuffled", "seed": s, "blocks": 1 + s} for s in range(3))):
+        found = run_on_cpu_device(net.plan, inputs, **options)
+        for output, value in expected.items():
+            np.testing.assert_array_equal(found[output], value, err_msg=f"{output}, {options}")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_skeletons_of_loops(golden, name: str) -> None:
+    golden(f"kernel_loop_{name}.txt", skeleton(definition(kernel_of(PROGRAMS[name]).plan.modules[0].text)))
+
+
+def test_steps_cost_the_barriers_that_they_would_cost_apart() -> None:
+    program = from_the_start(6)
+    shape, net = shape_of(program)
+    (loop,) = shape.calls
+    assert isinstance(loop, LoopCall) and loop.steps == 6 and not loop.sync_first
+    assert shape.grid_syncs == 5 and net.plan.kernels[0].grid_syncs == 5
+    later, _ = shape_of(layers(5))
+    (loop,) = (call for call in later.calls if isinstance(call, LoopCall))
+    assert loop.sync_first
+
+
+def test_neither_text_nor_parameters_grow_with_the_steps() -> None:
+    short, long = (kernel_of(recurrence(steps)).plan for steps in (8, 32))
+    assert len(long.modules[0].text) < len(short.modules[0].text) + 100
+    assert len(long.launches[0].buffers) == len(short.launches[0].buffers)
+
+
+def test_a_carried_value_takes_turns_in_as_many_parts_as_are_alive() -> None:
+    plan = kernel_of(two_states_back(12)).plan
+    (ring,) = [b for b in plan.buffers if b.name.endswith("_ring")]
+    assert ring.shape == (3, 4)
+
+
+def test_weights_of_a_step_are_prefetched_and_fixed_ones_are_not() -> None:
+    shape, _ = shape_of(layers(5), "V4")
+    (loop,) = (call for call in shape.calls if isinstance(call, LoopCall))
+    asked = [place for call in loop.calls for place, _ in call.prefetch]
+    assert asked and all(place.stride for place in asked)
+    fixed, _ = shape_of(recurrence(6), "V4")
+    (loop,) = (call for call in fixed.calls if isinstance(call, LoopCall))
+    assert not any(call.prefetch for call in loop.calls)
+
+
+def loop_stages(program: TEProgram) -> tuple[tuple, dict]:
+    """The stages of the rolled program and their shared memory, as the partition is given them."""
+    seen: dict[str, object] = {}
+
+    def hook(stage: str, result: object) -> object:
+        seen[stage] = result
+        return result
+
+    souffle.pipeline.compile_cuda(program, level="V3", arch=ARCH, cubin=False, hook=hook)
+    units = seen["schedule"]
+    return units, {stage: 0 for unit in units for stage in (unit.stages if isinstance(unit, LoopStage) else (unit,))}
+
+
+def test_a_loop_that_a_wave_does_not_hold_is_named_with_the_figures() -> None:
+    units, shared = loop_stages(layers(5))
+    device = device_for(ARCH)
+    assert loops_beyond_a_wave(units, device, shared) == {}
+    (loop,) = (unit for unit in units if isinstance(unit, LoopStage))
+    small = dataclasses.replace(device, sm_count=0)
+    assert loops_beyond_a_wave(units, small, shared) == {
+        loop.name: "1 blocks of a stage exceed the 0 of one wave, so a kernel ends inside"
+    }
+    assert [len(part.stages) for part in partition_persistent(units, device, shared)[0]] == [len(units)]
+    assert [len(part.stages) for part in partition_souffle(units, device, shared)[0]] == [len(units)]
+
+
+def test_the_paper_s_rule_takes_apart_a_loop_that_it_would_cut() -> None:
+    """Layers whose products have more blocks than one wave holds."""
+    b = Builder()
+    x = b.input(4096, 64)
+    for _ in range(4):
+        x = b.tanh(b.matmul(x, b.constant(weights(64, 64))))
+        x = b.map(lambda v: v * 0.25, x)
+    program = b.program(b.reduce(b.matmul(x, b.constant(weights(64, 8192))), 0, "max"))
+    wide = b.matmul(x, b.constant(weights(64, 64)))
+    assert wide.shape == (4096, 64)
+    souffle_net = kernel_of(program)
+    persistent = kernel_of(program, partition="persistent")
+    assert len(persistent.plan.launches) == 1
+    rolled = [d for d in persistent.plan.decisions if d[0] == "roll" and d[2]]
+    assert rolled
+    refused = [d for d in souffle_net.plan.decisions if d[0] == "roll" and not d[2]]
+    kept = [d for d in souffle_net.plan.decisions if d[0] == "roll" and d[2]]
+    assert kept or "of one wave" in refused[-1][3]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_repetitions_at_both_levels_and_partitions(seed: int) -> None:
+    program = repeated(random.Random(seed).choice, 3 + seed % 4, seed)
+    inputs = inputs_for(program)
+    expected = evaluate(program, inputs)
+    net = kernel_of(program, "V4" if seed % 2 else "V3", partition="persistent" if seed % 3 else "souffle")
+    for options in ({"order": "fixed"}, {"order": "shuffled", "seed": seed, "blocks": 3}):
+        found = run_on_cpu_device(net.plan, inputs, **options)
+        for output, value in expected.items():
+            np.testing.assert_array_equal(found[output], value, err_msg=f"{output}, {options}")
+
+
