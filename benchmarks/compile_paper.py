@@ -19,12 +19,10 @@ import souffle
 from benchmarks.record import save_results
 from souffle.cli.output import format_table
 
-LSTM_STEPS = 8
-
 
 def measure(name: str, arch: str, level: str, precision: str, partition: str) -> dict:
     """Compile one model in this process."""
-    model = models.build(name, "paper", **({"steps": LSTM_STEPS} if name == "lstm" else {}))
+    model = models.build(name, "paper")
     start = time.perf_counter()
     program = souffle.import_onnx(model)
     imported = time.perf_counter()

@@ -269,7 +269,7 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument(
         "--mixed", nargs="*", default=["bert", "swin", "resnext"], help="tiny models also built in mixed precision"
     )
-    build.add_argument("--steps", nargs="*", default=["lstm=8"], metavar="MODEL=N", help="time steps of paper models")
+    build.add_argument("--steps", nargs="*", default=[], metavar="MODEL=N", help="time steps of paper models")
     build.add_argument(
         "--check-paper", nargs="*", default=[], choices=_LEVELS, metavar="LEVEL",
         help="levels of paper models whose true constants travel too, for a host without onnx to make them again with",

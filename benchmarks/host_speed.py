@@ -18,12 +18,10 @@ from benchmarks.record import save_results
 from souffle.cli.compare import compare
 from souffle.cli.output import format_table
 
-LSTM_STEPS = 8
-
 
 def measure(name: str, repeats: int) -> dict:
     """Compile, compare and time one model."""
-    model = models.build(name, "paper", **({"steps": LSTM_STEPS} if name == "lstm" else {}))
+    model = models.build(name, "paper")
     inputs = models.random_inputs(model)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]

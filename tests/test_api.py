@@ -138,11 +138,14 @@ def test_options_are_kept_in_the_plan() -> None:
     assert souffle.compile(model(), level="V2", target="cpu", precision="mixed").plan.precision == "mixed"
 
 
+TRANSFORMED = ("frontend", "precision", "horizontal", "vertical")
+
+
 @pytest.mark.parametrize(
     ("options", "stages"),
     [
-        (CUDA, ["frontend", "precision", "horizontal", "vertical", "analysis", "schedule", "partition", "text"]),
-        ({"target": "cpu"}, ["frontend", "precision", "horizontal", "vertical", "analysis", "schedule"]),
+        (CUDA, [*TRANSFORMED, "roll", "analysis", "schedule", "partition", "text"]),
+        ({"target": "cpu"}, [*TRANSFORMED, "analysis", "schedule"]),
     ],
     ids=["cuda", "cpu"],
 )

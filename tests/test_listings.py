@@ -13,7 +13,7 @@ import models
 import souffle
 from souffle import transform
 from souffle.decision import Decision
-from souffle.program import TEProgram
+from souffle.program import Loop, TEProgram
 
 _TIED = "\N{NO-BREAK SPACE}"
 
@@ -36,6 +36,16 @@ def test_listings_of_the_models(name: str, golden: Callable[[str, str], None]) -
     after, _ = transform.vertical(merged)
     assert len(after.tes) < len(before.tes)
     golden(f"listing_{name}_after.txt", readable(after))
+
+
+def test_listing_of_a_rolled_recurrence(golden: Callable[[str, str], None]) -> None:
+    """The wavefronts of three layers and nine steps, those on which all layers work as one loop."""
+    program = souffle.import_onnx(models.build("lstm", "tiny", steps=9))
+    after, _ = transform.vertical(transform.horizontal(program)[0])
+    rolled, _ = transform.roll(after)
+    (loop,) = (item for item in rolled.tes if isinstance(item, Loop))
+    assert loop.steps == 4 and len(loop.body) == 2
+    golden("listing_lstm_rolled.txt", readable(rolled))
 
 
 def sums(name: str, *addends: float) -> TEProgram:

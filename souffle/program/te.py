@@ -29,6 +29,10 @@ from souffle.tvm_compat import (
 __all__ = ["ExternTE", "Origin", "ProgramError", "TE", "Tensor", "make_te"]
 
 
+_MOST_NODES = 6
+"""ONNX nodes that are named in a listing or a message; ``Origin.nodes`` holds all."""
+
+
 class ProgramError(SouffleError):
     """A TE program is not well formed; the message names the TE and the tensor."""
 
@@ -97,7 +101,10 @@ class Origin:
         return Origin(tuple(n for n, _ in pairs), tuple(o for _, o in pairs), self.group)
 
     def __str__(self) -> str:
-        return ", ".join(f"{op} {node}" for node, op in zip(self.nodes, self.operators, strict=True))
+        named = [f"{op} {node}" for node, op in zip(self.nodes, self.operators, strict=True)]
+        if len(named) > _MOST_NODES:
+            named[_MOST_NODES - 1 :] = [f"and {len(named) - _MOST_NODES + 1} more"]
+        return ", ".join(named)
 
 
 @dataclass(frozen=True, eq=False)

@@ -96,6 +96,7 @@ class _Horizontal:
         """Merge level by level; what is merged at one is read as such at the next."""
         for level in _levels(self.program):
             current = {te_: member_of(te_, self.moved) for te_ in level if isinstance(te_, TE)}
+            self._note_outputs(list(current.values()))
             merged = self._merge_level([m for te_, m in current.items() if self._may_merge(te_)])
             for te_ in level:
                 if te_ not in merged:
@@ -126,6 +127,16 @@ class _Horizontal:
             and bool(te_.inputs)
             and all(isinstance(c, TE) for c in self.program.consumers[te_.output])
         )
+
+    def _note_outputs(self, level: Sequence[Member]) -> None:
+        """Say which TEs could be merged if they were not outputs of the program, each a tensor of its own."""
+        results = set(self.program.outputs)
+        kept = [m for m in level if any(tensor in results for tensor in m.te.outputs)]
+        for member in (m for m in kept if contracts(m.te)):
+            alike = [m.te for m in level if m is not member and _alike(m, member)]
+            if alike:
+                reason = f"it is an output of the program; merged with {_names(alike[:4])} it would be copied out again"
+                self.decisions.append(Decision("horizontal", member.te.name, False, reason))
 
     def _merge_level(self, members: Sequence[Member]) -> set[TE]:
         """The TEs of a level that were merged: joined where that needs no selection, then stacked, then joined."""
@@ -251,6 +262,14 @@ class _Horizontal:
         how = "of one shape" if plan.axis is None else f"joined along axis {plan.axis}"
         reason = f"{len(tes)} independent TEs {how} {what}: {merged.name}"
         self.decisions.append(Decision("horizontal", _names(tes), True, reason))
+
+
+def _alike(one: Member, other: Member) -> bool:
+    """Whether two TEs are equal but for their operands, or for the extent of one axis too."""
+    if one.template.key == other.template.key:
+        return True
+    along = other.template.along
+    return any(axis in along and along[axis][0] == key for axis, (key, _) in one.template.along.items())
 
 
 def _differ(members: Sequence[Member], axis: int) -> bool:

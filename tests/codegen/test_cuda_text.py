@@ -56,8 +56,9 @@ def _compile(program, **options):
     return souffle.compile(program, **({"level": "V3", "target": "cuda", "arch": "sm_90", "device": "cpu"} | options))
 
 
-@pytest.mark.parametrize(("count", "keyword"), [(1, "__forceinline__"), (3, "__noinline__")])
+@pytest.mark.parametrize(("count", "keyword"), [(1, "__forceinline__"), (2, "__noinline__"), (3, "__forceinline__")])
 def test_code_that_several_places_call_is_one_copy(count: int, keyword: str) -> None:
+    """Three equal layers are a loop, which calls its stage in one place."""
     text = _compile(_matmul(count), cubin=False).plan.modules[0].text
     assert len(re.findall(rf"^static __device__ {keyword} void stage0_\w+\(.*\{{$", text, re.MULTILINE)) == 1
     assert "cuda/barrier" not in text

@@ -232,3 +232,15 @@ def test_random_branches_keep_every_bit(data: st.DataObject) -> None:
     result.check()
     assert result is program or any(d.accepted for d in decisions)
     assert_same_function(program, result)
+
+
+def test_outputs_of_the_program_stay_apart_and_the_reason_is_given() -> None:
+    """The paper's Figure 3 as it stands: both results leave the program."""
+    b = Builder()
+    first = b.matmul(b.input(4, 8), b.input(8, 16))
+    second = b.matmul(b.input(2, 8), b.input(8, 16))
+    program = b.program(first, second)
+    result, decisions = horizontal(program)
+    assert result is program
+    assert [d.subject for d in decisions] == ["matmul0", "matmul1"]
+    assert "output of the program; merged with matmul1 it would be copied out again" in decisions[0].reason
