@@ -21,7 +21,7 @@ from souffle.partition import (
     partition_persistent,
     partition_souffle,
 )
-from souffle.program import TEProgram
+from souffle.program import Loop, TEProgram
 from souffle.schedule.drafts import cached_scheduler
 from souffle.schedule.form import JoinPolicy, form_stages
 from souffle.schedule.gpu.answer import gpu_scheduler
@@ -84,6 +84,8 @@ def transform_program(
     program: TEProgram, level: Level, precision: str, hook: Hook = _keep
 ) -> tuple[TEProgram, tuple[Decision, ...]]:
     """The TE-level part of a level: precision, horizontal, vertical."""
+    if precision == "mixed" and any(isinstance(item, Loop) for item in program.tes):
+        raise OptionError("precision='mixed' does not reach into loops; give the program before transform.roll")
     decisions: list[Decision] = []
     passes = [("precision", mixed_precision, precision == "mixed")]
     passes += [("horizontal", horizontal, level.horizontal), ("vertical", vertical, level.vertical)]
@@ -175,6 +177,8 @@ def compile_host(
     """Compile a TE program to LLVM code for this machine; parameters as for :func:`compile_cuda`."""
     chosen = check_options(level, precision)
     program = hook("frontend", program)
+    if any(isinstance(item, Loop) for item in program.tes):
+        raise OptionError("loops run on target='cuda' only; for target='cpu' give the program before transform.roll")
     progress("transforming")
     program, decided = transform_program(program, chosen, precision, hook)
     analysis = hook("analysis", analyze(program.expanded()))

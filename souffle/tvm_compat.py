@@ -186,6 +186,17 @@ def map_constants(expression: PrimExpr, rewrite: Callable[[int, str], PrimExpr])
     )
 
 
+def constant_term(index: PrimExpr) -> tuple[PrimExpr, int]:
+    """An index as the sum of an expression and an integer."""
+    if isinstance(index, tirx.IntImm):
+        return tirx.IntImm(dtype_of(index), 0), int(index.value)
+    if isinstance(index, tirx.Add) and isinstance(index.b, tirx.IntImm):
+        return index.a, int(index.b.value)
+    if isinstance(index, tirx.Sub) and isinstance(index.b, tirx.IntImm):
+        return index.a, -int(index.b.value)
+    return index, 0
+
+
 def variables(expression: PrimExpr) -> list[tirx.Var]:
     """The distinct variables that occur in `expression`, in order of first use."""
     found: list[tirx.Var] = []

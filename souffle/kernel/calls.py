@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from souffle.kernel.lower import DeviceFunction
+from souffle.kernel.lower import DeviceFunction, LoweringError
 from souffle.program import Carried, Loop, Tensor
+from souffle.program.loop import ALIGNMENT
 from souffle.schedule.stage import LoopStage, Stage, Unit
 
 __all__ = ["CallPlan", "KernelShape", "LoopCall", "Place", "StageCall", "Touch", "plan_calls"]
@@ -266,6 +267,7 @@ class _Planner:
 
     def places(self, loop: Loop, span: range) -> dict[Tensor, Place]:
         """Where the loop's parameters and results lie at each step."""
+        _check_alignment(loop)
         places = {p.tensor: Place(self.fixed(p.source).parameter, p.stride) for p in loop.indexed}
         kept = {c.value: c for c in loop.collected}
         longest: dict[Tensor, int] = {}
@@ -312,11 +314,19 @@ def _epochs(units: Sequence[Unit]) -> tuple[tuple[Unit, ...], tuple[int, ...]]:
     return ordered, tuple(epoch_of[unit] for unit in ordered)
 
 
-WIDEST_ACCESS = 16
-"""Bytes of the widest access of a thread; parts of a tensor that a step chooses start at multiples of it."""
-
-
 def _ring(value: Tensor, slots: int) -> Tensor:
     """The memory of a carried value: as many parts as steps are needed at once."""
-    part = -(-value.nbytes // WIDEST_ACCESS) * WIDEST_ACCESS // value.itemsize
+    part = -(-value.nbytes // ALIGNMENT) * ALIGNMENT // value.itemsize
     return Tensor(f"{value.name}_ring", (slots, part), value.dtype)
+
+
+def _check_alignment(loop: Loop) -> None:
+    """What :func:`souffle.transform.roll` makes is aligned; a loop built by hand may not be."""
+    moves = [(p.source, p.stride * p.source.itemsize) for p in loop.indexed]
+    moves += [(c.tensor, c.value.nbytes) for c in loop.collected if c.every]
+    for tensor, stride in moves:
+        if stride % ALIGNMENT:
+            raise LoweringError(
+                f"loop {loop.name} moves {stride} bytes further in {tensor} in each step; wide reads and writes need a "
+                f"multiple of {ALIGNMENT}"
+            )

@@ -20,7 +20,10 @@ import numpy as np
 
 from souffle.program.te import TE, ExternTE, Origin, ProgramError, Tensor
 
-__all__ = ["Carried", "Collected", "Indexed", "Loop"]
+__all__ = ["ALIGNMENT", "Carried", "Collected", "Indexed", "Loop"]
+
+ALIGNMENT = 16
+"""Bytes of the widest read or write of a GPU thread: what the step chooses of a tensor starts at a multiple of it."""
 
 
 @dataclass(frozen=True, eq=False)

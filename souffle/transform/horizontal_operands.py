@@ -21,6 +21,7 @@ from souffle.program.shared import OncePer
 from souffle.transform.handles import read
 from souffle.tvm_compat import (
     PrimExpr,
+    constant_term,
     dtype_of,
     load_indices,
     load_tensor,
@@ -224,7 +225,7 @@ def _taken_apart(te_: TE) -> Template:
         # Every index has a constant term, so that a slice from 0 is like those that follow it.
         indices = []
         for index in load_indices(load):
-            rest, offset = _without_offset(index)
+            rest, offset = constant_term(index)
             rest = map_constants(rest, take)
             terms.append(len(slots))
             indices.append(rest + take(offset, dtype_of(rest)))
@@ -248,17 +249,6 @@ def _taken_apart(te_: TE) -> Template:
             )
             along[position] = (f"{position}:{digest}:{te_.reduction_shape}:{masked}:{factors}", factors)
     return Template(te_.axes, bodies, tuple(found), f"{digest}:{te_.reduction_shape}:{shapes}", along)
-
-
-def _without_offset(index: PrimExpr) -> tuple[PrimExpr, int]:
-    """An index as the sum of an expression and a constant."""
-    if isinstance(index, tirx.IntImm):
-        return tirx.IntImm(dtype_of(index), 0), int(index.value)
-    if isinstance(index, tirx.Add) and isinstance(index.b, tirx.IntImm):
-        return index.a, int(index.b.value)
-    if isinstance(index, tirx.Sub) and isinstance(index.b, tirx.IntImm):
-        return index.a, -int(index.b.value)
-    return index, 0
 
 
 def _anonymous(load: PrimExpr) -> PrimExpr:

@@ -15,10 +15,11 @@ from functools import cached_property
 from tvm import tirx
 
 from souffle.program import TE, FusedTE, Item, Tensor, TEProgram
+from souffle.program.loop import ALIGNMENT
 from souffle.program.shared import OncePer
 from souffle.tvm_compat import (
     PrimExpr,
-    dtype_of,
+    constant_term,
     load_indices,
     load_tensor,
     map_loads,
@@ -26,7 +27,6 @@ from souffle.tvm_compat import (
 )
 
 __all__ = [
-    "ALIGNMENT",
     "Column",
     "Earlier",
     "Fixed",
@@ -39,9 +39,6 @@ __all__ = [
     "read_piece",
     "signature",
 ]
-
-ALIGNMENT = 16
-"""Bytes. The widest read or write of a thread: what moves with the step must move by a multiple of it."""
 
 Signature = tuple
 """Equal for items that differ in the tensors and the constant offsets that they read at only."""
@@ -191,7 +188,7 @@ def _read_form(te_: TE) -> _Form:
     reads: list[tuple[int, tuple[int, ...]]] = []
 
     def without_offsets(load: PrimExpr) -> PrimExpr:
-        parts = [_offset(index) for index in load_indices(load)]
+        parts = [constant_term(index) for index in load_indices(load)]
         tensor = load_tensor(load)
         reads.append((_position(te_, tensor), tuple(offset for _, offset in parts)))
         # TVM hashes no tensor of a load: its place among the inputs stands in the key.
@@ -209,17 +206,6 @@ def _read_form(te_: TE) -> _Form:
 
 def _position(te_: TE, tensor: object) -> int:
     return next(i for i, placeholder in enumerate(te_.placeholders) if placeholder.same_as(tensor))
-
-
-def _offset(index: PrimExpr) -> tuple[PrimExpr, int]:
-    """An index without its constant term, and that term."""
-    if isinstance(index, tirx.IntImm):
-        return tirx.IntImm(dtype_of(index), 0), int(index.value)
-    if isinstance(index, tirx.Add) and isinstance(index.b, tirx.IntImm):
-        return index.a, int(index.b.value)
-    if isinstance(index, tirx.Sub) and isinstance(index.b, tirx.IntImm):
-        return index.a, -int(index.b.value)
-    return index, 0
 
 
 def signature(item: Item) -> Signature:

@@ -22,8 +22,9 @@ from souffle.program import (
     TEProgram,
     make_te,
 )
+from souffle.program.loop import ALIGNMENT
 from souffle.transform.handles import Handles, read
-from souffle.transform.pieces import ALIGNMENT, Earlier, Fixed, Moving, Operand, Piece, Stacked
+from souffle.transform.pieces import Earlier, Fixed, Moving, Operand, Piece, Stacked
 from souffle.transform.selections import merge_selections
 from souffle.tvm_compat import PrimExpr, fresh_axis, load_indices, load_tensor, map_bodies
 
@@ -103,7 +104,8 @@ class _Builder:
     def stack(self, operand: Stacked) -> Tensor:
         """The constants of all steps as one."""
         first = operand.tensors[0]
-        array = np.zeros((self.piece.steps, _aligned(first)), self.program.constants[first].dtype)
+        array = np.empty((self.piece.steps, _aligned(first)), self.program.constants[first].dtype)
+        array[:, first.size :] = 0
         for step, tensor in enumerate(operand.tensors):
             array[step, : first.size] = self.program.constants[tensor].reshape(-1)
         array = array.reshape(-1, *first.shape) if array.shape[1] == first.size else array

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 import souffle
-from souffle.kernel import KernelShape, LoopCall
+from souffle.errors import OptionError
+from souffle.kernel import KernelShape, LoopCall, LoweringError
 from souffle.partition import loops_beyond_a_wave, partition_persistent, partition_souffle
-from souffle.program import TEProgram
+from souffle.program import Loop, TEProgram
 from souffle.program.evaluate import evaluate
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.stage import LoopStage
+from souffle.transform import roll
 from tests.kernel.test_merge import ARCH, definition, kernel_of, skeleton
 from tests.testlib import Builder, inputs_for, run_on_cpu_device
 from tests.transform.test_roll import layers, recurrence, repeated, weights
@@ -174,3 +176,32 @@ def test_random_repetitions_at_both_levels_and_partitions(seed: int) -> None:
             np.testing.assert_array_equal(found[output], value, err_msg=f"{output}, {options}")
 
 
+
+
+@pytest.mark.parametrize("level", ["V0", "V2", "V4"])
+def test_a_program_may_hold_loops_before_it_is_compiled(level: str) -> None:
+    program = PROGRAMS["every_step"]
+    rolled, _ = roll(program)
+    assert any(isinstance(item, Loop) for item in rolled.tes)
+    net, inputs = kernel_of(rolled, level), inputs_for(program)
+    expected = evaluate(program, inputs)
+    for options in ({"order": "fixed"}, {"order": "shuffled", "seed": 1}):
+        found = run_on_cpu_device(net.plan, inputs, **options)
+        np.testing.assert_array_equal(found["out0"], expected["out0"])
+
+
+def test_where_loops_cannot_go_the_message_says_what_would_help() -> None:
+    rolled, _ = roll(PROGRAMS["layers"])
+    with pytest.raises(OptionError, match=r"target='cuda' only; for target='cpu' give the program before"):
+        souffle.compile(rolled, target="cpu")
+    with pytest.raises(OptionError, match="precision='mixed' does not reach into loops"):
+        kernel_of(rolled, "V4", precision="mixed")
+
+
+def test_a_loop_built_by_hand_must_be_aligned() -> None:
+    rolled, _ = roll(PROGRAMS["recurrence"])
+    (loop,) = (item for item in rolled.tes if isinstance(item, Loop))
+    odd = dataclasses.replace(loop, indexed=tuple(dataclasses.replace(p, stride=3) for p in loop.indexed))
+    program = dataclasses.replace(rolled, tes=tuple(odd if item is loop else item for item in rolled.tes))
+    with pytest.raises(LoweringError, match=r"moves 12 bytes further in relu.*multiple of 16"):
+        kernel_of(program)
