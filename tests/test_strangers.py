@@ -245,7 +245,7 @@ def test_stages_joined_on_chip_are_bounded() -> None:
 def test_a_merge_that_takes_operators_apart_is_refused_with_a_reason(name: str) -> None:
     program = souffle.import_onnx(STRANGERS[name]())
     _, decisions = horizontal(program)
-    (refused,) = [d for d in decisions if not d.accepted]
+    (refused,) = [d for d in decisions if not d.accepted and "output of the program" not in d.reason]
     assert "their operators differ in other TEs" in refused.reason and " kernels in the place of " in refused.reason
 
 
