@@ -1,0 +1,43 @@
+"""The tiny models with more layers or steps: what repeats is a loop in the kernel, and the results are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+
+import models
+import souffle
+from models import bert, lstm, resnext, swin
+from souffle.cli.compare import compare, onnxruntime_outputs
+
+DEEP: dict[str, Callable[[], onnx.ModelProto]] = {
+    "bert": lambda: bert.build_bert(replace(bert.SIZES["tiny"], layers=4), 0),
+    "resnext": lambda: resnext.build_resnext(replace(resnext.SIZES["tiny"], blocks=(1, 5, 1)), 0),
+    "swin": lambda: swin.build_swin(replace(swin.SIZES["tiny"], depths=(6, 2)), 0),
+    "lstm": lambda: lstm.build_lstm(replace(lstm.SIZES["tiny"], steps=10), 0),
+    "lstm-unrolled": lambda: lstm.build_lstm_unrolled(replace(lstm.SIZES["tiny"], steps=10), 0),
+}
+OPTIONS = (
+    {"level": "V3"},
+    {"level": "V4"},
+    {"level": "V4", "partition": "persistent", "precision": "mixed"},
+)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options.values()))
+@pytest.mark.parametrize("name", DEEP)
+def test_loops_of_whole_networks(name: str, options: dict[str, str]) -> None:
+    model = DEEP[name]()
+    inputs = models.random_inputs(model, seed=1)
+    reference = onnxruntime_outputs(model, inputs)
+    network = souffle.compile(model, target="cuda", arch="sm_90", cubin=False, device="cpu", **options)
+    assert any(stage == "roll" and accepted for stage, _, accepted, _ in network.plan.decisions)
+    assert len(network.plan.launches) == 1
+    for run in (network, network.on("cpu", order="shuffled", seed=3, blocks=5)):
+        found = {key: np.asarray(value) for key, value in run(inputs).items()}
+        result = compare(found, reference, options.get("precision", "fp32"))
+        assert result.ok, f"largest error {result.error:.2e} of the output's magnitude"
