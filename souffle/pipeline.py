@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -11,22 +11,17 @@ from souffle.analysis import analyze
 from souffle.codegen.assemble import CompiledKernels, Options, assemble, lower_stages
 from souffle.codegen.llvm import assemble_host, host_scheduler
 from souffle.codegen.plan import Plan
+from souffle.codegen.resources import StageMeter, smaller_waves
 from souffle.decision import Decision
 from souffle.errors import OptionError
 from souffle.kernel import cuda_target, lowering_problem
-from souffle.partition import (
-    Subprogram,
-    loops_beyond_a_wave,
-    one_kernel_per_stage,
-    partition_persistent,
-    partition_souffle,
-)
+from souffle.partition import PLANNERS, PartitionRequest, one_kernel_per_stage, planner_for
 from souffle.program import Loop, TEProgram
 from souffle.schedule.drafts import cached_scheduler
 from souffle.schedule.form import JoinPolicy, form_stages
 from souffle.schedule.gpu.answer import gpu_scheduler
-from souffle.schedule.gpu.device import GpuDevice, device_for
-from souffle.schedule.stage import Stage, Unit, flat_stages
+from souffle.schedule.gpu.device import device_for
+from souffle.schedule.stage import LoopStage, flat_stages
 from souffle.transform import horizontal, mixed_precision, roll, vertical
 
 __all__ = ["LEVELS", "Level", "check_options", "compile_cuda", "compile_host", "transform_program"]
@@ -70,7 +65,6 @@ LEVELS = {
 }
 
 PRECISIONS = ("fp32", "mixed")
-PARTITIONS = ("souffle", "persistent")
 
 Hook = Callable[[str, object], object]
 """Called between stages with the stage's name and its result; what it returns replaces the result."""
@@ -138,6 +132,8 @@ def compile_cuda(
     program, decided = transform_program(program, chosen, precision, hook)
     scheduler = cached_scheduler(gpu_scheduler(device, lambda schedule: lowering_problem(schedule, target)))
     policy = JoinPolicy(across_operators=chosen.vertical, rowwise_across_operators=chosen.reuse)
+    planner = planner_for(partition)
+    meter = StageMeter(arch, target, measure=cubin and chosen.merge and planner.measures, cache_dir=cache_dir)
     unwanted: dict[str, str] = {}
     while True:
         rolled, loops = roll(program, unwanted) if chosen.merge else (program, ())
@@ -148,22 +144,28 @@ def compile_cuda(
         stages = hook("schedule", stages)
         progress(f"lowering {len(stages)} stages")
         functions, names = lower_stages(flat_stages(stages), target)
-        shared = {stage: max(f.shared_bytes for f in functions[stage]) for stage in functions}
-        # A loop that the paper's rule would cut is taken apart: each of its kernels ends and begins as in one step.
-        beyond = loops_beyond_a_wave(stages, device, shared) if partition == "souffle" else {}
-        if not beyond:
+        resources = meter.measure(flat_stages(stages), functions)
+        request = PartitionRequest(stages, device, resources, analysis)
+        # A loop that the planner would cut is taken apart: each of its kernels ends and begins as in one step.
+        beyond = planner.loops_to_take_apart(request) if chosen.merge else {}
+        if beyond.keys() <= unwanted.keys():
             break
         unwanted |= beyond
     program = analysis.program
-    unrolled = [Decision("roll", name, False, reason) for name, reason in unwanted.items()]
+    # A loop that the program was given with stays one.
+    whole = {unit.name for unit in stages if isinstance(unit, LoopStage)}
+    unrolled = [Decision("roll", name, False, reason) for name, reason in unwanted.items() if name not in whole]
     decided = (*decided, *loops, *unrolled)
-    subprograms, cuts = hook("partition", _partition(stages, chosen, partition, device, shared))
+    subprograms, cuts = hook("partition", planner.plan(request) if chosen.merge else one_kernel_per_stage(stages))
     progress(f"merging into {len(subprograms)} kernels")
     options = Options(level, precision, partition, arch, chosen.reuse, cubin, cache_dir)
     decisions = (*decided, *joined, *cuts)
-    return assemble(
+    compiled = assemble(
         program, analysis, subprograms, functions, names, decisions, options, target, progress, partial(hook, "text")
     )
+    smaller = smaller_waves(compiled.plan, subprograms, request) if chosen.merge and planner.measures else ()
+    late = tuple((d.stage, d.subject, d.accepted, d.reason) for d in smaller)
+    return replace(compiled, plan=replace(compiled.plan, decisions=(*compiled.plan.decisions, *late)))
 
 
 def compile_host(
@@ -189,16 +191,6 @@ def compile_host(
     return assemble_host(program, analysis, stages, (*decided, *joined), level, precision, progress)
 
 
-def _partition(
-    stages: tuple[Unit, ...], level: Level, partition: str, device: GpuDevice, shared: Mapping[Stage, int]
-) -> tuple[tuple[Subprogram, ...], tuple[Decision, ...]]:
-    if not level.merge:
-        return one_kernel_per_stage(stages)
-    if partition == "persistent":
-        return partition_persistent(stages, device, shared)
-    return partition_souffle(stages, device, shared)
-
-
 def check_options(level: str, precision: str, partition: str = "souffle", arch: str | None = None) -> Level:
     """The level asked for.
 
@@ -210,7 +202,7 @@ def check_options(level: str, precision: str, partition: str = "souffle", arch: 
     for name, value, allowed in (
         ("level", level, tuple(LEVELS)),
         ("precision", precision, PRECISIONS),
-        ("partition", partition, PARTITIONS),
+        ("partition", partition, tuple(PLANNERS)),
     ):
         if value not in allowed:
             raise OptionError(f"{name}={value!r} is not valid; choose one of {', '.join(allowed)}")

@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
 
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--precision", choices=("fp32", "mixed"), default="fp32")
-    options.add_argument("--partition", choices=("souffle", "persistent"), default="souffle")
+    options.add_argument("--partition", metavar="PLANNER", default="souffle", help="decides where kernels end")
     options.add_argument("--arch", help="GPU architecture, such as sm_90 (default: that of the GPU at hand, or sm_90)")
     options.add_argument("--batch", type=int, help="value of a symbolic first dimension")
 

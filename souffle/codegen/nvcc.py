@@ -14,7 +14,7 @@ from pathlib import Path
 from souffle.codegen.plan import Resources
 from souffle.errors import CompilerNotFoundError, CudaCompileError
 
-__all__ = ["compile_cubin", "find_nvcc"]
+__all__ = ["compile_cubin", "compiler_version", "content_key", "find_nvcc"]
 
 
 def find_nvcc() -> Path | None:
@@ -30,6 +30,16 @@ def find_nvcc() -> Path | None:
         candidates.extend(sorted(Path(root).glob("cu*/bin/nvcc")))
     candidates.append(Path("/usr/local/cuda/bin/nvcc"))
     return next((c for c in candidates if c.is_file()), None)
+
+
+def compiler_version(nvcc: Path) -> str:
+    """What a compiler says of itself: another one may give other code."""
+    return subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, check=False).stdout
+
+
+def content_key(text: str, arch: str, version: str) -> str:
+    """The name under which what was made of a text is kept."""
+    return hashlib.sha256("\0".join((text, arch, version)).encode()).hexdigest()
 
 
 def compile_cubin(text: str, arch: str, *, cache_dir: Path | None = None) -> tuple[bytes, dict[str, Resources]]:
@@ -62,8 +72,7 @@ def compile_cubin(text: str, arch: str, *, cache_dir: Path | None = None) -> tup
             "no nvcc found in $CUDA_HOME/bin, on the PATH or in the registry's wheels; install CUDA 13's compiler "
             "with: pip install 'souffle-dl[cuda]', or compile with cubin=False to get the CUDA text only"
         )
-    version = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, check=False).stdout
-    key = hashlib.sha256("\0".join((text, arch, version)).encode()).hexdigest()
+    key = content_key(text, arch, compiler_version(nvcc))
     if cache_dir is not None and (cache_dir / f"{key}.cubin").is_file():
         report = (cache_dir / f"{key}.txt").read_text()
         return (cache_dir / f"{key}.cubin").read_bytes(), _parse_report(report)

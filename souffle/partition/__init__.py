@@ -1,11 +1,15 @@
 """Where kernels begin and end."""
 
-from souffle.partition.souffle_rule import (
-    Subprogram,
-    loops_beyond_a_wave,
-    one_kernel_per_stage,
-    partition_persistent,
-    partition_souffle,
-)
+from souffle.partition.planner import Demand, PartitionRequest, Planner, StageResources, Subprogram
+from souffle.partition.registry import PLANNERS, one_kernel_per_stage, planner_for
 
-__all__ = ["Subprogram", "loops_beyond_a_wave", "one_kernel_per_stage", "partition_persistent", "partition_souffle"]
+__all__ = [
+    "PLANNERS",
+    "Demand",
+    "PartitionRequest",
+    "Planner",
+    "StageResources",
+    "Subprogram",
+    "one_kernel_per_stage",
+    "planner_for",
+]

@@ -1,142 +1,106 @@
-"""Cut a sequence of stages into subprograms, each to become one kernel (paper §5.4).
+"""The paper's planner: greedy, breadth first, cut where one wave does not hold the blocks (paper §5.4, Algorithm 1).
 
-A grid-wide barrier needs every block on the device at once, so a stage with more blocks than one wave holds ends the
-subprogram before it and starts the next.
+A grid-wide barrier needs every block on the device at once. With one block for each tile, a subprogram of stages
+``s`` is one kernel where
+
+    max over compute-intensive s of tiles(s)  <=  SMs × min over resources of (what an SM has / max over s of what a
+                                                  block of s needs)
+
+The paper writes ``max_grid * max_occ < C``. A stage that would break it starts the next subprogram. Only
+compute-intensive stages are candidates: the others take their producer's tiles in the paper, and here loop over their
+own, so that any grid suits them. They still count on the right-hand side: the kernel is on the device as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from souffle.decision import Decision
-from souffle.program import ExternTE
+from souffle.partition.planner import Demand, PartitionRequest, Subprogram, breadth_first, is_extern
 from souffle.schedule.gpu.device import GpuDevice
-from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
+from souffle.schedule.stage import LoopStage, Unit, flat_stages
 
-__all__ = ["Subprogram", "loops_beyond_a_wave", "one_kernel_per_stage", "partition_persistent", "partition_souffle"]
-
-
-@dataclass(frozen=True, eq=False)
-class Subprogram:
-    """Stages that one kernel runs, in order.
-
-    Attributes
-    ----------
-    stages : tuple of Stage or LoopStage
-    """
-
-    stages: tuple[Unit, ...]
-
-    @property
-    def name(self) -> str:
-        """The name of its last stage."""
-        return self.stages[-1].name
+__all__ = ["SouffleRule"]
 
 
-def one_kernel_per_stage(stages: Sequence[Unit]) -> tuple[tuple[Subprogram, ...], tuple[Decision, ...]]:
-    """The partition of levels V0 to V2: every stage is a kernel."""
-    return tuple(Subprogram((stage,)) for stage in stages), ()
+class SouffleRule:
+    """See the module."""
+
+    name = "souffle"
+    measures = True
+
+    def plan(self, request: PartitionRequest) -> tuple[tuple[Subprogram, ...], tuple[Decision, ...]]:
+        """See :meth:`souffle.partition.planner.Planner.plan`.
+
+        With the cuts there is a decision for each memory-intensive stage that would have made one, had it counted.
+        """
+        device = request.device
+        parts: list[list[Unit]] = []
+        decisions: list[Decision] = []
+        cut = False
+        total: Demand | None = None
+        for unit in breadth_first(request.stages):
+            own = request.demand(unit)
+            if total is None:
+                parts, total = [[unit]], own
+                continue
+            both = total.joined(own)
+            reason = None
+            if is_extern(unit) or is_extern(parts[-1][-1]):
+                reason = "an operator that is no TE is a kernel of its own"
+            elif own.grid and both.grid > both.wave(device):
+                reason = _beyond(both, device)
+            if reason is not None:
+                decisions.append(Decision("partition", f"cut before {unit.name} ({unit.tes[0].origin})", True, reason))
+                parts.append([unit])
+                total, cut = own, True
+                continue
+            refused = _stays(unit, own, total, both, device)
+            if refused is not None:
+                decisions.append(Decision("partition", f"cut before {unit.name}", False, refused))
+            parts[-1].append(unit)
+            total = both
+        if total is not None and not cut:
+            decisions.append(Decision("partition", "no cut", True, _within(total, device)))
+        return tuple(Subprogram(tuple(part)) for part in parts), tuple(decisions)
+
+    def loops_to_take_apart(self, request: PartitionRequest) -> Mapping[str, str]:
+        """Loops that hold a compute-intensive stage of more blocks than one wave: a kernel has to end inside."""
+        demands = {unit.name: request.demand(unit) for unit in request.stages if isinstance(unit, LoopStage)}
+        return {
+            name: f"{_beyond(demand, request.device)}; a kernel ends inside"
+            for name, demand in demands.items()
+            if demand.grid > demand.wave(request.device)
+        }
 
 
-def partition_souffle(
-    stages: Sequence[Unit], device: GpuDevice, shared_bytes: Mapping[Stage, int]
-) -> tuple[tuple[Subprogram, ...], tuple[Decision, ...]]:
-    """The paper's greedy rule, breadth first: cut before a stage whose blocks exceed one wave (§5.4, Algorithm 1).
-
-    Parameters
-    ----------
-    stages : sequence of Stage or LoopStage
-        In topological order. A loop is cut nowhere: see :func:`loops_beyond_a_wave`.
-    device : GpuDevice
-    shared_bytes : mapping of Stage to int
-        Shared memory of a block of each stage, in bytes.
-
-    Returns
-    -------
-    subprograms : tuple of Subprogram
-    decisions : tuple of Decision
-        One for each cut, with the stage, the resource and the figure that forced it.
-    """
-    parts: list[list[Stage]] = []
-    decisions: list[Decision] = []
-    largest_grid = largest_shared = 0
-    threads = 0
-    for stage in stages:
-        tiles, threads, shared = _demand(stage, shared_bytes)
-        grid, pool = max(largest_grid, tiles), max(largest_shared, shared)
-        wave = device.blocks_per_wave(threads, pool)
-        alone = isinstance(stage.tes[0], ExternTE) or (bool(parts) and isinstance(parts[-1][-1].tes[0], ExternTE))
-        fits = grid <= wave and not alone
-        if parts and not fits:
-            reason = (
-                "an operator that is no TE is a kernel of its own"
-                if alone
-                else f"{grid} blocks exceed the {wave} of one wave "
-                f"({device.sm_count} SMs × {wave // device.sm_count} resident blocks at {threads} threads and "
-                f"{pool} bytes of shared memory)"
-            )
-            decisions.append(Decision("partition", f"cut before {stage.name} ({stage.tes[0].origin})", True, reason))
-        if parts and fits:
-            parts[-1].append(stage)
-            largest_grid, largest_shared = grid, pool
-        else:
-            parts.append([stage])
-            largest_grid, largest_shared = tiles, shared
-    if stages and not decisions:
-        wave = device.blocks_per_wave(threads, largest_shared)
-        reason = f"the most blocks that a stage has, {largest_grid}, fit in one wave of {wave}"
-        decisions.append(Decision("partition", "no cut", True, reason))
-    return tuple(Subprogram(tuple(p)) for p in parts), tuple(decisions)
+def _beyond(demand: Demand, device: GpuDevice) -> str:
+    return (
+        f"{demand.grid} blocks of {demand.of_grid} exceed the {demand.wave(device)} of one wave "
+        f"({demand.figures(device)})"
+    )
 
 
-def _demand(unit: Unit, shared_bytes: Mapping[Stage, int]) -> tuple[int, int, int]:
-    """The most blocks, threads and bytes of shared memory that a stage, or a loop's stages, ask for."""
-    stages = flat_stages([unit])
-    tiles, threads = max(s.schedule.tiles for s in stages), max(s.schedule.threads for s in stages)
-    return tiles, threads, max(shared_bytes[s] for s in stages)
+def _within(demand: Demand, device: GpuDevice) -> str:
+    if not demand.grid:
+        return f"no stage is compute-intensive; one wave is {demand.wave(device)} blocks ({demand.figures(device)})"
+    return (
+        f"the most blocks that a compute-intensive stage has, {demand.grid} of {demand.of_grid}, fit in one wave of "
+        f"{demand.wave(device)} ({demand.figures(device)})"
+    )
 
 
-def loops_beyond_a_wave(
-    stages: Sequence[Unit], device: GpuDevice, shared_bytes: Mapping[Stage, int]
-) -> dict[str, str]:
-    """The loops that the paper's rule cannot keep whole in one kernel, by name, each with the reason.
-
-    Parameters as for :func:`partition_souffle`.
-    """
-    beyond: dict[str, str] = {}
-    for unit in stages:
-        if isinstance(unit, LoopStage):
-            tiles, threads, shared = _demand(unit, shared_bytes)
-            wave = device.blocks_per_wave(threads, shared)
-            if tiles > wave:
-                beyond[unit.name] = f"{tiles} blocks of a stage exceed the {wave} of one wave, so a kernel ends inside"
-    return beyond
-
-
-def partition_persistent(
-    stages: Sequence[Unit], device: GpuDevice, shared_bytes: Mapping[Stage, int]
-) -> tuple[tuple[Subprogram, ...], tuple[Decision, ...]]:
-    """One kernel for everything that can be one: stages loop over their tiles, so none exceeds a wave.
-
-    Only operators that are no TEs cut the program. Parameters and results as for :func:`partition_souffle`.
-    """
-    parts: list[list[Stage]] = []
-    decisions: list[Decision] = []
-    for stage in stages:
-        alone = isinstance(stage.tes[0], ExternTE)
-        if alone and parts:
-            decisions.append(
-                Decision("partition", f"cut before {stage.name}", True, "an operator that is no TE is its own kernel")
-            )
-        if alone or not parts or isinstance(parts[-1][-1].tes[0], ExternTE):
-            parts.append([stage])
-        else:
-            parts[-1].append(stage)
-    if not decisions:
-        threads = _demand(stages[0], shared_bytes)[1] if stages else 1
-        wave = device.blocks_per_wave(threads, max(shared_bytes.values(), default=0)) if stages else 0
-        decisions.append(
-            Decision("partition", "no cut", True, f"stages loop over their tiles in waves of {wave} blocks")
+def _stays(unit: Unit, own: Demand, before: Demand, both: Demand, device: GpuDevice) -> str | None:
+    """Why a memory-intensive stage that one wave does not hold is not cut off, if it is one."""
+    if own.grid:
+        return None
+    wave = both.wave(device)
+    tiles = max(stage.schedule.tiles for stage in flat_stages([unit]))
+    if tiles > wave:
+        return f"it is memory-intensive: a wave of {wave} blocks loops over its {tiles} tiles"
+    if both.grid > wave and before.grid <= before.wave(device):
+        return (
+            f"it is memory-intensive, though it makes the wave smaller: {both.grid} tiles of {both.of_grid} take turns "
+            f"on {wave} blocks ({both.figures(device)})"
         )
-    return tuple(Subprogram(tuple(p)) for p in parts), tuple(decisions)
+    return None

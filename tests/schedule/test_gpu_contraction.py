@@ -446,6 +446,16 @@ def test_tensor_core_refusals() -> None:
     assert "not by a product in fp32" in reason((a, b), rounded)
 
 
+def test_of_tilings_about_as_fast_one_with_fewest_tiles_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    left, right = data(384, 768), data(768, 3072, name="y")
+    func = primfunc_from_tensors([left, right, topi.matmul(left, right)], "f")
+    tiles = contraction(func, H100).tiles
+    monkeypatch.setitem(contraction.__globals__, "_ALIKE", 1.0)
+    fastest = contraction(func, H100).tiles
+    monkeypatch.setitem(contraction.__globals__, "_ALIKE", 100.0)
+    assert contraction(func, H100).tiles < tiles < fastest
+
+
 def test_little_shared_memory() -> None:
     (a, b), product = gemm(256, 256, 256, dtype="float16")
     func = primfunc_from_tensors([a, b, product], "f")

@@ -10,7 +10,7 @@ comes after the reduction is applied to the totals as they are written.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 
 from tvm import tirx
 
@@ -28,6 +28,9 @@ RULE = "contraction"
 
 _MIN_SIDE = 4
 """Fewest rows and columns: a staged element is used that often, below it staging costs what it saves."""
+
+_ALIKE = 1.05
+"""Estimates of time closer than this factor are not told apart."""
 
 _MIN_INNER = 4
 """Shortest inner axis: below it the stage moves its output and does no arithmetic to speak of."""
@@ -114,8 +117,11 @@ def _divisors(number: int) -> list[int]:
 
 
 def _choose_tiling(problem: Contraction, request: GpuRequest) -> _Tiling | None:
-    """The tiling of least estimated time: work of one block, times how many blocks a multiprocessor runs in turn."""
-    best: tuple[float, _Tiling] | None = None
+    """The tiling of least estimated time: work of one block, times how many blocks a multiprocessor runs in turn.
+
+    Of those that are about as fast, it is one with the fewest tiles: a grid that fits one wave ends no kernel (§5.4).
+    """
+    found: list[tuple[float, int, _Tiling]] = []
     batch = problem.extents[0]
     # Totals of 64 bits take two registers each.
     most = 8 if bits_of(problem.dtype) <= 32 else 4
@@ -134,10 +140,10 @@ def _choose_tiling(problem: Contraction, request: GpuRequest) -> _Tiling | None:
                     tiling = _with_step(problem, across, (each_row, each_column), request)
                     if tiling is None:
                         continue
-                    cost = _cost(problem, tiling, request)
-                    if best is None or cost < best[0]:
-                        best = (cost, tiling)
-    return None if best is None else best[1]
+                    found.append((_cost(problem, tiling, request), prod(tiling.counts(problem.extents)), tiling))
+    least = min((cost for cost, _, _ in found), default=0.0)
+    alike = [one for one in found if one[0] <= _ALIKE * least]
+    return min(alike, key=lambda one: (one[1], one[0]))[2] if alike else None
 
 
 def _with_step(
@@ -178,9 +184,7 @@ def _cost(problem: Contraction, tiling: _Tiling, request: GpuRequest) -> float:
     arithmetic = across_rows * across_columns + 0.5 * (across_rows + across_columns) + 1.0
     fetched = batch * (rows + columns) * tiling.step / request.threads
     block = steps * (tiling.step * arithmetic + 8.0 * fetched + 40.0) + 20.0 * across_rows * across_columns
-    tiles = 1
-    for count in tiling.counts(problem.extents):
-        tiles *= count
+    tiles = prod(tiling.counts(problem.extents))
     # Two blocks on a multiprocessor hide each other's latency, but share its arithmetic units.
     return ceil(tiles / request.sm_count) * block
 

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from souffle.errors import OptionError
 
-__all__ = ["DEVICES", "GpuDevice", "device_for"]
+__all__ = ["ASSUMED_REGISTERS", "DEVICES", "GpuDevice", "device_for"]
+
+ASSUMED_REGISTERS = 128
+"""Of a thread, where no compiler says: what is left to each when two blocks of 256 threads share a multiprocessor."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,11 @@ class GpuDevice:
     blocks_per_sm: int
     registers_per_sm: int = 65536
 
-    def blocks_per_wave(self, threads: int, shared_bytes: int, registers: int = 128) -> int:
-        """Blocks that are on the device at once.
+    def resident_blocks(self, threads: int, shared_bytes: int, registers: int) -> dict[str, int]:
+        """Blocks of a multiprocessor that each of its resources has room for, by the resource's name.
+
+        Registers are given to whole warps, 256 at a time, and warps to four schedulers in equal number; shared memory
+        is given in granules of 128 bytes, 1 KiB more than the block asks for (CUDA occupancy calculator).
 
         Parameters
         ----------
@@ -47,13 +53,23 @@ class GpuDevice:
         shared_bytes : int
             Of a block, static and dynamic.
         registers : int
-            Of a thread. Before the kernel is compiled this is the budget that its launch bounds leave when two blocks
-            of 256 threads share a multiprocessor.
+            Of a thread.
         """
-        by_threads = self.threads_per_sm // threads
-        by_registers = self.registers_per_sm // (registers * threads)
-        by_shared = self.shared_per_sm // (shared_bytes + 1024)
-        return max(1, min(by_threads, by_registers, by_shared, self.blocks_per_sm)) * self.sm_count
+        warps = -(-threads // 32)
+        of_warp = -(-registers * 32 // 256) * 256
+        return {
+            "registers": self.registers_per_sm // of_warp // 4 * 4 // warps,
+            "shared memory": self.shared_per_sm // (-(-shared_bytes // 128) * 128 + 1024),
+            "threads": self.threads_per_sm // threads,
+            "block slots": self.blocks_per_sm,
+        }
+
+    def blocks_per_wave(self, threads: int, shared_bytes: int, registers: int) -> int:
+        """Blocks that are on the device at once, at least one for each multiprocessor.
+
+        Parameters as for :meth:`resident_blocks`.
+        """
+        return max(1, min(self.resident_blocks(threads, shared_bytes, registers).values())) * self.sm_count
 
 
 DEVICES = {

@@ -1,0 +1,190 @@
+"""What each stage asks of a multiprocessor, from the stage as compiled (paper §5.4, "Get required resource").
+
+Each distinct stage becomes a ``__global__`` of its own, the loop over tiles included, and ptxas says what it uses. The
+figures are kept by the hash of that text, in which nothing stands for the network or the position that the stage has
+there, so that equal stages of other networks are not compiled again. Those not known yet are compiled together, one
+file for each core: starting nvcc takes longer than one more stage does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
+from pathlib import Path
+
+import tvm
+
+from souffle.codegen.cuda import emit_cuda
+from souffle.codegen.nvcc import compile_cubin, compiler_version, content_key, find_nvcc
+from souffle.codegen.plan import Plan, Resources
+from souffle.decision import Decision
+from souffle.kernel import DeviceFunction, KernelShape
+from souffle.kernel.calls import Place, StageCall
+from souffle.partition import Demand, PartitionRequest, StageResources, Subprogram
+from souffle.schedule.stage import Stage
+
+__all__ = ["StageMeter", "smaller_waves"]
+
+_FEW = 4
+"""Stages that are not worth a second run of nvcc beside the first."""
+
+_Functions = tuple[DeviceFunction, ...]
+
+
+class StageMeter:
+    """Finds the resources of stages, each distinct one once.
+
+    Parameters
+    ----------
+    arch : str
+        Such as ``"sm_90"``.
+    target : Target
+        TVM's for `arch`.
+    measure : bool
+        Whether to run nvcc, if there is one. Otherwise registers are assumed.
+    cache_dir : Path, optional
+        Where figures are kept from one compilation to the next.
+    """
+
+    def __init__(self, arch: str, target: tvm.target.Target, *, measure: bool, cache_dir: Path | None = None) -> None:
+        self.arch = arch
+        self.target = target
+        self.cache_dir = cache_dir
+        self.nvcc = find_nvcc() if measure else None
+        self.version = compiler_version(self.nvcc) if self.nvcc is not None else ""
+        self.known: dict[str, Resources] = {}
+
+    def measure(
+        self, stages: Sequence[Stage], functions: Mapping[Stage, tuple[DeviceFunction, ...]]
+    ) -> dict[Stage, StageResources]:
+        """The resources of some stages.
+
+        Parameters
+        ----------
+        stages : sequence of Stage
+        functions : mapping of Stage to tuple of DeviceFunction
+            See :func:`souffle.codegen.assemble.lower_stages`; stages of equal structure share theirs.
+
+        Raises
+        ------
+        CudaCompileError
+            If nvcc rejects the text of a stage.
+        """
+        if self.nvcc is None:
+            return {s: StageResources.assumed(_pool(functions[s]), _threads(functions[s])) for s in stages}
+        first = {functions[stage]: stage for stage in reversed(stages)}
+        shapes = {own: _alone(stage, own) for own, stage in first.items()}
+        keys = {own: self._key(shape) for own, shape in shapes.items()}
+        missing = {key: shapes[own] for own, key in keys.items() if self._recall(key) is None}
+        for key, used in self._compile(missing).items():
+            self._keep(key, used)
+        found: dict[Stage, StageResources] = {}
+        for stage in stages:
+            own = functions[stage]
+            used = self.known[keys[own]]
+            found[stage] = StageResources(
+                used.registers, used.static_shared_bytes, _pool(own), _threads(own), used.spill_store_bytes, True
+            )
+        return found
+
+    def _key(self, shape: KernelShape) -> str:
+        names = {function: f"stage{number}" for number, function in enumerate(shape.functions)}
+        text, _ = emit_cuda([("alone", shape)], names, self.target)
+        return content_key(text, self.arch, self.version)
+
+    def _compile(self, missing: Mapping[str, KernelShape]) -> dict[str, Resources]:
+        if not missing:
+            return {}
+        count = max(1, min(os.cpu_count() or 1, len(missing) // _FEW))
+        keys = list(missing)
+        parts = [keys[start::count] for start in range(count)]
+        texts = [self._text({key: missing[key] for key in part}) for part in parts]
+        with ThreadPoolExecutor(count) as pool:
+            reports = list(pool.map(lambda text: compile_cubin(text, self.arch)[1], texts))
+        used = {name: one for report in reports for name, one in report.items()}
+        return {key: used[_name(key)] for key in keys}
+
+    def _text(self, shapes: Mapping[str, KernelShape]) -> str:
+        names = {
+            function: f"{_name(key)}_part{number}"
+            for key, shape in shapes.items()
+            for number, function in enumerate(shape.functions)
+        }
+        return emit_cuda([(_name(key), shape) for key, shape in shapes.items()], names, self.target)[0]
+
+    def _path(self, key: str) -> Path | None:
+        return None if self.cache_dir is None else self.cache_dir / f"{key}.stage.json"
+
+    def _recall(self, key: str) -> Resources | None:
+        path = self._path(key)
+        if key not in self.known and path is not None and path.is_file():
+            self.known[key] = Resources(**json.loads(path.read_text()))
+        return self.known.get(key)
+
+    def _keep(self, key: str, used: Resources) -> None:
+        self.known[key] = used
+        path = self._path(key)
+        if path is None:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.part")
+        partial.write_text(json.dumps(vars(used)))
+        partial.replace(path)
+
+
+def _alone(stage: Stage, functions: _Functions) -> KernelShape:
+    """A kernel of one stage."""
+    tensors = (*stage.inputs, *stage.outputs)
+    call = StageCall(functions, tuple(Place(number) for number in range(len(tensors))), False, ())
+    return KernelShape((call,), tuple((tensor.dtype, tensor.nbytes) for tensor in tensors))
+
+
+def _name(key: str) -> str:
+    return f"stage_{key[:24]}"
+
+
+def _pool(functions: _Functions) -> int:
+    return max(function.shared_bytes for function in functions)
+
+
+def _threads(functions: _Functions) -> int:
+    return max(function.threads for function in functions)
+
+
+def smaller_waves(
+    plan: Plan, subprograms: Sequence[Subprogram], request: PartitionRequest
+) -> tuple[Decision, ...]:
+    """Where a kernel's compute-intensive stages need more than one wave after all.
+
+    A merged kernel may take more registers than any of its stages does alone. It computes the same, since its stages
+    loop over their tiles in a grid of as many blocks as the device holds.
+
+    Parameters
+    ----------
+    plan : Plan
+        Compiled; each launch is of the subprogram at its place.
+    subprograms : sequence of Subprogram
+    request : PartitionRequest
+        What they were decided on.
+    """
+    kernels = {launch.kernel: sub for launch, sub in zip(reversed(plan.launches), reversed(subprograms), strict=True)}
+    decisions = []
+    for number, subprogram in sorted(kernels.items()):
+        kernel = plan.kernels[number]
+        demand = reduce(Demand.joined, (request.demand(unit) for unit in subprogram.stages))
+        planned = demand.wave(request.device)
+        if kernel.resources is None or not kernel.cooperative or demand.grid > planned:
+            continue
+        used = kernel.resources
+        shared = kernel.dynamic_shared_bytes + used.static_shared_bytes
+        wave = request.device.blocks_per_wave(kernel.threads, shared, used.registers)
+        if demand.grid > wave:
+            reason = (
+                f"compiled, it has {used.registers} registers a thread, and {wave} blocks are on the device at once; "
+                f"{demand.grid} tiles of {demand.of_grid} take turns"
+            )
+            decisions.append(Decision("partition", f"a wave of {planned} blocks for {kernel.name}", False, reason))
+    return tuple(decisions)

@@ -1,0 +1,216 @@
+"""What a planner is asked and what it answers: where kernels begin and end (paper §5.4).
+
+A planner takes the stages of a program in topological order and gives subprograms, each to become one kernel. Any cut
+that keeps the order is legal: a merged kernel runs its stages tile by tile with a grid sync between dependent ones, for
+every grid of at least one block. So planners differ in what is fast, not in what is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from souffle.analysis import Analysis
+from souffle.decision import Decision
+from souffle.program import ExternTE, Tensor
+from souffle.schedule.gpu.device import ASSUMED_REGISTERS, GpuDevice
+from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
+
+__all__ = ["Demand", "PartitionRequest", "Planner", "StageResources", "Subprogram", "breadth_first", "is_extern"]
+
+
+@dataclass(frozen=True, eq=False)
+class Subprogram:
+    """Stages that one kernel runs, in order.
+
+    Attributes
+    ----------
+    stages : tuple of Stage or LoopStage
+    """
+
+    stages: tuple[Unit, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of its last stage."""
+        return self.stages[-1].name
+
+
+@dataclass(frozen=True)
+class StageResources:
+    """What a block of one stage asks of a multiprocessor.
+
+    Attributes
+    ----------
+    registers : int
+        Of a thread.
+    static_shared_bytes, dynamic_shared_bytes : int
+        Of a block.
+    threads : int
+        Of a block.
+    spill_bytes : int
+        What a thread stores to local memory for want of registers; 0 where not measured.
+    measured : bool
+        Whether the compiler said so. Otherwise `registers` is an assumption; shared memory and threads are the lowered
+        stage's in both cases.
+    """
+
+    registers: int
+    static_shared_bytes: int
+    dynamic_shared_bytes: int
+    threads: int
+    spill_bytes: int
+    measured: bool
+
+    @classmethod
+    def assumed(cls, dynamic_shared_bytes: int, threads: int) -> StageResources:
+        """Those of a stage that no compiler has seen."""
+        return cls(ASSUMED_REGISTERS, 0, dynamic_shared_bytes, threads, 0, False)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a block, static and dynamic."""
+        return self.static_shared_bytes + self.dynamic_shared_bytes
+
+
+@dataclass(frozen=True)
+class PartitionRequest:
+    """What a planner decides on.
+
+    Attributes
+    ----------
+    stages : tuple of Stage or LoopStage
+        In topological order.
+    device : GpuDevice
+    resources : mapping of Stage to StageResources
+        Of every stage, those in loops too.
+    analysis : Analysis
+        Of the program that the stages' TEs are of.
+    """
+
+    stages: tuple[Unit, ...]
+    device: GpuDevice
+    resources: Mapping[Stage, StageResources]
+    analysis: Analysis
+
+    def intensive(self, unit: Unit) -> tuple[Stage, ...]:
+        """The compute-intensive stages of a unit: those that hold a compute-intensive TE (§5.3)."""
+        analysis = self.analysis.inside(unit.loop) if isinstance(unit, LoopStage) else self.analysis
+        return tuple(s for s in flat_stages([unit]) if any(analysis.is_compute_intensive(te) for te in s.tes))
+
+    def demand(self, unit: Unit) -> Demand:
+        """What a unit asks of the kernel that runs it."""
+        tiles = [(stage.schedule.tiles, stage.name) for stage in self.intensive(unit)]
+        grid = max(tiles, default=(0, ""), key=lambda one: one[0])
+        used = [(self.resources[stage], stage.name) for stage in flat_stages([unit])]
+        registers, of_registers = max(used, key=lambda one: one[0].registers)
+        shared, of_shared = max(used, key=lambda one: one[0].shared_bytes)
+        threads = max(one.threads for one, _ in used)
+        return Demand(
+            *grid, threads, registers.registers, of_registers, registers.measured, shared.shared_bytes, of_shared
+        )
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What the stages of a kernel ask for together: the largest grid, and the most of each resource of a block.
+
+    Only compute-intensive stages count for the grid. All stages count for the resources, since a kernel is on the
+    device as a whole.
+
+    Attributes
+    ----------
+    grid : int
+        Tiles of the compute-intensive stage that has the most; 0 where there is none.
+    of_grid : str
+        That stage's name.
+    threads, registers, shared_bytes : int
+        Of a block, of a thread, of a block.
+    of_registers, of_shared : str
+        The stages that ask for the most.
+    measured : bool
+        Whether `registers` is the compiler's figure.
+    """
+
+    grid: int
+    of_grid: str
+    threads: int
+    registers: int
+    of_registers: str
+    measured: bool
+    shared_bytes: int
+    of_shared: str
+
+    def joined(self, other: Demand) -> Demand:
+        """What a kernel asks for that runs both."""
+        grid = max(self, other, key=lambda d: d.grid)
+        registers = max(self, other, key=lambda d: d.registers)
+        shared = max(self, other, key=lambda d: d.shared_bytes)
+        return Demand(
+            grid.grid,
+            grid.of_grid,
+            max(self.threads, other.threads),
+            registers.registers,
+            registers.of_registers,
+            registers.measured,
+            shared.shared_bytes,
+            shared.of_shared,
+        )
+
+    def wave(self, device: GpuDevice) -> int:
+        """Blocks of such a kernel that are on the device at once."""
+        return device.blocks_per_wave(self.threads, self.shared_bytes, self.registers)
+
+    def figures(self, device: GpuDevice) -> str:
+        """How the wave comes about, and the resource that bounds it."""
+        resident = device.resident_blocks(self.threads, self.shared_bytes, self.registers)
+        bound = min(resident, key=lambda resource: resident[resource])
+        source = "measured" if self.measured else "assumed"
+        shared = f"{self.shared_bytes} bytes of shared memory" + (f" of {self.of_shared}" if self.shared_bytes else "")
+        return (
+            f"{device.sm_count} SMs × {max(1, resident[bound])} resident blocks of {self.threads} threads, bound by "
+            f"{bound}: {self.registers} registers of {self.of_registers} ({source}), {shared}"
+        )
+
+
+class Planner(Protocol):
+    """Decides where kernels begin and end.
+
+    Attributes
+    ----------
+    name : str
+        As the option ``partition`` names it.
+    measures : bool
+        Whether its answer depends on the registers of stages, so that they are worth a run of the compiler.
+    """
+
+    name: str
+    measures: bool
+
+    def plan(self, request: PartitionRequest) -> tuple[tuple[Subprogram, ...], tuple[Decision, ...]]:
+        """The subprograms in order of execution, and why they are so.
+
+        Every stage of the request is in one subprogram, after those that it reads from; an operator that is no TE is
+        alone in its own. Each cut is a decision that names the stage, its TE, the resource and the figure.
+        """
+        ...
+
+    def loops_to_take_apart(self, request: PartitionRequest) -> Mapping[str, str]:
+        """The loops that a kernel cannot keep whole, by name, each with the reason; they are then given as steps."""
+        ...
+
+
+def breadth_first(units: Sequence[Unit]) -> tuple[Unit, ...]:
+    """`units` by their distance from the program's inputs, on the longest path; the order is topological again."""
+    ready: dict[Tensor, int] = {}
+    depth: dict[Unit, int] = {}
+    for unit in units:
+        depth[unit] = max((ready[tensor] for tensor in unit.inputs if tensor in ready), default=0)
+        ready.update(dict.fromkeys(unit.outputs, depth[unit] + 1))
+    return tuple(sorted(units, key=lambda unit: depth[unit]))
+
+
+def is_extern(unit: Unit) -> bool:
+    """Whether a unit is an operator that is no TE, which is a kernel of its own."""
+    return isinstance(unit.tes[0], ExternTE)

@@ -1,0 +1,210 @@
+"""Where kernels begin and end, under the paper's rule and under the persistent one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from souffle.analysis import analyze
+from souffle.decision import Decision
+from souffle.errors import OptionError
+from souffle.partition import (
+    PLANNERS,
+    PartitionRequest,
+    Planner,
+    StageResources,
+    Subprogram,
+    one_kernel_per_stage,
+    planner_for,
+)
+from souffle.partition.planner import breadth_first
+from souffle.pipeline import check_options
+from souffle.program import Tensor, TEProgram
+from souffle.schedule.gpu.device import ASSUMED_REGISTERS, DEVICES, GpuDevice, device_for
+from souffle.schedule.stage import Stage, draft_stage
+from tests.testlib import Builder
+
+TINY = GpuDevice("sm_90", "tiny", 4, 100 * 1024, 64 * 1024, 1024, 8)
+WAVE = TINY.blocks_per_wave(256, 0, ASSUMED_REGISTERS)
+SOUFFLE, PERSISTENT = planner_for("souffle"), planner_for("persistent")
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """What the partition needs to know of a schedule."""
+
+    tiles: int
+    threads: int = 256
+
+
+def chain(kinds: str) -> TEProgram:
+    """One TE a letter: a compute-intensive product, a memory-intensive relu, a sort that is no TE."""
+    b = Builder()
+    x = b.input(4, 6)
+    for kind in kinds:
+        if kind == "p":
+            x = b.matmul(x, b.constant(np.ones((6, 6), np.float32)))
+        else:
+            x = b.relu(x) if kind == "r" else b.extern_sort(x)
+    return b.program(x)
+
+
+def request(
+    kinds: str,
+    tiles: list[int],
+    shared: dict[int, int] | None = None,
+    registers: dict[int, int] | None = None,
+    device: GpuDevice = TINY,
+) -> PartitionRequest:
+    """Stages of one TE each, with these tiles; bytes and registers by position, registers assumed where not given."""
+    program = chain(kinds)
+    stages = tuple(Stage(draft_stage([t], program), Tiles(n)) for t, n in zip(program.tes, tiles, strict=True))
+    resources = {s: StageResources.assumed((shared or {}).get(i, 0), 256) for i, s in enumerate(stages)}
+    for number, count in (registers or {}).items():
+        resources[stages[number]] = replace(resources[stages[number]], registers=count, measured=True)
+    return PartitionRequest(stages, device, resources, analyze(program))
+
+
+def sizes(subprograms: tuple[Subprogram, ...]) -> list[int]:
+    return [len(s.stages) for s in subprograms]
+
+
+def cuts(decisions: tuple[Decision, ...]) -> list[Decision]:
+    return [d for d in decisions if d.accepted and d.subject.startswith("cut before")]
+
+
+def test_below_v3_every_stage_is_a_kernel() -> None:
+    parts, decisions = one_kernel_per_stage(request("ppp", [1, 2, 3]).stages)
+    assert sizes(parts) == [1, 1, 1] and not decisions
+    assert parts[1].name == "matmul1"
+
+
+def test_stages_of_one_wave_share_a_kernel() -> None:
+    parts, (decision,) = SOUFFLE.plan(request("ppp", [1, WAVE, 2]))
+    assert sizes(parts) == [3] and parts[0].name == "matmul2"
+    assert decision.subject == "no cut" and f"{WAVE} of matmul1, fit in one wave of {WAVE}" in decision.reason
+
+
+def test_a_stage_of_more_blocks_than_a_wave_is_cut_off_with_the_figures() -> None:
+    parts, decisions = SOUFFLE.plan(request("ppp", [1, WAVE + 1, 2]))
+    assert sizes(parts) == [1, 1, 1]
+    before, after = decisions
+    assert before.stage == "partition" and before.subject == "cut before matmul1 (Matmul matmul1)"
+    assert f"{WAVE + 1} blocks of matmul1 exceed the {WAVE} of one wave (4 SMs × {WAVE // 4} resident" in before.reason
+    assert f"bound by registers: {ASSUMED_REGISTERS} registers of matmul0 (assumed)" in before.reason
+    assert "cut before matmul2" in after.subject
+
+
+def test_measured_registers_make_a_wave_smaller_or_larger_and_are_said_to_be_measured() -> None:
+    (few, many) = (dict.fromkeys(range(2), count) for count in (32, 200))
+    assert TINY.blocks_per_wave(256, 0, 32) == 16 and TINY.blocks_per_wave(256, 0, 200) == 4
+    parts, (decision,) = SOUFFLE.plan(request("pp", [1, 16], registers=few))
+    assert sizes(parts) == [2] and "32 registers of matmul0 (measured)" in decision.reason
+    parts, (decision,) = SOUFFLE.plan(request("pp", [1, 5], registers=many))
+    assert sizes(parts) == [1, 1]
+    assert "5 blocks of matmul1 exceed the 4 of one wave" in decision.reason and "(measured)" in decision.reason
+    parts, (decision,) = SOUFFLE.plan(request("pp", [5, 1], registers={0: 32, 1: 200}))
+    assert sizes(parts) == [1, 1] and "200 registers of matmul1 (measured)" in decision.reason
+
+
+def test_shared_memory_makes_a_wave_smaller() -> None:
+    pool = 60 * 1024
+    assert TINY.blocks_per_wave(256, pool, ASSUMED_REGISTERS) == 4
+    parts, (decision,) = SOUFFLE.plan(request("pp", [5, 1], shared={1: pool}))
+    assert sizes(parts) == [1, 1]
+    assert "bound by shared memory" in decision.reason
+    assert f"{pool} bytes of shared memory of matmul1" in decision.reason
+    assert sizes(SOUFFLE.plan(request("pp", [4, 1], shared={1: pool}))[0]) == [2]
+
+
+@pytest.mark.parametrize("kinds", ["rrr", "prr", "rpr", "rrp"])
+def test_memory_intensive_stages_are_never_cut_off(kinds: str) -> None:
+    tiles = [1 if kind == "p" else 100 * WAVE for kind in kinds]
+    parts, decisions = SOUFFLE.plan(request(kinds, tiles))
+    assert sizes(parts) == [3] and not cuts(decisions)
+    refused = [d for d in decisions if not d.accepted]
+    assert len(refused) == kinds[1:].count("r")
+    assert all(f"a wave of {WAVE} blocks loops over its {100 * WAVE} tiles" in d.reason for d in refused)
+
+
+def test_a_memory_intensive_stage_takes_its_part_of_the_wave() -> None:
+    """It joins, and the next compute-intensive stage finds the wave that it has left."""
+    pool = {1: 60 * 1024}
+    parts, decisions = SOUFFLE.plan(request("pr", [WAVE, 1], shared=pool))
+    assert sizes(parts) == [2]
+    refused, _ = decisions
+    assert not refused.accepted and f"{WAVE} tiles of matmul0 take turns on 4 blocks" in refused.reason
+    parts, decisions = SOUFFLE.plan(request("prp", [1, 1, 5], shared=pool))
+    assert sizes(parts) == [2, 1]
+    (cut,) = cuts(decisions)
+    assert "cut before matmul2" in cut.subject and f"{60 * 1024} bytes of shared memory of relu1" in cut.reason
+    assert sizes(SOUFFLE.plan(request("prp", [1, 1, 5]))[0]) == [3]
+
+
+def test_the_first_stage_after_a_cut_counts_alone() -> None:
+    parts, _ = SOUFFLE.plan(request("pppp", [5, 1, 5, 5], shared={1: 60 * 1024}))
+    assert sizes(parts) == [1, 1, 2]
+
+
+def test_persistent_tiles_are_not_cut() -> None:
+    parts, (decision,) = PERSISTENT.plan(request("prp", [1, 100 * WAVE, 200 * WAVE]))
+    assert sizes(parts) == [3]
+    assert decision.subject == "no cut" and f"waves of {WAVE} blocks" in decision.reason
+    assert "(assumed)" in decision.reason
+
+
+@pytest.mark.parametrize("planner", PLANNERS.values(), ids=PLANNERS)
+def test_an_operator_that_is_no_te_is_a_kernel_of_its_own(planner: Planner) -> None:
+    parts, decisions = planner.plan(request("psrp", [1, 1, 1, 1]))
+    assert sizes(parts) == [1, 1, 2]
+    assert all("no TE" in d.reason for d in decisions) and "cut before sort1" in decisions[0].subject
+    assert "cut before relu2" in decisions[1].subject
+
+
+@pytest.mark.parametrize("planner", PLANNERS.values(), ids=PLANNERS)
+def test_every_stage_is_kept_in_order(planner: Planner) -> None:
+    given = request("prprsp", [1, 40, 3, 90, 2, 2], shared={2: 9000, 5: 50_000})
+    parts, _ = planner.plan(given)
+    assert tuple(s for part in parts for s in part.stages) == given.stages
+    assert planner.plan(PartitionRequest((), TINY, {}, given.analysis)) == ((), ())
+
+
+def test_stages_are_taken_breadth_first() -> None:
+    b = Builder()
+    x = b.input(4, 6)
+    sides: list[Tensor] = []
+    for _ in range(2):
+        sides.append(b.tanh(b.relu(x)))
+    program = b.program(b.plus(*sides))
+    stages = [Stage(draft_stage([t], program), Tiles(1)) for t in program.tes]
+    ordered = breadth_first(stages)
+    assert [stages.index(s) for s in ordered] == [0, 2, 1, 3, 4]
+
+
+def test_planners_are_found_by_name() -> None:
+    assert all(planner_for(name) is planner and planner.name == name for name, planner in PLANNERS.items())
+    names = ", ".join(PLANNERS)
+    for refused in (lambda: planner_for("greedy"), lambda: check_options("V4", "fp32", "greedy")):
+        with pytest.raises(OptionError, match=f"partition='greedy' is not valid; choose one of {names}$"):
+            refused()
+
+
+def test_a_wave_is_bounded_by_threads_registers_memory_and_blocks() -> None:
+    h200 = device_for("sm_90")
+    assert h200.blocks_per_wave(256, 0, 128) == 2 * 132
+    assert h200.blocks_per_wave(256, 0, 32) == 8 * 132
+    assert h200.blocks_per_wave(32, 0, 16) == 32 * 132
+    assert h200.blocks_per_wave(256, 200 * 1024, 128) == 132
+    limits = h200.resident_blocks(256, 50 * 1024, 64)
+    assert limits == {"registers": 4, "shared memory": 4, "threads": 8, "block slots": 32}
+    assert all(d.blocks_per_wave(1024, d.shared_per_block, 64) >= d.sm_count for d in DEVICES.values())
+
+
+def test_registers_are_given_to_whole_warps_in_eighths_a_thread() -> None:
+    """A thread of 73 registers gets 80: there is room for 25 such warps, of which 24 make four equal parts."""
+    h200 = device_for("sm_90")
+    assert h200.resident_blocks(256, 0, 73)["registers"] == 3
+    assert h200.resident_blocks(256, 0, 80)["registers"] == 3 and h200.resident_blocks(256, 0, 81)["registers"] == 2
+    assert h200.resident_blocks(32, 0, 73)["registers"] == 24
