@@ -120,7 +120,13 @@ def assemble(
     launches: list[tuple[int, tuple[Tensor, ...], Subprogram]] = []
     live = _Liveness()
     for subprogram in subprograms:
-        calls = plan_calls(subprogram.stages, functions, program.constants, prefetch=options.prefetch)
+        calls = plan_calls(
+            subprogram.stages,
+            functions,
+            program.constants,
+            prefetch=options.prefetch,
+            blocks_per_sm=subprogram.blocks_per_sm,
+        )
         number = shapes.setdefault(calls.shape, len(shapes))
         launches.append((number, calls.tensors, Subprogram(calls.stages)))
         live.kernel(calls)

@@ -71,6 +71,10 @@ def emit_cuda(
         # Code that several places call stays one copy; code called once is the kernel's own.
         keyword = "__noinline__" if calls.count(name) > 1 else "__forceinline__"
         text = text.replace(f'extern "C" __device__ void {name}(', f"static __device__ {keyword} void {name}(")
+    for name, shape in kernels:
+        if shape.blocks_per_sm > 1:
+            bounds = f"__launch_bounds__({shape.threads}, {shape.blocks_per_sm})"
+            text = text.replace(f"__launch_bounds__({shape.threads}) {name}(", f"{bounds} {name}(")
     if "cuda::barrier" not in text:
         # TVM asks for this header with every grid sync; it is not needed and takes nvcc a second.
         text = text.replace("#include <cuda/barrier>\n", "")

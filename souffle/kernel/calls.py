@@ -97,10 +97,13 @@ class KernelShape:
     calls : tuple of StageCall or LoopCall
     parameters : tuple of (str, int)
         Type and bytes of each tensor parameter.
+    blocks_per_sm : int
+        Blocks that a multiprocessor must hold at once, which bounds the registers of a thread; 1 bounds nothing.
     """
 
     calls: tuple[StageCall | LoopCall, ...]
     parameters: tuple[tuple[str, int], ...]
+    blocks_per_sm: int = 1
 
     @property
     def stage_calls(self) -> Iterator[StageCall]:
@@ -185,6 +188,7 @@ def plan_calls(
     constants: Mapping[Tensor, object],
     *,
     prefetch: bool,
+    blocks_per_sm: int = 1,
 ) -> CallPlan:
     """Decide where a kernel needs grid syncs, and with which tensors it is launched.
 
@@ -197,8 +201,10 @@ def plan_calls(
         Tensors that no kernel writes.
     prefetch : bool
         Whether weights of the stages after a barrier are prefetched before it.
+    blocks_per_sm : int
+        See :class:`KernelShape`.
     """
-    return _Planner(functions, constants, prefetch).plan(stages)
+    return _Planner(functions, constants, prefetch).plan(stages, blocks_per_sm)
 
 
 class _Planner:
@@ -211,7 +217,7 @@ class _Planner:
         self.position: dict[Tensor, int] = {}
         self.touches: dict[Touch, None] = {}
 
-    def plan(self, stages: Sequence[Unit]) -> CallPlan:
+    def plan(self, stages: Sequence[Unit], blocks_per_sm: int) -> CallPlan:
         ordered, epochs = _epochs(stages)
         calls: list[StageCall | LoopCall] = []
         before, start = 0, 0
@@ -231,7 +237,7 @@ class _Planner:
                     self.touch(unit.inputs, unit.outputs, span)
             start = span.stop
         tensors = tuple(self.position)
-        shape = KernelShape(tuple(calls), tuple((t.dtype, t.nbytes) for t in tensors))
+        shape = KernelShape(tuple(calls), tuple((t.dtype, t.nbytes) for t in tensors), blocks_per_sm)
         return CallPlan(shape, ordered, epochs, start, tensors, tuple(self.touches))
 
     def stage(

@@ -27,9 +27,13 @@ class Subprogram:
     Attributes
     ----------
     stages : tuple of Stage or LoopStage
+    blocks_per_sm : int
+        Blocks that each multiprocessor must hold at once for the plan to be true, at least 1. The kernel is compiled
+        with this bound on its registers.
     """
 
     stages: tuple[Unit, ...]
+    blocks_per_sm: int = 1
 
     @property
     def name(self) -> str:

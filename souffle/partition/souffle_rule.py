@@ -13,7 +13,8 @@ own, so that any grid suits them. They still count on the right-hand side: the k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import reduce
 
 from souffle.decision import Decision
 from souffle.partition.planner import Demand, PartitionRequest, Subprogram, breadth_first, is_extern
@@ -62,7 +63,7 @@ class SouffleRule:
             total = both
         if total is not None and not cut:
             decisions.append(Decision("partition", "no cut", True, _within(total, device)))
-        return tuple(Subprogram(tuple(part)) for part in parts), tuple(decisions)
+        return tuple(_subprogram(part, request) for part in parts), tuple(decisions)
 
     def loops_to_take_apart(self, request: PartitionRequest) -> Mapping[str, str]:
         """Loops that hold a compute-intensive stage of more blocks than one wave: a kernel has to end inside."""
@@ -72,6 +73,17 @@ class SouffleRule:
             for name, demand in demands.items()
             if demand.grid > demand.wave(request.device)
         }
+
+
+def _subprogram(units: Sequence[Unit], request: PartitionRequest) -> Subprogram:
+    """A kernel that holds as many blocks on each multiprocessor as its largest compute-intensive stage needs.
+
+    Merged, stages may take more registers than any does alone, unless the compiler is told. Where one wave does not
+    hold a stage that stands alone, nothing is asked.
+    """
+    demand = reduce(Demand.joined, (request.demand(unit) for unit in units))
+    fits = demand.grid <= demand.wave(request.device)
+    return Subprogram(tuple(units), max(1, -(-demand.grid // request.device.sm_count)) if fits else 1)
 
 
 def _beyond(demand: Demand, device: GpuDevice) -> str:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,11 @@ import pytest
 
 import models
 import souffle
+from souffle.codegen.cuda import emit_cuda
 from souffle.codegen.nvcc import find_nvcc
 from souffle.errors import CudaCompileError
+from souffle.kernel import cuda_target
+from souffle.pipeline import compile_cuda
 from souffle.runtime import Network
 from tests.testlib import Builder
 
@@ -97,3 +101,12 @@ def test_text_that_was_broken_on_the_way_is_rejected(tmp_path: Path) -> None:
 
     with pytest.raises(CudaCompileError, match="nvcc rejected the CUDA text for sm_90"):
         _compile(_matmul(1), hook=hook, cache_dir=tmp_path)
+
+
+def test_the_compiler_is_told_how_many_blocks_must_be_resident() -> None:
+    (merged,) = compile_cuda(_matmul(2), level="V3", arch="sm_90", cubin=False).merged
+    names = {function: f"part{k}" for k, function in enumerate(dict.fromkeys(merged.shape.functions))}
+    for blocks, bounds in ((1, "__launch_bounds__(256)"), (3, "__launch_bounds__(256, 3)")):
+        shape = replace(merged.shape, blocks_per_sm=blocks)
+        text, _ = emit_cuda([("one", shape)], names, cuda_target("sm_90"))
+        assert f"{bounds} one(" in text

@@ -208,3 +208,14 @@ def test_registers_are_given_to_whole_warps_in_eighths_a_thread() -> None:
     assert h200.resident_blocks(256, 0, 73)["registers"] == 3
     assert h200.resident_blocks(256, 0, 80)["registers"] == 3 and h200.resident_blocks(256, 0, 81)["registers"] == 2
     assert h200.resident_blocks(32, 0, 73)["registers"] == 24
+
+
+def test_a_kernel_is_held_to_the_blocks_that_its_plan_counts_on() -> None:
+    """Merged, stages may take more registers than alone: the compiler is told how many blocks must be resident."""
+    given = request("ppp", [1, 2 * TINY.sm_count + 1, 3], registers=dict.fromkeys(range(3), 64))
+    (part,), _ = SOUFFLE.plan(given)
+    assert part.blocks_per_sm == 3
+    (part,), _ = PERSISTENT.plan(given)
+    assert part.blocks_per_sm == 1
+    alone, *_ = SOUFFLE.plan(request("p", [100 * TINY.sm_count]))[0]
+    assert alone.blocks_per_sm == 1
