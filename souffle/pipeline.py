@@ -59,7 +59,7 @@ LEVELS = {
         Level("V0", False, False, False, False, "TVM's operator fusion, one kernel for each fused operator"),
         Level("V1", True, False, False, False, "V0 + horizontal transformation of independent TEs"),
         Level("V2", True, True, False, False, "V1 + vertical transformation of one-relies-on-one TEs"),
-        Level("V3", True, True, True, False, "V2 + one kernel per subprogram, with grid-wide synchronization"),
+        Level("V3", True, True, True, False, "V2 + one kernel per subprogram, with grid-wide barriers and loops"),
         Level("V4", True, True, True, True, "V3 + on-chip tensor reuse and loads ahead of barriers"),
     )
 }

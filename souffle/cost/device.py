@@ -1,0 +1,162 @@
+"""What a GPU can do in a second: the descriptions that the cost model reads, one JSON file for each product.
+
+A file gives each figure with its source, and says whether it is a specification, a measurement or an estimate. No
+figure is fitted to a kernel.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+
+from souffle.errors import OptionError
+from souffle.schedule.gpu.device import GpuDevice
+
+__all__ = ["KINDS", "CostDevice", "Figure", "cost_device", "figures_of", "product_names"]
+
+KINDS = ("specification", "measurement", "estimate")
+"""Where a figure may come from."""
+
+_FOLDER = Path(__file__).with_name("devices")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a device file.
+
+    Attributes
+    ----------
+    value : float
+    kind : str
+        One of :data:`KINDS`.
+    source : str
+        A document, or the reasoning of an estimate.
+    """
+
+    value: float
+    kind: str
+    source: str
+
+
+@dataclass(frozen=True)
+class CostDevice:
+    """A product's capacities, rates and latencies.
+
+    Attributes
+    ----------
+    product, arch : str
+        Such as ``"A100-SXM4-40GB"`` and ``"sm_80"``.
+    sm_count, registers_per_sm, shared_per_sm, shared_per_block, threads_per_sm, blocks_per_sm : int
+        As for :class:`souffle.schedule.gpu.device.GpuDevice`.
+    clock_hz : float
+        Of the multiprocessors.
+    l1_bytes : int
+        Shared memory and L1 cache of a multiprocessor together.
+    l2_bytes : int
+        Of the device.
+    memory_bytes_per_second : float
+        Of device memory.
+    l2_bytes_per_clock, l2_bytes_per_clock_per_sm : float
+        All that the L2 cache delivers, and what one multiprocessor can take.
+    shared_bytes_per_clock_per_sm : float
+        Of shared memory and the L1 cache, which share a data path.
+    warp_instructions_per_clock_per_sm : float
+        What the schedulers issue.
+    fp32_per_clock_per_sm, int32_per_clock_per_sm, special_per_clock_per_sm : float
+        Operations of single threads; a fused multiply-add is one.
+    tensor_fma_per_clock_per_sm, tensor_reach : float
+        Of fp16 with fp32 totals, and the part of it that mma instructions reach.
+    shared_latency_clocks, l1_latency_clocks, l2_latency_clocks, memory_latency_clocks : float
+        From a load to its use.
+    arithmetic_latency_clocks, barrier_clocks : float
+        From an instruction to one that needs its result; of a block's barrier beyond the wait for its last warp.
+    launch_seconds, grid_sync_seconds : float
+        Between two kernels that are launched back to back; of a barrier of the whole grid.
+    """
+
+    product: str
+    arch: str
+    sm_count: int
+    clock_hz: float
+    registers_per_sm: int
+    shared_per_sm: int
+    shared_per_block: int
+    threads_per_sm: int
+    blocks_per_sm: int
+    l1_bytes: int
+    l2_bytes: int
+    memory_bytes_per_second: float
+    l2_bytes_per_clock: float
+    l2_bytes_per_clock_per_sm: float
+    shared_bytes_per_clock_per_sm: float
+    warp_instructions_per_clock_per_sm: float
+    fp32_per_clock_per_sm: float
+    int32_per_clock_per_sm: float
+    special_per_clock_per_sm: float
+    tensor_fma_per_clock_per_sm: float
+    tensor_reach: float
+    shared_latency_clocks: float
+    l1_latency_clocks: float
+    l2_latency_clocks: float
+    memory_latency_clocks: float
+    arithmetic_latency_clocks: float
+    barrier_clocks: float
+    launch_seconds: float
+    grid_sync_seconds: float
+
+    @property
+    def limits(self) -> GpuDevice:
+        """What the scheduler and the partition know of it."""
+        return GpuDevice(
+            self.arch,
+            self.product,
+            self.sm_count,
+            self.shared_per_sm,
+            self.shared_per_block,
+            self.threads_per_sm,
+            self.blocks_per_sm,
+            self.registers_per_sm,
+        )
+
+
+def product_names() -> tuple[str, ...]:
+    """The products that are described, in alphabetical order."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
+
+
+def figures_of(product: str) -> dict[str, Figure]:
+    """Each figure of a product with its source.
+
+    Raises
+    ------
+    OptionError
+        Naming the products described, if `product` is not one.
+    """
+    return {name: Figure(**figure) for name, figure in _read(product)["figures"].items()}
+
+
+@cache
+def cost_device(product: str) -> CostDevice:
+    """The description of a product, such as ``"H200-SXM5-141GB"``.
+
+    Raises
+    ------
+    OptionError
+        Naming the products described, if `product` is not one.
+    """
+    described = _read(product)
+    whole = {field.name for field in fields(CostDevice) if field.type == "int"}
+    values = {
+        name: int(figure["value"]) if name in whole else float(figure["value"])
+        for name, figure in described["figures"].items()
+    }
+    return CostDevice(product=described["product"], arch=described["arch"], **values)
+
+
+def _read(product: str) -> dict:
+    names = product_names()
+    if product not in names:
+        raise OptionError(f"no GPU {product!r} is described; described are {', '.join(names)}")
+    return json.loads((_FOLDER / f"{product}.json").read_text())

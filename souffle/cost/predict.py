@@ -1,0 +1,298 @@
+"""How long a stage takes on a GPU that is not at hand: one formula for every stage, of its work and the device.
+
+Let a tile's work be as :mod:`souffle.cost.work` counts it, ``R`` tiles be on a multiprocessor at once (occupancy), and
+``t(u)`` be the clocks for which unit ``u`` of a multiprocessor is busy with one tile: its schedulers, fp32, int32,
+special-function and tensor units, the data path of shared memory and L1, the port to the L2. Then
+
+    busy  = max over u of t(u)                          one tile, all latencies hidden
+    own   = on-chip waits + barriers + busy             one tile, none of its latencies hidden by another
+    chain = loads waited for + max(own, loads made ahead)
+    wave(R) = max(R x busy, chain)                      R tiles side by side
+    multiprocessors = full waves x wave(R) + wave(tiles of the last wave on one multiprocessor)
+    seconds = start + max(multiprocessors / clock, L2 bytes / L2 bandwidth, memory bytes / memory bandwidth)
+
+where ``start`` is a launch or a grid sync. Bytes from the L2 lie between the distinct sectors of a tile and all that it
+asks for, by how much of them the L1 cache holds; what all tiles read is fetched once by each multiprocessor. Nothing is
+fitted to a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from souffle.cost.counting import WARP, Work
+from souffle.cost.device import CostDevice
+from souffle.cost.work import work_of
+from souffle.errors import OptionError
+from souffle.kernel import DeviceFunction
+from souffle.partition import StageResources
+from souffle.tvm_compat import const_int
+
+__all__ = ["Prediction", "Terms", "estimated_registers", "predict_stage", "predict_work"]
+
+_FEWEST_REGISTERS, _MOST_REGISTERS = 32, 255
+
+_OWN_REGISTERS = 24
+"""Of a thread beside its arrays: addresses, indices, what is being computed."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a prediction is made of, in seconds where nothing else is said.
+
+    Attributes
+    ----------
+    start : float
+        The launch or grid sync.
+    issue, fp32, int32, special, tensor, shared, l2_port : float
+        For which each unit of a multiprocessor is busy if tiles are spread evenly and no latency shows.
+    chain : float
+        Of one tile alone, one wave after another: latencies, barriers and its own arithmetic.
+    l2, memory : float
+        Of all bytes at the bandwidth of the L2 cache and of device memory.
+    multiprocessors : float
+        Of the waves; the larger of this, `l2` and `memory` counts.
+    l2_bytes, memory_bytes, shared_bytes : float
+        Bytes moved at each level.
+    tiles, resident, waves : int
+        Of the grid, on one multiprocessor at once, and rounds.
+    """
+
+    start: float
+    issue: float
+    fp32: float
+    int32: float
+    special: float
+    tensor: float
+    shared: float
+    l2_port: float
+    chain: float
+    l2: float
+    memory: float
+    multiprocessors: float
+    l2_bytes: float
+    memory_bytes: float
+    shared_bytes: float
+    tiles: int
+    resident: int
+    waves: int
+
+    @property
+    def bound(self) -> str:
+        """The term that decides."""
+        if max(self.l2, self.memory) >= self.multiprocessors:
+            return "memory" if self.memory >= self.l2 else "l2"
+        units = ("issue", "fp32", "int32", "special", "tensor", "shared", "l2_port")
+        unit = max(units, key=lambda name: getattr(self, name))
+        return unit if getattr(self, unit) > self.chain else "chain"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A stage's predicted time.
+
+    Attributes
+    ----------
+    seconds : float
+    terms : tuple of Terms
+        One for each of the stage's functions, which run one after another.
+    """
+
+    seconds: float
+    terms: tuple[Terms, ...]
+
+
+def predict_stage(
+    functions: Sequence[DeviceFunction],
+    device: CostDevice,
+    resources: StageResources | None = None,
+    *,
+    start: str = "launch",
+    warm: bool = False,
+) -> Prediction:
+    """Predict the time of a lowered stage.
+
+    Parameters
+    ----------
+    functions : sequence of DeviceFunction
+        See :func:`souffle.kernel.lower_stage`.
+    device : CostDevice
+    resources : StageResources, optional
+        As ptxas reports them. Without, or where they are assumed, registers are estimated from the function's arrays.
+    start : str
+        ``"launch"`` if the stage is a kernel of its own, ``"sync"`` if a grid sync comes before it, ``"none"``.
+    warm : bool
+        Whether what it reads and writes is in the L2 cache already, as far as it fits, as when one kernel is measured
+        by running it again and again.
+
+    Raises
+    ------
+    OptionError
+        If `start` is none of these, or a block does not fit on the device.
+    """
+    starts = {"launch": device.launch_seconds, "sync": device.grid_sync_seconds, "none": 0.0}
+    if start not in starts:
+        raise OptionError(f"start={start!r} is not valid; choose one of {', '.join(starts)}")
+    terms = []
+    for number, function in enumerate(functions):
+        own = resources
+        if own is None or not own.measured:
+            own = StageResources(
+                estimated_registers(function), 0, function.shared_bytes, function.threads, 0, False
+            )
+        size = sum(_bytes_of_parameters(function))
+        terms.append(
+            predict_work(
+                work_of(function), function.tiles, own, device, size, starts[start] if number == 0 else 0.0, warm=warm
+            )
+        )
+    seconds = sum(one.start + max(one.multiprocessors, one.l2, one.memory) for one in terms)
+    return Prediction(seconds, tuple(terms))
+
+
+def predict_work(
+    work: Work,
+    tiles: int,
+    resources: StageResources,
+    device: CostDevice,
+    tensor_bytes: float,
+    start: float = 0.0,
+    *,
+    warm: bool = False,
+) -> Terms:
+    """The terms of `tiles` tiles of some work.
+
+    Parameters
+    ----------
+    work : Work
+        Of one tile.
+    tiles : int
+    resources : StageResources
+    device : CostDevice
+    tensor_bytes : float
+        Of all tensors that the stage reads and writes, each once: what device memory moves at most.
+    start : float
+        Seconds of the launch or grid sync.
+    warm : bool
+        See :func:`predict_stage`.
+
+    Raises
+    ------
+    OptionError
+        If a block does not fit on the device.
+    """
+    fits = device.limits.resident_blocks(resources.threads, resources.shared_bytes, resources.registers)
+    resident = min(fits.values())
+    if resident < 1:
+        lacking = min(fits, key=fits.__getitem__)
+        raise OptionError(f"{device.product} has not enough {lacking} for one block of {resources}")
+    work = _with_spills(work, resources)
+    read = _l2_bytes(work, device, resident * resources.shared_bytes, resident, -(-tiles // device.sm_count))
+    through_l2 = read + work.written_bytes
+    clocks = {
+        "issue": work.warp_instructions / device.warp_instructions_per_clock_per_sm,
+        "fp32": work.fp32 / device.fp32_per_clock_per_sm,
+        "int32": work.int32 / device.int32_per_clock_per_sm,
+        "special": work.special / device.special_per_clock_per_sm,
+        "tensor": work.tensor_fma / (device.tensor_fma_per_clock_per_sm * device.tensor_reach),
+        "shared": work.shared_bytes / device.shared_bytes_per_clock_per_sm,
+        "l2_port": through_l2 / device.l2_bytes_per_clock_per_sm,
+    }
+    busy = max(clocks.values())
+    moved = min(tensor_bytes, tiles * (work.distinct_bytes + work.written_bytes))
+    in_cache = warm and moved <= device.l2_bytes
+    latency = device.l2_latency_clocks if in_cache else device.memory_latency_clocks
+    own = (
+        work.shared_waits * device.shared_latency_clocks
+        + work.arithmetic_waits * device.arithmetic_latency_clocks
+        + work.barriers * device.barrier_clocks
+        + busy
+    )
+    chain = work.global_waits * latency + max(own, work.prefetched_waits * latency)
+    at_once = device.sm_count * resident
+    full, rest = divmod(tiles, at_once)
+    last = -(-rest // device.sm_count)
+    spent = full * max(resident * busy, chain) + (max(last * busy, chain) if rest else 0.0)
+    waves = full + (rest > 0)
+    evenly = tiles / device.sm_count / device.clock_hz
+    from_memory = max(0.0, moved - device.l2_bytes) if warm else moved
+    return Terms(
+        start=start,
+        **{name: value * evenly for name, value in clocks.items()},
+        chain=chain * waves / device.clock_hz,
+        l2=tiles * through_l2 / device.l2_bytes_per_clock / device.clock_hz,
+        memory=from_memory / device.memory_bytes_per_second,
+        multiprocessors=spent / device.clock_hz,
+        l2_bytes=tiles * through_l2,
+        memory_bytes=from_memory,
+        shared_bytes=tiles * work.shared_bytes,
+        tiles=tiles,
+        resident=resident,
+        waves=waves,
+    )
+
+
+def estimated_registers(function: DeviceFunction) -> int:
+    """Registers of a thread, from the arrays that it declares; for where no compiler says."""
+    words = 0.0
+
+    def see(alloc: tirx.AllocBuffer) -> None:
+        nonlocal words
+        scope = str(alloc.buffer.scope())
+        elements = 1
+        for extent in alloc.buffer.shape:
+            elements *= const_int(extent)
+        nbytes = elements * tvm.DataType(str(alloc.buffer.dtype)).itemsize
+        if scope == "local":
+            words += nbytes / 4
+        elif scope.startswith("wmma"):
+            words += nbytes / 4 / WARP
+
+    tvm_ffi.structural_walk(function.func.body, (tirx.AllocBuffer, see))
+    return int(min(max(_OWN_REGISTERS + words, _FEWEST_REGISTERS), _MOST_REGISTERS))
+
+
+def _with_spills(work: Work, resources: StageResources) -> Work:
+    """The work with what spills add: each word is stored once and loaded once, through the L1 cache."""
+    if not resources.spill_bytes:
+        return work
+    words = resources.spill_bytes / 4
+    warps = -(-resources.threads // WARP)
+    return work + Work(
+        warp_instructions=2 * words * warps, shared_bytes=2 * words * warps * WARP * 4, shared_waits=words
+    )
+
+
+def _l2_bytes(work: Work, device: CostDevice, shared_bytes: int, resident: int, turns: int) -> float:
+    """Bytes that a tile reads from the L2 cache, with `turns` tiles on the multiprocessor, `resident` at once.
+
+    What it asks for again comes from the L1 cache as far as that holds it, and what its tiles have in common is fetched
+    once if they fit together.
+    """
+    cache = max(device.l1_bytes - shared_bytes, 0)
+    if not work.distinct_bytes:
+        return max(work.requested_bytes, 0.0)
+    held = min(1.0, cache / (resident * work.distinct_bytes))
+    own = work.distinct_bytes - work.common_bytes * held * (1 - 1 / turns)
+    return own + max(work.requested_bytes - work.distinct_bytes, 0.0) * (1.0 - held)
+
+
+def _bytes_of_parameters(function: DeviceFunction) -> list[float]:
+    """Bytes of each tensor that the function touches."""
+    sizes: dict[str, float] = {}
+    pointers = list(function.func.params)[2:]
+
+    def see(decl: tirx.DeclBuffer) -> None:
+        if decl.data is not None and any(decl.data.same_as(pointer) for pointer in pointers):
+            elements = 1
+            for extent in decl.buffer.shape:
+                elements *= const_int(extent)
+            sizes[str(decl.data.name)] = elements * tvm.DataType(str(decl.buffer.dtype)).itemsize
+
+    tvm_ffi.structural_walk(function.func.body, (tirx.DeclBuffer, see))
+    return list(sizes.values())

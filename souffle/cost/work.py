@@ -1,0 +1,393 @@
+"""What one tile of a lowered stage asks of each unit of a multiprocessor, counted from its TensorIR.
+
+The function that a stage was lowered to is walked once, with its loops, for all threads of a few tiles that are spread
+over the grid. Every access to global memory is placed in the 32-byte sectors that its warps touch, so that coalescing,
+padding and threads without work are seen and not assumed. Arithmetic is counted as the compiler will emit it: a
+multiplication and an addition are one instruction, what does not vary in a loop is computed before it, an index that
+threads have in common costs nothing.
+
+The chain is the time that a block needs for itself alone: the loads that wait for one another, the barriers, the
+additions into one total. Loads between two barriers wait together, those of a loop's turns as many turns at a time as
+the compiler unrolls.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir.expr import TensorLoad
+
+from souffle.cost.counting import BANK_BYTES, WARP, Counter, Surrounding, Work
+from souffle.cost.values import Shape, Value, apply, constant, joined_shape
+from souffle.kernel import DeviceFunction
+from souffle.tvm_compat import const_int, dtype_of
+
+__all__ = ["work_of"]
+
+_SAMPLED_TILES = 5
+"""Spread evenly: those at an edge, which often have less to do, are as likely as they are frequent."""
+
+_UNROLL = 4
+"""Turns of a loop whose loads nvcc issues together where the loop is too long to unroll as a whole."""
+
+_UNROLLED_TURNS = 32
+"""Nested loops of so few turns nvcc unrolls by itself."""
+
+_DIVISION = 4
+"""Instructions of an integer division by a constant: a high product, a shift, a correction."""
+
+_LOOP = 2
+"""Instructions of a turn of a loop that is not unrolled: count and branch."""
+
+_FUNCTIONS: dict[str, tuple[int, int]] = {
+    "exp": (6, 1),
+    "exp2": (2, 1),
+    "log": (8, 1),
+    "sqrt": (6, 1),
+    "rsqrt": (2, 1),
+    "tanh": (10, 2),
+    "erf": (24, 1),
+    "pow": (20, 2),
+    "sin": (16, 1),
+    "cos": (16, 1),
+    "sigmoid": (14, 2),
+}
+"""fp32 instructions and special-function instructions of CUDA's functions at full precision, about."""
+
+_OTHER_FUNCTION = (16, 1)
+
+_QUOTIENT = (8, 1)
+"""Those of an fp32 division at full precision."""
+
+_FRAGMENT_FMA = 16 * 16 * 16
+
+_WMMA_LOAD_INSTRUCTIONS, _WMMA_MMA_INSTRUCTIONS = 4, 2
+
+_BINARY = ("Add", "Sub", "Mul", "Div", "Mod", "FloorDiv", "FloorMod", "Min", "Max")
+_BITWISE = ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "LShift", "RShift")
+_COMPARE = ("LT", "LE", "GT", "GE", "EQ", "NE", "And", "Or")
+
+
+def work_of(function: DeviceFunction) -> Work:
+    """What one tile of a lowered stage takes.
+
+    Parameters
+    ----------
+    function : DeviceFunction
+        See :func:`souffle.kernel.lower_stage`.
+
+    Returns
+    -------
+    Work
+        The mean of the sampled tiles.
+    """
+    return _Walk(function).run()
+
+
+class _Walk:
+    def __init__(self, function: DeviceFunction) -> None:
+        self.function = function
+        body = function.func.body
+        self.written: list[tirx.Var] = []
+        tvm_ffi.structural_walk(body, (tirx.BufferStore, lambda store: self.written.append(store.buffer)))
+        count = min(_SAMPLED_TILES, function.tiles)
+        tiles = (np.arange(count) * 2 + 1) * function.tiles // (2 * count)
+        self.counter = Counter(tiles, function.threads)
+        tile, thread = list(function.func.params)[:2]
+        self.names: dict[tirx.Var, Value] = {tile: self.counter.tile, thread: self.counter.thread}
+        self.in_step = False
+        self.into_register = False
+        self.numbers = itertools.count()
+        self.keys: dict[object, int] = {}
+        self.computed: set[tuple[str, object]] = set()
+
+    def run(self) -> Work:
+        self._statement(self.function.func.body)
+        return self.counter.work()
+
+    # Statements
+
+    def _statement(self, node: tirx.Stmt) -> None:
+        kind = type(node).__name__
+        handler = getattr(self, f"_on_{kind.lower()}", None)
+        if handler is not None:
+            handler(node)
+
+    def _on_seqstmt(self, node: tirx.SeqStmt) -> None:
+        for statement in node.seq:
+            self._statement(statement)
+
+    def _on_attrstmt(self, node: tirx.AttrStmt) -> None:
+        self._statement(node.body)
+
+    def _on_bind(self, node: tirx.Bind) -> None:
+        self.names[node.var] = self._value(node.value)
+
+    def _on_ifthenelse(self, node: tirx.IfThenElse) -> None:
+        condition = self._value(node.condition)
+        with self.counter.where(condition):
+            self._statement(node.then_case)
+        if node.else_case is not None:
+            with self.counter.where(condition, negated=True):
+                self._statement(node.else_case)
+
+    def _on_while(self, node: tirx.While) -> None:
+        self._value(node.condition)
+        self._statement(node.body)
+
+    def _on_for(self, node: tirx.For) -> None:
+        turns = self._turns(node)
+        barriers = _has_barrier(node.body)
+        unrolled = node.kind == tirx.ForKind.UNROLLED or (not barriers and _turns(node) <= _UNROLLED_TURNS)
+        steps = np.arange(turns) + (const_int(node.min) if isinstance(node.min, tirx.IntImm) else 0)
+        self.names[node.loop_var] = Value.of(
+            steps.reshape(-1, *([1] * (len(self.counter.loops) + 2))), ("loop", next(self.numbers))
+        )
+        if not unrolled:
+            self.counter.settle()
+            # The loop's own instructions, once for each of its turns.
+            self.counter.loops.append(Surrounding(turns, False))
+            self.counter.count("", self.counter.executions((), all_loops=True), _LOOP)
+            outer, step = self.counter.turns, self.in_step
+            self.in_step |= barriers
+            self.counter.turns = outer * (turns if barriers else -(-turns // _UNROLL))
+            self._statement(node.body)
+            self.counter.settle()
+            self.counter.turns, self.in_step = outer, step
+            if not barriers and not _has_serial_loop(node.body):
+                self.counter.total["arithmetic_waits"] += outer * turns
+        else:
+            self.counter.loops.append(Surrounding(turns, True))
+            self._statement(node.body)
+        self.counter.loops.pop()
+
+    def _turns(self, node: tirx.For) -> int:
+        """The turns of a loop; where they vary the most that there are, and one where they depend on data."""
+        extent = self._value(node.extent).array
+        return 1 if extent is None else max(1, int(extent.max()))
+
+    def _on_bufferstore(self, node: tirx.BufferStore) -> None:
+        self.into_register = self.in_step and str(node.buffer.scope()) == "local"
+        self._value(node.value)
+        self.into_register = False
+        itemsize = tvm.DataType(dtype_of(node.value)).itemsize
+        self._access(node.buffer, node.indices, itemsize, tvm.DataType(dtype_of(node.value)).lanes, store=True)
+
+    def _on_evaluate(self, node: tirx.Evaluate) -> None:
+        self._value(node.value)
+
+    # Expressions
+
+    def _value(self, node: object) -> Value:
+        kind = type(node).__name__
+        if kind in ("IntImm", "FloatImm"):
+            return constant(node.value)
+        if isinstance(node, (tirx.Var, tvm.ir.Var)):
+            return self.names.get(node, Value.unknown(()))
+        if kind in _BINARY:
+            return self._binary(kind, node)
+        if kind in _COMPARE + _BITWISE:
+            # A comparison takes the predicate that it is joined to along.
+            result = self._known(apply(kind, self._value(node.a), self._value(node.b)))
+            return self._charged(result, "int32", 0 if kind in ("And", "Or") else 1)
+        if kind == "Not":
+            return apply("Not", self._value(node.a))
+        if kind == "Cast":
+            value = self._value(node.value)
+            if "float" in dtype_of(node) or "float" in dtype_of(node.value):
+                self._charged(value, "fp32", 1)
+                return Value.unknown(value.shape)
+            return value
+        if kind == "Select":
+            return self._choice(node.condition, node.true_value, node.false_value)
+        if isinstance(node, TensorLoad):
+            return self._load(node)
+        if isinstance(node, tvm.ir.Call):
+            return self._call(node)
+        if kind == "Ramp":
+            return self._value(node.base)
+        if kind == "Broadcast":
+            return self._value(node.value)
+        if kind == "Let":
+            self.names[node.var] = self._value(node.value)
+            return self._value(node.body)
+        if kind == "Shuffle":
+            return Value.unknown(joined_shape(*(self._value(v).shape for v in node.vectors)))
+        return Value.unknown(())
+
+    def _known(self, value: Value) -> Value:
+        """The value with a short key."""
+        if value.key is None:
+            return value
+        return replace(value, key=("value", self.keys.setdefault(value.key, len(self.keys))))
+
+    def _charged(self, value: Value, unit: str, instructions: float, lanes: int = 1, unrolled: bool = True) -> Value:
+        """Count an operation where threads differ in it; what they share runs on the scalar path or is moved away."""
+        repeated = value.key is not None and (unit, value.key) in self.computed
+        if value.per_thread and not repeated:
+            self.computed.add((unit, value.key))
+            self.counter.count(unit, self.counter.executions(value.shape, unrolled=unrolled), instructions * lanes)
+        return value
+
+    def _binary(self, kind: str, node: object) -> Value:
+        dtype = tvm.DataType(dtype_of(node))
+        left, right = self._value(node.a), self._value(node.b)
+        if "float" in str(dtype):
+            shape = joined_shape(left.shape, right.shape)
+            value = Value.unknown(shape)
+            if kind == "Div":
+                self._charged(value, "fp32", _QUOTIENT[0], dtype.lanes)
+                self._charged(value, "special", _QUOTIENT[1], dtype.lanes)
+            elif kind in ("Add", "Sub") and "Mul" in (type(node.a).__name__, type(node.b).__name__):
+                pass  # The product was counted, and takes the addition with it.
+            else:
+                self._charged(value, "fp32", 1, dtype.lanes)
+            return value
+        value = self._known(apply(kind, left, right))
+        if kind in ("Div", "Mod", "FloorDiv", "FloorMod"):
+            divisor = int(right.array.flat[0]) if right.array is not None and right.array.size == 1 else 3
+            return self._charged(value, "int32", 1 if divisor & (divisor - 1) == 0 else _DIVISION)
+        if kind == "Mul":
+            return self._charged(value, "int32", 1)
+        if "Mul" in (type(node.a).__name__, type(node.b).__name__) and left.per_thread and right.per_thread:
+            return value  # a multiply-add
+        # What all threads add alike goes into an instruction's immediate offset, or into a pointer that is moved on.
+        alike = not (left.per_thread and right.per_thread)
+        return self._charged(value, "int32", 1, unrolled=not alike)
+
+    def _choice(self, condition: object, then: object, other: object) -> Value:
+        held = self._value(condition)
+        with self.counter.where(held):
+            first = self._value(then)
+        with self.counter.where(held, negated=True):
+            second = self._value(other)
+        value = self._known(apply("Select", held, first, second))
+        return self._charged(value, "int32", 1)
+
+    def _load(self, node: TensorLoad) -> Value:
+        dtype = tvm.DataType(dtype_of(node))
+        shape = self._access(node.source, node.indices, dtype.itemsize, dtype.lanes, store=False)
+        return Value.unknown(shape)
+
+    def _call(self, node: tvm.ir.Call) -> Value:
+        name = getattr(node.op, "name", "").split(".")[-1]
+        if name == "if_then_else":
+            return self._choice(*node.args)
+        if name == "tvm_storage_sync":
+            self.counter.settle()
+            self.counter.total["barriers"] += self.counter.turns
+            return Value.unknown(())
+        if name in ("tvm_mma_sync", "tvm_fill_fragment", "tvm_load_matrix_sync", "tvm_store_matrix_sync"):
+            return self._fragment(name, node)
+        if name in ("address_of", "buffer_data", "tvm_access_ptr"):
+            return Value.unknown(())
+        values = [self._value(arg) for arg in node.args if type(arg).__name__ != "StringImm"]
+        shape = joined_shape(*(value.shape for value in values)) if values else ()
+        if name in ("call_pure_extern", "call_extern"):
+            name = str(node.args[0].value)
+        if "float" not in dtype_of(node):
+            return self._charged(apply(name, *values) if values else Value.unknown(()), "int32", 1)
+        if "shfl" in name or "shuffle" in name:
+            # It passes through the data path of shared memory.
+            self.counter.count("", self.counter.executions(shape, all_loops=True))
+            self.counter.total["shared_bytes"] += self.counter.executions(shape, all_loops=True) * WARP * BANK_BYTES
+            self.counter.total["shared_waits"] += self.counter.turns
+            return Value.unknown(self.counter.full_shape())
+        lanes = tvm.DataType(dtype_of(node)).lanes
+        simple, special = _function_cost(name)
+        value = Value.unknown(shape)
+        self._charged(value, "fp32", simple, lanes)
+        self._charged(value, "special", special, lanes)
+        return value
+
+    def _fragment(self, name: str, node: tvm.ir.Call) -> Value:
+        executions = self.counter.executions((), all_loops=True)
+        if name == "tvm_mma_sync":
+            self.counter.count("", executions, _WMMA_MMA_INSTRUCTIONS)
+            self.counter.total["tensor_fma"] += executions * _FRAGMENT_FMA
+        elif name == "tvm_fill_fragment":
+            self.counter.count("fp32", executions, _FRAGMENT_FMA // 16 // WARP)
+        else:
+            itemsize = 4 if name == "tvm_store_matrix_sync" else 2
+            self.counter.count("", executions, _WMMA_LOAD_INSTRUCTIONS)
+            self.counter.total["shared_bytes"] += executions * 256 * itemsize
+            self.counter.waiting["shared_waits"] |= name == "tvm_load_matrix_sync"
+        return Value.unknown(self.counter.full_shape())
+
+    # Memory
+
+    def _access(self, buffer: tirx.Var, indices: Sequence[object], itemsize: int, lanes: int, *, store: bool) -> Shape:
+        """Count a load or store and give the shape of what is loaded."""
+        scope, index = str(buffer.scope()), indices[0]
+        place = self._value(index)
+        shared = scope.startswith("shared")
+        if scope not in ("", "global") and not shared:
+            return self.counter.full_shape()  # a register
+        stride = const_int(index.stride) if isinstance(index, tirx.Ramp) else 1
+        each = lanes if stride != 1 else 1
+        width, unit = itemsize // each, tvm.DataType(str(buffer.dtype)).itemsize
+        waiting = self.counter.waiting
+        if shared:
+            self.counter.shared_access(place.array, unit, width, each)
+            waiting["shared_waits"] |= not store
+            return self.counter.full_shape()
+        waiting["prefetched_waits" if self.into_register else "global_waits"] |= not store
+        if place.array is None:
+            self.counter.scattered_access(str(buffer.name), store=store)
+            return self.counter.full_shape()
+        fixed = not any(buffer.same_as(one) for one in self.written)
+        for lane in range(each):
+            places = place.array + lane * stride
+            self.counter.global_access(str(buffer.name), places, unit, store=store, fixed=fixed)
+        mask = self.counter.mask
+        return joined_shape(place.shape, () if mask is None else mask.shape) if fixed else self.counter.full_shape()
+
+
+def _function_cost(name: str) -> tuple[int, int]:
+    plain = name.strip("_").removesuffix("f").removesuffix("_")
+    for prefix in ("h2", "h"):
+        if plain not in _FUNCTIONS and plain.removeprefix(prefix) in _FUNCTIONS:
+            plain = plain.removeprefix(prefix)
+    if plain in ("fmax", "fmin", "fab", "fabs", "floor", "ceil", "trunc", "round", "nearbyint", "reinterpret"):
+        return 1, 0
+    return _FUNCTIONS.get(plain, _OTHER_FUNCTION)
+
+
+def _has_barrier(node: tirx.Stmt) -> bool:
+    found = False
+
+    def see(call: tvm.ir.Call) -> None:
+        nonlocal found
+        found = found or getattr(call.op, "name", "") == "tirx.tvm_storage_sync"
+
+    tvm_ffi.structural_walk(node, (tvm.ir.Call, see))
+    return found
+
+
+def _turns(node: tirx.For) -> int:
+    """Turns of a loop and of those nested in it."""
+    inner = 1
+
+    def see(loop: tirx.For) -> None:
+        nonlocal inner
+        inner *= const_int(loop.extent) if isinstance(loop.extent, tirx.IntImm) else _UNROLLED_TURNS + 1
+
+    tvm_ffi.structural_walk(node, (tirx.For, see))
+    return inner
+
+
+def _has_serial_loop(node: tirx.Stmt) -> bool:
+    found = False
+
+    def see(loop: tirx.For) -> None:
+        nonlocal found
+        found = found or (loop.kind != tirx.ForKind.UNROLLED and _turns(loop) > _UNROLLED_TURNS)
+
+    tvm_ffi.structural_walk(node, (tirx.For, see))
+    return found

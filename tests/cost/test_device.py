@@ -1,0 +1,80 @@
+"""Device files: complete, sourced, and in agreement with each other and with the scheduler's figures."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+import souffle.cost
+from souffle.cost import CostDevice, cost_device, figures_of, product_names
+from souffle.cost.device import KINDS
+from souffle.errors import OptionError
+from souffle.schedule.gpu.device import DEVICES
+
+PRODUCTS = ("A100-SXM4-40GB", "H100-SXM5-80GB", "H200-SXM5-141GB")
+
+
+def test_the_three_products_are_described() -> None:
+    assert product_names() == PRODUCTS
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_every_figure_is_there_with_its_source(product: str) -> None:
+    figures = figures_of(product)
+    assert set(figures) == {field.name for field in fields(CostDevice)} - {"product", "arch"}
+    for name, figure in figures.items():
+        assert figure.kind in KINDS, name
+        assert len(figure.source) > 10, name
+        assert figure.value > 0, name
+    assert cost_device(product).product == product
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_capacities_are_the_schedulers(product: str) -> None:
+    found = cost_device(product).limits
+    known = DEVICES[found.arch]
+    capacities = ("shared_per_sm", "shared_per_block", "threads_per_sm", "blocks_per_sm", "registers_per_sm")
+    for name in ("sm_count", *capacities):
+        assert getattr(found, name) == getattr(known, name), name
+    assert found.resident_blocks(256, 20_000, 100) == known.resident_blocks(256, 20_000, 100)
+
+
+# Dense fp16 on tensor cores, and fp32, in TFLOPS: NVIDIA's A100 and H100 data sheets, the latter's fp32 at 1.98 GHz.
+@pytest.mark.parametrize(
+    ("product", "tensor", "fp32"),
+    [("A100-SXM4-40GB", 312, 19.5), ("H100-SXM5-80GB", 989.4, 66.9 * 1.83 / 1.98), ("H200-SXM5-141GB", 989.4, None)],
+)
+def test_rates_give_the_peaks_of_the_data_sheets(product: str, tensor: float, fp32: float | None) -> None:
+    device = cost_device(product)
+    clocks = 2e-12 * device.sm_count * device.clock_hz
+    assert clocks * device.tensor_fma_per_clock_per_sm == pytest.approx(tensor, rel=0.01)
+    if fp32 is not None:
+        assert clocks * device.fp32_per_clock_per_sm == pytest.approx(fp32, rel=0.01)
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_each_level_is_slower_and_farther_than_the_one_before(product: str) -> None:
+    device = cost_device(product)
+    on_chip = device.shared_bytes_per_clock_per_sm * device.sm_count * device.clock_hz
+    l2 = device.l2_bytes_per_clock * device.clock_hz
+    assert on_chip > l2 > device.memory_bytes_per_second
+    assert device.shared_latency_clocks < device.l1_latency_clocks < device.l2_latency_clocks
+    assert device.l2_latency_clocks < device.memory_latency_clocks
+
+
+def test_an_unknown_product_names_those_described() -> None:
+    with pytest.raises(OptionError, match="A100-SXM4-40GB, H100-SXM5-80GB, H200-SXM5-141GB"):
+        cost_device("H300")
+    with pytest.raises(OptionError, match=r"no GPU '\.\./device'"):
+        figures_of("../device")
+
+
+def test_the_files_are_part_of_the_package() -> None:
+    root = Path(souffle.cost.__file__).parents[2]
+    patterns = [line for line in (root / "pyproject.toml").read_text().splitlines() if line.startswith("souffle = [")]
+    globs = [part for part in patterns[0].split('"') if "/" in part]
+    for product in PRODUCTS:
+        assert any(fnmatch(f"cost/devices/{product}.json", glob) for glob in globs)

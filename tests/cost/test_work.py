@@ -1,0 +1,121 @@
+"""What a tile takes, against counts made by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import te, tirx
+
+from souffle.cost import Work, work_of
+from souffle.kernel import DeviceFunction
+from tests.cost.stages import affine, lowered, product
+
+
+def test_an_element_wise_tile() -> None:
+    rule, function = lowered(affine(1 << 20))
+    assert (rule, function.tiles) == ("elementwise", 1024)
+    # 256 threads take 4 neighbours each: one load of 16 bytes, 4 multiply-adds, one store; 4 KiB in and 4 KiB out.
+    assert work_of(function) == Work(
+        warp_instructions=8 * (1 + 1 + 4) + 8 * _index_instructions(function),
+        fp32=1024,
+        int32=256 * _index_instructions(function),
+        shared_bytes=4096 + 4096,
+        requested_bytes=4096,
+        distinct_bytes=4096,
+        written_bytes=4096,
+        global_waits=1,
+    )
+
+
+def _index_instructions(function: DeviceFunction) -> int:
+    """``tile * 1024 + tid * 4``: one product that threads differ in, one sum, an address for the load and the store."""
+    text = str(function.func.body)
+    assert "tile * 1024 + tid * 4" in text
+    return 1 + 1 + 2
+
+
+@pytest.mark.parametrize("k", [64, 256])
+def test_a_tile_of_a_matrix_product(k: int) -> None:
+    rule, function = lowered(product(64, 64, k, "float32"), sm_count=1)
+    assert (rule, function.tiles) == ("contraction", 1)
+    work = work_of(function)
+    assert work.fp32 == 64 * 64 * k
+    assert work.requested_bytes == work.distinct_bytes == (64 + 64) * k * 4
+    assert work.written_bytes == 64 * 64 * 4
+    assert work.tensor_fma == work.special == 0
+    # One step is on its way while another is worked on; only the first is waited for.
+    assert work.barriers == 2 * (work.prefetched_waits)
+    assert work.global_waits == 1
+    assert work_of(lowered(product(64, 64, 2 * k, "float32"), sm_count=1)[1]).barriers == 2 * work.barriers
+
+
+def test_a_tile_on_tensor_cores() -> None:
+    rule, function = lowered(product(64, 64, 128, "float16"), sm_count=1)
+    assert rule == "tensor_core_contraction"
+    work = work_of(function)
+    assert work.tensor_fma * function.tiles == 64 * 64 * 128
+    # Each of the tiles reads its rows of one operand and its columns of the other.
+    assert work.distinct_bytes * function.tiles >= 2 * 64 * 128 * 2
+    assert work.written_bytes * function.tiles == 64 * 64 * 4
+
+
+def test_elements_far_apart_take_a_sector_each() -> None:
+    x = te.placeholder((64, 1024), "float32", "x")
+    _, function = lowered([x, te.compute((1024,), lambda i: x[0, i] + x[0, 0], "row")])
+    _, across = lowered([x, te.compute((64,), lambda i: x[i, 3], "column")])
+    assert work_of(function).requested_bytes * function.tiles == 4096 + 32 * function.tiles
+    assert work_of(across).requested_bytes * across.tiles == 64 * 32
+
+
+def test_what_a_condition_leaves_out_is_not_read() -> None:
+    x = te.placeholder((1024,), "float32", "x")
+    shifted = te.compute(
+        (1024,), lambda i: tirx.if_then_else(i >= 512, x[i - 512], tirx.const(0, "float32")), "shifted"
+    )
+    _, function = lowered([x, shifted])
+    assert function.tiles <= 4
+    work = work_of(function)
+    assert work.requested_bytes * function.tiles == 512 * 4
+    assert work.written_bytes * function.tiles == 1024 * 4
+
+
+def test_warps_without_work_are_not_counted() -> None:
+    _, function = lowered(affine(40))
+    assert (function.tiles, function.threads) == (1, 256)
+    # Two of eight warps have a thread below 40; the second's idle threads take their turns.
+    assert work_of(function).fp32 == 2 * 32
+
+
+def test_a_serial_reduction_waits_for_its_loads() -> None:
+    def mean(rows: int) -> Work:
+        x = te.placeholder((rows, 32), "float32", "x")
+        r = te.reduce_axis((0, rows), "r")
+        return work_of(lowered([x, te.compute((32,), lambda i: te.sum(x[r, i], r), "s")])[1])
+
+    short, long = mean(4096), mean(8192)
+    assert long.global_waits == pytest.approx(2 * short.global_waits, rel=0.05)
+    assert long.arithmetic_waits == 2 * short.arithmetic_waits
+
+
+def test_gathers_are_taken_as_scattered() -> None:
+    x = te.placeholder((4096,), "float32", "x")
+    at = te.placeholder((1024,), "int32", "at")
+    _, function = lowered([x, at, te.compute((1024,), lambda i: x[at[i]], "gathered")])
+    work = work_of(function)
+    assert work.requested_bytes * function.tiles == pytest.approx(1024 * 4 + 1024 * 32)
+
+
+def test_what_tiles_have_in_common() -> None:
+    x = te.placeholder((4096, 128), "float32", "x")
+    scale = te.placeholder((128,), "float32", "scale")
+    _, function = lowered([x, scale, te.compute((4096, 128), lambda i, j: x[i, j] * scale[j], "scaled")])
+    work = work_of(function)
+    assert function.tiles > 5
+    assert work.common_bytes == pytest.approx(128 * 4)
+    assert work.distinct_bytes - work.common_bytes == pytest.approx(4096 * 128 * 4 / function.tiles)
+
+
+def test_the_same_twice() -> None:
+    _, function = lowered(product(100, 60, 77, "float32"))
+    assert work_of(function) == work_of(function)
+    assert all(isinstance(value, float | int) and np.isfinite(value) for value in vars(work_of(function)).values())
