@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from souffle.program.te import TE, Origin, ProgramError, Tensor
+from souffle.program.te import TE, Computed, Origin, ProgramError, Tensor
 
 __all__ = ["FusedTE", "fuse", "parts_of"]
 
 
 @dataclass(frozen=True, eq=False)
-class FusedTE:
+class FusedTE(Computed):
     """Several TEs that stand as one.
 
     At most one part is a reduction. From it on, or without one from the first part on, all have the same number of
@@ -43,19 +43,6 @@ class FusedTE:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     origin: Origin
-
-    @property
-    def output(self) -> Tensor:
-        """The only output.
-
-        Raises
-        ------
-        ProgramError
-            If it has several.
-        """
-        if len(self.outputs) != 1:
-            raise ProgramError(f"TE {self.name} ({self.origin}) has {len(self.outputs)} outputs, one was expected")
-        return self.outputs[0]
 
     @cached_property
     def internal(self) -> tuple[Tensor, ...]:

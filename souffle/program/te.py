@@ -26,7 +26,7 @@ from souffle.tvm_compat import (
     substitute,
 )
 
-__all__ = ["ExternTE", "Origin", "ProgramError", "TE", "Tensor", "make_te"]
+__all__ = ["Computed", "ExternTE", "Origin", "ProgramError", "TE", "Tensor", "make_te"]
 
 
 _MOST_NODES = 6
@@ -107,8 +107,29 @@ class Origin:
         return ", ".join(named)
 
 
+class Computed:
+    """What TEs and fused TEs have in common: a name, an origin, and outputs of which there is mostly one."""
+
+    name: str
+    outputs: tuple[Tensor, ...]
+    origin: Origin
+
+    @property
+    def output(self) -> Tensor:
+        """The only output.
+
+        Raises
+        ------
+        ProgramError
+            If it has several.
+        """
+        if len(self.outputs) != 1:
+            raise ProgramError(f"TE {self.name} ({self.origin}) has {len(self.outputs)} outputs, one was expected")
+        return self.outputs[0]
+
+
 @dataclass(frozen=True, eq=False)
-class TE:
+class TE(Computed):
     """One tensor expression.
 
     Attributes
@@ -132,19 +153,6 @@ class TE:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     origin: Origin
-
-    @property
-    def output(self) -> Tensor:
-        """The only output.
-
-        Raises
-        ------
-        ProgramError
-            If it has several.
-        """
-        if len(self.outputs) != 1:
-            raise ProgramError(f"TE {self.name} ({self.origin}) has {len(self.outputs)} outputs, one was expected")
-        return self.outputs[0]
 
     @property
     def axes(self) -> tuple[tirx.IterVar, ...]:
