@@ -231,12 +231,18 @@ class Built:
     reference: object
 
 
+def scheduled(rule: Callable, func: object, request: GpuRequest) -> GpuSchedule | Refusal:
+    """The rule's own choice."""
+    answer = rule(func, request)
+    return answer if isinstance(answer, Refusal) else answer.chosen()
+
+
 def build(cases: list[Case], rule: Callable) -> Built:
     """All cases as one CUDA text, since each compilation costs more than a case."""
     tvm.register_global_func("tvm_callback_cuda_compile", lambda code, target=None: b"x", override=True)
     schedules = {}
     for case in cases:
-        schedule = rule(case.func, case.request)
+        schedule = scheduled(rule, case.func, case.request)
         assert isinstance(schedule, GpuSchedule), f"{case.name}: {schedule}"
         check_schedule(schedule, case.request)
         schedules[case.name] = schedule
@@ -363,7 +369,7 @@ def test_scheduling_is_fast() -> None:
             seconds = []
             for _ in range(3):
                 start = time.perf_counter()
-                schedule = rule(func, case.request)
+                schedule = scheduled(rule, func, case.request)
                 seconds.append(time.perf_counter() - start)
             assert isinstance(schedule, GpuSchedule)
             assert min(seconds) < 0.3
@@ -376,7 +382,7 @@ def test_registers(arch: str, tmp_path: Path) -> None:
     kernels = {}
     for dtype, rule in (("float32", contraction), ("float16", tensor_core_contraction)):
         for case in large_cases(dtype):
-            kernels[case.name] = rule(case.func, case.request).func
+            kernels[case.name] = scheduled(rule, case.func, case.request).func
     text = tvm.compile(tvm.IRModule(kernels), target=target(arch)).mod.imports[0].inspect_source()
     source = tmp_path / "kernels.cu"
     source.write_text(text)
@@ -449,16 +455,16 @@ def test_tensor_core_refusals() -> None:
 def test_of_tilings_about_as_fast_one_with_fewest_tiles_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     left, right = data(384, 768), data(768, 3072, name="y")
     func = primfunc_from_tensors([left, right, topi.matmul(left, right)], "f")
-    tiles = contraction(func, H100).tiles
+    tiles = contraction(func, H100).chosen().tiles
     monkeypatch.setitem(contraction.__globals__, "_ALIKE", 1.0)
-    fastest = contraction(func, H100).tiles
+    fastest = contraction(func, H100).chosen().tiles
     monkeypatch.setitem(contraction.__globals__, "_ALIKE", 100.0)
-    assert contraction(func, H100).tiles < tiles < fastest
+    assert contraction(func, H100).chosen().tiles < tiles < fastest
 
 
 def test_little_shared_memory() -> None:
     (a, b), product = gemm(256, 256, 256, dtype="float16")
     func = primfunc_from_tensors([a, b, product], "f")
     for rule in (contraction, tensor_core_contraction):
-        assert isinstance(rule(func, GpuRequest("sm_90", max_shared_bytes=256)), Refusal)
-        assert isinstance(rule(func, GpuRequest("sm_90", max_shared_bytes=16 * 1024)), GpuSchedule)
+        assert isinstance(scheduled(rule, func, GpuRequest("sm_90", max_shared_bytes=256)), Refusal)
+        assert isinstance(scheduled(rule, func, GpuRequest("sm_90", max_shared_bytes=16 * 1024)), GpuSchedule)

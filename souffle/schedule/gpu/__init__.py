@@ -16,10 +16,24 @@ from souffle.schedule.gpu.elementwise import elementwise
 from souffle.schedule.gpu.fallback import fallback
 from souffle.schedule.gpu.reduction import reduction
 from souffle.schedule.gpu.rowwise import rowwise
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal, Rule
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.sketch import Knob, Sketch
 from souffle.schedule.gpu.tensor_core import tensor_core_contraction
 
-__all__ = ["RULES", "GpuRequest", "GpuSchedule", "Refusal", "Rule", "ScheduleError", "check_schedule", "schedule_gpu"]
+__all__ = [
+    "RULES",
+    "GpuRequest",
+    "GpuSchedule",
+    "Knob",
+    "Refusal",
+    "Rule",
+    "ScheduleError",
+    "Sketch",
+    "check_schedule",
+    "schedule_gpu",
+]
+
+Rule = Callable[[tirx.PrimFunc, GpuRequest], Sketch | Refusal]
 
 RULES: tuple[tuple[str, Rule], ...] = (
     ("tensor_core_contraction", tensor_core_contraction),
@@ -57,6 +71,7 @@ def schedule_gpu(
     for name, rule in RULES:
         try:
             answer = rule(func, request)
+            answer = answer.chosen() if isinstance(answer, Sketch) else answer
         except s_tir.ScheduleError as error:
             answer = Refusal(name, f"a scheduling step does not apply: {str(error).strip().splitlines()[0]}")
         if isinstance(answer, GpuSchedule):

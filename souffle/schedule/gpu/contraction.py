@@ -9,6 +9,7 @@ comes after the reduction is applied to the totals as they are written.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from math import ceil, prod
 
@@ -17,6 +18,7 @@ from tvm import tirx
 from souffle.schedule.gpu.canonical import Contraction, canonical_contraction
 from souffle.schedule.gpu.expressions import NotAContraction, cast, substitute_axes
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.sketch import Knob, Sketch, Values
 from souffle.schedule.gpu.staging import bits_of, choose_fetch
 from souffle.schedule.gpu.statements import guarded, kernel_func, local_buffer, loop, sequence, shared_buffer
 from souffle.schedule.gpu.writeback import result_lanes, write_results
@@ -31,6 +33,15 @@ _MIN_SIDE = 4
 
 _ALIKE = 1.05
 """Estimates of time closer than this factor are not told apart."""
+
+_STEPS = (8, 16, 32)
+"""Extents of a tile along the inner axis."""
+
+_EACH = (1, 2, 4, 8)
+"""Rows or columns of a thread."""
+
+_MOST_THREADS_ALONG = 64
+"""Threads along rows, or along columns."""
 
 _MIN_INNER = 4
 """Shortest inner axis: below it the stage moves its output and does no arithmetic to speak of."""
@@ -59,12 +70,32 @@ class _Tiling:
         """Extents of a block's tile: batch, rows, columns."""
         return (self.across[0], self.across[1] * self.each[0], self.across[2] * self.each[1])
 
+    @property
+    def values(self) -> Values:
+        """As the knobs of the sketch say it."""
+        return {
+            "threads_along_rows": self.across[1],
+            "threads_along_columns": self.across[2],
+            "rows_each": self.each[0],
+            "columns_each": self.each[1],
+            "step": self.step,
+        }
+
+    @classmethod
+    def of(cls, values: Values, threads: int) -> _Tiling | None:
+        """The tiling of these values; the threads that they leave lie along the batch."""
+        along = values["threads_along_rows"] * values["threads_along_columns"]
+        if threads % along:
+            return None
+        across = (threads // along, values["threads_along_rows"], values["threads_along_columns"])
+        return cls(across, (values["rows_each"], values["columns_each"]), values["step"])
+
     def counts(self, extents: tuple[int, int, int, int]) -> tuple[int, int, int]:
         """Tiles along batch, rows, columns."""
         return tuple(ceil(extent / size) for extent, size in zip(extents, self.tile, strict=False))
 
 
-def contraction(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal:
+def contraction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
     """Schedule a matrix product or convolution with its injective neighbours, on CUDA cores and in any type.
 
     Parameters
@@ -76,7 +107,7 @@ def contraction(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refus
 
     Returns
     -------
-    GpuSchedule or Refusal
+    Sketch or Refusal
         A refusal names what is missing of the form, or why a reduction rule is the better one: fewer than
         4 rows or columns, or fewer than 4 products a sum.
     """
@@ -87,15 +118,38 @@ def contraction(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refus
     refusal = refusal_of(problem, request)
     if refusal is not None:
         return Refusal(RULE, f"block {problem.name}: {refusal}")
-    tiling = _choose_tiling(problem, request)
-    if tiling is None:
-        return Refusal(
-            RULE,
-            f"block {problem.name}: no tile of {problem.left.dtype} and {problem.right.dtype} operands fits "
-            f"{request.threads} threads and {request.max_shared_bytes} bytes of shared memory",
-        )
-    kernel, tiles = _emit(func, problem, tiling, request.threads)
-    return GpuSchedule(kernel, RULE, tiles, request.threads)
+    unfit = Refusal(
+        RULE,
+        f"block {problem.name}: no tile of {problem.left.dtype} and {problem.right.dtype} operands fits "
+        f"{request.threads} threads and {request.max_shared_bytes} bytes of shared memory",
+    )
+
+    def choose() -> Values | Refusal:
+        tiling = _choose_tiling(problem, request)
+        return unfit if tiling is None else tiling.values
+
+    def make(values: Values) -> GpuSchedule | Refusal:
+        tiling = _Tiling.of(values, request.threads)
+        if tiling is None or not _fits(problem, tiling, request):
+            return unfit
+        kernel, tiles = _emit(func, problem, tiling, request.threads)
+        return GpuSchedule(kernel, RULE, tiles, request.threads)
+
+    return Sketch(RULE, _knobs(problem, request), choose, make)
+
+
+def _knobs(problem: Contraction, request: GpuRequest) -> tuple[Knob, ...]:
+    threads = tuple(d for d in _divisors(request.threads) if d <= _MOST_THREADS_ALONG)
+    # Totals of 64 bits take two registers each.
+    each = _EACH if bits_of(problem.dtype) <= 32 else _EACH[:-1]
+    steps = tuple(sorted({min(step, problem.extents[3]) for step in _STEPS}))
+    return (
+        Knob("threads_along_rows", threads),
+        Knob("threads_along_columns", threads),
+        Knob("rows_each", each),
+        Knob("columns_each", each),
+        Knob("step", steps),
+    )
 
 
 def refusal_of(problem: Contraction, request: GpuRequest) -> str | None:
@@ -122,25 +176,17 @@ def _choose_tiling(problem: Contraction, request: GpuRequest) -> _Tiling | None:
     Of those that are about as fast, it is one with the fewest tiles: a grid that fits one wave ends no kernel (§5.4).
     """
     found: list[tuple[float, int, _Tiling]] = []
-    batch = problem.extents[0]
-    # Totals of 64 bits take two registers each.
-    most = 8 if bits_of(problem.dtype) <= 32 else 4
-    for along_columns in _divisors(request.threads):
-        if along_columns > 64:
+    rows, columns, rows_each, columns_each, _ = (knob.values for knob in _knobs(problem, request))
+    for along_rows, along_columns in itertools.product(rows, columns):
+        if request.threads % (along_rows * along_columns):
             continue
-        for along_rows in _divisors(request.threads // along_columns):
-            along_batch = request.threads // (along_columns * along_rows)
-            if along_rows > 64 or along_batch > batch:
-                continue
-            for each_row in (1, 2, 4, 8):
-                for each_column in (1, 2, 4, 8):
-                    if max(each_row, each_column) > most:
-                        continue
-                    across = (along_batch, along_rows, along_columns)
-                    tiling = _with_step(problem, across, (each_row, each_column), request)
-                    if tiling is None:
-                        continue
-                    found.append((_cost(problem, tiling, request), prod(tiling.counts(problem.extents)), tiling))
+        along_batch = request.threads // (along_rows * along_columns)
+        if along_batch > problem.extents[0]:
+            continue
+        for each in itertools.product(rows_each, columns_each):
+            tiling = _with_step(problem, (along_batch, along_rows, along_columns), each, request)
+            if tiling is not None:
+                found.append((_cost(problem, tiling, request), prod(tiling.counts(problem.extents)), tiling))
     least = min((cost for cost, _, _ in found), default=0.0)
     alike = [one for one in found if one[0] <= _ALIKE * least]
     return min(alike, key=lambda one: (one[1], one[0]))[2] if alike else None
@@ -151,23 +197,23 @@ def _with_step(
 ) -> _Tiling | None:
     """The shortest step that gives every thread something to read and fits shared memory."""
     inner = problem.extents[3]
-    limit = 8 * request.max_shared_bytes
     chosen = None
-    for step in (8, 16, 32):
+    for step in _STEPS:
         tiling = _Tiling(across, each, min(step, inner))
         batch, rows, columns = tiling.tile
-        bits = (
-            batch
-            * tiling.step
-            * ((rows + 4) * bits_of(problem.left.dtype) + (columns + 4) * bits_of(problem.right.dtype))
-        )
         reads = batch * tiling.step * (rows + columns) / request.threads
-        if bits > limit or (chosen is not None and reads > 16):
+        if not _fits(problem, tiling, request) or (chosen is not None and reads > 16):
             break
         chosen = tiling
         if batch * tiling.step * min(rows, columns) >= 4 * request.threads:
             break
     return chosen
+
+
+def _fits(problem: Contraction, tiling: _Tiling, request: GpuRequest) -> bool:
+    batch, rows, columns = tiling.tile
+    bits = (rows + 4) * bits_of(problem.left.dtype) + (columns + 4) * bits_of(problem.right.dtype)
+    return tiling.across[0] <= problem.extents[0] and batch * tiling.step * bits <= 8 * request.max_shared_bytes
 
 
 def _cost(problem: Contraction, tiling: _Tiling, request: GpuRequest) -> float:

@@ -20,6 +20,7 @@ from souffle.schedule.gpu.common import (
     same_buffer,
 )
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.sketch import Sketch
 from souffle.tvm_compat import const_int
 
 __all__ = ["elementwise"]
@@ -27,7 +28,7 @@ __all__ = ["elementwise"]
 _VECTOR_TYPES = frozenset({"float32", "int32"})
 
 
-def elementwise(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal:
+def elementwise(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
     """Schedule a stage without reductions.
 
     Intermediates are inlined, except those that are read more than once where they were computed: these stay in
@@ -41,12 +42,16 @@ def elementwise(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refus
 
     Returns
     -------
-    GpuSchedule or Refusal
+    Sketch or Refusal
         A refusal names the first reduction.
     """
     for view in block_views(open_schedule(func)):
         if view.reduction:
             return Refusal("elementwise", f"block {view.name} reduces over {view.reduction_size} elements")
+    return Sketch.settled("elementwise", lambda: _scheduled(func, request))
+
+
+def _scheduled(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule:
     sch = _with_registers(func)
     views = block_views(sch)
     widest = [_vector(view, request) for view in views]

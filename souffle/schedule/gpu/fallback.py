@@ -8,11 +8,12 @@ from souffle.schedule.gpu.common import finish, inlining_refusal
 from souffle.schedule.gpu.layout import MAX_PRIVATE_BYTES
 from souffle.schedule.gpu.rows import Layout, build, open_stage, private_bytes
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.sketch import Sketch
 
 __all__ = ["fallback"]
 
 
-def fallback(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal:
+def fallback(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
     """Schedule any stage that can run without a grid barrier inside.
 
     Parameters
@@ -22,7 +23,7 @@ def fallback(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal:
 
     Returns
     -------
-    GpuSchedule or Refusal
+    Sketch or Refusal
         A refusal names two blocks with a barrier between them. Stages without reductions, and single reductions
         whose readers take its elements in place, are never refused.
     """
@@ -36,6 +37,11 @@ def fallback(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal:
     if private_bytes(stage, 1, False) > MAX_PRIVATE_BYTES:
         producer = next(view for chain in stage.chains for i, view in enumerate(chain.blocks) if chain.columns(i) > 1)
         return Refusal("fallback", f"needs a grid-wide barrier after {producer.name}: a thread cannot keep its rows")
+    return Sketch.settled("fallback", lambda: _scheduled(func, request))
+
+
+def _scheduled(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule:
+    stage = open_stage(func)
     rows = max([chain.row_count for chain in stage.chains] + [view.size for view in stage.free])
     tiles = -(-rows // request.threads)
     build(stage, Layout(tiles, request.threads, 1, True))

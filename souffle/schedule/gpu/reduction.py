@@ -7,12 +7,13 @@ from tvm import tirx
 from souffle.schedule.gpu.common import inlining_refusal
 from souffle.schedule.gpu.rows import open_stage
 from souffle.schedule.gpu.rowwise import schedule_rows
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.rule import GpuRequest, Refusal
+from souffle.schedule.gpu.sketch import Sketch
 
 __all__ = ["reduction"]
 
 
-def reduction(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal:
+def reduction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
     """Schedule reductions of which no other block needs more than the element that it computes from.
 
     Every output element is a row. Threads lie along whichever is contiguous in the largest input: the reduced axis,
@@ -26,7 +27,7 @@ def reduction(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal
 
     Returns
     -------
-    GpuSchedule or Refusal
+    Sketch or Refusal
         Refused are stages without a reduction, and chains, naming the two blocks.
     """
     reason = inlining_refusal(func)
@@ -41,4 +42,4 @@ def reduction(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal
         reductions = [view.name for view in chain.blocks if view.reduction]
         if len(reductions) > 1:
             return Refusal("reduction", f"blocks {reductions[0]} and {reductions[1]} both reduce")
-    return schedule_rows(func, request, "reduction")
+    return Sketch.settled("reduction", lambda: schedule_rows(func, request, "reduction"))

@@ -17,6 +17,7 @@ from souffle.schedule.gpu.common import (
 from souffle.schedule.gpu.layout import choose_layout
 from souffle.schedule.gpu.rows import Stage, build, open_stage
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.sketch import Sketch
 
 __all__ = ["rowwise", "schedule_rows"]
 
@@ -30,7 +31,7 @@ STARVED_SHARE = 8
 """A stage starves the device if fewer than one in so many multiprocessors have a tile."""
 
 
-def rowwise(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal:
+def rowwise(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
     """Schedule blocks that share rows, each tile holding whole rows and what is kept of them in shared memory.
 
     Parameters
@@ -40,7 +41,7 @@ def rowwise(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal:
 
     Returns
     -------
-    GpuSchedule or Refusal
+    Sketch or Refusal
         Refused are stages without a chain (no reduction, or single ones), rows that do not fit on chip, and few rows of
         much work, which as separate stages would occupy more of the device.
     """
@@ -54,6 +55,10 @@ def rowwise(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal:
         if chain.row_count * STARVED_SHARE <= request.sm_count and chain.work >= STARVED_WORK:
             why = chain.broken[0] if chain.broken else f"{chain.row_count} row(s) of {chain.work} evaluations"
             return Refusal("rowwise", f"would leave most of {request.sm_count} multiprocessors idle: {why}")
+    return Sketch.settled("rowwise", lambda: _scheduled(func, request))
+
+
+def _scheduled(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal:
     kept = _worth_keeping(func)
     result = schedule_rows(func, request, "rowwise", kept) if kept else None
     if isinstance(result, GpuSchedule):

@@ -1,17 +1,16 @@
 """What a GPU schedule rule takes and gives.
 
-A rule is a function ``(func, request) -> GpuSchedule | Refusal``. The first rule that answers with a schedule wins; the
-last one, the fallback, always does.
+A rule is a function ``(func, request) -> Sketch | Refusal`` (``sketch.py``). The first rule whose sketch gives a
+schedule wins; the last one, the fallback, takes everything that needs no barrier across the grid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm import tirx
 
-__all__ = ["GpuRequest", "GpuSchedule", "Refusal", "Rule"]
+__all__ = ["GpuRequest", "GpuSchedule", "Refusal"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,3 @@ class Refusal:
 
     rule: str
     reason: str
-
-
-Rule = Callable[[tirx.PrimFunc, GpuRequest], "GpuSchedule | Refusal"]

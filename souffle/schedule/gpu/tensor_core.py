@@ -17,6 +17,7 @@ from souffle.schedule.gpu.canonical import Contraction, canonical_contraction
 from souffle.schedule.gpu.contraction import refusal_of
 from souffle.schedule.gpu.expressions import NotAContraction
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.sketch import Knob, Sketch, Values
 from souffle.schedule.gpu.staging import TileFetch, choose_fetch
 from souffle.schedule.gpu.statements import guarded, kernel_func, local_buffer, loop, sequence, shared_buffer
 from souffle.schedule.gpu.writeback import result_lanes, write_results
@@ -37,6 +38,9 @@ _MAX_WASTE = 8
 _MAX_TOTALS = 8
 """Fragments of totals of a warp: 8 registers of each thread for one, and the operands' beside them."""
 
+_FRAGMENTS = (1, 2, 4)
+"""Fragments of a warp along rows, or along columns."""
+
 _PADDING_BYTES = 16
 """Between rows of shared memory; rows of a power of two would put a fragment's column into one bank."""
 
@@ -53,6 +57,23 @@ class _Tiling:
     def tile(self) -> tuple[int, int, int]:
         """Extents of a block's tile: batch, rows, columns."""
         return (1, *(w * f * _SIDE for w, f in zip(self.warps, self.fragments, strict=True)))
+
+    @property
+    def values(self) -> Values:
+        """As the knobs of the sketch say it."""
+        return {
+            "warps_along_rows": self.warps[0],
+            "fragments_down": self.fragments[0],
+            "fragments_across": self.fragments[1],
+            "step": self.step,
+        }
+
+    @classmethod
+    def of(cls, values: Values, threads: int) -> _Tiling:
+        """The tiling of these values."""
+        down = values["warps_along_rows"]
+        fragments = (values["fragments_down"], values["fragments_across"])
+        return cls((down, threads // 32 // down), fragments, values["step"])
 
     @property
     def strip(self) -> tuple[int, int]:
@@ -77,7 +98,7 @@ class _Tiling:
         return tuple(ceil(extent / size) for extent, size in zip(extents, self.tile, strict=False))
 
 
-def tensor_core_contraction(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal:
+def tensor_core_contraction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
     """Schedule a matrix product or convolution of fp16 operands with fp32 totals on tensor cores.
 
     Parameters
@@ -89,7 +110,7 @@ def tensor_core_contraction(func: tirx.PrimFunc, request: GpuRequest) -> GpuSche
 
     Returns
     -------
-    GpuSchedule or Refusal
+    Sketch or Refusal
         A refusal names the type that does not fit, the extents that padding to 16 would enlarge more than
         8 times, or one of the reasons of the rule for CUDA cores.
     """
@@ -100,11 +121,30 @@ def tensor_core_contraction(func: tirx.PrimFunc, request: GpuRequest) -> GpuSche
     reason = _type_refusal(problem, request) or refusal_of(problem, request) or _waste_refusal(problem)
     if reason is not None:
         return Refusal(RULE, f"block {problem.name}: {reason}")
-    tiling = _choose_tiling(problem, request)
-    if tiling is None:
-        return Refusal(RULE, f"block {problem.name}: no tile fits {request.max_shared_bytes} bytes of shared memory")
-    kernel, tiles = _emit(func, problem, tiling, request.threads)
-    return GpuSchedule(kernel, RULE, tiles, request.threads, tensor_cores=True)
+    unfit = Refusal(RULE, f"block {problem.name}: no tile fits {request.max_shared_bytes} bytes of shared memory")
+
+    def choose() -> Values | Refusal:
+        tiling = _choose_tiling(problem, request)
+        return unfit if tiling is None else tiling.values
+
+    def make(values: Values) -> GpuSchedule | Refusal:
+        tiling = _Tiling.of(values, request.threads)
+        if tiling.shared_bytes > request.max_shared_bytes or prod(tiling.fragments) > _MAX_TOTALS:
+            return unfit
+        kernel, tiles = _emit(func, problem, tiling, request.threads)
+        return GpuSchedule(kernel, RULE, tiles, request.threads, tensor_cores=True)
+
+    return Sketch(RULE, _knobs(problem, request), choose, make)
+
+
+def _knobs(problem: Contraction, request: GpuRequest) -> tuple[Knob, ...]:
+    warps = request.threads // 32
+    return (
+        Knob("warps_along_rows", tuple(d for d in range(1, warps + 1) if warps % d == 0)),
+        Knob("fragments_down", _FRAGMENTS),
+        Knob("fragments_across", _FRAGMENTS),
+        Knob("step", (16,) if problem.extents[3] <= 16 else (16, 32)),
+    )
 
 
 def _type_refusal(problem: Contraction, request: GpuRequest) -> str | None:
@@ -143,12 +183,11 @@ def _waste_refusal(problem: Contraction) -> str | None:
 def _choose_tiling(problem: Contraction, request: GpuRequest) -> _Tiling | None:
     best: tuple[float, _Tiling] | None = None
     warps = request.threads // 32
-    steps = (16,) if problem.extents[3] <= 16 else (32, 16)
-    sides = (1, 2, 4)
-    for along_rows in (d for d in range(1, warps + 1) if warps % d == 0):
-        for fragments in ((i, j) for i in sides for j in sides if i * j <= _MAX_TOTALS):
-            for step in steps:
-                tiling = _Tiling((along_rows, warps // along_rows), fragments, step)
+    along_rows, down, across, steps = (knob.values for knob in _knobs(problem, request))
+    for rows in along_rows:
+        for fragments in ((i, j) for i in down for j in across if i * j <= _MAX_TOTALS):
+            for step in reversed(steps):
+                tiling = _Tiling((rows, warps // rows), fragments, step)
                 if tiling.shared_bytes > request.max_shared_bytes:
                     continue
                 cost = _cost(problem, tiling, request)
