@@ -20,7 +20,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # The program is the frontend's result, so its data types come before the frontend.
 ORDER = (
     *("program", "frontend", "analysis", "schedule", "partition"),
-    *("transform", "kernel", "cost", "codegen", "runtime"),
+    *("transform", "kernel", "cost", "codegen", "verify", "runtime", "tuning"),
 )
 LOWEST = {"errors", "tvm_compat", "decision", "cache"}
 HIGHEST = {"pipeline", "api", "loading", "cli", "__main__"}

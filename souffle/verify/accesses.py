@@ -1,0 +1,222 @@
+"""What a stage function does to memory, as a tree: loops, branches, accesses, and where threads wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from souffle.verify.expressions import Axis, Expr, operation
+
+__all__ = [
+    "Access",
+    "Branch",
+    "Function",
+    "Item",
+    "Loop",
+    "Memory",
+    "Place",
+    "Transfer",
+    "Wait",
+    "accesses_of",
+    "waits_of",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """A piece of memory that a function can name.
+
+    Attributes
+    ----------
+    kind : str
+        ``"global"`` (behind a pointer parameter), ``"shared"``, or ``"local"`` (registers of a thread, or fragments of
+        a warp).
+    name : str
+    nbytes : int
+        What is allocated; what is declared, for global memory, whose true size only the caller knows.
+    unit : int
+        Bytes of one element.
+    parameter : int
+        For global memory, which pointer parameter of the function, from 0; otherwise -1.
+    """
+
+    kind: str
+    name: str
+    nbytes: int
+    unit: int
+    parameter: int = -1
+
+
+@dataclass(frozen=True)
+class Place:
+    """An address: so many bytes from the start of a memory.
+
+    Attributes
+    ----------
+    memory : Memory
+    offset : Expr
+    within : tuple of (int, int) or None
+        First byte, and the one behind the last, of the buffer through which the address was made; ``None`` if not
+        known.
+    """
+
+    memory: Memory
+    offset: Expr
+    within: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """Reads or writes of `width` neighbouring bytes.
+
+    Attributes
+    ----------
+    place : Place
+    width : int
+    writes : bool
+    conditions : tuple of Expr
+        Beside those of the branches around it: under which a part of an expression is evaluated.
+    by : str
+        ``"thread"``; ``"warp"`` where the threads of a warp make it together and which of them touches which byte is
+        not known; ``"copy"`` for a write that is under way until the thread waits for it.
+    statement : object
+        The TensorIR that makes it, for messages.
+    alignment : int
+        Bytes of which its address must be a multiple, for instructions that touch several elements at once.
+    """
+
+    place: Place
+    width: int
+    writes: bool
+    conditions: tuple[Expr, ...]
+    by: str
+    statement: object
+    alignment: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Wait:
+    """Where the threads of a block or a warp, or of the grid, wait for each other."""
+
+    scope: str
+    statement: object
+
+
+@dataclass(frozen=True, eq=False)
+class Transfer:
+    """Close a group of asynchronous copies (`pending` is ``None``), or wait for all but so many of the newest."""
+
+    pending: int | None
+    statement: object
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """`body`, for each value of `axis` in turn."""
+
+    axis: Axis
+    body: tuple[Item, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """`then` where `condition` holds, else `otherwise`."""
+
+    condition: Expr
+    then: tuple[Item, ...]
+    otherwise: tuple[Item, ...]
+    statement: object
+
+
+Item = Access | Wait | Transfer | Loop | Branch
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """A stage function.
+
+    Attributes
+    ----------
+    name : str
+    tile, thread : Axis
+        Its first two parameters; the extents are those that the caller uses.
+    body : tuple of Item
+    memories : tuple of Memory
+        All but those of pointer parameters.
+    pointers : tuple of Memory
+        For each pointer parameter.
+    shared_bytes : int
+        Of the pool, and of static arrays.
+    problems : tuple of str
+        What could not be read; nothing is proven of a function with problems.
+    """
+
+    name: str
+    tile: Axis
+    thread: Axis
+    body: tuple[Item, ...]
+    memories: tuple[Memory, ...]
+    pointers: tuple[Memory, ...]
+    shared_bytes: int
+    problems: tuple[str, ...] = field(default=())
+
+
+def accesses_of(
+    items: tuple[Item, ...], conditions: tuple[Expr, ...] = ()
+) -> Iterator[tuple[Access, tuple[Expr, ...]]]:
+    """All accesses in the order of the text, each with all conditions under which it is made."""
+    for item in items:
+        if isinstance(item, Access):
+            yield item, (*conditions, *item.conditions)
+        elif isinstance(item, Loop):
+            yield from accesses_of(item.body, conditions)
+        elif isinstance(item, Branch):
+            yield from accesses_of(item.then, (*conditions, item.condition))
+            yield from accesses_of(item.otherwise, (*conditions, operation("not", item.condition)))
+
+
+def waits_of(items: Sequence[Item]) -> bool:
+    """Whether threads of a block wait for each other anywhere in these."""
+    for item in items:
+        if isinstance(item, Wait) and item.scope != "warp":
+            return True
+        if isinstance(item, Loop) and waits_of(item.body):
+            return True
+        if isinstance(item, Branch) and (waits_of(item.then) or waits_of(item.otherwise)):
+            return True
+    return False
+
+
+def orders(items: Sequence[Item]) -> bool:
+    """Whether the order matters in which these run: they hold a barrier or a group of copies."""
+    for item in items:
+        if isinstance(item, (Wait, Transfer)):
+            return True
+        if isinstance(item, Loop) and orders(item.body):
+            return True
+        if isinstance(item, Branch) and (orders(item.then) or orders(item.otherwise)):
+            return True
+    return False
+
+
+def all_accesses(items: Sequence[Item]) -> list[Access]:
+    """All accesses, whatever their conditions."""
+    found: list[Access] = []
+    for item in items:
+        if isinstance(item, Access):
+            found.append(item)
+        elif isinstance(item, Loop):
+            found += all_accesses(item.body)
+        elif isinstance(item, Branch):
+            found += all_accesses(item.then) + all_accesses(item.otherwise)
+    return found
+
+
+def transfers(items: Sequence[Item]) -> bool:
+    """Whether there are groups of asynchronous copies in these."""
+    return any(
+        isinstance(i, Transfer)
+        or (isinstance(i, Loop) and transfers(i.body))
+        or (isinstance(i, Branch) and (transfers(i.then) or transfers(i.otherwise)))
+        for i in items
+    )

@@ -1,0 +1,338 @@
+"""Conflicts between stages that no grid barrier separates: by different blocks never, within a block in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from souffle.verify.certificate import Counterexample
+from souffle.verify.expressions import Undecided
+from souffle.verify.footprint import Footprint, Twice, WriteMap
+from souffle.verify.kernel import StageRun, Sync
+from souffle.verify.library import Library, text_of
+from souffle.verify.spans import Clash
+
+__all__ = ["Located", "Pairs"]
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where a pointer of a launched kernel points to.
+
+    Attributes
+    ----------
+    space : str
+        What is one piece of memory: the workspace, or a buffer of its own.
+    base : int
+        Byte of it.
+    name : str
+        The buffer's name.
+    within : tuple of (int, int)
+        First and last byte of the buffer in it.
+    """
+
+    space: str
+    base: int
+    name: str
+    within: tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class _Spot:
+    """The bytes that a stage reads, or writes, through one pointer."""
+
+    order: int
+    run: StageRun
+    footprint: Footprint
+    parameter: int
+    writes: bool
+    at: Located
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class _Meeting:
+    """One byte that two points touch: byte in the space, tiles and threads of the writer and of the other."""
+
+    byte: int
+    tiles: tuple[int, int]
+    threads: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class _Conflicts:
+    """Elements that different tiles touch, different threads of one tile, and one thread through two pointers."""
+
+    across: _Meeting | None
+    within: _Meeting | None
+    same: _Meeting | None = None
+
+
+class Pairs:
+    """Compares stages; equal pairs once."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.pairs = 0
+        self._known: dict[tuple, _Conflicts | Undecided] = {}
+
+    def span(
+        self, kernel: str, events: Sequence[tuple[StageRun, tuple[Located, ...]] | Sync]
+    ) -> Iterator[Counterexample | Undecided]:
+        """What is wrong among the stages between two grid barriers.
+
+        Parameters
+        ----------
+        kernel : str
+        events : sequence
+            Stages with where their pointers point to, and block barriers.
+        """
+        spots: dict[str, list[_Spot]] = {}
+        fences = [i for i, event in enumerate(events) if isinstance(event, Sync)]
+        for order, event in enumerate(events):
+            if not isinstance(event, Sync):
+                for spot in self._spots(order, *event):
+                    spots.setdefault(spot.at.space, []).append(spot)
+        for group in spots.values():
+            group.sort(key=lambda spot: spot.low)
+            active: list[_Spot] = []
+            for spot in group:
+                active = [other for other in active if other.high >= spot.low]
+                for other in (*active, spot):
+                    if other.writes or spot.writes:
+                        yield from self._pair(kernel, other, spot, fences)
+                active.append(spot)
+        yield from self._pool(kernel, events)
+
+    def _spots(self, order: int, run: StageRun, places: tuple[Located, ...]) -> Iterator[_Spot]:
+        footprint = self.library.footprint(run)
+        for parameter, at in enumerate(places):
+            for writes in (False, True):
+                reach = footprint.range_of(parameter, writes)
+                if reach is not None:
+                    # Beyond its buffer an access is out of bounds, which is another rule.
+                    low, high = max(at.base + reach.low, at.within[0]), min(at.base + reach.high, at.within[1])
+                    yield _Spot(order, run, footprint, parameter, writes, at, low, high)
+
+    # Global memory
+
+    def _pair(self, kernel: str, one: _Spot, two: _Spot, fences: list[int]) -> Iterator[Counterexample | Undecided]:
+        self.pairs += 1
+        writer, other = (one, two) if one.writes else (two, one)
+        try:
+            found = self._conflicts(writer, other)
+            if found.across is not None:
+                yield self._race(kernel, writer, other, found.across)
+            if found.within is not None:
+                yield from self._ordered(kernel, writer, other, found.within, fences)
+            one_call = writer.run is other.run and writer.parameter != other.parameter
+            if one_call and found.same is not None and self.library.promises_no_alias(writer.run):
+                yield self._aliased(kernel, writer, other, found.same)
+        except Undecided as reason:
+            names = " and ".join(dict.fromkeys((writer.run.name, other.run.name)))
+            yield Undecided(f"whether tiles of {names} meet in {writer.at.name}: {reason}")
+
+    def _conflicts(self, writer: _Spot, other: _Spot) -> _Conflicts:
+        delta = other.at.base - writer.at.base
+        same = writer.run is other.run
+        own = (writer.footprint, writer.parameter, other.footprint, other.parameter, other.writes, delta, same)
+        key = tuple(id(x) if isinstance(x, Footprint) else x for x in own)
+        if key not in self._known:
+            try:
+                self._known[key] = _compare(writer, other, delta)
+            except Undecided as reason:
+                self._known[key] = reason
+        found = self._known[key]
+        if isinstance(found, Undecided):
+            raise found
+        return found
+
+    def _race(self, kernel: str, writer: _Spot, other: _Spot, at: _Meeting) -> Counterexample:
+        unit = other.footprint.function.pointers[other.parameter].unit
+        statements = tuple(
+            text_of(
+                s.footprint.statement_of(s.parameter, s.writes, (at.byte - (s.at.base - writer.at.base)) // u, tile)
+            )
+            for s, tile, u in (
+                (writer, at.tiles[0], writer.footprint.function.pointers[writer.parameter].unit),
+                (other, at.tiles[1], unit),
+            )
+        )
+        doing = "writes" if other.writes else "reads"
+        blocks = tuple(
+            f"block of tile {tile}, thread {thread}" for tile, thread in zip(at.tiles, at.threads, strict=True)
+        )
+        reason = (
+            f"tile {at.tiles[0]} of {writer.run.name} writes what tile {at.tiles[1]} of {other.run.name} {doing}, "
+            "and no grid barrier stands between"
+        )
+        names = (writer.run.name, other.run.name)
+        return Counterexample(
+            "race between blocks", kernel, names, statements, blocks, _element(writer, other, at.byte), reason
+        )
+
+    def _aliased(self, kernel: str, writer: _Spot, other: _Spot, at: _Meeting) -> Counterexample:
+        pointers = [s.footprint.function.pointers[s.parameter].name for s in (writer, other)]
+        return Counterexample(
+            "aliased pointers",
+            kernel,
+            (writer.run.name,),
+            (),
+            (f"tile {at.tiles[0]}, thread {at.threads[0]}",),
+            _element(writer, other, at.byte),
+            f"{pointers[0]} and {pointers[1]} are declared __restrict__, so that the compiler may swap their accesses",
+        )
+
+    def _ordered(
+        self, kernel: str, writer: _Spot, other: _Spot, at: _Meeting, fences: list[int]
+    ) -> Iterator[Counterexample | Undecided]:
+        """Two threads of one tile touch an element: a block barrier must stand between."""
+        first, second = (writer, other) if writer.order <= other.order else (other, writer)
+        if first.order != second.order:
+            between = any(first.order < fence < second.order for fence in fences)
+            if between or first.run.after or second.run.before:
+                return
+        base = min(first.low, second.low, first.at.base, second.at.base)
+        names = {spot: (spot.parameter, first.at.space, spot.at.base - base) for spot in (first, second)}
+        if first.order == second.order:
+            runs, globals_ = (first.run,), (tuple(dict.fromkeys(names.values())),)
+        else:
+            runs, globals_ = (first.run, second.run), ((names[first],), (names[second],))
+        report = self.library.block(runs, globals_)
+        if isinstance(report.found, Clash):
+            found = report.found
+            stages = tuple(dict.fromkeys((first.run.name, second.run.name)))
+            reason = "threads of one block touch it, one of them writes, and no block barrier stands between"
+            yield Counterexample(
+                "race in a block",
+                kernel,
+                stages,
+                tuple(text_of(s) for s in found.statements),
+                tuple(f"{who} of tile {found.tile}" for who in found.threads),
+                _element(writer, other, at.byte),
+                reason,
+            )
+
+    # Shared memory, from one stage to the next
+
+    def _pool(
+        self, kernel: str, events: Sequence[tuple[StageRun, tuple[Located, ...]] | Sync]
+    ) -> Iterator[Counterexample | Undecided]:
+        open_: list[StageRun] = []
+        done: set[tuple[StageRun, StageRun]] = set()
+        for event in events:
+            if isinstance(event, Sync):
+                open_.clear()
+                continue
+            run = event[0]
+            if not self.library.uses_shared(run):
+                continue
+            before = [r for r in open_ if not run.before]
+            if run.tiles > 1 and not (run.before or run.after):
+                before.append(run)
+            for earlier in before:
+                if (earlier, run) in done:
+                    continue
+                done.add((earlier, run))
+                yield from self._sequence(kernel, earlier, run)
+            if not run.after:
+                open_.append(run)
+
+    def _sequence(self, kernel: str, earlier: StageRun, run: StageRun) -> Iterator[Counterexample | Undecided]:
+        self.pairs += 1
+        try:
+            report = self.library.block((earlier, run))
+        except Undecided as reason:
+            yield Undecided(f"shared memory from {earlier.name} to {run.name}: {reason}")
+            return
+        if isinstance(report.found, Clash):
+            found = report.found
+            where = "any tile" if found.tile is None else f"tile {found.tile}"
+            yield Counterexample(
+                "race in a block",
+                kernel,
+                (earlier.name, run.name),
+                tuple(text_of(s) for s in found.statements),
+                tuple(f"{who} of {where}" for who in found.threads),
+                f"byte {found.byte} of the shared memory {found.memory}",
+                "a block goes from one to the other without a block barrier between",
+            )
+
+
+def _element(writer: _Spot, other: _Spot, byte: int) -> str:
+    parts = []
+    for spot in dict.fromkeys((writer, other)):
+        unit = spot.footprint.function.pointers[spot.parameter].unit
+        offset = spot.at.base - writer.at.base
+        name = spot.footprint.function.pointers[spot.parameter].name
+        parts.append(f"element {(byte - offset) // unit} behind {name} of {spot.run.name} ({spot.at.name})")
+    return " = ".join(dict.fromkeys(parts))
+
+
+def _compare(writer: _Spot, other: _Spot, delta: int) -> _Conflicts:
+    """Points of `other`, whose pointer points `delta` bytes further, against who writes."""
+    owners = writer.footprint.writes(writer.parameter)
+    unit = writer.footprint.function.pointers[writer.parameter].unit
+    if writer.run is other.run and writer.parameter == other.parameter and other.writes:
+        return _twice(owners, unit)
+    low, high = owners.low * unit, (owners.low + owners.owner.size) * unit - 1
+    own_unit = other.footprint.function.pointers[other.parameter].unit
+    across = within = same = None
+    for touch in other.footprint.of(other.parameter, other.writes):
+        if touch.range.high + delta < low or touch.range.low + delta > high:
+            continue
+        if touch.access.place.offset.opaque:
+            raise Undecided("an index that depends on data")
+        for elements, tiles, threads in other.footprint.elements(touch):
+            at, tiles, threads = _in_elements_of(elements * own_unit + delta, own_unit, unit, tiles, threads)
+            at = at - owners.low
+            inside = (at >= 0) & (at < owners.owner.size)
+            at, tiles, threads = at[inside], tiles[inside], threads[inside]
+            owner = owners.owner[at]
+            theirs, thread = owner // owners.threads, owner % owners.threads
+            written = owner >= 0
+            far = written & (theirs != tiles)
+            near = written & (theirs == tiles) & (thread != threads)
+            here = written & (theirs == tiles) & (thread == threads)
+            if same is None and here.any():
+                same = _meeting(here, at + owners.low, unit, theirs, tiles, thread, threads)
+            doubtful = not owners.certain or any(c.opaque for c in touch.conditions)
+            if doubtful and (far.any() or near.any()):
+                raise Undecided("an access under a condition on data")
+            if across is None and far.any():
+                across = _meeting(far, at + owners.low, unit, theirs, tiles, thread, threads)
+            if within is None and near.any():
+                within = _meeting(near, at + owners.low, unit, theirs, tiles, thread, threads)
+        if across is not None:
+            break
+    return _Conflicts(across, within, same)
+
+
+def _meeting(mask: np.ndarray, at: np.ndarray, unit: int, *who: np.ndarray) -> _Meeting:
+    i = int(np.flatnonzero(mask)[0])
+    a, b, c, d = (int(w[i]) for w in who)
+    return _Meeting(int(at[i]) * unit, (a, b), (c, d))
+
+
+def _twice(owners: WriteMap, unit: int) -> _Conflicts:
+    if not owners.certain and (owners.across or owners.within):
+        raise Undecided("writes under a condition on data")
+
+    def meeting(twice: Twice | None) -> _Meeting | None:
+        return None if twice is None else _Meeting(twice.element * unit, twice.tiles, twice.threads)
+
+    return _Conflicts(meeting(owners.across), meeting(owners.within))
+
+
+def _in_elements_of(
+    start: np.ndarray, width: int, unit: int, tiles: np.ndarray, threads: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    if width == unit and not (start % unit).any():
+        return start // unit, tiles, threads
+    count = (width + unit - 2) // unit + 1
+    spread = (start // unit)[:, None] + np.arange(count)
+    touched = spread * unit < (start + width)[:, None]
+    return spread[touched], *(np.repeat(w, count).reshape(-1, count)[touched] for w in (tiles, threads))

@@ -1,0 +1,253 @@
+"""The certificate of a compiled network: everything re-derived from the TensorIR that the text was made from.
+
+What makes it a proof. Every stage is static, so its accesses are functions on a finite box of (tile, thread, turns of
+loops), and sets of them are ranged or enumerated exactly; what depends on data is taken to be anything its type allows.
+Tiles are given to blocks as ``tile = it * num_blocks + blockIdx``, so two different tiles are on different blocks of
+some grid and equal ones on one block of every grid. Hence, for every grid:
+
+- between grid barriers, no tile writes what another tile of any stage touches;
+- what threads of one tile touch, in one stage or in several, has a block barrier between, or one thread touches it;
+- barriers stand under conditions that are the same for all who wait;
+- accesses stay in their buffers, and reads find what their own tensor was last given (:mod:`souffle.verify.contents`);
+- a block has room on a multiprocessor, and a kernel with grid barriers is launched cooperatively.
+
+Nothing here looks at how stages were merged, where they were meant to wait, or how memory was planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from souffle.codegen.plan import Buffer, Kernel, Plan
+from souffle.schedule.gpu.device import device_for
+from souffle.verify.accesses import waits_of
+from souffle.verify.between import Located, Pairs
+from souffle.verify.certificate import Certificate, Counterexample, Section
+from souffle.verify.contents import Contents
+from souffle.verify.expressions import Undecided
+from souffle.verify.kernel import KernelText, Prefetch, StageRun, Sync, read_kernel
+from souffle.verify.library import Library, text_of
+from souffle.verify.limits import fit, inside, outside_pointer
+from souffle.verify.spans import Divergence, Unwritten
+
+if TYPE_CHECKING:
+    from tvm import tirx
+
+    from souffle.codegen.assemble import CompiledKernels
+
+__all__ = ["certify", "certify_plan"]
+
+
+def certify(compiled: CompiledKernels) -> Certificate:
+    """Prove a compiled network free of races and stray accesses, or say what is wrong, or why neither can be said.
+
+    Parameters
+    ----------
+    compiled : CompiledKernels
+        From :func:`souffle.pipeline.compile_cuda`.
+    """
+    names = {kernel.name: kernel.stages for kernel in compiled.plan.kernels}
+    functions = {
+        stage: function.func
+        for merged in compiled.merged
+        for stage, function in zip(names[merged.name], merged.shape.functions, strict=True)
+    }
+    return certify_plan(compiled.plan, {merged.name: merged.func for merged in compiled.merged}, functions)
+
+
+def certify_plan(plan: Plan, kernels: dict[str, tirx.PrimFunc], functions: dict[str, tirx.PrimFunc]) -> Certificate:
+    """As :func:`certify`, of a plan with its kernels and the stage functions that they call, by name."""
+    library = Library(functions)
+    texts = {kernel.name: read_kernel(kernels[kernel.name]) for kernel in plan.kernels}
+    checks = {kernel.name: _KernelCheck(plan, kernel, texts[kernel.name], library) for kernel in plan.kernels}
+    contents = Contents(plan.buffers)
+    findings: list[Counterexample | Undecided] = []
+    for launch in plan.launches:
+        check = checks[plan.kernels[launch.kernel].name]
+        check.launch(launch.buffers)
+        findings += _contents(contents, check.kernel.name, check.text, library, launch.buffers)
+    findings += contents.outputs()
+    facts = (
+        ("launches", len(plan.launches)),
+        ("reads of tensors", contents.reads),
+        ("writes of tensors", contents.writes),
+        ("tensors overwritten by others", contents.overwrites),
+    )
+    return Certificate(
+        tuple(check.section() for check in checks.values()), _section("memory over all launches", findings, facts)
+    )
+
+
+def _contents(
+    contents: Contents, kernel: str, text: KernelText, library: Library, buffers: Sequence[int]
+) -> Iterator[Counterexample | Undecided]:
+    for event in text.events:
+        if isinstance(event, StageRun):
+            try:
+                footprint = library.footprint(event)
+            except Undecided as reason:
+                yield reason
+                continue
+            yield from contents.run(kernel, event, footprint, [(buffers[p], start) for p, start in event.pointers])
+
+
+class _KernelCheck:
+    """One kernel over all its launches."""
+
+    def __init__(self, plan: Plan, kernel: Kernel, text: KernelText, library: Library) -> None:
+        self.plan = plan
+        self.kernel = kernel
+        self.text = text
+        self.library = library
+        self.pairs = Pairs(library)
+        self.findings: list[Counterexample | Undecided] = [Undecided(p) for p in text.problems]
+        self.bounded: set[tuple] = set()
+        self.epochs = 0
+        self.bounds = 0
+        self.launches = 0
+        for why in text.refuted:
+            self.findings.append(
+                Counterexample(
+                    "divergent barrier" if "barrier" in why else "launch", kernel.name, (), (), (), kernel.name, why
+                )
+            )
+        self.findings += fit(kernel, text, device_for(plan.arch))
+        self.runs = {(e.name, e.tiles, e.threads): e for e in text.events if isinstance(e, StageRun)}
+        for run in self.runs.values():
+            self.stage(run)
+
+    def stage(self, run: StageRun) -> None:
+        """What does not depend on the launch."""
+        try:
+            footprint = self.library.footprint(run)
+            self.findings += [Undecided(f"{run.name}: {p}") for p in footprint.function.problems]
+            self.findings += inside(self.kernel.name, footprint, self.kernel.dynamic_shared_bytes)
+            if run.threads < self.text.threads and waits_of(footprint.function.body):
+                why = f"it holds barriers, and {run.threads} of {self.text.threads} threads call it"
+                self.findings.append(
+                    Counterexample("divergent barrier", self.kernel.name, (run.name,), (), (), run.name, why)
+                )
+            report = self.library.block((run,))
+            self.epochs += report.epochs
+        except Undecided as reason:
+            self.findings.append(Undecided(f"{run.name}: {reason}"))
+            return
+        found = report.found
+        if found is None:
+            return
+        where = "any tile" if found.tile is None else f"tile {found.tile}"
+        if isinstance(found, Divergence):
+            who = tuple(f"thread {t} of {where}" for t in found.threads)
+            why = f"thread {found.threads[0]} comes to it, thread {found.threads[1]} does not"
+            text = (text_of(found.statement),)
+            self.findings.append(
+                Counterexample("divergent barrier", self.kernel.name, (run.name,), text, who, run.name, why)
+            )
+            return
+        if isinstance(found, Unwritten):
+            element = f"byte {found.byte} of the shared memory {found.memory}"
+            text, why = (text_of(found.statement),), "it is read, and nothing was written there in this tile"
+            who = (f"{found.thread} of {where}",)
+            self.findings.append(
+                Counterexample("stale or undefined read", self.kernel.name, (run.name,), text, who, element, why)
+            )
+            return
+        texts = tuple(text_of(s) for s in found.statements)
+        who = tuple(f"{t} of {where}" for t in found.threads)
+        element = f"byte {found.byte} of the shared memory {found.memory}"
+        why = "both touch it, one writes, and no block barrier stands between"
+        self.findings.append(Counterexample("race in a block", self.kernel.name, (run.name,), texts, who, element, why))
+
+    def launch(self, buffers: Sequence[int]) -> None:
+        """One launch with these buffers."""
+        self.launches += 1
+        span: list[tuple[StageRun, tuple[Located, ...]] | Sync] = []
+        for event in self.text.events:
+            if isinstance(event, Prefetch):
+                buffer = self.plan.buffers[buffers[event.pointer[0]]]
+                if event.pointer[1] < 0 or event.pointer[1] + event.nbytes > buffer.nbytes:
+                    why = f"{event.nbytes} bytes from byte {event.pointer[1]} are prefetched"
+                    self.findings.append(
+                        Counterexample("out of bounds", self.kernel.name, (), (), (), buffer.name, why)
+                    )
+            elif isinstance(event, Sync) and event.scope == "grid":
+                self.span(span)
+                span = []
+            elif isinstance(event, Sync):
+                span.append(event)
+            else:
+                self.bound(event, buffers)
+                span.append((event, tuple(self.place(buffers[p], start) for p, start in event.pointers)))
+        self.span(span)
+
+    def span(self, events: list[tuple[StageRun, tuple[Located, ...]] | Sync]) -> None:
+        try:
+            self.findings += self.pairs.span(self.kernel.name, events)
+        except Undecided as reason:
+            self.findings.append(reason)
+
+    def place(self, index: int, start: int) -> Located:
+        buffer: Buffer = self.plan.buffers[index]
+        if buffer.kind == "workspace":
+            first = buffer.offset
+            return Located("workspace", first + start, buffer.name, (first, first + buffer.nbytes - 1))
+        return Located(f"buffer {index}", start, buffer.name, (0, buffer.nbytes - 1))
+
+    def bound(self, run: StageRun, buffers: Sequence[int]) -> None:
+        try:
+            footprint = self.library.footprint(run)
+        except Undecided:
+            return
+        for parameter, (index, start) in enumerate(run.pointers):
+            buffer = self.plan.buffers[buffers[index]]
+            key = (id(footprint), parameter, start, buffer.nbytes, buffer.offset, buffer.kind)
+            if key in self.bounded:
+                continue
+            self.bounded.add(key)
+            self.bounds += 1
+            if buffer.kind == "workspace" and not 0 <= buffer.offset <= self.plan.workspace_bytes - buffer.nbytes:
+                why = (
+                    f"it takes bytes {buffer.offset} to {buffer.offset + buffer.nbytes} of {self.plan.workspace_bytes}"
+                )
+                self.findings.append(
+                    Counterexample(
+                        "out of bounds", self.kernel.name, (), (), (), f"{buffer.name} in the workspace", why
+                    )
+                )
+            self.findings += outside_pointer(self.kernel.name, run, footprint, parameter, start, buffer)
+
+    def section(self) -> Section:
+        events = self.text.events
+        grid = sum(isinstance(e, Sync) and e.scope == "grid" for e in events)
+        accesses = 0
+        for run in self.runs.values():
+            with suppress(Undecided):
+                accesses += self.library.footprint(run).count
+        facts = (
+            ("stages in a launch", sum(isinstance(e, StageRun) for e in events)),
+            ("stage functions", len(self.runs)),
+            ("accesses in their text", accesses),
+            ("grid barriers", grid),
+            ("spans between block barriers", self.epochs),
+            ("pairs of accesses compared", self.pairs.pairs),
+            ("pointers bounded", self.bounds),
+            ("launches", self.launches),
+        )
+        return _section(self.kernel.name, self.findings, facts)
+
+
+_MOST_OF_A_RULE = 3
+"""Counterexamples of one rule that are kept of a section; the first is what helps."""
+
+
+def _section(name: str, findings: Sequence[Counterexample | Undecided], facts: tuple[tuple[str, int], ...]) -> Section:
+    kept: list[Counterexample] = []
+    for finding in findings:
+        if not isinstance(finding, Counterexample) or finding in kept:
+            continue
+        if sum(k.rule == finding.rule for k in kept) < _MOST_OF_A_RULE:
+            kept.append(finding)
+    unknown = tuple(dict.fromkeys(str(f) for f in findings if isinstance(f, Undecided)))
+    return Section(name, tuple(kept), unknown, facts)

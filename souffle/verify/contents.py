@@ -1,0 +1,213 @@
+"""What each read finds: the last write of its own tensor, over all launches in order.
+
+Tensors of the workspace that share memory lose what they hold when another one is written. A read of an element that
+its own tensor does not hold then is a counterexample, be it that nobody wrote it, or that another tensor has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from souffle.codegen.plan import Buffer
+from souffle.verify.certificate import Counterexample
+from souffle.verify.expressions import Undecided
+from souffle.verify.footprint import Footprint
+from souffle.verify.kernel import StageRun
+from souffle.verify.library import text_of
+
+__all__ = ["Contents"]
+
+_RULE = "stale or undefined read"
+
+
+@dataclass(eq=False)
+class _Held:
+    """What a buffer holds.
+
+    Attributes
+    ----------
+    full : bool
+        Whether every element is its own; otherwise `mask` says which.
+    doubt : str
+        Why what it holds is not known for certain.
+    overwritten : str
+        Who has last destroyed a part.
+    """
+
+    full: bool
+    mask: np.ndarray | None = None
+    doubt: str = ""
+    overwritten: str = ""
+
+
+@dataclass(eq=False)
+class Contents:
+    """The state of all buffers while the launches run."""
+
+    buffers: Sequence[Buffer]
+    held: list[_Held] = field(init=False)
+    neighbours: list[list[int]] = field(init=False)
+    reads: int = 0
+    writes: int = 0
+    overwrites: int = 0
+
+    def __post_init__(self) -> None:
+        self.held = [_Held(b.kind in ("input", "constant")) for b in self.buffers]
+        work = [i for i, b in enumerate(self.buffers) if b.kind == "workspace"]
+        work.sort(key=lambda i: self.buffers[i].offset)
+        self.neighbours = [[] for _ in self.buffers]
+        active: list[int] = []
+        for i in work:
+            start = self.buffers[i].offset
+            active = [j for j in active if self.buffers[j].offset + self.buffers[j].nbytes > start]
+            for j in active:
+                self.neighbours[i].append(j)
+                self.neighbours[j].append(i)
+            active.append(i)
+
+    def run(
+        self, kernel: str, run: StageRun, footprint: Footprint, places: Sequence[tuple[int, int]]
+    ) -> Iterator[Counterexample | Undecided]:
+        """A stage reads, then writes; `places` are (buffer, byte) of its pointers."""
+        for parameter, (index, start) in enumerate(places):
+            yield from self._read(kernel, run, footprint, parameter, index, start)
+        for parameter, (index, start) in enumerate(places):
+            yield from self._write(run, footprint, parameter, index, start)
+
+    def outputs(self) -> Iterator[Counterexample | Undecided]:
+        """After the last launch, each output holds all its elements."""
+        for buffer, held in zip(self.buffers, self.held, strict=True):
+            if buffer.kind == "output" and not held.full:
+                if held.doubt:
+                    yield Undecided(f"whether all of the output {buffer.label} is written: {held.doubt}")
+                    continue
+                missing = 0 if held.mask is None else int(np.flatnonzero(~held.mask)[0])
+                element = f"element {missing} of {buffer.label}"
+                yield Counterexample(_RULE, "", (), (), (), element, "no stage writes it, an element of an output")
+
+    def _mask(self, index: int) -> np.ndarray:
+        held, buffer = self.held[index], self.buffers[index]
+        if held.mask is None:
+            held.mask = np.full(buffer.nbytes // _unit(buffer), held.full)
+        return held.mask
+
+    def _read(
+        self, kernel: str, run: StageRun, footprint: Footprint, parameter: int, index: int, start: int
+    ) -> Iterator[Counterexample | Undecided]:
+        reach = footprint.range_of(parameter, False)
+        if reach is None:
+            return
+        self.reads += 1
+        held, buffer = self.held[index], self.buffers[index]
+        unit = _unit(buffer)
+        low, high = (start + reach.low) // unit, (start + reach.high) // unit
+        if held.full or bool(self._mask(index)[max(0, low) : high + 1].all()):
+            return
+        try:
+            missing = self._missing(footprint, parameter, index, start)
+        except Undecided as reason:
+            yield Undecided(f"whether {run.name} reads of {buffer.name} only what it holds: {reason}")
+            return
+        if missing is None:
+            return
+        if held.doubt:
+            yield Undecided(f"whether {buffer.name} holds what {run.name} reads: {held.doubt}")
+            return
+        element, tile, thread, statement = missing
+        why = f"{held.overwritten} has written over it" if held.overwritten else "no stage has written it"
+        yield Counterexample(
+            _RULE,
+            kernel,
+            (run.name,),
+            (text_of(statement),),
+            (f"tile {tile}, thread {thread}",),
+            f"element {element} of {buffer.name}",
+            f"{run.name} reads it, but {why}",
+        )
+
+    def _missing(
+        self, footprint: Footprint, parameter: int, index: int, start: int
+    ) -> tuple[int, int, int, object] | None:
+        mask, unit = self._mask(index), _unit(self.buffers[index])
+        own = footprint.function.pointers[parameter].unit
+        for touch in footprint.of(parameter, False):
+            for elements, tiles, threads in footprint.elements(touch):
+                at = (elements * own + start) // unit
+                # What lies outside is another rule's business.
+                bad = np.flatnonzero(~mask[np.clip(at, 0, mask.size - 1)])
+                if bad.size:
+                    if any(c.opaque for c in touch.conditions):
+                        raise Undecided("a read under a condition on data")
+                    i = int(bad[0])
+                    return int(at[i]), int(tiles[i]), int(threads[i]), touch.access.statement
+        return None
+
+    def _write(
+        self, run: StageRun, footprint: Footprint, parameter: int, index: int, start: int
+    ) -> Iterator[Counterexample | Undecided]:
+        reach = footprint.range_of(parameter, True)
+        if reach is None:
+            return
+        self.writes += 1
+        held, buffer = self.held[index], self.buffers[index]
+        unit, own = _unit(buffer), footprint.function.pointers[parameter].unit
+        written: np.ndarray | None = None
+        try:
+            owners = footprint.writes(parameter)
+            first, count = owners.low, owners.owner.size
+            written = owners.written
+            if not owners.certain:
+                held.doubt = f"{run.name} writes it where data says so"
+        except Undecided as reason:
+            held.doubt = str(reason)
+            self._destroy(run, index, start + reach.low, start + reach.high, None)
+            return
+        begin = start + first * own
+        self._destroy(run, index, begin, begin + count * own - 1, None if written is None else (written, own))
+        if own != unit or start % unit:
+            held.doubt = f"{run.name} writes it as elements of {own} bytes"
+            return
+        if held.doubt and not owners.certain:
+            return
+        low = begin // unit
+        size = buffer.nbytes // unit
+        if written is None and low <= 0 and low + count >= size:
+            held.full, held.mask, held.overwritten = True, None, ""
+        elif not held.full:
+            mask = self._mask(index)
+            a, b = max(0, low), min(size, low + count)
+            if a < b:
+                mask[a:b] |= True if written is None else written[a - low : b - low]
+            if mask.all():
+                held.full, held.mask = True, None
+        yield from ()
+
+    def _destroy(self, run: StageRun, index: int, low: int, high: int, written: tuple[np.ndarray, int] | None) -> None:
+        """Take from the buffers that share memory with one what is written of it, bytes `low` to `high`."""
+        base = self.buffers[index].offset
+        for other in self.neighbours[index]:
+            held, buffer = self.held[other], self.buffers[other]
+            if not held.full and held.mask is None:
+                continue
+            unit = _unit(buffer)
+            shift = base - buffer.offset
+            a, b = max(0, low + shift), min(buffer.nbytes - 1, high + shift)
+            if a > b:
+                continue
+            mask = self._mask(other)
+            if written is None:
+                mask[a // unit : b // unit + 1] = False
+            else:
+                touched = np.repeat(written[0], written[1])[a - low - shift : b - low - shift + 1]
+                places = np.flatnonzero(touched) + a
+                mask[places // unit] = False
+            held.full = False
+            held.overwritten = f"{run.name}, writing {self.buffers[index].name},"
+            self.overwrites += 1
+
+
+def _unit(buffer: Buffer) -> int:
+    return 1 if buffer.dtype == "bool" else np.dtype(buffer.dtype).itemsize

@@ -1,0 +1,295 @@
+"""Integer expressions over finite axes: the checker's own form of indices and conditions, evaluated by NumPy.
+
+Everything in a kernel is static, so an index is a function on a box of integers (tile, thread, turns of loops). It is
+evaluated with one array dimension for each axis, and parts that depend on few axes stay small by broadcasting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = [
+    "Axis",
+    "Expr",
+    "Undecided",
+    "add",
+    "conjuncts",
+    "const",
+    "evaluate",
+    "interval",
+    "linear_terms",
+    "operation",
+    "replace_axes",
+    "unknown",
+    "variable",
+]
+
+
+class Undecided(Exception):
+    """The checker cannot say; the message is the reason. Becomes UNKNOWN in the certificate, never an error."""
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """A variable that takes the values ``0 .. extent - 1``."""
+
+    name: str
+    extent: int
+
+
+class Expr:
+    """A node; equal ones are one object as long as it lives, so that shared parts are evaluated once.
+
+    Attributes
+    ----------
+    op : str
+        ``"const"``, ``"axis"``, ``"unknown"`` (data, or anything the checker does not follow), or an operation.
+    args : tuple of Expr
+    value
+        The number, the axis, or the (lowest, highest) value of what is unknown.
+    axes : frozenset of Axis
+        On which it depends.
+    opaque : bool
+        Whether something in it is unknown.
+    """
+
+    __slots__ = ("args", "axes", "op", "opaque", "value")
+
+    def __init__(self, op: str, args: tuple[Expr, ...], value: object) -> None:
+        self.op = op
+        self.args = args
+        self.value = value
+        self.axes = frozenset({value}) if op == "axis" else frozenset().union(*(a.axes for a in args))
+        self.opaque = op == "unknown" or any(a.opaque for a in args)
+
+    def __repr__(self) -> str:
+        if self.op == "const":
+            return str(self.value)
+        if self.op == "axis":
+            return self.value.name
+        return "?" if self.op == "unknown" else f"({self.op} {' '.join(map(repr, self.args))})"
+
+
+_interned: dict[tuple, Expr] = {}
+_INTERNED_MOST = 400_000
+"""Nodes kept for sharing; beyond, the table is emptied, which costs sharing only."""
+
+
+def _node(op: str, args: tuple[Expr, ...], value: object = None) -> Expr:
+    key = (op, *(id(a) for a in args), value)
+    found = _interned.get(key)
+    if found is None:
+        if len(_interned) > _INTERNED_MOST:
+            _interned.clear()
+        # The node keeps its arguments alive, so that their ids stay theirs as long as it is in the table.
+        found = _interned[key] = Expr(op, args, value)
+    return found
+
+
+def const(value: int) -> Expr:
+    """A number."""
+    return _node("const", (), int(value))
+
+
+def variable(axis: Axis) -> Expr:
+    """The value of an axis."""
+    return const(0) if axis.extent == 1 else _node("axis", (), axis)
+
+
+def unknown(low: int, high: int) -> Expr:
+    """Some value from `low` to `high`; two of them are never taken for equal."""
+    return Expr("unknown", (), (low, high))
+
+
+def add(*terms: Expr) -> Expr:
+    """The sum."""
+    total = const(0)
+    for term in terms:
+        total = operation("add", total, term)
+    return total
+
+
+def _truncated(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    quotient = np.abs(a) // np.abs(b)
+    return np.where((a < 0) != (b < 0), -quotient, quotient)
+
+
+_EVALUATE = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "floordiv": np.floor_divide,
+    "floormod": np.mod,
+    "div": _truncated,
+    "mod": lambda a, b: a - _truncated(a, b) * b,
+    "min": np.minimum,
+    "max": np.maximum,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "and": lambda a, b: (a != 0) & (b != 0),
+    "or": lambda a, b: (a != 0) | (b != 0),
+    "not": lambda a: a == 0,
+    "select": lambda c, a, b: np.where(c != 0, a, b),
+    "shl": np.left_shift,
+    "shr": np.right_shift,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+}
+_CONDITIONS = {"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"}
+
+
+def operation(op: str, *args: Expr) -> Expr:
+    """An operation of the table above, folded where its arguments are numbers."""
+    if all(a.op == "const" for a in args):
+        if op in ("div", "mod", "floordiv", "floormod") and args[1].value == 0:
+            raise Undecided("a division by zero")
+        return const(int(_EVALUATE[op](*(np.int64(a.value) for a in args))))
+    values = [a.value if a.op == "const" else None for a in args]
+    if op == "add" and 0 in values:
+        return args[0] if values[1] == 0 else args[1]
+    if op in ("sub", "shl", "shr") and values[1] == 0:
+        return args[0]
+    if op == "mul" and 0 in values:
+        return const(0)
+    if op == "mul" and 1 in values:
+        return args[0] if values[1] == 1 else args[1]
+    if op in ("div", "floordiv") and values[1] == 1:
+        return args[0]
+    if op in ("div", "mod") and values[1] is not None and values[1] > 0 and interval(args[0])[0] >= 0:
+        # C's division is the mathematical one where nothing is negative.
+        op = "floordiv" if op == "div" else "floormod"
+    if op == "and":
+        known = [v for v in values if v is not None]
+        if known:
+            return const(0) if known[0] == 0 else args[1] if values[0] is not None else args[0]
+    if op == "select" and values[0] is not None:
+        return args[1] if values[0] else args[2]
+    return _node(op, args)
+
+
+def evaluate(expr: Expr, env: Mapping[Axis, np.ndarray], memo: dict[Expr, np.ndarray]) -> np.ndarray:
+    """The values of an expression, broadcast over the arrays of its axes.
+
+    Raises
+    ------
+    Undecided
+        If something in it is unknown.
+    """
+    found = memo.get(expr)
+    if found is not None:
+        return found
+    if expr.op == "const":
+        result = np.int64(expr.value)
+    elif expr.op == "axis":
+        result = env[expr.value]
+    elif expr.op == "unknown":
+        raise Undecided("a value that depends on data")
+    else:
+        result = _EVALUATE[expr.op](*(evaluate(a, env, memo) for a in expr.args))
+    memo[expr] = result
+    return result
+
+
+_LOWEST, _HIGHEST = -(2**62), 2**62
+
+
+def interval(expr: Expr) -> tuple[int, int]:
+    """Bounds of an expression's values, inclusive; each axis on its own, so not the tightest."""
+    if expr.op == "const":
+        return expr.value, expr.value
+    if expr.op == "axis":
+        return 0, expr.value.extent - 1
+    if expr.op == "unknown":
+        return expr.value
+    if expr.op in _CONDITIONS:
+        return 0, 1
+    parts = [interval(a) for a in expr.args]
+    (a, b), (c, d) = parts[0], parts[-1]
+    if expr.op == "select":
+        return min(parts[1][0], parts[2][0]), max(parts[1][1], parts[2][1])
+    if expr.op in ("min", "max"):
+        choose = min if expr.op == "min" else max
+        return choose(a, c), choose(b, d)
+    if expr.op == "add":
+        return max(a + c, _LOWEST), min(b + d, _HIGHEST)
+    if expr.op == "sub":
+        return max(a - d, _LOWEST), min(b - c, _HIGHEST)
+    corners: list[int] = []
+    if expr.op == "mul":
+        corners = [a * c, a * d, b * c, b * d]
+    elif expr.op in ("floordiv", "div") and c > 0:
+        # Truncation is at least the floor, and at most one more.
+        corners = [x // y for x in (a, b) for y in (c, d)]
+        if expr.op == "div":
+            corners = [-((-q) // y) if q < 0 else q // y for q in (a, b) for y in (c, d)]
+    elif expr.op == "floormod" and c > 0:
+        corners = [a, b] if c == d and a // c == b // c and b - a < c and a >= 0 and b < c else [0, d - 1]
+    elif expr.op == "mod" and c > 0:
+        corners = [0 if a >= 0 else -(d - 1), 0 if b <= 0 else d - 1]
+    elif expr.op == "shr" and c == d >= 0:
+        corners = [a >> c, b >> c]
+    elif expr.op == "shl" and c == d >= 0:
+        corners = [a << c, b << c]
+    elif expr.op == "band" and (c >= 0 or a >= 0):
+        corners = [0, min(x for x in (b if a >= 0 else _HIGHEST, d if c >= 0 else _HIGHEST))]
+    elif expr.op in ("bor", "bxor") and a >= 0 and c >= 0:
+        corners = [0, (1 << max(b, d).bit_length()) - 1]
+    if not corners:
+        return _LOWEST, _HIGHEST
+    return max(min(corners), _LOWEST), min(max(corners), _HIGHEST)
+
+
+def conjuncts(conditions: Sequence[Expr]) -> tuple[Expr, ...]:
+    """The parts that must all hold, without repeats and without what always holds."""
+    found: dict[Expr, None] = {}
+    for condition in conditions:
+        if condition.op == "and":
+            found.update(dict.fromkeys(conjuncts(condition.args)))
+        elif condition.op != "const" or condition.value == 0:
+            found[condition] = None
+    return tuple(found)
+
+
+def linear_terms(expr: Expr) -> tuple[dict[Expr, int], int]:
+    """An expression as a sum of parts times integers, and a number."""
+    terms: dict[Expr, int] = {}
+    total = 0
+    stack = [(expr, 1)]
+    while stack:
+        node, factor = stack.pop()
+        if node.op == "const":
+            total += factor * node.value
+        elif node.op == "add":
+            stack += [(a, factor) for a in node.args]
+        elif node.op == "sub":
+            stack += [(node.args[0], factor), (node.args[1], -factor)]
+        elif node.op == "mul" and node.args[1].op == "const":
+            stack.append((node.args[0], factor * node.args[1].value))
+        elif node.op == "mul" and node.args[0].op == "const":
+            stack.append((node.args[1], factor * node.args[0].value))
+        elif node.op == "shl" and node.args[1].op == "const":
+            stack.append((node.args[0], factor << node.args[1].value))
+        else:
+            terms[node] = terms.get(node, 0) + factor
+    return {node: factor for node, factor in terms.items() if factor}, total
+
+
+def replace_axes(expr: Expr, values: Mapping[Axis, Expr], memo: dict[Expr, Expr] | None = None) -> Expr:
+    """`expr` with expressions in place of axes."""
+    memo = {} if memo is None else memo
+    if not any(axis in values for axis in expr.axes):
+        return expr
+    if expr not in memo:
+        if expr.op == "axis":
+            memo[expr] = values[expr.value]
+        else:
+            memo[expr] = operation(expr.op, *(replace_axes(a, values, memo) for a in expr.args))
+    return memo[expr]

@@ -1,0 +1,219 @@
+"""What a stage function reads and writes of global memory: ranges, and who writes each element."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from souffle.verify.accesses import Access, Function, Memory, accesses_of
+from souffle.verify.expressions import Expr, Undecided
+from souffle.verify.ranges import Range, index_range, points
+
+__all__ = ["Footprint", "Touch", "Twice", "WriteMap"]
+
+WARP = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Touch:
+    """One access with its conditions, and the bytes that it may touch, first and last."""
+
+    access: Access
+    conditions: tuple[Expr, ...]
+    range: Range
+
+
+@dataclass(frozen=True)
+class Twice:
+    """An element that two points of a stage write.
+
+    Attributes
+    ----------
+    element : int
+    tiles, threads : (int, int)
+    statements : (object, object)
+    """
+
+    element: int
+    tiles: tuple[int, int]
+    threads: tuple[int, int]
+    statements: tuple[object, object]
+
+
+@dataclass(frozen=True, eq=False)
+class WriteMap:
+    """Who writes each element of a tensor.
+
+    Attributes
+    ----------
+    low : int
+        The first element of the map.
+    owner : array of int
+        ``tile * threads + thread`` of one that writes the element, -1 where nobody does.
+    threads : int
+    across : Twice or None
+        An element that two tiles write.
+    within : Twice or None
+        An element that two threads of one tile write.
+    certain : bool
+        Whether all these writes happen; not so where they depend on data.
+    """
+
+    low: int
+    owner: np.ndarray
+    threads: int
+    across: Twice | None
+    within: Twice | None
+    certain: bool
+
+    @cached_property
+    def written(self) -> np.ndarray | None:
+        """Which elements of the map are written, ``None`` for all."""
+        mask = self.owner >= 0
+        return None if mask.all() else mask
+
+
+class Footprint:
+    """The accesses of a function to each of its pointers."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.touches: tuple[Touch, ...] = ()
+        self.count = 0
+        found = []
+        ranges: dict[tuple, Range | None] = {}
+        for access, conditions in accesses_of(function.body):
+            self.count += 1
+            key = (access.place.offset, conditions)
+            if key not in ranges:
+                ranges[key] = index_range(access.place.offset, conditions)
+            reach = ranges[key]
+            if reach is not None:
+                found.append(Touch(access, conditions, Range(reach.low, reach.high + access.width - 1, reach.exact)))
+        self.touches = tuple(found)
+        self._maps: dict[int, WriteMap | Undecided] = {}
+        self._bounds = {
+            (m.parameter, w): self._range_of(m.parameter, w) for m in function.pointers for w in (False, True)
+        }
+
+    def of(self, parameter: int, writes: bool) -> Iterator[Touch]:
+        """Accesses of one pointer."""
+        for touch in self.touches:
+            memory = touch.access.place.memory
+            if memory.kind == "global" and memory.parameter == parameter and touch.access.writes == writes:
+                yield touch
+
+    def range_of(self, parameter: int, writes: bool) -> Range | None:
+        """The bytes that are read, or written, behind one pointer; ``None`` for none."""
+        return self._bounds[parameter, writes]
+
+    def _range_of(self, parameter: int, writes: bool) -> Range | None:
+        ranges = [t.range for t in self.of(parameter, writes)]
+        if not ranges:
+            return None
+        low, high = min(r.low for r in ranges), max(r.high for r in ranges)
+        exact = all(r.exact for r in ranges if r.low == low or r.high == high)
+        return Range(low, high, exact)
+
+    def elements(self, touch: Touch) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """(element, tile, thread) of one access, in parts; of what a warp does together, the warp's first thread.
+
+        Raises
+        ------
+        Undecided
+        """
+        unit = touch.access.place.memory.unit
+        function = self.function
+        parts = points(touch.access.place.offset, touch.conditions, function.tile, function.thread)
+        for offsets, tiles, threads in parts:
+            if touch.access.by == "warp":
+                threads = threads // WARP * WARP
+            yield _in_units(offsets, touch.access.width, unit, tiles, threads)
+
+    def writes(self, parameter: int) -> WriteMap:
+        """Who writes the elements behind a pointer that the function writes.
+
+        Raises
+        ------
+        Undecided
+        """
+        if parameter not in self._maps:
+            try:
+                self._maps[parameter] = self._map(self.function.pointers[parameter])
+            except Undecided as reason:
+                self._maps[parameter] = reason
+        found = self._maps[parameter]
+        if isinstance(found, Undecided):
+            raise found
+        return found
+
+    def _map(self, memory: Memory) -> WriteMap:
+        reach = self.range_of(memory.parameter, True)
+        count = self.function.thread.extent
+        low = reach.low // memory.unit
+        size = reach.high // memory.unit + 1 - low
+        if size > 1 << 28:
+            raise Undecided(f"writes spread over {size} elements")
+        narrow = self.function.tile.extent * count < 2**31
+        owner = np.full(size, -1, np.int32 if narrow else np.int64)
+        across = within = None
+        certain = True
+        for touch in self.of(memory.parameter, True):
+            certain = certain and not any(c.opaque for c in touch.conditions)
+            for elements, tiles, threads in self.elements(touch):
+                at = elements - low
+                own = (tiles * count + threads).astype(owner.dtype)
+                before = owner[at]
+                owner[at] = own
+                other = np.where((before >= 0) & (before != own), before, owner[at])
+                bad = np.flatnonzero(other != own)
+                if bad.size:
+                    far = bad[other[bad] // count != own[bad] // count]
+                    if across is None and far.size:
+                        across = self._twice(memory, elements, own, other, int(far[0]), touch)
+                    if within is None and far.size < bad.size:
+                        near = bad[other[bad] // count == own[bad] // count]
+                        within = self._twice(memory, elements, own, other, int(near[0]), touch)
+        return WriteMap(low, owner, count, across, within, certain)
+
+    def _twice(
+        self, memory: Memory, elements: np.ndarray, own: np.ndarray, other: np.ndarray, at: int, touch: Touch
+    ) -> Twice:
+        count = self.function.thread.extent
+        a, b = int(other[at]), int(own[at])
+        first = self.statement_of(memory.parameter, True, int(elements[at]), a // count) or touch.access.statement
+        pair = (first, touch.access.statement)
+        return Twice(int(elements[at]), (a // count, b // count), (a % count, b % count), pair)
+
+    def statement_of(self, parameter: int, writes: bool, element: int, tile: int) -> object:
+        """The first statement that reads or writes an element in a tile, for messages."""
+        function = self.function
+        for touch in self.of(parameter, writes):
+            memory = touch.access.place.memory
+            try:
+                for offsets, _, _ in points(
+                    touch.access.place.offset,
+                    touch.conditions,
+                    function.tile,
+                    function.thread,
+                    tiles=np.array([tile], np.int64),
+                ):
+                    first = offsets // memory.unit
+                    if ((first <= element) & (element < first + touch.access.width // memory.unit)).any():
+                        return touch.access.statement
+            except Undecided:
+                return touch.access.statement
+        return None
+
+
+def _in_units(offsets: np.ndarray, width: int, unit: int, *others: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Byte offsets of accesses of `width` bytes as elements of `unit` bytes, with what belongs to each."""
+    first = offsets // unit
+    if width == unit and not (offsets % unit).any():
+        return (first, *others)
+    count = -(-width // unit) + (1 if (offsets % unit).any() else 0)
+    spread = (first[:, None] + np.arange(count)).reshape(-1)
+    return (spread, *(np.repeat(o, count) for o in others))

@@ -1,0 +1,86 @@
+"""The stage functions of a network, each read and looked at once for each way in which it is called."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from tvm import tirx
+
+from souffle.verify.block import BlockReport, Part, check_block
+from souffle.verify.expressions import Undecided
+from souffle.verify.footprint import Footprint
+from souffle.verify.kernel import StageRun
+from souffle.verify.reader import read_function
+
+__all__ = ["Library", "text_of"]
+
+_DECLARATION = re.compile(r"\w+ = T\.(Buffer|u?int\d+|float\d+|handle|bool)\(")
+_LONGEST = 240
+"""Characters of a statement in a message."""
+
+
+class Library:
+    """Footprints and block reports, by function, tiles and threads."""
+
+    def __init__(self, functions: Mapping[str, tirx.PrimFunc]) -> None:
+        self.functions = functions
+        self._footprints: dict[tuple[str, int, int], Footprint] = {}
+        self._reports: dict[tuple, BlockReport | Undecided] = {}
+
+    def footprint(self, run: StageRun) -> Footprint:
+        """What a stage touches in global memory.
+
+        Raises
+        ------
+        Undecided
+            If there is no such function.
+        """
+        key = (run.name, run.tiles, run.threads)
+        if key not in self._footprints:
+            if run.name not in self.functions:
+                raise Undecided(f"the function {run.name}, which is not in the module")
+            self._footprints[key] = Footprint(read_function(*key[:1], self.functions[run.name], *key[1:]))
+        return self._footprints[key]
+
+    def promises_no_alias(self, run: StageRun) -> bool:
+        """Whether a stage's pointers become ``__restrict__`` in the text."""
+        attributes = self.functions[run.name].attrs
+        return attributes is not None and "tirx.noalias" in attributes and bool(attributes["tirx.noalias"])
+
+    def uses_shared(self, run: StageRun) -> bool:
+        """Whether a stage touches shared memory."""
+        return any(t.access.place.memory.kind == "shared" for t in self.footprint(run).touches)
+
+    def block(
+        self, runs: tuple[StageRun, ...], globals_: tuple[tuple[tuple[int, str, int], ...], ...] = ()
+    ) -> BlockReport:
+        """Whether threads of one block conflict that runs these stages with no barrier between.
+
+        Raises
+        ------
+        Undecided
+        """
+        key = (tuple((r.name, r.tiles, r.threads) for r in runs), globals_)
+        if key not in self._reports:
+            own = globals_ or ((),) * len(runs)
+            try:
+                parts = [Part(self.footprint(r).function, False, g) for r, g in zip(runs, own, strict=True)]
+                self._reports[key] = check_block(parts)
+            except Undecided as reason:
+                self._reports[key] = reason
+        found = self._reports[key]
+        if isinstance(found, Undecided):
+            raise found
+        return found
+
+
+def text_of(statement: object) -> str:
+    """A statement in one line."""
+    if isinstance(statement, tirx.IfThenElse):
+        return f"if {statement.condition}"
+    lines = [line.strip() for line in str(statement).splitlines()]
+    # TVM declares the variables that a statement alone leaves open.
+    told = (line for line in lines if line and not line.startswith(("#", "@")) and not _DECLARATION.match(line))
+    text = " ".join(told)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 4] + " ..."

@@ -1,0 +1,369 @@
+"""Read the TensorIR of a stage function into the checker's own form."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.ir import Call, TensorLoad
+
+from souffle.tvm_compat import const_int, dtype_of
+from souffle.verify.accesses import Access, Branch, Function, Item, Loop, Memory, Place, Transfer, Wait
+from souffle.verify.effects import IGNORED, NO_MEMORY, Effect, effect_of
+from souffle.verify.expressions import Axis, Expr, Undecided, add, const, interval, operation, variable
+from souffle.verify.indices import BINARY, bytes_of, index_of, operator_name, unknown_of
+
+__all__ = ["read_function"]
+
+_LEAVES = (tirx.IntImm, tirx.FloatImm, tvm.ir.StringImm, tvm.ir.Var)
+_WIDEST = 16
+"""Bytes of the widest access of a thread."""
+
+_COMMIT, _WAIT = "souffle_copy_commit", re.compile(r"souffle_copy_wait<(\d+)>")
+
+
+def _is_pure(call: Call) -> bool:
+    if not isinstance(call.op, tvm.ir.Op):
+        return False
+    kind = call.op.get_attr("TCallEffectKind")
+    pure = (tirx.CallEffectKind.Pure.value, tirx.CallEffectKind.ExprAnnotation.value)
+    return str(call.op.name) == "tirx.call_pure_extern" or (kind is not None and int(kind) in pure)
+
+
+def _bytes_in(buffer: Any) -> int:
+    count = bytes_of(str(buffer.dtype))
+    for extent in buffer.shape:
+        count *= const_int(extent)
+    return count
+
+
+def read_function(name: str, func: tirx.PrimFunc, tiles: int, threads: int) -> Function:
+    """A stage function ``f(tile, tid, pointers...)`` that is called for so many tiles by so many threads each.
+
+    What cannot be read is noted in the result's `problems`; it never raises.
+    """
+    return _Reader(name, func, tiles, threads).read()
+
+
+class _Reader:
+    def __init__(self, name: str, func: tirx.PrimFunc, tiles: int, threads: int) -> None:
+        self.name = name
+        self.func = func
+        self.tile, self.thread = Axis("tile", tiles), Axis("tid", threads)
+        self.env: dict[Any, Expr] = {}
+        self.places: dict[Any, Place] = {}
+        self.sizes: dict[Any, int] = {}
+        self.memories: list[Memory] = []
+        self.problems: dict[str, None] = {}
+        self.items: list[Item] = []
+        self.statement: Any = None
+
+    def read(self) -> Function:
+        first, second, *pointers = self.func.params
+        self.env[first], self.env[second] = variable(self.tile), variable(self.thread)
+        parameters = []
+        for number, pointer in enumerate(pointers):
+            unit = bytes_of(str(pointer.ty.element_type.dtype))
+            memory = Memory("global", str(pointer.name), 0, unit, number)
+            self.places[pointer] = Place(memory, const(0))
+            parameters.append(memory)
+        body = self.inside(self.func.body)
+        shared = sum(m.nbytes for m in self.memories if m.kind == "shared")
+        problems = tuple(self.problems)
+        axes = (self.tile, self.thread)
+        return Function(self.name, *axes, body, tuple(self.memories), tuple(parameters), shared, problems)
+
+    def problem(self, text: str) -> None:
+        self.problems[text] = None
+
+    # Statements
+
+    def inside(self, body: Any) -> tuple[Item, ...]:
+        """The items of a statement, apart."""
+        outer, self.items = self.items, []
+        if body is not None:
+            self.visit(body)
+        found, self.items = tuple(self.items), outer
+        return found
+
+    def visit(self, node: Any) -> None:
+        if isinstance(node, tirx.SeqStmt):
+            for part in node.seq:
+                self.visit(part)
+            return
+        self.statement = node
+        if isinstance(node, tirx.AttrStmt):
+            if node.attr_key not in ("extern_scope", "reduce_scope", "fragment_shape", "fragment_layout"):
+                self.problem(f"the attribute {node.attr_key}")
+            self.visit(node.body)
+        elif isinstance(node, tirx.For):
+            self.loop(node)
+        elif isinstance(node, tirx.IfThenElse):
+            self.loads(node.condition, ())
+            condition = self.index(node.condition)
+            then, otherwise = self.inside(node.then_case), self.inside(node.else_case)
+            if condition.op == "const":
+                self.items += then if condition.value else otherwise
+            elif then or otherwise:
+                self.items.append(Branch(condition, then, otherwise, node))
+        elif isinstance(node, tirx.Bind):
+            self.loads(node.value, ())
+            place = self.pointer(node.value)
+            if place is not None:
+                self.places[node.var] = place
+            else:
+                self.env[node.var] = self.index(node.value)
+        elif isinstance(node, tirx.AllocBuffer):
+            self.allocate(node.buffer)
+        elif isinstance(node, tirx.DeclBuffer):
+            place = self.pointer(node.data)
+            if place is None:
+                self.problem(f"the memory of the buffer {node.buffer.name}")
+            else:
+                self.places[node.buffer] = self.declared(place, node.buffer)
+        elif isinstance(node, tirx.BufferStore):
+            self.loads(node.value, ())
+            for index in node.indices:
+                self.loads(index, ())
+            self.element(node.buffer, node.indices, (), True, dtype_of(node.value))
+        elif isinstance(node, tirx.Evaluate):
+            self.effect(node.value)
+        else:
+            self.problem(f"a statement of the kind {type(node).__name__}")
+
+    def loop(self, node: tirx.For) -> None:
+        low, extent = self.index(node.min), self.index(node.extent)
+        most = interval(extent)[1]
+        kinds = (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED)
+        if node.kind not in kinds or node.step is not None or extent.opaque or low.opaque or most > 2**31:
+            self.problem(f"the loop over {node.loop_var.name}")
+            return
+        if most <= 0:
+            return
+        axis = Axis(str(node.loop_var.name), most)
+        self.env[node.loop_var] = add(low, variable(axis))
+        body = self.inside(node.body)
+        if extent.op != "const":
+            body = (Branch(operation("lt", variable(axis), extent), body, (), node),)
+        if body:
+            self.items.append(Loop(axis, body))
+
+    def allocate(self, buffer: Any) -> None:
+        scope = str(buffer.scope())
+        kind = "shared" if scope in ("shared", "shared.dyn") else "local"
+        if kind == "local" and scope != "local" and not scope.startswith("wmma."):
+            self.problem(f"memory of the scope {scope}")
+        nbytes = _bytes_in(buffer)
+        memory = Memory(kind, str(buffer.name), nbytes, bytes_of(str(buffer.dtype)))
+        self.memories.append(memory)
+        self.places[buffer] = Place(memory, const(0), (0, nbytes))
+
+    def declared(self, place: Place, buffer: Any) -> Place:
+        """A buffer at a place; its accesses stay in what it declares."""
+        if place.offset.op != "const":
+            return Place(place.memory, place.offset)
+        first = place.offset.value
+        return Place(place.memory, place.offset, (first, first + _bytes_in(buffer)))
+
+    # Expressions
+
+    def index(self, node: Any) -> Expr:
+        try:
+            return index_of(node, self.env)
+        except Undecided as reason:
+            self.problem(str(reason))
+            return unknown_of(node)
+
+    def loads(self, node: Any, conditions: tuple[Expr, ...]) -> None:
+        """Record the reads of an expression; those that a choice or a short cut leaves out have its condition."""
+        if isinstance(node, _LEAVES):
+            return
+        if type(node) in BINARY:
+            self.loads(node.a, conditions)
+            if isinstance(node, (tirx.And, tirx.Or)):
+                first = self.index(node.a)
+                conditions = (*conditions, first if isinstance(node, tirx.And) else operation("not", first))
+            self.loads(node.b, conditions)
+        elif isinstance(node, TensorLoad):
+            for index in node.indices:
+                self.loads(index, conditions)
+            self.element(node.source, node.indices, conditions, False, dtype_of(node))
+        elif isinstance(node, (tirx.Cast, tirx.Broadcast)):
+            self.loads(node.value, conditions)
+        elif isinstance(node, tirx.Not):
+            self.loads(node.a, conditions)
+        elif isinstance(node, tirx.Select):
+            for part in (node.condition, node.true_value, node.false_value):
+                self.loads(part, conditions)
+        elif isinstance(node, tirx.Ramp):
+            self.loads(node.base, conditions)
+            self.loads(node.stride, conditions)
+        elif isinstance(node, tirx.Shuffle):
+            for part in (*node.vectors, *node.indices):
+                self.loads(part, conditions)
+        elif isinstance(node, tirx.Let):
+            self.loads(node.value, conditions)
+            self.env[node.var] = self.index(node.value)
+            self.loads(node.body, conditions)
+        elif isinstance(node, Call):
+            self.call(node, conditions)
+        else:
+            self.problem(f"an expression of the kind {type(node).__name__}")
+
+    def call(self, node: Call, conditions: tuple[Expr, ...]) -> None:
+        name = operator_name(node)
+        if name == "prim.if_then_else":
+            condition = self.index(node.args[0])
+            self.loads(node.args[0], conditions)
+            self.loads(node.args[1], (*conditions, condition))
+            self.loads(node.args[2], (*conditions, operation("not", condition)))
+            return
+        if name in ("tirx.address_of", "tirx.buffer_data"):
+            # What happens to memory through a pointer is the business of who is given it.
+            return
+        arguments = (
+            node.args[1:] if isinstance(node.args[0] if len(node.args) else None, tvm.ir.StringImm) else node.args
+        )
+        if not _is_pure(node) and name not in NO_MEMORY:
+            self.problem(f"a call of {name} in an expression")
+        if any(self.pointer(a) is not None for a in arguments):
+            self.problem(f"a pointer handed to {name}")
+        for argument in arguments:
+            self.loads(argument, conditions)
+
+    def pointer(self, node: Any) -> Place | None:
+        """What an expression points to; ``None`` where it is no pointer that the checker can follow."""
+        if isinstance(node, tvm.ir.Var):
+            return self.places.get(node)
+        if not isinstance(node, Call):
+            return None
+        name = operator_name(node)
+        if name == "tirx.buffer_data":
+            return self.places.get(node.args[0])
+        if name == "tirx.address_of" and isinstance(node.args[0], TensorLoad):
+            load = node.args[0]
+            base = self.places.get(load.source)
+            if base is None or len(load.indices) != 1:
+                return None
+            self.loads(load.indices[0], ())
+            unit = bytes_of(str(load.source.dtype))
+            offset = add(base.offset, operation("mul", self.index(load.indices[0]), const(unit)))
+            return Place(base.memory, offset, base.within)
+        return None
+
+    def element(self, buffer: Any, indices: Any, conditions: tuple[Expr, ...], writes: bool, dtype: str) -> None:
+        """Record an access of a buffer's element, or of one element for each lane."""
+        place = self.places.get(buffer)
+        if place is None or len(indices) != 1:
+            self.problem(f"an access of the buffer {buffer.name}")
+            return
+        index = indices[0]
+        unit = bytes_of(str(buffer.dtype))
+        width = unit
+        if isinstance(index, tirx.Ramp):
+            lanes, stride = const_int(index.lanes), self.index(index.stride)
+            offset = self.index(index.base)
+            if stride.op == "const" and stride.value == 1:
+                width = unit * lanes
+            else:
+                offset = add(offset, operation("mul", stride, variable(Axis("lane", lanes))))
+        elif bytes_of(dtype) != unit:
+            self.problem(f"an access of {dtype} in the buffer {buffer.name}")
+            return
+        else:
+            offset = self.index(index)
+        where = Place(place.memory, add(place.offset, operation("mul", offset, const(unit))), place.within)
+        # Vectors of CUDA are aligned to their size, but for those of three elements.
+        alignment = width if width & (width - 1) == 0 and width <= _WIDEST else 1
+        self.items.append(Access(where, width, writes, conditions, "thread", self.statement, alignment))
+
+    # Calls as statements
+
+    def effect(self, call: Any) -> None:
+        if not isinstance(call, Call):
+            self.loads(call, ())
+            return
+        name = operator_name(call)
+        wait = _WAIT.fullmatch(name)
+        if name == "tirx.tvm_storage_sync":
+            scope = {"shared": "block", "shared.dyn": "block", "warp": "warp"}.get(str(call.args[0].value))
+            if scope is None or len(call.args) > 1:
+                self.problem(f"the barrier {call}")
+            else:
+                self.items.append(Wait(scope, self.statement))
+        elif name in ("tirx.cuda.grid_sync",):
+            self.items.append(Wait("grid", self.statement))
+        elif name == "tirx.cuda.warp_sync":
+            self.items.append(Wait("warp", self.statement))
+        elif name == "tirx.cuda.cta_sync":
+            self.items.append(Wait("block", self.statement))
+        elif name == _COMMIT or wait:
+            self.items.append(Transfer(int(wait.group(1)) if wait else None, self.statement))
+        elif name == "tirx.tvm_fill_fragment" or name == "tirx.tvm_mma_sync":
+            pass
+        elif name in ("tirx.tvm_load_matrix_sync", "tirx.tvm_store_matrix_sync"):
+            self.matrix(call, writes=name == "tirx.tvm_store_matrix_sync")
+        elif name in IGNORED:
+            pass
+        elif str(getattr(call.op, "name", "")) == "tirx.call_extern":
+            self.external(name, call.args[1:])
+        else:
+            self.loads(call, ())
+
+    def matrix(self, call: Call, *, writes: bool) -> None:
+        """A fragment to or from memory: rows of the matrix, or columns, `stride` elements apart."""
+        fragment, m, n, k, _, pointer, stride, layout = call.args
+        place = self.pointer(pointer)
+        scope = self.pointer(fragment)
+        load = pointer.args[0] if isinstance(pointer, Call) and len(pointer.args) else None
+        if place is None or scope is None or not isinstance(load, TensorLoad):
+            self.problem(f"the fragment's memory in {call}")
+            return
+        kind = str(fragment.args[0].scope()) if isinstance(fragment, Call) else ""
+        m, n, k = const_int(m), const_int(n), const_int(k)
+        shapes = {"wmma.matrix_a": (m, k), "wmma.matrix_b": (k, n), "wmma.accumulator": (m, n)}
+        if kind not in shapes or str(layout.value) not in ("row_major", "col_major", "mem_row_major", "mem_col_major"):
+            self.problem(f"the fragment in {call}")
+            return
+        rows, columns = shapes[kind]
+        if "col" in str(layout.value):
+            rows, columns = columns, rows
+        unit = bytes_of(str(load.source.dtype))
+        row = variable(Axis("row", rows))
+        apart = operation("mul", operation("mul", row, self.index(stride)), const(unit))
+        where = Place(place.memory, add(place.offset, apart), place.within)
+        self.items.append(Access(where, columns * unit, writes, (), "warp", self.statement))
+
+    def external(self, name: str, arguments: Any) -> None:
+        effects = effect_of(name)
+        pointers = {i: self.pointer(a) for i, a in enumerate(arguments)}
+        if effects is None:
+            self.problem(f"a call of {name}")
+            return
+        named = {e.argument for e in effects}
+        if any(p is not None and i not in named for i, p in pointers.items()) or any(
+            pointers.get(i) is None for i in named
+        ):
+            self.problem(f"the pointers handed to {name}")
+            return
+        for i, argument in enumerate(arguments):
+            if i not in named:
+                self.loads(argument, ())
+        for effect in effects:
+            self.touch(effect, pointers[effect.argument], arguments)
+
+    def touch(self, effect: Effect, place: Place, arguments: Any) -> None:
+        conditions = ()
+        if effect.condition is not None:
+            conditions = (operation("ne", self.index(arguments[effect.condition]), const(0)),)
+        if effect.distance is not None:
+            apart = operation("mul", self.index(arguments[effect.distance[0]]), const(effect.distance[1]))
+            step = operation("mul", variable(Axis("part", effect.repeats)), apart)
+            place = Place(place.memory, add(place.offset, step), place.within)
+        for writes, wanted in ((False, effect.reads), (True, effect.writes)):
+            if wanted:
+                by = effect.by if place.memory.kind != "local" else "thread"
+                access = Access(place, effect.width, writes, conditions, by, self.statement, effect.alignment)
+                self.items.append(access)

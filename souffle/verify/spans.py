@@ -1,0 +1,264 @@
+"""Who touches which byte between two barriers of a block: the bookkeeping that finds races.
+
+All accesses of a span are compared, in whatever order they come: without a barrier between them threads may run in any
+order. A thread is told by its number. An instruction of a whole warp is one actor of its own, since which of the
+threads touches which byte is not known; so is a copy that a thread has issued and not waited for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from souffle.verify.accesses import Access
+from souffle.verify.expressions import Undecided
+
+__all__ = [
+    "COPY_CODE",
+    "WARP",
+    "WARP_CODE",
+    "Clash",
+    "Divergence",
+    "Found",
+    "NeedsTile",
+    "Span",
+    "State",
+    "Touched",
+    "Unwritten",
+]
+
+WARP = 32
+_NOBODY, _MANY = -1, -2
+WARP_CODE = 1 << 28
+"""From here on: all of a warp, after its threads waited for each other."""
+COPY_CODE = 1 << 29
+"""From here on: a copy that a thread has issued and not waited for."""
+
+
+@dataclass(frozen=True)
+class Clash:
+    """Two threads of one block that touch the same byte without a barrier between, at least one writing."""
+
+    memory: str
+    byte: int
+    tile: int | None
+    threads: tuple[str, str]
+    statements: tuple[object, object]
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A barrier, or an instruction of a whole warp, that not all threads reach."""
+
+    statement: object
+    threads: tuple[int, int]
+    tile: int | None
+
+
+@dataclass(frozen=True)
+class Unwritten:
+    """A read of shared memory that nothing has written in this tile."""
+
+    memory: str
+    byte: int
+    tile: int | None
+    thread: str
+    statement: object
+
+
+class NeedsTile(Exception):
+    """What matters depends on the tile."""
+
+
+class Found(Exception):
+    """Something is wrong; the search ends."""
+
+    def __init__(self, what: Clash | Divergence | Unwritten) -> None:
+        super().__init__()
+        self.what = what
+
+
+@dataclass(eq=False)
+class State:
+    """Of one memory, in one span between barriers: who has touched each unit; and whether it was written before."""
+
+    name: str
+    unit: int
+    defined: np.ndarray | None
+    writer: np.ndarray
+    reader: np.ndarray
+    writer_warp: np.ndarray
+    reader_warp: np.ndarray
+
+    @classmethod
+    def of(cls, name: str, nbytes: int, unit: int, *, shared: bool) -> State:
+        count = -(-nbytes // unit)
+        return cls(
+            name,
+            unit,
+            np.zeros(count, bool) if shared else None,
+            *(np.full(count, _NOBODY, np.int32) for _ in range(4)),
+        )
+
+    def enlarge(self, nbytes: int) -> None:
+        """Make room for so many bytes; what is not declared grows as it is touched."""
+        more = -(-nbytes // self.unit) - self.writer.size
+        for name in ("writer", "reader", "writer_warp", "reader_warp"):
+            setattr(self, name, np.concatenate([getattr(self, name), np.full(more, _NOBODY, np.int32)]))
+
+    def clear(self) -> None:
+        """A new span begins."""
+        for array in (self.writer, self.reader, self.writer_warp, self.reader_warp):
+            array.fill(_NOBODY)
+
+
+@dataclass(frozen=True, eq=False)
+class Touched:
+    """The units that an access touches, and who: thread, or for a warp's instruction that one, and the warp.
+
+    `certain` says whether it does so for sure: no condition on the tile was left out, nor one on data (`by_data`).
+    """
+
+    access: Access
+    certain: bool
+    by_data: bool
+    state: State
+    at: np.ndarray
+    actor: np.ndarray
+    warp: np.ndarray
+
+
+class Span:
+    """The present span, and the copies that are under way across spans."""
+
+    def __init__(self, threads: int, tile: int | None) -> None:
+        self.threads = threads
+        self.tile = tile
+        self.states: dict[str, State] = {}
+        self.epochs = 1
+        self.points = 0
+        self.recorded: list[Touched] = []
+        self.open: list[Touched] = []
+        self.groups: list[list[Touched]] = []
+        self.doubt: set[str] = set()
+
+    def forget(self) -> None:
+        """What shared memory holds from before is not to be read."""
+        for state in self.states.values():
+            if state.defined is not None:
+                state.defined.fill(False)
+
+    def barrier(self) -> None:
+        """All threads of the block wait; copies under way go on into the next span."""
+        self.epochs += 1
+        for state in self.states.values():
+            state.clear()
+        self.recorded.clear()
+        for group in (*self.groups, self.open):
+            for under_way in group:
+                self.record(under_way)
+
+    def warp_barrier(self) -> None:
+        """What a warp's threads have done is done for all threads of that warp."""
+        for state in self.states.values():
+            for who, warp in ((state.writer, state.writer_warp), (state.reader, state.reader_warp)):
+                done = (who != _NOBODY) & (warp >= 0) & (who < COPY_CODE)
+                who[done] = WARP_CODE + warp[done]
+
+    def transfer(self, pending: int | None) -> None:
+        """Close a group of copies, or wait for all but `pending` groups: then they are the thread's own writes."""
+        if pending is None:
+            self.groups.append(self.open)
+            self.open = []
+            return
+        done = len(self.groups) - pending
+        for group in self.groups[: max(0, done)]:
+            for copy in group:
+                writer = copy.state.writer[copy.at]
+                own = writer == copy.actor
+                copy.state.writer[copy.at[own]] = copy.actor[own] - COPY_CODE
+        self.groups = self.groups[max(0, done) :]
+
+    def record(self, new: Touched) -> None:
+        """Compare an access with all of this span.
+
+        Raises
+        ------
+        Found
+            For the first conflict, or the first read of shared memory that was not written.
+        """
+        self.points += new.at.size
+        state, at, actor, warp = new.state, new.at, new.actor, new.warp
+        writer = state.writer[at]
+        bad = (writer != _NOBODY) & (writer != actor) & (writer != WARP_CODE + warp)
+        if new.access.writes:
+            reader = state.reader[at]
+            bad |= (reader != _NOBODY) & (reader != actor) & (reader != WARP_CODE + warp)
+            twice = at[1:] == at[:-1]
+            bad[1:] |= twice & (actor[1:] != actor[:-1])
+        if bad.any():
+            self.clash(new, int(np.flatnonzero(bad)[0]))
+        if state.defined is not None:
+            self.contents(new)
+        if new.access.writes:
+            state.writer[at] = actor
+            state.writer_warp[at] = warp
+        else:
+            # Several readers of one unit come one after the other, sorted.
+            same = at[1:] == at[:-1]
+            many = np.zeros(at.size, bool)
+            many[1:] |= same & (actor[1:] != actor[:-1])
+            several = np.zeros(at.size, bool)
+            several[1:] |= same & (warp[1:] != warp[:-1])
+            before, before_warp = state.reader[at], state.reader_warp[at]
+            state.reader[at] = np.where((before == _NOBODY) | (before == actor), actor, _MANY)
+            state.reader_warp[at] = np.where((before_warp == _NOBODY) | (before_warp == warp), warp, _MANY)
+            state.reader[at[many]] = _MANY
+            state.reader_warp[at[several]] = _MANY
+        self.recorded.append(new)
+
+    def contents(self, new: Touched) -> None:
+        """Shared memory that a tile reads, it has written before."""
+        state = new.state
+        if new.access.writes:
+            if new.certain:
+                state.defined[new.at] = True
+            elif new.by_data:
+                self.doubt.add(state.name)
+            return
+        missing = np.flatnonzero(~state.defined[new.at])
+        if not missing.size:
+            return
+        if self.tile is None:
+            raise NeedsTile
+        if new.by_data or state.name in self.doubt:
+            raise Undecided(f"whether all that is read of {state.name} was written depends on data")
+        first = int(missing[0])
+        byte, who = int(new.at[first]) * state.unit, self.person(int(new.actor[first]))
+        raise Found(Unwritten(state.name, byte, self.tile, who, new.access.statement))
+
+    def clash(self, new: Touched, position: int) -> None:
+        """Say who else touches the unit at a position of an access."""
+        unit, actor = int(new.at[position]), int(new.actor[position])
+        first, who, by_data = new.access, actor, new.by_data
+        for old in (*self.recorded, new):
+            if old.state is not new.state or not (old.access.writes or new.access.writes):
+                continue
+            others = old.actor[(old.at == unit) & (old.actor != actor)]
+            if others.size:
+                first, who, by_data = old.access, int(others[0]), by_data or old.by_data
+                break
+        if by_data:
+            raise Undecided(f"whether accesses of {new.state.name} meet depends on data")
+        statements = (first.statement, new.access.statement)
+        people = (self.person(who), self.person(actor))
+        raise Found(Clash(new.state.name, unit * new.state.unit, self.tile, people, statements))
+
+    def person(self, actor: int) -> str:
+        """Who an actor is, for messages."""
+        if actor >= COPY_CODE:
+            return f"the copy of thread {actor - COPY_CODE}"
+        if actor >= self.threads:
+            return f"warp {(actor - self.threads) % (self.threads // WARP + 1)}"
+        return f"thread {actor}"

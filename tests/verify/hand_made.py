@@ -1,0 +1,133 @@
+"""Stage functions, kernels and plans written by hand, for the certificate's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import tvm
+from tvm import tirx
+from tvm.backend.cuda.op import cuda_grid_sync
+
+from souffle.codegen.plan import Buffer, Kernel, Launch, Plan
+from souffle.verify import Certificate, certify_plan
+
+THREADS = 64
+
+
+def pointer(name: str, dtype: str = "float32") -> tirx.Var:
+    """A pointer parameter."""
+    return tirx.Var(name, tvm.ir.PointerType(tvm.ir.PrimType(dtype), "global"))
+
+
+def barrier(scope: str = "shared") -> tirx.Stmt:
+    """Threads of a block, or of a warp, wait."""
+    return tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", scope))
+
+
+def extern(name: str, *arguments: object) -> tirx.Stmt:
+    """A call of a device function by name."""
+    return tirx.Evaluate(tirx.call_extern("int32", name, *arguments))
+
+
+def sequence(*statements: tirx.Stmt) -> tirx.Stmt:
+    """In order."""
+    return tirx.SeqStmt(list(statements)) if len(statements) > 1 else statements[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What the body of a stage may use: tile, thread, tensors, shared memory of the same type, and a register."""
+
+    tile: tirx.Var
+    tid: tirx.Var
+    tensors: Sequence[tirx.Buffer]
+    shared: tirx.Buffer
+    register: tirx.Buffer
+
+
+def stage(
+    name: str, sizes: Sequence[int], body: Callable[[Memory], tirx.Stmt], *, shared: int = 256, dtype: str = "float32"
+) -> tirx.PrimFunc:
+    """A stage function over tensors of so many elements, with a pool of so many elements of shared memory."""
+    tile, tid = tirx.Var("tile", "int32"), tirx.Var("tid", "int32")
+    pointers = [pointer(f"p{i}", dtype) for i in range(len(sizes))]
+    tensors = [tirx.decl_buffer((n,), dtype, name=f"t{i}") for i, n in enumerate(sizes)]
+    width = tvm.DataType(dtype).bits // 8
+    pool = tirx.decl_buffer((shared * width,), "uint8", name="pool", scope="shared.dyn")
+    view = tirx.decl_buffer((shared,), dtype, name="s", scope="shared")
+    register = tirx.decl_buffer((8,), dtype, name="r", scope="local")
+    declared = [tirx.DeclBuffer(t, data=p) for t, p in zip(tensors, pointers)]
+    inner = body(Memory(tile, tid, tensors, view, register))
+    whole = tirx.SeqStmt(
+        [
+            tirx.AllocBuffer(pool),
+            tirx.AllocBuffer(register),
+            *declared,
+            tirx.DeclBuffer(view, data=tirx.address_of(pool[0])),
+            inner,
+        ]
+    )
+    return tirx.PrimFunc([tile, tid, *pointers], whole).with_attr("global_symbol", name)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A stage in a kernel: its function, tiles, the kernel's parameters that it is given, and barriers around it."""
+
+    name: str
+    tiles: int
+    parameters: tuple[int, ...]
+    after: bool = True
+    grid_before: bool = False
+    threads: int = THREADS
+
+
+def kernel(runs: Sequence[Run], parameters: int) -> tirx.PrimFunc:
+    """A kernel that runs stages over their tiles, as its TensorIR stands before the text is made."""
+    block, tid, count = (tirx.Var(n, "int32") for n in ("block", "tid", "num_blocks"))
+    pointers = [pointer(f"g{i}") for i in range(parameters)]
+    statements: list[tirx.Stmt] = []
+    for run in runs:
+        if run.grid_before:
+            statements.append(tirx.Evaluate(cuda_grid_sync()))
+        it = tirx.Var("it", "int32")
+        tile = it * count + block
+        arguments = [tile, tid, *(pointers[i] for i in run.parameters)]
+        body: tirx.Stmt = tirx.Evaluate(tvm.ir.Call(tvm.ir.GlobalVar(run.name), arguments))
+        if run.threads < THREADS:
+            body = tirx.IfThenElse(tid < run.threads, body, None)
+        if run.after:
+            body = sequence(body, barrier())
+        body = tirx.IfThenElse(tile < run.tiles, body, None)
+        turns = tirx.truncdiv(tirx.IntImm("int32", run.tiles - 1) + count, count)
+        statements.append(tirx.For(it, 0, turns, tirx.ForKind.SERIAL, body))
+    body = sequence(*statements)
+    for tag, var, extent in (("threadIdx.x", tid, tirx.IntImm("int32", THREADS)), ("blockIdx.x", block, count)):
+        axis = tirx.IterVar((0, extent), var, tirx.IterVar.ThreadIndex, tag)
+        body = tirx.AttrStmt(axis, "thread_extent", extent, body)
+    return tirx.PrimFunc([*pointers, count], body).with_attr("global_symbol", "kernel")
+
+
+def tensor(name: str, size: int, kind: str, offset: int = 0, dtype: str = "float32") -> Buffer:
+    """A tensor of a plan."""
+    return Buffer(name, (size,), dtype, kind, name, offset)
+
+
+def certificate(
+    runs: Sequence[Run], functions: Sequence[tirx.PrimFunc], buffers: Sequence[Buffer], *, shared: int = 1024
+) -> Certificate:
+    """Of one kernel, launched once with all buffers."""
+    plan = plan_of(buffers, runs, shared)
+    named = {str(f.attrs["global_symbol"]): f for f in functions}
+    return certify_plan(plan, {"kernel": kernel(runs, len(buffers))}, named)
+
+
+def plan_of(buffers: Sequence[Buffer], runs: Sequence[Run], shared: int) -> Plan:
+    """A plan of one kernel."""
+    syncs = sum(run.grid_before for run in runs)
+    tiles = max(run.tiles for run in runs)
+    one = Kernel("kernel", 0, tiles, THREADS, shared, syncs, None, tuple(r.name for r in runs), ())
+    work = max((b.offset + b.nbytes for b in buffers if b.kind == "workspace"), default=0)
+    launch = Launch(0, tuple(range(len(buffers))), ())
+    return Plan("hand", "V3", "fp32", "souffle", "sm_90", tuple(buffers), {}, (), (one,), (launch,), work, ())
