@@ -48,13 +48,14 @@ import numpy as np
 from tvm import te, tirx
 
 import souffle
+from benchmarks.ranks import rank_correlation, scatter
 from benchmarks.record import save_results
 from souffle.analysis import analyze
 from souffle.cli.output import format_table
 from souffle.codegen.assemble import lower_stages
 from souffle.codegen.resources import StageMeter
 from souffle.cost import CostDevice, Terms, cost_device, predict_stage
-from souffle.kernel import cuda_target, lowering_problem
+from souffle.kernel import Lowering, cuda_target
 from souffle.pipeline import LEVELS, transform_program
 from souffle.schedule.drafts import cached_scheduler
 from souffle.schedule.form import JoinPolicy, form_stages
@@ -272,18 +273,6 @@ def problem_of(name: str) -> Problem | None:
     return None
 
 
-def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float:
-    """Spearman's: the correlation of ranks, equal values sharing their mean rank."""
-
-    def ranks(values: Sequence[float]) -> np.ndarray:
-        _, inverse, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
-        return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-
-    if len(left) < 3:
-        return float("nan")
-    return float(np.corrcoef(ranks(left), ranks(right))[0, 1])
-
-
 def floor_seconds(problem: Problem, tensors: Sequence[te.Tensor], device: CostDevice) -> float:
     """What the device needs at its peak rates, its tensors in the L2 cache as far as they fit."""
     rate = 2.0 * device.sm_count * device.clock_hz
@@ -299,10 +288,9 @@ class Compiler:
 
     def __init__(self, device: CostDevice, nvcc: bool, cache: Path | None) -> None:
         self.device = device
-        self.target = cuda_target(device.arch)
-        answer = gpu_scheduler(device.limits, lambda schedule: lowering_problem(schedule, self.target))
-        self.scheduler = cached_scheduler(answer)
-        self.meter = StageMeter(device.arch, self.target, measure=nvcc, cache_dir=cache)
+        self.lowering = Lowering(cuda_target(device.arch))
+        self.scheduler = cached_scheduler(gpu_scheduler(device.limits, self.lowering.problem))
+        self.meter = StageMeter(device.arch, self.lowering.target, measure=nvcc, cache_dir=cache)
 
     def lowered(self, problems: Sequence[Problem]) -> list[list[tuple]]:
         """For each problem its stages' functions and resources, those of all compiled together."""
@@ -313,7 +301,7 @@ class Compiler:
             program, _ = transform_program(program, LEVELS["V2"], "fp32")
             stages, _ = form_stages(program, analyze(program.expanded()), self.scheduler, JoinPolicy(True, False))
             flat = flat_stages(stages)
-            own, _ = lower_stages(flat, self.target)
+            own, _ = lower_stages(flat, self.lowering)
             functions |= own
             every += flat
             found.append(flat)
@@ -381,42 +369,13 @@ _COLORS = {
 
 def plot(results: Sequence[dict], correlation: float) -> str:
     """An SVG: predicted over measured, both logarithmic, one mark for each kernel."""
-    values = [value for one in results for value in (one["measured_us"], one["predicted_us"])]
-    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
-    side, edge = 480, 60
-
-    def at(value: float) -> float:
-        return (math.log10(value) - low) / (high - low) * side
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{side + 2 * edge + 90}" height="{side + 2 * edge}" '
-        'font-family="sans-serif" font-size="12">',
-        '<rect width="100%" height="100%" fill="white"/>',
-        f'<g transform="translate({edge},{edge})">',
-    ]
-    for power in range(low, high + 1):
-        x = at(10.0**power)
-        parts.append(f'<path d="M{x:.1f} 0V{side}M0 {side - x:.1f}H{side}" stroke="#ddd"/>')
-        parts.append(f'<text x="{x:.1f}" y="{side + 16}" text-anchor="middle">{10.0**power:g}</text>')
-        parts.append(f'<text x="-6" y="{side - x + 4:.1f}" text-anchor="end">{10.0**power:g}</text>')
-    parts.append(f'<path d="M0 {side}L{side} 0" stroke="#888" stroke-dasharray="4"/>')
-    for one in results:
-        x, y = at(one["measured_us"]), side - at(one["predicted_us"])
-        label = f"{one['name']}: measured {one['measured_us']}, predicted {one['predicted_us']}"
-        color = _COLORS[one["kind"]]
-        parts.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{color}" fill-opacity="0.6">'
-            f"<title>{label.replace('&', '&amp;').replace('<', '&lt;')}</title></circle>"
-        )
-    for row, (kind, color) in enumerate(_COLORS.items()):
-        parts.append(f'<circle cx="{side + 14}" cy="{12 + 18 * row}" r="4" fill="{color}"/>')
-        parts.append(f'<text x="{side + 24}" y="{16 + 18 * row}">{kind}</text>')
+    marks = [
+        (one["measured_us"], one["predicted_us"], one["kind"],
+         f"{one['name']}: measured {one['measured_us']}, predicted {one['predicted_us']}")
+        for one in results
+    ]  # fmt: skip
     title = f"{len(results)} kernels, A100: rank correlation {correlation:.3f}"
-    parts.append(f'<text x="{side / 2}" y="-20" text-anchor="middle" font-size="14">{title}</text>')
-    parts.append(f'<text x="{side / 2}" y="{side + 40}" text-anchor="middle">measured, best schedule found, us</text>')
-    turned = f'<text transform="translate(-40,{side / 2}) rotate(-90)" text-anchor="middle">'
-    parts.append(f"{turned}predicted, our schedule, us</text>")
-    return "\n".join([*parts, "</g></svg>", ""])
+    return scatter(marks, _COLORS, title, "measured, best schedule found, us", "predicted, our schedule, us")
 
 
 def summary(results: Sequence[dict]) -> list[dict]:

@@ -105,7 +105,7 @@ def steps_for(cases: dict[str, dict[str, Any]], options: argparse.Namespace) -> 
         ]  # fmt: skip
 
     steps = [Step("device", "device", ("device",), (), 60)]
-    steps.append(Step("micro", "micro", ("micro",), ("--repeats", "50"), 120))
+    steps.append(Step("micro", "micro", ("micro",), ("--repeats", "25"), 120))
     steps += checks(lambda size: size == "tiny")
     steps += latencies(lambda size: size != "tiny")
     steps += checks(lambda size: size != "tiny")

@@ -29,13 +29,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import gpu_micro
 from benchmarks.rehearsal_driver import RehearsalDriver
 from benchmarks.weights import read_weights
 from souffle.codegen.nvcc import find_nvcc
 from souffle.codegen.plan import CudaModule, Plan
 from souffle.errors import DeviceError, SouffleError
-from souffle.runtime import DeviceArray, Network, describe, load
+from souffle.runtime import DeviceArray, Network, describe, load, measure_device
 from souffle.runtime.cuda import Cuda
 
 __all__ = ["compare", "main"]
@@ -213,7 +212,16 @@ def _device(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> _
 
 def _micro(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> _Results:
     begin("micro")
-    yield "micro", gpu_micro.measure(rehearse=options.rehearse, repeats=options.repeats)
+    if options.rehearse:
+        image = b"rehearsal"
+        texts = {image: measure_device.SOURCE.read_text()}
+        cuda = Cuda(0, RehearsalDriver(texts, types=_optional("cuda.bindings.driver")))
+    else:
+        cuda = Cuda(0)
+        image = measure_device.machine_code(cuda.arch)
+    repeats = 1 if options.rehearse else options.repeats
+    measured = measure_device.measure(cuda, image, repeats=repeats, small=options.rehearse)
+    yield "micro", {"ok": True, "description": measure_device.description(measured)}
 
 
 def _through_torch(torch: Any, network: Network, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -14,13 +14,22 @@ _MOST_FAILURES = 12
 def _micro(micro: dict[str, Any]) -> list[str]:
     if not micro.get("ok"):
         return []
-    syncs = ", ".join(f"{item['us']:.2f} ({item['blocks']}x{item['threads']})" for item in micro["grid_sync"])
+    described = micro["description"]
+    more, value = described["more"], {name: figure["value"] for name, figure in described["figures"].items()}
+    node = more["graph_node_seconds"]["value"]
+
+    def microseconds(seconds: float | None) -> str:
+        return "-" if seconds is None else f"{seconds * 1e6:.2f}"
+
+    waits = [(microseconds(one["seconds"]), f"{one['blocks']}x{one['threads']}") for one in more["grid_syncs"]]
+    syncs = ", ".join(f"{time} ({shape})" for time, shape in waits)
+    through_l2 = value["l2_bytes_per_clock"] * value["clock_hz"] / 1e9
     return [
         f"grid sync µs (blocks x threads): {syncs}",
-        f"launch {micro['launch_us']:.2f} µs, graph node {micro['graph_node_us']:.2f} µs; GB/s: copy "
-        f"{micro['driver_copy_gb_s']:.0f} by the driver, {micro['kernel_copy_gb_s']:.0f} by a kernel, read "
-        f"{micro['read_gb_s']:.0f}, read of {micro['cached_bytes'] >> 20} MiB again and again "
-        f"{micro['read_cached_gb_s']:.0f}",
+        f"launch {microseconds(value['launch_seconds'])} µs, graph node {microseconds(node)} µs; GB/s: copy "
+        f"{more['driver_copy_bytes_per_second'] / 1e9:.0f} by the driver, "
+        f"{more['kernel_copy_bytes_per_second'] / 1e9:.0f} by a kernel, read "
+        f"{value['memory_bytes_per_second'] / 1e9:.0f}, within the L2 cache {through_l2:.0f}",
     ]
 
 

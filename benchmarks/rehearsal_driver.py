@@ -52,6 +52,12 @@ _STAND_INS = SimpleNamespace(
             "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR": 76,
             "CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT": 16,
             "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 97,
+            "CU_DEVICE_ATTRIBUTE_CLOCK_RATE": 13,
+            "CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE": 38,
+            "CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR": 39,
+            "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 81,
+            "CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR": 82,
+            "CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR": 106,
         },
     ),
     CUfunction_attribute=enum.IntEnum(
@@ -60,6 +66,7 @@ _STAND_INS = SimpleNamespace(
             "CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES": 1,
             "CU_FUNC_ATTRIBUTE_NUM_REGS": 4,
             "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES": 8,
+            "CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT": 9,
         },
     ),
     CUstream_flags=enum.IntEnum("CUstream_flags", {"CU_STREAM_NON_BLOCKING": 1}),
@@ -173,6 +180,12 @@ class RehearsalDriver:
             76: self._capability[1],
             16: self._multiprocessors,
             97: self._shared_bytes,
+            13: 1_000_000,
+            38: 1 << 20,
+            39: 2048,
+            81: self._shared_bytes + 1024,
+            82: 65536,
+            106: 32,
         }[int(which)]
 
     def _cuDevicePrimaryCtxRetain(self, device: int) -> int:
@@ -211,6 +224,8 @@ class RehearsalDriver:
         return {1: 0, 4: 32, 8: self._functions[function]["shared"]}[int(which)]
 
     def _cuFuncSetAttribute(self, function: int, which: Any, value: int) -> Any:
+        if int(which) == 9 and -1 <= value <= 100:
+            return None
         if int(which) != 8 or value > self._shared_bytes:
             return self.CUresult.CUDA_ERROR_INVALID_VALUE
         self._functions[function]["shared"] = value

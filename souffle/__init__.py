@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "compile": "souffle.api",
+    "tune": "souffle.api",
     "load": "souffle.loading",
     "import_onnx": "souffle.frontend",
     "from_te": "souffle.frontend",
@@ -21,7 +22,7 @@ _LAZY = {
     "TEProgram": "souffle.program",
 }
 
-__all__ = ["SouffleError", "TEProgram", "analyze", "compile", "from_te", "import_onnx", "load", "transform"]
+__all__ = ["SouffleError", "TEProgram", "analyze", "compile", "from_te", "import_onnx", "load", "transform", "tune"]
 
 
 def __getattr__(name: str) -> object:

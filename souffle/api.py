@@ -1,9 +1,9 @@
-"""What a user calls: compile a model, load a saved network, import a program, analyse it."""
+"""What a user calls: compile a model, and search schedules for it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import onnx
@@ -11,14 +11,18 @@ import onnx
 from souffle.cache import cache_root
 from souffle.errors import OptionError
 from souffle.frontend import import_onnx
-from souffle.pipeline import check_options, compile_cuda, compile_host
+from souffle.kernel import cuda_target
+from souffle.pipeline import check_options, compile_cuda, compile_host, stages_of
 from souffle.program import TEProgram
 from souffle.runtime import Network
 from souffle.runtime.detect import gpu_arch
 from souffle.runtime.host_network import HostNetwork
 from souffle.runtime.network import check_device
+from souffle.schedule.gpu.answer import gpu_request
+from souffle.schedule.gpu.device import device_for
+from souffle.tuning import LogWriter, TuningReport, bench_for, search, tasks_of
 
-__all__ = ["compile"]
+__all__ = ["compile", "tune"]
 
 Model = str | os.PathLike | bytes | onnx.ModelProto | TEProgram
 
@@ -31,7 +35,9 @@ def compile(
     arch: str | None = None,
     precision: str = "fp32",
     partition: str = "souffle",
+    reductions: str = "ordered",
     batch: int | None = None,
+    tuning_log: str | os.PathLike | None = "auto",
     device: str = "auto",
     cubin: bool = True,
     cache_dir: str | os.PathLike | None = None,
@@ -54,9 +60,16 @@ def compile(
     precision : str
         ``"fp32"``, or ``"mixed"``: fp16 operands with fp32 accumulation for GEMM and convolution (paper, §7.1).
     partition : str
-        ``"souffle"``, the paper's rule (§5.4), or ``"persistent"``, which does not cut where blocks exceed a wave.
+        ``"souffle"``, the paper's rule (§5.4), or ``"persistent"``, which cuts only where the cost model says that it
+        pays.
+    reductions : str
+        ``"ordered"``: from V3 on, a reduction that leaves multiprocessors idle may be taken in two phases (§6.3),
+        combined in a fixed order, so that results are the same bits in every run; ``"one_phase"``: none is.
     batch : int, optional
         The value of a symbolic first dimension.
+    tuning_log : path, "auto" or None
+        Where schedules are looked up that a search found (:func:`souffle.tune`): a folder; ``"auto"`` for those named
+        in ``$SOUFFLE_TUNING_LOGS`` and the one that ships; ``None`` for the rules' own choices.
     device : str
         Where a CUDA network runs: ``"cuda"``, or ``"cpu"`` for its emitted text on the CPU; ``"auto"`` is ``"cuda"``.
     cubin : bool
@@ -83,7 +96,7 @@ def compile(
     """
     if target not in ("auto", "cuda", "cpu"):
         raise OptionError(f"target={target!r} is not valid; choose one of auto, cuda, cpu")
-    check_options(level, precision, partition, arch)
+    check_options(level, precision, partition, arch, reductions)
     check_device(device)
     present = gpu_arch() if target == "auto" or (target == "cuda" and arch is None) else None
     progress("importing")
@@ -96,9 +109,97 @@ def compile(
         arch=arch or present or "sm_90",
         precision=precision,
         partition=partition,
+        reductions=reductions,
+        tuning_log=tuning_log,
         cubin=cubin,
         cache_dir=Path(cache_dir) if cache_dir is not None else cache_root(),
         progress=progress,
         hook=hook,
     )
     return Network(compiled.plan, device=device)
+
+
+def tune(
+    models: Model | Sequence[Model],
+    *,
+    trials: int,
+    arch: str | None = None,
+    log: str | os.PathLike = "tuning_logs",
+    level: str = "V4",
+    precision: str = "fp32",
+    partition: str = "souffle",
+    reductions: str = "ordered",
+    batch: int | None = None,
+    device: str | None = None,
+    tasks: str = "",
+    seed: int = 0,
+    seconds: float | None = None,
+    cache_dir: str | os.PathLike | None = None,
+    progress: Callable[[str], None] = lambda message: None,
+) -> TuningReport:
+    """Search schedules for the stages of models, and append what is found to a tuning log.
+
+    A task is a distinct stage with a compute-intensive TE or a reduction, together with the TEs inlined before and
+    after it, as the compiler forms it. Where a GPU of this architecture is at hand, candidates are measured on it;
+    otherwise they are compiled, and the cost model predicts their time.
+
+    Parameters
+    ----------
+    models : model or sequence of models
+        Each as for :func:`compile`; equal stages of several are one task.
+    trials : int
+        Candidates built for each task, those included that the log holds already: a search that was stopped goes on.
+    arch : str, optional
+        As for :func:`compile`.
+    log : path
+        The folder of the logs. The architecture's own, inside, holds MetaSchedule's two files.
+    level, precision, partition, reductions, batch
+        As for :func:`compile`; they decide which stages there are.
+    device : str, optional
+        The product to predict for, such as ``"A100-SXM4-40GB"``. Nothing is measured then.
+    tasks : str
+        A regular expression: only stages are tuned whose name it is found in.
+    seed : int
+        Equal seeds and equal logs give equal candidates.
+    seconds : float, optional
+        After so many no further candidates are built.
+    cache_dir, progress
+        As for :func:`compile`.
+
+    Returns
+    -------
+    TuningReport
+        Also after an interrupt: every finished batch is in the log.
+
+    Raises
+    ------
+    OptionError
+        If an option is not valid, or no GPU of this architecture is described.
+    """
+    if trials < 1:
+        raise OptionError(f"trials={trials} is not valid; at least 1, the rule's own schedule")
+    check_options(level, precision, partition, arch, reductions)
+    present = gpu_arch()
+    chosen = arch or present or "sm_90"
+    target = cuda_target(chosen)
+    cost_device, bench = bench_for(chosen, target, device, present)
+    units = []
+    for model in models if isinstance(models, (list, tuple)) else (models,):
+        progress("importing")
+        program = model if isinstance(model, TEProgram) else import_onnx(model, batch=batch)
+        cache = Path(cache_dir) if cache_dir is not None else cache_root()
+        options = {"level": level, "arch": chosen, "precision": precision, "partition": partition}
+        options["reductions"] = reductions
+        units.append(stages_of(program, **options, cache_dir=cache, progress=progress))
+    return search(
+        tasks_of(units, tasks),
+        trials=trials,
+        request=gpu_request(device_for(chosen)),
+        target=target,
+        cost_device=cost_device,
+        bench=bench,
+        writer=LogWriter(Path(log), chosen, target),
+        seed=seed,
+        seconds=seconds,
+        progress=progress,
+    )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
+from typing import Any
 
 from souffle.runtime import Network, artifact
 
 __all__ = ["load"]
 
 
-def load(path: str | os.PathLike, *, device: str = "auto"):
+def load(path: str | os.PathLike, *, device: str = "auto", **options: Any):
     """Load a ``.souffle`` file. Nothing in it is executed before the network is called.
 
     Parameters
@@ -18,6 +19,8 @@ def load(path: str | os.PathLike, *, device: str = "auto"):
     path : path
     device : str
         For a CUDA network, see :func:`souffle.compile`.
+    options
+        For a CUDA network, further ones of :class:`souffle.runtime.Network`, such as ``checked``.
 
     Returns
     -------
@@ -31,4 +34,4 @@ def load(path: str | os.PathLike, *, device: str = "auto"):
     plan = artifact.load(path)
     if plan.arch.startswith("llvm"):
         return importlib.import_module("souffle.runtime.host_network").HostNetwork(plan)
-    return Network(plan, device=device)
+    return Network(plan, device=device, **options)

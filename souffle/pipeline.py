@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from souffle.analysis import analyze
+import tvm
+
+from souffle.analysis import Analysis, analyze
 from souffle.codegen.assemble import CompiledKernels, Options, assemble, lower_stages
+from souffle.codegen.forecast import forecast_on, with_predictions
 from souffle.codegen.llvm import assemble_host, host_scheduler
 from souffle.codegen.plan import Plan
 from souffle.codegen.resources import StageMeter, smaller_waves
+from souffle.cost.device import device_of_arch
+from souffle.cost.split import SplitByCost
 from souffle.decision import Decision
 from souffle.errors import OptionError
-from souffle.kernel import cuda_target, lowering_problem
-from souffle.partition import PLANNERS, PartitionRequest, one_kernel_per_stage, planner_for
+from souffle.kernel import DeviceFunction, Lowering, cuda_target
+from souffle.partition import PLANNERS, PartitionRequest, Planner, one_kernel_per_stage, planner_for
 from souffle.program import Loop, TEProgram
 from souffle.schedule.drafts import cached_scheduler
 from souffle.schedule.form import JoinPolicy, form_stages
 from souffle.schedule.gpu.answer import gpu_scheduler
 from souffle.schedule.gpu.device import device_for
-from souffle.schedule.stage import LoopStage, flat_stages
-from souffle.transform import horizontal, mixed_precision, roll, vertical
+from souffle.schedule.log import open_log
+from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
+from souffle.schedule.tuned import tuned_stages
+from souffle.transform import horizontal, mixed_precision, narrow, roll, two_phase, vertical
 
-__all__ = ["LEVELS", "Level", "check_options", "compile_cuda", "compile_host", "transform_program"]
+__all__ = [
+    "LEVELS",
+    "REDUCTIONS",
+    "CudaOptions",
+    "Level",
+    "check_options",
+    "compile_cuda",
+    "compile_host",
+    "stages_of",
+    "transform_program",
+]
 
 
 @dataclass(frozen=True)
@@ -65,6 +83,7 @@ LEVELS = {
 }
 
 PRECISIONS = ("fp32", "mixed")
+REDUCTIONS = ("ordered", "one_phase")
 
 Hook = Callable[[str, object], object]
 """Called between stages with the stage's name and its result; what it returns replaces the result."""
@@ -77,12 +96,13 @@ def _keep(stage: str, result: object) -> object:
 def transform_program(
     program: TEProgram, level: Level, precision: str, hook: Hook = _keep
 ) -> tuple[TEProgram, tuple[Decision, ...]]:
-    """The TE-level part of a level: precision, horizontal, vertical."""
+    """The TE-level part of a level: precision, horizontal, vertical, then the types in which tensors are stored."""
     if precision == "mixed" and any(isinstance(item, Loop) for item in program.tes):
         raise OptionError("precision='mixed' does not reach into loops; give the program before transform.roll")
     decisions: list[Decision] = []
     passes = [("precision", mixed_precision, precision == "mixed")]
     passes += [("horizontal", horizontal, level.horizontal), ("vertical", vertical, level.vertical)]
+    passes += [("narrow", partial(narrow, alike=level.merge), precision == "mixed" and level.vertical)]
     for name, transformation, wanted in passes:
         if wanted:
             program, made = transformation(program)
@@ -91,25 +111,18 @@ def transform_program(
     return program, tuple(decisions)
 
 
-def compile_cuda(
-    program: TEProgram,
-    *,
-    level: str = "V4",
-    arch: str = "sm_90",
-    precision: str = "fp32",
-    partition: str = "souffle",
-    cubin: bool = True,
-    cache_dir: Path | None = None,
-    progress: Callable[[str], None] = lambda message: None,
-    hook: Hook = _keep,
-) -> CompiledKernels:
-    """Compile a TE program to CUDA kernels.
+@dataclass(frozen=True)
+class CudaOptions:
+    """How to compile for a GPU.
 
-    Parameters
+    Attributes
     ----------
-    program : TEProgram
-        From the frontend, or built by hand.
     level, arch, precision, partition : str
+        See :func:`souffle.compile`.
+    reductions : str
+        ``"ordered"``: from V3 on, a reduction that leaves multiprocessors idle may become two phases (§6.3), which
+        combine in a fixed order; ``"one_phase"``: none does.
+    tuning_log : path, "auto" or None
         See :func:`souffle.compile`.
     cubin : bool
         Whether to run nvcc. Without, the result has CUDA text only, enough for the CPU device.
@@ -119,53 +132,125 @@ def compile_cuda(
         Told in a few words what is being done.
     hook : callable, optional
         Called between stages, see ``docs/debugging.md``.
+    """
+
+    level: str = "V4"
+    arch: str = "sm_90"
+    precision: str = "fp32"
+    partition: str = "souffle"
+    reductions: str = "ordered"
+    tuning_log: str | os.PathLike | None = None
+    cubin: bool = True
+    cache_dir: Path | None = None
+    progress: Callable[[str], None] = lambda message: None
+    hook: Hook = _keep
+
+
+@dataclass(frozen=True, eq=False)
+class _Staged:
+    """A program as far as its stages are known, each scheduled and lowered.
+
+    ``request`` is what a planner looks at: the stages, their resources, the analysis of the transformed program, and
+    the forecast. ``names`` are those of the functions in the text.
+    """
+
+    level: Level
+    target: tvm.target.Target
+    planner: Planner
+    request: PartitionRequest
+    functions: dict[Stage, tuple[DeviceFunction, ...]]
+    names: dict[DeviceFunction, str]
+    decisions: tuple[Decision, ...]
+
+
+def compile_cuda(program: TEProgram, **options: object) -> CompiledKernels:
+    """Compile a TE program to CUDA kernels.
+
+    Parameters
+    ----------
+    program : TEProgram
+        From the frontend, or built by hand.
+    options
+        See :class:`CudaOptions`.
 
     Raises
     ------
     OptionError
         If an option is not valid.
     """
-    chosen = check_options(level, precision, partition, arch)
-    device, target = device_for(arch), cuda_target(arch)
+    chosen = CudaOptions(**options)
+    staged = _staged(program, chosen)
+    level, planner, request, names = staged.level, staged.planner, staged.request, staged.names
+    planned = planner.plan(request) if level.merge else one_kernel_per_stage(request.stages)
+    subprograms, cuts = chosen.hook("partition", planned)
+    chosen.progress(f"merging into {len(subprograms)} kernels")
+    how = (chosen.level, chosen.precision, chosen.partition, chosen.arch, level.reuse, chosen.cubin, chosen.cache_dir)
+    program, decisions, edit = request.analysis.program, (*staged.decisions, *cuts), partial(chosen.hook, "text")
+    parts = (program, request.analysis, subprograms, staged.functions, names, decisions, Options(*how), staged.target)
+    compiled = assemble(*parts, chosen.progress, edit)
+    labels = {stage: names[own[0]] for stage, own in staged.functions.items()}
+    plan = with_predictions(compiled.plan, subprograms, labels, request.forecast)
+    smaller = smaller_waves(plan, subprograms, request) if level.merge and planner.measures else ()
+    late = tuple((d.stage, d.subject, d.accepted, d.reason) for d in smaller)
+    return replace(compiled, plan=replace(plan, decisions=(*plan.decisions, *late)))
+
+
+def stages_of(program: TEProgram, **options: object) -> tuple[tuple[Unit, ...], Analysis]:
+    """The stages that a program is compiled to, as the rules schedule them, and the analysis of the program.
+
+    Parameters
+    ----------
+    program : TEProgram
+    options
+        See :class:`CudaOptions`.
+    """
+    request = _staged(program, CudaOptions(**options)).request
+    return tuple(request.stages), request.analysis
+
+
+def _staged(program: TEProgram, options: CudaOptions) -> _Staged:
+    """Transform a program, form, schedule and lower its stages, and say what each asks of the device."""
+    arch, hook, progress = options.arch, options.hook, options.progress
+    level = check_options(options.level, options.precision, options.partition, arch, options.reductions)
+    device, target, planner = device_for(arch), cuda_target(arch), planner_for(options.partition)
+    lowering = Lowering(target)
     program = hook("frontend", program)
     progress("transforming")
-    program, decided = transform_program(program, chosen, precision, hook)
-    scheduler = cached_scheduler(gpu_scheduler(device, lambda schedule: lowering_problem(schedule, target)))
-    policy = JoinPolicy(across_operators=chosen.vertical, rowwise_across_operators=chosen.reuse)
-    planner = planner_for(partition)
-    meter = StageMeter(arch, target, measure=cubin and chosen.merge and planner.measures, cache_dir=cache_dir)
+    program, decided = transform_program(program, level, options.precision, hook)
+    scheduler = cached_scheduler(gpu_scheduler(device, lowering.problem))
+    if level.merge and options.reductions == "ordered":
+        program, split = two_phase(program, SplitByCost(program, device_of_arch(arch), scheduler, lowering))
+        decided += split
+    program = hook("two_phase", program)
+    policy = JoinPolicy(across_operators=level.vertical, rowwise_across_operators=level.reuse)
+    measure = options.cubin and level.merge and planner.measures
+    meter = StageMeter(arch, target, measure=measure, cache_dir=options.cache_dir)
+    logs = open_log(options.tuning_log, arch)
     unwanted: dict[str, str] = {}
     while True:
-        rolled, loops = roll(program, unwanted) if chosen.merge else (program, ())
+        rolled, loops = roll(program, unwanted) if level.merge else (program, ())
         rolled = hook("roll", rolled)
         analysis = hook("analysis", analyze(rolled.expanded()))
         progress(f"scheduling {len(rolled.tes)} TEs")
         stages, joined = form_stages(rolled, analysis, scheduler, policy)
         stages = hook("schedule", stages)
+        if options.tuning_log is not None:
+            stages, found = tuned_stages(stages, analysis, logs, device, lowering.problem, merged=level.merge)
+            joined += found
         progress(f"lowering {len(stages)} stages")
-        functions, names = lower_stages(flat_stages(stages), target)
+        functions, names = lower_stages(flat_stages(stages), lowering)
         resources = meter.measure(flat_stages(stages), functions)
-        request = PartitionRequest(stages, device, resources, analysis)
+        forecast = forecast_on(arch, analysis.program, stages, functions, resources)
+        request = PartitionRequest(stages, device, resources, analysis, forecast)
         # A loop that the planner would cut is taken apart: each of its kernels ends and begins as in one step.
-        beyond = planner.loops_to_take_apart(request) if chosen.merge else {}
+        beyond = planner.loops_to_take_apart(request) if level.merge else {}
         if beyond.keys() <= unwanted.keys():
             break
         unwanted |= beyond
-    program = analysis.program
     # A loop that the program was given with stays one.
     whole = {unit.name for unit in stages if isinstance(unit, LoopStage)}
     unrolled = [Decision("roll", name, False, reason) for name, reason in unwanted.items() if name not in whole]
-    decided = (*decided, *loops, *unrolled)
-    subprograms, cuts = hook("partition", planner.plan(request) if chosen.merge else one_kernel_per_stage(stages))
-    progress(f"merging into {len(subprograms)} kernels")
-    options = Options(level, precision, partition, arch, chosen.reuse, cubin, cache_dir)
-    decisions = (*decided, *joined, *cuts)
-    compiled = assemble(
-        program, analysis, subprograms, functions, names, decisions, options, target, progress, partial(hook, "text")
-    )
-    smaller = smaller_waves(compiled.plan, subprograms, request) if chosen.merge and planner.measures else ()
-    late = tuple((d.stage, d.subject, d.accepted, d.reason) for d in smaller)
-    return replace(compiled, plan=replace(compiled.plan, decisions=(*compiled.plan.decisions, *late)))
+    return _Staged(level, target, planner, request, functions, names, (*decided, *loops, *unrolled, *joined))
 
 
 def compile_host(
@@ -191,7 +276,9 @@ def compile_host(
     return assemble_host(program, analysis, stages, (*decided, *joined), level, precision, progress)
 
 
-def check_options(level: str, precision: str, partition: str = "souffle", arch: str | None = None) -> Level:
+def check_options(
+    level: str, precision: str, partition: str = "souffle", arch: str | None = None, reductions: str = "ordered"
+) -> Level:
     """The level asked for.
 
     Raises
@@ -203,6 +290,7 @@ def check_options(level: str, precision: str, partition: str = "souffle", arch: 
         ("level", level, tuple(LEVELS)),
         ("precision", precision, PRECISIONS),
         ("partition", partition, tuple(PLANNERS)),
+        ("reductions", reductions, REDUCTIONS),
     ):
         if value not in allowed:
             raise OptionError(f"{name}={value!r} is not valid; choose one of {', '.join(allowed)}")

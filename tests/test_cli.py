@@ -123,10 +123,12 @@ def test_compile_reports_registers(model: Path, tmp_path: Path, capsys: pytest.C
 
 def test_explain(model: Path, capsys: pytest.CaptureFixture) -> None:
     status, out, _ = run(capsys, "explain", model, "--no-cubin", "--arch", "sm_90")
-    assert status == 0 and "horizontal: " in out and "kernels\n" in out
+    assert status == 0 and "horizontal: " in out and "\nsubprograms (" in out
     status, out, _ = run(capsys, "explain", model, "--no-cubin", "--arch", "sm_90", "--json")
-    decisions = json.loads(out)
-    assert status == 0 and {"stage", "subject", "accepted", "reason"} == set(decisions[0])
+    data = json.loads(out)
+    assert status == 0 and {"stage", "subject", "accepted", "reason"} == set(data["decisions"][0])
+    assert data["predicted_on"] == "H200-SXM5-141GB" and data["predicted_seconds"] > 0
+    assert sum(kernel["share"] for kernel in data["kernels"]) == pytest.approx(1)
 
 
 def test_check(model: Path, capsys: pytest.CaptureFixture) -> None:

@@ -68,7 +68,7 @@ def test_every_squeeze_and_excitation_module(name: str) -> None:
 @pytest.mark.parametrize("name", MIXED)
 def test_mixed_precision_on_tensor_cores(name: str, level: str) -> None:
     network = compiled(name, level=level, precision="mixed")
-    assert any("mma_sync" in module.text for module in network.plan.modules)
+    assert any("mma.sync" in module.text for module in network.plan.modules)
     check(name, network, "mixed")
     check(name, network.on("cpu", order="shuffled", seed=7, blocks=3), "mixed")
 
@@ -112,7 +112,8 @@ def test_launches_of_bert() -> None:
 
 @pytest.mark.parametrize("name", models.NAMES)
 def test_a_level_never_reads_or_launches_more_than_the_one_before(name: str) -> None:
-    plans = [compiled(name, level=level).plan for level in ("V0", "V2", "V3", "V4")]
+    # Parts of a reduction in two phases are written and read, where the time that they save is worth it.
+    plans = [compiled(name, level=level, reductions="one_phase").plan for level in ("V0", "V2", "V3", "V4")]
     launches = [len(plan.launches) for plan in plans]
     assert launches == sorted(launches, reverse=True)
     traffic = [sum(launch.bytes_read + launch.bytes_written for launch in plan.launches) for plan in plans]

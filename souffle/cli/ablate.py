@@ -54,6 +54,7 @@ def _model(model: str, arguments: argparse.Namespace, progress: Progress, gpu: s
             arch=arguments.arch,
             precision=arguments.precision,
             partition=arguments.partition,
+            reductions=arguments.reductions,
             cubin=not arguments.no_cubin,
             device="cuda" if gpu else "cpu",
             progress=progress,

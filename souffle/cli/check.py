@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import time
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 import souffle
 from souffle.cli.compare import compare, onnxruntime_outputs, random_inputs
 from souffle.cli.output import Progress, format_table, write_json
+from souffle.runtime.cpu_device import CheckError
 from souffle.runtime.detect import gpu_arch
 
 __all__ = ["check"]
@@ -20,7 +22,7 @@ def check(arguments: argparse.Namespace, progress: Progress) -> int:
     program = souffle.import_onnx(arguments.model, batch=arguments.batch)
     gpu = gpu_arch()
     reference = inputs = None
-    rows, records = [], []
+    rows, records, findings = [], [], []
     for level in arguments.levels:
         progress.prefix = f"{level}: "
         start = time.perf_counter()
@@ -31,6 +33,7 @@ def check(arguments: argparse.Namespace, progress: Progress) -> int:
             arch=arguments.arch,
             precision=arguments.precision,
             partition=arguments.partition,
+            reductions=arguments.reductions,
             cubin=gpu is not None,
             device="cpu",
             progress=progress,
@@ -43,10 +46,16 @@ def check(arguments: argparse.Namespace, progress: Progress) -> int:
         runs += [(f"CPU shuffled {s}", network.on("cpu", order="shuffled", seed=s)) for s in range(arguments.shuffled)]
         if gpu is not None:
             runs.append(("GPU", network.on("cuda")))
+        if arguments.checked:
+            runs.append(("CPU checked", network.on("cpu", checked=True)))
         for device, runnable in runs:
             progress(f"running on {device}")
-            outputs = {name: np.asarray(value) for name, value in runnable(inputs).items()}
-            result = compare(outputs, reference, arguments.precision)
+            try:
+                outputs = {name: np.asarray(value) for name, value in runnable(inputs).items()}
+                result = compare(outputs, reference, arguments.precision)
+            except CheckError as error:
+                findings += [(level, finding) for finding in error.findings]
+                result = None
             plan = network.plan
             syncs = sum(plan.kernels[launch.kernel].grid_syncs for launch in plan.launches)
             records.append(
@@ -57,8 +66,8 @@ def check(arguments: argparse.Namespace, progress: Progress) -> int:
                     "kernels": len(plan.kernels),
                     "grid_syncs": syncs,
                     "tensor_cores": any("mma_sync" in module.text for module in plan.modules),
-                    "error": result.error,
-                    "ok": result.ok,
+                    "error": result.error if result else None,
+                    "ok": result is not None and result.ok,
                     "compile_s": round(compiled, 3),
                 }
             )
@@ -70,17 +79,20 @@ def check(arguments: argparse.Namespace, progress: Progress) -> int:
                     last["launches"],
                     last["kernels"],
                     syncs,
-                    f"{result.error:.1e}",
-                    "ok" if result.ok else "MISMATCH",
+                    f"{result.error:.1e}" if result else "-",
+                    "FINDINGS" if result is None else "ok" if result.ok else "MISMATCH",
                 )
             )
     progress.done()
     passed = all(record["ok"] for record in records)
+    found = {"findings": [{"level": level} | dataclasses.asdict(finding) for level, finding in findings]}
     if arguments.json:
-        write_json({"model": arguments.model, "precision": arguments.precision, "ok": passed, "runs": records})
+        write_json({"model": arguments.model, "precision": arguments.precision, "ok": passed, "runs": records} | found)
     else:
         print(f"{arguments.model}, {arguments.precision}, against ONNX Runtime")
         print(format_table(("level", "device", "launches", "kernels", "grid syncs", "largest error", "result"), rows))
+        for level, finding in findings:
+            print(f"{level}: {finding}")
         if gpu is None:
             print("No GPU is usable here: the emitted CUDA text ran on the CPU device only.")
     return 0 if passed else 1

@@ -1,8 +1,9 @@
-"""``souffle compile|run|explain|check|ablate``."""
+"""``souffle compile|run|explain|check|ablate|tune|measure-device``."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +13,13 @@ import numpy as np
 import souffle
 from souffle.cli.ablate import ablate
 from souffle.cli.check import check
+from souffle.cli.counts import counts_table
+from souffle.cli.measure_device import add_arguments as add_measure_device
 from souffle.cli.output import Progress, format_table, human_bytes, write_json
+from souffle.cli.tune import add_arguments as add_tune
 from souffle.errors import InputError, SouffleError
+from souffle.pipeline import REDUCTIONS
+from souffle.runtime.explain import explain_data
 
 __all__ = ["main"]
 
@@ -50,6 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--precision", choices=("fp32", "mixed"), default="fp32")
     options.add_argument("--partition", metavar="PLANNER", default="souffle", help="decides where kernels end")
+    options.add_argument(
+        "--reductions", choices=REDUCTIONS, default="ordered", help="whether long reductions may take two phases"
+    )
     options.add_argument("--arch", help="GPU architecture, such as sm_90 (default: that of the GPU at hand, or sm_90)")
     options.add_argument("--batch", type=int, help="value of a symbolic first dimension")
 
@@ -57,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("model", metavar="MODEL", help="an ONNX file")
     one.add_argument("--level", choices=("V0", "V1", "V2", "V3", "V4"), default="V4")
     one.add_argument("--target", choices=("auto", "cuda", "cpu"), default="cuda")
+    one.add_argument("--tuning-log", metavar="DIR", default="auto", help='folder of tuning logs, or "none"')
     one.add_argument("--no-cubin", action="store_true", help="emit CUDA text only; no CUDA compiler is needed")
 
     command = commands.add_parser("compile", parents=[common, options, one], help="compile a model and save it")
@@ -68,6 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--input", action="append", default=[], metavar="NAME=x.npy", help="once for each input")
     command.add_argument("--output", metavar="y.npz", help="where to write the outputs")
     command.add_argument("--device", default="auto", help='"cuda", or "cpu" for the CUDA text on the CPU')
+    command.add_argument("--checked", action="store_true", help="on the CPU, look at every memory access")
+    command.add_argument("--counts", action="store_true", help="with --checked (implied), print what each kernel moved")
     command.set_defaults(command=_run)
 
     command = commands.add_parser("explain", parents=[common, options, one], help="print decisions with their reasons")
@@ -79,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("model", metavar="MODEL", help="an ONNX file")
     command.add_argument("--levels", nargs="+", default=["V0", "V1", "V2", "V3", "V4"], metavar="V")
     command.add_argument("--shuffled", type=int, default=0, metavar="N", help="also run in N shuffled thread orders")
+    command.add_argument("--checked", action="store_true", help="also look at every memory access on the CPU")
     command.add_argument("--seed", type=int, default=0, help="of the random inputs")
     command.set_defaults(command=check)
 
@@ -88,6 +101,12 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--no-cubin", action="store_true", help="do not run nvcc; no registers are reported")
     command.add_argument("--seed", type=int, default=0, help="of the random inputs")
     command.set_defaults(command=ablate)
+
+    add_tune(commands.add_parser("tune", parents=[common, options], help="search schedules and write a tuning log"))
+
+    add_measure_device(
+        commands.add_parser("measure-device", parents=[common], help="describe the GPU at hand for the cost model")
+    )
     return parser
 
 
@@ -99,7 +118,9 @@ def _network(arguments: argparse.Namespace, progress: Progress):
         arch=arguments.arch,
         precision=arguments.precision,
         partition=arguments.partition,
+        reductions=arguments.reductions,
         batch=arguments.batch,
+        tuning_log=None if arguments.tuning_log == "none" else arguments.tuning_log,
         cubin=not arguments.no_cubin,
         progress=progress,
     )
@@ -147,15 +168,15 @@ def _explain(arguments: argparse.Namespace, progress: Progress) -> int:
     network = _network(arguments, progress)
     progress.done()
     if arguments.json:
-        fields = ("stage", "subject", "accepted", "reason")
-        write_json([dict(zip(fields, decision, strict=True)) for decision in network.plan.decisions])
+        write_json(explain_data(network.plan))
     else:
         print(network.explain())
     return 0
 
 
 def _run(arguments: argparse.Namespace, progress: Progress) -> int:
-    network = souffle.load(arguments.file, device=arguments.device)
+    options = {"checked": True} if arguments.checked or arguments.counts else {}
+    network = souffle.load(arguments.file, device=arguments.device, **options)
     inputs = {}
     for item in arguments.input:
         name, separator, path = item.partition("=")
@@ -170,13 +191,18 @@ def _run(arguments: argparse.Namespace, progress: Progress) -> int:
     if arguments.output:
         np.savez(arguments.output, **outputs)
     if arguments.json:
-        write_json({name: {"shape": value.shape, "dtype": str(value.dtype)} for name, value in outputs.items()})
+        record = {name: {"shape": value.shape, "dtype": str(value.dtype)} for name, value in outputs.items()}
+        if arguments.counts:
+            record = {"outputs": record, "launches": [dataclasses.asdict(report) for report in network.counts]}
+        write_json(record)
         return 0
     rows = [
         (name, value.dtype, "x".join(map(str, value.shape)) or "scalar", _range(value))
         for name, value in outputs.items()
     ]
     print(format_table(("output", "type", "shape", "min .. max"), rows))
+    if arguments.counts:
+        print(counts_table(network.counts))
     return 0
 
 

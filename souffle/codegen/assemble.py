@@ -17,7 +17,7 @@ from souffle.codegen.memory import place_buffers
 from souffle.codegen.nvcc import compile_cubin
 from souffle.codegen.plan import CudaModule, Kernel, Launch, Plan, Resources
 from souffle.decision import Decision
-from souffle.kernel import CallPlan, DeviceFunction, KernelShape, MergedKernel, lower_stage, plan_calls
+from souffle.kernel import CallPlan, DeviceFunction, KernelShape, Lowering, MergedKernel, plan_calls
 from souffle.partition import Subprogram
 from souffle.program import Tensor, TEProgram
 from souffle.schedule.stage import LoopStage, Stage, Unit
@@ -59,9 +59,15 @@ class CompiledKernels:
 
 
 def lower_stages(
-    stages: Sequence[Stage], target: tvm.target.Target
+    stages: Sequence[Stage], lowering: Lowering
 ) -> tuple[dict[Stage, tuple[DeviceFunction, ...]], dict[DeviceFunction, str]]:
-    """Lower each distinct stage once.
+    """The functions of each stage.
+
+    Parameters
+    ----------
+    stages : sequence of Stage
+    lowering : Lowering
+        Knows the schedules that it was asked about before.
 
     Returns
     -------
@@ -69,6 +75,11 @@ def lower_stages(
         Stages of equal structure share their functions.
     names : dict of DeviceFunction to str
         Unique names, after the first stage that needs the function.
+
+    Raises
+    ------
+    LoweringError
+        If a stage cannot be lowered.
     """
     lowered: dict[str, tuple[DeviceFunction, ...]] = {}
     names: dict[DeviceFunction, str] = {}
@@ -77,9 +88,9 @@ def lower_stages(
         digest = stage.draft.digest
         if digest not in lowered:
             label = f"stage{len(lowered)}_{_identifier(stage.name)}"
-            lowered[digest] = lower_stage(label, stage.schedule, target)
-            for function in lowered[digest]:
-                names[function] = str(function.func.attrs["global_symbol"])
+            lowered[digest] = own = lowering.functions(stage.schedule)
+            for number, function in enumerate(own):
+                names.setdefault(function, label if len(own) == 1 else f"{label}_{number}")
         functions[stage] = lowered[digest]
     return functions, names
 

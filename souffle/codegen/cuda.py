@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 import tvm
 
+from souffle.codegen.device_functions import with_device_functions
 from souffle.kernel.calls import KernelShape
 from souffle.kernel.lower import DeviceFunction
-from souffle.kernel.merge import CHOICE_FUNCTION, OFFSET_FUNCTION, PREFETCH_FUNCTION, MergedKernel, merge
+from souffle.kernel.merge import MergedKernel, merge
 
 __all__ = ["emit_cuda"]
-
-_PREFETCH_TEXT = f"""
-static __device__ __forceinline__ int {PREFETCH_FUNCTION}(const void* data, int64_t bytes, int block, int tid,
-                                                           int num_blocks) {{
-  int64_t step = (int64_t)num_blocks * blockDim.x * 128;
-  for (int64_t at = ((int64_t)block * blockDim.x + tid) * 128; at < bytes; at += step) {{
-    asm volatile("prefetch.global.L2 [%0];" : : "l"((const char*)data + at));
-  }}
-  return 0;
-}}
-"""
-_STEP_TEXT = f"""
-template <typename T> static __device__ __forceinline__ T* {OFFSET_FUNCTION}(T* data, int64_t elements) {{
-  return data + elements;
-}}
-template <typename T> static __device__ __forceinline__ T* {CHOICE_FUNCTION}(bool condition, T* one, T* other) {{
-  return condition ? one : other;
-}}
-"""
-_HELPERS = (((PREFETCH_FUNCTION,), _PREFETCH_TEXT), ((OFFSET_FUNCTION, CHOICE_FUNCTION), _STEP_TEXT))
 
 
 @tvm.register_global_func("tvm_callback_cuda_compile", override=True)
@@ -78,9 +58,4 @@ def emit_cuda(
     if "cuda::barrier" not in text:
         # TVM asks for this header with every grid sync; it is not needed and takes nvcc a second.
         text = text.replace("#include <cuda/barrier>\n", "")
-    for functions_of, helper in _HELPERS:
-        if any(name in text for name in functions_of):
-            first = re.search(r"^static __device__|^template", text, re.MULTILINE)
-            at = first.start() if first else 0
-            text = text[:at] + helper.lstrip() + text[at:]
-    return text, merged
+    return with_device_functions(text), merged

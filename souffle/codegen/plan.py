@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Buffer", "CudaModule", "Kernel", "Launch", "Plan", "Resources"]
+__all__ = ["Buffer", "CudaModule", "Kernel", "Launch", "Plan", "PredictedKernel", "PredictedStage", "Resources"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,59 @@ class Resources:
 
 
 @dataclass(frozen=True)
+class PredictedStage:
+    """What the cost model says of a stage in one launch of a kernel.
+
+    Attributes
+    ----------
+    name : str
+        One of the kernel's ``stages``.
+    runs : int
+        How often it runs in the launch: the steps of its loop, and once for each equal stage.
+    tiles : int
+        Of one run.
+    registers, shared_bytes : int
+        What its block would ask for alone.
+    seconds : float
+        Of all runs, barriers not counted.
+    bound : str
+        The term of the cost model that decides: ``"memory"``, ``"l2"``, a unit of the multiprocessors, or ``"chain"``
+        for latencies.
+    """
+
+    name: str
+    runs: int
+    tiles: int
+    registers: int
+    shared_bytes: int
+    seconds: float
+    bound: str
+
+
+@dataclass(frozen=True)
+class PredictedKernel:
+    """What the cost model says of one launch of a kernel, on the product that the plan names.
+
+    Attributes
+    ----------
+    seconds : float
+        Launch, barriers and stages.
+    launch_seconds, sync_seconds : float
+        The launch's and the barriers' part of it.
+    blocks_per_sm : int
+        Resident blocks that it was predicted with.
+    stages : tuple of PredictedStage
+        In the order of their first run.
+    """
+
+    seconds: float
+    launch_seconds: float
+    sync_seconds: float
+    blocks_per_sm: int
+    stages: tuple[PredictedStage, ...]
+
+
+@dataclass(frozen=True)
 class Kernel:
     """One ``__global__`` function.
 
@@ -92,6 +145,8 @@ class Kernel:
         The names of its stages, in order.
     tes : tuple of str
         The names of the TEs that it computes (of one of its launches; isomorphic layers share a kernel).
+    predicted : PredictedKernel or None
+        None where no device file describes the GPU.
     """
 
     name: str
@@ -103,6 +158,7 @@ class Kernel:
     resources: Resources | None
     stages: tuple[str, ...]
     tes: tuple[str, ...]
+    predicted: PredictedKernel | None = None
 
     @property
     def cooperative(self) -> bool:
@@ -161,6 +217,8 @@ class Plan:
     workspace_bytes : int
     decisions : tuple of (stage, subject, accepted, reason)
         What ``explain`` shows.
+    predicted_on : str
+        The product that the kernels' times were predicted for; empty where they were not.
     """
 
     name: str
@@ -175,3 +233,4 @@ class Plan:
     launches: tuple[Launch, ...]
     workspace_bytes: int
     decisions: tuple[tuple[str, str, bool, str], ...]
+    predicted_on: str = ""

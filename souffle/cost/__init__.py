@@ -1,17 +1,21 @@
 """How long stages take on a GPU that is not at hand."""
 
 from souffle.cost.counting import Work
-from souffle.cost.device import CostDevice, Figure, cost_device, figures_of, product_names
+from souffle.cost.device import CostDevice, Figure, cost_device, device_of_arch, figures_of, product_names
+from souffle.cost.kernel import MEDIAN_ERROR, KernelForecast
 from souffle.cost.predict import Prediction, Terms, estimated_registers, predict_stage, predict_work
 from souffle.cost.work import work_of
 
 __all__ = [
+    "MEDIAN_ERROR",
     "CostDevice",
     "Figure",
+    "KernelForecast",
     "Prediction",
     "Terms",
     "Work",
     "cost_device",
+    "device_of_arch",
     "estimated_registers",
     "figures_of",
     "predict_stage",

@@ -6,6 +6,7 @@ over the grid (see :mod:`souffle.cost.values`). What its methods add to is one :
 
 from __future__ import annotations
 
+import collections
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -248,15 +249,15 @@ class Counter:
         together = [len(grid) - 3 - depth for depth, loop in enumerate(self.loops) if loop.unrolled]
         together = [axis for axis in together if axis >= 0]
         apart = [axis for axis in range(len(grid) - 1) if axis not in together]
-        _, counts = _distinct(sectors.transpose(*apart, *together, -2, -1).reshape(*(grid[axis] for axis in apart), -1))
+        asked = sectors.transpose(*apart, *together, -2, -1).reshape(*(grid[axis] for axis in apart), -1)
+        fetched, counts = _distinct(asked)
         moved = float(counts.sum()) * each * SECTOR
         if store:
             self.total["written_bytes"] += moved
             return
         self.total["requested_bytes"] += moved
-        sample = np.arange(self.samples).reshape(-1, 1, 1)
-        unique = np.unique(np.where(sectors >= 0, sectors * self.samples + sample, -1))
-        self.touched.setdefault(buffer, []).append((unique[unique >= 0], cut))
+        places = fetched * self.samples + np.arange(self.samples).reshape(-1, 1)
+        self.touched.setdefault(buffer, []).append((np.unique(places[fetched >= 0]), cut))
 
     def _sampled(self, places: np.ndarray) -> tuple[np.ndarray, Shape, np.ndarray | None]:
         """An index with its condition and their joint shape, their longest loops cut short if there is too much."""
@@ -297,11 +298,11 @@ class Counter:
         row = np.broadcast_to(one, (self.samples, self.threads))[0] * unit
         warps = self._by_warp(row, -1)
         transactions = 0
-        for warp in warps:
-            words = np.unique(warp[warp >= 0] // BANK_BYTES)
-            if len(words):
-                wide = (words[:, None] + np.arange(max(1, width // BANK_BYTES))).ravel()
-                transactions += int(np.bincount(np.unique(wide) % _BANKS).max())
+        span = range(max(1, width // BANK_BYTES))
+        for warp in warps.tolist():
+            # Of so few numbers a set is built faster than NumPy begins to sort.
+            words = {place // BANK_BYTES + one for place in warp if place >= 0 for one in span}
+            transactions += max(collections.Counter(word % _BANKS for word in words).values(), default=0)
         return transactions * _LINE / len(warps)
 
 

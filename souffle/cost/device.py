@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 
 from souffle.errors import OptionError
-from souffle.schedule.gpu.device import GpuDevice
+from souffle.schedule.gpu.device import GpuDevice, device_for
 
-__all__ = ["KINDS", "CostDevice", "Figure", "cost_device", "figures_of", "product_names"]
+__all__ = ["KINDS", "CostDevice", "Figure", "cost_device", "device_of_arch", "figures_of", "product_names"]
 
 KINDS = ("specification", "measurement", "estimate")
 """Where a figure may come from."""
@@ -126,27 +126,33 @@ def product_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
 
 
-def figures_of(product: str) -> dict[str, Figure]:
-    """Each figure of a product with its source.
-
-    Raises
-    ------
-    OptionError
-        Naming the products described, if `product` is not one.
-    """
+def figures_of(product: str | Path) -> dict[str, Figure]:
+    """Each figure of a product with its source; `product` and errors are those of :func:`cost_device`."""
     return {name: Figure(**figure) for name, figure in _read(product)["figures"].items()}
 
 
-@cache
-def cost_device(product: str) -> CostDevice:
-    """The description of a product, such as ``"H200-SXM5-141GB"``.
+def cost_device(product: str | Path) -> CostDevice:
+    """The description of a GPU.
+
+    Parameters
+    ----------
+    product : str or Path
+        A product, such as ``"H200-SXM5-141GB"``, or a file that ``souffle measure-device`` has written.
 
     Raises
     ------
     OptionError
-        Naming the products described, if `product` is not one.
+        If it is neither, naming the products described; or if the file is not a whole description, naming the figure.
     """
-    described = _read(product)
+    return _product(product) if product in product_names() else _device(_read(product))
+
+
+@cache
+def _product(product: str) -> CostDevice:
+    return _device(_read(product))
+
+
+def _device(described: dict) -> CostDevice:
     whole = {field.name for field in fields(CostDevice) if field.type == "int"}
     values = {
         name: int(figure["value"]) if name in whole else float(figure["value"])
@@ -155,8 +161,54 @@ def cost_device(product: str) -> CostDevice:
     return CostDevice(product=described["product"], arch=described["arch"], **values)
 
 
-def _read(product: str) -> dict:
+def _read(product: str | Path) -> dict:
     names = product_names()
-    if product not in names:
-        raise OptionError(f"no GPU {product!r} is described; described are {', '.join(names)}")
-    return json.loads((_FOLDER / f"{product}.json").read_text())
+    if product in names:
+        return json.loads((_FOLDER / f"{product}.json").read_text())
+    path = Path(product)
+    if path.suffix != ".json" or not path.is_file():
+        raise OptionError(
+            f"no GPU {str(product)!r} is described; described are {', '.join(names)}, and a .json file that souffle "
+            "measure-device has written can be given"
+        )
+    try:
+        described = json.loads(path.read_text())
+    except ValueError as error:
+        raise OptionError(f"{path} is no device description: {error}") from error
+    problem = _problem(described)
+    if problem is not None:
+        raise OptionError(f"{path} is no device description: {problem}; souffle measure-device writes one")
+    return described
+
+
+def _problem(described: object) -> str | None:
+    """What a description lacks."""
+    if not isinstance(described, dict) or not isinstance(described.get("figures"), dict):
+        return "it has no figures"
+    for name in ("product", "arch"):
+        if not isinstance(described.get(name), str):
+            return f"it does not say its {name}"
+    figures = described["figures"]
+    names = {field.name for field in fields(CostDevice)} - {"product", "arch"}
+    for name in sorted(names ^ figures.keys()):
+        return f"figure {name} is {'missing' if name in names else 'not known'}"
+    for name, figure in figures.items():
+        if not isinstance(figure, dict) or set(figure) != {"value", "kind", "source"} or figure["kind"] not in KINDS:
+            return f"figure {name} is not a value with its kind ({', '.join(KINDS)}) and source"
+        value = figure["value"]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+            return f"figure {name} is {value!r} and not a positive number"
+    return None
+
+
+def device_of_arch(arch: str) -> CostDevice | None:
+    """The description of the product that schedules for an architecture are made for, if there is one.
+
+    Raises
+    ------
+    OptionError
+        If the architecture is not known.
+    """
+    name = device_for(arch).name
+    described = [cost_device(product) for product in product_names() if product.split("-")[0] == name]
+    return next((device for device in described if device.arch == arch), None)

@@ -9,6 +9,7 @@ known; they keep their shape alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -51,6 +52,7 @@ class Value:
         return len(self.shape) > 0 and self.shape[-1] > 1
 
 
+@lru_cache(maxsize=1024, typed=True)
 def constant(number: int | float | bool) -> Value:
     """A number."""
     return Value.of(np.asarray(number), number)
@@ -58,7 +60,8 @@ def constant(number: int | float | bool) -> Value:
 
 def joined_shape(*shapes: Shape) -> Shape:
     """The axes along which any of some values varies."""
-    return np.broadcast_shapes(*shapes)
+    distinct = {shape for shape in shapes if shape}
+    return np.broadcast_shapes(*distinct) if len(distinct) > 1 else next(iter(distinct), ())
 
 
 def _truncdiv(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import tvm
@@ -24,6 +24,7 @@ from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
 from souffle.cost.counting import BANK_BYTES, WARP, Counter, Surrounding, Work
+from souffle.cost.device_calls import DeviceCalls
 from souffle.cost.values import Shape, Value, apply, constant, joined_shape
 from souffle.kernel import DeviceFunction
 from souffle.tvm_compat import const_int, dtype_of
@@ -87,7 +88,14 @@ def work_of(function: DeviceFunction) -> Work:
     Work
         The mean of the sampled tiles.
     """
-    return _Walk(function).run()
+    if function not in _KNOWN:
+        _KNOWN[function] = _Walk(function).run()
+    return _KNOWN[function]
+
+
+_KNOWN: WeakKeyDictionary[DeviceFunction, Work] = WeakKeyDictionary()
+"""Counted once for each function, whoever asks: whether to split a stage, to cut a kernel, and what to report of it.
+Gone with the function."""
 
 
 class _Walk:
@@ -101,6 +109,7 @@ class _Walk:
         self.counter = Counter(tiles, function.threads)
         tile, thread = list(function.func.params)[:2]
         self.names: dict[tirx.Var, Value] = {tile: self.counter.tile, thread: self.counter.thread}
+        self.calls = DeviceCalls(self.counter, self._value)
         self.in_step = False
         self.into_register = False
         self.numbers = itertools.count()
@@ -155,11 +164,15 @@ class _Walk:
             self.counter.loops.append(Surrounding(turns, False))
             self.counter.count("", self.counter.executions((), all_loops=True), _LOOP)
             outer, step = self.counter.turns, self.in_step
+            if barriers:
+                self.calls.enter_loop()
             self.in_step |= barriers
+            self.calls.in_step = self.in_step
             self.counter.turns = outer * (turns if barriers else -(-turns // _UNROLL))
             self._statement(node.body)
             self.counter.settle()
             self.counter.turns, self.in_step = outer, step
+            self.calls.in_step = step
             if not barriers and not _has_serial_loop(node.body):
                 self.counter.total["arithmetic_waits"] += outer * turns
         else:
@@ -188,7 +201,7 @@ class _Walk:
         kind = type(node).__name__
         if kind in ("IntImm", "FloatImm"):
             return constant(node.value)
-        if isinstance(node, (tirx.Var, tvm.ir.Var)):
+        if kind in ("Var", "SizeVar"):
             return self.names.get(node, Value.unknown(()))
         if kind in _BINARY:
             return self._binary(kind, node)
@@ -225,7 +238,7 @@ class _Walk:
         """The value with a short key."""
         if value.key is None:
             return value
-        return replace(value, key=("value", self.keys.setdefault(value.key, len(self.keys))))
+        return Value(value.shape, value.array, ("value", self.keys.setdefault(value.key, len(self.keys))))
 
     def _charged(self, value: Value, unit: str, instructions: float, lanes: int = 1, unrolled: bool = True) -> Value:
         """Count an operation where threads differ in it; what they share runs on the scalar path or is moved away."""
@@ -281,11 +294,14 @@ class _Walk:
             return self._choice(*node.args)
         if name == "tvm_storage_sync":
             self.counter.settle()
+            self.calls.barrier()
             self.counter.total["barriers"] += self.counter.turns
             return Value.unknown(())
         if name in ("tvm_mma_sync", "tvm_fill_fragment", "tvm_load_matrix_sync", "tvm_store_matrix_sync"):
             return self._fragment(name, node)
         if name in ("address_of", "buffer_data", "tvm_access_ptr"):
+            return Value.unknown(())
+        if name == "call_extern" and self.calls.count(str(node.args[0].value), node.args[1:]):
             return Value.unknown(())
         values = [self._value(arg) for arg in node.args if type(arg).__name__ != "StringImm"]
         shape = joined_shape(*(value.shape for value in values)) if values else ()

@@ -18,6 +18,7 @@ from souffle.tvm_compat import (
     PrimExpr,
     const_int,
     fresh_axis,
+    is_choice,
     is_load,
     load_indices,
     load_tensor,
@@ -166,7 +167,7 @@ def _retyped(expression: PrimExpr, mapping: Mapping[tirx.Var, PrimExpr]) -> Prim
         if is_load(node):
             indices = [_as_type(index, "int32") for index in node.args[1:]]
             return load_tensor(node)(*indices)
-        if getattr(node.op, "name", "") == "tirx.if_then_else":
+        if is_choice(node):
             left, right = _unified(node.args[1], node.args[2])
             return tirx.if_then_else(node.args[0], left, right)
         if _dtype(node) == "int64":

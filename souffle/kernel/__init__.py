@@ -1,7 +1,7 @@
 """From scheduled stages to one TensorIR kernel."""
 
 from souffle.kernel.calls import CallPlan, KernelShape, LoopCall, Place, StageCall, plan_calls
-from souffle.kernel.lower import DeviceFunction, LoweringError, cuda_target, lower_stage, lowering_problem
+from souffle.kernel.lower import DeviceFunction, Lowering, LoweringError, cuda_target, lower_stage, lowering_problem
 from souffle.kernel.merge import MergedKernel, merge
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "DeviceFunction",
     "KernelShape",
     "LoopCall",
+    "Lowering",
     "LoweringError",
     "MergedKernel",
     "Place",

@@ -9,6 +9,7 @@ stages of a kernel have in common.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import tvm
 import tvm_ffi
@@ -20,7 +21,7 @@ from souffle.errors import SouffleError
 from souffle.schedule.gpu.rule import GpuSchedule
 from souffle.tvm_compat import Analyzer, const_int, dtype_of, substitute
 
-__all__ = ["DeviceFunction", "LoweringError", "cuda_target", "lower_stage", "lowering_problem"]
+__all__ = ["DeviceFunction", "Lowering", "LoweringError", "cuda_target", "lower_stage", "lowering_problem"]
 
 _POOL_ALIGNMENT = 128
 """Bytes; wmma and 16-byte copies want aligned buffers in the pool."""
@@ -71,10 +72,13 @@ def cuda_target(arch: str) -> tvm.target.Target:
     )
 
 
-def _passes(vectorize: bool) -> tvm.transform.Pass:
-    """TVM's pipeline from TensorIR blocks to per-thread code with barriers, as ``default_s_tir_pipeline`` orders it."""
+def _passes(vectorize: bool) -> tuple[tvm.transform.Pass, tvm.transform.Pass]:
+    """TVM's pipeline from TensorIR blocks to per-thread code with barriers, as ``default_s_tir_pipeline`` orders it.
+
+    In two parts: vectors are made at the beginning of the second.
+    """
     tensor_ir, low = s_tir.transform, tirx.transform
-    return tvm.transform.Sequential(
+    first = tvm.transform.Sequential(
         [
             tensor_ir.LowerCrossThreadReduction(),
             tensor_ir.LowerInitBlock(),
@@ -96,6 +100,10 @@ def _passes(vectorize: bool) -> tvm.transform.Pass:
             low.BF16ComputeLegalize(),
             low.NarrowDataType(32),
             tensor_ir.LoopPartition(),
+        ]
+    )
+    second = tvm.transform.Sequential(
+        [
             low.VectorizeLoop(vectorize),
             tensor_ir.InjectVirtualThread(),
             tensor_ir.InjectDoubleBuffer(),
@@ -120,6 +128,7 @@ def _passes(vectorize: bool) -> tvm.transform.Pass:
             low.BF16StorageLegalize(),
         ]
     )
+    return first, second
 
 
 def _device_passes() -> tvm.transform.Pass:
@@ -151,7 +160,7 @@ def lower_stage(name: str, schedule: GpuSchedule, target: tvm.target.Target) -> 
     original = schedule.func
     functions = _device_kernels(name, schedule, target, vectorize=True)
     if any(_has_vector_gather(function) for function in functions):
-        # TVM's CUDA generator writes wrong text for vectors of 16-bit elements that are not neighbours in memory.
+        # One that comes about in a later pass, which :func:`_without_gathers` could not see.
         functions = _device_kernels(name, schedule, target, vectorize=False)
     functions.sort(key=lambda f: (len(str(f.attrs["global_symbol"])), str(f.attrs["global_symbol"])))
     parameters = [str(p.name) for p in original.params]
@@ -171,6 +180,50 @@ def lowering_problem(schedule: GpuSchedule, target: tvm.target.Target) -> str | 
     return None
 
 
+class Lowering:
+    """Lowers schedules for one target, each once: to see that it can be, to predict its time, and for its kernel.
+
+    What is known of a schedule is forgotten with the schedule.
+
+    Parameters
+    ----------
+    target : Target
+        See :func:`cuda_target`.
+    """
+
+    def __init__(self, target: tvm.target.Target) -> None:
+        self.target = target
+        self._known: WeakKeyDictionary[GpuSchedule, tuple[DeviceFunction, ...] | str] = WeakKeyDictionary()
+
+    def functions(self, schedule: GpuSchedule) -> tuple[DeviceFunction, ...]:
+        """See :func:`lower_stage`; the functions' own names say nothing.
+
+        Raises
+        ------
+        LoweringError
+            If the schedule cannot be lowered.
+        """
+        found = self._found(schedule)
+        if isinstance(found, str):
+            raise LoweringError(found)
+        return found
+
+    def problem(self, schedule: GpuSchedule) -> str | None:
+        """Why a schedule cannot be lowered, or ``None`` if it can."""
+        found = self._found(schedule)
+        return found if isinstance(found, str) else None
+
+    def _found(self, schedule: GpuSchedule) -> tuple[DeviceFunction, ...] | str:
+        found = self._known.get(schedule)
+        if found is None:
+            try:
+                found = lower_stage("stage", schedule, self.target)
+            except LoweringError as error:
+                found = str(error)
+            self._known[schedule] = found
+        return found
+
+
 def _device_kernels(
     name: str, schedule: GpuSchedule, target: tvm.target.Target, *, vectorize: bool
 ) -> list[tirx.PrimFunc]:
@@ -178,7 +231,9 @@ def _device_kernels(
     try:
         with tvm.transform.PassContext(opt_level=3):
             module = s_tir.transform.CanonicalizeLoop()(tirx.transform.BindTarget(target)(module))
-            module = _passes(vectorize)(tvm.IRModule({gv: _paired_conditions(f) for gv, f in module.functions.items()}))
+            first, second = _passes(vectorize)
+            module = first(tvm.IRModule({gv: _paired_conditions(f) for gv, f in module.functions.items()}))
+            module = second(tvm.IRModule({gv: _without_gathers(f) for gv, f in module.functions.items()}))
             _, device = split_host_device_mods(module)
             return [f for mod in device.values() for f in _device_passes()(mod).functions.values()]
     except (ValueError, TypeError, RuntimeError) as error:
@@ -201,6 +256,47 @@ def _paired_conditions(function: tirx.PrimFunc) -> tirx.PrimFunc:
         return s_tir.SBlockRealize(list(realize.iter_values), condition, realize.block)
 
     return function.with_body(tvm_ffi.structural_map(function.body, (s_tir.SBlockRealize, paired)))
+
+
+def _without_gathers(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Unroll the loops that would become vectors of narrow elements which are not neighbours in memory, or unaligned.
+
+    TVM's CUDA generator writes wrong text for such vectors. Other loops keep theirs. Statements that only name a buffer
+    (:func:`souffle.schedule.gpu.statements.kernel_func`) have done their work and go.
+    """
+    analyzer = Analyzer()
+
+    def unrolled(loop: tirx.For) -> tirx.For:
+        if loop.kind != tirx.ForKind.VECTORIZED or not isinstance(loop.extent, tirx.IntImm):
+            return loop
+        lanes, gathers = int(loop.extent), False
+
+        def see(access: TensorLoad | tirx.BufferStore) -> None:
+            nonlocal gathers
+            if len(access.indices) != 1 or gathers:
+                return
+            value = tvm.DataType(dtype_of(access.value if isinstance(access, tirx.BufferStore) else access))
+            first, second = (substitute(access.indices[0], {loop.loop_var: loop.min + lane}) for lane in (0, 1))
+            if value.bits >= 32 or first.same_as(second):
+                return
+            step = analyzer.simplify(second - first)
+            if isinstance(step, tirx.IntImm) and int(step) == 0:
+                return
+            known = analyzer.modular_set(first)
+            neighbours = isinstance(step, tirx.IntImm) and int(step) == 1
+            gathers = not (neighbours and int(known.coeff) % lanes == 0 and int(known.base) % lanes == 0)
+
+        tvm_ffi.structural_walk(loop.body, [(TensorLoad, see), (tirx.BufferStore, see)])
+        if not gathers:
+            return loop
+        return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.UNROLLED, loop.body)
+
+    def unnamed(statement: tirx.Evaluate) -> tirx.Evaluate:
+        # A buffer that is named as a whole has its size by now.
+        name = getattr(getattr(statement.value, "op", None), "name", "")
+        return tirx.Evaluate(tirx.IntImm("int32", 0)) if name == "tirx.buffer_data" else statement
+
+    return function.with_body(tvm_ffi.structural_map(function.body, [(tirx.For, unrolled), (tirx.Evaluate, unnamed)]))
 
 
 def _has_vector_gather(function: tirx.PrimFunc) -> bool:

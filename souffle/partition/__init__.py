@@ -1,11 +1,12 @@
 """Where kernels begin and end."""
 
-from souffle.partition.planner import Demand, PartitionRequest, Planner, StageResources, Subprogram
+from souffle.partition.planner import Demand, Forecast, PartitionRequest, Planner, StageResources, Subprogram
 from souffle.partition.registry import PLANNERS, one_kernel_per_stage, planner_for
 
 __all__ = [
     "PLANNERS",
     "Demand",
+    "Forecast",
     "PartitionRequest",
     "Planner",
     "StageResources",

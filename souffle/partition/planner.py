@@ -17,7 +17,17 @@ from souffle.program import ExternTE, Tensor
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS, GpuDevice
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
 
-__all__ = ["Demand", "PartitionRequest", "Planner", "StageResources", "Subprogram", "breadth_first", "is_extern"]
+__all__ = [
+    "Demand",
+    "Forecast",
+    "PartitionRequest",
+    "Planner",
+    "StageResources",
+    "Subprogram",
+    "breadth_first",
+    "depths",
+    "is_extern",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +88,32 @@ class StageResources:
         return self.static_shared_bytes + self.dynamic_shared_bytes
 
 
+class Forecast(Protocol):
+    """What a cost model says of the stages of a request.
+
+    Attributes
+    ----------
+    product : str
+        The GPU that it speaks of.
+    error : float
+        By which factor half of the model's predictions are off at most, at least 1.
+    launch_seconds, grid_sync_seconds : float
+        Of a launch and of a grid-wide barrier.
+    """
+
+    product: str
+    error: float
+    launch_seconds: float
+    grid_sync_seconds: float
+
+    def seconds(self, stage: Stage, kernel: StageResources) -> float:
+        """The time of one run of a stage in a kernel whose blocks ask for these resources, barriers not counted.
+
+        Infinite where no such block fits on a multiprocessor.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class PartitionRequest:
     """What a planner decides on.
@@ -91,12 +127,15 @@ class PartitionRequest:
         Of every stage, those in loops too.
     analysis : Analysis
         Of the program that the stages' TEs are of.
+    forecast : Forecast or None
+        Predicted times, where a cost model knows the device.
     """
 
     stages: tuple[Unit, ...]
     device: GpuDevice
     resources: Mapping[Stage, StageResources]
     analysis: Analysis
+    forecast: Forecast | None = None
 
     def intensive(self, unit: Unit) -> tuple[Stage, ...]:
         """The compute-intensive stages of a unit: those that hold a compute-intensive TE (§5.3)."""
@@ -205,13 +244,19 @@ class Planner(Protocol):
         ...
 
 
+def depths(units: Sequence[Unit]) -> tuple[int, ...]:
+    """The distance of each unit from the inputs of `units`, on the longest path; they are in topological order."""
+    ready: dict[Tensor, int] = {}
+    found = []
+    for unit in units:
+        found.append(max((ready[tensor] for tensor in unit.inputs if tensor in ready), default=0))
+        ready.update(dict.fromkeys(unit.outputs, found[-1] + 1))
+    return tuple(found)
+
+
 def breadth_first(units: Sequence[Unit]) -> tuple[Unit, ...]:
     """`units` by their distance from the program's inputs, on the longest path; the order is topological again."""
-    ready: dict[Tensor, int] = {}
-    depth: dict[Unit, int] = {}
-    for unit in units:
-        depth[unit] = max((ready[tensor] for tensor in unit.inputs if tensor in ready), default=0)
-        ready.update(dict.fromkeys(unit.outputs, depth[unit] + 1))
+    depth = dict(zip(units, depths(units), strict=True))
     return tuple(sorted(units, key=lambda unit: depth[unit]))
 
 

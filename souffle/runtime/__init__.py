@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from souffle.runtime.artifact import ArtifactInfo, describe, load, save
 from souffle.runtime.device_array import DeviceArray
-from souffle.runtime.network import KernelInfo, Network, explain
+from souffle.runtime.explain import explain
+from souffle.runtime.network import KernelInfo, Network
 from souffle.runtime.signature import Signature, TensorSpec
 
 __all__ = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from souffle.codegen.plan import Buffer, Plan
-from souffle.runtime.cpu_device import compile_text
+from souffle.runtime.cpu_device import CheckedBuffer, CheckedMemory, LaunchReport, compile_text
 
 __all__ = ["CpuRunner"]
 
@@ -43,25 +43,60 @@ class CpuRunner:
         Of the random order.
     cache_dir
         Folder of compiled texts; the CPU device's own where not given.
+    checked
+        Look at every access to global and shared memory, and count them.
     """
 
     def __init__(
-        self, plan: Plan, *, blocks: int = 4, order: str = "fixed", seed: int = 0, cache_dir: Path | None = None
+        self,
+        plan: Plan,
+        *,
+        blocks: int = 4,
+        order: str = "fixed",
+        seed: int = 0,
+        cache_dir: Path | None = None,
+        checked: bool = False,
     ) -> None:
         self._plan = plan
         self._order, self._seed = order, seed
         self.grids = tuple(max(1, min(kernel.tiles, blocks)) for kernel in plan.kernels)
-        self._modules = tuple(compile_text(module.text, cache_dir=cache_dir) for module in plan.modules)
+        self._modules = tuple(
+            compile_text(module.text, cache_dir=cache_dir, checked=checked) for module in plan.modules
+        )
+        self._memory = self._checked_memory() if checked and self._modules else None
+        self.reports: tuple[LaunchReport, ...] = ()
         self._constants: dict[int, np.ndarray] = {}
         for index, buffer in enumerate(plan.buffers):
             if buffer.kind == "constant":
-                held = _view(_aligned(buffer.nbytes), buffer)
+                held = self._memory.arrays[index] if self._memory else _view(_aligned(buffer.nbytes), buffer)
                 held[...] = plan.constants[buffer.name]
                 self._constants[index] = held
 
-    def run(self, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-        """Run all launches in order: checked inputs in, fresh outputs out."""
+    def _checked_memory(self) -> CheckedMemory:
         plan = self._plan
+        buffers = [
+            CheckedBuffer(
+                buffer.label,
+                buffer.shape,
+                buffer.dtype,
+                writable=buffer.kind in ("output", "workspace"),
+                initialized=buffer.kind in ("input", "constant"),
+                offset=buffer.offset if buffer.kind == "workspace" else None,
+            )
+            for buffer in plan.buffers
+        ]
+        return self._modules[0].memory(buffers, plan.workspace_bytes)
+
+    def _arrays(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        plan = self._plan
+        if self._memory:
+            self._memory.begin()
+            arrays = list(self._memory.arrays)
+            given = iter(inputs)
+            for array, buffer in zip(arrays, plan.buffers, strict=True):
+                if buffer.kind == "input":
+                    array[...] = next(given)
+            return arrays
         workspace = _aligned(plan.workspace_bytes)
         given = iter(inputs)
         arrays: list[np.ndarray] = []
@@ -79,9 +114,16 @@ class CpuRunner:
             else:
                 array = _view(_aligned(buffer.nbytes), buffer)
             arrays.append(array)
+        return arrays
+
+    def run(self, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        """Run all launches in order: checked inputs in, fresh outputs out."""
+        plan = self._plan
+        arrays = self._arrays(inputs)
+        reports: list[LaunchReport] = []
         for launch in plan.launches:
             kernel, grid = plan.kernels[launch.kernel], self.grids[launch.kernel]
-            self._modules[kernel.module].launch(
+            report = self._modules[kernel.module].launch(
                 kernel.name,
                 grid=(grid, 1, 1),
                 block=(kernel.threads, 1, 1),
@@ -90,5 +132,9 @@ class CpuRunner:
                 cooperative=kernel.cooperative,
                 order=self._order,
                 seed=self._seed,
+                memory=self._memory,
             )
-        return tuple(array for array, buffer in zip(arrays, plan.buffers, strict=True) if buffer.kind == "output")
+            reports.append(report)
+        self.reports = tuple(reports)
+        outputs = [array for array, buffer in zip(arrays, plan.buffers, strict=True) if buffer.kind == "output"]
+        return tuple(array.copy() if self._memory else array for array in outputs)

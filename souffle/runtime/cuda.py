@@ -101,6 +101,10 @@ class Cuda:
     def _attribute(self, which: Any) -> int:
         return int(self._call("cuDeviceGetAttribute", which, self._device))
 
+    def attribute(self, name: str) -> int:
+        """What the driver says of the device; `name` is CUDA's without ``CU_DEVICE_ATTRIBUTE_``."""
+        return self._attribute(getattr(self.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}"))
+
     def _call(self, function: str, *args: Any, about: str = "") -> Any:
         """Call a driver function; its single result, a tuple of several, or None. Raises DeviceError where it fails."""
         status, *results = getattr(self.api, function)(*args)
@@ -178,6 +182,11 @@ class Cuda:
             which = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._call("cuFuncSetAttribute", function, which, dynamic_shared_bytes, about=f"kernel {name}")
         return function
+
+    def prefer_l1(self, function: Any) -> None:
+        """Ask for as little shared memory beside a kernel's L1 cache as it can run with."""
+        which = self.api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        self._call("cuFuncSetAttribute", function, which, 0)
 
     def registers(self, function: Any) -> int:
         """Registers of each thread of a kernel, as loaded."""

@@ -12,7 +12,8 @@ import tvm
 from souffle.codegen.plan import Plan
 from souffle.errors import ArtifactError
 from souffle.runtime import artifact
-from souffle.runtime.network import KernelInfo, explain, signature_of
+from souffle.runtime.explain import explain
+from souffle.runtime.network import KernelInfo, signature_of
 from souffle.runtime.signature import Signature
 from souffle.schedule.cpu import host_target, use_cores
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import statistics
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +12,14 @@ from typing import Any
 from souffle.codegen.plan import Plan
 from souffle.errors import OptionError
 from souffle.runtime import artifact
+from souffle.runtime.cpu_device import LaunchReport
 from souffle.runtime.cpu_runner import CpuRunner
 from souffle.runtime.cuda import Cuda
 from souffle.runtime.cuda_runner import CudaRunner
+from souffle.runtime.explain import explain, launch_counts, shared_bytes, spilled_bytes
 from souffle.runtime.signature import Signature, TensorSpec
 
-__all__ = ["KernelInfo", "Network", "check_device", "explain", "signature_of"]
+__all__ = ["KernelInfo", "Network", "check_device", "signature_of"]
 
 _ORDERS = ("fixed", "shuffled")
 
@@ -72,60 +73,6 @@ def signature_of(plan: Plan) -> Signature:
     )
 
 
-def explain(plan: Plan) -> str:
-    """What was compiled and every decision with its reason, grouped by the compiler's stages in their order."""
-    syncs = sum(plan.kernels[launch.kernel].grid_syncs for launch in plan.launches)
-    constants = sum(buffer.nbytes for buffer in plan.buffers if buffer.kind == "constant")
-    lines = [
-        f"{plan.name}: level {plan.level}, {plan.precision}, partition {plan.partition}, {plan.arch}",
-        f"  {len(plan.launches)} launches of {len(plan.kernels)} kernels, {syncs} grid syncs; "
-        f"{constants} bytes of constants, {plan.workspace_bytes} bytes of workspace",
-        "",
-        "kernels",
-    ]
-    counts = _launch_counts(plan)
-    for index, kernel in enumerate(plan.kernels):
-        resources = kernel.resources
-        used = "not compiled for a GPU"
-        if resources is not None:
-            spills = resources.spill_store_bytes + resources.spill_load_bytes
-            used = f"{resources.registers} registers" + (f", {spills} bytes spilled" if spills else "")
-        lines.append(
-            f"  {kernel.name} x{counts[index]}: {len(kernel.stages)} stages, {kernel.grid_syncs} grid syncs, "
-            f"{kernel.tiles} tiles of {kernel.threads} threads, {_shared_bytes(plan, index)} bytes shared, {used}"
-        )
-        lines.append(
-            textwrap.fill(
-                ", ".join(kernel.tes),
-                120,
-                initial_indent="    computes ",
-                subsequent_indent="      ",
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-        )
-    groups: dict[str, list[tuple[str, bool, str]]] = {}
-    for stage, subject, accepted, reason in plan.decisions:
-        groups.setdefault(stage, []).append((subject, accepted, reason))
-    for stage, decisions in groups.items():
-        done = sum(accepted for _, accepted, _ in decisions)
-        lines += ["", f"{stage}: {done} done, {len(decisions) - done} refused"]
-        lines += [f"  {'+' if accepted else '-'} {subject}: {reason}" for subject, accepted, reason in decisions]
-    return "\n".join(lines)
-
-
-def _launch_counts(plan: Plan) -> list[int]:
-    counts = [0] * len(plan.kernels)
-    for launch in plan.launches:
-        counts[launch.kernel] += 1
-    return counts
-
-
-def _shared_bytes(plan: Plan, index: int) -> int:
-    kernel = plan.kernels[index]
-    return kernel.dynamic_shared_bytes + (kernel.resources.static_shared_bytes if kernel.resources else 0)
-
-
 def check_device(device: str) -> int:
     """The number of the GPU that a device names, 0 where it names none.
 
@@ -165,6 +112,10 @@ class Network:
         On the CPU, the order of threads between barriers: ``"fixed"``, or ``"shuffled"`` by a seed.
     cache_dir
         On the CPU, the folder of compiled texts.
+    checked
+        On the CPU, look at every access to global and shared memory: out of bounds, reads of what nothing has written,
+        races of blocks. What is wrong is raised as a :class:`~souffle.runtime.cpu_device.CheckError`; accesses are
+        counted (:attr:`counts`).
     driver
         The CUDA driver's functions, for tests and rehearsals; those of cuda-bindings where not given.
 
@@ -185,6 +136,7 @@ class Network:
         order: str = "fixed",
         seed: int = 0,
         cache_dir: str | Path | None = None,
+        checked: bool = False,
         driver: Any = None,
     ) -> None:
         ordinal = check_device(device)
@@ -194,11 +146,13 @@ class Network:
             raise OptionError(f"blocks is {blocks}; a grid has at least one block")
         if graph and device == "cpu":
             raise OptionError('graph=True is for a GPU; device="cpu" has no CUDA graphs')
+        if checked and device != "cpu":
+            raise OptionError(f'checked=True is for device="cpu", not {device!r}; a GPU has compute-sanitizer')
         self._plan = plan
         self._on_cpu = device == "cpu"
         self._ordinal = ordinal
         self._options = {"graph": graph, "poison": poison, "blocks": blocks, "order": order, "seed": seed}
-        self._options |= {"cache_dir": cache_dir, "driver": driver}
+        self._options |= {"cache_dir": cache_dir, "checked": checked, "driver": driver}
         self._signature = signature_of(plan)
         self._output_names = tuple(buffer.label for buffer in plan.buffers if buffer.kind == "output")
         self._runner: CpuRunner | CudaRunner | None = None
@@ -237,7 +191,7 @@ class Network:
     def kernels(self) -> tuple[KernelInfo, ...]:
         """All kernels, in the order of their first launch."""
         plan = self._plan
-        counts = _launch_counts(plan)
+        counts = launch_counts(plan)
         tes: list[dict[str, None]] = [{} for _ in plan.kernels]
         order: dict[int, None] = {}
         for launch in plan.launches:
@@ -257,8 +211,8 @@ class Network:
                     grid=(self._runner.grids[index] if self._runner else max(1, kernel.tiles), 1, 1),
                     block=(kernel.threads, 1, 1),
                     registers=registers,
-                    shared_bytes=_shared_bytes(plan, index),
-                    spill_bytes=resources.spill_store_bytes + resources.spill_load_bytes if resources else None,
+                    shared_bytes=shared_bytes(kernel),
+                    spill_bytes=spilled_bytes(kernel),
                     grid_syncs=kernel.grid_syncs,
                     stages=kernel.stages,
                     tes=tuple(tes[index]) or kernel.tes,
@@ -266,6 +220,20 @@ class Network:
                 )
             )
         return tuple(infos)
+
+    @property
+    def counts(self) -> tuple[LaunchReport, ...]:
+        """What each launch of the last run did, in order: bytes of each buffer, shared bytes, barriers, atomics.
+
+        Raises
+        ------
+        OptionError
+            If the network has not run on the CPU with ``checked=True``.
+        """
+        reports = self._runner.reports if isinstance(self._runner, CpuRunner) else ()
+        if not self._options["checked"] or not reports:
+            raise OptionError('counts are those of the last run; run the network with device="cpu", checked=True first')
+        return reports
 
     def explain(self) -> str:
         """What was compiled and every decision with its reason, grouped by the compiler's stages."""
@@ -277,7 +245,8 @@ class Network:
 
     def on(self, device: str, **options: Any) -> Network:
         """The same network on another device or with other options."""
-        return Network(self._plan, device=device, **{**self._options, "graph": False, **options})
+        kept = {**self._options, "graph": False, "checked": self._options["checked"] and device == "cpu"}
+        return Network(self._plan, device=device, **{**kept, **options})
 
     def open(self) -> None:
         """Load the code and upload the constants now instead of at the first call.
@@ -300,6 +269,7 @@ class Network:
                 order=options["order"],
                 seed=options["seed"],
                 cache_dir=Path(cache) if cache is not None else None,
+                checked=options["checked"],
             )
         else:
             self._runner = CudaRunner(self._plan, Cuda(self._ordinal, options["driver"]), poison=options["poison"])

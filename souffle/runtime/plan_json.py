@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from souffle.codegen.plan import Buffer, CudaModule, Kernel, Launch, Plan, Resources
+from souffle.codegen.plan import (
+    Buffer,
+    CudaModule,
+    Kernel,
+    Launch,
+    Plan,
+    PredictedKernel,
+    PredictedStage,
+    Resources,
+)
 
 __all__ = ["PlanFormatError", "plan_from_json", "plan_to_json"]
 
@@ -64,6 +75,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
                 },
                 "stages": list(kernel.stages),
                 "tes": list(kernel.tes),
+                "predicted": None if kernel.predicted is None else asdict(kernel.predicted),
             }
             for kernel in plan.kernels
         ],
@@ -78,6 +90,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
             for launch in plan.launches
         ],
         "decisions": [list(decision) for decision in plan.decisions],
+        "predicted_on": plan.predicted_on,
     }
 
 
@@ -100,6 +113,12 @@ class _Fields:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise PlanFormatError(f"{self._what} has {key} {value!r}, which is not a whole number from {low} to {high}")
         return value
+
+    def seconds(self, key: str) -> float:
+        value = self._content.get(key)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            raise PlanFormatError(f"{self._what} has {key} {value!r}, which is no time in seconds")
+        return float(value)
 
     def wholes(self, key: str, low: int = 0, high: int = 2**62) -> tuple[int, ...]:
         values = self.items(key)
@@ -168,6 +187,31 @@ def _kernel(content: Any, index: int, modules: int) -> Kernel:
         resources=resources,
         stages=fields.texts("stages"),
         tes=fields.texts("tes"),
+        # Networks saved before times were predicted lack it.
+        predicted=None if fields.get("predicted") is None else _predicted(fields.get("predicted"), index),
+    )
+
+
+def _predicted(content: Any, index: int) -> PredictedKernel:
+    fields = _Fields(content, f"the prediction of kernel {index}")
+    stages = [_Fields(item, f"a predicted stage of kernel {index}") for item in fields.items("stages")]
+    return PredictedKernel(
+        seconds=fields.seconds("seconds"),
+        launch_seconds=fields.seconds("launch_seconds"),
+        sync_seconds=fields.seconds("sync_seconds"),
+        blocks_per_sm=fields.whole("blocks_per_sm", 1),
+        stages=tuple(
+            PredictedStage(
+                name=stage.text("name"),
+                runs=stage.whole("runs", 1),
+                tiles=stage.whole("tiles"),
+                registers=stage.whole("registers"),
+                shared_bytes=stage.whole("shared_bytes"),
+                seconds=stage.seconds("seconds"),
+                bound=stage.text("bound"),
+            )
+            for stage in stages
+        ),
     )
 
 
@@ -222,4 +266,5 @@ def plan_from_json(content: Any, texts: Sequence[str], cubins: Sequence[bytes]) 
         launches=launches,
         workspace_bytes=workspace_bytes,
         decisions=tuple(_decision(item) for item in fields.items("decisions")),
+        predicted_on="" if fields.get("predicted_on") is None else fields.text("predicted_on"),
     )

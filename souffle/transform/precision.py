@@ -11,13 +11,15 @@ constants are converted at compile time.
 from __future__ import annotations
 
 import numpy as np
-from tvm import tirx
+from tvm import te, tirx
 
 from souffle.analysis import analyze
 from souffle.decision import Decision
-from souffle.program import TE, Origin, Tensor, TEProgram, make_te
-from souffle.transform.handles import Handles, read
-from souffle.tvm_compat import PrimExpr, fresh_axis, is_load, load_indices, load_tensor, map_bodies, reduce_node
+from souffle.program import TE, Origin, Tensor, TEProgram
+from souffle.program.shared import OncePer
+from souffle.transform.handles import read
+from souffle.transform.narrow import conversion
+from souffle.tvm_compat import PrimExpr, compute_op, is_load, load_indices, load_tensor, map_bodies, reduce_node
 
 __all__ = ["mixed_precision"]
 
@@ -77,22 +79,27 @@ def _why_not(te_: TE) -> str | None:
 
 
 def _cast(tensor: Tensor, half: Tensor, origin: Origin) -> TE:
-    handles = Handles()
-    axes = [fresh_axis(extent, f"i{n}") for n, extent in enumerate(tensor.shape)]
-    body = read(handles.of(tensor), [axis.var for axis in axes]).astype("float16")
     cast_origin = Origin(origin.nodes, tuple("Cast" for _ in origin.nodes), f"{origin.group}_cast")
-    return make_te(half.name, axes, [body], handles.pairs(), cast_origin, [half])
+    return conversion(tensor, half, cast_origin)
+
+
+_halved: OncePer[tuple[te.ComputeOp, tuple[te.Tensor, ...]]] = OncePer()
 
 
 def _with_half_operands(te_: TE, halves: dict[Tensor, Tensor]) -> TE:
-    handles = Handles()
+    op, placeholders = _halved(te_.op, lambda: _halve(te_))
+    return TE(te_.name, op, placeholders, tuple(halves[tensor] for tensor in te_.inputs), te_.outputs, te_.origin)
+
+
+def _halve(te_: TE) -> tuple[te.ComputeOp, tuple[te.Tensor, ...]]:
+    """The expression of a TE over fp16 operands."""
+    new = tuple(te.placeholder(old.shape, "float16", name=old.op.name) for old in te_.placeholders)
 
     def rewrite(load: PrimExpr) -> PrimExpr:
-        half = halves[te_.input_of(load_tensor(load))]
-        return read(handles.of(half), load_indices(load)).astype("float32")
+        position = next(n for n, old in enumerate(te_.placeholders) if old.same_as(load_tensor(load)))
+        return read(new[position], load_indices(load)).astype("float32")
 
-    bodies = map_bodies(te_.op.body, rewrite)
-    return make_te(te_.name, te_.axes, bodies, handles.pairs(), te_.origin, te_.outputs)
+    return compute_op(te_.name, te_.axes, map_bodies(te_.op.body, rewrite), te_.op.tag), new
 
 
 def _fresh(name: str, names: set[str]) -> str:

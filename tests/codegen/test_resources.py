@@ -15,7 +15,7 @@ from souffle.codegen.nvcc import find_nvcc
 from souffle.codegen.plan import Resources
 from souffle.codegen.resources import StageMeter, smaller_waves
 from souffle.decision import Decision
-from souffle.kernel import cuda_target
+from souffle.kernel import Lowering, cuda_target
 from souffle.partition import PartitionRequest, StageResources
 from souffle.program import TEProgram
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS, device_for
@@ -136,8 +136,10 @@ def test_decisions_say_that_registers_are_assumed() -> None:
 def test_decisions_say_that_registers_are_measured() -> None:
     ((_, _, _, reason),) = cuts(network(), cubin=True)
     assert "(measured)" in reason
-    ((_, _, _, reason),) = cuts(network(), cubin=True, partition="persistent")
-    assert "(assumed)" in reason
+    (_, subject, _, reason), *_ = cuts(network(), cubin=True, partition="persistent")
+    assert subject == "no cut" and "predicted" in reason and "(measured)" in reason
+    (*_, (_, subject, accepted, reason)) = cuts(network(), cubin=False, partition="persistent")
+    assert subject == "cuts by predicted time" and not accepted and "registers are assumed" in reason
 
 
 def test_lowering_gives_names_that_the_figures_do_not_depend_on() -> None:
@@ -146,7 +148,7 @@ def test_lowering_gives_names_that_the_figures_do_not_depend_on() -> None:
 
     def keys(program: TEProgram) -> set[str]:
         stages = lower(program).stages
-        functions, _ = lower_stages(stages, cuda_target(ARCH))
+        functions, _ = lower_stages(stages, Lowering(cuda_target(ARCH)))
         return {meter._key(resources._alone(stage, functions[stage])) for stage in stages}
 
     one, other = keys(network()), keys(network(first=2))

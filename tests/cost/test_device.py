@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import fields
 from fnmatch import fnmatch
 from pathlib import Path
@@ -72,9 +74,45 @@ def test_an_unknown_product_names_those_described() -> None:
         figures_of("../device")
 
 
+def test_a_file_describes_a_gpu_as_a_product_does(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    described = json.loads((Path(souffle.cost.__file__).parent / "devices" / "A100-SXM4-40GB.json").read_text())
+    path.write_text(json.dumps(described | {"more": {"note": "kept"}}))
+    assert cost_device(path) == cost_device(str(path)) == cost_device("A100-SXM4-40GB")
+    described["figures"]["clock_hz"]["value"] = 1e9
+    path.write_text(json.dumps(described))
+    assert cost_device(path).clock_hz == 1e9
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d["figures"].pop("clock_hz"), "figure clock_hz is missing"),
+        (lambda d: d["figures"].update(clock={}), "figure clock is not known"),
+        (lambda d: d["figures"]["clock_hz"].update(value=0), "figure clock_hz is 0 and not a positive"),
+        (lambda d: d["figures"]["clock_hz"].update(value="fast"), "figure clock_hz is 'fast'"),
+        (lambda d: d["figures"]["clock_hz"].update(value=float("nan")), "figure clock_hz is nan"),
+        (lambda d: d["figures"]["clock_hz"].update(kind="guess"), "figure clock_hz is not a value with its kind"),
+        (lambda d: d.pop("arch"), "does not say its arch"),
+        (lambda d: d.pop("figures"), "has no figures"),
+    ],
+)
+def test_a_damaged_file_names_the_figure(tmp_path: Path, change: Callable[[dict], object], message: str) -> None:
+    path = tmp_path / "mine.json"
+    described = json.loads((Path(souffle.cost.__file__).parent / "devices" / "A100-SXM4-40GB.json").read_text())
+    change(described)
+    path.write_text(json.dumps(described))
+    with pytest.raises(OptionError, match=f"mine.json is no device description: .*{message}"):
+        cost_device(path)
+    path.write_text("{")
+    with pytest.raises(OptionError, match=r"mine.json is no device description"):
+        cost_device(path)
+
+
 def test_the_files_are_part_of_the_package() -> None:
     root = Path(souffle.cost.__file__).parents[2]
     patterns = [line for line in (root / "pyproject.toml").read_text().splitlines() if line.startswith("souffle = [")]
     globs = [part for part in patterns[0].split('"') if "/" in part]
     for product in PRODUCTS:
         assert any(fnmatch(f"cost/devices/{product}.json", glob) for glob in globs)
+    assert any(fnmatch("runtime/measure_device.cu", glob) for glob in globs)

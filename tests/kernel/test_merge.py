@@ -14,7 +14,7 @@ from tvm import te
 import souffle
 from souffle.analysis import analyze
 from souffle.codegen.assemble import lower_stages
-from souffle.kernel import DeviceFunction, LoweringError, cuda_target, lower_stage, plan_calls
+from souffle.kernel import DeviceFunction, Lowering, LoweringError, cuda_target, lower_stage, plan_calls
 from souffle.kernel.calls import CallPlan
 from souffle.kernel.merge import PREFETCH_FUNCTION
 from souffle.program import TEProgram
@@ -42,7 +42,7 @@ class Lowered:
 def lower(program: TEProgram) -> Lowered:
     """Every TE a stage of its own."""
     stages, _ = form_stages(program, analyze(program), gpu_scheduler(device_for(ARCH)), APART)
-    return Lowered(program, stages, lower_stages(stages, cuda_target(ARCH))[0])
+    return Lowered(program, stages, lower_stages(stages, Lowering(cuda_target(ARCH)))[0])
 
 
 def weights(*shape: int) -> np.ndarray:

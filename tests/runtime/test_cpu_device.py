@@ -266,7 +266,7 @@ def test_a_large_cooperative_grid(barriers: CpuModule):
             "half_exits",
             False,
             r"kernel half_exits, block \(\d, 0, 0\): barrier under divergent control: 32 threads wait at __syncthreads "
-            r"\(first: thread \(0, 0, 0\)\); 32 threads exited \(first: thread \(32, 0, 0\)\)",
+            r"\(first: thread \(0, 0, 0\), half_exits line \d+\); 32 threads exited \(first: thread \(32, 0, 0\)\)",
         ),
         ("two_kinds", True, r"divergent control: 32 threads wait at __syncthreads .*; 32 threads wait at grid sync"),
         ("two_kinds", False, r"two_kinds.*grid sync in a launch that is not cooperative"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import re
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +16,9 @@ import pytest
 import tvm
 from tvm import te, tirx, topi
 
+from souffle.codegen.device_functions import with_device_functions
 from souffle.runtime.cpu_device import compile_text
-from souffle.schedule.gpu import GpuRequest, GpuSchedule, ScheduleError, check_schedule, schedule_gpu
+from souffle.schedule.gpu import RULES, GpuRequest, GpuSchedule, ScheduleError, Sketch, check_schedule, schedule_gpu
 from souffle.schedule.gpu.common import collect
 from souffle.tvm_compat import const_int, primfunc_from_tensors
 
@@ -122,9 +125,9 @@ def reduction_cases() -> list[Case]:
         Case("long", (longer,), (topi.sqrt(topi.sum(longer, axis=1)),), "reduction"),
         Case("argmax", (n,), (named(topi.argmax(n, axis=1), "place"),), "reduction"),
         Case("argmin_columns", (n,), (named(topi.argmin(n, axis=0), "place"),), "reduction"),
-        Case("max_pool", (image,), (topi.nn.pool2d(image, [3, 3], [2, 2], [1, 1], [1, 1, 1, 1], "max"),), "reduction"),
+        Case("max_pool", (image,), (topi.nn.pool2d(image, [3, 3], [2, 2], [1, 1], [1, 1, 1, 1], "max"),), "window"),
         Case("avg_pool", (image,), (topi.nn.pool2d(image, [2, 2], [2, 2], [1, 1], [0, 0, 1, 1], "avg"),), "reduction"),
-        Case("depthwise", (image, filters), (topi.nn.relu(depthwise),), "reduction"),
+        Case("depthwise", (image, filters), (topi.nn.relu(depthwise),), "window"),
         Case("vector_matrix", (v, w), (topi.matmul(v, w),), "reduction"),
         Case("vector_transposed", (v, t), (topi.matmul(v, t, False, True),), "reduction"),
         Case("reshaped", (x,), (named(short, "short"), topi.reshape(topi.nn.relu(short), (39, 11))), "reduction"),
@@ -180,14 +183,14 @@ def completed(case: Case) -> Case:
 
 def random_cases(count: int) -> list[Case]:
     """Stages of random shapes, most extents prime, with random reduced axes and thread counts."""
-    random = np.random.default_rng(7)
+    chance = np.random.default_rng(7)
     cases = []
     for number in range(count):
-        rank = int(random.integers(1, 5))
-        shape = [int(random.choice([1, 2, 3, 5, 7, 11, 13, 17, 31, 32])) for _ in range(rank)]
-        axes = tuple(int(a) for a in np.flatnonzero(random.integers(0, 2, rank))) or (rank - 1,)
+        rank = int(chance.integers(1, 5))
+        shape = [int(chance.choice([1, 2, 3, 5, 7, 11, 13, 17, 31, 32])) for _ in range(rank)]
+        axes = tuple(int(a) for a in np.flatnonzero(chance.integers(0, 2, rank))) or (rank - 1,)
         x = data(*shape)
-        request = GpuRequest("sm_90", int(random.choice([32, 64, 96, 128])), int(random.choice([1, 8, 132])))
+        request = GpuRequest("sm_90", int(chance.choice([32, 64, 96, 128])), int(chance.choice([1, 8, 132])))
         kind = number % 4
         if kind == 0:
             outputs = (normalized(x, axes)[2],)
@@ -214,23 +217,54 @@ class Built:
     reference: object
 
 
-@pytest.fixture(scope="module")
-def built() -> Built:
+def chosen(case: Case) -> GpuSchedule | None:
+    schedule, _ = schedule_gpu(case.func, case.request)
+    return schedule
+
+
+def sampled(case: Case) -> GpuSchedule | None:
+    """The schedule of the same rule with numbers drawn by chance."""
+    chance = random.Random(case.name)
+    for _, rule in RULES:
+        sketch = rule(case.func, case.request)
+        own = sketch.chosen() if isinstance(sketch, Sketch) else sketch
+        if not isinstance(own, GpuSchedule):
+            continue
+        for _ in range(20):
+            schedule = sketch.with_values({knob.name: chance.choice(knob.values) for knob in sketch.knobs})
+            if isinstance(schedule, GpuSchedule):
+                check_schedule(schedule, case.request)
+                return schedule
+        return own
+    return None
+
+
+def build(choice: Callable[[Case], GpuSchedule | None]) -> Built:
     """All cases as one CUDA text, since each compilation costs more than a case."""
     tvm.register_global_func("tvm_callback_cuda_compile", lambda code, target=None: b"x", override=True)
     schedules = {}
     for case in CASES:
-        schedule, _ = schedule_gpu(case.func, case.request)
+        schedule = choice(case)
         if schedule is not None:
             schedules[case.name] = schedule
     kernels = tvm.IRModule({name: schedule.func for name, schedule in schedules.items()})
-    text = tvm.compile(kernels, target=TARGET).mod.imports[0].inspect_source()
+    text = with_device_functions(tvm.compile(kernels, target=TARGET).mod.imports[0].inspect_source())
     plain = tvm.IRModule({case.name: case.func for case in CASES})
     return Built(schedules, text, compile_text(text), tvm.compile(plain, target="llvm"))
 
 
+@pytest.fixture(scope="module")
+def built() -> Built:
+    return build(chosen)
+
+
+@pytest.fixture(scope="module")
+def built_sampled() -> Built:
+    return build(sampled)
+
+
 def arrays(case: Case) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    random = np.random.default_rng(3)
+    chance = np.random.default_rng(3)
 
     def shape(tensor: te.Tensor) -> tuple[int, ...]:
         return tuple(const_int(extent) for extent in tensor.shape)
@@ -238,16 +272,25 @@ def arrays(case: Case) -> tuple[list[np.ndarray], list[np.ndarray]]:
     inputs = []
     for tensor in case.inputs:
         dtype = np.dtype(str(tensor.dtype))
-        values = random.integers(0, 9, shape(tensor)) if dtype.kind == "i" else random.uniform(-1, 1, shape(tensor))
+        values = chance.integers(0, 9, shape(tensor)) if dtype.kind == "i" else chance.uniform(-1, 1, shape(tensor))
         inputs.append(np.asarray(values, dtype))
     return inputs, [np.full(shape(tensor), 7, str(tensor.dtype)) for tensor in case.outputs]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_result(case: Case, built: Built) -> None:
+    assert not case.rule or built.schedules[case.name].rule == case.rule
+    compare(case, built)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_result_with_other_numbers(case: Case, built_sampled: Built) -> None:
+    compare(case, built_sampled)
+
+
+def compare(case: Case, built: Built) -> None:
     inputs, outputs = arrays(case)
     schedule = built.schedules[case.name]
-    assert not case.rule or schedule.rule == case.rule
     names = [t.op.name for t in (*case.inputs, *case.outputs)]
     assert len(set(names)) == len(names)
     expected = [tvm.runtime.tensor(array) for array in (*inputs, *outputs)]

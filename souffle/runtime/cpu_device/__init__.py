@@ -1,11 +1,35 @@
 """The CPU device: runs emitted CUDA C++ text, unchanged, on the CPU, every CUDA thread a fiber.
 
 ``compile_text`` gives a :class:`CpuModule`, whose ``launch`` runs a kernel. A barrier is a switch to the next fiber, so
-a missing one shows as a wrong result and a misplaced one as a :class:`~souffle.errors.DeviceError`, not as a hang.
+a missing one shows as a wrong result and a misplaced one as a :class:`BarrierError`, not as a hang. A checked text also
+shows accesses out of bounds, reads of what nothing has written and races of blocks (:class:`CheckError`), and counts
+bytes and atomics.
 """
 
 from __future__ import annotations
 
-from souffle.runtime.cpu_device.module import CpuModule, LaunchReport, compile_text
+from souffle.runtime.cpu_device.checked_memory import CheckedBuffer, CheckedMemory
+from souffle.runtime.cpu_device.module import CpuModule, compile_text
+from souffle.runtime.cpu_device.reports import (
+    BarrierError,
+    CheckError,
+    Finding,
+    LaunchReport,
+    Place,
+    Traffic,
+    Wait,
+)
 
-__all__ = ["CpuModule", "LaunchReport", "compile_text"]
+__all__ = [
+    "BarrierError",
+    "CheckError",
+    "CheckedBuffer",
+    "CheckedMemory",
+    "CpuModule",
+    "Finding",
+    "LaunchReport",
+    "Place",
+    "Traffic",
+    "Wait",
+    "compile_text",
+]

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from souffle.errors import CudaCompileError, DeviceError
+from souffle.runtime.cpu_device.abi import (
+    Arg,
+    FindingRecord,
+    KernelEntry,
+    Result,
+    Spec,
+    TrafficRecord,
+    WaitRecord,
+    load_runtime,
+)
+from souffle.runtime.cpu_device.checked_memory import CheckedBuffer, CheckedMemory
+from souffle.runtime.cpu_device.decode import findings_of, traffic_of, waits_of
+from souffle.runtime.cpu_device.places import TextMap
 from souffle.runtime.cpu_device.ptx_translation import translate_asm
+from souffle.runtime.cpu_device.reports import BarrierError, CheckError, LaunchReport
 from souffle.runtime.cpu_device.text_scan import (
     KernelDeclaration,
     blank_comments,
@@ -21,78 +35,16 @@ from souffle.runtime.cpu_device.text_scan import (
 )
 from souffle.runtime.cpu_device.toolchain import build_kernel_library, build_runtime_library, default_cache_dir
 
-__all__ = ["CpuModule", "LaunchReport", "compile_text"]
+__all__ = ["CpuModule", "compile_text"]
 
 DYNAMIC_SHARED_LIMIT = 227 * 1024  # bytes one block may ask for on a Hopper GPU
 _MAX_BLOCK = (1024, 1024, 64)
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_THREADS = 1024
 _SPIN_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class LaunchReport:
-    """What one launch did.
-
-    Attributes
-    ----------
-    grid_syncs
-        Grid-wide barriers, each counted once.
-    block_barriers
-        Barriers of blocks (``__syncthreads``, ``bar.sync``), added up over all blocks.
-    seconds
-        Wall time of the launch.
-    """
-
-    kernel: str
-    grid_syncs: int
-    block_barriers: int
-    seconds: float
-
-
-class _Arg(ctypes.Structure):
-    _fields_ = (("i", ctypes.c_longlong), ("d", ctypes.c_double), ("p", ctypes.c_void_p))
-
-
-class _Kernel(ctypes.Structure):
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("entry", ctypes.c_void_p),
-        ("parameters", ctypes.c_int),
-        ("kinds", ctypes.c_char_p),
-    )
-
-
-class _Spec(ctypes.Structure):
-    _fields_ = (
-        ("kernel", ctypes.c_char_p),
-        ("entry", ctypes.c_void_p),
-        ("args", ctypes.POINTER(_Arg)),
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared_bytes", ctypes.c_uint64),
-        ("dynamic_capacity", ctypes.c_uint64),
-        ("seed", ctypes.c_uint64),
-        ("cooperative", ctypes.c_int),
-        ("shuffled", ctypes.c_int),
-        ("workers", ctypes.c_int),
-        ("timeout_seconds", ctypes.c_double),
-        ("spin_seconds", ctypes.c_double),
-        ("dynamic_shared", ctypes.c_void_p),
-        ("shared_anchor", ctypes.c_void_p),
-    )
-
-
-class _Result(ctypes.Structure):
-    _fields_ = (
-        ("failed", ctypes.c_int),
-        ("reserved", ctypes.c_int),
-        ("grid_syncs", ctypes.c_uint64),
-        ("block_barriers", ctypes.c_uint64),
-        ("fault_address", ctypes.c_uint64),
-        ("seconds", ctypes.c_double),
-        ("message", ctypes.c_char * 2048),
-    )
+_FINDINGS = 20
+_COPIES = 256  # records of barriers that the optimizer copied, which are left out once lines are known
+_WAITS = 64
 
 
 def _epilogue(kernels: tuple[KernelDeclaration, ...], dynamic: tuple[str, ...]) -> str:
@@ -106,25 +58,6 @@ def _epilogue(kernels: tuple[KernelDeclaration, ...], dynamic: tuple[str, ...]) 
     return "\n".join(lines) + "\n"
 
 
-_loaded_runtimes: dict[str, ctypes.CDLL] = {}
-
-
-def _load_runtime(path: Path) -> ctypes.CDLL:
-    # By name, which holds the hash of its source: one process has one runtime, whatever cache folders it uses.
-    if path.name in _loaded_runtimes:
-        return _loaded_runtimes[path.name]
-    # Global: the libraries of kernels find the runtime's functions by name.
-    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-    library.souffle_launch.argtypes = (ctypes.POINTER(_Spec), ctypes.POINTER(_Result))
-    library.souffle_launch.restype = None
-    for name, kind in (("souffle_spec_size", _Spec), ("souffle_result_size", _Result)):
-        size = getattr(library, name)
-        size.restype = ctypes.c_uint64
-        if size() != ctypes.sizeof(kind):
-            raise DeviceError(f"the fiber runtime {path} disagrees with its Python side on {kind.__name__}: delete it")
-    return _loaded_runtimes.setdefault(path.name, library)
-
-
 class CpuModule:
     """A CUDA text that has been compiled for the CPU; see :func:`compile_text`.
 
@@ -134,26 +67,40 @@ class CpuModule:
         Names of the text's kernels, in the order of the text.
     library
         The compiled library.
+    checked
+        Whether it was compiled with checks.
     """
 
     def __init__(
-        self, library: Path, declarations: tuple[KernelDeclaration, ...], *, ordered: bool, runtime: Path
+        self,
+        library: Path,
+        declarations: tuple[KernelDeclaration, ...],
+        *,
+        code: str,
+        ordered: bool,
+        runtime: Path,
+        checked: bool,
     ) -> None:
-        self.library = library
-        self._runtime = _load_runtime(runtime)
+        self.library, self.checked = library, checked
+        self._runtime = load_runtime(runtime)
         self._handle = ctypes.CDLL(str(library), mode=ctypes.RTLD_LOCAL | os.RTLD_NOW)
-        table = (_Kernel * len(declarations)).in_dll(self._handle, "souffle_kernels")
+        table = (KernelEntry * len(declarations)).in_dll(self._handle, "souffle_kernels")
         self._table = {entry.name.decode(): entry for entry in table}
         self._bounds = {d.name: d.launch_bounds for d in declarations}
+        self._map = TextMap(library, self._handle, code)
         # Where results may depend on the order of blocks, "fixed" has to mean one order.
         self._ordered = ordered
         self.kernels = tuple(self._table)
+
+    def memory(self, buffers: Sequence[CheckedBuffer], workspace_bytes: int = 0) -> CheckedMemory:
+        """Make a memory for several checked launches; its arrays are then the arguments."""
+        return CheckedMemory(self._runtime, buffers, workspace_bytes)
 
     def parameter_kinds(self, kernel: str) -> str:
         """Give one letter for each parameter: ``p`` a pointer, ``i`` an integer, ``f`` a floating-point number."""
         return self._entry(kernel).kinds.decode()
 
-    def _entry(self, kernel: str) -> _Kernel:
+    def _entry(self, kernel: str) -> KernelEntry:
         if kernel not in self._table:
             raise DeviceError(f"no kernel {kernel!r} in the text; it has {', '.join(self.kernels) or 'none'}")
         return self._table[kernel]
@@ -171,6 +118,10 @@ class CpuModule:
         seed: int = 0,
         workers: int | None = None,
         timeout_seconds: float = 600.0,
+        memory: CheckedMemory | None = None,
+        uninitialized: Collection[int] = (),
+        max_findings: int = _FINDINGS,
+        raises: bool = True,
     ) -> LaunchReport:
         """Run a kernel to its end.
 
@@ -195,17 +146,30 @@ class CpuModule:
             that a run can be repeated exactly; ``"shuffled"`` always takes one.
         timeout_seconds
             Wall time after which the launch is stopped.
+        memory
+            Of a checked text, the memory whose arrays the pointer arguments are. Without one the arguments are copied
+            to a memory of this launch and back; arrays that NumPy holds to be read-only must then not be written.
+        uninitialized
+            Without ``memory``, the arguments that hold no values yet, by position.
+        max_findings
+            Of a checked text, how many places of the text findings are kept of.
+        raises
+            Raise an error for findings; otherwise they are only in the report.
 
         Returns
         -------
         LaunchReport
-            Barriers executed, and the time taken.
+            Barriers executed, and the time taken; of a checked text, its traffic and the findings.
 
         Raises
         ------
+        CheckError
+            There are findings.
+        BarrierError
+            A barrier under divergent control, or a deadlock.
         DeviceError
-            The launch is not valid, or the kernel failed: a fault, a deadlock, a barrier under divergent control. The
-            message names the kernel, the block, the thread and the kind of barrier.
+            The launch is not valid, or the kernel failed, as by a fault. The message names the kernel, the block and
+            the thread.
         """
         entry = self._entry(kernel)
         grid, block = _extent("grid", grid, _MAX_GRID), _extent("block", block, _MAX_BLOCK)
@@ -225,9 +189,12 @@ class CpuModule:
             raise DeviceError(f"order {order!r} is neither 'fixed' nor 'shuffled'")
         if workers is None:
             workers = 1 if self._ordered else len(os.sched_getaffinity(0))
+        copied: dict[int, np.ndarray] = {}
+        if self.checked and memory is None:
+            memory, args, copied = self._copy_in(args, uninitialized)
         packed = _pack(kernel, entry.kinds.decode(), args)
         has_dynamic = hasattr(self._handle, "souffle_dynamic_shared")
-        spec = _Spec(
+        spec = Spec(
             kernel=kernel.encode(),
             entry=entry.entry,
             args=packed,
@@ -244,12 +211,71 @@ class CpuModule:
             dynamic_shared=ctypes.cast(self._handle.souffle_dynamic_shared, ctypes.c_void_p) if has_dynamic else None,
             shared_anchor=ctypes.cast(self._handle.souffle_shared_anchor, ctypes.c_void_p),
         )
-        result = _Result()
+        waits = (WaitRecord * _WAITS)()
+        spec.wait, spec.wait_capacity = waits, _WAITS
+        found = (FindingRecord * (max_findings + _COPIES))()
+        if self.checked:
+            traffic = (TrafficRecord * memory.arena.slots)()
+            ranges = [value for array in self._map.shared for value in (array.offset, array.bytes)]
+            spec.arena, spec.traffic = ctypes.pointer(memory.arena), traffic
+            spec.shared_range, spec.shared_ranges = (ctypes.c_uint64 * len(ranges))(*ranges), len(ranges) // 2
+            spec.finding, spec.finding_capacity = found, len(found)
+        result = Result()
         self._runtime.souffle_launch(ctypes.byref(spec), ctypes.byref(result))
-        if result.failed:
-            message = result.message.decode(errors="replace")
-            raise DeviceError(message + _near_argument(result.fault_address, args))
-        return LaunchReport(kernel, result.grid_syncs, result.block_barriers, result.seconds)
+        for index, array in copied.items():
+            array[...] = memory.arrays[index]
+        findings = findings_of(self._map, found[: result.findings], kernel, memory, grid, block, shared_bytes)
+        if result.synchronizes:
+            # Its blocks may well be ordered, by means that are not looked into.
+            findings = tuple(finding for finding in findings if finding.kind != "race")
+        if result.half_barriers:
+            findings = tuple(finding for finding in findings if (finding.kind, finding.space) != ("race", "shared"))
+        left_out = result.findings_left_out + sum(finding.count for finding in findings[max_findings:])
+        findings = findings[:max_findings]
+        message = result.message.decode(errors="replace") if result.failed else ""
+        if result.waits:
+            raise BarrierError(message, waits_of(self._map, waits[: result.waits]), findings)
+        message += _near_argument(result.fault_address, args)
+        report = LaunchReport(kernel, result.grid_syncs, result.block_barriers, result.seconds)
+        if self.checked:
+            report = dataclasses.replace(
+                report,
+                buffers=tuple(
+                    (buffer.name, traffic_of(record))
+                    for buffer, record in zip(memory.buffers, traffic)
+                    if record.read or record.written or record.atomics
+                ),
+                shared=traffic_of(result.shared),
+                findings=findings,
+                findings_left_out=left_out,
+                races_checked=not result.synchronizes,
+            )
+        if findings and (raises or message):
+            raise CheckError(report, message)
+        if message:
+            raise DeviceError(message)
+        return report
+
+    def _copy_in(
+        self, args: Sequence[np.ndarray | int | float], uninitialized: Collection[int]
+    ) -> tuple[CheckedMemory, list[np.ndarray | int | float], dict[int, np.ndarray]]:
+        """A memory that holds the array arguments, the arguments in it, and what to copy its arrays back to."""
+        placed: dict[int, int] = {}
+        buffers: list[CheckedBuffer] = []
+        origins: list[np.ndarray] = []
+        for i, value in enumerate(args):
+            if isinstance(value, np.ndarray) and value.ndim > 0 and value.ctypes.data not in placed:
+                placed[value.ctypes.data] = len(buffers)
+                name, known = f"argument {i}", i not in uninitialized
+                buffers.append(CheckedBuffer(name, value.shape, str(value.dtype), value.flags.writeable, known))
+                origins.append(value)
+        memory = self.memory(buffers)
+        memory.begin()
+        for origin, buffer, array in zip(origins, buffers, memory.arrays):
+            if buffer.initialized:
+                array[...] = origin
+        moved = [memory.arrays[placed[v.ctypes.data]] if isinstance(v, np.ndarray) and v.ndim > 0 else v for v in args]
+        return memory, moved, {i: origin for i, origin in enumerate(origins) if origin.flags.writeable}
 
 
 def _extent(what: str, value: Sequence[int], limits: tuple[int, int, int]) -> tuple[int, int, int]:
@@ -262,7 +288,7 @@ def _extent(what: str, value: Sequence[int], limits: tuple[int, int, int]) -> tu
 def _pack(kernel: str, kinds: str, args: Sequence[np.ndarray | int | float]) -> ctypes.Array:
     if len(args) != len(kinds):
         raise DeviceError(f"kernel {kernel} has {len(kinds)} parameters, {len(args)} arguments were given")
-    packed = (_Arg * max(len(args), 1))()
+    packed = (Arg * max(len(args), 1))()
     for i, (kind, value) in enumerate(zip(kinds, args)):
         where = f"kernel {kernel}, argument {i}"
         if isinstance(value, np.ndarray) and value.ndim == 0 and kind != "p":
@@ -305,7 +331,7 @@ def _near_argument(address: int, args: Sequence[np.ndarray | int | float]) -> st
     return best[1] if best and best[0] < 2**30 else ""
 
 
-def compile_text(cuda_text: str, *, cache_dir: Path | None = None) -> CpuModule:
+def compile_text(cuda_text: str, *, cache_dir: Path | None = None, checked: bool = False) -> CpuModule:
     """Compile CUDA C++ text for the CPU.
 
     The text is what nvcc gets. Only its inline PTX is rewritten, and g++ reads it with headers of CUDA's names that
@@ -317,6 +343,8 @@ def compile_text(cuda_text: str, *, cache_dir: Path | None = None) -> CpuModule:
         The text of one or more kernels.
     cache_dir
         Where compiled libraries are kept. None takes Souffle's cache (:func:`souffle.cache.cache_root`).
+    checked
+        Look at each access to global and shared memory: bounds, initialization, order of blocks; and count them.
 
     Raises
     ------
@@ -332,7 +360,7 @@ def compile_text(cuda_text: str, *, cache_dir: Path | None = None) -> CpuModule:
     folder = default_cache_dir() if cache_dir is None else Path(cache_dir)
     source = '#line 1 "kernels.cu"\n' + translate_asm(cuda_text) + _epilogue(kernels, dynamic_shared_names(code))
     runtime = build_runtime_library(folder)
-    _load_runtime(runtime)
-    library = build_kernel_library(source, folder)
+    load_runtime(runtime)
+    library = build_kernel_library(source, folder, checked=checked)
     ordered = uses_atomics(blank_comments(cuda_text, strings=False))
-    return CpuModule(library, kernels, ordered=ordered, runtime=runtime)
+    return CpuModule(library, kernels, code=code, ordered=ordered, runtime=runtime, checked=checked)

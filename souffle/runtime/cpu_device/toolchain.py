@@ -18,17 +18,29 @@ __all__ = ["FOLDER", "build_kernel_library", "build_runtime_library", "default_c
 
 FOLDER = Path(__file__).resolve().parent
 _INCLUDE = FOLDER / "include"
-_RUNTIME_SOURCE = FOLDER / "src" / "fiber_runtime.cpp"
-_COMMON = ("-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-w")
+_SOURCES = FOLDER / "src"
+_RUNTIME_SOURCE = _SOURCES / "fiber_runtime.cpp"
+_COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-w")
 # No contraction and no errno: a kernel's arithmetic is what its text says, and math calls are inlined where exact.
 _KERNEL = (
     "-O2", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-fno-strict-aliasing",
     "-fno-stack-protector", "-fstack-clash-protection", "-fno-extern-tls-init", "-fno-threadsafe-statics",
-    "-fno-asynchronous-unwind-tables", "-fno-ipa-reference", "-fmax-errors=8", "-Wl,-Bsymbolic", "-Wl,-z,now",
+    "-fno-asynchronous-unwind-tables", "-fno-ipa-reference", "-fmax-errors=8",
+    # Lines of the text for reports; the return address of a barrier has to lie in the function that names it.
+    "-g1", "-fno-optimize-sibling-calls",
 )  # fmt: skip
+# A call before every access to memory that other threads may see. The accesses are those of the text: none is moved to
+# where the text would not have made it, none is made twice or joined with another.
+_CHECKED = (
+    "-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0", "-DSOUFFLE_CHECKED", "-fno-tree-loop-im",
+    "-fno-tree-pre", "-fno-code-hoisting", "-fno-tree-loop-if-convert", "-fno-ssa-phiopt", "-fno-tree-vectorize",
+    "-fno-tree-loop-distribute-patterns", "-fno-store-merging",
+)  # fmt: skip
+_LINK = ("-shared", "-Wl,-Bsymbolic", "-Wl,-z,now")
 # Instruction sets that change no result, in the spelling of /proc/cpuinfo.
 _SAFE_SETS = ("avx2", "f16c", "fma", "bmi2", "popcnt")
 _SHOWN_ERRORS = 5
+_TEXT_NAME = "kernels.cu"  # debug information names this file, or that of the #line directive: one name for both
 
 
 def default_cache_dir() -> Path:
@@ -80,31 +92,43 @@ def _compiler_version(path: str) -> str:
 @functools.cache
 def _headers_digest() -> str:
     digest = hashlib.sha256()
-    for path in sorted(_INCLUDE.iterdir()):
+    for path in sorted((*_INCLUDE.iterdir(), *_SOURCES.iterdir())):
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-def _build(source: str, flags: tuple[str, ...], stem: str, cache_dir: Path | None, failed: str) -> Path:
+def _build(
+    source: str,
+    flags: tuple[str, ...],
+    stem: str,
+    cache_dir: Path | None,
+    failed: str,
+    libraries: tuple[str, ...] = (),
+) -> Path:
     compiler = _compiler()
     folder = default_cache_dir() if cache_dir is None else Path(cache_dir).resolve()
-    parts = (source, *flags, compiler, _compiler_version(compiler), _headers_digest())
+    parts = (_TEXT_NAME, source, *flags, *_LINK, *libraries, compiler, _compiler_version(compiler), _headers_digest())
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     library = folder / f"{stem}-{key}.so"
     if library.exists():
         return library
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as work:
-        text = Path(work) / f"{stem}.cpp"
+        text = Path(work) / _TEXT_NAME
         text.write_text(source, encoding="utf-8")
-        made = Path(work) / "out.so"
-        command = [compiler, *flags, f"-I{_INCLUDE}", str(text), "-o", str(made)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=work)
-        if done.returncode != 0 or not made.exists():
-            lines = [row.replace(str(Path(work)) + "/", "") for row in done.stderr.splitlines()]
-            errors = [row for row in lines if "error" in row or "undefined" in row][:_SHOWN_ERRORS]
-            raise CudaCompileError(f"{failed}: g++ says\n" + "\n".join(errors or lines[:_SHOWN_ERRORS]))
+        compiled, made = Path(work) / "out.o", Path(work) / "out.so"
+        # Two steps: g++ would link a sanitizer's own runtime to what it compiled for one.
+        for command, result in (
+            ([*flags, f"-I{_INCLUDE}", f"-I{_SOURCES}", "-x", "c++", "-c", str(text)], compiled),
+            ([*_LINK, str(compiled), *libraries], made),
+        ):
+            command = [compiler, *command, "-o", str(result)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=work)
+            if done.returncode != 0 or not result.exists():
+                lines = [row.replace(str(Path(work)) + "/", "") for row in done.stderr.splitlines()]
+                errors = [row for row in lines if "error" in row or "undefined" in row][:_SHOWN_ERRORS]
+                raise CudaCompileError(f"{failed}: g++ says\n" + "\n".join(errors or lines[:_SHOWN_ERRORS]))
         os.replace(made, library)  # atomic: another process may be building the same
     return library
 
@@ -112,12 +136,13 @@ def _build(source: str, flags: tuple[str, ...], stem: str, cache_dir: Path | Non
 def build_runtime_library(cache_dir: Path | None = None) -> Path:
     """Build the fiber runtime, once for each cache folder."""
     switch = () if uses_register() else ("-DSOUFFLE_UCONTEXT",)
-    flags = (*_COMMON, "-O2", "-fvisibility=default", "-fno-stack-protector", *switch, "-lpthread")
-    return _build(_RUNTIME_SOURCE.read_text(encoding="utf-8"), flags, "runtime", cache_dir, "the fiber runtime")
+    flags = (*_COMMON, "-O2", "-fvisibility=default", "-fno-stack-protector", *switch)
+    source, libraries = _RUNTIME_SOURCE.read_text(encoding="utf-8"), ("-lpthread", "-ldl")
+    return _build(source, flags, "runtime", cache_dir, "the fiber runtime", libraries)
 
 
-def build_kernel_library(source: str, cache_dir: Path | None = None) -> Path:
-    """Build a translated CUDA text.
+def build_kernel_library(source: str, cache_dir: Path | None = None, *, checked: bool = False) -> Path:
+    """Build a translated CUDA text; a checked one calls the functions of ``souffle_check.h`` at each access.
 
     Raises
     ------
@@ -128,5 +153,5 @@ def build_kernel_library(source: str, cache_dir: Path | None = None) -> Path:
     """
     register = ("-ffixed-r15", "-DSOUFFLE_SELF_IN_REGISTER", "-Wno-register") if uses_register() else ()
     prelude = ("-include", "souffle_device.h")
-    flags = (*_COMMON, *_KERNEL, *_machine_flags(), *register, *prelude)
-    return _build(source, flags, "kernels", cache_dir, "the CUDA text")
+    flags = (*_COMMON, *_KERNEL, *(_CHECKED if checked else ()), *_machine_flags(), *register, *prelude)
+    return _build(source, flags, "checked" if checked else "kernels", cache_dir, "the CUDA text", ("-lm",))

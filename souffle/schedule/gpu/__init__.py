@@ -14,11 +14,13 @@ from souffle.schedule.gpu.common import ScheduleError, check_schedule
 from souffle.schedule.gpu.contraction import contraction
 from souffle.schedule.gpu.elementwise import elementwise
 from souffle.schedule.gpu.fallback import fallback
+from souffle.schedule.gpu.mma import mma_contraction
 from souffle.schedule.gpu.reduction import reduction
 from souffle.schedule.gpu.rowwise import rowwise
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
 from souffle.schedule.gpu.sketch import Knob, Sketch
 from souffle.schedule.gpu.tensor_core import tensor_core_contraction
+from souffle.schedule.gpu.window import window
 
 __all__ = [
     "RULES",
@@ -36,7 +38,9 @@ __all__ = [
 Rule = Callable[[tirx.PrimFunc, GpuRequest], Sketch | Refusal]
 
 RULES: tuple[tuple[str, Rule], ...] = (
+    ("mma_contraction", mma_contraction),
     ("tensor_core_contraction", tensor_core_contraction),
+    ("window", window),
     ("contraction", contraction),
     ("rowwise", rowwise),
     ("reduction", reduction),

@@ -11,11 +11,19 @@ from souffle.schedule.gpu import RULES, check_schedule, schedule_gpu
 from souffle.schedule.gpu.device import GpuDevice
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
 
-__all__ = ["gpu_scheduler"]
+__all__ = ["THREADS", "gpu_request", "gpu_scheduler"]
+
+THREADS = 256
+"""Of a block, the same for all stages, so that any of them can be merged."""
+
+
+def gpu_request(device: GpuDevice, threads: int = THREADS) -> GpuRequest:
+    """What schedules for a device are made for: what one block may have of it."""
+    return GpuRequest(device.arch, threads, device.sm_count, device.shared_per_block)
 
 
 def gpu_scheduler(
-    device: GpuDevice, problem: Callable[[GpuSchedule], str | None] = lambda schedule: None, threads: int = 256
+    device: GpuDevice, problem: Callable[[GpuSchedule], str | None] = lambda schedule: None, threads: int = THREADS
 ) -> Scheduler:
     """A scheduler for one device.
 
@@ -25,9 +33,9 @@ def gpu_scheduler(
     problem : callable, optional
         Says why a schedule cannot be used after all; see :func:`souffle.schedule.gpu.schedule_gpu`.
     threads : int
-        Of a block, the same for all stages, so that any of them can be merged.
+        Of a block.
     """
-    request = GpuRequest(device.arch, threads, device.sm_count)
+    request = gpu_request(device, threads)
 
     def answer(func: tirx.PrimFunc) -> Answer:
         schedule, refusals = schedule_gpu(func, request, problem)

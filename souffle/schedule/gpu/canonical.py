@@ -34,7 +34,7 @@ from souffle.schedule.gpu.expressions import (
     narrow_indices,
     substitute_axes,
 )
-from souffle.schedule.gpu.operands import narrow_operand, separate, split_term
+from souffle.schedule.gpu.operands import narrow_operand, separate, split_term, straighten
 from souffle.tvm_compat import PrimExpr, const_int
 
 __all__ = ["Contraction", "Operand", "Store", "canonical_contraction"]
@@ -266,6 +266,9 @@ def canonical_contraction(func: tirx.PrimFunc) -> Contraction:
     wide = (dtype_of(split.left), dtype_of(split.right))
     left, right = (narrow_operand(e) for e in (split.left, split.right))
     left, right, separated, axes = separate(left, right, axes)
+    (left, right), straightened, axes = straighten((left, right), axes)
+    (left, right), _, inner = straighten((left, right), inner)
+    separated = {v: substitute_axes(e, straightened) for v, e in separated.items()} | straightened
 
     groups: dict[tuple[bool, bool], list[Axis]] = {(x, y): [] for x in (True, False) for y in (True, False)}
     for axis in axes:

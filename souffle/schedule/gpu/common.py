@@ -45,9 +45,8 @@ _REDUCE = 2
 MAX_LOADS = 1024
 """Loads of one block beyond which the text, and TVM's time for it, grow out of hand."""
 
-_CHEAP_CALLS = frozenset({"tirx.if_then_else", "tirx.likely", "tirx.fabs", "tirx.reinterpret", "tirx.large_uint_imm"})
-_CHEAP_CALLS |= {f"tirx.{name}" for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not")}
-_CHEAP_CALLS |= {f"tirx.{name}" for name in ("shift_left", "shift_right", "floor", "ceil", "trunc", "round")}
+_CHEAP_CALLS = frozenset({"if_then_else", "likely", "fabs", "reinterpret", "floor", "ceil", "trunc", "round"})
+"""Operators without their namespace, which differs from one to the next and between versions of TVM."""
 
 
 class ScheduleError(SouffleError):
@@ -265,7 +264,8 @@ def inlining_refusal(func: tirx.PrimFunc) -> str | None:
 
 def expression_cost(node: s_tir.SBlock) -> int:
     """A rough count of what one evaluation of the block costs in arithmetic: 1 per simple call, 8 per function."""
-    return sum(1 if getattr(call.op, "name", "") in _CHEAP_CALLS else 8 for call in collect(node.body, ir.Call))
+    names = [getattr(call.op, "name", "").rpartition(".")[2] for call in collect(node.body, ir.Call)]
+    return sum(1 if name in _CHEAP_CALLS else 8 for name in names)
 
 
 def index_step(access: Access, variable: tirx.Var, analyzer: Analyzer) -> int | None:

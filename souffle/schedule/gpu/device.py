@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from souffle.errors import OptionError
 
-__all__ = ["ASSUMED_REGISTERS", "DEVICES", "GpuDevice", "device_for"]
+__all__ = ["ASSUMED_REGISTERS", "DEVICES", "SHARING", "GpuDevice", "device_for"]
+
+SHARING = 2
+"""Blocks on a multiprocessor that stages of one kernel leave each other: one computes while the other waits."""
 
 ASSUMED_REGISTERS = 128
 """Of a thread, where no compiler says: what is left to each when two blocks of 256 threads share a multiprocessor."""

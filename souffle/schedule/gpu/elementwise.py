@@ -20,10 +20,13 @@ from souffle.schedule.gpu.common import (
     same_buffer,
 )
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
-from souffle.schedule.gpu.sketch import Sketch
-from souffle.tvm_compat import const_int
+from souffle.schedule.gpu.sketch import Knob, Sketch, Values
+from souffle.tvm_compat import choice_parts, const_int, is_choice, variables
 
 __all__ = ["elementwise"]
+
+_EACH = (1, 2, 4, 8)
+"""Times that a thread loads and stores, a block apart."""
 
 _VECTOR_TYPES = frozenset({"float32", "int32"})
 
@@ -48,23 +51,34 @@ def elementwise(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
     for view in block_views(open_schedule(func)):
         if view.reduction:
             return Refusal("elementwise", f"block {view.name} reduces over {view.reduction_size} elements")
-    return Sketch.settled("elementwise", lambda: _scheduled(func, request))
+    most = max(_vector(view, request, busy=False) for view in block_views(_with_registers(func)))
+
+    def choose() -> Values:
+        return {"lanes": max(_vector(view, request) for view in block_views(_with_registers(func))), "each": 1}
+
+    def make(values: Values) -> GpuSchedule | Refusal:
+        return _scheduled(func, request, values["lanes"], values["each"])
+
+    lanes = tuple(lanes for lanes in (1, 2, 4) if lanes <= most)
+    return Sketch("elementwise", (Knob("lanes", lanes), Knob("each", _EACH)), choose, make)
 
 
-def _scheduled(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule:
+def _scheduled(func: tirx.PrimFunc, request: GpuRequest, lanes: int, each: int) -> GpuSchedule:
+    """With at most `lanes` elements at once, as many as the blocks of a shape allow, and `each` such times a thread."""
     sch = _with_registers(func)
     views = block_views(sch)
-    widest = [_vector(view, request) for view in views]
+    widest = [min(lanes, _vector(view, request, busy=False)) for view in views]
     # One for all blocks of a shape, since what they share in registers is one thread's.
     vectors = [
         min(w for w, other in zip(widest, views, strict=True) if other.spatial_shape == view.spatial_shape)
         for view in views
     ]
-    tiles = max(-(-view.size // (request.threads * vector)) for view, vector in zip(views, vectors, strict=True))
+    at_once = request.threads * each
+    tiles = max(-(-view.size // (at_once * vector)) for view, vector in zip(views, vectors, strict=True))
     groups: dict[tuple[tuple[int, ...], int], list[BlockView]] = {}
     for view, vector in zip(views, vectors, strict=True):
         groups.setdefault((view.spatial_shape, vector), []).append(view)
-    outer = [_nest(sch, members, vector, tiles, request.threads) for (_, vector), members in groups.items()]
+    outer = [_nest(sch, members, vector, each, tiles, request.threads) for (_, vector), members in groups.items()]
     tile = sch.merge(*outer) if len(outer) > 1 else outer[0]
     sch.bind(tile, "blockIdx.x")
     return finish(sch, request, "elementwise", tiles, request.threads)
@@ -118,8 +132,10 @@ def _in_place(consumer: BlockView, producer: BlockView, read: Access) -> bool:
     )
 
 
-def _nest(sch: s_tir.Schedule, members: list[BlockView], vector: int, tiles: int, threads: int) -> object:
-    """Split the loops of `members` into tiles, threads and lanes, join them, and give the loop over tiles."""
+def _nest(
+    sch: s_tir.Schedule, members: list[BlockView], vector: int, each: int, tiles: int, threads: int
+) -> object:
+    """Split the loops of `members` into tiles, times, threads and lanes, join them, and give the loop over tiles."""
     threads_of = []
     for view in members:
         loops = sch.get_loops(view.rv)
@@ -127,24 +143,25 @@ def _nest(sch: s_tir.Schedule, members: list[BlockView], vector: int, tiles: int
         if vector > 1:
             flat, lanes = sch.split(flat, [None, vector])
             sch.vectorize(lanes)
-        _, thread = sch.split(flat, [tiles, threads])
+        thread = sch.split(flat, [tiles, each, threads] if each > 1 else [tiles, threads])[-1]
         threads_of.append(thread)
     # Not joined further, to the lanes: registers declared inside a vectorized loop are not widened with it.
     if len(threads_of) > 1:
         sch.merge(*threads_of)
-    tile, thread, *_ = sch.get_loops(members[0].rv)
+    tile, *rest = sch.get_loops(members[0].rv)
+    thread = rest[1 if each > 1 else 0]
     sch.bind(thread, "threadIdx.x")
     return tile
 
 
-def _vector(view: BlockView, request: GpuRequest) -> int:
-    """Elements that a thread should load and store at once: 1, 2 or 4."""
+def _vector(view: BlockView, request: GpuRequest, *, busy: bool = True) -> int:
+    """Elements that a thread can load and store at once: 1, 2 or 4; if `busy`, with a tile for each multiprocessor."""
     shape = view.spatial_shape
     vector = 4
     while vector > 1 and (
         not shape
         or shape[-1] % vector
-        or product(shape) // (request.threads * vector) < request.sm_count
+        or (busy and product(shape) // (request.threads * vector) < request.sm_count)
         or not _aligned(view, vector)
     ):
         vector //= 2
@@ -154,7 +171,7 @@ def _vector(view: BlockView, request: GpuRequest) -> int:
 def _aligned(view: BlockView, vector: int) -> bool:
     """Whether all accesses of `vector` neighbours are one aligned run of memory each, or one element."""
     types = {str(access.buffer.dtype) for access in (*view.reads, *view.writes)}
-    if not types <= _VECTOR_TYPES or not _plain(view.node):
+    if not types <= _VECTOR_TYPES or not _plain(view):
         return False
     analyzer = Analyzer()
     last = view.spatial[-1].var
@@ -180,6 +197,8 @@ def _aligned(view: BlockView, vector: int) -> bool:
     return True
 
 
-def _plain(node: s_tir.SBlock) -> bool:
-    """Whether the body has no condition, which would be taken lane by lane anyway."""
-    return not any(getattr(call.op, "name", "") == "tirx.if_then_else" for call in collect(node.body, ir.Call))
+def _plain(view: BlockView) -> bool:
+    """Whether no condition differs between neighbours, who would be taken one by one then."""
+    last = view.spatial[-1].var
+    choices = [node for kind in (ir.Call, tirx.Select) for node in collect(view.node.body, kind) if is_choice(node)]
+    return not any(last.same_as(v) for choice in choices for v in variables(choice_parts(choice)[0]))

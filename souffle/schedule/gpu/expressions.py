@@ -97,7 +97,7 @@ def is_constant(expression: PrimExpr) -> bool:
 
 
 def is_branch(expression: PrimExpr) -> bool:
-    return isinstance(expression, Call) and getattr(expression.op, "name", "") == "tirx.if_then_else"
+    return isinstance(expression, Call) and getattr(expression.op, "name", "").split(".")[-1] == "if_then_else"
 
 
 def narrow_indices(expression: PrimExpr, analyzer: tvm.sym.Analyzer) -> PrimExpr:

@@ -9,7 +9,7 @@ from souffle.schedule.gpu.rows import Chain, Layout, Stage, private_bytes
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.tvm_compat import const_int
 
-__all__ = ["MAX_PRIVATE_BYTES", "choose_layout"]
+__all__ = ["MAX_PRIVATE_BYTES", "choose_layout", "layout_with", "row_threads"]
 
 ELEMENTS_PER_THREAD = 4
 """Elements of a row that one thread takes before a further thread is worth a step of the cross-thread reduction."""
@@ -65,16 +65,32 @@ def choose_layout(stage: Stage, request: GpuRequest, cross: bool = True) -> Layo
         and request.threads // inner > fewest
     ):
         inner *= 2
-    limit = min(request.max_shared_bytes, STATIC_SHARED_BYTES) - SCRATCH_BYTES_PER_THREAD * request.threads
+    limit = _limit(request)
     if all(chain.row_count == 1 for chain in stage.chains):
         inner = most
     while _too_large(stage, request.threads // inner, inner, limit) and inner < most:
         inner *= 2
-    rows = request.threads // inner
+    return layout_with(stage, request, inner)
+
+
+def row_threads(request: GpuRequest) -> tuple[int, ...]:
+    """How many threads may work on one row: powers of two that divide a block's."""
+    return tuple(1 << bit for bit in range((request.threads & -request.threads).bit_length()))
+
+
+def layout_with(stage: Stage, request: GpuRequest, inner: int) -> Layout | str:
+    """The layout with so many threads on a row, or the reason why there is none."""
+    main = max(stage.chains, key=lambda chain: chain.work * chain.row_count)
+    limit, rows = _limit(request), request.threads // inner
     if _too_large(stage, rows, inner, limit):
         taken, free = private_bytes(stage, rows, inner > 1), limit if inner > 1 else MAX_PRIVATE_BYTES * rows
         return f"block {main.blocks[-1].name}: {rows} row(s) keep {taken} bytes of intermediates, {free} fit on chip"
-    return Layout(_tiles(stage, rows), rows, inner, near)
+    return Layout(_tiles(stage, rows), rows, inner, _rows_are_near(main))
+
+
+def _limit(request: GpuRequest) -> int:
+    """Bytes of shared memory that intermediates may take."""
+    return min(request.max_shared_bytes, STATIC_SHARED_BYTES) - SCRATCH_BYTES_PER_THREAD * request.threads
 
 
 def _too_large(stage: Stage, rows: int, inner: int, limit: int) -> bool:

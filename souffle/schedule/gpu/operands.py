@@ -24,9 +24,10 @@ from souffle.schedule.gpu.expressions import (
     is_constant,
     substitute_axes,
 )
+from souffle.schedule.gpu.memory import memory_step
 from souffle.tvm_compat import PrimExpr, variables
 
-__all__ = ["Split", "narrow_operand", "separate", "split_term"]
+__all__ = ["Split", "narrow_operand", "separate", "split_term", "straighten"]
 
 _Wrap = Callable[[PrimExpr, PrimExpr], PrimExpr]
 
@@ -213,3 +214,48 @@ def separate(
                     break
         result.extend(parts)
     return left, right, mapping, result
+
+
+def straighten(
+    operands: Sequence[PrimExpr], axes: Sequence[Axis]
+) -> tuple[list[PrimExpr], dict[tirx.Var, PrimExpr], list[Axis]]:
+    """Split axes along which memory is contiguous in pieces only, so that the inner factor runs along a piece.
+
+    The heads of attention, put together by a transposition, are read at ``k // 64`` and ``k % 64``: along ``k`` no
+    number of neighbours can be read at once, along the inner factor of 64 they can.
+
+    Parameters
+    ----------
+    operands : sequence of expression
+    axes : sequence of Axis
+
+    Returns
+    -------
+    operands : list of expression
+        Over the new axes.
+    mapping : dict
+        The axes that were split, over their factors.
+    axes : list of Axis
+        In order, the factors of an axis in its place.
+    """
+    current, mapping, result = list(operands), {}, []
+    for axis in axes:
+        parts = [axis]
+        broken = [e for e in current if depends(e, axis) and memory_step(e, axis) is None]
+        for size in _split_points(broken, axis) if broken else ():
+            name = str(axis.var.name)
+            outer = Axis(tirx.Var(f"{name}_outer", "int32"), axis.extent // size)
+            inner = Axis(tirx.Var(f"{name}_inner", "int32"), size)
+            value = outer.var * size + inner.var
+            analyzer = bounded([*result, *axes, outer, inner])
+
+            def over_factors(e: PrimExpr, a=axis, v=value, k=analyzer) -> PrimExpr:
+                return k.simplify(substitute_axes(e, {a.var: v}))
+
+            if all(memory_step(over_factors(e), inner) in (0, 1) for e in broken):
+                current = [over_factors(e) for e in current]
+                mapping[axis.var] = value
+                parts = [outer, inner]
+                break
+        result.extend(parts)
+    return current, mapping, result

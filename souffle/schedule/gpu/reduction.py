@@ -1,4 +1,4 @@
-"""Rule for single reductions with what feeds and follows them: sums, pooling, depthwise convolution, GEMV."""
+"""Rule for single reductions with what feeds and follows them: sums, global pooling, GEMV with few rows."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from tvm import tirx
 
 from souffle.schedule.gpu.common import inlining_refusal
 from souffle.schedule.gpu.rows import open_stage
-from souffle.schedule.gpu.rowwise import schedule_rows
+from souffle.schedule.gpu.rowwise import rows_sketch
 from souffle.schedule.gpu.rule import GpuRequest, Refusal
 from souffle.schedule.gpu.sketch import Sketch
+from souffle.schedule.gpu.window import direct_sketch
 
 __all__ = ["reduction"]
 
@@ -18,7 +19,8 @@ def reduction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
 
     Every output element is a row. Threads lie along whichever is contiguous in the largest input: the reduced axis,
     which they then share by a cross-thread reduction, or the outputs, where they share the reduction only if there
-    are too few outputs for the device.
+    are too few outputs for the device. One reduction alone is computed as ``direct.py`` says, in wide reads; several
+    that are independent, or one of several totals, by rows.
 
     Parameters
     ----------
@@ -42,4 +44,7 @@ def reduction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
         reductions = [view.name for view in chain.blocks if view.reduction]
         if len(reductions) > 1:
             return Refusal("reduction", f"blocks {reductions[0]} and {reductions[1]} both reduce")
-    return Sketch.settled("reduction", lambda: schedule_rows(func, request, "reduction"))
+    direct = direct_sketch(func, request, "reduction")
+    if isinstance(direct, Sketch):
+        return direct
+    return rows_sketch(func, request, "reduction")

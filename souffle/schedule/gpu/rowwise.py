@@ -14,12 +14,12 @@ from souffle.schedule.gpu.common import (
     open_schedule,
     same_buffer,
 )
-from souffle.schedule.gpu.layout import choose_layout
+from souffle.schedule.gpu.layout import choose_layout, layout_with, row_threads
 from souffle.schedule.gpu.rows import Stage, build, open_stage
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
-from souffle.schedule.gpu.sketch import Sketch
+from souffle.schedule.gpu.sketch import Knob, Sketch, Values
 
-__all__ = ["rowwise", "schedule_rows"]
+__all__ = ["rows_sketch", "rowwise"]
 
 WORTH_KEEPING = 8
 """Cost of an expression, as `expression_cost` counts, from which it is kept on chip for its readers: one function."""
@@ -55,38 +55,69 @@ def rowwise(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
         if chain.row_count * STARVED_SHARE <= request.sm_count and chain.work >= STARVED_WORK:
             why = chain.broken[0] if chain.broken else f"{chain.row_count} row(s) of {chain.work} evaluations"
             return Refusal("rowwise", f"would leave most of {request.sm_count} multiprocessors idle: {why}")
-    return Sketch.settled("rowwise", lambda: _scheduled(func, request))
+    return rows_sketch(func, request, "rowwise", _worth_keeping(func))
 
 
-def _scheduled(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal:
-    kept = _worth_keeping(func)
-    result = schedule_rows(func, request, "rowwise", kept) if kept else None
-    if isinstance(result, GpuSchedule):
-        return result
-    return schedule_rows(func, request, "rowwise")
+def rows_sketch(func: tirx.PrimFunc, request: GpuRequest, rule: str, worth: frozenset[str] = frozenset()) -> Sketch:
+    """Tiles of whole rows, with what may be chosen of them.
 
-
-def schedule_rows(
-    func: tirx.PrimFunc, request: GpuRequest, rule: str, keep: frozenset[str] = frozenset()
-) -> GpuSchedule | Refusal:
-    """Schedule a stage by rows, keeping the injective blocks named in `keep` on chip.
-
-    A reduction that TVM cannot divide among threads (its combiner is none that it knows) is left to one thread a row.
+    Parameters
+    ----------
+    func : tirx.PrimFunc
+    request : GpuRequest
+    rule : str
+        Whose sketch it is.
+    worth : frozenset of str
+        Injective blocks that may be kept on chip for their readers, or computed again by each.
     """
-    reason = "no layout"
-    for cross in (True, False):
-        stage = open_stage(func, keep)
-        layout = choose_layout(stage, request, cross)
-        if isinstance(layout, str):
-            reason = layout
-            continue
-        if keep and layout.inner == 1:
-            return Refusal(rule, "a thread that works on whole rows keeps no intermediates")
-        build(stage, layout)
-        if layout.inner == 1 or _reduces_across_threads(stage):
-            return finish(stage.sch, request, rule, layout.tiles, layout.rows * layout.inner)
-        reason = "the combiner of its reduction is none that threads can share"
-    return Refusal(rule, reason)
+    knobs = [Knob("threads_per_row", row_threads(request))]
+    if worth:
+        knobs.append(Knob("keep", (0, 1)))
+    known: dict[tuple[int, int], GpuSchedule | Refusal] = {}
+
+    def make(values: Values) -> GpuSchedule | Refusal:
+        key = (values["threads_per_row"], values.get("keep", 0))
+        if key not in known:
+            try:
+                known[key] = _with_rows(func, request, rule, worth if key[1] else frozenset(), key[0])
+            except s_tir.ScheduleError as error:
+                why = str(error).strip().splitlines()[0]
+                known[key] = Refusal(rule, f"{key[0]} threads a row: a scheduling step does not apply: {why}")
+        return known[key]
+
+    def choose() -> Values | Refusal:
+        answer = Refusal(rule, "no layout")
+        for keep in (1, 0) if worth else (0,):
+            # A reduction that TVM cannot divide among threads (a combiner that it does not know) is left to one a row.
+            for cross in (True, False):
+                layout = choose_layout(open_stage(func, worth if keep else frozenset()), request, cross)
+                if isinstance(layout, str):
+                    answer = Refusal(rule, layout)
+                    continue
+                values = {"threads_per_row": layout.inner, **({"keep": keep} if worth else {})}
+                made = make(values)
+                if isinstance(made, GpuSchedule):
+                    return values
+                answer = made
+        return answer
+
+    return Sketch(rule, tuple(knobs), choose, make)
+
+
+def _with_rows(
+    func: tirx.PrimFunc, request: GpuRequest, rule: str, keep: frozenset[str], inner: int
+) -> GpuSchedule | Refusal:
+    """The schedule with so many threads on a row, keeping the injective blocks named in `keep` on chip."""
+    stage = open_stage(func, keep)
+    layout = layout_with(stage, request, inner)
+    if isinstance(layout, str):
+        return Refusal(rule, layout)
+    if keep and inner == 1:
+        return Refusal(rule, "a thread that works on whole rows keeps no intermediates")
+    build(stage, layout)
+    if inner > 1 and not _reduces_across_threads(stage):
+        return Refusal(rule, "the combiner of its reduction is none that threads can share")
+    return finish(stage.sch, request, rule, layout.tiles, layout.rows * layout.inner)
 
 
 def _reduces_across_threads(stage: Stage) -> bool:

@@ -3,85 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-import tvm
-import tvm_ffi
 from tvm import tirx
-from tvm.ir import TensorLoad
 
 from souffle.schedule.gpu.canonical import Contraction, Operand
-from souffle.schedule.gpu.expressions import COMPARE, Axis, buffer_loads, depends, substitute_axes
+from souffle.schedule.gpu.expressions import (
+    Axis,
+    buffer_loads,
+    cast,
+    depends,
+    dtype_of,
+    is_branch,
+    is_constant,
+    substitute_axes,
+)
+from souffle.schedule.gpu.memory import lanes_along, memory_step
 from souffle.schedule.gpu.statements import Binder, all_of, guarded, loop, sequence
-from souffle.tvm_compat import PrimExpr, const_int
+from souffle.tvm_compat import PrimExpr
 
-__all__ = ["TileFetch", "bits_of", "choose_fetch", "has_condition_on", "lanes_along", "memory_step"]
-
-_WIDEST_BYTES = 16
-"""Bytes of the widest load and store instruction of a thread."""
+__all__ = ["Read", "TileFetch", "choose_fetch", "wide_operand"]
 
 
-def bits_of(dtype: str) -> int:
-    """Bits of one element as stored: a bool takes a byte."""
-    return 8 if dtype == "bool" else tvm.DataType(dtype).bits
+@dataclass(frozen=True, eq=False)
+class Read:
+    """One thread's read of `lanes` neighbours.
 
-
-def _offset(load: TensorLoad) -> PrimExpr:
-    offset: PrimExpr = tirx.IntImm("int32", 0)
-    for index, extent in zip(load.indices, load.source.shape, strict=True):
-        offset = offset * const_int(extent) + index
-    return offset
-
-
-def _step(indices: PrimExpr, axis: Axis) -> int | None:
-    """By how much an index grows with one step along `axis`, if that is constant."""
-    shifted = substitute_axes(indices, {axis.var: axis.var + 1})
-    difference = tvm.sym.Analyzer().simplify(shifted - indices)
-    return int(difference.value) if isinstance(difference, tirx.IntImm) else None
-
-
-def memory_step(value: PrimExpr, axis: Axis) -> int | None:
-    """The step in memory of the largest tensor in `value` that depends on `axis`, along `axis`; ``None`` if unknown."""
-    best: tuple[int, int | None] | None = None
-    for load in buffer_loads(value):
-        offset = _offset(load)
-        if depends(offset, axis):
-            size = prod(const_int(e) for e in load.source.shape)
-            if best is None or size > best[0]:
-                best = (size, _step(offset, axis))
-    return None if best is None else best[1]
-
-
-def has_condition_on(value: PrimExpr, axis: Axis) -> bool:
-    """Whether a comparison in `value` depends on `axis`."""
-    found = False
-
-    def see(node: Any) -> None:
-        nonlocal found
-        found = found or depends(node, axis)
-
-    tvm_ffi.structural_walk(value, (COMPARE, see))
-    return found
-
-
-def lanes_along(value: PrimExpr, axis: Axis, dtype: str) -> int:
-    """How many neighbours along `axis` one instruction can take: the widest power of two that divides the axis.
-
-    1 if a condition in `value` depends on the axis, or a read moves by other than 0 or 1 elements along it.
+    Attributes
+    ----------
+    statements : tuple of Stmt
+        Bind what the rest is made of.
+    exists : tuple of expression
+        Conditions under which the thread has something to read.
+    inside : tuple of expression
+        Conditions under which it lies in the tensor; else it is zero.
+    mapping : callable
+        From the lane to the values of the operand's axes.
+    place : expression
+        Of the first lane in the tile in shared memory.
     """
-    if has_condition_on(value, axis):
-        return 1
-    for load in buffer_loads(value):
-        if _step(_offset(load), axis) not in (0, 1):
-            return 1
-    bits = bits_of(dtype)
-    # CUDA's own vectors of bytes end at four elements.
-    lanes = 4 if bits == 8 and dtype != "bool" else 1 if dtype == "bool" else max(1, _WIDEST_BYTES * 8 // bits)
-    while axis.extent % lanes:
-        lanes //= 2
-    return lanes
+
+    statements: tuple[tirx.Stmt, ...]
+    exists: tuple[PrimExpr, ...]
+    inside: tuple[PrimExpr, ...]
+    mapping: Callable[[PrimExpr], Mapping[tirx.Var, PrimExpr]]
+    place: PrimExpr
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,47 +128,51 @@ class TileFetch:
         own, inner = (second, first) if self.along_inner else (first, second)
         return binder, [batch, own, inner], conditions
 
+    def read_of(self, turn: PrimExpr, thread: PrimExpr, corner: Sequence[PrimExpr]) -> Read:
+        """What one thread reads in one turn, of the tile whose batch, own and inner tile indices are `corner`."""
+        binder, unit, exists = self._unit(turn, thread)
+        groups = (self.batch, self.axes, self.inner)
+        widths = (1, 1 if self.along_inner else self.lanes, self.lanes if self.along_inner else 1)
+        inside = []
+        linear = []
+        for part, tile, extent_tile, axes, width in zip(unit, corner, self.tile, groups, widths, strict=True):
+            extent = prod(a.extent for a in axes)
+            position = binder.name("at", tile * (extent_tile // width) + part)
+            linear.append(position)
+            if extent % extent_tile:
+                inside.append(tirx.LT(position, extent // width))
+        located: list[tuple[Axis, PrimExpr, int]] = []
+        for axes, position, width in zip(groups, linear, widths, strict=True):
+            parts = binder.locate(
+                axes, position, lambda a: depends(self.operand.value, a), width, tirx.IntImm("int32", 0)
+            )
+            located += [(a, parts[a.var], width if a is axes[-1] else 1) for a in axes if a.var in parts]
+
+        def mapping(lane: PrimExpr) -> Mapping[tirx.Var, PrimExpr]:
+            return {a.var: value + lane if width > 1 else value for a, value, width in located}
+
+        first = tuple(p * width if width > 1 else p for p, width in zip(unit, widths, strict=True))
+        return Read(tuple(binder.statements), tuple(exists), tuple(inside), mapping, self.place(*first))
+
     def fetch(self, registers: Any, thread: PrimExpr, corner: Sequence[PrimExpr]) -> tirx.Stmt:
         """Read the tile whose batch, own and inner tile indices are `corner`; outside the tensor it is zero."""
 
         def turn(index: PrimExpr) -> tirx.Stmt:
-            binder, unit, conditions = self._unit(index, thread)
-            own_lanes = 1 if self.along_inner else self.lanes
-            inner_lanes = self.lanes if self.along_inner else 1
-            groups = (self.batch, self.axes, self.inner)
-            widths = (1, own_lanes, inner_lanes)
-            inside = []
-            linear = []
-            for part, tile, extent_tile, axes, width in zip(unit, corner, self.tile, groups, widths, strict=True):
-                extent = prod(a.extent for a in axes)
-                position = binder.name("at", tile * (extent_tile // width) + part)
-                linear.append(position)
-                if extent % extent_tile:
-                    inside.append(tirx.LT(position, extent // width))
+            read = self.read_of(index, thread, corner)
 
-            def read(lane: PrimExpr) -> tirx.Stmt:
-                value = substitute_axes(self.operand.value, mapping(lane))
-                if inside:
-                    value = tirx.if_then_else(all_of(inside), value, tirx.const(0, self.operand.dtype))
+            def one(lane: PrimExpr) -> tirx.Stmt:
+                value = substitute_axes(self.operand.value, read.mapping(lane))
+                if read.inside:
+                    value = tirx.if_then_else(all_of(read.inside), value, tirx.const(0, self.operand.dtype))
                 return tirx.BufferStore(registers, value, [index * self.lanes + lane])
 
-            located: list[tuple[Axis, PrimExpr, int]] = []
-            for axes, position, width in zip(groups, linear, widths, strict=True):
-                parts = binder.locate(
-                    axes, position, lambda a: depends(self.operand.value, a), width, tirx.IntImm("int32", 0)
-                )
-                located += [(a, parts[a.var], width if a is axes[-1] else 1) for a in axes if a.var in parts]
-
-            def mapping(lane: PrimExpr) -> Mapping[tirx.Var, PrimExpr]:
-                return {a.var: value + lane if width > 1 else value for a, value, width in located}
-
-            body = loop("lane", self.lanes, read, "vectorized")
-            return sequence(*binder.statements, guarded(conditions, body))
+            body = loop("lane", self.lanes, one, "vectorized")
+            return sequence(*read.statements, guarded(read.exists, body))
 
         return loop("turn", self.turns, turn, "unrolled")
 
-    def put(self, registers: Any, shared: Any, thread: PrimExpr) -> tirx.Stmt:
-        """Store what :meth:`fetch` read to shared memory."""
+    def put(self, registers: Any, shared: Any, thread: PrimExpr, start: PrimExpr | int = 0) -> tirx.Stmt:
+        """Store what :meth:`fetch` read to shared memory, in its type, where the tile begins at the element `start`."""
 
         def turn(index: PrimExpr) -> tirx.Stmt:
             binder, (batch, own, inner), conditions = self._unit(index, thread)
@@ -208,13 +180,29 @@ class TileFetch:
             def write(lane: PrimExpr) -> tirx.Stmt:
                 x = own if self.along_inner else own * self.lanes + lane
                 k = inner * self.lanes + lane if self.along_inner else inner
-                return tirx.BufferStore(shared, registers[index * self.lanes + lane], [self.place(batch, x, k)])
+                value = cast(registers[index * self.lanes + lane], str(shared.dtype))
+                return tirx.BufferStore(shared, value, [start + self.place(batch, x, k)])
 
             contiguous = self.along_inner == self.inner_last
             body = loop("lane", self.lanes, write, "vectorized" if contiguous else "unrolled")
             return sequence(*binder.statements, guarded(conditions, body))
 
         return loop("turn", self.turns, turn, "unrolled")
+
+
+def wide_operand(operand: Operand) -> Operand:
+    """The operand before a cast to its type, so that reading it does not wait for what is read; or itself."""
+
+    def before(value: PrimExpr) -> PrimExpr:
+        if isinstance(value, tirx.Cast) and buffer_loads(value.value):
+            return value.value
+        if is_branch(value) and is_constant(value.args[2]) and float(value.args[2].value) == 0.0:
+            wide = before(value.args[1])
+            return tirx.if_then_else(value.args[0], wide, tirx.const(0, dtype_of(wide)))
+        return value
+
+    value = before(operand.value)
+    return replace(operand, value=value, dtype=dtype_of(value))
 
 
 def choose_fetch(
@@ -224,6 +212,8 @@ def choose_fetch(
     threads: int,
     inner_last: bool | None,
     padding: Callable[[bool], int],
+    *,
+    wide: bool = False,
 ) -> TileFetch:
     """The fetch of one operand: threads along the axis that is contiguous in memory, the widest reads that fit.
 
@@ -237,8 +227,11 @@ def choose_fetch(
         Which axis shared memory holds contiguous; ``None`` for the one that is contiguous in memory.
     padding : callable
         From whether reading and storing go along different axes to the padding of rows.
+    wide : bool
+        Whether registers hold what is read, and storing casts it; see :func:`wide_operand`.
     """
     operand = contraction.left if side == "left" else contraction.right
+    operand = wide_operand(operand) if wide else operand
     axes = contraction.rows if side == "left" else contraction.columns
     steps = [memory_step(operand.value, group[-1]) if group else None for group in (axes, contraction.inner)]
     far = 1 << 30

@@ -36,14 +36,17 @@ def loop(name: str, extent: int, body: Callable[[PrimExpr], tirx.Stmt], kind: st
     ----------
     kind : str
         ``"serial"``, ``"vectorized"``, or ``"unrolled"``: by the CUDA compiler (``#pragma unroll``), which keeps the
-        emitted text short while arrays that are indexed by the loop still become registers.
+        emitted text short while arrays that are indexed by the loop still become registers. ``"rolled"`` keeps the
+        CUDA compiler from unrolling: a long body many times over leaves the instruction cache.
     """
     if extent == 1:
         return body(tirx.IntImm("int32", 0))
     var = tirx.Var(name, "int32")
     kinds = tirx.ForKind
-    chosen = {"serial": kinds.SERIAL, "vectorized": kinds.VECTORIZED, "unrolled": kinds.UNROLLED}[kind]
-    return tirx.For(var, tirx.IntImm("int32", 0), tirx.IntImm("int32", extent), chosen, body(var))
+    chosen = {"vectorized": kinds.VECTORIZED, "unrolled": kinds.UNROLLED}.get(kind, kinds.SERIAL)
+    annotations = {"disable_unroll": True} if kind == "rolled" else None
+    start, end = tirx.IntImm("int32", 0), tirx.IntImm("int32", extent)
+    return tirx.For(var, start, end, chosen, body(var), annotations=annotations)
 
 
 def guarded(conditions: Sequence[PrimExpr], body: tirx.Stmt) -> tirx.Stmt:
@@ -125,7 +128,10 @@ def kernel_func(
     # All buffers are allocated, and touched, in one scope. Otherwise TVM's StorageRewrite gives the memory of fp16
     # tiles to fp32 results, and then rejects pointers into it for their type.
     inside = tirx.AttrStmt(zero, "extern_scope", zero, inside)
-    inside = sequence(*(tirx.AllocBuffer(buffer) for buffer in buffers), inside)
+    # A buffer that is named as a whole is used as a whole: otherwise CompactBufferAllocation cuts it down to the
+    # elements that pointers are taken of, without what they lead to. The names go when a stage is lowered.
+    whole = [tirx.Evaluate(buffer.data) for buffer in buffers]
+    inside = sequence(*(tirx.AllocBuffer(buffer) for buffer in buffers), *whole, inside)
     nest = bind(block, tiles, "blockIdx.x", bind(thread, threads, "threadIdx.x", inside))
     root = func.body.block
     new_root = tvm.s_tir.SBlock([], [], [], root.name_hint, nest)

@@ -14,7 +14,7 @@ from math import ceil, prod
 from tvm import tirx
 
 from souffle.schedule.gpu.canonical import Contraction, canonical_contraction
-from souffle.schedule.gpu.contraction import refusal_of
+from souffle.schedule.gpu.contraction_tiling import refusal_of
 from souffle.schedule.gpu.expressions import NotAContraction
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
 from souffle.schedule.gpu.sketch import Knob, Sketch, Values
@@ -23,7 +23,7 @@ from souffle.schedule.gpu.statements import guarded, kernel_func, local_buffer, 
 from souffle.schedule.gpu.writeback import result_lanes, write_results
 from souffle.tvm_compat import PrimExpr
 
-__all__ = ["tensor_core_contraction"]
+__all__ = ["tensor_core_contraction", "type_refusal", "waste_refusal"]
 
 RULE = "tensor_core_contraction"
 
@@ -118,7 +118,7 @@ def tensor_core_contraction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch 
         problem = canonical_contraction(func)
     except NotAContraction as reason:
         return Refusal(RULE, str(reason))
-    reason = _type_refusal(problem, request) or refusal_of(problem, request) or _waste_refusal(problem)
+    reason = type_refusal(problem, request) or refusal_of(problem, request) or waste_refusal(problem)
     if reason is not None:
         return Refusal(RULE, f"block {problem.name}: {reason}")
     unfit = Refusal(RULE, f"block {problem.name}: no tile fits {request.max_shared_bytes} bytes of shared memory")
@@ -147,7 +147,8 @@ def _knobs(problem: Contraction, request: GpuRequest) -> tuple[Knob, ...]:
     )
 
 
-def _type_refusal(problem: Contraction, request: GpuRequest) -> str | None:
+def type_refusal(problem: Contraction, request: GpuRequest) -> str | None:
+    """Why a problem's types, or what it does with them, are not those of tensor cores; or ``None``."""
     digits = "".join(c for c in request.arch if c.isdigit())
     if not digits or int(digits) < 70:
         return f"{request.arch} has no tensor cores for fp16"
@@ -171,7 +172,8 @@ def _multiplies_in_fp32(problem: Contraction) -> bool:
     return any(all(f.same_as(x) for f, x in zip(factors, order, strict=True)) for order in (leaves, leaves[::-1]))
 
 
-def _waste_refusal(problem: Contraction) -> str | None:
+def waste_refusal(problem: Contraction) -> str | None:
+    """Why filling fragments up would be too much of the work, or ``None``."""
     extents = problem.extents[1:]
     waste = prod(-(-e // _SIDE) * _SIDE for e in extents) / prod(extents)
     if waste > _MAX_WASTE:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 
-from souffle.schedule.gpu.canonical import Contraction
+from souffle.schedule.gpu.canonical import Contraction, Store
 from souffle.schedule.gpu.expressions import Axis, substitute_axes
-from souffle.schedule.gpu.staging import has_condition_on, lanes_along, memory_step
-from souffle.schedule.gpu.statements import Binder, guarded, loop, sequence
+from souffle.schedule.gpu.memory import has_condition_on, lanes_along, memory_step
+from souffle.schedule.gpu.statements import Binder, guarded, local_buffer, loop, sequence
 from souffle.tvm_compat import PrimExpr, variables
 
-__all__ = ["result_lanes", "write_results"]
+__all__ = ["result_lanes", "value_buffers", "write_results"]
 
 
-def result_lanes(contraction: Contraction, most: int) -> int:
-    """How many neighbouring columns one store can take in every output, at most `most`."""
+def result_lanes(contraction: Contraction, most: int, *, apart: bool = False) -> int:
+    """How many neighbouring columns one store can take in every output, at most `most`.
+
+    Parameters
+    ----------
+    apart : bool
+        Whether values that vectors cannot be computed of may be computed one by one; see :func:`write_results`.
+    """
     if not contraction.columns:
         return 1
     axis = contraction.columns[-1]
@@ -28,10 +34,27 @@ def result_lanes(contraction: Contraction, most: int) -> int:
         target = store.buffer[store.indices] if store.indices else None
         if target is None or (store.where is not None and has_condition_on(store.where, axis)):
             return 1
-        if memory_step(target, axis) != 1 or any(isinstance(c, Call) for c in _calls(store.value)):
+        if memory_step(target, axis) != 1:
             return 1
-        lanes = min(lanes, lanes_along(store.value, axis, str(store.buffer.dtype)))
+        lanes = min(lanes, lanes_along(target, axis, str(store.buffer.dtype)))
+        if not apart:
+            lanes = min(lanes, _value_lanes(store, axis))
     return lanes
+
+
+def _value_lanes(store: Store, axis: Axis) -> int:
+    """Of how many neighbours the value can be computed as one vector."""
+    return 1 if _calls(store.value) else lanes_along(store.value, axis, str(store.buffer.dtype))
+
+
+def value_buffers(contraction: Contraction, lanes: int) -> tuple[Any | None, ...]:
+    """For each output registers where a vector is put together from single values; ``None`` where it needs none."""
+    return tuple(
+        local_buffer(f"value_{number}", lanes, str(store.buffer.dtype))
+        if lanes > 1 and _value_lanes(store, contraction.columns[-1]) < lanes
+        else None
+        for number, store in enumerate(contraction.stores)
+    )
 
 
 def _calls(value: PrimExpr) -> list[Call]:
@@ -48,6 +71,7 @@ def write_results(
     lanes: int,
     total: Callable[[PrimExpr], PrimExpr],
     tile: tuple[int, int, int],
+    apart: Sequence[Any] = (),
 ) -> tirx.Stmt:
     """Store all outputs that depend on `lanes` neighbouring totals.
 
@@ -59,6 +83,8 @@ def write_results(
         From the lane to the finished total.
     tile : tuple of int
         Extents of the tile, to know which groups have a ragged end.
+    apart : sequence of buffer
+        For each output what :func:`value_buffers` gives; needed where :func:`result_lanes` was asked so.
     """
     binder = Binder()
     conditions = []
@@ -80,18 +106,33 @@ def write_results(
         mapping.update(binder.locate(axes, position, lambda a: any(a.var.same_as(v) for v in names), width, 0))
 
     statements = []
-    for store in contraction.stores:
+    for number, store in enumerate(contraction.stores):
 
-        def write(lane: PrimExpr, store: Any = store) -> tirx.Stmt:
+        def here(lane: PrimExpr) -> dict[tirx.Var, PrimExpr]:
             # Lanes move the last column axis only; the position itself is bound once.
-            here = dict(mapping)
-            if last is not None and last.var in here:
-                here[last.var] = here[last.var] + lane
-            here[contraction.total] = total(lane)
-            value = substitute_axes(store.value, here)
-            return tirx.BufferStore(store.buffer, value, [substitute_axes(i, here) for i in store.indices])
+            found = dict(mapping)
+            if last is not None and last.var in found:
+                found[last.var] = found[last.var] + lane
+            found[contraction.total] = total(lane)
+            return found
 
-        body = loop("lane", lanes, write, "vectorized")
+        def value(lane: PrimExpr, store: Store = store) -> PrimExpr:
+            return substitute_axes(store.value, here(lane))
+
+        def collect(lane: PrimExpr, store: Store = store, held: Any = apart[number] if apart else None) -> tirx.Stmt:
+            return tirx.BufferStore(held, value(lane, store), [lane])
+
+        def write(lane: PrimExpr, store: Store = store, held: Any = None) -> tirx.Stmt:
+            own = value(lane, store) if held is None else held[lane]
+            return tirx.BufferStore(store.buffer, own, [substitute_axes(i, here(lane)) for i in store.indices])
+
+        if apart and apart[number] is not None:
+            body = sequence(
+                loop("lane", lanes, collect, "unrolled"),
+                loop("lane", lanes, lambda lane, w=write, n=number: w(lane, held=apart[n]), "vectorized"),
+            )
+        else:
+            body = loop("lane", lanes, write, "vectorized")
         where = [] if store.where is None else [substitute_axes(store.where, mapping)]
         statements.append(guarded(where, body))
     return sequence(*binder.statements, guarded(conditions, sequence(*statements)))

@@ -100,7 +100,7 @@ SOUFFLE_INLINE void souffle_widen(const F* f, unsigned lane, T* tile) {
 }
 // The last lane to arrive computes the product for all.
 template <int m, int n, int k, class T, class D, class A, class B, class C>
-static __attribute__((noinline)) void souffle_multiply(void** payloads, unsigned) {
+static __attribute__((noinline)) SOUFFLE_UNCHECKED void souffle_multiply(void** payloads, unsigned) {
   typedef souffle_product<D, A, B, C> P;
   T a[m * k], b[k * n], c[m * n];
   for (unsigned lane = 0; lane < 32; ++lane) {

@@ -14,6 +14,7 @@ struct dim3 {
 };
 
 struct SouffleThread;
+struct SouffleCheck;
 
 // One argument of a launch: all three forms are filled in, the entry takes the one its parameter wants.
 struct SouffleArg {
@@ -40,6 +41,7 @@ struct SouffleThread {
   unsigned int warp;
   char* shared_base;
   unsigned int shared_size;
+  SouffleCheck* check;  // null unless the text is checked
 };
 
 extern "C" {

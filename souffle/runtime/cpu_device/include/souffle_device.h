@@ -23,7 +23,8 @@
 
 #define __host__
 #define __device__
-#define __global__
+// A function of its own, so that places in it carry its name.
+#define __global__ __attribute__((noinline, noclone))
 #define __constant__
 #define __managed__
 #define __grid_constant__
@@ -90,6 +91,7 @@ SOUFFLE_INLINE To souffle_bits(const From& from) {
   return to;
 }
 
+#include "souffle_check.h"
 #include "souffle_math.h"
 #include "souffle_sync.h"
 #include "souffle_ptx.h"

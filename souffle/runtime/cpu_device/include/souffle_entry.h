@@ -44,7 +44,7 @@ SOUFFLE_INLINE void souffle_call(const SouffleArg* args, SouffleSequence<index..
   kernel(SouffleConvert<typename SouffleBare<P>::type, SouffleKind<typename SouffleBare<P>::type>::value>::from(args[index])...);
 }
 template <auto kernel, class... P>
-static void souffle_enter(const SouffleArg* args) {
+static SOUFFLE_UNCHECKED void souffle_enter(const SouffleArg* args) {
   souffle_call<kernel, P...>(args, SouffleSequence<__integer_pack(sizeof...(P))...>());
 }
 template <class... P> struct SouffleKinds {

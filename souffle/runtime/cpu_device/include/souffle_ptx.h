@@ -75,7 +75,7 @@ struct SouffleWhole {
   SouffleWarpFunction function;
   bool complete;
 };
-static inline void souffle_check_whole(void** payloads, unsigned mask) {
+static inline SOUFFLE_UNCHECKED void souffle_check_whole(void** payloads, unsigned mask) {
   void* inner[32] = {};
   SouffleWarpFunction function = nullptr;
   for (int lane = 0; lane < 32; ++lane) {
@@ -152,7 +152,7 @@ struct SouffleMma {
   unsigned a[4], b[4], c[4];
 };
 template <int k, class A, class B, class T, bool half_accumulator>
-static void souffle_mma_all(void** payloads, unsigned) {
+static SOUFFLE_UNCHECKED void souffle_mma_all(void** payloads, unsigned) {
   constexpr int per = 4 / int(sizeof(A));        // elements in one register
   constexpr int pieces = k / (4 * per);          // registers along k
   T a[16][k], b[k][8], c[16][8];

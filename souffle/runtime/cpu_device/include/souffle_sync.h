@@ -48,7 +48,7 @@ struct SouffleShuffle {
   int own;
 };
 template <class T>
-static void souffle_shuffle_all(void** payloads, unsigned mask) {
+static SOUFFLE_UNCHECKED void souffle_shuffle_all(void** payloads, unsigned mask) {
   for (int lane = 0; lane < 32; ++lane) {
     if (!(mask >> lane & 1)) continue;
     auto* mine = (SouffleShuffle<T>*)payloads[lane];
@@ -97,14 +97,14 @@ struct SouffleVote {
   unsigned long long value;
   unsigned result;
 };
-static inline void souffle_ballot_all(void** payloads, unsigned mask) {
+static inline SOUFFLE_UNCHECKED void souffle_ballot_all(void** payloads, unsigned mask) {
   unsigned votes = 0;
   for (int lane = 0; lane < 32; ++lane)
     if (mask >> lane & 1) votes |= unsigned(((SouffleVote*)payloads[lane])->value != 0) << lane;
   for (int lane = 0; lane < 32; ++lane)
     if (mask >> lane & 1) ((SouffleVote*)payloads[lane])->result = votes;
 }
-static inline void souffle_match_all(void** payloads, unsigned mask) {
+static inline SOUFFLE_UNCHECKED void souffle_match_all(void** payloads, unsigned mask) {
   for (int lane = 0; lane < 32; ++lane) {
     if (!(mask >> lane & 1)) continue;
     auto* mine = (SouffleVote*)payloads[lane];
@@ -146,7 +146,7 @@ SOUFFLE_INLINE T souffle_combine(T a, T b) {
                                : (a ^ b));
 }
 template <class T, int op>
-static void souffle_reduce_all(void** payloads, unsigned mask) {
+static SOUFFLE_UNCHECKED void souffle_reduce_all(void** payloads, unsigned mask) {
   bool first = true;
   T total = T();
   for (int lane = 0; lane < 32; ++lane)

@@ -23,6 +23,7 @@
 #endif
 
 #include "souffle_abi.h"
+#include "souffle_check.h"
 
 namespace {
 
@@ -52,6 +53,7 @@ struct Fiber : SouffleThread {
   int wait_id;
   const char* wait_what;
   int wait_site;  // the line of an __activemask
+  void* wait_pc;  // where in the kernel's library it waits
   unsigned wait_mask;
   unsigned result;
   // Asynchronous copies in issue order; [copy_head, copy_count) are pending.
@@ -87,6 +89,9 @@ struct Block {
   unsigned index;
   int threads, live, at_grid, spinners, masks_wanted;
   bool started, finished, preempted, grid_waiting;
+  unsigned* clocks;  // of checked texts
+  SouffleOrder* shared_order;
+  void* grid_pc;
   Fiber* fibers;
   unsigned* queue;  // ring of ready fibers
   unsigned head, count;
@@ -119,6 +124,7 @@ struct Worker {
   char* dynamic_base;
   int signal_number;
   void* fault_address;
+  SouffleCheck check;
 #ifdef SOUFFLE_USE_UCONTEXT
   ucontext_t context;
 #endif
@@ -143,15 +149,30 @@ struct SouffleLaunchSpec {
   double spin_seconds;
   char* (*dynamic_shared)();
   char* (*shared_anchor)();
+  // Of checked texts; null and 0 otherwise.
+  SouffleArena* arena;
+  SouffleTraffic* traffic;         // for each slot of the arena
+  const uint64_t* shared_range;    // pairs: offset in the thread-local segment, bytes
+  SouffleFinding* finding;
+  unsigned shared_ranges;
+  int finding_capacity;
+  // Of every text: the groups of threads of the block, or blocks, where nothing could go on.
+  SouffleWait* wait;
+  int wait_capacity;
 };
 
 struct SouffleLaunchResult {
   int failed;
-  int reserved;
+  int waits;
   uint64_t grid_syncs;
   uint64_t block_barriers;
   uint64_t fault_address;
   double seconds;
+  SouffleTraffic shared;
+  int findings;
+  int synchronizes;  // the text orders its blocks by memory too: races of blocks were not looked for
+  uint64_t findings_left_out;
+  uint64_t half_barriers;  // bar.arrive is there: what it orders within a block is not followed
   char message[2048];
 };
 }
@@ -172,6 +193,9 @@ struct Launch {
   int arrived_workers, finished_workers;
   unsigned round, round_done, round_grid, last_done, last_grid;
   uint64_t grid_syncs, barrier_count, events;
+  int synchronizes, half_barriers, claimed;
+  void* grid_pc;  // where the first block of this phase reached its grid barrier
+  unsigned grid_block;
 };
 
 __thread Worker* tl_worker;
@@ -430,6 +454,10 @@ void fail_fiber(Fiber* self, const char* format, ...) {
   for (;;) to_scheduler(self);
 }
 
+}  // namespace
+#include "checks.h"
+namespace {
+
 void release_barrier(Block* b, int id) {
   Barrier& barrier = b->barriers[id];
   unsigned *list = b->worker->scratch, count = 0;
@@ -440,6 +468,9 @@ void release_barrier(Block* b, int id) {
       list[count++] = unsigned(i);
     }
   }
+  meet_warps(b, list, count);
+  // Producers and consumers may meet at a named barrier from different places; at __syncthreads nobody may.
+  if (id == 0 && int(count) == b->threads) compare_places(b, list, count);
   barrier = Barrier{0, 0, 0};
   ++b->barrier_count;
   ++b->events;
@@ -449,8 +480,9 @@ void release_barrier(Block* b, int id) {
   if (spec->shuffled && spec->cooperative && next_random(b->random) % 8 == 0) b->preempted = true;
 }
 
-void arrive(Fiber* self, int id, int count, int value, bool wait, const char* what) {
+void arrive(Fiber* self, int id, int count, int value, bool wait, const char* what, void* pc) {
   Block* b = self->block;
+  self->wait_pc = pc;
   if (id < 0 || id >= kNamedBarriers) fail_fiber(self, "%s names barrier %d, and there are only 16", what, id);
   if (count < 0) count = b->threads;
   if (count == 0 || (count % 32 != 0 && count != b->threads))
@@ -464,6 +496,7 @@ void arrive(Fiber* self, int id, int count, int value, bool wait, const char* wh
   barrier.expected = count;
   ++barrier.arrived;
   barrier.sum += value;
+  if (!wait && self->check) b->launch->half_barriers = 1;
   if (wait) {
     self->state = kBarrier;
     self->wait_id = id;
@@ -523,19 +556,20 @@ void resolve_masks(Block* b, unsigned warp, bool only_if_whole) {
 extern "C" {
 
 void souffle_barrier(SouffleThread* t, int id, int count) {
-  arrive((Fiber*)t, id, count, 0, true, count < 0 && id == 0 ? "__syncthreads" : "bar.sync");
+  arrive((Fiber*)t, id, count, 0, true, count < 0 && id == 0 ? "__syncthreads" : "bar.sync",
+         __builtin_return_address(0));
 }
 
 int souffle_barrier_reduce(SouffleThread* t, int predicate, int what) {
   Fiber* self = (Fiber*)t;
   static const char* const names[] = {"__syncthreads_count", "__syncthreads_and", "__syncthreads_or"};
-  arrive(self, 0, -1, predicate != 0, true, names[what]);
+  arrive(self, 0, -1, predicate != 0, true, names[what], __builtin_return_address(0));
   int sum = int(self->result);
   return what == 0 ? sum : what == 1 ? sum == self->block->threads : sum != 0;
 }
 
 void souffle_barrier_arrive(SouffleThread* t, int id, int count) {
-  arrive((Fiber*)t, id, count, 0, false, "bar.arrive");
+  arrive((Fiber*)t, id, count, 0, false, "bar.arrive", __builtin_return_address(0));
 }
 
 void souffle_grid_sync(SouffleThread* t) {
@@ -543,6 +577,7 @@ void souffle_grid_sync(SouffleThread* t) {
   if (!self->block->launch->spec->cooperative) fail_fiber(self, "grid sync in a launch that is not cooperative");
   self->state = kGrid;
   self->wait_what = "grid sync";
+  self->wait_pc = __builtin_return_address(0);
   ++self->block->at_grid;
   dispatch(self);
 }
@@ -561,6 +596,7 @@ void souffle_collective(SouffleThread* t, unsigned mask, const char* what, void*
   self->state = kWarp;
   self->wait_what = what;
   self->wait_mask = mask;
+  self->wait_pc = __builtin_return_address(0);
   if (w.group[g].arrived == (mask & w.alive)) complete_group(b, self->warp, g);
   dispatch(self);
 }
@@ -571,6 +607,7 @@ unsigned souffle_activemask(SouffleThread* t, int line) {
   self->state = kActiveMask;
   self->wait_site = line;
   self->wait_what = "__activemask";
+  self->wait_pc = __builtin_return_address(0);
   ++b->masks_wanted;
   resolve_masks(b, self->warp, true);
   dispatch(self);
@@ -582,12 +619,17 @@ void souffle_relax(SouffleThread* t) {
   Fiber* self = (Fiber*)t;
   Block* b = self->block;
   self->spinning = true;
+  self->wait_pc = __builtin_return_address(0);
   ++b->spinners;
   push_back(b, self->linear);
   dispatch(self);
 }
 
-void souffle_event(SouffleThread* t) { ++((Fiber*)t)->block->events; }
+void souffle_event(SouffleThread* t) {
+  Block* b = ((Fiber*)t)->block;
+  ++b->events;
+  if (t->check) b->launch->synchronizes = 1;
+}
 
 void souffle_copy_async(SouffleThread* t, void* destination, const void* source, unsigned bytes, unsigned source_bytes) {
   Fiber* self = (Fiber*)t;
@@ -607,6 +649,14 @@ void souffle_copy_async(SouffleThread* t, void* destination, const void* source,
       if (!self->copies) fail_fiber(self, "no memory for %u asynchronous copies", self->copy_capacity);
     }
   }
+  if (self->check) {
+    void* pc = __builtin_return_address(0);
+    if (source_bytes) souffle_check_access(self, (void*)source, source_bytes, 0, pc);
+    souffle_check_access(self, destination, bytes, kSouffleWrite | kSouffleNoValue, pc);
+    souffle_word at = souffle_word((char*)destination - self->check->shared_base);
+    for (unsigned i = 0; i < bytes && at + i < self->check->shared_bytes; ++i)
+      if (self->check->shared_state[at + i] == kSharedWritten) self->check->shared_state[at + i] = kSharedEmpty;
+  }
   // Until the wait, the destination holds neither the old nor the new value for sure.
   memset(destination, kPoison, bytes);
   self->copies[self->copy_count++] =
@@ -617,12 +667,23 @@ void souffle_copy_commit(SouffleThread* t) { ++((Fiber*)t)->open_group; }
 
 void souffle_copy_wait(SouffleThread* t, int groups_left, int uncommitted_too) {
   Fiber* self = (Fiber*)t;
+  if (self->check) self->check->other = 0;
   unsigned limit = self->open_group > unsigned(groups_left) ? self->open_group - unsigned(groups_left) : 0;
   while (self->copy_head < self->copy_count) {
     Copy& c = self->copies[self->copy_head];
     if (!uncommitted_too && c.group >= limit) break;
     if (c.source_bytes) memcpy(c.destination, c.source, c.source_bytes);
     memset(c.destination + c.source_bytes, 0, c.bytes - c.source_bytes);
+    if (self->check) {
+      souffle_word at = souffle_word(c.destination - self->check->shared_base);
+      for (unsigned i = 0; i < c.bytes && at + i < self->check->shared_bytes; ++i)
+        if (self->check->shared_state[at + i] == kSharedEmpty) self->check->shared_state[at + i] = kSharedWritten;
+      // The bytes change only now, whatever another warp has read of them since the copy began.
+      if (at + c.bytes <= self->check->shared_bytes)
+        self->check->other = souffle_unordered_warps(self->check, self->warp, at, c.bytes, true);
+      if (self->check->other && at + c.bytes <= self->check->shared_bytes)
+        souffle_check_slow(self, c.destination, c.bytes, kSouffleWrite | kSouffleRace, __builtin_return_address(0));
+    }
     ++self->copy_head;
   }
   if (self->copy_head == self->copy_count) self->copy_head = self->copy_count = 0;
@@ -682,6 +743,10 @@ void free_block(Block* b) {
   free(b->queue);
   free(b->warps);
   free(b->save);
+  free(b->clocks);
+  free(b->shared_order);
+  b->clocks = nullptr;
+  b->shared_order = nullptr;
   b->fibers = nullptr;
   b->queue = nullptr;
   b->warps = nullptr;
@@ -710,7 +775,12 @@ int shared_pieces(Worker* w, Piece out[2]) {
 void start_block(Worker* w, Block* b, unsigned index) {
   Launch* launch = w->launch;
   const SouffleLaunchSpec* spec = launch->spec;
-  if (!b->fibers) allocate_block(b);
+  if (!b->fibers) {
+    allocate_block(b);
+    if (!allocate_checks(w, b)) set_failure(launch, "kernel %s: no memory for the checks", spec->kernel);
+  }
+  if (b->clocks)
+    for (int i = 0; i < kSouffleWarps * kSouffleWarps; ++i) b->clocks[i] = 1;
   b->worker = w;
   b->index = index;
   b->live = b->threads;
@@ -739,6 +809,7 @@ void start_block(Worker* w, Block* b, unsigned index) {
     f.warp = unsigned(i) / 32;
     f.shared_base = w->shared_base;
     f.shared_size = unsigned(w->shared_size);
+    f.check = spec->arena ? &w->check : nullptr;
     f.block = b;
     f.state = kReady;
     prepare_fiber(&f, stack_top(w->stacks, i));
@@ -751,14 +822,22 @@ void start_block(Worker* w, Block* b, unsigned index) {
   }
   if (spec->shuffled) shuffle(b->queue, b->count, b->random);
   Piece pieces[2];
-  for (int n = shared_pieces(w, pieces), i = 0; i < n; ++i) memset(pieces[i].base, kPoison, pieces[i].bytes);
+  for (int n = shared_pieces(w, pieces), i = 0; i < n; ++i) {
+    memset(pieces[i].base, kPoison, pieces[i].bytes);
+    if (spec->arena) {
+      unsigned char* state = w->check.shared_state + (pieces[i].base - w->shared_base);
+      memcpy(state, state + w->shared_size, pieces[i].bytes);
+      memset(b->shared_order + (pieces[i].base - w->shared_base) / 2, 0, (pieces[i].bytes / 2 + 1) * sizeof(SouffleOrder));
+    }
+  }
 }
 
 void swap_out(Worker* w, Block* b) {
   Piece pieces[2];
   int n = shared_pieces(w, pieces);
   size_t need = 0;
-  for (int i = 0; i < n; ++i) need += pieces[i].bytes;
+  const bool checked = w->launch->spec->arena;
+  for (int i = 0; i < n; ++i) need += (checked ? 2 : 1) * pieces[i].bytes;
   for (int i = 0; i < b->threads; ++i) {
     Fiber& f = b->fibers[i];
     f.saved_bytes = f.state == kExited ? 0 : size_t(stack_top(w->stacks, i) - (char*)f.sp);
@@ -778,6 +857,9 @@ void swap_out(Worker* w, Block* b) {
   for (int i = 0; i < n; ++i) {
     memcpy(to, pieces[i].base, pieces[i].bytes);
     to += pieces[i].bytes;
+    if (!checked) continue;
+    memcpy(to, w->check.shared_state + (pieces[i].base - w->shared_base), pieces[i].bytes);
+    to += pieces[i].bytes;
   }
   for (int i = 0; i < b->threads; ++i) {
     Fiber& f = b->fibers[i];
@@ -794,6 +876,9 @@ void swap_in(Worker* w, Block* b) {
   for (int i = 0; i < n; ++i) {
     memcpy(pieces[i].base, from, pieces[i].bytes);
     from += pieces[i].bytes;
+    if (!w->launch->spec->arena) continue;
+    memcpy(w->check.shared_state + (pieces[i].base - w->shared_base), from, pieces[i].bytes);
+    from += pieces[i].bytes;
   }
   for (int i = 0; i < b->threads; ++i) {
     Fiber& f = b->fibers[i];
@@ -801,44 +886,44 @@ void swap_in(Worker* w, Block* b) {
   }
 }
 
-// "32 threads wait at __syncthreads (first: thread (0, 0, 0)); 32 threads have exited (first: ...)"
-void describe(Block* b, char* out, size_t size) {
-  size_t used = 0;
-  out[0] = 0;
+// Groups of threads that are in the same state, the room left in the launch's list permitting. Called by the first to
+// fail, which `Failing` sees to.
+void collect_waits(Block* b) {
+  const SouffleLaunchSpec* spec = b->launch->spec;
+  SouffleLaunchResult* result = b->launch->result;
   bool seen[kMaxThreads] = {};
-  for (int i = 0; i < b->threads; ++i) {
+  for (int i = 0; i < b->threads && result->waits < spec->wait_capacity; ++i) {
     if (seen[i]) continue;
-    Fiber& f = b->fibers[i];
-    int count = 0;
+    const Fiber& f = b->fibers[i];
+    unsigned count = 0;
     for (int j = i; j < b->threads; ++j) {
-      Fiber& g = b->fibers[j];
-      bool same = g.state == f.state && g.wait_what == f.wait_what &&
+      const Fiber& g = b->fibers[j];
+      bool same = g.state == f.state && g.wait_what == f.wait_what && g.wait_pc == f.wait_pc &&
                   (f.state != kBarrier || g.wait_id == f.wait_id) && (f.state != kWarp || g.wait_mask == f.wait_mask);
       if (f.state == kExited) same = g.state == kExited;
-      if (same && !seen[j]) {
-        seen[j] = true;
-        ++count;
-      }
+      if (!same || seen[j]) continue;
+      seen[j] = true;
+      ++count;
     }
-    char where[96], what[160];
-    place(&f, where, sizeof(where));
-    if (f.state == kExited)
-      snprintf(what, sizeof(what), "exited");
-    else if (f.state == kReady)
-      snprintf(what, sizeof(what), "poll memory");
-    else if (f.state == kBarrier && f.wait_id != 0)
-      snprintf(what, sizeof(what), "wait at %s %d (%d of %d arrived)", f.wait_what, f.wait_id,
-               b->barriers[f.wait_id].arrived, b->barriers[f.wait_id].expected);
-    else if (f.state == kWarp)
-      snprintf(what, sizeof(what), "wait at %s with mask 0x%08x", f.wait_what, f.wait_mask);
-    else
-      snprintf(what, sizeof(what), "wait at %s", f.wait_what);
-    int wrote = snprintf(out + used, size - used, "%s%d thread%s %s (first: %s)", used ? "; " : "", count,
-                         count == 1 ? "" : "s", what, where);
-    if (wrote < 0 || size_t(wrote) >= size - used) break;
-    used += size_t(wrote);
+    SouffleWait& w = spec->wait[result->waits++];
+    w = SouffleWait{};
+    w.state = f.state;
+    w.threads = count;
+    w.block = f.block_index;
+    w.thread = f.thread_index;
+    if (f.state == kExited) continue;
+    w.pc = souffle_word(uintptr_t(f.wait_pc));
+    if (f.state == kReady) continue;
+    snprintf(w.what, sizeof(w.what), "%s", f.wait_what);
+    w.mask = f.wait_mask;
+    w.barrier = f.wait_id;
+    w.arrived = b->barriers[f.wait_id].arrived;
+    w.expected = b->barriers[f.wait_id].expected;
   }
 }
+
+// The first failure of a launch fills the list of waiting threads.
+bool claim_failure(Launch* launch) { return !__atomic_exchange_n(&launch->claimed, 1, __ATOMIC_ACQ_REL); }
 
 enum Outcome { kDone, kAtGrid, kSpins, kPreempted, kBroken };
 
@@ -852,14 +937,15 @@ void report_stuck(Block* b) {
     if (!first) first = &f;
     if (f.state != first->state || (f.state == kBarrier && f.wait_id != first->wait_id)) divergent = true;
   }
-  char text[1400];
-  describe(b, text, sizeof(text));
+  if (!claim_failure(b->launch)) return;
+  collect_waits(b);
   uint3 p = b->fibers[0].block_index;
-  set_failure(b->launch, "kernel %s, block (%u, %u, %u): %s: %s", spec->kernel, p.x, p.y, p.z,
-              divergent ? "barrier under divergent control" : "deadlock", text);
+  set_failure(b->launch, "kernel %s, block (%u, %u, %u): %s", spec->kernel, p.x, p.y, p.z,
+              divergent ? "barrier under divergent control" : "deadlock");
 }
 
 Outcome run_block(Worker* w, Block* b) {
+  enter_block(w, b);
   for (;;) {
     b->preempted = false;
     if (b->count) {
@@ -914,17 +1000,18 @@ bool lost_patience(Launch* launch, Patience& p, uint64_t own_events) {
 }
 
 void report_spin(Block* b) {
-  char text[1400];
-  describe(b, text, sizeof(text));
+  if (!claim_failure(b->launch)) return;
+  collect_waits(b);
   uint3 p = b->fibers[0].block_index;
-  set_failure(b->launch, "kernel %s, block (%u, %u, %u): deadlock, memory is polled that nothing writes any more: %s",
-              b->launch->spec->kernel, p.x, p.y, p.z, text);
+  set_failure(b->launch, "kernel %s, block (%u, %u, %u): deadlock, memory is polled that nothing writes any more",
+              b->launch->spec->kernel, p.x, p.y, p.z);
 }
 
 void run_plain(Worker* w) {
   Launch* launch = w->launch;
   Block b;
   init_block(launch, &b);
+  enter_phase(w, 0);
   Patience patience{0, 0};
   while (!has_failed(launch)) {
     unsigned n = __atomic_fetch_add(&launch->next_block, 1u, __ATOMIC_RELAXED);
@@ -956,6 +1043,7 @@ bool meet(Launch* launch, unsigned done, unsigned at_grid) {
     launch->last_grid = launch->round_grid;
     launch->round_done = launch->round_grid = 0;
     if (launch->last_grid) ++launch->grid_syncs;
+    launch->grid_pc = nullptr;
     ++launch->round;
     pthread_cond_broadcast(&launch->changed);
   } else {
@@ -965,22 +1053,22 @@ bool meet(Launch* launch, unsigned done, unsigned at_grid) {
   bool mixed = go_on && launch->last_done > 0;
   pthread_mutex_unlock(&launch->lock);
   if (!mixed) return go_on;
-  Block *waits = nullptr, *ended = nullptr;
+  if (!claim_failure(launch)) return false;
+  const SouffleLaunchSpec* spec = launch->spec;
   for (unsigned i = 0; i < launch->blocks; ++i) {
-    Block* b = &launch->resident_blocks[i];
-    if (b->finished && !ended) ended = b;
-    if (!b->finished && !waits) waits = b;
+    const Block* b = &launch->resident_blocks[i];
+    if (launch->result->waits == spec->wait_capacity) break;
+    SouffleWait& w = spec->wait[launch->result->waits++];
+    w = SouffleWait{};
+    w.threads = unsigned(launch->threads);
+    w.block = uint3{i % spec->grid[0], i / spec->grid[0] % spec->grid[1], i / spec->grid[0] / spec->grid[1]};
+    w.state = b->finished ? kExited : kGrid;
+    if (b->finished) continue;
+    snprintf(w.what, sizeof(w.what), "grid sync");
+    w.pc = souffle_word(uintptr_t(b->grid_pc));
   }
-  if (waits && ended) {
-    const SouffleLaunchSpec* s = launch->spec;
-    unsigned i = waits->index, j = ended->index;
-    set_failure(launch,
-                "kernel %s: grid sync under divergent control: %u blocks wait at grid sync (first: block (%u, %u, %u)), "
-                "%u blocks have exited (first: block (%u, %u, %u))",
-                s->kernel, launch->last_grid, i % s->grid[0], i / s->grid[0] % s->grid[1],
-                i / s->grid[0] / s->grid[1], launch->last_done, j % s->grid[0], j / s->grid[0] % s->grid[1],
-                j / s->grid[0] / s->grid[1]);
-  }
+  set_failure(launch, "kernel %s: grid sync under divergent control: %u blocks wait at grid sync, %u blocks have exited",
+              spec->kernel, launch->last_grid, launch->last_done);
   return false;
 }
 
@@ -995,7 +1083,8 @@ void run_cooperative(Worker* w) {
   uint64_t random = launch->spec->seed ^ 0xA0761D6478BD642Full;
   Patience patience{0, 0};
   unsigned done = 0, at_grid = 0;
-  for (;;) {
+  for (unsigned phase = 0;; ++phase) {
+    enter_phase(w, phase);
     if (launch->spec->shuffled) shuffle(order, mine, random);
     // Blocks that poll or were preempted get further turns until all have finished or wait at the grid barrier.
     while (done + at_grid < mine && !has_failed(launch)) {
@@ -1024,6 +1113,7 @@ void run_cooperative(Worker* w) {
           free_block(b);
         } else if (outcome == kAtGrid) {
           b->grid_waiting = true;
+          note_grid_sync(launch, b);
           ++at_grid;
         } else if (outcome == kSpins) {
           spins = b;
@@ -1041,6 +1131,7 @@ void run_cooperative(Worker* w) {
       b->grid_waiting = false;
       b->at_grid = 0;
       for (int k = 0; k < b->threads; ++k) w->scratch[k] = unsigned(k);
+      meet_warps(b, w->scratch, unsigned(b->threads));
       push_all(b, w->scratch, unsigned(b->threads), false);
     }
   }
@@ -1077,7 +1168,9 @@ void* worker_main(void* data) {
   } else if (sigsetjmp(w->escape, 1) == 0) {
     dl_iterate_phdr(find_segment, w);
     if (launch->spec->dynamic_capacity) w->dynamic_base = launch->spec->dynamic_shared();
-    if (launch->spec->cooperative)
+    if (launch->spec->arena && !start_checks(w))
+      set_failure(launch, "kernel %s: no memory for the checks", launch->spec->kernel);
+    else if (launch->spec->cooperative)
       run_cooperative(w);
     else
       run_plain(w);
@@ -1108,6 +1201,7 @@ void* worker_main(void* data) {
                   where, name, w->fault_address);
     }
   }
+  if (launch->spec->arena) stop_checks(w);
   give_stacks(w->stacks);
   sigaltstack(&previous, nullptr);
   free(alternate.ss_sp);
@@ -1194,6 +1288,14 @@ extern "C" void souffle_launch(const SouffleLaunchSpec* spec, SouffleLaunchResul
     for (unsigned i = 0; i < launch.blocks; ++i) init_block(&launch, &launch.resident_blocks[i]);
   }
   Worker* workers = (Worker*)calloc(size_t(launch.workers), sizeof(Worker));
+  SouffleArena* arena = spec->arena;
+  if (arena && arena->epoch >= kLastEpoch) {
+    for (unsigned i = 0; i < arena->slots; ++i)
+      if (arena->regions[i].order)
+        memset(arena->regions[i].order, 0,
+               ((arena->regions[i].bytes - 1 >> arena->regions[i].element_shift) + 1) * sizeof(SouffleOrder));
+    arena->epoch = 1;
+  }
   watch_signals(true);
   int running = 0;
   pthread_attr_t attributes;
@@ -1237,6 +1339,9 @@ extern "C" void souffle_launch(const SouffleLaunchSpec* spec, SouffleLaunchResul
   watch_signals(false);
   result->grid_syncs = launch.grid_syncs;
   result->block_barriers = launch.barrier_count;
+  result->synchronizes = launch.synchronizes;
+  result->half_barriers = launch.half_barriers;
+  if (arena) arena->epoch += unsigned(launch.grid_syncs + 1) * (launch.blocks + 1);
   result->seconds = now() - begin;
   if (launch.resident_blocks) {
     for (unsigned i = 0; i < launch.blocks; ++i) free_block(&launch.resident_blocks[i]);
@@ -1251,3 +1356,5 @@ extern "C" void souffle_launch(const SouffleLaunchSpec* spec, SouffleLaunchResul
 
 extern "C" uint64_t souffle_spec_size() { return sizeof(SouffleLaunchSpec); }
 extern "C" uint64_t souffle_result_size() { return sizeof(SouffleLaunchResult); }
+extern "C" uint64_t souffle_finding_size() { return sizeof(SouffleFinding); }
+extern "C" uint64_t souffle_wait_size() { return sizeof(SouffleWait); }

@@ -1,0 +1,329 @@
+"""Builds what ``benchmarks.cost_against_gpu`` takes to the host: many schedules of each TE as cubins, and predictions.
+
+A TE's schedules are the rule's own choice and random values of its knobs; where those are few, other rules' too. Each
+is lowered and compiled as a kernel of its own, so that ptxas says what it uses, and predicted with that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import s_tir
+
+import souffle
+from benchmarks.cost_against_gpu_cases import Case, cases
+from souffle.analysis import analyze
+from souffle.codegen.cuda import emit_cuda
+from souffle.codegen.nvcc import compile_cubin
+from souffle.cost import CostDevice, Work, cost_device, predict_work, work_of
+from souffle.errors import OptionError
+from souffle.kernel import DeviceFunction, KernelShape, LoweringError, cuda_target, lower_stage, lowering_problem
+from souffle.kernel.calls import Place, StageCall
+from souffle.partition import StageResources
+from souffle.pipeline import LEVELS, transform_program
+from souffle.runtime.measure_device import machine_code
+from souffle.schedule.form import JoinPolicy, form_stages
+from souffle.schedule.gpu import RULES, GpuRequest, GpuSchedule, ScheduleError, Sketch, check_schedule
+from souffle.schedule.gpu.answer import gpu_request, gpu_scheduler
+from souffle.schedule.stage import Stage, flat_stages
+from souffle.tvm_compat import structural_digest
+
+__all__ = ["main", "predictions", "sampled"]
+
+_IN_A_FILE = 12
+"""Kernels of one cubin: a call of nvcc costs seconds whatever it holds, and no file grows large."""
+_TRIES = 12
+"""Random values tried for each schedule that is wanted: not all go together."""
+_SLOWEST = 40.0
+"""Times the default's prediction: what is slower still would only use up the host's time."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidate:
+    """A schedule of a case, lowered."""
+
+    case: Case
+    stage: Stage
+    schedule: GpuSchedule
+    values: dict[str, int]
+    function: DeviceFunction
+    default: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Of all tensors that it reads and writes."""
+        return sum(tensor.nbytes for tensor in (*self.stage.inputs, *self.stage.outputs))
+
+
+def _stage(case: Case, device: CostDevice, target: tvm.target.Target) -> Stage:
+    """The case as the one stage that it becomes in a network."""
+    tensors = case.build()
+    program, _ = transform_program(souffle.from_te(tensors[:-1], tensors[-1:]), LEVELS["V2"], "fp32")
+    scheduler = gpu_scheduler(device.limits, lambda schedule: lowering_problem(schedule, target))
+    stages = flat_stages(form_stages(program, analyze(program.expanded()), scheduler, JoinPolicy(True, True))[0])
+    if len(stages) != 1:
+        raise SystemExit(f"{case.name} becomes {len(stages)} stages; a case is one")
+    return stages[0]
+
+
+def _values(sketch: Sketch, chance: random.Random, wanted: int) -> Iterator[tuple[dict[str, int], bool]]:
+    """The rule's own values, then random ones, none twice; and whether they are the rule's own."""
+    try:
+        own = sketch.choose()
+    except s_tir.ScheduleError:
+        own = None
+    seen = set()
+    for number in range(_TRIES * wanted):
+        if number == 0:
+            if not isinstance(own, Mapping):
+                continue
+            values = dict(own)
+        else:
+            values = {knob.name: chance.choice(knob.values) for knob in sketch.knobs}
+        key = tuple(sorted(values.items()))
+        if key not in seen:
+            seen.add(key)
+            yield values, number == 0
+
+
+def sampled(
+    case: Case, device: CostDevice, target: tvm.target.Target, count: int, seed: int
+) -> tuple[list[_Candidate], dict[str, int]]:
+    """Schedules of a case that lower and fit the device, the default first; and why others were left out.
+
+    Parameters
+    ----------
+    case : Case
+    device : CostDevice
+    target : Target
+    count : int
+        Most schedules.
+    seed : int
+        Of the random values.
+    """
+    stage = _stage(case, device, target)
+    request = gpu_request(device)
+    chance = random.Random(f"{case.name} {seed}")
+    found: list[_Candidate] = []
+    left: dict[str, int] = {}
+    digests: set[str] = set()
+    limit = math.inf
+    for _, rule in RULES:
+        try:
+            sketch = rule(stage.draft.func, request)
+        except s_tir.ScheduleError:
+            continue
+        if not isinstance(sketch, Sketch):
+            continue
+        for values, own in _values(sketch, chance, count):
+            if len(found) == count:
+                break
+            reason, made = _made(stage, sketch, values, request, target, digests)
+            if made is not None:
+                default = own and not any(one.default for one in found)
+                candidate = _Candidate(case, stage, made[0], values, made[1], default)
+                reason, seconds = _estimate(candidate, device)
+                if reason is None and seconds > limit:
+                    reason = "much slower"
+                if reason is None:
+                    limit = _SLOWEST * seconds if default else limit
+                    found.append(candidate)
+            if reason is not None:
+                left[reason] = left.get(reason, 0) + 1
+    return sorted(found, key=lambda one: not one.default), left
+
+
+def _made(
+    stage: Stage, sketch: Sketch, values: dict[str, int], request: GpuRequest, target: tvm.target.Target, seen: set[str]
+) -> tuple[str | None, tuple[GpuSchedule, DeviceFunction] | None]:
+    """A schedule with its function, or why there is none."""
+    try:
+        schedule = sketch.make(values)
+        if not isinstance(schedule, GpuSchedule):
+            return "refused", None
+        check_schedule(schedule, request)
+        digest = structural_digest(schedule.func)
+        if digest in seen:
+            return "equal", None
+        seen.add(digest)
+        functions = lower_stage("stage", schedule, target)
+    except (s_tir.ScheduleError, ScheduleError):
+        return "a step does not apply", None
+    except LoweringError:
+        return "not lowered", None
+    return (None, (schedule, functions[0])) if len(functions) == 1 else ("several functions", None)
+
+
+def _estimate(candidate: _Candidate, device: CostDevice) -> tuple[str | None, float]:
+    """Seconds without a compiler's word, or why the schedule cannot run."""
+    used = StageResources.assumed(candidate.function.shared_bytes, candidate.function.threads)
+    if used.shared_bytes > device.shared_per_block:
+        return "too much shared memory", 0.0
+    try:
+        terms = predict_work(work_of(candidate.function), candidate.function.tiles, used, device, candidate.nbytes)
+    except OptionError:
+        return "does not fit", 0.0
+    return None, max(terms.multiprocessors, terms.l2, terms.memory)
+
+
+def predictions(entry: dict[str, Any], nbytes: int, device: CostDevice) -> dict[str, Any]:
+    """What the cost model says of a schedule: microseconds with tensors in memory and in the L2 cache, and the bound.
+
+    Parameters
+    ----------
+    entry : dict
+        Of the schedule in the manifest: its work, tiles and resources.
+    nbytes : int
+        Of all its tensors.
+    device : CostDevice
+    """
+    used = StageResources(**entry["resources"])
+    found: dict[str, Any] = {}
+    for mode in ("cold", "warm"):
+        terms = predict_work(
+            Work(**entry["work"]), entry["tiles"], used, device, nbytes, device.launch_seconds, warm=mode == "warm"
+        )
+        seconds = terms.start + max(terms.multiprocessors, terms.l2, terms.memory)
+        found |= {f"{mode}_us": round(seconds * 1e6, 4), f"{mode}_bound": terms.bound}
+    return found
+
+
+def _kernel(candidate: _Candidate) -> KernelShape:
+    tensors = (*candidate.stage.inputs, *candidate.stage.outputs)
+    call = StageCall((candidate.function,), tuple(Place(number) for number in range(len(tensors))), False, ())
+    return KernelShape((call,), tuple((tensor.dtype, tensor.nbytes) for tensor in tensors))
+
+
+def _compile(
+    named: Sequence[tuple[str, _Candidate]], target: tvm.target.Target, arch: str, cache: Path | None
+) -> list[tuple[str, bytes, dict[str, Any]]]:
+    """Text, machine code and resources of each file of kernels, in order."""
+    parts = [named[start : start + _IN_A_FILE] for start in range(0, len(named), _IN_A_FILE)]
+    texts = [
+        emit_cuda(
+            [(name, _kernel(one)) for name, one in part], {one.function: f"{name}_tile" for name, one in part}, target
+        )[0]
+        for part in parts
+    ]
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        made = list(pool.map(lambda text: compile_cubin(text, arch, cache_dir=cache), texts))
+    return [(text, cubin, used) for text, (cubin, used) in zip(texts, made, strict=True)]
+
+
+def _build(options: argparse.Namespace) -> int:
+    device = cost_device(options.device)
+    target = cuda_target(device.arch)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "measure.cubin").write_bytes(machine_code(device.arch))
+    manifest: dict[str, Any] = {
+        "command": " ".join(["python -m benchmarks.cost_against_gpu", *sys.argv[1:]]),
+        "device": device.product, "arch": device.arch, "small": options.small, "seed": options.seed,
+        "measure": "measure.cubin", "cases": {},
+    }  # fmt: skip
+    for case in cases(options.small):
+        if options.cases and case.name not in options.cases:
+            continue
+        began = time.monotonic()
+        found, left = sampled(case, device, target, options.schedules, options.seed)
+        lowered = time.monotonic()
+        named = [(f"{case.name}_{number}", candidate) for number, candidate in enumerate(found)]
+        entries: dict[str, Any] = {}
+        for number, (text, cubin, used) in enumerate(_compile(named, target, device.arch, options.cache)):
+            file = f"{case.name}-{number}.cubin"
+            (options.out / file).write_bytes(cubin)
+            (options.out / file).with_suffix(".cu").write_text(text)
+            for name, candidate in named[number * _IN_A_FILE : (number + 1) * _IN_A_FILE]:
+                entries[name] = _entry(candidate, file, used[name], device)
+        if not found or not found[0].default:
+            raise SystemExit(
+                f"{case.name}: no rule's own schedule can be lowered and fits the device; left out: {left}"
+            )
+        stage = found[0].stage
+        manifest["cases"][case.name] = {
+            "inputs": [[list(t.shape), t.dtype] for t in stage.inputs],
+            "outputs": [[list(t.shape), t.dtype] for t in stage.outputs],
+            "reference": case.reference,
+            "bytes": found[0].nbytes,
+            "left_out": left,
+            "schedules": entries,
+        }
+        rules = sorted({entry["rule"] for entry in entries.values()})
+        spills = sum(entry["resources"]["spill_bytes"] > 0 for entry in entries.values())
+        sys.stderr.write(
+            f"{case.name:26} {len(entries):3} schedules ({', '.join(rules)}), {spills} with spills, left out {left}, "
+            f"{lowered - began:.1f} s to lower, {time.monotonic() - lowered:.1f} s to compile\n"
+        )
+    (options.out / "manifest.json").write_text(json.dumps(manifest, indent=1))
+    total = sum(len(case["schedules"]) for case in manifest["cases"].values())
+    nbytes = sum(path.stat().st_size for path in options.out.iterdir() if path.suffix in (".cubin", ".json"))
+    sys.stderr.write(f"{total} schedules of {len(manifest['cases'])} TEs, {nbytes / 2**20:.1f} MiB that travel\n")
+    return 0
+
+
+def _entry(candidate: _Candidate, file: str, used: Any, device: CostDevice) -> dict[str, Any]:
+    function = candidate.function
+    resources = StageResources(
+        used.registers, used.static_shared_bytes, function.shared_bytes, function.threads, used.spill_store_bytes, True
+    )
+    entry = {
+        "file": file,
+        "rule": candidate.schedule.rule,
+        "values": candidate.values,
+        "default": candidate.default,
+        "tiles": function.tiles,
+        "resources": asdict(resources),
+        "work": asdict(work_of(function)),
+    }
+    return entry | {"predicted": predictions(entry, candidate.nbytes, device)}
+
+
+def _predict(options: argparse.Namespace) -> int:
+    """Predict a build's schedules for another description of the device, such as one measured on the host."""
+    device = cost_device(options.device)
+    path = options.input / "manifest.json"
+    manifest = json.loads(path.read_text())
+    if device.arch != manifest["arch"]:
+        raise SystemExit(f"{options.input} is built for {manifest['arch']} and {device.product} is {device.arch}")
+    for case in manifest["cases"].values():
+        for entry in case["schedules"].values():
+            entry["predicted"] = predictions(entry, case["bytes"], device)
+    manifest["device"] = device.product
+    path.write_text(json.dumps(manifest, indent=1))
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Build, or predict again."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cost_against_gpu", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    build = commands.add_parser("build")
+    build.add_argument("--out", type=Path, required=True)
+    build.add_argument("--device", default="H200-SXM5-141GB", help="a product, or a file of souffle measure-device")
+    build.add_argument("--schedules", type=int, default=20, help="of each TE, at most")
+    build.add_argument("--cases", nargs="*", default=[], help="only these")
+    build.add_argument("--small", action="store_true", help="small tensors, for a rehearsal that runs the kernels")
+    build.add_argument("--seed", type=int, default=0)
+    build.add_argument("--cache", type=Path, help="where cubins are kept by their text")
+    build.set_defaults(action=_build)
+    again = commands.add_parser("predict")
+    again.add_argument("--in", dest="input", type=Path, required=True)
+    again.add_argument("--device", required=True, help="a product, or a file of souffle measure-device")
+    again.set_defaults(action=_predict)
+    options = parser.parse_args(argv)
+    return options.action(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""Counting machine instructions in a cubin, where no disassembler is at hand.
+
+NVIDIA documents no encoding. What is used here, for sm_80 to sm_90: an instruction has 16 bytes, its low 12 bits say
+what it does, and the fields below say of which kind. :func:`self_test` compiles kernels of one known inline instruction
+each and checks that each is found, once and as what it is, before anything is counted.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterator
+
+from souffle.codegen.nvcc import compile_cubin
+
+__all__ = ["KINDS", "count_instructions", "self_test"]
+
+_INSTRUCTION_BYTES = 16
+
+_OPCODES = {
+    0x23C: "HMMA",
+    0x83B: "LDSM",
+    0xFAE: "LDGSTS",
+    0x381: "LDG",
+    0x981: "LDG",
+    0x386: "STG",
+    0x986: "STG",
+    0x387: "STL",
+    0x983: "LDL",
+    0xB1D: "BAR",
+}
+
+KINDS = (
+    "HMMA.16816",
+    "HMMA",
+    "LDSM",
+    "LDGSTS.BYPASS.128",
+    "LDGSTS",
+    "LDG.128",
+    "LDG",
+    "STG.128",
+    "STG",
+    "LDL",
+    "STL",
+    "BAR",
+)
+"""What is counted; a name without a suffix is what is left of its kind."""
+
+_SIZE_SHIFT, _SIZE_MASK, _SIZE_128 = 9, 7, 6
+"""In the upper 8 bytes, of loads and stores: 4, 5 and 6 stand for 32, 64 and 128 bits."""
+
+_NO_BYPASS = 1 << 17
+"""In the upper 8 bytes of LDGSTS: through the L1 cache."""
+
+_K16 = 1 << 11
+"""In the upper 8 bytes of HMMA: sixteen products, not eight."""
+
+
+def _sections(image: bytes) -> Iterator[tuple[str, bytes]]:
+    """Names and contents of the sections of a 64-bit ELF file."""
+    (table,) = struct.unpack_from("<Q", image, 0x28)
+    size, count, names = struct.unpack_from("<HHH", image, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", image, table + i * size) for i in range(count)]
+    start = headers[names][4]
+    for header in headers:
+        end = image.index(b"\0", start + header[0])
+        yield image[start + header[0] : end].decode(), image[header[4] : header[4] + header[5]]
+
+
+def _kind(low: int, high: int) -> str | None:
+    name = _OPCODES.get(low & 0xFFF)
+    wide = high >> _SIZE_SHIFT & _SIZE_MASK == _SIZE_128
+    if name == "HMMA" and high & _K16:
+        return "HMMA.16816"
+    if name == "LDGSTS" and wide and not high & _NO_BYPASS:
+        return "LDGSTS.BYPASS.128"
+    return f"{name}.128" if name in ("LDG", "STG") and wide else name
+
+
+def count_instructions(image: bytes) -> dict[str, Counter[str]]:
+    """By kernel, how often each of :data:`KINDS` stands in its code.
+
+    Parameters
+    ----------
+    image : bytes
+        A cubin.
+    """
+    found = {}
+    for name, code in _sections(image):
+        if name.startswith(".text."):
+            words = [struct.unpack_from("<QQ", code, at) for at in range(0, len(code), _INSTRUCTION_BYTES)]
+            found[name.removeprefix(".text.")] = Counter(kind for kind in (_kind(*w) for w in words) if kind)
+    return found
+
+
+_COPY = (
+    'extern "C" __global__ void {name}(const float* g, float* o) {{ extern __shared__ float s[]; '
+    "unsigned a = (unsigned)__cvta_generic_to_shared(s + threadIdx.x * 4); "
+    'asm volatile("cp.async.{cache}.shared.global [%0], [%1], {size};" : : '
+    '"r"(a), "l"(g + threadIdx.x * 4) : "memory"); '
+    'asm volatile("cp.async.wait_all;" : : : "memory"); __syncthreads(); o[threadIdx.x] = s[threadIdx.x ^ 5]; }}\n'
+)
+
+_REST = """
+extern "C" __global__ void product16(const uint4* g, float4* o) {
+  float4 d = make_float4(0, 0, 0, 0); uint4 a = g[threadIdx.x], b = g[threadIdx.x + 32];
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+      : "+f"(d.x), "+f"(d.y), "+f"(d.z), "+f"(d.w) : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
+  o[threadIdx.x] = d;
+}
+extern "C" __global__ void product8(const uint4* g, float4* o) {
+  float4 d = make_float4(0, 0, 0, 0); uint4 a = g[threadIdx.x];
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5},{%6},{%0,%1,%2,%3};"
+      : "+f"(d.x), "+f"(d.y), "+f"(d.z), "+f"(d.w) : "r"(a.x), "r"(a.y), "r"(a.z));
+  o[threadIdx.x] = d;
+}
+extern "C" __global__ void matrices(const float* g, unsigned* o) {
+  __shared__ float s[512]; s[threadIdx.x] = g[threadIdx.x]; __syncthreads();
+  unsigned a[4], p = (unsigned)__cvta_generic_to_shared(s + threadIdx.x % 32 * 4);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3},[%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(p));
+  o[threadIdx.x] = a[0] ^ a[1] ^ a[2] ^ a[3];
+}
+"""
+
+_EXPECTED = {
+    "copy_cg_16": {"LDGSTS.BYPASS.128": 1, "BAR": 1, "STG": 1},
+    "copy_ca_16": {"LDGSTS": 1, "BAR": 1, "STG": 1},
+    "copy_ca_8": {"LDGSTS": 1, "BAR": 1, "STG": 1},
+    "product16": {"HMMA.16816": 1, "LDG.128": 2, "STG.128": 1},
+    "product8": {"HMMA": 1, "LDG.128": 1, "STG.128": 1},
+    "matrices": {"LDSM": 1, "LDG": 1, "BAR": 1, "STG": 1},
+}
+
+
+def self_test(arch: str) -> str | None:
+    """What is not as expected in kernels whose instructions are known, or ``None``.
+
+    Raises
+    ------
+    CompilerNotFoundError
+        If there is no nvcc.
+    """
+    copies = (("cg", 16), ("ca", 16), ("ca", 8))
+    text = "".join(_COPY.format(name=f"copy_{cache}_{size}", cache=cache, size=size) for cache, size in copies) + _REST
+    found = count_instructions(compile_cubin(text, arch)[0])
+    for name, expected in _EXPECTED.items():
+        # Two words of b are enough for a product, so a load may be shorter than it is written.
+        own = dict(found[name])
+        if name == "product16":
+            own["LDG.128"] = own.get("LDG.128", 0) + own.pop("LDG", 0)
+        if own != expected:
+            return f"{arch}, kernel {name}: expected {expected}, found {own}"
+    return None

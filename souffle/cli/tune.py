@@ -1,0 +1,89 @@
+"""``souffle tune``: search schedules and write a tuning log."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+
+import souffle
+from souffle.cli.output import Progress, format_table, write_json
+from souffle.tuning import TaskReport, TuningReport
+
+__all__ = ["add_arguments", "tune"]
+
+_INTERRUPTED = 130
+"""The exit status of a command that Ctrl-C ended."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="ONNX files; equal stages of several are one task")
+    parser.add_argument(
+        "--trials",
+        type=int,
+        required=True,
+        metavar="N",
+        help="candidates of each task, with those that the log holds already",
+    )
+    parser.add_argument("--level", choices=("V0", "V1", "V2", "V3", "V4"), default="V4")
+    parser.add_argument("--log", default="tuning_logs", metavar="DIR", help="folder of the logs (default: tuning_logs)")
+    parser.add_argument(
+        "--device", metavar="PRODUCT", help="predict for this product, and measure nothing"
+    )
+    parser.add_argument("--tasks", default="", metavar="REGEX", help="only stages whose name it is found in")
+    parser.add_argument("--time", type=float, metavar="SECONDS", help="build no further candidates after so long")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.set_defaults(command=tune)
+
+
+def tune(arguments: argparse.Namespace, progress: Progress) -> int:
+    """Run the command."""
+    report = souffle.tune(
+        arguments.models,
+        trials=arguments.trials,
+        arch=arguments.arch,
+        log=arguments.log,
+        level=arguments.level,
+        precision=arguments.precision,
+        partition=arguments.partition,
+        reductions=arguments.reductions,
+        batch=arguments.batch,
+        device=arguments.device,
+        tasks=arguments.tasks,
+        seed=arguments.seed,
+        seconds=arguments.time,
+        progress=progress,
+    )
+    progress.done()
+    if arguments.json:
+        write_json(asdict(report) | {"source": report.source})
+    else:
+        print(_table(report))
+    return _INTERRUPTED if report.interrupted else 0
+
+
+def _table(report: TuningReport) -> str:
+    header = ("task", "runs", "rule's own µs", "best µs", "gain", "trials", "new", "best schedule")
+    lines = [format_table(header, [_row(task) for task in report.tasks]), ""]
+    own = sum(task.weight * task.own_seconds for task in report.tasks if task.own_seconds is not None)
+    best = sum(
+        task.weight * min(task.best_seconds, task.own_seconds)
+        for task in report.tasks
+        if task.best_seconds is not None and task.own_seconds is not None
+    )
+    lines.append(f"All runs together: {own * 1e6:.1f} µs as the rules choose, {best * 1e6:.1f} µs as found.")
+    each = f", {report.seconds / report.new_trials:.2f} s each" if report.new_trials else ""
+    lines.append(f"Times are {report.source}: means of a cold and a warm second-level cache.")
+    lines.append(f"{report.new_trials} new trials in {report.seconds:.0f} s{each}; records in {report.log}")
+    if report.interrupted:
+        lines.append("Interrupted; the same command goes on from here.")
+    return "\n".join(lines)
+
+
+def _row(task: TaskReport) -> tuple:
+    def microseconds(seconds: float | None) -> str:
+        return "-" if seconds is None else f"{seconds * 1e6:.2f}"
+
+    gain = "-" if task.gain is None else f"{task.gain:.2f}"
+    times = microseconds(task.own_seconds), microseconds(task.best_seconds)
+    return (task.name, task.weight, *times, gain, task.trials, task.new_trials, task.best)

@@ -1,0 +1,133 @@
+"""CUDA texts of the device functions that lowered stages call by name; only those that a text calls are put into it."""
+
+from __future__ import annotations
+
+import re
+
+from souffle.kernel.merge import CHOICE_FUNCTION, OFFSET_FUNCTION, PREFETCH_FUNCTION
+from souffle.schedule.gpu.async_copy import COMMIT_FUNCTION, COPY_FUNCTION, COPY_OR_ZERO_FUNCTION, WAIT_FUNCTION
+from souffle.schedule.gpu.mma_instructions import (
+    LOAD_FUNCTION,
+    LOAD_TRANSPOSED_FUNCTION,
+    PRODUCT_FUNCTION,
+    PUT_FUNCTION,
+    TAKE_FUNCTION,
+)
+
+__all__ = ["with_device_functions"]
+
+_PREFETCH_TEXT = f"""
+static __device__ __forceinline__ int {PREFETCH_FUNCTION}(const void* data, int64_t bytes, int block, int tid,
+                                                           int num_blocks) {{
+  int64_t step = (int64_t)num_blocks * blockDim.x * 128;
+  for (int64_t at = ((int64_t)block * blockDim.x + tid) * 128; at < bytes; at += step) {{
+    asm volatile("prefetch.global.L2 [%0];" : : "l"((const char*)data + at));
+  }}
+  return 0;
+}}
+"""
+
+_STEP_TEXT = f"""
+template <typename T> static __device__ __forceinline__ T* {OFFSET_FUNCTION}(T* data, int64_t elements) {{
+  return data + elements;
+}}
+template <typename T> static __device__ __forceinline__ T* {CHOICE_FUNCTION}(bool condition, T* one, T* other) {{
+  return condition ? one : other;
+}}
+"""
+
+_COPY_TEXT = f"""
+template <int bytes> static __device__ __forceinline__ int {COPY_FUNCTION}(void* shared, const void* global) {{
+  unsigned to = (unsigned)__cvta_generic_to_shared(shared);
+  if constexpr (bytes == 16) {{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(to), "l"(global) : "memory");
+  }} else {{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" : : "r"(to), "l"(global), "n"(bytes) : "memory");
+  }}
+  return 0;
+}}
+template <int bytes>
+static __device__ __forceinline__ int {COPY_OR_ZERO_FUNCTION}(void* shared, const void* global, int whether) {{
+  unsigned to = (unsigned)__cvta_generic_to_shared(shared);
+  int size = whether ? bytes : 0;
+  if constexpr (bytes == 16) {{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(to), "l"(global), "r"(size) : "memory");
+  }} else {{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 : : "r"(to), "l"(global), "n"(bytes), "r"(size) : "memory");
+  }}
+  return 0;
+}}
+static __device__ __forceinline__ int {COMMIT_FUNCTION}() {{
+  asm volatile("cp.async.commit_group;" : : : "memory");
+  return 0;
+}}
+template <int groups> static __device__ __forceinline__ int {WAIT_FUNCTION}() {{
+  asm volatile("cp.async.wait_group %0;" : : "n"(groups) : "memory");
+  return 0;
+}}
+"""
+
+_MMA_TEXT = f"""
+static __device__ __forceinline__ int {LOAD_FUNCTION}(unsigned* part, const void* shared) {{
+  unsigned from = (unsigned)__cvta_generic_to_shared(shared);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%0, %1, %2, %3}}, [%4];"
+               : "=r"(part[0]), "=r"(part[1]), "=r"(part[2]), "=r"(part[3]) : "r"(from));
+  return 0;
+}}
+static __device__ __forceinline__ int {LOAD_TRANSPOSED_FUNCTION}(unsigned* part, const void* shared) {{
+  unsigned from = (unsigned)__cvta_generic_to_shared(shared);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{%0, %1, %2, %3}}, [%4];"
+               : "=r"(part[0]), "=r"(part[1]), "=r"(part[2]), "=r"(part[3]) : "r"(from));
+  return 0;
+}}
+static __device__ __forceinline__ int {PRODUCT_FUNCTION}(float* total, const unsigned* left, const unsigned* right) {{
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, "
+      "{{%0, %1, %2, %3}};"
+      : "+f"(total[0]), "+f"(total[1]), "+f"(total[2]), "+f"(total[3])
+      : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]));
+  return 0;
+}}
+static __device__ __forceinline__ int {PUT_FUNCTION}(void* shared, const float* total) {{
+  *(float2*)shared = make_float2(total[0], total[1]);
+  return 0;
+}}
+template <int lanes, int planes>
+static __device__ __forceinline__ int {TAKE_FUNCTION}(float* result, const void* shared, int plane) {{
+#pragma unroll
+  for (int p = 0; p < planes; ++p) {{
+    const float* from = (const float*)shared + p * plane;
+#pragma unroll
+    for (int lane = 0; lane < lanes; lane += lanes % 4 ? lanes : 4) {{
+      float some[4];
+      if constexpr (lanes % 4 == 0) {{
+        *(float4*)some = *(const float4*)(from + lane);
+      }} else if constexpr (lanes == 2) {{
+        *(float2*)some = *(const float2*)from;
+      }} else {{
+        some[0] = from[0];
+      }}
+#pragma unroll
+      for (int i = 0; i < (lanes % 4 ? lanes : 4); ++i) result[lane + i] = p ? result[lane + i] + some[i] : some[i];
+    }}
+  }}
+  return 0;
+}}
+"""
+
+_TEXTS: tuple[tuple[tuple[str, ...], str], ...] = (
+    ((PREFETCH_FUNCTION,), _PREFETCH_TEXT),
+    ((OFFSET_FUNCTION, CHOICE_FUNCTION), _STEP_TEXT),
+    ((COPY_FUNCTION, COMMIT_FUNCTION, WAIT_FUNCTION), _COPY_TEXT),
+    ((LOAD_FUNCTION, PRODUCT_FUNCTION, PUT_FUNCTION, TAKE_FUNCTION), _MMA_TEXT),
+)
+
+
+def with_device_functions(text: str) -> str:
+    """A CUDA text with the functions that it calls, before its first function."""
+    used = [own.lstrip() for names, own in _TEXTS if any(name in text for name in names)]
+    if not used:
+        return text
+    first = re.search(r"^static __device__|^template", text, re.MULTILINE)
+    at = first.start() if first else 0
+    return text[:at] + "".join(used) + text[at:]

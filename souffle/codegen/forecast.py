@@ -1,0 +1,109 @@
+"""Predicted times of the kernels that were compiled, for the plan: what each stage takes, and what bounds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from souffle.codegen.plan import Kernel, Plan, PredictedKernel, PredictedStage
+from souffle.cost import KernelForecast, device_of_arch
+from souffle.kernel import DeviceFunction
+from souffle.partition import StageResources, Subprogram
+from souffle.program import TEProgram
+from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
+
+__all__ = ["forecast_on", "with_predictions"]
+
+
+def forecast_on(
+    arch: str,
+    program: TEProgram,
+    units: Sequence[Unit],
+    functions: Mapping[Stage, tuple[DeviceFunction, ...]],
+    resources: Mapping[Stage, StageResources],
+) -> KernelForecast | None:
+    """The cost model of a program's stages on the product that stands for an architecture, if one is described.
+
+    Parameters
+    ----------
+    arch : str
+        Such as ``"sm_90"``.
+    program : TEProgram
+        That the stages are of.
+    units : sequence of Stage or LoopStage
+    functions : mapping of Stage to its lowered functions
+    resources : mapping of Stage to StageResources
+    """
+    device = device_of_arch(arch)
+    if device is None:
+        return None
+    return KernelForecast(device, units, functions, resources, {*program.inputs, *program.constants})
+
+
+def with_predictions(
+    plan: Plan,
+    subprograms: Sequence[Subprogram],
+    names: Mapping[Stage, str],
+    forecast: KernelForecast | None,
+) -> Plan:
+    """The plan with the predicted times of its kernels, as far as the cost model knows the device.
+
+    Parameters
+    ----------
+    plan : Plan
+        Compiled; each launch is of the subprogram at its place.
+    subprograms : sequence of Subprogram
+    names : mapping of Stage to str
+        As in the kernels' text.
+    forecast : KernelForecast or None
+    """
+    if forecast is None:
+        return plan
+    first = {launch.kernel: sub for launch, sub in zip(reversed(plan.launches), reversed(subprograms), strict=True)}
+    kernels = [
+        replace(kernel, predicted=_predicted(kernel, first[number].stages, names, forecast))
+        for number, kernel in enumerate(plan.kernels)
+    ]
+    return replace(plan, kernels=tuple(kernels), predicted_on=forecast.product)
+
+
+def _predicted(
+    kernel: Kernel, units: Sequence[Unit], names: Mapping[Stage, str], forecast: KernelForecast
+) -> PredictedKernel | None:
+    """A kernel's times, at the occupancy that it has as compiled, or that its stages ask for if it is not compiled."""
+    block = forecast.together(flat_stages(units))
+    if kernel.resources is not None:
+        used = kernel.resources
+        block = StageResources(
+            used.registers, used.static_shared_bytes, kernel.dynamic_shared_bytes, kernel.threads, 0, True
+        )
+    if not forecast.resident(block):
+        return None
+    stages: dict[str, PredictedStage] = {}
+    for unit in units:
+        runs = unit.loop.steps if isinstance(unit, LoopStage) else 1
+        for stage in flat_stages([unit]):
+            seconds, alone = runs * forecast.seconds(stage, block), forecast.alone(stage)
+            own = PredictedStage(
+                names[stage],
+                runs,
+                stage.schedule.tiles,
+                alone.registers,
+                alone.shared_bytes,
+                seconds,
+                forecast.bound(stage, block),
+            )
+            same = stages.get(own.name)
+            if same is not None:
+                # Equal stages may find their tensors in different places: the longest says what bounds them.
+                longest = max(same, own, key=lambda one: one.seconds / one.runs)
+                own = replace(longest, runs=same.runs + runs, seconds=same.seconds + seconds)
+            stages[own.name] = own
+    syncs = kernel.grid_syncs * forecast.grid_sync_seconds
+    return PredictedKernel(
+        forecast.launch_seconds + syncs + sum(stage.seconds for stage in stages.values()),
+        forecast.launch_seconds,
+        syncs,
+        forecast.resident(block),
+        tuple(stages.values()),
+    )

@@ -1,0 +1,144 @@
+"""What the device functions take that lowered stages call by name: asynchronous copies and the tensor cores' own
+instructions (:mod:`souffle.codegen.device_functions` has their texts).
+
+An asynchronous copy reads global memory and writes shared memory in one instruction, past the registers. It is waited
+for where the stage says so. A wait that lets ``n`` newer groups be on their way gives each copy the time of ``n + 1``
+steps, so of a loop's turns one in ``n + 1`` has a latency that follows that of another; with copies issued between the
+last barrier and the wait, each turn waits for its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import tvm
+from tvm.ir.expr import TensorLoad
+
+from souffle.cost.counting import Counter
+from souffle.cost.values import Value
+from souffle.schedule.gpu.async_copy import COMMIT_FUNCTION, COPY_FUNCTION, COPY_OR_ZERO_FUNCTION, WAIT_FUNCTION
+from souffle.schedule.gpu.mma_instructions import (
+    COLUMNS,
+    INNER,
+    LOAD_FUNCTION,
+    LOAD_TRANSPOSED_FUNCTION,
+    PRODUCT_FUNCTION,
+    PUT_FUNCTION,
+    ROWS,
+    TAKE_FUNCTION,
+)
+from souffle.tvm_compat import dtype_of
+
+__all__ = ["DeviceCalls"]
+
+_MATRICES_BYTES = 16
+"""Of the row that a thread of ``ldmatrix`` points to."""
+
+_PAIR_BYTES = 8
+
+
+class DeviceCalls:
+    """Counts calls of device functions.
+
+    Parameters
+    ----------
+    counter : Counter
+    value : callable
+        From an expression to its value, its arithmetic counted.
+    """
+
+    def __init__(self, counter: Counter, value: Callable[[object], Value]) -> None:
+        self.counter, self.value = counter, value
+        self.copied = False
+        self.in_step = False
+
+    def enter_loop(self) -> None:
+        """A loop with barriers begins: what was copied before it is waited for once."""
+        if self.copied:
+            self.counter.total["global_waits"] += self.counter.turns
+            self.copied = False
+
+    def barrier(self) -> None:
+        """All threads meet: later copies are of the next step."""
+        self.copied = False
+
+    def count(self, text: str, arguments: Sequence[object]) -> bool:
+        """Count a call, if it is one of these functions."""
+        name, _, numbers = text.partition("<")
+        given = [int(number) for number in re.findall(r"\d+", numbers)]
+        handler = {
+            COPY_FUNCTION: self._copy,
+            COPY_OR_ZERO_FUNCTION: self._copy,
+            COMMIT_FUNCTION: self._commit,
+            WAIT_FUNCTION: self._wait,
+            LOAD_FUNCTION: self._load,
+            LOAD_TRANSPOSED_FUNCTION: self._load,
+            PRODUCT_FUNCTION: self._product,
+            PUT_FUNCTION: self._put,
+            TAKE_FUNCTION: self._take,
+        }.get(name)
+        if handler is None:
+            return False
+        handler(given, arguments)
+        return True
+
+    def _copy(self, _: list[int], arguments: Sequence[object]) -> None:
+        target, source = (_element(argument) for argument in arguments[:2])
+        self.value(target.indices[0])
+        place = self.value(source.indices[0])
+        unit = tvm.DataType(dtype_of(source)).itemsize
+        self.copied = True
+        if len(arguments) > 2:
+            with self.counter.where(self.value(arguments[2])):
+                self._read(source, place, unit)
+        else:
+            self._read(source, place, unit)
+
+    def _read(self, source: TensorLoad, place: Value, unit: int) -> None:
+        # The bytes pass the data path of shared memory once: on their way into it.
+        if place.array is None:
+            self.counter.scattered_access(str(source.source.name), store=False)
+        else:
+            self.counter.global_access(str(source.source.name), place.array, unit, store=False, fixed=False)
+
+    def _commit(self, _: list[int], __: Sequence[object]) -> None:
+        self.counter.count("", self.counter.executions((), all_loops=True))
+
+    def _wait(self, given: list[int], _: Sequence[object]) -> None:
+        self.counter.count("", self.counter.executions((), all_loops=True))
+        if self.copied or not self.in_step:
+            self.counter.total["global_waits"] += self.counter.turns
+        else:
+            self.counter.total["prefetched_waits"] += self.counter.turns / (given[0] + 1)
+
+    def _load(self, _: list[int], arguments: Sequence[object]) -> None:
+        self._shared(arguments[1], _MATRICES_BYTES, 1)
+        self.counter.waiting["shared_waits"] = True
+
+    def _product(self, _: list[int], __: Sequence[object]) -> None:
+        executions = self.counter.executions((), all_loops=True)
+        self.counter.count("", executions)
+        self.counter.total["tensor_fma"] += executions * ROWS * COLUMNS * INNER
+
+    def _put(self, _: list[int], arguments: Sequence[object]) -> None:
+        self._shared(arguments[0], _PAIR_BYTES, 1)
+
+    def _take(self, given: list[int], arguments: Sequence[object]) -> None:
+        lanes, planes = given
+        self._shared(arguments[1], 4 * lanes, planes)
+        executions = self.counter.executions((), all_loops=True)
+        self.counter.count("fp32", executions, lanes * (planes - 1))
+        self.counter.waiting["shared_waits"] = True
+
+    def _shared(self, pointer: object, width: int, times: int) -> None:
+        element = _element(pointer)
+        place = self.value(element.indices[0])
+        unit = tvm.DataType(dtype_of(element)).itemsize
+        self.counter.shared_access(place.array, unit, width, times)
+
+
+def _element(pointer: object) -> TensorLoad:
+    """What a pointer points to."""
+    assert isinstance(pointer, tvm.ir.Call) and isinstance(pointer.args[0], TensorLoad), pointer
+    return pointer.args[0]

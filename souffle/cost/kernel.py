@@ -1,0 +1,151 @@
+"""How long a stage takes inside a kernel, which gives it the occupancy of the kernel's most demanding stage.
+
+A kernel is on the device as a whole: its blocks hold the registers, the shared memory and the threads of the stage that
+asks for the most of each, so that fewer of them are resident while the others run. And a stage inside a network finds
+what the stages before it wrote in the L2 cache, as far as it fits there; weights and the network's inputs come from
+device memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+
+from souffle.cost.counting import Work
+from souffle.cost.device import CostDevice
+from souffle.cost.predict import Terms, estimated_registers, predict_work
+from souffle.cost.work import work_of
+from souffle.kernel import DeviceFunction
+from souffle.partition import StageResources
+from souffle.program import Tensor
+from souffle.schedule.stage import LoopStage, Stage, Unit
+
+__all__ = ["MEDIAN_ERROR", "KernelForecast"]
+
+MEDIAN_ERROR = 1.21
+"""Half of the kernels measured on an A100 are predicted within this factor, as
+``docs/results/cost_against_measured.json`` records. What a decision gains must exceed it."""
+
+
+class KernelForecast:
+    """Predicts the stages of one program.
+
+    Parameters
+    ----------
+    device : CostDevice
+    units : sequence of Stage or LoopStage
+        The program's.
+    functions : mapping of Stage to its lowered functions
+    resources : mapping of Stage to StageResources
+        What each asks for alone.
+    distant : collection of Tensor
+        The program's constants and inputs, which no stage has brought into the cache.
+
+    Attributes
+    ----------
+    product, error, launch_seconds, grid_sync_seconds
+        See :class:`souffle.partition.Forecast`.
+    """
+
+    def __init__(
+        self,
+        device: CostDevice,
+        units: Sequence[Unit],
+        functions: Mapping[Stage, tuple[DeviceFunction, ...]],
+        resources: Mapping[Stage, StageResources],
+        distant: Collection[Tensor],
+    ) -> None:
+        self.device = device
+        self.product = device.product
+        self.error = MEDIAN_ERROR
+        self.launch_seconds = device.launch_seconds
+        self.grid_sync_seconds = device.grid_sync_seconds
+        self._functions = functions
+        far = frozenset(distant)
+        self._bytes = {s: moved for unit in units for s, moved in _bytes_moved(unit, far, device.l2_bytes).items()}
+        self._resources = {stage: self._estimated(stage, resources[stage]) for stage in self._bytes}
+        self._works: dict[DeviceFunction, Work] = {}
+        self._known: dict[object, tuple[Terms, ...]] = {}
+
+    def alone(self, stage: Stage) -> StageResources:
+        """What a stage asks for alone: measured, or with registers estimated from its arrays."""
+        return self._resources[stage]
+
+    def together(self, stages: Collection[Stage]) -> StageResources:
+        """What a kernel of some stages asks for."""
+        return reduce(_joined, (self.alone(stage) for stage in stages))
+
+    def seconds(self, stage: Stage, kernel: StageResources) -> float:
+        """See :meth:`souffle.partition.Forecast.seconds`."""
+        terms = self.terms(stage, kernel)
+        return sum(_seconds(one) for one in terms) if terms else math.inf
+
+    def terms(self, stage: Stage, kernel: StageResources) -> tuple[Terms, ...]:
+        """What :meth:`seconds` is made of, for each function of the stage; none where no block of the kernel fits."""
+        resident = self.resident(kernel)
+        if resident < 1:
+            return ()
+        functions, spills = self._functions[stage], self._resources[stage].spill_bytes
+        key = (functions, self._bytes[stage], resident, kernel.shared_bytes, kernel.threads, spills)
+        if key not in self._known:
+            own = replace(kernel, spill_bytes=spills)
+            cold, every = self._bytes[stage]
+            self._known[key] = tuple(
+                predict_work(self._work(f), f.tiles, own, self.device, cold or every, warm=not cold) for f in functions
+            )
+        return self._known[key]
+
+    def bound(self, stage: Stage, kernel: StageResources) -> str:
+        """What bounds a stage that fits: the deciding term of its longest function."""
+        return max(self.terms(stage, kernel), key=_seconds).bound
+
+    def resident(self, kernel: StageResources) -> int:
+        """Blocks of a kernel on one multiprocessor."""
+        fits = self.device.limits.resident_blocks(kernel.threads, kernel.shared_bytes, kernel.registers)
+        return min(fits.values())
+
+    def _work(self, function: DeviceFunction) -> Work:
+        if function not in self._works:
+            self._works[function] = work_of(function)
+        return self._works[function]
+
+    def _estimated(self, stage: Stage, known: StageResources) -> StageResources:
+        if known.measured:
+            return known
+        return replace(known, registers=max(estimated_registers(function) for function in self._functions[stage]))
+
+
+def _seconds(terms: Terms) -> float:
+    return terms.start + max(terms.multiprocessors, terms.l2, terms.memory)
+
+
+def _joined(one: StageResources, other: StageResources) -> StageResources:
+    return StageResources(
+        max(one.registers, other.registers),
+        max(one.static_shared_bytes, other.static_shared_bytes),
+        max(one.dynamic_shared_bytes, other.dynamic_shared_bytes),
+        max(one.threads, other.threads),
+        0,
+        one.measured and other.measured,
+    )
+
+
+def _bytes_moved(unit: Unit, distant: frozenset[Tensor], l2_bytes: int) -> dict[Stage, tuple[int, int]]:
+    """For each stage, the bytes of the tensors that it finds in or leaves to device memory, and of all its tensors.
+
+    In a loop, tensors that a step has its own part of come from far in each step; what every step reads is near after
+    the first.
+    """
+    if isinstance(unit, LoopStage):
+        far = {p.tensor for p in unit.loop.indexed if p.source in distant}
+        stages: Sequence[Stage] = unit.stages
+    else:
+        far, stages = distant.intersection((*unit.inputs, *unit.outputs)), (unit,)
+    found = {}
+    for stage in stages:
+        tensors = (*stage.inputs, *stage.outputs)
+        cold = sum(tensor.nbytes for tensor in tensors if tensor in far or tensor.nbytes > l2_bytes)
+        found[stage] = (cold, sum(tensor.nbytes for tensor in tensors))
+    return found

@@ -1,0 +1,290 @@
+// What checked texts do at each load and store. g++ puts a call before every access to memory that other threads may
+// see (-fsanitize=thread); here stand the functions that it calls. Bounds, initialization, owner, order and counts are
+// looked up in shadow memory; whatever is not in order goes to the runtime, which decides and records.
+#ifndef SOUFFLE_CHECK_H
+#define SOUFFLE_CHECK_H
+
+#include "souffle_abi.h"
+
+typedef unsigned long long souffle_word;
+
+// The last block that wrote and read an element, as an epoch: one number for each block in each grid phase.
+struct SouffleOrder {
+  unsigned written, read;
+};
+
+// One global buffer. Each has a slot of the arena of its own, far larger than the buffer and with the buffer in its
+// middle, so that an address tells which buffer it was computed from even where the index is far out of bounds.
+struct SouffleRegion {
+  souffle_word begin, bytes;  // begin: from the start of the arena
+  unsigned char* owners;      // for each byte the tag of the buffer that wrote it, 0 for none
+  SouffleOrder* order;        // for each element; null where the buffer is only read
+  unsigned element_shift;
+  unsigned char tag, writable;
+};
+
+struct SouffleTraffic {
+  souffle_word read, written, atomics;
+};
+
+struct SouffleArena {
+  char* base;
+  souffle_word bytes;
+  unsigned slot_bits, slots;
+  const SouffleRegion* regions;
+  unsigned epoch;  // the first that no launch has used
+};
+
+enum { kSharedEmpty = 0, kSharedWritten = 1, kSharedOutside = 0xFF };
+
+// Of one worker.
+struct SouffleCheck {
+  char* arena;
+  souffle_word arena_bytes;
+  unsigned slot_bits;
+  unsigned epoch, phase_begin, many;  // of the running block in this grid phase
+  unsigned other;
+  // Of the running block: what each warp knows of each other, and who accessed each two bytes of shared memory last.
+  const unsigned* clocks;
+  SouffleOrder* shared_order;
+  const SouffleRegion* regions;
+  SouffleTraffic* traffic;  // for each slot
+  SouffleTraffic shared;
+  char* shared_base;
+  souffle_word shared_bytes;
+  unsigned char* shared_state;  // for each byte of the thread-local segment
+  char* stacks;
+  souffle_word stacks_bytes;
+};
+
+enum SouffleFindingKind {
+  kOutOfBounds, kUninitialized, kForeign, kRace, kMisaligned, kReadOnly, kDivergentBarrier, kDivergentGridSync
+};
+enum { kRegionShared = -1, kRegionNone = -2 };
+
+// What was found at one place of the text: the first occurrence, and how many there were.
+struct SouffleFinding {
+  int kind, region;
+  souffle_word pc, other_pc;
+  long long offset;  // bytes from the start of the buffer, or of the thread-local segment
+  unsigned bytes, what;
+  uint3 block, thread;
+  int other;  // a block for kRace of global and kDivergentGridSync, a warp for kRace of shared memory, a tag for kForeign, a thread for kDivergentBarrier; or -1
+  int reserved;
+  souffle_word count;
+};
+
+// Threads of a block that are in the same state when nothing can go on.
+struct SouffleWait {
+  int state;  // 0 polls memory, 1 block barrier, 2 grid sync, 3 warp operation, 5 has exited
+  int barrier, arrived, expected;
+  unsigned threads, mask;
+  uint3 block, thread;  // thread: the first of them
+  char what[32];
+  souffle_word pc;
+};
+
+enum { kSouffleWrite = 1, kSouffleAtomic = 2, kSouffleAligned = 4, kSouffleNoValue = 8, kSouffleRace = 16 };
+
+extern "C" void souffle_check_slow(SouffleThread*, void* address, unsigned bytes, int what, void* pc);
+
+#define SOUFFLE_UNCHECKED __attribute__((no_sanitize("thread")))
+#define SOUFFLE_HOOK static inline __attribute__((always_inline, no_sanitize("thread")))
+
+SOUFFLE_HOOK bool souffle_all(const unsigned char* p, unsigned bytes, unsigned char value) {
+  const souffle_word ones = 0x0101010101010101ull;
+  souffle_word pattern = value * ones, v;
+  switch (bytes) {
+    case 1: return *p == value;
+    case 2: { unsigned short w; __builtin_memcpy(&w, p, 2); return w == (unsigned short)pattern; }
+    case 4: { unsigned w; __builtin_memcpy(&w, p, 4); return w == (unsigned)pattern; }
+    case 8: __builtin_memcpy(&v, p, 8); return v == pattern;
+    case 16: {
+      souffle_word w;
+      __builtin_memcpy(&v, p, 8);
+      __builtin_memcpy(&w, p + 8, 8);
+      return v == pattern && w == pattern;
+    }
+  }
+  for (unsigned i = 0; i < bytes; ++i)
+    if (p[i] != value) return false;
+  return true;
+}
+SOUFFLE_HOOK void souffle_set(unsigned char* p, unsigned bytes, unsigned char value) {
+  const souffle_word pattern = value * 0x0101010101010101ull;
+  switch (bytes) {
+    case 1: *p = value; return;
+    case 2: __builtin_memcpy(p, &pattern, 2); return;
+    case 4: __builtin_memcpy(p, &pattern, 4); return;
+    case 16: __builtin_memcpy(p + 8, &pattern, 8);  // and the first half
+    case 8: __builtin_memcpy(p, &pattern, 8); return;
+  }
+  for (unsigned i = 0; i < bytes; ++i) p[i] = value;
+}
+
+// The epoch of an access whose order with this one is left open, or 0. Notes this access in any case.
+SOUFFLE_HOOK unsigned souffle_unordered(const SouffleCheck* c, SouffleOrder* o, unsigned count, bool write) {
+  unsigned open = 0;
+  for (unsigned i = 0; i < count; ++i) {
+    if (o[i].written >= c->phase_begin && o[i].written != c->epoch) open = o[i].written;
+    if (write) {
+      if (o[i].read >= c->phase_begin && o[i].read != c->epoch) open = o[i].read;
+      o[i].written = c->epoch;
+    } else if (o[i].read != c->epoch) {
+      o[i].read = o[i].read >= c->phase_begin ? c->many : c->epoch;
+    }
+  }
+  return open;
+}
+
+// The same among the warps of a block. An access is noted as the warp and its clock, which each barrier advances; it is
+// known to a warp whose row of `clocks` holds a larger one. Two bytes are the smallest that is told apart. Accesses of one
+// warp count as ordered.
+enum { kSouffleWarps = 32 };
+SOUFFLE_HOOK bool souffle_unknown(const unsigned* seen, unsigned warp, unsigned noted) {
+  unsigned other = noted % kSouffleWarps;
+  return noted && other != warp && noted / kSouffleWarps >= seen[other];
+}
+SOUFFLE_HOOK unsigned souffle_unordered_warps(const SouffleCheck* c, unsigned warp, souffle_word at, unsigned bytes, bool write) {
+  const unsigned* seen = c->clocks + kSouffleWarps * warp;
+  unsigned mine = seen[warp] * kSouffleWarps + warp, open = 0;
+  SouffleOrder* o = c->shared_order + at / 2;
+  for (unsigned i = 0; i < bytes / 2; ++i) {
+    if (souffle_unknown(seen, warp, o[i].written)) open = o[i].written;
+    bool read = souffle_unknown(seen, warp, o[i].read);
+    if (write) {
+      if (read) open = o[i].read;
+      o[i].written = mine;
+    } else if (!read) {
+      o[i].read = mine;
+    }
+  }
+  return open;
+}
+
+// One access; `what` and, but for ranges, `bytes` are constants.
+SOUFFLE_HOOK void souffle_check_access(SouffleThread* self, void* address, unsigned bytes, int what, void* pc) {
+  SouffleCheck* c = self->check;
+  const bool write = what & kSouffleWrite, value = !(what & kSouffleNoValue);
+  bool bad = (what & kSouffleAligned) && (souffle_word)address % bytes;
+  souffle_word at = (souffle_word)((char*)address - c->arena);
+  souffle_word in_shared = (souffle_word)((char*)address - c->shared_base);
+  if (in_shared < c->shared_bytes) {
+    if (in_shared + bytes > c->shared_bytes) {
+      bad = true;
+    } else {
+      unsigned char* state = c->shared_state + in_shared;
+      if (!souffle_all(state, bytes, kSharedWritten)) {
+        if (!write || souffle_all(state, bytes, kSharedOutside)) {
+          bad = true;
+        } else if (value) {
+          for (unsigned i = 0; i < bytes; ++i)
+            if (state[i] == kSharedOutside) bad = true;
+          if (!bad) souffle_set(state, bytes, kSharedWritten);
+        }
+      }
+    }
+    if (!bad && !(what & kSouffleAtomic)) {
+      unsigned other = souffle_unordered_warps(c, self->warp, in_shared, bytes, write);
+      if (other) {
+        c->other = other;
+        souffle_check_slow(self, address, bytes, what | kSouffleRace, pc);
+      }
+    }
+    if (what & kSouffleAtomic)
+      c->shared.atomics += write;
+    else if (write)
+      c->shared.written += bytes;
+    else
+      c->shared.read += bytes;
+  } else if (at < c->arena_bytes) {
+    souffle_word slot = at >> c->slot_bits;
+    const SouffleRegion* r = &c->regions[slot];
+    SouffleTraffic* t = &c->traffic[slot];
+    souffle_word offset = at - r->begin;
+    if (offset >= r->bytes || offset + bytes > r->bytes) {
+      bad = true;
+    } else {
+      if (write) {
+        bad |= !r->writable;
+        if (r->writable && value) souffle_set(r->owners + offset, bytes, r->tag);
+      } else if (value) {
+        bad |= !souffle_all(r->owners + offset, bytes, r->tag);
+      }
+      if (r->order && !(what & kSouffleAtomic)) {
+        souffle_word first = offset >> r->element_shift;
+        unsigned count = unsigned(((offset + bytes - 1) >> r->element_shift) - first + 1);
+        unsigned other = souffle_unordered(c, r->order + first, count, write);
+        if (other) {
+          c->other = other;
+          souffle_check_slow(self, address, bytes, what | kSouffleRace, pc);
+        }
+      }
+    }
+    if (what & kSouffleAtomic)
+      t->atomics += write;
+    else if (write)
+      t->written += bytes;
+    else
+      t->read += bytes;
+  } else {
+    souffle_word in_stack = (souffle_word)((char*)address - c->stacks);
+    souffle_word in_self = (souffle_word)((char*)address - (char*)self);
+    if (in_stack < c->stacks_bytes || (in_self < sizeof(SouffleThread) && !write)) return;
+    bad = true;
+  }
+  if (bad) souffle_check_slow(self, address, bytes, what, pc);
+}
+
+#ifdef SOUFFLE_CHECKED
+#define SOUFFLE_HOOK_NAME extern "C" __attribute__((used, noinline, visibility("hidden"), no_sanitize("thread")))
+#define SOUFFLE_ACCESS(name, bytes, what) \
+  SOUFFLE_HOOK_NAME void name(void* p) { souffle_check_access(souffle_self, p, bytes, what, __builtin_return_address(0)); }
+#define SOUFFLE_ACCESSES(bytes)                                               \
+  SOUFFLE_ACCESS(__tsan_read##bytes, bytes, kSouffleAligned)                  \
+  SOUFFLE_ACCESS(__tsan_write##bytes, bytes, kSouffleAligned | kSouffleWrite) \
+  SOUFFLE_ACCESS(__tsan_unaligned_read##bytes, bytes, 0)                      \
+  SOUFFLE_ACCESS(__tsan_unaligned_write##bytes, bytes, kSouffleWrite)
+SOUFFLE_ACCESSES(1)
+SOUFFLE_ACCESSES(2)
+SOUFFLE_ACCESSES(4)
+SOUFFLE_ACCESSES(8)
+SOUFFLE_ACCESSES(16)
+#define SOUFFLE_RANGE(name, what)                                                                        \
+  SOUFFLE_HOOK_NAME void name(void* p, size_t bytes) {                                                   \
+    if (bytes) souffle_check_access(souffle_self, p, unsigned(bytes), what, __builtin_return_address(0)); \
+  }
+SOUFFLE_RANGE(__tsan_read_range, 0)
+SOUFFLE_RANGE(__tsan_write_range, kSouffleWrite)
+SOUFFLE_HOOK_NAME void __tsan_init() {}
+SOUFFLE_HOOK_NAME void __tsan_func_entry(void*) {}
+SOUFFLE_HOOK_NAME void __tsan_func_exit() {}
+SOUFFLE_HOOK_NAME void __tsan_vptr_update(void**, void*) {}
+SOUFFLE_HOOK_NAME void __tsan_atomic_thread_fence(int) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+SOUFFLE_HOOK_NAME void __tsan_atomic_signal_fence(int) { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
+// The loops of souffle_sync.h are made of these two; only the second is counted as an atomic.
+#define SOUFFLE_ATOMICS(bits, T)                                                                                      \
+  SOUFFLE_HOOK_NAME T __tsan_atomic##bits##_load(const volatile T* p, int) {                                          \
+    souffle_check_access(souffle_self, (void*)p, bits / 8, kSouffleAtomic | kSouffleAligned,                          \
+                         __builtin_return_address(0));                                                                \
+    return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                                                      \
+  }                                                                                                                   \
+  SOUFFLE_HOOK_NAME void __tsan_atomic##bits##_store(volatile T* p, T v, int) {                                       \
+    souffle_check_access(souffle_self, (void*)p, bits / 8, kSouffleAtomic | kSouffleWrite | kSouffleAligned,          \
+                         __builtin_return_address(0));                                                                \
+    __atomic_store_n(p, v, __ATOMIC_SEQ_CST);                                                                         \
+  }                                                                                                                   \
+  SOUFFLE_HOOK_NAME int __tsan_atomic##bits##_compare_exchange_strong(volatile T* p, T* was, T v, int, int) {         \
+    bool done = __atomic_compare_exchange_n(p, was, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                    \
+    if (done)                                                                                                         \
+      souffle_check_access(souffle_self, (void*)p, bits / 8, kSouffleAtomic | kSouffleWrite | kSouffleAligned,        \
+                           __builtin_return_address(0));                                                              \
+    return done;                                                                                                      \
+  }
+SOUFFLE_ATOMICS(8, unsigned char)
+SOUFFLE_ATOMICS(16, unsigned short)
+SOUFFLE_ATOMICS(32, unsigned int)
+SOUFFLE_ATOMICS(64, unsigned long long)
+#endif
+
+#endif

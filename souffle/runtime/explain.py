@@ -1,0 +1,206 @@
+"""What was compiled, for people and as data: kernels with their predicted times, then the decisions with reasons."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from souffle.codegen.plan import Kernel, Plan, PredictedStage
+
+__all__ = ["explain", "explain_data", "launch_counts", "shared_bytes", "spilled_bytes"]
+
+_WIDTH = 120
+_NAME_WIDTH = 52
+"""Columns for a stage's name, which the CUDA text cuts to about as many."""
+
+_LABEL = 4
+"""Columns before a stage's line."""
+
+_NUMBER_IN_A_NAME = re.compile(r"(?<=[A-Za-z_])\d+|(?<=[A-Za-z_][./])\d+")
+
+
+def launch_counts(plan: Plan) -> list[int]:
+    """How often one run of the network launches each kernel."""
+    counts = [0] * len(plan.kernels)
+    for launch in plan.launches:
+        counts[launch.kernel] += 1
+    return counts
+
+
+def shared_bytes(kernel: Kernel) -> int:
+    """Of a block, static and dynamic."""
+    return kernel.dynamic_shared_bytes + (kernel.resources.static_shared_bytes if kernel.resources else 0)
+
+
+def spilled_bytes(kernel: Kernel) -> int | None:
+    """Stores and loads of spilled registers; None where no CUDA compiler was run."""
+    used = kernel.resources
+    return None if used is None else used.spill_store_bytes + used.spill_load_bytes
+
+
+def explain_data(plan: Plan) -> dict[str, Any]:
+    """What :func:`explain` shows, as data for JSON; times in seconds."""
+    total = _total_seconds(plan)
+    return {
+        "name": plan.name,
+        "level": plan.level,
+        "precision": plan.precision,
+        "partition": plan.partition,
+        "arch": plan.arch,
+        "predicted_on": plan.predicted_on or None,
+        "predicted_seconds": total,
+        "launches": [launch.kernel for launch in plan.launches],
+        "kernels": [
+            {
+                "name": kernel.name,
+                "launches": count,
+                "grid_syncs": kernel.grid_syncs,
+                "tiles": kernel.tiles,
+                "threads": kernel.threads,
+                "registers": kernel.resources.registers if kernel.resources else None,
+                "spill_bytes": spilled_bytes(kernel),
+                "shared_bytes": shared_bytes(kernel),
+                "predicted": None if kernel.predicted is None else asdict(kernel.predicted),
+                "share": count * kernel.predicted.seconds / total if kernel.predicted and total else None,
+                "stages": list(kernel.stages),
+                "tes": list(kernel.tes),
+            }
+            for kernel, count in zip(plan.kernels, launch_counts(plan), strict=True)
+        ],
+        "decisions": [
+            dict(zip(("stage", "subject", "accepted", "reason"), decision, strict=True)) for decision in plan.decisions
+        ],
+    }
+
+
+def explain(plan: Plan) -> str:
+    """What was compiled and why, in lines of at most 120 columns.
+
+    Kernels come first, in the order of their first launch, each with its stages, what they ask for, and what the cost
+    model says of their time; then where kernels end; then the other decisions by the compiler's stages in their order.
+    Decisions that differ only in numbers inside of names, as those of equal layers do, are shown once with their count.
+    """
+    lines = [f"{plan.name}: level {plan.level}, {plan.precision}, partition {plan.partition}, {plan.arch}"]
+    lines += _summary(plan)
+    lines += ["", "subprograms (of a stage: its runs, tiles of one run, what a block asks for alone, time of all runs)"]
+    counts, total = launch_counts(plan), _total_seconds(plan)
+    for index in dict.fromkeys([*(launch.kernel for launch in plan.launches), *range(len(plan.kernels))]):
+        lines += _kernel(plan.kernels[index], counts[index], total)
+    groups: dict[str, list[tuple[str, bool, str]]] = {"partition": []}
+    for stage, subject, accepted, reason in plan.decisions:
+        groups.setdefault(stage, []).append((subject, accepted, reason))
+    for stage, decisions in groups.items():
+        if decisions:
+            done = sum(accepted for _, accepted, _ in decisions)
+            lines += ["", f"{stage}: {done} done, {len(decisions) - done} refused", *_decisions(decisions)]
+    return "\n".join(lines)
+
+
+def _summary(plan: Plan) -> list[str]:
+    syncs = sum(plan.kernels[launch.kernel].grid_syncs for launch in plan.launches)
+    constants = sum(buffer.nbytes for buffer in plan.buffers if buffer.kind == "constant")
+    lines = [
+        f"  {len(plan.launches)} launches of {len(plan.kernels)} kernels, {syncs} grid syncs; "
+        f"{constants} bytes of constants, {plan.workspace_bytes} bytes of workspace"
+    ]
+    total = _total_seconds(plan)
+    if total is not None:
+        parts = [plan.kernels[launch.kernel].predicted for launch in plan.launches]
+        launching, waiting = sum(one.launch_seconds for one in parts), sum(one.sync_seconds for one in parts)
+        lines.append(
+            f"  predicted {_us(total)} µs on {plan.predicted_on}, not measured: stages "
+            f"{_us(total - launching - waiting)}, grid syncs {_us(waiting)}, launches {_us(launching)}"
+        )
+    elif not plan.predicted_on:
+        lines.append(f"  no times are predicted: no description of a device for {plan.arch} was at hand")
+    return lines
+
+
+def _total_seconds(plan: Plan) -> float | None:
+    """Of one run, if every kernel's time is predicted."""
+    predicted = [plan.kernels[launch.kernel].predicted for launch in plan.launches]
+    if not plan.predicted_on or any(one is None for one in predicted):
+        return None
+    return sum(one.seconds for one in predicted)
+
+
+def _kernel(kernel: Kernel, count: int, total: float | None) -> list[str]:
+    predicted = kernel.predicted
+    used = "not compiled for a GPU"
+    if kernel.resources is not None:
+        spills = spilled_bytes(kernel)
+        used = f"{kernel.resources.registers} registers" + (f", {spills} bytes spilled" if spills else "")
+    head = f"{kernel.name} x{count}"
+    if predicted is not None:
+        head += f": {_us(count * predicted.seconds)} µs" + (
+            f", {100 * count * predicted.seconds / total:.1f} % of the total" if total else ""
+        )
+    facts = (
+        f"{len(kernel.stages)} stages of {len(kernel.tes)} TEs, {kernel.grid_syncs} grid syncs, {kernel.tiles} tiles "
+        f"of {kernel.threads} threads, {shared_bytes(kernel)} bytes shared, {used}"
+    )
+    if predicted is None:
+        stages = _wrapped(f"stages {', '.join(kernel.stages)}", 4)
+        return [*_wrapped(head, 2), *_wrapped(facts, 4), *stages]
+    facts += f", {predicted.blocks_per_sm} resident blocks on a multiprocessor"
+    if count > 1:
+        facts += f"; each launch {_us(predicted.seconds)} µs"
+    return [*_wrapped(head, 2), *_wrapped(facts, 4), *_stages(predicted.stages, predicted.seconds)]
+
+
+def _stages(stages: Sequence[PredictedStage], seconds: float) -> list[str]:
+    """A table: what each stage asks for alone, and its time in the kernel."""
+    columns = ("runs", "tiles", "registers", "shared B", "µs", "share")
+    rows = [
+        (
+            str(stage.runs),
+            str(stage.tiles),
+            str(stage.registers),
+            str(stage.shared_bytes),
+            _us(stage.seconds),
+            f"{100 * stage.seconds / seconds:.1f} %",
+        )
+        for stage in stages
+    ]
+    widths = [max(len(name), *(len(row[i]) for row in rows)) for i, name in enumerate(columns)]
+    name_width = min(_NAME_WIDTH, max(len("stage"), *(len(stage.name) for stage in stages)))
+
+    def line(name: str, cells: Sequence[str], bound: str) -> str:
+        right = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+        return f"{' ' * _LABEL}{name.ljust(name_width)}  {right}  {bound}".rstrip()
+
+    return [
+        line("stage", columns, "bound by"),
+        *(line(_tail(stage.name, name_width), row, stage.bound) for stage, row in zip(stages, rows, strict=True)),
+    ]
+
+
+def _tail(name: str, width: int) -> str:
+    return name if len(name) <= width else "…" + name[1 - width :]
+
+
+def _decisions(decisions: Sequence[tuple[str, bool, str]]) -> list[str]:
+    alike: dict[tuple[str, bool], list[str]] = {}
+    for subject, accepted, reason in decisions:
+        text = f"{subject}: {reason}"
+        pattern = _NUMBER_IN_A_NAME.sub("#", text)
+        alike.setdefault((pattern, accepted), []).append(text)
+    lines = []
+    for (_, accepted), texts in alike.items():
+        times = f"{len(texts)} x " if len(texts) > 1 else ""
+        lines += _wrapped(f"{'+' if accepted else '-'} {times}{texts[0]}", 2)
+    return lines
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    spaces = " " * indent
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=spaces, subsequent_indent=spaces + "    ", break_on_hyphens=False
+    )
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f}"

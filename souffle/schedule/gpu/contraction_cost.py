@@ -1,0 +1,181 @@
+"""What a tiling of a sum of products takes, estimated in clocks, to choose between tilings and between rules.
+
+The numbers of a tiling may be arrays: then they are many tilings, and what is computed of them is an array as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache, reduce
+from math import prod
+from typing import Protocol
+
+import numpy as np
+
+from souffle.schedule.gpu.async_copy import AsyncCopy, async_copy
+from souffle.schedule.gpu.canonical import Contraction
+from souffle.schedule.gpu.common import collect
+from souffle.schedule.gpu.expressions import COMPARE, Axis, depends
+from souffle.schedule.gpu.memory import lanes_along
+from souffle.schedule.gpu.rule import GpuRequest
+from souffle.schedule.gpu.staging import choose_fetch
+from souffle.schedule.gpu.writeback import result_lanes
+
+__all__ = ["Number", "Side", "estimate", "result_lanes_of", "sides_of"]
+
+_WARP, _LINE, _WIDE = 32, 128, 4
+_MEMORY_LATENCY, _SHARED_LATENCY, _BARRIER = 500.0, 30.0, 30.0
+_ISSUE, _INT_WARPS = 4.0, 2.0
+"""Clocks of a current GPU, and warps a clock, to the precision of an estimate."""
+
+_DIVISION = 4.0
+"""Instructions of a division by a constant."""
+
+_COPY = 4.0
+"""Instructions of an asynchronous copy beyond those of a read: the other address, its stage, whether it is zero."""
+
+_DEPTH = 8
+"""Products in a row for which shared memory is read together."""
+
+_RESULT = 8.0
+"""Instructions that place and store a result, beside its arithmetic."""
+
+_FEW_LANES = ("sm_75", "sm_80")
+"""Architectures with 64 and not 128 fp32 lanes a multiprocessor (CUDA C++ Programming Guide, "Arithmetic
+Instructions")."""
+
+
+Number = int | np.ndarray
+"""Of one tiling, or of many."""
+
+
+class Tile(Protocol):
+    """A tiling, or many, as the rule has it."""
+
+    across: tuple[Number, Number, Number]
+    each: tuple[Number, Number]
+    step: Number
+    together: Number
+    stages: Number
+    tile: tuple[Number, Number, Number]
+
+    def counts(self, extents: tuple[int, int, int, int]) -> tuple[Number, Number, Number]:
+        """Tiles along batch, rows, columns."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """How an operand is brought.
+
+    Attributes
+    ----------
+    lanes : int
+        Elements of its widest read.
+    index : float
+        Instructions that work out where a read is.
+    along_inner : bool
+        Whether neighbouring threads read neighbours of the inner axis.
+    copied : bool
+        Whether asynchronous copies can bring it.
+    """
+
+    lanes: int
+    index: float
+    along_inner: bool
+    copied: bool
+
+
+@lru_cache(maxsize=64)
+def sides_of(problem: Contraction, request: GpuRequest) -> tuple[Side, Side]:
+    """Both operands', left and right."""
+    found = []
+    for side, operand, own in (("left", problem.left, problem.rows), ("right", problem.right, problem.columns)):
+        tile = (1, 64, min(32, problem.extents[3]))
+        fetch = choose_fetch(problem, side, tile, request.threads, False, lambda crossing: _WIDE if crossing else 0)
+        group = problem.inner if fetch.along_inner else own
+        lanes = lanes_along(operand.value, group[-1], operand.dtype) if group and fetch.lanes > 1 else 1
+        divisions = sum(_divisions(operand.value, axes) for axes in (problem.batch, own, problem.inner))
+        comparisons = sum(len(collect(operand.value, kind)) for kind in COMPARE)
+        copied = isinstance(async_copy(fetch, request.arch), AsyncCopy)
+        found.append(Side(lanes, 6.0 + divisions + 2.0 * comparisons, fetch.along_inner, copied))
+    return tuple(found)
+
+
+def _divisions(value: object, axes: tuple[Axis, ...]) -> float:
+    """Instructions that take the linear index of a group apart."""
+    cost = 0.0
+    for axis in axes[1:]:
+        single = 1.0 if axis.extent & (axis.extent - 1) == 0 else _DIVISION
+        cost += single * (1 + depends(value, axis))
+    return cost
+
+
+@lru_cache(maxsize=64)
+def result_lanes_of(problem: Contraction, most: int) -> int:
+    """Neighbouring columns that one store takes."""
+    return result_lanes(problem, most, apart=True)
+
+
+def estimate(
+    problem: Contraction, tiling: Tile, sides: tuple[Side, Side], request: GpuRequest, registers: Number
+) -> float | np.ndarray:
+    """Clocks of the whole grid.
+
+    A multiprocessor is as fast as its busiest unit if it has several blocks, else as the latencies of one: each step
+    waits for its operands, unless what is worked on meanwhile takes longer, and for what it reads of shared memory.
+
+    Parameters
+    ----------
+    tiling : Tile
+        Or many: the result is an array then.
+    sides : tuple of Side
+        See :func:`sides_of`.
+    registers : int or ndarray
+        Of a thread.
+    """
+    extents, warps = problem.extents, request.threads / _WARP
+    batch, rows, columns = tiling.tile
+    each_row, each_column = tiling.each
+    steps = np.ceil(extents[3] / tiling.step)
+    overlapped = np.greater(tiling.stages, 1)
+    products = each_row * each_column * tiling.step
+    issued, shared, index = 1.0 * products, 0.0, 0.0
+    neighbours = np.minimum(tiling.across[2], _WARP)
+    row_lanes = np.minimum(each_row, _WIDE)
+    # Threads of a warp that have a row in common read it together.
+    for count, lanes, distinct in (
+        (each_row, row_lanes, _WARP // neighbours),
+        (each_column, tiling.together, neighbours),
+    ):
+        issued = issued + tiling.step * count / lanes
+        shared = shared + tiling.step * count / lanes * np.maximum(1.0, distinct * lanes * 4 / _LINE)
+    for side, own in zip(sides, (rows, columns), strict=True):
+        reads = batch * own * tiling.step / request.threads / side.lanes
+        copied = np.logical_and(overlapped, side.copied)
+        index = index + reads * (side.index + np.where(copied, _COPY, 0.0))
+        issued = issued + reads * np.where(copied, 1, 2)
+        shared = shared + reads * np.where(copied, 1, 2) * max(1.0, side.lanes * 4 * _WARP / _LINE)
+    fp32_warps = _INT_WARPS if request.arch in _FEW_LANES else 2 * _INT_WARPS
+    busy = warps * _largest((issued + index) / _ISSUE, products / fp32_warps, index / _INT_WARPS, shared)
+    own = busy + np.ceil(tiling.step / _DEPTH) * _SHARED_LATENCY + np.where(overlapped, 1, 2) * _BARRIER
+    chain = np.maximum(own, _MEMORY_LATENCY / np.maximum(1, tiling.stages - 1))
+    stored = np.array([result_lanes_of(problem, max(most, 1)) for most in range(_WIDE + 1)])[tiling.together]
+    stores = each_row * each_column / stored
+    # Columns of a thread that are stored one by one are apart from the next thread's.
+    spread = np.where(stored == 1, tiling.together, 1)
+    results = warps * (each_row * each_column * _RESULT / _ISSUE + stores * spread)
+    tiles = prod(tiling.counts(extents))
+    taken = tiling.stages * batch * tiling.step * (rows + columns + 2 * _WIDE) * 4
+    resident = np.maximum(1, _least(8, 65536 // (registers * request.threads), 160 * 1024 // taken))
+    whole, alone = steps * busy + results, steps * chain + results + _MEMORY_LATENCY
+    full, rest = np.divmod(tiles, request.sm_count * resident)
+    last = np.where(rest > 0, np.maximum(np.ceil(rest / request.sm_count) * whole, alone), 0.0)
+    return full * np.maximum(resident * whole, alone) + last
+
+
+def _largest(*values: float | np.ndarray) -> float | np.ndarray:
+    return reduce(np.maximum, values)
+
+
+def _least(*values: Number) -> Number:
+    return reduce(np.minimum, values)

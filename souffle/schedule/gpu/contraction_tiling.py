@@ -1,0 +1,255 @@
+"""How a sum of products is shared among the threads of blocks on CUDA cores: what may be chosen, and what to choose."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from souffle.schedule.gpu.canonical import Contraction
+from souffle.schedule.gpu.contraction_cost import Number, estimate, result_lanes_of, sides_of
+from souffle.schedule.gpu.device import ASSUMED_REGISTERS
+from souffle.schedule.gpu.memory import bits_of
+from souffle.schedule.gpu.rule import GpuRequest
+from souffle.schedule.gpu.sketch import Knob, Values
+
+__all__ = ["PADDING", "VECTOR", "Tiling", "choose_tiling", "knobs_of", "problem_of", "refusal_of"]
+
+_MIN_SIDE = 4
+"""Fewest rows and columns: a staged element is used that often, below it staging costs what it saves."""
+
+_ALIKE = 1.05
+"""Estimates of time closer than this factor are not told apart."""
+
+_STEPS = (8, 16, 32)
+"""Extents of a tile along the inner axis."""
+
+_EACH = (1, 2, 4, 8)
+"""Rows or columns of a thread."""
+
+_STAGES = (1, 2, 3, 4)
+"""Tiles along the inner axis that are in shared memory or on their way to it."""
+
+_MOST_THREADS_ALONG = 64
+"""Threads along rows, or along columns."""
+
+_MIN_INNER = 4
+"""Shortest inner axis: below it the stage moves its output and does no arithmetic to speak of."""
+
+_MOST_REGISTERS = 168
+"""Of a thread by :func:`_registers`, which is above what ptxas reports: two thirds of the 255 that it may have."""
+
+_OWN_REGISTERS = 40
+"""Of a thread beside its arrays: addresses, indices."""
+
+PADDING = 4
+"""Elements between rows of shared memory where tiles are turned on the way."""
+
+_ALWAYS = 48 * 1024
+"""Bytes of shared memory of which every multiprocessor has room for two blocks."""
+
+VECTOR = 4
+"""Elements of the widest access to shared memory, of 4 bytes."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """One way to share a problem among blocks and threads, or many: each number is an array then.
+
+    Attributes
+    ----------
+    across : tuple of int
+        Threads along batch, rows, columns; their product is the block's.
+    each : tuple of int
+        Rows and columns of one thread.
+    step : int
+        Extent of a tile along the inner axis.
+    together : int
+        Neighbouring columns of a thread; the next ones lie as many times the threads along columns further.
+    stages : int
+        Tiles in shared memory. With 1 the next one waits in registers; more are brought by asynchronous copies.
+    """
+
+    across: tuple[Number, Number, Number]
+    each: tuple[Number, Number]
+    step: Number
+    together: Number
+    stages: Number
+
+    @property
+    def tile(self) -> tuple[Number, Number, Number]:
+        """Extents of a block's tile: batch, rows, columns."""
+        return (self.across[0], self.across[1] * self.each[0], self.across[2] * self.each[1])
+
+    @property
+    def values(self) -> Values:
+        """As the knobs of the sketch say it."""
+        return {
+            "threads_along_rows": self.across[1],
+            "threads_along_columns": self.across[2],
+            "rows_each": self.each[0],
+            "columns_each": self.each[1],
+            "step": self.step,
+            "columns_together": self.together,
+            "stages": self.stages,
+        }
+
+    @classmethod
+    def of(cls, values: Values, threads: int) -> Tiling | None:
+        """The tiling of these values; the threads that they leave lie along the batch."""
+        along = values["threads_along_rows"] * values["threads_along_columns"]
+        if threads % along:
+            return None
+        across = (threads // along, values["threads_along_rows"], values["threads_along_columns"])
+        each = (values["rows_each"], values["columns_each"])
+        return cls(across, each, values["step"], values["columns_together"], values["stages"])
+
+    def applied(self, function: Callable[[Number], Number]) -> Tiling:
+        """With each number replaced."""
+        across, each = (tuple(map(function, numbers)) for numbers in (self.across, self.each))
+        return Tiling(across, each, function(self.step), function(self.together), function(self.stages))
+
+    def counts(self, extents: tuple[int, int, int, int]) -> tuple[Number, Number, Number]:
+        """Tiles along batch, rows, columns."""
+        return tuple(-(-extent // size) for extent, size in zip(extents, self.tile, strict=False))
+
+
+def knobs_of(problem: Contraction, request: GpuRequest) -> tuple[Knob, ...]:
+    """What is open."""
+    threads = tuple(d for d in _divisors(request.threads) if d <= _MOST_THREADS_ALONG)
+    # Totals of 64 bits take two registers each.
+    each = _EACH if bits_of(problem.dtype) <= 32 else _EACH[:-1]
+    steps = tuple(sorted({min(step, problem.extents[3]) for step in _STEPS}))
+    copied = any(side.copied for side in sides_of(problem, request))
+    return (
+        Knob("threads_along_rows", threads),
+        Knob("threads_along_columns", threads),
+        Knob("rows_each", each),
+        Knob("columns_each", each),
+        Knob("step", steps),
+        Knob("columns_together", (1, 2, 4)),
+        Knob("stages", _STAGES if copied else (1,)),
+    )
+
+
+def refusal_of(problem: Contraction, request: GpuRequest) -> str | None:
+    """Why staging tiles would not pay, or ``None``."""
+    _, rows, columns, inner = problem.extents
+    if min(rows, columns) < _MIN_SIDE:
+        return (
+            f"{rows} x {columns} results use an operand fewer than {_MIN_SIDE} times; a reduction rule splits the sum"
+        )
+    if inner < _MIN_INNER:
+        return f"sums of {inner} products are too short to stage operands for"
+    if request.threads % 32:
+        return f"{request.threads} threads are not whole warps"
+    return None
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def choose_tiling(problem: Contraction, request: GpuRequest) -> tuple[float, Tiling] | None:
+    """The tiling of least estimated time, and that time in clocks.
+
+    Of those that are about as fast, it is one with the fewest tiles: a grid that fits one wave ends no kernel (§5.4).
+    """
+    # Half of what one block may have leaves room for a second one, beside what every multiprocessor has.
+    most = request.max_shared_bytes
+    modest = replace(request, max_shared_bytes=max(most // 2, min(most, _ALWAYS)))
+    many = _with_step(problem, _candidates(problem, request), modest)
+    if not many.step.any():
+        return None
+    # The kernel that it becomes part of has the registers of its hungriest stage.
+    registers = np.maximum(_registers(problem, many, request.threads), ASSUMED_REGISTERS)
+    possible = many.step > 0
+    many = many.applied(lambda numbers: numbers[possible])
+    cost = estimate(problem, many, sides_of(problem, request), request, registers[possible])
+    tiles = prod(many.counts(problem.extents))
+    alike = np.flatnonzero(cost <= _ALIKE * cost.min())
+    best = alike[np.lexsort((many.stages[alike], cost[alike], tiles[alike]))[0]]
+    return float(cost[best]), many.applied(lambda numbers: int(numbers[best]))
+
+
+def _candidates(problem: Contraction, request: GpuRequest) -> Tiling:
+    """The tilings that the rule's own choice considers, all of the shortest step."""
+    found: list[tuple[int, ...]] = []
+    knobs = {knob.name: knob.values for knob in knobs_of(problem, request)}
+    batch, rows, columns, _ = problem.extents
+    lanes = {each: result_lanes_of(problem, min(each, VECTOR)) for each in knobs["columns_each"]}
+    for along in itertools.product(knobs["threads_along_rows"], knobs["threads_along_columns"]):
+        along_batch, rest = divmod(request.threads, prod(along))
+        if rest or along_batch > batch:
+            continue
+        for each in itertools.product(knobs["rows_each"], knobs["columns_each"]):
+            if along[0] * each[0] >= 2 * rows or along[1] * each[1] >= 2 * columns:
+                continue  # half of it or more would be idle
+            for together in sorted({min(each[1], VECTOR), lanes[each[1]]}):
+                found += [(along_batch, *along, *each, together, stages) for stages in knobs["stages"]]
+    numbers = np.array(found, np.int64).reshape(-1, 7).T
+    shortest = np.full(len(found), min(_STEPS[0], problem.extents[3]))
+    return Tiling(tuple(numbers[:3]), tuple(numbers[3:5]), shortest, *numbers[5:])
+
+
+def _with_step(problem: Contraction, many: Tiling, request: GpuRequest) -> Tiling:
+    """Each with the shortest step that gives every thread something to read and fits shared memory, or with 0."""
+    chosen = np.zeros_like(many.step)
+    going = np.ones(chosen.shape, bool)
+    batch, rows, columns = many.tile
+    for step in _STEPS:
+        tried = replace(many, step=np.full_like(chosen, min(step, problem.extents[3])))
+        reads = batch * tried.step * (rows + columns) / request.threads
+        going &= _fits(problem, tried, request) & ((chosen == 0) | (reads <= 16))
+        chosen = np.where(going, tried.step, chosen)
+        going &= batch * tried.step * np.minimum(rows, columns) < 4 * request.threads
+    return replace(many, step=chosen)
+
+
+def _fits(problem: Contraction, many: Tiling, request: GpuRequest) -> np.ndarray:
+    """Which of many tilings are possible: as :func:`problem_of`, of what the rule's own choice considers."""
+    return (
+        ((many.stages == 1) | (many.stages <= -(-problem.extents[3] // many.step)))
+        & (_shared_bytes(problem, many) <= request.max_shared_bytes)
+        & (_registers(problem, many, request.threads) <= _MOST_REGISTERS)
+    )
+
+
+def problem_of(problem: Contraction, tiling: Tiling, request: GpuRequest) -> str | None:
+    """Why these numbers do not go together, or ``None``."""
+    if tiling.across[0] > problem.extents[0]:
+        return f"{tiling.across[0]} threads along a batch of {problem.extents[0]}"
+    if tiling.together > min(tiling.each[1], VECTOR):
+        return f"{tiling.together} neighbours of {tiling.each[1]} columns of a thread"
+    if tiling.stages > 1 and tiling.stages > -(-problem.extents[3] // tiling.step):
+        return f"{tiling.stages} stages are more than the steps of a sum"
+    taken = _shared_bytes(problem, tiling)
+    if taken > request.max_shared_bytes:
+        return f"{taken} bytes of shared memory are more than {request.max_shared_bytes}"
+    registers = _registers(problem, tiling, request.threads)
+    if registers > _MOST_REGISTERS:
+        return f"a thread would need {registers} registers of {_MOST_REGISTERS}"
+    return None
+
+
+def _shared_bytes(problem: Contraction, tiling: Tiling) -> Number:
+    batch, rows, columns = tiling.tile
+    # Padded along whichever axis is contiguous there.
+    bits = np.maximum(rows + PADDING, rows * (tiling.step + PADDING) / tiling.step) * bits_of(problem.left.dtype)
+    bits += np.maximum(columns + PADDING, columns * (tiling.step + PADDING) / tiling.step) * bits_of(
+        problem.right.dtype
+    )
+    return np.ceil(batch * tiling.step * bits / 8).astype(np.int64) * tiling.stages
+
+
+def _registers(problem: Contraction, tiling: Tiling, threads: int) -> Number:
+    """Of a thread, about: its totals, the parts of the operands that it multiplies, and those on their way."""
+    batch, rows, columns = tiling.tile
+    words = tiling.each[0] * tiling.each[1] * max(1, bits_of(problem.dtype) // 32)
+    waiting = np.ceil(batch * tiling.step * (rows + columns) / threads)
+    for operand, own in ((problem.left, tiling.each[0]), (problem.right, tiling.each[1])):
+        words = words + own * max(1, bits_of(operand.dtype) // 32)
+    return _OWN_REGISTERS + words + waiting.astype(np.int64)

@@ -1,0 +1,240 @@
+"""How one reduction is shared among threads that hold a few outputs each, and read what these need once.
+
+A thread's outputs are neighbours along some axes, so one value of a leaf (see ``sums.py``) serves several of them. The
+axes of the reduction along which they meet are unrolled; the others are one long axis that threads may share, each
+taking every so many of its terms, their totals joined by shuffles inside a warp and through shared memory beyond it.
+Reads and stores take up to 16 bytes along the axis that is contiguous in memory. ``direct_emission.py`` writes it out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from math import prod
+
+from souffle.schedule.gpu.canonical import Operand
+from souffle.schedule.gpu.expressions import Axis, depends
+from souffle.schedule.gpu.memory import bits_of, lanes_along, memory_step
+from souffle.schedule.gpu.rule import GpuRequest
+from souffle.schedule.gpu.sums import Meeting, Sum
+
+__all__ = ["WARP", "Held", "Plan", "Tiling", "held_of", "parts_of", "shared_bytes", "split_problem"]
+
+WARP = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What is settled of a sum before its numbers are chosen.
+
+    Attributes
+    ----------
+    problem : Sum
+    order : tuple of Axis
+        The outputs' axes as threads count them, the last one fastest.
+    window : tuple of Axis
+        Reduced axes that are unrolled.
+    long : tuple of Axis
+        The other ones; the last is contiguous in memory if `vector` is it.
+    meetings : tuple of tuple
+        For each leaf, of which output axis and window axis it meets itself, and how.
+    vector : Axis or None
+        Along which reads take several elements: an output axis, or the last of `long`.
+    sum_fast : bool
+        Whether neighbouring threads share a sum, instead of having neighbouring outputs.
+    many : tuple of Axis
+        Output axes along which a thread may hold several.
+    """
+
+    problem: Sum
+    order: tuple[Axis, ...]
+    window: tuple[Axis, ...]
+    long: tuple[Axis, ...]
+    meetings: tuple[tuple[tuple[Axis, Axis, Meeting], ...], ...]
+    vector: Axis | None
+    sum_fast: bool
+    many: tuple[Axis, ...]
+
+    @cached_property
+    def vector_is_output(self) -> bool:
+        """Whether the lanes of a read belong to different outputs."""
+        return any(axis is self.vector for axis in self.order)
+
+    @cached_property
+    def terms(self) -> int:
+        """Extent of the long axis."""
+        return prod(axis.extent for axis in self.long)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The numbers.
+
+    Attributes
+    ----------
+    each : tuple of int
+        Outputs of a thread along each of ``Plan.many``.
+    lanes : int
+        Elements of a read along ``Plan.vector``.
+    split : int
+        Threads that share a sum.
+    turns : int
+        Steps along the long axis whose reads are issued together.
+    """
+
+    each: tuple[int, ...]
+    lanes: int
+    split: int
+    turns: int
+
+    def width(self, plan: Plan, axis: Axis) -> int:
+        """Outputs of a thread along an axis."""
+        return next(width for one, width in zip(plan.order, self.widths(plan), strict=True) if one is axis)
+
+    def widths(self, plan: Plan) -> tuple[int, ...]:
+        """Outputs of a thread along each of ``Plan.order``."""
+        return _widths(plan, self.each, self.lanes)
+
+    def outputs(self, plan: Plan) -> int:
+        """Outputs of a thread."""
+        return prod(self.widths(plan))
+
+    def groups(self, plan: Plan) -> int:
+        """Threads that the outputs take, each once."""
+        return prod(-(-axis.extent // width) for axis, width in zip(plan.order, self.widths(plan), strict=True))
+
+    def tiles(self, plan: Plan, threads: int) -> int:
+        """Blocks of the grid."""
+        return -(-self.groups(plan) // (threads // self.split))
+
+
+@lru_cache(maxsize=1024)
+def _widths(plan: Plan, each: tuple[int, ...], lanes: int) -> tuple[int, ...]:
+    found = []
+    for axis in plan.order:
+        own = lanes if plan.vector_is_output and axis is plan.vector else 1
+        found.append(next((n for a, n in zip(plan.many, each, strict=True) if a is axis), own))
+    return tuple(found)
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What a thread holds of one leaf.
+
+    Attributes
+    ----------
+    leaf : Operand
+    kinds : tuple
+        Of each dimension: ``("turn",)``, ``("met", axis, window, meeting)``, ``("own", axis)``, ``("window", axis)``
+        or ``("lane",)``, the last one fastest.
+    extents : tuple of int
+    long : bool
+        Whether it is read anew in every turn.
+    vector : bool
+        Whether its lanes are neighbours in memory.
+    """
+
+    leaf: Operand
+    kinds: tuple[tuple, ...]
+    extents: tuple[int, ...]
+    long: bool
+    vector: bool
+
+    @cached_property
+    def size(self) -> int:
+        """Elements."""
+        return prod(self.extents)
+
+    @cached_property
+    def registers(self) -> int:
+        """Of a thread."""
+        return -(-self.size * bits_of(self.leaf.dtype) // 32)
+
+
+@lru_cache(maxsize=4096)
+def _reads(leaf: Operand, axis: Axis) -> bool:
+    return depends(leaf.value, axis)
+
+
+@lru_cache(maxsize=4096)
+def _widest(leaf: Operand, axis: Axis) -> int:
+    """Neighbours along an axis that one read of a leaf takes; 1 if they are not neighbours in memory."""
+    return lanes_along(leaf.value, axis, leaf.dtype) if memory_step(leaf.value, axis) == 1 else 1
+
+
+def held_of(plan: Plan, tiling: Tiling) -> tuple[Held, ...]:
+    """What a thread holds of each leaf."""
+    return _held(plan, replace(tiling, split=1))
+
+
+@lru_cache(maxsize=1024)
+def _held(plan: Plan, tiling: Tiling) -> tuple[Held, ...]:
+    """The same however many threads share a sum."""
+    found = []
+    for leaf, meetings in zip(plan.problem.leaves, plan.meetings, strict=True):
+        long = any(_reads(leaf, axis) for axis in plan.long)
+        kinds: list[tuple] = []
+        extents: list[int] = []
+        met: list[Axis] = []
+        if long and tiling.turns > 1:
+            kinds.append(("turn",))
+            extents.append(tiling.turns)
+        for axis, width in zip(plan.order, tiling.widths(plan), strict=True):
+            if width == 1 or axis is plan.vector or not _reads(leaf, axis):
+                continue
+            meeting = next((m for m in meetings if m[0] is axis and not any(m[1] is w for w in met)), None)
+            if meeting is None:
+                kinds.append(("own", axis))
+                extents.append(width)
+                continue
+            _, window, how = meeting
+            met.append(window)
+            kinds.append(("met", axis, window, how))
+            extents.append((width - 1) * how.across + (window.extent - 1) * how.along + 1)
+        for axis in plan.window:
+            if _reads(leaf, axis) and not any(axis is w for w in met):
+                kinds.append(("window", axis))
+                extents.append(axis.extent)
+        lanes = tiling.lanes > 1 and plan.vector is not None and _reads(leaf, plan.vector)
+        if lanes:
+            kinds.append(("lane",))
+            extents.append(tiling.lanes)
+        contiguous = lanes and _widest(leaf, plan.vector) >= tiling.lanes
+        found.append(Held(leaf, tuple(kinds), tuple(extents), long, contiguous))
+    return tuple(found)
+
+
+def split_problem(plan: Plan, split: int, request: GpuRequest) -> str | None:
+    """Why a sum cannot be shared by so many threads, or ``None``."""
+    threads = request.threads
+    if split == 1:
+        return None
+    if threads % split or threads % WARP:
+        return f"{split} threads do not share {threads} evenly"
+    fast = split if plan.sum_fast else threads // split
+    if (fast < WARP and fast & (fast - 1)) or (fast > WARP and fast % WARP):
+        return f"{fast} neighbouring threads are no part of a warp and no whole warps"
+    if plan.terms < split:
+        return f"a sum of {plan.terms} steps has not one for each of {split} threads"
+    return None
+
+
+def parts_of(plan: Plan, split: int, threads: int) -> tuple[list[int], int]:
+    """Distances between the lanes of a warp that share a sum, and how many warps do."""
+    fast = split if plan.sum_fast else threads // split
+    if plan.sum_fast:
+        distances = [1 << bit for bit in range(min(fast, WARP).bit_length() - 1)]
+        return distances, max(1, split // WARP)
+    if fast >= WARP:
+        return [], split
+    distances = [fast << bit for bit in range((WARP // fast).bit_length() - 1)]
+    return distances, threads // WARP
+
+
+def shared_bytes(plan: Plan, tiling: Tiling, threads: int) -> int:
+    """Bytes of shared memory of a block."""
+    if tiling.split == 1:
+        return 0
+    _, parts = parts_of(plan, tiling.split, threads)
+    total = tiling.outputs(plan) * (threads // tiling.split)
+    return 0 if parts == 1 else parts * total * -(-bits_of(plan.problem.dtype) // 8)

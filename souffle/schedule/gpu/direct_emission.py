@@ -1,0 +1,386 @@
+"""The kernel of one reduction whose threads hold a few outputs each, in registers (see ``direct.py``)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tvm import tirx
+
+from souffle.schedule.gpu.async_copy import barrier
+from souffle.schedule.gpu.canonical import Store
+from souffle.schedule.gpu.direct import WARP, Held, Plan, Tiling, held_of, parts_of
+from souffle.schedule.gpu.expressions import Axis, cast, depends, substitute_axes
+from souffle.schedule.gpu.memory import bits_of, lanes_along, memory_step
+from souffle.schedule.gpu.statements import (
+    Binder,
+    all_of,
+    guarded,
+    kernel_func,
+    local_buffer,
+    loop,
+    sequence,
+    shared_buffer,
+)
+from souffle.schedule.gpu.sums import Meeting
+from souffle.tvm_compat import PrimExpr
+
+__all__ = ["emit_direct"]
+
+_ALL_LANES = 0xFFFFFFFF
+
+
+def emit_direct(func: tirx.PrimFunc, plan: Plan, tiling: Tiling, threads: int) -> tuple[tirx.PrimFunc, int]:
+    """The kernel of a sum with these numbers, and its tiles."""
+    emitter = _Emitter(plan, tiling, threads)
+    tiles = tiling.tiles(plan, threads)
+    return kernel_func(func, tiles, threads, emitter.buffers, emitter.body), tiles
+
+
+class _Emitter:
+    def __init__(self, plan: Plan, tiling: Tiling, threads: int) -> None:
+        self.plan, self.tiling, self.threads = plan, tiling, threads
+        problem = plan.problem
+        self.held = held_of(plan, tiling)
+        self.registers = [
+            local_buffer(f"held{number}", held.size, held.leaf.dtype) for number, held in enumerate(self.held)
+        ]
+        self.outputs = tiling.outputs(plan)
+        self.totals = local_buffer("totals", self.outputs, problem.dtype)
+        self.in_tile = threads // tiling.split
+        self.distances, self.parts = parts_of(plan, tiling.split, threads) if tiling.split > 1 else ([], 1)
+        self.shared = None
+        self.buffers = [*self.registers, self.totals]
+        if self.parts > 1:
+            self.shared = shared_buffer("parts", self.parts * self.outputs * self.in_tile, problem.dtype)
+            self.buffers.append(self.shared)
+        self.widths = {axis.var: tiling.width(plan, axis) for axis in plan.order}
+        # The axes of the groups: as many steps as there are threads along an axis.
+        self.group_axes = [Axis(axis.var, -(-axis.extent // self.widths[axis.var])) for axis in plan.order]
+        self.results = []
+        for number, store in enumerate(problem.stores):
+            buffer = None
+            if self._lanes(store) > 1:
+                buffer = local_buffer(f"result{number}", self._lanes(store), str(store.buffer.dtype))
+                self.buffers.append(buffer)
+            self.results.append(buffer)
+
+    # Places
+
+    def _group(self, block: PrimExpr, thread: PrimExpr, binder: Binder) -> tuple[dict, PrimExpr, list[PrimExpr]]:
+        """The first output of a thread by axis, its place in its sum, and under which condition it has any."""
+        split, in_tile = self.tiling.split, self.in_tile
+        if split == 1:
+            lane, group = tirx.IntImm("int32", 0), thread
+        elif self.plan.sum_fast:
+            lane, group = tirx.floormod(thread, split), tirx.floordiv(thread, split)
+        else:
+            lane, group = tirx.floordiv(thread, in_tile), tirx.floormod(thread, in_tile)
+        linear = binder.name("group", block * in_tile + group)
+        groups = self.tiling.groups(self.plan)
+        conditions = [tirx.LT(linear, groups)] if groups % in_tile else []
+        found = binder.locate(self.group_axes, linear, lambda axis: True)
+        base = {
+            var: binder.name(f"{var.name}_first", value * self.widths[var]) if self.widths[var] > 1 else value
+            for var, value in found.items()
+        }
+        return base, binder.name("lane", lane), conditions
+
+    def _at(self, held: Held, places: Mapping[str, Any]) -> PrimExpr:
+        """Place in a leaf's registers of one of its values, from those of outputs, window, turn and lane."""
+        linear: PrimExpr = tirx.IntImm("int32", 0)
+        for kind, extent in zip(held.kinds, held.extents, strict=True):
+            if kind[0] == "met":
+                _, axis, window, how = kind
+                place = places[axis.var] * how.across + places[window.var] * how.along
+            else:
+                place = places[kind[0] if kind[0] in ("turn", "lane") else kind[1].var]
+            linear = linear * extent + place
+        return linear
+
+    # Reading
+
+    def _read(self, number: int, base: Mapping, conditions: Sequence[PrimExpr], where: Mapping) -> tirx.Stmt:
+        """Read a leaf's values; `where` says where the long axes are, and which turn it is."""
+        held, registers = self.held[number], self.registers[number]
+        kinds = [kind for kind in held.kinds if kind[0] != "turn"]
+
+        def nest(position: int, chosen: dict[int, PrimExpr]) -> tirx.Stmt:
+            if position == len(kinds):
+                return value(chosen)
+            extent = held.extents[position + len(held.kinds) - len(kinds)]
+            kind = "vectorized" if kinds[position][0] == "lane" and held.vector else "unrolled"
+            return loop("n", extent, lambda n: nest(position + 1, {**chosen, position: n}), kind)
+
+        def value(chosen: dict[int, PrimExpr]) -> tirx.Stmt:
+            at: dict = {**base, **{axis.var: tirx.IntImm("int32", 0) for axis in self.plan.window}}
+            at.update({var: place for var, place in where.items() if not isinstance(var, str)})
+            inside = list(conditions)
+            linear: PrimExpr = tirx.IntImm("int32", 0)
+            turn = where.get("turn", tirx.IntImm("int32", 0))
+            for position, kind in enumerate((("turn",), *kinds) if len(kinds) < len(held.kinds) else kinds):
+                extent = held.extents[position]
+                n = turn if kind[0] == "turn" else chosen[position - (len(held.kinds) - len(kinds))]
+                linear = linear * extent + n
+                if kind[0] == "lane":
+                    at[self.plan.vector.var] = at[self.plan.vector.var] + n
+                elif kind[0] == "window":
+                    at[kind[1].var] = n
+                elif kind[0] == "own":
+                    at[kind[1].var] = base[kind[1].var] + n
+                    inside += self._beyond(kind[1], base, n)
+                elif kind[0] == "met":
+                    _, axis, window, how = kind
+                    moved = window if how.along == 1 else axis
+                    at[moved.var] = n if moved is window else base[axis.var] + n
+                    inside += self._beyond(axis, base, _first_user(n, window.extent, how), how.along > 1)
+            result = substitute_axes(held.leaf.value, at)
+            if inside:
+                result = tirx.if_then_else(all_of(inside), result, tirx.const(0, held.leaf.dtype))
+            return tirx.BufferStore(registers, result, [linear])
+
+        return nest(0, {})
+
+    def _beyond(self, axis: Axis, base: Mapping, output: PrimExpr, gaps: bool = False) -> list[PrimExpr]:
+        """The conditions under which a thread's output number `output` along an axis is one."""
+        width = self.widths[axis.var]
+        conditions = [tirx.LT(base[axis.var] + output, axis.extent)] if axis.extent % width else []
+        return [*conditions, tirx.LT(output, width)] if gaps else conditions
+
+    # Arithmetic
+
+    def _term(self, places: Mapping) -> PrimExpr:
+        values = {
+            held.leaf.leaf: registers[self._at(held, places)]
+            for held, registers in zip(self.held, self.registers, strict=True)
+        }
+        return substitute_axes(self.plan.problem.term, values)
+
+    def _combined(self, left: PrimExpr, right: PrimExpr) -> PrimExpr:
+        return self.plan.problem.combine(left, right)
+
+    def _over_outputs(self, body: Callable[[dict, PrimExpr], tirx.Stmt]) -> tirx.Stmt:
+        """`body` for each output of the thread: its place along each axis, and its total's place."""
+        axes = [axis for axis in self.plan.order if self.widths[axis.var] > 1 and axis is not self.plan.vector]
+        if self.plan.vector_is_output and self.tiling.lanes > 1:
+            axes.append(self.plan.vector)
+
+        def nest(position: int, places: dict, linear: PrimExpr) -> tirx.Stmt:
+            if position == len(axes):
+                return body(places, linear)
+            axis = axes[position]
+            width = self.widths[axis.var]
+            return loop(
+                "i", width, lambda n: nest(position + 1, {**places, axis.var: n}, linear * width + n), "unrolled"
+            )
+
+        return nest(0, {axis.var: tirx.IntImm("int32", 0) for axis in self.plan.order}, tirx.IntImm("int32", 0))
+
+    def _accumulate(self, turn: PrimExpr, in_sum: PrimExpr | None) -> tirx.Stmt:
+        """Add the terms of one turn, those beyond the end of the sum left out by `in_sum`."""
+        window, tiling = self.plan.window, self.tiling
+        own_lanes = tiling.lanes if tiling.lanes > 1 and not self.plan.vector_is_output else 1
+
+        def one(places: dict, at: PrimExpr) -> tirx.Stmt:
+            if self.plan.vector_is_output and tiling.lanes > 1:
+                places = {**places, "lane": places[self.plan.vector.var]}
+            term = self._term(places)
+            total = self.totals[at]
+            value = self._combined(total, term)
+            if in_sum is not None and self.plan.problem.combine is not tirx.Add:
+                value = tirx.if_then_else(in_sum, value, total)
+            return tirx.BufferStore(self.totals, value, [at])
+
+        def nest(position: int, places: dict) -> tirx.Stmt:
+            if position < len(window):
+                axis = window[position]
+                return loop("w", axis.extent, lambda n: nest(position + 1, {**places, axis.var: n}), "unrolled")
+            if own_lanes > 1 and "lane" not in places:
+                return loop("v", own_lanes, lambda n: nest(position, {**places, "lane": n}), "unrolled")
+            return self._over_outputs(lambda chosen, at: one({**places, **chosen}, at))
+
+        return nest(0, {"turn": turn})
+
+    # The whole
+
+    def body(self, block: PrimExpr, thread: PrimExpr) -> tirx.Stmt:
+        plan, tiling = self.plan, self.tiling
+        binder = Binder()
+        base, lane, conditions = self._group(block, thread, binder)
+        clear = loop(
+            "i",
+            self.outputs,
+            lambda i: tirx.BufferStore(self.totals, cast(plan.problem.initial, plan.problem.dtype), [i]),
+            "unrolled",
+        )
+        # Without a barrier or shuffle, threads that have nothing to do leave; else they only read nothing.
+        alone = tiling.split == 1
+        inside = [] if alone else conditions
+        once = [self._read(number, base, inside, {}) for number, held in enumerate(self.held) if not held.long]
+        statements = [clear, *once]
+        if plan.long:
+            statements.append(self._turns(base, lane, inside))
+        else:
+            statements.append(self._accumulate(tirx.IntImm("int32", 0), None))
+        if not alone:
+            statements += self._joined(thread, lane)
+        stores = self._stores(base)
+        if not alone:
+            statements.append(guarded([tirx.EQ(lane, 0), *conditions], stores))
+            return sequence(*binder.statements, *statements)
+        return sequence(*binder.statements, guarded(conditions, sequence(*statements, stores)))
+
+    def _turns(self, base: Mapping, lane: PrimExpr, conditions: Sequence[PrimExpr]) -> tirx.Stmt:
+        plan, tiling = self.plan, self.tiling
+        lanes = 1 if plan.vector_is_output or plan.vector is None else tiling.lanes
+        steps = plan.terms // lanes
+        stride = tiling.split * tiling.turns
+        ragged = bool(steps % stride)
+        rounds = -(-steps // stride)
+        long = [number for number, held in enumerate(self.held) if held.long]
+
+        def step(number: PrimExpr, turn: PrimExpr, binder: Binder) -> PrimExpr:
+            return binder.name("step", (number * tiling.turns + turn) * tiling.split + lane)
+
+        def read(number: PrimExpr, turn: PrimExpr) -> tirx.Stmt:
+            binder = Binder()
+            at = step(number, turn, binder)
+            inside = [*conditions, tirx.LT(at, steps)] if ragged else list(conditions)
+
+            def used(axis: Axis) -> bool:
+                return any(depends(self.held[one].leaf.value, axis) for one in long)
+
+            where = binder.locate(plan.long, at, used, lanes, tirx.IntImm("int32", 0))
+            where = {**where, "turn": turn}
+            return sequence(*binder.statements, *(self._read(one, base, inside, where) for one in long))
+
+        def add(number: PrimExpr, turn: PrimExpr) -> tirx.Stmt:
+            binder = Binder()
+            in_sum = None
+            if ragged and plan.problem.combine is not tirx.Add:
+                in_sum = tirx.LT(step(number, turn, binder), steps)
+            return sequence(*binder.statements, self._accumulate(turn, in_sum))
+
+        def together(number: PrimExpr) -> tirx.Stmt:
+            return sequence(
+                loop("turn", tiling.turns, lambda turn: read(number, turn), "unrolled"),
+                loop("turn", tiling.turns, lambda turn: add(number, turn), "unrolled"),
+            )
+
+        return loop("round", rounds, together)
+
+    def _joined(self, thread: PrimExpr, lane: PrimExpr) -> list[tirx.Stmt]:
+        """Join the totals of the threads that share a sum; the first of them has it then."""
+        plan, tiling, dtype = self.plan, self.tiling, self.plan.problem.dtype
+        # Shuffles move 32 or 64 bits.
+        wide = dtype if bits_of(dtype) >= 32 else "float32" if "float" in dtype else "int32"
+
+        def shuffled(distance: int) -> tirx.Stmt:
+            def one(i: PrimExpr) -> tirx.Stmt:
+                own = cast(self.totals[i], wide)
+                mask = tirx.const(_ALL_LANES, "uint32")
+                other = tirx.call_intrin(wide, "tirx.tvm_warp_shuffle_xor", mask, own, distance, WARP, WARP)
+                return tirx.BufferStore(self.totals, cast(self._combined(own, other), dtype), [i])
+
+            return loop("i", self.outputs, one, "unrolled")
+
+        statements = [shuffled(distance) for distance in self.distances]
+        if self.shared is None:
+            return statements
+        in_tile, fast = self.in_tile, tiling.split if plan.sum_fast else self.in_tile
+        warp = tirx.floordiv(thread, WARP)
+        if plan.sum_fast:
+            group, part = tirx.floordiv(thread, tiling.split), tirx.floordiv(lane, WARP)
+            first = [tirx.EQ(tirx.floormod(thread, WARP), 0)]
+        else:
+            group = tirx.floormod(thread, in_tile)
+            part, first = (lane, []) if fast >= WARP else (warp, [tirx.LT(tirx.floormod(thread, WARP), fast)])
+
+        def place(part: PrimExpr, i: PrimExpr) -> PrimExpr:
+            return (part * self.outputs + i) * in_tile + group
+
+        def given(i: PrimExpr) -> tirx.Stmt:
+            return tirx.BufferStore(self.shared, self.totals[i], [place(part, i)])
+
+        def gathered(i: PrimExpr) -> tirx.Stmt:
+            def further(p: PrimExpr) -> tirx.Stmt:
+                joined = self._combined(self.totals[i], self.shared[place(p + 1, i)])
+                return tirx.BufferStore(self.totals, joined, [i])
+
+            start = tirx.BufferStore(self.totals, self.shared[place(tirx.IntImm("int32", 0), i)], [i])
+            return sequence(start, loop("part", self.parts - 1, further, "unrolled"))
+
+        put = loop("i", self.outputs, given, "unrolled")
+        gather = loop("i", self.outputs, gathered, "unrolled")
+        return [*statements, guarded(first, put), barrier(), guarded([tirx.EQ(lane, 0)], gather)]
+
+    # Writing
+
+    def _lanes(self, store: Store) -> int:
+        """Elements of one store."""
+        lanes, vector = self.tiling.lanes, self.plan.vector
+        if not self.plan.vector_is_output or lanes == 1:
+            return 1
+        target = store.buffer[store.indices]
+        whole = memory_step(target, vector) == 1 and lanes_along(target, vector, str(store.buffer.dtype)) >= lanes
+        return lanes if whole else 1
+
+    def _stores(self, base: Mapping) -> tirx.Stmt:
+        plan, tiling = self.plan, self.tiling
+        vector = plan.vector if plan.vector_is_output and tiling.lanes > 1 else None
+        axes = [a for a in plan.order if self.widths[a.var] > 1 and a is not vector]
+
+        def nest(position: int, places: dict, inside: list[PrimExpr], linear: PrimExpr) -> tirx.Stmt:
+            if position < len(axes):
+                axis = axes[position]
+                width = self.widths[axis.var]
+                return loop(
+                    "i",
+                    width,
+                    lambda n: nest(
+                        position + 1,
+                        {**places, axis.var: base[axis.var] + n},
+                        inside + self._beyond(axis, base, n),
+                        linear * width + n,
+                    ),
+                    "unrolled",
+                )
+            stores = [self._store(k, places, linear, vector) for k in range(len(plan.problem.stores))]
+            return guarded(inside, sequence(*itertools.chain(*stores)))
+
+        return nest(0, dict(base), [], tirx.IntImm("int32", 0))
+
+    def _store(self, number: int, places: Mapping, linear: PrimExpr, vector: Axis | None) -> list[tirx.Stmt]:
+        """Store one output at a place, or `lanes` neighbours: computed one by one, stored together."""
+        store, result = self.plan.problem.stores[number], self.results[number]
+
+        def here(lane: PrimExpr) -> tuple[PrimExpr, list[PrimExpr]]:
+            at = dict(places)
+            if vector is not None:
+                at[vector.var] = at[vector.var] + lane
+            total = self.totals[linear * self.tiling.lanes + lane if vector is not None else linear]
+            value = substitute_axes(store.value, {**at, self.plan.problem.total: total})
+            return value, [substitute_axes(index, at) for index in store.indices]
+
+        def direct(lane: PrimExpr) -> tirx.Stmt:
+            value, indices = here(lane)
+            return tirx.BufferStore(store.buffer, value, indices)
+
+        if vector is None:
+            return [direct(tirx.IntImm("int32", 0))]
+        if result is None:
+            return [loop("lane", self.tiling.lanes, direct, "unrolled")]
+        lanes = self.tiling.lanes
+        compute = loop("lane", lanes, lambda lane: tirx.BufferStore(result, here(lane)[0], [lane]), "unrolled")
+        write = loop(
+            "lane", lanes, lambda lane: tirx.BufferStore(store.buffer, result[lane], here(lane)[1]), "vectorized"
+        )
+        return [compute, write]
+
+
+def _first_user(place: PrimExpr, extent: int, how: Meeting) -> PrimExpr:
+    """The first of a thread's outputs that uses place number `place` of what it holds."""
+    if how.along == 1:
+        return tirx.floordiv(tirx.Max(place - (extent - how.across), tirx.IntImm("int32", 0)), how.across)
+    return place - how.along * tirx.Min(tirx.floordiv(place, how.along), tirx.IntImm("int32", extent - 1))

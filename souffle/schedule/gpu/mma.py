@@ -1,0 +1,82 @@
+"""The rule for sums of products on tensor cores by ``mma.sync``, for sm_80 and newer: fp16 operands, fp32 totals.
+
+A block's tile of results is shared among its warps, each of which holds the totals of its part in registers. Tiles of
+the operands come through shared memory, several steps ahead by asynchronous copies where an operand is plain fp16
+memory, else by way of registers, where it may be cast, padded or computed. Zeros stand for what lies beyond the ends,
+so that no extent has to be a multiple of anything. Where rows and columns are few, warps share the inner axis too.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tvm import tirx
+
+from souffle.schedule.gpu.async_copy import compute_capability
+from souffle.schedule.gpu.canonical import Contraction, canonical_contraction
+from souffle.schedule.gpu.contraction_tiling import refusal_of
+from souffle.schedule.gpu.expressions import NotAContraction
+from souffle.schedule.gpu.mma_emission import emit
+from souffle.schedule.gpu.mma_tiling import MmaTiling, choose_tiling, knobs_of, problem_of, tile_operands
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.sketch import Sketch, Values
+from souffle.schedule.gpu.tensor_core import type_refusal, waste_refusal
+
+__all__ = ["mma_contraction"]
+
+RULE = "mma_contraction"
+
+_FIRST_CAPABILITY = 80
+"""mma.m16n8k16 and asynchronous copies begin here."""
+
+
+def mma_contraction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
+    """Schedule a matrix product or convolution of fp16 operands with fp32 totals by ``mma.sync``.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        As for :func:`souffle.schedule.gpu.tensor_core.tensor_core_contraction`.
+    request : GpuRequest
+
+    Returns
+    -------
+    Sketch or Refusal
+        A refusal names the architecture or type that does not fit, or one of the reasons of the other rules for
+        contractions.
+    """
+    try:
+        problem = canonical_contraction(func)
+    except NotAContraction as reason:
+        return Refusal(RULE, str(reason))
+    reason = _refusal(problem, request)
+    if reason is not None:
+        return Refusal(RULE, f"block {problem.name}: {reason}")
+    operands = problem_of(problem, request)
+
+    def choose() -> Values | Refusal:
+        tiling = choose_tiling(problem, operands, request)
+        if tiling is None:
+            return Refusal(
+                RULE, f"block {problem.name}: no tile fits {request.max_shared_bytes} bytes of shared memory"
+            )
+        return tiling.values
+
+    def make(values: Values) -> GpuSchedule | Refusal:
+        tiling = MmaTiling.of(values, request.threads)
+        if tiling is None:
+            return Refusal(RULE, f"block {problem.name}: {request.threads // 32} warps cannot be shared so")
+        own = tile_operands(problem, tiling, request)
+        unfit = tiling.refusal(own, request)
+        if unfit is not None:
+            return Refusal(RULE, f"block {problem.name}: {unfit}")
+        kernel = emit(func, problem, tiling, own, request.threads)
+        return GpuSchedule(kernel, RULE, prod(tiling.counts(problem.extents)), request.threads, tensor_cores=True)
+
+    return Sketch(RULE, knobs_of(problem, operands, request.threads), choose, make)
+
+
+def _refusal(problem: Contraction, request: GpuRequest) -> str | None:
+    if compute_capability(request.arch) < _FIRST_CAPABILITY:
+        return f"{request.arch} has no mma.m16n8k16"
+    return type_refusal(problem, request) or refusal_of(problem, request) or waste_refusal(problem)

@@ -1,0 +1,226 @@
+"""The kernel of the mma rule: a pipeline of tiles, products of fragments, totals written by way of shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
+from typing import Any
+
+from tvm import tirx
+
+from souffle.schedule.gpu.async_copy import AsyncCopy, barrier, commit, wait
+from souffle.schedule.gpu.canonical import Contraction
+from souffle.schedule.gpu.mma_epilogue import Strips
+from souffle.schedule.gpu.mma_instructions import COLUMNS, INNER, ROWS, load_part, part_places, product
+from souffle.schedule.gpu.mma_tiling import MmaTiling, Operands
+from souffle.schedule.gpu.staging import TileFetch
+from souffle.schedule.gpu.statements import Binder, guarded, kernel_func, local_buffer, loop, sequence, shared_buffer
+from souffle.tvm_compat import PrimExpr
+
+__all__ = ["emit"]
+
+
+def emit(
+    func: tirx.PrimFunc, problem: Contraction, tiling: MmaTiling, operands: Operands, threads: int
+) -> tirx.PrimFunc:
+    """`func` with its body replaced by the kernel.
+
+    Parameters
+    ----------
+    func : PrimFunc
+    problem : Contraction
+        Of `func`.
+    tiling : MmaTiling
+    operands : Operands
+        Of the tiling's tiles.
+    threads : int
+        Of a block.
+    """
+    return _Kernel(func, problem, tiling, operands, threads).func()
+
+
+class _Side:
+    """One operand: where its tiles are, and how they come."""
+
+    def __init__(self, name: str, fetch: TileFetch, copy: AsyncCopy | str, buffers: int, first: int) -> None:
+        self.fetch, self.copy, self.buffers, self.first = fetch, copy, buffers, first
+        self.asynchronous = isinstance(copy, AsyncCopy)
+        # What is copied needs no registers.
+        self.held = None
+        if not self.asynchronous:
+            self.held = local_buffer(f"{name}_next", fetch.register_elements, fetch.operand.dtype)
+
+    @property
+    def elements(self) -> int:
+        return self.fetch.shared_elements * self.buffers
+
+    def start(self, turn: PrimExpr) -> PrimExpr:
+        """The element of shared memory at which the tile of a step begins."""
+        own = tirx.floormod(turn, self.buffers) if self.buffers > 1 else tirx.IntImm("int32", 0)
+        return self.first + own * self.fetch.shared_elements
+
+
+class _Kernel:
+    def __init__(
+        self, func: tirx.PrimFunc, problem: Contraction, tiling: MmaTiling, operands: Operands, threads: int
+    ) -> None:
+        self.original, self.problem, self.tiling, self.threads = func, problem, tiling, threads
+        self.counts = tiling.counts(problem.extents)
+        self.steps = ceil(problem.extents[3] / tiling.step)
+        down, across = tiling.parts
+        sides = []
+        first = 0
+        buffers = operands.buffers(tiling.stages)
+        for name, fetch, copy, count in zip(("left", "right"), operands.fetches, operands.copies, buffers, strict=True):
+            sides.append(_Side(name, fetch, copy, count, first))
+            first += sides[-1].elements
+        self.left, self.right = sides
+        self.sides = tuple(sides)
+        self.shared = shared_buffer("tiles", tiling.shared_bytes(operands) // 2, "float16")
+        self.left_part = local_buffer("left_part", down * 4, "uint32")
+        self.right_part = local_buffer("right_part", across * 2, "uint32")
+        self.totals = local_buffer("totals", down * across * 4, "float32")
+        self.strips = Strips(problem, tiling, tiling.strip_parts(operands), self.shared, self.totals, threads)
+
+    def func(self) -> tirx.PrimFunc:
+        held = tuple(side.held for side in self.sides if side.held is not None)
+        buffers = (self.shared, *held, self.left_part, self.right_part, self.totals, *self.strips.buffers)
+        tiles = self.counts[0] * self.counts[1] * self.counts[2]
+        return kernel_func(self.original, tiles, self.threads, buffers, self.body)
+
+    def body(self, block: PrimExpr, thread: PrimExpr) -> tirx.Stmt:
+        counts, warps = self.counts, self.tiling.warps
+        binder = Binder()
+        self.thread = thread
+        self.lane = binder.name("lane", tirx.floormod(thread, 32))
+        warp = tirx.floordiv(thread, 32)
+        self.warp_column = binder.name("warp_column", tirx.floormod(warp, warps[1]))
+        self.warp_row = binder.name("warp_row", tirx.floormod(tirx.floordiv(warp, warps[1]), warps[0]))
+        self.slice = binder.name("slice", tirx.floordiv(warp, warps[0] * warps[1]))
+        column_tile = binder.name("column_tile", tirx.floormod(block, counts[2]))
+        row_tile = binder.name("row_tile", tirx.floormod(tirx.floordiv(block, counts[2]), counts[1]))
+        batch_tile = binder.name("batch_tile", tirx.floordiv(block, counts[1] * counts[2]))
+        self.corners = ((batch_tile, row_tile), (batch_tile, column_tile))
+        # The thread's pointers into a tile, from which all parts are constants away.
+        left_place = self._first_place(self.left, self.warp_row * ROWS, rows=True)
+        right_place = self._first_place(self.right, self.warp_column * (self.tiling.parts[1] * COLUMNS), rows=False)
+        self.places = (binder.name("left_place", left_place), binder.name("right_place", right_place))
+        zero = tirx.const(0, "float32")
+        clear = loop(
+            "i", self._total_count(), lambda i: tirx.BufferStore(self.totals, zero, [i]), "unrolled"
+        )
+        pipeline = self._single() if self.tiling.stages == 1 else self._pipeline()
+        results = self.strips.write(
+            (batch_tile, row_tile, column_tile), (self.warp_row, self.warp_column, self.slice), self.lane, thread
+        )
+        return sequence(*binder.statements, clear, *pipeline, results)
+
+    def _total_count(self) -> int:
+        return self.tiling.parts[0] * self.tiling.parts[1] * 4
+
+    def _first_place(self, side: _Side, start: PrimExpr, *, rows: bool) -> PrimExpr:
+        own, inner = part_places(self.lane, rows=rows, inner_last=side.fetch.inner_last)
+        per = self.tiling.step // self.tiling.warps[2]
+        return side.fetch.place(tirx.IntImm("int32", 0), start + own, self.slice * per + inner)
+
+    # Bringing tiles
+
+    def _copies(self, turn: PrimExpr) -> list[tirx.Stmt]:
+        return [
+            side.copy.copies(self.shared, side.start(turn), self.thread, (*corner, turn))
+            for side, corner in zip(self.sides, self.corners, strict=True)
+            if side.asynchronous
+        ]
+
+    def _fetches(self, turn: PrimExpr) -> list[tirx.Stmt]:
+        return [
+            side.fetch.fetch(side.held, self.thread, (*corner, turn))
+            for side, corner in zip(self.sides, self.corners, strict=True)
+            if not side.asynchronous
+        ]
+
+    def _puts(self, turn: PrimExpr) -> list[tirx.Stmt]:
+        return [
+            side.fetch.put(side.held, self.shared, self.thread, side.start(turn))
+            for side in self.sides
+            if not side.asynchronous
+        ]
+
+    def _ahead(self, make: Callable[[PrimExpr], list[tirx.Stmt]], turn: PrimExpr, distance: int) -> list[tirx.Stmt]:
+        """What is done for a step further on, if there is one."""
+        if self.steps <= distance:
+            return []
+        found = make(turn + distance)
+        return [guarded([tirx.LT(turn + distance, self.steps)], sequence(*found))] if found else []
+
+    def _pipeline(self) -> list[tirx.Stmt]:
+        """Two stages or more: one barrier a step; see :mod:`souffle.schedule.gpu.async_copy`."""
+        some = any(side.asynchronous for side in self.sides)
+        ahead = self.tiling.stages - 1
+        first: list[tirx.Stmt] = []
+        for number in range(ahead if some else 0):
+            turn = tirx.IntImm("int32", number)
+            first += [*(self._copies(turn) if number < self.steps else []), commit()]
+        zero = tirx.IntImm("int32", 0)
+        first += [*self._fetches(zero), *self._puts(zero)]
+
+        def advance(turn: PrimExpr) -> tirx.Stmt:
+            closing = [*self._ahead(self._copies, turn, ahead), commit()] if some else []
+            return sequence(
+                wait(ahead - 1) if some else None,
+                barrier(),
+                *closing,
+                *self._ahead(self._fetches, turn, 1),
+                self._products(turn),
+                *self._ahead(self._puts, turn, 1),
+            )
+
+        # Totals pass through where tiles were, which other warps may still read.
+        return [*first, loop("turn", self.steps, advance, "rolled"), barrier()]
+
+    def _single(self) -> list[tirx.Stmt]:
+        """One stage: what is copied is waited for, what passes through registers is read a step ahead."""
+        some = any(side.asynchronous for side in self.sides)
+
+        def advance(turn: PrimExpr) -> tirx.Stmt:
+            return sequence(
+                *self._copies(turn),
+                *([commit()] if some else []),
+                *self._puts(turn),
+                *self._ahead(self._fetches, turn, 1),
+                wait(0) if some else None,
+                barrier(),
+                self._products(turn),
+                barrier(),
+            )
+
+        return [*self._fetches(tirx.IntImm("int32", 0)), loop("turn", self.steps, advance, "rolled")]
+
+    # Arithmetic
+
+    def _products(self, turn: PrimExpr) -> tirx.Stmt:
+        down, across = self.tiling.parts
+        binder = Binder()
+        left_at = binder.name("left_at", self.left.start(turn) + self.places[0])
+        right_at = binder.name("right_at", self.right.start(turn) + self.places[1])
+
+        def part(registers: Any, side: _Side, at: PrimExpr, count: int, apart: int, k: PrimExpr) -> tirx.Stmt:
+            def one(i: PrimExpr) -> tirx.Stmt:
+                place = at + side.fetch.place(tirx.IntImm("int32", 0), i * apart, k * INNER)
+                return load_part(registers, i * 4, self.shared, place, transposed=not side.fetch.inner_last)
+
+            return loop("i", count, one, "unrolled")
+
+        def piece(k: PrimExpr) -> tirx.Stmt:
+            def one(i: PrimExpr, j: PrimExpr) -> tirx.Stmt:
+                return product(self.totals, (i * across + j) * 4, self.left_part, i * 4, self.right_part, j * 2)
+
+            # Fragments of rows of one warp lie apart by those of the others, so that a strip of them is whole rows.
+            return sequence(
+                part(self.left_part, self.left, left_at, down, self.tiling.warps[0] * ROWS, k),
+                part(self.right_part, self.right, right_at, across // 2, 2 * COLUMNS, k),
+                loop("i", down, lambda i: loop("j", across, lambda j: one(i, j), "unrolled"), "unrolled"),
+            )
+
+        pieces = self.tiling.step // INNER // self.tiling.warps[2]
+        return sequence(*binder.statements, loop("k", pieces, piece, "unrolled"))

@@ -1,0 +1,353 @@
+"""How a sum of products is shared among the warps of tensor-core blocks: what may be chosen, and what to choose."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil, prod
+
+from souffle.schedule.gpu.async_copy import AsyncCopy, async_copy
+from souffle.schedule.gpu.canonical import Contraction
+from souffle.schedule.gpu.device import ASSUMED_REGISTERS, DEVICES
+from souffle.schedule.gpu.memory import bits_of
+from souffle.schedule.gpu.mma_instructions import COLUMNS, INNER, ROWS
+from souffle.schedule.gpu.rule import GpuRequest
+from souffle.schedule.gpu.sketch import Knob, Values
+from souffle.schedule.gpu.staging import TileFetch, choose_fetch
+
+__all__ = ["MmaTiling", "Operands", "choose_tiling", "knobs_of", "operands_of", "problem_of", "tile_operands"]
+
+_PADDING = 8
+"""Elements between rows of a tile. Rows are then an odd multiple of 16 bytes apart, so the eight rows of a matrix that
+``ldmatrix`` takes at once lie in different banks."""
+
+STRIP_PADDING = 8
+"""fp32 between rows of totals: rows that are 8 banks apart let a warp store 4 rows of pairs at once."""
+
+_PARTS_DOWN = (1, 2, 4)
+"""Fragments of 16 rows of a warp."""
+
+_PARTS_ACROSS = (2, 4, 8)
+"""Fragments of 8 columns of a warp, an even number: ``ldmatrix.x4`` brings two."""
+
+_MOST_PARTS = 32
+"""Fragments of totals of a warp: 4 registers of each thread for one, so half of the 255 that there are."""
+
+_MOST_REGISTERS = 216
+"""Of a thread, as estimated by :meth:`MmaTiling.registers`; ptxas reports up to 255 without spilling."""
+
+_OWN_REGISTERS = 56
+"""Of a thread beside fragments and what is on its way: addresses, indices, bounds."""
+
+_STEPS = (32, 64)
+
+_STAGES = (1, 2, 3, 4)
+
+_USUAL_SHARED_BYTES = 64 * 1024
+"""What the rule takes by itself. More would leave fewer blocks on a multiprocessor to those stages that share the
+kernel, and a grid that does not fit one wave ends a kernel (§5.4); a search may take all."""
+
+_ALIKE = 1.04
+"""Estimates of time closer than this factor are not told apart."""
+
+_TENSOR_FMA = 1024.0
+"""Multiply-adds of a multiprocessor in a clock: 4 tensor cores of 256 on sm_80; newer ones do not reach more than about
+that by mma.sync."""
+
+_SHARED_BYTES, _L2_BYTES = 128.0, 40.0
+"""Bytes in a clock of a multiprocessor: of shared memory, and of its part of what the L2 cache delivers."""
+
+_LATENCY, _LOAD_LATENCY, _BARRIER = 700.0, 30.0, 40.0
+"""Clocks: from a copy or load of global memory to its use, of shared memory, and of a barrier."""
+
+
+@dataclass(frozen=True, eq=False)
+class Operands:
+    """How the two operands of a block's tile come, left and right.
+
+    Attributes
+    ----------
+    fetches : tuple of TileFetch
+    copies : tuple of AsyncCopy or str
+        The asynchronous copies, or why the operand passes through registers.
+    """
+
+    fetches: tuple[TileFetch, TileFetch]
+    copies: tuple[AsyncCopy | str, AsyncCopy | str]
+
+    @cached_property
+    def asynchronous(self) -> tuple[bool, bool]:
+        """Whether each comes by asynchronous copies."""
+        return tuple(isinstance(copy, AsyncCopy) for copy in self.copies)
+
+    def buffers(self, stages: int) -> tuple[int, int]:
+        """Tiles of each operand in shared memory. What passes through registers is at most one step ahead."""
+        return tuple(stages if own else min(stages, 2) for own in self.asynchronous)
+
+
+@dataclass(frozen=True)
+class MmaTiling:
+    """One way to share a problem.
+
+    Attributes
+    ----------
+    warps : tuple of int
+        Along rows, columns and the inner axis. Warps along the inner axis take different products of each step, and add
+        their totals in the end.
+    parts : tuple of int
+        Fragments of a warp: of 16 rows, and of 8 columns.
+    step : int
+        Extent of a tile along the inner axis.
+    stages : int
+        Tiles in shared memory: one is worked on, the others are on their way.
+    """
+
+    warps: tuple[int, int, int]
+    parts: tuple[int, int]
+    step: int
+    stages: int
+
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        """Extents of a block's tile: batch, rows, columns."""
+        return (1, self.warps[0] * self.parts[0] * ROWS, self.warps[1] * self.parts[1] * COLUMNS)
+
+    @property
+    def values(self) -> Values:
+        """As the knobs of the sketch say it."""
+        return {
+            "warps_along_rows": self.warps[0],
+            "warps_along_inner": self.warps[2],
+            "mma_rows": self.parts[0],
+            "mma_columns": self.parts[1],
+            "step": self.step,
+            "stages": self.stages,
+        }
+
+    @classmethod
+    def of(cls, values: Values, threads: int) -> MmaTiling | None:
+        """The tiling of these values; ``None`` if the block's warps cannot be shared so."""
+        warps, along = threads // 32, values["warps_along_rows"] * values["warps_along_inner"]
+        if warps % along:
+            return None
+        return cls(
+            (values["warps_along_rows"], warps // along, values["warps_along_inner"]),
+            (values["mma_rows"], values["mma_columns"]),
+            values["step"],
+            values["stages"],
+        )
+
+    def counts(self, extents: tuple[int, int, int, int]) -> tuple[int, int, int]:
+        """Tiles along batch, rows, columns."""
+        return tuple(ceil(extent / size) for extent, size in zip(extents, self.tile, strict=False))
+
+    def tile_elements(self, inner_last: tuple[bool, bool]) -> tuple[int, int]:
+        """Elements of one tile of each operand in shared memory, by which of its axes is contiguous there."""
+        extents = self.tile[1:]
+        return tuple(
+            own * (self.step + _PADDING) if last else self.step * (own + _PADDING)
+            for own, last in zip(extents, inner_last, strict=True)
+        )
+
+    @property
+    def strip_pitch(self) -> int:
+        """fp32 from one row of totals to the next, as they pass through shared memory."""
+        return self.tile[2] + STRIP_PADDING
+
+    def strip_bytes(self, parts: int) -> int:
+        """Shared memory of the totals of `parts` fragments of rows of each warp."""
+        return 4 * self.warps[2] * parts * self.warps[0] * ROWS * self.strip_pitch
+
+    def operand_bytes(self, operands: Operands) -> int:
+        """Shared memory of all tiles of both operands."""
+        elements = self.tile_elements(tuple(fetch.inner_last for fetch in operands.fetches))
+        return 2 * sum(size * count for size, count in zip(elements, operands.buffers(self.stages), strict=True))
+
+    def shared_bytes(self, operands: Operands) -> int:
+        """Bytes of shared memory of a block; in the end totals pass through where the tiles were."""
+        return max(self.operand_bytes(operands), self.strip_bytes(1))
+
+    def strip_parts(self, operands: Operands) -> int:
+        """How many fragments of rows of each warp pass through shared memory at a time."""
+        fitting = [
+            n
+            for n in range(1, self.parts[0] + 1)
+            if self.parts[0] % n == 0 and self.strip_bytes(n) <= self.shared_bytes(operands)
+        ]
+        return fitting[-1]
+
+    def registers(self, operands: Operands, threads: int) -> int:
+        """Registers of a thread, about.
+
+        What is on its way takes as many as it is long, an element that is read alone a whole one, and each read two
+        more for its address and condition: its loop is unrolled.
+        """
+        down, across = self.parts
+        held = 0
+        for fetch, own, extent in zip(operands.fetches, operands.asynchronous, self.tile[1:], strict=True):
+            if not own:
+                turns = ceil(extent * self.step / fetch.lanes / threads)
+                held += turns * (2 + ceil(fetch.lanes * bits_of(fetch.operand.dtype) / 32))
+        return down * across * 4 + down * 4 + across * 2 + held + _OWN_REGISTERS
+
+    def refusal(self, operands: Operands, request: GpuRequest) -> str | None:
+        """Why the parts of this tiling do not go together, or ``None``."""
+        if prod(self.warps) * 32 != request.threads:
+            return f"{self.warps} warps are not {request.threads} threads"
+        if prod(self.parts) > _MOST_PARTS or self.registers(operands, request.threads) > _MOST_REGISTERS:
+            return "the totals and what is on its way do not fit the registers of a thread"
+        if self.step // INNER % self.warps[2]:
+            return f"a step of {self.step} products has no equal parts for {self.warps[2]} warps"
+        if not any(operands.asynchronous) and self.stages > 2:
+            return "what passes through registers is one step ahead at most"
+        needed = self.shared_bytes(operands)
+        if needed > request.max_shared_bytes:
+            return f"{needed} bytes of shared memory are more than {request.max_shared_bytes}"
+        return None
+
+
+def operands_of(problem: Contraction, tile: tuple[int, int, int], step: int, threads: int, arch: str) -> Operands:
+    """How the operands of a block's tile come."""
+
+    def padding(_: bool) -> int:
+        return _PADDING
+
+    fetches, copies = [], []
+    for side, extent in (("left", tile[1]), ("right", tile[2])):
+        whole = (1, extent, step)
+        copy = async_copy(choose_fetch(problem, side, whole, threads, None, padding), arch)
+        copies.append(copy)
+        through = choose_fetch(problem, side, whole, threads, None, padding, wide=True)
+        fetches.append(copy.fetch if isinstance(copy, AsyncCopy) else through)
+    return Operands(tuple(fetches), tuple(copies))
+
+
+def problem_of(problem: Contraction, request: GpuRequest) -> Operands:
+    """How operands come in whatever tile: what the choice looks at."""
+    return operands_of(problem, (1, 64, 64), min(_steps(problem)), request.threads, request.arch)
+
+
+def tile_operands(problem: Contraction, tiling: MmaTiling, request: GpuRequest) -> Operands:
+    """How the operands of this tiling's tiles come."""
+    return operands_of(problem, tiling.tile, tiling.step, request.threads, request.arch)
+
+
+def _steps(problem: Contraction) -> tuple[int, ...]:
+    inner = problem.extents[3]
+    return (INNER,) if inner <= INNER else tuple(s for s in _STEPS if s < 2 * max(inner, _STEPS[0]))
+
+
+def knobs_of(problem: Contraction, operands: Operands, threads: int) -> tuple[Knob, ...]:
+    """What is open."""
+    divisors = tuple(d for d in range(1, threads // 32 + 1) if threads // 32 % d == 0)
+    steps = _steps(problem)
+    return (
+        Knob("warps_along_rows", divisors),
+        Knob("warps_along_inner", tuple(d for d in divisors if max(steps) // INNER % d == 0)),
+        Knob("mma_rows", _PARTS_DOWN),
+        Knob("mma_columns", _PARTS_ACROSS),
+        Knob("step", steps),
+        Knob("stages", _STAGES if any(operands.asynchronous) else _STAGES[:2]),
+    )
+
+
+def _tilings(problem: Contraction, operands: Operands, request: GpuRequest) -> Iterator[MmaTiling]:
+    knobs = knobs_of(problem, operands, request.threads)
+    names = [knob.name for knob in knobs]
+    modest = replace(request, max_shared_bytes=min(request.max_shared_bytes, _USUAL_SHARED_BYTES))
+    extents = problem.extents
+    for values in itertools.product(*(knob.values for knob in knobs)):
+        tiling = MmaTiling.of(dict(zip(names, values, strict=True)), request.threads)
+        if tiling is not None and not _is_idle(extents, tiling) and tiling.refusal(operands, modest) is None:
+            yield tiling
+
+
+def _is_idle(extents: tuple[int, int, int, int], tiling: MmaTiling) -> bool:
+    """Whether half of the tile or more lies beyond the end of the rows or columns, where a smaller one would do."""
+    _, rows, columns, inner = extents
+    return (
+        tiling.tile[1] >= 2 * max(rows, ROWS)
+        or tiling.tile[2] >= 2 * max(columns, 2 * COLUMNS)
+        or (tiling.stages > 2 and (tiling.stages - 2) * tiling.step >= inner)
+    )
+
+
+def choose_tiling(problem: Contraction, operands: Operands, request: GpuRequest) -> MmaTiling | None:
+    """The tiling of least estimated time.
+
+    Of those that are about as fast, it is one with the fewest tiles, and of these with the least shared memory: a grid
+    that fits one wave ends no kernel (§5.4).
+    """
+    every = list(_tilings(problem, operands, request))
+    # What leaves room for a second block on a multiprocessor, so that other stages of its kernel have one, too.
+    sharing = [one for one in every if one.registers(operands, request.threads) <= ASSUMED_REGISTERS]
+    found = [(_cost(problem, operands, tiling, request), tiling) for tiling in sharing or every]
+    if not found:
+        # Short and few: the smallest tile that there is.
+        found = [(0.0, t) for t in _smallest(problem, operands, request)]
+    least = min((cost for cost, _ in found), default=0.0)
+    alike = [(cost, tiling) for cost, tiling in found if cost <= _ALIKE * least]
+
+    def size(one: tuple[float, MmaTiling]) -> tuple[int, int, float]:
+        cost, tiling = one
+        return prod(tiling.counts(problem.extents)), tiling.shared_bytes(operands), cost
+
+    return min(alike, key=size)[1] if alike else None
+
+
+def _smallest(problem: Contraction, operands: Operands, request: GpuRequest) -> list[MmaTiling]:
+    knobs = knobs_of(problem, operands, request.threads)
+    names = [knob.name for knob in knobs]
+    tilings = [
+        MmaTiling.of(dict(zip(names, values, strict=True)), request.threads)
+        for values in itertools.product(*(knob.values for knob in knobs))
+    ]
+    fitting = [t for t in tilings if t is not None and t.refusal(operands, request) is None]
+    return sorted(fitting, key=lambda t: (prod(t.tile), t.shared_bytes(operands)))[:1]
+
+
+def _cost(problem: Contraction, operands: Operands, tiling: MmaTiling, request: GpuRequest) -> float:
+    """Estimated clocks of a multiprocessor: those of its waves, as :mod:`souffle.cost.predict` adds them up.
+
+    One tile keeps the tensor cores, shared memory and the L2 cache's port busy, one of them longest. Alone it also
+    waits: for its first tile of operands, at the barrier of each step, for fragments, and for operands where the stages
+    on their way do not hide the latency. Instructions of 128 in a clock: 4 of a thread for each copy and 8 for each
+    vector through registers, 8 for each total.
+    """
+    _, rows, columns = tiling.tile
+    down, across = tiling.parts
+    threads = request.threads
+    steps = ceil(problem.extents[3] / tiling.step)
+    pieces = tiling.step // INNER
+    tensor = rows * columns * tiling.step / _TENSOR_FMA
+    reads = tiling.warps[0] * tiling.warps[1] * pieces * (down * ROWS + across * COLUMNS) * INNER * 2
+    shared = (reads + 2 * (rows + columns) * tiling.step) / _SHARED_BYTES
+    fetched, issued, ahead = 0.0, threads * pieces / tiling.warps[2] * (down * across + down + across / 2), 0.0
+    for fetch, own, extent in zip(operands.fetches, operands.asynchronous, (rows, columns), strict=True):
+        fetched += extent * tiling.step * bits_of(fetch.operand.dtype) / 8
+        issued += extent * tiling.step / fetch.lanes * (4.0 if own else 8.0 + 2.0 * fetch.lanes)
+        depth = tiling.stages - 1 if own else 1
+        # With one stage copies are waited for at once; what passes through registers is still one step ahead.
+        ahead = max(ahead, _LATENCY / depth if depth else 0.0)
+    waits = _LATENCY * any(operands.asynchronous) if tiling.stages == 1 else 0.0
+    step = max(tensor, shared, fetched / _L2_BYTES, issued / 128)
+    alone = step + _BARRIER * (2 if tiling.stages == 1 else 1) + _LOAD_LATENCY * pieces / tiling.warps[2]
+    totals = rows * columns
+    end = max(totals * 4 * (tiling.warps[2] + 1) / _SHARED_BYTES, totals * 8.0 / 128, totals * 4 / _L2_BYTES)
+    end += 4 * _BARRIER
+    busy = steps * step + end
+    chain = _LATENCY + steps * (waits + max(alone, ahead)) + end
+    tiles = prod(tiling.counts(problem.extents))
+    resident = _resident(tiling, operands, request)
+    full, rest = divmod(tiles, request.sm_count * resident)
+    last = ceil(rest / request.sm_count)
+    return full * max(resident * busy, chain) + (max(last * busy, chain) if rest else 0.0)
+
+
+def _resident(tiling: MmaTiling, operands: Operands, request: GpuRequest) -> int:
+    """Blocks that a multiprocessor holds at once."""
+    device = DEVICES.get(request.arch, DEVICES["sm_80"])
+    registers = tiling.registers(operands, request.threads)
+    return max(1, min(device.resident_blocks(request.threads, tiling.shared_bytes(operands), registers).values()))

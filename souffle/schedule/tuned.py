@@ -1,0 +1,265 @@
+"""Schedules of stages from tuning logs: nothing is searched here, a record is replayed or it is not.
+
+Stages are formed before, by the rules alone: which stages there are does not depend on what a log holds, so a record
+stays valid when others are added.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import Trace
+
+from souffle.analysis import Analysis
+from souffle.decision import Decision
+from souffle.errors import SouffleError
+from souffle.program import ExternTE
+from souffle.schedule.gpu import RULES, Refusal, Sketch
+from souffle.schedule.gpu.answer import THREADS, gpu_request
+from souffle.schedule.gpu.common import ScheduleError, check_schedule, collect, product
+from souffle.schedule.gpu.device import ASSUMED_REGISTERS, SHARING, GpuDevice
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
+from souffle.schedule.log import KNOB, RULE, Record, TuningLog, workload_module
+from souffle.schedule.stage import LoopStage, Stage, Unit
+from souffle.tvm_compat import const_int
+
+__all__ = [
+    "NATIVE_RULE",
+    "crowding",
+    "native_schedule",
+    "replayed",
+    "schedule_of_trace",
+    "searched_stages",
+    "tuned_stages",
+]
+
+NATIVE_RULE = "metaschedule"
+"""The rule of schedules that MetaSchedule's own sketches give."""
+
+_REPLAYING = (ValueError, TypeError, RuntimeError, AttributeError, LookupError, SouffleError)
+"""What a trace raises that does not fit the workload, or is no trace."""
+
+_TENSOR_CORE_CALLS = ("tvm_mma_sync", "ptx_mma", "mma_sync")
+
+Problem = Callable[[GpuSchedule], str | None]
+
+
+def searched_stages(units: Sequence[Unit], analysis: Analysis) -> Iterator[tuple[Stage, int]]:
+    """The stages worth a search, and how often one run of the network computes each.
+
+    Those with a compute-intensive TE or a reduction; the TEs inlined before and after it belong to the stage.
+
+    Parameters
+    ----------
+    units : sequence of Stage or LoopStage
+    analysis : Analysis
+        Of the program that they are of.
+    """
+    for unit in units:
+        if isinstance(unit, LoopStage):
+            inside = analysis.inside(unit.loop)
+            yield from ((stage, unit.loop.steps * runs) for stage, runs in searched_stages(unit.stages, inside))
+        elif any(
+            not isinstance(te_, ExternTE) and (te_.is_reduction or analysis.is_compute_intensive(te_))
+            for te_ in unit.tes
+        ):
+            yield unit, 1
+
+
+def tuned_stages(
+    units: Sequence[Unit],
+    analysis: Analysis,
+    logs: Sequence[TuningLog],
+    device: GpuDevice,
+    problem: Problem = lambda schedule: None,
+    *,
+    merged: bool = False,
+) -> tuple[tuple[Unit, ...], tuple[Decision, ...]]:
+    """Give stages the schedules that logs hold for them.
+
+    Parameters
+    ----------
+    units : sequence of Stage or LoopStage
+        As the rules scheduled them.
+    analysis : Analysis
+        Of their program.
+    logs : sequence of TuningLog
+        The first one's records win among equals.
+    device : GpuDevice
+        The GPU that is compiled for: what was measured on it comes before what was on another.
+    problem : callable, optional
+        Says why a schedule cannot be used, as where it does not lower.
+    merged : bool
+        Whether stages share kernels. A schedule is then not used if it would take that from the others
+        (:func:`crowding`), however fast it is alone.
+
+    Returns
+    -------
+    stages : tuple of Stage or LoopStage
+    decisions : tuple of Decision
+        One for each stage that a search would tune, one for each part of a log that was skipped, and a summary.
+    """
+    wanted = [stage for stage, _ in searched_stages(units, analysis)]
+    found: dict[str, tuple[GpuSchedule, Record] | str] = {}
+    decisions = []
+    for stage in wanted:
+        digest = stage.draft.digest
+        if digest not in found:
+            found[digest] = _best(stage, logs, device, problem, merged)
+        hit = found[digest]
+        if isinstance(hit, str):
+            reason = f"{hit}; rule {stage.schedule.rule}'s own choice"
+        else:
+            reason = f"schedule from the log ({hit[0].rule}, {hit[0].tiles} tiles): {hit[1].summary}"
+        decisions.append(Decision("tuning", stage.name, not isinstance(hit, str), reason))
+    problems = [Decision("tuning", one.where, False, one.reason) for log in logs for one in log.problems]
+    count = sum(not isinstance(found[stage.draft.digest], str) for stage in wanted)
+    where = ", ".join(log.name for log in logs) or f"no log for {device.arch}"
+    summary = f"{count} of {len(wanted)} stages with a reduction found in tuning logs ({where})"
+    chosen = {digest: hit[0] for digest, hit in found.items() if not isinstance(hit, str)}
+    stages = tuple(_with_schedules(unit, chosen) for unit in units)
+    return stages, (*problems, *decisions, Decision("tuning", "summary", count > 0, summary))
+
+
+def _with_schedules(unit: Unit, chosen: dict[str, GpuSchedule]) -> Unit:
+    if isinstance(unit, LoopStage):
+        return replace(unit, stages=tuple(_with_schedules(stage, chosen) for stage in unit.stages))
+    schedule = chosen.get(unit.draft.digest)
+    return unit if schedule is None else replace(unit, schedule=schedule)
+
+
+def crowding(tiles: int, registers: int, shared_bytes: int, own_tiles: int, device: GpuDevice) -> str | None:
+    """Why a schedule leaves the other stages of its kernel no room, or ``None``.
+
+    A kernel holds one wave of blocks, and as many of them as its hungriest stage allows (paper, §5.4). What is fastest
+    alone may end the kernel, or slow the others down; two blocks on a multiprocessor is what schedules leave each
+    other.
+
+    Parameters
+    ----------
+    tiles, registers, shared_bytes : int
+        Of the schedule; 0 registers where they are not known.
+    own_tiles : int
+        Of the schedule that the rules choose, which is as good as they know for the kernel.
+    device : GpuDevice
+    """
+    resident = device.resident_blocks(THREADS, shared_bytes, max(registers, ASSUMED_REGISTERS))
+    wave = SHARING * device.sm_count
+    bound = min(resident, key=lambda resource: resident[resource])
+    if resident[bound] < SHARING:
+        figure = f"{registers} registers" if bound == "registers" else f"{shared_bytes} bytes of shared memory"
+        return f"{figure} leave {resident[bound]} block on a multiprocessor"
+    if tiles > max(own_tiles, wave):
+        return f"{tiles} tiles exceed a wave of {wave} blocks, and the rule's own {own_tiles} do not"
+    return None
+
+
+def _best(
+    stage: Stage, logs: Sequence[TuningLog], device: GpuDevice, problem: Problem, merged: bool
+) -> tuple[GpuSchedule, Record] | str:
+    """The best record's schedule, or why there is none; what does not fit any more is noted in its log and skipped."""
+    left_out = ""
+    func, request = stage.draft.func, gpu_request(device)
+    records = [(record, log) for log in logs for record in log.of(func) if record.useful]
+    for record, log in sorted(records, key=lambda pair: pair[0].rank(device.name)):
+        answer = replayed(record, func, request)
+        used = (record.origin.registers, record.origin.shared_bytes)
+        if merged and isinstance(answer, GpuSchedule):
+            crowded = crowding(answer.tiles, *used, stage.schedule.tiles, device)
+            if crowded is not None:
+                left_out = left_out or f"{record.summary}, not used in a kernel of several stages: {crowded}"
+                continue
+        reason = answer.reason if isinstance(answer, Refusal) else problem(answer)
+        if reason is None:
+            return answer, record
+        log.problem(record.where, f"its schedule does not fit any more: {reason}")
+    return left_out or "no record"
+
+
+def replayed(record: Record, func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal:
+    """The schedule of a record, or why there is none."""
+    if any(step[0] == "Tensorize" for step in record.trace[0]):
+        # It registers the intrinsics that such steps name, and reading all of them takes TVM half a minute.
+        importlib.import_module("tvm.s_tir.tensor_intrin")
+    try:
+        sch = s_tir.Schedule(workload_module(func), debug_mask="none", error_render_level="none")
+        Trace.apply_json_to_schedule(record.trace, sch)
+        return schedule_of_trace(sch, func, request)
+    except _REPLAYING as error:
+        lines = str(error).strip().splitlines()
+        return Refusal("log", f"{type(error).__name__}: {lines[-1][:200] if lines else ''}")
+
+
+def schedule_of_trace(sch: s_tir.Schedule, func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal:
+    """The schedule that a replayed trace stands for.
+
+    A trace with the annotation ``souffle.rule`` names one of our rules and the values of its knobs, and the rule makes
+    the schedule. Any other trace is MetaSchedule's own, and `sch` holds its schedule.
+
+    Parameters
+    ----------
+    sch : Schedule
+        Of :func:`souffle.schedule.log.workload_module`, after the trace.
+    func : PrimFunc
+        The stage before.
+    request : GpuRequest
+
+    Raises
+    ------
+    SouffleError
+        If a knob does not offer the value, or the schedule breaks a rule of stages.
+    """
+    root = sch.get_sblock("root")
+    notes = dict(sch.get(root).annotations)
+    rule = notes.get(RULE)
+    if rule is None:
+        for key in notes:
+            if str(key).startswith("souffle."):
+                sch.unannotate(root, key)
+        return native_schedule(sch.mod["main"].with_attr("global_symbol", "stage"), request)
+    rules = dict(RULES)
+    if rule not in rules:
+        return Refusal("log", f"there is no rule {rule!r} (any more)")
+    sketch = rules[str(rule)](func, request)
+    if not isinstance(sketch, Sketch):
+        return sketch
+    values = {str(k).removeprefix(KNOB): const_int(v) for k, v in notes.items() if str(k).startswith(KNOB)}
+    return sketch.with_values(values)
+
+
+def native_schedule(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule:
+    """A function that MetaSchedule scheduled, as a stage.
+
+    Virtual threads stay: lowering makes statements of them. All else must obey :func:`check_schedule`.
+
+    Raises
+    ------
+    ScheduleError
+        If it breaks a rule of stages.
+    """
+    extents: dict[str, int] = {}
+
+    def see(loop: tirx.For) -> tirx.For:
+        binding = loop.thread_binding
+        if binding is None:
+            return loop
+        tag = str(binding.thread_tag)
+        if tag.startswith("vthread"):
+            return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
+        extents[tag] = const_int(loop.extent)
+        return loop
+
+    body = tvm_ffi.structural_map(func.body, (tirx.For, see))
+    threads = product([extent for tag, extent in extents.items() if tag.startswith("threadIdx")])
+    calls = {str(getattr(call.op, "name", "")) for call in collect(func.body, tvm.ir.Call)}
+    tensor_cores = any(part in name for name in calls for part in _TENSOR_CORE_CALLS)
+    checked = GpuSchedule(func.with_body(body), NATIVE_RULE, extents.get("blockIdx.x", 0), threads, tensor_cores)
+    if threads != request.threads:
+        raise ScheduleError(f"rule {NATIVE_RULE}: {threads} threads, a block of this kernel has {request.threads}")
+    check_schedule(checked, request)
+    return replace(checked, func=func)

@@ -1,0 +1,232 @@
+"""Two-phase reductions: a long reduction of few elements is shared among more blocks (paper §6.3, §6.4).
+
+::
+
+    T[v] = combine over r of s(v, r)        P[p, v] = combine over q of s(v, p * c + q)
+                                       →    T[v]    = combine over p of P[p, v]
+
+Legal because ``te.comm_reducer`` demands a combiner that is associative and commutative, with an identity: any grouping
+gives the value of the definition (rounding aside, for sums and products in floating point). Chunks are of one size
+where that divides the range; otherwise the identity stands in the place of what lies beyond it. Each phase takes its
+chunks in ascending order, so a result has the same bits in every run. What stood before the reduction in a fused TE is
+computed in the first phase, what stood behind it in the second. A GEMM that is split so along k is what libraries call
+split-K. Both phases are stages of their own, with a grid sync between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from tvm import te, tirx
+from tvm.ir import Range
+
+from souffle.decision import Decision
+from souffle.program import TE, FusedTE, Item, Tensor, TEProgram, fuse, parts_of
+from souffle.program.shared import OncePer
+from souffle.transform.handles import read
+from souffle.tvm_compat import PrimExpr, compute_op, reduce_node, substitute
+
+__all__ = ["Phases", "Split", "two_phase"]
+
+
+@dataclass(frozen=True)
+class Split:
+    """What is to become of a reduction.
+
+    Attributes
+    ----------
+    parts : int
+        Among how many blocks the range of one element is shared, about; 1 leaves it whole.
+    reason : str
+        Why, with the figures that decided.
+    """
+
+    parts: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Phases:
+    """A reduction in two phases.
+
+    Attributes
+    ----------
+    partial : TE or FusedTE
+        Defines tensors with axes of chunks before those of the reduction.
+    total : TE or FusedTE
+        Defines what the whole did.
+    chunks : tuple of int
+        Number of chunks along each of the leading axes; their product is near what was asked for.
+    """
+
+    partial: TE | FusedTE
+    total: TE | FusedTE
+    chunks: tuple[int, ...]
+
+    @classmethod
+    def of(cls, whole: TE | FusedTE, parts: int, suffix: str = "_partial") -> Phases | str:
+        """The phases of a reduction with about `parts` chunks, or the reason why there are none.
+
+        Parameters
+        ----------
+        whole : TE or FusedTE
+            That holds a reduction.
+        parts : int
+            At least 2.
+        suffix : str
+            Of the names of what the first phase defines.
+        """
+        members = parts_of(whole)
+        place = next((n for n, part in enumerate(members) if part.is_reduction), None)
+        if place is None:
+            return "it is no reduction"
+        reduction = members[place]
+        made = _prototypes((reduction.op, parts), lambda: _split(reduction, parts))
+        if isinstance(made, str):
+            return made
+        shape = (*made.chunks, *reduction.outputs[0].shape)
+        between = tuple(Tensor(f"{t.name}{suffix}", shape, t.dtype) for t in reduction.outputs)
+        # In a group of its own: phases that meet in one block again would undo the split.
+        origin = replace(reduction.origin, group=f"{reduction.origin.group}{suffix}")
+        first = TE(f"{reduction.name}{suffix}", made.first, reduction.placeholders, reduction.inputs, between, origin)
+        second = TE(reduction.name, made.second, made.placeholders, between, reduction.outputs, reduction.origin)
+        before, after = members[:place], members[place + 1 :]
+        partial = fuse((*before, first), between) if before else first
+        return cls(partial, fuse((second, *after), whole.outputs) if after else second, made.chunks)
+
+
+def two_phase(
+    program: TEProgram, split: Callable[[TE | FusedTE], Split]
+) -> tuple[TEProgram, tuple[Decision, ...]]:
+    """Share long reductions among blocks.
+
+    Parameters
+    ----------
+    program : TEProgram
+        Not rolled yet: what stands in a loop already stays as it is.
+    split : callable
+        Says into how many parts, for a TE or fused TE that holds a reduction. Asked once for equal ones, so that
+        repeated layers stay equal.
+
+    Returns
+    -------
+    program : TEProgram
+        The same object where no reduction is split.
+    decisions : tuple of Decision
+        One for each reduction asked about.
+    """
+    answers: dict[object, Split] = {}
+    decisions: list[Decision] = []
+    items: list[Item] = []
+    names = {tensor.name for tensor in program.tensors()}
+    names |= {part.name for item in program.tes for part in parts_of(item)}
+    suffix = "_partial"
+    while any(f"{name}{suffix}" in names for name in names):
+        suffix += "_"
+    for item in program.tes:
+        phases = None
+        if isinstance(item, (TE, FusedTE)) and item.is_reduction:
+            key = item.wiring if isinstance(item, FusedTE) else item.op
+            if key not in answers:
+                answers[key] = split(item)
+            chosen = answers[key]
+            phases = Phases.of(item, chosen.parts, suffix) if chosen.parts > 1 else None
+            reason = phases if isinstance(phases, str) else chosen.reason
+            decisions.append(Decision("two-phase", item.name, isinstance(phases, Phases), reason))
+        items += [phases.partial, phases.total] if isinstance(phases, Phases) else [item]
+    changed = any(decision.accepted for decision in decisions)
+    return (program.with_tes(items) if changed else program), tuple(decisions)
+
+
+@dataclass(frozen=True)
+class _Prototype:
+    """The expressions of both phases; the first reads what the whole does, the second its outputs."""
+
+    first: te.ComputeOp
+    second: te.ComputeOp
+    placeholders: tuple[te.Tensor, ...]
+    chunks: tuple[int, ...]
+
+
+_prototypes: OncePer[_Prototype | str] = OncePer()
+
+
+def _split(whole: TE, parts: int) -> _Prototype | str:
+    reduce = reduce_node(whole.body)
+    if len(reduce.init):
+        return "it starts from values that it is given, which each part would count again"
+    ranges = [(axis.dom.min, axis.dom.extent) for axis in reduce.axis]
+    if not all(isinstance(e, tirx.IntImm) for pair in ranges for e in pair):
+        return "the range that it reduces varies with the element"
+    chunks, sizes = _chunks([int(extent.value) for _, extent in ranges], parts)
+    if prod(chunks) < 2:
+        return f"its {prod(int(extent.value) for _, extent in ranges)} values cannot be shared by {parts}"
+    split_axes, inner, point, inside = [], [], {}, []
+    for axis, count, size in zip(reduce.axis, chunks, sizes, strict=True):
+        start = _axis(axis, size, axis.iter_type)
+        inner.append(start)
+        place = start.var
+        if count > 1:
+            outer = _axis(axis, count, 0, "_chunk")
+            split_axes.append(outer)
+            place = outer.var * size + start.var
+            if count * size > int(axis.dom.extent.value):
+                inside.append(place < axis.dom.extent)
+        point[axis.var] = place + axis.dom.min
+    axes = [_axis(axis, int(axis.dom.extent.value), 0) for axis in whole.axes]
+    point |= {old.var: new.var for old, new in zip(whole.axes, axes, strict=True)}
+    identities = list(reduce.combiner.identity_element)
+    sources = [substitute(source, point) for source in reduce.source]
+    for condition in inside:
+        sources = [tirx.if_then_else(condition, s, i) for s, i in zip(sources, identities, strict=True)]
+    condition = substitute(reduce.condition, point)
+    first = _reductions(reduce, sources, inner, condition)
+    counts = tuple(count for count in chunks if count > 1)
+    shape = (*counts, *whole.outputs[0].shape)
+    placeholders = tuple(te.placeholder(shape, t.dtype, name=f"p{n}") for n, t in enumerate(whole.outputs))
+    again = [te.reduce_axis((0, count), f"chunk{n}") for n, count in enumerate(counts)]
+    # Over axes of its own: two expressions that share a variable could not stand in one function.
+    ends = [_axis(axis, int(axis.dom.extent.value), 0) for axis in whole.axes]
+    at = [axis.var for axis in (*again, *ends)]
+    second = _reductions(reduce, [read(p, at) for p in placeholders], again, tirx.const(True, "bool"))
+    return _Prototype(
+        compute_op(f"{whole.name}_partial", [*split_axes, *axes], first, whole.op.tag),
+        compute_op(whole.name, ends, second, whole.op.tag),
+        placeholders,
+        counts,
+    )
+
+
+def _axis(like: tirx.IterVar, extent: int, kind: int, suffix: str = "") -> tirx.IterVar:
+    dom = Range.from_min_extent(tirx.IntImm(str(like.var.ty.dtype), 0), tirx.IntImm(str(like.var.ty.dtype), extent))
+    return tirx.IterVar(dom, tirx.Var(f"{like.var.name}{suffix}", like.var.ty), kind)
+
+
+def _reductions(
+    whole: tirx.Reduce, sources: Sequence[PrimExpr], axes: Sequence[tirx.IterVar], condition: PrimExpr
+) -> list[PrimExpr]:
+    """One reduction for each value, all of the same sources as TVM demands."""
+    first = tirx.Reduce(whole.combiner, list(sources), list(axes), condition, 0, [])
+    rest = range(1, len(sources))
+    return [first, *(tirx.Reduce(first.combiner, first.source, first.axis, first.condition, k, []) for k in rest)]
+
+
+def _chunks(extents: Sequence[int], parts: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """How many chunks along each axis, outermost first, about `parts` in all; and their sizes."""
+    counts, sizes = [], []
+    left = parts
+    for extent in extents:
+        count = _count(extent, min(left, extent))
+        size = -(-extent // count)
+        counts.append(-(-extent // size))
+        sizes.append(size)
+        left = max(1, left // counts[-1])
+    return tuple(counts), tuple(sizes)
+
+
+def _count(extent: int, wanted: int) -> int:
+    """Chunks of one axis: a divisor of its extent if one is near, so that no chunk needs a guard."""
+    divisors = [count for count in range(wanted, wanted // 2, -1) if extent % count == 0]
+    return divisors[0] if divisors else wanted

@@ -1,0 +1,85 @@
+"""What a search found, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["TaskReport", "TuningReport"]
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    """One task.
+
+    Attributes
+    ----------
+    name : str
+    weight : int
+        How often one run of the networks computes it.
+    own_seconds, best_seconds : float or None
+        Of the rule's own schedule, and of the best one; ``None`` where it was not tried or none works.
+    best : str
+        The rule and what it was given.
+    trials, new_trials : int
+        Candidates with figures: in the log, and of this search.
+    drawn, fitting : int
+        Candidates looked at by this search, and those that obey the rules of stages and lower.
+    seconds : float
+        That this search spent on it.
+    """
+
+    name: str
+    weight: int
+    own_seconds: float | None
+    best_seconds: float | None
+    best: str
+    trials: int
+    new_trials: int
+    drawn: int
+    fitting: int
+    seconds: float
+
+    @property
+    def gain(self) -> float | None:
+        """How many times faster the best is than the rule's own."""
+        if self.own_seconds is None or not self.best_seconds:
+            return None
+        return self.own_seconds / self.best_seconds
+
+
+@dataclass(frozen=True)
+class TuningReport:
+    """All tasks.
+
+    Attributes
+    ----------
+    tasks : tuple of TaskReport
+    figure : str
+        ``"measured"`` or ``"predicted"``.
+    device : str
+        The GPU measured on, or the product whose cost model predicted.
+    log : str
+        Folder of the records.
+    interrupted : bool
+        Whether the user stopped it.
+    seconds : float
+    """
+
+    tasks: tuple[TaskReport, ...]
+    figure: str
+    device: str
+    log: str
+    interrupted: bool
+    seconds: float
+
+    @property
+    def source(self) -> str:
+        """``measured on X``, or ``predicted with the cost model of X``."""
+        return f"measured on {self.device}" if self.figure == "measured" else (
+            f"predicted with the cost model of {self.device}"
+        )
+
+    @property
+    def new_trials(self) -> int:
+        """Candidates with figures of this search."""
+        return sum(task.new_trials for task in self.tasks)

@@ -1,0 +1,66 @@
+"""What is tuned: each distinct stage of some networks that is worth a search."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from souffle.analysis import Analysis
+from souffle.errors import OptionError
+from souffle.schedule.stage import Stage, Unit
+from souffle.schedule.tuned import searched_stages
+
+__all__ = ["Task", "tasks_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A stage to tune.
+
+    Attributes
+    ----------
+    stage : Stage
+        As the rules scheduled it.
+    weight : int
+        How often one run of the networks computes it.
+    """
+
+    stage: Stage
+    weight: int
+
+    @property
+    def name(self) -> str:
+        """Of the stage."""
+        return self.stage.name
+
+
+def tasks_of(networks: Sequence[tuple[Sequence[Unit], Analysis]], names: str = "") -> tuple[Task, ...]:
+    """The tasks of some networks; equal stages are one.
+
+    Parameters
+    ----------
+    networks : sequence of (stages, Analysis)
+    names : str
+        A regular expression: only stages whose name it is found in.
+
+    Raises
+    ------
+    OptionError
+        If it is no regular expression, or no stage is left.
+    """
+    try:
+        wanted = re.compile(names)
+    except re.error as error:
+        raise OptionError(f"tasks={names!r} is no regular expression: {error}") from error
+    first: dict[str, Stage] = {}
+    weights: dict[str, int] = {}
+    for units, analysis in networks:
+        for stage, runs in searched_stages(units, analysis):
+            first.setdefault(stage.draft.digest, stage)
+            weights[stage.draft.digest] = weights.get(stage.draft.digest, 0) + runs
+    tasks = tuple(Task(stage, weights[digest]) for digest, stage in first.items() if wanted.search(stage.name))
+    if not tasks:
+        known = ", ".join(stage.name for stage in first.values()) or "none"
+        raise OptionError(f"no stage to tune has a name with {names!r}; there are: {known}")
+    return tasks

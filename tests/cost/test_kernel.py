@@ -1,0 +1,142 @@
+"""The cost model of a stage inside a kernel: its neighbours' resources, and what lies in the cache."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from souffle.codegen.assemble import lower_stages
+from souffle.codegen.forecast import forecast_on
+from souffle.cost import MEDIAN_ERROR, KernelForecast, cost_device, device_of_arch, predict_stage
+from souffle.errors import OptionError
+from souffle.kernel import Lowering, cuda_target
+from souffle.partition import StageResources
+from souffle.program import Tensor, TEProgram
+from souffle.schedule.gpu.device import DEVICES
+from souffle.schedule.stage import flat_stages
+from tests.kernel.test_loops import asked, layers
+from tests.kernel.test_merge import ARCH, lower
+from tests.testlib import Builder
+
+H200 = cost_device("H200-SXM5-141GB")
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
+
+
+def chain(size: int = 1024) -> TEProgram:
+    """A wide product, and element-wise work on what it leaves."""
+    b = Builder()
+    x = b.input(size, size)
+    return b.program(b.tanh(b.matmul(x, b.constant(np.zeros((size, size), np.float32)))))
+
+
+def forecast(program: TEProgram, distant: Collection[Tensor] | None = None) -> tuple[KernelForecast, tuple]:
+    lowered = lower(program)
+    used = {
+        stage: StageResources(64, 0, functions[0].shared_bytes, 256, 0, True)
+        for stage, functions in lowered.functions.items()
+    }
+    far = {*program.inputs, *program.constants} if distant is None else distant
+    return KernelForecast(H200, lowered.stages, lowered.functions, used, far), lowered.stages
+
+
+def test_a_stage_is_throttled_by_its_neighbours() -> None:
+    """Element-wise work waits for memory, so that blocks that are lost are felt."""
+    model, (product, wide) = forecast(chain())
+    lean = model.alone(wide)
+    assert model.resident(lean) == 4
+    taken = {4: lean, 2: replace(lean, dynamic_shared_bytes=100 * 1024), 1: replace(lean, registers=255)}
+    for resident, kernel in taken.items():
+        assert model.resident(kernel) == model.terms(wide, kernel)[0].resident == resident
+    for stage in (product, wide):
+        times = [model.seconds(stage, kernel) for kernel in taken.values()]
+        assert times == sorted(times)
+    assert model.seconds(wide, taken[1]) > model.seconds(wide, lean)
+
+
+def test_what_a_kernel_asks_for_is_the_most_of_each_resource() -> None:
+    model, (product, wide) = forecast(chain())
+    both = model.together((product, wide))
+    assert both.shared_bytes == max(model.alone(s).shared_bytes for s in (product, wide)) > 0
+    assert (both.registers, both.threads) == (64, 256) and both.measured
+
+
+def test_a_block_that_does_not_fit_never_ends() -> None:
+    model, (product, _) = forecast(chain())
+    assert model.seconds(product, replace(model.alone(product), dynamic_shared_bytes=300 * 1024)) == math.inf
+
+
+def test_weights_and_inputs_come_from_memory_and_the_rest_from_the_cache() -> None:
+    program = chain()
+    model, (product, wide) = forecast(program)
+    (terms,) = model.terms(product, model.alone(product))
+    assert terms.memory_bytes == 2 * 4 * 1024 * 1024
+    (terms,) = model.terms(wide, model.alone(wide))
+    assert terms.memory_bytes == 0
+    near, (same, _) = forecast(program, distant=())
+    assert near.terms(same, near.alone(same))[0].memory_bytes == 0
+    assert near.seconds(same, near.alone(same)) <= model.seconds(product, model.alone(product))
+
+
+def test_what_the_cache_does_not_hold_comes_from_memory() -> None:
+    b = Builder()
+    program = b.program(b.tanh(b.relu(b.input(8192, 2048))))
+    big = 4 * 8192 * 2048
+    assert big > H200.l2_bytes
+    model, stages = forecast(program, distant=())
+    assert all(model.terms(s, model.alone(s))[0].memory_bytes == 2 * big for s in stages)
+
+
+def test_alone_it_is_the_stage_s_own_prediction() -> None:
+    program = chain()
+    lowered = lower(program)
+    model, (product, _) = forecast(program, distant=())
+    own = model.alone(product)
+    expected = predict_stage(lowered.functions[lowered.stages[0]], H200, own, start="none", warm=True).seconds
+    assert model.seconds(product, own) == pytest.approx(expected)
+
+
+def test_parts_of_a_step_come_from_memory_and_what_every_step_reads_does_not() -> None:
+    given = asked(layers(5, width=16))
+    program = given.analysis.program
+    functions, _ = lower_stages(flat_stages(given.stages), Lowering(cuda_target(ARCH)))
+    model = forecast_on(ARCH, program, given.stages, functions, given.resources)
+    (loop,) = (unit for unit in given.stages if hasattr(unit, "loop"))
+    moved = {p.tensor: p.tensor.nbytes for p in loop.loop.indexed if p.source in program.constants}
+    assert moved
+    for stage in loop.stages:
+        (terms,) = model.terms(stage, model.alone(stage))
+        assert terms.memory_bytes <= sum(moved.get(tensor, 0) for tensor in stage.inputs)
+        assert (terms.memory_bytes > 0) == any(tensor in moved for tensor in stage.inputs)
+
+
+def test_registers_that_no_compiler_named_are_estimated() -> None:
+    lowered = lower(chain())
+    assumed = {s: StageResources.assumed(f[0].shared_bytes, 256) for s, f in lowered.functions.items()}
+    model = KernelForecast(H200, lowered.stages, lowered.functions, assumed, ())
+    product, wide = lowered.stages
+    assert model.alone(product).registers > model.alone(wide).registers >= 32
+
+
+def test_the_margin_is_the_median_error_that_was_measured() -> None:
+    results = json.loads((RESULTS / "cost_against_measured.json").read_text())["results"]
+    errors = [abs(math.log(one["predicted_us"] / one["measured_us"])) for one in results]
+    assert len(errors) >= 100 and round(math.exp(statistics.median(errors)), 2) == MEDIAN_ERROR
+
+
+def test_an_architecture_stands_for_the_product_that_schedules_are_made_for() -> None:
+    assert device_of_arch("sm_80").product == "A100-SXM4-40GB"
+    assert device_of_arch("sm_90") is H200
+    described = {arch for arch in DEVICES if device_of_arch(arch) is not None}
+    assert {"sm_80", "sm_90"} <= described
+    for arch in described:
+        assert device_of_arch(arch).limits.sm_count == DEVICES[arch].sm_count
+    with pytest.raises(OptionError, match="sm_12"):
+        device_of_arch("sm_12")
+    assert forecast_on("sm_75", chain(), (), {}, {}) is None

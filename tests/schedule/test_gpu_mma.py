@@ -1,0 +1,415 @@
+"""The mma rule: kernels run on the CPU device and are compared with the plain function; nvcc says what they use."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te, tirx, topi
+
+from souffle.codegen.cuda import emit_cuda
+from souffle.codegen.nvcc import compile_cubin, find_nvcc
+from souffle.kernel import DeviceFunction, KernelShape, cuda_target, lower_stage
+from souffle.kernel.calls import Place, StageCall
+from souffle.runtime.cpu_device import compile_text
+from souffle.schedule.gpu.async_copy import AsyncCopy, async_copy
+from souffle.schedule.gpu.canonical import canonical_contraction
+from souffle.schedule.gpu.common import check_schedule
+from souffle.schedule.gpu.mma import mma_contraction
+from souffle.schedule.gpu.mma_tiling import MmaTiling, problem_of
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.sketch import Sketch
+from souffle.schedule.gpu.staging import choose_fetch
+from souffle.tvm_compat import const_int, primfunc_from_tensors
+
+A100 = GpuRequest("sm_80", sm_count=108, max_shared_bytes=163 * 1024)
+SMALL = GpuRequest("sm_80", threads=128, sm_count=4, max_shared_bytes=163 * 1024)
+
+Tensors = tuple[te.Tensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A stage with what is asked for, and values for the knobs where they are not the rule's own."""
+
+    name: str
+    inputs: Tensors
+    outputs: Tensors
+    request: GpuRequest = SMALL
+    values: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def func(self) -> tirx.PrimFunc:
+        return primfunc_from_tensors([*self.inputs, *self.outputs], self.name)
+
+
+def data(*shape: int, dtype: str = "float16", name: str = "x") -> te.Tensor:
+    return te.placeholder(shape, dtype, name=name)
+
+
+def shape_of(tensor: te.Tensor) -> tuple[int, ...]:
+    return tuple(const_int(extent) for extent in tensor.shape)
+
+
+def matmul(a: te.Tensor, b: te.Tensor, *, ta: bool = False, tb: bool = False) -> te.Tensor:
+    """``a @ b`` in fp16 with fp32 totals, whatever the operands are in memory."""
+    rows, inner = shape_of(a)[-2:][::-1] if ta else shape_of(a)[-2:]
+    columns = shape_of(b)[-2] if tb else shape_of(b)[-1]
+    k = te.reduce_axis((0, inner), name="k")
+
+    def half(value: tirx.PrimExpr, tensor: te.Tensor) -> tirx.PrimExpr:
+        value = value if str(tensor.dtype) == "float16" else value.astype("float16")
+        return value.astype("float32")
+
+    def term(*index):
+        *batch, i, j = index
+        left = a(*batch, *((k, i) if ta else (i, k)))
+        right = b(*batch[: len(b.shape) - 2], *((j, k) if tb else (k, j)))
+        return te.sum(half(left, a) * half(right, b), axis=k)
+
+    return te.compute((*shape_of(a)[:-2], rows, columns), term, name="product")
+
+
+def gemm(
+    m: int, n: int, k: int, *batch: int, ta: bool = False, tb: bool = False, types: Sequence[str] = ("float16",) * 2
+) -> tuple[Tensors, te.Tensor]:
+    a = data(*batch, *((k, m) if ta else (m, k)), dtype=types[0], name="a")
+    b = data(*batch, *((n, k) if tb else (k, n)), dtype=types[1], name="b")
+    return (a, b), matmul(a, b, ta=ta, tb=tb)
+
+
+def conv(shape, filters, stride, padding, dilation=1, groups=1, image="float16") -> tuple[Tensors, te.Tensor]:
+    x, w = data(*shape, dtype=image, name="image"), data(*filters, name="weight")
+    half = x if image == "float16" else topi.cast(x, "float16")
+    return (x, w), topi.nn.group_conv2d_nchw(half, w, stride, padding, dilation, groups, "float32")
+
+
+def gelu(x: te.Tensor) -> te.Tensor:
+    return topi.multiply(x, topi.multiply(topi.add(topi.erf(topi.multiply(x, 0.7071)), 1.0), 0.5))
+
+
+def plain_cases() -> list[Case]:
+    found = []
+    shapes = [
+        ("whole", (64, 96, 64), {}),
+        ("prime", (37, 41, 43), {}),
+        ("odd_rows", (33, 64, 72), {}),
+        ("odd_columns", (48, 50, 64), {}),
+        ("odd_inner", (32, 64, 52), {}),
+        ("quarter_vectors", (36, 44, 60), {}),
+        ("batched", (17, 24, 40, 3), {"tb": True}),
+        ("left_transposed", (40, 64, 48), {"ta": True}),
+        ("both_transposed", (48, 40, 33), {"ta": True, "tb": True}),
+        ("right_transposed", (24, 72, 80, 2, 2), {"tb": True}),
+        ("short_sum", (40, 48, 8), {}),
+        ("shorter_sum", (40, 48, 5), {"ta": True}),
+        ("few_rows", (5, 64, 256), {}),
+        ("few_columns", (64, 6, 200), {}),
+        ("left_wide", (40, 64, 96), {"types": ("float32", "float16")}),
+        ("right_wide", (40, 64, 96), {"types": ("float16", "float32"), "tb": True}),
+        ("both_wide", (33, 40, 36), {"types": ("float32", "float32"), "ta": True}),
+        ("long", (32, 32, 1000), {}),
+    ]
+    for name, extents, options in shapes:
+        inputs, result = gemm(*extents, **options)
+        found.append(Case(f"plain_{name}", inputs, (result,)))
+    a, b = data(3, 12, 40, name="a"), data(40, 56, name="b")
+    found.append(Case("plain_one_right_for_all", (a, b), (matmul(a, b),)))
+    # A view of columns that begins at an odd element: no two neighbours are aligned.
+    x, w = data(32, 65, name="x"), data(64, 48, name="w")
+    found.append(Case("plain_unaligned", (x, w), (matmul(topi.strided_slice(x, [0, 1], [32, 65]), w),)))
+    return found
+
+
+def neighbour_cases() -> list[Case]:
+    inputs, result = gemm(48, 72, 64)
+    bias, residual = data(72, dtype="float32", name="bias"), data(48, 72, dtype="float32", name="residual")
+    biased = topi.add(result, bias)
+    heads = topi.transpose(topi.reshape(biased, (48, 6, 12)), (1, 0, 2))
+    table = data(72, dtype="int32", name="table")
+    gathered = te.compute((48, 72), lambda i, j: result[i, j] + bias[table[j]], name="gathered")
+    scores_in, scores = gemm(24, 24, 16, 4, tb=True)
+    mask = data(24, 24, dtype="float32", name="mask")
+    x, g = data(2, 16, 12, name="x"), data(16, 2, 16, name="y")
+    flat = topi.transpose(topi.reshape(x, (32, 12)))
+    shuffled = topi.reshape(topi.transpose(g, (1, 0, 2)), (32, 16))
+    scaled_a = data(32, 64, dtype="float32", name="scaled_a")
+    scaled = topi.cast(topi.multiply(scaled_a, 0.5), "float16")
+    weight = data(64, 40, name="weight")
+    padded_a = data(31, 64, name="padded_a")
+    left, right = data(64, 24, name="left"), data(64, 40, name="right")
+    return [
+        Case("after_bias_gelu_half", (*inputs, bias), (topi.cast(gelu(biased), "float16"),)),
+        Case("after_gelu", (*inputs, bias), (gelu(biased),)),
+        Case("after_residual", (*inputs, bias, residual), (topi.add(biased, residual),)),
+        Case("after_itself_too", (*inputs, bias), (result, topi.cast(topi.nn.relu(biased), "float16"))),
+        Case("after_heads", (*inputs, bias), (topi.cast(heads, "float16"),)),
+        Case("after_transpose", (*inputs, bias), (topi.transpose(biased),)),
+        Case("after_gather", (*inputs, bias, table), (gathered,)),
+        Case("before_pad", (padded_a, weight), (matmul(topi.nn.pad(padded_a, (0, 0), (9, 0)), weight),)),
+        Case("after_mask", (*scores_in, mask), (topi.add(topi.multiply(scores, 0.25), mask),)),
+        Case("before_shuffle", (x, g), (matmul(flat, shuffled, tb=False),)),
+        Case("before_scale", (scaled_a, weight), (matmul(scaled, weight),)),
+        Case("before_join", (weight, left, right), (matmul(weight, topi.concatenate([left, right], 1), ta=True),)),
+    ]
+
+
+def convolution_cases() -> list[Case]:
+    found = []
+    for name, arguments in (
+        ("same", ((1, 16, 10, 10), (24, 16, 3, 3), 1, 1)),
+        ("stride", ((2, 8, 15, 13), (16, 8, 3, 3), 2, 1)),
+        ("dilated", ((1, 16, 12, 12), (16, 16, 3, 3), 1, 2, 2)),
+        ("point", ((2, 32, 8, 8), (24, 32, 1, 1), 1, 0)),
+        ("point_odd", ((1, 32, 7, 7), (24, 32, 1, 1), 1, 0)),
+        ("grouped", ((1, 32, 7, 7), (32, 16, 3, 3), 1, 1, 1, 2)),
+        ("stem", ((1, 3, 20, 20), (16, 3, 7, 7), 2, 3)),
+        ("wide", ((1, 16, 9, 9), (16, 16, 3, 3), 1, 1, 1, 1, "float32")),
+    ):
+        (x, w), result = conv(*arguments)
+        bias = data(arguments[1][0], 1, 1, dtype="float32", name="bias")
+        found.append(Case(f"conv_{name}", (x, w, bias), (topi.nn.relu(topi.add(result, bias)),)))
+    return found
+
+
+def tiled_cases(count: int) -> list[Case]:
+    """Shapes with values of knobs drawn at random, each number of stages and each split of the sum among them."""
+    draw = random.Random(7)
+    found = []
+    for number, (stages, along_inner) in enumerate(itertools.islice(itertools.cycle(
+        itertools.product((1, 2, 3, 4), (1, 2, 4))), count)):
+        types = draw.choice((("float16", "float16"), ("float32", "float16"), ("float16", "float16")))
+        extents = [draw.choice((16, 29, 40, 64, 72, 130)) for _ in range(2)]
+        inner = draw.choice((33, 64, 80, 160, 200))
+        inputs, result = gemm(*extents, inner, ta=draw.random() < 0.4, tb=draw.random() < 0.4, types=types)
+        bias = data(extents[1], dtype="float32", name="bias")
+        result = topi.nn.relu(topi.add(result, bias))
+        result = topi.cast(result, "float16") if draw.random() < 0.5 else result
+        request = draw.choice((SMALL, A100))
+        sketch = mma_contraction(primfunc_from_tensors([*inputs, bias, result], "f"), request)
+        knobs = {knob.name: knob.values for knob in sketch.knobs}
+        while True:
+            values = {name: draw.choice(choices) for name, choices in knobs.items()}
+            values |= {"stages": stages, "warps_along_inner": along_inner}
+            if isinstance(sketch.make(values), GpuSchedule):
+                break
+        found.append(Case(f"tiled_{number}", (*inputs, bias), (result,), request, tuple(values.items())))
+    return found
+
+
+CASES = [*plain_cases(), *neighbour_cases(), *convolution_cases(), *tiled_cases(12)]
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    """All cases as one CUDA text, since each compilation costs more than a case."""
+
+    schedules: Mapping[str, GpuSchedule]
+    functions: Mapping[str, DeviceFunction]
+    module: object
+    reference: object
+
+
+def kernels(schedules: Mapping[str, GpuSchedule], arch: str) -> tuple[str, dict[str, DeviceFunction]]:
+    target = cuda_target(arch)
+    functions = {}
+    shapes = []
+    for name, schedule in schedules.items():
+        (functions[name],) = lower_stage(name, schedule, target)
+        sizes = tuple((str(p.ty.dtype), 0) for p in schedule.func.params)
+        call = StageCall((functions[name],), tuple(Place(i) for i in range(len(sizes))), False, ())
+        shapes.append((f"run_{name}", KernelShape((call,), sizes)))
+    return emit_cuda(shapes, {function: name for name, function in functions.items()}, target)[0], functions
+
+
+def scheduled(case: Case) -> GpuSchedule:
+    sketch = mma_contraction(case.func, case.request)
+    assert isinstance(sketch, Sketch), f"{case.name}: {sketch}"
+    schedule = sketch.with_values(dict(case.values)) if case.values else sketch.chosen()
+    assert isinstance(schedule, GpuSchedule), f"{case.name}: {schedule}"
+    check_schedule(schedule, case.request)
+    return schedule
+
+
+@pytest.fixture(scope="module")
+def built() -> Built:
+    schedules = {case.name: scheduled(case) for case in CASES}
+    text, functions = kernels(schedules, "sm_80")
+    plain = tvm.IRModule({case.name: case.func for case in CASES})
+    return Built(schedules, functions, compile_text(text), tvm.compile(plain, target="llvm"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_result(case: Case, built: Built) -> None:
+    generator = np.random.default_rng(3)
+    inputs = []
+    for tensor in case.inputs:
+        dtype = np.dtype(str(tensor.dtype))
+        values = (
+            generator.integers(0, 72, shape_of(tensor))
+            if dtype.kind == "i"
+            else generator.uniform(-1, 1, shape_of(tensor))
+        )
+        inputs.append(np.asarray(values, dtype))
+    outputs = [np.full(shape_of(tensor), 7, str(tensor.dtype)) for tensor in case.outputs]
+    expected = [tvm.runtime.tensor(array) for array in (*inputs, *outputs)]
+    built.reference[case.name](*expected)
+    schedule, function = built.schedules[case.name], built.functions[case.name]
+    seen = []
+    for order, blocks in (("fixed", schedule.tiles), ("shuffled", max(1, schedule.tiles // 2))):
+        for output in outputs:
+            output.fill(7)
+        built.module.launch(
+            f"run_{case.name}",
+            grid=(blocks, 1, 1),
+            block=(schedule.threads, 1, 1),
+            args=[*inputs, *outputs, blocks],
+            shared_bytes=function.shared_bytes,
+            order=order,
+        )
+        for output, reference in zip(outputs, expected[len(inputs) :], strict=True):
+            tolerance = 1e-2 if "16" in str(output.dtype) else 2e-5
+            scale = max(1.0, float(np.abs(reference.numpy()).max()))
+            np.testing.assert_allclose(output, reference.numpy(), rtol=tolerance, atol=tolerance * scale)
+        seen.append([output.copy() for output in outputs])
+    # Sums are added in one order, whichever warp comes first.
+    assert all(np.array_equal(a, b) for a, b in zip(*seen, strict=True))
+
+
+def test_each_number_of_stages_and_split_of_the_sum_is_among_the_cases() -> None:
+    drawn = {(dict(case.values)["stages"], dict(case.values)["warps_along_inner"]) for case in CASES if case.values}
+    assert drawn == set(itertools.product((1, 2, 3, 4), (1, 2, 4)))
+
+
+def fetched(case: Case) -> list[AsyncCopy | str]:
+    return list(problem_of(canonical_contraction(case.func), case.request).copies)
+
+
+def copied_bytes(case: Case) -> list[int | str]:
+    return [copy.copy_bytes if isinstance(copy, AsyncCopy) else copy for copy in fetched(case)]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("plain_whole", [16, 16]),
+        ("plain_odd_columns", [16, 4]),
+        ("plain_odd_inner", [8, 16]),
+        ("plain_quarter_vectors", [8, 8]),
+        ("plain_right_transposed", [16, 16]),
+        ("plain_left_wide", ["computed from what is in memory", 16]),
+        ("plain_prime", ["not aligned to 4 bytes", "not aligned to 4 bytes"]),
+        ("plain_unaligned", ["not aligned to 4 bytes", 16]),
+        ("before_scale", ["computed from what is in memory", 16]),
+        ("before_join", [16, "a choice between values"]),
+        ("conv_point", [16, 16]),
+        ("conv_same", ["not aligned to 4 bytes", "not aligned to 4 bytes"]),
+    ],
+)
+def test_which_operands_are_copied(name: str, expected: list[int | str]) -> None:
+    (case,) = (case for case in CASES if case.name == name)
+    found = copied_bytes(case)
+    for own, wanted in zip(found, expected, strict=True):
+        assert wanted in own if isinstance(wanted, str) else own == wanted
+
+
+def test_copies_of_fp32_and_of_padding() -> None:
+    """The copies are of any type; a tile that is transposed on its way takes one element at a time."""
+    a, b = data(64, 60, dtype="float32", name="a"), data(60, 40, dtype="float32", name="b")
+    k = te.reduce_axis((0, 60), name="k")
+    result = te.compute((64, 40), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="c")
+    problem = canonical_contraction(primfunc_from_tensors([a, b, result], "f"))
+
+    def copy(side: str, inner_last: bool | None, arch: str = "sm_80") -> AsyncCopy | str:
+        return async_copy(choose_fetch(problem, side, (1, 32, 16), 128, inner_last, lambda _: 4), arch)
+
+    assert copy("left", None).copy_bytes == copy("right", None).copy_bytes == 16
+    assert copy("left", False).copy_bytes == 4
+    assert "sm_75" in copy("left", None, "sm_75")
+    for before, after, expected in (((0, 0), (16, 0), 16), ((0, 4), (16, 0), "not aligned")):
+        x, w = data(48, 64 - before[1], name="x"), data(64, 32, name="w")
+        padded = topi.nn.pad(x, before, after)
+        problem = canonical_contraction(primfunc_from_tensors([x, w, matmul(padded, w)], "f"))
+        # A condition on rows is one for all of a copy; one on columns may lie between two elements.
+        own, _ = problem_of(problem, SMALL).copies
+        assert expected in own if isinstance(expected, str) else own.copy_bytes == expected
+
+
+def test_vectors_barriers_and_stages_of_the_text() -> None:
+    (inputs, result), (wide_in, wide) = gemm(384, 768, 768), gemm(384, 768, 768, types=("float32", "float16"))
+    cases = [Case("copied", inputs, (result,), A100), Case("wide", wide_in, (wide,), A100)]
+    text, _ = kernels({case.name: scheduled(case) for case in cases}, "sm_80")
+    parts = {case.name: text[text.rindex(f" {case.name}(int tile") :].split("\n}\n")[0] for case in cases}
+    for part in parts.values():
+        # One a step, one before totals take the place of tiles, one before they are read, one before the next strip's.
+        strips = len(re.findall(r"if \(strip < \d+\)", part))
+        assert part.count("__syncthreads") == 3 + strips
+        assert "souffle_copy_async<16>" in part
+        assert re.search(r"\*\(float4\*\)\(product_ptr", part)
+    assert "*(float4*)(a_ptr" in parts["wide"]
+    assert "*(half4*)(tiles" in parts["wide"]
+    assert "a_ptr +" not in parts["copied"]
+
+
+def ptxas_cases() -> dict[str, tuple[te.Tensor, ...]]:
+    (a, b), result = gemm(384, 3072, 768)
+    bias = data(3072, dtype="float32", name="bias")
+    wide_in, wide = gemm(383, 764, 770, ta=True, types=("float32", "float16"))
+    (x, w), image = conv((2, 64, 28, 28), (128, 64, 3, 3), 1, 1)
+    return {
+        "gelu": (a, b, bias, topi.cast(gelu(topi.add(result, bias)), "float16")),
+        "wide": (*wide_in, wide),
+        "image": (x, w, topi.nn.relu(image)),
+    }
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="needs nvcc")
+def test_no_choice_spills() -> None:
+    """The values that need most registers by the estimate, and the rule's own."""
+    schedules = {}
+    for name, tensors in ptxas_cases().items():
+        func = primfunc_from_tensors(list(tensors), name)
+        sketch = mma_contraction(func, A100)
+        schedules[name] = sketch.chosen()
+        combinations = itertools.product(*(knob.values for knob in sketch.knobs))
+        problem = canonical_contraction(func)
+        tilings = [MmaTiling.of(dict(zip((k.name for k in sketch.knobs), c, strict=True)), 256) for c in combinations]
+        operands = problem_of(problem, A100)
+        fitting = [t for t in tilings if t is not None and t.refusal(operands, A100) is None]
+        fitting.sort(key=lambda tiling: tiling.registers(operands, 256))
+        for number, tiling in enumerate(fitting[-1:-8:-5]):
+            made = sketch.make(tiling.values)
+            if isinstance(made, GpuSchedule):
+                schedules[f"{name}_{number}"] = made
+    assert len(schedules) >= 6
+    _, report = compile_cubin(kernels(schedules, "sm_80")[0], "sm_80")
+    assert {used.spill_store_bytes for used in report.values()} == {0}
+    assert max(used.registers for used in report.values()) < 255
+
+
+def test_refusals() -> None:
+    inputs, result = gemm(64, 64, 64)
+    func = primfunc_from_tensors([*inputs, result], "f")
+    answer = mma_contraction(func, GpuRequest("sm_75"))
+    assert isinstance(answer, Refusal)
+    assert "sm_75 has no mma" in answer.reason
+    sketch = mma_contraction(func, A100)
+    own = dict(sketch.choose())
+    for changed, reason in (
+        ({"warps_along_rows": 8, "warps_along_inner": 2}, "cannot be shared"),
+        ({"warps_along_rows": 1, "warps_along_inner": 4, "step": 32}, "equal parts"),
+        ({"mma_rows": 4, "mma_columns": 8, "warps_along_rows": 8, "warps_along_inner": 1, "step": 64, "stages": 4},
+         "bytes of shared memory"),
+    ):
+        made = sketch.with_values({**own, **changed})
+        assert isinstance(made, Refusal)
+        assert reason in made.reason
+    little = mma_contraction(func, GpuRequest("sm_80", max_shared_bytes=1024)).chosen()
+    assert isinstance(little, Refusal)
+    assert "no tile fits 1024 bytes" in little.reason

@@ -1,0 +1,254 @@
+"""Reading tuning logs: lookup by structure, the order of records, damage, age."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tvm import te
+from tvm.s_tir import meta_schedule as ms
+
+import souffle
+from souffle.errors import OptionError
+from souffle.kernel import cuda_target
+from souffle.schedule.gpu import RULES, GpuRequest
+from souffle.schedule.gpu.device import device_for
+from souffle.schedule.log import RECORDS, WORKLOADS, Origin, TuningLog, log_folders, open_log, workload_module
+from souffle.schedule.tuned import crowding, replayed
+from souffle.tuning import LogWriter
+from souffle.tuning.space import spaces_of, trace_with_values
+
+REQUEST = GpuRequest("sm_90")
+ROWS, INNER, COLUMNS = 33, 48, 40
+
+
+def product(name: str, rows: int = ROWS) -> list[te.Tensor]:
+    a = te.placeholder((rows, INNER), name=f"{name}_left")
+    b = te.placeholder((INNER, COLUMNS), name=f"{name}_right")
+    k = te.reduce_axis((0, INNER), name=f"{name}_k")
+    return [a, b, te.compute((rows, COLUMNS), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name=f"{name}_product")]
+
+
+def workload(name: str = "t", rows: int = ROWS):
+    return te.create_prim_func(product(name, rows)).with_attr("global_symbol", "stage")
+
+
+def values_of(func) -> list[dict[str, int]]:
+    """Some values of the contraction rule's knobs that go together."""
+    sketch = dict(RULES)["contraction"](func, REQUEST)
+    own = dict(sketch.choose())
+    found = [own]
+    for knob in sketch.knobs:
+        for value in knob.values:
+            other = {**own, knob.name: value}
+            if value != own[knob.name] and not hasattr(sketch.make(other), "reason"):
+                found.append(other)
+                break
+    return found
+
+
+@pytest.fixture(scope="module")
+def func():
+    return workload()
+
+
+@pytest.fixture(scope="module")
+def choices(func) -> list[dict[str, int]]:
+    found = values_of(func)
+    assert len(found) >= 3
+    return found
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> LogWriter:
+    return LogWriter(tmp_path, "sm_90", cuda_target("sm_90"))
+
+
+def origin(figure: str = "predicted", device: str = "H200-SXM5-141GB", **more) -> Origin:
+    return Origin(figure, device, "0.27.0.post1", "0.1.0", "2026-01-01", **more)
+
+
+def write(writer: LogWriter, func, values, seconds: float, where: Origin) -> None:
+    space = next(s for s in spaces_of(func, REQUEST, writer.target, seed=1) if s.rule == "contraction")
+    writer.add(func, trace_with_values(space, values), (seconds,), where)
+
+
+def compiled(tmp_path: Path | None, name: str = "other", **options) -> souffle.runtime.Network:
+    *inputs, result = product(name)
+    program = souffle.from_te(inputs, [result])
+    return souffle.compile(
+        program, target="cuda", arch="sm_90", device="cpu", cubin=False, tuning_log=tmp_path, **options
+    )
+
+
+def reasons(network) -> list[tuple[str, bool, str]]:
+    return [decision[1:] for decision in network.plan.decisions if decision[0] == "tuning"]
+
+
+def test_a_record_serves_another_network_with_other_names(tmp_path, writer, func, choices) -> None:
+    write(writer, func, choices[1], 1e-6, origin(own_seconds=2e-6))
+    network = compiled(tmp_path)
+    assert any("predicted 1.0 µs with the cost model of H200-SXM5-141GB" in reason for _, _, reason in reasons(network))
+    assert reasons(network)[-1][2].startswith("1 of 1 stages with a reduction found")
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal(spec.shape).astype(spec.dtype) for spec in network.signature.inputs]
+    (found,) = network(*values).values()
+    np.testing.assert_allclose(found, values[0] @ values[1], rtol=1e-4, atol=1e-4)
+    plain = compiled(None)
+    assert not reasons(plain)
+    assert network.kernels[0].text != plain.kernels[0].text
+
+
+def test_another_shape_does_not_match(tmp_path, writer, choices) -> None:
+    func = workload(rows=ROWS + 1)
+    write(writer, func, values_of(func)[0], 1e-6, origin())
+    (one, summary) = reasons(compiled(tmp_path))
+    assert not one[1] and one[2].startswith("no record; rule ")
+    assert summary[2].startswith("0 of 1")
+
+
+def test_measured_beats_predicted_and_the_same_product_another(tmp_path, writer, func, choices) -> None:
+    write(writer, func, choices[0], 1e-6, origin())
+    write(writer, func, choices[1], 4e-6, origin("measured", "NVIDIA A100-SXM4-40GB"))
+    write(writer, func, choices[2], 9e-6, origin("measured", "NVIDIA H200"))
+    log = TuningLog(tmp_path / "sm_90", "sm_90")
+    ordered = sorted(log.of(func), key=lambda record: record.rank("H200"))
+    assert [record.seconds for record in ordered] == pytest.approx([9e-6, 4e-6, 1e-6])
+    assert any("measured 9.0 µs on NVIDIA H200" in reason for _, _, reason in reasons(compiled(tmp_path)))
+
+
+def test_spills_come_last_and_what_is_worse_than_the_rule_is_not_used(tmp_path, writer, func, choices) -> None:
+    write(writer, func, choices[0], 1e-6, origin(spill_bytes=64))
+    write(writer, func, choices[1], 2e-6, origin())
+    write(writer, func, choices[2], 5e-6, origin(own_seconds=4e-6))
+    records = TuningLog(tmp_path / "sm_90", "sm_90").of(func)
+    ordered = sorted(records, key=lambda record: record.rank("H200"))
+    assert [record.seconds for record in ordered] == pytest.approx([2e-6, 5e-6, 1e-6])
+    assert [record.useful for record in ordered] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"not json at all\n",
+        b"[0, [[[], []], [1e-6]]]\n",
+        b"[7, [[[],[]],[1e-6],{\"arch\":\"sm_90\"},[]]]\n",
+        b"\xff\xfe\x00\n",
+        b"[0, [[[[\"Annotate\"]], []], [1e-6], {\"arch\": \"sm_90\"}, []]]\n",
+    ],
+)
+def test_a_damaged_line_is_named_and_skipped(tmp_path, writer, func, choices, damage, caplog) -> None:
+    path = tmp_path / "sm_90" / RECORDS
+    write(writer, func, choices[0], 1e-6, origin())
+    path.write_bytes(damage + path.read_bytes())
+    with caplog.at_level(logging.WARNING):
+        found = reasons(compiled(tmp_path))
+    assert found[0][0] == f"{path}:1" and not found[0][1] and found[0][2]
+    assert f"{path}:1" in caplog.text
+    assert found[-1][2].startswith("1 of 1")
+
+
+def test_a_record_cut_off_by_a_crash_loses_only_itself(tmp_path, writer, func, choices) -> None:
+    path = tmp_path / "sm_90" / RECORDS
+    write(writer, func, choices[0], 1e-6, origin())
+    write(writer, func, choices[1], 2e-6, origin())
+    path.write_bytes(path.read_bytes()[:-40])
+    write(writer, func, choices[2], 3e-6, origin())
+    log = TuningLog(tmp_path / "sm_90", "sm_90")
+    assert [record.seconds for record in log.of(func)] == pytest.approx([1e-6, 3e-6])
+    assert [problem.where for problem in log.problems] == [f"{path}:2"]
+
+
+def test_a_damaged_workload_is_named_and_its_records_skipped(tmp_path, writer, func, choices) -> None:
+    write(writer, func, choices[0], 1e-6, origin())
+    path = tmp_path / "sm_90" / WORKLOADS
+    path.write_text('["1", "AAAA"]\n')
+    log = TuningLog(tmp_path / "sm_90", "sm_90")
+    assert log.of(func) == []
+    assert [problem.where for problem in log.problems] == [f"{path}:1"]
+
+
+def test_what_a_rule_does_not_offer_any_more_is_skipped(tmp_path, writer, func, choices) -> None:
+    write(writer, func, choices[0], 1e-6, origin())
+    write(writer, func, choices[1], 2e-6, origin())
+    path = tmp_path / "sm_90" / RECORDS
+    first, second = path.read_text().splitlines()
+    number, (trace, *rest) = json.loads(first)
+    step = next(step for step in trace[0] if step[0] == "SampleCategorical")
+    step[2][0] = [value + 1_000_003 for value in step[2][0]]
+    path.write_text(json.dumps([number, [trace, *rest]]) + "\n" + second + "\n")
+    found = reasons(compiled(tmp_path))
+    assert found[0][0] == f"{path}:1" and "is none of" in found[0][2]
+    assert "predicted 2.0 µs" in found[1][2]
+
+
+def test_a_rule_that_is_gone_and_a_foreign_architecture(tmp_path, writer, func, choices) -> None:
+    write(writer, func, choices[0], 1e-6, origin())
+    path = tmp_path / "sm_90" / RECORDS
+    gone = path.read_text().replace("contraction", "contractions")
+    foreign = path.read_text().replace("sm_90", "sm_80")
+    path.write_text(gone + foreign)
+    log = TuningLog(tmp_path / "sm_90", "sm_90")
+    (record,) = log.of(func)
+    assert "no rule 'contractions'" in replayed(record, func, REQUEST).reason
+    assert "for sm_80" in log.problems[0].reason
+
+
+def test_metaschedule_opens_the_files(tmp_path, writer, func, choices) -> None:
+    for values, seconds in zip(choices[:3], (3e-6, 1e-6, 2e-6), strict=True):
+        write(writer, func, values, seconds, origin())
+    database = ms.database.JSONDatabase(work_dir=str(tmp_path / "sm_90"))
+    assert len(database) == 3 and database.has_workload(workload_module(func))
+    best = database.get_top_k(database.commit_workload(workload_module(func)), 1)[0]
+    assert float(best.run_secs[0]) == pytest.approx(1e-6)
+    assert str(best.target.attrs["arch"]) == "sm_90"
+
+
+def test_folders(tmp_path, monkeypatch) -> None:
+    assert log_folders(None) == ()
+    assert log_folders(tmp_path) == (tmp_path,)
+    with pytest.raises(OptionError, match="souffle tune"):
+        log_folders(tmp_path / "missing")
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    monkeypatch.setenv("SOUFFLE_TUNING_LOGS", f"{first}:{second}:{tmp_path / 'missing'}")
+    assert log_folders("auto")[:2] == (first, second)
+    assert open_log(first, "sm_90") == ()
+    shutil.copytree(second, first / "sm_90")
+    assert [log.folder for log in open_log(first, "sm_90")] == [first / "sm_90"]
+
+
+H200 = device_for("sm_90")
+
+
+@pytest.mark.parametrize(
+    ("tiles", "registers", "shared_bytes", "own_tiles", "reason"),
+    [
+        (264, 128, 64 * 1024, 100, None),
+        (264, 0, 0, 100, None),
+        (265, 128, 0, 100, "265 tiles exceed a wave of 264 blocks"),
+        (300, 128, 0, 300, None),
+        (72, 160, 0, 72, "160 registers leave 1 block"),
+        (72, 96, 120 * 1024, 72, "122880 bytes of shared memory leave 1 block"),
+    ],
+)
+def test_what_a_schedule_leaves_to_the_others_of_its_kernel(tiles, registers, shared_bytes, own_tiles, reason) -> None:
+    found = crowding(tiles, registers, shared_bytes, own_tiles, H200)
+    assert found is None if reason is None else found.startswith(reason)
+
+
+def test_a_greedy_schedule_is_used_where_stages_are_kernels_of_their_own(tmp_path, writer, func, choices) -> None:
+    greedy = replace(origin(), registers=200)
+    write(writer, func, choices[0], 1e-6, greedy)
+    write(writer, func, choices[1], 2e-6, origin())
+    merged, alone = (reasons(compiled(tmp_path, level=level)) for level in ("V3", "V2"))
+    assert "predicted 2.0 µs" in merged[0][2] and "predicted 1.0 µs" in alone[0][2]
+    (tmp_path / "sm_90" / RECORDS).write_text((tmp_path / "sm_90" / RECORDS).read_text().splitlines()[0] + "\n")
+    (found, *_) = reasons(compiled(tmp_path, level="V3"))
+    assert not found[1] and "200 registers leave 1 block" in found[2] and "own choice" in found[2]

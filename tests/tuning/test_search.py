@@ -1,0 +1,188 @@
+"""The search: what it writes, that it goes on where it stopped, and that all kinds of schedules compute the same."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tvm import te
+
+import souffle
+from souffle.cost import device_of_arch
+from souffle.errors import OptionError
+from souffle.kernel import cuda_target
+from souffle.pipeline import stages_of
+from souffle.schedule.gpu import GpuRequest
+from souffle.schedule.log import RECORDS, TuningLog
+from souffle.tuning import LogWriter, PredictingBench, search, tasks_of
+from souffle.tuning.bench import Figures
+from souffle.tuning.candidate import Candidate, Evaluator
+from souffle.tuning.space import sampled, spaces_of
+from souffle.tuning.store import origin_now
+
+ARCH = "sm_90"
+TARGET = cuda_target(ARCH)
+DEVICE = device_of_arch(ARCH)
+REQUEST = GpuRequest(ARCH)
+
+
+def gemm(rows: int = 64, inner: int = 48, columns: int = 96) -> souffle.TEProgram:
+    """A product with a bias behind it, and a sum of its rows."""
+    a, b = te.placeholder((rows, inner), name="a"), te.placeholder((inner, columns), name="b")
+    bias = te.placeholder((columns,), name="bias")
+    k, c = te.reduce_axis((0, inner), name="k"), te.reduce_axis((0, columns), name="c")
+    product = te.compute((rows, columns), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="product")
+    shifted = te.compute((rows, columns), lambda i, j: product[i, j] + bias[j], name="shifted")
+    total = te.compute((rows,), lambda i: te.sum(shifted[i, c], axis=c), name="total")
+    return souffle.from_te([a, b, bias], [shifted, total])
+
+
+class Counting(PredictingBench):
+    """Predicts without a compiler, and remembers what it was asked."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        super().__init__(DEVICE, TARGET, nvcc=False)
+        self.asked: list[str] = []
+        self.stop_after = stop_after
+
+    def figures(self, draft, candidates, reference) -> list[Figures]:
+        if self.stop_after is not None and len(self.asked) >= self.stop_after:
+            raise KeyboardInterrupt
+        self.asked += [candidate.key for candidate in candidates]
+        return super().figures(draft, candidates, reference)
+
+
+@pytest.fixture(scope="module")
+def tasks():
+    return tasks_of([stages_of(gemm(), cubin=False)])
+
+
+def run(tasks, folder: Path, trials: int, bench=None, **options):
+    writer = LogWriter(folder, ARCH, TARGET)
+    return search(
+        tasks,
+        trials=trials,
+        request=REQUEST,
+        target=TARGET,
+        cost_device=DEVICE,
+        bench=bench or Counting(),
+        writer=writer,
+        **options,
+    )
+
+
+def lines(folder: Path) -> list:
+    """Records without the day, which is all that may differ."""
+    text = (folder / ARCH / RECORDS).read_text()
+    records = [json.loads(line) for line in text.splitlines()]
+    for _, (trace, *_) in records:
+        trace[0] = [step for step in trace[0] if step[2] != ["souffle.origin.date"]]
+    return records
+
+
+def test_it_finds_what_the_rule_did_not_and_says_what_it_did(tasks, tmp_path) -> None:
+    messages: list[str] = []
+    report = run(tasks, tmp_path, 4, progress=messages.append)
+    assert [task.name for task in report.tasks] == [task.name for task in tasks]
+    for task in report.tasks:
+        assert task.trials == task.new_trials <= 4
+        assert task.own_seconds is not None and 0 < task.best_seconds <= task.own_seconds
+    assert report.source == f"predicted with the cost model of {DEVICE.product}"
+    assert len(lines(tmp_path)) == report.new_trials
+    assert any("trial 4/4" in message and "rule's own" in message and "left" in message for message in messages)
+
+
+def test_equal_seeds_give_equal_records_and_nothing_is_tried_twice(tasks, tmp_path) -> None:
+    one, other, third = Counting(), Counting(), Counting()
+    run(tasks[:1], tmp_path / "one", 4, one, seed=5)
+    run(tasks[:1], tmp_path / "other", 4, other, seed=5)
+    run(tasks[:1], tmp_path / "third", 4, third, seed=6)
+    assert lines(tmp_path / "one") == lines(tmp_path / "other")
+    assert len(set(one.asked)) == len(one.asked) == 4
+    assert one.asked != third.asked
+
+
+def test_a_stopped_search_goes_on(tasks, tmp_path) -> None:
+    whole, first, second = Counting(), Counting(stop_after=8), Counting()
+    run(tasks[:1], tmp_path / "whole", 12, whole)
+    report = run(tasks[:1], tmp_path / "parts", 12, first)
+    assert report.interrupted and report.tasks[0].trials == 8
+    report = run(tasks[:1], tmp_path / "parts", 12, second)
+    assert not report.interrupted and report.tasks[0].trials == 12 and report.tasks[0].new_trials == 4
+    assert first.asked + second.asked == whole.asked
+    assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
+    again = Counting()
+    assert run(tasks[:1], tmp_path / "parts", 12, again).new_trials == 0
+    assert not again.asked
+
+
+def test_what_cannot_be_used_is_written_down_and_never_chosen(tasks, tmp_path) -> None:
+    class Broken(Counting):
+        def figures(self, draft, candidates, reference) -> list[Figures]:
+            super().figures(draft, candidates, reference)
+            return [Figures(problem="it differs")] * len(candidates)
+
+    report = run(tasks[:1], tmp_path, 4, Broken())
+    assert report.tasks[0].best_seconds is None and report.tasks[0].trials == 4
+    records = TuningLog(tmp_path / ARCH, ARCH).records
+    assert all(record.failed and not record.useful for record in records) and len(records) == 4
+
+
+def test_a_network_compiled_with_the_log_computes_the_same(tmp_path) -> None:
+    program = gemm()
+    run(tasks_of([stages_of(program, cubin=False)]), tmp_path, 4)
+    network = souffle.compile(program, target="cuda", arch=ARCH, device="cpu", cubin=False, tuning_log=tmp_path)
+    assert [d for d in network.plan.decisions if d[0] == "tuning"][-1][3].startswith("2 of 2")
+    rng = np.random.default_rng(1)
+    a, b, bias = (rng.standard_normal(s.shape).astype("float32") for s in network.signature.inputs)
+    shifted, total = network(a, b, bias).values()
+    np.testing.assert_allclose(shifted, a @ b + bias, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(total, (a @ b + bias).sum(axis=1), rtol=1e-4, atol=1e-3)
+
+
+def test_every_sketch_gives_schedules_that_compute_the_same(tmp_path, tasks) -> None:
+    """One candidate of each sketch, ours and MetaSchedule's, run as a log's only record."""
+    program = gemm()
+    rng = np.random.default_rng(1)
+    kinds = set()
+    func = tasks[0].stage.draft.func
+    evaluator = Evaluator(func, REQUEST, TARGET, DEVICE)
+    for number, space in enumerate(spaces_of(func, REQUEST, TARGET, seed=1)):
+        draws = random.Random(number)
+        tried = (evaluator.candidate(space, sampled(space, REQUEST.threads, draws)) for _ in range(100))
+        candidate = next((one for one in tried if isinstance(one, Candidate)), None)
+        if candidate is None:
+            continue
+        folder = tmp_path / str(number)
+        LogWriter(folder, ARCH, TARGET).add(func, candidate.trace, (1e-6,), origin_now("predicted", DEVICE.product))
+        network = souffle.compile(program, target="cuda", arch=ARCH, device="cpu", cubin=False, tuning_log=folder)
+        assert any(d[2] and candidate.space.rule in d[3] for d in network.plan.decisions if d[0] == "tuning")
+        a, b, bias = (rng.standard_normal(s.shape).astype("float32") for s in network.signature.inputs)
+        shifted, total = network(a, b, bias).values()
+        np.testing.assert_allclose(shifted, a @ b + bias, rtol=1e-4, atol=1e-4, err_msg=candidate.summary)
+        np.testing.assert_allclose(total, (a @ b + bias).sum(axis=1), rtol=1e-4, atol=1e-3)
+        kinds.add((candidate.space.rule, bool(space.tiles)))
+    assert {("contraction", False), ("reduction", False), ("metaschedule", True)} <= kinds
+
+
+def test_options_are_checked(tasks) -> None:
+    with pytest.raises(OptionError, match="trials=0"):
+        souffle.tune(gemm(), trials=0)
+    with pytest.raises(OptionError, match=r"no GPU of sm_75 is described.*A100"):
+        souffle.tune(gemm(), trials=1, arch="sm_75")
+    with pytest.raises(OptionError, match="is sm_80, and the schedules are for sm_90"):
+        souffle.tune(gemm(), trials=1, arch="sm_90", device="A100-SXM4-40GB")
+    networks = [stages_of(gemm(), cubin=False)]
+    with pytest.raises(OptionError, match=r"no stage.*shifted"):
+        tasks_of(networks, "nothing")
+    with pytest.raises(OptionError, match="no regular expression"):
+        tasks_of(networks, "(")
+
+
+def test_stages_count_as_often_as_they_run() -> None:
+    once = stages_of(gemm(), cubin=False)
+    twice = tasks_of([once, stages_of(gemm(), cubin=False)])
+    assert [task.weight for task in twice] == [2, 2]
