@@ -17,7 +17,8 @@ from souffle.codegen.llvm import assemble_host, host_scheduler
 from souffle.codegen.plan import Plan
 from souffle.codegen.resources import StageMeter, smaller_waves
 from souffle.cost.device import device_of_arch
-from souffle.cost.split import SplitByCost
+from souffle.cost.join import StagePrices
+from souffle.cost.reductions import place_reductions
 from souffle.decision import Decision
 from souffle.errors import OptionError
 from souffle.kernel import DeviceFunction, Lowering, cuda_target
@@ -25,12 +26,12 @@ from souffle.partition import PLANNERS, PartitionRequest, Planner, one_kernel_pe
 from souffle.program import Loop, TEProgram
 from souffle.schedule.drafts import cached_scheduler
 from souffle.schedule.form import JoinPolicy, form_stages
-from souffle.schedule.gpu.answer import gpu_scheduler
+from souffle.schedule.gpu.answer import gpu_request, gpu_scheduler
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.log import open_log
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
 from souffle.schedule.tuned import tuned_stages
-from souffle.transform import horizontal, mixed_precision, narrow, roll, two_phase, vertical
+from souffle.transform import horizontal, mixed_precision, narrow, roll, vertical
 
 __all__ = [
     "LEVELS",
@@ -120,8 +121,8 @@ class CudaOptions:
     level, arch, precision, partition : str
         See :func:`souffle.compile`.
     reductions : str
-        ``"ordered"``: from V3 on, a reduction that leaves multiprocessors idle may become two phases (§6.3), which
-        combine in a fixed order; ``"one_phase"``: none does.
+        ``"ordered"``: from V3 on, a reduction may start in the tiles of what it reduces (§6.3), or become two phases
+        where it leaves multiprocessors idle; both combine in a fixed order. ``"one_phase"``: none does.
     tuning_log : path, "auto" or None
         See :func:`souffle.compile`.
     cubin : bool
@@ -219,10 +220,10 @@ def _staged(program: TEProgram, options: CudaOptions) -> _Staged:
     program, decided = transform_program(program, level, options.precision, hook)
     scheduler = cached_scheduler(gpu_scheduler(device, lowering.problem))
     if level.merge and options.reductions == "ordered":
-        program, split = two_phase(program, SplitByCost(program, device_of_arch(arch), scheduler, lowering))
-        decided += split
+        program, placed = place_reductions(program, device_of_arch(arch), scheduler, lowering, gpu_request(device))
+        decided += placed
     program = hook("two_phase", program)
-    policy = JoinPolicy(across_operators=level.vertical, rowwise_across_operators=level.reuse)
+    policy = JoinPolicy(level.vertical, level.reuse, StagePrices.on(device_of_arch(arch), lowering))
     measure = options.cubin and level.merge and planner.measures
     meter = StageMeter(arch, target, measure=measure, cache_dir=options.cache_dir)
     logs = open_log(options.tuning_log, arch)

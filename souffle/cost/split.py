@@ -9,39 +9,21 @@ blocks share a multiprocessor: merged kernels take the registers of their most d
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from math import inf, prod
 
-from souffle.cost.counting import Work
 from souffle.cost.device import CostDevice
 from souffle.cost.kernel import MEDIAN_ERROR
-from souffle.cost.predict import Terms, estimated_registers, predict_work
-from souffle.cost.work import work_of
+from souffle.cost.predict import Terms
+from souffle.cost.trial import Trials, seconds_of
 from souffle.kernel import Lowering
-from souffle.partition import StageResources
 from souffle.program import TE, FusedTE, TEProgram, parts_of
-from souffle.schedule.drafts import Answer, Scheduler
-from souffle.schedule.gpu.device import ASSUMED_REGISTERS
-from souffle.schedule.stage import StageDraft, draft_stage
+from souffle.schedule.drafts import Scheduler
 from souffle.transform.two_phase import Phases, Split
 
 __all__ = ["SplitByCost"]
 
 _MOST_WAVES = 2
 """Tiles for each multiprocessor that a split may make: more of them only add partial results."""
-
-
-@dataclass(frozen=True)
-class _Stage:
-    """A lowered stage: the work of each of its functions with its tiles, and what its blocks ask for.
-
-    ``far`` counts the bytes of tensors that no stage has brought into the cache, ``every`` those of all its tensors.
-    """
-
-    works: tuple[tuple[Work, int], ...]
-    resources: StageResources
-    far: int
-    every: int
 
 
 class SplitByCost:
@@ -63,12 +45,9 @@ class SplitByCost:
         self, program: TEProgram, device: CostDevice | None, scheduler: Scheduler, lowering: Lowering
     ) -> None:
         self.device = device
-        self._scheduler = scheduler
-        self._lowering = lowering
-        self._far = frozenset((*program.inputs, *program.constants))
+        self._trials = Trials(program, device, scheduler, lowering)
         parts = (part for item in program.tes for part in parts_of(item) if isinstance(part, TE))
         self._in_group = Counter(part.origin.group for part in parts if part.is_reduction)
-        self._known: dict[tuple[str, int], _Stage] = {}
 
     def __call__(self, whole: TE | FusedTE) -> Split:
         """The number of parts that is predicted to be fastest, 1 where none is worth it."""
@@ -76,21 +55,25 @@ class SplitByCost:
         if device is None:
             return Split(1, "no product of this architecture is described, so that no time can be predicted")
         reduction = next(part for part in parts_of(whole) if part.is_reduction)
-        if self._in_group[reduction.origin.group] > 1:
+        if self.shares_rows(whole):
             return Split(1, "another reduction of its operator is computed on the same rows")
-        answer, draft = self._answer(whole)
+        answer, draft = self._trials.answer(whole)
         if answer.schedule is None:
             return Split(1, f"it is no stage of its own: {answer.reason}")
         if answer.tiles >= device.sm_count:
             return Split(1, f"its {answer.tiles} tiles keep all {device.sm_count} multiprocessors busy")
-        terms = self._predicted([self._lowered(answer, draft)])
-        alone = sum(map(_seconds, terms))
+        terms = self._trials.predicted([self._trials.lowered(answer, draft)])
+        alone = sum(map(seconds_of, terms))
         now = f"{answer.tiles} tile{'s' * (answer.tiles != 1)} take {alone * 1e6:.1f} µs"
         at_best = 2 * device.grid_sync_seconds + sum(map(_evenly, terms))
         if at_best * MEDIAN_ERROR >= alone:
             return Split(1, f"{now}; spread evenly, and with a grid sync more, its work takes {at_best * 1e6:.1f} µs")
         most = min(_MOST_WAVES * device.sm_count // answer.tiles, prod(reduction.reduction_shape))
         return self._best(whole, max(most, 2), alone, now)
+
+    def shares_rows(self, whole: TE | FusedTE) -> bool:
+        """Whether its operator has other reductions, as a softmax has, which one stage computes with it."""
+        return any(part.is_reduction and self._in_group[part.origin.group] > 1 for part in parts_of(whole))
 
     def _best(self, whole: TE | FusedTE, most: int, alone: float, now: str) -> Split:
         """Climbs from as many parts as give each multiprocessor a tile, in powers of two up to `most`."""
@@ -122,62 +105,8 @@ class SplitByCost:
         phases = Phases.of(whole, parts)
         if isinstance(phases, str):
             return phases
-        stages = []
-        for item in (phases.partial, phases.total):
-            answer, draft = self._answer(item)
-            if answer.schedule is None:
-                return f"{item.name} is no stage of its own: {answer.reason}"
-            stages.append(self._lowered(answer, draft))
-        return sum(map(_seconds, self._predicted(stages)))
-
-    def _answer(self, item: TE | FusedTE) -> tuple[Answer, StageDraft]:
-        """What the scheduler says of an item as a stage of its own."""
-        parts = parts_of(item)
-        names = [tuple(tensor.name for tensor in tensors) for tensors in (item.inputs, item.outputs)]
-        draft = draft_stage(parts, TEProgram(item.inputs, item.outputs, parts, {}, *names))
-        return self._scheduler(draft.func), draft
-
-    def _lowered(self, answer: Answer, draft: StageDraft) -> _Stage:
-        far = sum(tensor.nbytes for tensor in draft.inputs if tensor in self._far)
-        if (draft.digest, far) not in self._known:
-            functions = self._lowering.functions(answer.schedule)
-            resources = StageResources(
-                max(ASSUMED_REGISTERS, *map(estimated_registers, functions)),
-                0,
-                max(function.shared_bytes for function in functions),
-                max(function.threads for function in functions),
-                0,
-                False,
-            )
-            every = sum(tensor.nbytes for tensor in (*draft.inputs, *draft.outputs))
-            works = tuple((work_of(function), function.tiles) for function in functions)
-            self._known[draft.digest, far] = _Stage(works, resources, far, every)
-        return self._known[draft.digest, far]
-
-    def _predicted(self, stages: list[_Stage]) -> list[Terms]:
-        """Of stages that follow each other in one kernel, a grid sync before each."""
-        asked = [stage.resources for stage in stages]
-        kernel = StageResources(
-            max(one.registers for one in asked),
-            0,
-            max(one.shared_bytes for one in asked),
-            max(one.threads for one in asked),
-            0,
-            False,
-        )
-        found = []
-        for stage in stages:
-            start = self.device.grid_sync_seconds
-            for work, tiles in stage.works:
-                # What comes from memory counts, if anything does; the rest was written by stages before.
-                moved, warm = (stage.far, False) if stage.far else (stage.every, True)
-                found.append(predict_work(work, tiles, kernel, self.device, moved, start, warm=warm))
-                start = 0.0
-        return found
-
-
-def _seconds(terms: Terms) -> float:
-    return terms.start + max(terms.multiprocessors, terms.l2, terms.memory)
+        stages = self._trials.stages((phases.partial, phases.total))
+        return stages if isinstance(stages, str) else sum(map(seconds_of, self._trials.predicted(stages)))
 
 
 def _evenly(terms: Terms) -> float:

@@ -33,6 +33,10 @@ _MOST_NODES = 6
 """ONNX nodes that are named in a listing or a message; ``Origin.nodes`` holds all."""
 
 
+_IN_TILES = " in tiles"
+"""Of the group of a TE that is to be computed in the tiles of another group's contraction."""
+
+
 class ProgramError(SouffleError):
     """A TE program is not well formed; the message names the TE and the tensor."""
 
@@ -99,6 +103,19 @@ class Origin:
         """The origin of a TE that computes what this and `others` compute; the group is this one's."""
         pairs = dict.fromkeys(pair for o in (self, *others) for pair in zip(o.nodes, o.operators, strict=True))
         return Origin(tuple(n for n, _ in pairs), tuple(o for _, o in pairs), self.group)
+
+    def started_in(self, producer: Origin) -> Origin:
+        """The origin of a TE that is to be computed in the tiles of a contraction that it reads (paper §6.3)."""
+        return replace(self, group=f"{producer.group}{_IN_TILES}")
+
+    def starts_in(self, producer: Origin) -> bool:
+        """Whether :meth:`started_in` made this of `producer`."""
+        return self.group == f"{producer.group}{_IN_TILES}"
+
+    @property
+    def starts_in_tiles(self) -> bool:
+        """Whether it is to be computed in the tiles of any contraction."""
+        return self.group.endswith(_IN_TILES)
 
     def __str__(self) -> str:
         named = [f"{op} {node}" for node, op in zip(self.nodes, self.operators, strict=True)]

@@ -15,7 +15,7 @@ from souffle.decision import Decision
 from souffle.errors import SouffleError
 from souffle.program import TE, ExternTE, FusedTE, Loop, TEProgram, body_program
 from souffle.schedule.drafts import Answer, Drafts, Formed, FormedLoop, Scheduler, stands_alone
-from souffle.schedule.reuse import join_rows
+from souffle.schedule.reuse import Price, join_rows
 from souffle.schedule.stage import LoopStage, Stage, Unit
 
 __all__ = ["JoinPolicy", "StageError", "form_stages"]
@@ -37,10 +37,13 @@ class JoinPolicy:
     rowwise_across_operators : bool
         Whether whole stages of different operators are joined when their tiles match, so that the tensors between them
         stay on chip (V4, paper §6.5): see :mod:`souffle.schedule.reuse`.
+    price : callable, optional
+        The predicted seconds of a scheduled stage with the grid sync before it, to tell whether such a join pays.
     """
 
     across_operators: bool
     rowwise_across_operators: bool
+    price: Price | None = None
 
 
 def form_stages(
@@ -86,7 +89,7 @@ def _formed(
     formed = former.run()
     if not policy.rowwise_across_operators:
         return formed, former.decisions
-    formed, joined = join_rows(formed, analysis.program, analysis, drafts)
+    formed, joined = join_rows(formed, analysis.program, analysis, drafts, policy.price)
     return formed, [*former.decisions, *joined]
 
 
@@ -218,6 +221,8 @@ class _Former:
         between = self._reader_between(stage)
         if between is not None:
             return f"{between.name} between them reads the stage"
+        if te_.is_reduction and _starts_in(te_, stage):
+            return None
         has_reduction = any(member.is_reduction for member in stage.tes)
         if te_.is_reduction and has_reduction:
             if not same_group:
@@ -257,6 +262,8 @@ class _Former:
     def _compare(self, te_: TE, stage: Formed, answer: Answer) -> str | None:
         if answer.schedule is None:
             return answer.reason
+        if te_.is_reduction and _starts_in(te_, stage):
+            return None if answer.rank <= stage.answer.rank else f"it cannot start in the tiles: {answer.reason}"
         anchored = any(member.is_reduction for member in stage.tes)
         if te_.is_reduction and anchored:
             return None if answer.rowwise else f"their tiles do not match: {answer.reason}"
@@ -264,3 +271,8 @@ class _Former:
         if answer.rank > alone.rank:
             return f"the joint schedule would be worse ({answer.rule} instead of {alone.rule}): {answer.reason}"
         return None
+
+
+def _starts_in(te_: TE, stage: Formed) -> bool:
+    """Whether a transformation made a reduction to be computed in the tiles of the stage's contraction."""
+    return any(member.is_reduction and te_.origin.starts_in(member.origin) for member in stage.tes)

@@ -4,17 +4,21 @@ stays in shared memory or registers. A block barrier takes the place of a grid s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from souffle.analysis import Analysis
 from souffle.decision import Decision
 from souffle.program import TE, ExternTE, TEProgram
-from souffle.schedule.drafts import Drafts, Formed, FormedLoop, stands_alone
+from souffle.schedule.drafts import Answer, Drafts, Formed, FormedLoop, stands_alone
 
-__all__ = ["join_rows"]
+__all__ = ["Price", "join_rows"]
+
+Price = Callable[[Answer], float]
+"""Predicted seconds of a scheduled stage, with the grid sync before it."""
 
 _READS_PER_BARRIER = 32 * 1024
-"""Elements that one multiprocessor reads in the time of a grid sync: about 1.3 µs at about 100 GB/s."""
+"""Elements that one multiprocessor reads in the time of a grid sync: about 1.3 µs at about 100 GB/s. It decides where
+no product of the architecture is described, so that no time can be predicted."""
 
 _LARGEST_STAGE = 64
 """TEs in a stage joined here. One grid sync among so many costs little, while a stage takes time to schedule that grows
@@ -22,7 +26,11 @@ with the cube of its TEs; and stages of a repeated layer stay equal, which lets 
 
 
 def join_rows(
-    stages: Sequence[Formed | FormedLoop], program: TEProgram, analysis: Analysis, drafts: Drafts
+    stages: Sequence[Formed | FormedLoop],
+    program: TEProgram,
+    analysis: Analysis,
+    drafts: Drafts,
+    price: Price | None = None,
 ) -> tuple[list[Formed | FormedLoop], list[Decision]]:
     """Join dependent stages that can share tiles.
 
@@ -34,6 +42,8 @@ def join_rows(
     analysis : Analysis
         Of `program`.
     drafts : Drafts
+    price : callable, optional
+        Without, a join must not read more in one block than takes as long as a grid sync.
 
     Returns
     -------
@@ -41,14 +51,15 @@ def join_rows(
     decisions : list of Decision
         One for each pair tried.
     """
-    joiner = _Joiner(program, analysis, drafts)
+    joiner = _Joiner(program, analysis, drafts, price)
     for stage in stages:
         joiner.add(stage)
     return [stage for stage in joiner.placed if stage is not None], joiner.decisions
 
 
 class _Joiner:
-    def __init__(self, program: TEProgram, analysis: Analysis, drafts: Drafts) -> None:
+    def __init__(self, program: TEProgram, analysis: Analysis, drafts: Drafts, price: Price | None) -> None:
+        self.price = price
         self.program = program
         self.analysis = analysis
         self.drafts = drafts
@@ -93,6 +104,12 @@ class _Joiner:
         joined = self.drafts.formed(members)
         if joined.answer.schedule is None or not joined.answer.rowwise:
             return None, f"their tiles do not match: {joined.answer.reason}"
+        if self.price is not None:
+            apart = self.price(before.answer) + self.price(stage.answer)
+            together = self.price(joined.answer)
+            if together > apart:
+                return None, f"together they would take {together * 1e6:.1f} µs, apart {apart * 1e6:.1f} µs"
+            return joined, None
         reads = sum(_points(member) for member in members) // joined.answer.tiles
         if reads > _READS_PER_BARRIER:
             return None, (

@@ -10,7 +10,11 @@ from tvm import te, tirx
 from souffle.program import TE, ExternTE, Loop, Tensor, TEProgram
 from souffle.tvm_compat import primfunc_from_tensors, structural_digest
 
-__all__ = ["LoopStage", "Stage", "StageDraft", "Unit", "draft_stage", "flat_stages"]
+__all__ = ["STARTS_IN_TILES", "LoopStage", "Stage", "StageDraft", "Unit", "draft_stage", "flat_stages"]
+
+
+STARTS_IN_TILES = "souffle.starts_in_tiles"
+"""Attribute of a draft's function that holds a reduction to be computed in the tiles of its contraction (§6.3)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +157,8 @@ def draft_stage(
             zip(te_.outputs, te_.on([values[t] for t in te_.inputs], name=f"t{index}"), strict=True)
         )
     func = build([values[t] for t in (*inputs, *outputs)], "stage")
+    if any(te_.origin.starts_in_tiles for te_ in tes):
+        func = func.with_attr(STARTS_IN_TILES, True)
     return StageDraft(tuple(tes), inputs, outputs, func, structural_digest(func))
 
 

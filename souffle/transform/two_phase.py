@@ -23,7 +23,7 @@ from tvm import te, tirx
 from tvm.ir import Range
 
 from souffle.decision import Decision
-from souffle.program import TE, FusedTE, Item, Tensor, TEProgram, fuse, parts_of
+from souffle.program import TE, FusedTE, Item, Origin, Tensor, TEProgram, fuse, parts_of
 from souffle.program.shared import OncePer
 from souffle.transform.handles import read
 from souffle.tvm_compat import PrimExpr, compute_op, reduce_node, substitute
@@ -66,7 +66,15 @@ class Phases:
     chunks: tuple[int, ...]
 
     @classmethod
-    def of(cls, whole: TE | FusedTE, parts: int, suffix: str = "_partial") -> Phases | str:
+    def of(
+        cls,
+        whole: TE | FusedTE,
+        parts: int,
+        suffix: str = "_partial",
+        *,
+        size: int | None = None,
+        producer: Origin | None = None,
+    ) -> Phases | str:
         """The phases of a reduction with about `parts` chunks, or the reason why there are none.
 
         Parameters
@@ -77,22 +85,31 @@ class Phases:
             At least 2.
         suffix : str
             Of the names of what the first phase defines.
+        size : int, optional
+            Values of a chunk, in place of `parts`: the reduced axes are taken as one, the last running fastest, and
+            chunks are of so many in a row.
+        producer : Origin, optional
+            Of the contraction in whose tiles the first phase is to be computed.
         """
         members = parts_of(whole)
         place = next((n for n, part in enumerate(members) if part.is_reduction), None)
         if place is None:
             return "it is no reduction"
         reduction = members[place]
-        made = _prototypes((reduction.op, parts), lambda: _split(reduction, parts))
+        made = _prototypes((reduction.op, parts, size), lambda: _split(reduction, parts, size))
         if isinstance(made, str):
             return made
         shape = (*made.chunks, *reduction.outputs[0].shape)
         between = tuple(Tensor(f"{t.name}{suffix}", shape, t.dtype) for t in reduction.outputs)
         # In a group of its own: phases that meet in one block again would undo the split.
         origin = replace(reduction.origin, group=f"{reduction.origin.group}{suffix}")
+        if producer is not None:
+            origin = reduction.origin.started_in(producer)
         first = TE(f"{reduction.name}{suffix}", made.first, reduction.placeholders, reduction.inputs, between, origin)
         second = TE(reduction.name, made.second, made.placeholders, between, reduction.outputs, reduction.origin)
         before, after = members[:place], members[place + 1 :]
+        if producer is not None:
+            before = tuple(replace(part, origin=part.origin.started_in(producer)) for part in before)
         partial = fuse((*before, first), between) if before else first
         return cls(partial, fuse((second, *after), whole.outputs) if after else second, made.chunks)
 
@@ -127,7 +144,7 @@ def two_phase(
         suffix += "_"
     for item in program.tes:
         phases = None
-        if isinstance(item, (TE, FusedTE)) and item.is_reduction:
+        if isinstance(item, (TE, FusedTE)) and item.is_reduction and not item.origin.starts_in_tiles:
             key = item.wiring if isinstance(item, FusedTE) else item.op
             if key not in answers:
                 answers[key] = split(item)
@@ -153,28 +170,23 @@ class _Prototype:
 _prototypes: OncePer[_Prototype | str] = OncePer()
 
 
-def _split(whole: TE, parts: int) -> _Prototype | str:
+def _split(whole: TE, parts: int, size: int | None) -> _Prototype | str:
     reduce = reduce_node(whole.body)
     if len(reduce.init):
         return "it starts from values that it is given, which each part would count again"
     ranges = [(axis.dom.min, axis.dom.extent) for axis in reduce.axis]
     if not all(isinstance(e, tirx.IntImm) for pair in ranges for e in pair):
         return "the range that it reduces varies with the element"
-    chunks, sizes = _chunks([int(extent.value) for _, extent in ranges], parts)
+    values = prod(int(extent.value) for _, extent in ranges)
+    if size is None:
+        chunks, sizes = _chunks([int(extent.value) for _, extent in ranges], parts)
+        cut = _boxes(reduce, chunks, sizes)
+    else:
+        chunks = (-(-values // size),)
+        cut = _rows(reduce, values, chunks[0], size)
     if prod(chunks) < 2:
-        return f"its {prod(int(extent.value) for _, extent in ranges)} values cannot be shared by {parts}"
-    split_axes, inner, point, inside = [], [], {}, []
-    for axis, count, size in zip(reduce.axis, chunks, sizes, strict=True):
-        start = _axis(axis, size, axis.iter_type)
-        inner.append(start)
-        place = start.var
-        if count > 1:
-            outer = _axis(axis, count, 0, "_chunk")
-            split_axes.append(outer)
-            place = outer.var * size + start.var
-            if count * size > int(axis.dom.extent.value):
-                inside.append(place < axis.dom.extent)
-        point[axis.var] = place + axis.dom.min
+        return f"its {values} values cannot be shared by {parts}" if size is None else f"it has one chunk of {size}"
+    split_axes, inner, point, inside = cut
     axes = [_axis(axis, int(axis.dom.extent.value), 0) for axis in whole.axes]
     point |= {old.var: new.var for old, new in zip(whole.axes, axes, strict=True)}
     identities = list(reduce.combiner.identity_element)
@@ -197,6 +209,43 @@ def _split(whole: TE, parts: int) -> _Prototype | str:
         placeholders,
         counts,
     )
+
+
+_Cut = tuple[list[tirx.IterVar], list[tirx.IterVar], dict[tirx.Var, PrimExpr], list[PrimExpr]]
+"""Axes of chunks, axes in a chunk, where that is in the whole, and what holds inside of it."""
+
+
+def _boxes(reduce: tirx.Reduce, chunks: Sequence[int], sizes: Sequence[int]) -> _Cut:
+    """Each reduced axis in chunks of its own."""
+    split_axes, inner, point, inside = [], [], {}, []
+    for axis, count, size in zip(reduce.axis, chunks, sizes, strict=True):
+        start = _axis(axis, size, axis.iter_type)
+        inner.append(start)
+        place = start.var
+        if count > 1:
+            outer = _axis(axis, count, 0, "_chunk")
+            split_axes.append(outer)
+            place = outer.var * size + start.var
+            if count * size > int(axis.dom.extent.value):
+                inside.append(place < axis.dom.extent)
+        point[axis.var] = place + axis.dom.min
+    return split_axes, inner, point, inside
+
+
+def _rows(reduce: tirx.Reduce, values: int, count: int, size: int) -> _Cut:
+    """The reduced axes as one, in chunks of `size` values in a row."""
+    last = reduce.axis[-1]
+    outer, start = _axis(last, count, 0, "_chunk"), _axis(last, size, last.iter_type)
+    place = outer.var * size + start.var
+    inside = [place < tirx.IntImm(str(last.var.ty.dtype), values)] if count * size > values else []
+    point, stride = {}, 1
+    for axis in reversed(reduce.axis):
+        extent = int(axis.dom.extent.value)
+        own = place if stride == 1 else tirx.floordiv(place, stride)
+        stride *= extent
+        own = own if stride == values else tirx.floormod(own, extent)
+        point[axis.var] = own.astype(str(axis.var.ty.dtype)) + axis.dom.min
+    return [outer], [start], point, inside
 
 
 def _axis(like: tirx.IterVar, extent: int, kind: int, suffix: str = "") -> tirx.IterVar:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -125,6 +126,17 @@ def test_at_v4_they_share_tiles_and_what_passes_between_stays_on_chip() -> None:
     names, (_, decision) = form(two_sums(4, 6, 5), ON_CHIP)
     assert names == [["sum0", "sum1"]]
     assert decision == Decision("reuse", "sum1 on the tiles of sum0", True, "what passes between them stays on chip")
+
+
+@pytest.mark.parametrize("together", [1.0, 9.0, 11.0])
+def test_stages_are_joined_on_chip_where_that_takes_no_longer(together: float) -> None:
+    prices = iter((4e-6, 6e-6, together * 1e-6))
+    policy = replace(ON_CHIP, price=lambda answer: next(prices))
+    names, decisions = form(two_sums(4, 6, 5), policy, answer())
+    decision = next(d for d in decisions if d.stage == "reuse")
+    assert decision.accepted == (len(names) == 1) == (together <= 10.0)
+    if together > 10.0:
+        assert decision.reason == "together they would take 11.0 µs, apart 10.0 µs"
 
 
 @pytest.mark.parametrize(("group", "policy"), [("", ON_CHIP), ("softmax", FUSED)])

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import tvm
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import Range, TensorLoad
+from tvm.ir import TensorLoad
 
+from souffle.schedule.gpu.after import Block, Fold, Store, fold_of, fresh_axes, store_of
 from souffle.schedule.gpu.expressions import (
     Axis,
     NotAContraction,
@@ -63,16 +63,6 @@ class Operand:
 
 
 @dataclass(frozen=True, eq=False)
-class Store:
-    """One output: ``buffer[indices] = value`` where ``where`` holds (everywhere if it is ``None``)."""
-
-    buffer: Any
-    indices: tuple[PrimExpr, ...]
-    value: PrimExpr
-    where: PrimExpr | None
-
-
-@dataclass(frozen=True, eq=False)
 class Contraction:
     """The canonical form. Groups of axes are fused row-major, the first axis outermost; unit axes are dropped.
 
@@ -93,7 +83,10 @@ class Contraction:
     product_sum : bool
         Whether ``update`` is ``total + left * right`` up to casts, so that zero operands change nothing.
     stores : tuple of Store
-        Over the axes and ``total``.
+        Over the axes and ``total``; none where only reductions of the elements are needed.
+    folds : tuple of Fold
+        Reductions over elements that start in the tile that has them. What each reduces is all of ``rows`` or all of
+        ``columns``; axes that it keeps of these stand in ``batch``, whether or not both operands depend on them.
     """
 
     name: str
@@ -108,6 +101,7 @@ class Contraction:
     initial: PrimExpr
     product_sum: bool
     stores: tuple[Store, ...]
+    folds: tuple[Fold, ...] = ()
 
     @property
     def dtype(self) -> str:
@@ -120,18 +114,7 @@ class Contraction:
         return tuple(prod(a.extent for a in group) for group in (self.batch, self.rows, self.columns, self.inner))
 
 
-@dataclass(frozen=True, eq=False)
-class _Block:
-    name: str
-    spatial: tuple[Axis, ...]
-    reduction: tuple[Axis, ...]
-    buffer: Any
-    indices: tuple[PrimExpr, ...]
-    value: PrimExpr
-    initial: PrimExpr | None
-
-
-def _blocks(func: tirx.PrimFunc) -> list[_Block]:
+def _blocks(func: tirx.PrimFunc) -> list[Block]:
     root = func.body.block if hasattr(func.body, "block") else None
     if root is None:
         raise NotAContraction("the function has no root block")
@@ -154,7 +137,7 @@ def _blocks(func: tirx.PrimFunc) -> list[_Block]:
         initial = block.init.value if isinstance(block.init, tirx.BufferStore) else None
         spatial, reduction = tuple(kinds[False]), tuple(kinds[True])
         blocks.append(
-            _Block(block.name_hint, spatial, reduction, store.buffer, tuple(store.indices), store.value, initial)
+            Block(block.name_hint, spatial, reduction, store.buffer, tuple(store.indices), store.value, initial)
         )
     return blocks
 
@@ -163,9 +146,9 @@ class _Inliner:
     """Substitutes the values of injective blocks into reads of their buffers."""
 
     def __init__(self) -> None:
-        self._known: list[tuple[Any, _Block, PrimExpr]] = []
+        self._known: list[tuple[Any, Block, PrimExpr]] = []
 
-    def define(self, block: _Block, value: PrimExpr) -> None:
+    def define(self, block: Block, value: PrimExpr) -> None:
         self._known.append((block.buffer, block, value))
 
     def expand(self, expression: PrimExpr) -> PrimExpr:
@@ -182,7 +165,7 @@ class _Inliner:
         return result
 
 
-def _index_vars(block: _Block) -> None:
+def _index_vars(block: Block) -> None:
     """Demand that a block writes each element at its own axes."""
     spatial = [axis.var for axis in block.spatial]
     if len(block.indices) != len(spatial) or any(
@@ -191,22 +174,14 @@ def _index_vars(block: _Block) -> None:
         raise NotAContraction(f"block {block.name} does not write at its own axes")
 
 
-def _fresh_axes(axes: Sequence[Axis]) -> tuple[dict[tirx.Var, PrimExpr], list[Axis]]:
-    """32-bit stand-ins for `axes`, a constant 0 for a unit axis; and the non-unit ones."""
-    mapping: dict[tirx.Var, PrimExpr] = {}
-    fresh = []
-    for axis in axes:
-        if axis.extent == 1:
-            mapping[axis.var] = tirx.IntImm("int32", 0)
-            continue
-        new = Axis(tirx.Var(str(axis.var.name), "int32"), axis.extent)
-        mapping[axis.var] = new.var
-        fresh.append(new)
-    return mapping, fresh
-
-
-def canonical_contraction(func: tirx.PrimFunc) -> Contraction:
+def canonical_contraction(func: tirx.PrimFunc, *, folds: bool = False) -> Contraction:
     """Bring a function of one sum of products and injective blocks around it to canonical form.
+
+    Parameters
+    ----------
+    func : PrimFunc
+    folds : bool
+        Whether reductions over elements of the sum of products may stand behind it.
 
     Raises
     ------
@@ -215,19 +190,20 @@ def canonical_contraction(func: tirx.PrimFunc) -> Contraction:
     """
     blocks = _blocks(func)
     reductions = [b for b in blocks if b.reduction]
-    if len(reductions) != 1:
+    if len(reductions) != 1 and not (folds and reductions):
         raise NotAContraction(f"it has {len(reductions)} reduction blocks, one is needed")
     main = reductions[0]
     intermediate = list(func.body.block.alloc_buffers)
 
-    def is_output(block: _Block) -> bool:
+    def is_output(block: Block) -> bool:
         return not any(block.buffer.same_as(b) for b in intermediate)
 
     for block in blocks:
         _index_vars(block)
     inliner = _Inliner()
     after = False
-    dependent: list[_Block] = []
+    dependent: list[Block] = []
+    folded: list[tuple[Block, PrimExpr]] = []
     values: dict[int, PrimExpr] = {}
     term_value = main.value
     for block in blocks:
@@ -236,16 +212,20 @@ def canonical_contraction(func: tirx.PrimFunc) -> Contraction:
             after = True
             continue
         value = inliner.expand(block.value)
+        if block.reduction:
+            folded.append((block, value))
+            continue
         inliner.define(block, value)
-        reads_total = after and any(load.source.same_as(main.buffer) for load in buffer_loads(value))
+        sources = (main.buffer, *(fold.buffer for fold, _ in folded))
+        reads_total = after and any(load.source.same_as(one) for load in buffer_loads(value) for one in sources)
         if is_output(block):
             if not reads_total:
                 raise NotAContraction(f"output block {block.name} does not depend on the reduction {main.name}")
             dependent.append(block)
             values[id(block)] = value
 
-    mapping, axes = _fresh_axes(main.spatial)
-    reduce_mapping, inner = _fresh_axes(main.reduction)
+    mapping, axes = fresh_axes(main.spatial)
+    reduce_mapping, inner = fresh_axes(main.reduction)
     analyzer = bounded([*axes, *inner])
     total = tirx.Var("total", dtype_of(main.value))
 
@@ -286,13 +266,27 @@ def canonical_contraction(func: tirx.PrimFunc) -> Contraction:
     stores = []
     if is_output(main):
         stores.append(Store(main.buffer, tuple(where), total, None))
+    behind: dict[int, list[tuple[Block, PrimExpr]]] = {id(block): [] for block, _ in folded}
     for block in dependent:
-        stores.append(_store_of(block, values[id(block)], main, total, where, extents, everything))
-    if not stores:
+        value = values[id(block)]
+        of = next((f for f, _ in folded if any(load.source.same_as(f.buffer) for load in buffer_loads(value))), None)
+        if of is not None:
+            behind[id(of)].append((block, value))
+            continue
+        stores.append(store_of(block, value, main, total, where, extents, everything))
+    parallel = (batch, rows, columns)
+    started = [
+        fold_of(block, value, behind[id(block)], main, total, where, parallel, is_output(block))
+        for block, value in folded
+    ]
+    batch, rows, columns = _apart(started, batch, rows, columns)
+    if not stores and not any(fold.stores for fold in started):
         raise NotAContraction("no output depends on the reduction")
 
-    _demand_short_indices((left, right), stores, (batch, rows, columns, inner))
-    innermost = _innermost(stores[0], axes)
+    written = [*stores, *(store for fold in started for store in fold.stores)]
+    read = [fold.value for fold in started]
+    _demand_short_indices((left, right, *read), written, (batch, rows, columns, inner))
+    innermost = _innermost(stores[0].indices if stores else where, axes)
     if innermost is not None and any(axis is innermost for axis in rows):
         rows, columns, operands = columns, rows, operands[::-1]
     return Contraction(
@@ -308,7 +302,23 @@ def canonical_contraction(func: tirx.PrimFunc) -> Contraction:
         main.initial,
         split.product and combine is tirx.Add,
         tuple(stores),
+        tuple(started),
     )
+
+
+def _apart(
+    folds: Sequence[Fold], batch: list[Axis], rows: list[Axis], columns: list[Axis]
+) -> tuple[list[Axis], list[Axis], list[Axis]]:
+    """The groups, with what a fold keeps of the rows or columns that it reduces in the batch."""
+    for fold in folds:
+        group = next((one for one in (rows, columns) if fold.over[0] in one), ())
+        moved = [axis for axis in group if axis not in fold.over]
+        batch = [*batch, *moved]
+        rows, columns = ([axis for axis in one if axis not in moved] for one in (rows, columns))
+    for fold in folds:
+        if [*fold.over] not in (rows, columns):
+            raise NotAContraction(f"block {fold.name} reduces other axes than another reduction of the same elements")
+    return batch, rows, columns
 
 
 def _demand_short_indices(
@@ -323,90 +333,10 @@ def _demand_short_indices(
         raise NotAContraction(f"{max(sizes)} elements are too many for 32-bit indices")
 
 
-def _innermost(store: Store, axes: Sequence[Axis]) -> Axis | None:
+def _innermost(indices: Sequence[PrimExpr], axes: Sequence[Axis]) -> Axis | None:
     """The axis by which neighbouring elements of the output differ."""
-    for index in reversed(store.indices):
+    for index in reversed(indices):
         used = [axis for axis in axes if depends(index, axis)]
         if used:
             return used[-1]
     return None
-
-
-def _store_of(
-    block: _Block,
-    value: PrimExpr,
-    main: _Block,
-    total: tirx.Var,
-    where: Sequence[PrimExpr],
-    extents: Sequence[int],
-    analyzer: tvm.sym.Analyzer,
-) -> Store:
-    """One output block as a function of the place ``where`` in the reduction's buffer."""
-    mapping, axes = _fresh_axes(block.spatial)
-    local = bounded(axes)
-    value = narrow_indices(substitute_axes(value, mapping), local)
-    reads = [load for load in buffer_loads(value) if load.source.same_as(main.buffer)]
-    places = [[local.simplify(index) for index in load.indices] for load in reads]
-    for place in places[1:]:
-        if not all(local.can_prove_equal(a, b) for a, b in zip(places[0], place, strict=True)):
-            raise NotAContraction(f"block {block.name} reads several elements of {main.name} for one of its own")
-    value = tvm_ffi.structural_map(
-        value, (TensorLoad, lambda load: total if load.source.same_as(main.buffer) else load)
-    )
-    if any(load.source.same_as(main.buffer) for load in buffer_loads(value)):
-        raise NotAContraction(f"block {block.name} reads {main.name} at an index that depends on data")
-    inverse, conditions = _inverse(block, axes, places[0], where, extents, local)
-    whole = {axis.var: analyzer.simplify(e) for axis, e in zip(axes, inverse, strict=True)}
-    place_of = {v: mapping[v] for v in (axis.var for axis in block.spatial)}
-    indices = tuple(analyzer.simplify(substitute_axes(place_of[v], whole)) for v in block.indices)
-    final = analyzer.simplify(substitute_axes(value, whole))
-    guard = None
-    for condition in conditions:
-        guard = condition if guard is None else tirx.And(guard, condition)
-    return Store(block.buffer, indices, final, guard)
-
-
-def _inverse(
-    block: _Block,
-    axes: Sequence[Axis],
-    place: Sequence[PrimExpr],
-    where: Sequence[PrimExpr],
-    extents: Sequence[int],
-    analyzer: tvm.sym.Analyzer,
-) -> tuple[list[PrimExpr], list[PrimExpr]]:
-    """The element of `block` that reads the reduction at `where`, and the conditions under which there is one."""
-    conditions: list[PrimExpr] = []
-    maps: list[PrimExpr] = []
-    points: list[PrimExpr] = []
-    covered = 1
-    for index, target, extent in zip(place, where, extents, strict=True):
-        bound = analyzer.const_int_bound(index)
-        low, high = int(bound.min_value), int(bound.max_value)
-        if low < 0 or high >= extent:
-            raise NotAContraction(f"block {block.name} reads the reduction out of its bounds")
-        if low > 0:
-            conditions.append(tirx.GE(target, low))
-        if high < extent - 1:
-            conditions.append(tirx.LT(target, high + 1))
-        if high > low:
-            maps.append(analyzer.simplify(index - low))
-            points.append(target - low if low else target)
-            covered *= high - low + 1
-    if covered != prod(axis.extent for axis in axes):
-        raise NotAContraction(f"block {block.name} does not read each element of its region of the reduction once")
-    if not axes:
-        return [], conditions
-    # Each axis read alone, in any order, is the usual case; it needs no solver.
-    direct = {
-        i: next((p for m, p in zip(maps, points, strict=True) if m.same_as(a.var)), None) for i, a in enumerate(axes)
-    }
-    if all(p is not None for p in direct.values()):
-        return [direct[i] for i in range(len(axes))], conditions
-    try:
-        index_map = tirx.IndexMap([a.var for a in axes], maps, None)
-        inverse = index_map.inverse([Range(0, a.extent) for a in axes])
-    except (ValueError, RuntimeError) as error:
-        raise NotAContraction(
-            f"block {block.name} reads the reduction through a map that cannot be inverted"
-        ) from error
-    return list(inverse.map_indices(points)), conditions

@@ -27,14 +27,16 @@ from souffle.schedule.gpu.contraction_tiling import (
     refusal_of,
 )
 from souffle.schedule.gpu.expressions import NotAContraction, cast, substitute_axes
+from souffle.schedule.gpu.folding import Part, fold_buffers, fold_results
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
 from souffle.schedule.gpu.sketch import Sketch, Values
 from souffle.schedule.gpu.staging import choose_fetch
 from souffle.schedule.gpu.statements import guarded, kernel_func, local_buffer, loop, sequence, shared_buffer
 from souffle.schedule.gpu.writeback import write_results
+from souffle.schedule.stage import STARTS_IN_TILES
 from souffle.tvm_compat import PrimExpr
 
-__all__ = ["contraction", "estimated_clocks"]
+__all__ = ["contraction", "estimated_clocks", "tile_of"]
 
 RULE = "contraction"
 
@@ -49,7 +51,8 @@ def contraction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
     ----------
     func : PrimFunc
         One reduction block of products (batched, transposed, grouped, strided in any way) and injective blocks before
-        and after it.
+        and after it; where it has the attribute ``STARTS_IN_TILES``, behind it reductions over its elements too, of
+        which a tile has what it combines (``after.py``).
     request : GpuRequest
 
     Returns
@@ -91,11 +94,20 @@ def estimated_clocks(func: tirx.PrimFunc, request: GpuRequest) -> float | None:
     return None if found is None else found[0]
 
 
+def tile_of(func: tirx.PrimFunc, request: GpuRequest) -> tuple[int, int] | None:
+    """Rows and columns of the tile that this rule itself chooses; ``None`` if it does not apply."""
+    problem = _read(func)
+    if isinstance(problem, str) or refusal_of(problem, request) is not None:
+        return None
+    found = choose_tiling(problem, request)
+    return None if found is None else found[1].tile[1:]
+
+
 @lru_cache(maxsize=2)
 def _read(func: tirx.PrimFunc) -> Contraction | str:
     """The canonical form, or why there is none: the window rule asks for it before this one does."""
     try:
-        return canonical_contraction(func)
+        return canonical_contraction(func, folds=STARTS_IN_TILES in func.attrs)
     except NotAContraction as reason:
         return str(reason)
 
@@ -142,6 +154,7 @@ def _emit(
     lanes = result_lanes_of(problem, column_lanes)
     stores = problem.stores if lanes > 1 else ()
     apart = [local_buffer(f"result{n}", lanes, str(one.buffer.dtype)) for n, one in enumerate(stores)]
+    folded = fold_buffers(problem, tiling.across, tiling.each)
 
     def body(block: PrimExpr, thread: PrimExpr) -> tirx.Stmt:
         column_tile = tirx.floormod(block, counts[2])
@@ -260,9 +273,25 @@ def _emit(
             lambda i: tirx.BufferStore(totals, cast(problem.initial, problem.dtype), [i]),
             "unrolled",
         )
-        results = loop(
-            "i", each_row, lambda i: loop("j", each_column // lanes, lambda j: write(i, j), "unrolled"), "unrolled"
+        results = None
+        if problem.stores:
+            results = loop(
+                "i", each_row, lambda i: loop("j", each_column // lanes, lambda j: write(i, j), "unrolled"), "unrolled"
+            )
+
+        def within(number: PrimExpr, wide: int, along: int, own: PrimExpr) -> PrimExpr:
+            return (tirx.floordiv(number, wide) * along + own) * wide + tirx.floormod(number, wide)
+
+        part_of_tile = Part(
+            tiling.across,
+            tiling.each,
+            (batch_tile, row_tile, column_tile),
+            (thread_batch, thread_row, thread_column),
+            lambda i: within(i, row_lanes, along_rows, thread_row),
+            lambda j: within(j, column_lanes, along_columns, thread_column),
+            lambda i, j: totals[i * each_column + j],
         )
+        results = sequence(results, fold_results(problem, part_of_tile, folded, thread, threads))
         zero = tirx.IntImm("int32", 0)
         if stages == 1:
             return sequence(clear, fetch(zero), loop("turn", steps, advance), results)
@@ -271,5 +300,6 @@ def _emit(
 
     tiles = counts[0] * counts[1] * counts[2]
     waiting = [one for one, copy in ((left_next, left_copy), (right_next, right_copy)) if copy is None]
-    buffers = (left_shared, right_shared, *waiting, left_part, right_part, totals, *apart)
+    held = [one for pair in folded for one in pair]
+    buffers = (left_shared, right_shared, *waiting, left_part, right_part, totals, *apart, *held)
     return kernel_func(func, tiles, threads, buffers, body), tiles

@@ -12,6 +12,7 @@ import numpy as np
 from souffle.schedule.gpu.canonical import Contraction
 from souffle.schedule.gpu.contraction_cost import Number, estimate, result_lanes_of, sides_of
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS
+from souffle.schedule.gpu.folding import fold_bytes, fold_problem
 from souffle.schedule.gpu.memory import bits_of
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.schedule.gpu.sketch import Knob, Values
@@ -215,6 +216,7 @@ def _fits(problem: Contraction, many: Tiling, request: GpuRequest) -> np.ndarray
         ((many.stages == 1) | (many.stages <= -(-problem.extents[3] // many.step)))
         & (_shared_bytes(problem, many) <= request.max_shared_bytes)
         & (_registers(problem, many, request.threads) <= _MOST_REGISTERS)
+        & fold_problem(problem, many.tile)
     )
 
 
@@ -226,6 +228,8 @@ def problem_of(problem: Contraction, tiling: Tiling, request: GpuRequest) -> str
         return f"{tiling.together} neighbours of {tiling.each[1]} columns of a thread"
     if tiling.stages > 1 and tiling.stages > -(-problem.extents[3] // tiling.step):
         return f"{tiling.stages} stages are more than the steps of a sum"
+    if not fold_problem(problem, tiling.tile):
+        return f"a tile of {tiling.tile} is none that the reductions behind start in"
     taken = _shared_bytes(problem, tiling)
     if taken > request.max_shared_bytes:
         return f"{taken} bytes of shared memory are more than {request.max_shared_bytes}"
@@ -242,7 +246,8 @@ def _shared_bytes(problem: Contraction, tiling: Tiling) -> Number:
     bits += np.maximum(columns + PADDING, columns * (tiling.step + PADDING) / tiling.step) * bits_of(
         problem.right.dtype
     )
-    return np.ceil(batch * tiling.step * bits / 8).astype(np.int64) * tiling.stages
+    folded = fold_bytes(problem, tiling.across, tiling.each)
+    return np.ceil(batch * tiling.step * bits / 8).astype(np.int64) * tiling.stages + folded
 
 
 def _registers(problem: Contraction, tiling: Tiling, threads: int) -> Number:

@@ -1,0 +1,48 @@
+"""What a stage takes inside a kernel, for those who weigh one stage against two: on-chip reuse (paper §6.5)."""
+
+from __future__ import annotations
+
+from souffle.cost.device import CostDevice
+from souffle.cost.predict import estimated_registers, predict_stage
+from souffle.kernel import Lowering
+from souffle.partition import StageResources
+from souffle.schedule.drafts import Answer
+from souffle.schedule.gpu.device import ASSUMED_REGISTERS
+
+__all__ = ["StagePrices"]
+
+
+class StagePrices:
+    """Predicts the seconds of scheduled stages, each with the grid sync before it.
+
+    A stage is one of several of its kernel: it finds what it reads in the L2 cache, and shares the multiprocessor as
+    stages leave it to each other.
+
+    Parameters
+    ----------
+    device : CostDevice
+    lowering : Lowering
+        Knows the schedules that the scheduler looked at.
+    """
+
+    def __init__(self, device: CostDevice, lowering: Lowering) -> None:
+        self.device = device
+        self._lowering = lowering
+
+    @classmethod
+    def on(cls, device: CostDevice | None, lowering: Lowering) -> StagePrices | None:
+        """Prices on a device; none where no product of an architecture is described."""
+        return None if device is None else cls(device, lowering)
+
+    def __call__(self, answer: Answer) -> float:
+        """The seconds of a stage that the scheduler has scheduled."""
+        functions = self._lowering.functions(answer.schedule)
+        resources = StageResources(
+            max(ASSUMED_REGISTERS, *map(estimated_registers, functions)),
+            0,
+            max(function.shared_bytes for function in functions),
+            max(function.threads for function in functions),
+            0,
+            True,
+        )
+        return predict_stage(functions, self.device, resources, start="sync", warm=True).seconds

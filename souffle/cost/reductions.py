@@ -1,0 +1,41 @@
+"""Where reductions are computed: in the tiles of what they reduce, in two phases, or as they stand (paper §6.3)."""
+
+from __future__ import annotations
+
+from souffle.cost.device import CostDevice
+from souffle.cost.propagate import PropagateByCost
+from souffle.cost.split import SplitByCost
+from souffle.decision import Decision
+from souffle.kernel import Lowering
+from souffle.program import TEProgram
+from souffle.schedule.drafts import Scheduler
+from souffle.schedule.gpu.rule import GpuRequest
+from souffle.transform import propagate, two_phase
+
+__all__ = ["place_reductions"]
+
+
+def place_reductions(
+    program: TEProgram, device: CostDevice | None, scheduler: Scheduler, lowering: Lowering, request: GpuRequest
+) -> tuple[TEProgram, tuple[Decision, ...]]:
+    """A program whose reductions are computed where the cost model predicts them to be fastest.
+
+    Parameters
+    ----------
+    program : TEProgram
+        Not rolled yet.
+    device : CostDevice or None
+        ``None`` where no product of the architecture is described: nothing changes then.
+    scheduler : callable
+        Answers for a TensorIR function.
+    lowering : Lowering
+        Knows the schedules that the scheduler looked at.
+    request : GpuRequest
+        What the scheduler's schedules are made for.
+    """
+    known = (device, scheduler, lowering)
+    # First into tiles, which is compared with the split that would be made otherwise: a split one reads no whole.
+    choose = PropagateByCost(program, *known, request, SplitByCost(program, *known))
+    program, moved = propagate(program, choose)
+    program, split = two_phase(program, SplitByCost(program, *known))
+    return program, (*moved, *split)

@@ -1,0 +1,138 @@
+"""Stages on trial: what some TEs would take as stages of one kernel, before it is decided whether they become that.
+
+All of it is predicted from the schedules that the rules choose, in a kernel of which two blocks share a multiprocessor:
+merged kernels take the registers of their most demanding stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from souffle.cost.counting import Work
+from souffle.cost.device import CostDevice
+from souffle.cost.predict import Terms, estimated_registers, predict_work
+from souffle.cost.work import work_of
+from souffle.kernel import Lowering
+from souffle.partition import StageResources
+from souffle.program import TE, FusedTE, Tensor, TEProgram, parts_of
+from souffle.schedule.drafts import Answer, Scheduler
+from souffle.schedule.gpu.device import ASSUMED_REGISTERS
+from souffle.schedule.stage import StageDraft, draft_stage
+
+__all__ = ["Trial", "Trials", "seconds_of"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A lowered stage: the work of each of its functions with its tiles, and what its blocks ask for.
+
+    ``far`` counts the bytes of tensors that no stage has brought into the cache, ``every`` those of all its tensors.
+    """
+
+    works: tuple[tuple[Work, int], ...]
+    resources: StageResources
+    far: int
+    every: int
+
+
+class Trials:
+    """Schedules, lowers and predicts stages of a program's items.
+
+    Parameters
+    ----------
+    program : TEProgram
+        What it is given is far, in memory; the rest was written by stages before.
+    device : CostDevice or None
+        Needed for predictions.
+    scheduler : callable
+        Answers for a TensorIR function.
+    lowering : Lowering
+        Knows the schedules that the scheduler looked at.
+    """
+
+    def __init__(
+        self, program: TEProgram, device: CostDevice | None, scheduler: Scheduler, lowering: Lowering
+    ) -> None:
+        self.device = device
+        self._scheduler = scheduler
+        self._lowering = lowering
+        self._far = frozenset((*program.inputs, *program.constants))
+        self._known: dict[tuple[str, int], Trial] = {}
+
+    def answer(self, *items: TE | FusedTE, needed: Sequence[Tensor] | None = None) -> tuple[Answer, StageDraft]:
+        """What the scheduler says of some items as one stage, and the stage's draft.
+
+        Parameters
+        ----------
+        items : TE or FusedTE
+            In topological order.
+        needed : sequence of Tensor, optional
+            What others need of what they define; without, all that they define for others.
+        """
+        parts = tuple(part for item in items for part in parts_of(item))
+        defined = {tensor for part in parts for tensor in part.outputs}
+        inputs = tuple(dict.fromkeys(t for item in items for t in item.inputs if t not in defined))
+        outputs = tuple(t for item in items for t in item.outputs) if needed is None else tuple(needed)
+        names = [tuple(tensor.name for tensor in tensors) for tensors in (inputs, outputs)]
+        draft = draft_stage(parts, TEProgram(inputs, outputs, parts, {}, *names))
+        return self._scheduler(draft.func), draft
+
+    def stages(self, items: Sequence[TE | FusedTE]) -> list[Trial] | str:
+        """Each item as a stage of its own, or why one of them cannot be that."""
+        stages = []
+        for item in items:
+            answer, draft = self.answer(item)
+            if answer.schedule is None:
+                return f"{item.name} is no stage of its own: {answer.reason}"
+            stages.append(self.lowered(answer, draft))
+        return stages
+
+    def lowered(self, answer: Answer, draft: StageDraft) -> Trial:
+        """A stage that has a schedule, lowered."""
+        far = sum(tensor.nbytes for tensor in draft.inputs if tensor in self._far)
+        if (draft.digest, far) not in self._known:
+            functions = self._lowering.functions(answer.schedule)
+            resources = StageResources(
+                max(ASSUMED_REGISTERS, *map(estimated_registers, functions)),
+                0,
+                max(function.shared_bytes for function in functions),
+                max(function.threads for function in functions),
+                0,
+                False,
+            )
+            every = sum(tensor.nbytes for tensor in (*draft.inputs, *draft.outputs))
+            works = tuple((work_of(function), function.tiles) for function in functions)
+            self._known[draft.digest, far] = Trial(works, resources, far, every)
+        return self._known[draft.digest, far]
+
+    def predicted(self, stages: Sequence[Trial]) -> list[Terms]:
+        """Of stages that follow each other in one kernel, a grid sync before each."""
+        asked = [stage.resources for stage in stages]
+        kernel = StageResources(
+            max(one.registers for one in asked),
+            0,
+            max(one.shared_bytes for one in asked),
+            max(one.threads for one in asked),
+            0,
+            False,
+        )
+        found = []
+        for stage in stages:
+            start = self.device.grid_sync_seconds
+            for work, tiles in stage.works:
+                # What comes from memory counts, if anything does; the rest was written by stages before.
+                moved, warm = (stage.far, False) if stage.far else (stage.every, True)
+                found.append(predict_work(work, tiles, kernel, self.device, moved, start, warm=warm))
+                start = 0.0
+        return found
+
+    def seconds(self, stages: Sequence[Trial]) -> list[float]:
+        """Of each of some stages that follow each other in one kernel, with the grid sync before it."""
+        terms = iter(self.predicted(stages))
+        return [sum(seconds_of(next(terms)) for _ in stage.works) for stage in stages]
+
+
+def seconds_of(terms: Terms) -> float:
+    """What is predicted of one function."""
+    return terms.start + max(terms.multiprocessors, terms.l2, terms.memory)

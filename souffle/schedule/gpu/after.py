@@ -1,0 +1,364 @@
+"""What stands behind a contraction: blocks of its elements, and reductions that start in the block that has them.
+
+A block behind the sum is a function of the element that it reads, if the map from its own elements to those can be
+inverted. The same holds of a reduction over those elements with its data-parallel and its reduced axes taken together;
+what is reduced has then to be a whole group of the canonical form, rows or columns, of which a tile has some in a row
+(paper §6.3: memory-intensive TEs take the tiles of the compute-intensive producer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Range, TensorLoad
+
+from souffle.schedule.gpu.expressions import (
+    Axis,
+    NotAContraction,
+    bounded,
+    buffer_loads,
+    depends,
+    dtype_of,
+    is_branch,
+    narrow_indices,
+    substitute_axes,
+)
+from souffle.tvm_compat import PrimExpr, const_int
+
+__all__ = ["Block", "Fold", "Store", "fold_of", "fresh_axes", "store_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Store:
+    """One output: ``buffer[indices] = value`` where ``where`` holds (everywhere if it is ``None``)."""
+
+    buffer: Any
+    indices: tuple[PrimExpr, ...]
+    value: PrimExpr
+    where: PrimExpr | None
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """A block of a stage as TensorIR has it: ``buffer[indices] = value`` for all values of its axes."""
+
+    name: str
+    spatial: tuple[Axis, ...]
+    reduction: tuple[Axis, ...]
+    buffer: Any
+    indices: tuple[PrimExpr, ...]
+    value: PrimExpr
+    initial: PrimExpr | None
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """A reduction over elements of the contraction, of which each tile combines what it has.
+
+    Attributes
+    ----------
+    name : str
+        The reduction block's name.
+    over : tuple of Axis
+        What is reduced: all rows or all columns of the canonical form.
+    size : int or None
+        Extent that a tile has to have along them: the chunks of the reduction are its tiles. ``None``: one tile has to
+        hold all.
+    chunk : Var
+        Which chunk a tile is; in the indices of ``stores`` where there are chunks.
+    total : Var
+        The accumulator in the values of ``stores``.
+    combine : type
+        ``tirx.Add``, ``tirx.Mul``, ``tirx.Max`` or ``tirx.Min``.
+    initial : expression
+        Its identity.
+    value : expression
+        What an element contributes, over the axes and the contraction's own total.
+    stores : tuple of Store
+        Over the axes that are kept, ``chunk`` and ``total``.
+    """
+
+    name: str
+    over: tuple[Axis, ...]
+    size: int | None
+    chunk: tirx.Var
+    total: tirx.Var
+    combine: type
+    initial: PrimExpr
+    value: PrimExpr
+    stores: tuple[Store, ...]
+
+
+def fresh_axes(axes: Sequence[Axis]) -> tuple[dict[tirx.Var, PrimExpr], list[Axis]]:
+    """32-bit stand-ins for `axes`, a constant 0 for a unit axis; and the non-unit ones."""
+    mapping: dict[tirx.Var, PrimExpr] = {}
+    fresh = []
+    for axis in axes:
+        if axis.extent == 1:
+            mapping[axis.var] = tirx.IntImm("int32", 0)
+            continue
+        new = Axis(tirx.Var(str(axis.var.name), "int32"), axis.extent)
+        mapping[axis.var] = new.var
+        fresh.append(new)
+    return mapping, fresh
+
+
+def store_of(
+    block: Block,
+    value: PrimExpr,
+    main: Block,
+    total: tirx.Var,
+    where: Sequence[PrimExpr],
+    extents: Sequence[int],
+    analyzer: tvm.sym.Analyzer,
+) -> Store:
+    """One output block as a function of the place ``where`` in the reduction's buffer."""
+    mapping, axes = fresh_axes(block.spatial)
+    local = bounded(axes)
+    value, place = _at_one_place(block, narrow_indices(substitute_axes(value, mapping), local), main, total, local)
+    inverse, conditions = _inverse(block, axes, place, where, extents, local)
+    whole = {axis.var: analyzer.simplify(e) for axis, e in zip(axes, inverse, strict=True)}
+    place_of = {v: mapping[v] for v in (axis.var for axis in block.spatial)}
+    indices = tuple(analyzer.simplify(substitute_axes(place_of[v], whole)) for v in block.indices)
+    final = analyzer.simplify(substitute_axes(value, whole))
+    guard = None
+    for condition in conditions:
+        guard = condition if guard is None else tirx.And(guard, condition)
+    return Store(block.buffer, indices, final, guard)
+
+
+def _at_one_place(
+    block: Block, value: PrimExpr, main: Block, total: tirx.Var, local: tvm.sym.Analyzer
+) -> tuple[PrimExpr, list[PrimExpr]]:
+    """A value with `total` for the element of the reduction that it reads, and where that is."""
+    reads = [load for load in buffer_loads(value) if load.source.same_as(main.buffer)]
+    places = [[local.simplify(index) for index in load.indices] for load in reads]
+    if not places:
+        raise NotAContraction(f"block {block.name} does not read {main.name}")
+    for place in places[1:]:
+        if not all(local.can_prove_equal(a, b) for a, b in zip(places[0], place, strict=True)):
+            raise NotAContraction(f"block {block.name} reads several elements of {main.name} for one of its own")
+    value = tvm_ffi.structural_map(
+        value, (TensorLoad, lambda load: total if load.source.same_as(main.buffer) else load)
+    )
+    if any(load.source.same_as(main.buffer) for load in buffer_loads(value)):
+        raise NotAContraction(f"block {block.name} reads {main.name} at an index that depends on data")
+    return value, places[0]
+
+
+def fold_of(
+    block: Block,
+    update: PrimExpr,
+    behind: Sequence[tuple[Block, PrimExpr]],
+    main: Block,
+    total: tirx.Var,
+    where: Sequence[PrimExpr],
+    groups: Sequence[Sequence[Axis]],
+    kept: bool,
+) -> Fold:
+    """A reduction behind the contraction, over the axes of the canonical form.
+
+    Parameters
+    ----------
+    block : Block
+    update : expression
+        Its value, with the blocks between it and the contraction substituted.
+    behind : sequence of pairs of Block and expression
+        Output blocks that are functions of the reduction, itself not among them.
+    main : Block
+        The contraction.
+    total : Var
+        That stands for an element of it.
+    where : sequence of expression
+        Its element, over `axes`.
+    groups : sequence of sequences of Axis
+        Batch, rows and columns of the canonical form.
+    kept : bool
+        Whether the reduction's own result is an output.
+
+    Raises
+    ------
+    NotAContraction
+        If it is no such reduction.
+    """
+    own = tirx.Var("folded", dtype_of(update))
+    combine, term = _term_of(block, update, own)
+    reasons = []
+    for view in (_chunked, _whole):
+        try:
+            found = view(block, term, main, total, where, groups)
+        except NotAContraction as reason:
+            reasons.append(str(reason))
+            continue
+        over, size, chunk, value, indices, analyzer = found
+        extents = [const_int(extent) for extent in block.buffer.shape]
+        stores = [Store(block.buffer, indices, own, None)] if kept else []
+        for one, expression in behind:
+            if any(load.source.same_as(main.buffer) for load in buffer_loads(expression)):
+                raise NotAContraction(f"block {one.name} reads both {main.name} and {block.name}")
+            stores.append(store_of(one, expression, block, own, indices, extents, analyzer))
+        return Fold(block.name, over, size, chunk, own, combine, block.initial, value, tuple(stores))
+    raise NotAContraction(reasons[-1])
+
+
+def _term_of(block: Block, update: PrimExpr, own: tirx.Var) -> tuple[type, PrimExpr]:
+    """How a reduction combines, and what."""
+    update = tvm_ffi.structural_map(
+        update, (TensorLoad, lambda load: own if load.source.same_as(block.buffer) else load)
+    )
+    if isinstance(update, tirx.Add | tirx.Max | tirx.Min | tirx.Mul) and block.initial is not None:
+        for one, other in ((update.a, update.b), (update.b, update.a)):
+            if one.same_as(own):
+                return type(update), other
+    raise NotAContraction(f"block {block.name} does not combine its total with one term by sum, product, min or max")
+
+
+_View = tuple[
+    tuple[Axis, ...], "int | None", tirx.Var, PrimExpr, tuple[PrimExpr, ...], tvm.sym.Analyzer
+]
+
+
+def _whole(
+    block: Block,
+    term: PrimExpr,
+    main: Block,
+    total: tirx.Var,
+    where: Sequence[PrimExpr],
+    groups: Sequence[Sequence[Axis]],
+) -> _View:
+    """A reduction that one tile holds."""
+    axes = [axis for group in groups for axis in group]
+    kept, spatial = fresh_axes(block.spatial)
+    reduced, inner = fresh_axes(block.reduction)
+    own = [*spatial, *inner]
+    value, inverse = _inverted(block, substitute_axes(term, {**kept, **reduced}), own, main, total, where, axes)
+    over = _over(block, [inverse[axis.var] for axis in inner], [inverse[axis.var] for axis in spatial], groups)
+    indices = tuple(substitute_axes(kept[v], inverse) for v in block.indices)
+    return over, None, tirx.Var("chunk", "int32"), value, indices, bounded(axes)
+
+
+def _chunked(
+    block: Block,
+    term: PrimExpr,
+    main: Block,
+    total: tirx.Var,
+    where: Sequence[PrimExpr],
+    groups: Sequence[Sequence[Axis]],
+) -> _View:
+    """A reduction of chunks: its first data-parallel axis says which one, the reduced axis which element of it."""
+    axes = [axis for group in groups for axis in group]
+    inner = [axis for axis in block.reduction if axis.extent > 1]
+    if len(inner) != 1 or not block.spatial or block.spatial[0].extent == 1:
+        raise NotAContraction(f"block {block.name} has no chunks")
+    first, size, count = block.spatial[0], inner[0].extent, block.spatial[0].extent
+    kept, spatial = fresh_axes(block.spatial[1:])
+    reduced, _ = fresh_axes([axis for axis in block.reduction if axis.extent == 1])
+    all_ = Axis(tirx.Var("element", "int32"), count * size)
+    place = {first.var: tirx.floordiv(all_.var, size), inner[0].var: tirx.floormod(all_.var, size)}
+    term = substitute_axes(term, {**kept, **reduced, **place})
+    term = narrow_indices(term, bounded([*spatial, all_]))
+    # Beyond the end of the last chunk stands the identity.
+    if is_branch(term) and tvm_ffi.structural_equal(term.args[2], block.initial):
+        condition = term.args[0]
+        if isinstance(condition, tirx.LT) and condition.a.same_as(all_.var) and isinstance(condition.b, tirx.IntImm):
+            all_, term = Axis(all_.var, int(condition.b.value)), term.args[1]
+    if -(-all_.extent // size) != count:
+        raise NotAContraction(f"block {block.name} has chunks beyond its elements")
+    value, inverse = _inverted(block, term, [*spatial, all_], main, total, where, axes)
+    over = _over(block, [inverse[all_.var]], [inverse[axis.var] for axis in spatial], groups)
+    linear: PrimExpr = tirx.IntImm("int32", 0)
+    for axis in over:
+        linear = linear * axis.extent + axis.var
+    known = bounded(axes)
+    if not known.can_prove_equal(linear, inverse[all_.var]):
+        raise NotAContraction(f"block {block.name} takes its elements in another order than tiles have them")
+    chunk = tirx.Var("chunk", "int32")
+    known.bind(chunk, Range(0, count))
+    places = {**kept, first.var: chunk}
+    indices = tuple(substitute_axes(places[v], inverse) for v in block.indices)
+    return over, size, chunk, value, indices, known
+
+
+def _inverted(
+    block: Block,
+    term: PrimExpr,
+    own: Sequence[Axis],
+    main: Block,
+    total: tirx.Var,
+    where: Sequence[PrimExpr],
+    axes: Sequence[Axis],
+) -> tuple[PrimExpr, dict[tirx.Var, PrimExpr]]:
+    """What an element contributes, and the block's axes, both over those of the canonical form."""
+    local, known = bounded(own), bounded(axes)
+    value, place = _at_one_place(block, narrow_indices(term, local), main, total, local)
+    extents = [const_int(extent) for extent in main.buffer.shape]
+    inverse, conditions = _inverse(block, own, place, where, extents, local)
+    if conditions:
+        raise NotAContraction(f"block {block.name} reads a part of {main.name}")
+    found = {axis.var: known.simplify(e) for axis, e in zip(own, inverse, strict=True)}
+    return known.simplify(substitute_axes(value, found)), found
+
+
+def _over(
+    block: Block, reduced: Sequence[PrimExpr], kept: Sequence[PrimExpr], groups: Sequence[Sequence[Axis]]
+) -> tuple[Axis, ...]:
+    """The axes that are reduced: rows alone or columns alone, none of which is kept too."""
+    found = [tuple(axis for axis in group if any(depends(e, axis) for e in reduced)) for group in groups]
+    over = tuple(axis for some in found for axis in some)
+    if not over or any(depends(e, axis) for e in kept for axis in over):
+        raise NotAContraction(f"block {block.name} does not reduce whole axes of the contraction")
+    if over not in found[1:]:
+        raise NotAContraction(f"block {block.name} does not reduce rows alone or columns alone")
+    return over
+
+
+def _inverse(
+    block: Block,
+    axes: Sequence[Axis],
+    place: Sequence[PrimExpr],
+    where: Sequence[PrimExpr],
+    extents: Sequence[int],
+    analyzer: tvm.sym.Analyzer,
+) -> tuple[list[PrimExpr], list[PrimExpr]]:
+    """The element of `block` that reads the reduction at `where`, and the conditions under which there is one."""
+    conditions: list[PrimExpr] = []
+    maps: list[PrimExpr] = []
+    points: list[PrimExpr] = []
+    covered = 1
+    for index, target, extent in zip(place, where, extents, strict=True):
+        bound = analyzer.const_int_bound(index)
+        low, high = int(bound.min_value), int(bound.max_value)
+        if low < 0 or high >= extent:
+            raise NotAContraction(f"block {block.name} reads the reduction out of its bounds")
+        if low > 0:
+            conditions.append(tirx.GE(target, low))
+        if high < extent - 1:
+            conditions.append(tirx.LT(target, high + 1))
+        if high > low:
+            maps.append(analyzer.simplify(index - low))
+            points.append(target - low if low else target)
+            covered *= high - low + 1
+    if covered != prod(axis.extent for axis in axes):
+        raise NotAContraction(f"block {block.name} does not read each element of its region of the reduction once")
+    if not axes:
+        return [], conditions
+    # Each axis read alone, in any order, is the usual case; it needs no solver.
+    direct = {
+        i: next((p for m, p in zip(maps, points, strict=True) if m.same_as(a.var)), None) for i, a in enumerate(axes)
+    }
+    if all(p is not None for p in direct.values()):
+        return [direct[i] for i in range(len(axes))], conditions
+    try:
+        index_map = tirx.IndexMap([a.var for a in axes], maps, None)
+        inverse = index_map.inverse([Range(0, a.extent) for a in axes])
+    except (ValueError, RuntimeError) as error:
+        raise NotAContraction(
+            f"block {block.name} reads the reduction through a map that cannot be inverted"
+        ) from error
+    return list(inverse.map_indices(points)), conditions

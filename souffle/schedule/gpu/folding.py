@@ -1,0 +1,213 @@
+"""Writing reductions over the elements of a contraction: each tile combines what it has (paper §6.3).
+
+A thread combines its own elements in registers, then one thread for each result what the threads of a row or column of
+the tile have, by way of shared memory. Both go in a fixed order, so that the result has the same bits in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Any
+
+from tvm import tirx
+
+from souffle.schedule.gpu.after import Fold
+from souffle.schedule.gpu.async_copy import barrier
+from souffle.schedule.gpu.canonical import Contraction
+from souffle.schedule.gpu.expressions import Axis, cast, dtype_of, substitute_axes
+from souffle.schedule.gpu.memory import bits_of
+from souffle.schedule.gpu.statements import Binder, guarded, local_buffer, loop, sequence, shared_buffer
+from souffle.tvm_compat import PrimExpr, variables
+
+__all__ = ["Part", "fold_buffers", "fold_bytes", "fold_problem", "fold_results"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a thread has of a tile.
+
+    Attributes
+    ----------
+    across : tuple of int
+        Threads along batch, rows, columns.
+    each : tuple of int
+        Rows and columns of one thread.
+    tile : tuple of expression
+        Which tile it is, along batch, rows, columns.
+    thread : tuple of expression
+        Which thread of the tile, along the same.
+    row, column : callable
+        From the number of one of the thread's rows or columns to its place in the tile.
+    total : callable
+        From both numbers to the finished total.
+    """
+
+    across: tuple[int, int, int]
+    each: tuple[int, int]
+    tile: tuple[PrimExpr, PrimExpr, PrimExpr]
+    thread: tuple[PrimExpr, PrimExpr, PrimExpr]
+    row: Callable[[PrimExpr], PrimExpr]
+    column: Callable[[PrimExpr], PrimExpr]
+    total: Callable[[PrimExpr, PrimExpr], PrimExpr]
+
+
+def fold_problem(problem: Contraction, tile: tuple[Any, Any, Any]) -> Any:
+    """Whether a tile has the extent that the reductions ask for; for arrays of extents, which of them have it."""
+    fits: Any = True
+    for fold in problem.folds:
+        size = tile[_over(problem, fold)]
+        extent = prod(axis.extent for axis in fold.over)
+        fits = fits & ((size >= extent) if fold.size is None else (size == fold.size))
+    return fits
+
+
+def fold_bytes(problem: Contraction, across: tuple[Any, Any, Any], each: tuple[Any, Any]) -> Any:
+    """Bytes of shared memory that a tile's reductions take; arrays where these are."""
+    taken: Any = 0
+    for fold in problem.folds:
+        taken = taken + _elements(problem, fold, across, each) * (bits_of(dtype_of(fold.total)) // 8)
+    return taken
+
+
+def fold_buffers(
+    problem: Contraction, across: tuple[int, int, int], each: tuple[int, int]
+) -> tuple[tuple[Any, Any], ...]:
+    """For each reduction shared memory for the threads' parts, and a register."""
+    return tuple(
+        (
+            shared_buffer(f"folded_{number}", _elements(problem, fold, across, each), dtype_of(fold.total)),
+            local_buffer(f"fold_{number}", 1, dtype_of(fold.total)),
+        )
+        for number, fold in enumerate(problem.folds)
+    )
+
+
+def fold_results(
+    problem: Contraction, part: Part, buffers: Sequence[tuple[Any, Any]], thread: PrimExpr, threads: int
+) -> tirx.Stmt | None:
+    """The statements of all reductions, behind the last of the contraction's sums; ``None`` if there are none.
+
+    Parameters
+    ----------
+    problem : Contraction
+    part : Part
+    buffers : sequence
+        See :func:`fold_buffers`.
+    thread : expression
+        Of the block.
+    threads : int
+        Of a block.
+    """
+    if not problem.folds:
+        return None
+    pairs = list(zip(problem.folds, buffers, strict=True))
+    parts = [_own_parts(problem, fold, part, *held) for fold, held in pairs]
+    results = [_joined(problem, fold, part, *held, thread, threads) for fold, held in pairs]
+    return sequence(*parts, barrier(), *results)
+
+
+def _over(problem: Contraction, fold: Fold) -> int:
+    """1 if it reduces rows, 2 if columns."""
+    return 1 if fold.over == problem.rows else 2
+
+
+def _elements(problem: Contraction, fold: Fold, across: tuple[Any, Any, Any], each: tuple[Any, Any]) -> Any:
+    over = _over(problem, fold)
+    # One more than threads share a result: what neighbouring results read lies in different banks.
+    return across[0] * across[3 - over] * each[2 - over] * (across[over] + 1)
+
+
+def _own_parts(problem: Contraction, fold: Fold, part: Part, held: Any, own: Any) -> tirx.Stmt:
+    """Each thread's elements, combined in registers."""
+    over = _over(problem, fold)
+    kept = 3 - over
+    groups = (problem.batch, problem.rows, problem.columns)
+    names = variables(fold.value)
+    batch = part.tile[0] * part.across[0] + part.thread[0]
+    places = (None, part.row, part.column)
+
+    def used(axis: Axis) -> bool:
+        return any(axis.var.same_as(v) for v in names)
+
+    def located(group: int, linear: PrimExpr, size: int) -> tuple[list, list, dict]:
+        binder = Binder()
+        position = binder.name("at", linear)
+        inside = [tirx.LT(position, problem.extents[group])] if problem.extents[group] % size else []
+        return binder.statements, inside, binder.locate(groups[group], position, used)
+
+    def extent(group: int) -> int:
+        return part.across[group] * part.each[group - 1]
+
+    def of(x: PrimExpr) -> tirx.Stmt:
+        place = places[kept](x)
+        first, inside_batch, mapping = located(0, batch, part.across[0])
+        second, inside_kept, more = located(kept, part.tile[kept] * extent(kept) + place, extent(kept))
+        mapping = mapping | more
+
+        def add(y: PrimExpr) -> tirx.Stmt:
+            third, inside, last = located(over, part.tile[over] * extent(over) + places[over](y), extent(over))
+            total = part.total(*((x, y) if over == 2 else (y, x)))
+            term = substitute_axes(fold.value, mapping | last | {problem.total: total})
+            combined = tirx.BufferStore(own, fold.combine(own[0], term), [0])
+            return sequence(*third, guarded([*inside_batch, *inside_kept, *inside], combined))
+
+        number = part.thread[0] * extent(kept) + place
+        return sequence(
+            *first,
+            *second,
+            tirx.BufferStore(own, _initial(fold), [0]),
+            loop("other", part.each[over - 1], add, "unrolled"),
+            tirx.BufferStore(held, own[0], [number * (part.across[over] + 1) + part.thread[over]]),
+        )
+
+    return loop("kept", part.each[kept - 1], of, "unrolled")
+
+
+def _joined(
+    problem: Contraction, fold: Fold, part: Part, held: Any, own: Any, thread: PrimExpr, threads: int
+) -> tirx.Stmt:
+    """What the threads of a tile have, combined in the order of the threads by one for each result, and stored."""
+    over = _over(problem, fold)
+    kept = 3 - over
+    size = part.across[kept] * part.each[kept - 1]
+    results = part.across[0] * size
+    expressions = [e for store in fold.stores for e in (*store.indices, store.value, store.where) if e is not None]
+    names = [v for e in expressions for v in variables(e)]
+    groups = (problem.batch, problem.rows, problem.columns)
+
+    def turn(number: PrimExpr) -> tirx.Stmt:
+        binder = Binder()
+        at = binder.name("result", number * threads + thread)
+        ends = [tirx.LT(at, results)] if results % threads else []
+        mapping: dict[tirx.Var, PrimExpr] = {fold.total: own[0], fold.chunk: part.tile[over]}
+        for group, place, count in (
+            (0, tirx.floordiv(at, size), part.across[0]),
+            (kept, tirx.floormod(at, size), size),
+        ):
+            position = binder.name("at", part.tile[group] * count + place)
+            if problem.extents[group] % count:
+                ends.append(tirx.LT(position, problem.extents[group]))
+            mapping |= binder.locate(groups[group], position, lambda a: any(a.var.same_as(v) for v in names))
+        base = at * (part.across[over] + 1)
+
+        def add(other: PrimExpr) -> tirx.Stmt:
+            return tirx.BufferStore(own, fold.combine(own[0], held[base + other + 1]), [0])
+
+        more = part.across[over] - 1
+        combined = [tirx.BufferStore(own, held[base], [0])]
+        combined += [loop("other", more, add, "unrolled")] if more else []
+        stores = []
+        for store in fold.stores:
+            where = [] if store.where is None else [substitute_axes(store.where, mapping)]
+            value = substitute_axes(store.value, mapping)
+            indices = [substitute_axes(index, mapping) for index in store.indices]
+            stores.append(guarded(where, tirx.BufferStore(store.buffer, value, indices)))
+        return sequence(*binder.statements, guarded(ends, sequence(*combined, *stores)))
+
+    return loop("turn", ceil(results / threads), turn)
+
+
+def _initial(fold: Fold) -> PrimExpr:
+    return cast(fold.initial, dtype_of(fold.total))
