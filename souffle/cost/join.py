@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from souffle.cost.device import CostDevice
-from souffle.cost.predict import estimated_registers, predict_stage
+from souffle.cost.predict import predict_stage, resources_in_kernel
 from souffle.kernel import Lowering
-from souffle.partition import StageResources
 from souffle.schedule.drafts import Answer
-from souffle.schedule.gpu.device import ASSUMED_REGISTERS
 
 __all__ = ["StagePrices"]
 
@@ -37,12 +37,6 @@ class StagePrices:
     def __call__(self, answer: Answer) -> float:
         """The seconds of a stage that the scheduler has scheduled."""
         functions = self._lowering.functions(answer.schedule)
-        resources = StageResources(
-            max(ASSUMED_REGISTERS, *map(estimated_registers, functions)),
-            0,
-            max(function.shared_bytes for function in functions),
-            max(function.threads for function in functions),
-            0,
-            True,
-        )
+        # As if measured, so that they are taken as they are.
+        resources = replace(resources_in_kernel(functions), measured=True)
         return predict_stage(functions, self.device, resources, start="sync", warm=True).seconds

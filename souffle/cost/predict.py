@@ -31,9 +31,10 @@ from souffle.cost.work import work_of
 from souffle.errors import OptionError
 from souffle.kernel import DeviceFunction
 from souffle.partition import StageResources
+from souffle.schedule.gpu.device import ASSUMED_REGISTERS
 from souffle.tvm_compat import const_int
 
-__all__ = ["Prediction", "Terms", "estimated_registers", "predict_stage", "predict_work"]
+__all__ = ["Prediction", "Terms", "estimated_registers", "predict_stage", "predict_work", "resources_in_kernel"]
 
 _FEWEST_REGISTERS, _MOST_REGISTERS = 32, 255
 
@@ -234,6 +235,18 @@ def predict_work(
         tiles=tiles,
         resident=resident,
         waves=waves,
+    )
+
+
+def resources_in_kernel(functions: Sequence[DeviceFunction]) -> StageResources:
+    """What a stage asks for as one of several of its kernel: at least the registers that stages leave each other."""
+    return StageResources(
+        max(ASSUMED_REGISTERS, *map(estimated_registers, functions)),
+        0,
+        max(function.shared_bytes for function in functions),
+        max(function.threads for function in functions),
+        0,
+        False,
     )
 
 

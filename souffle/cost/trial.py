@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 from souffle.cost.counting import Work
 from souffle.cost.device import CostDevice
-from souffle.cost.predict import Terms, estimated_registers, predict_work
+from souffle.cost.predict import Terms, predict_work, resources_in_kernel
 from souffle.cost.work import work_of
 from souffle.kernel import Lowering
 from souffle.partition import StageResources
 from souffle.program import TE, FusedTE, Tensor, TEProgram, parts_of
 from souffle.schedule.drafts import Answer, Scheduler
-from souffle.schedule.gpu.device import ASSUMED_REGISTERS
 from souffle.schedule.stage import StageDraft, draft_stage
 
 __all__ = ["Trial", "Trials", "seconds_of"]
@@ -93,14 +92,7 @@ class Trials:
         far = sum(tensor.nbytes for tensor in draft.inputs if tensor in self._far)
         if (draft.digest, far) not in self._known:
             functions = self._lowering.functions(answer.schedule)
-            resources = StageResources(
-                max(ASSUMED_REGISTERS, *map(estimated_registers, functions)),
-                0,
-                max(function.shared_bytes for function in functions),
-                max(function.threads for function in functions),
-                0,
-                False,
-            )
+            resources = resources_in_kernel(functions)
             every = sum(tensor.nbytes for tensor in (*draft.inputs, *draft.outputs))
             works = tuple((work_of(function), function.tiles) for function in functions)
             self._known[draft.digest, far] = Trial(works, resources, far, every)
