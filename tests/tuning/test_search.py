@@ -27,6 +27,8 @@ ARCH = "sm_90"
 TARGET = cuda_target(ARCH)
 DEVICE = device_of_arch(ARCH)
 REQUEST = GpuRequest(ARCH)
+APART = {"level": "V3", "reductions": "one_phase"}
+"""The product and the sum of its rows are two stages then."""
 
 
 def gemm(rows: int = 64, inner: int = 48, columns: int = 96) -> souffle.TEProgram:
@@ -57,7 +59,7 @@ class Counting(PredictingBench):
 
 @pytest.fixture(scope="module")
 def tasks():
-    return tasks_of([stages_of(gemm(), cubin=False)])
+    return tasks_of([stages_of(gemm(), cubin=False, **APART)])
 
 
 def run(tasks, folder: Path, trials: int, bench=None, **options):
@@ -133,8 +135,9 @@ def test_what_cannot_be_used_is_written_down_and_never_chosen(tasks, tmp_path) -
 
 def test_a_network_compiled_with_the_log_computes_the_same(tmp_path) -> None:
     program = gemm()
-    run(tasks_of([stages_of(program, cubin=False)]), tmp_path, 4)
-    network = souffle.compile(program, target="cuda", arch=ARCH, device="cpu", cubin=False, tuning_log=tmp_path)
+    run(tasks_of([stages_of(program, cubin=False, **APART)]), tmp_path, 4)
+    options = {"device": "cpu", "cubin": False, "tuning_log": tmp_path, **APART}
+    network = souffle.compile(program, target="cuda", arch=ARCH, **options)
     assert [d for d in network.plan.decisions if d[0] == "tuning"][-1][3].startswith("2 of 2")
     rng = np.random.default_rng(1)
     a, b, bias = (rng.standard_normal(s.shape).astype("float32") for s in network.signature.inputs)
@@ -158,7 +161,8 @@ def test_every_sketch_gives_schedules_that_compute_the_same(tmp_path, tasks) -> 
             continue
         folder = tmp_path / str(number)
         LogWriter(folder, ARCH, TARGET).add(func, candidate.trace, (1e-6,), origin_now("predicted", DEVICE.product))
-        network = souffle.compile(program, target="cuda", arch=ARCH, device="cpu", cubin=False, tuning_log=folder)
+        options = {"device": "cpu", "cubin": False, "tuning_log": folder, **APART}
+        network = souffle.compile(program, target="cuda", arch=ARCH, **options)
         assert any(d[2] and candidate.space.rule in d[3] for d in network.plan.decisions if d[0] == "tuning")
         a, b, bias = (rng.standard_normal(s.shape).astype("float32") for s in network.signature.inputs)
         shifted, total = network(a, b, bias).values()
@@ -175,7 +179,7 @@ def test_options_are_checked(tasks) -> None:
         souffle.tune(gemm(), trials=1, arch="sm_75")
     with pytest.raises(OptionError, match="is sm_80, and the schedules are for sm_90"):
         souffle.tune(gemm(), trials=1, arch="sm_90", device="A100-SXM4-40GB")
-    networks = [stages_of(gemm(), cubin=False)]
+    networks = [stages_of(gemm(), cubin=False, **APART)]
     with pytest.raises(OptionError, match=r"no stage.*shifted"):
         tasks_of(networks, "nothing")
     with pytest.raises(OptionError, match="no regular expression"):
@@ -183,6 +187,6 @@ def test_options_are_checked(tasks) -> None:
 
 
 def test_stages_count_as_often_as_they_run() -> None:
-    once = stages_of(gemm(), cubin=False)
-    twice = tasks_of([once, stages_of(gemm(), cubin=False)])
+    once = stages_of(gemm(), cubin=False, **APART)
+    twice = tasks_of([once, stages_of(gemm(), cubin=False, **APART)])
     assert [task.weight for task in twice] == [2, 2]
