@@ -1,0 +1,64 @@
+"""Whether stage functions compute what they are meant to: random evaluation over a finite field.
+
+The certificate (:mod:`souffle.verify.certify`) says that what a kernel reads was written before, not that it is the
+right element. This package runs the lowered TensorIR of a stage and its definition, TensorIR as it was before any
+schedule, on the same random inputs and compares outputs exactly. Numbers are elements of the field with
+``P = 2**31 - 1`` elements, sums and products are those of the field, so that the order of sums, tiles, warps and
+the parts of a reduction make no difference, while a wrong element, guard, turn or operator does.
+
+What it says, and with which probability
+----------------------------------------
+Sums, products, differences, quotients and literals (exact rationals) are rational functions of the inputs. Two of them
+that are equal over the rationals are equal here. Two that differ there agree at a random point with probability at most
+``d / P``, for each element that is compared, where `d` is the degree of their difference, as polynomials over one
+denominator (Schwartz 1980, Zippel 1979): a few factors that stages multiply with each other, and one for each number in
+a sum of quotients. They must differ modulo `P` for that; literals whose difference is a multiple of `P` are taken for
+the same. A denominator is 0 with the same small probability, and its inverse is then taken for 0, on both sides.
+
+``exp``, ``erf`` and all else that is no field operation is a random function of its arguments, named alike on both
+sides: two calls are equal if names and arguments are, and otherwise with probability ``1 / P`` (random interpretation
+of functions of which nothing is known: Gulwani and Necula, POPL 2003 and 2004). A keyed mixing of 64 bits stands for
+random.
+
+Comparisons, minima and maxima follow a random total order of the field, in which only infinities have their place, so
+that any tree of maxima finds the same one. A wrong number that loses a comparison does not show: where a definition
+compares, four points are tried, and in two of them zero comes before all other numbers. So for such stages an
+agreement is evidence, without a bound.
+
+What is not run is not compared: by default the first and the last tile of a function, three more, and as many as take
+little work. For the others it is worked out where they write, unless that depends on data, so that an element that no
+tile writes is found.
+
+What it does not say
+--------------------
+Nothing on rounding: casts between floating-point types change nothing here, so that a total kept in 16 bits, a cast
+that is missing, or an order of sums that cancels does not show. Nothing on overflow, infinities that arise, or NaN: 0
+times what was never written is 0 here, and no number is NaN, so that what a choice gives for one is not looked at.
+Nothing on integers beyond their type, which are exact.
+
+Nothing on waiting: all threads go in step, copies arrive at once, and barriers do nothing. That is one of the orders in
+which threads may run; the certificate, which finds barriers that are missing, says that all orders give the same.
+Nothing on how a kernel calls its stages, nor on the translation of TensorIR to CUDA.
+
+Identities of real numbers that a field does not have (``exp(a + b)``, ``max(a, b) + c``), and literals that are rounded
+when they are combined, would be reported as differences. No stage of the models or of the tests has one.
+
+What cannot be said is :class:`souffle.verify.expressions.Undecided`, with the reason.
+
+The idea of testing tensor programs in finite fields is that of Mirage (OSDI 2025), which searches for programs and
+gives exponentials a second field; here the text of one thread is run, with its guards, copies and fragments.
+"""
+
+from souffle.verify.values.agree import Agreement, Comparison, Mismatch, StageFunction, values_agree
+from souffle.verify.values.network import StageText, compare_stages, values_section
+
+__all__ = [
+    "Agreement",
+    "Comparison",
+    "Mismatch",
+    "StageFunction",
+    "StageText",
+    "compare_stages",
+    "values_agree",
+    "values_section",
+]

@@ -1,0 +1,356 @@
+"""Whether a stage's functions compute what its definition says, at random points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import tvm_ffi
+from tvm import tirx
+
+from souffle.tvm_compat import dtype_of
+from souffle.verify.expressions import Undecided
+from souffle.verify.library import text_of
+from souffle.verify.values.coverage import mark_written
+from souffle.verify.values.function import FunctionRun
+from souffle.verify.values.inputs import blank, elements_of, integer_ranges, random_tensors
+from souffle.verify.values.intrinsics import intrinsic
+from souffle.verify.values.memory import Fault, Lanes
+from souffle.verify.values.reference import Definition
+from souffle.verify.values.scalars import is_float
+
+__all__ = ["Agreement", "Comparison", "Mismatch", "StageFunction", "values_agree"]
+
+StageFunction = tuple[tirx.PrimFunc, int, int]
+"""A function ``f(tile, tid, pointers...)`` with its tiles and its threads."""
+
+_WORK = 1 << 21
+"""Numbers assigned, up to which more tiles of a function are run."""
+
+_LANES_FURTHER = 1 << 16
+"""Of the tiles that are then run together."""
+
+_CHOOSING = (tirx.Min, tirx.Max)
+
+_TILES = 5
+"""Of a function, if nothing else is asked for: the first, the last, and some between."""
+
+_TRIED = 256
+"""Elements of a definition that show whether integers choose elements that there are."""
+
+_POINTS = 4
+"""Random inputs where numbers are compared; for two of them zero comes before other numbers."""
+
+_FEWER_TILES = 2
+"""Of a function, at all points but the first."""
+
+_LANES = 2048
+"""Of all tiles that are run; fewer tiles are chosen where they have many threads."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was compared of one function.
+
+    Attributes
+    ----------
+    tiles : tuple of int
+        The tiles that were run.
+    of : int
+        How many it has.
+    elements : tuple of (str, int)
+        For each output that they wrote, how many elements were compared, counted anew at each point.
+    """
+
+    tiles: tuple[int, ...]
+    of: int
+    elements: tuple[tuple[str, int], ...]
+
+    def with_(self, other: Comparison) -> Comparison:
+        """This one and another of the same function."""
+        names = dict.fromkeys(name for name, _ in (*self.elements, *other.elements))
+        counts = tuple((n, dict(self.elements).get(n, 0) + dict(other.elements).get(n, 0)) for n in names)
+        return Comparison(tuple(sorted({*self.tiles, *other.tiles})), self.of, counts)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """All elements that were compared are equal.
+
+    Attributes
+    ----------
+    functions : tuple of Comparison
+    points : int
+        How many different random inputs there were.
+    covered : bool
+        Whether each element of the outputs is known to be written by some tile, those that were not run among them.
+    """
+
+    functions: tuple[Comparison, ...]
+    points: int
+    covered: bool
+
+    @property
+    def complete(self) -> bool:
+        """Whether all tiles were run."""
+        return all(len(c.tiles) == c.of for c in self.functions)
+
+    def __str__(self) -> str:
+        return "; ".join(
+            f"{len(c.tiles)} of {c.of} tiles, " + ", ".join(f"{n} elements of {t}" for t, n in c.elements)
+            for c in self.functions
+        ) + (f", at {self.points} points" if self.points > 1 else "")
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """An element that is not what the definition says.
+
+    Attributes
+    ----------
+    function : int
+        Which of the stage's functions.
+    tile, thread : int or None
+        Who wrote it; ``None`` where nobody did.
+    tensor : str
+    element : tuple of int
+        Its index, empty where it is not known.
+    statement : str
+        What wrote it.
+    reason : str
+    """
+
+    function: int
+    tile: int | None
+    thread: int | None
+    tensor: str
+    element: tuple[int, ...]
+    statement: str
+    reason: str
+
+    def __str__(self) -> str:
+        who = f", by thread {self.thread} of tile {self.tile} in `{self.statement}`" if self.tile is not None else ""
+        return f"{self.tensor}{list(self.element)}{who}: {self.reason}"
+
+
+Result = Agreement | Mismatch | Undecided
+
+
+def values_agree(
+    reference: tirx.PrimFunc,
+    functions: Sequence[StageFunction],
+    *,
+    seed: int = 0,
+    tiles: int | Literal["all"] | None = None,
+    points: int | None = None,
+) -> Result:
+    """Compare a stage's lowered functions with its definition on random inputs from a finite field.
+
+    Parameters
+    ----------
+    reference : tirx.PrimFunc
+        The definition: TensorIR that is not scheduled; parameters are inputs, then outputs.
+    functions : sequence of (PrimFunc, tiles, threads)
+        ``f(tile, tid, pointers...)`` with the same parameters; together they make the outputs.
+    seed : int
+        Of the inputs, of functions such as ``exp``, and of the choice of tiles.
+    tiles : int, "all" or None
+        How many tiles of each function are run. Where the others write is looked at too, without values.
+    points : int, optional
+        How many random inputs are tried. If not given, one where the definition is made of sums and products and
+        functions, and four where it compares numbers: a comparison can hide a wrong number.
+
+    Returns
+    -------
+    Agreement, Mismatch or Undecided
+        The last is returned, not raised: it names what this check does not know the meaning of.
+    """
+    if points is None:
+        points = _POINTS if _compares(reference) else 1
+    found: Result | None = None
+    with np.errstate(all="ignore"):
+        for point in range(points):
+            own = tiles if tiles is not None or point == 0 else _FEWER_TILES
+            try:
+                here = _Check(reference, functions, seed * _POINTS + point, own).result()
+            except Undecided as reason:
+                here = reason
+            if not isinstance(here, Agreement):
+                return here
+            if isinstance(found, Agreement):
+                both = (a.with_(b) for a, b in zip(found.functions, here.functions, strict=True))
+                here = Agreement(tuple(both), point + 1, found.covered)
+            found = here
+    if found is None:
+        raise ValueError("values are compared at one point at least")
+    return found
+
+
+def _compares(reference: tirx.PrimFunc) -> bool:
+    """Whether numbers are compared, or become integers."""
+    found: list[bool] = []
+
+    def see(node: Any) -> None:
+        operand = node.value if isinstance(node, tirx.Cast) else node.a
+        found.append(is_float(dtype_of(operand)) and (isinstance(node, _CHOOSING) or not is_float(dtype_of(node))))
+
+    kinds = (*_CHOOSING, tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.Cast)
+    tvm_ffi.structural_walk(reference.body, [(kind, see) for kind in kinds])
+    return any(found)
+
+
+class _Check:
+    """One random input."""
+
+    def __init__(
+        self,
+        reference: tirx.PrimFunc,
+        functions: Sequence[StageFunction],
+        seed: int,
+        tiles: int | Literal["all"] | None,
+    ) -> None:
+        self.reference = reference
+        self.functions = functions
+        self.seed = seed
+        self.tiles = tiles
+        self.work = 0
+        self.buffers = list(reference.params)
+
+    def result(self) -> Result:
+        """With the widest range of integers that the definition allows."""
+        ranges = integer_ranges(self.reference)
+        for number, integers in enumerate(ranges):
+            try:
+                return self._compare(integers)
+            except Fault as fault:
+                if number == len(ranges) - 1:
+                    return Undecided(f"{fault.reason}, whatever integers it is given")
+        raise AssertionError("a range decides")
+
+    def _compare(self, integers: tuple[int, int]) -> Result:
+        """Compare.
+
+        Raises
+        ------
+        Fault
+            If the definition reads beyond a tensor.
+        """
+        values = random_tensors(self.buffers, integers, self.seed)
+        probe = Definition(self.reference, {}, self.seed)
+        outputs = [i for i, b in enumerate(self.buffers) if b in probe.blocks]
+        given = {b: values[i] for i, b in enumerate(self.buffers) if i not in outputs}
+        definition = Definition(self.reference, given, self.seed)
+        if any(not is_float(str(b.dtype)) for b in given):
+            self._tried(definition, outputs)
+        compared = []
+        written = {i: np.zeros(elements_of(self.buffers[i]), bool) for i in outputs}
+        for number, (func, count, threads) in enumerate(self.functions):
+            compared.append(Comparison((), count, ()))
+            chosen = self._chosen(count, threads)
+            while chosen:
+                found = self._function(number, func, Lanes(chosen, threads), values, definition, written)
+                if isinstance(found, Mismatch):
+                    return found
+                compared[-1] = compared[-1].with_(Comparison(chosen, count, found))
+                chosen = self._further(compared[-1], threads)
+        complete = all(len(c.tiles) == c.of for c in compared)
+        covered = complete or (self.seed % _POINTS == 0 and self._marked(written))
+        if covered:
+            for i, known in written.items():
+                if not known.all():
+                    return self._unwritten(i, int(np.flatnonzero(~known)[0]))
+        return Agreement(tuple(compared), 1, covered)
+
+    def _marked(self, written: dict[int, np.ndarray]) -> bool:
+        """Whether it can be said what all tiles write, which is then marked."""
+        try:
+            for func, count, threads in self.functions:
+                mark_written(func, count, threads, written)
+        except Undecided:
+            return False
+        return True
+
+    def _tried(self, definition: Definition, outputs: Sequence[int]) -> None:
+        """Evaluate a part of the definition, to see whether integers choose elements that there are."""
+        random = np.random.default_rng(self.seed)
+        for output in outputs:
+            count = elements_of(self.buffers[output])
+            places = np.arange(count) if count <= _TRIED else random.integers(0, count, _TRIED)
+            definition.elements(self.buffers[output], places)
+
+    def _chosen(self, count: int, threads: int) -> tuple[int, ...]:
+        most = count if self.tiles == "all" else self.tiles or max(2, min(_TILES, _LANES // threads))
+        if most >= count:
+            return tuple(range(count))
+        random = np.random.default_rng((self.seed, count))
+        if self.seed % _POINTS:
+            # The ends were run at the first point.
+            return tuple(sorted(int(t) for t in random.choice(count, most, replace=False)))
+        between = random.choice(np.arange(1, count - 1), max(0, most - 2), replace=False)
+        return tuple(sorted({0, count - 1, *(int(t) for t in between)}))[-most:]
+
+    def _further(self, compared: Comparison, threads: int) -> tuple[int, ...]:
+        """Tiles that are run too, where those that were run took little work."""
+        left = sorted(set(range(compared.of)) - set(compared.tiles))
+        most = (_WORK - self.work) * len(compared.tiles) // max(self.work, 1)
+        if self.tiles is not None or not left or most < len(compared.tiles):
+            self.work = 0
+            return ()
+        random = np.random.default_rng((self.seed, len(left)))
+        most = min(most, len(left), max(1, _LANES_FURTHER // threads))
+        return tuple(sorted(int(t) for t in random.choice(left, most, replace=False)))
+
+    def _function(
+        self,
+        number: int,
+        func: tirx.PrimFunc,
+        lanes: Lanes,
+        values: Sequence[np.ndarray],
+        definition: Definition,
+        written: dict[int, np.ndarray],
+    ) -> Mismatch | tuple[tuple[str, int], ...]:
+        tensors = [blank(self.buffers[i], self.seed) if i in written else v for i, v in enumerate(values)]
+        run = FunctionRun(func, lanes, tensors, self.seed, intrinsic)
+        try:
+            run.run()
+        except Fault as fault:
+            tile, thread = lanes.named(fault.lane)
+            text = text_of(run.statements[run.current]) if run.statements else ""
+            return Mismatch(number, tile, thread, "memory", (), text, fault.reason)
+        self.work += run.work
+        elements = []
+        for i, tensor in enumerate(run.tensors):
+            if tensor.writes and i not in written:
+                return self._wrong(number, run, i, int(tensor.writes[0].elements[0]), "it writes an input")
+            if not tensor.writes:
+                continue
+            places = np.unique(np.concatenate([w.elements for w in tensor.writes]))
+            written[i][places] = True
+            expected = definition.elements(self.buffers[i], places)
+            wrong = np.flatnonzero(expected != tensor.values[places])
+            if len(wrong):
+                why = f"{len(wrong)} of {len(places)} elements that were compared are not what the definition says"
+                return self._wrong(number, run, i, int(places[wrong[0]]), why)
+            elements.append((str(self.buffers[i].name), len(places)))
+        return tuple(elements)
+
+    def _index(self, parameter: int, place: int) -> tuple[int, ...]:
+        shape = tuple(int(e) for e in self.buffers[parameter].shape)
+        return tuple(int(i) for i in np.unravel_index(place, shape)) if shape else ()
+
+    def _wrong(self, number: int, run: FunctionRun, parameter: int, place: int, reason: str) -> Mismatch:
+        """What is known of an element: who wrote it last."""
+        for write in reversed(run.tensors[parameter].writes):
+            at = np.flatnonzero(write.elements == place)
+            if len(at):
+                tile, thread = run.lanes.named(int(write.lanes[at[-1]]))
+                text = text_of(run.statements[write.statement])
+                name, index = str(self.buffers[parameter].name), self._index(parameter, place)
+                return Mismatch(number, tile, thread, name, index, text, reason)
+        raise AssertionError("an element that was written has a writer")
+
+    def _unwritten(self, parameter: int, place: int) -> Mismatch:
+        name, index = str(self.buffers[parameter].name), self._index(parameter, place)
+        return Mismatch(0, None, None, name, index, "", "no tile writes it")

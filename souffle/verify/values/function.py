@@ -1,0 +1,309 @@
+"""Runs a stage function, as it was lowered, for all threads of some tiles at once.
+
+Statements are executed in the order of the text by all lanes together; a lane that a condition leaves out keeps what it
+has. That is one of the orders in which threads may run, and what they run has no races (which the certificate shows),
+so that every order gives the same. Barriers and waits for copies have nothing left to do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Call, TensorLoad
+
+from souffle.tvm_compat import const_int
+from souffle.verify.expressions import Undecided
+from souffle.verify.indices import operator_name
+from souffle.verify.values.loops import Nest, at_once
+from souffle.verify.values.memory import Lanes
+from souffle.verify.values.places import Places
+from souffle.verify.values.scalars import Evaluator, Frame, Mask, Scalars, both, is_steady, none_of
+
+__all__ = ["FunctionRun", "Statement"]
+
+Statement = Callable[[Frame, Mask], None]
+
+_ATTRIBUTES = ("extern_scope", "reduce_scope", "fragment_shape", "fragment_layout")
+_BARRIERS = ("tirx.tvm_storage_sync", "tirx.cuda.cta_sync", "tirx.cuda.warp_sync")
+_PART_BARRIER = re.compile(r"souffle_named_barrier<\d+, *\d+>")
+
+_MOST_TURNS = 1 << 20
+"""Of one loop; more would take hours."""
+
+_CALL = 8
+"""Numbers of a thread that a function called by name handles, about."""
+
+_MOST_AT_ONCE = 1 << 19
+"""Elements of one array when turns of a loop are run together."""
+
+
+class FunctionRun(Places):
+    """A stage function that is run for some tiles.
+
+    Parameters
+    ----------
+    func : tirx.PrimFunc
+        ``f(tile, tid, pointers...)``, see :mod:`souffle.verify.values`.
+    lanes : Lanes
+        The tiles, and how many threads each has.
+    tensors : sequence of array
+        What the pointers point to, one number for each element; written in place.
+    seed : int
+        Of random functions, and of what was never written.
+    intrinsics : callable
+        ``intrinsics(run, name, arguments)``: the effect of a function that the text calls, or ``None``.
+
+    Attributes
+    ----------
+    work : int
+        How many numbers were assigned.
+    """
+
+    def __init__(
+        self,
+        func: tirx.PrimFunc,
+        lanes: Lanes,
+        tensors: Sequence[np.ndarray],
+        seed: int,
+        intrinsics: Callable[[FunctionRun, str, Sequence[Any]], Statement | None],
+    ) -> None:
+        super().__init__(func, lanes, tensors, seed)
+        self.intrinsics = intrinsics
+        self.statements: list[Any] = []
+        self.current = 0
+        self.work = 0
+        self.uses: Counter[Any] = Counter()
+        tvm_ffi.structural_walk(func.body, (tirx.Var, lambda variable: self.uses.update([variable])))
+        tile, tid = func.params[:2]
+        self.initial = {self.slot(tile): lanes.tile, self.slot(tid): lanes.tid}
+        if len(lanes.tiles) == 1:
+            self.initial[self.slot(tile)] = lanes.tiles[0]
+        self.steady.update(self.initial)
+        self.body = self.statement(func.body)
+
+    def run(self) -> None:
+        """Execute it.
+
+        Raises
+        ------
+        Fault
+            If a lane leaves a memory.
+        Undecided
+        """
+        frame = self.frame()
+        for slot, value in self.initial.items():
+            frame[slot] = value
+        self.body(frame, None)
+
+    def call(self, node: Call, name: str) -> Evaluator:
+        """Functions of several threads."""
+        found = self.intrinsics(self, name, node.args)
+        return found if found is not None else super().call(node, name)
+
+    # Statements
+
+    def statement(self, node: Any) -> Statement:
+        """The function that executes a statement."""
+        if isinstance(node, tirx.SeqStmt):
+            parts = [self.statement(part) for part in node.seq]
+
+            def sequence(f: Frame, m: Mask) -> None:
+                for part in parts:
+                    part(f, m)
+
+            return sequence
+        if isinstance(node, tirx.AttrStmt):
+            if node.attr_key not in _ATTRIBUTES:
+                raise Undecided(f"the attribute {node.attr_key}")
+            return self.statement(node.body)
+        if isinstance(node, tirx.For):
+            return self.loop(node)
+        if isinstance(node, tirx.IfThenElse):
+            return self.branch(node)
+        if isinstance(node, tirx.Bind):
+            return self.bind(node)
+        if isinstance(node, tirx.AllocBuffer):
+            self.allocate(node.buffer)
+            return _nothing
+        if isinstance(node, tirx.DeclBuffer):
+            self.declare(node)
+            return _nothing
+        if isinstance(node, tirx.BufferStore):
+            return self.store(node)
+        if isinstance(node, tirx.Evaluate):
+            return self.effect(node)
+        raise Undecided(f"a statement of the kind {type(node).__name__}")
+
+    def numbered(self, node: Any) -> int:
+        """A number for a statement, which messages show by."""
+        self.statements.append(node)
+        return len(self.statements) - 1
+
+    def bind(self, node: tirx.Bind) -> Statement:
+        """A variable."""
+        pointer = self.pointer(node.value)
+        if pointer is not None:
+            self.pointers[node.var] = pointer
+            return _nothing
+        if self.uses[node.var] == 1:
+            # Named and never used.
+            return _nothing
+        value = self.of(node.value)
+        slot = self.slot(node.var)
+        if is_steady(value):
+            self.steady.add(slot)
+        loads: list[TensorLoad] = []
+        tvm_ffi.structural_walk(node.value, (TensorLoad, loads.append))
+        if loads:
+
+            def kept(f: Frame, m: Mask) -> None:
+                # The memory may be written before the variable is used.
+                f[slot] = np.array(value(f, m))
+
+            return kept
+
+        def bound(f: Frame, m: Mask) -> None:
+            f[slot] = value(f, m)
+
+        return bound
+
+    def branch(self, node: tirx.IfThenElse) -> Statement:
+        """A condition."""
+        test, then = self.of(node.condition), self.statement(node.then_case)
+        otherwise = self.statement(node.else_case) if node.else_case is not None else None
+
+        def evaluate(f: Frame, m: Mask) -> None:
+            known = test(f, m)
+            if isinstance(known, int):
+                chosen = then if known else otherwise
+                if chosen is not None:
+                    chosen(f, m)
+                return
+            known = known != 0
+            first = both(m, known)
+            if not none_of(first):
+                then(f, None if m is None and known.all() else first)
+            if otherwise is not None:
+                second = both(m, ~known)
+                if not none_of(second):
+                    otherwise(f, second)
+
+        return evaluate
+
+    def loop(self, node: tirx.For) -> Statement:
+        """A loop: turn by turn, or all turns together where that is the same."""
+        if node.kind not in (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED):
+            raise Undecided(f"the loop over {node.loop_var.name}, whose kind is {node.kind}")
+        if node.step is not None:
+            raise Undecided(f"the loop over {node.loop_var.name}, which has steps")
+        low, extent, slot = self.of(node.min), self.of(node.extent), self.slot(node.loop_var)
+        nest = at_once(node, _MOST_AT_ONCE // self.lanes.count)
+        if nest is not None:
+            together = self._together(nest)
+            if together is not None:
+                return together
+        body = self.statement(node.body)
+
+        def turns(f: Frame, m: Mask) -> None:
+            first, count = low(f, m), extent(f, m)
+            most = count if isinstance(count, int) else int((count if m is None else np.where(m, count, 0)).max())
+            if most > _MOST_TURNS:
+                raise Undecided(f"{most} turns of the loop over {node.loop_var.name}")
+            for turn in range(most):
+                inside = m if isinstance(count, int) else both(m, turn < count)
+                f[slot] = first + turn
+                body(f, inside)
+
+        return turns
+
+    def _together(self, nest: Nest) -> Statement | None:
+        """All turns of a nest of loops: its variables are arrays with an axis each."""
+        lows = [self.of(loop.min) for loop in nest.loops]
+        if nest.selves:
+            # What an element is made of is the element itself: each turn must have its own.
+            for index in nest.selves:
+                if not self._distinct(nest, index):
+                    return None
+        slots = [self.slot(loop.loop_var) for loop in nest.loops]
+        counts = [const_int(loop.extent) for loop in nest.loops]
+        axes = [np.arange(n).reshape((n,) + (1,) * (2 + len(counts) - 1 - i)) for i, n in enumerate(counts)]
+        body = self.statement(nest.body)
+
+        def together(f: Frame, m: Mask) -> None:
+            for slot, low, axis in zip(slots, lows, axes):
+                f[slot] = low(f, m) + axis
+            body(f, m)
+
+        return together
+
+    def _distinct(self, nest: Nest, index: Any) -> bool:
+        """Whether an index that depends on the nest's own variables alone differs from turn to turn."""
+        own = Scalars(self.seed)
+        frame = own.frame()
+        grid = np.indices([const_int(loop.extent) for loop in nest.loops]).reshape(len(nest.loops), -1)
+        for loop, values in zip(nest.loops, grid):
+            if not isinstance(loop.min, tirx.IntImm):
+                return False
+            own.slot(loop.loop_var)
+            frame.append(values + int(loop.min.value))
+        places = nest.alone(index, own, frame)
+        return places is not None and len(np.unique(places)) == places.size == grid.shape[1]
+
+    def store(self, node: tirx.BufferStore) -> Statement:
+        """An assignment: all lanes read before any writes."""
+        memory, at, size = self._element(node.buffer, node.indices)
+        value, number, lanes = self.of(node.value), self.numbered(node), self.lanes.count
+
+        def assign(f: Frame, m: Mask) -> None:
+            self.current = number
+            found = value(f, m)
+            self.work += max(np.size(found), lanes)
+            memory.write(at(f, m), size, found, m, number)
+
+        return assign
+
+    def effect(self, node: tirx.Evaluate) -> Statement:
+        """A call for what it does."""
+        if not isinstance(node.value, Call):
+            return _nothing
+        name = operator_name(node.value)
+        if name in _BARRIERS or _PART_BARRIER.fullmatch(name):
+            return self.barrier
+        arguments = node.value.args
+        if str(getattr(node.value.op, "name", "")) in ("tirx.call_extern", "tirx.call_pure_extern"):
+            arguments = arguments[1:]
+        self.current = number = self.numbered(node)
+        found = self.intrinsics(self, name, arguments)
+        if found is None:
+            raise Undecided(f"a call of {name}")
+
+        def called(f: Frame, m: Mask) -> None:
+            self.current = number
+            self.work += _CALL * self.lanes.count
+            found(f, m)
+
+        return called
+
+    def barrier(self, f: Frame, m: Mask) -> None:
+        """A barrier of the block: nothing to do, if all threads come to it together.
+
+        Raises
+        ------
+        Undecided
+            If some threads of a tile do not: what they do meanwhile may be meant to come before.
+        """
+        if m is None:
+            return
+        here = np.broadcast_to(m, (*m.shape[:-1], self.lanes.count)).reshape(-1, self.lanes.threads)
+        if (here.any(axis=1) != here.all(axis=1)).any():
+            raise Undecided("a barrier that a part of the threads comes to")
+
+
+def _nothing(f: Frame, m: Mask) -> None:
+    return None

@@ -1,0 +1,235 @@
+"""What the functions and instructions that stages call do to values. What is not listed here is not decided.
+
+Stated anew from the PTX and CUDA manuals ("ldmatrix", "mma.m16n8k16", "cp.async", "Warp Shuffle Functions"), not
+imported from the rules that emit them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from souffle.verify.expressions import Undecided
+from souffle.verify.values import field
+from souffle.verify.values.fragments import matrix_instruction
+from souffle.verify.values.function import FunctionRun, Statement
+from souffle.verify.values.places import Pointer
+from souffle.verify.values.scalars import Evaluator, Frame, Mask, both
+
+__all__ = ["intrinsic"]
+
+_WARP = 32
+_COPY = re.compile(r"souffle_copy_async(_or_zero)?<(\d+)>")
+_TAKE = re.compile(r"souffle_take_totals<(\d+), *(\d+)>")
+_NOTHING = re.compile(r"souffle_copy_commit|souffle_copy_wait<\d+>|souffle_prefetch_l2")
+_SHUFFLE = re.compile(r"tirx\.(?:cuda\.__shfl_|tvm_warp_shuffle_?)(up|down|xor|)_?(?:sync)?")
+
+
+def intrinsic(run: FunctionRun, name: str, arguments: Sequence[Any]) -> Statement | Evaluator | None:
+    """The function that executes a call, for :class:`FunctionRun`; ``None`` for a name that is not known."""
+    if _NOTHING.fullmatch(name):
+        return lambda f, m: None
+    if name in ("tirx.cuda.__activemask", "tirx.tvm_warp_activemask"):
+        # Which threads take part is known; the number only says it again.
+        return lambda f, m: 0
+    copy, take, shuffle = _COPY.fullmatch(name), _TAKE.fullmatch(name), _SHUFFLE.fullmatch(name)
+    if copy:
+        return _copy(run, int(copy.group(2)), bool(copy.group(1)), arguments)
+    if take:
+        return _take(run, int(take.group(1)), int(take.group(2)), arguments)
+    if shuffle:
+        return _shuffled(run, shuffle.group(1), arguments)
+    if name == "souffle_put_totals":
+        return _put(run, arguments)
+    if name in ("souffle_load_matrices", "souffle_load_transposed_matrices"):
+        return _load_matrices(run, "transposed" in name, arguments)
+    if name == "souffle_add_product":
+        return _add_product(run, arguments)
+    return matrix_instruction(run, name, arguments)
+
+
+def _pointer(run: FunctionRun, argument: Any) -> Pointer:
+    found = run.pointer(argument)
+    if found is None:
+        raise Undecided(f"the pointer {argument}")
+    return found
+
+
+def _at(pointer: Pointer, f: Frame, m: Mask) -> np.ndarray:
+    """The unit that a pointer points to, with room for an axis of elements before the lanes."""
+    return np.atleast_1d(np.asarray(pointer.at(f, m)))
+
+
+def _elements(run: FunctionRun, count: int, size: int, unit: int) -> np.ndarray:
+    """How far elements that follow each other are from the first, in units."""
+    return np.arange(count)[:, None] * (size // unit)
+
+
+def _copy(run: FunctionRun, nbytes: int, may_zero: bool, arguments: Sequence[Any]) -> Statement:
+    """``cp.async`` of so many bytes, which are zeros where the last argument is 0."""
+    into, source = _pointer(run, arguments[0]), _pointer(run, arguments[1])
+    whether = run.of(arguments[2]) if may_zero else None
+    size = source.size
+    count = nbytes // size
+    ahead, step = (_elements(run, count, size, p.memory.unit) for p in (source, into))
+
+    def copy(f: Frame, m: Mask) -> None:
+        wanted = m
+        holds = 1
+        if whether is not None:
+            known = whether(f, m)
+            holds = known if isinstance(known, int) else known != 0
+            wanted = both(m, holds)
+        values: field.Number = 0
+        if not (isinstance(holds, int) and not holds):
+            values = source.memory.read(_at(source, f, wanted) + ahead, size, wanted)
+            if not isinstance(holds, int):
+                values = np.where(holds, values, 0)
+        into.memory.write(_at(into, f, m) + step, size, values, m, run.current)
+
+    return copy
+
+
+def _take(run: FunctionRun, lanes: int, planes: int, arguments: Sequence[Any]) -> Statement:
+    """The sums of planes of shared memory, element by element; `lanes` neighbours for each thread."""
+    into, source, apart = _pointer(run, arguments[0]), _pointer(run, arguments[1]), run.of(arguments[2])
+    step, ahead = (_elements(run, lanes, 4, p.memory.unit) for p in (into, source))
+    scale = 4 // source.memory.unit
+
+    def take(f: Frame, m: Mask) -> None:
+        first, between = _at(source, f, m) + ahead, apart(f, m)
+        total = source.memory.read(first, 4, m)
+        for plane in range(1, planes):
+            total = field.add(total, source.memory.read(first + plane * between * scale, 4, m))
+        into.memory.write(_at(into, f, m) + step, 4, total, m, run.current)
+
+    return take
+
+
+def _put(run: FunctionRun, arguments: Sequence[Any]) -> Statement:
+    """Two numbers of a thread, to shared memory."""
+    into, source = _pointer(run, arguments[0]), _pointer(run, arguments[1])
+    step, ahead = (_elements(run, 2, 4, p.memory.unit) for p in (into, source))
+
+    def put(f: Frame, m: Mask) -> None:
+        values = source.memory.read(_at(source, f, m) + ahead, 4, m)
+        into.memory.write(_at(into, f, m) + step, 4, values, m, run.current)
+
+    return put
+
+
+def _warps(run: FunctionRun, what: str) -> np.ndarray:
+    """The lane with which each lane's warp begins."""
+    if run.lanes.threads % _WARP:
+        raise Undecided(f"{what} by {run.lanes.threads} threads, whose last warp is not full")
+    lane = np.arange(run.lanes.count)
+    return lane - lane % _WARP
+
+
+def _whole_warps(run: FunctionRun, m: Mask, what: str) -> None:
+    if m is None:
+        return
+    here = np.broadcast_to(m, (*m.shape[:-1], run.lanes.count)).reshape(-1, _WARP)
+    if (here.any(axis=1) != here.all(axis=1)).any():
+        raise Undecided(f"{what} by a part of a warp")
+
+
+def _spread(run: FunctionRun, value: field.Number) -> np.ndarray:
+    """A value with all lanes."""
+    return np.broadcast_to(value, (*np.shape(value)[:-1], run.lanes.count))
+
+
+def _shuffled(run: FunctionRun, kind: str, arguments: Sequence[Any]) -> Evaluator:
+    """The value that another thread of the warp has, or noise where none gives one."""
+    _, value, other, width = (run.of(a) for a in arguments[:4])
+    lane = np.arange(run.lanes.count)
+    within = lane % run.lanes.threads % _WARP
+    salt = "shuffle from nowhere"
+
+    def shuffle(f: Frame, m: Mask) -> field.Number:
+        # Threads that a condition leaves out give nothing.
+        given, step, wide = _spread(run, value(f, m)), other(f, m), width(f, m)
+        place = within % wide
+        segment = within - place
+        giver = {
+            "": lambda: segment + step % wide,
+            "up": lambda: np.where(place < step, within, within - step),
+            "down": lambda: np.where(place + step >= wide, within, within + step),
+            # A thread of a segment that follows gives nothing.
+            "xor": lambda: np.where((within ^ step) // wide * wide > segment, within, within ^ step),
+        }[kind]()
+        wanted = lane - within + giver
+        inside = (wanted >= 0) & (wanted < run.lanes.count)
+        inside &= (wanted // run.lanes.threads) == lane // run.lanes.threads
+        if m is not None:
+            active = np.broadcast_to(m, given.shape[-1:]) if np.ndim(m) == 1 else np.broadcast_to(m, given.shape)
+            inside &= active[..., np.where(inside, wanted, 0)]
+        found = given[..., np.where(inside, wanted, 0)]
+        return found if inside.all() else np.where(inside, found, field.noise(run.lanes.count, salt, run.seed))
+
+    return shuffle
+
+
+def _load_matrices(run: FunctionRun, transposed: bool, arguments: Sequence[Any]) -> Statement:
+    """``ldmatrix.x4``: four matrices of 8 x 8 16-bit elements; lane ``8 i + r`` points to row `r` of matrix `i`.
+
+    Each thread gets two neighbours of row ``lane / 4`` of each matrix, in one register; of column, if transposed.
+    """
+    into, source = _pointer(run, arguments[0]), _pointer(run, arguments[1])
+    first = _warps(run, "ldmatrix")
+    lane = np.arange(run.lanes.count) % _WARP
+    matrix, half = np.divmod(np.arange(8)[:, None], 2)
+    along, across = lane // 4, 2 * (lane % 4) + half
+    row, column = (across, along) if transposed else (along, across)
+    giver = np.broadcast_to(first + 8 * matrix + row, (8, run.lanes.count))
+    scale = 2 // source.memory.unit
+    step = _elements(run, 8, 2, into.memory.unit)
+    ahead = np.broadcast_to(column * scale, giver.shape)
+
+    def load(f: Frame, m: Mask) -> None:
+        _whole_warps(run, m, "ldmatrix")
+        given = _spread(run, _at(source, f, m))[giver] + ahead
+        into.memory.write(_at(into, f, m) + step, 2, source.memory.read(given, 2, m), m, run.current)
+
+    return load
+
+
+def _add_product(run: FunctionRun, arguments: Sequence[Any]) -> Statement:
+    """``mma.m16n8k16``: a warp adds the product of two matrices to totals that its threads hold.
+
+    With ``g = lane / 4`` and ``t = lane % 4``, element `e` of a thread is: of the left matrix, row ``g``, 8 further if
+    bit 1 of `e` is set, and column ``2 t + e % 2``, 8 further if bit 2 is; of the right one, row ``2 t + e % 2``, 8
+    further if bit 1 is set, and column ``g``; of totals, row ``g``, 8 further if bit 1 is set, column ``2 t + e % 2``.
+    """
+    totals, left, right = (_pointer(run, a) for a in arguments)
+    _warps(run, "mma")
+    warps = run.lanes.count // _WARP
+    group, thread = np.divmod(np.arange(_WARP), 4)
+
+    def places(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        element = np.arange(count)[:, None]
+        return 8 * (element >> 1 & 1), 8 * (element >> 2 & 1), 2 * thread + element % 2
+
+    low, high, pair = places(8)
+    left_at = (group + low, pair + high)
+    low, _, pair = places(4)
+    right_at, total_at = (pair + low, group + 0 * low), (group + low, pair)
+    steps = [_elements(run, n, s, p.memory.unit) for n, s, p in ((4, 4, totals), (8, 2, left), (4, 2, right))]
+
+    def matrix(pointer: Pointer, f: Frame, m: Mask, step: np.ndarray, size: int) -> np.ndarray:
+        found = _spread(run, pointer.memory.read(_at(pointer, f, m) + step, size, m))
+        return found.reshape(len(step), warps, _WARP).transpose(1, 0, 2)
+
+    def product(f: Frame, m: Mask) -> None:
+        _whole_warps(run, m, "mma")
+        a, b, c = np.empty((warps, 16, 16), np.int64), np.empty((warps, 16, 8), np.int64), totals
+        a[:, left_at[0], left_at[1]] = matrix(left, f, m, steps[1], 2)
+        b[:, right_at[0], right_at[1]] = matrix(right, f, m, steps[2], 2)
+        found = field.matrix_product(a, b)[:, total_at[0], total_at[1]].transpose(1, 0, 2).reshape(4, -1)
+        at = _at(c, f, m) + steps[0]
+        c.memory.write(at, 4, field.add(c.memory.read(at, 4, m), found), m, run.current)
+
+    return product

@@ -1,0 +1,186 @@
+"""Buffers, and pointers into them, as places in memories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Call, TensorLoad
+
+from souffle.tvm_compat import const_int
+from souffle.verify.expressions import Undecided
+from souffle.verify.indices import bytes_of, operator_name
+from souffle.verify.values.memory import Lanes, Memory, PerBlock, PerThread, PerWarp, TensorMemory
+from souffle.verify.values.scalars import Evaluator, Frame, Mask, Scalars
+
+__all__ = ["Places", "Pointer"]
+
+_PAIRS = {"souffle_load_matrices": (0,), "souffle_load_transposed_matrices": (0,), "souffle_add_product": (1, 2)}
+"""Which arguments of an instruction are 32-bit registers that hold two 16-bit numbers."""
+
+
+def _element_size(dtype: str) -> int:
+    kind = tvm.DataType(dtype)
+    return max(1, kind.bits // 8)
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A place in a memory.
+
+    Attributes
+    ----------
+    memory : Memory
+    at : callable
+        Its unit.
+    size : int
+        Bytes of the elements of the buffer that it was taken of.
+    """
+
+    memory: Memory
+    at: Evaluator
+    size: int
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A buffer: `start` in units of its memory, `size` bytes for each element, `lanes` elements for each index."""
+
+    memory: Memory
+    start: Evaluator
+    size: int
+    lanes: int
+
+
+class Places(Scalars):
+    """Translates accesses of memory; each allocation is a memory of its own.
+
+    Parameters
+    ----------
+    func : tirx.PrimFunc
+    lanes : Lanes
+    tensors : sequence of array
+        What the function's pointers point to.
+    seed : int
+    """
+
+    def __init__(self, func: tirx.PrimFunc, lanes: Lanes, tensors: Sequence[np.ndarray], seed: int) -> None:
+        super().__init__(seed)
+        self.lanes = lanes
+        self.places: dict[Any, _Place] = {}
+        self.pointers: dict[Any, Pointer] = {}
+        self.tensors = []
+        for pointer, values in zip(func.params[2:], tensors, strict=True):
+            memory = TensorMemory(str(pointer.name), values, bytes_of(str(pointer.ty.element_type.dtype)), lanes.count)
+            self.pointers[pointer] = Pointer(memory, _start, memory.unit)
+            self.tensors.append(memory)
+        self._plan_memories(func)
+
+    def _plan_memories(self, func: tirx.PrimFunc) -> None:
+        """Find the unit of each memory: the smallest element in it."""
+        sizes: dict[Any, set[int]] = {}
+        halves: set[Any] = set()
+
+        def root(data: Any) -> Any:
+            if isinstance(data, Call) and operator_name(data) in ("tirx.address_of", "tirx.buffer_data"):
+                taken = data.args[0]
+                return taken.source if isinstance(taken, TensorLoad) else taken
+            return data
+
+        def declared(node: tirx.DeclBuffer) -> None:
+            sizes.setdefault(root(node.data), set()).add(_element_size(str(node.buffer.dtype)))
+
+        def called(node: Call) -> None:
+            for argument in _PAIRS.get(operator_name(node), ()):
+                halves.add(root(node.args[argument + 1]))
+
+        tvm_ffi.structural_walk(func.body, [(tirx.DeclBuffer, declared), (Call, called)])
+        self.views, self.halves = sizes, halves
+
+    def allocate(self, buffer: Any) -> None:
+        """A memory for a buffer."""
+        scope, dtype = str(buffer.scope()), str(buffer.dtype)
+        elements = tvm.DataType(dtype).lanes
+        for extent in buffer.shape:
+            elements *= const_int(extent)
+        own = _element_size(dtype)
+        seed, name = self.seed + len(self.places), str(buffer.name)
+        memory: Memory
+        if scope in ("shared", "shared.dyn"):
+            sizes = self.views.get(buffer, set()) or {own}
+            memory = PerBlock(name, elements * own, min(sizes), len(sizes) > 1, self.lanes, seed)
+        elif scope == "local":
+            # Registers that hold pairs of 16-bit numbers.
+            unit = own // 2 if buffer in self.halves else own
+            memory = PerThread(name, elements * own, unit, self.lanes, seed)
+        elif scope.startswith("wmma."):
+            memory = PerWarp(name, elements, own, self.lanes, seed)
+        else:
+            raise Undecided(f"memory of the scope {scope}")
+        self.places[buffer] = _Place(memory, _start, own, tvm.DataType(dtype).lanes)
+
+    def declare(self, node: tirx.DeclBuffer) -> None:
+        """A buffer at a place in a memory."""
+        pointer = self.pointer(node.data)
+        if pointer is None:
+            raise Undecided(f"the memory of the buffer {node.buffer.name}")
+        dtype = str(node.buffer.dtype)
+        self.places[node.buffer] = _Place(pointer.memory, pointer.at, _element_size(dtype), tvm.DataType(dtype).lanes)
+
+    def pointer(self, node: Any) -> Pointer | None:
+        """What an expression points to; ``None`` where it is no pointer."""
+        if isinstance(node, tvm.ir.Var):
+            return self.pointers.get(node)
+        if not isinstance(node, Call):
+            return None
+        name = operator_name(node)
+        if name == "tirx.buffer_data" and node.args[0] in self.places:
+            place = self.places[node.args[0]]
+            return Pointer(place.memory, place.start, place.size)
+        if name == "tirx.address_of" and isinstance(node.args[0], TensorLoad):
+            load = node.args[0]
+            if load.source not in self.places or len(load.indices) != 1:
+                return None
+            place = self.places[load.source]
+            return Pointer(place.memory, self._unit(place, load.indices[0]), place.size)
+        return None
+
+    def _unit(self, place: _Place, index: Any) -> Evaluator:
+        """Where an element of a buffer begins, in units."""
+        at, start = self.of(index), place.start
+        nbytes, unit = place.size * place.lanes, place.memory.unit
+        if nbytes % unit:
+            if isinstance(index, tirx.IntImm) and int(index.value) * nbytes % unit == 0:
+                first = int(index.value) * nbytes // unit
+                return lambda f, m: start(f, m) + first
+            # The pool counts bytes; what is put into it begins at multiples of its unit.
+            return lambda f, m: start(f, m) + at(f, m) * nbytes // unit
+        scale = nbytes // unit
+        if place.lanes > 1:
+            step = place.size // unit * np.arange(place.lanes)[:, None]
+            return lambda f, m: start(f, m) + at(f, m) * scale + step
+        if isinstance(place.memory, TensorMemory):
+            return at if scale == 1 else lambda f, m: at(f, m) * scale
+        if scale == 1:
+            return lambda f, m: start(f, m) + at(f, m)
+        return lambda f, m: start(f, m) + at(f, m) * scale
+
+    def _element(self, buffer: Any, indices: Any) -> tuple[Memory, Evaluator, int]:
+        if buffer not in self.places or len(indices) != 1:
+            raise Undecided(f"an access of the buffer {buffer.name}")
+        place = self.places[buffer]
+        return place.memory, self._unit(place, indices[0]), place.size
+
+    def load(self, node: TensorLoad) -> Evaluator:
+        """An element, or those of a vector."""
+        memory, at, size = self._element(node.source, node.indices)
+        return lambda f, m: memory.read(at(f, m), size, m)
+
+
+def _start(f: Frame, m: Mask) -> int:
+    return 0

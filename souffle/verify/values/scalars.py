@@ -1,0 +1,396 @@
+"""TensorIR's scalar and vector expressions as functions over many lanes at once.
+
+A value is a Python integer where it is the same everywhere, or an array whose last axis is the lanes, whose last but
+one is the elements of a vector, and whose others are loops that are run at once. Floating-point types hold elements of
+the field, integers and Booleans hold integers. Functions are ``f(frame, mask)``: `frame` has the values of variables,
+`mask` says for which lanes the value is wanted (``None``: for all).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import tirx
+from tvm.ir import Call, TensorLoad
+
+from souffle.tvm_compat import const_int, dtype_of
+from souffle.verify.expressions import Undecided
+from souffle.verify.indices import operator_name
+from souffle.verify.values import field
+from souffle.verify.values.vocabulary import OF_INTEGERS, function_name
+
+__all__ = ["Evaluator", "Frame", "Mask", "Scalars", "both", "is_float", "is_steady", "none_of"]
+
+Mask = np.ndarray | None
+Frame = list
+Evaluator = Callable[[Frame, Mask], field.Number]
+
+
+def is_float(dtype: str) -> bool:
+    """Whether a type's values are elements of the field."""
+    return "float" in dtype
+
+
+def both(mask: Mask, other: field.Number) -> Mask:
+    """Where both hold."""
+    return mask if isinstance(other, int) else other if mask is None else mask & other
+
+
+def none_of(mask: Mask) -> bool:
+    """Whether it holds nowhere."""
+    return mask is not None and not mask.any()
+
+
+def _uniform(*values: field.Number) -> bool:
+    return all(isinstance(v, int) for v in values)
+
+
+def _truncated_quotient(a: field.Number, b: field.Number) -> field.Number:
+    if _uniform(a, b):
+        return (abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1) if b else 0
+    if isinstance(b, int) and b > 0:
+        return (a + ((a >> 63) & (b - 1))) // b
+    divisor = np.where(b == 0, 1, b)
+    quotient = a // divisor
+    return quotient + ((quotient < 0) & (quotient * divisor != a))
+
+
+def _floor_quotient(a: field.Number, b: field.Number) -> field.Number:
+    if _uniform(a, b) or isinstance(b, int):
+        return a // b if b else 0
+    return a // np.where(b == 0, 1, b)
+
+
+def _truncated_rest(a: field.Number, b: field.Number) -> field.Number:
+    return a - _truncated_quotient(a, b) * b
+
+
+def _floor_rest(a: field.Number, b: field.Number) -> field.Number:
+    return a - _floor_quotient(a, b) * b
+
+
+def _shift_left(a: field.Number, b: field.Number) -> field.Number:
+    return a << b
+
+
+def _shift_right(a: field.Number, b: field.Number) -> field.Number:
+    return a >> b
+
+
+_INTEGER: dict[type, Callable[[field.Number, field.Number], field.Number]] = {
+    tirx.Add: lambda a, b: a + b,
+    tirx.Sub: lambda a, b: a - b,
+    tirx.Mul: lambda a, b: a * b,
+    tirx.Div: _truncated_quotient,
+    tirx.Mod: _truncated_rest,
+    tirx.FloorDiv: _floor_quotient,
+    tirx.FloorMod: _floor_rest,
+    tirx.Min: lambda a, b: min(a, b) if _uniform(a, b) else np.minimum(a, b),
+    tirx.Max: lambda a, b: max(a, b) if _uniform(a, b) else np.maximum(a, b),
+    tirx.LShift: _shift_left,
+    tirx.RShift: _shift_right,
+    tirx.BitwiseAnd: lambda a, b: a & b,
+    tirx.BitwiseOr: lambda a, b: a | b,
+    tirx.BitwiseXor: lambda a, b: a ^ b,
+}
+
+_FIELD: dict[type, Callable[[field.Number, field.Number], field.Number]] = {
+    tirx.Add: field.add,
+    tirx.Sub: field.subtract,
+    tirx.Mul: field.multiply,
+    tirx.Div: field.divide,
+}
+
+_RESTS = {tirx.Mod: "fmod", tirx.FloorMod: "floored rest"}
+"""Of floating-point types: functions of which nothing is known."""
+
+_COMPARED: dict[type, Callable[[field.Number, field.Number], Any]] = {
+    tirx.EQ: lambda a, b: a == b,
+    tirx.NE: lambda a, b: a != b,
+    tirx.LT: lambda a, b: a < b,
+    tirx.LE: lambda a, b: a <= b,
+    tirx.GT: lambda a, b: a > b,
+    tirx.GE: lambda a, b: a >= b,
+}
+
+_BITS = {
+    "tirx.shift_left": tirx.LShift,
+    "tirx.shift_right": tirx.RShift,
+    "tirx.bitwise_and": tirx.BitwiseAnd,
+    "tirx.bitwise_or": tirx.BitwiseOr,
+    "tirx.bitwise_xor": tirx.BitwiseXor,
+}
+
+
+def _steady(evaluate: Evaluator) -> Evaluator:
+    """Mark an expression as one that has the same value whenever it is evaluated."""
+    evaluate.steady = True
+    return evaluate
+
+
+def is_steady(evaluate: Evaluator) -> bool:
+    """Whether an expression has the same value whenever it is evaluated: it depends on the lane alone."""
+    return getattr(evaluate, "steady", False)
+
+
+class Scalars:
+    """Translates expressions. A subclass says what a load is.
+
+    Parameters
+    ----------
+    seed : int
+        Of the functions that are taken for random ones, and of the order of numbers.
+
+    Attributes
+    ----------
+    slots : dict of Var to int
+        Where a frame has the value of each variable.
+    steady : set of int
+        Slots of variables that never change; what is made of them is worked out once.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.order = field.Order(seed)
+        self.slots: dict[Any, int] = {}
+        self.steady: set[int] = set()
+
+    def slot(self, var: Any) -> int:
+        """Where a frame has the value of a variable."""
+        return self.slots.setdefault(var, len(self.slots))
+
+    def frame(self) -> Frame:
+        """A frame with room for all variables seen so far."""
+        return [None] * len(self.slots)
+
+    def load(self, node: TensorLoad) -> Evaluator:
+        """An element of memory."""
+        raise NotImplementedError
+
+    def call(self, node: Call, name: str) -> Evaluator:
+        """What no expression of numbers alone is: refused here."""
+        raise Undecided(f"a call of {name} in an expression")
+
+    def of(self, node: Any) -> Evaluator:
+        """The function that evaluates an expression.
+
+        Raises
+        ------
+        Undecided
+            If it holds something whose meaning is not stated here.
+        """
+        if isinstance(node, tirx.IntImm):
+            value = int(node.value)
+            return _steady(lambda f, m: value)
+        if isinstance(node, tirx.FloatImm):
+            value = field.constant(float(node.value), dtype_of(node))
+            return lambda f, m: value
+        if isinstance(node, tvm.ir.Var):
+            if node not in self.slots:
+                raise Undecided(f"the variable {node.name}, which nothing binds")
+            slot = self.slots[node]
+            return _steady(lambda f, m: f[slot]) if slot in self.steady else lambda f, m: f[slot]
+        if isinstance(node, TensorLoad):
+            return self.load(node)
+        kind = type(node)
+        if kind in _COMPARED:
+            return self._comparison(kind, node)
+        if kind in _INTEGER:
+            table = _FIELD if is_float(dtype_of(node)) else _INTEGER
+            if kind is tirx.Add and table is _FIELD:
+                for product, other in ((node.a, node.b), (node.b, node.a)):
+                    if isinstance(product, tirx.Mul):
+                        a, b, c = self.of(product.a), self.of(product.b), self.of(other)
+                        return self._multiply_add(a, b, c)
+            if table is _FIELD and kind in (tirx.Min, tirx.Max):
+                chosen = self.order.largest if kind is tirx.Max else self.order.least
+                return self._binary(chosen, self.of(node.a), self.of(node.b))
+            if table is _FIELD and kind in _RESTS:
+                return self._function(_RESTS[kind], [self.of(node.a), self.of(node.b)], (node.a, node.b))
+            if kind not in table:
+                raise Undecided(f"{kind.__name__} of {dtype_of(node)}")
+            return self._binary(table[kind], self.of(node.a), self.of(node.b))
+        if kind in (tirx.And, tirx.Or):
+            return self._connective(kind, self.of(node.a), self.of(node.b))
+        if kind is tirx.Not:
+            inner = self.of(node.a)
+            return lambda f, m: _negated(inner(f, m))
+        if kind is tirx.Select:
+            return self._choice(node.condition, node.true_value, node.false_value)
+        if kind is tirx.Cast:
+            return self._cast(dtype_of(node.value), dtype_of(node), self.of(node.value))
+        if kind is tirx.Ramp:
+            base, stride, lanes = self.of(node.base), self.of(node.stride), np.arange(const_int(node.lanes))[:, None]
+            return lambda f, m: base(f, m) + stride(f, m) * lanes
+        if kind is tirx.Broadcast:
+            return self.of(node.value)
+        if kind is tirx.Shuffle:
+            return self._shuffle(node)
+        if kind is tirx.Let:
+            value, slot = self.of(node.value), self.slot(node.var)
+            body = self.of(node.body)
+
+            def let(f: Frame, m: Mask) -> field.Number:
+                f[slot] = value(f, m)
+                return body(f, m)
+
+            return let
+        if isinstance(node, Call):
+            return self._known_call(node)
+        raise Undecided(f"an expression of the kind {kind.__name__}")
+
+    @staticmethod
+    def _binary(operate: Callable, a: Evaluator, b: Evaluator) -> Evaluator:
+        if not (is_steady(a) and is_steady(b)):
+            return lambda f, m: operate(a(f, m), b(f, m))
+        found: list[field.Number] = []
+
+        def once(f: Frame, m: Mask) -> field.Number:
+            if not found:
+                found.append(operate(a(f, None), b(f, None)))
+            return found[0]
+
+        return _steady(once)
+
+    @staticmethod
+    def _multiply_add(a: Evaluator, b: Evaluator, c: Evaluator) -> Evaluator:
+        return lambda f, m: field.multiply_add(a(f, m), b(f, m), c(f, m))
+
+    def _comparison(self, kind: type, node: Any) -> Evaluator:
+        a, b, compare = self.of(node.a), self.of(node.b), _COMPARED[kind]
+        if is_float(dtype_of(node.a)):
+            ranks = self.order.ranks
+            return lambda f, m: _truth(compare(ranks(a(f, m)), ranks(b(f, m))))
+        return lambda f, m: _truth(compare(a(f, m), b(f, m)))
+
+    @staticmethod
+    def _connective(kind: type, a: Evaluator, b: Evaluator) -> Evaluator:
+        stops = kind is tirx.Or
+
+        def evaluate(f: Frame, m: Mask) -> field.Number:
+            first = a(f, m)
+            if isinstance(first, int):
+                return int(stops) if bool(first) == stops else b(f, m)
+            first = first.astype(bool)
+            wanted = both(m, ~first if stops else first)
+            if none_of(wanted):
+                return first
+            second = b(f, wanted)
+            return first | (second != 0) if stops else first & (second != 0)
+
+        return evaluate
+
+    def _choice(self, condition: Any, true: Any, false: Any) -> Evaluator:
+        test, yes, no = self.of(condition), self.of(true), self.of(false)
+
+        def evaluate(f: Frame, m: Mask) -> field.Number:
+            known = test(f, m)
+            if isinstance(known, int):
+                return yes(f, m) if known else no(f, m)
+            known = known != 0
+            first, second = both(m, known), both(m, ~known)
+            if none_of(first):
+                return no(f, m)
+            if none_of(second):
+                return yes(f, m)
+            return np.where(known, yes(f, first), no(f, second))
+
+        return evaluate
+
+    def _cast(self, source: str, target: str, value: Evaluator) -> Evaluator:
+        if is_float(source) and is_float(target):
+            return value
+        if is_float(target):
+            return lambda f, m: _as_integers(value(f, m)) % field.P
+        if is_float(source):
+            if target.startswith("bool"):
+                return lambda f, m: _truth(value(f, m) != 0)
+            seed = self.seed
+            return lambda f, m: field.whole(value(f, m), seed)
+        if target.startswith("bool"):
+            return lambda f, m: _truth(value(f, m) != 0)
+        old, new = tvm.DataType(source), tvm.DataType(target)
+        if source.startswith("bool") or (new.bits >= 32 and new.bits >= old.bits) or new.bits >= 64:
+            return lambda f, m: _as_integers(value(f, m))
+        low, bits = 0 if target.startswith("u") else -(1 << (new.bits - 1)), (1 << new.bits) - 1
+        if new.bits >= 32 and not target.startswith("u"):
+            # Integers are exact here: TVM narrows indices to 32 bits where they fit.
+            return value
+        return lambda f, m: ((_as_integers(value(f, m)) - low) & bits) + low
+
+    def _shuffle(self, node: tirx.Shuffle) -> Evaluator:
+        vectors = [self.of(v) for v in node.vectors]
+        sizes = [tvm.DataType(dtype_of(v)).lanes for v in node.vectors]
+        wanted = [const_int(i) for i in node.indices]
+
+        def evaluate(f: Frame, m: Mask) -> field.Number:
+            parts = [np.atleast_2d(np.asarray(v(f, m))) for v in vectors]
+            outer = np.broadcast_shapes(*((*p.shape[:-2], 1, p.shape[-1]) for p in parts))
+            whole = [np.broadcast_to(p, (*outer[:-2], n, outer[-1])) for p, n in zip(parts, sizes)]
+            return np.concatenate(whole, axis=-2)[..., wanted, :]
+
+        return evaluate
+
+    def _known_call(self, node: Call) -> Evaluator:
+        name = operator_name(node)
+        if name == "prim.if_then_else":
+            return self._choice(*node.args)
+        if name in ("prim.likely", "tirx.likely"):
+            return self.of(node.args[0])
+        arguments = node.args[1:] if node.args and isinstance(node.args[0], tvm.ir.StringImm) else node.args
+        if name in _BITS:
+            a, b = (self.of(x) for x in arguments)
+            return self._binary(_INTEGER[_BITS[name]], a, b)
+        if name == "tirx.bitwise_not":
+            a = self.of(arguments[0])
+            return lambda f, m: ~_as_integers(a(f, m))
+        if name in ("tirx.fma", "fmaf", "fma", "__fmaf_rn"):
+            a, b, c = (self.of(x) for x in arguments)
+            return self._multiply_add(a, b, c)
+        if name == "tirx.sigmoid":
+            # As TVM's legalization writes it.
+            a, seed = self.of(arguments[0]), self.seed
+
+            def sigmoid(f: Frame, m: Mask) -> field.Number:
+                exponential = field.function_of("exp", [field.negative(a(f, m))], seed)
+                return field.inverse(field.add(exponential, 1))
+
+            return sigmoid
+        if name in ("tirx.isnan", "tirx.isinf", "tirx.isfinite"):
+            # No element of the field stands for such a number.
+            finite = int(name == "tirx.isfinite")
+            return lambda f, m: finite
+        if name == "tirx.reinterpret":
+            source, target = dtype_of(arguments[0]), dtype_of(node)
+            value = self.of(arguments[0])
+            return value if source == target else self._function(f"bits of {source} as {target}", [value], arguments)
+        if name in ("fmaxf", "fmax", "__hmax", "fminf", "fmin", "__hmin"):
+            a, b = (self.of(x) for x in arguments)
+            return self._binary(self.order.largest if "max" in name else self.order.least, a, b)
+        known = function_name(name)
+        if known is None or not (is_float(dtype_of(node)) or known in OF_INTEGERS):
+            return self.call(node, name)
+        return self._function(known, [self.of(x) for x in arguments], arguments)
+
+    def _function(self, name: str, evaluators: list[Evaluator], arguments: Any) -> Evaluator:
+        seed = self.seed
+        if name == "pow" and isinstance(arguments[1], (tirx.FloatImm, tirx.IntImm)):
+            exponent, base = float(arguments[1].value), evaluators[0]
+            if exponent == int(exponent) and 0 <= exponent <= 64:
+                return lambda f, m: field.power(base(f, m), int(exponent))
+        return lambda f, m: field.function_of(name, [e(f, m) for e in evaluators], seed)
+
+
+def _truth(value: Any) -> field.Number:
+    return int(value) if isinstance(value, (bool, np.bool_)) else value
+
+
+def _negated(value: field.Number) -> field.Number:
+    return int(not value) if isinstance(value, int) else value == 0
+
+
+def _as_integers(value: field.Number) -> field.Number:
+    return value.astype(np.int64) if isinstance(value, np.ndarray) and value.dtype == bool else value
