@@ -1,0 +1,90 @@
+"""Mutants of the tiny models: does the certificate refute each that changes a result, does the CPU device see races?
+
+``python -m benchmarks.mutation --models bert lstm --levels V3 V4 --mutants 360 --seed 0 --json out.jsonl``. Mutants are
+spread evenly over the networks. One line of JSON is written for each; lines that are there are not done again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+import models
+import souffle
+from souffle.cli.mutate import trial_table
+from souffle.mutation.definitions import Recorder
+from souffle.mutation.mutants import Mutation, Mutations
+from souffle.mutation.sandbox import Sandbox
+from souffle.mutation.trial import Trial, Trials, described, inputs_of, misses
+from souffle.pipeline import compile_cuda
+
+__all__ = ["main"]
+
+
+def _read(path: Path | None) -> dict[tuple[str, str], Trial]:
+    """Trials by network and identity."""
+    if path is None or not path.exists():
+        return {}
+    found = {}
+    for line in path.read_text().splitlines():
+        data = json.loads(line)
+        network, mutation = data.pop("network"), Mutation(**data.pop("mutation"))
+        data["rules"] = tuple(data["rules"])
+        found[network, mutation.identity] = Trial(mutation, **data)
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the campaign; 1 where a mutant that changes the result is not refuted."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=list(models.NAMES), choices=models.NAMES)
+    parser.add_argument("--levels", nargs="+", default=["V3", "V4"])
+    parser.add_argument("--precisions", nargs="+", default=["fp32", "mixed"])
+    parser.add_argument("--arch", default="sm_90")
+    parser.add_argument("--grid-barriers", nargs="+", default=["cooperative"], help="how blocks wait for each other")
+    parser.add_argument("--mutants", type=int, default=360)
+    parser.add_argument("--kinds", nargs="+", default=[], help="only these, such as 'grid barrier'")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample and of the inputs")
+    parser.add_argument("--json", type=Path, help="lines of JSON, appended to")
+    arguments = parser.parse_args(argv)
+
+    known = _read(arguments.json)
+    networks = list(product(arguments.models, arguments.levels, arguments.precisions, arguments.grid_barriers))
+    trials: dict[tuple[str, str], Trial] = {}
+    for number, (name, level, precision, barrier) in enumerate(networks):
+        label = f"{name} {level} {precision} {barrier}"
+        share = arguments.mutants * (number + 1) // len(networks) - arguments.mutants * number // len(networks)
+        model = models.build(name)
+        recorder = Recorder(arguments.arch)
+        options = {"level": level, "arch": arguments.arch, "precision": precision, "grid_barrier": barrier}
+        compiled = compile_cuda(souffle.import_onnx(model), **options, cubin=False, hook=recorder)
+        mutations = Mutations(compiled, recorder.definitions())
+        inputs = inputs_of(compiled.plan, models.random_inputs(model, seed=arguments.seed))
+        wanted = mutations.sample(share, arguments.seed, arguments.kinds)
+        todo = [m for m in wanted if (label, m.identity) not in known]
+        trials |= {(label, m.identity): known[label, m.identity] for m in wanted if m not in todo}
+        if not todo:
+            continue
+        with Sandbox() as sandbox:
+            attempts = Trials(mutations, inputs, sandbox)
+            for mutation in todo:
+                trial = trials[label, mutation.identity] = attempts.run(mutation)
+                if arguments.json is not None:
+                    with arguments.json.open("a") as stream:
+                        stream.write(json.dumps({"network": label, **dataclasses.asdict(trial)}) + "\n")
+        print(f"{label}: {len(mutations)} mutations, {len(todo)} tried", file=sys.stderr, flush=True)
+    print(trial_table(trials.values()))
+    wrong = misses(trials.values())
+    for (label, _), trial in trials.items():
+        if trial in wrong:
+            print(f"\n{label}: {described(trial)}")
+    return int(any(trial.missed for trial in trials.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""The process that runs mutants: it forks one for each job, knows no TVM, and runs nothing itself.
+
+So a fork is cheap and clean. Started by :class:`souffle.mutation.sandbox.Sandbox`; it speaks pickles over its standard
+input and output.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+from souffle.mutation.sandbox import LENGTH, Job, Outcome, receive, run_job, send
+
+__all__ = ["serve"]
+
+
+def _in_child(job: Job, folder: Path, timeout: float) -> Outcome:
+    source, sink = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(source)
+        os.setsid()
+        try:
+            outcome = run_job(job, folder)
+            with os.fdopen(sink, "wb") as stream:
+                send(stream, outcome)
+        finally:
+            os._exit(0)
+    os.close(sink)
+    deadline = time.monotonic() + timeout
+    data = b""
+    with os.fdopen(source, "rb", buffering=0) as stream:
+        while True:
+            ready, _, _ = select.select([stream], [], [], max(0.0, deadline - time.monotonic()))
+            part = stream.read(1 << 20) if ready else None
+            if not part:
+                break
+            data += part
+    hung = part is None
+    if hung:
+        os.killpg(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if len(data) > LENGTH.size and len(data) == LENGTH.size + LENGTH.unpack(data[: LENGTH.size])[0]:
+        return pickle.loads(data[LENGTH.size :])
+    if hung:
+        return Outcome("hang", f"nothing after {timeout:.0f} s")
+    ended = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"status {os.WEXITSTATUS(status)}"
+    return Outcome("crash", f"the process ended with {ended}")
+
+
+def serve() -> None:
+    """Answer jobs until there are no more."""
+    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a mutant prints
+    with tempfile.TemporaryDirectory(prefix="souffle-mutants-") as name:
+        folder = Path(name)
+        kept: set[str] = set()
+        while True:
+            try:
+                job, keep, timeout = receive(source)
+            except EOFError:
+                return
+            send(sink, _in_child(job, folder, timeout))
+            for path in folder.iterdir():
+                if keep or path.name.startswith("runtime"):
+                    kept.add(path.name)
+                elif path.name not in kept and path.is_file():
+                    path.unlink()
+
+
+if __name__ == "__main__":
+    serve()

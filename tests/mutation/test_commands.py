@@ -1,0 +1,36 @@
+"""The commands that make mutants of whole models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+
+import models
+from benchmarks import mutation
+from souffle.cli.main import main
+
+
+def test_mutants_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mmoe.onnx"
+    onnx.save(models.build("mmoe"), path)
+    assert main(["mutate", str(path), "--level", "V3", "-n", "3", "--quiet", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["mutants"]
+    assert len(found) == 3 and len({m["mutation"]["kind"] for m in found}) == 3
+    assert all(m["verdict"] == "REFUTED" for m in found if m["outcome"] not in ("same", "stillborn"))
+
+
+def test_a_campaign_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mutants.jsonl"
+    options = ["--models", "mmoe", "--levels", "V3", "--precisions", "fp32", "--json", str(path)]
+    assert mutation.main([*options, "--mutants", "2"]) == 0
+    first = path.read_text()
+    assert len(first.splitlines()) == 2
+    assert mutation.main([*options, "--mutants", "3"]) == 0
+    assert path.read_text().startswith(first) and len(path.read_text().splitlines()) == 3
+    done = capsys.readouterr()
+    assert ", 2 tried" in done.err and ", 1 tried" in done.err
+    assert "changed, not refuted" in done.out
+    assert any(line.split()[:2] == ["all", "3"] for line in done.out.splitlines())
