@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--arch", required=True)
     parser.add_argument("--precision", required=True)
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--save", action="append", required=True, metavar="LEVEL:CONSTANTS=FILE")
+    parser.add_argument("--save", action="append", required=True, metavar="LEVEL:CONSTANTS:BARRIER=FILE")
     parser.add_argument("--io", required=True, type=Path)
     options = parser.parse_args(argv)
     model = models.build(options.model, options.size, steps=options.steps)
@@ -54,14 +54,21 @@ def main(argv: list[str] | None = None) -> int:
         _write_io(model, options.io)
     initializers = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
     program = souffle.import_onnx(model)
-    levels: dict[str, list[tuple[str, Path]]] = {}
+    levels: dict[tuple[str, str], list[tuple[str, Path]]] = {}
     for item in options.save:
         key, _, path = item.partition("=")
-        level, _, constants = key.partition(":")
-        levels.setdefault(level, []).append((constants, Path(path)))
-    for level, files in levels.items():
+        level, constants, barrier = key.split(":")
+        levels.setdefault((level, barrier), []).append((constants, Path(path)))
+    for (level, barrier), files in levels.items():
         began = time.monotonic()
-        net = souffle.compile(program, level=level, target="cuda", arch=options.arch, precision=options.precision)
+        net = souffle.compile(
+            program,
+            level=level,
+            target="cuda",
+            arch=options.arch,
+            precision=options.precision,
+            grid_barrier=barrier,
+        )
         plan = net.plan
         about = {
             "build_seconds": round(time.monotonic() - began, 1),

@@ -32,12 +32,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_run import chosen_cases, run_steps, steps_for
-from benchmarks.gpu_table import table
+from benchmarks.gpu_table import across_barriers, table
 
 __all__ = ["main"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _LEVELS = ("V0", "V1", "V2", "V3", "V4")
+_MERGED = ("V3", "V4")
 _TRAVELS = ("souffle", "benchmarks", "models")
 _KINDS = ("micro", "check", "latency", "once")
 _log = logging.getLogger("gpu_host")
@@ -108,13 +109,17 @@ def _build(options: argparse.Namespace) -> int:
 def _build_group(options: argparse.Namespace, index: dict[str, Any], group: _Group, compiler: str) -> bool:
     """Compile what of a model is not there yet; whether all of it is there now."""
     io = options.out / f"{group.stem}.npz"
-    wanted: dict[str, tuple[str, str]] = {}
-    for level in options.levels:
+    wanted: dict[str, tuple[str, str, str]] = {}
+    # Below V3 no kernel waits for all its blocks.
+    chosen = [(lv, barrier) for lv in options.levels for barrier in options.grid_barriers if lv in _MERGED]
+    for level, barrier in [*((lv, "cooperative") for lv in options.levels if lv not in _MERGED), *chosen]:
         for kind in ("stored", "synthetic"):
             if kind == "stored" and group.size != "tiny" and level not in options.check_paper:
                 continue
             if kind == "stored" or group.size != "tiny":
-                wanted[f"{group.stem}-{level}" + ("" if kind == "stored" else f"-{kind}")] = (level, kind)
+                suffix = "" if barrier == "cooperative" else f"-{barrier}"
+                suffix += "" if kind == "stored" else f"-{kind}"
+                wanted[f"{group.stem}-{level}{suffix}"] = (level, kind, barrier)
     missing = {
         name: item
         for name, item in wanted.items()
@@ -129,8 +134,8 @@ def _build_group(options: argparse.Namespace, index: dict[str, Any], group: _Gro
         return True
     command = [sys.executable, "-m", "benchmarks.gpu_build", group.model, "--size", group.size]
     command += ["--arch", options.arch, "--precision", group.precision, "--io", str(io.resolve())]
-    for name, (level, kind) in missing.items():
-        command += ["--save", f"{level}:{kind}={(options.out / name).resolve()}.souffle"]
+    for name, (level, kind, barrier) in missing.items():
+        command += ["--save", f"{level}:{kind}:{barrier}={(options.out / name).resolve()}.souffle"]
         (options.out / f"{name}.json").unlink(missing_ok=True)
     command += ["--steps", group.steps] if group.steps else []
     began = time.monotonic()
@@ -152,7 +157,15 @@ def _build_group(options: argparse.Namespace, index: dict[str, Any], group: _Gro
     return True
 
 
-def _enter(options: argparse.Namespace, index: dict[str, Any], group: _Group, name: str, level: str, kind: str) -> None:
+def _enter(
+    options: argparse.Namespace,
+    index: dict[str, Any],
+    group: _Group,
+    name: str,
+    level: str,
+    kind: str,
+    barrier: str,
+) -> None:
     """Put a network that was built into the index, unless it is too large to travel."""
     facts = options.out / f"{name}.json"
     about = json.loads(facts.read_text())
@@ -173,6 +186,7 @@ def _enter(options: argparse.Namespace, index: dict[str, Any], group: _Group, na
         "model": group.model,
         "size": group.size,
         "level": level,
+        "grid_barrier": barrier,
         "precision": group.precision,
         "arch": options.arch,
         "steps": int(group.steps) if group.steps else None,
@@ -251,7 +265,8 @@ def _run(options: argparse.Namespace) -> int:
     _write(path, results)
     sys.stdout.write(table(results, steps, cases))
     states = [results["steps"].get(step.key(name), {}).get("status") for step in steps for name in step.names]
-    return 0 if all(state == "ok" for state in states) else 1
+    different = across_barriers(cases, results["steps"])[1]
+    return 0 if all(state == "ok" for state in states) and not different else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -264,6 +279,10 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--models", nargs="+", default=["mmoe", "lstm", "efficientnet", "bert", "swin", "resnext"])
     build.add_argument("--sizes", nargs="+", default=["tiny", "paper"], choices=("tiny", "paper"))
     build.add_argument("--levels", nargs="+", default=list(_LEVELS), choices=_LEVELS)
+    build.add_argument(
+        "--grid-barriers", nargs="+", default=["cooperative"], metavar="NAME",
+        help="V3 and V4 are built once with each: cooperative, counter",
+    )  # fmt: skip
     build.add_argument("--arch", default="sm_90")
     build.add_argument("--precision", default="fp32", choices=("fp32", "mixed"))
     build.add_argument(

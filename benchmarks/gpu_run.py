@@ -20,7 +20,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-__all__ = ["TOOLS", "Step", "chosen_cases", "run_steps", "steps_for"]
+__all__ = ["TOOLS", "Step", "barrier_of", "chosen_cases", "run_steps", "steps_for"]
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 """Of compute-sanitizer."""
@@ -66,13 +66,18 @@ class Step:
 
 
 def chosen_cases(cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """One case for each model, size, precision and level: the one with stored constants where there are two."""
+    """One case of each model, size, precision, level and barrier: that with stored constants where there are two."""
     chosen: dict[tuple[str, ...], str] = {}
     for name, case in cases.items():
-        key = tuple(case[part] for part in ("model", "size", "precision", "level"))
+        key = (*(case[part] for part in ("model", "size", "precision", "level")), barrier_of(case))
         if key not in chosen or case["constants"] == "stored":
             chosen[key] = name
     return {name: cases[name] for name in cases if name in chosen.values()}
+
+
+def barrier_of(case: dict[str, Any]) -> str:
+    """How the blocks of a case's kernels wait for each other; cases of before there was a choice lack it."""
+    return case.get("grid_barrier", "cooperative")
 
 
 def steps_for(cases: dict[str, dict[str, Any]], options: argparse.Namespace) -> list[Step]:

@@ -157,6 +157,14 @@ def _same_bits(first: dict[str, Any], second: dict[str, Any]) -> bool:
     return all(_host(first[name]).tobytes() == _host(second[name]).tobytes() for name in first)
 
 
+def _digest(outputs: dict[str, Any]) -> str:
+    """Of all bits of all outputs, to compare with another case's."""
+    digest = hashlib.sha256()
+    for name in sorted(outputs):
+        digest.update(name.encode() + b"\0" + _host(outputs[name]).tobytes())
+    return digest.hexdigest()
+
+
 def _kernels(network: Network) -> dict[str, Any]:
     """What the device made of the kernels; one by one only those with grid syncs, of which there are few."""
     kernels = network.kernels
@@ -244,6 +252,7 @@ def _check(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> _R
             result["outputs"] = {name: compare(first[name], value, plan.precision) for name, value in expected.items()}
         runs = sum(_same_bits(first, network(inputs)) for _ in range(options.repeats - 1))
         result["identical_runs"], result["runs"] = runs + 1, options.repeats
+        result["digest"] = _digest(first)
         result["graph_identical"] = _same_bits(first, network.capture()(inputs))
         result["dlpack_identical"] = None
         if torch is not None and torch.cuda.is_available() and inputs:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.gpu_run import TOOLS, Step
+from benchmarks.gpu_run import TOOLS, Step, barrier_of
 
-__all__ = ["table"]
+__all__ = ["across_barriers", "table"]
 
 _MOST_FAILURES = 12
 
@@ -47,8 +47,20 @@ def _checks(names: list[str], found: dict[str, Any]) -> list[str]:
     return lines if names else []
 
 
+def across_barriers(cases: dict[str, dict[str, Any]], found: dict[str, Any]) -> tuple[int, list[str]]:
+    """How many networks were checked with several grid barriers, and those whose outputs were not the same bits."""
+    digests: dict[tuple[str, ...], dict[str, str]] = {}
+    for name in cases:
+        digest = found.get(f"check {name}", {}).get("result", {}).get("digest")
+        if digest:
+            key = tuple(cases[name][part] for part in ("model", "size", "precision", "level", "constants"))
+            digests.setdefault(key, {})[barrier_of(cases[name])] = digest
+    compared = {key: of for key, of in digests.items() if len(of) > 1}
+    return len(compared), [" ".join(key[:4]) for key, of in compared.items() if len(set(of.values())) > 1]
+
+
 def _latencies(names: list[str], cases: dict[str, dict[str, Any]], found: dict[str, Any], rehearsal: bool) -> list[str]:
-    head = f"{'latency µs, median (min)':30} {'level':5} {'launches':>8} {'syncs':>5} {'plain':>20} {'graph':>20}"
+    head = f"{'latency µs, median (min)':30} {'level':10} {'launches':>8} {'syncs':>5} {'plain':>20} {'graph':>20}"
     lines = ["", head]
     groups: dict[str, list[str]] = {}
     for name in names:
@@ -58,12 +70,14 @@ def _latencies(names: list[str], cases: dict[str, dict[str, Any]], found: dict[s
         rows: dict[str, dict[str, Any]] = {}
         for name in members:
             entry, level = found.get(f"latency {name}", {}), cases[name]["level"]
+            if barrier_of(cases[name]) != "cooperative":
+                level += f" {barrier_of(cases[name])}"
             if entry.get("status") != "ok":
-                lines.append(f"{group:30} {level:5} {entry.get('status', 'not run')}")
+                lines.append(f"{group:30} {level:10} {entry.get('status', 'not run')}")
                 continue
             row = rows[level] = entry["result"]
             plain, graph = (f"{row[mode]['median_us']:.1f} ({row[mode]['min_us']:.1f})" for mode in ("launch", "graph"))
-            lines.append(f"{group:30} {level:5} {row['launches']:>8} {row['grid_syncs']:>5} {plain:>20} {graph:>20}")
+            lines.append(f"{group:30} {level:10} {row['launches']:>8} {row['grid_syncs']:>5} {plain:>20} {graph:>20}")
         if "V2" in rows and "V3" in rows and not rehearsal:
             # V2's stages are V3's, one kernel each: what is left once a graph has made launches cheap.
             ratio = rows["V2"]["graph"]["median_us"] / max(rows["V3"]["launch"]["median_us"], 1e-9)
@@ -94,6 +108,10 @@ def table(results: dict[str, Any], steps: list[Step], cases: dict[str, dict[str,
         return [name for step in steps if step.kind == kind for name in step.names]
 
     lines += _checks(names("check"), found)
+    compared, different = across_barriers(cases, found)
+    if compared:
+        lines.append(f"grid barriers: {compared - len(different)} of {compared} networks give the same bits with each")
+    lines += [f"FAILED {name}: its outputs depend on the grid barrier" for name in different]
     lines += _latencies(names("latency"), cases, found, results["rehearsal"])
     lines.append("")
     for tool in TOOLS:

@@ -36,7 +36,9 @@ def compile(
     precision: str = "fp32",
     partition: str = "souffle",
     reductions: str = "ordered",
+    grid_barrier: str = "cooperative",
     batch: int | None = None,
+    verify: str = "memory",
     tuning_log: str | os.PathLike | None = "auto",
     device: str = "auto",
     cubin: bool = True,
@@ -65,8 +67,16 @@ def compile(
     reductions : str
         ``"ordered"``: from V3 on, a reduction that leaves multiprocessors idle may be taken in two phases (§6.3),
         combined in a fixed order, so that results are the same bits in every run; ``"one_phase"``: none is.
+    grid_barrier : str
+        How the blocks of a kernel wait for each other: ``"cooperative"``, by cooperative groups, or ``"counter"``, by
+        our own counter of arrivals in memory of the network (§6.4).
     batch : int, optional
         The value of a symbolic first dimension.
+    verify : str
+        What the compiler proves of the CUDA kernels that it made (``docs/verification.md``). ``"memory"``: no races, no
+        divergent barriers, no stray accesses, and a grid that fits; if that is refuted, compiling fails. ``"values"``:
+        also, by random evaluation, that stages compute what they are to. ``"off"``: nothing. For ``target="cpu"``
+        nothing is proven.
     tuning_log : path, "auto" or None
         Where schedules are looked up that a search found (:func:`souffle.tune`): a folder; ``"auto"`` for those named
         in ``$SOUFFLE_TUNING_LOGS`` and the one that ships; ``None`` for the rules' own choices.
@@ -93,10 +103,12 @@ def compile(
         If an option is not valid.
     CompilerNotFoundError
         If CUDA text has to be compiled and no compiler is found.
+    CertificateError
+        If `verify` finds that a kernel is wrong: the counterexample, which is a bug of the compiler.
     """
     if target not in ("auto", "cuda", "cpu"):
         raise OptionError(f"target={target!r} is not valid; choose one of auto, cuda, cpu")
-    check_options(level, precision, partition, arch, reductions)
+    check_options(level, precision, partition, arch, reductions, verify, grid_barrier)
     check_device(device)
     present = gpu_arch() if target == "auto" or (target == "cuda" and arch is None) else None
     progress("importing")
@@ -110,6 +122,8 @@ def compile(
         precision=precision,
         partition=partition,
         reductions=reductions,
+        grid_barrier=grid_barrier,
+        verify=verify,
         tuning_log=tuning_log,
         cubin=cubin,
         cache_dir=Path(cache_dir) if cache_dir is not None else cache_root(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Decision"]
+__all__ = ["Barrier", "Decision"]
 
 
 @dataclass(frozen=True)
@@ -30,3 +30,34 @@ class Decision:
 
     def __str__(self) -> str:
         return f"[{self.stage}] {'+' if self.accepted else '-'} {self.subject}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """Why blocks, or the threads of a block, wait before a stage.
+
+    Attributes
+    ----------
+    scope : str
+        ``"grid"`` or ``"block"``.
+    before, after : str
+        The stage that waits, and the one that it waits for.
+    tensor : str
+        What the one writes and the other reads; between steps of a loop, also what the one reads and the other
+        overwrites.
+    reason : str
+        How their tiles depend on each other.
+    runs : int
+        How often a launch waits there.
+    """
+
+    scope: str
+    before: str
+    after: str
+    tensor: str
+    reason: str
+    runs: int = 1
+
+    def __str__(self) -> str:
+        times = f"{self.runs} x " if self.runs > 1 else ""
+        return f"{times}{self.scope} barrier before {self.before}, after {self.after}, for {self.tensor}: {self.reason}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 __all__ = [
     "ArtifactError",
+    "CertificateError",
     "CompilerNotFoundError",
     "CudaCompileError",
     "DeviceError",
@@ -50,6 +51,23 @@ class CompilerNotFoundError(SouffleError):
 
 class CudaCompileError(SouffleError):
     """The CUDA compiler, or the C++ compiler of the CPU device, rejected emitted text."""
+
+
+class CertificateError(SouffleError):
+    """The compiler refuted what it made itself (``docs/verification.md``).
+
+    Attributes
+    ----------
+    certificate : souffle.certificate.Certificate
+        With the counterexamples.
+    """
+
+    def __init__(self, message: str, certificate: object) -> None:
+        super().__init__(message, certificate)
+        self.certificate = certificate
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class DeviceError(SouffleError):

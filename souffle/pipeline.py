@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import tvm
 
@@ -22,7 +20,8 @@ from souffle.cost.reductions import place_reductions
 from souffle.decision import Decision
 from souffle.errors import OptionError
 from souffle.kernel import DeviceFunction, Lowering, cuda_target
-from souffle.partition import PLANNERS, PartitionRequest, Planner, one_kernel_per_stage, planner_for
+from souffle.options import LEVELS, REDUCTIONS, CudaOptions, Hook, Level, check_options, keep
+from souffle.partition import PartitionRequest, Planner, one_kernel_per_stage, planner_for
 from souffle.program import Loop, TEProgram
 from souffle.schedule.drafts import cached_scheduler
 from souffle.schedule.form import JoinPolicy, form_stages
@@ -32,6 +31,7 @@ from souffle.schedule.log import open_log
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
 from souffle.schedule.tuned import tuned_stages
 from souffle.transform import horizontal, mixed_precision, narrow, roll, vertical
+from souffle.verify.compiled import certified
 
 __all__ = [
     "LEVELS",
@@ -46,56 +46,8 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class Level:
-    """What an optimization level does (paper, Table 4). Each adds one thing to the last.
-
-    Attributes
-    ----------
-    name : str
-    horizontal : bool
-        Independent isomorphic TEs become one (§6.1).
-    vertical : bool
-        One-relies-on-one chains become one, and join their neighbours' stages across operators (§6.2).
-    merge : bool
-        One kernel per subprogram, with grid syncs (§5.4, §6.4); repeated layers and steps are loops in it.
-    reuse : bool
-        Tensors stay on chip across operators, weights are loaded ahead of barriers (§6.5).
-    summary : str
-    """
-
-    name: str
-    horizontal: bool
-    vertical: bool
-    merge: bool
-    reuse: bool
-    summary: str
-
-
-LEVELS = {
-    level.name: level
-    for level in (
-        Level("V0", False, False, False, False, "TVM's operator fusion, one kernel for each fused operator"),
-        Level("V1", True, False, False, False, "V0 + horizontal transformation of independent TEs"),
-        Level("V2", True, True, False, False, "V1 + vertical transformation of one-relies-on-one TEs"),
-        Level("V3", True, True, True, False, "V2 + one kernel per subprogram, with grid-wide barriers and loops"),
-        Level("V4", True, True, True, True, "V3 + on-chip tensor reuse and loads ahead of barriers"),
-    )
-}
-
-PRECISIONS = ("fp32", "mixed")
-REDUCTIONS = ("ordered", "one_phase")
-
-Hook = Callable[[str, object], object]
-"""Called between stages with the stage's name and its result; what it returns replaces the result."""
-
-
-def _keep(stage: str, result: object) -> object:
-    return result
-
-
 def transform_program(
-    program: TEProgram, level: Level, precision: str, hook: Hook = _keep
+    program: TEProgram, level: Level, precision: str, hook: Hook = keep
 ) -> tuple[TEProgram, tuple[Decision, ...]]:
     """The TE-level part of a level: precision, horizontal, vertical, then the types in which tensors are stored."""
     if precision == "mixed" and any(isinstance(item, Loop) for item in program.tes):
@@ -110,41 +62,6 @@ def transform_program(
             decisions.extend(made)
         program = hook(name, program)
     return program, tuple(decisions)
-
-
-@dataclass(frozen=True)
-class CudaOptions:
-    """How to compile for a GPU.
-
-    Attributes
-    ----------
-    level, arch, precision, partition : str
-        See :func:`souffle.compile`.
-    reductions : str
-        ``"ordered"``: from V3 on, a reduction may start in the tiles of what it reduces (§6.3), or become two phases
-        where it leaves multiprocessors idle; both combine in a fixed order. ``"one_phase"``: none does.
-    tuning_log : path, "auto" or None
-        See :func:`souffle.compile`.
-    cubin : bool
-        Whether to run nvcc. Without, the result has CUDA text only, enough for the CPU device.
-    cache_dir : Path, optional
-        Where cubins are kept by their text's hash.
-    progress : callable, optional
-        Told in a few words what is being done.
-    hook : callable, optional
-        Called between stages, see ``docs/debugging.md``.
-    """
-
-    level: str = "V4"
-    arch: str = "sm_90"
-    precision: str = "fp32"
-    partition: str = "souffle"
-    reductions: str = "ordered"
-    tuning_log: str | os.PathLike | None = None
-    cubin: bool = True
-    cache_dir: Path | None = None
-    progress: Callable[[str], None] = lambda message: None
-    hook: Hook = _keep
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,6 +95,8 @@ def compile_cuda(program: TEProgram, **options: object) -> CompiledKernels:
     ------
     OptionError
         If an option is not valid.
+    CertificateError
+        If the result is refuted.
     """
     chosen = CudaOptions(**options)
     staged = _staged(program, chosen)
@@ -186,14 +105,16 @@ def compile_cuda(program: TEProgram, **options: object) -> CompiledKernels:
     subprograms, cuts = chosen.hook("partition", planned)
     chosen.progress(f"merging into {len(subprograms)} kernels")
     how = (chosen.level, chosen.precision, chosen.partition, chosen.arch, level.reuse, chosen.cubin, chosen.cache_dir)
-    program, decisions, edit = request.analysis.program, (*staged.decisions, *cuts), partial(chosen.hook, "text")
-    parts = (program, request.analysis, subprograms, staged.functions, names, decisions, Options(*how), staged.target)
+    how += (chosen.grid_barrier,)
+    decisions, edit = (*staged.decisions, *cuts), partial(chosen.hook, "text")
+    parts = (request, subprograms, staged.functions, names, decisions, Options(*how), staged.target)
     compiled = assemble(*parts, chosen.progress, edit)
     labels = {stage: names[own[0]] for stage, own in staged.functions.items()}
     plan = with_predictions(compiled.plan, subprograms, labels, request.forecast)
     smaller = smaller_waves(plan, subprograms, request) if level.merge and planner.measures else ()
     late = tuple((d.stage, d.subject, d.accepted, d.reason) for d in smaller)
-    return replace(compiled, plan=replace(plan, decisions=(*plan.decisions, *late)))
+    compiled = replace(compiled, plan=replace(plan, decisions=(*plan.decisions, *late)))
+    return certified(compiled, chosen.verify, chosen.progress)
 
 
 def stages_of(program: TEProgram, **options: object) -> tuple[tuple[Unit, ...], Analysis]:
@@ -212,7 +133,8 @@ def stages_of(program: TEProgram, **options: object) -> tuple[tuple[Unit, ...], 
 def _staged(program: TEProgram, options: CudaOptions) -> _Staged:
     """Transform a program, form, schedule and lower its stages, and say what each asks of the device."""
     arch, hook, progress = options.arch, options.hook, options.progress
-    level = check_options(options.level, options.precision, options.partition, arch, options.reductions)
+    wanted = (options.level, options.precision, options.partition, arch, options.reductions, options.verify)
+    level = check_options(*wanted, options.grid_barrier)
     device, target, planner = device_for(arch), cuda_target(arch), planner_for(options.partition)
     lowering = Lowering(target)
     program = hook("frontend", program)
@@ -260,7 +182,7 @@ def compile_host(
     level: str = "V4",
     precision: str = "fp32",
     progress: Callable[[str], None] = lambda message: None,
-    hook: Hook = _keep,
+    hook: Hook = keep,
 ) -> Plan:
     """Compile a TE program to LLVM code for this machine; parameters as for :func:`compile_cuda`."""
     chosen = check_options(level, precision)
@@ -275,26 +197,3 @@ def compile_host(
     stages = hook("schedule", stages)
     program = analysis.program
     return assemble_host(program, analysis, stages, (*decided, *joined), level, precision, progress)
-
-
-def check_options(
-    level: str, precision: str, partition: str = "souffle", arch: str | None = None, reductions: str = "ordered"
-) -> Level:
-    """The level asked for.
-
-    Raises
-    ------
-    OptionError
-        If an option is not valid, naming those that are.
-    """
-    for name, value, allowed in (
-        ("level", level, tuple(LEVELS)),
-        ("precision", precision, PRECISIONS),
-        ("partition", partition, tuple(PLANNERS)),
-        ("reductions", reductions, REDUCTIONS),
-    ):
-        if value not in allowed:
-            raise OptionError(f"{name}={value!r} is not valid; choose one of {', '.join(allowed)}")
-    if arch is not None:
-        device_for(arch)
-    return LEVELS[level]

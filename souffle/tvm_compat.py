@@ -13,6 +13,7 @@ from typing import Any
 from souffle.errors import IncompatibleEnvironmentError
 
 __all__ = [
+    "MIN_BLOCKS_ATTRIBUTE",
     "TVM_FFI_PIN",
     "TVM_PIN",
     "PrimExpr",
@@ -45,6 +46,9 @@ __all__ = [
 
 TVM_PIN = "0.27.0.post1"
 TVM_FFI_PIN = "0.1.14.post1"
+
+MIN_BLOCKS_ATTRIBUTE = "tirx.launch_bounds_min_blocks_per_sm"
+"""Of a kernel: the second figure of its ``__launch_bounds__``, which TVM's generator writes."""
 
 
 def check_tvm_pair(tvm_version: str | None, ffi_version: str | None) -> None:

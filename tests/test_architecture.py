@@ -20,10 +20,10 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # The program is the frontend's result, so its data types come before the frontend.
 ORDER = (
     *("program", "frontend", "analysis", "schedule", "partition"),
-    *("transform", "kernel", "cost", "codegen", "verify", "runtime", "tuning"),
+    *("transform", "kernel", "cost", "codegen", "verify", "runtime", "mutation", "tuning"),
 )
-LOWEST = {"errors", "tvm_compat", "decision", "cache"}
-HIGHEST = {"pipeline", "api", "loading", "cli", "__main__"}
+LOWEST = {"errors", "tvm_compat", "decision", "certificate", "cache"}
+HIGHEST = {"options", "pipeline", "api", "loading", "cli", "__main__"}
 
 
 def place(path: Path) -> str:

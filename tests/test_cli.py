@@ -74,7 +74,7 @@ def test_python_m_souffle() -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("command", ["compile", "run", "explain", "check", "ablate"])
+@pytest.mark.parametrize("command", ["compile", "run", "verify", "explain", "check", "ablate"])
 def test_each_command_has_help_and_json(command: str, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as end:
         main.main([command, "--help"])

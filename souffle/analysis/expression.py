@@ -6,19 +6,19 @@ arithmetic, so identical layers of a network are analysed once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from tvm import tirx
-from tvm.ir import Call
+from tvm.ir import Call, TensorLoad
 
 from souffle.program import TE, ProgramError
 from souffle.program.shared import OncePer
 from souffle.tvm_compat import bounded_analyzer, const_int, is_load, load_indices, load_tensor, reduce_node
 
-__all__ = ["UNKNOWN", "Expression", "Node", "Path", "Region", "expression_of"]
+__all__ = ["UNKNOWN", "Expression", "Node", "NodeTable", "Path", "Region", "expression_of"]
 
 _BINARY = {
     tirx.Add: "add",
@@ -217,43 +217,132 @@ def expression_of(te: TE) -> Expression:
     return _once(te.op, lambda: _Builder(te).build())
 
 
-class _Builder:
-    """Numbers the nodes of one TE; structurally equal subexpressions get one number."""
+class NodeTable:
+    """Numbers the nodes of expressions; structurally equal subexpressions get one number.
 
-    def __init__(self, te: TE) -> None:
-        self.te = te
+    Parameters
+    ----------
+    input_of : callable
+        The input that a load reads, as a number.
+
+    Attributes
+    ----------
+    nodes : list of Node
+    """
+
+    def __init__(self, input_of: Callable[[Any], int]) -> None:
+        self.input_of = input_of
         self.nodes: list[Node] = []
         self.numbers: dict[Node, int] = {}
         # By the address of a TVM object, which is kept beside its number so that the address stays its own.
         self.seen: dict[int, tuple[Any, int]] = {}
 
+    def bind(self, variable: Any, number: int) -> None:
+        """A variable stands for a node."""
+        self.seen[hash(variable)] = (variable, number)
+
+    def number(self, node: Node) -> int:
+        """The number of a node."""
+        number = self.numbers.get(node)
+        if number is None:
+            number = self.numbers[node] = len(self.nodes)
+            self.nodes.append(node)
+        return number
+
+    def visit(self, root: Any) -> int:
+        """The number of an expression."""
+        # A stack of its own: chains of fused operators are deeper than Python's.
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            if hash(node) in self.seen:
+                stack.pop()
+                continue
+            if isinstance(node, tirx.Let) and hash(node.var) not in self.seen:
+                if hash(node.value) not in self.seen:
+                    stack.append(node.value)
+                    continue
+                self.bind(node.var, self.seen[hash(node.value)][1])
+            children = _children(node)
+            waiting = [child for child in children if hash(child) not in self.seen]
+            if waiting:
+                stack.extend(waiting)
+                continue
+            stack.pop()
+            numbers = tuple(self.seen[hash(child)][1] for child in children)
+            number = numbers[0] if isinstance(node, tirx.Let) else self.number(self._describe(node, numbers))
+            self.seen[hash(node)] = (node, number)
+        return self.seen[hash(root)][1]
+
+    def _describe(self, node: Any, args: tuple[int, ...]) -> Node:
+        kind, value = self._kind(node)
+        data = kind == "load" or any(self.nodes[arg].data for arg in args)
+        return Node(kind, args, value, str(node.ty) if kind != "text" else "", data)
+
+    def _kind(self, node: Any) -> tuple[str, Any]:
+        cls = type(node)
+        if cls in _BINARY:
+            return _BINARY[cls], None
+        if cls in _UNARY:
+            return _UNARY[cls], None
+        if isinstance(node, tirx.IntImm):
+            return "int", int(node.value)
+        if isinstance(node, tirx.FloatImm):
+            return "float", float(node.value)
+        if isinstance(node, tirx.Cast):
+            return "cast", None
+        if isinstance(node, tirx.Select):
+            return "choose", None
+        if is_load(node) or isinstance(node, TensorLoad):
+            return "load", self.input_of(node)
+        if isinstance(node, Call):
+            name = str(getattr(node.op, "name", node.op)).rpartition(".")[2]
+            return ("choose", None) if name == "if_then_else" else ("call", name)
+        if isinstance(node, tirx.Var):
+            return "opaque", str(node.name)
+        if isinstance(getattr(node, "value", None), str):
+            return "text", node.value
+        return "opaque", str(node)
+
+
+class _Builder:
+    """The expression of one TE."""
+
+    def __init__(self, te: TE) -> None:
+        self.te = te
+        self.table = NodeTable(self.input_of)
+
+    def input_of(self, load: Any) -> int:
+        tensor = load_tensor(load)
+        return next(i for i, known in enumerate(self.te.placeholders) if known.same_as(tensor))
+
     def build(self) -> Expression:
-        te = self.te
+        te, table = self.te, self.table
         axes = te.axes + te.reduce_axes
         for position, axis in enumerate(axes):
-            self.bind(axis.var, self.number(Node("axis", (), position, str(axis.var.ty), False)))
+            table.bind(axis.var, table.number(Node("axis", (), position, str(axis.var.ty), False)))
         regions: list[Region] = []
         combine: tuple[int, ...] = ()
         reduce = reduce_node(te.body)
         if reduce is None:
-            regions.append(Region(tuple(self.visit(body) for body in te.op.body), False))
+            regions.append(Region(tuple(table.visit(body) for body in te.op.body), False))
         else:
-            conditions = [self.visit(reduce.condition), *self.varying_bounds()]
-            holding = [c for c in conditions if not (self.nodes[c].kind == "int" and self.nodes[c].value)]
-            regions.append(Region(tuple(self.visit(source) for source in reduce.source), True, tuple(holding)))
+            conditions = [table.visit(reduce.condition), *self.varying_bounds()]
+            holding = [c for c in conditions if not (table.nodes[c].kind == "int" and table.nodes[c].value)]
+            regions.append(Region(tuple(table.visit(source) for source in reduce.source), True, tuple(holding)))
             if len(reduce.init):
-                regions.append(Region(tuple(self.visit(init) for init in reduce.init), False))
+                regions.append(Region(tuple(table.visit(init) for init in reduce.init), False))
             combiner = reduce.combiner
             for position, variable in enumerate([*combiner.lhs, *combiner.rhs]):
-                self.bind(variable, self.number(Node("operand", (), position, str(variable.ty), True)))
-            combine = tuple(self.visit(result) for result in combiner.result)
+                table.bind(variable, table.number(Node("operand", (), position, str(variable.ty), True)))
+            combine = tuple(table.visit(result) for result in combiner.result)
         extents = [self.range(axis) for axis in axes]
         split = len(te.axes)
         return Expression(
             tuple(extents[:split]),
             tuple(extents[split:]),
             tuple((tensor.shape, tensor.dtype) for tensor in te.inputs),
-            tuple(self.nodes),
+            tuple(table.nodes),
             tuple(regions),
             combine,
         )
@@ -278,75 +367,10 @@ class _Builder:
         for axis in self.te.reduce_axes:
             first, extent = axis.dom.min, axis.dom.extent
             if not isinstance(first, tirx.IntImm):
-                conditions.append(self.visit(axis.var >= first))
+                conditions.append(self.table.visit(axis.var >= first))
             if not (isinstance(first, tirx.IntImm) and isinstance(extent, tirx.IntImm)):
-                conditions.append(self.visit(axis.var < first + extent))
+                conditions.append(self.table.visit(axis.var < first + extent))
         return conditions
-
-    def bind(self, variable: Any, number: int) -> None:
-        self.seen[hash(variable)] = (variable, number)
-
-    def number(self, node: Node) -> int:
-        number = self.numbers.get(node)
-        if number is None:
-            number = self.numbers[node] = len(self.nodes)
-            self.nodes.append(node)
-        return number
-
-    def visit(self, root: Any) -> int:
-        # A stack of its own: chains of fused operators are deeper than Python's.
-        stack = [root]
-        while stack:
-            node = stack[-1]
-            if hash(node) in self.seen:
-                stack.pop()
-                continue
-            if isinstance(node, tirx.Let) and hash(node.var) not in self.seen:
-                if hash(node.value) not in self.seen:
-                    stack.append(node.value)
-                    continue
-                self.bind(node.var, self.seen[hash(node.value)][1])
-            children = _children(node)
-            waiting = [child for child in children if hash(child) not in self.seen]
-            if waiting:
-                stack.extend(waiting)
-                continue
-            stack.pop()
-            numbers = tuple(self.seen[hash(child)][1] for child in children)
-            number = numbers[0] if isinstance(node, tirx.Let) else self.number(self.describe(node, numbers))
-            self.seen[hash(node)] = (node, number)
-        return self.seen[hash(root)][1]
-
-    def describe(self, node: Any, args: tuple[int, ...]) -> Node:
-        kind, value = self.kind(node)
-        data = kind == "load" or any(self.nodes[arg].data for arg in args)
-        return Node(kind, args, value, str(node.ty) if kind != "text" else "", data)
-
-    def kind(self, node: Any) -> tuple[str, Any]:
-        cls = type(node)
-        if cls in _BINARY:
-            return _BINARY[cls], None
-        if cls in _UNARY:
-            return _UNARY[cls], None
-        if isinstance(node, tirx.IntImm):
-            return "int", int(node.value)
-        if isinstance(node, tirx.FloatImm):
-            return "float", float(node.value)
-        if isinstance(node, tirx.Cast):
-            return "cast", None
-        if isinstance(node, tirx.Select):
-            return "choose", None
-        if is_load(node):
-            tensor = load_tensor(node)
-            return "load", next(i for i, known in enumerate(self.te.placeholders) if known.same_as(tensor))
-        if isinstance(node, Call):
-            name = str(getattr(node.op, "name", node.op)).rpartition(".")[2]
-            return ("choose", None) if name == "if_then_else" else ("call", name)
-        if isinstance(node, tirx.Var):
-            return "opaque", str(node.name)
-        if isinstance(getattr(node, "value", None), str):
-            return "text", node.value
-        return "opaque", str(node)
 
 
 def _children(node: Any) -> tuple[Any, ...]:
@@ -363,6 +387,8 @@ def _children(node: Any) -> tuple[Any, ...]:
         return (node.body,)
     if is_load(node):
         return load_indices(node)
+    if isinstance(node, TensorLoad):
+        return tuple(node.indices)
     if isinstance(node, Call):
         return tuple(node.args)
     return ()

@@ -27,6 +27,7 @@ __all__ = [
     "identity",
     "is_bijection",
     "is_single_valued",
+    "is_within_identity",
     "map_to",
     "modulo",
     "named_map",
@@ -37,6 +38,7 @@ __all__ = [
     "points",
     "projected",
     "rational_floor",
+    "unknowns",
     "within_budget",
 ]
 
@@ -187,6 +189,12 @@ def identity(dimensions: int) -> Map:
     return Map.identity(islpy.Space.alloc(_CONTEXT, 0, dimensions, dimensions))
 
 
+def is_within_identity(relation: Map) -> bool:
+    """Whether every point relates to itself at most; ``False`` too where the budget runs out."""
+    same = identity(relation.dim(_IN))
+    return bool(within_budget(lambda: relation.is_subset(same)))
+
+
 def are_equal(one: Map, other: Map) -> bool:
     """Whether two maps hold the same pairs; ``False`` where the budget runs out."""
     return bool(within_budget(lambda: one.is_equal(other)))
@@ -201,6 +209,11 @@ def projected(points_: Set, position: int) -> Set:
     """One dimension of a set."""
     count = points_.dim(_SET)
     return points_.project_out(_SET, position + 1, count - position - 1).project_out(_SET, 0, position)
+
+
+def unknowns(points_: Set) -> int:
+    """The most existential variables of a piece of a set; counting its points takes time exponential in them."""
+    return max((piece.dim(islpy.dim_type.div) for piece in points_.get_basic_sets()), default=0)
 
 
 def count_points(points_: Set) -> int:

@@ -55,6 +55,8 @@ def _model(model: str, arguments: argparse.Namespace, progress: Progress, gpu: s
             precision=arguments.precision,
             partition=arguments.partition,
             reductions=arguments.reductions,
+            grid_barrier=arguments.grid_barrier,
+            verify=arguments.verify,
             cubin=not arguments.no_cubin,
             device="cuda" if gpu else "cpu",
             progress=progress,

@@ -34,6 +34,8 @@ def check(arguments: argparse.Namespace, progress: Progress) -> int:
             precision=arguments.precision,
             partition=arguments.partition,
             reductions=arguments.reductions,
+            grid_barrier=arguments.grid_barrier,
+            verify=arguments.verify,
             cubin=gpu is not None,
             device="cpu",
             progress=progress,

@@ -1,27 +1,35 @@
-"""``souffle compile|run|explain|check|ablate|tune|measure-device``."""
+"""``souffle compile|run|verify|explain|check|ablate|mutate|tune|measure-device``.
+
+What needs the compiler is imported by the command that needs it: ``souffle run`` works where TVM is not installed.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 import souffle
-from souffle.cli.ablate import ablate
-from souffle.cli.check import check
+from souffle.certificate import CHECKS
 from souffle.cli.counts import counts_table
 from souffle.cli.measure_device import add_arguments as add_measure_device
 from souffle.cli.output import Progress, format_table, human_bytes, write_json
 from souffle.cli.tune import add_arguments as add_tune
-from souffle.errors import InputError, SouffleError
-from souffle.pipeline import REDUCTIONS
-from souffle.runtime.explain import explain_data
+from souffle.errors import CertificateError, InputError, SouffleError
+from souffle.runtime.explain import certificate_lines, explain_data
+from souffle.runtime.plan_json import certificate_to_json
 
 __all__ = ["main"]
+
+_COMPILER = frozenset({"islpy", "onnx", "onnxscript", "tvm", "tvm_ffi"})
+"""What only the compiler imports."""
+
+Command = Callable[[argparse.Namespace, Progress], int]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        The exit status: 0, 1 where a check found a mismatch, 2 for an error of the user.
+        The exit status: 0; 1 where a check found a mismatch or the certificate refutes a network; 2 for an error of
+        the user; 3 where ``verify`` could not decide.
     """
     arguments = _parser().parse_args(argv)
     progress = Progress(arguments.quiet)
@@ -39,7 +48,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SouffleError as error:
         progress.done()
         print(f"souffle: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1 if isinstance(error, CertificateError) else 2
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _COMPILER:
+            raise
+        progress.done()
+        print(
+            f"souffle: this command needs the compiler, and Python's package {missing} is not installed here; install "
+            "all it needs with: pip install souffle-dl",
+            file=sys.stderr,
+        )
         return 2
+
+
+def _command(module: str, name: str) -> Command:
+    """A command that lives in a module of its own, imported when it is run."""
+
+    def run(arguments: argparse.Namespace, progress: Progress) -> int:
+        return getattr(importlib.import_module(module), name)(arguments, progress)
+
+    return run
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,12 +86,26 @@ def _parser() -> argparse.ArgumentParser:
     options.add_argument("--precision", choices=("fp32", "mixed"), default="fp32")
     options.add_argument("--partition", metavar="PLANNER", default="souffle", help="decides where kernels end")
     options.add_argument(
-        "--reductions", choices=REDUCTIONS, default="ordered", help="whether long reductions may take two phases"
+        "--reductions",
+        choices=("ordered", "one_phase"),
+        default="ordered",
+        help="whether long reductions may take two phases",
     )
     options.add_argument("--arch", help="GPU architecture, such as sm_90 (default: that of the GPU at hand, or sm_90)")
     options.add_argument("--batch", type=int, help="value of a symbolic first dimension")
 
-    one = argparse.ArgumentParser(add_help=False)
+    waits = argparse.ArgumentParser(add_help=False)
+    waits.add_argument(
+        "--grid-barrier",
+        choices=("cooperative", "counter"),
+        default="cooperative",
+        help="how the blocks of a kernel wait for each other",
+    )
+
+    proofs = argparse.ArgumentParser(add_help=False)
+    proofs.add_argument("--verify", choices=CHECKS, default="memory", help="what is proven of the CUDA kernels")
+
+    one = argparse.ArgumentParser(add_help=False, parents=[waits, proofs])
     one.add_argument("model", metavar="MODEL", help="an ONNX file")
     one.add_argument("--level", choices=("V0", "V1", "V2", "V3", "V4"), default="V4")
     one.add_argument("--target", choices=("auto", "cuda", "cpu"), default="cuda")
@@ -82,25 +125,42 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--counts", action="store_true", help="with --checked (implied), print what each kernel moved")
     command.set_defaults(command=_run)
 
+    command = commands.add_parser("verify", parents=[common], help="prove a saved network again, from its file alone")
+    command.add_argument("file", metavar="FILE", help="a .souffle file")
+    command.add_argument(
+        "--rebuild", action="store_true", help="also compile the text, with the same nvcc, and compare the machine code"
+    )
+    command.add_argument(
+        "--values", action="store_true", help="also compare stages with what they are to compute, at random inputs"
+    )
+    command.set_defaults(command=_command("souffle.cli.verify", "verify"))
+
     command = commands.add_parser("explain", parents=[common, options, one], help="print decisions with their reasons")
     command.set_defaults(command=_explain)
 
     command = commands.add_parser(
-        "check", parents=[common, options], help="compile at every level, run, compare with ONNX Runtime"
+        "check", parents=[common, options, waits, proofs], help="compile at every level, run, compare with ONNX Runtime"
     )
     command.add_argument("model", metavar="MODEL", help="an ONNX file")
     command.add_argument("--levels", nargs="+", default=["V0", "V1", "V2", "V3", "V4"], metavar="V")
     command.add_argument("--shuffled", type=int, default=0, metavar="N", help="also run in N shuffled thread orders")
     command.add_argument("--checked", action="store_true", help="also look at every memory access on the CPU")
     command.add_argument("--seed", type=int, default=0, help="of the random inputs")
-    command.set_defaults(command=check)
+    command.set_defaults(command=_command("souffle.cli.check", "check"))
 
-    command = commands.add_parser("ablate", parents=[common, options], help="the table V0 to V4")
+    command = commands.add_parser("ablate", parents=[common, options, waits, proofs], help="the table V0 to V4")
     command.add_argument("models", nargs="+", metavar="MODEL", help="ONNX files")
     command.add_argument("--no-run", action="store_true", help="compile only; no outputs are compared")
     command.add_argument("--no-cubin", action="store_true", help="do not run nvcc; no registers are reported")
     command.add_argument("--seed", type=int, default=0, help="of the random inputs")
-    command.set_defaults(command=ablate)
+    command.set_defaults(command=_command("souffle.cli.ablate", "ablate"))
+
+    command = commands.add_parser("mutate", parents=[common, options], help="test the certificate with wrong kernels")
+    command.add_argument("model", metavar="MODEL", help="an ONNX file")
+    command.add_argument("--level", choices=("V0", "V1", "V2", "V3", "V4"), default="V4")
+    command.add_argument("-n", "--mutants", type=int, default=20, metavar="N")
+    command.add_argument("--seed", type=int, default=0, help="of the mutants and of the random inputs")
+    command.set_defaults(command=_command("souffle.cli.mutate", "mutate"))
 
     add_tune(commands.add_parser("tune", parents=[common, options], help="search schedules and write a tuning log"))
 
@@ -119,6 +179,8 @@ def _network(arguments: argparse.Namespace, progress: Progress):
         precision=arguments.precision,
         partition=arguments.partition,
         reductions=arguments.reductions,
+        grid_barrier=arguments.grid_barrier,
+        verify=arguments.verify,
         batch=arguments.batch,
         tuning_log=None if arguments.tuning_log == "none" else arguments.tuning_log,
         cubin=not arguments.no_cubin,
@@ -148,7 +210,9 @@ def _compile(arguments: argparse.Namespace, progress: Progress) -> int:
             }
             for k in network.kernels
         ]
-        write_json({"file": str(path), "arch": plan.arch, "launches": len(plan.launches), "kernels": kernels})
+        proven = None if plan.certificate is None else certificate_to_json(plan.certificate)
+        record = {"file": str(path), "arch": plan.arch, "launches": len(plan.launches), "kernels": kernels}
+        write_json({**record, "certificate": proven})
         return 0
     rows = [
         (k.name, k.launches, k.grid[0], k.block[0], _or_dash(k.registers), k.shared_bytes, k.grid_syncs, len(k.tes))
@@ -157,6 +221,8 @@ def _compile(arguments: argparse.Namespace, progress: Progress) -> int:
     print(format_table(("kernel", "launches", "tiles", "threads", "registers", "shared B", "syncs", "TEs"), rows))
     size = human_bytes(path.stat().st_size)
     print(f"{path}: {len(plan.launches)} launches of {len(plan.kernels)} kernels for {plan.arch}, {size}")
+    for line in certificate_lines(plan):
+        print(line.removeprefix("  "))
     return 0
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import souffle
 from souffle.cli.output import Progress, format_table, write_json
-from souffle.tuning import TaskReport, TuningReport
+
+if TYPE_CHECKING:
+    from souffle.tuning import TaskReport, TuningReport
 
 __all__ = ["add_arguments", "tune"]
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,14 +14,30 @@ import tvm
 
 from souffle.analysis import Analysis
 from souffle.codegen.cuda import emit_cuda
-from souffle.codegen.memory import place_buffers
-from souffle.codegen.nvcc import compile_cubin
+from souffle.codegen.definitions import StageDefinition, stage_definitions
+from souffle.codegen.memory import place_buffers, with_barrier_state
+from souffle.codegen.nvcc import compile_cubin, compiler_version, find_nvcc
 from souffle.codegen.plan import CudaModule, Kernel, Launch, Plan, Resources
-from souffle.decision import Decision
-from souffle.kernel import CallPlan, DeviceFunction, KernelShape, Lowering, MergedKernel, plan_calls
-from souffle.partition import Subprogram
-from souffle.program import Tensor, TEProgram
+from souffle.codegen.tensor_ir import pack
+from souffle.decision import Barrier, Decision
+from souffle.kernel import (
+    CallPlan,
+    DeviceFunction,
+    KernelShape,
+    Lowering,
+    LoweringError,
+    MergedKernel,
+    partial_function,
+    plan_calls,
+)
+from souffle.kernel.dependences import Dependences
+from souffle.kernel.grid_barrier import barrier_for
+from souffle.kernel.partial import PARTIAL_SUFFIX
+from souffle.kernel.waits import Expected
+from souffle.partition import PartitionRequest, Subprogram
+from souffle.program import Tensor
 from souffle.schedule.stage import LoopStage, Stage, Unit
+from souffle.tvm_compat import structural_digest
 
 __all__ = ["CompiledKernels", "Options", "assemble", "lower_stages", "traffic"]
 
@@ -39,6 +56,8 @@ class Options:
         Whether nvcc is run. Without, the network has CUDA text only, which the CPU device runs.
     cache_dir : Path or None
         Where cubins are kept by their text's hash.
+    grid_barrier : str
+        How blocks of a kernel wait for each other.
     """
 
     level: str
@@ -48,14 +67,16 @@ class Options:
     prefetch: bool
     cubin: bool
     cache_dir: Path | None
+    grid_barrier: str = "cooperative"
 
 
 @dataclass(frozen=True, eq=False)
 class CompiledKernels:
-    """A plan, with the TensorIR of its kernels for those who want to look at it."""
+    """A plan, with the TensorIR of its kernels, and of what their stages are to compute, for those who look at it."""
 
     plan: Plan
     merged: tuple[MergedKernel, ...]
+    definitions: tuple[StageDefinition, ...]
 
 
 def lower_stages(
@@ -81,23 +102,31 @@ def lower_stages(
     LoweringError
         If a stage cannot be lowered.
     """
-    lowered: dict[str, tuple[DeviceFunction, ...]] = {}
+    lowered: dict[tuple[str, str], tuple[DeviceFunction, ...]] = {}
     names: dict[DeviceFunction, str] = {}
     functions: dict[Stage, tuple[DeviceFunction, ...]] = {}
+    # Equal stages may have been given different schedules.
+    schedules: dict[object, str] = {}
     for stage in stages:
-        digest = stage.draft.digest
+        if stage.schedule not in schedules:
+            schedules[stage.schedule] = structural_digest(stage.schedule.func)
+        digest = (stage.draft.digest, schedules[stage.schedule])
         if digest not in lowered:
             label = f"stage{len(lowered)}_{_identifier(stage.name)}"
             lowered[digest] = own = lowering.functions(stage.schedule)
             for number, function in enumerate(own):
                 names.setdefault(function, label if len(own) == 1 else f"{label}_{number}")
         functions[stage] = lowered[digest]
+    if len({function.threads for function in names}) > 1:
+        for function, name in list(names.items()):
+            # One that has no such form may still be in a kernel of its own size.
+            with suppress(LoweringError):
+                names.setdefault(partial_function(function), f"{name}{PARTIAL_SUFFIX}")
     return functions, names
 
 
 def assemble(
-    program: TEProgram,
-    analysis: Analysis,
+    request: PartitionRequest,
     subprograms: Sequence[Subprogram],
     functions: Mapping[Stage, tuple[DeviceFunction, ...]],
     names: Mapping[DeviceFunction, str],
@@ -111,10 +140,8 @@ def assemble(
 
     Parameters
     ----------
-    program : TEProgram
-        The transformed program.
-    analysis : Analysis
-        Of `program`.
+    request : PartitionRequest
+        The stages, what they ask of the device, and the analysis of the transformed program.
     subprograms : sequence of Subprogram
         Its partition, in order of execution.
     functions, names
@@ -127,7 +154,10 @@ def assemble(
     edit : callable
         Sees each module's text, and may replace it, before it is compiled.
     """
+    analysis, program = request.analysis, request.analysis.program
+    dependences = Dependences()
     shapes: dict[KernelShape, int] = {}
+    reasons: dict[int, tuple[Barrier, ...]] = {}
     launches: list[tuple[int, tuple[Tensor, ...], Subprogram]] = []
     live = _Liveness()
     for subprogram in subprograms:
@@ -137,8 +167,11 @@ def assemble(
             program.constants,
             prefetch=options.prefetch,
             blocks_per_sm=subprogram.blocks_per_sm,
+            expected=_expected(request, subprogram.stages),
+            dependences=dependences,
         )
         number = shapes.setdefault(calls.shape, len(shapes))
+        reasons.setdefault(number, calls.barriers)
         launches.append((number, calls.tensors, Subprogram(calls.stages)))
         live.kernel(calls)
     kernel_names = _kernel_names(list(shapes), launches)
@@ -156,10 +189,14 @@ def assemble(
             resources=resources.get(kernel_names[i]),
             stages=tuple(names[f] for f in shape.functions),
             tes=tuple(te.name for stage in first[i].stages for te in stage.tes),
+            barriers=reasons[i],
         )
         for shape, i in shapes.items()
     )
     buffers, index, workspace = place_buffers(program, live.first, live.last)
+    buffers, state = with_barrier_state(buffers, merged)
+    called = {f: names[f] for k in merged for f in k.shape.functions}
+    definitions = stage_definitions(functions, names, called)
     plan = Plan(
         name=program.name,
         level=options.level,
@@ -173,7 +210,7 @@ def assemble(
         launches=tuple(
             Launch(
                 number,
-                tuple(index[t] for t in tensors),
+                (*(index[t] for t in tensors), *state[kernel_names[number]]),
                 tuple(te.name for s in sub.stages for te in s.tes),
                 *traffic(sub.stages, analysis),
             )
@@ -181,8 +218,22 @@ def assemble(
         ),
         workspace_bytes=workspace,
         decisions=tuple((d.stage, d.subject, d.accepted, d.reason) for d in decisions),
+        grid_barrier=options.grid_barrier,
+        tensor_ir=pack({k.name: k.func for k in merged}, {n: f.func for f, n in called.items()}, definitions),
+        compiler=_compiler() if options.cubin else "",
     )
-    return CompiledKernels(plan, merged)
+    return CompiledKernels(plan, merged, definitions)
+
+
+def _expected(request: PartitionRequest, units: Sequence[Unit]) -> Expected:
+    """What a kernel of these units is expected to find on the device."""
+    blocks, forecast = request.blocks(units), request.forecast
+    if forecast is None:
+        return Expected(blocks)
+    together = request.together(units)
+    # Half of the predictions are off by more than the error: what is saved is taken for the least that it may be.
+    saved = forecast.grid_sync_seconds / forecast.error
+    return Expected(blocks, saved, lambda stage: forecast.seconds(stage, together))
 
 
 def traffic(stages: Sequence[Unit], analysis: Analysis) -> tuple[int, int]:
@@ -220,6 +271,11 @@ class _Liveness:
                 self.first[touch.tensor] = min(begins, self.first.get(touch.tensor, begins))
             if touch.tensor in self.first:
                 self.last[touch.tensor] = max(self.epoch + touch.last, self.last.get(touch.tensor, 0))
+        # What a kernel only reads nvcc may load with ld.global.nc, past the coherent cache: PTX wants such memory
+        # unwritten until the kernel ends, under whatever name.
+        written = {touch.tensor for touch in calls.touches if touch.writes}
+        for tensor in {touch.tensor for touch in calls.touches} & self.first.keys() - written:
+            self.last[tensor] = self.epoch + calls.length - 1
         self.epoch += calls.length
 
 
@@ -246,8 +302,11 @@ def _compile(
     parts: list[list[int]] = [[] for _ in range(workers)]
     for i in order:
         min(parts, key=lambda part: sum(_weight(shapes[j]) for j in part)).append(i)
-    emitted = [emit_cuda([(kernel_names[i], shapes[i]) for i in sorted(part)], names, target) for part in parts]
+    barrier = barrier_for(options.grid_barrier)
+    named = [[(kernel_names[i], shapes[i]) for i in sorted(part)] for part in parts]
+    emitted = [emit_cuda(kernels, names, target, barrier) for kernels in named]
     texts = [(edit(text), kernels) for text, kernels in emitted]
+    edited = [text != before for (text, _), (before, _) in zip(texts, emitted, strict=True)]
     if not options.cubin:
         images = [(b"", {}) for _ in texts]
     else:
@@ -257,8 +316,17 @@ def _compile(
                 pool.map(lambda t: compile_cubin(t[0], options.arch, cache_dir=options.cache_dir), texts)
             )
     resources = {name: used for _, report in images for name, used in report.items()}
-    modules = [(CudaModule(text, cubin), kernels) for (text, kernels), (cubin, _) in zip(texts, images, strict=True)]
+    modules = [
+        (CudaModule(text, cubin, changed), kernels)
+        for (text, kernels), (cubin, _), changed in zip(texts, images, edited, strict=True)
+    ]
     return modules, tuple(k for _, kernels in texts for k in kernels), resources
+
+
+def _compiler() -> str:
+    """What made the cubins; their keys in the cache hold its version."""
+    nvcc = find_nvcc()
+    return compiler_version(nvcc).strip() if nvcc else ""
 
 
 def _weight(shape: KernelShape) -> int:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import tvm
+import tvm_ffi
+from tvm import tirx
 
 from souffle.codegen.device_functions import with_device_functions
 from souffle.kernel.calls import KernelShape
+from souffle.kernel.grid_barrier import GRID_BARRIERS, GridBarrier
 from souffle.kernel.lower import DeviceFunction
 from souffle.kernel.merge import MergedKernel, merge
+from souffle.tvm_compat import MIN_BLOCKS_ATTRIBUTE
 
-__all__ = ["emit_cuda"]
+__all__ = ["emit_cuda", "module_text", "text_of_functions"]
 
 
 @tvm.register_global_func("tvm_callback_cuda_compile", override=True)
@@ -21,7 +26,10 @@ def _text_only(code: str, target: object) -> bytes:
 
 
 def emit_cuda(
-    kernels: Sequence[tuple[str, KernelShape]], names: Mapping[DeviceFunction, str], target: tvm.target.Target
+    kernels: Sequence[tuple[str, KernelShape]],
+    names: Mapping[DeviceFunction, str],
+    target: tvm.target.Target,
+    barrier: GridBarrier = GRID_BARRIERS["cooperative"],
 ) -> tuple[str, tuple[MergedKernel, ...]]:
     """The CUDA text of some kernels and of the stage functions that they call.
 
@@ -31,6 +39,8 @@ def emit_cuda(
     names : mapping of DeviceFunction to str
         The functions' names in the text; unique.
     target : Target
+    barrier : GridBarrier
+        How the blocks of a kernel wait for each other.
 
     Returns
     -------
@@ -40,22 +50,57 @@ def emit_cuda(
     """
     used = list(dict.fromkeys(f for _, shape in kernels for f in shape.functions))
     global_vars = {function: tvm.ir.GlobalVar(names[function]) for function in used}
-    functions = {gv: f.func.with_attr("global_symbol", gv.name_hint) for f, gv in global_vars.items()}
-    merged = tuple(merge(name, shape, global_vars) for name, shape in kernels)
-    for kernel in merged:
-        functions[tvm.ir.GlobalVar(kernel.name)] = kernel.func
-    module = tvm.tirx.transform.LowerIntrin()(tvm.IRModule(functions))
-    text = tvm.get_global_func("target.build.cuda")(module, target).inspect_source()
-    calls = [names[f] for _, shape in kernels for f in shape.functions]
+    merged = tuple(_bounded(merge(name, shape, global_vars, barrier)) for name, shape in kernels)
+    return module_text(merged, {names[f]: f.func for f in used}, target), merged
+
+
+def _bounded(kernel: MergedKernel) -> MergedKernel:
+    """A kernel that says itself with how many resident blocks of a multiprocessor its registers are counted."""
+    if kernel.shape.blocks_per_sm == 1:
+        return kernel
+    return replace(kernel, func=kernel.func.with_attr(MIN_BLOCKS_ATTRIBUTE, kernel.shape.blocks_per_sm))
+
+
+def module_text(
+    kernels: Sequence[MergedKernel], functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target
+) -> str:
+    """As :func:`text_of_functions`, of merged kernels."""
+    return text_of_functions({kernel.name: kernel.func for kernel in kernels}, functions, target)
+
+
+def text_of_functions(
+    kernels: Mapping[str, tirx.PrimFunc], functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target
+) -> str:
+    """The CUDA text of kernels with the stage functions that they call, from their TensorIR alone.
+
+    Parameters
+    ----------
+    kernels : mapping of str to PrimFunc
+        In the order in which they stand in the text.
+    functions : mapping of str to PrimFunc
+        May hold more than the kernels call.
+    target : Target
+    """
+    calls: list[str] = []
+    module: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = {}
+
+    def see(call: tvm.ir.Call) -> None:
+        if isinstance(call.op, tvm.ir.GlobalVar):
+            name = str(call.op.name_hint)
+            calls.append(name)
+            module.setdefault(call.op, functions[name].with_attr("global_symbol", name))
+
+    for kernel in kernels.values():
+        tvm_ffi.structural_walk(kernel.body, (tvm.ir.Call, see))
+    for name, kernel in kernels.items():
+        module[tvm.ir.GlobalVar(name)] = kernel
+    lowered = tirx.transform.LowerIntrin()(tvm.IRModule(module))
+    text = tvm.get_global_func("target.build.cuda")(lowered, target).inspect_source()
     for name in dict.fromkeys(calls):
         # Code that several places call stays one copy; code called once is the kernel's own.
         keyword = "__noinline__" if calls.count(name) > 1 else "__forceinline__"
         text = text.replace(f'extern "C" __device__ void {name}(', f"static __device__ {keyword} void {name}(")
-    for name, shape in kernels:
-        if shape.blocks_per_sm > 1:
-            bounds = f"__launch_bounds__({shape.threads}, {shape.blocks_per_sm})"
-            text = text.replace(f"__launch_bounds__({shape.threads}) {name}(", f"{bounds} {name}(")
     if "cuda::barrier" not in text:
         # TVM asks for this header with every grid sync; it is not needed and takes nvcc a second.
         text = text.replace("#include <cuda/barrier>\n", "")
-    return with_device_functions(text), merged
+    return with_device_functions(text)

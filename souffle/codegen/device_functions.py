@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
+from souffle.kernel.grid_barrier import GRID_BARRIERS
 from souffle.kernel.merge import CHOICE_FUNCTION, OFFSET_FUNCTION, PREFETCH_FUNCTION
+from souffle.kernel.partial import BARRIER_FUNCTION
 from souffle.schedule.gpu.async_copy import COMMIT_FUNCTION, COPY_FUNCTION, COPY_OR_ZERO_FUNCTION, WAIT_FUNCTION
 from souffle.schedule.gpu.mma_instructions import (
     LOAD_FUNCTION,
@@ -33,6 +35,13 @@ template <typename T> static __device__ __forceinline__ T* {OFFSET_FUNCTION}(T* 
 }}
 template <typename T> static __device__ __forceinline__ T* {CHOICE_FUNCTION}(bool condition, T* one, T* other) {{
   return condition ? one : other;
+}}
+"""
+
+_NAMED_BARRIER_TEXT = f"""
+template <int barrier, int threads> static __device__ __forceinline__ int {BARRIER_FUNCTION}() {{
+  asm volatile("bar.sync %0, %1;" : : "n"(barrier), "n"(threads) : "memory");
+  return 0;
 }}
 """
 
@@ -118,8 +127,10 @@ static __device__ __forceinline__ int {TAKE_FUNCTION}(float* result, const void*
 _TEXTS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((PREFETCH_FUNCTION,), _PREFETCH_TEXT),
     ((OFFSET_FUNCTION, CHOICE_FUNCTION), _STEP_TEXT),
+    ((BARRIER_FUNCTION,), _NAMED_BARRIER_TEXT),
     ((COPY_FUNCTION, COMMIT_FUNCTION, WAIT_FUNCTION), _COPY_TEXT),
     ((LOAD_FUNCTION, PRODUCT_FUNCTION, PUT_FUNCTION, TAKE_FUNCTION), _MMA_TEXT),
+    *(((barrier.function,), barrier.text) for barrier in GRID_BARRIERS.values() if barrier.function),
 )
 
 

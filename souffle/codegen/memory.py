@@ -6,12 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from souffle.codegen.plan import Buffer
+from souffle.kernel import MergedKernel
+from souffle.kernel.grid_barrier import STATE_DTYPE
 from souffle.program import Tensor, TEProgram
 
-__all__ = ["ALIGNMENT", "Lifetime", "place", "place_buffers"]
+__all__ = ["ALIGNMENT", "BARRIER_STATE", "Lifetime", "place", "place_buffers", "with_barrier_state"]
 
 ALIGNMENT = 256
 """Bytes; what cudaMalloc guarantees, so that vector loads stay aligned."""
+
+BARRIER_STATE = "grid barrier"
+"""The name of the buffer that grid barriers keep between launches; with a blank, as no tensor's."""
 
 
 @dataclass(frozen=True)
@@ -92,3 +97,28 @@ def place_buffers(
         Buffer(t.name, t.shape, t.dtype, "workspace", t.name, at) for t, at in zip(inner, offsets, strict=True)
     ]
     return tuple(buffers), {t: i for i, t in enumerate([*outer, *inner])}, total
+
+
+def with_barrier_state(
+    buffers: Sequence[Buffer], kernels: Sequence[MergedKernel]
+) -> tuple[tuple[Buffer, ...], dict[str, tuple[int, ...]]]:
+    """The buffers with the one that grid barriers keep, where any kernel has such a barrier.
+
+    One serves all kernels: the launches of a network run one after the other.
+
+    Parameters
+    ----------
+    buffers : sequence of Buffer
+    kernels : sequence of MergedKernel
+
+    Returns
+    -------
+    buffers : tuple of Buffer
+    arguments : dict of str to tuple of int
+        By name of kernel, what its launches are given after their tensors: nothing, or the buffer's position.
+    """
+    words = max((kernel.state_words for kernel in kernels), default=0)
+    arguments = {kernel.name: (len(buffers),) if kernel.state_words else () for kernel in kernels}
+    if not words:
+        return tuple(buffers), arguments
+    return (*buffers, Buffer(BARRIER_STATE, (words,), STATE_DTYPE, "state", BARRIER_STATE)), arguments

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from souffle.certificate import Certificate
+from souffle.decision import Barrier
+
 __all__ = ["Buffer", "CudaModule", "Kernel", "Launch", "Plan", "PredictedKernel", "PredictedStage", "Resources"]
 
 
@@ -24,7 +27,8 @@ class Buffer:
     shape : tuple of int
     dtype : str
     kind : str
-        ``"input"``, ``"output"``, ``"constant"`` or ``"workspace"``.
+        ``"input"``, ``"output"``, ``"constant"``, ``"workspace"``, or ``"state"``: zero before the first launch, and
+        kept from launch to launch.
     label : str
         The model's own name for an input or output; the tensor's name otherwise.
     offset : int
@@ -147,6 +151,8 @@ class Kernel:
         The names of the TEs that it computes (of one of its launches; isomorphic layers share a kernel).
     predicted : PredictedKernel or None
         None where no device file describes the GPU.
+    barriers : tuple of Barrier
+        Why it waits (of one of its launches), in the order of its text; those in a loop once.
     """
 
     name: str
@@ -159,6 +165,7 @@ class Kernel:
     stages: tuple[str, ...]
     tes: tuple[str, ...]
     predicted: PredictedKernel | None = None
+    barriers: tuple[Barrier, ...] = ()
 
     @property
     def cooperative(self) -> bool:
@@ -192,10 +199,20 @@ class Launch:
 
 @dataclass(frozen=True)
 class CudaModule:
-    """CUDA text and what it compiled to: ``cubin`` is empty where the network was not compiled for a GPU."""
+    """CUDA text and what it compiled to.
+
+    Attributes
+    ----------
+    text : str
+    cubin : bytes
+        Empty where the network was not compiled for a GPU.
+    edited : bool
+        Whether a hook replaced the text that was emitted from the TensorIR.
+    """
 
     text: str
     cubin: bytes
+    edited: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +224,7 @@ class Plan:
     name, level, precision, partition, arch : str
         As asked for; ``arch`` such as ``"sm_90"``.
     buffers : tuple of Buffer
-        Inputs first, then outputs, constants and workspace.
+        Inputs first, then outputs, constants, workspace and state.
     constants : mapping of str to array
         By buffer name.
     modules : tuple of CudaModule
@@ -219,6 +236,15 @@ class Plan:
         What ``explain`` shows.
     predicted_on : str
         The product that the kernels' times were predicted for; empty where they were not.
+    grid_barrier : str
+        How blocks of a kernel wait for each other, see :func:`souffle.compile`.
+    tensor_ir : bytes
+        What the texts were emitted from (:mod:`souffle.codegen.tensor_ir`); empty for LLVM code, and in files of before
+        it was kept.
+    compiler : str
+        What ``nvcc --version`` said; empty where it was not run.
+    certificate : Certificate or None
+        What the compiler proved; None where it was not asked to.
     """
 
     name: str
@@ -234,3 +260,7 @@ class Plan:
     workspace_bytes: int
     decisions: tuple[tuple[str, str, bool, str], ...]
     predicted_on: str = ""
+    grid_barrier: str = "cooperative"
+    tensor_ir: bytes = b""
+    compiler: str = ""
+    certificate: Certificate | None = None

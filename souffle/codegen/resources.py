@@ -23,6 +23,7 @@ from souffle.codegen.plan import Plan, Resources
 from souffle.decision import Decision
 from souffle.kernel import DeviceFunction, KernelShape
 from souffle.kernel.calls import Place, StageCall
+from souffle.kernel.partial import fit_functions
 from souffle.partition import Demand, PartitionRequest, StageResources, Subprogram
 from souffle.schedule.stage import Stage
 
@@ -138,7 +139,9 @@ class StageMeter:
 def _alone(stage: Stage, functions: _Functions) -> KernelShape:
     """A kernel of one stage."""
     tensors = (*stage.inputs, *stage.outputs)
-    call = StageCall(functions, tuple(Place(number) for number in range(len(tensors))), False, ())
+    form = fit_functions(functions)
+    own = tuple(form[function] for function in functions)
+    call = StageCall(own, tuple(Place(number) for number in range(len(tensors))), False, ())
     return KernelShape((call,), tuple((tensor.dtype, tensor.nbytes) for tensor in tensors))
 
 

@@ -3,6 +3,7 @@
 from souffle.kernel.calls import CallPlan, KernelShape, LoopCall, Place, StageCall, plan_calls
 from souffle.kernel.lower import DeviceFunction, Lowering, LoweringError, cuda_target, lower_stage, lowering_problem
 from souffle.kernel.merge import MergedKernel, merge
+from souffle.kernel.partial import fit_functions, partial_function
 
 __all__ = [
     "CallPlan",
@@ -15,8 +16,10 @@ __all__ = [
     "Place",
     "StageCall",
     "cuda_target",
+    "fit_functions",
     "lower_stage",
     "lowering_problem",
     "merge",
+    "partial_function",
     "plan_calls",
 ]

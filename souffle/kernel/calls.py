@@ -1,20 +1,25 @@
-"""Which stages a kernel calls, in which order, where it waits for all blocks, and where each argument lies.
+"""Which stages a kernel calls, in which order, and where each argument lies.
 
-A stage runs in the epoch after the last one that defines an input of it, so there are as many grid syncs as the
-longest path of dependent stages has edges. Tensors are written once in an epoch, and workspace is reused across epochs
-only, so that reads after writes are the only conflicts. A loop is one epoch from outside; inside, its stages have
-epochs of their own, and all blocks wait for each other before each step.
+Where it waits is decided by :mod:`souffle.kernel.waits`; an epoch is what runs between two waits of all blocks. Tensors
+are written once in an epoch, and workspace is reused across epochs only, so that outside of loops reads after writes
+are the only conflicts. A loop is one epoch from outside; inside, its stages have epochs of their own, and all blocks
+wait for each other before each step unless what steps need of each other stays on one block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from souffle.decision import Barrier
+from souffle.kernel.assignment import Assignment
+from souffle.kernel.dependences import Dependences
 from souffle.kernel.lower import DeviceFunction, LoweringError
+from souffle.kernel.partial import fit_functions
+from souffle.kernel.waits import Expected, Sequenced, Waits
 from souffle.program import Carried, Loop, Tensor
 from souffle.program.loop import ALIGNMENT
-from souffle.schedule.stage import LoopStage, Stage, Unit
+from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
 
 __all__ = ["CallPlan", "KernelShape", "LoopCall", "Place", "StageCall", "Touch", "plan_calls"]
 
@@ -54,7 +59,8 @@ class StageCall:
     Attributes
     ----------
     functions : tuple of DeviceFunction
-        What :func:`souffle.kernel.lower.lower_stage` gave for it.
+        What :func:`souffle.kernel.lower.lower_stage` gave for it, in the form that the kernel's threads ask for
+        (:func:`souffle.kernel.partial.fit_functions`).
     arguments : tuple of Place
         One for each parameter of the stage.
     sync_before : bool
@@ -62,12 +68,18 @@ class StageCall:
     prefetch : tuple of (Place, int)
         What is asked into the L2 cache before the barrier that this stage waits at, and how many bytes (level V4,
         paper §6.5).
+    block_sync_before : bool
+        Whether a block barrier stands before it.
+    assignment : Assignment or None
+        Which tiles a block computes together; ``None`` for each alone.
     """
 
     functions: tuple[DeviceFunction, ...]
     arguments: tuple[Place, ...]
-    sync_before: bool
-    prefetch: tuple[tuple[Place, int], ...]
+    sync_before: bool = False
+    prefetch: tuple[tuple[Place, int], ...] = ()
+    block_sync_before: bool = False
+    assignment: Assignment | None = None
 
 
 @dataclass(frozen=True)
@@ -78,9 +90,9 @@ class LoopCall:
     ----------
     steps : int
     calls : tuple of StageCall
-        The first has a grid sync before it, which separates the steps.
+        The first has a grid sync or a block barrier before it, which separates the steps.
     sync_first : bool
-        Whether the first step needs that sync too.
+        Whether a grid sync stands before the first step.
     """
 
     steps: int
@@ -137,7 +149,8 @@ class KernelShape:
         total = 0
         for call in self.calls:
             if isinstance(call, LoopCall):
-                total += call.steps * sum(c.sync_before for c in call.calls) - (not call.sync_first)
+                total += call.steps * sum(c.sync_before for c in call.calls)
+                total += call.sync_first - call.calls[0].sync_before
             else:
                 total += call.sync_before
         return total
@@ -172,6 +185,8 @@ class CallPlan:
     tensors : tuple of Tensor
         For each parameter of the kernel: tensors of the program, or the memory of a loop's carried values.
     touches : tuple of Touch
+    barriers : tuple of Barrier
+        Why it waits, in the order of its text.
     """
 
     shape: KernelShape
@@ -180,6 +195,7 @@ class CallPlan:
     length: int
     tensors: tuple[Tensor, ...]
     touches: tuple[Touch, ...]
+    barriers: tuple[Barrier, ...]
 
 
 def plan_calls(
@@ -189,8 +205,10 @@ def plan_calls(
     *,
     prefetch: bool,
     blocks_per_sm: int = 1,
+    expected: Expected | None = None,
+    dependences: Dependences | None = None,
 ) -> CallPlan:
-    """Decide where a kernel needs grid syncs, and with which tensors it is launched.
+    """Decide where a kernel waits, and with which tensors it is launched.
 
     Parameters
     ----------
@@ -203,73 +221,101 @@ def plan_calls(
         Whether weights of the stages after a barrier are prefetched before it.
     blocks_per_sm : int
         See :class:`KernelShape`.
+    expected : Expected, optional
+        What decides which tiles one block computes together. By default none are.
+    dependences : Dependences, optional
+        Those of other kernels of the network, which may be the same.
     """
-    return _Planner(functions, constants, prefetch).plan(stages, blocks_per_sm)
+    waits = Waits(dependences or Dependences(), expected or Expected())
+    return _Planner(functions, constants, prefetch, waits).plan(stages, blocks_per_sm)
 
 
 class _Planner:
     def __init__(
-        self, functions: Mapping[Stage, tuple[DeviceFunction, ...]], constants: Mapping[Tensor, object], prefetch: bool
+        self,
+        functions: Mapping[Stage, tuple[DeviceFunction, ...]],
+        constants: Mapping[Tensor, object],
+        prefetch: bool,
+        waits: Waits,
     ) -> None:
         self.functions = functions
         self.constants = constants
         self.prefetch = prefetch
+        self.waits = waits
         self.position: dict[Tensor, int] = {}
         self.touches: dict[Touch, None] = {}
 
     def plan(self, stages: Sequence[Unit], blocks_per_sm: int) -> CallPlan:
-        ordered, epochs = _epochs(stages)
+        called = {stage: self.functions[stage] for stage in flat_stages(stages)}
+        form = fit_functions([function for own in called.values() for function in own])
+        self.functions = {stage: tuple(form[function] for function in own) for stage, own in called.items()}
+        bodies = {unit: self.waits.sequence(unit.stages) for unit in stages if isinstance(unit, LoopStage)}
+        order = self.waits.sequence(stages)
         calls: list[StageCall | LoopCall] = []
-        before, start = 0, 0
-        for epoch in range(max(epochs) + 1):
-            units = [unit for unit, at in zip(ordered, epochs, strict=True) if at == epoch]
+        reasons: list[Barrier] = []
+        start = 0
+        for epoch in range(max(order.epochs) + 1):
+            units = [unit for unit, at in zip(order.units, order.epochs, strict=True) if at == epoch]
             loops = [unit for unit in units if isinstance(unit, LoopStage)]
-            inner = [max(_epochs(unit.stages)[1]) + 1 for unit in loops]
+            inner = [max(bodies[unit].epochs) + 1 for unit in loops]
             # Whatever runs beside a loop may run beside any of its stages; so may the stages of two loops.
             span = range(start, start + max(inner, default=1))
             for unit in units:
-                sync, before = epoch > before, epoch
+                barrier = order.barriers.get(unit)
+                reasons += [barrier] if barrier else []
                 if isinstance(unit, LoopStage):
-                    calls.append(self.loop(unit, span, sync, alone=len(loops) == 1))
+                    call, inside = self.loop(unit, bodies[unit], span, barrier, alone=len(loops) == 1)
+                    calls.append(call)
+                    reasons += inside
                 else:
                     places = {t: self.fixed(t) for t in (*unit.inputs, *unit.outputs)}
-                    calls.append(self.stage(unit, sync, places, self.constants))
+                    calls.append(self.stage(unit, barrier, places, self.constants))
                     self.touch(unit.inputs, unit.outputs, span)
             start = span.stop
         tensors = tuple(self.position)
         shape = KernelShape(tuple(calls), tuple((t.dtype, t.nbytes) for t in tensors), blocks_per_sm)
-        return CallPlan(shape, ordered, epochs, start, tensors, tuple(self.touches))
+        return CallPlan(shape, order.units, order.epochs, start, tensors, tuple(self.touches), tuple(reasons))
 
     def stage(
-        self, stage: Stage, sync: bool, places: Mapping[Tensor, Place], weights: Container[Tensor]
+        self, stage: Stage, barrier: Barrier | None, places: Mapping[Tensor, Place], weights: Container[Tensor]
     ) -> StageCall:
         """The call of a stage; `weights` are worth a prefetch."""
-        ahead = tuple((places[t], t.nbytes) for t in stage.inputs if t in weights) if self.prefetch and sync else ()
+        scope = barrier.scope if barrier else ""
+        ahead = self.prefetch and barrier is not None
+        prefetch = tuple((places[t], t.nbytes) for t in stage.inputs if t in weights) if ahead else ()
         arguments = tuple(places[t] for t in (*stage.inputs, *stage.outputs))
-        return StageCall(self.functions[stage], arguments, sync, ahead)
+        assignment = self.waits.assignments.get(stage)
+        return StageCall(self.functions[stage], arguments, scope == "grid", prefetch, scope == "block", assignment)
 
-    def loop(self, unit: LoopStage, span: range, sync: bool, *, alone: bool) -> LoopCall:
-        """The call of a loop; `alone` says whether no other loop runs beside it."""
+    def loop(
+        self, unit: LoopStage, body: Sequenced, span: range, before: Barrier | None, *, alone: bool
+    ) -> tuple[LoopCall, list[Barrier]]:
+        """The call of a loop, and why it waits inside; `alone` says whether no other loop runs beside it."""
         loop = unit.loop
         places = self.places(loop, span)
         self.touch(loop.inputs, loop.outputs, span)
         # What every step reads again is in the cache after the first.
         weights = {p.tensor for p in loop.indexed if p.source in self.constants}
-        ordered, epochs = _epochs(unit.stages)
+        steps = self.waits.between_steps(unit, body)
+        # Without a wait of all blocks between steps, one may be a step ahead.
+        apart = alone and steps.scope == "grid"
+        barriers = {**body.barriers, body.units[0]: steps}
         calls = []
-        before = -1
         inside: set[Tensor] = set()
-        for stage, at in zip(ordered, epochs, strict=True):
+        for stage, at in zip(body.units, body.epochs, strict=True):
             for tensor in (*stage.inputs, *stage.outputs):
                 if tensor not in places:
                     places[tensor] = self.fixed(tensor)
                     inside.update({tensor} & {*stage.outputs})
                 if tensor in inside:
-                    here = range(span.start + at, span.start + at + 1) if alone else span
+                    here = range(span.start + at, span.start + at + 1) if apart else span
                     self.touch((), (tensor,), here)
-            calls.append(self.stage(stage, at > before, places, weights))
-            before = at
-        return LoopCall(loop.steps, tuple(calls), sync)
+            calls.append(self.stage(stage, barriers.get(stage), places, weights))
+        runs = {body.units[0]: loop.steps - 1} if steps.scope == "grid" else {}
+        reasons = [
+            replace(barriers[stage], runs=runs.get(stage, loop.steps)) for stage in body.units if stage in barriers
+        ]
+        return LoopCall(loop.steps, tuple(calls), before is not None), reasons
 
     def places(self, loop: Loop, span: range) -> dict[Tensor, Place]:
         """Where the loop's parameters and results lie at each step."""
@@ -307,17 +353,6 @@ class _Planner:
     def touch(self, reads: Sequence[Tensor], writes: Sequence[Tensor], span: range) -> None:
         self.touches.update(dict.fromkeys(Touch(t, span.start, span.stop - 1, False) for t in reads))
         self.touches.update(dict.fromkeys(Touch(t, span.start, span.stop - 1, True) for t in writes))
-
-
-def _epochs(units: Sequence[Unit]) -> tuple[tuple[Unit, ...], tuple[int, ...]]:
-    """`units` by epoch, and the epoch of each."""
-    ready: dict[Tensor, int] = {}
-    epoch_of: dict[Unit, int] = {}
-    for unit in units:
-        epoch_of[unit] = max((ready[t] for t in unit.inputs if t in ready), default=0)
-        ready.update(dict.fromkeys(unit.outputs, epoch_of[unit] + 1))
-    ordered = tuple(sorted(units, key=lambda unit: epoch_of[unit]))
-    return ordered, tuple(epoch_of[unit] for unit in ordered)
 
 
 def _ring(value: Tensor, slots: int) -> Tensor:

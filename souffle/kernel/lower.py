@@ -1,34 +1,43 @@
 """Lower one scheduled stage, alone, to a device function that a kernel can call (paper §6.4).
 
 The stage's own thread extents are what TVM's passes for shared memory, fragments and cross-thread reductions need, so
-they run here, before stages are joined. Afterwards ``blockIdx.x`` becomes the parameter ``tile`` and ``threadIdx``
-comes from the parameter ``tid``, the linear index of the thread; shared memory becomes offsets into one pool that all
-stages of a kernel have in common.
+they run here, before stages are joined. Afterwards ``blockIdx`` comes from the parameter ``tile``, the linear index of
+the block, and ``threadIdx`` from the parameter ``tid``, that of the thread; shared memory becomes offsets into one pool
+that all stages of a kernel have in common.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from weakref import WeakKeyDictionary
 
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
-from tvm.ir.expr import TensorLoad
 from tvm.tirx.build import split_host_device_mods
 
-from souffle.errors import SouffleError
+from souffle.kernel.barriers import LoweringError, barrier_scope, with_whole_warps
+from souffle.kernel.thread_sync import synchronized
+from souffle.kernel.workarounds import has_vector_gather, one_scope, paired_conditions, without_gathers
 from souffle.schedule.gpu.rule import GpuSchedule
-from souffle.tvm_compat import Analyzer, const_int, dtype_of, substitute
+from souffle.tvm_compat import PrimExpr, const_int, substitute
 
-__all__ = ["DeviceFunction", "Lowering", "LoweringError", "cuda_target", "lower_stage", "lowering_problem"]
+__all__ = [
+    "DeviceFunction",
+    "Lowering",
+    "LoweringError",
+    "cuda_target",
+    "lower_stage",
+    "lowering_problem",
+]
 
 _POOL_ALIGNMENT = 128
 """Bytes; wmma and 16-byte copies want aligned buffers in the pool."""
 
-
-class LoweringError(SouffleError):
-    """A scheduled stage could not be lowered; the message names it and the pass or the rule that it breaks."""
+_MOST_THREADS = 1024
+"""Of a block, on every GPU."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,11 +51,14 @@ class DeviceFunction:
     tiles : int
         How many tiles there are; the function computes one.
     threads : int
-        Threads that take part, a prefix of the block.
+        Threads that must call it, a prefix of the block.
     shared_bytes : int
         Bytes of the shared-memory pool that it uses, from offset 0.
     has_barrier : bool
-        Whether it holds block barriers, so that all threads of the block must take part.
+        Whether it holds barriers of a block or a warp.
+    partial : bool
+        Whether its barriers are those of `threads` alone, and not of the block
+        (:func:`souffle.kernel.partial.partial_function`).
     """
 
     func: tirx.PrimFunc
@@ -54,6 +66,7 @@ class DeviceFunction:
     threads: int
     shared_bytes: int
     has_barrier: bool
+    partial: bool = False
 
 
 def cuda_target(arch: str) -> tvm.target.Target:
@@ -72,10 +85,10 @@ def cuda_target(arch: str) -> tvm.target.Target:
     )
 
 
-def _passes(vectorize: bool) -> tuple[tvm.transform.Pass, tvm.transform.Pass]:
+def _passes(vectorize: bool) -> tuple[tvm.transform.Pass, ...]:
     """TVM's pipeline from TensorIR blocks to per-thread code with barriers, as ``default_s_tir_pipeline`` orders it.
 
-    In two parts: vectors are made at the beginning of the second.
+    In four parts: vectors are made at the beginning of the second, and the third makes the barriers.
     """
     tensor_ir, low = s_tir.transform, tirx.transform
     first = tvm.transform.Sequential(
@@ -117,9 +130,11 @@ def _passes(vectorize: bool) -> tuple[tvm.transform.Pass, tvm.transform.Pass]:
             low.CommonSubexprElim(),
             low.FP8ComputeLegalize(),
             low.VerifyMemory(),
-            tensor_ir.ThreadSync("shared"),
-            tensor_ir.ThreadSync("shared.dyn"),
-            tensor_ir.ThreadSync("warp"),
+        ]
+    )
+    barriers = tvm.transform.Sequential([tensor_ir.ThreadSync("shared"), tensor_ir.ThreadSync("warp")])
+    last = tvm.transform.Sequential(
+        [
             tensor_ir.InferFragment(),
             tensor_ir.LowerThreadAllreduce(),
             low.SplitHostDevice(),
@@ -128,7 +143,7 @@ def _passes(vectorize: bool) -> tuple[tvm.transform.Pass, tvm.transform.Pass]:
             low.BF16StorageLegalize(),
         ]
     )
-    return first, second
+    return first, second, barriers, last
 
 
 def _device_passes() -> tvm.transform.Pass:
@@ -155,12 +170,12 @@ def lower_stage(name: str, schedule: GpuSchedule, target: tvm.target.Target) -> 
     Raises
     ------
     LoweringError
-        If a pass of TVM refuses the stage, or it uses a launch dimension other than blockIdx.x and threadIdx.
+        If a pass of TVM refuses the stage, or it uses launch dimensions other than blockIdx and threadIdx.
     """
     original = schedule.func
     functions = _device_kernels(name, schedule, target, vectorize=True)
-    if any(_has_vector_gather(function) for function in functions):
-        # One that comes about in a later pass, which :func:`_without_gathers` could not see.
+    if any(has_vector_gather(function) for function in functions):
+        # One that comes about in a later pass, which :func:`without_gathers` could not see.
         functions = _device_kernels(name, schedule, target, vectorize=False)
     functions.sort(key=lambda f: (len(str(f.attrs["global_symbol"])), str(f.attrs["global_symbol"])))
     parameters = [str(p.name) for p in original.params]
@@ -227,14 +242,14 @@ class Lowering:
 def _device_kernels(
     name: str, schedule: GpuSchedule, target: tvm.target.Target, *, vectorize: bool
 ) -> list[tirx.PrimFunc]:
-    module = tvm.IRModule({name: schedule.func.with_attr("global_symbol", name)})
+    module = tvm.IRModule({name: one_scope(schedule.func).with_attr("global_symbol", name)})
     try:
         with tvm.transform.PassContext(opt_level=3):
             module = s_tir.transform.CanonicalizeLoop()(tirx.transform.BindTarget(target)(module))
-            first, second = _passes(vectorize)
-            module = first(tvm.IRModule({gv: _paired_conditions(f) for gv, f in module.functions.items()}))
-            module = second(tvm.IRModule({gv: _without_gathers(f) for gv, f in module.functions.items()}))
-            _, device = split_host_device_mods(module)
+            first, second, barriers, last = _passes(vectorize)
+            module = first(tvm.IRModule({gv: paired_conditions(f) for gv, f in module.functions.items()}))
+            module = second(tvm.IRModule({gv: without_gathers(f) for gv, f in module.functions.items()}))
+            _, device = split_host_device_mods(last(synchronized(module, barriers)))
             return [f for mod in device.values() for f in _device_passes()(mod).functions.values()]
     except (ValueError, TypeError, RuntimeError) as error:
         raise LoweringError(
@@ -242,114 +257,37 @@ def _device_kernels(
         ) from error
 
 
-def _paired_conditions(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Write a block's condition that is no conjunction twice, as ``condition and condition``.
-
-    LowerCrossThreadReduction carries over to the block that writes a reduction's result the conditions that it finds
-    under an ``And``, and forgets one that stands alone; threads without a row would then write beyond the tile.
-    """
-
-    def paired(realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
-        if isinstance(realize.predicate, (tirx.And, tirx.IntImm)):
-            return realize
-        condition = tirx.And(realize.predicate, realize.predicate)
-        return s_tir.SBlockRealize(list(realize.iter_values), condition, realize.block)
-
-    return function.with_body(tvm_ffi.structural_map(function.body, (s_tir.SBlockRealize, paired)))
-
-
-def _without_gathers(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Unroll the loops that would become vectors of narrow elements which are not neighbours in memory, or unaligned.
-
-    TVM's CUDA generator writes wrong text for such vectors. Other loops keep theirs. Statements that only name a buffer
-    (:func:`souffle.schedule.gpu.statements.kernel_func`) have done their work and go.
-    """
-    analyzer = Analyzer()
-
-    def unrolled(loop: tirx.For) -> tirx.For:
-        if loop.kind != tirx.ForKind.VECTORIZED or not isinstance(loop.extent, tirx.IntImm):
-            return loop
-        lanes, gathers = int(loop.extent), False
-
-        def see(access: TensorLoad | tirx.BufferStore) -> None:
-            nonlocal gathers
-            if len(access.indices) != 1 or gathers:
-                return
-            value = tvm.DataType(dtype_of(access.value if isinstance(access, tirx.BufferStore) else access))
-            first, second = (substitute(access.indices[0], {loop.loop_var: loop.min + lane}) for lane in (0, 1))
-            if value.bits >= 32 or first.same_as(second):
-                return
-            step = analyzer.simplify(second - first)
-            if isinstance(step, tirx.IntImm) and int(step) == 0:
-                return
-            known = analyzer.modular_set(first)
-            neighbours = isinstance(step, tirx.IntImm) and int(step) == 1
-            gathers = not (neighbours and int(known.coeff) % lanes == 0 and int(known.base) % lanes == 0)
-
-        tvm_ffi.structural_walk(loop.body, [(TensorLoad, see), (tirx.BufferStore, see)])
-        if not gathers:
-            return loop
-        return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.UNROLLED, loop.body)
-
-    def unnamed(statement: tirx.Evaluate) -> tirx.Evaluate:
-        # A buffer that is named as a whole has its size by now.
-        name = getattr(getattr(statement.value, "op", None), "name", "")
-        return tirx.Evaluate(tirx.IntImm("int32", 0)) if name == "tirx.buffer_data" else statement
-
-    return function.with_body(tvm_ffi.structural_map(function.body, [(tirx.For, unrolled), (tirx.Evaluate, unnamed)]))
-
-
-def _has_vector_gather(function: tirx.PrimFunc) -> bool:
-    """Whether it reads or writes several narrow elements at once that TVM cannot show to be one aligned vector."""
-    found = False
-    analyzer = Analyzer()
-
-    def see(access: TensorLoad | tirx.BufferStore) -> None:
-        nonlocal found
-        index = access.indices[0]
-        value = tvm.DataType(dtype_of(access.value if isinstance(access, tirx.BufferStore) else access))
-        if value.lanes > 1 and value.bits < 32:
-            found = found or not (isinstance(index, tirx.Ramp) and _is_aligned(index, value.lanes, analyzer))
-
-    tvm_ffi.structural_walk(function.body, [(TensorLoad, see), (tirx.BufferStore, see)])
-    return found
-
-
-def _is_aligned(index: tirx.Ramp, lanes: int, analyzer: Analyzer) -> bool:
-    known = analyzer.modular_set(index.base)
-    neighbours = isinstance(index.stride, tirx.IntImm) and int(index.stride.value) == 1
-    return neighbours and int(known.coeff) % lanes == 0 and int(known.base) % lanes == 0
-
-
 def _device_function(
     name: str, kernel: tirx.PrimFunc, parameters: list[str], original: tirx.PrimFunc
 ) -> DeviceFunction:
     tile = tirx.Var("tile", "int32")
     tid = tirx.Var("tid", "int32")
-    extents: dict[str, int] = {}
+    several: dict[str, set[int]] = {}
     bound: list[tuple[str, tirx.Var]] = []
 
     def see_extent(attr: tirx.AttrStmt) -> None:
         if attr.attr_key == "thread_extent":
-            tag, extent = str(attr.node.thread_tag), const_int(attr.value)
-            if extents.setdefault(tag, extent) != extent:
-                raise LoweringError(f"stage {name} binds {tag} to {extents[tag]} and to {extent}")
+            tag = str(attr.node.thread_tag)
+            several.setdefault(tag, set()).add(const_int(attr.value))
             bound.append((tag, attr.node.var))
 
     tvm_ffi.structural_walk(kernel.body, (tirx.AttrStmt, see_extent))
-    if not set(extents) <= {"blockIdx.x", "threadIdx.x", "threadIdx.y", "threadIdx.z"}:
-        raise LoweringError(f"stage {name} uses {sorted(extents)}; stages use blockIdx.x and threadIdx only")
-    x, y, z = (extents.get(f"threadIdx.{d}", 1) for d in "xyz")
-    coordinates = {
-        "blockIdx.x": tile,
-        "threadIdx.x": tid if y * z == 1 else tirx.truncmod(tid, x),
-        "threadIdx.y": tirx.truncdiv(tid, x) if z == 1 else tirx.truncmod(tirx.truncdiv(tid, x), y),
-        "threadIdx.z": tirx.truncdiv(tid, x * y),
-    }
+    for tag, own in several.items():
+        if len(own) > 1:
+            raise LoweringError(f"stage {name} binds {tag} to {' and to '.join(map(str, sorted(own)))}")
+    extents = {tag: extent for tag, own in several.items() for extent in own}
+    known = {f"{part}.{d}" for part in ("blockIdx", "threadIdx") for d in "xyz"}
+    if not set(extents) <= known:
+        raise LoweringError(f"stage {name} uses {sorted(set(extents) - known)}; stages use blockIdx and threadIdx only")
+    grid, block = ([extents.get(f"{part}.{d}", 1) for d in "xyz"] for part in ("blockIdx", "threadIdx"))
+    threads = prod(block)
+    if threads > _MOST_THREADS:
+        raise LoweringError(f"stage {name} has blocks of {threads} threads; a block holds {_MOST_THREADS} at most")
+    coordinates = {**_coordinates("blockIdx", tile, grid), **_coordinates("threadIdx", tid, block)}
 
     pool_bytes = 0
     decls: list[tuple[tirx.AllocBuffer, int]] = []
-    barrier = False
+    scopes: set[str | None] = set()
 
     def see_alloc(alloc: tirx.AllocBuffer) -> None:
         nonlocal pool_bytes
@@ -363,10 +301,12 @@ def _device_function(
             pool_bytes += -(-nbytes // _POOL_ALIGNMENT) * _POOL_ALIGNMENT
 
     def see_call(call: tvm.ir.Call) -> None:
-        nonlocal barrier
-        barrier = barrier or getattr(call.op, "name", "") == "tirx.tvm_storage_sync"
+        scopes.add(barrier_scope(call))
 
     tvm_ffi.structural_walk(kernel.body, [(tirx.AllocBuffer, see_alloc), (tvm.ir.Call, see_call)])
+    if "grid" in scopes:
+        raise LoweringError(f"stage {name} waits for the whole grid; a kernel does that between its stages")
+    barrier = bool(scopes - {None})
 
     pool = tirx.decl_buffer((max(pool_bytes, 1),), "uint8", name="pool", scope="shared.dyn")
 
@@ -381,6 +321,8 @@ def _device_function(
 
     body = tvm_ffi.structural_map(kernel.body, [(tirx.AttrStmt, strip), (tirx.AllocBuffer, place)])
     body = substitute(body, {var: coordinates[tag] for tag, var in bound})
+    if barrier:
+        body = with_whole_warps(name, body, tid, threads)
     if pool_bytes:
         body = tirx.SeqStmt([tirx.AllocBuffer(pool), body])
 
@@ -394,7 +336,20 @@ def _device_function(
     ]
     func = tirx.PrimFunc([tile, tid, *pointers], body).with_attr("global_symbol", name)
     func = func.with_attr("tirx.noalias", True).with_attr("calling_conv", 0).with_attr("target", kernel.attrs["target"])
-    return DeviceFunction(func, extents.get("blockIdx.x", 1), x * y * z, pool_bytes, barrier)
+    return DeviceFunction(func, prod(grid), threads, pool_bytes, barrier)
+
+
+def _coordinates(part: str, linear: tirx.Var, extents: Sequence[int]) -> dict[str, PrimExpr]:
+    """``part.x``, ``part.y`` and ``part.z`` from a linear index, x fastest, as CUDA counts."""
+    found: dict[str, PrimExpr] = {}
+    before = 1
+    for d, extent in zip("xyz", extents, strict=True):
+        here: PrimExpr = tirx.truncdiv(linear, before) if before > 1 else linear
+        before *= extent
+        # The outermost dimension needs no remainder.
+        here = tirx.truncmod(here, extent) if before < prod(extents) else here
+        found[f"{part}.{d}"] = here if extent > 1 else tirx.IntImm("int32", 0)
+    return found
 
 
 def _pointer(func: tirx.PrimFunc, index: int) -> tvm.ir.PointerType:

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 
 import tvm
 from tvm import tirx
-from tvm.backend.cuda.op import cuda_grid_sync
 
+from souffle.kernel.assignment import Assignment
 from souffle.kernel.calls import KernelShape, LoopCall, Place, StageCall
+from souffle.kernel.grid_barrier import GRID_BARRIERS, GridBarrier
 from souffle.kernel.lower import DeviceFunction, LoweringError
 from souffle.tvm_compat import PrimExpr
 
@@ -36,13 +37,17 @@ class MergedKernel:
     ----------
     name : str
     func : tirx.PrimFunc
-        Parameters: one pointer for each of the shape's parameters, then ``num_blocks``.
+        Parameters: one pointer for each of the shape's parameters, one to the grid barrier's state where the kernel has
+        a barrier that keeps one, then ``num_blocks``.
     shape : KernelShape
+    state_words : int
+        Words of that state; 0 where there is none.
     """
 
     name: str
     func: tirx.PrimFunc
     shape: KernelShape
+    state_words: int = 0
 
 
 PREFETCH_FUNCTION = "souffle_prefetch_l2"
@@ -55,7 +60,12 @@ CHOICE_FUNCTION = "souffle_choose"
 """One of two pointers."""
 
 
-def merge(name: str, shape: KernelShape, global_vars: Mapping[DeviceFunction, tvm.ir.GlobalVar]) -> MergedKernel:
+def merge(
+    name: str,
+    shape: KernelShape,
+    global_vars: Mapping[DeviceFunction, tvm.ir.GlobalVar],
+    barrier: GridBarrier = GRID_BARRIERS["cooperative"],
+) -> MergedKernel:
     """The kernel's TensorIR function.
 
     Parameters
@@ -64,6 +74,8 @@ def merge(name: str, shape: KernelShape, global_vars: Mapping[DeviceFunction, tv
     shape : KernelShape
     global_vars : mapping of DeviceFunction to GlobalVar
         How the functions are called in the module that the kernel will be part of.
+    barrier : GridBarrier
+        How its blocks wait for each other.
     """
     block, tid = tirx.Var("block", "int32"), tirx.Var("tid", "int32")
     num_blocks = tirx.Var("num_blocks", "int32")
@@ -71,15 +83,17 @@ def merge(name: str, shape: KernelShape, global_vars: Mapping[DeviceFunction, tv
         tirx.Var(f"g{i}", tvm.ir.PointerType(tvm.ir.PrimType(dtype), "global"))
         for i, (dtype, _) in enumerate(shape.parameters)
     ]
-    writer = _Writer(shape, global_vars, pointers, block, tid, num_blocks)
+    state = barrier.state_parameter(shape)
+    wait = barrier.wait(state, num_blocks)
+    writer = _Writer(shape, global_vars, pointers, block, tid, num_blocks, wait)
     statements = [statement for call in shape.calls for statement in writer.call(call)]
     body = tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
     body = _thread("threadIdx.x", tid, tirx.IntImm("int32", shape.threads), body)
     body = _thread("blockIdx.x", block, num_blocks, body)
-    func = tirx.PrimFunc([*pointers, num_blocks], body).with_attr("global_symbol", name)
+    func = tirx.PrimFunc([*pointers, *state, num_blocks], body).with_attr("global_symbol", name)
     target = shape.functions[0].func.attrs["target"]
     func = func.with_attr("target", target).with_attr("calling_conv", 2).with_attr("tirx.is_global_func", True)
-    return MergedKernel(name, func, shape)
+    return MergedKernel(name, func, shape, barrier.state_words if state else 0)
 
 
 def _thread(tag: str, var: tirx.Var, extent: object, body: tirx.Stmt) -> tirx.Stmt:
@@ -98,6 +112,7 @@ class _Writer:
         block: tirx.Var,
         tid: tirx.Var,
         num_blocks: tirx.Var,
+        wait: tirx.Stmt,
     ) -> None:
         self.shape = shape
         self.global_vars = global_vars
@@ -105,6 +120,7 @@ class _Writer:
         self.block = block
         self.tid = tid
         self.num_blocks = num_blocks
+        self.wait = wait
         self.loops = 0
 
     def call(self, call: StageCall | LoopCall) -> list[tirx.Stmt]:
@@ -116,21 +132,24 @@ class _Writer:
         inside: list[tirx.Stmt] = []
         for number, stage in enumerate(call.calls):
             inside += self.stage(stage, step, call.steps, call.sync_first or number > 0)
-        return [tirx.For(step, 0, call.steps, tirx.ForKind.SERIAL, tirx.SeqStmt(inside))]
+        # Where no grid sync begins each step, the one before the first stands outside.
+        before = [self.wait] if call.sync_first and not call.calls[0].sync_before else []
+        return [*before, tirx.For(step, 0, call.steps, tirx.ForKind.SERIAL, tirx.SeqStmt(inside))]
 
     def stage(self, call: StageCall, step: tirx.Var | None, steps: int, sync_first: bool) -> list[tirx.Stmt]:
         """A stage with the barrier before it; `sync_first` says whether a loop's first step waits there too."""
         statements: list[tirx.Stmt] = []
+        for place, nbytes in call.prefetch:
+            where = (self.pointer(place, step, steps), tirx.IntImm("int64", nbytes))
+            ahead = tirx.call_extern("int32", PREFETCH_FUNCTION, *where, self.block, self.tid, self.num_blocks)
+            statements.append(tirx.Evaluate(ahead))
         if call.sync_before:
-            for place, nbytes in call.prefetch:
-                where = (self.pointer(place, step, steps), tirx.IntImm("int64", nbytes))
-                ahead = tirx.call_extern("int32", PREFETCH_FUNCTION, *where, self.block, self.tid, self.num_blocks)
-                statements.append(tirx.Evaluate(ahead))
-            wait = tirx.Evaluate(cuda_grid_sync())
             # The condition is the same in all blocks.
-            statements.append(wait if sync_first else tirx.IfThenElse(step > 0, wait, None))
+            statements.append(self.wait if sync_first else tirx.IfThenElse(step > 0, self.wait, None))
+        if call.block_sync_before:
+            statements.append(_block_barrier())
         arguments = [self.pointer(place, step, steps) for place in call.arguments]
-        statements += [self.tile_loop(function, arguments) for function in call.functions]
+        statements += [self.tile_loop(function, arguments, call.assignment) for function in call.functions]
         return statements
 
     def pointer(self, place: Place, step: tirx.Var | None, steps: int) -> PrimExpr:
@@ -151,22 +170,52 @@ class _Writer:
     def choice(self, condition: PrimExpr, one: tirx.Var, other: PrimExpr) -> PrimExpr:
         return tirx.call_extern(one.ty, CHOICE_FUNCTION, condition, one, other)
 
-    def tile_loop(self, function: DeviceFunction, arguments: Sequence[PrimExpr]) -> tirx.Stmt:
+    def tile_loop(
+        self, function: DeviceFunction, arguments: Sequence[PrimExpr], assignment: Assignment | None
+    ) -> tirx.Stmt:
         """All tiles of a stage that are this block's; conditions are uniform in a block, so barriers are safe."""
         it = tirx.Var("it", "int32")
         callee = self.global_vars[function]
-        tile = it * self.num_blocks + self.block
+        slot = it * self.num_blocks + self.block
+        slots, place, tile = function.tiles, None, slot
+        if assignment is not None:
+            if assignment.count * assignment.per_slot != function.tiles:
+                raise LoweringError(f"{callee.name_hint} has {function.tiles} tiles, which are not those of its slots")
+            slots, place = assignment.count, tirx.Var("place", "int32")
+            inside = place if assignment.per_slot > 1 else tirx.IntImm("int32", 0)
+            tile = assignment.start + _digits(slot, assignment.slots) + _digits(inside, assignment.group)
         body: tirx.Stmt = tirx.Evaluate(tvm.ir.Call(callee, [tile, self.tid, *arguments]))
         if function.threads < self.shape.threads:
-            if function.has_barrier:
+            if function.has_barrier and not function.partial:
                 raise LoweringError(
-                    f"stage {callee.name_hint} has block barriers and {function.threads} threads in a kernel of "
-                    f"{self.shape.threads}"
+                    f"stage {callee.name_hint} has barriers for blocks of {function.threads} threads in a kernel of "
+                    f"{self.shape.threads}: call the form that fit_functions gives"
                 )
+            # Whole warps, where the stage has barriers of their own.
             body = tirx.IfThenElse(self.tid < function.threads, body, None)
-        if function.shared_bytes:
-            # The next tile, or the next stage, writes the pool that this one reads.
-            body = tirx.SeqStmt([body, tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))])
-        body = tirx.IfThenElse(tile < function.tiles, body, None)
-        turns = tirx.truncdiv(tirx.IntImm("int32", function.tiles - 1) + self.num_blocks, self.num_blocks)
+        if function.shared_bytes or function.partial:
+            # The next tile, or the next stage, writes the pool that this one reads. All threads wait, also those that
+            # the stage has no work for: else they would run ahead into the next stage and write the pool while this one
+            # reads it, or use the number of this one's barrier with another count. They have nothing else to do before.
+            body = tirx.SeqStmt([body, _block_barrier()])
+        if assignment is not None and assignment.per_slot > 1:
+            body = tirx.For(place, 0, assignment.per_slot, tirx.ForKind.SERIAL, body)
+        body = tirx.IfThenElse(slot < slots, body, None)
+        turns = tirx.truncdiv(tirx.IntImm("int32", slots - 1) + self.num_blocks, self.num_blocks)
         return tirx.For(it, 0, turns, tirx.ForKind.SERIAL, body)
+
+
+def _block_barrier() -> tirx.Stmt:
+    return tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))
+
+
+def _digits(number: PrimExpr, digits: Sequence[tuple[int, int]]) -> PrimExpr:
+    """The digits of a number, the most significant first, times their strides."""
+    total: PrimExpr = tirx.IntImm("int32", 0)
+    below = 1
+    for position, (extent, stride) in reversed(list(enumerate(digits))):
+        digit = number if below == 1 else tirx.truncdiv(number, below)
+        # Nothing stands above the first digit.
+        total = total + (tirx.truncmod(digit, extent) if position else digit) * stride
+        below *= extent
+    return total

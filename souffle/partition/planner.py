@@ -7,7 +7,7 @@ every grid of at least one block. So planners differ in what is fast, not in wha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -141,6 +141,23 @@ class PartitionRequest:
         """The compute-intensive stages of a unit: those that hold a compute-intensive TE (§5.3)."""
         analysis = self.analysis.inside(unit.loop) if isinstance(unit, LoopStage) else self.analysis
         return tuple(s for s in flat_stages([unit]) if any(analysis.is_compute_intensive(te) for te in s.tes))
+
+    def together(self, units: Iterable[Unit]) -> StageResources:
+        """What a block of a kernel of these units asks for: of each resource the most that any stage does."""
+        used = [self.resources[stage] for stage in flat_stages(units)]
+        return StageResources(
+            max(one.registers for one in used),
+            max(one.static_shared_bytes for one in used),
+            max(one.dynamic_shared_bytes for one in used),
+            max(one.threads for one in used),
+            max(one.spill_bytes for one in used),
+            all(one.measured for one in used),
+        )
+
+    def blocks(self, units: Iterable[Unit]) -> int:
+        """Blocks of a kernel of these units that the device holds at once."""
+        used = self.together(units)
+        return self.device.blocks_per_wave(used.threads, used.shared_bytes, used.registers)
 
     def demand(self, unit: Unit) -> Demand:
         """What a unit asks of the kernel that runs it."""

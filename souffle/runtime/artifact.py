@@ -1,8 +1,9 @@
 """``.souffle`` files: a plan in a zip archive, read without executing anything from it.
 
 Members: ``manifest.json`` (format, versions, architecture, the sha256 and size of every other member), ``plan.json``,
-``text/N.cu`` and ``cubin/N.cubin`` for each module, ``constants/N.npy`` for each stored constant. Only texts are
-deflated, so that no member can unpack to much more than the file's own size.
+``text/N.cu`` and ``cubin/N.cubin`` for each module, ``constants/N.npy`` for each stored constant, and ``tensorir.z``:
+what the texts were emitted from, which only ``souffle verify`` unpacks. Only texts are deflated, so that no member can
+unpack to much more than the file's own size.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from souffle.runtime.plan_json import PlanFormatError, plan_from_json, plan_to_j
 __all__ = ["FORMAT", "ArtifactInfo", "describe", "load", "save"]
 
 FORMAT = 1
-"""The version of the file format; a reader refuses later ones."""
+"""The version of the file format, raised where an older reader would run a file wrongly; it refuses later ones."""
 
 _KIND = "souffle-network"
-_MANIFEST, _PLAN = "manifest.json", "plan.json"
+_MANIFEST, _PLAN, _TENSOR_IR = "manifest.json", "plan.json", "tensorir.z"
 _DATE = (1980, 1, 1, 0, 0, 0)
 _CHUNK = 1 << 20
 _MAX_TEXT = 256 << 20
@@ -135,6 +136,8 @@ def save(plan: Plan, path: str | Path, *, constants: str = "stored") -> None:
                     np.lib.format.write_array(data, _storable(array), allow_pickle=False)
                     stored[buffer.name] = f"constants/{index}.npy"
                     add(stored[buffer.name], data.getbuffer())
+                if plan.tensor_ir:
+                    add(_TENSOR_IR, plan.tensor_ir)
                 text = json.dumps(plan_to_json(plan), separators=(",", ":"), sort_keys=True)
                 add(_PLAN, text.encode(), zipfile.ZIP_DEFLATED)
                 manifest = {
@@ -322,7 +325,9 @@ def _read(reader: _Reader) -> Plan:
             raise _bad(path, f"{_PLAN} names no number of modules")
         texts = [reader.data(f"text/{index}.cu").decode() for index in range(count)]
         cubins = [reader.data(f"cubin/{index}.cubin") for index in range(count)]
-        plan = plan_from_json(content, texts, cubins)
+        # Files of before it was kept have none.
+        tensor_ir = reader.data(_TENSOR_IR) if _TENSOR_IR in manifest["members"] else b""
+        plan = replace(plan_from_json(content, texts, cubins), tensor_ir=tensor_ir)
     except (PlanFormatError, ValueError, KeyError, RecursionError) as error:
         raise _bad(path, f"{_PLAN} is not a plan that can be run: {error}") from error
     constants: dict[str, np.ndarray] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -65,12 +66,19 @@ class CpuRunner:
         )
         self._memory = self._checked_memory() if checked and self._modules else None
         self.reports: tuple[LaunchReport, ...] = ()
-        self._constants: dict[int, np.ndarray] = {}
+        self._kept: dict[int, np.ndarray] = {}
         for index, buffer in enumerate(plan.buffers):
-            if buffer.kind == "constant":
+            if buffer.kind in ("constant", "state"):
                 held = self._memory.arrays[index] if self._memory else _view(_aligned(buffer.nbytes), buffer)
-                held[...] = plan.constants[buffer.name]
-                self._constants[index] = held
+                held[...] = plan.constants[buffer.name] if buffer.kind == "constant" else 0
+                self._kept[index] = held
+
+    def reordered(self, *, seed: int, blocks: int) -> CpuRunner:
+        """The same in a random order of threads, with another largest grid; nothing is compiled again."""
+        other = copy.copy(self)
+        other._order, other._seed = "shuffled", seed
+        other.grids = tuple(max(1, min(kernel.tiles, blocks)) for kernel in self._plan.kernels)
+        return other
 
     def _checked_memory(self) -> CheckedMemory:
         plan = self._plan
@@ -79,8 +87,8 @@ class CpuRunner:
                 buffer.label,
                 buffer.shape,
                 buffer.dtype,
-                writable=buffer.kind in ("output", "workspace"),
-                initialized=buffer.kind in ("input", "constant"),
+                writable=buffer.kind in ("output", "workspace", "state"),
+                initialized=buffer.kind in ("input", "constant", "state"),
                 offset=buffer.offset if buffer.kind == "workspace" else None,
             )
             for buffer in plan.buffers
@@ -107,8 +115,8 @@ class CpuRunner:
                     moved = _view(_aligned(buffer.nbytes), buffer)
                     moved[...] = array
                     array = moved
-            elif buffer.kind == "constant":
-                array = self._constants[index]
+            elif index in self._kept:
+                array = self._kept[index]
             elif buffer.kind == "workspace":
                 array = _view(workspace[buffer.offset :], buffer)
             else:
@@ -118,6 +126,19 @@ class CpuRunner:
 
     def run(self, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         """Run all launches in order: checked inputs in, fresh outputs out."""
+        complete = False
+        try:
+            outputs = self._run(inputs)
+            complete = True
+            return outputs
+        finally:
+            if not complete:
+                # A launch that was stopped may have left some of its blocks' arrivals at a barrier.
+                for index, buffer in enumerate(self._plan.buffers):
+                    if buffer.kind == "state":
+                        self._kept[index][...] = 0
+
+    def _run(self, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         plan = self._plan
         arrays = self._arrays(inputs)
         reports: list[LaunchReport] = []

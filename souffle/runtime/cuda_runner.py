@@ -90,6 +90,7 @@ class CudaRunner:
         self._modules.extend(cuda.load_module(module.cubin) for module in plan.modules)
         self._inputs = tuple(index for index, buffer in enumerate(plan.buffers) if buffer.kind == "input")
         self._outputs = tuple(index for index, buffer in enumerate(plan.buffers) if buffer.kind == "output")
+        self._states: list[tuple[int, int]] = []
         self._addresses = self._place_buffers()
         self.registers: tuple[int, ...] = ()
         self.grids: tuple[int, ...] = ()
@@ -101,7 +102,7 @@ class CudaRunner:
         return address
 
     def _place_buffers(self) -> list[int]:
-        """Addresses of constants (uploaded) and workspace; 0 for inputs and outputs, which each call places."""
+        """Addresses of constants (uploaded), workspace and state; 0 for inputs and outputs, which each call places."""
         plan, stream = self._plan, self._stream.handle
         workspace = self._own(plan.workspace_bytes, f"the workspace of {plan.workspace_bytes} bytes")
         self._workspace = workspace
@@ -114,9 +115,18 @@ class CudaRunner:
                 address = self._own(buffer.nbytes, f"constant {buffer.name} of {buffer.nbytes} bytes")
                 uploaded.append(np.ascontiguousarray(plan.constants[buffer.name]))
                 self._cuda.to_device(address, uploaded[-1], stream)
+            elif buffer.kind == "state":
+                # An allocation of this network's own: launches of another one would count in it too.
+                address = self._own(buffer.nbytes, f"{buffer.name} of {buffer.nbytes} bytes")
+                self._states.append((address, buffer.nbytes))
             addresses.append(address)
+        self._clear_state()
         self._cuda.synchronize(stream, "the constants")
         return addresses
+
+    def _clear_state(self) -> None:
+        for address, nbytes in self._states:
+            self._cuda.fill(address, 0, nbytes, self._stream.handle)
 
     def _prepare(self) -> tuple[PreparedLaunch, ...]:
         plan, cuda = self._plan, self._cuda
@@ -276,6 +286,10 @@ class CudaRunner:
         try:
             yield
         except DeviceError as error:
+            # A launch that did not end may have left some of its blocks' arrivals at a barrier. Where a fault has taken
+            # the context with it, nothing runs in it any more, and the first error is the one to report.
+            with contextlib.suppress(DeviceError):
+                self._clear_state()
             names = ", ".join(dict.fromkeys(prepared.name for prepared in self._launches))
             raise DeviceError(f"{self._plan.name} (kernels {names}): {error}") from error
 

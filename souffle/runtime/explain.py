@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from souffle.codegen.plan import Kernel, Plan, PredictedStage
+from souffle.decision import Barrier
+from souffle.runtime.plan_json import certificate_to_json
 
-__all__ = ["explain", "explain_data", "launch_counts", "shared_bytes", "spilled_bytes"]
+__all__ = ["certificate_lines", "explain", "explain_data", "launch_counts", "shared_bytes", "spilled_bytes"]
 
 _WIDTH = 120
 _NAME_WIDTH = 52
@@ -52,6 +54,7 @@ def explain_data(plan: Plan) -> dict[str, Any]:
         "arch": plan.arch,
         "predicted_on": plan.predicted_on or None,
         "predicted_seconds": total,
+        "certificate": None if plan.certificate is None else certificate_to_json(plan.certificate),
         "launches": [launch.kernel for launch in plan.launches],
         "kernels": [
             {
@@ -67,6 +70,7 @@ def explain_data(plan: Plan) -> dict[str, Any]:
                 "share": count * kernel.predicted.seconds / total if kernel.predicted and total else None,
                 "stages": list(kernel.stages),
                 "tes": list(kernel.tes),
+                "barriers": [asdict(barrier) for barrier in kernel.barriers],
             }
             for kernel, count in zip(plan.kernels, launch_counts(plan), strict=True)
         ],
@@ -116,7 +120,17 @@ def _summary(plan: Plan) -> list[str]:
         )
     elif not plan.predicted_on:
         lines.append(f"  no times are predicted: no description of a device for {plan.arch} was at hand")
-    return lines
+    return [*lines, *certificate_lines(plan)]
+
+
+def certificate_lines(plan: Plan) -> list[str]:
+    """The verdict in one line, and each reason where not all was decided; nothing for LLVM code."""
+    if plan.arch.startswith("llvm"):
+        return []
+    if plan.certificate is None:
+        return ["  certificate: none was made"]
+    undecided = [line for reason in plan.certificate.unknown for line in _wrapped(f"undecided: {reason}", 4)]
+    return [f"  certificate: {plan.certificate.summary}", *undecided]
 
 
 def _total_seconds(plan: Plan) -> float | None:
@@ -142,13 +156,25 @@ def _kernel(kernel: Kernel, count: int, total: float | None) -> list[str]:
         f"{len(kernel.stages)} stages of {len(kernel.tes)} TEs, {kernel.grid_syncs} grid syncs, {kernel.tiles} tiles "
         f"of {kernel.threads} threads, {shared_bytes(kernel)} bytes shared, {used}"
     )
+    waits = _barriers(kernel)
     if predicted is None:
         stages = _wrapped(f"stages {', '.join(kernel.stages)}", 4)
-        return [*_wrapped(head, 2), *_wrapped(facts, 4), *stages]
+        return [*_wrapped(head, 2), *_wrapped(facts, 4), *stages, *waits]
     facts += f", {predicted.blocks_per_sm} resident blocks on a multiprocessor"
     if count > 1:
         facts += f"; each launch {_us(predicted.seconds)} µs"
-    return [*_wrapped(head, 2), *_wrapped(facts, 4), *_stages(predicted.stages, predicted.seconds)]
+    return [*_wrapped(head, 2), *_wrapped(facts, 4), *_stages(predicted.stages, predicted.seconds), *waits]
+
+
+def _barriers(kernel: Kernel) -> list[str]:
+    """Why the kernel waits where it does; reasons that differ in numbers only, as those of equal layers do, once."""
+    alike: dict[str, list[Barrier]] = {}
+    for barrier in kernel.barriers:
+        alike.setdefault(re.sub(r"\d+", "#", str(replace(barrier, runs=1))), []).append(barrier)
+    lines = []
+    for barriers in alike.values():
+        lines += _wrapped(f"| {replace(barriers[0], runs=sum(barrier.runs for barrier in barriers))}", 4)
+    return lines
 
 
 def _stages(stages: Sequence[PredictedStage], seconds: float) -> list[str]:

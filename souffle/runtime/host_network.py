@@ -47,6 +47,11 @@ class HostNetwork:
         return self._plan
 
     @property
+    def certificate(self) -> None:
+        """None: what is proven is CUDA kernels (:attr:`souffle.runtime.Network.certificate`), and this is LLVM code."""
+        return None
+
+    @property
     def device(self) -> str:
         """``"host"``: LLVM code, not CUDA text."""
         return "host"

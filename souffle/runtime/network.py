@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from souffle.certificate import Certificate
 from souffle.codegen.plan import Plan
 from souffle.errors import OptionError
 from souffle.runtime import artifact
@@ -167,6 +168,15 @@ class Network:
     def plan(self) -> Plan:
         """What was compiled, as data."""
         return self._plan
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """What the compiler proved of the kernels; ``print`` it for a table with each verdict and counterexample.
+
+        Of a network from a file, what was recorded when it was compiled; ``souffle verify FILE`` proves it again. None
+        where nothing was proven: compiled with ``verify="off"``, or saved before there were certificates.
+        """
+        return self._plan.certificate
 
     @property
     def device(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from souffle.certificate import Certificate, Counterexample, Section
 from souffle.codegen.plan import (
     Buffer,
     CudaModule,
@@ -19,14 +20,15 @@ from souffle.codegen.plan import (
     PredictedStage,
     Resources,
 )
+from souffle.decision import Barrier
 
-__all__ = ["PlanFormatError", "plan_from_json", "plan_to_json"]
+__all__ = ["PlanFormatError", "certificate_to_json", "plan_from_json", "plan_to_json"]
 
 _DTYPES = frozenset(
     {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
     | {"float16", "float32", "float64", "bfloat16"}
 )
-_KINDS = ("input", "output", "constant", "workspace")
+_KINDS = ("input", "output", "constant", "workspace", "state")
 _MAX_THREADS = 1024
 _WORKSPACE_ALIGNMENT = 16
 """Bytes; the widest load of one thread."""
@@ -37,7 +39,7 @@ class PlanFormatError(Exception):
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
-    """Everything of a plan but its constants and the contents of its modules."""
+    """Everything of a plan but its constants, its TensorIR and the contents of its modules."""
     return {
         "name": plan.name,
         "level": plan.level,
@@ -46,6 +48,9 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "arch": plan.arch,
         "workspace_bytes": plan.workspace_bytes,
         "modules": len(plan.modules),
+        "edited": [number for number, module in enumerate(plan.modules) if module.edited],
+        "compiler": plan.compiler,
+        "certificate": None if plan.certificate is None else certificate_to_json(plan.certificate),
         "buffers": [
             {
                 "name": buffer.name,
@@ -76,6 +81,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
                 "stages": list(kernel.stages),
                 "tes": list(kernel.tes),
                 "predicted": None if kernel.predicted is None else asdict(kernel.predicted),
+                "barriers": [asdict(barrier) for barrier in kernel.barriers],
             }
             for kernel in plan.kernels
         ],
@@ -91,6 +97,27 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         ],
         "decisions": [list(decision) for decision in plan.decisions],
         "predicted_on": plan.predicted_on,
+        "grid_barrier": plan.grid_barrier,
+    }
+
+
+def certificate_to_json(certificate: Certificate) -> dict[str, Any]:
+    """A certificate; what follows from its parts, such as the verdict, stands with them for those who read it."""
+    return {
+        "verdict": certificate.verdict,
+        "kernels": [_section_to_json(section) for section in certificate.kernels],
+        "launches": _section_to_json(certificate.launches),
+        "others": [_section_to_json(section) for section in certificate.others],
+    }
+
+
+def _section_to_json(section: Section) -> dict[str, Any]:
+    return {
+        "name": section.name,
+        "verdict": section.verdict,
+        "counterexamples": [asdict(found) for found in section.counterexamples],
+        "unknown": list(section.unknown),
+        "facts": [list(fact) for fact in section.facts],
     }
 
 
@@ -189,7 +216,14 @@ def _kernel(content: Any, index: int, modules: int) -> Kernel:
         tes=fields.texts("tes"),
         # Networks saved before times were predicted lack it.
         predicted=None if fields.get("predicted") is None else _predicted(fields.get("predicted"), index),
+        barriers=() if fields.get("barriers") is None else _barriers(fields, index),
     )
+
+
+def _barriers(fields: _Fields, index: int) -> tuple[Barrier, ...]:
+    parts = [_Fields(item, f"a barrier of kernel {index}") for item in fields.items("barriers")]
+    names = ("scope", "before", "after", "tensor", "reason")
+    return tuple(Barrier(*(part.text(name) for name in names), part.whole("runs")) for part in parts)
 
 
 def _predicted(content: Any, index: int) -> PredictedKernel:
@@ -232,8 +266,42 @@ def _decision(content: Any) -> tuple[str, str, bool, str]:
     return (content[0], content[1], content[2], content[3])
 
 
+def _certificate(content: Any) -> Certificate:
+    fields = _Fields(content, "the certificate")
+    return Certificate(
+        kernels=tuple(_section(item) for item in fields.items("kernels")),
+        launches=_section(fields.get("launches")),
+        others=tuple(_section(item) for item in fields.items("others")),
+    )
+
+
+def _section(content: Any) -> Section:
+    fields = _Fields(content, "a part of the certificate")
+    facts = fields.items("facts")
+    if any(not isinstance(fact, list) or [type(item) for item in fact] != [str, int] for fact in facts):
+        raise PlanFormatError("a fact of the certificate is not (text, number)")
+    found = [_Fields(item, "a counterexample of the certificate") for item in fields.items("counterexamples")]
+    return Section(
+        name=fields.text("name"),
+        counterexamples=tuple(
+            Counterexample(
+                rule=one.text("rule"),
+                kernel=one.text("kernel"),
+                stages=one.texts("stages"),
+                statements=one.texts("statements"),
+                blocks=one.texts("blocks"),
+                element=one.text("element"),
+                reason=one.text("reason"),
+            )
+            for one in found
+        ),
+        unknown=fields.texts("unknown"),
+        facts=tuple((what, count) for what, count in facts),
+    )
+
+
 def plan_from_json(content: Any, texts: Sequence[str], cubins: Sequence[bytes]) -> Plan:
-    """The plan that :func:`plan_to_json` described, without its constants.
+    """The plan that :func:`plan_to_json` described, without its constants and its TensorIR.
 
     Raises
     ------
@@ -249,6 +317,10 @@ def plan_from_json(content: Any, texts: Sequence[str], cubins: Sequence[bytes]) 
     launches = tuple(
         _launch(item, index, len(kernels), len(buffers)) for index, item in enumerate(fields.items("launches"))
     )
+    # Networks saved before there were certificates lack these three.
+    edited = frozenset() if fields.get("edited") is None else frozenset(fields.wholes("edited", 0, len(texts) - 1))
+    compiler = "" if fields.get("compiler") is None else fields.text("compiler")
+    certificate = None if fields.get("certificate") is None else _certificate(fields.get("certificate"))
     arity: dict[int, int] = {}
     for launch in launches:
         if arity.setdefault(launch.kernel, len(launch.buffers)) != len(launch.buffers):
@@ -261,10 +333,17 @@ def plan_from_json(content: Any, texts: Sequence[str], cubins: Sequence[bytes]) 
         arch=fields.text("arch"),
         buffers=buffers,
         constants={},
-        modules=tuple(CudaModule(text, cubin) for text, cubin in zip(texts, cubins, strict=True)),
+        modules=tuple(
+            CudaModule(text, cubin, number in edited)
+            for number, (text, cubin) in enumerate(zip(texts, cubins, strict=True))
+        ),
         kernels=kernels,
         launches=launches,
         workspace_bytes=workspace_bytes,
         decisions=tuple(_decision(item) for item in fields.items("decisions")),
         predicted_on="" if fields.get("predicted_on") is None else fields.text("predicted_on"),
+        compiler=compiler,
+        certificate=certificate,
+        # Networks saved before there was a choice lack it.
+        grid_barrier="cooperative" if fields.get("grid_barrier") is None else fields.text("grid_barrier"),
     )

@@ -18,6 +18,10 @@ __all__ = [
     "Transfer",
     "Wait",
     "accesses_of",
+    "all_accesses",
+    "all_waits",
+    "orders",
+    "transfers",
     "waits_of",
 ]
 
@@ -96,10 +100,21 @@ class Access:
 
 @dataclass(frozen=True, eq=False)
 class Wait:
-    """Where the threads of a block or a warp, or of the grid, wait for each other."""
+    """Where threads wait for each other.
+
+    Attributes
+    ----------
+    scope : str
+        ``"block"``, ``"warp"``, ``"grid"``, or ``"part"`` for a named barrier of some of a block's threads.
+    statement : object
+    number, count : int
+        Of a named barrier: which it is, and how many threads it waits for.
+    """
 
     scope: str
     statement: object
+    number: int = 0
+    count: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,16 +190,22 @@ def accesses_of(
             yield from accesses_of(item.otherwise, (*conditions, operation("not", item.condition)))
 
 
-def waits_of(items: Sequence[Item]) -> bool:
-    """Whether threads of a block wait for each other anywhere in these."""
+def all_waits(items: Sequence[Item]) -> list[Wait]:
+    """All barriers, whatever their conditions."""
+    found: list[Wait] = []
     for item in items:
-        if isinstance(item, Wait) and item.scope != "warp":
-            return True
-        if isinstance(item, Loop) and waits_of(item.body):
-            return True
-        if isinstance(item, Branch) and (waits_of(item.then) or waits_of(item.otherwise)):
-            return True
-    return False
+        if isinstance(item, Wait):
+            found.append(item)
+        elif isinstance(item, Loop):
+            found += all_waits(item.body)
+        elif isinstance(item, Branch):
+            found += all_waits(item.then) + all_waits(item.otherwise)
+    return found
+
+
+def waits_of(items: Sequence[Item], scopes: Sequence[str] = ("block", "grid", "part")) -> bool:
+    """Whether there are barriers of these scopes anywhere in these."""
+    return any(wait.scope in scopes for wait in all_waits(items))
 
 
 def orders(items: Sequence[Item]) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from souffle.verify.certificate import Counterexample
+from souffle.certificate import Counterexample
 from souffle.verify.expressions import Undecided
 from souffle.verify.footprint import Footprint, Twice, WriteMap
 from souffle.verify.kernel import StageRun, Sync
@@ -139,6 +139,7 @@ class Pairs:
         delta = other.at.base - writer.at.base
         same = writer.run is other.run
         own = (writer.footprint, writer.parameter, other.footprint, other.parameter, other.writes, delta, same)
+        own += (writer.run.slots, other.run.slots)
         key = tuple(id(x) if isinstance(x, Footprint) else x for x in own)
         if key not in self._known:
             try:
@@ -195,6 +196,9 @@ class Pairs:
             between = any(first.order < fence < second.order for fence in fences)
             if between or first.run.after or second.run.before:
                 return
+        assigned = first.run.slots is not None or second.run.slots is not None
+        if assigned and not (first.order == second.order and (first.run.after or first.run.before)):
+            raise Undecided("no block barrier stands between two tiles of one slot")
         base = min(first.low, second.low, first.at.base, second.at.base)
         names = {spot: (spot.parameter, first.at.space, spot.at.base - base) for spot in (first, second)}
         if first.order == second.order:
@@ -277,6 +281,8 @@ def _compare(writer: _Spot, other: _Spot, delta: int) -> _Conflicts:
     owners = writer.footprint.writes(writer.parameter)
     unit = writer.footprint.function.pointers[writer.parameter].unit
     if writer.run is other.run and writer.parameter == other.parameter and other.writes:
+        if writer.run.slots is not None and owners.across is not None:
+            raise Undecided("two tiles of a stage with slots write one element")
         return _twice(owners, unit)
     low, high = owners.low * unit, (owners.low + owners.owner.size) * unit - 1
     own_unit = other.footprint.function.pointers[other.parameter].unit
@@ -294,8 +300,9 @@ def _compare(writer: _Spot, other: _Spot, delta: int) -> _Conflicts:
             owner = owners.owner[at]
             theirs, thread = owner // owners.threads, owner % owners.threads
             written = owner >= 0
-            far = written & (theirs != tiles)
-            near = written & (theirs == tiles) & (thread != threads)
+            apart = _slots(writer.run, theirs) != _slots(other.run, tiles)
+            far = written & apart
+            near = written & ~apart & (thread != threads)
             here = written & (theirs == tiles) & (thread == threads)
             if same is None and here.any():
                 same = _meeting(here, at + owners.low, unit, theirs, tiles, thread, threads)
@@ -309,6 +316,15 @@ def _compare(writer: _Spot, other: _Spot, delta: int) -> _Conflicts:
         if across is not None:
             break
     return _Conflicts(across, within, same)
+
+
+def _slots(run: StageRun, tiles: np.ndarray) -> np.ndarray:
+    """On which blocks tiles are: two are on one block of every grid where this is equal, else apart on some grid."""
+    if run.slots is None:
+        return tiles
+    slots = np.asarray(run.slots, np.int64)
+    # What nobody writes has no tile.
+    return slots[np.clip(tiles, 0, len(slots) - 1)]
 
 
 def _meeting(mask: np.ndarray, at: np.ndarray, unit: int, *who: np.ndarray) -> _Meeting:

@@ -23,6 +23,7 @@ from souffle.verify.accesses import (
     Transfer,
     Wait,
     all_accesses,
+    all_waits,
     orders,
     transfers,
     waits_of,
@@ -36,6 +37,7 @@ from souffle.verify.spans import (
     Clash,
     Divergence,
     Found,
+    Miscount,
     NeedsTile,
     Span,
     State,
@@ -48,6 +50,8 @@ __all__ = ["BlockReport", "Part", "check_block"]
 _MOST_TURNS = 1 << 13
 _MOST_TILES = 512
 _MOST_POINTS = 1 << 24
+_NAMED_BARRIERS = 16
+"""Of a block, on every GPU."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +60,14 @@ class BlockReport:
 
     Attributes
     ----------
-    found : Clash, Divergence, Unwritten or None
+    found : Clash, Divergence, Miscount, Unwritten or None
     epochs : int
         Spans between barriers that were looked at.
     accesses : int
         Points of accesses that were compared.
     """
 
-    found: Clash | Divergence | Unwritten | None
+    found: Clash | Divergence | Miscount | Unwritten | None
     epochs: int
     accesses: int
 
@@ -236,6 +240,7 @@ class _Walk:
             holds = self.value(condition, fixed, ()) != 0
             if holds.any() and not holds.all():
                 inside = (*item.then, *item.otherwise)
+                self.some_warps(item, holds.reshape(-1))
                 only_warp = not waits_of(inside) and not transfers(inside)
                 rows = holds.reshape(-1)
                 if only_warp and rows.size % WARP == 0:
@@ -247,6 +252,20 @@ class _Walk:
         else:
             holds = bool(np.asarray(self.value(condition, fixed, ())).reshape(-1)[0])
         self.items(item.then if holds else item.otherwise, fixed, free, conditions)
+
+    def some_warps(self, item: Branch, holds: np.ndarray) -> None:
+        """Named barriers that are made for just the threads that come to them are none of the forms that are proven."""
+        inside = (*item.then, *item.otherwise)
+        waits = [w for w in all_waits(inside) if w.scope != "warp"]
+        mine, others = int(np.count_nonzero(holds)), int(np.count_nonzero(~holds))
+        fits = all(w.scope == "part" and w.number for w in waits)
+        fits = fits and all(w.count == mine for w in all_waits(item.then) if w.scope == "part")
+        fits = fits and all(w.count == others for w in all_waits(item.otherwise) if w.scope == "part")
+        if holds.size % WARP:
+            return
+        warps = holds.reshape(-1, WARP)
+        if waits and fits and (warps.all(axis=1) | ~warps.any(axis=1)).all():
+            raise Undecided("a barrier of some warps of a stage")
 
     def diverges(self, statement: object, holds: np.ndarray) -> None:
         yes, no = int(np.flatnonzero(holds)[0]), int(np.flatnonzero(~holds)[0])
@@ -277,6 +296,12 @@ class _Walk:
         self.seen.clear()
         if item.scope == "warp":
             self.span.warp_barrier()
+        elif item.scope == "part":
+            # The count is in whole warps, and a warp that comes counts as a whole.
+            threads = self.part.function.thread.extent
+            if item.count != threads or item.count % WARP or not 0 <= item.number < _NAMED_BARRIERS:
+                raise Found(Miscount(item.statement, item.number, item.count, threads))
+            self.span.part_barrier(item.count)
         else:
             self.span.barrier()
 

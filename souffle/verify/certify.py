@@ -3,13 +3,16 @@
 What makes it a proof. Every stage is static, so its accesses are functions on a finite box of (tile, thread, turns of
 loops), and sets of them are ranged or enumerated exactly; what depends on data is taken to be anything its type allows.
 Tiles are given to blocks as ``tile = it * num_blocks + blockIdx``, so two different tiles are on different blocks of
-some grid and equal ones on one block of every grid. Hence, for every grid:
+some grid and equal ones on one block of every grid; where a kernel takes tiles together, so it is with its slots, and
+"tile" stands for the tiles of a slot below. Hence, for every grid:
 
 - between grid barriers, no tile writes what another tile of any stage touches;
 - what threads of one tile touch, in one stage or in several, has a block barrier between, or one thread touches it;
 - barriers stand under conditions that are the same for all who wait;
+- what is read through pointers that are never written, and may be cached past barriers, is written through no other;
 - accesses stay in their buffers, and reads find what their own tensor was last given (:mod:`souffle.verify.contents`);
-- a block has room on a multiprocessor, and a kernel with grid barriers is launched cooperatively.
+- a block has room on a multiprocessor, and a kernel with grid barriers is launched cooperatively;
+- grid barriers are known ones, and those that count in memory have it for themselves.
 
 Nothing here looks at how stages were merged, where they were meant to wait, or how memory was planned.
 """
@@ -20,17 +23,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from souffle.certificate import GRID_BARRIERS, PAIRS, Certificate, Counterexample, Section
 from souffle.codegen.plan import Buffer, Kernel, Plan
 from souffle.schedule.gpu.device import device_for
-from souffle.verify.accesses import waits_of
+from souffle.verify.accesses import all_waits, waits_of
 from souffle.verify.between import Located, Pairs
-from souffle.verify.certificate import Certificate, Counterexample, Section
 from souffle.verify.contents import Contents
 from souffle.verify.expressions import Undecided
+from souffle.verify.footprint import Footprint
+from souffle.verify.grid import counter_text, memory_of_its_own, not_renamed
 from souffle.verify.kernel import KernelText, Prefetch, StageRun, Sync, read_kernel
 from souffle.verify.library import Library, text_of
 from souffle.verify.limits import fit, inside, outside_pointer
-from souffle.verify.spans import Divergence, Unwritten
+from souffle.verify.named_barriers import mixed_numbers
+from souffle.verify.spans import Divergence, Miscount, Unwritten
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -69,6 +75,9 @@ def certify_plan(plan: Plan, kernels: dict[str, tirx.PrimFunc], functions: dict[
         check.launch(launch.buffers)
         findings += _contents(contents, check.kernel.name, check.text, library, launch.buffers)
     findings += contents.outputs()
+    if not library.understood or any(text.problems for text in texts.values()):
+        # What could not be read may well write what seems to be missing.
+        findings = [_doubted(finding) for finding in findings]
     facts = (
         ("launches", len(plan.launches)),
         ("reads of tensors", contents.reads),
@@ -78,6 +87,12 @@ def certify_plan(plan: Plan, kernels: dict[str, tirx.PrimFunc], functions: dict[
     return Certificate(
         tuple(check.section() for check in checks.values()), _section("memory over all launches", findings, facts)
     )
+
+
+def _doubted(finding: Counterexample | Undecided) -> Undecided:
+    if isinstance(finding, Undecided):
+        return finding
+    return Undecided(f"{finding.element}: as far as could be read, {finding.reason}")
 
 
 def _contents(
@@ -114,9 +129,11 @@ class _KernelCheck:
                 )
             )
         self.findings += fit(kernel, text, device_for(plan.arch))
+        self.findings += counter_text(plan, kernel, text)
         self.runs = {(e.name, e.tiles, e.threads): e for e in text.events if isinstance(e, StageRun)}
         for run in self.runs.values():
             self.stage(run)
+        self.findings += mixed_numbers(kernel.name, text, library)
 
     def stage(self, run: StageRun) -> None:
         """What does not depend on the launch."""
@@ -124,11 +141,12 @@ class _KernelCheck:
             footprint = self.library.footprint(run)
             self.findings += [Undecided(f"{run.name}: {p}") for p in footprint.function.problems]
             self.findings += inside(self.kernel.name, footprint, self.kernel.dynamic_shared_bytes)
-            if run.threads < self.text.threads and waits_of(footprint.function.body):
+            if run.threads < self.text.threads and waits_of(footprint.function.body, ("block", "grid")):
                 why = f"it holds barriers, and {run.threads} of {self.text.threads} threads call it"
                 self.findings.append(
                     Counterexample("divergent barrier", self.kernel.name, (run.name,), (), (), run.name, why)
                 )
+            self.grid_inside(run, footprint)
             report = self.library.block((run,))
             self.epochs += report.epochs
         except Undecided as reason:
@@ -136,6 +154,13 @@ class _KernelCheck:
             return
         found = report.found
         if found is None:
+            return
+        if isinstance(found, Miscount):
+            why = f"it waits for {found.count} threads, and {found.threads} come to it"
+            text, element = (text_of(found.statement),), f"barrier {found.number}"
+            self.findings.append(
+                Counterexample("divergent barrier", self.kernel.name, (run.name,), text, (), element, why)
+            )
             return
         where = "any tile" if found.tile is None else f"tile {found.tile}"
         if isinstance(found, Divergence):
@@ -160,9 +185,26 @@ class _KernelCheck:
         why = "both touch it, one writes, and no block barrier stands between"
         self.findings.append(Counterexample("race in a block", self.kernel.name, (run.name,), texts, who, element, why))
 
+    def grid_inside(self, run: StageRun, footprint: Footprint) -> None:
+        """A grid barrier inside of a stage: each block comes to it once for each of its tiles."""
+        waits = [wait for wait in all_waits(footprint.function.body) if wait.scope == "grid"]
+        uneven = next((grid for grid in range(2, self.kernel.tiles + 1) if run.tiles % grid), None)
+        if waits and not self.kernel.cooperative:
+            why = "a stage waits for the whole grid, and the kernel is not launched cooperatively"
+            text = (text_of(waits[0].statement),)
+            self.findings.append(Counterexample("launch", self.kernel.name, (run.name,), text, (), run.name, why))
+        elif waits and uneven is not None:
+            why = f"a grid of {uneven} blocks shares {run.tiles} tiles unevenly, and blocks without a tile do not come"
+            text = (text_of(waits[0].statement),)
+            self.findings.append(
+                Counterexample("divergent barrier", self.kernel.name, (run.name,), text, (), run.name, why)
+            )
+
     def launch(self, buffers: Sequence[int]) -> None:
         """One launch with these buffers."""
         self.launches += 1
+        self.findings += memory_of_its_own(self.plan, self.kernel, self.text, buffers)
+        self.findings += not_renamed(self.plan, self.kernel, self.text, self.library, buffers)
         span: list[tuple[StageRun, tuple[Located, ...]] | Sync] = []
         for event in self.text.events:
             if isinstance(event, Prefetch):
@@ -229,9 +271,9 @@ class _KernelCheck:
             ("stages in a launch", sum(isinstance(e, StageRun) for e in events)),
             ("stage functions", len(self.runs)),
             ("accesses in their text", accesses),
-            ("grid barriers", grid),
+            (GRID_BARRIERS, grid),
             ("spans between block barriers", self.epochs),
-            ("pairs of accesses compared", self.pairs.pairs),
+            (PAIRS, self.pairs.pairs),
             ("pointers bounded", self.bounds),
             ("launches", self.launches),
         )

@@ -1,7 +1,8 @@
 """What each read finds: the last write of its own tensor, over all launches in order.
 
 Tensors of the workspace that share memory lose what they hold when another one is written. A read of an element that
-its own tensor does not hold then is a counterexample, be it that nobody wrote it, or that another tensor has.
+its own tensor does not hold then is a counterexample, be it that nobody wrote it, or that another tensor has. A stage
+finds what the stages before it left, and what it has itself written (:mod:`souffle.verify.own_writes`).
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from souffle.certificate import Counterexample
 from souffle.codegen.plan import Buffer
-from souffle.verify.certificate import Counterexample
 from souffle.verify.expressions import Undecided
 from souffle.verify.footprint import Footprint
 from souffle.verify.kernel import StageRun
 from souffle.verify.library import text_of
+from souffle.verify.own_writes import Missing, missing_read
 
 __all__ = ["Contents"]
 
@@ -71,9 +73,15 @@ class Contents:
     def run(
         self, kernel: str, run: StageRun, footprint: Footprint, places: Sequence[tuple[int, int]]
     ) -> Iterator[Counterexample | Undecided]:
-        """A stage reads, then writes; `places` are (buffer, byte) of its pointers."""
+        """A stage reads, and writes; `places` are (buffer, byte) of its pointers."""
         for parameter, (index, start) in enumerate(places):
-            yield from self._read(kernel, run, footprint, parameter, index, start)
+            if footprint.range_of(parameter, False) is None:
+                continue
+            meet = {places[other][0] for other in range(len(places)) if self._meet(footprint, parameter, other, places)}
+            yield from self._read(kernel, run, footprint, parameter, index, start, index not in meet)
+            for other in meet - {index}:
+                one, two = self.buffers[index].name, self.buffers[other].name
+                yield Undecided(f"whether {run.name} reads {one} before it writes {two}, which shares memory with it")
         for parameter, (index, start) in enumerate(places):
             yield from self._write(run, footprint, parameter, index, start)
 
@@ -95,11 +103,16 @@ class Contents:
         return held.mask
 
     def _read(
-        self, kernel: str, run: StageRun, footprint: Footprint, parameter: int, index: int, start: int
+        self,
+        kernel: str,
+        run: StageRun,
+        footprint: Footprint,
+        parameter: int,
+        index: int,
+        start: int,
+        own: bool,
     ) -> Iterator[Counterexample | Undecided]:
         reach = footprint.range_of(parameter, False)
-        if reach is None:
-            return
         self.reads += 1
         held, buffer = self.held[index], self.buffers[index]
         unit = _unit(buffer)
@@ -107,7 +120,7 @@ class Contents:
         if held.full or bool(self._mask(index)[max(0, low) : high + 1].all()):
             return
         try:
-            missing = self._missing(footprint, parameter, index, start)
+            missing = self._missing(footprint, parameter, index, start, own)
         except Undecided as reason:
             yield Undecided(f"whether {run.name} reads of {buffer.name} only what it holds: {reason}")
             return
@@ -116,34 +129,38 @@ class Contents:
         if held.doubt:
             yield Undecided(f"whether {buffer.name} holds what {run.name} reads: {held.doubt}")
             return
-        element, tile, thread, statement = missing
+        element = (missing.element * footprint.function.pointers[parameter].unit + start) // unit
         why = f"{held.overwritten} has written over it" if held.overwritten else "no stage has written it"
         yield Counterexample(
             _RULE,
             kernel,
             (run.name,),
-            (text_of(statement),),
-            (f"tile {tile}, thread {thread}",),
+            (text_of(missing.statement),),
+            (f"tile {missing.tile}, thread {missing.thread}",),
             f"element {element} of {buffer.name}",
             f"{run.name} reads it, but {why}",
         )
 
-    def _missing(
-        self, footprint: Footprint, parameter: int, index: int, start: int
-    ) -> tuple[int, int, int, object] | None:
+    def _missing(self, footprint: Footprint, parameter: int, index: int, start: int, own: bool) -> Missing | None:
         mask, unit = self._mask(index), _unit(self.buffers[index])
-        own = footprint.function.pointers[parameter].unit
-        for touch in footprint.of(parameter, False):
-            for elements, tiles, threads in footprint.elements(touch):
-                at = (elements * own + start) // unit
-                # What lies outside is another rule's business.
-                bad = np.flatnonzero(~mask[np.clip(at, 0, mask.size - 1)])
-                if bad.size:
-                    if any(c.opaque for c in touch.conditions):
-                        raise Undecided("a read under a condition on data")
-                    i = int(bad[0])
-                    return int(at[i]), int(tiles[i]), int(threads[i]), touch.access.statement
-        return None
+        width = footprint.function.pointers[parameter].unit
+
+        def held(elements: np.ndarray) -> np.ndarray:
+            # What lies outside is another rule's business.
+            return mask[np.clip((elements * width + start) // unit, 0, mask.size - 1)]
+
+        return missing_read(footprint, parameter, held, own=own)
+
+    def _meet(self, footprint: Footprint, parameter: int, other: int, places: Sequence[tuple[int, int]]) -> bool:
+        """Whether a stage writes through another pointer to memory that it reads through one."""
+        read, written = footprint.range_of(parameter, False), footprint.range_of(other, True)
+        if read is None or written is None or parameter == other:
+            return False
+        (index, start), (theirs, begin) = places[parameter], places[other]
+        if index != theirs and theirs not in self.neighbours[index]:
+            return False
+        shift = self.buffers[theirs].offset - self.buffers[index].offset if index != theirs else 0
+        return written.low + begin + shift <= read.high + start and read.low + start <= written.high + begin + shift
 
     def _write(
         self, run: StageRun, footprint: Footprint, parameter: int, index: int, start: int

@@ -6,7 +6,7 @@ The kernel's own loops are unrolled: what is proven is proven of the sequence of
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,10 @@ from tvm.ir import Call
 from souffle.verify.expressions import Axis, Expr, Undecided, conjuncts, const, evaluate, operation, variable
 from souffle.verify.indices import bytes_of, index_of, operator_name
 
-__all__ = ["KernelText", "Prefetch", "StageRun", "Sync", "read_kernel"]
+__all__ = ["COUNTER_FUNCTION", "KernelText", "Prefetch", "StageRun", "Sync", "read_kernel"]
+
+COUNTER_FUNCTION = "souffle_wait_for_grid"
+"""A grid barrier that counts arrivals in memory: ``COUNTER_FUNCTION(state, num_blocks)``."""
 
 _MANY = 1 << 20
 """More blocks than any device holds at once."""
@@ -39,6 +42,9 @@ class StageRun:
         Whether a block barrier stands before or after the call in each tile's turn.
     step : tuple of int
         The values of the kernel's loops around it.
+    slots : tuple of int or None
+        For each tile, the turn in which a grid of one block computes it: tiles of equal slots are on one block of every
+        grid, tiles of different slots on different blocks of some grid. ``None`` where a tile is a slot.
     """
 
     name: str
@@ -48,6 +54,7 @@ class StageRun:
     before: bool
     after: bool
     step: tuple[int, ...]
+    slots: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -79,12 +86,15 @@ class KernelText:
         What could not be read.
     refuted : tuple of str
         What is wrong whatever the stages do: barriers that not all reach, tiles that some grid leaves out.
+    counters : tuple of int
+        Parameters that point to where grid barriers count arrivals.
     """
 
     events: tuple[StageRun | Sync | Prefetch, ...]
     threads: int
     problems: tuple[str, ...]
     refuted: tuple[str, ...]
+    counters: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +119,7 @@ class _Run:
     pointers: tuple[_Pointer | _Choice, ...]
     before: bool
     after: bool
+    slots: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +156,11 @@ class _Reader:
         self.threads = 0
         self.problems: dict[str, None] = {}
         self.refuted: dict[str, None] = {}
+        self.counters: dict[int, None] = {}
+        # The loop over the tiles of a slot that is being read.
+        self.places: Axis | None = None
+        # Of one loop over tiles: how many stages stand before each grid barrier in a turn, and the barrier.
+        self.grid_waits: list[tuple[int, Any]] = []
 
     def read(self) -> KernelText:
         *pointers, count = self.func.params
@@ -157,7 +173,7 @@ class _Reader:
             events = tuple(_unrolled(self.items(self.func.body), {}, ()))
         except Undecided as reason:
             self.problems[str(reason)] = None
-        return KernelText(events, self.threads, tuple(self.problems), tuple(self.refuted))
+        return KernelText(events, self.threads, tuple(self.problems), tuple(self.refuted), tuple(self.counters))
 
     def items(self, node: Any) -> tuple[Any, ...]:
         if node is None:
@@ -213,17 +229,27 @@ class _Reader:
     # The tiles of a stage
 
     def tile_loop(self, node: tirx.For, turns: Expr) -> tuple[Any, ...]:
-        """``for it: tile = it * num_blocks + block; if tile < tiles: barrier?; stage(tile, ...); barrier?``"""
+        """``for it: slot = it * num_blocks + block; if slot < slots: barrier?; stage(tile, ...); barrier?``
+
+        The tile is the slot, or a function of it and of a loop of constant turns around the call.
+
+        The turns are as many in all blocks, so that all of them reach a grid barrier outside of the branch equally
+        often. One before all stages of a turn is read as one before the loop, one after them as one after it; others
+        are not counted on.
+        """
         turn = variable(Axis("it", _MANY))
         blocks, block = variable(self.blocks), variable(self.block)
         products = (operation("mul", turn, blocks), operation("mul", blocks, turn))
         sums = [f for p in products for f in (operation("add", p, block), operation("add", block, p))]
         self.env[node.loop_var] = turn
         runs: list[_Run] = []
+        self.grid_waits.clear()
         self.turn(node.body, sums, None, self.threads, runs)
         for run in runs:
             self.cover(run, turns)
-        return tuple(runs)
+        before = tuple(wait for place, wait in self.grid_waits if place == 0)
+        after = tuple(wait for place, wait in self.grid_waits if place == len(runs))
+        return (*before[:1], *runs, *after[:1])
 
     def turn(self, node: Any, tile: list[Expr], tiles: int | None, threads: int, runs: list[_Run]) -> None:
         """One turn: its calls, each with the barriers around it in the turn."""
@@ -239,10 +265,16 @@ class _Reader:
                 before = len(runs)
                 self.turn(part.then_case, tile, most, fewer, runs)
                 if pending:
-                    runs[before:] = [_with(run, before=True) for run in runs[before:]]
+                    runs[before:] = [replace(run, before=True) for run in runs[before:]]
                 continue
             if isinstance(part, tirx.Bind):
                 self.env[part.var] = index_of(part.value, self.env)
+                continue
+            if isinstance(part, tirx.For):
+                before = len(runs)
+                self.place(part, tile, tiles, threads, runs)
+                if pending:
+                    runs[before:] = [replace(run, before=True) for run in runs[before:]]
                 continue
             if isinstance(part, tirx.Evaluate) and isinstance(part.value, tirx.IntImm):
                 continue
@@ -254,13 +286,27 @@ class _Reader:
                 if threads < self.threads:
                     self.refuted["a block barrier that only some threads of a block reach"] = None
                 pending = True
-                runs[first:] = [_with(run, after=True) for run in runs[first:]]
-            elif name == "tirx.cuda.grid_sync":
+                runs[first:] = [replace(run, after=True) for run in runs[first:]]
+            elif name in ("tirx.cuda.grid_sync", COUNTER_FUNCTION):
+                if tiles is None and threads == self.threads:
+                    self.grid_waits += [(len(runs), wait) for wait in self.call(part.value)]
+                    continue
                 self.refuted["a grid barrier in a loop over tiles, which not all blocks reach equally often"] = None
             elif isinstance(part.value.op, tvm.ir.GlobalVar):
                 runs.append(self.run(part.value, tile, tiles, threads, pending))
             else:
                 raise Undecided(f"a call of {name} in a loop over tiles")
+
+    def place(self, node: tirx.For, tile: list[Expr], tiles: int | None, threads: int, runs: list[_Run]) -> None:
+        """A loop over the tiles of a slot."""
+        extent = index_of(node.extent, self.env)
+        plain = node.kind == tirx.ForKind.SERIAL and node.step is None and index_of(node.min, self.env) is const(0)
+        if not plain or extent.op != "const" or self.places is not None:
+            raise Undecided(f"the loop over {node.loop_var.name} in a loop over tiles")
+        self.places = Axis(str(node.loop_var.name), max(1, extent.value))
+        self.env[node.loop_var] = variable(self.places)
+        self.turn(node.body, tile, tiles if extent.value else 0, threads, runs)
+        self.places = None
 
     def guard(self, node: Any, tile: list[Expr], tiles: int | None, threads: int) -> tuple[int | None, int]:
         for condition in conjuncts([index_of(node, self.env)]):
@@ -279,23 +325,42 @@ class _Reader:
 
     def run(self, call: Call, tile: list[Expr], tiles: int | None, threads: int, before: bool) -> _Run:
         name = str(call.op.name_hint)
-        own = index_of(call.args[0], self.env)
-        if not any(own is t for t in tile):
-            raise Undecided(f"the tile {call.args[0]} of {name}")
         if index_of(call.args[1], self.env) is not variable(self.thread):
             raise Undecided(f"the thread {call.args[1]} of {name}")
         if tiles is None:
             raise Undecided(f"the tiles of {name}, which have no bound")
-        return _Run(name, max(0, tiles), threads, tuple(self.pointer(a) for a in call.args[2:]), before, False)
+        pointers = tuple(self.pointer(a) for a in call.args[2:])
+        own = index_of(call.args[0], self.env)
+        if self.places is None and any(own is t for t in tile):
+            return _Run(name, max(0, tiles), threads, pointers, before, False)
+        slots = self.slots(name, own, tile, max(0, tiles))
+        return _Run(name, len(slots), threads, pointers, before, False, slots)
+
+    def slots(self, name: str, own: Expr, tile: list[Expr], count: int) -> tuple[int, ...]:
+        """The slot of each tile, where the tile is a function of the slot and of the place in it."""
+        slot, places = Axis("slot", max(1, count)), self.places or Axis("place", 1)
+        of_slot = _replaced(own, tile, variable(slot))
+        if of_slot.opaque or not of_slot.axes <= {slot, places}:
+            raise Undecided(f"the tile {own} of {name}")
+        axes = {slot: np.arange(slot.extent)[:, None], places: np.arange(places.extent)[None, :]}
+        found = np.broadcast_to(evaluate(of_slot, axes, {}), (slot.extent, places.extent))[:count].reshape(-1)
+        if not np.array_equal(np.sort(found), np.arange(count * places.extent)):
+            self.refuted[f"{name}: its blocks do not compute each of {count * places.extent} tiles once"] = None
+            raise Undecided(f"the tiles of {name}")
+        of_tile = np.empty(found.size, np.int64)
+        of_tile[found] = np.repeat(np.arange(count), places.extent)
+        return tuple(of_tile.tolist())
 
     def cover(self, run: _Run, turns: Expr) -> None:
         """Whether each grid, of any number of blocks, computes all the tiles."""
-        grids = np.arange(1, max(run.tiles, 1) + 4097, dtype=np.int64)
+        slots = run.tiles if run.slots is None else max(run.slots, default=-1) + 1
+        grids = np.arange(1, max(slots, 1) + 4097, dtype=np.int64)
         done = np.broadcast_to(evaluate(turns, {self.blocks: grids}, {}), grids.shape) * grids
-        short = np.flatnonzero(done < run.tiles)
+        short = np.flatnonzero(done < slots)
         if short.size:
-            grid = int(grids[short[0]])
-            self.refuted[f"{run.name}: a grid of {grid} blocks leaves out tile {int(done[short[0]])}"] = None
+            grid, first = int(grids[short[0]]), int(done[short[0]])
+            what = f"tile {first}" if run.slots is None else f"the tiles of slot {first}"
+            self.refuted[f"{run.name}: a grid of {grid} blocks leaves out {what}"] = None
 
     # Pointers and calls
 
@@ -317,6 +382,8 @@ class _Reader:
         name = operator_name(call)
         if name == "tirx.cuda.grid_sync":
             return (Sync("grid"),)
+        if name == COUNTER_FUNCTION:
+            return (self.counter(call),)
         if name == "tirx.tvm_storage_sync":
             self.block_barrier(call)
             return (Sync("block"),)
@@ -324,9 +391,28 @@ class _Reader:
             return (_Ahead(self.pointer(call.args[1]), index_of(call.args[2], self.env)),)
         raise Undecided(f"a call of {name} outside of a loop over tiles")
 
+    def counter(self, call: Call) -> Sync:
+        """A barrier that counts: every one in the same memory, and each block of the launch once."""
+        state = self.pointer(call.args[1])
+        if not isinstance(state, _Pointer) or state.offset is not const(0):
+            raise Undecided(f"the memory {call.args[1]} of a grid barrier")
+        self.counters[state.parameter] = None
+        if index_of(call.args[2], self.env) is not variable(self.blocks):
+            self.refuted[f"a grid barrier for {call.args[2]} blocks, which is not the grid that is launched"] = None
+        return Sync("grid")
+
     def block_barrier(self, call: Call) -> None:
         if len(call.args) != 1 or str(call.args[0].value) not in ("shared", "shared.dyn"):
             raise Undecided(f"the barrier {call}")
+
+
+def _replaced(expr: Expr, forms: list[Expr], by: Expr) -> Expr:
+    """`expr` with `by` for each part that is one of `forms`."""
+    if any(expr is form for form in forms):
+        return by
+    if not expr.args:
+        return expr
+    return operation(expr.op, *(_replaced(arg, forms, by) for arg in expr.args))
 
 
 def _moved(pointer: _Pointer | _Choice, offset: Expr) -> _Pointer | _Choice:
@@ -334,10 +420,6 @@ def _moved(pointer: _Pointer | _Choice, offset: Expr) -> _Pointer | _Choice:
         return _Choice(pointer.condition, _moved(pointer.one, offset), _moved(pointer.other, offset))
     scaled = operation("mul", offset, const(pointer.unit))
     return _Pointer(pointer.parameter, pointer.unit, operation("add", pointer.offset, scaled))
-
-
-def _with(run: _Run, *, before: bool = False, after: bool = False) -> _Run:
-    return _Run(run.name, run.tiles, run.threads, run.pointers, run.before or before, run.after or after)
 
 
 def _waits(item: Any) -> bool:
@@ -365,7 +447,7 @@ def _unrolled(
             yield from _unrolled(item.then if _number(item.condition, values) else item.otherwise, values, step)
         elif isinstance(item, _Run):
             pointers = tuple(_resolved(p, values) for p in item.pointers)
-            yield StageRun(item.name, item.tiles, item.threads, pointers, item.before, item.after, step)
+            yield StageRun(item.name, item.tiles, item.threads, pointers, item.before, item.after, step, item.slots)
         elif isinstance(item, _Ahead):
             yield Prefetch(_resolved(item.pointer, values), _number(item.nbytes, values))
         else:

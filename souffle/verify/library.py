@@ -27,6 +27,12 @@ class Library:
         self.functions = functions
         self._footprints: dict[tuple[str, int, int], Footprint] = {}
         self._reports: dict[tuple, BlockReport | Undecided] = {}
+        self._missing = False
+
+    @property
+    def understood(self) -> bool:
+        """Whether all that the functions do, of those that were asked for, could be read."""
+        return not self._missing and not any(f.function.problems for f in self._footprints.values())
 
     def footprint(self, run: StageRun) -> Footprint:
         """What a stage touches in global memory.
@@ -39,6 +45,7 @@ class Library:
         key = (run.name, run.tiles, run.threads)
         if key not in self._footprints:
             if run.name not in self.functions:
+                self._missing = True
                 raise Undecided(f"the function {run.name}, which is not in the module")
             self._footprints[key] = Footprint(read_function(*key[:1], self.functions[run.name], *key[1:]))
         return self._footprints[key]

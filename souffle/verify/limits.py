@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import numpy as np
 
+from souffle.certificate import Counterexample
 from souffle.codegen.plan import Buffer, Kernel
 from souffle.schedule.gpu.device import GpuDevice
-from souffle.verify.certificate import Counterexample
 from souffle.verify.expressions import Undecided, const, linear_terms, operation
 from souffle.verify.footprint import Footprint, Touch
 from souffle.verify.kernel import KernelText, StageRun, Sync

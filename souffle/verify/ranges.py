@@ -149,8 +149,11 @@ def points(
     *,
     limit: int = _MOST,
     tiles: np.ndarray | None = None,
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    along: Sequence[Axis] = (),
+) -> Iterator[tuple[np.ndarray, ...]]:
     """All (index, tile, thread) of an access, in parts. Conditions on data are taken to hold.
+
+    With `along`, the values of those axes come behind.
 
     Raises
     ------
@@ -163,10 +166,11 @@ def points(
     known = [c for c in parts if not c.opaque]
     if index.opaque:
         raise Undecided("an index that depends on data")
-    axes = set(index.axes).union(*(c.axes for c in known)) - {tile, thread}
+    axes = set(index.axes).union(*(c.axes for c in known)) - {tile, thread, *along}
     others = sorted(axes, key=lambda a: -a.extent)
-    order = [tile, thread, *others]
+    order = [tile, thread, *along, *others]
     values = {a: representatives(a, [index, *known]) for a in others}
+    values.update((a, np.arange(a.extent, dtype=np.int64)) for a in along)
     values[tile] = np.arange(tile.extent, dtype=np.int64) if tiles is None else tiles
     values[thread] = np.arange(thread.extent, dtype=np.int64)
     count = prod(len(v) for v in values.values())
@@ -180,7 +184,7 @@ def points(
         for condition in known:
             mask = mask & (evaluate(condition, env, memo) != 0)
         value = np.broadcast_to(evaluate(index, env, memo), shape)
-        where = (np.broadcast_to(env[a], shape) for a in (tile, thread))
+        where = (np.broadcast_to(env[a], shape) for a in (tile, thread, *along))
         if mask.all():
             yield (value.reshape(-1), *(w.reshape(-1) for w in where))
         elif mask.any():

@@ -22,6 +22,8 @@ _WIDEST = 16
 """Bytes of the widest access of a thread."""
 
 _COMMIT, _WAIT = "souffle_copy_commit", re.compile(r"souffle_copy_wait<(\d+)>")
+_NAMED = re.compile(r"souffle_named_barrier<(\d+), *(\d+)>")
+"""``bar.sync number, count``."""
 
 
 def _is_pure(call: Call) -> bool:
@@ -286,19 +288,22 @@ class _Reader:
             self.loads(call, ())
             return
         name = operator_name(call)
-        wait = _WAIT.fullmatch(name)
+        wait, named = _WAIT.fullmatch(name), _NAMED.fullmatch(name)
         if name == "tirx.tvm_storage_sync":
-            scope = {"shared": "block", "shared.dyn": "block", "warp": "warp"}.get(str(call.args[0].value))
-            if scope is None or len(call.args) > 1:
+            scope = str(call.args[0].value)
+            # TVM's CUDA generator writes nothing for that of a warp: it orders nothing.
+            if scope not in ("shared", "shared.dyn", "warp") or len(call.args) > 1:
                 self.problem(f"the barrier {call}")
-            else:
-                self.items.append(Wait(scope, self.statement))
-        elif name in ("tirx.cuda.grid_sync",):
+            elif scope != "warp":
+                self.items.append(Wait("block", self.statement))
+        elif name in ("tirx.cuda.grid_sync", "souffle_wait_for_grid"):
             self.items.append(Wait("grid", self.statement))
         elif name == "tirx.cuda.warp_sync":
             self.items.append(Wait("warp", self.statement))
         elif name == "tirx.cuda.cta_sync":
             self.items.append(Wait("block", self.statement))
+        elif named:
+            self.items.append(Wait("part", self.statement, int(named.group(1)), int(named.group(2))))
         elif name == _COMMIT or wait:
             self.items.append(Transfer(int(wait.group(1)) if wait else None, self.statement))
         elif name == "tirx.tvm_fill_fragment" or name == "tirx.tvm_mma_sync":

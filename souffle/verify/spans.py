@@ -21,6 +21,7 @@ __all__ = [
     "Clash",
     "Divergence",
     "Found",
+    "Miscount",
     "NeedsTile",
     "Span",
     "State",
@@ -32,6 +33,8 @@ WARP = 32
 _NOBODY, _MANY = -1, -2
 WARP_CODE = 1 << 28
 """From here on: all of a warp, after its threads waited for each other."""
+_PART_CODE = WARP_CODE + 64
+"""Plus so many: all of the first so many warps, after their threads waited for each other."""
 COPY_CODE = 1 << 29
 """From here on: a copy that a thread has issued and not waited for."""
 
@@ -57,6 +60,16 @@ class Divergence:
 
 
 @dataclass(frozen=True)
+class Miscount:
+    """A named barrier that waits for another number of threads than come to it."""
+
+    statement: object
+    number: int
+    count: int
+    threads: int
+
+
+@dataclass(frozen=True)
 class Unwritten:
     """A read of shared memory that nothing has written in this tile."""
 
@@ -74,7 +87,7 @@ class NeedsTile(Exception):
 class Found(Exception):
     """Something is wrong; the search ends."""
 
-    def __init__(self, what: Clash | Divergence | Unwritten) -> None:
+    def __init__(self, what: Clash | Divergence | Miscount | Unwritten) -> None:
         super().__init__()
         self.what = what
 
@@ -129,6 +142,13 @@ class Touched:
     warp: np.ndarray
 
 
+def _unordered(before: np.ndarray, actor: np.ndarray, warp: np.ndarray) -> np.ndarray:
+    """Whether who touched each unit before has not been waited for by who touches it now."""
+    waited = (before == actor) | (before == WARP_CODE + warp)
+    waited |= (before > _PART_CODE) & (before < COPY_CODE) & (warp < before - _PART_CODE)
+    return (before != _NOBODY) & ~waited
+
+
 class Span:
     """The present span, and the copies that are under way across spans."""
 
@@ -139,6 +159,8 @@ class Span:
         self.epochs = 1
         self.points = 0
         self.recorded: list[Touched] = []
+        # Barriers of some warps in this span: how many accesses came before, and the first so many warps that waited.
+        self.parts: list[tuple[int, int]] = []
         self.open: list[Touched] = []
         self.groups: list[list[Touched]] = []
         self.doubt: set[str] = set()
@@ -155,15 +177,37 @@ class Span:
         for state in self.states.values():
             state.clear()
         self.recorded.clear()
+        self.parts.clear()
         for group in (*self.groups, self.open):
             for under_way in group:
                 self.record(under_way)
+
+    def part_barrier(self, count: int) -> None:
+        """The first `count` threads of the block wait for each other, and for no others.
+
+        What those threads have done is done for all of them, and for nobody else.
+        """
+        if count >= self.threads:
+            self.barrier()
+            return
+        warps = count // WARP
+        for state in self.states.values():
+            mine = (state.writer != _NOBODY) & (state.writer < COPY_CODE) & (state.writer_warp < warps)
+            state.writer[mine] = np.maximum(state.writer[mine], _PART_CODE + warps)
+            # Of units that several have read, those that all of them are waiting.
+            outside = np.zeros(state.reader.size, bool)
+            for old in self.recorded:
+                if old.state is state and not old.access.writes:
+                    outside[old.at[old.warp >= warps]] = True
+            mine = (state.reader != _NOBODY) & (state.reader < COPY_CODE) & ~outside
+            state.reader[mine] = np.maximum(state.reader[mine], _PART_CODE + warps)
+        self.parts.append((len(self.recorded), warps))
 
     def warp_barrier(self) -> None:
         """What a warp's threads have done is done for all threads of that warp."""
         for state in self.states.values():
             for who, warp in ((state.writer, state.writer_warp), (state.reader, state.reader_warp)):
-                done = (who != _NOBODY) & (warp >= 0) & (who < COPY_CODE)
+                done = (who != _NOBODY) & (warp >= 0) & (who < _PART_CODE)
                 who[done] = WARP_CODE + warp[done]
 
     def transfer(self, pending: int | None) -> None:
@@ -191,10 +235,9 @@ class Span:
         self.points += new.at.size
         state, at, actor, warp = new.state, new.at, new.actor, new.warp
         writer = state.writer[at]
-        bad = (writer != _NOBODY) & (writer != actor) & (writer != WARP_CODE + warp)
+        bad = _unordered(writer, actor, warp)
         if new.access.writes:
-            reader = state.reader[at]
-            bad |= (reader != _NOBODY) & (reader != actor) & (reader != WARP_CODE + warp)
+            bad |= _unordered(state.reader[at], actor, warp)
             twice = at[1:] == at[:-1]
             bad[1:] |= twice & (actor[1:] != actor[:-1])
         if bad.any():
@@ -240,12 +283,12 @@ class Span:
 
     def clash(self, new: Touched, position: int) -> None:
         """Say who else touches the unit at a position of an access."""
-        unit, actor = int(new.at[position]), int(new.actor[position])
+        unit, actor, warp = int(new.at[position]), int(new.actor[position]), int(new.warp[position])
         first, who, by_data = new.access, actor, new.by_data
-        for old in (*self.recorded, new):
+        for number, old in enumerate((*self.recorded, new)):
             if old.state is not new.state or not (old.access.writes or new.access.writes):
                 continue
-            others = old.actor[(old.at == unit) & (old.actor != actor)]
+            others = old.actor[(old.at == unit) & (old.actor != actor) & ~self.waited_for(number, old, warp)]
             if others.size:
                 first, who, by_data = old.access, int(others[0]), by_data or old.by_data
                 break
@@ -255,10 +298,20 @@ class Span:
         people = (self.person(who), self.person(actor))
         raise Found(Clash(new.state.name, unit * new.state.unit, self.tile, people, statements))
 
+    def waited_for(self, number: int, old: Touched, warp: int) -> np.ndarray:
+        """Where an earlier access is ordered before what a warp does now, by a barrier of some warps."""
+        waited = np.zeros(old.at.size, bool)
+        for before, warps in self.parts:
+            if number < before and warp < warps:
+                waited |= old.warp < warps
+        return waited
+
     def person(self, actor: int) -> str:
         """Who an actor is, for messages."""
         if actor >= COPY_CODE:
             return f"the copy of thread {actor - COPY_CODE}"
+        if actor >= WARP_CODE:
+            return f"warp {actor - WARP_CODE}"
         if actor >= self.threads:
             return f"warp {(actor - self.threads) % (self.threads // WARP + 1)}"
         return f"thread {actor}"

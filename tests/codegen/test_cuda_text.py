@@ -14,8 +14,9 @@ import pytest
 
 import models
 import souffle
-from souffle.codegen.cuda import emit_cuda
+from souffle.codegen.cuda import emit_cuda, text_of_functions
 from souffle.codegen.nvcc import find_nvcc
+from souffle.codegen.tensor_ir import pack, unpack
 from souffle.errors import CudaCompileError
 from souffle.kernel import cuda_target
 from souffle.pipeline import compile_cuda
@@ -87,7 +88,7 @@ def test_the_text_can_be_replaced_before_it_is_compiled() -> None:
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
 def test_a_network_compiles_to_a_cubin_with_its_resources(tmp_path: Path) -> None:
-    net = _compile(models.build("mmoe"), level="V3", cache_dir=tmp_path)
+    net = _compile(models.build("lstm"), level="V3", cache_dir=tmp_path)
     assert isinstance(net, Network)
     (kernel,) = net.kernels
     assert kernel.registers > 0 and kernel.spill_bytes is not None and kernel.grid_syncs > 0
@@ -110,5 +111,8 @@ def test_the_compiler_is_told_how_many_blocks_must_be_resident() -> None:
     names = {function: f"part{k}" for k, function in enumerate(dict.fromkeys(merged.shape.functions))}
     for blocks, bounds in ((1, "__launch_bounds__(256)"), (3, "__launch_bounds__(256, 3)")):
         shape = replace(merged.shape, blocks_per_sm=blocks)
-        text, _ = emit_cuda([("one", shape)], names, cuda_target("sm_90"))
-        assert f"{bounds} one(" in text
+        text, kernels = emit_cuda([("one", shape), ("two", merged.shape)], names, cuda_target("sm_90"))
+        assert f"{bounds} one(" in text and "__launch_bounds__(256) two(" in text
+        packed = pack({k.name: k.func for k in kernels}, {name: function.func for function, name in names.items()})
+        again = unpack(packed)
+        assert text_of_functions(again.kernels, again.functions, cuda_target("sm_90")) == text

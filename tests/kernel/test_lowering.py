@@ -40,11 +40,11 @@ def test_what_cannot_be_lowered_says_so_each_time() -> None:
     sch = s_tir.Schedule(primfunc(600))
     (block,) = sch.get_child_blocks(sch.get_sblock("root"))
     outer, inner = sch.split(sch.get_loops(block)[0], [None, 256])
-    sch.bind(outer, "blockIdx.y")
+    sch.bind(outer, "clusterCtaIdx.x")
     sch.bind(inner, "threadIdx.x")
     odd = replace(own, func=sch.mod["main"])
     reason = lowering.problem(odd)
-    assert "blockIdx.y" in reason
+    assert "clusterCtaIdx.x" in reason
     for _ in range(2):
         with pytest.raises(LoweringError) as caught:
             lowering.functions(odd)

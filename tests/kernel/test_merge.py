@@ -35,8 +35,8 @@ class Lowered:
     stages: tuple[Stage, ...]
     functions: dict[Stage, tuple[DeviceFunction, ...]]
 
-    def calls(self, *, prefetch: bool = False) -> CallPlan:
-        return plan_calls(self.stages, self.functions, self.program.constants, prefetch=prefetch)
+    def calls(self, **options) -> CallPlan:
+        return plan_calls(self.stages, self.functions, self.program.constants, **{"prefetch": False, **options})
 
 
 def lower(program: TEProgram) -> Lowered:
@@ -49,7 +49,8 @@ def weights(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).integers(-3, 4, shape).astype(np.float32)
 
 
-def layers(count: int, width: int = 6) -> TEProgram:
+def layers(count: int, width: int = 100) -> TEProgram:
+    """Products of several tiles, each of which reads all tiles of the one before."""
     b = Builder()
     x = b.input(4, width)
     for _ in range(count):
@@ -57,15 +58,17 @@ def layers(count: int, width: int = 6) -> TEProgram:
     return b.program(x)
 
 
-def diamond() -> TEProgram:
+def diamond(rows: int = 40, columns: int = 60) -> TEProgram:
     b = Builder()
-    x = b.reduce(b.input(4, 6, 5), 2)
+    x = b.reduce(b.input(rows, columns, 5), 2)
     left, right = b.reduce(x, 0), b.reduce(x, 1)
-    return b.program(b.add(lambda p, q: te.compute((4, 6), lambda i, j: p(j) + q(i)), left, right, name="join"))
+    both = b.add(lambda p, q: te.compute((rows, columns), lambda i, j: p(j) + q(i)), left, right, name="join")
+    return b.program(both)
 
 
 def kernel_of(program: TEProgram, level: str = "V3", **options):
-    return souffle.compile(program, level=level, target="cuda", arch=ARCH, cubin=False, device="cpu", **options)
+    options = {"arch": ARCH, "cubin": False, "device": "cpu", **options}
+    return souffle.compile(program, level=level, target="cuda", **options)
 
 
 def skeleton(text: str) -> str:
@@ -158,13 +161,14 @@ def test_a_diamond_needs_as_many_syncs_as_its_longest_path() -> None:
     plan = lower(diamond()).calls()
     assert plan.epochs == (0, 1, 1, 2)
     assert [call.sync_before for call in plan.shape.calls] == [False, True, False, True]
+    assert [barrier.scope for barrier in plan.barriers] == ["grid", "grid"]
 
 
 def test_stages_are_ordered_by_epoch() -> None:
     b = Builder()
     x, y = b.input(4, 6), b.input(3, 5)
-    first = b.matmul(b.matmul(x, b.constant(weights(6, 6))), b.constant(weights(6, 6)))
-    second = b.matmul(b.matmul(y, b.constant(weights(5, 5))), b.constant(weights(5, 5)))
+    first = b.matmul(b.matmul(x, b.constant(weights(6, 100))), b.constant(weights(100, 6)))
+    second = b.matmul(b.matmul(y, b.constant(weights(5, 100))), b.constant(weights(100, 5)))
     lowered = lower(b.program(first, second))
     plan = lowered.calls()
     assert plan.epochs == (0, 0, 1, 1) and plan.shape.grid_syncs == 1
@@ -261,9 +265,9 @@ def test_a_stage_that_cannot_be_lowered_is_named() -> None:
     schedule = lowered.stages[0].schedule
     columns = tvm.s_tir.Schedule(lowered.stages[0].draft.func)
     block = columns.get_child_blocks(columns.get_sblock("root"))[0]
-    for loop, tag in zip(columns.get_loops(block)[:2], ("blockIdx.x", "blockIdx.y"), strict=True):
+    for loop, tag in zip(columns.get_loops(block)[:2], ("blockIdx.x", "clusterCtaIdx.x"), strict=True):
         columns.bind(loop, tag)
-    with pytest.raises(LoweringError, match=r"stage odd uses \['blockIdx.x', 'blockIdx.y'\]"):
+    with pytest.raises(LoweringError, match=r"stage odd uses \['clusterCtaIdx.x'\]"):
         lower_stage("odd", replace(schedule, func=columns.mod["main"]), cuda_target(ARCH))
 
 

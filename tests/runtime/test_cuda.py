@@ -420,7 +420,8 @@ def test_the_host_script_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for _ in range(2):
         assert gpu_host.main([*command, "--check-paper", "V4", "--max-mib", "0.2"]) == 0
     assert len(compiled) == 4
-    assert compiled[0] == {"level": "V3", "target": "cuda", "arch": "sm_90", "precision": "fp32"}
+    options = {"level": "V3", "target": "cuda", "arch": "sm_90", "precision": "fp32", "grid_barrier": "cooperative"}
+    assert compiled[0] == options
     index = json.loads((tmp_path / "index.json").read_text())
     assert sorted(index["cases"]) == ["lstm-paper-fp32-2steps-V3-synthetic", "lstm-paper-fp32-2steps-V4-synthetic"]
     assert "lstm-paper-fp32-2steps-V4" in index["too_large"] and "lstm-tiny-fp32-V3" in index["too_large"]

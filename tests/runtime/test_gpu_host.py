@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import gpu_host, gpu_run
+from benchmarks import gpu_host, gpu_run, grid_barriers
+from benchmarks.gpu_table import across_barriers
 from benchmarks.weights import read_weights, write_weights
 from souffle.codegen.nvcc import find_nvcc
+from souffle.errors import DeviceError
 
 _RUNTIME_ONLY = "import sys\nfor name in ('tvm', 'tvm_ffi', 'onnx', 'islpy', 'torch'): sys.modules[name] = None\n"
 
@@ -37,13 +39,14 @@ def _rehearse(packed: Path, out: Path, blocked: Path, *more: str) -> subprocess.
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two levels of the smallest network, and its paper size with the constants left out."""
+    """Two levels of the smallest network, one with both grid barriers, and its paper size without the constants."""
     for name in ("tvm", "onnx", "onnxruntime"):
         pytest.importorskip(name)
     if find_nvcc() is None:
         pytest.skip("no nvcc")
     folder = tmp_path_factory.mktemp("artifacts")
-    assert gpu_host.main(["build", "--out", str(folder), "--models", "mmoe", "--levels", "V2", "V4"]) == 0
+    levels = ["--levels", "V2", "V4", "--grid-barriers", "cooperative", "counter"]
+    assert gpu_host.main(["build", "--out", str(folder), "--models", "mmoe", *levels]) == 0
     return folder
 
 
@@ -56,16 +59,19 @@ def test_built_packed_and_rehearsed_without_the_compiler(
         "artifacts", "benchmarks", "models", "pyproject.toml", "souffle",
     ]  # fmt: skip
     assert gpu_host.main(["pack", "--in", str(built), "--to", str(packed)]) == 2
-    done = _rehearse(packed, out, tmp_path / "blocked", "--sanitize", "V4")
+    done = _rehearse(packed, out, tmp_path / "blocked", "--sanitize", "V4", "--repeats", "5")
     assert done.returncode == 0, done.stderr + done.stdout
     steps = _results(out)["steps"]
     assert {entry["status"] for entry in steps.values()} == {"ok"}
-    for level in ("V2", "V4"):
+    for level in ("V2", "V4", "V4-counter"):
         check = steps[f"check mmoe-tiny-fp32-{level}"]["result"]
-        assert check["constants"] == "stored" and check["identical_runs"] == check["runs"]
+        assert check["constants"] == "stored" and check["identical_runs"] == check["runs"] == 5
         assert check["outputs"] and all(entry["ok"] for entry in check["outputs"].values())
         assert steps[f"latency mmoe-paper-fp32-{level}-synthetic"]["result"]["launches"] >= 1
-    assert {f"{tool} mmoe-tiny-fp32-V4" for tool in ("memcheck", "racecheck", "synccheck", "initcheck")} < set(steps)
+    tools = ("memcheck", "racecheck", "synccheck", "initcheck")
+    assert {f"{tool} mmoe-tiny-fp32-V4{barrier}" for tool in tools for barrier in ("", "-counter")} < set(steps)
+    assert "latency mmoe-tiny-fp32-V2-counter" not in steps, "at V2 no kernel waits"
+    assert "grid barriers: 2 of 2 networks give the same bits with each" in done.stdout
     assert "times mean nothing" in done.stdout and "mmoe tiny fp32" in done.stdout
 
 
@@ -86,6 +92,36 @@ def test_a_bad_case_does_not_stop_the_others(built: Path, tmp_path: Path) -> Non
     bad.write_bytes(whole)
     assert _rehearse(packed, out, tmp_path / "blocked", *arguments).returncode == 1
     assert _rehearse(packed, out, tmp_path / "blocked", *arguments, "--retry").returncode == 0
+
+
+def test_outputs_that_depend_on_the_barrier_are_a_failure() -> None:
+    about = {"model": "m", "size": "tiny", "precision": "fp32", "level": "V4", "constants": "stored"}
+    cases = {"one": about, "two": {**about, "grid_barrier": "counter"}, "alone": {**about, "level": "V3"}}
+    found = {f"check {name}": {"status": "ok", "result": {"digest": "a"}} for name in cases}
+    assert across_barriers(cases, found) == (1, [])
+    found["check two"]["result"]["digest"] = "b"
+    assert across_barriers(cases, found) == (1, ["m tiny fp32 V4"])
+
+
+def test_barriers_side_by_side_are_rehearsed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tvm")
+    if find_nvcc() is None:
+        pytest.skip("no nvcc")
+    built, kept = tmp_path / "built", tmp_path / "barriers.json"
+    assert grid_barriers.main(["build", "--out", str(built)]) == 0
+    assert grid_barriers.main(["rehearse", "--in", str(built), "--json", str(kept)]) == 0
+    assert "times mean nothing" in capsys.readouterr().out
+    rows = json.loads(kept.read_text())["rows"]
+    assert len(rows) > 1 and rows[0]["blocks"] < rows[-1]["blocks"]
+    assert all({"empty_cooperative", "passing_counter"} < set(row) for row in rows)
+    # A barrier that does not wait lets a block read what its neighbour has not written.
+    source = built / "barriers.cu"
+    text = source.read_text()
+    broken = text.replace("0x80000000u) == 0", "0x80000000u) == 1")
+    assert broken != text
+    source.write_text(broken)
+    with pytest.raises(DeviceError, match="passing_counter left"):
+        grid_barriers.main(["rehearse", "--in", str(built)])
 
 
 def test_without_a_gpu_a_run_says_so_and_stops(

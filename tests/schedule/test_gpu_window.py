@@ -122,6 +122,16 @@ def product(m: int, n: int, k: int, turned: bool, dtype: str = "float32") -> tup
     return (a, b), te.compute((m, n), lambda i, j: te.tanh(total[i, j]).astype(dtype), name="out")
 
 
+def repeated_cases() -> list[Case]:
+    """Reductions whose terms are all the same, and whose lengths are no multiple of what shares them."""
+    x, r, s = data(5, 7), te.reduce_axis((0, 67), "r"), te.reduce_axis((0, 3), "s")
+    return [
+        Case("same_sum", (x,), te.compute((5, 7), lambda i, j: te.sum(x[i, j] * x[i, j], axis=r)), False),
+        Case("same_largest", (x,), te.compute((5, 7), lambda i, j: te.max(x[i, j], axis=r)), False),
+        Case("same_window", (x,), te.compute((5, 5), lambda i, j: te.sum(x[i, j + s], axis=[r, s])), False),
+    ]
+
+
 def reduction_cases() -> list[Case]:
     x, n, v = data(3, 5, 13, 11), data(37, 64), data(2, 3001)
     found = [
@@ -148,6 +158,7 @@ def reduction_cases() -> list[Case]:
         Case("reshaped", (x,), topi.reshape(topi.nn.relu(topi.sum(x, axis=1)), (39, 11)), False),
         Case("halves", (data(9, 70, dtype="float16"),), topi.sum(data(9, 70, dtype="float16"), axis=1), False),
         Case("integers", (data(9, 70, dtype="int64"),), topi.sum(data(9, 70, dtype="int64"), axis=1), False),
+        *repeated_cases(),
     ]
 
 

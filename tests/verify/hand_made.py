@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import tvm
 from tvm import tirx
-from tvm.backend.cuda.op import cuda_grid_sync
+from tvm.backend.cuda.op import cuda_grid_sync, cuda_warp_sync
 
 from souffle.codegen.plan import Buffer, Kernel, Launch, Plan
 from souffle.verify import Certificate, certify_plan
@@ -22,6 +22,8 @@ def pointer(name: str, dtype: str = "float32") -> tirx.Var:
 
 def barrier(scope: str = "shared") -> tirx.Stmt:
     """Threads of a block, or of a warp, wait."""
+    if scope == "warp":
+        return tirx.Evaluate(cuda_warp_sync())
     return tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", scope))
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "Spec",
     "TrafficRecord",
     "WaitRecord",
+    "WarpOrder",
     "load_runtime",
 ]
 
@@ -45,6 +46,17 @@ class Order(ctypes.Structure):
     _fields_ = (("written", ctypes.c_uint), ("read", ctypes.c_uint))
 
 
+class WarpOrder(ctypes.Structure):
+    """The last accesses to one element within a block."""
+
+    _fields_ = (
+        ("written", ctypes.c_uint64),
+        ("read", ctypes.c_uint64),
+        ("readers", ctypes.c_uint),
+        ("reserved", ctypes.c_uint),
+    )
+
+
 class Region(ctypes.Structure):
     """One buffer of a checked memory."""
 
@@ -53,6 +65,7 @@ class Region(ctypes.Structure):
         ("bytes", ctypes.c_uint64),
         ("owners", ctypes.c_void_p),
         ("order", ctypes.c_void_p),
+        ("warps", ctypes.c_void_p),
         ("element_shift", ctypes.c_uint),
         ("tag", ctypes.c_ubyte),
         ("writable", ctypes.c_ubyte),

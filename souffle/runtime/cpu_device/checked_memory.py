@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from souffle.errors import DeviceError
-from souffle.runtime.cpu_device.abi import Arena, Order, Region
+from souffle.runtime.cpu_device.abi import Arena, Order, Region, WarpOrder
 
 __all__ = ["CheckedBuffer", "CheckedMemory"]
 
@@ -56,6 +56,12 @@ def _address(array: np.ndarray) -> int:
     return array.ctypes.data
 
 
+def _orders(elements: int) -> tuple[np.ndarray, np.ndarray]:
+    """Shadows that know who accessed each element last: which blocks, and which warps of a block."""
+    words = ctypes.sizeof(WarpOrder) // 8
+    return np.zeros(elements, np.uint64), np.zeros(elements * words, np.uint64)
+
+
 class CheckedMemory:
     """The buffers of a run.
 
@@ -96,9 +102,9 @@ class CheckedMemory:
         inside = [np.dtype(b.dtype).itemsize for b in self.buffers if b.offset is not None]
         grain = min(inside, default=4)
         self._workspace_owners = np.zeros(workspace_bytes + 16, np.uint8)
-        workspace_order = np.zeros((workspace_bytes // grain + 2) if inside else 0, np.uint64)
+        workspace_order = _orders((workspace_bytes // grain + 2) if inside else 0)
         self._owners: list[np.ndarray] = []
-        self._orders: list[np.ndarray] = [workspace_order]
+        self._orders: list[tuple[np.ndarray, np.ndarray]] = [workspace_order]
         self.arrays: tuple[np.ndarray, ...] = ()
         file = os.memfd_create("souffle-workspace") if inside else -1
         try:
@@ -111,7 +117,13 @@ class CheckedMemory:
                 os.close(file)
 
     def _place(
-        self, runtime: ctypes.CDLL, index: int, buffer: CheckedBuffer, file: int, grain: int, order: np.ndarray
+        self,
+        runtime: ctypes.CDLL,
+        index: int,
+        buffer: CheckedBuffer,
+        file: int,
+        grain: int,
+        order: tuple[np.ndarray, np.ndarray],
     ) -> None:
         base, bits = self.arena.base, self.arena.slot_bits
         dtype, nbytes = np.dtype(buffer.dtype), buffer.nbytes
@@ -122,9 +134,9 @@ class CheckedMemory:
             owners = np.zeros(nbytes + 16, np.uint8)
             region.owners = _address(owners)
             if buffer.writable:
-                own_order = np.zeros(nbytes // itemsize + 2, np.uint64)
+                own_order = _orders(nbytes // itemsize + 2)
                 self._orders.append(own_order)
-                region.order = _address(own_order)
+                region.order, region.warps = map(_address, own_order)
         else:
             itemsize = grain
             if runtime.souffle_map_file(base + start, self._workspace_pages(), file) != 0:
@@ -132,7 +144,9 @@ class CheckedMemory:
             start += buffer.offset
             owners = self._workspace_owners[buffer.offset : buffer.offset + nbytes]
             region.owners = _address(self._workspace_owners) + buffer.offset
-            region.order = _address(order) + buffer.offset // grain * ctypes.sizeof(Order)
+            first = buffer.offset // grain
+            region.order = _address(order[0]) + first * ctypes.sizeof(Order)
+            region.warps = _address(order[1]) + first * ctypes.sizeof(WarpOrder)
         self._owners.append(owners)
         region.begin, region.bytes = start, nbytes
         region.element_shift = itemsize.bit_length() - 1

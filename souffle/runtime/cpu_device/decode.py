@@ -13,8 +13,8 @@ from souffle.runtime.cpu_device.reports import FINDING_KINDS, Finding, Traffic, 
 
 __all__ = ["findings_of", "traffic_of", "waits_of"]
 
-_STATES = ("poll", "block barrier", "grid sync", "warp operation", "warp operation", "exited")
-_WRITE = 1
+_STATES = ("poll", "block barrier", "grid sync", "warp operation", "warp operation", "exited", "ready")
+_WRITE, _WITHIN = 1, 32
 _SHARED, _NONE = -1, -2
 
 
@@ -53,7 +53,8 @@ def findings_of(
             itemsize = np.dtype(held.dtype).itemsize
             space, buffer, element, size = "global", held.name, record.offset, held.nbytes // itemsize
             element = (element - 2**64 if element >= 2**63 else element) // itemsize
-        if kind == "race" and space == "shared":
+        within = kind == "race" and bool(record.what & _WITHIN)
+        if within:
             other = f"warp {record.other} of the block"
         elif kind == "race":
             other = f"block {_position(record.other, grid)}" if record.other >= 0 else "several blocks"
@@ -79,6 +80,7 @@ def findings_of(
                 record.count,
                 other,
                 other_place,
+                within,
             )
         )
     return tuple(found)

@@ -207,7 +207,8 @@ class CpuModule:
             shuffled=int(order == "shuffled"),
             workers=workers,
             timeout_seconds=timeout_seconds,
-            spin_seconds=min(_SPIN_SECONDS, timeout_seconds),
+            # A deadlock is to be found before the time is over.
+            spin_seconds=min(_SPIN_SECONDS, timeout_seconds / 2),
             dynamic_shared=ctypes.cast(self._handle.souffle_dynamic_shared, ctypes.c_void_p) if has_dynamic else None,
             shared_anchor=ctypes.cast(self._handle.souffle_shared_anchor, ctypes.c_void_p),
         )
@@ -229,7 +230,7 @@ class CpuModule:
             # Its blocks may well be ordered, by means that are not looked into.
             findings = tuple(finding for finding in findings if finding.kind != "race")
         if result.half_barriers:
-            findings = tuple(finding for finding in findings if (finding.kind, finding.space) != ("race", "shared"))
+            findings = tuple(finding for finding in findings if not finding.within_block)
         left_out = result.findings_left_out + sum(finding.count for finding in findings[max_findings:])
         findings = findings[:max_findings]
         message = result.message.decode(errors="replace") if result.failed else ""

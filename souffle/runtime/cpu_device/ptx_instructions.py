@@ -175,6 +175,8 @@ def _load(asm: AsmStatement, text: str, mods: list[str], args: list[str]) -> str
     size = f"sizeof({_CPP_TYPE[kind]})"
     base = f"{space}({asm.address(args[1], text)})"
     targets = asm.list(args[0], text)
+    if "acquire" in mods and _orders_blocks(kind, mods) and len(targets) == 1:
+        read = "souffle_load_acquire"
     return "; ".join(f"{t} = {read}<{_CPP_TYPE[kind]}>({base} + {i} * {size})" for i, t in enumerate(targets))
 
 
@@ -186,6 +188,8 @@ def _store(asm: AsmStatement, text: str, mods: list[str], args: list[str]) -> st
     size = f"sizeof({_CPP_TYPE[kind]})"
     base = f"{space}({asm.address(args[0], text)})"
     values = asm.list(args[1], text)
+    if "release" in mods and _orders_blocks(kind, mods) and len(values) == 1:
+        write = "souffle_store_release"
     return "; ".join(f"{write}<{_CPP_TYPE[kind]}>({base} + {i} * {size}, {v})" for i, v in enumerate(values))
 
 
@@ -194,6 +198,12 @@ _ATOMIC = {
     "and": "T(old & v)", "or": "T(old | v)", "xor": "T(old ^ v)",
     "inc": "old >= v ? T(0) : T(old + 1)", "dec": "old == 0 || old > v ? v : T(old - 1)",
 }  # fmt: skip
+
+
+def _orders_blocks(kind: str, mods: list[str]) -> bool:
+    """Whether an instruction that says acquire, release or relaxed says it of other blocks and of memory they see."""
+    shared = any(m.split("::")[0] == "shared" for m in mods)
+    return not shared and ("gpu" in mods or "sys" in mods) and kind[1:] in ("16", "32", "64")
 
 
 def _atomic(asm: AsmStatement, text: str, mods: list[str], args: list[str], *, returns: bool) -> str:
@@ -208,7 +218,12 @@ def _atomic(asm: AsmStatement, text: str, mods: list[str], args: list[str], *, r
         body = f"T v = {values[0]}, w = {values[1]}; return old == v ? w : old;"
     else:
         body = f"T v = {values[0]}; return {_ATOMIC[op]};"
-    call = f"souffle_atomic_as<T>({space}({asm.address(rest[0], text)}), [&](T old) -> T {{ {body} }})"
+    function = "souffle_atomic_as<T>"
+    acquires, releases = ("acq_rel" in mods or word in mods for word in ("acquire", "release"))
+    if (acquires or releases or "relaxed" in mods) and _orders_blocks(kind, mods):
+        function = f"souffle_atomic_ordered<T, {str(acquires).lower()}, {str(releases).lower()}, "
+        function += "kSouffleCounts>" if op == "add" else "kSouffleModifies>"
+    call = f"{function}({space}({asm.address(rest[0], text)}), [&](T old) -> T {{ {body} }})"
     target = f"{asm.value(args[0], text)} = " if returns else ""
     return f"{{ typedef {_CPP_TYPE[kind]} T; {target}{call}; }}"
 

@@ -35,8 +35,8 @@ FINDING_KINDS = (
 - ``uninitialized``: an element is read that nothing has written: in workspace and outputs since the run began, in
   shared memory since the block began (or whose asynchronous copy has not been waited for);
 - ``foreign``: a workspace element is read that another tensor sharing its memory has written last;
-- ``race``: two blocks access an element with no grid barrier between, or two warps of a block the same shared memory
-  with no block barrier between, and one of them writes;
+- ``race``: two blocks access an element with no grid barrier between, or two warps of a block an element or shared
+  memory with no barrier of both between, and one of them writes;
 - ``misaligned``: the address is no multiple of what the access needs on a GPU;
 - ``read_only``: an input or a constant is written;
 - ``divergent_barrier``, ``divergent_grid_sync``: threads of a block, or blocks, meet at barriers of different lines.
@@ -108,6 +108,8 @@ class Finding:
     other : str
         The other party: the block or warp of a race, the tensor that owns an element, the thread or block at the other
         barrier.
+    within_block : bool
+        Whether a race is one of warps of the same block.
     """
 
     kind: str
@@ -124,6 +126,7 @@ class Finding:
     count: int = 1
     other: str = ""
     other_place: Place | None = None
+    within_block: bool = False
 
     @property
     def stage(self) -> str:
@@ -133,7 +136,7 @@ class Finding:
     def __str__(self) -> str:
         access = "write" if self.write else "read"
         unit = "byte" if self.space == "shared" else "element"
-        barrier = "block barrier" if self.space == "shared" else "grid sync"
+        barrier = "block barrier" if self.within_block else "grid sync"
         target = f"{unit} {self.element} of {self.space} {self.buffer}" if self.space else f"address {self.element:#x}"
         what = {
             "out_of_bounds": f"{access} out of bounds: {target}" + (f", which has {self.size}" if self.size else ""),
@@ -156,14 +159,15 @@ class Wait:
     Attributes
     ----------
     state : str
-        ``"block barrier"``, ``"grid sync"``, ``"warp operation"``, ``"poll"`` (of memory) or ``"exited"``.
+        ``"block barrier"``, ``"grid sync"``, ``"warp operation"``, ``"poll"`` (of memory), ``"exited"``, or ``"ready"``
+        (nothing keeps them).
     block : tuple of int
     threads : int
         How many.
     first : tuple of int
         The first of them.
     operation : str
-        ``"__syncthreads"``, ``"bar.sync"``, ``"__shfl_sync"``, ...; empty for polls and exits.
+        ``"__syncthreads"``, ``"bar.sync"``, ``"__shfl_sync"``, ...; empty for threads that wait for nothing.
     barrier : int
         Number of a block barrier.
     arrived, expected : int
@@ -190,6 +194,8 @@ class Wait:
             what = "exited"
         elif self.state == "poll":
             what = "poll memory"
+        elif self.state == "ready":
+            what = "could go on"
         else:
             what = f"wait at {self.operation}"
             if self.state == "block barrier" and self.barrier:
@@ -209,6 +215,10 @@ def describe_waits(waits: Sequence[Wait]) -> str:
         groups.setdefault((wait.state, wait.place), []).append(wait)
     parts = []
     for (state, place), members in groups.items():
+        if state not in ("exited", "grid sync"):
+            # Of the one block that the message names.
+            parts += map(str, members)
+            continue
         what = "exited" if state == "exited" else f"wait at {members[0].operation}"
         at = f", {place}" if place and place.function else ""
         parts.append(f"{len(members)} block{'s' * (len(members) > 1)} {what} (first: block {members[0].block}{at})")

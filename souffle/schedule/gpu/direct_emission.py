@@ -188,7 +188,7 @@ class _Emitter:
             term = self._term(places)
             total = self.totals[at]
             value = self._combined(total, term)
-            if in_sum is not None and self.plan.problem.combine is not tirx.Add:
+            if in_sum is not None:
                 value = tirx.if_then_else(in_sum, value, total)
             return tirx.BufferStore(self.totals, value, [at])
 
@@ -239,6 +239,8 @@ class _Emitter:
         ragged = bool(steps % stride)
         rounds = -(-steps // stride)
         long = [number for number, held in enumerate(self.held) if held.long]
+        # Zeros are read beyond the end of a sum. Where nothing is read in turns, all terms along it are the same.
+        vanishing = plan.problem.combine is tirx.Add and long
 
         def step(number: PrimExpr, turn: PrimExpr, binder: Binder) -> PrimExpr:
             return binder.name("step", (number * tiling.turns + turn) * tiling.split + lane)
@@ -258,13 +260,13 @@ class _Emitter:
         def add(number: PrimExpr, turn: PrimExpr) -> tirx.Stmt:
             binder = Binder()
             in_sum = None
-            if ragged and plan.problem.combine is not tirx.Add:
+            if ragged and not vanishing:
                 in_sum = tirx.LT(step(number, turn, binder), steps)
             return sequence(*binder.statements, self._accumulate(turn, in_sum))
 
         def together(number: PrimExpr) -> tirx.Stmt:
             return sequence(
-                loop("turn", tiling.turns, lambda turn: read(number, turn), "unrolled"),
+                loop("turn", tiling.turns, lambda turn: read(number, turn), "unrolled") if long else None,
                 loop("turn", tiling.turns, lambda turn: add(number, turn), "unrolled"),
             )
 

@@ -22,8 +22,8 @@ class GpuRequest:
     arch : str
         Such as ``"sm_90"``.
     threads : int
-        Threads of a block: all stages of one kernel share it, so a schedule binds exactly so many (as ``threadIdx.x``
-        times ``threadIdx.y`` times ``threadIdx.z``), or fewer if it has no barrier inside.
+        Threads of a block: a rule's schedule binds exactly so many (as ``threadIdx.x`` times ``threadIdx.y`` times
+        ``threadIdx.z``), or fewer if it has no barrier inside. So the stages of a kernel keep all its threads busy.
     sm_count : int
         Multiprocessors of the device, to choose tiles that keep all of them busy.
     max_shared_bytes : int
@@ -43,11 +43,12 @@ class GpuSchedule:
     Attributes
     ----------
     func : tirx.PrimFunc
-        Loops bound to ``blockIdx.x`` (only x; every root-level nest to the same extent) and ``threadIdx.x/y/z``.
+        Loops bound to ``blockIdx.x/y/z`` and ``threadIdx.x/y/z``. Rules use ``blockIdx.x`` alone, and every root-level
+        nest of theirs has one extent; a schedule that is brought along may have any grid and block.
     rule : str
         The rule that made it, for ``explain``.
     tiles : int
-        Extent of ``blockIdx.x``.
+        Product of the extents of ``blockIdx``.
     threads : int
         Product of the extents of ``threadIdx``.
     tensor_cores : bool

@@ -55,6 +55,11 @@ void souffle_collective(SouffleThread*, unsigned int mask, const char* what, voi
 unsigned int souffle_activemask(SouffleThread*, int line);
 void souffle_relax(SouffleThread*);
 void souffle_event(SouffleThread*);
+void souffle_progress(SouffleThread*);
+void souffle_fence(SouffleThread*);
+void souffle_order_relaxed(SouffleThread*);
+void souffle_order_release(SouffleThread*, const void* address, int how);
+void souffle_order_acquire(SouffleThread*, const void* address);
 void souffle_copy_async(SouffleThread*, void* destination, const void* source, unsigned int bytes, unsigned int source_bytes);
 void souffle_copy_commit(SouffleThread*);
 void souffle_copy_wait(SouffleThread*, int groups_left, int uncommitted_too);

@@ -8,9 +8,18 @@
 
 typedef unsigned long long souffle_word;
 
-// The last block that wrote and read an element, as an epoch: one number for each block in each grid phase.
+// The last block that wrote and read an element, as an epoch: one number for each block and each value of its clock, which
+// advances at grid barriers and at each release of the block to others.
 struct SouffleOrder {
   unsigned written, read;
+};
+
+// The last accesses within the block that accessed an element last, each in one word, for blocks run at once: `stamp` of
+// the block in the upper half, below it the warp and the time of the write, or the time of the latest read. Times count the
+// barriers of a block; `readers` are the warps that have read since what they know of each other.
+struct SouffleWarpOrder {
+  souffle_word written, read;
+  unsigned readers, reserved;
 };
 
 // One global buffer. Each has a slot of the arena of its own, far larger than the buffer and with the buffer in its
@@ -19,6 +28,7 @@ struct SouffleRegion {
   souffle_word begin, bytes;  // begin: from the start of the arena
   unsigned char* owners;      // for each byte the tag of the buffer that wrote it, 0 for none
   SouffleOrder* order;        // for each element; null where the buffer is only read
+  SouffleWarpOrder* warps;    // the same
   unsigned element_shift;
   unsigned char tag, writable;
 };
@@ -35,6 +45,9 @@ struct SouffleArena {
   unsigned epoch;  // the first that no launch has used
 };
 
+// How a release writes: another read-modify-write, a store, or an addition, which counts arrivals.
+enum { kSouffleModifies, kSouffleStores, kSouffleCounts };
+
 enum { kSharedEmpty = 0, kSharedWritten = 1, kSharedOutside = 0xFF };
 
 // Of one worker.
@@ -42,11 +55,15 @@ struct SouffleCheck {
   char* arena;
   souffle_word arena_bytes;
   unsigned slot_bits;
-  unsigned epoch, phase_begin, many;  // of the running block in this grid phase
+  // Of the running block: its epoch, the first that some other block's accesses may still be unknown of, the first of the
+  // launch, and what it knows of each block (null where it knows of no clock beyond that first).
+  unsigned epoch, phase_begin, launch_begin, stride, clock, block;
+  const unsigned* known;
   unsigned other;
-  // Of the running block: what each warp knows of each other, and who accessed each two bytes of shared memory last.
+  // Of the running block: up to which time each warp knows of each other, and who accessed each two bytes of shared memory.
   const unsigned* clocks;
-  SouffleOrder* shared_order;
+  SouffleWarpOrder* shared_order;
+  unsigned stamp;  // no other block of this or an earlier launch has it
   const SouffleRegion* regions;
   SouffleTraffic* traffic;  // for each slot
   SouffleTraffic shared;
@@ -69,14 +86,14 @@ struct SouffleFinding {
   long long offset;  // bytes from the start of the buffer, or of the thread-local segment
   unsigned bytes, what;
   uint3 block, thread;
-  int other;  // a block for kRace of global and kDivergentGridSync, a warp for kRace of shared memory, a tag for kForeign, a thread for kDivergentBarrier; or -1
+  int other;  // a block for kRace and kDivergentGridSync, a warp for kRace with kSouffleWithin, a tag for kForeign, a thread for kDivergentBarrier; or -1
   int reserved;
   souffle_word count;
 };
 
 // Threads of a block that are in the same state when nothing can go on.
 struct SouffleWait {
-  int state;  // 0 polls memory, 1 block barrier, 2 grid sync, 3 warp operation, 5 has exited
+  int state;  // 0 polls memory, 1 block barrier, 2 grid sync, 3 warp operation, 5 has exited, 6 could go on
   int barrier, arrived, expected;
   unsigned threads, mask;
   uint3 block, thread;  // thread: the first of them
@@ -84,7 +101,7 @@ struct SouffleWait {
   souffle_word pc;
 };
 
-enum { kSouffleWrite = 1, kSouffleAtomic = 2, kSouffleAligned = 4, kSouffleNoValue = 8, kSouffleRace = 16 };
+enum { kSouffleWrite = 1, kSouffleAtomic = 2, kSouffleAligned = 4, kSouffleNoValue = 8, kSouffleRace = 16, kSouffleWithin = 32 };
 
 extern "C" void souffle_check_slow(SouffleThread*, void* address, unsigned bytes, int what, void* pc);
 
@@ -122,41 +139,64 @@ SOUFFLE_HOOK void souffle_set(unsigned char* p, unsigned bytes, unsigned char va
   for (unsigned i = 0; i < bytes; ++i) p[i] = value;
 }
 
+// Whether an access noted as an epoch, not before `phase_begin`, is by another block and unknown to this one.
+SOUFFLE_HOOK bool souffle_open(const SouffleCheck* c, unsigned noted) {
+  unsigned block = (noted - c->launch_begin) % c->stride;
+  if (block == c->block) return false;
+  return block == c->stride - 1 || !c->known || (noted - c->launch_begin) / c->stride >= c->known[block];
+}
+// The epoch that stands for several blocks at once, none of them later than this one or the one that was noted.
+SOUFFLE_HOOK unsigned souffle_many(const SouffleCheck* c, unsigned noted) {
+  unsigned clock = (noted - c->launch_begin) / c->stride;
+  return c->launch_begin + (clock > c->clock ? clock : c->clock) * c->stride + c->stride - 1;
+}
 // The epoch of an access whose order with this one is left open, or 0. Notes this access in any case.
 SOUFFLE_HOOK unsigned souffle_unordered(const SouffleCheck* c, SouffleOrder* o, unsigned count, bool write) {
   unsigned open = 0;
   for (unsigned i = 0; i < count; ++i) {
-    if (o[i].written >= c->phase_begin && o[i].written != c->epoch) open = o[i].written;
+    if (o[i].written >= c->phase_begin && o[i].written != c->epoch && souffle_open(c, o[i].written)) open = o[i].written;
     if (write) {
-      if (o[i].read >= c->phase_begin && o[i].read != c->epoch) open = o[i].read;
+      if (o[i].read >= c->phase_begin && o[i].read != c->epoch && souffle_open(c, o[i].read)) open = o[i].read;
       o[i].written = c->epoch;
     } else if (o[i].read != c->epoch) {
-      o[i].read = o[i].read >= c->phase_begin ? c->many : c->epoch;
+      o[i].read = o[i].read >= c->phase_begin && souffle_open(c, o[i].read) ? souffle_many(c, o[i].read) : c->epoch;
     }
   }
   return open;
 }
 
-// The same among the warps of a block. An access is noted as the warp and its clock, which each barrier advances; it is
-// known to a warp whose row of `clocks` holds a larger one. Two bytes are the smallest that is told apart. Accesses of one
-// warp count as ordered.
+// The same among the warps of a block: the warp whose access is unordered with this one, plus one, or 0. A barrier takes the
+// warps that meet there to one new time, and each then knows of all that the others did before. A read that another warp's
+// later read knows of is forgotten, for whoever knows the later one knows it too. Reads that do not know of each other are
+// noted with the latest of their times, which is exact where barriers are of the first so many warps of the block. Accesses
+// of one warp count as ordered.
 enum { kSouffleWarps = 32 };
-SOUFFLE_HOOK bool souffle_unknown(const unsigned* seen, unsigned warp, unsigned noted) {
-  unsigned other = noted % kSouffleWarps;
-  return noted && other != warp && noted / kSouffleWarps >= seen[other];
-}
-SOUFFLE_HOOK unsigned souffle_unordered_warps(const SouffleCheck* c, unsigned warp, souffle_word at, unsigned bytes, bool write) {
+SOUFFLE_HOOK unsigned souffle_unordered_warps(const SouffleCheck* c, unsigned warp, SouffleWarpOrder* o, unsigned count, bool write) {
   const unsigned* seen = c->clocks + kSouffleWarps * warp;
-  unsigned mine = seen[warp] * kSouffleWarps + warp, open = 0;
-  SouffleOrder* o = c->shared_order + at / 2;
-  for (unsigned i = 0; i < bytes / 2; ++i) {
-    if (souffle_unknown(seen, warp, o[i].written)) open = o[i].written;
-    bool read = souffle_unknown(seen, warp, o[i].read);
+  const unsigned now = seen[warp], mine = 1u << warp;
+  const souffle_word stamp = souffle_word(c->stamp) << 32;
+  unsigned open = 0;
+  for (unsigned i = 0; i < count; ++i) {
+    SouffleWarpOrder& e = o[i];
+    const souffle_word written = e.written ^ stamp, read = e.read ^ stamp;
+    if (!(written >> 32)) {
+      const unsigned other = unsigned(written) % kSouffleWarps;
+      if (other != warp && unsigned(written) / kSouffleWarps >= seen[other]) open = other + 1;
+    }
+    unsigned others = read >> 32 ? 0 : e.readers & ~mine, kept = 0;
+    const unsigned time = unsigned(read);
+    if (!write && !(read >> 32) && time == now && (e.readers & mine)) continue;
+    for (; others; others &= others - 1) {
+      const unsigned other = unsigned(__builtin_ctz(others));
+      if (time < seen[other]) continue;
+      kept |= 1u << other;
+      if (write) open = other + 1;
+    }
     if (write) {
-      if (read) open = o[i].read;
-      o[i].written = mine;
-    } else if (!read) {
-      o[i].read = mine;
+      e.written = stamp | now * kSouffleWarps | warp;
+    } else {
+      e.readers = kept | mine;
+      e.read = stamp | (kept && time > now ? time : now);
     }
   }
   return open;
@@ -185,10 +225,11 @@ SOUFFLE_HOOK void souffle_check_access(SouffleThread* self, void* address, unsig
       }
     }
     if (!bad && !(what & kSouffleAtomic)) {
-      unsigned other = souffle_unordered_warps(c, self->warp, in_shared, bytes, write);
+      // Two bytes are the smallest that is told apart.
+      unsigned other = souffle_unordered_warps(c, self->warp, c->shared_order + in_shared / 2, bytes / 2, write);
       if (other) {
-        c->other = other;
-        souffle_check_slow(self, address, bytes, what | kSouffleRace, pc);
+        c->other = other - 1;
+        souffle_check_slow(self, address, bytes, what | kSouffleRace | kSouffleWithin, pc);
       }
     }
     if (what & kSouffleAtomic)
@@ -218,6 +259,11 @@ SOUFFLE_HOOK void souffle_check_access(SouffleThread* self, void* address, unsig
         if (other) {
           c->other = other;
           souffle_check_slow(self, address, bytes, what | kSouffleRace, pc);
+        }
+        other = souffle_unordered_warps(c, self->warp, r->warps + first, count, write);
+        if (other) {
+          c->other = other - 1;
+          souffle_check_slow(self, address, bytes, what | kSouffleRace | kSouffleWithin, pc);
         }
       }
     }

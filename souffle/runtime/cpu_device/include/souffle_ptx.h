@@ -68,6 +68,32 @@ template <class T, class F>
 SOUFFLE_INLINE souffle_reg souffle_atomic_as(char* p, F next) {
   return souffle_put(souffle_atomic((T*)p, next));
 }
+// Those that say how they order the accesses of blocks, at the scope of the device or the system.
+template <class T>
+SOUFFLE_INLINE souffle_reg souffle_load_acquire(const char* p) {
+  typedef typename SouffleWord<sizeof(T)>::type Word;
+  typedef Word __attribute__((may_alias)) Alias;
+  souffle_relax(souffle_self);
+  souffle_reg r = souffle_put(__atomic_load_n((const Alias*)p, __ATOMIC_ACQUIRE));
+  souffle_order_acquire(souffle_self, p);
+  return r;
+}
+template <class T>
+SOUFFLE_INLINE void souffle_store_release(char* p, souffle_reg r) {
+  typedef typename SouffleWord<sizeof(T)>::type Word;
+  typedef Word __attribute__((may_alias)) Alias;
+  souffle_order_release(souffle_self, p, kSouffleStores);
+  __atomic_store_n((Alias*)p, souffle_get<Word>(r), __ATOMIC_RELEASE);
+  souffle_progress(souffle_self);
+}
+template <class T, bool acquires, bool releases, int how, class F>
+SOUFFLE_INLINE souffle_reg souffle_atomic_ordered(char* p, F next) {
+  if (releases) souffle_order_release(souffle_self, p, how);
+  if (!acquires && !releases) souffle_order_relaxed(souffle_self);
+  souffle_reg r = souffle_put(souffle_atomic((T*)p, next, true));
+  if (acquires) souffle_order_acquire(souffle_self, p);
+  return r;
+}
 
 // A whole-warp instruction: every lane must take part.
 struct SouffleWhole {

@@ -8,9 +8,9 @@
 #define __syncthreads_or(p) souffle_barrier_reduce(souffle_self, (p) != 0, 2)
 // The place in the text names the point where lanes meet: g++ may clone the call, so its address does not.
 #define __activemask() souffle_activemask(souffle_self, __LINE__)
-#define __threadfence() __atomic_thread_fence(__ATOMIC_SEQ_CST)
+#define __threadfence() souffle_fence(souffle_self)
 #define __threadfence_block() __atomic_thread_fence(__ATOMIC_SEQ_CST)
-#define __threadfence_system() __atomic_thread_fence(__ATOMIC_SEQ_CST)
+#define __threadfence_system() souffle_fence(souffle_self)
 #define __nanosleep(n) ((void)(n), souffle_relax(souffle_self))
 #define __trap() souffle_fail(souffle_self, "trap")
 #define __brkpt() souffle_fail(souffle_self, "breakpoint")
@@ -181,7 +181,7 @@ template <> struct SouffleWord<2> { typedef unsigned short type; };
 template <> struct SouffleWord<4> { typedef unsigned int type; };
 template <> struct SouffleWord<8> { typedef unsigned long long type; };
 template <class T, class F>
-SOUFFLE_INLINE T souffle_atomic(T* address, F next) {
+SOUFFLE_INLINE T souffle_atomic(T* address, F next, bool ordered = false) {
   typedef typename SouffleWord<sizeof(T)>::type Word;
   // The text's own pointer type is no reason to assume anything about aliasing.
   typedef Word __attribute__((may_alias)) Alias;
@@ -195,10 +195,12 @@ SOUFFLE_INLINE T souffle_atomic(T* address, F next) {
     memcpy(&bits, (const void*)&wanted, sizeof(T));
     if (__atomic_compare_exchange_n(word, &old, bits, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
       // An atomic that changes nothing may be one turn of a polling loop: others must run meanwhile.
-      if (bits != old)
-        souffle_event(souffle_self);
-      else
+      if (bits == old)
         souffle_relax(souffle_self);
+      else if (ordered)
+        souffle_progress(souffle_self);
+      else
+        souffle_event(souffle_self);
       return value;
     }
   }

@@ -51,15 +51,18 @@ void stop_checks(Worker* w) {
   free(c->shared_state);
 }
 
-void enter_phase(Worker* w, unsigned phase) {
-  if (!w->launch->spec->arena) return;
-  SouffleCheck* c = &w->check;
-  c->phase_begin = w->launch->spec->arena->epoch + phase * (w->launch->blocks + 1);
-  c->many = c->phase_begin + w->launch->blocks;
-}
-
 void enter_block(Worker* w, const Block* b) {
-  w->check.epoch = w->check.phase_begin + b->index;
+  if (const SouffleArena* arena = w->launch->spec->arena) {
+    SouffleCheck* c = &w->check;
+    c->launch_begin = arena->epoch;
+    c->stride = w->launch->blocks + 1;
+    c->block = b->index;
+    c->clock = b->clock;
+    c->known = b->known;
+    c->epoch = c->launch_begin + b->clock * c->stride + b->index;
+    c->phase_begin = c->launch_begin + b->floor * c->stride;
+    c->stamp = c->launch_begin + b->index;
+  }
   w->check.clocks = b->clocks;
   w->check.shared_order = b->shared_order;
 }
@@ -70,13 +73,15 @@ void meet_warps(Block* b, const unsigned* list, unsigned count) {
   bool here[kSouffleWarps] = {};
   for (unsigned i = 0; i < count; ++i) here[list[i] / 32] = true;
   unsigned known[kSouffleWarps] = {};
+  ++b->time;
   for (int w = 0; w < b->warp_count; ++w) {
     if (!here[w]) continue;
-    unsigned* row = b->clocks + kSouffleWarps * w;
-    ++row[w];
+    const unsigned* row = b->clocks + kSouffleWarps * w;
     for (int u = 0; u < b->warp_count; ++u)
       if (row[u] > known[u]) known[u] = row[u];
   }
+  for (int w = 0; w < b->warp_count; ++w)
+    if (here[w]) known[w] = b->time;
   for (int w = 0; w < b->warp_count; ++w)
     if (here[w]) memcpy(b->clocks + kSouffleWarps * w, known, size_t(b->warp_count) * sizeof(unsigned));
 }
@@ -84,8 +89,99 @@ void meet_warps(Block* b, const unsigned* list, unsigned count) {
 bool allocate_checks(const Worker* w, Block* b) {
   if (!b->launch->spec->arena) return true;
   b->clocks = (unsigned*)malloc(kSouffleWarps * kSouffleWarps * sizeof(unsigned));
-  b->shared_order = (SouffleOrder*)calloc(w->shared_size / 2 + 8, sizeof(SouffleOrder));
+  b->shared_order = (SouffleWarpOrder*)calloc(w->shared_size / 2 + 8, sizeof(SouffleWarpOrder));
   return b->clocks && b->shared_order;
+}
+
+// ---- order among blocks ----
+//
+// Each block has a clock, and knows of each other block up to which clock its accesses come before what it does itself:
+// vector clocks. A grid barrier takes all to one new clock. A release hands what the block knows to the memory that it
+// writes, an acquire takes what was handed to the memory that it reads; both are those of inline PTX with gpu or sys scope,
+// whatever is built of them. Which thread of a block it was is not told apart.
+//
+// Where blocks only add, they count arrivals, and a run may let one of them arrive again before another has seen the round
+// complete. What that other may rely on in every run is as many arrivals of each block as it has made itself, so no more is
+// taken from a counter.
+
+// All blocks have met.
+void meet_blocks(Block* b, unsigned clock) {
+  b->clock = b->floor = clock;
+  for (unsigned i = 0; b->known && i < b->launch->blocks; ++i) b->known[i] = clock;
+}
+
+bool has_vector(Block* b) {
+  if (b->known) return true;
+  b->known = (unsigned*)malloc(b->launch->blocks * sizeof(unsigned));
+  for (unsigned i = 0; b->known && i < b->launch->blocks; ++i) b->known[i] = b->floor;
+  return b->known;
+}
+
+// What is handed on at an address; the launch's lock is held.
+Handed* handed_at(Launch* launch, const void* address) {
+  for (unsigned i = 0; i < launch->handed_count; ++i)
+    if (launch->handed[i].address == address) return &launch->handed[i];
+  auto* all = (Handed*)realloc((void*)launch->handed, (launch->handed_count + 1) * sizeof(Handed));
+  if (!all) return nullptr;
+  launch->handed = all;
+  auto* clocks = (unsigned*)calloc(launch->blocks, sizeof(unsigned));
+  auto* arrivals = (Arrivals*)calloc(launch->blocks, sizeof(Arrivals));
+  if (!clocks || !arrivals) {
+    free(clocks);
+    free(arrivals);
+    return nullptr;
+  }
+  all[launch->handed_count] = Handed{address, true, clocks, arrivals};
+  return &all[launch->handed_count++];
+}
+
+bool note_arrival(Arrivals* a, unsigned clock) {
+  if (a->count == a->room) {
+    unsigned room = a->room ? 2 * a->room : 16;
+    auto* clocks = (unsigned*)realloc(a->clocks, room * sizeof(unsigned));
+    if (!clocks) return false;
+    a->clocks = clocks;
+    a->room = room;
+  }
+  a->clocks[a->count++] = clock;
+  return true;
+}
+
+bool give_knowledge(Block* b, const void* address, int how) {
+  Launch* launch = b->launch;
+  Handed* handed = has_vector(b) ? handed_at(launch, address) : nullptr;
+  if (!handed) return false;
+  b->known[b->index] = ++b->clock;
+  if (b->clock > launch->last_clock) launch->last_clock = b->clock;
+  for (unsigned i = 0; i < launch->blocks; ++i)
+    if (how == kSouffleStores || b->known[i] > handed->clocks[i]) handed->clocks[i] = b->known[i];
+  handed->counter &= how == kSouffleCounts;
+  return note_arrival(&handed->arrivals[b->index], b->clock);
+}
+
+bool take_knowledge(Block* b, const void* address) {
+  Launch* launch = b->launch;
+  Handed* handed = has_vector(b) ? handed_at(launch, address) : nullptr;
+  if (!handed) return false;
+  const unsigned own = handed->counter ? handed->arrivals[b->index].count : 0;
+  // What it now knows of all others; a block that is alone knows of itself.
+  unsigned floor = ~0u;
+  for (unsigned i = 0; i < launch->blocks; ++i) {
+    if (i == b->index) continue;
+    const Arrivals& a = handed->arrivals[i];
+    unsigned taken = own == 0 ? handed->clocks[i] : a.count == 0 ? 0 : a.clocks[(a.count < own ? a.count : own) - 1];
+    if (taken > b->known[i]) b->known[i] = taken;
+    if (b->known[i] < floor) floor = b->known[i];
+  }
+  if (floor == ~0u) floor = b->clock;
+  // One round of a barrier: block 0 has learnt of all others what it had not known.
+  unsigned round = handed->clocks[b->index] < floor ? handed->clocks[b->index] : floor;
+  if (b->index == 0 && round > b->rounds) {
+    b->rounds = round;
+    ++launch->counted_syncs;
+  }
+  b->floor = floor;
+  return true;
 }
 
 // ---- what was found ----
@@ -142,6 +238,19 @@ void compare_places(Block* b, const unsigned* list, unsigned count) {
   }
 }
 
+// The same among the threads of a warp, whose lanes have to come to a named barrier together.
+void compare_lanes(Block* b, const unsigned* list, unsigned count) {
+  if (!b->launch->spec->arena) return;
+  for (unsigned i = 1; i < count; ++i) {
+    const Fiber &first = b->fibers[list[i - 1]], &f = b->fibers[list[i]];
+    if (first.warp != f.warp || f.wait_pc == first.wait_pc) continue;
+    SouffleFinding found = finding_at(&first, kDivergentBarrier, first.wait_pc);
+    found.other_pc = souffle_word(uintptr_t(f.wait_pc));
+    found.other = int(list[i]);
+    record(b->launch, found);
+  }
+}
+
 // The same for grid barriers, among the threads of a block and among blocks.
 void note_grid_sync(Launch* launch, Block* b) {
   const Fiber& first = b->fibers[0];
@@ -185,9 +294,13 @@ extern "C" void souffle_check_slow(SouffleThread* t, void* address, unsigned byt
     souffle_word offset = at - r.begin;
     found.region = slot;
     found.offset = (long long)offset;
-    if (what & kSouffleRace) {
+    if (what & kSouffleWithin) {
       found.kind = kRace;
-      found.other = c->other == c->many ? -1 : int(c->other - c->phase_begin);
+      found.other = int(c->other);
+    } else if (what & kSouffleRace) {
+      found.kind = kRace;
+      found.other = int((c->other - c->launch_begin) % c->stride);
+      if (found.other == int(c->stride) - 1) found.other = -1;
     } else if (r.bytes == 0 || offset >= r.bytes || offset + bytes > r.bytes) {
       found.kind = kOutOfBounds;
     } else if (write && !r.writable) {
@@ -209,7 +322,7 @@ extern "C" void souffle_check_slow(SouffleThread* t, void* address, unsigned byt
     found.offset = in_shared;
     if (what & kSouffleRace) {
       found.kind = kRace;
-      found.other = int(c->other % kSouffleWarps);
+      found.other = int(c->other);
       record(launch, found);
       return;
     }

@@ -89,8 +89,12 @@ struct Block {
   unsigned index;
   int threads, live, at_grid, spinners, masks_wanted;
   bool started, finished, preempted, grid_waiting;
-  unsigned* clocks;  // of checked texts
-  SouffleOrder* shared_order;
+  // Of checked texts: order among blocks (checks.h), then among the warps of this one.
+  unsigned clock, floor, rounds;
+  unsigned* known;
+  unsigned* clocks;
+  unsigned time;
+  SouffleWarpOrder* shared_order;
   void* grid_pc;
   Fiber* fibers;
   unsigned* queue;  // ring of ready fibers
@@ -179,6 +183,18 @@ struct SouffleLaunchResult {
 
 namespace {
 
+// What blocks have released at an address: all of it together, and where only additions did, each arrival of each block.
+struct Arrivals {
+  unsigned count, room;
+  unsigned* clocks;
+};
+struct Handed {
+  const void* address;
+  bool counter;
+  unsigned* clocks;
+  Arrivals* arrivals;
+};
+
 struct Launch {
   const SouffleLaunchSpec* spec;
   SouffleLaunchResult* result;
@@ -193,9 +209,13 @@ struct Launch {
   int arrived_workers, finished_workers;
   unsigned round, round_done, round_grid, last_done, last_grid;
   uint64_t grid_syncs, barrier_count, events;
-  int synchronizes, half_barriers, claimed;
+  int synchronizes, half_barriers, claimed, fences, relaxed;
   void* grid_pc;  // where the first block of this phase reached its grid barrier
   unsigned grid_block;
+  // Of checked texts: the largest clock of any block, that of the last grid barrier, and what was released where.
+  unsigned last_clock, grid_clock, handed_count;
+  Handed* handed;
+  uint64_t counted_syncs;  // rounds of barriers that count in memory
 };
 
 __thread Worker* tl_worker;
@@ -458,6 +478,23 @@ void fail_fiber(Fiber* self, const char* format, ...) {
 #include "checks.h"
 namespace {
 
+void report_broken_warp(Block* b, int id, unsigned warp, int here, int alive);
+bool claim_failure(Launch* launch);
+void collect_waits(Block* b);
+
+// A barrier counts warps: that of which some lanes are elsewhere would count as a whole.
+bool whole_warps(Block* b, const unsigned* list, unsigned count, int id) {
+  for (unsigned i = 0, last = 0; i < count; i = last) {
+    const unsigned warp = list[i] / 32;
+    while (last < count && list[last] / 32 == warp) ++last;
+    const int alive = __builtin_popcount(b->warps[warp].alive);
+    if (int(last - i) == alive) continue;
+    report_broken_warp(b, id, warp, int(last - i), alive);
+    return false;
+  }
+  return true;
+}
+
 void release_barrier(Block* b, int id) {
   Barrier& barrier = b->barriers[id];
   unsigned *list = b->worker->scratch, count = 0;
@@ -468,9 +505,13 @@ void release_barrier(Block* b, int id) {
       list[count++] = unsigned(i);
     }
   }
+  if (!whole_warps(b, list, count, id)) return;
   meet_warps(b, list, count);
   // Producers and consumers may meet at a named barrier from different places; at __syncthreads nobody may.
-  if (id == 0 && int(count) == b->threads) compare_places(b, list, count);
+  if (id == 0 && int(count) == b->threads)
+    compare_places(b, list, count);
+  else
+    compare_lanes(b, list, count);
   barrier = Barrier{0, 0, 0};
   ++b->barrier_count;
   ++b->events;
@@ -490,9 +531,12 @@ void arrive(Fiber* self, int id, int count, int value, bool wait, const char* wh
   if (count > b->threads)
     fail_fiber(self, "%s on barrier %d expects %d threads, the block has %d", what, id, count, b->threads);
   Barrier& barrier = b->barriers[id];
-  if (barrier.arrived > 0 && barrier.expected != count)
+  if (barrier.arrived > 0 && barrier.expected != count) {
+    self->wait_what = what;
+    if (claim_failure(b->launch)) collect_waits(b);
     fail_fiber(self, "%s on barrier %d expects %d threads where earlier threads expect %d", what, id, count,
                barrier.expected);
+  }
   barrier.expected = count;
   ++barrier.arrived;
   barrier.sum += value;
@@ -503,6 +547,7 @@ void arrive(Fiber* self, int id, int count, int value, bool wait, const char* wh
     self->wait_what = what;
   }
   if (barrier.arrived == count) release_barrier(b, id);
+  while (has_failed(b->launch)) to_scheduler(self);
   if (wait) dispatch(self);
 }
 
@@ -549,6 +594,17 @@ void resolve_masks(Block* b, unsigned warp, bool only_if_whole) {
     push_all(b, list, count, true);
     waiting &= ~mask;
   }
+}
+
+void exchange_knowledge(Fiber* self, const void* address, bool release, int how) {
+  Block* b = self->block;
+  b->worker->in_fiber = 0;  // as in set_failure
+  pthread_mutex_lock(&b->launch->lock);
+  bool done = release ? give_knowledge(b, address, how) : take_knowledge(b, address);
+  pthread_mutex_unlock(&b->launch->lock);
+  b->worker->in_fiber = 1;
+  if (!done) fail_fiber(self, "no memory for the order of blocks");
+  enter_block(b->worker, b);
 }
 
 }  // namespace
@@ -631,6 +687,32 @@ void souffle_event(SouffleThread* t) {
   if (t->check) b->launch->synchronizes = 1;
 }
 
+// An event whose order with others, if any, is told by souffle_order_release and souffle_order_acquire.
+void souffle_progress(SouffleThread* t) { ++((Fiber*)t)->block->events; }
+
+// A relaxed atomic orders nothing by itself. With fences about, it may be part of what does, which is not looked into.
+void souffle_fence(SouffleThread* t) {
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+  Launch* launch = ((Fiber*)t)->block->launch;
+  launch->fences = 1;
+  if (t->check && launch->relaxed) launch->synchronizes = 1;
+}
+void souffle_order_relaxed(SouffleThread* t) {
+  Launch* launch = ((Fiber*)t)->block->launch;
+  launch->relaxed = 1;
+  if (t->check && launch->fences) launch->synchronizes = 1;
+}
+
+// Before the write of a release.
+void souffle_order_release(SouffleThread* t, const void* address, int how) {
+  if (t->check) exchange_knowledge((Fiber*)t, address, true, how);
+}
+
+// After the read of an acquire.
+void souffle_order_acquire(SouffleThread* t, const void* address) {
+  if (t->check) exchange_knowledge((Fiber*)t, address, false, 0);
+}
+
 void souffle_copy_async(SouffleThread* t, void* destination, const void* source, unsigned bytes, unsigned source_bytes) {
   Fiber* self = (Fiber*)t;
   if (source_bytes > bytes) fail_fiber(self, "cp.async of %u bytes with a source size of %u", bytes, source_bytes);
@@ -667,7 +749,6 @@ void souffle_copy_commit(SouffleThread* t) { ++((Fiber*)t)->open_group; }
 
 void souffle_copy_wait(SouffleThread* t, int groups_left, int uncommitted_too) {
   Fiber* self = (Fiber*)t;
-  if (self->check) self->check->other = 0;
   unsigned limit = self->open_group > unsigned(groups_left) ? self->open_group - unsigned(groups_left) : 0;
   while (self->copy_head < self->copy_count) {
     Copy& c = self->copies[self->copy_head];
@@ -679,10 +760,14 @@ void souffle_copy_wait(SouffleThread* t, int groups_left, int uncommitted_too) {
       for (unsigned i = 0; i < c.bytes && at + i < self->check->shared_bytes; ++i)
         if (self->check->shared_state[at + i] == kSharedEmpty) self->check->shared_state[at + i] = kSharedWritten;
       // The bytes change only now, whatever another warp has read of them since the copy began.
+      unsigned other = 0;
       if (at + c.bytes <= self->check->shared_bytes)
-        self->check->other = souffle_unordered_warps(self->check, self->warp, at, c.bytes, true);
-      if (self->check->other && at + c.bytes <= self->check->shared_bytes)
-        souffle_check_slow(self, c.destination, c.bytes, kSouffleWrite | kSouffleRace, __builtin_return_address(0));
+        other = souffle_unordered_warps(self->check, self->warp, self->check->shared_order + at / 2, c.bytes / 2, true);
+      if (other) {
+        self->check->other = other - 1;
+        souffle_check_slow(self, c.destination, c.bytes, kSouffleWrite | kSouffleRace | kSouffleWithin,
+                           __builtin_return_address(0));
+      }
     }
     ++self->copy_head;
   }
@@ -743,8 +828,10 @@ void free_block(Block* b) {
   free(b->queue);
   free(b->warps);
   free(b->save);
+  free(b->known);
   free(b->clocks);
   free(b->shared_order);
+  b->known = nullptr;
   b->clocks = nullptr;
   b->shared_order = nullptr;
   b->fibers = nullptr;
@@ -779,12 +866,17 @@ void start_block(Worker* w, Block* b, unsigned index) {
     allocate_block(b);
     if (!allocate_checks(w, b)) set_failure(launch, "kernel %s: no memory for the checks", spec->kernel);
   }
+  // Each warp knows of nothing; nothing that a block does is at time 0.
+  b->time = 1;
   if (b->clocks)
     for (int i = 0; i < kSouffleWarps * kSouffleWarps; ++i) b->clocks[i] = 1;
   b->worker = w;
   b->index = index;
   b->live = b->threads;
   b->at_grid = b->spinners = b->masks_wanted = 0;
+  b->clock = b->floor = b->rounds = 0;
+  free(b->known);
+  b->known = nullptr;
   b->finished = b->preempted = b->grid_waiting = false;
   b->started = true;
   b->head = 0;
@@ -827,7 +919,6 @@ void start_block(Worker* w, Block* b, unsigned index) {
     if (spec->arena) {
       unsigned char* state = w->check.shared_state + (pieces[i].base - w->shared_base);
       memcpy(state, state + w->shared_size, pieces[i].bytes);
-      memset(b->shared_order + (pieces[i].base - w->shared_base) / 2, 0, (pieces[i].bytes / 2 + 1) * sizeof(SouffleOrder));
     }
   }
 }
@@ -907,7 +998,7 @@ void collect_waits(Block* b) {
     }
     SouffleWait& w = spec->wait[result->waits++];
     w = SouffleWait{};
-    w.state = f.state;
+    w.state = f.state == kReady && !f.spinning ? 6 : f.state;
     w.threads = count;
     w.block = f.block_index;
     w.thread = f.thread_index;
@@ -924,6 +1015,14 @@ void collect_waits(Block* b) {
 
 // The first failure of a launch fills the list of waiting threads.
 bool claim_failure(Launch* launch) { return !__atomic_exchange_n(&launch->claimed, 1, __ATOMIC_ACQ_REL); }
+
+void report_broken_warp(Block* b, int id, unsigned warp, int here, int alive) {
+  if (!claim_failure(b->launch)) return;
+  collect_waits(b);
+  uint3 p = b->fibers[0].block_index;
+  set_failure(b->launch, "kernel %s, block (%u, %u, %u): barrier %d under divergent control: %d of the %d threads of warp %u",
+              b->launch->spec->kernel, p.x, p.y, p.z, id, here, alive, warp);
+}
 
 enum Outcome { kDone, kAtGrid, kSpins, kPreempted, kBroken };
 
@@ -1002,6 +1101,17 @@ bool lost_patience(Launch* launch, Patience& p, uint64_t own_events) {
 void report_spin(Block* b) {
   if (!claim_failure(b->launch)) return;
   collect_waits(b);
+  // Blocks that have exited are those that cannot come to where this one waits. Other workers' blocks may still run.
+  const SouffleLaunchSpec* spec = b->launch->spec;
+  SouffleLaunchResult* result = b->launch->result;
+  for (unsigned i = 0; spec->cooperative && b->launch->workers == 1 && i < b->launch->blocks; ++i) {
+    if (!b->launch->resident_blocks[i].finished || result->waits == spec->wait_capacity) continue;
+    SouffleWait& w = spec->wait[result->waits++];
+    w = SouffleWait{};
+    w.state = kExited;
+    w.threads = unsigned(b->launch->threads);
+    w.block = uint3{i % spec->grid[0], i / spec->grid[0] % spec->grid[1], i / spec->grid[0] / spec->grid[1]};
+  }
   uint3 p = b->fibers[0].block_index;
   set_failure(b->launch, "kernel %s, block (%u, %u, %u): deadlock, memory is polled that nothing writes any more",
               b->launch->spec->kernel, p.x, p.y, p.z);
@@ -1011,7 +1121,6 @@ void run_plain(Worker* w) {
   Launch* launch = w->launch;
   Block b;
   init_block(launch, &b);
-  enter_phase(w, 0);
   Patience patience{0, 0};
   while (!has_failed(launch)) {
     unsigned n = __atomic_fetch_add(&launch->next_block, 1u, __ATOMIC_RELAXED);
@@ -1043,6 +1152,7 @@ bool meet(Launch* launch, unsigned done, unsigned at_grid) {
     launch->last_grid = launch->round_grid;
     launch->round_done = launch->round_grid = 0;
     if (launch->last_grid) ++launch->grid_syncs;
+    launch->grid_clock = ++launch->last_clock;
     launch->grid_pc = nullptr;
     ++launch->round;
     pthread_cond_broadcast(&launch->changed);
@@ -1083,8 +1193,7 @@ void run_cooperative(Worker* w) {
   uint64_t random = launch->spec->seed ^ 0xA0761D6478BD642Full;
   Patience patience{0, 0};
   unsigned done = 0, at_grid = 0;
-  for (unsigned phase = 0;; ++phase) {
-    enter_phase(w, phase);
+  for (;;) {
     if (launch->spec->shuffled) shuffle(order, mine, random);
     // Blocks that poll or were preempted get further turns until all have finished or wait at the grid barrier.
     while (done + at_grid < mine && !has_failed(launch)) {
@@ -1121,6 +1230,8 @@ void run_cooperative(Worker* w) {
         if (outcome != kSpins) only_spins = false;
       }
       if (only_spins && spins && lost_patience(launch, patience, progress)) report_spin(spins);
+      // Blocks that poll wait for each other as at a grid barrier: whoever comes next is drawn anew there too.
+      if (spins && launch->spec->shuffled) shuffle(order, mine, random);
       if (!only_spins) __atomic_add_fetch(&launch->events, 1, __ATOMIC_RELAXED);
     }
     if (!meet(launch, done, at_grid)) break;
@@ -1130,6 +1241,7 @@ void run_cooperative(Worker* w) {
       if (b->finished) continue;
       b->grid_waiting = false;
       b->at_grid = 0;
+      meet_blocks(b, launch->grid_clock);
       for (int k = 0; k < b->threads; ++k) w->scratch[k] = unsigned(k);
       meet_warps(b, w->scratch, unsigned(b->threads));
       push_all(b, w->scratch, unsigned(b->threads), false);
@@ -1291,9 +1403,11 @@ extern "C" void souffle_launch(const SouffleLaunchSpec* spec, SouffleLaunchResul
   SouffleArena* arena = spec->arena;
   if (arena && arena->epoch >= kLastEpoch) {
     for (unsigned i = 0; i < arena->slots; ++i)
-      if (arena->regions[i].order)
-        memset(arena->regions[i].order, 0,
-               ((arena->regions[i].bytes - 1 >> arena->regions[i].element_shift) + 1) * sizeof(SouffleOrder));
+      if (arena->regions[i].order) {
+        size_t elements = (arena->regions[i].bytes - 1 >> arena->regions[i].element_shift) + 1;
+        memset(arena->regions[i].order, 0, elements * sizeof(SouffleOrder));
+        memset(arena->regions[i].warps, 0, elements * sizeof(SouffleWarpOrder));
+      }
     arena->epoch = 1;
   }
   watch_signals(true);
@@ -1337,11 +1451,17 @@ extern "C" void souffle_launch(const SouffleLaunchSpec* spec, SouffleLaunchResul
   pthread_mutex_unlock(&launch.lock);
   for (int i = 0; i < running; ++i) pthread_join(workers[i].thread, nullptr);
   watch_signals(false);
-  result->grid_syncs = launch.grid_syncs;
+  result->grid_syncs = launch.grid_syncs + launch.counted_syncs;
   result->block_barriers = launch.barrier_count;
   result->synchronizes = launch.synchronizes;
   result->half_barriers = launch.half_barriers;
-  if (arena) arena->epoch += unsigned(launch.grid_syncs + 1) * (launch.blocks + 1);
+  if (arena) arena->epoch += (launch.last_clock + 1) * (launch.blocks + 1);
+  for (unsigned i = 0; i < launch.handed_count; ++i) {
+    for (unsigned k = 0; k < launch.blocks; ++k) free(launch.handed[i].arrivals[k].clocks);
+    free(launch.handed[i].arrivals);
+    free(launch.handed[i].clocks);
+  }
+  free(launch.handed);
   result->seconds = now() - begin;
   if (launch.resident_blocks) {
     for (unsigned i = 0; i < launch.blocks; ++i) free_block(&launch.resident_blocks[i]);

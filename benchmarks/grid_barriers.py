@@ -1,0 +1,184 @@
+"""Grid barriers side by side, between stages that do nothing or next to nothing.
+
+Here, with the compiler and nvcc::
+
+    python -m benchmarks.grid_barriers build --out FOLDER
+
+On a host with a GPU (Python, NumPy, cuda-bindings)::
+
+    python -m benchmarks.grid_barriers run --in FOLDER --json barriers.json
+
+``rehearse`` in the place of ``run`` runs the same kernels on the CPU device. Whole networks with either barrier are
+timed, run 1,000 times and put under compute-sanitizer by ``benchmarks.gpu_host`` (``--grid-barriers``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.rehearsal_driver import RehearsalDriver
+from souffle.runtime.cuda import Cuda
+from souffle.runtime.device_bench import Bench, cost
+from souffle.runtime.device_meters import reading
+
+__all__ = ["main", "measure", "source", "table"]
+
+_THREADS = 256
+"""Of the blocks that stages are scheduled for."""
+_STATE_BYTES = 128
+"""At least what any barrier keeps: a line of the cache."""
+_WAITS = (256, 768)
+"""Of the shorter and the longer run; what both have in common cancels."""
+
+# Of ``passing``, the value that a block leaves in a round is read by its neighbour after the wait. Two places take
+# turns, so that one wait a round is enough: a place is written again only when the next wait is over.
+_KERNELS = """
+extern "C" __global__ void __launch_bounds__({threads}) empty_{name}(
+    unsigned long long* clocks, unsigned* out, unsigned* places, unsigned* state, int waits) {{
+  int num_blocks = gridDim.x;
+  if (threadIdx.x == 0) clocks[2 * blockIdx.x] = clock64();
+  for (int i = 0; i < waits; ++i) {{
+    {wait}
+  }}
+  if (threadIdx.x == 0) clocks[2 * blockIdx.x + 1] = clock64();
+  out[blockIdx.x * blockDim.x + threadIdx.x] = waits;
+}}
+extern "C" __global__ void __launch_bounds__({threads}) passing_{name}(
+    unsigned long long* clocks, unsigned* out, unsigned* places, unsigned* state, int waits) {{
+  int num_blocks = gridDim.x, all = num_blocks * blockDim.x;
+  int at = blockIdx.x * blockDim.x + threadIdx.x, from = (at + blockDim.x + 1) % all;
+  unsigned sum = 0;
+  if (threadIdx.x == 0) clocks[2 * blockIdx.x] = clock64();
+  for (int i = 0; i < waits; ++i) {{
+    places[(i & 1) * all + at] = at + i;
+    {wait}
+    sum += places[(i & 1) * all + from] == from + i;
+  }}
+  if (threadIdx.x == 0) clocks[2 * blockIdx.x + 1] = clock64();
+  out[at] = sum;
+}}
+"""
+
+
+def source() -> tuple[str, tuple[str, ...]]:
+    """CUDA text with two kernels for each barrier that there is, and the barriers' names."""
+    barriers = importlib.import_module("souffle.kernel.grid_barrier").GRID_BARRIERS.values()
+    text = "#include <cooperative_groups.h>\n"
+    for barrier in barriers:
+        wait = "cooperative_groups::this_grid().sync();"
+        if barrier.function:
+            wait = f"{barrier.function}(state, num_blocks);"
+        if 4 * barrier.state_words > _STATE_BYTES:
+            raise ValueError(f"{barrier.name} keeps {4 * barrier.state_words} bytes, and {_STATE_BYTES} are there")
+        text += barrier.text + _KERNELS.format(name=barrier.name, wait=wait, threads=_THREADS)
+    return text, tuple(barrier.name for barrier in barriers)
+
+
+def measure(
+    cuda: Cuda, image: bytes, names: tuple[str, ...], *, repeats: int, small: bool = False
+) -> list[dict[str, Any]]:
+    """Seconds of one wait, for each barrier, with one block on a multiprocessor and up to as many as it holds.
+
+    Raises
+    ------
+    DeviceError
+        If a block has read what its neighbour had not written yet.
+    """
+    found = []
+    steps = (2, 6) if small else _WAITS
+    with Bench(cuda, image, repeats) as bench:
+        kernels = [f"{kind}_{name}" for kind in ("empty", "passing") for name in names]
+        most = min(cuda.resident_blocks(bench.function(k), _THREADS, 0) for k in kernels) // cuda.multiprocessors
+        state = bench.constant(np.zeros(_STATE_BYTES, np.uint8))
+        for each in sorted({1 << power for power in range(most.bit_length())} | {most}):
+            grid = each * cuda.multiprocessors
+            places = bench.buffer(2 * 4 * grid * _THREADS)
+            row: dict[str, Any] = {"blocks": grid, "blocks_per_multiprocessor": each, "threads": _THREADS}
+            for kernel in kernels:
+                pairs = bench.pairs(
+                    kernel, grid=grid, threads=_THREADS, steps=steps, data=[places, state], results=grid * _THREADS,
+                    dtype=np.uint32, expected=lambda n: n, cooperative=True,
+                )  # fmt: skip
+                one = reading(cost(pairs.seconds, steps[1] - steps[0]), kernel.replace("_", ", "))
+                row[kernel] = {"seconds": one.value, "source": one.source}
+            bench.release(places)
+            found.append(row)
+    return found
+
+
+def table(rows: list[dict[str, Any]], names: tuple[str, ...]) -> str:
+    """The rows in microseconds, short."""
+    kernels = [f"{kind}_{name}" for kind in ("empty", "passing") for name in names]
+    lines = ["µs of a wait  " + " ".join(f"{k.replace('_', ' '):>20}" for k in kernels)]
+    for row in rows:
+        values = ["-" if row[k]["seconds"] is None else f"{row[k]['seconds'] * 1e6:.3f}" for k in kernels]
+        lines.append(f"{row['blocks']:>6} blocks " + " ".join(f"{value:>20}" for value in values))
+    return "\n".join(lines) + "\n"
+
+
+def _build(options: argparse.Namespace) -> int:
+    text, names = source()
+    compile_cubin = importlib.import_module("souffle.codegen.nvcc").compile_cubin
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "barriers.cu").write_text(text)
+    (options.out / "barriers.cubin").write_bytes(compile_cubin(text, options.arch)[0])
+    (options.out / "barriers.json").write_text(json.dumps({"arch": options.arch, "names": names}))
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    about = json.loads((options.input / "barriers.json").read_text())
+    names = tuple(about["names"])
+    image = (options.input / "barriers.cubin").read_bytes()
+    if options.rehearse:
+        arch = about["arch"][3:].rstrip("af")
+        driver = RehearsalDriver(
+            {image: (options.input / "barriers.cu").read_text()}, capability=(int(arch[:-1]), int(arch[-1]))
+        )
+        cuda = Cuda(0, driver)
+    else:
+        cuda = Cuda(0)
+        cuda.require_arch(about["arch"])
+    rows = measure(cuda, image, names, repeats=options.repeats, small=options.rehearse)
+    if options.rehearse:
+        sys.stdout.write("rehearsal without a GPU: times mean nothing\n")
+    sys.stdout.write(f"{cuda.name} {cuda.arch}\n{table(rows, names)}")
+    if options.json:
+        date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        command = " ".join(["python -m benchmarks.grid_barriers", *sys.argv[1:]])
+        content = {"device": cuda.name, "rehearsal": options.rehearse, "date": date, "command": command, "rows": rows}
+        options.json.write_text(json.dumps(content, indent=1) + "\n")
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command; see the module's text."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.grid_barriers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    build = commands.add_parser("build", help="compile the kernels")
+    build.add_argument("--out", type=Path, required=True)
+    build.add_argument("--arch", default="sm_90")
+    for name in ("run", "rehearse"):
+        run = commands.add_parser(name, help="on the GPU" if name == "run" else "the same on the CPU device")
+        run.add_argument("--in", dest="input", type=Path, required=True)
+        run.add_argument("--json", type=Path, help="where to keep the figures")
+        run.add_argument("--repeats", type=int, default=25 if name == "run" else 1, help="pairs of runs that count")
+        run.set_defaults(rehearse=name == "rehearse")
+    options = parser.parse_args(argv)
+    return _build(options) if options.command == "build" else _run(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
