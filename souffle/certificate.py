@@ -16,6 +16,7 @@ __all__ = [
     "PROVEN",
     "REFUTED",
     "UNKNOWN",
+    "VALUES",
     "Certificate",
     "Counterexample",
     "Section",
@@ -29,6 +30,9 @@ CHECKS = ("memory", "values", "off")
 
 GRID_BARRIERS, PAIRS = "grid barriers", "pairs of accesses compared"
 """Facts that the one-line summary adds up."""
+
+VALUES = "values of stages"
+"""The part of a certificate that compares what stages compute with what they are to; made if it is asked for."""
 
 _WIDTH = 120
 
@@ -147,12 +151,13 @@ class Certificate:
 
     @property
     def summary(self) -> str:
-        """One line: ``"PROVEN (4 kernels, 23 grid barriers, 1204 pairs of accesses)"``."""
+        """One line: ``"PROVEN (4 kernels, 23 grid barriers, 1204 pairs of accesses, values of stages)"``."""
         facts = [fact for section in self.kernels for fact in section.facts]
         parts = [_count(len(self.kernels), "kernel")]
         for name, one in ((GRID_BARRIERS, "grid barrier"), (PAIRS, "pair")):
             text = _count(sum(count for what, count in facts if what == name), one)
             parts.append(text + " of accesses" if name == PAIRS else text)
+        parts += [section.name for section in self.others if section.name == VALUES]
         if self.counterexamples:
             parts.append(_count(len(self.counterexamples), "counterexample"))
         if self.unknown:

@@ -137,7 +137,8 @@ class Kernel:
     module : int
         Index into ``Plan.modules``.
     tiles : int
-        The most tiles that any of its stages has; a larger grid than this leaves blocks without work.
+        The most tiles that any of its stages has, those that one block computes together counted once; a larger grid
+        than this leaves blocks without work.
     threads : int
         Threads of a block, one-dimensional.
     dynamic_shared_bytes : int

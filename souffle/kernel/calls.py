@@ -135,8 +135,11 @@ class KernelShape:
 
     @property
     def tiles(self) -> int:
-        """Most tiles of a stage."""
-        return max(f.tiles for f in self.functions)
+        """Most tiles of a stage, those that a block computes together counted once: more blocks have nothing to do."""
+        return max(
+            call.assignment.count if call.assignment else max(f.tiles for f in call.functions)
+            for call in self.stage_calls
+        )
 
     @property
     def shared_bytes(self) -> int:

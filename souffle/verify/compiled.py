@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from souffle.certificate import REFUTED, Certificate, Section
+from souffle.certificate import REFUTED, VALUES, Certificate, Section
 from souffle.codegen.plan import Kernel, Plan
 from souffle.errors import CertificateError
 from souffle.verify.certify import certify
@@ -108,7 +108,7 @@ def values_of(
     wrong = tuple(replace(one, kernel=kernel_of.get(one.stages[0], "")) for one in section.counterexamples)
     defined = {name for stage in stages for name in stage.names}
     unknown = tuple(f"nothing says what {name} is to compute" for name in kernel_of if name not in defined)
-    return replace(section, counterexamples=wrong, unknown=(*section.unknown, *unknown))
+    return replace(section, name=VALUES, counterexamples=wrong, unknown=(*section.unknown, *unknown))
 
 
 def of_what_runs(certificate: Certificate, plan: Plan) -> Certificate:

@@ -14,7 +14,7 @@ from tvm import tirx
 
 import souffle
 from souffle.analysis import analyze
-from souffle.certificate import PROVEN, REFUTED, UNKNOWN, Certificate, Section
+from souffle.certificate import PROVEN, REFUTED, UNKNOWN, VALUES, Certificate, Section
 from souffle.codegen.assemble import lower_stages
 from souffle.codegen.definitions import stage_definitions
 from souffle.codegen.tensor_ir import TensorIR, called_names, pack, text_of_module, unpack
@@ -32,11 +32,9 @@ from tests.kernel.launch_shapes import ARCH, crosswise, rescheduled, staged
 from tests.testlib import Builder
 from tests.verify.wired import MODEL, change, compiled, run
 
-SECTION = "values of stages"
-
 
 def values(certificate: Certificate) -> Section:
-    (found,) = [section for section in certificate.sections if section.name == SECTION]
+    (found,) = [section for section in certificate.sections if section.name == VALUES]
     return found
 
 
@@ -78,9 +76,10 @@ def test_values_are_a_part_of_the_certificate(with_values: Network, network: Net
     assert section.verdict == with_values.certificate.verdict == PROVEN
     definitions = unpack(with_values.plan.tensor_ir).definitions
     assert dict(section.facts)["distinct stages"] == len(definitions) > 1
-    assert any(line.startswith(SECTION) for line in str(with_values.certificate).splitlines())
-    assert SECTION not in {section.name for section in network.certificate.sections}
+    assert any(line.startswith(VALUES) for line in str(with_values.certificate).splitlines())
+    assert VALUES not in {section.name for section in network.certificate.sections}
     assert with_values.certificate.kernels == network.certificate.kernels
+    assert VALUES in with_values.certificate.summary and VALUES not in network.certificate.summary
 
 
 def test_every_function_that_is_called_is_defined(with_values: Network, in_modules: Network) -> None:
@@ -182,9 +181,9 @@ def test_verify_compares_the_values_of_a_file(
 ) -> None:
     status, out, err = run(capsys, "verify", file, "--values")
     assert status == 0 and "evaluating" in err
-    assert any(line.startswith(SECTION) and " PROVEN " in line for line in out.splitlines())
+    assert any(line.startswith(VALUES) and " PROVEN " in line for line in out.splitlines())
     status, out, _ = run(capsys, "verify", file, "--quiet")
-    assert status == 0 and SECTION not in out
+    assert status == 0 and VALUES not in out
     again = verify_plan(artifact.load(file), values=True)
     assert values(again) == values(with_values.certificate)
 
@@ -234,7 +233,7 @@ def test_compile_explain_check_and_ablate_take_it(
     one = (tmp_path / "m.onnx", "--level", "V3", "--no-cubin", "--tuning-log", "none", *options)
     status, out, _ = run(capsys, "compile", *one, "-o", tmp_path / "m.souffle", "--json")
     certificate = json.loads(out)["certificate"]
-    assert status == 0 and SECTION in [part["name"] for part in certificate["others"]]
+    assert status == 0 and VALUES in [part["name"] for part in certificate["others"]]
     assert souffle.load(tmp_path / "m.souffle").certificate == with_values.certificate
     status, out, _ = run(capsys, "explain", *one)
     assert status == 0 and f"certificate: {with_values.certificate.summary}" in out
