@@ -17,7 +17,6 @@ from pathlib import Path
 import models
 import souffle
 from souffle.cli.mutate import trial_table
-from souffle.mutation.definitions import Recorder
 from souffle.mutation.mutants import Mutation, Mutations
 from souffle.mutation.sandbox import Sandbox
 from souffle.mutation.trial import Trial, Trials, described, inputs_of, misses
@@ -60,10 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         label = f"{name} {level} {precision} {barrier}"
         share = arguments.mutants * (number + 1) // len(networks) - arguments.mutants * number // len(networks)
         model = models.build(name)
-        recorder = Recorder(arguments.arch)
         options = {"level": level, "arch": arguments.arch, "precision": precision, "grid_barrier": barrier}
-        compiled = compile_cuda(souffle.import_onnx(model), **options, cubin=False, hook=recorder)
-        mutations = Mutations(compiled, recorder.definitions())
+        compiled = compile_cuda(souffle.import_onnx(model), **options, cubin=False)
+        mutations = Mutations(compiled)
         inputs = inputs_of(compiled.plan, models.random_inputs(model, seed=arguments.seed))
         wanted = mutations.sample(share, arguments.seed, arguments.kinds)
         todo = [m for m in wanted if (label, m.identity) not in known]

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 import souffle
 from souffle.cli.compare import random_inputs
 from souffle.cli.output import Progress, format_table, write_json
-from souffle.mutation.definitions import Recorder
 from souffle.mutation.mutants import Mutations
 from souffle.mutation.sandbox import SHUFFLED_RUNS, Sandbox
 from souffle.mutation.trial import COUNTS, Trial, Trials, described, inputs_of, misses, tally
@@ -28,7 +27,6 @@ def mutate(arguments: argparse.Namespace, progress: Progress) -> int:
     """Run the command; the exit status is 1 if a mutant that changes a result is not refuted."""
     program = souffle.import_onnx(arguments.model, batch=arguments.batch)
     arch = arguments.arch or "sm_90"
-    recorder = Recorder(arch)
     compiled = compile_cuda(
         program,
         level=arguments.level,
@@ -38,9 +36,8 @@ def mutate(arguments: argparse.Namespace, progress: Progress) -> int:
         reductions=arguments.reductions,
         cubin=False,
         progress=progress,
-        hook=recorder,
     )
-    mutations = Mutations(compiled, recorder.definitions())
+    mutations = Mutations(compiled)
     drawn = mutations.sample(arguments.mutants, arguments.seed)
     named = random_inputs(Network(compiled.plan, device="cpu").signature.inputs, arguments.seed)
     trials = []

@@ -6,16 +6,15 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import MappingProxyType
 
 from tvm import tirx
 
 from souffle.codegen.assemble import CompiledKernels
 from souffle.codegen.cuda import module_text
+from souffle.codegen.definitions import StageDefinition
 from souffle.codegen.plan import CudaModule, Plan
 from souffle.kernel import MergedKernel, cuda_target
 from souffle.mutation.barriers import barrier_changes
-from souffle.mutation.definitions import StageDefinition
 from souffle.mutation.expressions import index_changes, predicate_changes
 from souffle.mutation.statements import Change
 from souffle.mutation.workspace import Alias, aliased, aliases, shared_changes
@@ -157,15 +156,11 @@ class Mutations:
     ----------
     compiled : CompiledKernels
         From :func:`souffle.pipeline.compile_cuda`.
-    definitions : mapping of str to StageDefinition
-        What stage functions are to compute, where it is known.
     """
 
-    def __init__(
-        self, compiled: CompiledKernels, definitions: Mapping[str, StageDefinition] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, compiled: CompiledKernels) -> None:
         self.compiled = compiled
-        self.definitions = definitions
+        self.definitions = {name: one for one in compiled.definitions for name, _, _ in one.functions}
         self.kernels = {kernel.name: kernel.func for kernel in compiled.merged}
         self.functions: dict[str, tirx.PrimFunc] = {}
         self._caller: dict[str, str] = {}

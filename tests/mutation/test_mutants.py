@@ -13,7 +13,6 @@ from tvm import tirx
 from souffle.codegen.assemble import CompiledKernels
 from souffle.codegen.plan import Plan
 from souffle.mutation.barriers import barrier_changes, barrier_kind
-from souffle.mutation.definitions import Recorder
 from souffle.mutation.expressions import predicate_changes
 from souffle.mutation.mutants import Mutant, Mutation, Mutations
 from souffle.mutation.sandbox import Job, Sandbox
@@ -44,9 +43,8 @@ def layers() -> TEProgram:
 
 @cache
 def network(level: str = "V3") -> Mutations:
-    recorder = Recorder(ARCH)
-    compiled = compile_cuda(layers(), level=level, arch=ARCH, cubin=False, hook=recorder)
-    return Mutations(compiled, recorder.definitions())
+    compiled = compile_cuda(layers(), level=level, arch=ARCH, cubin=False)
+    return Mutations(compiled)
 
 
 @pytest.fixture(scope="module")
