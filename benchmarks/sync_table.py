@@ -43,7 +43,7 @@ from souffle.cli.output import format_table
 from souffle.codegen.assemble import CompiledKernels
 from souffle.kernel import KernelShape
 from souffle.kernel.calls import LoopCall
-from souffle.kernel.dependences import Dependences
+from souffle.kernel.dependences import TileDependences
 from souffle.partition import Subprogram
 from souffle.pipeline import LEVELS, compile_cuda
 from souffle.program import ExternTE, Tensor
@@ -154,7 +154,7 @@ def relies(stage: Stage, tensor: Tensor, analysis: Analysis) -> Relies:
 Stays = Callable[[Stage, Tensor, Stage, Tensor], bool]
 
 
-def stays_on_block(dependences: Dependences) -> Stays:
+def stays_on_block(dependences: TileDependences) -> Stays:
     """Whether each tile of a consumer reads only what the producer's tile of equal number wrote.
 
     Not where the consumer reads a part of the tensor, which the step of a loop chooses.
@@ -233,7 +233,7 @@ def _counted(compiled: CompiledKernels, seen: _Seen) -> dict[str, Any]:
     plan = compiled.plan
     launched = [plan.kernels[launch.kernel] for launch in plan.launches]
     shapes = {kernel.name: kernel.shape for kernel in compiled.merged}
-    stays = stays_on_block(Dependences())
+    stays = stays_on_block(TileDependences())
     rules = [rule_syncs(sub.stages, seen.analysis, stays) for sub in seen.subprograms]
     runs_in_all = sum(sum(1 for _ in runs(sub.stages)) for sub in seen.subprograms)
     races = [race for rule in rules for race in sorted(rule.races)]

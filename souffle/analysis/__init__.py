@@ -1,6 +1,6 @@
 """The exact, element-wise analysis of a whole TE program (paper §5)."""
 
-from souffle.analysis.access import Access, MatrixForm, Relation
+from souffle.analysis.access import Access, MatrixForm, Relation, distinct_elements
 from souffle.analysis.analysis import Analysis, analyze
 from souffle.analysis.classify import Relies, is_one_to_one
 from souffle.analysis.expression import Expression, expression_of
@@ -23,6 +23,7 @@ __all__ = [
     "Reuse",
     "access_of",
     "analyze",
+    "distinct_elements",
     "expression_of",
     "is_one_to_one",
     "share_elements",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -12,7 +13,7 @@ from souffle.analysis.quasi_affine import AffineView
 from souffle.analysis.text import describe_read
 from souffle.program import TE, ExternTE, Loop, Tensor
 
-__all__ = ["Access", "MatrixForm", "Read", "Relation", "reads", "relation", "whole_relation"]
+__all__ = ["Access", "MatrixForm", "Read", "Relation", "distinct_elements", "reads", "relation", "whole_relation"]
 
 _DATA_INDEX = "an index depends on data"
 _NOT_AFFINE = "an index is not quasi-affine"
@@ -183,6 +184,31 @@ def _elements(expression: Expression, position: int) -> int:
         # No more elements than loads are executed; for a gather that is far less than its table.
         return min(size, executed)
     return min(size, executed, isl.count_points(_footprint(expression, position)))
+
+
+def distinct_elements(accesses: Sequence[Access]) -> int:
+    """How many elements of one tensor some accesses read together; an upper bound where one is not exact.
+
+    Parameters
+    ----------
+    accesses : sequence of Access
+        Of one tensor, by one TE or by several.
+    """
+    counts = [access.elements for access in accesses]
+    size = accesses[0].tensor.size
+    if max(counts) == size or len(accesses) == 1:
+        return max(counts)
+    if not all(isinstance(access.te, TE) and access.exact for access in accesses):
+        return min(size, sum(counts))
+    return _together(frozenset((expression_of(access.te), access.position) for access in accesses))
+
+
+@lru_cache(maxsize=4096)
+def _together(reads_: frozenset[tuple[Expression, int]]) -> int:
+    first, *others = (_footprint(expression, position) for expression, position in reads_)
+    for other in others:
+        first = first.union(other)
+    return isl.count_points(first.coalesce())
 
 
 def _covers(expression: Expression, read: Read, shape: tuple[int, ...]) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tvm
 
-from souffle.analysis import Analysis
+from souffle.analysis import Access, Analysis, distinct_elements
 from souffle.codegen.cuda import emit_cuda
 from souffle.codegen.definitions import StageDefinition, stage_definitions
 from souffle.codegen.memory import place_buffers, with_barrier_state
@@ -30,7 +30,7 @@ from souffle.kernel import (
     partial_function,
     plan_calls,
 )
-from souffle.kernel.dependences import Dependences
+from souffle.kernel.dependences import TileDependences
 from souffle.kernel.grid_barrier import barrier_for
 from souffle.kernel.partial import PARTIAL_SUFFIX
 from souffle.kernel.waits import Expected
@@ -155,7 +155,7 @@ def assemble(
         Sees each module's text, and may replace it, before it is compiled.
     """
     analysis, program = request.analysis, request.analysis.program
-    dependences = Dependences()
+    dependences = TileDependences()
     shapes: dict[KernelShape, int] = {}
     reasons: dict[int, tuple[Barrier, ...]] = {}
     launches: list[tuple[int, tuple[Tensor, ...], Subprogram]] = []
@@ -247,11 +247,11 @@ def traffic(stages: Sequence[Unit], analysis: Analysis) -> tuple[int, int]:
             inner = traffic(stage.stages, analysis.inside(stage.loop))
             read, written = read + stage.loop.steps * inner[0], written + stage.loop.steps * inner[1]
             continue
-        elements: dict[Tensor, int] = {}
+        accesses: dict[Tensor, list[Access]] = {}
         for te_ in stage.tes:
             for access in analysis.accesses(te_):
-                elements[access.tensor] = max(elements.get(access.tensor, 0), access.elements)
-        read += sum(elements[t] * t.itemsize for t in stage.inputs)
+                accesses.setdefault(access.tensor, []).append(access)
+        read += sum(distinct_elements(accesses[t]) * t.itemsize for t in stage.inputs)
         written += sum(t.nbytes for t in stage.outputs)
     return read, written
 

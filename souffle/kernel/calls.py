@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from souffle.decision import Barrier
 from souffle.kernel.assignment import Assignment
-from souffle.kernel.dependences import Dependences
+from souffle.kernel.dependences import TileDependences
 from souffle.kernel.lower import DeviceFunction, LoweringError
 from souffle.kernel.partial import fit_functions
 from souffle.kernel.waits import Expected, Sequenced, Waits
@@ -209,7 +209,7 @@ def plan_calls(
     prefetch: bool,
     blocks_per_sm: int = 1,
     expected: Expected | None = None,
-    dependences: Dependences | None = None,
+    dependences: TileDependences | None = None,
 ) -> CallPlan:
     """Decide where a kernel waits, and with which tensors it is launched.
 
@@ -226,10 +226,10 @@ def plan_calls(
         See :class:`KernelShape`.
     expected : Expected, optional
         What decides which tiles one block computes together. By default none are.
-    dependences : Dependences, optional
+    dependences : TileDependences, optional
         Those of other kernels of the network, which may be the same.
     """
-    waits = Waits(dependences or Dependences(), expected or Expected())
+    waits = Waits(dependences or TileDependences(), expected or Expected())
     return _Planner(functions, constants, prefetch, waits).plan(stages, blocks_per_sm)
 
 

@@ -17,7 +17,7 @@ from souffle.program import Tensor
 from souffle.schedule.gpu.rule import GpuSchedule
 from souffle.schedule.stage import Stage
 
-__all__ = ["Dependence", "Dependences"]
+__all__ = ["TileDependence", "TileDependences"]
 
 _MOST_PAIRS = 1 << 14
 """Pairs of tiles that are looked at one by one; beyond, blocks wait."""
@@ -30,7 +30,7 @@ _BUDGET = isl.BUDGET // 10
 
 
 @dataclass(frozen=True, eq=False)
-class Dependence:
+class TileDependence:
     """What the tiles of one stage read of what those of another write.
 
     Attributes
@@ -102,13 +102,13 @@ class Dependence:
         return f"tile {self.tile} reads what {where} wrote"
 
 
-class Dependences:
+class TileDependences:
     """The dependences between stages, each worked out once for equal schedules."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[GpuSchedule, int, GpuSchedule, int], Dependence] = {}
+        self._known: dict[tuple[GpuSchedule, int, GpuSchedule, int], TileDependence] = {}
 
-    def between(self, producer: Stage, written: Tensor, consumer: Stage, read: Tensor) -> Dependence:
+    def between(self, producer: Stage, written: Tensor, consumer: Stage, read: Tensor) -> TileDependence:
         """How `consumer`, which reads `read`, depends on `producer`, which writes `written`.
 
         Parameters
@@ -121,5 +121,5 @@ class Dependences:
         into = consumer.inputs.index(read)
         key = (producer.schedule, out, consumer.schedule, into)
         if key not in self._known:
-            self._known[key] = Dependence(tile_maps(producer.schedule), out, tile_maps(consumer.schedule), into)
+            self._known[key] = TileDependence(tile_maps(producer.schedule), out, tile_maps(consumer.schedule), into)
         return self._known[key]

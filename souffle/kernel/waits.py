@@ -19,7 +19,7 @@ import numpy as np
 
 from souffle.decision import Barrier
 from souffle.kernel.assignment import Assignment, fit, turns
-from souffle.kernel.dependences import Dependence, Dependences
+from souffle.kernel.dependences import TileDependence, TileDependences
 from souffle.program import Tensor
 from souffle.schedule.stage import LoopStage, Stage, Unit
 
@@ -88,11 +88,11 @@ class Waits:
 
     Parameters
     ----------
-    dependences : Dependences
+    dependences : TileDependences
     expected : Expected
     """
 
-    def __init__(self, dependences: Dependences, expected: Expected) -> None:
+    def __init__(self, dependences: TileDependences, expected: Expected) -> None:
         self.dependences = dependences
         self.expected = expected
         self.assignments: dict[Stage, Assignment] = {}
@@ -170,7 +170,7 @@ class Waits:
             return None
         return next((edge for edge, d in known if not d.same), edges[0])
 
-    def _dependence(self, edge: _Edge) -> Dependence:
+    def _dependence(self, edge: _Edge) -> TileDependence:
         return self.dependences.between(edge.producer, edge.written, edge.consumer, edge.read)
 
     def _on_one_block(self, edge: _Edge) -> bool:
@@ -187,7 +187,7 @@ class Waits:
     def _slots_of(self, stage: Stage) -> np.ndarray:
         return self._slots.get(stage, np.arange(stage.schedule.tiles))
 
-    def _may_share_slots(self, edge: _Edge, dependence: Dependence) -> bool:
+    def _may_share_slots(self, edge: _Edge, dependence: TileDependence) -> bool:
         """Whether one tile of the consumer needs no more tiles of the producer than a block may take."""
         if dependence.sources is None:
             return False
@@ -197,7 +197,7 @@ class Waits:
             return True
         return self.expected.extra_seconds(edge.producer, wanted) <= self.expected.sync_seconds
 
-    def _follow(self, known: Sequence[tuple[_Edge, Dependence]]) -> bool:
+    def _follow(self, known: Sequence[tuple[_Edge, TileDependence]]) -> bool:
         """Put each tile of the consumer into the slot of all producer tiles that it reads from, if that is one."""
         consumer = known[0][0].consumer
         slots = np.full(consumer.schedule.tiles, -1, np.int64)
@@ -215,7 +215,7 @@ class Waits:
                 return False
         return self._assign({consumer: slots})
 
-    def _regroup(self, known: Sequence[tuple[_Edge, Dependence]]) -> bool:
+    def _regroup(self, known: Sequence[tuple[_Edge, TileDependence]]) -> bool:
         """Put tiles of one producer, which no other stage is bound to, and of the consumer together as they meet."""
         if len({edge.producer for edge, _ in known}) != 1 or known[0][0].producer in self._bound:
             return False

@@ -10,7 +10,7 @@ from tvm import te
 import souffle
 from benchmarks.sync_table import block_barriers, main, measure, relies, rule_syncs, runs, stays_on_block
 from souffle.analysis import Analysis, Relies, analyze
-from souffle.kernel.dependences import Dependences
+from souffle.kernel.dependences import TileDependences
 from souffle.program import TEProgram
 from souffle.schedule.stage import LoopStage
 from tests.kernel.test_loops import from_the_start
@@ -20,7 +20,7 @@ from tests.testlib import Builder
 
 def apart(program: TEProgram):
     """Every TE a stage of its own."""
-    return rule_syncs(lower(program).stages, analyze(program), stays_on_block(Dependences()))
+    return rule_syncs(lower(program).stages, analyze(program), stays_on_block(TileDependences()))
 
 
 def together(program: TEProgram, level: str = "V3"):
@@ -87,7 +87,7 @@ def test_steps_of_a_loop_depend_on_the_steps_before() -> None:
     assert isinstance(loop, LoopStage)
     listed = list(runs(units))
     assert [[read.run for read in reads] for _, _, reads in listed] == [[], [0], [1], [2]]
-    found = rule_syncs(units, analysis, stays_on_block(Dependences()))
+    found = rule_syncs(units, analysis, stays_on_block(TileDependences()))
     assert (found.paper, found.any, found.each, found.races) == (3, 3, 3, frozenset())
     assert kernels.plan.kernels[0].grid_syncs == 3
 

@@ -13,7 +13,7 @@ import souffle
 from souffle.analysis import isl
 from souffle.errors import CertificateError
 from souffle.kernel.assignment import Assignment, fit, turns
-from souffle.kernel.dependences import Dependences
+from souffle.kernel.dependences import TileDependences
 from souffle.kernel.tile_maps import tile_maps
 from souffle.kernel.waits import Expected
 from souffle.partition import PartitionRequest
@@ -89,7 +89,7 @@ def test_an_index_from_data_may_read_any_row() -> None:
     assert [barrier.scope for barrier in lowered.calls().barriers] == ["grid"]
 
 
-# Dependences
+# TileDependences
 
 
 def rows_then_columns(rows: int = 64, columns: int = 96) -> TEProgram:
@@ -102,7 +102,7 @@ def rows_then_columns(rows: int = 64, columns: int = 96) -> TEProgram:
 def dependence(program: TEProgram, producer: str, consumer: str):
     stages = {stage.name: stage for stage in lower(program).stages}
     tensor = next(t for t in stages[consumer].inputs if t in stages[producer].outputs)
-    return Dependences().between(stages[producer], tensor, stages[consumer], tensor)
+    return TileDependences().between(stages[producer], tensor, stages[consumer], tensor)
 
 
 def test_elementwise_neighbours_depend_tile_by_tile() -> None:

@@ -30,11 +30,13 @@ _KERNEL = (
     "-g1", "-fno-optimize-sibling-calls",
 )  # fmt: skip
 # A call before every access to memory that other threads may see. The accesses are those of the text: none is moved to
-# where the text would not have made it, none is made twice or joined with another.
+# where the text would not have made it, none is made twice or joined with another. The last two passes that are off
+# unroll loops, and join what is equal in their turns.
 _CHECKED = (
     "-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0", "-DSOUFFLE_CHECKED", "-fno-tree-loop-im",
     "-fno-tree-pre", "-fno-code-hoisting", "-fno-tree-loop-if-convert", "-fno-ssa-phiopt", "-fno-tree-vectorize",
-    "-fno-tree-loop-distribute-patterns", "-fno-store-merging",
+    "-fno-tree-loop-distribute-patterns", "-fno-store-merging", "-fno-tree-fre", "-fno-tree-dominator-opts",
+    "-fdisable-tree-cunroll", "-fdisable-tree-cunrolli",
 )  # fmt: skip
 _LINK = ("-shared", "-Wl,-Bsymbolic", "-Wl,-z,now")
 # Instruction sets that change no result, in the spelling of /proc/cpuinfo.
