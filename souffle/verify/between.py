@@ -196,16 +196,25 @@ class Pairs:
             between = any(first.order < fence < second.order for fence in fences)
             if between or first.run.after or second.run.before:
                 return
-        assigned = first.run.slots is not None or second.run.slots is not None
-        if assigned and not (first.order == second.order and (first.run.after or first.run.before)):
-            raise Undecided("no block barrier stands between two tiles of one slot")
         base = min(first.low, second.low, first.at.base, second.at.base)
         names = {spot: (spot.parameter, first.at.space, spot.at.base - base) for spot in (first, second)}
-        if first.order == second.order:
-            runs, globals_ = (first.run,), (tuple(dict.fromkeys(names.values())),)
-        else:
+        both = tuple(dict.fromkeys(names.values()))
+        tiles = at.tiles if first is writer else at.tiles[::-1]
+        pinned: tuple[int, ...] | None = None
+        if first.order != second.order:
             runs, globals_ = (first.run, second.run), ((names[first],), (names[second],))
-        report = self.library.block(runs, globals_)
+            assigned = first.run.slots is not None or second.run.slots is not None
+            pinned = tiles if assigned else None
+        elif tiles[0] != tiles[1]:
+            if first.run.between:
+                return
+            tiles = tuple(sorted(tiles, key=lambda tile: first.run.ranks[tile]))
+            runs, globals_, pinned = (first.run, first.run), (both, both), tiles
+        else:
+            runs, globals_ = (first.run,), (both,)
+        report = self.library.block(runs, globals_, pinned)
+        if pinned is not None and not isinstance(report.found, Clash):
+            raise Undecided("no block barrier stands between two tiles of one slot")
         if isinstance(report.found, Clash):
             found = report.found
             stages = tuple(dict.fromkeys((first.run.name, second.run.name)))
@@ -215,7 +224,7 @@ class Pairs:
                 kernel,
                 stages,
                 tuple(text_of(s) for s in found.statements),
-                tuple(f"{who} of tile {found.tile}" for who in found.threads),
+                tuple(f"{who} of tile {t}" for who, t in zip(found.threads, pinned or (found.tile,) * 2, strict=True)),
                 _element(writer, other, at.byte),
                 reason,
             )
@@ -235,7 +244,7 @@ class Pairs:
             if not self.library.uses_shared(run):
                 continue
             before = [r for r in open_ if not run.before]
-            if run.tiles > 1 and not (run.before or run.after):
+            if run.tiles > 1 and not run.between:
                 before.append(run)
             for earlier in before:
                 if (earlier, run) in done:

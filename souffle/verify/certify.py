@@ -188,13 +188,14 @@ class _KernelCheck:
     def grid_inside(self, run: StageRun, footprint: Footprint) -> None:
         """A grid barrier inside of a stage: each block comes to it once for each of its tiles."""
         waits = [wait for wait in all_waits(footprint.function.body) if wait.scope == "grid"]
-        uneven = next((grid for grid in range(2, self.kernel.tiles + 1) if run.tiles % grid), None)
+        uneven = next((grid for grid in range(2, self.kernel.tiles + 1) if run.turns % grid), None)
         if waits and not self.kernel.cooperative:
             why = "a stage waits for the whole grid, and the kernel is not launched cooperatively"
             text = (text_of(waits[0].statement),)
             self.findings.append(Counterexample("launch", self.kernel.name, (run.name,), text, (), run.name, why))
         elif waits and uneven is not None:
-            why = f"a grid of {uneven} blocks shares {run.tiles} tiles unevenly, and blocks without a tile do not come"
+            what = "tiles" if run.slots is None else "slots of tiles"
+            why = f"a grid of {uneven} blocks shares {run.turns} {what} unevenly, and blocks without one do not come"
             text = (text_of(waits[0].statement),)
             self.findings.append(
                 Counterexample("divergent barrier", self.kernel.name, (run.name,), text, (), run.name, why)

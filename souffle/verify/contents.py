@@ -8,6 +8,7 @@ finds what the stages before it left, and what it has itself written (:mod:`souf
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -80,10 +81,55 @@ class Contents:
             meet = {places[other][0] for other in range(len(places)) if self._meet(footprint, parameter, other, places)}
             yield from self._read(kernel, run, footprint, parameter, index, start, index not in meet)
             for other in meet - {index}:
+                lost = list(self._lost(kernel, run, footprint, parameter, other, places))
+                yield from lost
                 one, two = self.buffers[index].name, self.buffers[other].name
-                yield Undecided(f"whether {run.name} reads {one} before it writes {two}, which shares memory with it")
+                if not lost:
+                    yield Undecided(
+                        f"whether {run.name} reads {one} before it writes {two}, which shares memory with it"
+                    )
         for parameter, (index, start) in enumerate(places):
             yield from self._write(run, footprint, parameter, index, start)
+
+    def _lost(
+        self,
+        kernel: str,
+        run: StageRun,
+        footprint: Footprint,
+        parameter: int,
+        other: int,
+        places: Sequence[tuple[int, int]],
+    ) -> Iterator[Counterexample]:
+        """A read of what an earlier tile of the same slot has written over, being of the buffer `other`."""
+        if run.slots is None or run.ranks is None:
+            return
+        index, start = places[parameter]
+        buffer = self.buffers[index]
+        slots, ranks = np.asarray(run.slots), np.asarray(run.ranks)
+        unit = footprint.function.pointers[parameter].unit
+        for pointer, (theirs, begin) in enumerate(places):
+            if theirs != other or footprint.range_of(pointer, True) is None:
+                continue
+            with suppress(Undecided):
+                owners = footprint.writes(pointer)
+                first = begin + self.buffers[other].offset - buffer.offset
+                own = footprint.function.pointers[pointer].unit
+                for touch in footprint.of(parameter, False):
+                    for elements, tiles, threads in footprint.elements(touch):
+                        at = (elements * unit + start - first) // own - owners.low
+                        inside = (at >= 0) & (at < owners.owner.size)
+                        owner = np.where(inside, owners.owner[np.clip(at, 0, owners.owner.size - 1)], -1)
+                        writer = np.clip(owner // owners.threads, 0, len(slots) - 1)
+                        bad = (owner >= 0) & (slots[writer] == slots[tiles]) & (ranks[writer] < ranks[tiles])
+                        if owners.certain and bad.any():
+                            i = int(np.flatnonzero(bad)[0])
+                            name = self.buffers[other].name
+                            why = f"tile {int(writer[i])} of the same block has written {name} over it"
+                            element = f"element {(int(elements[i]) * unit + start) // _unit(buffer)} of {buffer.name}"
+                            who = (f"tile {int(tiles[i])}, thread {int(threads[i])}",)
+                            text = (text_of(touch.access.statement),)
+                            yield Counterexample(_RULE, kernel, (run.name,), text, who, element, why)
+                            return
 
     def outputs(self) -> Iterator[Counterexample | Undecided]:
         """After the last launch, each output holds all its elements."""

@@ -43,8 +43,12 @@ class StageRun:
     step : tuple of int
         The values of the kernel's loops around it.
     slots : tuple of int or None
-        For each tile, the turn in which a grid of one block computes it: tiles of equal slots are on one block of every
-        grid, tiles of different slots on different blocks of some grid. ``None`` where a tile is a slot.
+        For each tile, where a kernel takes tiles together: those of equal slots are on one block of every grid, those
+        of different slots on different blocks of some grid. ``None`` where a tile is a slot.
+    ranks : tuple of int or None
+        For each tile, how many a grid of one block computes before it; ``None`` as for `slots`.
+    between : bool
+        Whether a block barrier stands between two tiles that a block computes one after the other.
     """
 
     name: str
@@ -55,6 +59,13 @@ class StageRun:
     after: bool
     step: tuple[int, ...]
     slots: tuple[int, ...] | None = None
+    ranks: tuple[int, ...] | None = None
+    between: bool = False
+
+    @property
+    def turns(self) -> int:
+        """How many tiles, or slots of tiles, blocks share."""
+        return self.tiles if self.slots is None else max(self.slots, default=-1) + 1
 
 
 @dataclass(frozen=True)
@@ -120,6 +131,9 @@ class _Run:
     before: bool
     after: bool
     slots: tuple[int, ...] | None = None
+    ranks: tuple[int, ...] | None = None
+    # Inside of a loop over the tiles of a slot, whether a barrier is: one outside does not part the tiles of a slot.
+    inside: bool | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,7 +319,9 @@ class _Reader:
             raise Undecided(f"the loop over {node.loop_var.name} in a loop over tiles")
         self.places = Axis(str(node.loop_var.name), max(1, extent.value))
         self.env[node.loop_var] = variable(self.places)
+        first = len(runs)
         self.turn(node.body, tile, tiles if extent.value else 0, threads, runs)
+        runs[first:] = [replace(run, inside=run.before or run.after) for run in runs[first:]]
         self.places = None
 
     def guard(self, node: Any, tile: list[Expr], tiles: int | None, threads: int) -> tuple[int | None, int]:
@@ -333,11 +349,11 @@ class _Reader:
         own = index_of(call.args[0], self.env)
         if self.places is None and any(own is t for t in tile):
             return _Run(name, max(0, tiles), threads, pointers, before, False)
-        slots = self.slots(name, own, tile, max(0, tiles))
-        return _Run(name, len(slots), threads, pointers, before, False, slots)
+        slots, ranks = self.slots(name, own, tile, max(0, tiles))
+        return _Run(name, len(slots), threads, pointers, before, False, slots, ranks)
 
-    def slots(self, name: str, own: Expr, tile: list[Expr], count: int) -> tuple[int, ...]:
-        """The slot of each tile, where the tile is a function of the slot and of the place in it."""
+    def slots(self, name: str, own: Expr, tile: list[Expr], count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The slot and the rank of each tile, where the tile is a function of the slot and of the place in it."""
         slot, places = Axis("slot", max(1, count)), self.places or Axis("place", 1)
         of_slot = _replaced(own, tile, variable(slot))
         if of_slot.opaque or not of_slot.axes <= {slot, places}:
@@ -347,9 +363,9 @@ class _Reader:
         if not np.array_equal(np.sort(found), np.arange(count * places.extent)):
             self.refuted[f"{name}: its blocks do not compute each of {count * places.extent} tiles once"] = None
             raise Undecided(f"the tiles of {name}")
-        of_tile = np.empty(found.size, np.int64)
-        of_tile[found] = np.repeat(np.arange(count), places.extent)
-        return tuple(of_tile.tolist())
+        ranks = np.empty(found.size, np.int64)
+        ranks[found] = np.arange(found.size)
+        return tuple((ranks // places.extent).tolist()), tuple(ranks.tolist())
 
     def cover(self, run: _Run, turns: Expr) -> None:
         """Whether each grid, of any number of blocks, computes all the tiles."""
@@ -447,7 +463,9 @@ def _unrolled(
             yield from _unrolled(item.then if _number(item.condition, values) else item.otherwise, values, step)
         elif isinstance(item, _Run):
             pointers = tuple(_resolved(p, values) for p in item.pointers)
-            yield StageRun(item.name, item.tiles, item.threads, pointers, item.before, item.after, step, item.slots)
+            between = (item.before or item.after) if item.inside is None else item.inside
+            flags = (item.before, item.after, step, item.slots, item.ranks, between)
+            yield StageRun(item.name, item.tiles, item.threads, pointers, *flags)
         elif isinstance(item, _Ahead):
             yield Prefetch(_resolved(item.pointer, values), _number(item.nbytes, values))
         else:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from tvm import tirx
 
+from souffle.tvm_compat import substitute
+from souffle.verify.accesses import Function
 from souffle.verify.block import BlockReport, Part, check_block
 from souffle.verify.expressions import Undecided
 from souffle.verify.footprint import Footprint
@@ -50,6 +52,14 @@ class Library:
             self._footprints[key] = Footprint(read_function(*key[:1], self.functions[run.name], *key[1:]))
         return self._footprints[key]
 
+    def _of_tile(self, run: StageRun, tile: int) -> Function:
+        """A stage function for one tile alone."""
+        func = self.functions[run.name]
+        own, *others = func.params
+        body = substitute(func.body, {own: tirx.IntImm("int32", tile)})
+        fixed = tirx.PrimFunc([tirx.Var("tile", "int32"), *others], body)
+        return read_function(run.name, fixed, 1, run.threads)
+
     def promises_no_alias(self, run: StageRun) -> bool:
         """Whether a stage's pointers become ``__restrict__`` in the text."""
         attributes = self.functions[run.name].attrs
@@ -60,19 +70,33 @@ class Library:
         return any(t.access.place.memory.kind == "shared" for t in self.footprint(run).touches)
 
     def block(
-        self, runs: tuple[StageRun, ...], globals_: tuple[tuple[tuple[int, str, int], ...], ...] = ()
+        self,
+        runs: tuple[StageRun, ...],
+        globals_: tuple[tuple[tuple[int, str, int], ...], ...] = (),
+        tiles: tuple[int, ...] | None = None,
     ) -> BlockReport:
         """Whether threads of one block conflict that runs these stages with no barrier between.
+
+        Parameters
+        ----------
+        runs : tuple of StageRun
+        globals_ : tuple
+            For each, what :class:`souffle.verify.block.Part` looks at too.
+        tiles : tuple of int, optional
+            The tile of each; by default all of them are run for the same tile, whichever.
 
         Raises
         ------
         Undecided
         """
-        key = (tuple((r.name, r.tiles, r.threads) for r in runs), globals_)
+        key = (tuple((r.name, r.tiles, r.threads) for r in runs), globals_, tiles)
         if key not in self._reports:
             own = globals_ or ((),) * len(runs)
             try:
-                parts = [Part(self.footprint(r).function, False, g) for r, g in zip(runs, own, strict=True)]
+                functions = [self.footprint(run).function for run in runs]
+                if tiles is not None:
+                    functions = [self._of_tile(run, tile) for run, tile in zip(runs, tiles, strict=True)]
+                parts = [Part(function, False, g) for function, g in zip(functions, own, strict=True)]
                 self._reports[key] = check_block(parts)
             except Undecided as reason:
                 self._reports[key] = reason

@@ -154,6 +154,23 @@ def test_tensors_that_share_memory(trials: Trials) -> None:
         assert found.verdict == REFUTED and found.changed, described(found)
 
 
+def test_barriers_around_tiles_that_one_block_takes_together(sandbox: Sandbox) -> None:
+    """A barrier outside of the loop over the tiles of a slot does not part them."""
+    b = Builder()
+    x = b.scaled(b.input(128, 32), 2.0)
+    y = b.matmul(x, b.constant(weights(32, 64)))
+    program = b.program(b.matmul(y, b.constant(weights(64, 32))))
+    compiled = compile_cuda(program, level="V3", arch=ARCH, cubin=False)
+    (merged,) = compiled.merged
+    assert any(call.assignment and call.assignment.per_slot > 1 for call in merged.shape.stage_calls)
+    mutations = Mutations(compiled)
+    attempts = Trials(mutations, inputs_of(compiled.plan, inputs_for(program)), sandbox)
+    inside = [m for m in mutations if m.stage is None and m.kind in ("block barrier", "grid barrier")]
+    found = [attempts.run(mutation) for mutation in inside]
+    assert not misses(found), [described(trial) for trial in misses(found)]
+    assert any(trial.changed and "out of its loop" in trial.mutation.what for trial in found)
+
+
 def test_a_stage_that_computes_something_else(trials: Trials) -> None:
     """Within its memory and its barriers nothing is wrong; its values are not those of its definition."""
     mutations = trials.mutations
