@@ -163,7 +163,7 @@ def test_a_kernel_that_takes_more_registers_than_its_stages_says_so() -> None:
         seen[stage] = result
         return result
 
-    plan = souffle.pipeline.compile_cuda(network(), level="V3", arch=ARCH, cubin=False, hook=hook).plan
+    plan = souffle.pipeline.compile_cuda(network(300), level="V3", arch=ARCH, cubin=False, hook=hook).plan
     subprograms, _ = seen["partition"]
     stages, grid = seen["schedule"], max(stage.schedule.tiles for stage in seen["schedule"][:2])
     used = {stage: StageResources(128, 0, 0, 256, 0, True) for stage in stages}

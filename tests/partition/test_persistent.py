@@ -229,7 +229,8 @@ def test_operators_that_are_no_tes_bound_the_runs_that_are_weighed() -> None:
 
 
 def test_a_loop_is_priced_step_by_step_with_its_barriers_and_stays_whole() -> None:
-    program = layers(5, width=16)
+    # Products of several tiles, each of which reads all of the one before.
+    program = layers(5, width=300)
     given = asked(program)
     resources = {stage: replace(used, measured=True, registers=LEAN) for stage, used in given.resources.items()}
     played = Played(flat_stages(given.stages), lambda *_: 7.0)
