@@ -38,6 +38,7 @@ __all__ = [
     "reduce_node",
     "same_expression",
     "silence_tvm_logging",
+    "simplified_index",
     "structural_digest",
     "structural_key",
     "substitute",
@@ -181,6 +182,25 @@ def substitute(expression: PrimExpr, mapping: Mapping[tirx.Var, PrimExpr]) -> Pr
         return variable
 
     return tvm_ffi.structural_map(expression, (tirx.Var, replace))
+
+
+def simplified_index(index: PrimExpr, analyzer: Analyzer) -> PrimExpr:
+    """An index simplified for any value of the data in it.
+
+    TVM's analyzer corrupts memory when it is given a load of a ``te.Tensor``: variables stand for them meanwhile.
+    """
+    if not loads(index):
+        return analyzer.simplify(index)
+    hidden: dict[tirx.Var, PrimExpr] = {}
+
+    def hide(node: Call, mutator: Any) -> PrimExpr:
+        if not is_load(node):
+            return mutator.default_mutate(node)
+        hidden[tirx.Var(f"data{len(hidden)}", dtype_of(node))] = node
+        return list(hidden)[-1]
+
+    bare = tvm_ffi.structural_mutate(index, [(Call, hide)])
+    return substitute(analyzer.simplify(bare), hidden)
 
 
 def map_constants(expression: PrimExpr, rewrite: Callable[[int, str], PrimExpr]) -> PrimExpr:

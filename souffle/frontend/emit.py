@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,11 +15,11 @@ from souffle.errors import UnsupportedOperatorError
 from souffle.frontend.indices import narrowed
 from souffle.frontend.lowering import Step, Template
 from souffle.frontend.naming import NameSupply, identifier
-from souffle.program import TE, ExternTE, Origin, Tensor, make_te
+from souffle.program import ELEMENT_TYPES, TE, ExternTE, Origin, Tensor, make_te
 from souffle.program.evaluate import run_tes
 from souffle.tvm_compat import PrimExpr, const_int, is_load, load_indices, load_tensor, reduce_node
 
-__all__ = ["Emitter", "OperatorCall"]
+__all__ = ["Emitter", "OperatorCall", "check_element_types"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +100,7 @@ class Emitter:
         node, operator : str
             The node's name and operator type.
         """
+        check_element_types(_types_of(template), node, operator)
         origin = Origin((node,), (operator,), node)
         slots: dict[int, Tensor] = dict(enumerate(inputs))
         for slot, array in template.constants.items():
@@ -179,6 +180,27 @@ class Emitter:
             for k, t in enumerate(first.outputs)
         )
         return replace(first, name=name, inputs=tuple(sources[i] for i in order), outputs=outputs, origin=origin)
+
+
+def check_element_types(types: Iterable[str], node: str, operator: str) -> None:
+    """Refuse a node that has to do with elements of a type that programs cannot hold.
+
+    Raises
+    ------
+    UnsupportedOperatorError
+    """
+    unknown = sorted(set(types) - ELEMENT_TYPES)
+    if unknown:
+        raise UnsupportedOperatorError(
+            f"operator {operator} of node {node!r} reads or makes elements of type {', '.join(unknown)}, which networks"
+            f" here cannot hold; they hold {', '.join(sorted(ELEMENT_TYPES))}"
+        )
+
+
+def _types_of(template: Template) -> set[str]:
+    types = {dtype for _, dtype in template.types}
+    operations = (op for step in template.steps for op in compute_graph(step.tensors) or ())
+    return types | {str(op.output(k).dtype) for op in operations for k in range(op.num_outputs)}
 
 
 def _check_self_contained(step: Step, origin: Origin) -> None:

@@ -24,6 +24,7 @@ from souffle.tvm_compat import (
     load_tensor,
     loads,
     map_loads,
+    simplified_index,
     substitute,
 )
 
@@ -109,7 +110,7 @@ def _with_scalars(expression: PrimExpr, scalars: Mapping[te.Operation, PrimExpr]
         return expression
     known = map_loads(expression, lambda load: scalars.get(load_tensor(load).op, load))
     analyzer = Analyzer()
-    return map_loads(known, lambda load: load_tensor(load)(*(analyzer.simplify(index) for index in load_indices(load))))
+    return map_loads(known, lambda load: _with_simple_indices(load, analyzer))
 
 
 def _simplified(expression: PrimExpr, axes: Sequence[tirx.IterVar]) -> PrimExpr:
@@ -121,7 +122,11 @@ def _simplified(expression: PrimExpr, axes: Sequence[tirx.IterVar]) -> PrimExpr:
     analyzer = Analyzer()
     for axis in axes:
         analyzer.bind(axis.var, axis.dom)
-    return map_loads(expression, lambda load: load_tensor(load)(*(analyzer.simplify(i) for i in load_indices(load))))
+    return map_loads(expression, lambda load: _with_simple_indices(load, analyzer))
+
+
+def _with_simple_indices(load: Call, analyzer: Analyzer) -> PrimExpr:
+    return load_tensor(load)(*(simplified_index(index, analyzer) for index in load_indices(load)))
 
 
 def _elements(shape: Sequence) -> int:

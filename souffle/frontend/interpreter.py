@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 
 from souffle.errors import UnsupportedOperatorError
 from souffle.frontend.custom import custom_template
-from souffle.frontend.emit import Emitter
+from souffle.frontend.emit import Emitter, check_element_types
 from souffle.frontend.folding import RANDOM_OPERATORS, evaluate_node
 from souffle.frontend.lowering import NodeInput, Template, lower_node
 from souffle.frontend.naming import NameSupply
@@ -155,6 +155,7 @@ class Interpreter:
 
     def _lower(self, node: onnx.NodeProto, inputs: Sequence[Value], opsets) -> Sequence[Value]:
         given = [_as_node_input(value, node.op_type in _VALUE_OPERATORS) for value in inputs]
+        check_element_types((form.dtype for form in given if form is not None), node.name, node.op_type)
         try:
             template = self._template(node, given, opsets)
         except UnsupportedOperatorError:

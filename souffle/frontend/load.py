@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 
 from souffle.errors import ModelError, OptionError
 from souffle.frontend.naming import identifier
+from souffle.program import ELEMENT_TYPES
 
 __all__ = ["LoadedModel", "load_model"]
 
@@ -44,8 +45,7 @@ class LoadedModel:
     functions: dict[tuple[str, str], onnx.FunctionProto]
 
 
-_ELEMENT_NAMES = "FLOAT DOUBLE FLOAT16 BFLOAT16 INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 BOOL"
-_ELEMENT_TYPES = frozenset(map(onnx.TensorProto.DataType.Value, _ELEMENT_NAMES.split()))
+_ELEMENT_TYPES = frozenset(helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in ELEMENT_TYPES)
 
 
 def load_model(model: str | os.PathLike | bytes | onnx.ModelProto, batch: int | None) -> LoadedModel:

@@ -2,10 +2,11 @@
 
 from souffle.program.fused import FusedTE, fuse, parts_of
 from souffle.program.loop import Carried, Collected, Indexed, Loop
-from souffle.program.te import TE, ExternTE, Origin, ProgramError, Tensor, make_te
+from souffle.program.te import ELEMENT_TYPES, TE, ExternTE, Origin, ProgramError, Tensor, make_te
 from souffle.program.te_program import Item, TEProgram, body_program
 
 __all__ = [
+    "ELEMENT_TYPES",
     "TE",
     "Carried",
     "Collected",

@@ -26,7 +26,7 @@ from souffle.tvm_compat import (
     substitute,
 )
 
-__all__ = ["Computed", "ExternTE", "Origin", "ProgramError", "TE", "Tensor", "make_te"]
+__all__ = ["ELEMENT_TYPES", "Computed", "ExternTE", "Origin", "ProgramError", "TE", "Tensor", "make_te"]
 
 
 _MOST_NODES = 6
@@ -35,6 +35,13 @@ _MOST_NODES = 6
 
 _IN_TILES = " in tiles"
 """Of the group of a TE that is to be computed in the tiles of another group's contraction."""
+
+
+ELEMENT_TYPES = frozenset(
+    ["bool", "bfloat16", *(f"float{bits}" for bits in (16, 32, 64))]
+    + [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
+)
+"""What tensors hold. Of narrower types several elements share a byte, or TVM's casts do not round as they must."""
 
 
 class ProgramError(SouffleError):

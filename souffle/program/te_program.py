@@ -13,7 +13,7 @@ from souffle.program.fused import FusedTE, parts_of
 from souffle.program.loop import Loop
 from souffle.program.printer import format_program
 from souffle.program.shared import OncePer
-from souffle.program.te import TE, ExternTE, ProgramError, Tensor
+from souffle.program.te import ELEMENT_TYPES, TE, ExternTE, ProgramError, Tensor
 from souffle.tvm_compat import const_int
 
 __all__ = ["Item", "TEProgram", "body_program"]
@@ -120,8 +120,10 @@ class TEProgram:
         ------
         ProgramError
             Naming the first TE and tensor that break one: unique names, definitions before uses, matching shapes and
-            types, outputs defined by TEs.
+            types, types that tensors can hold, outputs defined by TEs.
         """
+        for tensor in (*self.inputs, *self.constants):
+            _check_type(tensor, "an input or a constant")
         defined: set[Tensor] = set(self.inputs) | set(self.constants)
         names = {tensor.name for tensor in defined}
         for te_ in self.tes:
@@ -139,11 +141,18 @@ class TEProgram:
             for tensor in (t for part in parts_of(te_) for t in part.outputs):
                 if tensor in defined or tensor.name in names:
                     raise ProgramError(f"TE {te_.name} ({te_.origin}) defines {tensor} a second time")
+                _check_type(tensor, f"defined by TE {te_.name} ({te_.origin})")
                 names.add(tensor.name)
             defined.update(te_.outputs)
         for name, tensor in zip(self.output_names, self.outputs, strict=True):
             if tensor not in self.producers:
                 raise ProgramError(f"output {name!r} is {tensor}, which no TE defines")
+
+
+def _check_type(tensor: Tensor, role: str) -> None:
+    if tensor.dtype not in ELEMENT_TYPES:
+        known = ", ".join(sorted(ELEMENT_TYPES))
+        raise ProgramError(f"{tensor}, {role}, is of a type that tensors cannot hold; they hold {known}")
 
 
 def body_program(loop: Loop) -> TEProgram:

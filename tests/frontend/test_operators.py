@@ -186,6 +186,14 @@ CASES = {
         [(F, (1, 2, 5, 4)), None, None, ints(1, 2, 7, 3)],
         {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
     ),
+    **{
+        f"resize-positions-{before}-{after}": (
+            "Resize",
+            [(F, before), None, None, ints(*after)],
+            {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "ceil"},
+        )
+        for before, after in (((4, 1), (5, 6)), ((4, 32, 1), (5, 6, 6)), ((7, 13), (11, 3)))
+    },
     "resize-linear": ("Resize", [(F, (1, 2, 5, 4)), None, None, ints(1, 2, 9, 7)], {"mode": "linear"}),
     "resize-corners": (
         "Resize",

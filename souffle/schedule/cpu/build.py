@@ -11,6 +11,7 @@ import tvm
 from tvm import tirx
 from tvm.error import InternalError
 
+from souffle.schedule.cpu.elementary import rounded_to_bfloat16
 from souffle.schedule.cpu.schedule import schedule_cpu
 
 __all__ = ["build_cpu"]
@@ -82,5 +83,5 @@ def _compile(
 
 
 def _module(funcs: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> tvm.runtime.Module:
-    named = {name: func.with_attr("global_symbol", name) for name, func in funcs.items()}
+    named = {name: rounded_to_bfloat16(func).with_attr("global_symbol", name) for name, func in funcs.items()}
     return tvm.compile(tvm.IRModule(named), target=target).mod

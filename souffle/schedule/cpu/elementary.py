@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 
 from souffle.schedule.cpu.temporaries import Bind, bind_calls
 from souffle.tvm_compat import PrimExpr, dtype_of
 
-__all__ = ["expand_elementary", "is_expensive_call"]
+__all__ = ["expand_elementary", "is_expensive_call", "rounded_to_bfloat16"]
 
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH = 0.693359375  # few bits, so that its product with a small integer is exact
@@ -92,6 +93,8 @@ _EXPENSIVE = frozenset(
 
 _EXTERN = frozenset(("tirx.call_extern", "tirx.call_pure_extern"))
 """Their first argument is a name, and the first kind may have effects."""
+
+_ROUNDED = "rounded to bfloat16"
 
 
 def is_expensive_call(call: Call) -> bool:
@@ -177,3 +180,36 @@ def expand_elementary(statement: tirx.Stmt) -> tirx.Stmt:
         return Call(call.op, list(arguments), call.attrs, None, None, call.ty)
 
     return bind_calls(statement, lambda call: is_expensive_call(call) and call.op.name not in _EXTERN, expand)
+
+
+def rounded_to_bfloat16(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """`func` with the rounding of each conversion to bfloat16 written as arithmetic.
+
+    TVM computes bfloat16 as float32 on a CPU and rounds what is stored alone, so that a value that is converted there
+    and back, with nothing stored between, would keep all its bits.
+    """
+
+    def marked(cast: tirx.Cast) -> PrimExpr:
+        if dtype_of(cast) != "bfloat16" or dtype_of(cast.value) == "bfloat16":
+            return cast
+        return tirx.call_pure_extern("bfloat16", _ROUNDED, cast.value)
+
+    def expand(call: Call, arguments: Sequence[PrimExpr], bind: Bind) -> PrimExpr:
+        value = bind(tirx.Cast("float32", arguments[1]))
+        bits = bind(tirx.reinterpret("int32", value))
+        odd = tirx.bitwise_and(tirx.shift_right(bits, tirx.const(16, "int32")), tirx.const(1, "int32"))
+        high = tirx.const(-(2**16), "int32")
+        nearest = tirx.bitwise_and(bits + odd + tirx.const(0x7FFF, "int32"), high)
+        # The sum would carry through a NaN whose bits are all set.
+        quiet = tirx.bitwise_and(tirx.bitwise_or(bits, tirx.const(0x400000, "int32")), high)
+        rounded = bind(tirx.reinterpret("float32", tirx.Select(_is_nan(value), quiet, nearest)))
+        return tirx.Cast("bfloat16", rounded)
+
+    body = tvm_ffi.structural_map(func.body, (tirx.Cast, marked))
+    if body.same_as(func.body):
+        return func
+    return func.with_body(bind_calls(body, _is_rounding, expand))
+
+
+def _is_rounding(call: Call) -> bool:
+    return getattr(call.op, "name", "") in _EXTERN and getattr(call.args[0], "value", None) == _ROUNDED

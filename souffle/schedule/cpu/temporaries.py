@@ -22,7 +22,7 @@ import tvm
 import tvm_ffi
 from tvm import sym, tirx
 from tvm.ir import Call
-from tvm.ir.expr import TensorLoad
+from tvm.ir.expr import StringImm, TensorLoad
 from tvm.tirx import Div, FloorDiv, FloorMod, ForKind, Mod
 
 from souffle.schedule.cpu.nest import replace_variables, sequence
@@ -236,7 +236,7 @@ class _Temporaries:
         return self.lane is not None and _mentions(node, self.lane)
 
     def _is_bound(self, value: PrimExpr) -> bool:
-        if isinstance(value, tirx.IntImm | tirx.FloatImm):
+        if isinstance(value, tirx.IntImm | tirx.FloatImm | StringImm):
             return True
         return isinstance(value, TensorLoad) and hash(value.source) in self.arrays
 

@@ -1,0 +1,54 @@
+"""What tensors may hold: every type is right, or refused with its name."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+from tvm import te
+
+import souffle
+from souffle.errors import UnsupportedOperatorError
+from souffle.frontend.from_te import from_te
+from souffle.program import ProgramError
+from tests.frontend.support import model_of
+
+NARROW = ["FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ", "FLOAT4E2M1"]
+NARROW += ["INT4", "UINT4", "INT2", "UINT2"]
+
+
+def there_and_back(element: int, shape: tuple[int, ...]):
+    nodes = [helper.make_node("Cast", ["x"], ["t"], "narrowing", to=element)]
+    nodes += [helper.make_node("Cast", ["t"], ["y"], to=TensorProto.FLOAT)]
+    return model_of(nodes, {"x": ("float32", shape)}, ["y"], opset=25)
+
+
+@pytest.mark.parametrize("element", NARROW)
+def test_a_tensor_between_of_a_type_that_cannot_be_held_is_refused(element):
+    says = r"operator Cast of node 'narrowing' reads or makes elements of type (u?int|float8_|float4_)"
+    with pytest.raises(UnsupportedOperatorError, match=says):
+        souffle.import_onnx(there_and_back(getattr(TensorProto, element), (64,)))
+
+
+@pytest.mark.parametrize("dtype", ["int4", "float8_e4m3fn"])
+def test_an_expression_of_a_type_that_cannot_be_held_is_refused(dtype):
+    x = te.placeholder((8,), "float32", name="x")
+    narrow = te.compute((8,), lambda i: x[i].astype(dtype), name="narrow")
+    with pytest.raises(ProgramError, match=f"narrow: {dtype}.*tensors cannot hold"):
+        from_te([x], [narrow])
+    with pytest.raises(ProgramError, match=f"y: {dtype}.*tensors cannot hold"):
+        y = te.placeholder((8,), dtype, name="y")
+        from_te([y], [te.compute((8,), lambda i: y[i].astype("float32"), name="wide")])
+
+
+@pytest.mark.parametrize("options", [{"target": "cpu"}, {"target": "cuda", "device": "cpu", "cubin": False}])
+def test_bfloat16_rounds_to_the_nearest_even(options):
+    special = [np.nan, np.inf, -np.inf, 3.4e38, -3.4e38, 1e-40, 0.0, -0.0, 1.00390625, 1.01171875]
+    bits = np.random.default_rng(0).integers(0, 2**32, 997, dtype=np.uint32)
+    bits[:3] = 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001
+    x = np.concatenate([bits.view("float32"), np.array(special, "float32")])
+    network = souffle.compile(there_and_back(TensorProto.BFLOAT16, x.shape), **options)
+    with np.errstate(all="ignore"):
+        want = x.astype(ml_dtypes.bfloat16).astype("float32")
+    np.testing.assert_array_equal(network(x)["y"], want)
