@@ -1,0 +1,198 @@
+"""Random ONNX networks on every target, against ONNX Runtime.
+
+``python -m benchmarks.fuzz --count 500 --out build/fuzz.jsonl`` goes on where the file stops. Failures lie beside it,
+in ``FILE.failures/``, as text; ``--minimize`` makes each as small as it gets, and ``--case FILE`` runs one again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from benchmarks.fuzz.minimize import minimize_file
+from benchmarks.fuzz.pool import Worker
+from benchmarks.fuzz.report import report
+from benchmarks.fuzz.targets import FAILURES, TARGETS
+
+_CUDA = tuple(name for name in TARGETS if name != "cpu")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", metavar="A:B", help="these seeds")
+    parser.add_argument("--count", type=int, metavar="N", help="the next N seeds that the file lacks")
+    parser.add_argument("--minutes", type=float, metavar="M", help="as many as fit into M minutes")
+    parser.add_argument(
+        "--targets",
+        nargs="+",
+        default=["cpu", "turns"],
+        metavar="T",
+        help=f"of {', '.join(TARGETS)}; all; turns: one CUDA target for each seed, in turn (default: cpu turns)",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="one line of JSON for each network; gone on with")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--timeout", type=float, default=90.0, metavar="S", help="for one network on one target")
+    parser.add_argument("--checked", type=float, default=0.1, metavar="P", help="share run in checked mode, too")
+    parser.add_argument("--without", nargs="+", default=[], metavar="OP", help="operators to leave out")
+    parser.add_argument("--only", nargs="+", default=[], metavar="RECIPE", help="recipes to choose from")
+    parser.add_argument("--specials", type=float, metavar="P", help="share of networks with NaN and infinities")
+    parser.add_argument("--zero-size", type=float, metavar="P", help="share of networks with dimensions of 0")
+    parser.add_argument("--dtypes", nargs="+", metavar="T", help="floating point types, as often as named")
+    parser.add_argument("--minimize", action="store_true", help="make the failures in FILE.failures/ small")
+    parser.add_argument("--case", type=Path, nargs="+", help="run these files instead of seeds")
+    parser.add_argument("--report", action="store_true", help="print the table of FILE, and run nothing")
+    return parser
+
+
+def _targets(names: list[str], seed: int) -> list[str]:
+    chosen: list[str] = []
+    for name in names:
+        chosen += list(TARGETS) if name == "all" else [_CUDA[seed % len(_CUDA)]] if name == "turns" else [name]
+    return list(dict.fromkeys(chosen))
+
+
+def _seeds(arguments: argparse.Namespace, done: set[int]):
+    if arguments.seeds:
+        first, _, end = arguments.seeds.partition(":")
+        yield from (seed for seed in range(int(first), int(end or int(first) + 1)) if seed not in done)
+        return
+    seed, given = 0, 0
+    while arguments.count is None or given < arguments.count:
+        if seed not in done:
+            given += 1
+            yield seed
+        seed += 1
+
+
+def _read(path: Path | None) -> list[dict]:
+    if path is None or not path.exists():
+        return []
+    records = []
+    for line in path.read_text().splitlines():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            # The line that was being written as the machine stopped.
+            continue
+    return records
+
+
+class _Run:
+    """Workers that share the seeds and the file."""
+
+    def __init__(self, arguments: argparse.Namespace, records: list[dict]) -> None:
+        self.arguments, self.records = arguments, records
+        self.seeds = _seeds(arguments, {record["seed"] for record in records})
+        self.began, self.before = time.monotonic(), len(records)
+        self.end = self.began + 60 * arguments.minutes if arguments.minutes else float("inf")
+        self.lock, self.stopped = threading.Lock(), False
+        settings = {"without": arguments.without, "only": arguments.only, "specials": arguments.specials}
+        settings |= {"zero_size": arguments.zero_size, "dtypes": arguments.dtypes}
+        self.request = {"settings": {k: v for k, v in settings.items() if v}, "checked": arguments.checked}
+        for name in ("specials", "zero_size"):
+            if settings[name] is not None:
+                self.request["settings"][name] = settings[name]
+        if arguments.out:
+            self.request["failures"] = str(_failures(arguments.out))
+
+    def work(self, folder: Path) -> None:
+        with Worker(folder) as worker:
+            while not self.stopped and time.monotonic() < self.end:
+                with self.lock:
+                    seed = next(self.seeds, None)
+                if seed is None:
+                    return
+                request = {**self.request, "seed": seed, "targets": _targets(self.arguments.targets, seed)}
+                result = worker.run(request, self.arguments.timeout)
+                if not self.stopped:
+                    self.keep({"seed": seed, **result})
+
+    def keep(self, record: dict) -> None:
+        with self.lock:
+            self.records.append(record)
+            if self.arguments.out:
+                with self.arguments.out.open("a") as file:
+                    file.write(json.dumps(record) + "\n")
+            count = len(self.records) - self.before
+            kinds = [o["kind"] for r in self.records for o in r["outcomes"].values()]
+            bad = ", ".join(f"{kinds.count(kind)} {kind}" for kind in FAILURES if kind in kinds) or "no failure"
+            rate = count / max(time.monotonic() - self.began, 1e-9)
+            line = f"{len(self.records)} networks, {len(kinds)} runs, {rate:.2f} networks/s, {bad}"
+            if sys.stderr.isatty():
+                print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+
+
+def _failures(out: Path) -> Path:
+    return out.with_name(out.name + ".failures")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run; the exit status is 1 where anything failed."""
+    arguments = _parser().parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="souffle-fuzz-") as folder:
+        if arguments.case:
+            return _cases(arguments, Path(folder))
+        if arguments.minimize:
+            return _minimize(arguments, Path(folder))
+        if arguments.out:
+            arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        run = _Run(arguments, _read(arguments.out))
+        if not arguments.report:
+            threads = [
+                threading.Thread(target=run.work, args=(Path(folder) / str(i),)) for i in range(arguments.workers)
+            ]
+            try:
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+            except KeyboardInterrupt:
+                run.stopped = True
+                print("\nstopping; what is finished is kept", file=sys.stderr)
+                for thread in threads:
+                    thread.join()
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    print(report(run.records))
+    return int(any(o["kind"] in FAILURES for r in run.records for o in r["outcomes"].values()))
+
+
+def _cases(arguments: argparse.Namespace, folder: Path) -> int:
+    failed = False
+    with Worker(folder) as worker:
+        for path in arguments.case:
+            kept = json.loads(path.read_text()).get("target")
+            targets = [kept] if kept and arguments.targets == ["cpu", "turns"] else _targets(arguments.targets, 3)
+            request = {"case": str(path), "targets": targets, "checked": arguments.checked}
+            result = worker.run(request, arguments.timeout)
+            for target, outcome in result["outcomes"].items():
+                failed = failed or outcome["kind"] in FAILURES
+                facts = " ".join(x for x in (outcome.get("verdict", ""), outcome["detail"]) if x)
+                print(f"{path.name} {target}: {outcome['kind']} {facts}")
+    return int(failed)
+
+
+def _minimize(arguments: argparse.Namespace, folder: Path) -> int:
+    if arguments.out is None:
+        print("--minimize needs the --out FILE whose failures it takes", file=sys.stderr)
+        return 2
+    paths = sorted(_failures(arguments.out).glob("*.json"))
+    with Worker(folder) as worker:
+        for path in paths:
+            small = path.with_suffix(".min.json")
+            done = {".min", ".unknown"} & {*path.suffixes} or path.name.startswith("running-") or small.exists()
+            if done:
+                continue
+            print(f"{path.name}: {minimize_file(path, small, worker, arguments.timeout)}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

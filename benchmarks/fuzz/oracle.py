@@ -1,0 +1,301 @@
+"""What a network should give, and how surely.
+
+ONNX Runtime is asked without and with its graph optimizations. How far rounding may move each element is found by
+trial: the network runs again with every inexact tensor in it multiplied by ``1 + e``, `e` a random rounding error.
+Elements that move too far, or whose infinities, integers and booleans change, are not compared. So a tolerance is what
+the network's own conditioning makes of rounding, and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
+
+from benchmarks.fuzz.case import Case
+from benchmarks.fuzz.values import is_exact
+
+__all__ = ["ORACLE_ERRORS", "Expectation", "Verdict", "expect", "judge", "reference_agrees", "run_oracle"]
+
+ORACLE_ERRORS = (
+    ort_errors.EPFail,
+    ort_errors.Fail,
+    ort_errors.InvalidArgument,
+    ort_errors.InvalidGraph,
+    ort_errors.InvalidProtobuf,
+    ort_errors.NotImplemented,
+    ort_errors.RuntimeException,
+)
+"""What ONNX Runtime raises for a model that it does not take."""
+
+# fmt: off
+_MOVERS = frozenset((
+    "Identity", "Dropout", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Tile", "Pad",
+    "Slice", "Split", "Concat", "DepthToSpace", "SpaceToDepth", "Gather", "GatherElements", "GatherND",
+    "ScatterElements", "ScatterND", "Where", "Trilu", "ReverseSequence", "Compress", "TopK", "Relu", "Max", "Min",
+    "Neg", "Abs", "Clip", "ReduceMax", "ReduceMin", "MaxPool", "Shape", "Size", "Constant", "ConstantOfShape",
+    "Floor", "Ceil", "Round", "Sign", "Hardmax", "EyeLike", "OneHot", "Range", "If", "Not", "Equal", "Greater",
+    "Less", "CenterCropPad", "Col2Im", "MaxUnpool"
+))
+# fmt: on
+"""Operators that round nothing, so that what they give is as exact as what they take (ScatterND by a sum aside)."""
+
+# fmt: off
+_ARITHMETIC = frozenset((
+    "Add", "Sub", "Mul", "Sum", "MatMul", "Gemm", "Conv", "ConvTranspose", "ReduceSum", "ReduceSumSquare",
+    "ReduceL1", "CumSum", "Einsum", "GlobalMaxPool", "Cast", "CastLike", "PRelu", "LeakyRelu", "ThresholdedRelu",
+    "Shrink", "Mod"
+))
+# fmt: on
+"""Operators whose result is exact where it and its operands are small multiples of 1/64."""
+
+ROUNDING = {"float32": 2.0**-22, "float64": 2.0**-50, "float16": 2.0**-10}
+"""The rounding errors tried: a few units in the last place."""
+
+_STASHED = frozenset(("LayerNormalization", "GroupNormalization", "RMSNormalization", "Attention"))
+"""Operators whose definition computes in float32 (``stash_type``) whatever they are given."""
+
+MIXED_ROUNDING = 2.0**-11
+"""That of precision="mixed", whose operands are float16."""
+
+_RTOL = {"float32": 1e-3, "float64": 1e-6, "float16": 1e-2}
+_ATOL = {"float32": 1e-5, "float64": 1e-9, "float16": 2e-3}
+_MIXED = 2e-2
+_FACTOR = 16.0
+"""How many times the largest deviation seen in the trials a result may be off."""
+
+
+def _options(optimized: bool) -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    level = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimized else level.ORT_DISABLE_ALL
+    return options
+
+
+def run_oracle(
+    model: onnx.ModelProto, inputs: Mapping[str, np.ndarray], *, optimized: bool = False
+) -> list[np.ndarray]:
+    """The outputs that ONNX Runtime gives.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+    inputs : mapping of str to array
+    optimized : bool
+        With its graph optimizations.
+    """
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), _options(optimized), providers=["CPUExecutionProvider"]
+    )
+    return session.run(None, {i.name: inputs[i.name] for i in session.get_inputs()})
+
+
+def all_tensors(case: Case) -> dict[str, np.ndarray]:
+    """Every tensor of the graph by name, as ONNX Runtime computes it."""
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    held = {i.name: numpy_helper.to_array(i) for i in model.graph.initializer}
+    present = {output.name for output in model.graph.output}
+    made = [name for node in model.graph.node for name in node.output if name and name not in present]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in made)
+    names = [output.name for output in model.graph.output]
+    return {**held, **case.inputs, **dict(zip(names, run_oracle(model, case.inputs), strict=True))}
+
+
+def _noisy(case: Case, tensors: Mapping[str, np.ndarray], rounding: float, seed: int) -> Case:
+    """The case with a rounding error in each tensor that is not exact."""
+    rng = np.random.default_rng(seed)
+
+    def errors(array: np.ndarray, least: float = rounding) -> np.ndarray:
+        size = max(least, ROUNDING[str(array.dtype)])
+        return np.asarray(1 + size * rng.choice((-1.0, 1.0), array.shape)).astype(array.dtype)
+
+    def inexact(array: np.ndarray) -> bool:
+        return str(array.dtype) in ROUNDING and not is_exact(array)
+
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    graph = model.graph
+    inputs = {
+        name: np.asarray(array * errors(array)) if inexact(array) else array for name, array in case.inputs.items()
+    }
+    for initializer in graph.initializer:
+        array = numpy_helper.to_array(initializer)
+        if inexact(array):
+            initializer.CopyFrom(numpy_helper.from_array(np.asarray(array * errors(array)), initializer.name))
+    nodes, factors = [], []
+    for node in graph.node:
+        nodes.append(node)
+        for position, name in enumerate(node.output):
+            array = tensors.get(name)
+            if array is None or str(array.dtype) not in ROUNDING or not array.size:
+                continue
+            scatters = node.op_type.startswith("Scatter") and any(a.name == "reduction" for a in node.attribute)
+            if node.op_type in _MOVERS and not scatters:
+                continue
+            operands = [tensors[i] for i in node.input if i in tensors]
+            if (node.op_type in _ARITHMETIC or scatters) and all(is_exact(a) for a in (array, *operands)):
+                continue
+            factor = f"{name}__rounding"
+            node.output[position] = f"{name}__exact"
+            least = max(rounding, ROUNDING["float32"] if node.op_type in _STASHED else 0.0)
+            factors.append(numpy_helper.from_array(errors(array, least), factor))
+            nodes.append(helper.make_node("Mul", [f"{name}__exact", factor], [name]))
+    del graph.node[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(factors)
+    return Case(model, inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class Expectation:
+    """What outputs should be.
+
+    Attributes
+    ----------
+    outputs : dict of str to array
+    tolerance : dict of str to array
+        How far each element may be off; infinite where nothing can be said.
+    unsure : bool
+        Whether ONNX Runtime with its optimizations gives something else than without.
+    largest : float
+        Magnitude of the largest finite number anywhere in the network.
+    """
+
+    outputs: dict[str, np.ndarray]
+    tolerance: dict[str, np.ndarray]
+    unsure: bool
+    largest: float
+
+    @property
+    def unstable(self) -> bool:
+        """Whether most of the elements cannot be compared."""
+        open_elements = sum(int(np.isinf(t).sum()) for t in self.tolerance.values())
+        return 2 * open_elements > sum(t.size for t in self.tolerance.values())
+
+
+def expect(case: Case, *, mixed: bool = False, trials: int = 2) -> Expectation:
+    """Ask ONNX Runtime.
+
+    Parameters
+    ----------
+    case : Case
+    mixed : bool
+        Judge precision="mixed": operands of float16.
+    trials : int
+        With rounding errors.
+
+    Raises
+    ------
+    One of ORACLE_ERRORS
+        If it does not take the model.
+    """
+    tensors = all_tensors(case)
+    names = [output.name for output in case.model.graph.output]
+    outputs = {name: tensors[name] for name in names}
+    rounding = MIXED_ROUNDING if mixed else 0.0
+    noisy = [_noisy(case, tensors, rounding, seed) for seed in range(trials)]
+    moved = [dict(zip(names, run_oracle(n.model, n.inputs), strict=True)) for n in noisy]
+    optimized = dict(zip(names, run_oracle(case.model, case.inputs, optimized=True), strict=True))
+    tolerance, unsure = {}, False
+    for name, array in outputs.items():
+        allowed = _tolerance(array, [m[name] for m in moved], mixed)
+        off = _beyond(optimized[name], array, allowed)
+        unsure = unsure or bool(off.any())
+        allowed[off] = np.inf
+        tolerance[name] = allowed
+    floats = [t[np.isfinite(t)] for t in tensors.values() if t.dtype.kind == "f"]
+    largest = max((float(np.max(np.abs(t), initial=0.0)) for t in floats), default=0.0)
+    return Expectation(outputs, tolerance, unsure, largest)
+
+
+def _tolerance(array: np.ndarray, moved: Sequence[np.ndarray], mixed: bool) -> np.ndarray:
+    if array.dtype.kind != "f":
+        changed = np.zeros(array.shape, bool)
+        for other in moved:
+            changed = changed | (other != array)
+        return np.asarray(np.where(changed, np.inf, 0.0))
+    wide = array.astype(np.float64)
+    finite = np.isfinite(wide)
+    largest = float(np.max(np.abs(wide[finite]), initial=0.0))
+    deviation = np.zeros(array.shape)
+    for other in moved:
+        other = other.astype(np.float64)
+        same = (wide == other) | (np.isnan(wide) & np.isnan(other))
+        both = finite & np.isfinite(other)
+        moved_by = np.abs(np.where(both, wide, 0.0) - np.where(both, other, 0.0))
+        step = np.where(same, 0.0, np.where(both, moved_by, np.inf))
+        deviation = np.maximum(deviation, step)
+    dtype = str(array.dtype)
+    magnitude = np.where(finite, np.abs(wide), 0.0)
+    if mixed:
+        base = np.full(array.shape, _MIXED * largest + 1e-5)
+    else:
+        base = _ATOL[dtype] * max(1.0, largest) + _RTOL[dtype] * magnitude
+    # Where rounding alone moves an element further than that, a wrong one could not be told from a right one.
+    return np.asarray(np.where(_FACTOR * deviation > 10 * base, np.inf, base + _FACTOR * deviation))
+
+
+def _beyond(given: np.ndarray, expected: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    """Which elements are off by more than allowed; NaN equals NaN, and an infinity only itself."""
+    if expected.dtype.kind != "f":
+        return np.asarray((given != expected) & np.isfinite(allowed))
+    one, other = given.astype(np.float64), expected.astype(np.float64)
+    same = (one == other) | (np.isnan(one) & np.isnan(other))
+    both = np.isfinite(one) & np.isfinite(other)
+    with np.errstate(invalid="ignore"):
+        near = both & (np.abs(np.where(both, one, 0) - np.where(both, other, 0)) <= allowed)
+    return np.asarray(~(same | near) & np.isfinite(allowed))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of outputs against an expectation.
+
+    `kind` is ``"right"``, or what is wrong: ``"names"``, ``"type"``, ``"nan"`` (NaN or infinity in the wrong place),
+    ``"value"``.
+    """
+
+    kind: str
+    detail: str = ""
+
+
+def judge(given: Mapping[str, np.ndarray], expected: Expectation) -> Verdict:
+    """Compare outputs with what they should be."""
+    if list(given) != list(expected.outputs):
+        return Verdict("names", f"{list(given)} for {list(expected.outputs)}")
+    for name, wanted in expected.outputs.items():
+        array = np.asarray(given[name])
+        if array.shape != wanted.shape or array.dtype != wanted.dtype:
+            return Verdict("type", f"{name}: {array.dtype}{array.shape} for {wanted.dtype}{wanted.shape}")
+        off = _beyond(array, wanted, expected.tolerance[name])
+        if off.any():
+            at = tuple(int(i) for i in np.argwhere(off)[0])
+            odd = wanted.dtype.kind == "f" and not (np.isfinite(array[at]) and np.isfinite(wanted[at]))
+            detail = f"{name}: {int(off.sum())} of {off.size} elements, such as {at}: {array[at]!r} for {wanted[at]!r}"
+            return Verdict("nan" if odd else "value", f"{detail}, allowed {expected.tolerance[name][at]:.3g}")
+    return Verdict("right")
+
+
+def reference_agrees(case: Case, given: Mapping[str, np.ndarray], expected: Expectation) -> bool:
+    """Whether the reference implementation of ONNX gives what was given, unlike ONNX Runtime."""
+    try:
+        results = ReferenceEvaluator(case.model).run(None, case.inputs)
+    # It is many small functions, which raise whatever NumPy raises; then it is no witness.
+    except Exception:
+        return False
+    for (name, wanted), result in zip(expected.outputs.items(), results, strict=True):
+        result = np.asarray(result)
+        if result.shape != wanted.shape or result.dtype != wanted.dtype:
+            return False
+        if _beyond(np.asarray(given[name]), result, expected.tolerance[name]).any():
+            return False
+    return True

@@ -1,0 +1,182 @@
+"""The fuzzer: what it finds, that it goes on, and the small files of what it once found."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import souffle
+from benchmarks.fuzz.__main__ import main
+from benchmarks.fuzz.case import Case, operators_of, read_case, write_case
+from benchmarks.fuzz.draft import Settings
+from benchmarks.fuzz.generate import generate
+from benchmarks.fuzz.minimize import minimize
+from benchmarks.fuzz.oracle import expect, judge
+from benchmarks.fuzz.pool import Worker
+from benchmarks.fuzz.targets import FAILURES, failure_class, run_target
+
+CORPUS = sorted((Path(__file__).parent.parent / "corpus").glob("*.json"))
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.mark.parametrize("target", ["cpu", "V4"])
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
+def test_what_once_failed_is_right(path, target):
+    case = read_case(path)
+    outcome = run_target(case, target, expect(case), seed=1, checked=True)
+    assert outcome.kind == "right", outcome.detail
+
+
+def test_a_range_of_seeds_is_right(tmp_path):
+    out = tmp_path / "out.jsonl"
+    main(["--seeds", SEEDS, "--out", str(out)])
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    failed = {
+        (record["seed"], target): outcome["detail"]
+        for record in records
+        for target, outcome in record["outcomes"].items()
+        if outcome["kind"] in FAILURES
+    }
+    assert not failed
+    kinds = [outcome["kind"] for record in records for outcome in record["outcomes"].values()]
+    assert kinds.count("right") > 0.8 * len(kinds)
+
+
+SEEDS = "20000:20010"
+
+
+def test_equal_seeds_give_equal_networks():
+    program = (
+        "import hashlib; from benchmarks.fuzz.generate import generate\n"
+        "cases = [generate(seed).case for seed in range(12)]\n"
+        "print(hashlib.sha256(b''.join(c.model.SerializeToString(deterministic=True) + "
+        "b''.join(a.tobytes() for a in c.inputs.values()) for c in cases)).hexdigest())"
+    )
+    prints = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(prints) == 1
+
+
+def test_networks_are_valid_and_varied():
+    operators = set()
+    for seed in range(150):
+        case = generate(seed).case
+        present = operators_of(case.model).keys()
+        # ONNX cannot infer the shape of its own function body of MeanVarianceNormalization.
+        onnx.checker.check_model(case.model, full_check="MeanVarianceNormalization" not in present)
+        operators |= present
+    assert len(operators) >= 120
+
+
+def test_settings_leave_operators_out():
+    settings = Settings(without=frozenset({"Conv", "MatMul"}), only=frozenset({"Conv", "Relu", "mlp", "Add"}))
+    operators = set()
+    for seed in range(20):
+        operators |= operators_of(generate(seed, settings).case.model).keys()
+    assert {"Add", "Relu"} <= operators <= {"Add", "Relu", "Constant", "Identity"}
+
+
+def _with_tanh_for_sigmoid(compile_model):
+    """A compiler with a bug."""
+
+    def compile_wrong(model, **options):
+        wrong = onnx.ModelProto()
+        wrong.CopyFrom(model)
+        for node in wrong.graph.node:
+            if node.op_type == "Tanh":
+                node.op_type = "Sigmoid"
+        return compile_model(wrong, **options)
+
+    return compile_wrong
+
+
+def test_a_planted_bug_is_found_and_made_small(monkeypatch):
+    monkeypatch.setattr(souffle, "compile", _with_tanh_for_sigmoid(souffle.compile))
+    settings = Settings(only=frozenset({"Tanh", "Add", "Mul", "Relu", "Transpose", "Reshape"}), specials=0.0)
+
+    def outcome_of(case):
+        return run_target(case, "cpu", expect(case), seed=1)
+
+    wrong = None
+    for seed in range(20):
+        case = generate(seed, settings).case
+        if len(case.model.graph.node) >= 5 and outcome_of(case).kind == "wrong":
+            wrong = case
+            break
+    small = minimize(wrong, lambda candidate: outcome_of(candidate).kind == "wrong", limit=60)
+    assert [node.op_type for node in small.model.graph.node] == ["Tanh"]
+    assert sum(array.size for array in small.inputs.values()) <= 1
+
+
+def test_a_worker_outlives_what_it_runs(tmp_path):
+    with Worker(tmp_path) as worker:
+        result = worker.run({"seed": 3, "targets": ["nonsense", "cpu"]}, 60)
+        assert result["outcomes"]["nonsense"]["kind"] == "crash"
+        assert result["outcomes"]["cpu"]["kind"] == "right"
+        late = worker.run({"seed": 4, "targets": ["cpu"]}, 0.001)
+        assert "timeout" in {outcome["kind"] for outcome in late["outcomes"].values()}
+
+
+def test_a_run_goes_on_where_its_file_stops(tmp_path, capsys):
+    out = tmp_path / "out.jsonl"
+    settings = ["--targets", "cpu", "--only", "Relu", "Add", "--specials", "0", "--dtypes", "float32"]
+    assert main(["--seeds", "0:2", "--out", str(out), *settings]) == 0
+    with out.open("a") as file:
+        file.write('{"seed": 2, "outc')
+    out.write_text(out.read_text() + "\n")
+    assert main(["--count", "2", "--out", str(out), *settings]) == 0
+    seeds = [json.loads(line)["seed"] for line in out.read_text().splitlines() if line.endswith("}")]
+    assert seeds == [0, 1, 2, 3]
+    assert "4 networks" in capsys.readouterr().out
+
+
+def _tiny(op: str, array: np.ndarray) -> Case:
+    info = helper.make_tensor_value_info("x", helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+    graph = helper.make_graph([helper.make_node(op, ["x"], ["y"])], "tiny", [info], [onnx.ValueInfoProto(name="y")])
+    return Case(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), {"x": array})
+
+
+def test_the_oracle_tells_wrong_from_unsure():
+    expected = expect(_tiny("Sqrt", np.array([1.0, 4.0, np.nan, np.inf], np.float32)))
+    assert judge(expected.outputs, expected).kind == "right"
+    assert judge({"y": np.array([1, 2.01, np.nan, np.inf], np.float32)}, expected).kind == "value"
+    assert judge({"y": np.array([1, 2, 0, np.inf], np.float32)}, expected).kind == "nan"
+    assert judge({"y": np.array([1, 2, np.nan, 3e38], np.float32)}, expected).kind == "nan"
+    assert judge({"y": np.array([[1, 2, np.nan, np.inf]], np.float32)}, expected).kind == "type"
+    assert judge({"z": expected.outputs["y"]}, expected).kind == "names"
+    # A floor of what rounding may have moved to either side of an integer is not compared; another is.
+    above = expect(_tiny("Floor", np.array([1.0, 2.5], np.float32)))
+    assert judge({"y": np.array([0.0, 2.0], np.float32)}, above).kind == "value"
+    edge = expect(_tiny("Floor", np.nextafter(np.array([2.0, 2.3], np.float32), 0)))
+    assert judge({"y": np.array([2.0, 2.0], np.float32)}, edge).kind == "right"
+    assert judge({"y": np.array([2.0, 3.0], np.float32)}, edge).kind == "value"
+
+
+def test_cases_survive_their_file(tmp_path):
+    case = generate(5).case
+    write_case(case, tmp_path / "case.json", kind="wrong")
+    back = read_case(tmp_path / "case.json")
+    assert back.model == case.model
+    for name, array in case.inputs.items():
+        assert back.inputs[name].dtype == array.dtype
+        np.testing.assert_array_equal(back.inputs[name], array)
+
+
+def test_failures_of_one_kind_are_one_class():
+    one = failure_class("V4", "exception", "ValueError in kernel/a.py:f: 'x1' has 17 elements (of t_12)")
+    assert one == failure_class("V0", "exception", "ValueError in kernel/a.py:f: 'y' has 3 elements (of t_9)")
+    assert one != failure_class("cpu", "exception", "ValueError in kernel/a.py:f: 'x1' has 17 elements (of t_12)")
