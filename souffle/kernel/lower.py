@@ -8,7 +8,7 @@ that all stages of a kernel have in common.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from weakref import WeakKeyDictionary
@@ -19,8 +19,16 @@ from tvm import s_tir, tirx
 from tvm.tirx.build import split_host_device_mods
 
 from souffle.kernel.barriers import LoweringError, barrier_scope, with_whole_warps
+from souffle.kernel.conditions import has_vector_select, with_plain_conditions
 from souffle.kernel.thread_sync import synchronized
-from souffle.kernel.workarounds import has_vector_gather, one_scope, paired_conditions, without_gathers
+from souffle.kernel.workarounds import (
+    has_vector_gather,
+    named_results,
+    one_scope,
+    paired_conditions,
+    without_gathers,
+    without_names,
+)
 from souffle.schedule.gpu.rule import GpuSchedule
 from souffle.tvm_compat import PrimExpr, const_int, substitute
 
@@ -88,7 +96,7 @@ def cuda_target(arch: str) -> tvm.target.Target:
 def _passes(vectorize: bool) -> tuple[tvm.transform.Pass, ...]:
     """TVM's pipeline from TensorIR blocks to per-thread code with barriers, as ``default_s_tir_pipeline`` orders it.
 
-    In four parts: vectors are made at the beginning of the second, and the third makes the barriers.
+    In five parts: the second makes vectors and gives out memory, and the fourth makes the barriers.
     """
     tensor_ir, low = s_tir.transform, tirx.transform
     first = tvm.transform.Sequential(
@@ -121,6 +129,10 @@ def _passes(vectorize: bool) -> tuple[tvm.transform.Pass, ...]:
             tensor_ir.InjectVirtualThread(),
             tensor_ir.InjectDoubleBuffer(),
             low.StorageRewrite(),
+        ]
+    )
+    third = tvm.transform.Sequential(
+        [
             tensor_ir.HoistIfThenElse(),
             low.UnrollLoop(),
             tensor_ir.RenormalizeSplitPattern(),
@@ -143,7 +155,7 @@ def _passes(vectorize: bool) -> tuple[tvm.transform.Pass, ...]:
             low.BF16StorageLegalize(),
         ]
     )
-    return first, second, barriers, last
+    return first, second, third, barriers, last
 
 
 def _device_passes() -> tvm.transform.Pass:
@@ -174,7 +186,7 @@ def lower_stage(name: str, schedule: GpuSchedule, target: tvm.target.Target) -> 
     """
     original = schedule.func
     functions = _device_kernels(name, schedule, target, vectorize=True)
-    if any(has_vector_gather(function) for function in functions):
+    if any(has_vector_gather(function) or has_vector_select(function) for function in functions):
         # One that comes about in a later pass, which :func:`without_gathers` could not see.
         functions = _device_kernels(name, schedule, target, vectorize=False)
     functions.sort(key=lambda f: (len(str(f.attrs["global_symbol"])), str(f.attrs["global_symbol"])))
@@ -246,15 +258,24 @@ def _device_kernels(
     try:
         with tvm.transform.PassContext(opt_level=3):
             module = s_tir.transform.CanonicalizeLoop()(tirx.transform.BindTarget(target)(module))
-            first, second, barriers, last = _passes(vectorize)
-            module = first(tvm.IRModule({gv: paired_conditions(f) for gv, f in module.functions.items()}))
-            module = second(tvm.IRModule({gv: without_gathers(f) for gv, f in module.functions.items()}))
+            first, second, third, barriers, last = _passes(vectorize)
+            module = first(_mapped(module, paired_conditions))
+            module = second(_mapped(module, without_names, without_gathers, named_results))
+            module = third(_mapped(module, without_names))
             _, device = split_host_device_mods(last(synchronized(module, barriers)))
-            return [f for mod in device.values() for f in _device_passes()(mod).functions.values()]
+            plain = [_mapped(_device_passes()(mod), with_plain_conditions) for mod in device.values()]
+            return [function for mod in plain for function in mod.functions.values()]
     except (ValueError, TypeError, RuntimeError) as error:
         raise LoweringError(
             f"stage {name} (rule {schedule.rule}) cannot be lowered: {str(error).strip().splitlines()[-1]}"
         ) from error
+
+
+def _mapped(module: tvm.IRModule, *steps: Callable[[tirx.PrimFunc], tirx.PrimFunc]) -> tvm.IRModule:
+    functions = dict(module.functions.items())
+    for step in steps:
+        functions = {gv: step(function) for gv, function in functions.items()}
+    return tvm.IRModule(functions)
 
 
 def _device_function(

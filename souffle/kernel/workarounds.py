@@ -7,9 +7,16 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
-from souffle.tvm_compat import Analyzer, dtype_of, substitute
+from souffle.tvm_compat import Analyzer, PrimExpr, const_int, dtype_of, substitute, variables
 
-__all__ = ["has_vector_gather", "one_scope", "paired_conditions", "without_gathers"]
+__all__ = [
+    "has_vector_gather",
+    "named_results",
+    "one_scope",
+    "paired_conditions",
+    "without_gathers",
+    "without_names",
+]
 
 
 def one_scope(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -47,10 +54,10 @@ def paired_conditions(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def without_gathers(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Unroll the loops that would become vectors of narrow elements which are not neighbours in memory, or unaligned.
+    """Unroll the loops that would become vectors of narrow elements which are not neighbours in memory, or unaligned,
+    and those whose lanes are selected each by a condition of its own.
 
-    TVM's CUDA generator writes wrong text for such vectors. Other loops keep theirs. Statements that only name a buffer
-    (:func:`souffle.schedule.gpu.statements.kernel_func`) have done their work and go.
+    TVM's CUDA generator writes wrong text for such vectors. Other loops keep theirs.
     """
     analyzer = Analyzer()
 
@@ -74,17 +81,100 @@ def without_gathers(function: tirx.PrimFunc) -> tirx.PrimFunc:
             neighbours = isinstance(step, tirx.IntImm) and int(step) == 1
             gathers = not (neighbours and int(known.coeff) % lanes == 0 and int(known.base) % lanes == 0)
 
-        tvm_ffi.structural_walk(loop.body, [(TensorLoad, see), (tirx.BufferStore, see)])
+        def see_select(select: tirx.Select) -> None:
+            nonlocal gathers
+            gathers = gathers or any(loop.loop_var.same_as(var) for var in variables(select.condition))
+
+        tvm_ffi.structural_walk(loop.body, [(TensorLoad, see), (tirx.BufferStore, see), (tirx.Select, see_select)])
         if not gathers:
             return loop
         return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.UNROLLED, loop.body)
 
+    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, unrolled)))
+
+
+def named_results(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Name the results of reductions across threads at the end of their scope, so that nothing takes their place.
+
+    ::
+
+        allreduce(x[0] → t[0])                    allreduce(x[0] → t[0])
+        y[0] = exp(t[0])                     →    y[0] = exp(t[0])
+                                                  t
+
+    StorageRewrite gives ``y`` the memory of ``t`` where that is its last reader, which is right for a thread's own
+    variable. LowerThreadAllreduce, which runs later, makes one variable of a row's threads of it, and each of them
+    would take the exponential again. :func:`without_names` removes the names when memory is given out. A mere copy of
+    a result may take its place: it stores what is there.
+    """
+    results = _Results(function)
+    named = [buffer for buffer in results.buffers if results.is_overwritten(buffer)]
+    if not named:
+        return function
+
+    def scope(sequence: tirx.SeqStmt) -> tirx.SeqStmt:
+        allocated = [s.buffer for s in sequence.seq if isinstance(s, tirx.AllocBuffer)]
+        names = [tirx.Evaluate(buffer.data) for buffer in allocated if _among(buffer, named)]
+        return tirx.SeqStmt([*sequence.seq, *names]) if names else sequence
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.SeqStmt, scope)))
+
+
+def without_names(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Drop statements that only name a buffer, as :func:`named_results` makes them, and
+    :func:`souffle.schedule.gpu.statements.kernel_func`, whose buffers have their sizes after TVM's first passes."""
+
     def unnamed(statement: tirx.Evaluate) -> tirx.Evaluate:
-        # A buffer that is named as a whole has its size by now.
         name = getattr(getattr(statement.value, "op", None), "name", "")
         return tirx.Evaluate(tirx.IntImm("int32", 0)) if name == "tirx.buffer_data" else statement
 
-    return function.with_body(tvm_ffi.structural_map(function.body, [(tirx.For, unrolled), (tirx.Evaluate, unnamed)]))
+    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Evaluate, unnamed)))
+
+
+class _Results:
+    """Where the results of a function's reductions across threads go.
+
+    Attributes
+    ----------
+    buffers : list of Var
+        The reductions' results, and buffers of a thread's own that hold nothing but a copy of one.
+    """
+
+    def __init__(self, function: tirx.PrimFunc) -> None:
+        self.buffers: list[tirx.Var] = []
+        self._stores: list[tirx.BufferStore] = []
+
+        def see_call(call: tvm.ir.Call) -> None:
+            if getattr(call.op, "name", "") == "tirx.tvm_thread_allreduce":
+                count = const_int(call.args[0])
+                self.buffers += [result.source for result in call.args[2 + count : 2 + 2 * count]]
+
+        tvm_ffi.structural_walk(function.body, [(tvm.ir.Call, see_call), (tirx.BufferStore, self._stores.append)])
+        while copies := [s.buffer for s in self._stores if self._is_copy(s.buffer)]:
+            self.buffers += copies
+
+    def is_overwritten(self, buffer: tirx.Var) -> bool:
+        """Whether a store that is more than a copy reads a result."""
+        return any(_reads(s.value, buffer) for s in self._stores if not _among(s.buffer, self.buffers))
+
+    def _is_copy(self, buffer: tirx.Var) -> bool:
+        """Whether all stores into a thread's own buffer, which is not yet known as a result, copy the same result."""
+        if str(buffer.scope()) != "local" or _among(buffer, self.buffers):
+            return False
+        values = [store.value for store in self._stores if store.buffer.same_as(buffer)]
+        sources = [value.source for value in values if isinstance(value, TensorLoad)]
+        same = len(sources) == len(values) and all(source.same_as(sources[0]) for source in sources)
+        return same and _among(sources[0], self.buffers)
+
+
+def _among(buffer: tirx.Var, buffers: list[tirx.Var]) -> bool:
+    return any(buffer.same_as(other) for other in buffers)
+
+
+def _reads(value: PrimExpr, buffer: tirx.Var) -> bool:
+    loads: list[TensorLoad] = []
+    tvm_ffi.structural_walk(value, (TensorLoad, loads.append))
+    return any(load.source.same_as(buffer) for load in loads)
 
 
 def has_vector_gather(function: tirx.PrimFunc) -> bool:
