@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import itertools
 import re
 import threading
 import time
@@ -130,11 +131,10 @@ class RehearsalDriver:
         self._graphs: dict[int, list[Callable[[], Any]]] = {}
         self._fault: Any = None
         self._fault_text = ""
-        self._next = 1000
+        self._handles = itertools.count(1001)
 
     def _new(self) -> int:
-        self._next += 1
-        return self._next
+        return next(self._handles)
 
     def __getattr__(self, name: str) -> Callable[..., tuple[Any, ...]]:
         if not name.startswith("cu"):
@@ -251,7 +251,7 @@ class RehearsalDriver:
         return None if self._memory.pop(address, None) is not None else self.CUresult.CUDA_ERROR_INVALID_VALUE
 
     def _range(self, address: int, nbytes: int | None = None) -> np.ndarray | None:
-        for start, piece in self._memory.items():
+        for start, piece in list(self._memory.items()):
             if start <= address < start + len(piece) or (address == start and not nbytes):
                 tail = piece[address - start :]
                 return tail if nbytes is None else (tail[:nbytes] if nbytes <= len(tail) else None)
@@ -259,7 +259,7 @@ class RehearsalDriver:
 
     def live_bytes(self) -> int:
         """Bytes of device memory that were not given back."""
-        return sum(len(piece) for piece in self._memory.values())
+        return sum(len(piece) for piece in list(self._memory.values()))
 
     def _queue(self, stream: Any, work: Callable[[], Any]) -> Any:
         if int(stream) not in self._streams and int(stream) not in (0, 1, 2):

@@ -94,6 +94,7 @@ def compile(
     Returns
     -------
     Network or HostNetwork
+        Any number of threads may call it at the same time: calls run in parallel and none sees another.
 
     Raises
     ------

@@ -25,6 +25,7 @@ def load(path: str | os.PathLike, *, device: str = "auto", **options: Any):
     Returns
     -------
     Network or HostNetwork
+        As from :func:`souffle.compile`, for any number of threads.
 
     Raises
     ------

@@ -5,6 +5,7 @@ Everything else in Souffle reaches TVM's expressions through the helpers below, 
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +28,7 @@ __all__ = [
     "is_choice",
     "is_load",
     "largest_value",
+    "limit_parallel_loops",
     "load_indices",
     "load_tensor",
     "loads",
@@ -88,6 +90,7 @@ check_tvm_pair(_installed("apache-tvm"), _installed("apache-tvm-ffi"))
 import tvm_ffi  # noqa: E402
 from tvm import te, tirx  # noqa: E402
 from tvm.ir import Call  # noqa: E402
+from tvm.libinfo import find_libtvm_runtime  # noqa: E402
 from tvm.sym import Analyzer  # noqa: E402
 
 PrimExpr = Any
@@ -101,6 +104,16 @@ def silence_tvm_logging() -> None:
     """Stop TVM from printing Python-side warnings into a user's output."""
 
     logging.getLogger("tvm").setLevel(logging.ERROR)
+
+
+# TVM registers no function that sets this without making the thread a pool.
+_set_max_concurrency = ctypes.CDLL(find_libtvm_runtime())["_ZN3tvm7runtime9threading17SetMaxConcurrencyEi"]
+_set_max_concurrency.argtypes, _set_max_concurrency.restype = (ctypes.c_int,), None
+
+
+def limit_parallel_loops(workers: int) -> None:
+    """Let parallel loops of functions that the calling thread runs use so many workers; one needs no pool."""
+    _set_max_concurrency(workers)
 
 
 def is_load(node: Any) -> bool:

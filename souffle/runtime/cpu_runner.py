@@ -29,8 +29,35 @@ def _view(raw: np.ndarray, buffer: Buffer) -> np.ndarray:
     return raw[: buffer.nbytes].view(dtype).reshape(buffer.shape)
 
 
+class _Workspace:
+    """What one call in flight writes besides its outputs, and in checked runs all that it touches.
+
+    Attributes
+    ----------
+    kept : dict of int to array
+        Constants, and the counters of grid barriers: calls in flight must not count in each other's.
+    scratch : array of bytes
+        What the buffers of the workspace lie in.
+    memory : CheckedMemory or None
+    """
+
+    def __init__(self, plan: Plan, constants: dict[int, np.ndarray], memory: CheckedMemory | None) -> None:
+        self.memory = memory
+        self.scratch = _aligned(0 if memory else plan.workspace_bytes)
+        self.kept = dict(constants)
+        for index, buffer in enumerate(plan.buffers):
+            if buffer.kind == "state":
+                self.kept[index] = memory.arrays[index] if memory else _view(_aligned(buffer.nbytes), buffer)
+                self.kept[index][...] = 0
+            elif memory and buffer.kind == "constant":
+                memory.arrays[index][...] = plan.constants[buffer.name]
+
+
 class CpuRunner:
     """A plan made ready for the CPU device.
+
+    Any number of threads may run it at the same time: each call has a workspace of its own, which is kept for later
+    ones.
 
     Parameters
     ----------
@@ -64,14 +91,14 @@ class CpuRunner:
         self._modules = tuple(
             compile_text(module.text, cache_dir=cache_dir, checked=checked) for module in plan.modules
         )
-        self._memory = self._checked_memory() if checked and self._modules else None
+        self._checked = checked and bool(self._modules)
         self.reports: tuple[LaunchReport, ...] = ()
-        self._kept: dict[int, np.ndarray] = {}
+        self._idle: list[_Workspace] = []
+        self._constants: dict[int, np.ndarray] = {}
         for index, buffer in enumerate(plan.buffers):
-            if buffer.kind in ("constant", "state"):
-                held = self._memory.arrays[index] if self._memory else _view(_aligned(buffer.nbytes), buffer)
-                held[...] = plan.constants[buffer.name] if buffer.kind == "constant" else 0
-                self._kept[index] = held
+            if buffer.kind == "constant" and not self._checked:
+                self._constants[index] = _view(_aligned(buffer.nbytes), buffer)
+                self._constants[index][...] = plan.constants[buffer.name]
 
     def reordered(self, *, seed: int, blocks: int) -> CpuRunner:
         """The same in a random order of threads, with another largest grid; nothing is compiled again."""
@@ -79,6 +106,9 @@ class CpuRunner:
         other._order, other._seed = "shuffled", seed
         other.grids = tuple(max(1, min(kernel.tiles, blocks)) for kernel in self._plan.kernels)
         return other
+
+    def _workspace(self) -> _Workspace:
+        return _Workspace(self._plan, self._constants, self._checked_memory() if self._checked else None)
 
     def _checked_memory(self) -> CheckedMemory:
         plan = self._plan
@@ -95,19 +125,18 @@ class CpuRunner:
         ]
         return self._modules[0].memory(buffers, plan.workspace_bytes)
 
-    def _arrays(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def _arrays(self, workspace: _Workspace, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         plan = self._plan
-        if self._memory:
-            self._memory.begin()
-            arrays = list(self._memory.arrays)
-            given = iter(inputs)
+        given = iter(inputs)
+        if workspace.memory:
+            workspace.memory.begin()
+            arrays = list(workspace.memory.arrays)
             for array, buffer in zip(arrays, plan.buffers, strict=True):
                 if buffer.kind == "input":
                     array[...] = next(given)
             return arrays
-        workspace = _aligned(plan.workspace_bytes)
-        given = iter(inputs)
-        arrays: list[np.ndarray] = []
+        workspace.scratch[:] = 0xFF
+        arrays = []
         for index, buffer in enumerate(plan.buffers):
             if buffer.kind == "input":
                 array = next(given)
@@ -115,10 +144,10 @@ class CpuRunner:
                     moved = _view(_aligned(buffer.nbytes), buffer)
                     moved[...] = array
                     array = moved
-            elif index in self._kept:
-                array = self._kept[index]
+            elif index in workspace.kept:
+                array = workspace.kept[index]
             elif buffer.kind == "workspace":
-                array = _view(workspace[buffer.offset :], buffer)
+                array = _view(workspace.scratch[buffer.offset :], buffer)
             else:
                 array = _view(_aligned(buffer.nbytes), buffer)
             arrays.append(array)
@@ -126,21 +155,18 @@ class CpuRunner:
 
     def run(self, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         """Run all launches in order: checked inputs in, fresh outputs out."""
-        complete = False
         try:
-            outputs = self._run(inputs)
-            complete = True
-            return outputs
-        finally:
-            if not complete:
-                # A launch that was stopped may have left some of its blocks' arrivals at a barrier.
-                for index, buffer in enumerate(self._plan.buffers):
-                    if buffer.kind == "state":
-                        self._kept[index][...] = 0
+            workspace = self._idle.pop()
+        except IndexError:
+            workspace = self._workspace()
+        outputs = self._run(workspace, inputs)
+        # Not reached where a launch was stopped: it may have left some of its blocks' arrivals at a barrier.
+        self._idle.append(workspace)
+        return outputs
 
-    def _run(self, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    def _run(self, workspace: _Workspace, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         plan = self._plan
-        arrays = self._arrays(inputs)
+        arrays = self._arrays(workspace, inputs)
         reports: list[LaunchReport] = []
         for launch in plan.launches:
             kernel, grid = plan.kernels[launch.kernel], self.grids[launch.kernel]
@@ -153,9 +179,9 @@ class CpuRunner:
                 cooperative=kernel.cooperative,
                 order=self._order,
                 seed=self._seed,
-                memory=self._memory,
+                memory=workspace.memory,
             )
             reports.append(report)
         self.reports = tuple(reports)
         outputs = [array for array, buffer in zip(arrays, plan.buffers, strict=True) if buffer.kind == "output"]
-        return tuple(array.copy() if self._memory else array for array in outputs)
+        return tuple(array.copy() if workspace.memory else array for array in outputs)

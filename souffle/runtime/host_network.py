@@ -3,27 +3,142 @@
 from __future__ import annotations
 
 import tempfile
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 
-from souffle.codegen.plan import Plan
+from souffle.codegen.plan import Buffer, Plan
 from souffle.errors import ArtifactError
 from souffle.runtime import artifact
 from souffle.runtime.explain import explain
 from souffle.runtime.network import KernelInfo, signature_of
 from souffle.runtime.signature import Signature
-from souffle.schedule.cpu import host_target, use_cores
+from souffle.schedule.cpu import SharedCores, host_target, machine_of
 
 __all__ = ["HostNetwork"]
+
+_ALIGNMENT = 64
+"""Bytes; what LLVM's code relies on of every tensor, and TVM gives its own."""
+_WORTH_LENDING = 1 << 16
+"""Bytes of an input from which on lending it is worth the look at its address."""
+
+
+def _empty(buffer: Buffer) -> tuple[tvm.runtime.Tensor, np.ndarray]:
+    """A new tensor, and an array of the same memory (through bytes: DLPack knows fewer types than NumPy)."""
+    tensor = tvm.runtime.empty(buffer.shape, buffer.dtype)
+    if not buffer.nbytes:
+        return tensor, np.empty(buffer.shape, buffer.dtype)
+    array = np.from_dlpack(tensor._create_view((buffer.nbytes,), "uint8"))
+    return tensor, array.view(buffer.dtype).reshape(buffer.shape)
+
+
+class _Workspace:
+    """What one call writes: where its inputs are put, what lies between, and its outputs.
+
+    Buffers that share an offset, a shape and a type are one tensor. TVM's tensors are whole allocations, so overlapping
+    buffers of different shapes are kept apart.
+    """
+
+    def __init__(self, plan: Plan, functions: Sequence[Any], constants: dict[int, tvm.runtime.Tensor]) -> None:
+        tensors, shared = dict(constants), {}
+        self.inputs: list[tuple[tvm.runtime.Tensor, np.ndarray, list[tuple[list[Any], int]]]] = []
+        self.outputs: list[tuple[str, np.ndarray]] = []
+        arrays = {}
+        for index, buffer in enumerate(plan.buffers):
+            if buffer.kind == "workspace":
+                key = (buffer.offset, buffer.shape, buffer.dtype)
+                if key not in shared:
+                    shared[key] = tvm.runtime.empty(buffer.shape, buffer.dtype)
+                tensors[index] = shared[key]
+            elif buffer.kind != "constant":
+                tensors[index], arrays[index] = _empty(buffer)
+        self.calls = [(functions[c.kernel], [tensors[i] for i in c.buffers]) for c in plan.launches]
+        for index, buffer in enumerate(plan.buffers):
+            if buffer.kind == "input":
+                readers = [
+                    (parameters, slot)
+                    for (_, parameters), launch in zip(self.calls, plan.launches, strict=True)
+                    for slot, read in enumerate(launch.buffers)
+                    if read == index
+                ]
+                self.inputs.append((tensors[index], arrays[index], readers))
+            elif buffer.kind == "output":
+                self.outputs.append((buffer.label, arrays[index]))
+
+    def run(self, given: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        """Run all functions: checked inputs in, copies of the outputs out."""
+        lent = []
+        for (tensor, place, readers), array in zip(self.inputs, given, strict=True):
+            if array.nbytes >= _WORTH_LENDING and array.flags.writeable and array.ctypes.data % _ALIGNMENT == 0:
+                lent.append((tensor, readers))
+                borrowed = tvm_ffi.from_dlpack(array)
+                for parameters, slot in readers:
+                    parameters[slot] = borrowed
+            else:
+                np.copyto(place, array)
+        for function, parameters in self.calls:
+            function(*parameters)
+        for tensor, readers in lent:
+            for parameters, slot in readers:
+                parameters[slot] = tensor
+        return {label: array.copy() for label, array in self.outputs}
+
+
+class _Loaded:
+    """The machine code and the constants, and the workspaces that wait for a call."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        with tempfile.TemporaryDirectory(prefix="souffle-host-") as folder:
+            library = Path(folder) / "network.so"
+            library.write_bytes(plan.modules[0].cubin)
+            try:
+                module = tvm.runtime.load_module(str(library))
+            except (RuntimeError, OSError) as error:
+                raise ArtifactError(
+                    f"the machine code of {plan.name} was made for {plan.arch} and cannot be loaded here; "
+                    f"compile the model on this machine: {error}"
+                ) from error
+        self._functions = [module.get_function(kernel.name, query_imports=True) for kernel in plan.kernels]
+        # ascontiguousarray makes a scalar one-dimensional
+        self._constants = {
+            index: tvm.runtime.tensor(np.ascontiguousarray(plan.constants[buffer.name]).reshape(buffer.shape))
+            for index, buffer in enumerate(plan.buffers)
+            if buffer.kind == "constant"
+        }
+        self._cores = SharedCores(machine_of(host_target()).cores)
+        self._idle: list[_Workspace] = []
+
+    def run(self, given: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        """Run once, in a workspace that no other call has."""
+        try:
+            workspace = self._idle.pop()
+        except IndexError:
+            workspace = _Workspace(self._plan, self._functions, self._constants)
+        with self._cores:
+            outputs = workspace.run(given)
+        # Not reached where the call was stopped: its workspace is given up, whatever it holds.
+        self._idle.append(workspace)
+        return outputs
 
 
 class HostNetwork:
     """A compiled network that runs on this machine's processor.
 
     Called and saved as :class:`souffle.runtime.Network`. The machine code is loaded by the first call.
+
+    One network may be called from any number of threads at the same time, and each call gives what it would give alone.
+    Calls run in parallel, on the cores that they divide among them. Each has a workspace of its own; these are kept for
+    later calls, as many as calls were ever in flight at once, until the network is let go of. Constants are there once.
+    Outputs are new arrays. An input must not be written to during the call: one that is large and aligned to 64 bytes
+    is read where it is. A call that an exception ends leaves the network as it was.
+
+    A copy of a network, or one from a pickle, shares nothing with it but the plan.
 
     Parameters
     ----------
@@ -34,9 +149,11 @@ class HostNetwork:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._signature = signature_of(plan)
-        self._target = host_target()
-        self._tensors: list[tvm.runtime.Tensor | None] = []
-        self._calls: list[tuple[Any, tuple[int, ...]]] = []
+        self._opening = threading.Lock()
+        self._loaded: _Loaded | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HostNetwork, (self._plan,)
 
     def __repr__(self) -> str:
         return f"HostNetwork({self._plan.name!r}, {self._plan.level}, {self._plan.arch})"
@@ -82,44 +199,10 @@ class HostNetwork:
 
     def open(self) -> None:
         """Load the machine code and place the constants now instead of at the first call."""
-        if self._calls:
-            return
-        plan = self._plan
-        with tempfile.TemporaryDirectory(prefix="souffle-host-") as folder:
-            library = Path(folder) / "network.so"
-            library.write_bytes(plan.modules[0].cubin)
-            try:
-                module = tvm.runtime.load_module(str(library))
-            except (RuntimeError, OSError) as error:
-                raise ArtifactError(
-                    f"the machine code of {plan.name} was made for {plan.arch} and cannot be loaded here; "
-                    f"compile the model on this machine: {error}"
-                ) from error
-        for buffer in plan.buffers:
-            if buffer.kind == "constant":
-                # ascontiguousarray makes a scalar one-dimensional
-                held = np.ascontiguousarray(plan.constants[buffer.name]).reshape(buffer.shape)
-                self._tensors.append(tvm.runtime.tensor(held))
-            elif buffer.kind == "workspace":
-                self._tensors.append(None)
-            else:
-                self._tensors.append(tvm.runtime.empty(buffer.shape, buffer.dtype))
-        self._place_workspace()
-        functions = [module.get_function(kernel.name, query_imports=True) for kernel in plan.kernels]
-        self._calls = [(functions[launch.kernel], launch.buffers) for launch in plan.launches]
-
-    def _place_workspace(self) -> None:
-        """Give the buffers that share an offset, a shape and a type one tensor; others get their own.
-
-        TVM's tensors are whole allocations, so overlapping buffers of different shapes are kept apart.
-        """
-        shared: dict[tuple[int, tuple[int, ...], str], tvm.runtime.Tensor] = {}
-        for index, buffer in enumerate(self._plan.buffers):
-            if buffer.kind == "workspace":
-                key = (buffer.offset, buffer.shape, buffer.dtype)
-                if key not in shared:
-                    shared[key] = tvm.runtime.empty(buffer.shape, buffer.dtype)
-                self._tensors[index] = shared[key]
+        if self._loaded is None:
+            with self._opening:
+                if self._loaded is None:
+                    self._loaded = _Loaded(self._plan)
 
     def __call__(self, *args: Any) -> dict[str, np.ndarray]:
         """Run once: one dict of inputs by name, or inputs by position.
@@ -129,17 +212,6 @@ class HostNetwork:
         InputError
             If an input has an unknown name, or another shape or dtype than it must; nothing is cast.
         """
-        arrays = self._signature.host_arrays(self._signature.arrange(args))
+        arrays = self._signature.host_arrays(args)
         self.open()
-        given = iter(arrays)
-        for tensor, buffer in zip(self._tensors, self._plan.buffers, strict=True):
-            if buffer.kind == "input":
-                tensor.copyfrom(next(given))
-        use_cores(self._target)
-        for function, buffers in self._calls:
-            function(*(self._tensors[i] for i in buffers))
-        return {
-            buffer.label: tensor.numpy()
-            for tensor, buffer in zip(self._tensors, self._plan.buffers, strict=True)
-            if buffer.kind == "output"
-        }
+        return self._loaded.run(arrays)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import statistics
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,16 @@ class Network:
 
     Nothing is opened before the first call, so that a network can be built, looked at and saved without a GPU.
 
+    One network may be called from any number of threads at the same time, and each call gives what it would give alone.
+    Each call in flight has a workspace of its own, and on a GPU a stream; these are kept for later calls, as many as
+    calls were ever in flight at once, until the network is let go of. Constants are there once (on the CPU with
+    ``checked=True``, in each workspace). Outputs are new for each call. An input must not be written to before the
+    call has returned or, where outputs stay on the GPU, before they are there. A call that an exception ends gives up
+    its workspace and leaves the network as it was. :attr:`counts` are those of the call that ended last.
+
+    A copy of a network, or one from a pickle, shares nothing with it but the plan; what :meth:`capture` gives shares
+    all.
+
     Parameters
     ----------
     plan
@@ -156,7 +168,11 @@ class Network:
         self._options |= {"cache_dir": cache_dir, "checked": checked, "driver": driver}
         self._signature = signature_of(plan)
         self._output_names = tuple(buffer.label for buffer in plan.buffers if buffer.kind == "output")
+        self._opening = threading.Lock()
         self._runner: CpuRunner | CudaRunner | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(Network, device=self.device, **self._options), (self._plan,)
 
     def __repr__(self) -> str:
         plan = self._plan
@@ -268,21 +284,24 @@ class Network:
         CompilerNotFoundError
             If the network holds no machine code, or no compiler for the CPU device is found.
         """
-        if self._runner is not None:
-            return
+        if self._runner is None:
+            with self._opening:
+                if self._runner is None:
+                    self._runner = self._opened()
+
+    def _opened(self) -> CpuRunner | CudaRunner:
         options = self._options
-        if self._on_cpu:
-            cache = options["cache_dir"]
-            self._runner = CpuRunner(
-                self._plan,
-                blocks=options["blocks"],
-                order=options["order"],
-                seed=options["seed"],
-                cache_dir=Path(cache) if cache is not None else None,
-                checked=options["checked"],
-            )
-        else:
-            self._runner = CudaRunner(self._plan, Cuda(self._ordinal, options["driver"]), poison=options["poison"])
+        if not self._on_cpu:
+            return CudaRunner(self._plan, Cuda(self._ordinal, options["driver"]), poison=options["poison"])
+        cache = options["cache_dir"]
+        return CpuRunner(
+            self._plan,
+            blocks=options["blocks"],
+            order=options["order"],
+            seed=options["seed"],
+            cache_dir=Path(cache) if cache is not None else None,
+            checked=options["checked"],
+        )
 
     def __call__(self, *args: Any) -> dict[str, Any]:
         """Run once: one dict of inputs by name, or inputs by position.

@@ -61,11 +61,12 @@ def _on_device(value: np.ndarray, driver: RehearsalDriver) -> DeviceArray:
     """An array that lies on the rehearsed device."""
     source = Network(cooperative_plan(), driver=driver)
     source.open()
-    runner = source._runner
-    block = runner._pool.take(value.nbytes)
-    runner._cuda.to_device(block.address, value, runner._stream.handle)
-    ready = type(runner._stream)(runner._cuda.event(), runner._cuda.destroy_event)
-    return DeviceArray(runner._cuda, runner._stream, ready, block, value.shape, str(value.dtype))
+    (workspace,) = source._runner._idle
+    device, stream = source._runner._code.cuda, workspace.stream
+    block = workspace.pool.take(value.nbytes)
+    device.to_device(block.address, value, stream.handle)
+    ready = type(stream)(device.event(), device.destroy_event)
+    return DeviceArray(device, stream, ready, block, value.shape, str(value.dtype))
 
 
 def test_arrays_in_arrays_out() -> None:
@@ -147,7 +148,7 @@ def test_device_tensors_are_used_in_place() -> None:
     outputs = network(tensor)
     assert all(isinstance(value, DeviceArray) for value in outputs.values())
     assert driver.launches[0]["pointers"][0] == tensor.owner._block.address
-    assert tensor.streams == [int(network._runner._stream.handle)]
+    assert tensor.streams == [int(network._runner._idle[0].stream.handle)]
     assert not [name for name, _ in driver.calls if name.startswith("cuMemcpy") and "DtoD" in name]
     assert not [name for name, _ in driver.calls if name == "cuStreamSynchronize"][1:]
     assert outputs["scores"].shape == (7,) and outputs["scores"].nbytes == 28

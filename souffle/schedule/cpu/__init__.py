@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from souffle.schedule.cpu.build import build_cpu
-from souffle.schedule.cpu.host import Machine, host_target, machine_of, use_cores
+from souffle.schedule.cpu.host import Machine, SharedCores, host_target, machine_of, use_cores
 from souffle.schedule.cpu.schedule import schedule_cpu
 
-__all__ = ["Machine", "build_cpu", "host_target", "machine_of", "schedule_cpu", "use_cores"]
+__all__ = ["Machine", "SharedCores", "build_cpu", "host_target", "machine_of", "schedule_cpu", "use_cores"]

@@ -6,16 +6,20 @@ import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import tvm
 from tvm.target import codegen
 
-__all__ = ["Machine", "host_target", "machine_of", "use_cores"]
+from souffle.tvm_compat import limit_parallel_loops
+
+__all__ = ["Machine", "SharedCores", "host_target", "machine_of", "use_cores"]
 
 _SHARE_CORES = -3
 """TVM's affinity mode in which the threads may move among the cores given, as other processes leave them free."""
 
-_configured = threading.local()
+_thread = threading.local()
+"""``cores``: how many the thread's parallel loops use."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +71,56 @@ def machine_of(target: tvm.target.Target) -> Machine:
 
 
 def use_cores(target: tvm.target.Target) -> None:
-    """Let TVM's thread pool use as many cores as `target` has; by itself it takes half of the processors on x86.
-
-    The pool belongs to the calling thread, so every thread that runs compiled functions calls this, before the first
-    of them (a pool that exists already cannot grow). Repeated calls cost nothing.
-    """
+    """Let parallel loops of the calling thread use as many cores as `target` has; see :class:`SharedCores`."""
     cores = machine_of(target).cores
-    if getattr(_configured, "cores", None) == cores:
-        return
+    _use(cores, _one_each(cores))
+
+
+class SharedCores:
+    """Divides the cores among the threads that run compiled functions at the same time; to be used as a context.
+
+    TVM has a pool of workers for each thread that calls it, as large as the machine, and they poll while they wait. So
+    a thread that enters while others are inside takes only its share of the cores; with as many threads as cores, each
+    runs its loops alone and without a pool. What an element is does not depend on how many workers there are.
+
+    Parameters
+    ----------
+    cores : int
+        How many there are to divide.
+    """
+
+    _inside: ClassVar[set[int]] = set()
+    # Threads by number, not a count: what an interrupt left in it, the thread's next turn puts right.
+
+    def __init__(self, cores: int) -> None:
+        self._cores, self._cpus = cores, _one_each(cores)
+
+    def __enter__(self) -> None:
+        self._inside.add(threading.get_ident())
+        share = max(1, self._cores // len(self._inside))
+        # All, or a power of two, for a change of the share costs as much as a small call.
+        _use(share if share == self._cores else 1 << share.bit_length() - 1, self._cpus)
+
+    def __exit__(self, *_: object) -> None:
+        self._inside.discard(threading.get_ident())
+
+
+def _one_each(cores: int) -> list[str]:
+    """The processor numbers for a pool of so many workers."""
     cpus = [str(cpu) for cpu in _physical_cores()]
-    chosen = [cpus[i % len(cpus)] for i in range(cores)]
-    tvm.get_global_func("runtime.config_threadpool")(_SHARE_CORES, cores, chosen)
-    _configured.cores = cores
+    return [cpus[i % len(cpus)] for i in range(cores)]
+
+
+def _use(cores: int, cpus: list[str]) -> None:
+    """Let parallel loops of the calling thread use so many cores; TVM by itself takes half of x86's processors.
+
+    The thread's pool is made when it is first allowed more than one. It has a worker for each of `cpus` then, of which
+    some are used, for it cannot grow later.
+    """
+    if getattr(_thread, "cores", None) == cores:
+        return
+    if cores == 1:
+        limit_parallel_loops(1)
+    else:
+        tvm.get_global_func("runtime.config_threadpool")(_SHARE_CORES, cores, cpus)
+    _thread.cores = cores

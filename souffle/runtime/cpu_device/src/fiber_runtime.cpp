@@ -109,6 +109,7 @@ struct Block {
 
 struct Stacks {
   char* base;
+  int ready;  // how many of them are accessible
   Stacks* next;
 };
 
@@ -268,34 +269,73 @@ void set_failure(Launch* launch, const char* format, ...) {
 
 // ---- stacks -------------------------------------------------------------------------------------------------------
 
-pthread_mutex_t g_stacks_lock = PTHREAD_MUTEX_INITIALIZER;
-Stacks* g_free_stacks;
+// Two mappings for each stack that is accessible, of the 65,530 that Linux gives a process by default.
+constexpr int kMostStacks = 20000;
 
-Stacks* take_stacks() {
-  pthread_mutex_lock(&g_stacks_lock);
-  Stacks* s = g_free_stacks;
-  if (s) g_free_stacks = s->next;
-  pthread_mutex_unlock(&g_stacks_lock);
-  if (s) return s;
-  size_t each = kStackBytes + kGuardBytes;
-  void* base = mmap(nullptr, each * kMaxThreads, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (base == MAP_FAILED) return nullptr;
-  for (int i = 0; i < kMaxThreads; ++i)
-    if (mprotect((char*)base + each * i + kGuardBytes, kStackBytes, PROT_READ | PROT_WRITE) != 0) {
-      munmap(base, each * kMaxThreads);
-      return nullptr;
-    }
-  s = (Stacks*)malloc(sizeof(Stacks));
-  s->base = (char*)base;
-  s->next = nullptr;
-  return s;
+pthread_mutex_t g_stacks_lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_cond_t g_stacks_given = PTHREAD_COND_INITIALIZER;
+Stacks* g_free_stacks;
+int g_ready_stacks, g_lent_sets;
+
+void unmap(Stacks* s) {
+  munmap(s->base, (kStackBytes + kGuardBytes) * kMaxThreads);
+  g_ready_stacks -= s->ready;
+  free(s);
 }
 
-void give_stacks(Stacks* s) {
-  if (!s) return;
+// A free set of stacks for so many threads, made where there is none and room for it; null otherwise.
+Stacks* find_stacks(int threads) {
+  Stacks** best = nullptr;
+  for (Stacks** s = &g_free_stacks; *s; s = &(*s)->next)
+    if (!best || (*s)->ready > (*best)->ready) best = s;
+  Stacks* s = best ? *best : nullptr;
+  if (s) *best = s->next;
+  while (g_free_stacks && g_ready_stacks + threads - (s ? s->ready : 0) > kMostStacks) {
+    Stacks* other = g_free_stacks;
+    g_free_stacks = other->next;
+    unmap(other);
+  }
+  size_t each = kStackBytes + kGuardBytes;
+  if (!s) {
+    void* base = mmap(nullptr, each * kMaxThreads, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) return nullptr;
+    s = (Stacks*)malloc(sizeof(Stacks));
+    s->base = (char*)base;
+    s->ready = 0;
+  }
+  while (s->ready < threads && g_ready_stacks < kMostStacks &&
+         mprotect(s->base + each * size_t(s->ready) + kGuardBytes, kStackBytes, PROT_READ | PROT_WRITE) == 0) {
+    ++s->ready;
+    ++g_ready_stacks;
+  }
+  if (s->ready >= threads) return s;
+  unmap(s);
+  return nullptr;
+}
+
+// Takes up to so many sets and gives their number. A launch that has one ends, so one that gets none waits for that;
+// 0 only where there will never be one.
+int take_stacks(Stacks** taken, int wanted, int threads) {
   pthread_mutex_lock(&g_stacks_lock);
-  s->next = g_free_stacks;
-  g_free_stacks = s;
+  int count = 0;
+  for (;;) {
+    while (count < wanted && (taken[count] = find_stacks(threads))) ++count;
+    if (count > 0 || g_lent_sets == 0) break;
+    pthread_cond_wait(&g_stacks_given, &g_stacks_lock);
+  }
+  g_lent_sets += count;
+  pthread_mutex_unlock(&g_stacks_lock);
+  return count;
+}
+
+void give_stacks(Stacks* const* given, int count) {
+  pthread_mutex_lock(&g_stacks_lock);
+  for (int i = 0; i < count; ++i) {
+    given[i]->next = g_free_stacks;
+    g_free_stacks = given[i];
+  }
+  g_lent_sets -= count;
+  pthread_cond_broadcast(&g_stacks_given);
   pthread_mutex_unlock(&g_stacks_lock);
 }
 
@@ -1274,10 +1314,7 @@ void* worker_main(void* data) {
   alternate.ss_size = 64 << 10;
   alternate.ss_sp = malloc(alternate.ss_size);
   sigaltstack(&alternate, &previous);
-  w->stacks = take_stacks();
-  if (!w->stacks) {
-    set_failure(launch, "kernel %s: no address space for fiber stacks", launch->spec->kernel);
-  } else if (sigsetjmp(w->escape, 1) == 0) {
+  if (sigsetjmp(w->escape, 1) == 0) {
     dl_iterate_phdr(find_segment, w);
     if (launch->spec->dynamic_capacity) w->dynamic_base = launch->spec->dynamic_shared();
     if (launch->spec->arena && !start_checks(w))
@@ -1314,7 +1351,6 @@ void* worker_main(void* data) {
     }
   }
   if (launch->spec->arena) stop_checks(w);
-  give_stacks(w->stacks);
   sigaltstack(&previous, nullptr);
   free(alternate.ss_sp);
   tl_worker = nullptr;
@@ -1376,7 +1412,6 @@ void watch_signals(bool on) {
 
 extern "C" void souffle_launch(const SouffleLaunchSpec* spec, SouffleLaunchResult* result) {
   memset(result, 0, sizeof(*result));
-  double begin = now();
   Launch launch{};
   launch.spec = spec;
   launch.result = result;
@@ -1384,6 +1419,16 @@ extern "C" void souffle_launch(const SouffleLaunchSpec* spec, SouffleLaunchResul
   launch.threads = int(spec->block[0] * spec->block[1] * spec->block[2]);
   launch.workers = spec->shuffled || spec->workers < 1 ? 1 : spec->workers;
   if (unsigned(launch.workers) > launch.blocks) launch.workers = int(launch.blocks);
+  // Before any worker starts: those that wait for each other at a grid barrier must not wait for stacks as well.
+  Stacks** stacks = (Stacks**)calloc(size_t(launch.workers), sizeof(Stacks*));
+  launch.workers = take_stacks(stacks, launch.workers, launch.threads);
+  if (launch.workers == 0) {
+    result->failed = 1;
+    snprintf(result->message, sizeof(result->message), "kernel %s: no address space for fiber stacks", spec->kernel);
+    free(stacks);
+    return;
+  }
+  double begin = now();
   pthread_mutex_init(&launch.lock, nullptr);
   pthread_condattr_t monotonic;
   pthread_condattr_init(&monotonic);
@@ -1421,6 +1466,7 @@ extern "C" void souffle_launch(const SouffleLaunchSpec* spec, SouffleLaunchResul
   for (; running < wanted; ++running) {
     workers[running].launch = &launch;
     workers[running].id = running;
+    workers[running].stacks = stacks[running];
     if (pthread_create(&workers[running].thread, &attributes, worker_main, &workers[running]) != 0) break;
   }
   pthread_attr_destroy(&attributes);
@@ -1450,6 +1496,8 @@ extern "C" void souffle_launch(const SouffleLaunchSpec* spec, SouffleLaunchResul
   }
   pthread_mutex_unlock(&launch.lock);
   for (int i = 0; i < running; ++i) pthread_join(workers[i].thread, nullptr);
+  give_stacks(stacks, launch.workers);
+  free(stacks);
   watch_signals(false);
   result->grid_syncs = launch.grid_syncs + launch.counted_syncs;
   result->block_barriers = launch.barrier_count;

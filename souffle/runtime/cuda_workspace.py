@@ -1,0 +1,337 @@
+"""What one call in flight has of a GPU: a stream, memory that kernels write, and launches with its addresses."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from souffle.codegen.plan import Plan
+from souffle.errors import CompilerNotFoundError, DeviceError, InputError
+from souffle.runtime import dlpack
+from souffle.runtime.cuda import Cuda
+from souffle.runtime.device_array import DeviceArray, Handle, Pool
+from souffle.runtime.signature import Signature
+
+__all__ = ["CudaCode", "CudaWorkspace"]
+
+_MAX_GRID = 2**31 - 1
+_VECTOR_BYTES = 16
+"""The widest load of one thread; an address that a kernel gets must be a multiple of it."""
+_FLUSH_BYTES = 256 << 20
+"""More than the second-level cache of any GPU that is supported."""
+
+
+def _unload(cuda: Cuda, addresses: Sequence[int], modules: Sequence[Any]) -> None:
+    for address in addresses:
+        cuda.free(address)
+    for module in modules:
+        cuda.unload_module(module)
+
+
+class CudaCode:
+    """A plan's kernels and constants on one GPU, which all its calls share.
+
+    Attributes
+    ----------
+    plan : Plan
+    cuda : Cuda
+    constants : dict of int to int
+        Addresses by the buffer's number.
+    functions : tuple
+        The loaded kernels.
+    grids, registers : tuple of int
+        Of each kernel.
+
+    Raises
+    ------
+    CompilerNotFoundError
+        If the plan holds no machine code.
+    NoGpuError
+        If the device is of another architecture.
+    DeviceError
+        If the driver refuses a module, a kernel or an allocation.
+    """
+
+    def __init__(self, plan: Plan, cuda: Cuda) -> None:
+        if any(not module.cubin for module in plan.modules):
+            raise CompilerNotFoundError(
+                f"{plan.name} was compiled without nvcc and holds no machine code; compile it again where nvcc "
+                '(CUDA 13) is on PATH, or run it with device="cpu"'
+            )
+        cuda.require_arch(plan.arch)
+        cuda.make_current()
+        self.plan, self.cuda = plan, cuda
+        owned: list[int] = []
+        modules: list[Any] = []
+        weakref.finalize(self, _unload, cuda, owned, modules).atexit = False
+        modules.extend(cuda.load_module(module.cubin) for module in plan.modules)
+        self.constants: dict[int, int] = {}
+        stream, uploaded = Handle(cuda.stream(), cuda.destroy_stream), []
+        for index, buffer in enumerate(plan.buffers):
+            if buffer.kind == "constant":
+                owned.append(cuda.alloc(buffer.nbytes, f"constant {buffer.name} of {buffer.nbytes} bytes"))
+                self.constants[index] = owned[-1]
+                uploaded.append(np.ascontiguousarray(plan.constants[buffer.name]))
+                cuda.to_device(owned[-1], uploaded[-1], stream.handle)
+        cuda.synchronize(stream.handle, "the constants")
+        functions, grids = [], []
+        for kernel in plan.kernels:
+            function = cuda.function(modules[kernel.module], kernel.name, kernel.dynamic_shared_bytes)
+            limit = _MAX_GRID
+            if kernel.cooperative:
+                limit = cuda.resident_blocks(function, kernel.threads, kernel.dynamic_shared_bytes)
+                if limit == 0:
+                    raise DeviceError(
+                        f"kernel {kernel.name} ({kernel.threads} threads, {cuda.registers(function)} registers, "
+                        f"{kernel.dynamic_shared_bytes} bytes of dynamic shared memory) does not fit on a "
+                        f"multiprocessor of {cuda.label}; compile for this device"
+                    )
+            functions.append(function)
+            grids.append(max(1, min(kernel.tiles, limit)))
+        self.functions, self.grids = tuple(functions), tuple(grids)
+        self.registers = tuple(cuda.registers(function) for function in functions)
+
+
+def _release(cuda: Cuda, stream: Handle, addresses: Sequence[int], graphs: Sequence[Any], pool: Pool) -> None:
+    cuda.settle(stream.handle)
+    for graph in graphs:
+        cuda.destroy_graph(graph)
+    for address in addresses:
+        cuda.free(address)
+    pool.close()
+
+
+class CudaWorkspace:
+    """One call's stream, workspace, counters of grid barriers, landing places of host inputs, and prepared launches.
+
+    All are taken once, and used by one call after the other. The calls of a workspace are in order on its stream; those
+    of several run at the same time, as far as the device has room. Kernels that wait for their grid are launched
+    cooperatively, so that the device starts such a grid only when the whole of it has room.
+
+    Parameters
+    ----------
+    code : CudaCode
+    poison : bool
+        Set outputs and workspace to all ones (NaN) before each call, so that an element that nobody wrote is seen.
+
+    Attributes
+    ----------
+    stream : Handle
+    pool : Pool
+        Where outputs lie.
+    release : callable
+        Waits for the stream and gives everything back, once; also called when nothing refers to the workspace.
+    """
+
+    def __init__(self, code: CudaCode, poison: bool) -> None:
+        cuda, plan = code.cuda, code.plan
+        self._code, self._cuda, self._plan, self._poison = code, cuda, plan, poison
+        self.stream = Handle(cuda.stream(), cuda.destroy_stream)
+        self.pool = Pool(cuda, self.stream.handle)
+        self._pending: list[tuple[Handle, tuple[Any, ...]]] = []
+        self._landing: dict[int, int] = {}
+        self._fixed_outputs: dict[int, int] = {}
+        self._flush_area = 0
+        self._owned: list[int] = []
+        self._graphs: list[Any] = []
+        self.release = weakref.finalize(self, _release, cuda, self.stream, self._owned, self._graphs, self.pool)
+        self.release.atexit = False
+        self._inputs = tuple(index for index, buffer in enumerate(plan.buffers) if buffer.kind == "input")
+        self._outputs = tuple(index for index, buffer in enumerate(plan.buffers) if buffer.kind == "output")
+        self._scratch = self._own(plan.workspace_bytes, f"the workspace of {plan.workspace_bytes} bytes")
+        addresses = [self._address(index) for index in range(len(plan.buffers))]
+        self._launches = tuple(
+            cuda.prepare(
+                plan.kernels[launch.kernel].name,
+                code.functions[launch.kernel],
+                grid=code.grids[launch.kernel],
+                threads=plan.kernels[launch.kernel].threads,
+                pointers=[addresses[index] for index in launch.buffers],
+                integers=[code.grids[launch.kernel]],
+                dynamic_shared_bytes=plan.kernels[launch.kernel].dynamic_shared_bytes,
+                cooperative=plan.kernels[launch.kernel].cooperative,
+            )
+            for launch in plan.launches
+        )
+
+    def _own(self, nbytes: int, about: str) -> int:
+        address = self._cuda.alloc(nbytes, about)
+        self._owned.append(address)
+        return address
+
+    def _address(self, index: int) -> int:
+        """Where a buffer lies; 0 for inputs and outputs, which each call places."""
+        buffer = self._plan.buffers[index]
+        if buffer.kind == "constant":
+            return self._code.constants[index]
+        if buffer.kind == "workspace":
+            return self._scratch + buffer.offset
+        if buffer.kind != "state":
+            return 0
+        # Of this workspace alone: launches of another one, or of another network, would count in it too.
+        address = self._own(buffer.nbytes, f"{buffer.name} of {buffer.nbytes} bytes")
+        self._cuda.fill(address, 0, buffer.nbytes, self.stream.handle)
+        return address
+
+    def _queue(self, placed: dict[int, int], stream: Any) -> None:
+        """Queue every launch with inputs and outputs at the given addresses."""
+        for prepared, launch in zip(self._launches, self._plan.launches, strict=True):
+            for slot, index in enumerate(launch.buffers):
+                if index in placed:
+                    prepared.addresses[slot] = placed[index]
+            self._cuda.launch(prepared, stream)
+
+    # inputs
+
+    def _landing_place(self, index: int) -> int:
+        """Where an input goes that is not used in place; the same for every call."""
+        if index not in self._landing:
+            buffer = self._plan.buffers[index]
+            self._landing[index] = self._own(buffer.nbytes, f"input {buffer.label}")
+        return self._landing[index]
+
+    def _place_input(self, signature: Signature, position: int, value: Any, fixed: bool) -> tuple[int, Any, bool]:
+        """Address of one checked input, what must stay alive until it was read, and whether it was on this device."""
+        index, spec, stream = self._inputs[position], signature.inputs[position], self.stream.handle
+        on_device = not isinstance(value, (np.ndarray, np.generic)) and hasattr(value, "__dlpack_device__")
+        if on_device:
+            kind, ordinal = dlpack.device_of(value)
+            on_device = kind in (dlpack.CUDA, dlpack.CUDA_MANAGED)
+            if on_device and ordinal != self._cuda.ordinal:
+                raise InputError(
+                    f"input {spec.name!r} of {signature.network} is on GPU {ordinal} and the network is on "
+                    f'{self._cuda.label}; move it, or choose device="cuda:{ordinal}"'
+                )
+        if not on_device:
+            array = signature.host_array(spec, value)
+            address = self._landing_place(index)
+            self._cuda.to_device(address, array, stream)
+            return address, array, False
+        try:
+            tensor = dlpack.read(value, int(stream))
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise InputError(
+                f"input {spec.name!r} of {signature.network} cannot be read through DLPack: {error}"
+            ) from error
+        signature.check(spec, tensor.shape, tensor.dtype)
+        if not tensor.contiguous:
+            raise InputError(
+                f"input {spec.name!r} of {signature.network} is not contiguous on the GPU; call .contiguous() on it"
+            )
+        if not fixed and tensor.address % _VECTOR_BYTES == 0:
+            return tensor.address, tensor.owner, True
+        address = self._landing_place(index)
+        self._cuda.copy(address, tensor.address, self._plan.buffers[index].nbytes, stream)
+        return address, tensor.owner, True
+
+    def _place_inputs(
+        self, signature: Signature, values: Sequence[Any], fixed: bool = False
+    ) -> tuple[dict[int, int], list[Any], bool]:
+        placed, held, device = {}, [], False
+        for position, value in enumerate(values):
+            placed[self._inputs[position]], owner, was = self._place_input(signature, position, value, fixed)
+            held.append(owner)
+            device = device or was
+        return placed, held, device
+
+    # calls
+
+    def run(self, signature: Signature, values: Sequence[Any], graph: bool) -> tuple[Any, ...]:
+        """Run once; see :meth:`souffle.runtime.cuda_runner.CudaRunner.run`."""
+        cuda, stream = self._cuda, self.stream.handle
+        while self._pending and cuda.done(self._pending[0][0].handle):
+            self._pending.pop(0)  # inputs of calls that have ended
+        if graph:
+            self.capture()
+        placed, held, device = self._place_inputs(signature, values, fixed=graph)
+        blocks = [self.pool.take(self._plan.buffers[index].nbytes) for index in self._outputs]
+        if self._poison:
+            cuda.fill(self._scratch, 0xFF, self._plan.workspace_bytes, stream)
+        if graph:
+            for index in self._outputs if self._poison else ():
+                cuda.fill(self._fixed_outputs[index], 0xFF, self._plan.buffers[index].nbytes, stream)
+            cuda.launch_graph(self._graphs[0], stream)
+            for index, block in zip(self._outputs, blocks, strict=True):
+                cuda.copy(block.address, self._fixed_outputs[index], self._plan.buffers[index].nbytes, stream)
+        else:
+            for index, block in zip(self._outputs, blocks, strict=True):
+                if self._poison:
+                    cuda.fill(block.address, 0xFF, self._plan.buffers[index].nbytes, stream)
+                placed[index] = block.address
+            self._queue(placed, stream)
+        ready = Handle(cuda.event(), cuda.destroy_event)
+        cuda.record(ready.handle, stream)
+        outputs = tuple(
+            DeviceArray(
+                cuda, self.stream, ready, block, self._plan.buffers[index].shape, self._plan.buffers[index].dtype
+            )
+            for index, block in zip(self._outputs, blocks, strict=True)
+        )
+        if device:
+            self._pending.append((ready, tuple(held)))
+            return outputs
+        arrays = [np.empty(output.shape, output.dtype) for output in outputs]
+        for array, block in zip(arrays, blocks, strict=True):
+            cuda.to_host(array, block.address, stream)
+        self._finish()
+        return tuple(arrays)
+
+    def _finish(self) -> None:
+        self._cuda.synchronize(self.stream.handle)
+        self._pending.clear()
+
+    # CUDA graphs
+
+    def capture(self) -> None:
+        """Record all launches as one CUDA graph, once."""
+        if self._graphs:
+            return
+        placed = {index: self._landing_place(index) for index in self._inputs}
+        for index in self._outputs:
+            buffer = self._plan.buffers[index]
+            self._fixed_outputs[index] = self._own(buffer.nbytes, f"output {buffer.label}")
+        placed.update(self._fixed_outputs)
+        # On a stream of its own: another thread may copy an output meanwhile, which waits on the workspace's stream.
+        stream = Handle(self._cuda.stream(), self._cuda.destroy_stream)
+        self._cuda.begin_capture(stream.handle)
+        try:
+            self._queue(placed, stream.handle)
+        finally:
+            self._graphs.append(self._cuda.end_capture(stream.handle))
+
+    # timing
+
+    def samples(
+        self, signature: Signature, values: Sequence[Any], *, repeats: int, warmup: int, mode: str, flush: bool
+    ) -> list[float]:
+        """Device time of each of ``repeats`` runs in µs, between two events, input and output copies left out.
+
+        ``flush`` overwrites the second-level cache before each run, outside of the measured time.
+        """
+        cuda, stream = self._cuda, self.stream.handle
+        self.capture()
+        placed, held, _ = self._place_inputs(signature, values, fixed=True)
+        placed.update(self._fixed_outputs)
+        if flush and not self._flush_area:
+            self._flush_area = self._own(_FLUSH_BYTES, "clearing the cache")
+        pairs = []
+        for index in range(warmup + repeats):
+            if flush:
+                cuda.fill(self._flush_area, index % 256, _FLUSH_BYTES, stream)
+            pair = None
+            if index >= warmup:
+                pair = tuple(Handle(cuda.event(timing=True), cuda.destroy_event) for _ in range(2))
+                cuda.record(pair[0].handle, stream)
+            if mode == "graph":
+                cuda.launch_graph(self._graphs[0], stream)
+            else:
+                self._queue(placed, stream)
+            if pair is not None:
+                cuda.record(pair[1].handle, stream)
+                pairs.append(pair)
+        self._finish()
+        held.clear()
+        return [cuda.microseconds(start.handle, end.handle) for start, end in pairs]
