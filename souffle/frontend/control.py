@@ -7,18 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
-from souffle.errors import UnsupportedOperatorError
 from souffle.frontend.attributes import attribute
 from souffle.frontend.interpreter import Interpreter, special
+from souffle.frontend.refusal import Obstacle, computed
 from souffle.frontend.values import Known, Scope, Stacked, Value
 
 __all__: list[str] = []
 
 _MOST_ITERATIONS = 10_000
-
-
-def _unsupported(node: onnx.NodeProto, reason: str) -> UnsupportedOperatorError:
-    return UnsupportedOperatorError(f"operator {node.op_type} of node {node.name!r} {reason}")
 
 
 @special("If")
@@ -36,7 +32,10 @@ def _if(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value],
     results = []
     for a, b in zip(yes, no, strict=True):
         if a is None or b is None or isinstance(a, list) or isinstance(b, list) or a.shape != b.shape:
-            raise _unsupported(node, "has a condition that depends on data, and branches of different shapes")
+            raise Obstacle(
+                "its condition is computed at run time, and its branches give results of different shapes or kinds",
+                "give the condition as a constant, or let both branches give tensors of one shape",
+            )
         results.extend(interpreter.emit("Where", [condition, a, b], f"{node.name}/Where"))
     return results
 
@@ -46,19 +45,25 @@ def _loop(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value
     body = attribute(node, "body")
     limit, condition, *state = inputs
     if not all(value is None or isinstance(value, Known) for value in (limit, condition)):
-        raise _unsupported(node, "runs a number of times that depends on data")
+        raise computed("M" if not isinstance(limit, Known) and limit is not None else "cond")
     count = _MOST_ITERATIONS if limit is None else int(limit.array.reshape(-1)[0])
     going = condition is None or bool(condition.array.reshape(-1)[0])
     scanned: list[list[Value]] = [[] for _ in range(len(body.output) - 1 - len(state))]
     iteration = 0
     while going and iteration < count:
         if iteration >= _MOST_ITERATIONS:
-            raise _unsupported(node, f"runs more than {_MOST_ITERATIONS} times")
+            raise Obstacle(
+                f"it runs more than {_MOST_ITERATIONS} times, and each time becomes code of its own",
+                "let it end earlier, or write it with operators on whole tensors",
+            )
         counter = Known(np.array(iteration, dtype="int64"), "iteration")
         known = Known(np.array(True), "condition")
         onward, *results = interpreter.subgraph(body, [counter, known, *state], f"{node.name}/t{iteration}", scope)
         if not isinstance(onward, Known):
-            raise _unsupported(node, "has a condition that depends on data")
+            raise Obstacle(
+                "how often it runs is decided at run time, by the condition that its body computes",
+                "give it a fixed number of iterations, with the true constant as the body's condition",
+            )
         going = bool(onward.array.reshape(-1)[0])
         state = results[: len(state)]
         for values, value in zip(scanned, results[len(state) :], strict=True):
@@ -71,7 +76,9 @@ def _loop(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value
 def _scan(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value]:
     version = next((o.version for o in scope.opsets if o.domain in ("", "ai.onnx")), 0)
     if version < 9:
-        raise _unsupported(node, "is of operator set 8; export the model with a newer one")
+        raise Obstacle(
+            f"its form of operator set {version} is not supported", "export the model with operator set 9 or newer"
+        )
     body = attribute(node, "body")
     count = attribute(node, "num_scan_inputs")
     state, sequences = list(inputs[: len(inputs) - count]), list(inputs[len(inputs) - count :])
@@ -101,7 +108,9 @@ def _scan(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value
 
 def _collected(node: onnx.NodeProto, values: Sequence[Value], axis: int = 0) -> Stacked:
     if not values:
-        raise _unsupported(node, "does not run once, so that its outputs have no shape")
+        raise Obstacle(
+            "it does not run even once, so that its outputs have no shape", "let it run at least once, or leave it out"
+        )
     return Stacked(tuple(values), axis % (len(values[0].shape) + 1), node.name)
 
 
@@ -158,7 +167,7 @@ def _split(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Valu
     if split is None:
         sizes = [1] * extent
     elif not isinstance(split, Known):
-        raise _unsupported(node, "splits by sizes that depend on data")
+        raise computed("split")
     elif split.array.ndim == 0:
         size = int(split.array)
         sizes = [min(size, extent - start) for start in range(0, extent, size)]
@@ -184,5 +193,5 @@ def _has_element(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequenc
 
 def _position(node: onnx.NodeProto, value: Value) -> int:
     if not isinstance(value, Known):
-        raise _unsupported(node, "takes an element of a sequence at a position that depends on data")
+        raise computed("position")
     return int(value.array.reshape(-1)[0])

@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 from tvm import te, tirx
 
-from souffle.errors import UnsupportedOperatorError
 from souffle.frontend.lowering import NodeInput, Step, Template
+from souffle.frontend.refusal import Obstacle
 from souffle.tvm_compat import PrimExpr, primfunc_from_tensors
 
 __all__ = ["Operands", "check_length", "custom_template", "defines", "int_imm", "position_on_axis"]
@@ -114,7 +114,7 @@ def position_on_axis(index: PrimExpr, extent: int) -> PrimExpr:
 def check_length(node: onnx.NodeProto, extent: int) -> None:
     """Refuse an axis that is too long for a definition of quadratic cost."""
     if extent > _LONGEST_AXIS:
-        raise UnsupportedOperatorError(
-            f"operator {node.op_type} of node {node.name!r} works along an axis of {extent} elements; at most "
-            f"{_LONGEST_AXIS} are supported"
+        raise Obstacle(
+            f"it works along an axis of {extent} elements, and at most {_LONGEST_AXIS} are supported",
+            "split the axis into shorter parts",
         )

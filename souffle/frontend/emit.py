@@ -11,10 +11,10 @@ from tvm import te, tirx
 from tvm.ir import Call
 from tvm.relax.expr import TEPlaceholderOp
 
-from souffle.errors import UnsupportedOperatorError
 from souffle.frontend.indices import narrowed
 from souffle.frontend.lowering import Step, Template
 from souffle.frontend.naming import NameSupply, identifier
+from souffle.frontend.refusal import Obstacle
 from souffle.program import ELEMENT_TYPES, TE, ExternTE, Origin, Tensor, make_te
 from souffle.program.evaluate import run_tes
 from souffle.tvm_compat import PrimExpr, const_int, is_load, load_indices, load_tensor, reduce_node
@@ -100,7 +100,7 @@ class Emitter:
         node, operator : str
             The node's name and operator type.
         """
-        check_element_types(_types_of(template), node, operator)
+        check_element_types(_types_of(template))
         origin = Origin((node,), (operator,), node)
         slots: dict[int, Tensor] = dict(enumerate(inputs))
         for slot, array in template.constants.items():
@@ -182,18 +182,18 @@ class Emitter:
         return replace(first, name=name, inputs=tuple(sources[i] for i in order), outputs=outputs, origin=origin)
 
 
-def check_element_types(types: Iterable[str], node: str, operator: str) -> None:
+def check_element_types(types: Iterable[str]) -> None:
     """Refuse a node that has to do with elements of a type that programs cannot hold.
 
     Raises
     ------
-    UnsupportedOperatorError
+    Obstacle
     """
     unknown = sorted(set(types) - ELEMENT_TYPES)
     if unknown:
-        raise UnsupportedOperatorError(
-            f"operator {operator} of node {node!r} reads or makes elements of type {', '.join(unknown)}, which networks"
-            f" here cannot hold; they hold {', '.join(sorted(ELEMENT_TYPES))}"
+        raise Obstacle(
+            f"it reads or makes elements of type {', '.join(unknown)}, which networks here cannot hold",
+            f"they hold {', '.join(sorted(ELEMENT_TYPES))}",
         )
 
 
@@ -213,9 +213,9 @@ def _check_self_contained(step: Step, origin: Origin) -> None:
 
     tvm_ffi.structural_walk(step.func.body, (Call, collect))
     if called:
-        raise UnsupportedOperatorError(
-            f"operator {origin.operators[0]} of node {origin.nodes[0]!r} calls a function outside of the program "
-            f"({called[0]}); there is no tensor expression for it"
+        raise Obstacle(
+            f"TVM has {origin.operators[0]} as a call of a library and not as a tensor expression",
+            "export the model with this part written in simpler operators, or end the network before it",
         )
 
 

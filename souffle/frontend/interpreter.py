@@ -14,10 +14,12 @@ from onnx import helper, numpy_helper
 
 from souffle.errors import UnsupportedOperatorError
 from souffle.frontend.custom import custom_template
+from souffle.frontend.diagnosis import diagnosed, run_time_parameters
 from souffle.frontend.emit import Emitter, check_element_types
 from souffle.frontend.folding import RANDOM_OPERATORS, evaluate_node
-from souffle.frontend.lowering import NodeInput, Template, lower_node
+from souffle.frontend.lowering import IMPORTER_ERRORS, NodeInput, Template, lower_node
 from souffle.frontend.naming import NameSupply
+from souffle.frontend.refusal import Obstacle, computed, is_text, position_name, refuse, version_of
 from souffle.frontend.values import Known, Scope, Stacked, Value
 from souffle.program import Tensor
 
@@ -28,6 +30,13 @@ _SMALL_INTEGERS = 65536
 _CONCAT_FAN_IN = 16
 # Operators whose other inputs say what to do, so that their values are wanted, whatever their types.
 _VALUE_OPERATORS = frozenset({"Resize", "Upsample"})
+_SEQUENCE_NAMES = """
+ConcatFromSequence Identity If Loop Optional OptionalGetElement OptionalHasElement Scan SequenceAt SequenceConstruct
+SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap SplitToSequence
+"""
+# Operators that take sequences, and absent optionals, as values.
+_SEQUENCE_OPERATORS = frozenset(_SEQUENCE_NAMES.split())
+_NO_DRAWS = "export the model for inference, or make the random numbers outside and give them as an input"
 BUILDER_OPSETS = (helper.make_opsetid("", 17),)
 """The operator set of nodes that the importer itself writes."""
 
@@ -46,20 +55,40 @@ class Interpreter:
     def run(self, nodes: Sequence[onnx.NodeProto], scope: Scope) -> None:
         """Interpret `nodes` in order and enter their outputs into `scope`."""
         for position, node in enumerate(nodes):
-            name = node.name or f"{node.op_type}_{position}"
             bound = bind_attributes(node, scope)
-            bound.name = self.node_names.fresh(f"{scope.prefix}{name}")
+            bound.name = self.node_names.fresh(f"{scope.prefix}{position_name(node, position)}")
             inputs = [scope.lookup(given) if given else None for given in node.input]
-            results = self.node(bound, inputs, scope)
+            try:
+                results = self.node(bound, inputs, scope)
+            except UnsupportedOperatorError as error:
+                if scope.prefix:
+                    raise
+                # A node of the model itself is named first, those that it consists of after it.
+                refuse(bound, inputs, scope.opsets, error)
             for given, value in zip(node.output, results, strict=False):
                 if given:
                     scope.values[given] = value
 
     def node(self, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> Sequence[Value]:
-        """The outputs of one node, whose name is already unique."""
+        """The outputs of one node, whose name is already unique.
+
+        Raises
+        ------
+        UnsupportedOperatorError
+            Naming operator, node, the type of every input, the reason, and what would help.
+        """
+        try:
+            return self._node(node, inputs, scope)
+        except Obstacle as obstacle:
+            refuse(node, inputs, scope.opsets, obstacle)
+        except IMPORTER_ERRORS as error:
+            refuse(node, inputs, scope.opsets, diagnosed(node, _node_inputs(inputs), scope.opsets, error))
+
+    def _node(self, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> Sequence[Value]:
         function = self.functions.get((node.domain, node.op_type))
         if function is not None:
             return self.call(function, node, inputs, scope)
+        _check_inputs(node, inputs, scope.opsets)
         special = SPECIAL_OPERATORS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
         if special is not None:
             results = special(self, node, inputs, scope)
@@ -90,28 +119,28 @@ class Interpreter:
     ) -> Sequence[Value]:
         """The outputs of a node of a plain operator: folded, lowered through TVM, or by its ONNX definition."""
         inputs = [self.whole(value) for value in inputs]
-        if any(isinstance(value, list) for value in inputs):
-            raise UnsupportedOperatorError(
-                f"operator {node.op_type} of node {node.name!r} reads a sequence, which only sequence operators may"
-            )
         if node.op_type in RANDOM_OPERATORS:
-            raise UnsupportedOperatorError(
-                f"operator {node.op_type} of node {node.name!r} draws random numbers; an inference network has none"
-            )
+            raise Obstacle("it draws random numbers, and a network here computes the same result every time", _NO_DRAWS)
         if all(value is None or isinstance(value, Known) for value in inputs):
             folded = evaluate_node(node, [None if v is None else v.array for v in inputs], opsets)
             if folded is not None:
                 return [Known(array, f"{node.name}_value") if array is not None else None for array in folded]
+        if any(is_text(value) for value in inputs):
+            raise Obstacle("it reads text", "encode text as numbers outside of the network")
         try:
             return self._lower(node, inputs, opsets)
-        except UnsupportedOperatorError as error:
+        except Obstacle as obstacle:
             body = definition(node, inputs, opsets)
-            if body is None:
+            if body is not None:
+                try:
+                    return self.call(body, node, inputs, Scope({}, tuple(opsets)))
+                except UnsupportedOperatorError as inner:
+                    own = run_time_parameters(node, _node_inputs(inputs), opsets)
+                    raise computed(*own) if own else Obstacle(f"by its ONNX definition, {inner}") from inner
+            cause = obstacle.__cause__
+            if cause is None:
                 raise
-            try:
-                return self.call(body, node, inputs, Scope({}, tuple(opsets)))
-            except UnsupportedOperatorError as inner:
-                raise UnsupportedOperatorError(f"{error}; by its ONNX definition: {inner}") from inner
+            raise diagnosed(node, _node_inputs(inputs), opsets, cause) from cause
 
     def by_definition(self, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> Sequence[Value] | None:
         """The outputs of a node by the body that ONNX defines its operator with; ``None`` if it has none."""
@@ -155,10 +184,10 @@ class Interpreter:
 
     def _lower(self, node: onnx.NodeProto, inputs: Sequence[Value], opsets) -> Sequence[Value]:
         given = [_as_node_input(value, node.op_type in _VALUE_OPERATORS) for value in inputs]
-        check_element_types((form.dtype for form in given if form is not None), node.name, node.op_type)
+        check_element_types(form.dtype for form in given if form is not None)
         try:
             template = self._template(node, given, opsets)
-        except UnsupportedOperatorError:
+        except Obstacle:
             # Some converters of TVM want an input as a constant, whatever its size.
             whole = [_as_node_input(value, True) for value in inputs]
             if all((a is None or a.value is None) == (b is None or b.value is None) for a, b in zip(whole, given)):
@@ -186,6 +215,25 @@ class Interpreter:
         """The program tensor of a value."""
         value = self.whole(value)
         return self.emitter.constant(value.array, value.name) if isinstance(value, Known) else value
+
+
+def _node_inputs(inputs: Sequence[Value]) -> list[NodeInput | None]:
+    return [None if isinstance(value, list) else _as_node_input(value, True) for value in inputs]
+
+
+def _check_inputs(node: onnx.NodeProto, inputs: Sequence[Value], opsets: Sequence[onnx.OperatorSetIdProto]) -> None:
+    """Refuse what no handler of an operator looks out for: sequences and strings where tensors are wanted."""
+    if node.op_type in _SEQUENCE_OPERATORS:
+        return
+    if any(isinstance(value, list) for value in inputs):
+        raise Obstacle("it reads a sequence, which only operators of sequences may", "give it a tensor")
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    version = version_of(domain, opsets)
+    if not onnx.defs.has(node.op_type, version, domain):
+        return
+    for formal, value in zip(onnx.defs.get_schema(node.op_type, version, domain).inputs, inputs, strict=False):
+        if formal.option == onnx.defs.OpSchema.FormalParameterOption.Single and value is None:
+            raise Obstacle(f"its input {formal.name!r} is absent", "give it a value: it is not optional")
 
 
 def _as_node_input(value: Value, by_value: bool) -> NodeInput | None:

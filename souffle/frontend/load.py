@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 
 from souffle.errors import ModelError, OptionError
 from souffle.frontend.naming import identifier
+from souffle.frontend.readers import Readers, declared_type
 from souffle.program import ELEMENT_TYPES
 
 __all__ = ["LoadedModel", "load_model"]
@@ -45,6 +46,8 @@ class LoadedModel:
     functions: dict[tuple[str, str], onnx.FunctionProto]
 
 
+_CONVERSION = "convert it to float32, float16, bfloat16 or integers of 8 bits and more"
+_CONVERSIONS = {onnx.TensorProto.STRING: "encode text as numbers"}
 _ELEMENT_TYPES = frozenset(helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in ELEMENT_TYPES)
 
 
@@ -60,11 +63,15 @@ def load_model(model: str | os.PathLike | bytes | onnx.ModelProto, batch: int | 
     graph = proto.graph
     if not graph.node and not graph.output:
         raise ModelError(f"{where} is not an ONNX model: it has no graph")
-    if not any(o.domain in ("", "ai.onnx") for o in proto.opset_import):
-        raise ModelError(f"{where} is not a valid ONNX model: it does not say which ONNX operator set it uses")
+    if not proto.opset_import:
+        raise ModelError(f"{where} is not a valid ONNX model: it names no operator sets (opset_import)")
     _check(proto, where)
+    readers = Readers.of(proto)
     if graph.sparse_initializer:
-        raise ModelError(f"{where} holds sparse initializers; export it with dense weights")
+        name = graph.sparse_initializer[0].values.name
+        raise ModelError(
+            f"{where}: initializer {name!r}{readers.of_value(name)} is sparse; export the model with dense weights"
+        )
     if batch is not None and batch < 1:
         raise OptionError(f"batch is {batch}; it must be at least 1")
     initializers = {}
@@ -72,10 +79,13 @@ def load_model(model: str | os.PathLike | bytes | onnx.ModelProto, batch: int | 
         try:
             initializers[tensor.name] = numpy_helper.to_array(tensor, folder or "")
         except (OSError, ValueError, TypeError, KeyError, onnx.checker.ValidationError) as error:
-            raise ModelError(f"{where}: the data of initializer {tensor.name!r} cannot be read: {error}") from error
+            about = f"{tensor.name!r}, {readers.types[tensor.name]}{readers.of_value(tensor.name)},"
+            raise ModelError(
+                f"{where}: the data of initializer {about} cannot be read: {_why_unread(tensor, folder, error)}"
+            ) from error
     given = [info for info in graph.input if info.name not in initializers]
     fixed = _batch_parameters(given) if batch is not None else frozenset()
-    inputs = tuple(_input(info, batch, fixed, where) for info in given)
+    inputs = tuple(_input(info, batch, fixed, where, readers) for info in given)
     functions = {(f.domain, f.name): f for f in proto.functions}
     return LoadedModel(
         identifier(graph.name or "main"),
@@ -130,6 +140,21 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
         raise ModelError(f"{where} is not a valid ONNX model: {str(error).strip()}") from error
 
 
+def _why_unread(tensor: onnx.TensorProto, folder: str | None, error: Exception) -> str:
+    """The reason in terms of the files of the model."""
+    location = next((entry.value for entry in tensor.external_data if entry.key == "location"), None)
+    if location is None:
+        return f"its data does not fit its type and shape ({error})"
+    if folder is None:
+        return (
+            f"it lies in file {location!r}, whose folder is not known; give the path of the model in place of its bytes"
+        )
+    path = Path(folder) / location
+    if not path.is_file():
+        return f"{path}: no such file; put the file of external data beside the model"
+    return f"{path} does not hold it ({error}); export the model and its external data again"
+
+
 def _batch_parameters(inputs: Sequence[onnx.ValueInfoProto]) -> frozenset[str]:
     """The names of symbolic first dimensions: all that bear one of them have the batch's extent."""
     firsts = (info.type.tensor_type.shape.dim[0] for info in inputs if info.type.tensor_type.shape.dim)
@@ -137,12 +162,16 @@ def _batch_parameters(inputs: Sequence[onnx.ValueInfoProto]) -> frozenset[str]:
 
 
 def _input(
-    info: onnx.ValueInfoProto, batch: int | None, fixed: frozenset[str], where: str
+    info: onnx.ValueInfoProto, batch: int | None, fixed: frozenset[str], where: str, readers: Readers
 ) -> tuple[str, tuple[int, ...], str]:
+    who = readers.of_value(info.name)
     if not info.type.HasField("tensor_type"):
-        raise ModelError(f"{where}: input {info.name!r} is no tensor")
+        raise ModelError(
+            f"{where}: input {info.name!r} is {declared_type(info.type)}, and only a tensor can be an input{who}; give "
+            "its elements as inputs of their own, and leave an optional that is not there out of the model"
+        )
     if not info.type.tensor_type.HasField("shape"):
-        raise ModelError(f"{where}: input {info.name!r} has no shape; export the model with static shapes")
+        raise ModelError(f"{where}: input {info.name!r} has no shape{who}; export the model with static shapes")
     shape = []
     for position, dim in enumerate(info.type.tensor_type.shape.dim):
         open_name = dim.dim_param or "unnamed"
@@ -152,17 +181,22 @@ def _input(
             shape.append(batch)
         elif position == 0:
             raise ModelError(
-                f"{where}: dimension 0 ({open_name}) of input {info.name!r} is open; pass batch=... to fix it"
+                f"{where}: dimension 0 ({open_name}) of input {info.name!r} is open{who}; pass batch=... to fix it"
             )
         else:
             raise ModelError(
                 f"{where}: dimension {position} ({open_name}) of input {info.name!r} is open; only the first dimension "
-                "may be, export the model with this one static"
+                f"may be{who}; export the model with this one static"
             )
     if 0 in shape:
-        raise ModelError(f"{where}: input {info.name!r} of shape {shape} has no elements")
+        raise ModelError(
+            f"{where}: input {info.name!r} of shape {shape} has no elements{who}; leave it out of the model, or export "
+            "with extents of at least 1"
+        )
     element = info.type.tensor_type.elem_type
     if element not in _ELEMENT_TYPES:
-        kind = onnx.TensorProto.DataType.Name(element)
-        raise ModelError(f"{where}: input {info.name!r} holds {kind.lower()}, which networks here cannot")
+        raise ModelError(
+            f"{where}: input {info.name!r} is {declared_type(info.type)}, and networks here take no elements of this "
+            f"type{who}; {_CONVERSIONS.get(element, _CONVERSION)} outside of the network"
+        )
     return info.name, tuple(shape), str(helper.tensor_dtype_to_np_dtype(element))

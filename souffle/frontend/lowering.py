@@ -22,10 +22,10 @@ from tvm import relax, te, tirx
 from tvm.ir import Call, GenericConst
 from tvm.relax.frontend.onnx import from_onnx
 
-from souffle.errors import UnsupportedOperatorError
+from souffle.frontend.refusal import Obstacle
 from souffle.tvm_compat import const_int
 
-__all__ = ["NodeInput", "Step", "Template", "lower_node"]
+__all__ = ["IMPORTER_ERRORS", "NodeInput", "Step", "Template", "lower_node", "single_node_model"]
 
 _CALL_TIR = "relax.call_tir"
 
@@ -104,7 +104,7 @@ def _captured_te_calls() -> Iterator[dict[str, tuple[tuple[te.Tensor, ...], tupl
     A subclass would not do: the builder crosses TVM's FFI and comes back as the base class.
     """
     captured: dict[str, tuple[tuple[te.Tensor, ...], tuple[te.Tensor, ...]]] = {}
-    original = relax.BlockBuilder.call_te
+    original, leave = relax.BlockBuilder.call_te, relax.BlockBuilder._exit_function_scope
 
     def call_te(self: relax.BlockBuilder, func, *args, **kwargs):
         record: list[tuple[tuple[te.Tensor, ...], tuple[te.Tensor, ...]]] = []
@@ -120,12 +120,18 @@ def _captured_te_calls() -> Iterator[dict[str, tuple[tuple[te.Tensor, ...], tupl
         captured[call.args[0].name_hint] = record[-1]
         return call
 
+    def exit_scope(self: relax.BlockBuilder, kind, error, trace) -> None:
+        leave(self, kind, error, trace)
+        if kind is not None:
+            # A builder that an error leaves with an open block complains about it on stderr when it goes.
+            self._end_block()
+
     with _capture_lock:
-        relax.BlockBuilder.call_te = call_te
+        relax.BlockBuilder.call_te, relax.BlockBuilder._exit_function_scope = call_te, exit_scope
         try:
             yield captured
         finally:
-            relax.BlockBuilder.call_te = original
+            relax.BlockBuilder.call_te, relax.BlockBuilder._exit_function_scope = original, leave
 
 
 def _tensors(arguments) -> Iterator[te.Tensor]:
@@ -157,10 +163,10 @@ def lower_node(
 
     Raises
     ------
-    UnsupportedOperatorError
-        Naming the operator, the node and the shapes, with TVM's own words.
+    Obstacle
+        Chained to what TVM's importer ended with, which :mod:`souffle.frontend.diagnosis` puts into words.
     """
-    model, feeds = _single_node_model(node, inputs, outputs, opset_imports)
+    model, feeds = single_node_model(node, inputs, outputs, opset_imports)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
@@ -173,13 +179,11 @@ def lower_node(
                 module = relax.transform.LegalizeOps(enable_warning=False)(module)
             module = relax.transform.CanonicalizeBindings()(module)
             return _Reader(module, of_importer | of_operators, feeds).template()
-    except UnsupportedOperatorError:
-        raise
-    except _IMPORTER_ERRORS as error:
-        raise UnsupportedOperatorError(describe_failure(node, inputs, _first_line(error))) from error
+    except IMPORTER_ERRORS as error:
+        raise Obstacle(f"TVM's importer does not take this form of {node.op_type}") from error
 
 
-_IMPORTER_ERRORS = (
+IMPORTER_ERRORS = (
     tvm.error.OpError,
     tvm.error.InternalError,
     ArithmeticError,
@@ -191,21 +195,16 @@ _IMPORTER_ERRORS = (
     TypeError,
     ValueError,
 )
+"""What TVM's importer, and expressions made with TVM, end with where a form of an operator is beyond them."""
 
 
-def describe_failure(node: onnx.NodeProto, inputs: Sequence[NodeInput | None], reason: str) -> str:
-    """The sentence for a node that cannot be lowered."""
-    shapes = ", ".join("absent" if i is None else f"{i.dtype}{list(i.shape)}" for i in inputs)
-    operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-    return f"operator {operator} of node {node.name!r} with inputs ({shapes}) cannot be imported: {reason}"
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
-
-
-def _single_node_model(node, inputs, outputs, opset_imports) -> tuple[onnx.ModelProto, dict[str, int]]:
+def single_node_model(
+    node: onnx.NodeProto,
+    inputs: Sequence[NodeInput | None],
+    outputs: int,
+    opset_imports: Sequence[onnx.OperatorSetIdProto],
+) -> tuple[onnx.ModelProto, dict[str, int]]:
+    """A model that holds nothing but `node`, and the position of each of its inputs that is no constant."""
     single = onnx.NodeProto()
     single.CopyFrom(node)
     del single.input[:]

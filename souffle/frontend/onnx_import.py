@@ -22,6 +22,7 @@ from souffle.frontend.emit import Emitter, OperatorCall
 from souffle.frontend.groups import fusion_groups, with_groups
 from souffle.frontend.interpreter import Interpreter
 from souffle.frontend.load import LoadedModel, load_model
+from souffle.frontend.refusal import Obstacle, is_text, position_name, refuse, value_type
 from souffle.frontend.values import Known, Scope
 from souffle.program import Origin, Tensor, TEProgram, make_te
 from souffle.tvm_compat import fresh_axis, primfunc_from_tensors
@@ -60,7 +61,7 @@ def import_onnx(model: str | os.PathLike | bytes | onnx.ModelProto, *, batch: in
     interpreter = Interpreter(emitter, loaded.functions)
     scope = Scope(values, loaded.opsets)
     interpreter.run(loaded.nodes, scope)
-    results = [_output_tensor(interpreter, scope, name) for name in loaded.outputs]
+    results = [_output_tensor(interpreter, scope, name, loaded) for name in loaded.outputs]
     emitter.fold_constants(set(results))
     outputs: list[Tensor] = []
     for name, tensor in zip(loaded.outputs, results, strict=True):
@@ -68,11 +69,19 @@ def import_onnx(model: str | os.PathLike | bytes | onnx.ModelProto, *, batch: in
     return _assemble(loaded, emitter, inputs, outputs)
 
 
-def _output_tensor(interpreter: Interpreter, scope: Scope, name: str) -> Tensor:
+def _output_tensor(interpreter: Interpreter, scope: Scope, name: str, loaded: LoadedModel) -> Tensor:
     value = scope.lookup(name)
-    if value is None or isinstance(value, list):
-        kind = "a sequence" if isinstance(value, list) else "an absent optional"
-        raise UnsupportedOperatorError(f"output {name!r} is {kind}; every output of a network must be a tensor")
+    if value is None or isinstance(value, list) or is_text(value):
+        remedy = "let the model return tensors of numbers: every output of a network is one"
+        for position, node in enumerate(loaded.nodes):
+            if name in node.output:
+                named = onnx.NodeProto()
+                named.CopyFrom(node)
+                named.name = position_name(node, position)
+                given = [scope.lookup(source) if source else None for source in node.input]
+                obstacle = Obstacle(f"it makes output {name!r} of the network, which is {value_type(value)}", remedy)
+                refuse(named, given, loaded.opsets, obstacle)
+        raise UnsupportedOperatorError(f"output {name!r} is {value_type(value)}; {remedy}")
     return interpreter.tensor_of(value)
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from souffle.errors import UnsupportedOperatorError
 from souffle.frontend.attributes import attribute
 from souffle.frontend.interpreter import Interpreter, special
+from souffle.frontend.refusal import Obstacle
 from souffle.frontend.values import Known, Scope, Stacked, Value
 
 __all__: list[str] = []
@@ -234,15 +234,14 @@ def _activations(node: onnx.NodeProto, directions: int) -> list[tuple[_Activatio
     alphas, betas = iter(attribute(node, "activation_alpha", [])), iter(attribute(node, "activation_beta", []))
     known = {name.lower(): name for name in (*_PLAIN_ACTIVATIONS, *_ALPHA_DEFAULTS)}
     if len(names) != directions * len(defaults):
-        raise UnsupportedOperatorError(
-            f"operator {node.op_type} of node {node.name!r} names {len(names)} activations, its {directions} "
-            f"direction(s) have {directions * len(defaults)}"
+        raise Obstacle(
+            f"it names {len(names)} activations, and its {directions} direction(s) have {directions * len(defaults)}",
+            "name one for each gate function of each direction",
         )
     for name in names:
         if name.lower() not in known:
-            raise UnsupportedOperatorError(
-                f"operator {node.op_type} of node {node.name!r} uses activation {name!r}; there are "
-                f"{', '.join(sorted(known.values()))}"
+            raise Obstacle(
+                f"its activation {name!r} is not supported", f"supported ones are {', '.join(sorted(known.values()))}"
             )
     every = [_activation(known[name.lower()], alphas, betas) for name in names]
     return [tuple(every[k * len(defaults) : (k + 1) * len(defaults)]) for k in range(directions)]

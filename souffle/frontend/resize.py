@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from souffle.errors import UnsupportedOperatorError
 from souffle.frontend.attributes import attribute
+from souffle.frontend.refusal import Obstacle, computed
 
 __all__ = ["AxisResize", "ResizePlan", "interpolation_table", "resize_plan"]
 
@@ -71,9 +71,7 @@ def resize_plan(
     scales = None if scales is None or scales.size == 0 else scales.astype("float32").tolist()
     sizes = None if sizes is None or sizes.size == 0 else [int(size) for size in sizes.tolist()]
     if scales is None and sizes is None:
-        raise UnsupportedOperatorError(
-            f"operator Resize of node {node.name!r} takes its size from data; sizes must be constants"
-        )
+        raise computed("sizes" if len(node.input) > 3 and node.input[3] else "scales")
     if sizes is not None:
         ratios = [size / shape[axis] for size, axis in zip(sizes, axes, strict=True)]
         policy = attribute(node, "keep_aspect_ratio_policy", b"stretch").decode()
@@ -173,4 +171,8 @@ def _coordinates(mode: str, axis: AxisResize) -> np.ndarray:
         return (axis.start * last + np.arange(axis.after) * (axis.end - axis.start) * last / (axis.after - 1)).astype(
             "float32"
         )
-    raise UnsupportedOperatorError(f"operator Resize has no coordinate transformation {mode!r}")
+    raise Obstacle(
+        f"its attribute coordinate_transformation_mode = {mode} is not supported",
+        "supported modes are half_pixel, half_pixel_symmetric, pytorch_half_pixel, align_corners, asymmetric, "
+        "tf_half_pixel_for_nn and tf_crop_and_resize",
+    )

@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from souffle.errors import ModelError, UnsupportedOperatorError
 from souffle.frontend.attributes import attribute
 from souffle.frontend.interpreter import BUILDER_OPSETS, Interpreter, special
+from souffle.frontend.refusal import Obstacle, computed
 from souffle.frontend.values import Known, Scope, Stacked, Value
 
 __all__ = ["reshaped"]
@@ -28,7 +28,8 @@ def _constant(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[V
     elif given.name in ("value_int", "value_ints"):
         array = np.array(value, dtype="int64")
     else:
-        raise UnsupportedOperatorError(f"operator Constant of node {node.name!r} holds {given.name}")
+        kind = {"sparse_value": "a sparse tensor"}.get(given.name, "text")
+        raise Obstacle(f"its value is {kind} (attribute {given.name})", "give it as a dense tensor of numbers")
     return [Known(array, node.name)]
 
 
@@ -74,9 +75,7 @@ def _axes(node: onnx.NodeProto, inputs: Sequence[Value]) -> list[int] | None:
     if axes is not None or len(inputs) < 2 or inputs[1] is None:
         return axes
     if not isinstance(inputs[1], Known):
-        raise UnsupportedOperatorError(
-            f"operator {node.op_type} of node {node.name!r} takes its axes from data; they must be constants"
-        )
+        raise computed("axes")
     return [int(axis) for axis in inputs[1].array.reshape(-1)]
 
 
@@ -90,18 +89,17 @@ def _reshape(
     elif isinstance(inputs[1], Known):
         wanted = inputs[1].array.reshape(-1).tolist()
     else:
-        raise UnsupportedOperatorError(
-            f"operator Reshape of node {node.name!r} takes its shape from data; shapes must be static"
-        )
+        raise computed("shape")
     keep_zero = attribute(node, "allowzero", 0)
     shape = [value.shape[k] if extent == 0 and not keep_zero else extent for k, extent in enumerate(wanted)]
     if -1 in shape:
         rest = math.prod(extent for extent in shape if extent != -1)
         shape[shape.index(-1)] = math.prod(value.shape) // rest if rest else 0
     if math.prod(shape) != math.prod(value.shape):
-        raise ModelError(
-            f"operator Reshape of node {node.name!r} makes {list(shape)} of {list(value.shape)}, which has another "
-            "number of elements"
+        raise Obstacle(
+            f"it makes {list(shape)} of {list(value.shape)}, which has another number of elements",
+            "give a shape that fits, with -1 for one extent that follows from the others; where it holds a batch size, "
+            "export the model with that batch",
         )
     if isinstance(value, Stacked):
         before = math.prod(value.shape[: value.axis])
