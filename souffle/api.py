@@ -27,6 +27,18 @@ __all__ = ["compile", "tune"]
 Model = str | os.PathLike | bytes | onnx.ModelProto | TEProgram
 
 
+def _program(model: Model, batch: int | None) -> TEProgram:
+    if not isinstance(model, TEProgram):
+        return import_onnx(model, batch=batch)
+    if batch is not None:
+        shapes = ", ".join(f"{n!r} {t.shape}" for n, t in zip(model.input_names, model.inputs, strict=True))
+        raise OptionError(
+            f"batch={batch} has no effect on the program {model.name}, whose inputs have their shapes ({shapes}); "
+            "give it to souffle.import_onnx, which makes the program"
+        )
+    return model
+
+
 def compile(
     model: Model,
     *,
@@ -71,7 +83,7 @@ def compile(
         How the blocks of a kernel wait for each other: ``"cooperative"``, by cooperative groups, or ``"counter"``, by
         our own counter of arrivals in memory of the network (§6.4).
     batch : int, optional
-        The value of a symbolic first dimension.
+        The value of a symbolic first dimension of an ONNX model.
     verify : str
         What the compiler proves of the CUDA kernels that it made (``docs/verification.md``). ``"memory"``: no races, no
         divergent barriers, no stray accesses, and a grid that fits; if that is refuted, compiling fails. ``"values"``:
@@ -113,7 +125,7 @@ def compile(
     check_device(device)
     present = gpu_arch() if target == "auto" or (target == "cuda" and arch is None) else None
     progress("importing")
-    program = model if isinstance(model, TEProgram) else import_onnx(model, batch=batch)
+    program = _program(model, batch)
     if target == "cpu" or (target == "auto" and present is None):
         return HostNetwork(compile_host(program, level=level, precision=precision, progress=progress, hook=hook))
     compiled = compile_cuda(
@@ -201,7 +213,7 @@ def tune(
     units = []
     for model in models if isinstance(models, (list, tuple)) else (models,):
         progress("importing")
-        program = model if isinstance(model, TEProgram) else import_onnx(model, batch=batch)
+        program = _program(model, batch)
         cache = Path(cache_dir) if cache_dir is not None else cache_root()
         options = {"level": level, "arch": chosen, "precision": precision, "partition": partition}
         options["reductions"] = reductions

@@ -120,6 +120,16 @@ def test_a_batch_that_is_none() -> None:
     refuses(OptionError, lambda: souffle.import_onnx(one_node("Relu", ["N", 3]), batch=0), "batch is 0", "at least 1")
 
 
+def test_a_batch_that_would_change_nothing() -> None:
+    says = ("batch=4 has no effect on the given model", "'x'", "symbolic first dimension")
+    refuses(OptionError, lambda: souffle.compile(one_node("Relu", [1, 3]), batch=4), "(1, 3)", *says)
+    refuses(OptionError, lambda: souffle.import_onnx(one_node("Relu", []), batch=4), "scalar", *says)
+    program = souffle.import_onnx(one_node("Relu", ["N", 3]), batch=4)
+    assert program.inputs[0].shape == souffle.import_onnx(one_node("Relu", [4, 3]), batch=4).inputs[0].shape == (4, 3)
+    for call in (lambda: souffle.compile(program, batch=4), lambda: souffle.tune(program, trials=1, batch=4)):
+        refuses(OptionError, call, "batch=4 has no effect on the program", "'x' (4, 3)", "souffle.import_onnx")
+
+
 def test_shapes_that_do_not_fit() -> None:
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])
     w = helper.make_tensor_value_info("w", TensorProto.FLOAT, [4, 5])

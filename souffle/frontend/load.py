@@ -56,6 +56,8 @@ def load_model(model: str | os.PathLike | bytes | onnx.ModelProto, batch: int | 
 
     Raises
     ------
+    OptionError
+        If `batch` is no positive number, or the model has no open dimension that it could fix.
     ModelError
         Naming the file and what is wrong with it.
     """
@@ -86,6 +88,8 @@ def load_model(model: str | os.PathLike | bytes | onnx.ModelProto, batch: int | 
     given = [info for info in graph.input if info.name not in initializers]
     fixed = _batch_parameters(given) if batch is not None else frozenset()
     inputs = tuple(_input(info, batch, fixed, where, readers) for info in given)
+    if batch is not None and not any(_is_open(dim) for info in given for dim in info.type.tensor_type.shape.dim):
+        _check_fixed_batch(batch, [(name, shape) for name, shape, _ in inputs], where)
     functions = {(f.domain, f.name): f for f in proto.functions}
     return LoadedModel(
         identifier(graph.name or "main"),
@@ -161,6 +165,25 @@ def _batch_parameters(inputs: Sequence[onnx.ValueInfoProto]) -> frozenset[str]:
     return frozenset(dim.dim_param for dim in firsts if dim.dim_param)
 
 
+def _is_open(dim: onnx.TensorShapeProto.Dimension) -> bool:
+    return not (dim.HasField("dim_value") and dim.dim_value >= 0)
+
+
+def _check_fixed_batch(batch: int, inputs: Sequence[tuple[str, tuple[int, ...]]], where: str) -> None:
+    """Refuse a batch that a model without open dimensions cannot have."""
+    others = [(name, shape) for name, shape in inputs if shape[:1] != (batch,)]
+    if inputs and not others:
+        return
+    has = "it has no input"
+    if others:
+        name, shape = others[0]
+        has = f"the shape of input {name!r} is {shape}" + ("" if shape else ", a scalar")
+    raise OptionError(
+        f"batch={batch} has no effect on {where}: none of its dimensions is open, {has}; leave batch away, or export "
+        "the model with a symbolic first dimension (torch.onnx.export with dynamic_shapes or dynamic_axes)"
+    )
+
+
 def _input(
     info: onnx.ValueInfoProto, batch: int | None, fixed: frozenset[str], where: str, readers: Readers
 ) -> tuple[str, tuple[int, ...], str]:
@@ -175,7 +198,7 @@ def _input(
     shape = []
     for position, dim in enumerate(info.type.tensor_type.shape.dim):
         open_name = dim.dim_param or "unnamed"
-        if dim.HasField("dim_value") and dim.dim_value >= 0:
+        if not _is_open(dim):
             shape.append(dim.dim_value)
         elif batch is not None and (position == 0 or dim.dim_param in fixed):
             shape.append(batch)

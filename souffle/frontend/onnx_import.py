@@ -38,7 +38,8 @@ def import_onnx(model: str | os.PathLike | bytes | onnx.ModelProto, *, batch: in
     model : path, bytes or ModelProto
         A path may have external data beside it. A ModelProto is not changed.
     batch : int, optional
-        The value of a symbolic first dimension of the inputs.
+        The value of a symbolic first dimension of the inputs. Where no dimension is open, it must be the first
+        dimension that the inputs have.
 
     Returns
     -------
@@ -52,6 +53,8 @@ def import_onnx(model: str | os.PathLike | bytes | onnx.ModelProto, *, batch: in
         If the model is missing, no ONNX, invalid, or leaves a dimension open.
     UnsupportedOperatorError
         If it holds an operator, or a form of one, that cannot be expressed; names the node and its shapes.
+    OptionError
+        If `batch` cannot be what the model computes on.
     """
     loaded = load_model(model, batch)
     emitter = Emitter()
