@@ -101,6 +101,7 @@ class Emitter:
             The node's name and operator type.
         """
         check_element_types(_types_of(template))
+        _check_sizes(template)
         origin = Origin((node,), (operator,), node)
         slots: dict[int, Tensor] = dict(enumerate(inputs))
         for slot, array in template.constants.items():
@@ -195,6 +196,17 @@ def check_element_types(types: Iterable[str]) -> None:
             f"it reads or makes elements of type {', '.join(unknown)}, which networks here cannot hold",
             f"they hold {', '.join(sorted(ELEMENT_TYPES))}",
         )
+
+
+def _check_sizes(template: Template) -> None:
+    for slot in (slot for step in template.steps for slot in (*step.inputs, *step.outputs)):
+        shape, dtype = template.types[slot]
+        if 0 in shape:
+            raise Obstacle(
+                f"it makes elements from a tensor {dtype}{list(shape)}, which has none, or makes such a tensor beside "
+                "others",
+                "leave the empty tensor out of the model",
+            )
 
 
 def _types_of(template: Template) -> set[str]:

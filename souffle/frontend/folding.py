@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
-__all__ = ["RANDOM_OPERATORS", "evaluate_node"]
+__all__ = ["RANDOM_OPERATORS", "empty_outputs", "evaluate_node"]
 
 RANDOM_OPERATORS = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
@@ -55,3 +55,50 @@ def evaluate_node(
         return None
     outputs = [np.asarray(results[name]) if name else None for name in single.output]
     return outputs
+
+
+def empty_outputs(
+    node: onnx.NodeProto,
+    inputs: Sequence[tuple[tuple[int, ...], str, np.ndarray | None] | None],
+    opset_imports: Sequence[onnx.OperatorSetIdProto],
+) -> list[np.ndarray | None] | None:
+    """The outputs of `node` where ONNX's shape inference finds that none of them has an element, else ``None``.
+
+    Parameters
+    ----------
+    node : NodeProto
+        Without sub-graphs.
+    inputs : sequence of (shape, type, value)
+        One for each input, without the value where that is not known; ``None`` for an absent one.
+    """
+    single = onnx.NodeProto()
+    single.CopyFrom(node)
+    del single.input[:]
+    del single.output[:]
+    single.input.extend("" if given is None else f"i{k}" for k, given in enumerate(inputs))
+    single.output.extend(f"o{k}" if name else "" for k, name in enumerate(node.output))
+    infos, initializers = [], []
+    for name, given in zip(single.input, inputs, strict=True):
+        if given is None:
+            continue
+        shape, dtype, value = given
+        infos.append(helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape))
+        if value is not None:
+            initializers.append(numpy_helper.from_array(value, name))
+    wanted = [name for name in single.output if name]
+    results = [helper.make_empty_tensor_value_info(name) for name in wanted]
+    graph = helper.make_graph([single], "node", infos, results, initializers)
+    try:
+        inferred = shape_inference.infer_shapes(
+            helper.make_model(graph, opset_imports=opset_imports), strict_mode=True, data_prop=True
+        )
+    except (shape_inference.InferenceError, *_FAILURES):
+        return None
+    arrays: dict[str, np.ndarray] = {}
+    for info in inferred.graph.output:
+        tensor = info.type.tensor_type
+        shape = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim]
+        if not tensor.HasField("shape") or 0 not in shape or -1 in shape:
+            return None
+        arrays[info.name] = np.zeros(shape, dtype=helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    return [arrays[name] if name else None for name in single.output]

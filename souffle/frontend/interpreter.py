@@ -6,6 +6,7 @@ arithmetic is evaluated where it stands, and no shape inference is needed beside
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -16,7 +17,7 @@ from souffle.errors import UnsupportedOperatorError
 from souffle.frontend.custom import custom_template
 from souffle.frontend.diagnosis import diagnosed, run_time_parameters
 from souffle.frontend.emit import Emitter, check_element_types
-from souffle.frontend.folding import RANDOM_OPERATORS, evaluate_node
+from souffle.frontend.folding import RANDOM_OPERATORS, empty_outputs, evaluate_node
 from souffle.frontend.lowering import IMPORTER_ERRORS, NodeInput, Template, lower_node
 from souffle.frontend.naming import NameSupply
 from souffle.frontend.refusal import Obstacle, computed, is_text, position_name, refuse, version_of
@@ -37,6 +38,8 @@ SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap SplitToSeq
 # Operators that take sequences, and absent optionals, as values.
 _SEQUENCE_OPERATORS = frozenset(_SEQUENCE_NAMES.split())
 _NO_DRAWS = "export the model for inference, or make the random numbers outside and give them as an input"
+# Without updates their result is their first input.
+_SCATTERS = frozenset({"Scatter", "ScatterElements", "ScatterND"})
 BUILDER_OPSETS = (helper.make_opsetid("", 17),)
 """The operator set of nodes that the importer itself writes."""
 
@@ -89,6 +92,12 @@ class Interpreter:
         if function is not None:
             return self.call(function, node, inputs, scope)
         _check_inputs(node, inputs, scope.opsets)
+        if any(isinstance(value, Known) and not value.array.size for value in inputs):
+            if node.op_type in _SCATTERS and not math.prod(inputs[2].shape):
+                return [inputs[0]]
+            empty = self._empty(node, inputs, scope.opsets)
+            if empty is not None:
+                return empty
         special = SPECIAL_OPERATORS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
         if special is not None:
             results = special(self, node, inputs, scope)
@@ -130,6 +139,9 @@ class Interpreter:
         try:
             return self._lower(node, inputs, opsets)
         except Obstacle as obstacle:
+            empty = self._empty(node, inputs, opsets)
+            if empty is not None:
+                return empty
             body = definition(node, inputs, opsets)
             if body is not None:
                 try:
@@ -141,6 +153,17 @@ class Interpreter:
             if cause is None:
                 raise
             raise diagnosed(node, _node_inputs(inputs), opsets, cause) from cause
+
+    def _empty(self, node: onnx.NodeProto, inputs: Sequence[Value], opsets) -> Sequence[Value] | None:
+        """The outputs of a node all of whose outputs have no elements; ``None`` for all others."""
+        if any(isinstance(v, list) or is_text(v) for v in inputs) or any(a.HasField("g") for a in node.attribute):
+            return None
+        given = [
+            None if v is None else (v.shape, v.dtype, v.array if isinstance(v, Known) and v.array.ndim < 2 else None)
+            for v in inputs
+        ]
+        arrays = empty_outputs(node, given, opsets)
+        return arrays and [None if array is None else Known(array, f"{node.name}_empty") for array in arrays]
 
     def by_definition(self, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> Sequence[Value] | None:
         """The outputs of a node by the body that ONNX defines its operator with; ``None`` if it has none."""
@@ -194,6 +217,9 @@ class Interpreter:
                 raise
             given = whole
             template = self._template(node, given, opsets)
+        types = [template.types[slot] for slot in template.results]
+        if types and not any(math.prod(shape) for shape, _ in types):
+            return [Known(np.zeros(shape, dtype=dtype), f"{node.name}_empty") for shape, dtype in types]
         feeds = [
             self.tensor_of(value)
             for value, form in zip(inputs, given, strict=True)

@@ -211,11 +211,6 @@ def _input(
                 f"{where}: dimension {position} ({open_name}) of input {info.name!r} is open; only the first dimension "
                 f"may be{who}; export the model with this one static"
             )
-    if 0 in shape:
-        raise ModelError(
-            f"{where}: input {info.name!r} of shape {shape} has no elements{who}; leave it out of the model, or export "
-            "with extents of at least 1"
-        )
     element = info.type.tensor_type.elem_type
     if element not in _ELEMENT_TYPES:
         raise ModelError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import onnx
 from tvm import te
 
@@ -13,6 +14,7 @@ from souffle.frontend import (  # noqa: F401  (these enter the operators that th
     custom_indexing,
     custom_order,
     custom_resize,
+    empty,
     recurrent,
     rewrites,
     stacks,
@@ -60,7 +62,13 @@ def import_onnx(model: str | os.PathLike | bytes | onnx.ModelProto, *, batch: in
     emitter = Emitter()
     inputs = tuple(emitter.tensor(name, shape, dtype) for name, shape, dtype in loaded.inputs)
     values = {name: Known(array, name) for name, array in loaded.initializers.items()}
-    values.update({name: tensor for (name, _, _), tensor in zip(loaded.inputs, inputs, strict=True)})
+    # An input without elements is known.
+    values.update(
+        {
+            name: tensor if tensor.size else Known(np.zeros(shape, dtype=dtype), name)
+            for (name, shape, dtype), tensor in zip(loaded.inputs, inputs, strict=True)
+        }
+    )
     interpreter = Interpreter(emitter, loaded.functions)
     scope = Scope(values, loaded.opsets)
     interpreter.run(loaded.nodes, scope)
@@ -91,7 +99,9 @@ def _output_tensor(interpreter: Interpreter, scope: Scope, name: str, loaded: Lo
 def _defined_output(
     emitter: Emitter, interpreter: Interpreter, tensor: Tensor, name: str, earlier: list[Tensor]
 ) -> Tensor:
-    """The tensor of an output; a copy where it is not the result of a TE of its own."""
+    """The tensor of an output; a copy where it is not the result of a TE of its own and has any elements."""
+    if not tensor.size:
+        return emitter.tensor(name, tensor.shape, tensor.dtype)
     defined = any(tensor in call.outputs for call in emitter.calls)
     if defined and tensor not in earlier:
         return tensor

@@ -63,6 +63,8 @@ def _recurrent(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[
     x, w, r, b, lengths, h0, c0, p = given
     layout = attribute(node, "layout", 0)
     steps = _steps(interpreter, node.name, x, layout)
+    if not steps:
+        raise Obstacle("its sequence has no time steps", "give it at least one")
     direction = attribute(node, "direction", b"forward").decode()
     names = {"forward": ["forward"], "reverse": ["reverse"], "bidirectional": ["forward", "reverse"]}[direction]
     hidden = attribute(node, "hidden_size", r.shape[-1])

@@ -143,6 +143,19 @@ def _element_type(dtype: str) -> int:
     return int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
+@special("Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cosh", "Round", "Sinh", "Tan")
+def _in_single_precision(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> list[Value] | None:
+    # Neither LLVM nor CUDA has these for the 16-bit types.
+    x = inputs[0]
+    if x.dtype not in ("float16", "bfloat16"):
+        return None
+    write = _Writer(interpreter, node)
+    wide = write(node.op_type, write("Cast", x, to=TensorProto.FLOAT))
+    return [write("Cast", wide, to=_element_type(x.dtype))]
+
+
 @special("Compress")
 def _compress(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope

@@ -31,7 +31,7 @@ def _transpose(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[
 @special("Gather")
 def _gather(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list | None:
     stack, indices = inputs
-    if not isinstance(stack, Stacked) or not isinstance(indices, Known):
+    if not isinstance(stack, Stacked) or not isinstance(indices, Known) or not indices.array.size:
         return None
     if attribute(node, "axis", 0) % len(stack.shape) != stack.axis or indices.array.ndim > 1:
         return None

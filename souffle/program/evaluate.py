@@ -42,6 +42,7 @@ def evaluate(program: TEProgram, inputs: Mapping[str, np.ndarray] | Sequence[np.
     values: dict[Tensor, np.ndarray] = dict(zip(program.inputs, checked_inputs(program, inputs), strict=True))
     values.update(program.constants)
     results = run_tes(program.expanded().tes, values, set(program.outputs))
+    results.update({t: np.zeros(t.shape, dtype=t.dtype) for t in program.outputs if not t.size})
     return {name: results[tensor] for name, tensor in zip(program.output_names, program.outputs, strict=True)}
 
 

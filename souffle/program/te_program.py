@@ -31,7 +31,7 @@ class TEProgram:
     inputs : tuple of Tensor
         ``input_names`` holds the model's own names for them.
     outputs : tuple of Tensor
-        Each defined by a different output of a TE; never an input or a constant.
+        Each defined by a different output of a TE; never an input or a constant. One without elements has no TE.
     tes : tuple of TE, FusedTE, ExternTE or Loop
     constants : mapping of Tensor to array
         Weights, each with the shape and type of its tensor.
@@ -145,7 +145,7 @@ class TEProgram:
                 names.add(tensor.name)
             defined.update(te_.outputs)
         for name, tensor in zip(self.output_names, self.outputs, strict=True):
-            if tensor not in self.producers:
+            if tensor.size and tensor not in self.producers:
                 raise ProgramError(f"output {name!r} is {tensor}, which no TE defines")
 
 

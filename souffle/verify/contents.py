@@ -134,7 +134,7 @@ class Contents:
     def outputs(self) -> Iterator[Counterexample | Undecided]:
         """After the last launch, each output holds all its elements."""
         for buffer, held in zip(self.buffers, self.held, strict=True):
-            if buffer.kind == "output" and not held.full:
+            if buffer.kind == "output" and buffer.nbytes and not held.full:
                 if held.doubt:
                     yield Undecided(f"whether all of the output {buffer.label} is written: {held.doubt}")
                     continue

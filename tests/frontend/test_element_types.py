@@ -52,3 +52,22 @@ def test_bfloat16_rounds_to_the_nearest_even(options):
     with np.errstate(all="ignore"):
         want = x.astype(ml_dtypes.bfloat16).astype("float32")
     np.testing.assert_array_equal(network(x)["y"], want)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("options", [{"target": "cpu"}, {"target": "cuda", "device": "cpu", "cubin": False}])
+def test_functions_that_targets_have_in_single_precision_alone(options, dtype):
+    functions = {"Acos": np.arccos, "Asin": np.arcsin, "Asinh": np.arcsinh, "Atan": np.arctan, "Atanh": np.arctanh}
+    functions |= {"Cosh": np.cosh, "Sinh": np.sinh, "Tan": np.tan, "Round": np.rint}
+    x = np.linspace(-0.9, 0.9, 37).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    nodes = [helper.make_node(name, ["x"], [name]) for name in functions]
+    nodes += [helper.make_node("Add", ["x", "two"], ["more"]), helper.make_node("Acosh", ["more"], ["Acosh"])]
+    model = model_of(nodes, {"x": (x.dtype, x.shape)}, [*functions, "Acosh"], {"two": np.array(2, x.dtype)}, opset=22)
+    got = souffle.compile(model, **options)(x)
+    want = {name: function(x.astype("float32")) for name, function in functions.items()}
+    want["Acosh"] = np.arccosh((x + np.array(2, x.dtype)).astype("float32"))
+    for name, expected in want.items():
+        assert got[name].dtype == x.dtype
+        np.testing.assert_allclose(
+            got[name].astype("float32"), expected, rtol=1e-2 if dtype == "bfloat16" else 1e-3, atol=1e-6
+        )
