@@ -176,6 +176,137 @@ def _compress(
     return [write("Gather", value, Known(chosen, f"{node.name}_chosen"), axis=axis)]
 
 
+@special("Equal")
+def _equal(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value] | None:
+    # TVM compares booleans as floating-point numbers, which its compiler then refuses.
+    if inputs[0].dtype != "bool":
+        return None
+    write = _Writer(interpreter, node)
+    return [write("Not", write("Xor", *inputs))]
+
+
+@special("Slice")
+def _slice(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value] | None:
+    starts = attribute(node, "starts")
+    if starts is None:
+        return None
+    axes = attribute(node, "axes", range(len(starts)))
+    bounds = [_constant(list(values), "int64") for values in (starts, attribute(node, "ends"), axes)]
+    return [_Writer(interpreter, node)("Slice", inputs[0], *bounds)]
+
+
+@special("Upsample", "Resize")
+def _upsample(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> list[Value] | None:
+    if node.op_type == "Resize" and len(inputs) != 2:
+        return None
+    scales = inputs[1] if len(inputs) > 1 else _constant(attribute(node, "scales"), "float32")
+    mode = attribute(node, "mode", b"nearest").decode()
+    return [
+        _Writer(interpreter, node)(
+            "Resize",
+            inputs[0],
+            None,
+            scales,
+            mode="linear" if mode == "bilinear" else mode,
+            coordinate_transformation_mode="asymmetric",
+            nearest_mode="floor",
+        )
+    ]
+
+
+@special("EyeLike")
+def _eye_like(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value]:
+    element = attribute(node, "dtype", _element_type(inputs[0].dtype))
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(element)
+    return [Known(np.eye(*inputs[0].shape, k=attribute(node, "k", 0), dtype=dtype), node.name)]
+
+
+@special("ReduceMax", "ReduceMin")
+def _reduce_extreme(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> Sequence[Value] | None:
+    x = interpreter.whole(inputs[0])
+    if isinstance(x, Known):
+        return None
+    write = _Writer(interpreter, node)
+    if x.dtype == "bool":
+        numbers = write("Cast", x, to=TensorProto.INT32)
+        reduced = interpreter.primitive(node, [numbers, *inputs[1:]], scope.opsets)
+        return [write("Cast", reduced[0], to=TensorProto.BOOL)]
+    if x.dtype not in ("float16", "float32", "float64"):
+        return None
+    # TVM starts from the largest finite number, so that a row of infinities (a mask) would not give infinity.
+    (reduced,) = interpreter.primitive(node, [x, *inputs[1:]], scope.opsets)
+    low = node.op_type == "ReduceMax"
+    limit, compare = (np.finfo(x.dtype).min, "LessOrEqual") if low else (np.finfo(x.dtype).max, "GreaterOrEqual")
+    beyond = _constant(-np.inf if low else np.inf, x.dtype)
+    return [write("Where", write(compare, reduced, _constant(limit, x.dtype)), beyond, reduced)]
+
+
+@special("SpaceToDepth")
+def _space_to_depth(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> list[Value] | None:
+    if attribute(node, "mode", b"DCR") == b"DCR":
+        return None
+    write, block = _Writer(interpreter, node), attribute(node, "blocksize")
+    n, c, h, w = inputs[0].shape
+    split = write("Reshape", inputs[0], _constant([n, c, h // block, block, w // block, block], "int64"))
+    moved = write("Transpose", split, perm=[0, 1, 3, 5, 2, 4])
+    return [write("Reshape", moved, _constant([n, c * block * block, h // block, w // block], "int64"))]
+
+
+@special("ConvTranspose")
+def _conv_transpose(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> Sequence[Value] | None:
+    shape = attribute(node, "output_shape")
+    auto = attribute(node, "auto_pad", b"NOTSET").decode()
+    if not shape and auto in ("NOTSET", "VALID"):
+        return None
+    spatial = inputs[0].shape[2:]
+    rank = len(spatial)
+    kernel = attribute(node, "kernel_shape", inputs[1].shape[2:])
+    strides, dilations = attribute(node, "strides", [1] * rank), attribute(node, "dilations", [1] * rank)
+    extra = attribute(node, "output_padding", [0] * rank)
+    wanted = (
+        list(shape)[-rank:] if shape else [extent * stride for extent, stride in zip(spatial, strides, strict=True)]
+    )
+    begins, ends = [], []
+    for k in range(rank):
+        full = strides[k] * (spatial[k] - 1) + extra[k] + (kernel[k] - 1) * dilations[k] + 1
+        total = full - wanted[k]
+        if total < 0:
+            extra = [e - total if j == k else e for j, e in enumerate(extra)]
+            total = 0
+        small, large = total // 2, total - total // 2
+        begins.append(small if auto == "SAME_UPPER" else large)
+        ends.append(large if auto == "SAME_UPPER" else small)
+    attributes = {
+        "kernel_shape": list(kernel),
+        "strides": list(strides),
+        "dilations": list(dilations),
+        "output_padding": list(extra),
+        "pads": begins + ends,
+        "group": attribute(node, "group", 1),
+    }
+    return interpreter.emit("ConvTranspose", list(inputs), f"{node.name}/ConvTranspose", **attributes)
+
+
+@special("Concat")
+def _concat(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> Sequence[Value] | None:
+    full = [value for value in inputs if math.prod(value.shape)]
+    if not full or len(full) == len(inputs):
+        return None
+    if len(full) == 1:
+        return [full[0]]
+    return interpreter.primitive(node, full, scope.opsets)
+
+
 @special("RoiAlign")
 def _roi_align(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> None:
     if attribute(node, "mode", b"avg") != b"avg":
