@@ -42,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--checked", type=float, default=0.1, metavar="P", help="share run in checked mode, too")
     parser.add_argument("--without", nargs="+", default=[], metavar="OP", help="operators to leave out")
     parser.add_argument("--only", nargs="+", default=[], metavar="RECIPE", help="recipes to choose from")
+    parser.add_argument("--nodes", type=int, metavar="N", help="at most about so many (default: 14)")
     parser.add_argument("--specials", type=float, metavar="P", help="share of networks with NaN and infinities")
     parser.add_argument("--zero-size", type=float, metavar="P", help="share of networks with dimensions of 0")
     parser.add_argument("--dtypes", nargs="+", metavar="T", help="floating point types, as often as named")
@@ -93,8 +94,9 @@ class _Run:
         self.began, self.before = time.monotonic(), len(records)
         self.end = self.began + 60 * arguments.minutes if arguments.minutes else float("inf")
         self.lock, self.stopped = threading.Lock(), False
+        self.workers: list[Worker] = []
         settings = {"without": arguments.without, "only": arguments.only, "specials": arguments.specials}
-        settings |= {"zero_size": arguments.zero_size, "dtypes": arguments.dtypes}
+        settings |= {"zero_size": arguments.zero_size, "dtypes": arguments.dtypes, "most_nodes": arguments.nodes}
         self.request = {"settings": {k: v for k, v in settings.items() if v}, "checked": arguments.checked}
         for name in ("specials", "zero_size"):
             if settings[name] is not None:
@@ -104,6 +106,7 @@ class _Run:
 
     def work(self, folder: Path) -> None:
         with Worker(folder) as worker:
+            self.workers.append(worker)
             while not self.stopped and time.monotonic() < self.end:
                 with self.lock:
                     seed = next(self.seeds, None)
@@ -111,8 +114,15 @@ class _Run:
                     return
                 request = {**self.request, "seed": seed, "targets": _targets(self.arguments.targets, seed)}
                 result = worker.run(request, self.arguments.timeout)
+                # A network that was interrupted is not finished.
                 if not self.stopped:
                     self.keep({"seed": seed, **result})
+
+    def stop(self) -> None:
+        """End all workers."""
+        self.stopped = True
+        for worker in self.workers:
+            worker.cancel()
 
     def keep(self, record: dict) -> None:
         with self.lock:
@@ -154,7 +164,7 @@ def main(argv: list[str] | None = None) -> int:
                 for thread in threads:
                     thread.join()
             except KeyboardInterrupt:
-                run.stopped = True
+                run.stop()
                 print("\nstopping; what is finished is kept", file=sys.stderr)
                 for thread in threads:
                     thread.join()

@@ -203,11 +203,15 @@ class Draft:
         return self.constant(array) if self.chance(constant) else self.input(array)
 
     def weight(self, dtype: str, shape: Sequence[int], style: str = "") -> Value:
-        """A tensor such as a layer's weights: mostly a constant, sometimes an input or a tensor that is there."""
-        present = [value for value in self.values if value.shape == tuple(shape) and value.dtype == dtype]
+        """A tensor such as a layer's weights: mostly a constant, sometimes an input or a tensor that is there.
+
+        It holds no NaN and no infinity: what zeros around an image make of an infinite weight, ONNX leaves open.
+        """
+        alike = [value for value in self.values if value.shape == tuple(shape) and value.dtype == dtype]
+        present = [value for value in alike if is_tame(value.array)]
         if present and not style and self.chance(0.3):
             return self.choice(present)
-        return self.fresh(dtype, shape, style, constant=0.7)
+        return self.fresh(dtype, shape, style or self.choice(("normal", "normal", "eighths", "whole")), constant=0.7)
 
     def pick(
         self,

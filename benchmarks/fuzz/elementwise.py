@@ -23,7 +23,12 @@ def _anywhere(d: Draft, op: str) -> None:
     d.emit(op, [d.pick("f")])
 
 
-@recipe("Softplus", "HardSwish", "Mish", "Asinh")
+@recipe("Mish", since=18)
+def _mish(d: Draft) -> None:
+    d.emit("Mish", [d.pick("f")])
+
+
+@recipe("Softplus", "HardSwish", "Asinh")
 def _moderate(d: Draft, op: str) -> None:
     d.emit(op, [d.pick("f")])
 
@@ -291,7 +296,7 @@ def _where(d: Draft) -> None:
 def _quantize(d: Draft, op: str) -> None:
     dtype = d.choice(("uint8", "int8"))
     if op == "QuantizeLinear":
-        x = d.pick("f", exact=True, where=lambda v: v.dtype == "float32")
+        x = d.pick("f", tame=True, exact=True, where=lambda v: v.dtype == "float32")
     else:
         x = d.fresh(dtype, d.shape())
     if x.dtype in ("float16", "float64"):
@@ -311,4 +316,5 @@ def _quantize(d: Draft, op: str) -> None:
 
 @recipe("DynamicQuantizeLinear", weight=0.3)
 def _dynamic_quantize(d: Draft) -> None:
-    d.emit("DynamicQuantizeLinear", [d.pick("f", exact=True, where=lambda v: v.dtype == "float32")], outputs=3)
+    x = d.pick("f", tame=True, exact=True, where=lambda v: v.dtype == "float32")
+    d.emit("DynamicQuantizeLinear", [x], outputs=3)

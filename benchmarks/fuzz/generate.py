@@ -8,14 +8,14 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from benchmarks.fuzz import elementwise, heavy, movers, patterns
+from benchmarks.fuzz import elementwise, heavy, movers, patterns, rare
 from benchmarks.fuzz.case import Case
 from benchmarks.fuzz.draft import Draft, Refused, Settings, Value
 from benchmarks.fuzz.grammar import RECIPES
 
 __all__ = ["RECIPE_MODULES", "Generated", "generate"]
 
-RECIPE_MODULES = (elementwise, movers, heavy, patterns)
+RECIPE_MODULES = (elementwise, movers, heavy, patterns, rare)
 """Importing them fills the register."""
 
 _OPSETS = (13, 13, 14, 15, 16, 17, 17, 17, 18, 18, 19, 20, 20, 21, 21, 22, 23, 23, 24)

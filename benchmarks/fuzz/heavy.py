@@ -132,6 +132,9 @@ def _windows(d: Draft, x: Value, *, dilated: bool = True) -> dict:
         window["dilations"] = dilations
     auto = d.choice((None,) * 6 + ("SAME_UPPER", "SAME_LOWER", "VALID", "NOTSET"))
     window["auto_pad"] = auto
+    if auto in ("SAME_UPPER", "SAME_LOWER"):
+        # ONNX Runtime's pooling pads for a window that is not dilated.
+        window.pop("dilations", None)
     if auto in (None, "NOTSET") and d.chance(0.8):
         window["pads"] = [p[0] for p in pads] + [p[1] for p in pads]
     return window
@@ -213,13 +216,13 @@ def _rms_norm(d: Draft) -> None:
     d.emit("RMSNormalization", [x, d.weight(x.dtype, x.shape[axis:])], axis=axis)
 
 
-@recipe("GroupNormalization", since=18, weight=0.7)
+@recipe("GroupNormalization", since=21, weight=0.7)
 def _group_norm(d: Draft) -> None:
     x = image(d)
     channels = x.shape[1]
     groups = d.choice([g for g in range(1, channels + 1) if channels % g == 0])
-    n = channels if d.opset >= 21 else groups
-    d.emit("GroupNormalization", [x, d.weight(x.dtype, (n,)), d.weight(x.dtype, (n,))], num_groups=groups)
+    scale, bias = d.weight(x.dtype, (channels,)), d.weight(x.dtype, (channels,))
+    d.emit("GroupNormalization", [x, scale, bias], num_groups=groups)
 
 
 @recipe("InstanceNormalization", weight=0.7)

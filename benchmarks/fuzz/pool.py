@@ -31,6 +31,7 @@ class Worker:
         self._process: subprocess.Popen | None = None
         self._buffer = b""
         self._served = 0
+        self._cancelled = False
         folder.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> Worker:
@@ -44,6 +45,13 @@ class Worker:
         """The end of what the process printed."""
         path = self._folder / "worker.log"
         return path.read_text(errors="replace")[-1500:] if path.exists() else ""
+
+    def cancel(self) -> None:
+        """End the request in progress, from another thread; there will be no other."""
+        self._cancelled = True
+        process = self._process
+        if process is not None:
+            process.kill()
 
     def stop(self) -> None:
         """End the process."""
@@ -101,7 +109,7 @@ class Worker:
         """
         result: dict = {"generate": {}, "outcomes": {}}
         left = list(request["targets"])
-        while True:
+        while not self._cancelled:
             if self._process is None or self._process.poll() is not None or self._served >= _NETWORKS:
                 self._start()
             self._served += 1
@@ -127,7 +135,8 @@ class Worker:
                 return result
             left = left[left.index(doing) + 1 :]
             if not left:
-                return result
+                break
+        return result
 
     def _death(self, how: str, doing: str, request: dict) -> dict:
         process = self._process
@@ -143,4 +152,7 @@ class Worker:
                 record["file"] = str(path)
             running.unlink(missing_ok=True)
         self.stop()
+        if doing == "generate":
+            # Only ONNX Runtime has run yet.
+            return {"kind": "unsure", "detail": f"{how} of the oracle: {record['detail']}"}
         return record

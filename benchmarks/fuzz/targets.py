@@ -11,7 +11,7 @@ import numpy as np
 
 import souffle
 from benchmarks.fuzz.case import Case
-from benchmarks.fuzz.oracle import Expectation, judge, reference_agrees
+from benchmarks.fuzz.oracle import Expectation, judge, oracle_is_alone
 from souffle.errors import CertificateError, CudaCompileError, DeviceError, SouffleError
 
 __all__ = ["FAILURES", "OUTCOMES", "TARGETS", "Outcome", "failure_class", "run_target"]
@@ -30,7 +30,7 @@ OUTCOMES = ("right", "refused", "unstable", "unsure", "wrong", "exception", "cra
 """What can come of a network on a target.
 
 ``refused`` is a SouffleError of the compiler. ``unstable``: rounding moves most of the result, so nothing was compared.
-``unsure``: ONNX Runtime and ONNX's reference implementation differ, and the result is that of the latter. ``exception``
+``unsure``: ONNX's reference implementation does not bear ONNX Runtime out against the result. ``exception``
 is one that is no SouffleError, or text that g++ rejects; ``crash``: the process died; ``refuted``: by the certificate.
 """
 
@@ -135,8 +135,8 @@ def _run(network, case: Case, target: str, expected: Expectation, seed: int, che
         return "unstable", ""
     verdict = judge(outputs, expected)
     if verdict.kind != "right":
-        agrees = verdict.kind in ("nan", "value") and reference_agrees(case, outputs, expected)
-        return ("unsure" if agrees else "wrong"), f"{verdict.kind}: {verdict.detail}"
+        alone = verdict.kind in ("nan", "value") and oracle_is_alone(case, outputs, expected)
+        return ("unsure" if alone else "wrong"), f"{verdict.kind}: {verdict.detail}"
     for name, array in outputs.items():
         if not np.array_equal(array, again[name], equal_nan=array.dtype.kind == "f"):
             order = "" if target == "cpu" else ", the second with threads shuffled"

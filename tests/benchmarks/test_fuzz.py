@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -75,10 +77,11 @@ def test_networks_are_valid_and_varied():
     operators = set()
     for seed in range(150):
         case = generate(seed).case
-        present = operators_of(case.model).keys()
-        # ONNX cannot infer the shape of its own function body of MeanVarianceNormalization.
-        onnx.checker.check_model(case.model, full_check="MeanVarianceNormalization" not in present)
-        operators |= present
+        operators |= operators_of(case.model).keys()
+        # ONNX cannot infer the shape of its own function body of MeanVarianceNormalization, and of a pooling's last
+        # window it thinks otherwise than ONNX Runtime.
+        odd = {"MeanVarianceNormalization", "MaxPool", "AveragePool", "LpPool"}
+        onnx.checker.check_model(case.model, full_check=not odd & operators_of(case.model).keys())
     assert len(operators) >= 120
 
 
@@ -128,7 +131,7 @@ def test_a_worker_outlives_what_it_runs(tmp_path):
         assert result["outcomes"]["nonsense"]["kind"] == "crash"
         assert result["outcomes"]["cpu"]["kind"] == "right"
         late = worker.run({"seed": 4, "targets": ["cpu"]}, 0.001)
-        assert "timeout" in {outcome["kind"] for outcome in late["outcomes"].values()}
+        assert "timeout" in str(late["outcomes"])
 
 
 def test_a_run_goes_on_where_its_file_stops(tmp_path, capsys):
@@ -142,6 +145,22 @@ def test_a_run_goes_on_where_its_file_stops(tmp_path, capsys):
     seeds = [json.loads(line)["seed"] for line in out.read_text().splitlines() if line.endswith("}")]
     assert seeds == [0, 1, 2, 3]
     assert "4 networks" in capsys.readouterr().out
+
+
+def test_an_interrupt_ends_a_run_and_keeps_its_file(tmp_path):
+    out = tmp_path / "out.jsonl"
+    command = [sys.executable, "-m", "benchmarks.fuzz", "--targets", "cpu", "--nodes", "1", "--out", str(out)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        end = time.monotonic() + 120
+        while not out.exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        printed, complaints = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert "Traceback" not in complaints
+    assert f"{len(out.read_text().splitlines())} networks" in printed
 
 
 def _tiny(op: str, array: np.ndarray) -> Case:
