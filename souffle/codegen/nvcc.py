@@ -11,10 +11,14 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from souffle.cache import read_entry, write_entry
 from souffle.codegen.plan import Resources
 from souffle.errors import CompilerNotFoundError, CudaCompileError
 
 __all__ = ["compile_cubin", "compiler_version", "content_key", "find_nvcc"]
+
+_ENTRIES = "sealed"
+"""How entries of the cache are written; another way is another key."""
 
 
 def find_nvcc() -> Path | None:
@@ -39,7 +43,7 @@ def compiler_version(nvcc: Path) -> str:
 
 def content_key(text: str, arch: str, version: str) -> str:
     """The name under which what was made of a text is kept."""
-    return hashlib.sha256("\0".join((text, arch, version)).encode()).hexdigest()
+    return hashlib.sha256("\0".join((_ENTRIES, text, arch, version)).encode()).hexdigest()
 
 
 def compile_cubin(text: str, arch: str, *, cache_dir: Path | None = None) -> tuple[bytes, dict[str, Resources]]:
@@ -51,7 +55,8 @@ def compile_cubin(text: str, arch: str, *, cache_dir: Path | None = None) -> tup
     arch : str
         Such as ``"sm_90"``.
     cache_dir : Path, optional
-        Where results are kept by the text's hash; compiling the same text again is then a read.
+        Where results are kept by the text's hash; compiling the same text again is then a read. A folder that cannot
+        be used costs a warning.
 
     Returns
     -------
@@ -73,9 +78,10 @@ def compile_cubin(text: str, arch: str, *, cache_dir: Path | None = None) -> tup
             "with: pip install 'souffle-dl[cuda]', or compile with cubin=False to get the CUDA text only"
         )
     key = content_key(text, arch, compiler_version(nvcc))
-    if cache_dir is not None and (cache_dir / f"{key}.cubin").is_file():
-        report = (cache_dir / f"{key}.txt").read_text()
-        return (cache_dir / f"{key}.cubin").read_bytes(), _parse_report(report)
+    if cache_dir is not None:
+        image, words = read_entry(cache_dir / f"{key}.cubin"), read_entry(cache_dir / f"{key}.txt")
+        if image is not None and words is not None:
+            return image, _parse_report(words.decode())
     with tempfile.TemporaryDirectory(prefix="souffle-nvcc-") as folder:
         source, cubin = Path(folder) / "kernels.cu", Path(folder) / "kernels.cubin"
         source.write_text(text)
@@ -86,12 +92,8 @@ def compile_cubin(text: str, arch: str, *, cache_dir: Path | None = None) -> tup
             raise CudaCompileError(f"nvcc rejected the CUDA text for {arch}: " + " | ".join(lines[:3]))
         image, report = cubin.read_bytes(), done.stderr + done.stdout
     if cache_dir is not None:
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        (cache_dir / f"{key}.txt").write_text(report)
-        # The image comes last and by renaming: a reader that finds it finds a whole entry.
-        partial = cache_dir / f"{key}.{os.getpid()}.part"
-        partial.write_bytes(image)
-        partial.replace(cache_dir / f"{key}.cubin")
+        write_entry(cache_dir / f"{key}.txt", report.encode())
+        write_entry(cache_dir / f"{key}.cubin", image)
     return image, _parse_report(report)
 
 

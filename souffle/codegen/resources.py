@@ -17,6 +17,7 @@ from pathlib import Path
 
 import tvm
 
+from souffle.cache import read_entry, write_entry
 from souffle.codegen.cuda import emit_cuda
 from souffle.codegen.nvcc import compile_cubin, compiler_version, content_key, find_nvcc
 from souffle.codegen.plan import Plan, Resources
@@ -121,19 +122,15 @@ class StageMeter:
 
     def _recall(self, key: str) -> Resources | None:
         path = self._path(key)
-        if key not in self.known and path is not None and path.is_file():
-            self.known[key] = Resources(**json.loads(path.read_text()))
+        if key not in self.known and path is not None and (kept := read_entry(path)) is not None:
+            self.known[key] = Resources(**json.loads(kept))
         return self.known.get(key)
 
     def _keep(self, key: str, used: Resources) -> None:
         self.known[key] = used
         path = self._path(key)
-        if path is None:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.part")
-        partial.write_text(json.dumps(vars(used)))
-        partial.replace(path)
+        if path is not None:
+            write_entry(path, json.dumps(vars(used)).encode())
 
 
 def _alone(stage: Stage, functions: _Functions) -> KernelShape:

@@ -11,8 +11,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from souffle.cache import cache_root
-from souffle.errors import CompilerNotFoundError, CudaCompileError
+from souffle.cache import cache_root, read_entry, write_entry
+from souffle.errors import CompilerNotFoundError, CudaCompileError, DeviceError
 
 __all__ = ["FOLDER", "build_kernel_library", "build_runtime_library", "default_cache_dir"]
 
@@ -47,16 +47,25 @@ _TEXT_NAME = "kernels.cu"  # debug information names this file, or that of the #
 
 def default_cache_dir() -> Path:
     """Give the folder for compiled libraries, which have to be files: the cache, or a temporary one where it is off."""
-    temporary = Path(tempfile.gettempdir()) / f"souffle-cpu-device-{os.getuid()}"
     root = cache_root()
-    if root is None:
-        return temporary
-    folder = root / "cpu_device"
+    if root is not None:
+        return root / "cpu_device"
+    folder = Path(tempfile.gettempdir()) / f"souffle-cpu-device-{os.getuid()}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder if folder.stat().st_uid == os.getuid() else _folder_of_this_process()
     except OSError:
-        return temporary
-    return folder if os.access(folder, os.W_OK) else temporary
+        return _folder_of_this_process()
+
+
+@functools.cache
+def _folder_of_this_process() -> Path:
+    """Where libraries lie that cannot be kept: gone when the process ends."""
+    _TEMPORARY.append(tempfile.TemporaryDirectory(prefix="souffle-cpu-device-"))
+    return Path(_TEMPORARY[-1].name)
+
+
+_TEMPORARY: list[tempfile.TemporaryDirectory] = []
 
 
 @functools.cache
@@ -109,14 +118,16 @@ def _build(
     libraries: tuple[str, ...] = (),
 ) -> Path:
     compiler = _compiler()
-    folder = default_cache_dir() if cache_dir is None else Path(cache_dir).resolve()
-    parts = (_TEXT_NAME, source, *flags, *_LINK, *libraries, compiler, _compiler_version(compiler), _headers_digest())
+    folder = Path(os.path.abspath(default_cache_dir() if cache_dir is None else cache_dir))
+    made_by = (compiler, _compiler_version(compiler), _headers_digest())
+    parts = ("sealed", _TEXT_NAME, source, *flags, *_LINK, *libraries, *made_by)
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-    library = folder / f"{stem}-{key}.so"
-    if library.exists():
-        return library
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as work:
+    name = f"{stem}-{key}.so"
+    for kept in (folder, *(Path(temporary.name) for temporary in _TEMPORARY)):
+        # Half a library may load and then end the process.
+        if read_entry(kept / name) is not None:
+            return kept / name
+    with tempfile.TemporaryDirectory(prefix="souffle-build-") as work:
         text = Path(work) / _TEXT_NAME
         text.write_text(source, encoding="utf-8")
         compiled, made = Path(work) / "out.o", Path(work) / "out.so"
@@ -131,8 +142,13 @@ def _build(
                 lines = [row.replace(str(Path(work)) + "/", "") for row in done.stderr.splitlines()]
                 errors = [row for row in lines if "error" in row or "undefined" in row][:_SHOWN_ERRORS]
                 raise CudaCompileError(f"{failed}: g++ says\n" + "\n".join(errors or lines[:_SHOWN_ERRORS]))
-        os.replace(made, library)  # atomic: another process may be building the same
-    return library
+        image = made.read_bytes()
+    if write_entry(folder / name, image):
+        return folder / name
+    folder = _folder_of_this_process()
+    if write_entry(folder / name, image):
+        return folder / name
+    raise DeviceError(f"{failed}: the compiled library cannot be written, to {folder} neither; is the disk full?")
 
 
 def build_runtime_library(cache_dir: Path | None = None) -> Path:
