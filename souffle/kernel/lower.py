@@ -23,6 +23,7 @@ from souffle.kernel.conditions import has_vector_select, with_plain_conditions
 from souffle.kernel.thread_sync import synchronized
 from souffle.kernel.workarounds import (
     has_vector_gather,
+    has_vector_without_type,
     named_results,
     one_scope,
     paired_conditions,
@@ -46,6 +47,10 @@ _POOL_ALIGNMENT = 128
 
 _MOST_THREADS = 1024
 """Of a block, on every GPU."""
+
+
+_UNWRITTEN = (has_vector_gather, has_vector_select, has_vector_without_type)
+"""Vectors that TVM's CUDA generator writes wrong text for, or none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +191,7 @@ def lower_stage(name: str, schedule: GpuSchedule, target: tvm.target.Target) -> 
     """
     original = schedule.func
     functions = _device_kernels(name, schedule, target, vectorize=True)
-    if any(has_vector_gather(function) or has_vector_select(function) for function in functions):
+    if any(check(function) for check in _UNWRITTEN for function in functions):
         # One that comes about in a later pass, which :func:`without_gathers` could not see.
         functions = _device_kernels(name, schedule, target, vectorize=False)
     functions.sort(key=lambda f: (len(str(f.attrs["global_symbol"])), str(f.attrs["global_symbol"])))

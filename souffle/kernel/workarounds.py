@@ -11,6 +11,7 @@ from souffle.tvm_compat import Analyzer, PrimExpr, const_int, dtype_of, substitu
 
 __all__ = [
     "has_vector_gather",
+    "has_vector_without_type",
     "named_results",
     "one_scope",
     "paired_conditions",
@@ -190,6 +191,20 @@ def has_vector_gather(function: tirx.PrimFunc) -> bool:
             found = found or not (isinstance(index, tirx.Ramp) and _is_aligned(index, value.lanes, analyzer))
 
     tvm_ffi.structural_walk(function.body, [(TensorLoad, see), (tirx.BufferStore, see)])
+    return found
+
+
+def has_vector_without_type(function: tirx.PrimFunc) -> bool:
+    """Whether a vector in it is longer than CUDA's vectors of its elements: four of 64 bits or of truth values."""
+    found = False
+
+    def see(node: tvm.ir.Expr) -> None:
+        nonlocal found
+        if isinstance(node.ty, tvm.ir.PrimType):
+            value = tvm.DataType(dtype_of(node))
+            found = found or (value.lanes > 4 and (value.bits == 64 or str(value).startswith("bool")))
+
+    tvm_ffi.structural_walk(function.body, (tvm.ir.Expr, see))
     return found
 
 
