@@ -14,6 +14,7 @@ from tvm import te, tirx
 from tvm.ir import Call
 from tvm.sym import Analyzer
 
+from souffle.program.extrema import with_infinite_identity
 from souffle.tvm_compat import (
     PrimExpr,
     const_int,
@@ -96,7 +97,8 @@ def _rebuilt(axes, reduce_axes, bodies, types: Sequence[str], rewrite: Callable,
     sources = [rewrite(part, dtype, mapping, every) for part, dtype in zip(first.source, types, strict=True)]
     condition = rewrite(first.condition, "bool", mapping, every)
     inits = [rewrite(part, dtype, mapping, every) for part, dtype in zip(first.init, types, strict=False)]
-    reduction = tirx.Reduce(first.combiner, sources, new_reduce, condition, 0, inits or None)
+    combiner = with_infinite_identity(first.combiner)
+    reduction = tirx.Reduce(combiner, sources, new_reduce, condition, 0, inits or None)
     # The outputs of one reduction of tuples must share its sources.
     others = (
         tirx.Reduce(reduction.combiner, reduction.source, reduction.axis, reduction.condition, k, reduction.init)
