@@ -127,7 +127,9 @@ def _reverse_sequence(node: onnx.NodeProto, operands: Operands) -> list[te.Tenso
     batch, time = attribute(node, "batch_axis", 1), attribute(node, "time_axis", 0)
 
     def element(*at):
-        length = lengths(at[batch]).astype("int32")
+        # Within the axis, whatever the input says.
+        length = tirx.max(tirx.min(lengths(at[batch]), int_imm(shape[time], "int64")), int_imm(0, "int64"))
+        length = length.astype("int32")
         place = tirx.Select(at[time] < length, tirx.max(length - 1 - at[time], int_imm(0)), at[time])
         return data(*at[:time], place, *at[time + 1 :])
 

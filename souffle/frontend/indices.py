@@ -14,7 +14,7 @@ from tvm import te, tirx
 from tvm.ir import Call
 from tvm.sym import Analyzer
 
-from souffle.program.extrema import with_infinite_identity
+from souffle.frontend.inside import kept_inside
 from souffle.tvm_compat import (
     PrimExpr,
     const_int,
@@ -78,8 +78,8 @@ def narrowed(op: te.ComputeOp, scalars: Mapping[te.Operation, PrimExpr]) -> Expr
     def rewrite(expression: PrimExpr, dtype: str, mapping: Mapping, axes: Sequence[tirx.IterVar]) -> PrimExpr:
         expression = _with_scalars(expression, scalars)
         if not narrow:
-            return substitute(expression, mapping)
-        return _as_type(_simplified(_retyped(expression, mapping), axes), dtype)
+            return kept_inside(substitute(expression, mapping), axes)
+        return _as_type(kept_inside(_simplified(_retyped(expression, mapping), axes), axes), dtype)
 
     return _rebuilt(tuple(op.axis), tuple(op.reduce_axis), tuple(op.body), types, rewrite, narrow)
 
@@ -97,8 +97,7 @@ def _rebuilt(axes, reduce_axes, bodies, types: Sequence[str], rewrite: Callable,
     sources = [rewrite(part, dtype, mapping, every) for part, dtype in zip(first.source, types, strict=True)]
     condition = rewrite(first.condition, "bool", mapping, every)
     inits = [rewrite(part, dtype, mapping, every) for part, dtype in zip(first.init, types, strict=False)]
-    combiner = with_infinite_identity(first.combiner)
-    reduction = tirx.Reduce(combiner, sources, new_reduce, condition, 0, inits or None)
+    reduction = tirx.Reduce(first.combiner, sources, new_reduce, condition, 0, inits or None)
     # The outputs of one reduction of tuples must share its sources.
     others = (
         tirx.Reduce(reduction.combiner, reduction.source, reduction.axis, reduction.condition, k, reduction.init)

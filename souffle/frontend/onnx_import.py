@@ -11,7 +11,6 @@ from tvm import te
 from souffle.errors import UnsupportedOperatorError
 from souffle.frontend import (  # noqa: F401  (these enter the operators that they define)
     control,
-    custom_elementwise,
     custom_indexing,
     custom_order,
     custom_resize,

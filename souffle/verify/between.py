@@ -69,6 +69,7 @@ class _Conflicts:
     across: _Meeting | None
     within: _Meeting | None
     same: _Meeting | None = None
+    same_perhaps: bool = False
 
 
 class Pairs:
@@ -131,6 +132,8 @@ class Pairs:
             one_call = writer.run is other.run and writer.parameter != other.parameter
             if one_call and found.same is not None and self.library.promises_no_alias(writer.run):
                 yield self._aliased(kernel, writer, other, found.same)
+            elif one_call and found.same_perhaps and self.library.promises_no_alias(writer.run):
+                raise Undecided("pointers that are declared __restrict__, and an access that depends on data")
         except Undecided as reason:
             names = " and ".join(dict.fromkeys((writer.run.name, other.run.name)))
             yield Undecided(f"whether tiles of {names} meet in {writer.at.name}: {reason}")
@@ -296,11 +299,10 @@ def _compare(writer: _Spot, other: _Spot, delta: int) -> _Conflicts:
     low, high = owners.low * unit, (owners.low + owners.owner.size) * unit - 1
     own_unit = other.footprint.function.pointers[other.parameter].unit
     across = within = same = None
+    perhaps, same_perhaps = "", False
     for touch in other.footprint.of(other.parameter, other.writes):
         if touch.range.high + delta < low or touch.range.low + delta > high:
             continue
-        if touch.access.place.offset.opaque:
-            raise Undecided("an index that depends on data")
         for elements, tiles, threads in other.footprint.elements(touch):
             at, tiles, threads = _in_elements_of(elements * own_unit + delta, own_unit, unit, tiles, threads)
             at = at - owners.low
@@ -313,18 +315,21 @@ def _compare(writer: _Spot, other: _Spot, delta: int) -> _Conflicts:
             far = written & apart
             near = written & ~apart & (thread != threads)
             here = written & (theirs == tiles) & (thread == threads)
-            if same is None and here.any():
+            certain = owners.certain and touch.certain
+            same_perhaps |= bool(here.any()) and not certain
+            if same is None and here.any() and certain:
                 same = _meeting(here, at + owners.low, unit, theirs, tiles, thread, threads)
-            doubtful = not owners.certain or any(c.opaque for c in touch.conditions)
-            if doubtful and (far.any() or near.any()):
-                raise Undecided("an access under a condition on data")
-            if across is None and far.any():
+            if far.any() and not certain:
+                perhaps = "an access that depends on data"
+            elif across is None and far.any():
                 across = _meeting(far, at + owners.low, unit, theirs, tiles, thread, threads)
             if within is None and near.any():
                 within = _meeting(near, at + owners.low, unit, theirs, tiles, thread, threads)
         if across is not None:
             break
-    return _Conflicts(across, within, same)
+    if across is None and perhaps:
+        raise Undecided(perhaps)
+    return _Conflicts(across, within, same, same_perhaps)
 
 
 def _slots(run: StageRun, tiles: np.ndarray) -> np.ndarray:

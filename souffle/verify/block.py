@@ -99,6 +99,7 @@ def check_block(parts: Sequence[Part]) -> BlockReport:
         If there are more tiles to look at one by one than is feasible, or an address depends on data.
     """
     whole = not any(part.globals_ for part in parts)
+    undecided: Undecided | None = None
     if whole:
         walk = _Walk(parts, None)
         try:
@@ -106,9 +107,11 @@ def check_block(parts: Sequence[Part]) -> BlockReport:
             return BlockReport(None, walk.span.epochs, walk.span.points)
         except (NeedsTile, Found):
             pass
+        except Undecided as reason:
+            undecided = reason
     tiles = _different_tiles(parts)
     if tiles.size > _MOST_TILES:
-        raise Undecided(f"{tiles.size} tiles whose threads differ in what they do")
+        raise undecided or Undecided(f"{tiles.size} tiles whose threads differ in what they do")
     epochs = points = 0
     for tile in tiles:
         walk = _Walk(parts, int(tile))
@@ -129,7 +132,8 @@ def _different_tiles(parts: Sequence[Part]) -> np.ndarray:
     wanted = {parameter for part in parts for parameter, _, _ in part.globals_}
     nodes: list[Expr] = []
     _collect(function.body, wanted, nodes)
-    return representatives(function.tile, nodes)
+    # Conditions on data are taken to hold in every tile.
+    return representatives(function.tile, [node for node in nodes if not node.opaque])
 
 
 def _collect(items: Sequence[Item], wanted: set[int], nodes: list[Expr]) -> None:
@@ -343,8 +347,9 @@ class _Walk:
                 known = [c for c in known if function.tile not in c.axes]
             if offset.opaque:
                 raise Undecided(f"an address in {access.place.memory.name} that depends on data")
-            by_data = any(c.opaque for c in parts)
-            self.sets[key] = self.touched(access, offset, known, len(known) == len(parts), by_data, fixed, free)
+            by_data = offset.by_data or any(c.opaque for c in parts)
+            certain = len(known) == len(parts) and not by_data
+            self.sets[key] = self.touched(access, offset, known, certain, by_data, fixed, free)
         found = self.sets[key]
         if found is not None:
             self.span.record(found)

@@ -22,9 +22,11 @@ __all__ = [
     "interval",
     "linear_terms",
     "operation",
+    "remade",
     "replace_axes",
     "unknown",
     "variable",
+    "wrapped",
 ]
 
 
@@ -34,10 +36,11 @@ class Undecided(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """A variable that takes the values ``0 .. extent - 1``."""
+    """A variable that takes the values ``0 .. extent - 1``; with `data`, one of them, and data says which."""
 
     name: str
     extent: int
+    data: bool = False
 
 
 class Expr:
@@ -49,14 +52,16 @@ class Expr:
         ``"const"``, ``"axis"``, ``"unknown"`` (data, or anything the checker does not follow), or an operation.
     args : tuple of Expr
     value
-        The number, the axis, or the (lowest, highest) value of what is unknown.
+        The number, the axis, or the (lowest, highest) value of what is unknown, or wraps around.
     axes : frozenset of Axis
         On which it depends.
     opaque : bool
         Whether something in it is unknown.
+    bounds : (int, int) or None
+        What :func:`interval` says of it, once asked.
     """
 
-    __slots__ = ("args", "axes", "op", "opaque", "value")
+    __slots__ = ("args", "axes", "bounds", "op", "opaque", "value")
 
     def __init__(self, op: str, args: tuple[Expr, ...], value: object) -> None:
         self.op = op
@@ -64,6 +69,12 @@ class Expr:
         self.value = value
         self.axes = frozenset({value}) if op == "axis" else frozenset().union(*(a.axes for a in args))
         self.opaque = op == "unknown" or any(a.opaque for a in args)
+        self.bounds: tuple[int, int] | None = None
+
+    @property
+    def by_data(self) -> bool:
+        """Whether data chooses among its values: each may occur, none need."""
+        return any(axis.data for axis in self.axes)
 
     def __repr__(self) -> str:
         if self.op == "const":
@@ -102,6 +113,17 @@ def variable(axis: Axis) -> Expr:
 def unknown(low: int, high: int) -> Expr:
     """Some value from `low` to `high`; two of them are never taken for equal."""
     return Expr("unknown", (), (low, high))
+
+
+def wrapped(expr: Expr, low: int, high: int) -> Expr:
+    """What is left of a number in a type that holds those from `low` to `high`."""
+    least, most = interval(expr)
+    return expr if low <= least and most <= high else _node("wrap", (expr,), (low, high))
+
+
+def remade(expr: Expr, args: Sequence[Expr]) -> Expr:
+    """The operation of `expr`, of other arguments."""
+    return wrapped(*args, *expr.value) if expr.op == "wrap" else operation(expr.op, *args)
 
 
 def add(*terms: Expr) -> Expr:
@@ -146,6 +168,12 @@ _EVALUATE = {
 _CONDITIONS = {"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"}
 
 
+def _is_truth(expr: Expr) -> bool:
+    return expr.op in _CONDITIONS or (
+        expr.op in ("const", "unknown") and 0 <= interval(expr)[0] <= interval(expr)[1] <= 1
+    )
+
+
 def operation(op: str, *args: Expr) -> Expr:
     """An operation of the table above, folded where its arguments are numbers."""
     if all(a.op == "const" for a in args):
@@ -172,6 +200,10 @@ def operation(op: str, *args: Expr) -> Expr:
             return const(0) if known[0] == 0 else args[1] if values[0] is not None else args[0]
     if op == "select" and values[0] is not None:
         return args[1] if values[0] else args[2]
+    if op == "select" and values[2] == 0 and _is_truth(args[1]):
+        return operation("and", args[0], args[1])
+    if op == "select" and values[1] == 1 and _is_truth(args[2]):
+        return operation("or", args[0], args[2])
     return _node(op, args)
 
 
@@ -192,22 +224,32 @@ def evaluate(expr: Expr, env: Mapping[Axis, np.ndarray], memo: dict[Expr, np.nda
         result = env[expr.value]
     elif expr.op == "unknown":
         raise Undecided("a value that depends on data")
+    elif expr.op == "wrap":
+        low, high = expr.value
+        result = (evaluate(expr.args[0], env, memo) - low) % (high - low + 1) + low
     else:
         result = _EVALUATE[expr.op](*(evaluate(a, env, memo) for a in expr.args))
     memo[expr] = result
     return result
 
 
-_LOWEST, _HIGHEST = -(2**62), 2**62
+_LOWEST, _HIGHEST = -(2**80), 2**80
+"""Beyond every number of a type."""
 
 
 def interval(expr: Expr) -> tuple[int, int]:
     """Bounds of an expression's values, inclusive; each axis on its own, so not the tightest."""
+    if expr.bounds is None:
+        expr.bounds = _interval(expr)
+    return expr.bounds
+
+
+def _interval(expr: Expr) -> tuple[int, int]:
     if expr.op == "const":
         return expr.value, expr.value
     if expr.op == "axis":
         return 0, expr.value.extent - 1
-    if expr.op == "unknown":
+    if expr.op in ("unknown", "wrap"):
         return expr.value
     if expr.op in _CONDITIONS:
         return 0, 1
@@ -291,5 +333,5 @@ def replace_axes(expr: Expr, values: Mapping[Axis, Expr], memo: dict[Expr, Expr]
         if expr.op == "axis":
             memo[expr] = values[expr.value]
         else:
-            memo[expr] = operation(expr.op, *(replace_axes(a, values, memo) for a in expr.args))
+            memo[expr] = remade(expr, [replace_axes(a, values, memo) for a in expr.args])
     return memo[expr]

@@ -25,6 +25,11 @@ class Touch:
     conditions: tuple[Expr, ...]
     range: Range
 
+    @property
+    def certain(self) -> bool:
+        """Whether all that it may touch it touches: data decides neither whether nor where."""
+        return not self.access.place.offset.by_data and not any(c.opaque for c in self.conditions)
+
 
 @dataclass(frozen=True)
 class Twice:
@@ -162,7 +167,7 @@ class Footprint:
         across = within = None
         certain = True
         for touch in self.of(memory.parameter, True):
-            certain = certain and not any(c.opaque for c in touch.conditions)
+            certain = certain and touch.certain
             for elements, tiles, threads in self.elements(touch):
                 at = elements - low
                 own = (tiles * count + threads).astype(owner.dtype)

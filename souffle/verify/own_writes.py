@@ -68,13 +68,13 @@ def missing_read(
     for touch in footprint.of(parameter, False):
         if all(held(elements).all() for elements, _, _ in footprint.elements(touch)):
             continue
-        if any(c.opaque for c in touch.conditions):
-            raise Undecided("a read under a condition on data")
         spots = spots or {a: s for s, a in _spots(footprint.function.body)}
         writes = [w for w in footprint.of(parameter, True) if w.range.high >= touch.range.low]
         found = _missing(footprint, touch, writes, spots, held)
         if found is not None and not own:
             raise Undecided("it writes to the same tensor through another pointer")
+        if found is not None and not touch.certain:
+            raise Undecided("a read that depends on data")
         if found is not None:
             return found
     return None
@@ -142,7 +142,7 @@ class _First:
         self.size = footprint.range_of(write.access.place.memory.parameter, True).high + 1
         unit = write.access.place.memory.unit
         whole = write.access.width % unit == 0 and write.access.alignment % unit == 0
-        self.certain = whole and write.access.by != "copy" and not any(c.opaque for c in write.conditions)
+        self.certain = whole and write.access.by != "copy" and write.certain
         keys, turns = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for elements, tiles, _, places in _located(footprint, write, common):
             key = tiles * self.size + elements

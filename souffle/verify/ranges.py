@@ -32,14 +32,15 @@ def index_range(index: Expr, conditions: Sequence[Expr]) -> Range | None:
     """The range of an index over all points where the conditions hold; ``None`` where there is no such point.
 
     Terms that share no axis, not even through a condition, are ranged apart: the range of the sum is then the sum of
-    the ranges, exactly. Conditions on data are taken to hold; so the range may be too wide, and says so.
+    the ranges, exactly. Conditions on data are taken to hold, and data to choose any of the values that it has; so the
+    range may be too wide, and says so.
     """
     parts = conjuncts(conditions)
     if any(c.op == "const" for c in parts):
         return None
     known = [c for c in parts if not c.opaque]
     terms, total = linear_terms(index)
-    exact = len(known) == len(parts)
+    exact = len(known) == len(parts) and not index.by_data
     low = high = total
     clear: dict[Expr, int] = {}
     for term, factor in terms.items():

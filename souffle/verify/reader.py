@@ -11,9 +11,10 @@ from tvm.ir import Call, TensorLoad
 
 from souffle.tvm_compat import const_int, dtype_of
 from souffle.verify.accesses import Access, Branch, Function, Item, Loop, Memory, Place, Transfer, Wait
+from souffle.verify.by_data import settled
 from souffle.verify.effects import IGNORED, NO_MEMORY, Effect, effect_of
 from souffle.verify.expressions import Axis, Expr, Undecided, add, const, interval, operation, variable
-from souffle.verify.indices import BINARY, bytes_of, index_of, operator_name, unknown_of
+from souffle.verify.indices import BINARY, bytes_of, index_of, lanes_of, operator_name, unknown_of
 
 __all__ = ["read_function"]
 
@@ -61,6 +62,8 @@ class _Reader:
         self.problems: dict[str, None] = {}
         self.items: list[Item] = []
         self.statement: Any = None
+        # Elements that were read since something may have been written: reading one again gives the same number.
+        self.known: dict[tuple[Memory, Expr, str], Expr] = {}
 
     def read(self) -> Function:
         first, second, *pointers = self.func.params
@@ -71,7 +74,7 @@ class _Reader:
             memory = Memory("global", str(pointer.name), 0, unit, number)
             self.places[pointer] = Place(memory, const(0))
             parameters.append(memory)
-        body = self.inside(self.func.body)
+        body = settled(self.inside(self.func.body))
         shared = sum(m.nbytes for m in self.memories if m.kind == "shared")
         problems = tuple(self.problems)
         axes = (self.tile, self.thread)
@@ -105,7 +108,11 @@ class _Reader:
         elif isinstance(node, tirx.IfThenElse):
             self.loads(node.condition, ())
             condition = self.index(node.condition)
-            then, otherwise = self.inside(node.then_case), self.inside(node.else_case)
+            known = dict(self.known)
+            then = self.inside(node.then_case)
+            self.known = known
+            otherwise = self.inside(node.else_case)
+            self.known.clear()
             if condition.op == "const":
                 self.items += then if condition.value else otherwise
             elif then or otherwise:
@@ -130,8 +137,11 @@ class _Reader:
             for index in node.indices:
                 self.loads(index, ())
             self.element(node.buffer, node.indices, (), True, dtype_of(node.value))
+            self.known.clear()
         elif isinstance(node, tirx.Evaluate):
+            self.known.clear()
             self.effect(node.value)
+            self.known.clear()
         else:
             self.problem(f"a statement of the kind {type(node).__name__}")
 
@@ -146,7 +156,9 @@ class _Reader:
             return
         axis = Axis(str(node.loop_var.name), most)
         self.env[node.loop_var] = add(low, variable(axis))
+        self.known.clear()
         body = self.inside(node.body)
+        self.known.clear()
         if extent.op != "const":
             body = (Branch(operation("lt", variable(axis), extent), body, (), node),)
         if body:
@@ -171,50 +183,63 @@ class _Reader:
 
     # Expressions
 
-    def index(self, node: Any) -> Expr:
+    def index(self, node: Any, lane: Expr | None = None) -> Expr:
         try:
-            return index_of(node, self.env)
+            return index_of(node, self.env, self.loaded, lane)
         except Undecided as reason:
             self.problem(str(reason))
             return unknown_of(node)
 
-    def loads(self, node: Any, conditions: tuple[Expr, ...]) -> None:
-        """Record the reads of an expression; those that a choice or a short cut leaves out have its condition."""
+    def loaded(self, load: TensorLoad) -> Expr | None:
+        """The number that an element is, of a buffer of integers."""
+        place = self.places.get(load.source)
+        if place is None or len(load.indices) != 1 or isinstance(load.indices[0], tirx.Ramp):
+            return None
+        unit = bytes_of(str(load.source.dtype))
+        at = add(place.offset, operation("mul", self.index(load.indices[0]), const(unit)))
+        return self.known.setdefault((place.memory, at, dtype_of(load)), unknown_of(load))
+
+    def loads(self, node: Any, conditions: tuple[Expr, ...], shortcuts: tuple[Expr, ...] = ()) -> None:
+        """Record the reads of an expression; those that a choice or a short cut leaves out have its condition.
+
+        The generator writes choices as statements ahead of the one that they stand in: what is in a choice no short
+        cut around it leaves out. Nor does ``and`` of vectors, which is written lane by lane.
+        """
         if isinstance(node, _LEAVES):
             return
         if type(node) in BINARY:
-            self.loads(node.a, conditions)
-            if isinstance(node, (tirx.And, tirx.Or)):
+            self.loads(node.a, conditions, shortcuts)
+            if isinstance(node, (tirx.And, tirx.Or)) and lanes_of(node) == 1:
                 first = self.index(node.a)
-                conditions = (*conditions, first if isinstance(node, tirx.And) else operation("not", first))
-            self.loads(node.b, conditions)
+                shortcuts = (*shortcuts, first if isinstance(node, tirx.And) else operation("not", first))
+            self.loads(node.b, conditions, shortcuts)
         elif isinstance(node, TensorLoad):
             for index in node.indices:
-                self.loads(index, conditions)
-            self.element(node.source, node.indices, conditions, False, dtype_of(node))
+                self.loads(index, conditions, shortcuts)
+            self.element(node.source, node.indices, (*conditions, *shortcuts), False, dtype_of(node))
         elif isinstance(node, (tirx.Cast, tirx.Broadcast)):
-            self.loads(node.value, conditions)
-        elif isinstance(node, tirx.Not):
-            self.loads(node.a, conditions)
+            self.loads(node.value, conditions, shortcuts)
+        elif isinstance(node, (tirx.Not, tirx.BitwiseNot)):
+            self.loads(node.a, conditions, shortcuts)
         elif isinstance(node, tirx.Select):
             for part in (node.condition, node.true_value, node.false_value):
                 self.loads(part, conditions)
         elif isinstance(node, tirx.Ramp):
-            self.loads(node.base, conditions)
-            self.loads(node.stride, conditions)
+            self.loads(node.base, conditions, shortcuts)
+            self.loads(node.stride, conditions, shortcuts)
         elif isinstance(node, tirx.Shuffle):
             for part in (*node.vectors, *node.indices):
-                self.loads(part, conditions)
+                self.loads(part, conditions, shortcuts)
         elif isinstance(node, tirx.Let):
             self.loads(node.value, conditions)
             self.env[node.var] = self.index(node.value)
-            self.loads(node.body, conditions)
+            self.loads(node.body, conditions, shortcuts)
         elif isinstance(node, Call):
-            self.call(node, conditions)
+            self.call(node, conditions, shortcuts)
         else:
             self.problem(f"an expression of the kind {type(node).__name__}")
 
-    def call(self, node: Call, conditions: tuple[Expr, ...]) -> None:
+    def call(self, node: Call, conditions: tuple[Expr, ...], shortcuts: tuple[Expr, ...]) -> None:
         name = operator_name(node)
         if name == "prim.if_then_else":
             condition = self.index(node.args[0])
@@ -233,7 +258,7 @@ class _Reader:
         if any(self.pointer(a) is not None for a in arguments):
             self.problem(f"a pointer handed to {name}")
         for argument in arguments:
-            self.loads(argument, conditions)
+            self.loads(argument, conditions, shortcuts)
 
     def pointer(self, node: Any) -> Place | None:
         """What an expression points to; ``None`` where it is no pointer that the checker can follow."""
@@ -271,6 +296,8 @@ class _Reader:
                 width = unit * lanes
             else:
                 offset = add(offset, operation("mul", stride, variable(Axis("lane", lanes))))
+        elif bytes_of(dtype) == unit * lanes_of(index) != unit:
+            offset = self.index(index, variable(Axis("lane", lanes_of(index))))
         elif bytes_of(dtype) != unit:
             self.problem(f"an access of {dtype} in the buffer {buffer.name}")
             return

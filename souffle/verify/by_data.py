@@ -1,0 +1,174 @@
+"""Addresses that data decides: what the text itself says about them, and nothing else.
+
+A loaded value may be anything that its type allows. The text bounds it: by a clamp, a remainder, a mask or a choice in
+the address (:func:`souffle.verify.expressions.interval`), or by a condition around the access that compares the very
+value. What is left is a set of values of which each may occur: an axis of its own, over which all accesses are looked
+at, and about which no rule says more than "may". An address that nothing bounds stays unknown, and so does the verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from souffle.verify.accesses import Access, Branch, Item, Loop
+from souffle.verify.expressions import (
+    Axis,
+    Expr,
+    add,
+    conjuncts,
+    const,
+    interval,
+    linear_terms,
+    operation,
+    remade,
+    unknown,
+    variable,
+)
+
+__all__ = ["settled"]
+
+_MOST = 1 << 24
+"""Values of a part of an address; beyond, it counts as not bounded."""
+
+_OPPOSITE = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt", "eq": "ne", "ne": "eq"}
+
+
+def settled(items: Sequence[Item], conditions: tuple[Expr, ...] = ()) -> tuple[Item, ...]:
+    """`items` with axes in the addresses for what data decides, as far as the text bounds it."""
+    return tuple(_settled(item, conditions) for item in items)
+
+
+def _settled(item: Item, conditions: tuple[Expr, ...]) -> Item:
+    if isinstance(item, Loop):
+        return Loop(item.axis, settled(item.body, conditions))
+    if isinstance(item, Branch):
+        then = settled(item.then, (*conditions, item.condition))
+        otherwise = settled(item.otherwise, (*conditions, operation("not", item.condition)))
+        return Branch(item.condition, then, otherwise, item.statement)
+    if not isinstance(item, Access) or not item.place.offset.opaque:
+        return item
+    terms, total = linear_terms(_under(item.place.offset, (*conditions, *item.conditions)))
+    memo: dict[Expr, Expr] = {}
+    parts = [operation("mul", _any_value(term, memo), const(factor)) for term, factor in terms.items()]
+    return replace(item, place=replace(item.place, offset=add(*parts, const(total))))
+
+
+def _any_value(expr: Expr, memo: dict[Expr, Expr]) -> Expr:
+    """`expr` with an axis for each part that data decides; as it is where nothing bounds it."""
+    if not expr.opaque:
+        return expr
+    if expr not in memo:
+        memo[expr] = _choices(expr, memo)
+    return memo[expr]
+
+
+def _choices(expr: Expr, memo: dict[Expr, Expr]) -> Expr:
+    low, high = interval(expr)
+    few = high - low < _MOST
+    whole = add(const(low), variable(Axis("data", high - low + 1, True))) if few else expr
+    if not expr.axes or not expr.args:
+        return whole
+    # What depends on tile, thread or turns too keeps that, if data has no more choices in its parts.
+    parts = remade(expr, [_any_value(arg, memo) for arg in expr.args])
+    return whole if parts.opaque or prod(axis.extent for axis in parts.axes if axis.data) > _MOST else parts
+
+
+# What conditions say about values
+
+
+def _under(expr: Expr, conditions: Sequence[Expr]) -> Expr:
+    """`expr` where all of `conditions` hold: what data decides in it is bounded by what they compare it with."""
+    facts = _Facts()
+    for condition in conjuncts(conditions):
+        facts.learn(condition, holds=True)
+    return facts.applied(expr, {})
+
+
+class _Facts:
+    """Bounds of unknown terms, and of sums with one in them: a sum is told by its terms and their factors."""
+
+    def __init__(self) -> None:
+        self.bounds: dict[frozenset[tuple[Expr, int]], tuple[int, int]] = {}
+        self.values: dict[tuple[Expr, int, int], Expr] = {}
+
+    def also(self, condition: Expr, *, holds: bool) -> _Facts:
+        """These, and what follows if a condition holds, or does not."""
+        more = _Facts()
+        more.bounds, more.values = dict(self.bounds), self.values
+        more.learn(condition, holds=holds)
+        return more
+
+    def learn(self, condition: Expr, *, holds: bool) -> None:
+        """Note what follows if a condition holds, or does not."""
+        if not condition.opaque:
+            return
+        if condition.op == "not":
+            self.learn(condition.args[0], holds=not holds)
+        elif condition.op == ("and" if holds else "or"):
+            for part in condition.args:
+                self.learn(part, holds=holds)
+        elif condition.op in _OPPOSITE:
+            self.compare(condition.op if holds else _OPPOSITE[condition.op], *condition.args)
+
+    def compare(self, op: str, one: Expr, other: Expr) -> None:
+        """``one op other`` holds: so much for their difference, and for each unknown term in it."""
+        if op == "ne":
+            return
+        terms, total = linear_terms(operation("sub", one, other))
+        most = -total - (op == "lt") if op in ("lt", "le", "eq") else None
+        least = -total + (op == "gt") if op in ("gt", "ge", "eq") else None
+        self.note(terms, least, most)
+        self.note({term: -factor for term, factor in terms.items()}, _minus(most), _minus(least))
+        for part, factor in terms.items():
+            if part.opaque:
+                ends = [[end * by for end in interval(term)] for term, by in terms.items() if term is not part]
+                upper = None if most is None else most - sum(min(pair) for pair in ends)
+                lower = None if least is None else least - sum(max(pair) for pair in ends)
+                if factor < 0:
+                    lower, upper = _minus(upper), _minus(lower)
+                self.note(
+                    {part: 1},
+                    None if lower is None else -(-lower // abs(factor)),
+                    None if upper is None else upper // abs(factor),
+                )
+
+    def note(self, terms: dict[Expr, int], least: int | None, most: int | None) -> None:
+        """A sum lies between two numbers."""
+        key = frozenset(terms.items())
+        low, high = self.bounds.get(key) or _span(terms)
+        self.bounds[key] = (low if least is None else max(low, least), high if most is None else min(high, most))
+
+    def applied(self, expr: Expr, memo: dict[Expr, Expr]) -> Expr:
+        """`expr` with narrower unknown values for what is bounded here."""
+        if not expr.opaque:
+            return expr
+        if expr not in memo:
+            memo[expr] = self.narrowed(expr, memo)
+        return memo[expr]
+
+    def narrowed(self, expr: Expr, memo: dict[Expr, Expr]) -> Expr:
+        terms, total = linear_terms(expr)
+        low, high = self.bounds.get(frozenset(terms.items())) or _span(terms)
+        if low <= high and (low, high) != _span(terms):
+            value = self.values.setdefault((expr, low, high), unknown(low + total, high + total))
+            return value
+        if not expr.args:
+            return expr
+        if expr.op == "select":
+            condition, one, other = expr.args
+            chosen = [
+                self.also(condition, holds=holds).applied(part, {}) for part, holds in ((one, True), (other, False))
+            ]
+            return operation("select", self.applied(condition, memo), *chosen)
+        return remade(expr, [self.applied(arg, memo) for arg in expr.args])
+
+
+def _span(terms: dict[Expr, int]) -> tuple[int, int]:
+    ends = [sorted(end * by for end in interval(term)) for term, by in terms.items()]
+    return sum(pair[0] for pair in ends), sum(pair[1] for pair in ends)
+
+
+def _minus(value: int | None) -> int | None:
+    return None if value is None else -value
