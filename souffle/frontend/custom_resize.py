@@ -11,6 +11,7 @@ from tvm import te, tirx
 
 from souffle.frontend.attributes import attribute
 from souffle.frontend.custom import Operands, defines, int_imm, position_on_axis
+from souffle.frontend.refusal import computed
 from souffle.frontend.resize import AxisResize, ResizePlan, interpolation_table, resize_plan
 from souffle.tvm_compat import PrimExpr
 
@@ -21,6 +22,9 @@ __all__: list[str] = []
 def _resize(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
     roi, scales, sizes = (operands.constant(k) for k in (1, 2, 3))
     shape = operands.shape(0)
+    crops = attribute(node, "coordinate_transformation_mode") == b"tf_crop_and_resize"
+    if crops and roi is None and operands.present(1):
+        raise computed("roi")
     plan = resize_plan(node, shape, roi, scales, sizes)
     if plan.mode != "nearest" and _tvm_resizes(plan, len(shape)) and not attribute(node, "axes"):
         return None

@@ -11,13 +11,14 @@ from tvm import te, tirx
 from tvm.ir import Call
 from tvm.relax.expr import TEPlaceholderOp
 
+from souffle.frontend.accumulation import with_wide_sum
 from souffle.frontend.indices import narrowed
 from souffle.frontend.lowering import Step, Template
 from souffle.frontend.naming import NameSupply, identifier
 from souffle.frontend.refusal import Obstacle
 from souffle.program import ELEMENT_TYPES, TE, ExternTE, Origin, Tensor, make_te
 from souffle.program.evaluate import run_tes
-from souffle.tvm_compat import PrimExpr, const_int, is_load, load_indices, load_tensor, reduce_node
+from souffle.tvm_compat import PrimExpr, const_int, fresh_axis, is_load, load_indices, load_tensor, reduce_node
 
 __all__ = ["Emitter", "OperatorCall", "check_element_types"]
 
@@ -155,8 +156,12 @@ class Emitter:
                 continue
             slot = next((wanted[op, k] for k in range(op.num_outputs) if (op, k) in wanted), None)
             label = labels[slot] if slot is not None else f"{node}_{op.name}"
-            te_ = self._fresh_te(op, self.names.fresh(identifier(label)), known, inlined, origin)
+            name = self.names.fresh(identifier(label))
+            te_ = self._fresh_te(op, name, known, inlined, origin)
             tes.append(te_)
+            if te_.outputs[0].dtype != str(op.output(0).dtype):
+                te_ = self._converted(te_.output, str(op.output(0).dtype), self.names.fresh(f"{name}_rounded"), origin)
+                tes.append(te_)
             known.update({(op, k): tensor for k, tensor in enumerate(te_.outputs)})
         slots.update({slot: known[key] for key, slot in wanted.items()})
         outputs = tuple(slots[slot] for slot in step.outputs)
@@ -170,7 +175,7 @@ class Emitter:
         # The same expression, where the same ones of its operands are one tensor, is one te.ComputeOp.
         key = (op, tuple(sources.index(tensor) for tensor in sources))
         if key not in self._shared:
-            expression = narrowed(op, inlined)
+            expression = with_wide_sum(narrowed(op, inlined))
             reads = zip(op.input_tensors, sources, strict=True)
             first = make_te(name, expression.axes, expression.bodies, list(reads), origin)
             self._shared[key] = first, tuple(sources.index(tensor) for tensor in first.inputs)
@@ -181,6 +186,19 @@ class Emitter:
             for k, t in enumerate(first.outputs)
         )
         return replace(first, name=name, inputs=tuple(sources[i] for i in order), outputs=outputs, origin=origin)
+
+
+    def _converted(self, tensor: Tensor, dtype: str, name: str, origin: Origin) -> TE:
+        """A TE that converts a tensor; those of one shape share their expression."""
+        key = (tensor.shape, tensor.dtype, dtype)
+        if key not in self._shared:
+            axes = [fresh_axis(extent, f"i{k}") for k, extent in enumerate(tensor.shape)]
+            source = te.placeholder(tensor.shape, tensor.dtype, name="p0")
+            body = tirx.Cast(dtype, source(*(axis.var for axis in axes)))
+            self._shared[key] = make_te(name, axes, [body], [(source, tensor)], origin), (0,)
+        first, _ = self._shared[key]
+        output = Tensor(name, tensor.shape, dtype)
+        return replace(first, name=name, inputs=(tensor,), outputs=(output,), origin=origin)
 
 
 def check_element_types(types: Iterable[str]) -> None:

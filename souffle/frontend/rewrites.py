@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import ml_dtypes
 import numpy as np
 import onnx
 from onnx import TensorProto
@@ -235,12 +236,13 @@ def _reduce_extreme(
         numbers = write("Cast", x, to=TensorProto.INT32)
         reduced = interpreter.primitive(node, [numbers, *inputs[1:]], scope.opsets)
         return [write("Cast", reduced[0], to=TensorProto.BOOL)]
-    if x.dtype not in ("float16", "float32", "float64"):
+    if x.dtype not in ("float16", "bfloat16", "float32", "float64"):
         return None
     # TVM starts from the largest finite number, so that a row of infinities (a mask) would not give infinity.
     (reduced,) = interpreter.primitive(node, [x, *inputs[1:]], scope.opsets)
     low = node.op_type == "ReduceMax"
-    limit, compare = (np.finfo(x.dtype).min, "LessOrEqual") if low else (np.finfo(x.dtype).max, "GreaterOrEqual")
+    kind = ml_dtypes.finfo(x.dtype)
+    limit, compare = (kind.min, "LessOrEqual") if low else (kind.max, "GreaterOrEqual")
     beyond = _constant(-np.inf if low else np.inf, x.dtype)
     return [write("Where", write(compare, reduced, _constant(limit, x.dtype)), beyond, reduced)]
 

@@ -71,3 +71,27 @@ def test_functions_that_targets_have_in_single_precision_alone(options, dtype):
         np.testing.assert_allclose(
             got[name].astype("float32"), expected, rtol=1e-2 if dtype == "bfloat16" else 1e-3, atol=1e-6
         )
+
+
+@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16])
+@pytest.mark.parametrize("options", [{"target": "cpu"}, {"target": "cuda", "device": "cpu", "cubin": False}])
+def test_sums_of_half_precision_do_not_stick(options, dtype):
+    """A sum of ones in half precision ends at 2048 (256 in bfloat16), where the next number is two away."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["product"]), helper.make_node("ReduceSum", ["x"], ["total"])]
+    nodes += [helper.make_node("GlobalAveragePool", ["image"], ["mean"])]
+    dtype = np.dtype(dtype)
+    inputs = {"x": (dtype, (2, 4096)), "image": (dtype, (1, 1, 64, 64))}
+    model = model_of(nodes, inputs, ["product", "total", "mean"], {"w": np.ones((4096, 3), dtype)}, opset=22)
+    got = souffle.compile(model, **options)({"x": np.ones((2, 4096), dtype), "image": np.ones((1, 1, 64, 64), dtype)})
+    want = {"product": np.full((2, 3), 4096, dtype), "total": np.full((1, 1), 8192, dtype)}
+    want["mean"] = np.ones((1, 1, 1, 1), dtype)
+    for name, expected in want.items():
+        assert got[name].dtype == dtype
+        np.testing.assert_array_equal(got[name].astype("float32"), expected.astype("float32"), err_msg=name)
+
+
+def test_a_lowest_number_of_bfloat16_is_no_start_of_a_maximum():
+    x = np.full((2, 3), -np.inf, ml_dtypes.bfloat16)
+    node = helper.make_node("ReduceMax", ["x", "axes"], ["y"])
+    model = model_of([node], {"x": (x.dtype, x.shape)}, ["y"], {"axes": np.array([1])}, opset=20)
+    np.testing.assert_array_equal(souffle.compile(model, target="cpu")(x)["y"].astype("float32"), [[-np.inf]] * 2)

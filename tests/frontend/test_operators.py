@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from onnx.reference import ReferenceEvaluator
 
+from souffle.errors import UnsupportedOperatorError
 from souffle.frontend import import_onnx
 from souffle.program import TE
 from souffle.program.evaluate import evaluate
@@ -272,3 +273,10 @@ def test_newer_operator(case):
     given = random_inputs(program)
     want = ReferenceEvaluator(model).run(None, given)
     assert_same(evaluate(program, given), dict(zip(program.output_names, want, strict=True)))
+
+
+def test_a_crop_of_a_region_that_is_an_input_is_refused():
+    inputs = [(F, (1, 1, 4, 4)), (F, (8,)), None, ints(1, 1, 3, 3)]
+    options = {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize", "opset": 13}
+    with pytest.raises(UnsupportedOperatorError, match=r"Resize of node 'the_Resize'.*its input 'roi' is computed"):
+        import_onnx(node_model("Resize", inputs, **options))
