@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
+from souffle.cli.main import entry
 
-from souffle.cli.main import main
-
-sys.exit(main())
+entry()

@@ -22,7 +22,7 @@ ORDER = (
     *("program", "frontend", "analysis", "schedule", "partition"),
     *("transform", "kernel", "cost", "codegen", "verify", "runtime", "mutation", "tuning"),
 )
-LOWEST = {"errors", "tvm_compat", "decision", "certificate", "cache"}
+LOWEST = {"errors", "tvm_compat", "decision", "certificate", "cache", "parallel"}
 HIGHEST = {"options", "pipeline", "api", "loading", "cli", "__main__"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +21,25 @@ __all__ = ["ablate"]
 def ablate(arguments: argparse.Namespace, progress: Progress) -> int:
     """Run the command; the exit status is 1 if any output differs too much."""
     gpu = gpu_arch()
-    records = []
-    for model in arguments.models:
-        records.extend(_model(model, arguments, progress, gpu))
+    records: list[dict] = []
+    try:
+        for model in arguments.models:
+            for record in _model(model, arguments, progress, gpu):
+                records.append(record)
+    except KeyboardInterrupt:
+        if records:
+            _report(arguments, progress, records, gpu)
+        raise
+    _report(arguments, progress, records, gpu)
+    return 0 if all(r["ok"] is not False for r in records) else 1
+
+
+def _report(arguments: argparse.Namespace, progress: Progress, records: list[dict], gpu: str | None) -> None:
     progress.done()
     if arguments.json:
         write_json(records)
-        return 0 if all(r["ok"] is not False for r in records) else 1
-    for model in arguments.models:
+        return
+    for model in dict.fromkeys(record["model"] for record in records):
         rows = [_row(r) for r in records if r["model"] == model]
         print(f"\n{Path(model).stem}, {arguments.precision}, partition {arguments.partition}")
         header = ["level", "launches", "kernels", "syncs", "read", "written", "registers", "shared B", "compile s"]
@@ -37,13 +49,11 @@ def ablate(arguments: argparse.Namespace, progress: Progress) -> int:
     print("read, written: bytes of global memory, each tensor that a stage touches counted once for that stage.")
     if gpu is None:
         print("No GPU is usable here: errors are of the emitted CUDA text run on the CPU; there is no latency.")
-    return 0 if all(r["ok"] is not False for r in records) else 1
 
 
-def _model(model: str, arguments: argparse.Namespace, progress: Progress, gpu: str | None) -> list[dict]:
+def _model(model: str, arguments: argparse.Namespace, progress: Progress, gpu: str | None) -> Iterator[dict]:
     program = souffle.import_onnx(model, batch=arguments.batch)
     reference = inputs = None
-    records = []
     for level in LEVELS:
         progress.prefix = f"{Path(model).stem} {level}: "
         start = time.perf_counter()
@@ -88,8 +98,7 @@ def _model(model: str, arguments: argparse.Namespace, progress: Progress, gpu: s
             record |= {"error": result.error, "ok": result.ok}
             if gpu is not None:
                 record["latency_us"] = network.time(inputs, mode="graph")["median_us"]
-        records.append(record)
-    return records
+        yield record
 
 
 def _row(record: dict) -> tuple:

@@ -11,7 +11,7 @@ import numpy as np
 import souffle
 from souffle.cli.compare import compare, onnxruntime_outputs, random_inputs
 from souffle.cli.output import Progress, format_table, write_json
-from souffle.runtime.cpu_device import CheckError
+from souffle.runtime.cpu_device import CheckError, Finding
 from souffle.runtime.detect import gpu_arch
 
 __all__ = ["check"]
@@ -19,10 +19,25 @@ __all__ = ["check"]
 
 def check(arguments: argparse.Namespace, progress: Progress) -> int:
     """Run the command; the exit status is 1 if any output differs too much."""
-    program = souffle.import_onnx(arguments.model, batch=arguments.batch)
     gpu = gpu_arch()
+    results: _Results = ([], [], [])
+    try:
+        _run_levels(arguments, progress, gpu, results)
+    except KeyboardInterrupt:
+        if results[1]:
+            _report(arguments, progress, gpu, results)
+        raise
+    return 0 if _report(arguments, progress, gpu, results) else 1
+
+
+_Results = tuple[list[tuple], list[dict], list[tuple[str, Finding]]]
+"""Rows of the table, the same for JSON, and what checked runs found at each level."""
+
+
+def _run_levels(arguments: argparse.Namespace, progress: Progress, gpu: str | None, results: _Results) -> None:
+    rows, records, findings = results
+    program = souffle.import_onnx(arguments.model, batch=arguments.batch)
     reference = inputs = None
-    rows, records, findings = [], [], []
     for level in arguments.levels:
         progress.prefix = f"{level}: "
         start = time.perf_counter()
@@ -56,7 +71,7 @@ def check(arguments: argparse.Namespace, progress: Progress) -> int:
                 outputs = {name: np.asarray(value) for name, value in runnable(inputs).items()}
                 result = compare(outputs, reference, arguments.precision)
             except CheckError as error:
-                findings += [(level, finding) for finding in error.findings]
+                findings.extend((level, finding) for finding in error.findings)
                 result = None
             plan = network.plan
             syncs = sum(plan.kernels[launch.kernel].grid_syncs for launch in plan.launches)
@@ -85,6 +100,11 @@ def check(arguments: argparse.Namespace, progress: Progress) -> int:
                     "FINDINGS" if result is None else "ok" if result.ok else "MISMATCH",
                 )
             )
+
+
+def _report(arguments: argparse.Namespace, progress: Progress, gpu: str | None, results: _Results) -> bool:
+    """Print what has run, and say whether all of it is right."""
+    rows, records, findings = results
     progress.done()
     passed = all(record["ok"] for record in records)
     found = {"findings": [{"level": level} | dataclasses.asdict(finding) for level, finding in findings]}
@@ -97,4 +117,4 @@ def check(arguments: argparse.Namespace, progress: Progress) -> int:
             print(f"{level}: {finding}")
         if gpu is None:
             print("No GPU is usable here: the emitted CUDA text ran on the CPU device only.")
-    return 0 if passed else 1
+    return passed

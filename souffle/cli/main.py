@@ -17,6 +17,7 @@ import numpy as np
 import souffle
 from souffle.certificate import CHECKS
 from souffle.cli.counts import counts_table
+from souffle.cli.interruption import INTERRUPTED, Interruption, end_at_once
 from souffle.cli.measure_device import add_arguments as add_measure_device
 from souffle.cli.output import Progress, format_table, human_bytes, write_json
 from souffle.cli.tune import add_arguments as add_tune
@@ -24,7 +25,7 @@ from souffle.errors import CertificateError, InputError, SouffleError
 from souffle.runtime.explain import certificate_lines, explain_data
 from souffle.runtime.plan_json import certificate_to_json
 
-__all__ = ["main"]
+__all__ = ["entry", "main"]
 
 _COMPILER = frozenset({"islpy", "onnx", "onnxscript", "tvm", "tvm_ffi"})
 """What only the compiler imports."""
@@ -39,19 +40,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     -------
     int
         The exit status: 0; 1 where a check found a mismatch or the certificate refutes a network; 2 for an error of
-        the user; 3 where ``verify`` could not decide.
+        the user; 3 where ``verify`` could not decide; 130 after Ctrl-C.
     """
     arguments = _parser().parse_args(argv)
     progress = Progress(arguments.quiet)
+    with Interruption(progress) as interruption:
+        return _status(arguments, progress)
+    interruption.say()
+    return INTERRUPTED
+
+
+def entry() -> None:
+    """Run the command of this process and end it."""
+    status = main()
+    if status == INTERRUPTED:
+        end_at_once(status)
+    sys.exit(status)
+
+
+def _status(arguments: argparse.Namespace, progress: Progress) -> int:
     try:
         return arguments.command(arguments, progress)
     except SouffleError as error:
+        if progress.interrupted:
+            raise
         progress.done()
         print(f"souffle: {type(error).__name__}: {error}", file=sys.stderr)
         return 1 if isinstance(error, CertificateError) else 2
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
-        if missing not in _COMPILER:
+        if missing not in _COMPILER or progress.interrupted:
             raise
         progress.done()
         print(

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from souffle.cli.interruption import INTERRUPTED, Interruption
 from souffle.cli.output import Progress, format_table, write_json
 from souffle.errors import SouffleError
 from souffle.runtime.cuda import Cuda
@@ -78,12 +79,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_arguments(parser)
     arguments = parser.parse_args(argv)
     progress = Progress(arguments.quiet)
-    try:
-        return arguments.command(arguments, progress)
-    except SouffleError as error:
-        progress.done()
-        print(f"souffle: {type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+    with Interruption(progress) as interruption:
+        try:
+            return arguments.command(arguments, progress)
+        except SouffleError as error:
+            progress.done()
+            print(f"souffle: {type(error).__name__}: {error}", file=sys.stderr)
+            return 2
+    interruption.say()
+    return INTERRUPTED
 
 
 if __name__ == "__main__":

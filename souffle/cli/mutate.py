@@ -40,20 +40,28 @@ def mutate(arguments: argparse.Namespace, progress: Progress) -> int:
     mutations = Mutations(compiled)
     drawn = mutations.sample(arguments.mutants, arguments.seed)
     named = random_inputs(Network(compiled.plan, device="cpu").signature.inputs, arguments.seed)
-    trials = []
-    with Sandbox() as sandbox:
-        progress("running the network itself")
-        attempts = Trials(mutations, inputs_of(compiled.plan, named), sandbox)
-        for number, mutation in enumerate(drawn, 1):
-            progress(f"mutant {number} of {len(drawn)}: {mutation.kind}")
-            trials.append(attempts.run(mutation))
+    trials: list[Trial] = []
+    try:
+        with Sandbox() as sandbox:
+            progress("running the network itself")
+            attempts = Trials(mutations, inputs_of(compiled.plan, named), sandbox)
+            for number, mutation in enumerate(drawn, 1):
+                progress(f"mutant {number} of {len(drawn)}: {mutation.kind}")
+                trials.append(attempts.run(mutation))
+    except KeyboardInterrupt:
+        if trials:
+            _report(arguments, progress, trials, len(mutations))
+        raise
+    _report(arguments, progress, trials, len(mutations))
+    return int(any(trial.missed for trial in trials))
+
+
+def _report(arguments: argparse.Namespace, progress: Progress, trials: list[Trial], possible: int) -> None:
     progress.done()
-    wrong = misses(trials)
     if arguments.json:
         write_json({"model": arguments.model, "mutants": [dataclasses.asdict(trial) for trial in trials]})
     else:
-        print(f"{arguments.model}, {len(drawn)} of {len(mutations)} mutants, {SHUFFLED_RUNS} shuffled runs of each")
+        print(f"{arguments.model}, {len(trials)} of {possible} mutants, {SHUFFLED_RUNS} shuffled runs of each")
         print(trial_table(trials))
-        for trial in wrong:
+        for trial in misses(trials):
             print(described(trial))
-    return int(any(trial.missed for trial in trials))

@@ -19,8 +19,11 @@ class Progress:
         self.start = time.perf_counter()
         self.prefix = ""
         self.live = sys.stderr.isatty()
+        self.interrupted = False
 
     def __call__(self, message: str) -> None:
+        if self.interrupted:
+            raise KeyboardInterrupt  # once more, for the first was swallowed on its way
         if self.quiet:
             return
         text = f"[{time.perf_counter() - self.start:6.1f} s] {self.prefix}{message}"

@@ -7,16 +7,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import souffle
+from souffle.cli.interruption import INTERRUPTED
 from souffle.cli.output import Progress, format_table, write_json
 
 if TYPE_CHECKING:
     from souffle.tuning import TaskReport, TuningReport
 
 __all__ = ["add_arguments", "tune"]
-
-_INTERRUPTED = 130
-"""The exit status of a command that Ctrl-C ended."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
@@ -62,7 +59,7 @@ def tune(arguments: argparse.Namespace, progress: Progress) -> int:
         write_json(asdict(report) | {"source": report.source})
     else:
         print(_table(report))
-    return _INTERRUPTED if report.interrupted else 0
+    return INTERRUPTED if report.interrupted else 0
 
 
 def _table(report: TuningReport) -> str:

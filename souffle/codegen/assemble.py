@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +33,7 @@ from souffle.kernel.dependences import TileDependences
 from souffle.kernel.grid_barrier import barrier_for
 from souffle.kernel.partial import PARTIAL_SUFFIX
 from souffle.kernel.waits import Expected
+from souffle.parallel import map_in_threads
 from souffle.partition import PartitionRequest, Subprogram
 from souffle.program import Tensor
 from souffle.schedule.stage import LoopStage, Stage, Unit
@@ -311,10 +311,9 @@ def _compile(
         images = [(b"", {}) for _ in texts]
     else:
         progress(f"nvcc: {len(shapes)} kernels in {len(texts)} files for {options.arch}")
-        with ThreadPoolExecutor(workers) as pool:
-            images = list(
-                pool.map(lambda t: compile_cubin(t[0], options.arch, cache_dir=options.cache_dir), texts)
-            )
+        images = map_in_threads(
+            workers, lambda text: compile_cubin(text, options.arch, cache_dir=options.cache_dir), [t for t, _ in texts]
+        )
     resources = {name: used for _, report in images for name, used in report.items()}
     modules = [
         (CudaModule(text, cubin, changed), kernels)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from souffle.decision import Decision
 from souffle.kernel import DeviceFunction, KernelShape
 from souffle.kernel.calls import Place, StageCall
 from souffle.kernel.partial import fit_functions
+from souffle.parallel import map_in_threads
 from souffle.partition import Demand, PartitionRequest, StageResources, Subprogram
 from souffle.schedule.stage import Stage
 
@@ -104,8 +104,7 @@ class StageMeter:
         keys = list(missing)
         parts = [keys[start::count] for start in range(count)]
         texts = [self._text({key: missing[key] for key in part}) for part in parts]
-        with ThreadPoolExecutor(count) as pool:
-            reports = list(pool.map(lambda text: compile_cubin(text, self.arch)[1], texts))
+        reports = map_in_threads(count, lambda text: compile_cubin(text, self.arch)[1], texts)
         used = {name: one for report in reports for name, one in report.items()}
         return {key: used[_name(key)] for key in keys}
 

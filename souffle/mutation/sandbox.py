@@ -4,6 +4,7 @@ end it. So each has a process of its own, a fork of :mod:`souffle.mutation.serve
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import struct
@@ -148,17 +149,22 @@ class Sandbox:
         self._timeout = timeout_seconds
         command = [sys.executable, "-m", "souffle.mutation.server"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        self._server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        # In a session of its own, for Ctrl-C is not meant for it: it ends with its last job, or by close().
+        pipe = subprocess.PIPE
+        self._server = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True)
 
     def __enter__(self) -> Sandbox:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(at_once=kind is not None)
 
-    def close(self) -> None:
-        """End the server."""
-        self._server.stdin.close()
+    def close(self, *, at_once: bool = False) -> None:
+        """End the server; `at_once`, its job too."""
+        if at_once:
+            self._server.terminate()
+        with contextlib.suppress(BrokenPipeError):
+            self._server.stdin.close()
         self._server.wait(timeout=30)
         self._server.stdout.close()
 

@@ -6,10 +6,12 @@ input and output.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import select
 import signal
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,6 +25,7 @@ def _in_child(job: Job, folder: Path, timeout: float) -> Outcome:
     source, sink = os.pipe()
     child = os.fork()
     if child == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.close(source)
         os.setsid()
         try:
@@ -34,17 +37,22 @@ def _in_child(job: Job, folder: Path, timeout: float) -> Outcome:
     os.close(sink)
     deadline = time.monotonic() + timeout
     data = b""
-    with os.fdopen(source, "rb", buffering=0) as stream:
-        while True:
-            ready, _, _ = select.select([stream], [], [], max(0.0, deadline - time.monotonic()))
-            part = stream.read(1 << 20) if ready else None
-            if not part:
-                break
-            data += part
-    hung = part is None
-    if hung:
-        os.killpg(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
+    part: bytes | None = None
+    try:
+        with os.fdopen(source, "rb", buffering=0) as stream:
+            while True:
+                ready, _, _ = select.select([stream], [], [], max(0.0, deadline - time.monotonic()))
+                part = stream.read(1 << 20) if ready else None
+                if not part:
+                    break
+                data += part
+    finally:
+        hung = part is None or part != b""
+        if hung:
+            os.kill(child, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
     if len(data) > LENGTH.size and len(data) == LENGTH.size + LENGTH.unpack(data[: LENGTH.size])[0]:
         return pickle.loads(data[LENGTH.size :])
     if hung:
@@ -54,7 +62,8 @@ def _in_child(job: Job, folder: Path, timeout: float) -> Outcome:
 
 
 def serve() -> None:
-    """Answer jobs until there are no more."""
+    """Answer jobs until there are no more, or a signal ends this process and its job."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a mutant prints
     with tempfile.TemporaryDirectory(prefix="souffle-mutants-") as name:

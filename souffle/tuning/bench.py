@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,6 +21,7 @@ from souffle.cost import CostDevice, cost_device, device_of_arch, product_names
 from souffle.errors import CompilerNotFoundError, CudaCompileError, DeviceError, OptionError
 from souffle.kernel import KernelShape
 from souffle.kernel.calls import Place, StageCall
+from souffle.parallel import map_in_threads
 from souffle.partition import StageResources
 from souffle.program import Tensor
 from souffle.runtime import Network
@@ -242,9 +242,8 @@ def _built(
         return emit_cuda([(f"trial{number}", shapes[number]) for number in chosen], names, target)[0]
 
     texts = [texts_of(chosen) for chosen in parts]
-    with ThreadPoolExecutor(count) as pool:
-        for one in pool.map(part, parts, texts):
-            found |= one
+    for one in map_in_threads(count, part, parts, texts):
+        found |= one
     return [found[number] for number in numbers]
 
 

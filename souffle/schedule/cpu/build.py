@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 import tvm
 from tvm import tirx
 from tvm.error import InternalError
 
+from souffle.parallel import map_in_threads
 from souffle.schedule.cpu.elementary import rounded_to_bfloat16
 from souffle.schedule.cpu.schedule import schedule_cpu
 
@@ -51,10 +51,9 @@ def build_cpu(
     count = max(1, min(workers or os.cpu_count() or 1, len(names)))
     parts = [names[i::count] for i in range(count)]
     unscheduled: dict[str, str] = {}
-    with ThreadPoolExecutor(count) as pool:
-        modules = list(
-            pool.map(lambda part: _compile({name: funcs[name] for name in part}, target, unscheduled), parts)
-        )
+    modules = map_in_threads(
+        count, lambda part: _compile({name: funcs[name] for name in part}, target, unscheduled), parts
+    )
     if report is not None:
         report.extend((name, unscheduled[name]) for name in names if name in unscheduled)
     first = modules[0]
