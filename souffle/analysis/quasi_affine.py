@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Sequence
 from fractions import Fraction
@@ -168,11 +169,42 @@ class AffineView:
                 return None
             zero = isl.constant(self.dimensions, 0)
             return self._decided(value.ne_set(zero))
+        if node.kind in _COMPARE:
+            chosen = self._compared_choice(node)
+            if chosen is not None:
+                return chosen
         if node.kind in _COMPARE and not node.data:
             left, right = self.value(node.args[0]), self.value(node.args[1])
             if left is not None and right is not None:
                 return self._decided(_COMPARE[node.kind](left, right))
         return None
+
+    def _compared_choice(self, node: Node) -> Predicate | None:
+        """A choice between two constants compared with a third: where its condition holds, where it fails, or both.
+
+        Lowering stores a condition as 1 or 0 and compares that with 0. As a quasi-affine function of two pieces that
+        costs isl seconds where the condition has many divisions; the sets of the condition are known.
+        """
+        choice, limit = self.expression.nodes[node.args[0]], self.constant(node.args[1])
+        if choice.kind == "cast" and self.expression.nodes[choice.args[0]].dtype == "bool":
+            then, other = 1, 0
+        elif choice.kind == "choose":
+            then, other = self.constant(choice.args[1]), self.constant(choice.args[2])
+        else:
+            return None
+        if limit is None or then is None or other is None or not _integral(choice.dtype):
+            return None
+        condition = self.predicate(choice.args[0])
+        compare = _COMPARE_INTEGERS[node.kind]
+        match compare(then, limit), compare(other, limit):
+            case True, False:
+                return condition
+            case False, True:
+                return Predicate(condition.fails, condition.holds, condition.exact)
+            case True, True:
+                return Predicate(self.space, isl.nothing(self.dimensions), True)
+            case _:
+                return Predicate(isl.nothing(self.dimensions), self.space, True)
 
     def _decided(self, holds: isl.Set) -> Predicate:
         holds = holds.intersect(self.space)
@@ -211,6 +243,14 @@ _COMPARE = {
     "ge": isl.PwAff.ge_set,
     "eq": isl.PwAff.eq_set,
     "ne": isl.PwAff.ne_set,
+}
+_COMPARE_INTEGERS = {
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "eq": operator.eq,
+    "ne": operator.ne,
 }
 
 

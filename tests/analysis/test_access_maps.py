@@ -204,10 +204,25 @@ def triangle(draw):
     return te.compute((4, 4), lambda i, j: tirx.if_then_else(j - i <= offset, a[i, j], 0.0), name="tril")
 
 
+_COMPARED = (
+    lambda v: v != 0,
+    lambda v: v == 0,
+    lambda v: v > 1,
+    lambda v: v >= 0,
+    lambda v: v * 3 - 1 < 2,
+    lambda v: tirx.const(0, "int32") < v,
+)
+
+
 def integer_tricks(draw):
     """Shifts, masks, truncating division and remainder, nested choices."""
     a = placeholder(16)
     k = te.reduce_axis((1, 3), name="k")
+    compare = draw(st.sampled_from(_COMPARED))
+
+    def condition(i):
+        return tirx.all(i // 5 < 2, i % 3 == 0)
+
     function = draw(
         st.sampled_from(
             [
@@ -217,6 +232,10 @@ def integer_tricks(draw):
                 lambda i: a[tirx.Select(tirx.any(i < 3, i > 9), 15 - i, tirx.min(i >> 1, 4))],
                 lambda i: a[tirx.if_then_else(tirx.Not(i % 3 == 0), i, 0)],
                 lambda i: te.sum(a[i + k], axis=[k], where=(i + k) % 2 == 0),
+                # A condition that is kept as a number, as lowering does, and compared.
+                lambda i: tirx.if_then_else(compare(tirx.Select(condition(i), 1, 0)), a[i], tirx.const(0, "float32")),
+                lambda i: tirx.if_then_else(compare(tirx.Cast("int32", condition(i))), a[i], a[15 - i]),
+                lambda i: tirx.if_then_else(tirx.Cast("bool", tirx.Cast("int32", i % 4 < 2)), a[i], a[0]),
             ]
         )
     )
