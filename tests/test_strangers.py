@@ -201,7 +201,26 @@ def test_every_level_agrees_and_none_launches_more(name: str) -> None:
     assert syncs["V4"] <= syncs["V3"], syncs
 
 
-@pytest.mark.parametrize("name", ["powers", "norms", "inner_outputs", "wide_concat"])
+def quantized() -> onnx.ModelProto:
+    """A convolution between quantized tensors; ONNX Runtime's optimizations quantize its bias."""
+    nodes, constants = [], {"zero": np.uint8(120), "s": np.float32(0.5), "ws": np.float32(0.5), "b": weights(8)}
+
+    def rounded(source: str, to: str) -> None:
+        nodes.append(helper.make_node("QuantizeLinear", [source, "s", "zero"], [f"{to}_q"]))
+        nodes.append(helper.make_node("DequantizeLinear", [f"{to}_q", "s", "zero"], [to]))
+
+    constants["w_q"] = RNG.integers(-3, 4, (8, 3, 3, 3)).astype(np.int8)
+    rounded("x", "xr")
+    nodes.append(helper.make_node("DequantizeLinear", ["w_q", "ws"], ["w"]))
+    nodes.append(helper.make_node("Conv", ["xr", "w", "b"], ["c"], pads=[1, 1, 1, 1]))
+    rounded("c", "y")
+    return model(nodes, [("x", (1, 3, 9, 9))], [("y", (1, 8, 9, 9))], constants)
+
+
+STRANGERS["quantized"] = quantized
+
+
+@pytest.mark.parametrize("name", ["powers", "norms", "inner_outputs", "wide_concat", "quantized"])
 def test_llvm_code(name: str) -> None:
     source = STRANGERS[name]()
     network = souffle.compile(source, target="cpu")

@@ -80,6 +80,8 @@ def onnxruntime_outputs(model: onnx.ModelProto | str, inputs: Mapping[str, np.nd
         raise SouffleError("onnxruntime is needed to compare with; pip install 'souffle-dl[check]'")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    # Its optimizations compute a quantized network in integers, or quantize a bias, and round otherwise than the model.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     source = model if isinstance(model, str) else model.SerializeToString()
     session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
