@@ -76,7 +76,8 @@ class _Workspace:
         for (tensor, place, readers), array in zip(self.inputs, given, strict=True):
             if array.nbytes >= _WORTH_LENDING and array.flags.writeable and array.ctypes.data % _ALIGNMENT == 0:
                 lent.append((tensor, readers))
-                borrowed = tvm_ffi.from_dlpack(array)
+                of_bytes = tvm_ffi.from_dlpack(array.reshape(-1).view(np.uint8))
+                borrowed = of_bytes._create_view(tensor.shape, tensor.dtype)
                 for parameters, slot in readers:
                     parameters[slot] = borrowed
             else:

@@ -239,3 +239,24 @@ def test_a_copy_shares_nothing_but_the_plan(copied: Callable, opened: bool) -> N
     other = copied(network)
     np.testing.assert_allclose(other(x)["again"], cooperative_expected(x)["again"], rtol=1e-4)
     assert other._runner is not network._runner and other._runner.grids == (3, 3)
+
+
+@pytest.mark.parametrize("element", [TensorProto.FLOAT, TensorProto.BFLOAT16, TensorProto.BOOL, TensorProto.INT64])
+def test_large_aligned_inputs_are_read_in_place(element: int) -> None:
+    shape = (100, 1000)
+    node = helper.make_node("Not" if element == TensorProto.BOOL else "Neg", ["x"], ["y"])
+    x, y = (helper.make_tensor_value_info(name, element, shape) for name in "xy")
+    opsets = [helper.make_opsetid("", 17)]
+    network = souffle.compile(
+        helper.make_model(helper.make_graph([node], "g", [x], [y]), opset_imports=opsets, ir_version=9), target="cpu"
+    )
+    dtype = helper.tensor_dtype_to_np_dtype(element)
+    raw = np.zeros(100_000 * dtype.itemsize + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    given = raw[start : start + 100_000 * dtype.itemsize].view(dtype).reshape(shape)
+    given[...] = np.arange(100_000).reshape(shape) % 100 - 3
+    for value in (given, given.copy()):
+        expected = ~value if element == TensorProto.BOOL else -value
+        for writable in (True, False):
+            value.flags.writeable = writable
+            np.testing.assert_array_equal(network(value)["y"], expected)
