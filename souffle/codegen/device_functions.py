@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from souffle.codegen.extrema import EXTREMA_TEXTS
 from souffle.kernel.grid_barrier import GRID_BARRIERS
 from souffle.kernel.merge import CHOICE_FUNCTION, OFFSET_FUNCTION, PREFETCH_FUNCTION
 from souffle.kernel.partial import BARRIER_FUNCTION
@@ -130,6 +131,7 @@ _TEXTS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((BARRIER_FUNCTION,), _NAMED_BARRIER_TEXT),
     ((COPY_FUNCTION, COMMIT_FUNCTION, WAIT_FUNCTION), _COPY_TEXT),
     ((LOAD_FUNCTION, PRODUCT_FUNCTION, PUT_FUNCTION, TAKE_FUNCTION), _MMA_TEXT),
+    *EXTREMA_TEXTS,
     *(((barrier.function,), barrier.text) for barrier in GRID_BARRIERS.values() if barrier.function),
 )
 

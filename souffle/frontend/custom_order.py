@@ -14,9 +14,19 @@ from tvm import te, tirx
 
 from souffle.frontend.attributes import attribute
 from souffle.frontend.custom import Operands, check_length, defines, int_imm, position_on_axis
-from souffle.tvm_compat import PrimExpr
+from souffle.program.extrema import infinite, is_floating
+from souffle.tvm_compat import PrimExpr, dtype_of
 
 __all__: list[str] = []
+
+
+def _is_peak(value: PrimExpr, peak: PrimExpr) -> PrimExpr:
+    """Whether an element is the extreme one of its row, which is NaN where the row holds one, as NumPy has it."""
+    if not is_floating(dtype_of(value)):
+        return value == peak
+    # Comparisons with NaN do not hold: the second is true of NaN alone.
+    least = tirx.const(-math.inf, dtype_of(value))
+    return tirx.Or(value == peak, tirx.Select(value >= least, tirx.const(False, "bool"), tirx.const(True, "bool")))
 
 
 @defines("ArgMax", "ArgMin")
@@ -32,12 +42,11 @@ def _arg_reduce(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
         return best_of(data(*at[:axis], r, *at[axis:]), axis=r)
 
     peak = te.compute(outer, best, name="peak")
-    nowhere = int_imm(-1 if last else extent - 1)
+    nowhere = int_imm(0 if last else extent - 1)
 
     def position(*at):
         r = te.reduce_axis((0, extent), name="r")
-        here = data(*at[:axis], r, *at[axis:]) == peak(*at)
-        return first_of(tirx.Select(here, r.var, nowhere), axis=r)
+        return first_of(tirx.Select(_is_peak(data(*at[:axis], r, *at[axis:]), peak(*at)), r.var, nowhere), axis=r)
 
     where = te.compute(outer, position, name="position")
     keep = attribute(node, "keepdims", 1)
@@ -88,9 +97,17 @@ def _top_k(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
     def rank(*at):
         r = te.reduce_axis((0, extent), name="r")
         other, mine = data(*at[:axis], r, *at[axis + 1 :]), data(*at)
+        one, none = int_imm(1), int_imm(0)
         ahead = other > mine if largest else other < mine
         tied = tirx.And(other == mine, r < at[axis])
-        return te.sum(tirx.Select(tirx.Or(ahead, tied), int_imm(1), int_imm(0)), axis=r)
+        counted = tirx.Select(tirx.Or(ahead, tied), one, none)
+        if is_floating(operands.dtype(0)):
+            # NaN is greater than every number, as NumPy sorts.
+            least = tirx.const(-math.inf, operands.dtype(0))
+            before, after = (one, none) if largest else (none, one)
+            beside_nan = tirx.Select(other >= least, after, tirx.Select(r < at[axis], one, none))
+            counted = tirx.Select(mine >= least, tirx.Select(other >= least, counted, before), beside_nan)
+        return te.sum(counted, axis=r)
 
     ranks = te.compute(shape, rank, name="rank")
     result_shape = (*shape[:axis], k, *shape[axis + 1 :])
@@ -198,8 +215,8 @@ def _scattered(node: onnx.NodeProto, operands: Operands, places, hits, update, o
             tirx.const(1, dtype),
             lambda a, b: a * b,
         ),
-        "max": (te.max, tirx.min_value(dtype), tirx.max),
-        "min": (te.min, tirx.max_value(dtype), tirx.min),
+        "max": (te.max, infinite(tirx.min_value(dtype)), tirx.Max),
+        "min": (te.min, infinite(tirx.max_value(dtype)), tirx.Min),
     }
     if reduction not in reducers or rank == 0:
         return None
@@ -228,7 +245,7 @@ def _hardmax(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
 
     def first(*at):
         r = te.reduce_axis((0, extent), name="r")
-        here = data(*at[:axis], r, *at[axis:]) == peak(*at)
+        here = _is_peak(data(*at[:axis], r, *at[axis:]), peak(*at))
         return te.min(tirx.Select(here, r.var, int_imm(extent - 1)), axis=r)
 
     where = te.compute(outer, first, name="position")

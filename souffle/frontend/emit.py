@@ -18,6 +18,7 @@ from souffle.frontend.naming import NameSupply, identifier
 from souffle.frontend.refusal import Obstacle
 from souffle.program import ELEMENT_TYPES, TE, ExternTE, Origin, Tensor, make_te
 from souffle.program.evaluate import run_tes
+from souffle.program.extrema import infinite
 from souffle.tvm_compat import PrimExpr, const_int, fresh_axis, is_load, load_indices, load_tensor, reduce_node
 
 __all__ = ["Emitter", "OperatorCall", "check_element_types"]
@@ -176,8 +177,12 @@ class Emitter:
         key = (op, tuple(sources.index(tensor) for tensor in sources))
         if key not in self._shared:
             expression = with_wide_sum(narrowed(op, inlined))
+            bodies = expression.bodies
+            if "MaxPool" in origin.operators and reduce_node(bodies[0]) is None:
+                # What lies beyond the edge is less than every number, and not the least of them.
+                bodies = [tvm_ffi.structural_map(body, (tirx.FloatImm, infinite)) for body in bodies]
             reads = zip(op.input_tensors, sources, strict=True)
-            first = make_te(name, expression.axes, expression.bodies, list(reads), origin)
+            first = make_te(name, expression.axes, bodies, list(reads), origin)
             self._shared[key] = first, tuple(sources.index(tensor) for tensor in first.inputs)
         first, order = self._shared[key]
         single = len(first.outputs) == 1
@@ -186,7 +191,6 @@ class Emitter:
             for k, t in enumerate(first.outputs)
         )
         return replace(first, name=name, inputs=tuple(sources[i] for i in order), outputs=outputs, origin=origin)
-
 
     def _converted(self, tensor: Tensor, dtype: str, name: str, origin: Origin) -> TE:
         """A TE that converts a tensor; those of one shape share their expression."""

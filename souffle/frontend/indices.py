@@ -15,6 +15,7 @@ from tvm.ir import Call
 from tvm.sym import Analyzer
 
 from souffle.frontend.inside import kept_inside
+from souffle.program.extrema import with_infinite_identity
 from souffle.tvm_compat import (
     PrimExpr,
     const_int,
@@ -97,7 +98,8 @@ def _rebuilt(axes, reduce_axes, bodies, types: Sequence[str], rewrite: Callable,
     sources = [rewrite(part, dtype, mapping, every) for part, dtype in zip(first.source, types, strict=True)]
     condition = rewrite(first.condition, "bool", mapping, every)
     inits = [rewrite(part, dtype, mapping, every) for part, dtype in zip(first.init, types, strict=False)]
-    reduction = tirx.Reduce(first.combiner, sources, new_reduce, condition, 0, inits or None)
+    combiner = with_infinite_identity(first.combiner)
+    reduction = tirx.Reduce(combiner, sources, new_reduce, condition, 0, inits or None)
     # The outputs of one reduction of tuples must share its sources.
     others = (
         tirx.Reduce(reduction.combiner, reduction.source, reduction.axis, reduction.condition, k, reduction.init)

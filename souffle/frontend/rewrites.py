@@ -87,6 +87,46 @@ def _batch_normalization(
     return [write("Add", write("Mul", x, scale), shift)]
 
 
+@special("MeanVarianceNormalization")
+def _mean_variance_normalization(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> list[Value]:
+    write, x = _Writer(interpreter, node), interpreter.whole(inputs[0])
+    axes = list(attribute(node, "axes", (0, 2, 3)))
+
+    def mean(value: Value) -> Value:
+        return write("ReduceMean", value, axes=axes, keepdims=1)
+
+    # The mean of squared distances: a difference of mean squares has no correct digit where the mean is large.
+    distance = write("Sub", x, mean(x))
+    deviation = write("Sqrt", mean(write("Mul", distance, distance)))
+    return [write("Div", distance, write("Add", deviation, _constant(1e-9, x.dtype)))]
+
+
+@special("GroupNormalization")
+def _group_normalization(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> list[Value]:
+    write, (x, scale, bias) = _Writer(interpreter, node), (interpreter.whole(value) for value in inputs)
+    groups, (batch, channels, *_) = attribute(node, "num_groups"), x.shape
+    wide = x.dtype if x.dtype == "float64" or attribute(node, "stash_type", 1) != TensorProto.FLOAT else "float32"
+    rows = write("Reshape", _cast(write, x, wide, _element_type(wide)), _constant([batch, groups, -1], "int64"))
+    # In two passes, which TVM's operator is not.
+    ones, zeros = (_constant(np.full(groups, value), wide) for value in (1, 0))
+    epsilon = attribute(node, "epsilon", 1e-5)
+    rows = write("InstanceNormalization", rows, ones, zeros, epsilon=epsilon)
+    result = write("Reshape", rows, _constant(list(x.shape), "int64"))
+    result = _cast(write, result, x.dtype, _element_type(x.dtype))
+    for operator, value in (("Mul", scale), ("Add", bias)):
+        if value.shape != (channels,):
+            # Before operator set 21, one for each group.
+            value = write("Reshape", value, _constant([groups, 1], "int64"))
+            value = write("Expand", value, _constant([groups, channels // groups], "int64"))
+        value = write("Reshape", value, _constant([channels, *[1] * (len(x.shape) - 2)], "int64"))
+        result = write(operator, result, value)
+    return [result]
+
+
 @special("LpNormalization")
 def _lp_normalization(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
@@ -236,7 +276,7 @@ def _reduce_extreme(
         numbers = write("Cast", x, to=TensorProto.INT32)
         reduced = interpreter.primitive(node, [numbers, *inputs[1:]], scope.opsets)
         return [write("Cast", reduced[0], to=TensorProto.BOOL)]
-    if x.dtype not in ("float16", "bfloat16", "float32", "float64"):
+    if x.dtype != "bfloat16":
         return None
     # TVM starts from the largest finite number, so that a row of infinities (a mask) would not give infinity.
     (reduced,) = interpreter.primitive(node, [x, *inputs[1:]], scope.opsets)

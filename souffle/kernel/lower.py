@@ -30,6 +30,7 @@ from souffle.kernel.workarounds import (
     without_gathers,
     without_names,
 )
+from souffle.program.ieee import with_ieee_arithmetic
 from souffle.schedule.gpu.rule import GpuSchedule
 from souffle.tvm_compat import PrimExpr, const_int, substitute
 
@@ -259,7 +260,8 @@ class Lowering:
 def _device_kernels(
     name: str, schedule: GpuSchedule, target: tvm.target.Target, *, vectorize: bool
 ) -> list[tirx.PrimFunc]:
-    module = tvm.IRModule({name: one_scope(schedule.func).with_attr("global_symbol", name)})
+    function = schedule.func.with_body(with_ieee_arithmetic(schedule.func.body))
+    module = tvm.IRModule({name: one_scope(function).with_attr("global_symbol", name)})
     try:
         with tvm.transform.PassContext(opt_level=3):
             module = s_tir.transform.CanonicalizeLoop()(tirx.transform.BindTarget(target)(module))

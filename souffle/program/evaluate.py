@@ -10,6 +10,8 @@ import tvm
 from tvm import s_tir, tirx
 
 from souffle.errors import InputError
+from souffle.program.extrema import with_llvm_extrema
+from souffle.program.ieee import with_ieee_arithmetic
 from souffle.program.loop import Loop
 from souffle.program.te import TE, ExternTE, Tensor
 from souffle.tvm_compat import primfunc_from_tensors, structural_digest
@@ -113,9 +115,8 @@ def _compiled(tes: Sequence[Item]) -> _Compiled:
         symbols[te_] = known[key]
     if not functions:
         return _Compiled(None, {})
-    module = tvm.IRModule(
-        {symbol: _scheduled(func).with_attr("global_symbol", symbol) for symbol, func in sorted(functions.items())}
-    )
+    scheduled = ((symbol, _exact(_scheduled(func))) for symbol, func in sorted(functions.items()))
+    module = tvm.IRModule({symbol: func.with_attr("global_symbol", symbol) for symbol, func in scheduled})
     return _Compiled(tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "opt-level": 2})), symbols)
 
 
@@ -175,6 +176,10 @@ def _function(te_: TE | ExternTE) -> tirx.PrimFunc:
         return te_.func.with_attr("global_symbol", "main")
     outputs = [te_.op.output(k) for k in range(te_.op.num_outputs)]
     return primfunc_from_tensors([*te_.placeholders, *outputs], "main")
+
+
+def _exact(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    return with_llvm_extrema(func.with_body(with_ieee_arithmetic(func.body)))
 
 
 def _scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:

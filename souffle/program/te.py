@@ -15,6 +15,7 @@ from tvm import te, tirx
 from tvm.ir import Range
 
 from souffle.errors import SouffleError
+from souffle.program.ieee import exact_bodies
 from souffle.tvm_compat import (
     compute_op,
     const_int,
@@ -333,7 +334,8 @@ def make_te(
         inputs.append(tensor)
         renamed.append((source, fresh))
     old, new = [o for o, _ in renamed], [n for _, n in renamed]
-    closed = map_bodies(bodies, lambda load: _reload(load, old, new))
+    # As long as a simplifier has not seen it.
+    closed = exact_bodies(map_bodies(bodies, lambda load: _reload(load, old, new)))
     op = compute_op(name, axes, closed)
     if outputs is None:
         shape = tuple(const_int(axis.dom.extent) for axis in axes)

@@ -45,7 +45,9 @@ def counter_text(plan: Plan, kernel: Kernel, text: KernelText) -> Iterator[Undec
         yield Undecided(f"{COUNTER_FUNCTION}, whose text in the module is not the one that is known to be a barrier")
 
 
-def memory_of_its_own(plan: Plan, kernel: Kernel, text: KernelText, buffers: Sequence[int]) -> Iterator[Counterexample]:
+def memory_of_its_own(
+    plan: Plan, kernel: Kernel, text: KernelText, buffers: Sequence[int]
+) -> Iterator[Counterexample]:
     """Barriers of a launch count in memory that is kept for them, and nothing else touches such memory."""
 
     def bad(buffer: Buffer, stages: tuple[str, ...], why: str) -> Counterexample:

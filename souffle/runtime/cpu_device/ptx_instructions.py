@@ -316,6 +316,11 @@ def _binary(expression: str) -> Callable[[AsmStatement, str, list[str], list[str
     return translate
 
 
+def _extremum(asm: AsmStatement, text: str, mods: list[str], args: list[str]) -> str:
+    name = text.partition(".")[0]
+    return _binary(f"souffle_{name}_nan({{}}, {{}})" if "NaN" in mods else f"{name}({{}}, {{}})")(asm, text, mods, args)
+
+
 def _unary_float(function: str) -> Callable[[AsmStatement, str, list[str], list[str]], str]:
     def translate(asm: AsmStatement, text: str, mods: list[str], args: list[str]) -> str:
         kind = _kind(asm, text, mods)
@@ -423,8 +428,8 @@ _INSTRUCTIONS: dict[str, Callable[[AsmStatement, str, list[str], list[str]], str
     "nanosleep": lambda asm, text, mods, args: "souffle_relax(souffle_self)",
     "cvta": _cvta, "cvt": _cvt, "mov": _mov, "setp": _setp, "selp": _selp, "mul": _mul, "mad": _mad, "fma": _mad,
     "add": _binary("{} + {}"), "sub": _binary("{} - {}"), "and": _binary("{} & {}"), "or": _binary("{} | {}"),
-    "xor": _binary("{} ^ {}"), "not": _binary("~{}"), "neg": _binary("-{}"), "min": _binary("min({}, {})"),
-    "max": _binary("max({}, {})"), "shl": lambda asm, text, mods, args: _shift(asm, text, mods, args, "<<"),
+    "xor": _binary("{} ^ {}"), "not": _binary("~{}"), "neg": _binary("-{}"), "min": _extremum, "max": _extremum,
+    "shl": lambda asm, text, mods, args: _shift(asm, text, mods, args, "<<"),
     "shr": lambda asm, text, mods, args: _shift(asm, text, mods, args, ">>"),
     "div": _binary("{} / {}"),
     "ex2": _unary_float("exp2({})"), "lg2": _unary_float("log2({})"), "rcp": _unary_float("1 / {}"),

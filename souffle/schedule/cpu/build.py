@@ -11,6 +11,8 @@ from tvm import tirx
 from tvm.error import InternalError
 
 from souffle.parallel import map_in_threads
+from souffle.program.extrema import with_llvm_extrema
+from souffle.program.ieee import with_ieee_arithmetic
 from souffle.schedule.cpu.elementary import rounded_to_bfloat16
 from souffle.schedule.cpu.schedule import schedule_cpu
 
@@ -82,5 +84,9 @@ def _compile(
 
 
 def _module(funcs: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> tvm.runtime.Module:
-    named = {name: rounded_to_bfloat16(func).with_attr("global_symbol", name) for name, func in funcs.items()}
+    named = {name: _exact(func).with_attr("global_symbol", name) for name, func in funcs.items()}
     return tvm.compile(tvm.IRModule(named), target=target).mod
+
+
+def _exact(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    return rounded_to_bfloat16(with_llvm_extrema(func.with_body(with_ieee_arithmetic(func.body))))

@@ -11,6 +11,7 @@ from tvm import tirx
 from tvm.ir.expr import TensorLoad
 from tvm.tirx import EQ, GE, GT, LE, LT, NE, FloorDiv, FloorMod, ForKind
 
+from souffle.program.ieee import with_ieee_arithmetic
 from souffle.schedule.cpu.contraction_form import without_units
 from souffle.schedule.cpu.host import Machine
 from souffle.schedule.cpu.nest import (
@@ -179,7 +180,7 @@ def _row(nest: Nest, inner: Axis, lanes: int) -> tirx.Stmt:
 
 def _decided(body: tirx.BufferStore, axis: Axis) -> tirx.BufferStore:
     # With the range known, range tests fall away, and the loop needs no scalar branches.
-    return tirx.BufferStore(body.buffer, simplify(body.value, [axis]), list(body.indices))
+    return tirx.BufferStore(body.buffer, simplify(with_ieee_arithmetic(body.value), [axis]), list(body.indices))
 
 
 def _vectors(body: tirx.BufferStore, axis: Axis, piece: Piece) -> tirx.Stmt:

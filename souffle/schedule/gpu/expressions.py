@@ -11,6 +11,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Range, TensorLoad
 
+from souffle.program.ieee import with_ieee_arithmetic
 from souffle.tvm_compat import PrimExpr, substitute, variables
 
 __all__ = [
@@ -140,4 +141,4 @@ def narrow_indices(expression: PrimExpr, analyzer: tvm.sym.Analyzer) -> PrimExpr
         return load.source[tuple(chosen)]
 
     rules = [((*BINARY, *COMPARE), rewrite), (tirx.Cast, recast), (TensorLoad, reload)]
-    return analyzer.simplify(tvm_ffi.structural_map(expression, rules))
+    return analyzer.simplify(with_ieee_arithmetic(tvm_ffi.structural_map(expression, rules)))

@@ -25,6 +25,9 @@ SOUFFLE_MINMAX_FLOAT(float, float, float)
 SOUFFLE_MINMAX_FLOAT(double, double, double)
 SOUFFLE_MINMAX_FLOAT(double, float, double)
 SOUFFLE_MINMAX_FLOAT(double, double, float)
+// What max.NaN and min.NaN do.
+SOUFFLE_INLINE float souffle_max_nan(float a, float b) { return a > b || a != a ? a : b; }
+SOUFFLE_INLINE float souffle_min_nan(float a, float b) { return a < b || a != a ? a : b; }
 #define umin(a, b) min((unsigned int)(a), (unsigned int)(b))
 #define umax(a, b) max((unsigned int)(a), (unsigned int)(b))
 #define llmin(a, b) min((long long)(a), (long long)(b))

@@ -1,0 +1,80 @@
+"""The greater and the less of two numbers: what ``tirx.Max`` and ``tirx.Min`` mean, and how LLVM code computes it.
+
+Of floating-point numbers they are IEEE 754-2019's *maximum* and *minimum*: NaN where one of the two is NaN. That is
+what ONNX's operators do, and it is the meaning that every TE has. TVM's code generators print a comparison and a
+choice, or C's ``fmaxf``, which lose a NaN; so each target says it in its own way: here for LLVM, in
+``codegen/extrema.py`` for CUDA. A maximum starts from minus infinity, where TVM starts from the least finite number.
+
+(The sign of a zero is not defined where +0 and -0 are compared.)
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import tvm_ffi
+from tvm import tirx
+
+from souffle.tvm_compat import PrimExpr, dtype_of
+
+__all__ = ["infinite", "is_floating", "with_infinite_identity", "with_llvm_extrema"]
+
+
+def is_floating(dtype: str) -> bool:
+    """Whether numbers of a type may be NaN."""
+    return dtype.startswith(("float", "bfloat"))
+
+
+def infinite(value: PrimExpr) -> PrimExpr:
+    """Infinity where `value` is the constant that TVM writes for it: the largest or the least number of its type."""
+    if not isinstance(value, tirx.FloatImm) or dtype_of(value) not in ("float16", "float32", "float64"):
+        return value
+    limit, number = float(np.finfo(dtype_of(value)).max), float(value.value)
+    return tirx.const(math.copysign(math.inf, number), dtype_of(value)) if abs(number) == limit else value
+
+
+def with_infinite_identity(combiner: tirx.CommReducer) -> tirx.CommReducer:
+    """A combiner whose maxima start from minus infinity and whose minima start from infinity."""
+    starts = list(combiner.identity_element)
+    identity = [
+        infinite(start) if isinstance(result, tirx.Max | tirx.Min) else start
+        for start, result in zip(starts, combiner.result, strict=True)
+    ]
+    if all(new is old for new, old in zip(identity, starts, strict=True)):
+        return combiner
+    return tirx.CommReducer(list(combiner.lhs), list(combiner.rhs), list(combiner.result), identity)
+
+
+def with_llvm_extrema(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A function whose maxima and minima of floating-point numbers pass NaN on when LLVM compiles it.
+
+    With a constant operand that is one instruction on x86, whose ``max`` gives its second operand where one is NaN;
+    otherwise there is a comparison more, and without masks a choice. Other processors have it as one instruction.
+    """
+
+    def rewrite(node: tirx.Max | tirx.Min) -> PrimExpr:
+        dtype, largest = dtype_of(node), isinstance(node, tirx.Max)
+        if not is_floating(dtype):
+            return node
+        one, other = (node.b, node.a) if isinstance(node.a, tirx.FloatImm) else (node.a, node.b)
+        known = isinstance(other, tirx.FloatImm)
+        if known and other.value == 0.0:
+            # Of the two zeros the one that needs no test of signs.
+            other = tirx.const(-0.0 if largest else 0.0, dtype)
+        if not dtype.startswith("bfloat") and (known or _repeats(one) or _repeats(other)):
+            name = "llvm.maximum" if largest else "llvm.minimum"
+            return tirx.call_llvm_pure_intrin(dtype, name, one, other)
+        # Operands are repeated. The test is no comparison of a number with itself, which TVM takes to be true.
+        precedes = tirx.GT if largest else tirx.LT
+        number = tirx.LE(other, tirx.const(math.inf, dtype))
+        return tirx.Select(number, tirx.Select(precedes(other, one), other, one), other)
+
+    return function.with_body(tvm_ffi.structural_map(function.body, [(tirx.Max, rewrite), (tirx.Min, rewrite)]))
+
+
+def _repeats(operand: PrimExpr) -> bool:
+    """Whether it holds such a test itself, so that repeating it would double its size with each level."""
+    tests: list[tirx.LE] = []
+    tvm_ffi.structural_walk(operand, (tirx.LE, tests.append))
+    return any(isinstance(test.b, tirx.FloatImm) and test.b.value == math.inf for test in tests)

@@ -1,0 +1,108 @@
+"""Floating-point expressions that TVM's simplifier would change, in a form that it leaves alone.
+
+It takes numbers to be real: ``x - x`` and ``x * 0`` are 0 to it, ``x == x`` is true, ``(x + y) - y`` is ``x``, not
+``x < y`` is ``y <= x``. Of NaN and infinities that is wrong, and of sums it forgets their rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+import tvm_ffi
+from tvm import tirx
+
+from souffle.program.extrema import is_floating
+from souffle.tvm_compat import PrimExpr, dtype_of, reduce_node, same_expression
+
+__all__ = ["exact_bodies", "with_ieee_arithmetic"]
+
+_Node = TypeVar("_Node")
+_ORDERED = (tirx.LT, tirx.LE, tirx.GT, tirx.GE)
+
+
+def with_ieee_arithmetic(node: _Node) -> _Node:
+    """An expression or a statement with the same value as IEEE 754 defines it, which simplifying does not change."""
+    return tvm_ffi.structural_map(
+        node,
+        [
+            (tirx.Sub, _difference),
+            (tirx.Mul, _product),
+            (tirx.Div, _quotient),
+            ((tirx.EQ, tirx.NE), _equality),
+            (tirx.Not, _negation),
+        ],
+    )
+
+
+def exact_bodies(bodies: Sequence[PrimExpr]) -> list[PrimExpr]:
+    """:func:`with_ieee_arithmetic` of the bodies of one TE."""
+    first = reduce_node(bodies[0])
+    if first is None or len(bodies) == 1:
+        return [with_ieee_arithmetic(body) for body in bodies]
+    # The outputs of one reduction of tuples must share its sources.
+    sources = [with_ieee_arithmetic(source) for source in first.source]
+    whole = tirx.Reduce(first.combiner, sources, first.axis, first.condition, first.value_index, first.init)
+    return [
+        tirx.Reduce(whole.combiner, whole.source, whole.axis, whole.condition, k, whole.init)
+        for k in range(len(bodies))
+    ]
+
+
+def _difference(node: tirx.Sub) -> PrimExpr:
+    if not is_floating(dtype_of(node)):
+        return node
+    a, b = node.a, node.b
+    cancels = same_expression(a, b)
+    if isinstance(a, tirx.Add):
+        cancels = cancels or same_expression(a.a, b) or same_expression(a.b, b)
+    if isinstance(b, tirx.Add):
+        cancels = cancels or same_expression(b.a, a) or same_expression(b.b, a)
+    if isinstance(a, tirx.Select):
+        cancels = cancels or same_expression(a.true_value, b) or same_expression(a.false_value, b)
+    return tirx.Add(a, tirx.Mul(b, tirx.const(-1.0, dtype_of(b)))) if cancels else node
+
+
+def _product(node: tirx.Mul) -> PrimExpr:
+    for x, factor in ((node.a, node.b), (node.b, node.a)):
+        if isinstance(factor, tirx.FloatImm) and factor.value == 0.0 and not isinstance(x, tirx.FloatImm):
+            # Zero, or NaN where x is not finite.
+            return tirx.Add(x, tirx.Mul(x, tirx.const(-1.0, dtype_of(x))))
+    return node
+
+
+def _quotient(node: tirx.Div) -> PrimExpr:
+    a, b = node.a, node.b
+    if not is_floating(dtype_of(node)):
+        return node
+    if isinstance(b, tirx.FloatImm) and b.value == 0.0:
+        return tirx.Mul(a, tirx.const(math.copysign(math.inf, b.value), dtype_of(a)))
+    if isinstance(a, tirx.FloatImm) and a.value == 0.0:
+        # Not both comparisons in one condition, which would become b != 0.
+        below = tirx.Select(tirx.LT(b, a), a, tirx.const(math.nan, dtype_of(a)))
+        return tirx.Select(tirx.GT(b, a), a, below)
+    return node
+
+
+def _equality(node: tirx.EQ | tirx.NE) -> PrimExpr:
+    if not is_floating(dtype_of(node.a)) or not same_expression(node.a, node.b):
+        return node
+    number = tirx.LE(node.a, tirx.const(math.inf, dtype_of(node.a)))
+    return number if isinstance(node, tirx.EQ) else _opposite(number)
+
+
+def _negation(node: tirx.Not) -> PrimExpr:
+    compared: list[PrimExpr] = []
+
+    def see(comparison: PrimExpr) -> None:
+        if is_floating(dtype_of(comparison.a)):
+            compared.append(comparison)
+
+    tvm_ffi.structural_walk(node.a, (_ORDERED, see))
+    return _opposite(node.a) if compared else node
+
+
+def _opposite(condition: PrimExpr) -> PrimExpr:
+    no, yes = (tirx.const(value, dtype_of(condition)) for value in (False, True))
+    return tirx.Select(condition, no, yes)
