@@ -221,14 +221,21 @@ def check_element_types(types: Iterable[str]) -> None:
 
 
 def _check_sizes(template: Template) -> None:
-    for slot in (slot for step in template.steps for slot in (*step.inputs, *step.outputs)):
-        shape, dtype = template.types[slot]
-        if 0 in shape:
-            raise Obstacle(
-                f"it makes elements from a tensor {dtype}{list(shape)}, which has none, or makes such a tensor beside "
-                "others",
-                "leave the empty tensor out of the model",
-            )
+    """Refuse what reads or makes a tensor without elements; one that nothing reads, such as a roi, may be there."""
+    for step in template.steps:
+        graph = compute_graph(step.tensors) if step.tensors else None
+        if graph is None:
+            types = [template.types[slot] for slot in (*step.inputs, *step.outputs)]
+        else:
+            tensors = [tensor for op in graph for tensor in (*op.input_tensors, op.output(0))]
+            types = [(tuple(const_int(extent) for extent in t.shape), str(t.dtype)) for t in tensors]
+        for shape, dtype in types:
+            if 0 in shape:
+                raise Obstacle(
+                    f"it makes elements from a tensor {dtype}{list(shape)}, which has none, or makes such a tensor "
+                    "beside others",
+                    "leave the empty tensor out of the model",
+                )
 
 
 def _types_of(template: Template) -> set[str]:

@@ -12,7 +12,7 @@ from onnx import TensorProto
 
 from souffle.frontend.attributes import attribute
 from souffle.frontend.interpreter import Interpreter, special
-from souffle.frontend.refusal import Obstacle, data_dependent
+from souffle.frontend.refusal import Obstacle, data_dependent, version_of
 from souffle.frontend.values import Known, Scope, Value
 from souffle.program import Tensor
 
@@ -285,6 +285,20 @@ def _reduce_extreme(
     limit, compare = (kind.min, "LessOrEqual") if low else (kind.max, "GreaterOrEqual")
     beyond = _constant(-np.inf if low else np.inf, x.dtype)
     return [write("Where", write(compare, reduced, _constant(limit, x.dtype)), beyond, reduced)]
+
+
+@special("Hardmax")
+def _hardmax(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> list[Value] | None:
+    if version_of("", scope.opsets) >= 13:
+        return None
+    # Once the largest of all elements from the axis on, and not of those along it.
+    x, write = inputs[0], _Writer(interpreter, node)
+    axis = attribute(node, "axis", 1)
+    axis = axis + len(x.shape) if axis < 0 else axis
+    rows = write("Reshape", x, _constant([math.prod(x.shape[:axis]), math.prod(x.shape[axis:])], "int64"))
+    return [write("Reshape", write("Hardmax", rows, axis=1), _constant(list(x.shape), "int64"))]
 
 
 @special("SpaceToDepth")
