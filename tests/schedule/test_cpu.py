@@ -284,6 +284,8 @@ def test_elementary_functions_are_accurate():
             topi.tanh: np.tanh(exact),
             topi.sigmoid: 1 / (1 + np.exp(-exact)),
             topi.erf: ERF(exact),
+            topi.sinh: np.sinh(exact),
+            topi.cosh: np.cosh(exact),
         }
     for function, reference in references.items():
         _, (result,) = execute([x, function(x)], [a])
@@ -291,6 +293,27 @@ def test_elementary_functions_are_accurate():
             # exp(-x) of sigmoid overflows before the result would be subnormal.
             atol = {topi.erf: 2e-7, topi.sigmoid: 1e-37}.get(function, 1e-44)
             np.testing.assert_allclose(result, reference.astype("float32"), rtol=5e-7, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_convolution_whose_panels_cross_its_rows(dtype):
+    x, w = values(1, 3, 64, 64, dtype=dtype), values(64, 3, 7, 7, dtype=dtype)
+    a, b = placeholders(x, w)
+    y = topi.nn.relu(topi.nn.conv2d_nchw(a, b, 2, 3, 1, out_dtype=dtype))
+    report = []
+    module = build_cpu({"f": te.create_prim_func([a, b, y])}, TARGET, report=report)
+    assert report == []
+    out = tvm.runtime.empty((1, 64, 32, 32), dtype, tvm.cpu())
+    module.get_function("f", query_imports=True)(*(tvm.runtime.tensor(v, tvm.cpu()) for v in (x, w)), out)
+    exact = np.maximum(convolution(x.astype("float64"), w.astype("float64"), 2, 3, 1), 0)
+    # Sums are of float32, and rounded to half precision once.
+    np.testing.assert_allclose(out.numpy(), exact, rtol=1e-3 if dtype == "float16" else 1e-4, atol=1e-4)
+
+
+def test_sums_of_half_precision_are_of_single():
+    a, b = np.full((8, 4096), 0.5, "float16"), np.full((4096, 64), 0.25, "float16")
+    x, w = placeholders(a, b)
+    check([x, w, topi.matmul(x, w), topi.sum(x, axis=1)], [a, b], [np.full((8, 64), 512), np.full(8, 2048)], rtol=0)
 
 
 def test_expensive_expressions_are_computed_once():
@@ -451,6 +474,7 @@ def test_function_without_a_schedule_is_reported(monkeypatch):
 
 @pytest.mark.parametrize("seed", [2003, 2008])
 def test_random_programs_have_schedules(seed, caplog):
+    caplog.set_level("INFO")
     program = random_program(random.Random(seed).choice, 25, seed)
     network = souffle.compile(program, level="V2", target="cpu")
     assert "without a schedule" not in caplog.text

@@ -42,6 +42,8 @@ _TASKS_PER_CORE = 3
 _MIN_CHUNK_TILES = 4
 """Rows are divided among tasks only into chunks of at least so many tiles: each task packs its panel again."""
 _MAX_GROWTH = 2
+_MANY_COLUMNS = 256
+"""For fewer a factor is converted where it is read, since writing it in another type would cost more."""
 _MAX_STACK_BYTES = 1008
 """TVM puts smaller buffers on the stack, where LLVM turns them into registers; larger ones it allocates by a call."""
 
@@ -97,6 +99,9 @@ def materialized_rows(form: Contraction) -> tuple[Nest, Contraction] | None:
     """
     value = form.scalar.value
     if isinstance(value, TensorLoad):
+        return None
+    converted = isinstance(value, tirx.Cast) and isinstance(value.value, TensorLoad)
+    if converted and product(axis.extent for axis in form.columns) < _MANY_COLUMNS:
         return None
     axes = uses(value, (*form.batch, *form.rows, *form.nest.reduce))
     size = product(axis.extent for axis in axes)

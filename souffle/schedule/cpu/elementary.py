@@ -7,6 +7,7 @@ units in the last place of float32 (erf near its saturation: 1e-7 absolute).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import tvm_ffi
@@ -33,6 +34,8 @@ _TANH_SMALL = (
     0.0021227404940873384,
 )
 """(tanh(x)/x - 1) / x² in x² for x² ≤ 0.4."""
+_SINH_SMALL = tuple(1 / math.factorial(n) for n in (3, 5, 7, 9, 11))
+"""(sinh(x)/x - 1) / x² in x² for \\|x\\| ≤ 1."""
 _ERF_SMALL = (
     1.1283791065216064,
     -0.3761262595653534,
@@ -123,11 +126,12 @@ def _is_nan(x: PrimExpr) -> PrimExpr:
     return magnitude > tirx.const(0x7F800000, "int32")
 
 
-def _exp(x: PrimExpr, bind: Bind) -> PrimExpr:
-    clamped = bind(tirx.max(tirx.min(x, _f32(_EXP_HIGH)), _f32(_EXP_LOW)))
+def _exp(x: PrimExpr, bind: Bind, *, halvings: int = 0) -> PrimExpr:
+    """exp(x), or exp(x) divided by two so many times, also where exp(x) itself would overflow."""
+    clamped = bind(tirx.max(tirx.min(x, _f32(_EXP_HIGH + halvings)), _f32(_EXP_LOW)))
     n = bind(tirx.nearbyint(clamped * _f32(_LOG2_E)))
     r = bind(clamped - n * _f32(_LN2_HIGH) - n * _f32(_LN2_LOW))
-    k = bind(tirx.Cast("int32", n))
+    k = bind(tirx.Cast("int32", n) - tirx.const(halvings, "int32") if halvings else tirx.Cast("int32", n))
     value = _polynomial(r, _EXP_TAIL) * (r * r) + r + _f32(1.0)
     # Two factors, since 2^k itself leaves the range of normal numbers at both ends.
     half = bind(tirx.shift_right(k, tirx.const(1, "int32")))
@@ -147,6 +151,20 @@ def _tanh(x: PrimExpr, bind: Bind) -> PrimExpr:
     return tirx.Select(magnitude < _f32(0.625), small, signed)
 
 
+def _cosh(x: PrimExpr, bind: Bind) -> PrimExpr:
+    grown = bind(_exp(bind(tirx.abs(x)), bind, halvings=1))
+    return grown + _f32(0.25) / grown
+
+
+def _sinh(x: PrimExpr, bind: Bind) -> PrimExpr:
+    square = bind(x * x)
+    small = x + x * (square * _polynomial(square, _SINH_SMALL))
+    grown = bind(_exp(bind(tirx.abs(x)), bind, halvings=1))
+    large = bind(grown - _f32(0.25) / grown)
+    signed = tirx.Select(x < _f32(0.0), _f32(0.0) - large, large)
+    return tirx.Select(tirx.abs(x) < _f32(1.0), small, signed)
+
+
 def _erf(x: PrimExpr, bind: Bind) -> PrimExpr:
     magnitude = bind(tirx.abs(x))
     small = x * _polynomial(bind(x * x), _ERF_SMALL)
@@ -157,7 +175,14 @@ def _erf(x: PrimExpr, bind: Bind) -> PrimExpr:
     return tirx.Select(_is_nan(x), x, result)
 
 
-_UNARY = {"tirx.exp": _exp, "tirx.erf": _erf, "tirx.tanh": _tanh, "tirx.sigmoid": _sigmoid}
+_UNARY = {
+    "tirx.exp": _exp,
+    "tirx.erf": _erf,
+    "tirx.tanh": _tanh,
+    "tirx.sigmoid": _sigmoid,
+    "tirx.cosh": _cosh,
+    "tirx.sinh": _sinh,
+}
 _POWERS = {1.0: lambda x: x, 2.0: lambda x: x * x, 3.0: lambda x: x * x * x}
 
 
@@ -169,10 +194,12 @@ def expand_elementary(statement: tirx.Stmt) -> tirx.Stmt:
 
     def expand(call: Call, arguments: Sequence[PrimExpr], bind: Bind) -> PrimExpr:
         name, dtype = call.op.name, dtype_of(call)
-        if name in _UNARY and dtype in ("float32", "float16"):
-            if dtype == "float32":
-                return _UNARY[name](arguments[0], bind)
-            return tirx.Cast("float16", _UNARY[name](bind(tirx.Cast("float32", arguments[0])), bind))
+        if dtype in ("float16", "bfloat16") and all(dtype_of(argument) == dtype for argument in arguments):
+            # Nothing computes such a function of half the width, and in LLVM few exist.
+            wide = [bind(tirx.Cast("float32", argument)) for argument in arguments]
+            return tirx.Cast(dtype, expand(tirx.call_intrin("float32", name, *wide), wide, bind))
+        if name in _UNARY and dtype == "float32":
+            return _UNARY[name](arguments[0], bind)
         if name == "tirx.pow" and dtype == "float32" and isinstance(arguments[1], tirx.FloatImm):
             power = _POWERS.get(arguments[1].value)
             if power is not None:

@@ -34,6 +34,7 @@ from souffle.schedule.cpu.nest import (
     sequence,
 )
 from souffle.schedule.cpu.reduction import emit_reduction, reduces_along_memory
+from souffle.schedule.cpu.widen import with_wide_sums
 from souffle.schedule.cpu.windows import hoist_windows
 
 __all__ = ["schedule_cpu"]
@@ -61,7 +62,7 @@ def schedule_cpu(func: tirx.PrimFunc, *, target: tvm.target.Target) -> tirx.Prim
     """
     machine = machine_of(target)
     function = parse(func)
-    items = inline_injective(without_trivial_reductions(function.items), func.params)
+    items = inline_injective(with_wide_sums(without_trivial_reductions(function.items)), func.params)
     items = attach_epilogues(hoist_windows(items), func.params)
     units: list[tuple[Nest | tirx.Stmt, Contraction | None]] = []
     for item in items:
