@@ -44,6 +44,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", default=[], metavar="RECIPE", help="recipes to choose from")
     parser.add_argument("--nodes", type=int, metavar="N", help="at most about so many (default: 14)")
     parser.add_argument("--specials", type=float, metavar="P", help="share of networks with NaN and infinities")
+    parser.add_argument("--large", type=float, metavar="P", help="share of networks with dimensions up to 1031")
+    parser.add_argument("--wide", type=float, metavar="P", help="share of networks of many nodes beside each other")
     parser.add_argument("--zero-size", type=float, metavar="P", help="share of networks with dimensions of 0")
     parser.add_argument("--dtypes", nargs="+", metavar="T", help="floating point types, as often as named")
     parser.add_argument("--minimize", action="store_true", help="make the failures in FILE.failures/ small")
@@ -96,9 +98,10 @@ class _Run:
         self.lock, self.stopped = threading.Lock(), False
         self.workers: list[Worker] = []
         settings = {"without": arguments.without, "only": arguments.only, "specials": arguments.specials}
+        settings |= {"large": arguments.large, "wide": arguments.wide}
         settings |= {"zero_size": arguments.zero_size, "dtypes": arguments.dtypes, "most_nodes": arguments.nodes}
         self.request = {"settings": {k: v for k, v in settings.items() if v}, "checked": arguments.checked}
-        for name in ("specials", "zero_size"):
+        for name in ("specials", "zero_size", "large", "wide"):
             if settings[name] is not None:
                 self.request["settings"][name] = settings[name]
         if arguments.out:

@@ -16,7 +16,11 @@ from benchmarks.fuzz.values import FLOATS, INTEGERS, is_exact, is_tame, random_v
 __all__ = ["Draft", "Refused", "Settings", "Value"]
 
 _SIZES = (1, 1, 2, 2, 3, 3, 4, 4, 5, 7, 8, 8, 11, 13, 16, 17, 31, 32, 33, 64, 67)
+_LARGE_SIZES = (127, 128, 129, 255, 256, 257, 509, 1000, 1024, 1031)
 _MOST_ELEMENTS = 6000
+_MANY = 10
+"""How many times as many elements tensors of large networks have."""
+
 _ODD_NAMES = ("float", "a/b:0", "x.1", "0", "p-q", "blockIdx", "main", "é", "this name", "T_add", "extern_c", "i0")
 _KINDS = {"f": FLOATS, "i": INTEGERS, "b": ("bool",)}
 
@@ -35,6 +39,8 @@ class Settings:
         Operators left out.
     only : frozenset of str
         Recipes to choose from; all where empty.
+    large : float
+        The share of networks with dimensions up to 1031, so that reductions are long and tiles many.
     specials : float
         The share of networks whose inputs hold NaN, infinities and the like.
     zero_size : float
@@ -42,14 +48,18 @@ class Settings:
     dtypes : tuple of str
         The floating point types that networks are mainly made of, as often as named.
     most_nodes : int
+    wide : float
+        The share of networks of many nodes beside each other, nearly all of which are outputs.
     """
 
     without: frozenset[str] = frozenset()
     only: frozenset[str] = frozenset()
+    large: float = 0.06
     specials: float = 0.12
     zero_size: float = 0.03
     dtypes: tuple[str, ...] = ("float32",) * 8 + ("float16", "float64")
     most_nodes: int = 14
+    wide: float = 0.12
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +103,8 @@ class Draft:
     float_dtype: str = "float32"
     special: bool = False
     zero_size: bool = False
+    large: bool = False
+    wide: bool = False
     odd_names: bool = False
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     inputs: dict[str, np.ndarray] = field(default_factory=dict)
@@ -112,13 +124,23 @@ class Draft:
         return items[int(self.rng.integers(len(items)))]
 
     def integer(self, low: int, high: int) -> int:
-        """From `low` to `high`, both included."""
+        """From `low` to `high`, both included.
+
+        Raises
+        ------
+        Refused
+            If there is none, as for an index into a dimension of 0.
+        """
+        if high < low:
+            raise Refused("an empty range")
         return int(self.rng.integers(low, high + 1))
 
     def size(self, most: int = 67) -> int:
         """A dimension: 1, 2, 3, primes, powers of two and their neighbours."""
         if self.zero_size and self.chance(0.15):
             return 0
+        if self.large and most > 32 and self.chance(0.3):
+            return self.choice(_LARGE_SIZES)
         return self.choice([size for size in _SIZES if size <= most])
 
     def shape(self, least_rank: int = 0, most_rank: int = 5, elements: int = 2000) -> tuple[int, ...]:
@@ -130,9 +152,9 @@ class Draft:
     def fitted(self, shape: Sequence[int], elements: int = 2000) -> tuple[int, ...]:
         """The shape with its largest dimensions made smaller until it has few elements."""
         dims = list(shape)
-        while np.prod(dims, dtype=np.int64) > elements:
+        while np.prod(dims, dtype=np.int64) > elements * (_MANY if self.large else 1):
             largest = int(np.argmax(dims))
-            dims[largest] = self.size(max(1, dims[largest] - 1)) or 1
+            dims[largest] = self.size(min(67, max(1, dims[largest] - 1), dims[largest] // 2)) or 1
         return tuple(dims)
 
     def axis(self, value: Value) -> int:
@@ -233,7 +255,7 @@ class Draft:
             Of types: ``"f"``, ``"i"``, ``"b"``.
         least_rank, most_rank : int
         where : callable
-            What else it must be; a new tensor is not asked.
+            What else it must be.
         tame : bool
             Its values are finite and not large.
         exact : bool
@@ -242,6 +264,11 @@ class Draft:
             At most so many.
         style : str
             Of a new tensor's values.
+
+        Raises
+        ------
+        Refused
+            If the new tensor is not what it must be.
         """
         dtypes = {dtype for kind in kinds for dtype in _KINDS[kind]}
         suitable = [
@@ -249,11 +276,13 @@ class Draft:
             for value in self.values
             if value.dtype in dtypes
             and least_rank <= value.rank <= most_rank
-            and value.array.size <= elements
+            and value.array.size <= elements * (_MANY if self.large else 1)
             and (not tame or is_tame(value.array))
             and (not exact or is_exact(value.array))
             and where(value)
         ]
+        if self.wide:
+            suitable = [value for value in suitable if value.name in self.inputs] or suitable
         if suitable and self.chance(0.95):
             fresh = [value for value in suitable if value.name not in self.read]
             if fresh and self.chance(0.6):
@@ -261,7 +290,10 @@ class Draft:
             return self.choice(suitable[-3:] if self.chance(0.6) else suitable)
         style = style or ("eighths" if exact else self.choice(("normal", "eighths", "whole")) if tame else "")
         shape = self.shape(least_rank, most_rank, min(elements, 2000))
-        return self.fresh(self.dtype(kinds), shape, style, constant=0.1)
+        value = self.fresh(self.dtype(kinds), shape, style, constant=0.1)
+        if not where(value):
+            raise Refused("no such tensor")
+        return value
 
     def broadcastable(self, value: Value, style: str = "", dtype: str = "") -> Value:
         """A tensor that broadcasts with another: one that is there, or a new one with dimensions left out or 1."""
@@ -350,7 +382,7 @@ class Draft:
         for array in arrays:
             if not isinstance(array, np.ndarray) or array.dtype == object:
                 raise Refused("no tensor")
-            if array.size > _MOST_ELEMENTS or array.ndim > 6:
+            if array.size > _MOST_ELEMENTS * (_MANY if self.large else 1) or array.ndim > 6:
                 raise Refused("too large")
             if array.size == 0 and not self.zero_size:
                 raise Refused("empty")

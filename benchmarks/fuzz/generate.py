@@ -20,6 +20,7 @@ RECIPE_MODULES = (elementwise, movers, heavy, patterns, rare)
 
 _OPSETS = (13, 13, 14, 15, 16, 17, 17, 17, 18, 18, 19, 20, 20, 21, 21, 22, 23, 23, 24)
 _MOST_OUTPUTS = 5
+_WIDE = 30
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,19 @@ def generate(seed: int, settings: Settings | None = None) -> Generated:
     draft.special = draft.chance(settings.specials)
     draft.zero_size = draft.chance(settings.zero_size)
     draft.odd_names = draft.chance(0.06)
+    draft.large = draft.chance(settings.large)
     recipes = [
         recipe
         for name, recipe in sorted(RECIPES.items())
         if recipe.since <= draft.opset and name not in settings.without and (not settings.only or name in settings.only)
     ]
     weights = np.array([recipe.weight for recipe in recipes])
-    wanted = draft.choice((1, 1, 2, 3, 4, 5, 6, 8, 10, settings.most_nodes))
+    draft.wide = draft.chance(settings.wide)
+    wanted = min(draft.choice((1, 1, 2, 3, 4, 5, 6, 8, 10, settings.most_nodes)), settings.most_nodes)
+    if draft.wide:
+        wanted = draft.integer(_WIDE // 2, _WIDE)
     refused = attempts = 0
-    while len(draft.nodes) < min(wanted, settings.most_nodes) and attempts < 12 * wanted + 20:
+    while len(draft.nodes) < wanted and attempts < 12 * wanted + 20:
         attempts += 1
         chosen = recipes[int(rng.choice(len(recipes), p=weights / weights.sum()))]
         try:
@@ -71,7 +76,7 @@ def _finished(draft: Draft, seed: int) -> Case:
     """The draft as a model: what nothing reads is an output, and now and then something else is too."""
     made = {name for node in draft.nodes if node.op_type != "Constant" for name in node.output}
     produced = [value for value in draft.values if value.name in made]
-    outputs = [value for value in produced if value.name not in draft.read][-_MOST_OUTPUTS:]
+    outputs = [value for value in produced if value.name not in draft.read][-(_WIDE if draft.wide else _MOST_OUTPUTS) :]
     for value in produced:
         if value not in outputs and draft.chance(0.08):
             outputs.append(value)

@@ -7,6 +7,7 @@ from onnx import TensorProto, helper
 
 from benchmarks.fuzz.draft import Draft, Refused, Value
 from benchmarks.fuzz.grammar import recipe
+from benchmarks.fuzz.values import is_tame
 
 __all__: list[str] = []
 
@@ -93,8 +94,8 @@ def _einsum(d: Draft) -> None:
     d.emit("Einsum", operands, equation=equation)
 
 
-def image(d: Draft, channels: int = 0, ranks: tuple[int, ...] = (3, 4, 4, 4, 5)) -> Value:
-    """A tensor with a batch, channels and space: one that is there, or a new one."""
+def image(d: Draft, channels: int = 0, ranks: tuple[int, ...] = (3, 4, 4, 4, 5), *, tame: bool = False) -> Value:
+    """A tensor with a batch, channels and space: one that is there, or a new one; `tame` as for :meth:`Draft.pick`."""
     present = [
         v
         for v in d.values
@@ -103,6 +104,7 @@ def image(d: Draft, channels: int = 0, ranks: tuple[int, ...] = (3, 4, 4, 4, 5))
         and 0 < v.array.size <= 3000
         and v.shape[1] <= 16
         and (not channels or v.shape[1] == channels)
+        and (not tame or is_tame(v.array))
     ]
     if present and d.chance(0.8):
         return d.choice(present[-3:])
@@ -110,7 +112,8 @@ def image(d: Draft, channels: int = 0, ranks: tuple[int, ...] = (3, 4, 4, 4, 5))
     rank = d.choice(ranks)
     shape = [d.choice((1, 1, 2, 3)), channels or d.choice((1, 2, 3, 4, 6, 8))]
     shape += [d.size(space[rank]) for _ in range(rank - 2)]
-    return d.fresh(d.float_dtype, d.fitted(shape, 2500) if not channels else shape, constant=0)
+    style = "normal" if tame else ""
+    return d.fresh(d.float_dtype, d.fitted(shape, 2500) if not channels else shape, style, constant=0)
 
 
 def _windows(d: Draft, x: Value, *, dilated: bool = True) -> dict:
@@ -263,7 +266,7 @@ _NEAREST = (None, "round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 @recipe("Resize", weight=1.5)
 def _resize(d: Draft) -> None:
-    x = image(d, ranks=(3, 4, 4, 4))
+    x = image(d, ranks=(3, 4, 4, 4), tame=True)
     mode = d.choice(("nearest", "linear", "cubic"))
     transform = d.choice(
         (
@@ -303,7 +306,7 @@ def _resize(d: Draft) -> None:
 
 @recipe("GridSample", since=16, weight=0.6)
 def _grid_sample(d: Draft) -> None:
-    x = image(d, ranks=(4,))
+    x = image(d, ranks=(4,), tame=True)
     grid = d.rng.integers(-9, 10, (x.shape[0], d.size(5), d.size(5), 2)) / 8 + d.choice((0, 0.0625))
     names = ("linear", "nearest", "cubic") if d.opset >= 20 else ("bilinear", "nearest", "bicubic")
     held = grid.astype(x.dtype)
