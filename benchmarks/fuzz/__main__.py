@@ -200,7 +200,7 @@ def _minimize(arguments: argparse.Namespace, folder: Path) -> int:
     with Worker(folder) as worker:
         for path in paths:
             small = path.with_suffix(".min.json")
-            done = {".min", ".unknown"} & {*path.suffixes} or path.name.startswith("running-") or small.exists()
+            done = ".min" in path.suffixes or path.name.startswith("running-") or small.exists()
             if done:
                 continue
             print(f"{path.name}: {minimize_file(path, small, worker, arguments.timeout)}", flush=True)

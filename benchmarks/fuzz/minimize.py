@@ -48,24 +48,21 @@ def minimize_file(path: Path, small: Path, worker: Worker, seconds: float, limit
         write_case(case, trial_path)
         request = {"case": str(trial_path), "targets": [target], "seed": int(path.name.split("-")[0]), "checked": 1.0}
         outcome = worker.run(request, seconds)["outcomes"].get(target, {"kind": "none", "detail": ""})
-        seen = _class(target, outcome)
+        undecided = record["kind"] == "UNKNOWN" and outcome.get("verdict") == "UNKNOWN"
+        seen = "UNKNOWN" if undecided else failure_class(target, outcome["kind"], outcome["detail"])
         if not wanted:
             wanted.append(seen)
         return seen == wanted[0]
 
     case = read_case(path)
     fails(case)
-    if wanted[0].split(":")[0].split()[-1] not in record["kind"]:
+    if record["kind"] not in wanted[0].split(":")[0].split():
         trial_path.unlink(missing_ok=True)
         return f"does not fail any more ({wanted[0]})"
     case = minimize(case, fails, limit)
     write_case(case, small, target=target, kind=record["kind"], detail=record["detail"])
     trial_path.unlink(missing_ok=True)
     return f"{len(case.model.graph.node)} nodes: {' '.join(n.op_type for n in case.model.graph.node)} ({wanted[0]})"
-
-
-def _class(target: str, outcome: dict) -> str:
-    return failure_class(target, outcome["kind"], outcome["detail"])
 
 
 def minimize(case: Case, fails: Callable[[Case], bool], limit: float = 240.0) -> Case:

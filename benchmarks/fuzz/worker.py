@@ -85,7 +85,8 @@ def _serve(request: dict, answer) -> None:
             write_case(case, path, target=target, kind=outcome.kind, detail=outcome.detail)
             record["file"] = str(path)
         elif folder is not None and outcome.verdict == "UNKNOWN":
-            write_case(case, folder / f"{seed}-{target}.unknown.json", target=target, undecided=outcome.undecided)
+            facts = {"target": target, "kind": "UNKNOWN", "detail": "; ".join(outcome.undecided)}
+            write_case(case, folder / f"{seed}-{target}.unknown.json", **facts)
         answer(end=target, **record)
     answer(done=True)
 
