@@ -8,12 +8,15 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
+from tvm import te, tirx
 
 import souffle
 from souffle.cli.compare import onnxruntime_outputs
-from souffle.errors import CertificateError, CudaCompileError, SouffleError
+from souffle.errors import CertificateError, CudaCompileError
 from souffle.kernel import lower
-from souffle.runtime.cpu_device import CheckError
+from souffle.program import TEProgram
+from souffle.tvm_compat import PrimExpr
+from tests.testlib import Builder
 
 
 def network(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str], **values: object) -> onnx.ModelProto:
@@ -103,7 +106,7 @@ def inputs(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     return {name: values.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
 
 
-def compiled(model: onnx.ModelProto) -> souffle.Network:
+def compiled(model: onnx.ModelProto | TEProgram) -> souffle.Network:
     return souffle.compile(model, target="cuda", level="V4", device="cpu", cubin=False)
 
 
@@ -127,10 +130,34 @@ def test_tvm_updates_results_of_reductions_in_place(name: str, monkeypatch: pyte
         compiled(REDUCTIONS[name]())
 
 
-@pytest.mark.parametrize(("name", "error"), [("cumsum_pairs", CudaCompileError), ("scatter_nd", CheckError)])
-def test_tvm_writes_conditions_wrongly(name: str, error: type[SouffleError], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where this passes no longer, TVM is mended and a rule of :mod:`souffle.kernel.conditions` can go."""
+def test_tvm_gives_vector_conditions_the_type_of_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where this passes no longer, TVM is mended and :mod:`souffle.kernel.conditions` need not rewrite ``Select``."""
     monkeypatch.setattr(lower, "with_plain_conditions", lambda function: function)
-    model = CONDITIONS[name]()
-    with pytest.raises(error):
-        compiled(model).on("cpu", checked=True)(inputs(model))
+    with pytest.raises(CudaCompileError):
+        compiled(CONDITIONS["cumsum_pairs"]())(inputs(CONDITIONS["cumsum_pairs"]()))
+
+
+def guarded_choice() -> TEProgram:
+    """A choice by data in a condition that keeps it from reading beyond its 33 places."""
+    b = Builder()
+    place, values = b.input(33, dtype="int32"), b.input(40)
+
+    def choice(p: te.Tensor, v: te.Tensor) -> te.Tensor:
+        def wrapped(i: tirx.Var) -> PrimExpr:
+            return tirx.if_then_else(p[i] < 0, p[i] + 6, p[i])
+
+        return te.compute((40,), lambda i: tirx.if_then_else(tirx.all(i < 33, wrapped(i) == 2), v[i], 0.0))
+
+    return b.program(b.add(choice, place, values))
+
+
+def test_tvm_evaluates_choices_ahead_of_what_guards_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where this passes no longer, TVM is mended and :mod:`souffle.kernel.conditions` need not rewrite ``And``."""
+    place = np.arange(33, dtype=np.int32) % 6 - 6 * (np.arange(33, dtype=np.int32) % 2)
+    values = np.arange(40, dtype=np.float32)
+    given = {"in0": place, "in1": values}
+    (found,) = compiled(guarded_choice()).on("cpu", checked=True)(given).values()
+    assert np.array_equal(found, np.where((np.arange(40) < 33) & (np.pad(place % 6, (0, 7)) == 2), values, 0))
+    monkeypatch.setattr(lower, "with_plain_conditions", lambda function: function)
+    with pytest.raises(CertificateError, match="out of bounds"):
+        compiled(guarded_choice())
