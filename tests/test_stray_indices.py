@@ -75,8 +75,10 @@ def given(network: onnx.ModelProto, *, stray: bool) -> dict[str, np.ndarray]:
     for value in network.graph.input:
         shape = tuple(d.dim_value for d in value.type.tensor_type.shape.dim)
         if value.name == "i":
-            low = 1 if any(n.op_type == "ReverseSequence" for n in network.graph.node) else 0
-            array = rng.choice(HUGE, shape) if stray else rng.integers(low, ROWS - 3, shape)
+            operators = {n.op_type for n in network.graph.node}
+            low = 1 if "ReverseSequence" in operators else 0
+            # There is one image to take regions from.
+            array = rng.choice(HUGE, shape) if stray else rng.integers(low, 1 if "RoiAlign" in operators else 2, shape)
         elif value.name in "gr":
             array = rng.choice(FLOATS, shape) if stray else rng.uniform(-1.2, 1.2, shape).astype("float32")
         else:
