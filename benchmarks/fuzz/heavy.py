@@ -339,7 +339,8 @@ def _recurrent(d: Draft, op: str) -> None:
     steps, batch, size, hidden = d.integer(1, 4), d.integer(1, 3), d.size(8), d.size(8)
     direction = d.choice((None, "forward", "reverse", "bidirectional"))
     ways, gates = 2 if direction == "bidirectional" else 1, {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
-    x = d.fresh(dtype, (steps, batch, size), constant=0)
+    # ONNX Runtime's cells clamp what they take, and NaN with it.
+    x = d.fresh(dtype, (steps, batch, size), d.choice(("normal", "eighths", "whole")), constant=0)
     w, r = d.weight(dtype, (ways, gates * hidden, size)), d.weight(dtype, (ways, gates * hidden, hidden))
     bias = d.weight(dtype, (ways, 2 * gates * hidden)) if d.chance(0.6) else None
     lengths = None
