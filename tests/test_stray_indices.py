@@ -50,7 +50,7 @@ NETWORKS = {
             [node("GridSample", "t", "g", mode=mode, padding_mode=padding)],
             {"g": ("float32", (1, COUNT, COUNT, 2))},
         )
-        for mode, padding in (("linear", "zeros"), ("nearest", "border"), ("cubic", "reflection"))
+        for mode, padding in (("linear", "zeros"), ("nearest", "border"), ("linear", "reflection"))
     },
     "roi": (
         [node("RoiAlign", "t", "r", "i", output_height=2, output_width=3, sampling_ratio=2)],
