@@ -17,6 +17,7 @@ from souffle.frontend import (  # noqa: F401  (these enter the operators that th
     custom_resize,
     empty,
     recurrent,
+    reductions,
     rewrites,
     stacks,
     structural,

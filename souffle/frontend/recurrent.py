@@ -80,7 +80,7 @@ def _recurrent(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[
         def part(value: Value, what: str, axis: int = 0, emit=emit, position: int = position) -> Value:
             return None if value is None else _index(emit, value, position, axis, what)
 
-        bias, state_bias = _biases(emit, node, part(b, "B"), hidden)
+        bias, state_bias = _biases(emit, node, part(b, "B"), hidden, w.dtype)
         cell = _Direction(
             emit=emit,
             hidden=hidden,
@@ -256,11 +256,11 @@ def _activation(kind: str, alphas: Iterator[float], betas: Iterator[float]) -> _
     return _Activation(kind, alpha, beta)
 
 
-def _biases(emit, node: onnx.NodeProto, b: Value, hidden: int) -> tuple[Value, Value]:
+def _biases(emit, node: onnx.NodeProto, b: Value, hidden: int, dtype: str) -> tuple[Value, Value]:
     """The bias of all gates; and, for a GRU that is linear before reset, what is added to the state's part inside."""
     if b is None:
         gates = _GATES[node.op_type] * hidden
-        return (Known(np.zeros(gates, dtype="float32"), "zeros") if node.op_type == "GRU" else None), None
+        return (Known(np.zeros(gates, dtype=dtype), "zeros") if node.op_type == "GRU" else None), None
     gates = _GATES[node.op_type] * hidden
     of_w, of_r = _slice(emit, b, 0, gates, "Wb"), _slice(emit, b, gates, 2 * gates, "Rb")
     if node.op_type != "GRU" or not attribute(node, "linear_before_reset", 0):

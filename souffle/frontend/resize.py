@@ -14,9 +14,12 @@ from souffle.frontend.refusal import Obstacle, computed
 
 __all__ = ["AxisResize", "ResizePlan", "interpolation_table", "resize_plan"]
 
+
+_TIE = 1e-6
+"""How far off a position in float32 may be and still be taken as half-way, as ONNX Runtime does it."""
 _NEAREST = {
-    "round_prefer_floor": lambda x: np.ceil(x - np.float32(0.5)),
-    "round_prefer_ceil": lambda x: np.floor(x + np.float32(0.5)),
+    "round_prefer_floor": lambda x: np.ceil(x.astype("float64") - 0.5 - _TIE),
+    "round_prefer_ceil": lambda x: np.floor(x.astype("float64") + 0.5 + _TIE),
     "floor": np.floor,
     "ceil": np.ceil,
 }

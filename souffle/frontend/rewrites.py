@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import ml_dtypes
 import numpy as np
 import onnx
 from onnx import TensorProto
 
 from souffle.frontend.attributes import attribute
 from souffle.frontend.interpreter import Interpreter, special
+from souffle.frontend.node_writer import NodeWriter, constant
 from souffle.frontend.refusal import Obstacle, data_dependent, version_of
 from souffle.frontend.values import Known, Scope, Value
 from souffle.program import Tensor
@@ -19,21 +19,6 @@ from souffle.program import Tensor
 __all__: list[str] = []
 
 _FOR_INFERENCE = "export the model for inference (in PyTorch after model.eval())"
-
-
-def _constant(value, dtype: str) -> Known:
-    return Known(np.array(value, dtype=dtype), "constant")
-
-
-class _Writer:
-    """Writes nodes whose names begin with that of the node they stand for."""
-
-    def __init__(self, interpreter: Interpreter, node: onnx.NodeProto):
-        self.interpreter = interpreter
-        self.name = node.name
-
-    def __call__(self, operator: str, *inputs: Value, **attributes) -> Value:
-        return self.interpreter.emit(operator, list(inputs), f"{self.name}/{operator}", **attributes)[0]
 
 
 @special("LayerNormalization")
@@ -83,7 +68,7 @@ def _batch_normalization(
         Known(array.astype(x.dtype).reshape(shape), f"{node.name}_{what}")
         for array, what in ((factor, "scale"), (bias - mean * factor, "shift"))
     )
-    write = _Writer(interpreter, node)
+    write = NodeWriter(interpreter, node)
     return [write("Add", write("Mul", x, scale), shift)]
 
 
@@ -91,7 +76,7 @@ def _batch_normalization(
 def _mean_variance_normalization(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
 ) -> list[Value]:
-    write, x = _Writer(interpreter, node), interpreter.whole(inputs[0])
+    write, x = NodeWriter(interpreter, node), interpreter.whole(inputs[0])
     axes = list(attribute(node, "axes", (0, 2, 3)))
 
     def mean(value: Value) -> Value:
@@ -100,29 +85,29 @@ def _mean_variance_normalization(
     # The mean of squared distances: a difference of mean squares has no correct digit where the mean is large.
     distance = write("Sub", x, mean(x))
     deviation = write("Sqrt", mean(write("Mul", distance, distance)))
-    return [write("Div", distance, write("Add", deviation, _constant(1e-9, x.dtype)))]
+    return [write("Div", distance, write("Add", deviation, constant(1e-9, x.dtype)))]
 
 
 @special("GroupNormalization")
 def _group_normalization(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
 ) -> list[Value]:
-    write, (x, scale, bias) = _Writer(interpreter, node), (interpreter.whole(value) for value in inputs)
+    write, (x, scale, bias) = NodeWriter(interpreter, node), (interpreter.whole(value) for value in inputs)
     groups, (batch, channels, *_) = attribute(node, "num_groups"), x.shape
     wide = x.dtype if x.dtype == "float64" or attribute(node, "stash_type", 1) != TensorProto.FLOAT else "float32"
-    rows = write("Reshape", _cast(write, x, wide, _element_type(wide)), _constant([batch, groups, -1], "int64"))
+    rows = write("Reshape", _cast(write, x, wide, _element_type(wide)), constant([batch, groups, -1], "int64"))
     # In two passes, which TVM's operator is not.
-    ones, zeros = (_constant(np.full(groups, value), wide) for value in (1, 0))
+    ones, zeros = (constant(np.full(groups, value), wide) for value in (1, 0))
     epsilon = attribute(node, "epsilon", 1e-5)
     rows = write("InstanceNormalization", rows, ones, zeros, epsilon=epsilon)
-    result = write("Reshape", rows, _constant(list(x.shape), "int64"))
+    result = write("Reshape", rows, constant(list(x.shape), "int64"))
     result = _cast(write, result, x.dtype, _element_type(x.dtype))
     for operator, value in (("Mul", scale), ("Add", bias)):
         if value.shape != (channels,):
             # Before operator set 21, one for each group.
-            value = write("Reshape", value, _constant([groups, 1], "int64"))
-            value = write("Expand", value, _constant([groups, channels // groups], "int64"))
-        value = write("Reshape", value, _constant([channels, *[1] * (len(x.shape) - 2)], "int64"))
+            value = write("Reshape", value, constant([groups, 1], "int64"))
+            value = write("Expand", value, constant([groups, channels // groups], "int64"))
+        value = write("Reshape", value, constant([channels, *[1] * (len(x.shape) - 2)], "int64"))
         result = write(operator, result, value)
     return [result]
 
@@ -131,11 +116,11 @@ def _group_normalization(
 def _lp_normalization(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
 ) -> list[Value]:
-    write, x = _Writer(interpreter, node), inputs[0]
+    write, x = NodeWriter(interpreter, node), inputs[0]
     order = attribute(node, "p", 2)
     norm = write(f"ReduceL{order}", x, axes=[attribute(node, "axis", -1)], keepdims=1)
     # A vector of zeros stays one.
-    one, zero = _constant(1, x.dtype), _constant(0, x.dtype)
+    one, zero = constant(1, x.dtype), constant(0, x.dtype)
     return [write("Div", x, write("Where", write("Equal", norm, zero), one, norm))]
 
 
@@ -146,10 +131,10 @@ def _is_inf(
     positive, negative = attribute(node, "detect_positive", 1), attribute(node, "detect_negative", 1)
     if positive and negative:
         return None
-    write, x = _Writer(interpreter, node), inputs[0]
+    write, x = NodeWriter(interpreter, node), inputs[0]
     if not positive and not negative:
         return [Known(np.zeros(x.shape, dtype=bool), node.name)]
-    return [write("Equal", x, _constant(np.inf if positive else -np.inf, x.dtype))]
+    return [write("Equal", x, constant(np.inf if positive else -np.inf, x.dtype))]
 
 
 @special("Pow")
@@ -157,7 +142,7 @@ def _pow(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value]
     base, exponent = inputs
     if all(isinstance(value, Known) for value in inputs) or not isinstance(exponent, (Known, Tensor)):
         return None
-    write = _Writer(interpreter, node)
+    write = NodeWriter(interpreter, node)
     floating = base.dtype.startswith(("float", "bfloat"))
     value = None
     if isinstance(exponent, Known) and exponent.array.size == 1 and len(exponent.shape) <= len(base.shape):
@@ -176,7 +161,7 @@ def _pow(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value]
     return [powered if floating else write("Cast", powered, to=_element_type(base.dtype))]
 
 
-def _cast(write: _Writer, value: Value, dtype: str, element: int) -> Value:
+def _cast(write: NodeWriter, value: Value, dtype: str, element: int) -> Value:
     return value if value.dtype == dtype else write("Cast", value, to=element)
 
 
@@ -192,7 +177,7 @@ def _in_single_precision(
     x = inputs[0]
     if x.dtype not in ("float16", "bfloat16"):
         return None
-    write = _Writer(interpreter, node)
+    write = NodeWriter(interpreter, node)
     wide = write(node.op_type, write("Cast", x, to=TensorProto.FLOAT))
     return [write("Cast", wide, to=_element_type(x.dtype))]
 
@@ -206,9 +191,9 @@ def _compress(
         return None
     if not isinstance(condition, Known):
         raise data_dependent(["condition"])
-    write, axis = _Writer(interpreter, node), attribute(node, "axis")
+    write, axis = NodeWriter(interpreter, node), attribute(node, "axis")
     if axis is None:
-        value, axis = write("Reshape", value, _constant([-1], "int64")), 0
+        value, axis = write("Reshape", value, constant([-1], "int64")), 0
     chosen = np.flatnonzero(condition.array)
     if not chosen.size:
         shape = list(value.shape)
@@ -222,7 +207,7 @@ def _equal(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Valu
     # TVM compares booleans as floating-point numbers, which its compiler then refuses.
     if inputs[0].dtype != "bool":
         return None
-    write = _Writer(interpreter, node)
+    write = NodeWriter(interpreter, node)
     return [write("Not", write("Xor", *inputs))]
 
 
@@ -232,8 +217,8 @@ def _slice(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Valu
     if starts is None:
         return None
     axes = attribute(node, "axes", range(len(starts)))
-    bounds = [_constant(list(values), "int64") for values in (starts, attribute(node, "ends"), axes)]
-    return [_Writer(interpreter, node)("Slice", inputs[0], *bounds)]
+    bounds = [constant(list(values), "int64") for values in (starts, attribute(node, "ends"), axes)]
+    return [NodeWriter(interpreter, node)("Slice", inputs[0], *bounds)]
 
 
 @special("Upsample", "Resize")
@@ -242,10 +227,10 @@ def _upsample(
 ) -> list[Value] | None:
     if node.op_type == "Resize" and len(inputs) != 2:
         return None
-    scales = inputs[1] if len(inputs) > 1 else _constant(attribute(node, "scales"), "float32")
+    scales = inputs[1] if len(inputs) > 1 else constant(attribute(node, "scales"), "float32")
     mode = attribute(node, "mode", b"nearest").decode()
     return [
-        _Writer(interpreter, node)(
+        NodeWriter(interpreter, node)(
             "Resize",
             inputs[0],
             None,
@@ -264,29 +249,6 @@ def _eye_like(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[V
     return [Known(np.eye(*inputs[0].shape, k=attribute(node, "k", 0), dtype=dtype), node.name)]
 
 
-@special("ReduceMax", "ReduceMin")
-def _reduce_extreme(
-    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
-) -> Sequence[Value] | None:
-    x = interpreter.whole(inputs[0])
-    if isinstance(x, Known):
-        return None
-    write = _Writer(interpreter, node)
-    if x.dtype == "bool":
-        numbers = write("Cast", x, to=TensorProto.INT32)
-        reduced = interpreter.primitive(node, [numbers, *inputs[1:]], scope.opsets)
-        return [write("Cast", reduced[0], to=TensorProto.BOOL)]
-    if x.dtype != "bfloat16":
-        return None
-    # TVM starts from the largest finite number, so that a row of infinities (a mask) would not give infinity.
-    (reduced,) = interpreter.primitive(node, [x, *inputs[1:]], scope.opsets)
-    low = node.op_type == "ReduceMax"
-    kind = ml_dtypes.finfo(x.dtype)
-    limit, compare = (kind.min, "LessOrEqual") if low else (kind.max, "GreaterOrEqual")
-    beyond = _constant(-np.inf if low else np.inf, x.dtype)
-    return [write("Where", write(compare, reduced, _constant(limit, x.dtype)), beyond, reduced)]
-
-
 @special("Hardmax")
 def _hardmax(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
@@ -294,11 +256,11 @@ def _hardmax(
     if version_of("", scope.opsets) >= 13:
         return None
     # Once the largest of all elements from the axis on, and not of those along it.
-    x, write = inputs[0], _Writer(interpreter, node)
+    x, write = inputs[0], NodeWriter(interpreter, node)
     axis = attribute(node, "axis", 1)
     axis = axis + len(x.shape) if axis < 0 else axis
-    rows = write("Reshape", x, _constant([math.prod(x.shape[:axis]), math.prod(x.shape[axis:])], "int64"))
-    return [write("Reshape", write("Hardmax", rows, axis=1), _constant(list(x.shape), "int64"))]
+    rows = write("Reshape", x, constant([math.prod(x.shape[:axis]), math.prod(x.shape[axis:])], "int64"))
+    return [write("Reshape", write("Hardmax", rows, axis=1), constant(list(x.shape), "int64"))]
 
 
 @special("SpaceToDepth")
@@ -307,11 +269,11 @@ def _space_to_depth(
 ) -> list[Value] | None:
     if attribute(node, "mode", b"DCR") == b"DCR":
         return None
-    write, block = _Writer(interpreter, node), attribute(node, "blocksize")
+    write, block = NodeWriter(interpreter, node), attribute(node, "blocksize")
     n, c, h, w = inputs[0].shape
-    split = write("Reshape", inputs[0], _constant([n, c, h // block, block, w // block, block], "int64"))
+    split = write("Reshape", inputs[0], constant([n, c, h // block, block, w // block, block], "int64"))
     moved = write("Transpose", split, perm=[0, 1, 3, 5, 2, 4])
-    return [write("Reshape", moved, _constant([n, c * block * block, h // block, w // block], "int64"))]
+    return [write("Reshape", moved, constant([n, c * block * block, h // block, w // block], "int64"))]
 
 
 @special("ConvTranspose")
@@ -370,20 +332,20 @@ def _roi_align(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[
     return None
 
 
-def _minus_zero_point(write: _Writer, value: Value, zero: Value, shape: Sequence[int] | None = None) -> Value:
+def _minus_zero_point(write: NodeWriter, value: Value, zero: Value, shape: Sequence[int] | None = None) -> Value:
     wide = write("Cast", value, to=TensorProto.INT32)
     if zero is None or (isinstance(zero, Known) and not zero.array.any()):
         return wide
     zero = write("Cast", zero, to=TensorProto.INT32)
     if shape is not None and math.prod(zero.shape) > 1:
-        zero = write("Reshape", zero, _constant(list(shape), "int64"))
+        zero = write("Reshape", zero, constant(list(shape), "int64"))
     return write("Sub", wide, zero)
 
 
 @special("ConvInteger")
 def _conv_integer(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value]:
     x, w, x_zero, w_zero = [*inputs, None, None][:4]
-    write = _Writer(interpreter, node)
+    write = NodeWriter(interpreter, node)
     channels = (-1, *[1] * (len(w.shape) - 1))
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     return [
@@ -401,7 +363,7 @@ def _q_linear_conv(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
 ) -> list[Value]:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = [*inputs, None][:9]
-    write = _Writer(interpreter, node)
+    write = NodeWriter(interpreter, node)
     rank = len(x.shape)
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     products = write(
@@ -410,7 +372,7 @@ def _q_linear_conv(
         _minus_zero_point(write, w, w_zero, (-1, *[1] * (rank - 1))),
         **attributes,
     )
-    channels = _constant([-1, *[1] * (rank - 2)], "int64")
+    channels = constant([-1, *[1] * (rank - 2)], "int64")
     if bias is not None:
         products = write("Add", products, write("Reshape", bias, channels))
     scale = write("Mul", x_scale, write("Reshape", w_scale, channels) if math.prod(w_scale.shape) > 1 else w_scale)
@@ -423,11 +385,11 @@ def _q_linear_mat_mul(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
 ) -> list[Value]:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = inputs
-    write = _Writer(interpreter, node)
+    write = NodeWriter(interpreter, node)
     rows = (-1, 1) if math.prod(a_zero.shape) > 1 else None
     products = write("MatMul", _minus_zero_point(write, a, a_zero, rows), _minus_zero_point(write, b, b_zero))
     if math.prod(a_scale.shape) > 1:
-        a_scale = write("Reshape", a_scale, _constant([-1, 1], "int64"))
+        a_scale = write("Reshape", a_scale, constant([-1, 1], "int64"))
     scale = write("Mul", a_scale, b_scale)
     kind = TensorProto.FLOAT
     real = write("Mul", write("Cast", products, to=kind), write("Cast", scale, to=kind))

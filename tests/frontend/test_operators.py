@@ -180,6 +180,10 @@ CASES = {
     "trilu": ("Trilu", [(F, (5, 4)), scalar(1, "int64")], {"upper": 0}),
     "reverse-sequence": ("ReverseSequence", [(F, (5, 3, 2)), ints(5, 2, 1)], {}),
     "compress": ("Compress", [(F, (4, 3)), np.array([True, False, True])], {"axis": 0}),
+    **{
+        f"reduce-no-axis-{operator}": (operator, [(F, (3, 5))], {"noop_with_empty_axes": 1, "opset": 18})
+        for operator in ("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp")
+    },
     "eye-like": ("EyeLike", [(F, (3, 5))], {"k": 1}),
     "identity": ("Identity", [(F, (3, 5))], {}),
     "dropout": ("Dropout", [(F, (3, 5))], {}),
@@ -198,6 +202,11 @@ CASES = {
         )
         for before, after in (((4, 1), (5, 6)), ((4, 32, 1), (5, 6, 6)), ((7, 13), (11, 3)))
     },
+    "resize-tie": (
+        "Resize",
+        [(F, (7, 14)), None, None, ints(2, 4)],
+        {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "round_prefer_ceil"},
+    ),
     "resize-linear": ("Resize", [(F, (1, 2, 5, 4)), None, None, ints(1, 2, 9, 7)], {"mode": "linear"}),
     "resize-corners": (
         "Resize",

@@ -14,16 +14,18 @@ STEPS, BATCH, INPUT, HIDDEN = 3, 2, 5, 4
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 
 
-def recurrent_model(operator, *, direction="forward", optional=(), outputs=None, lengths=None, layout=0, **attributes):
+def recurrent_model(
+    operator, *, direction="forward", optional=(), outputs=None, lengths=None, layout=0, dtype="float32", **attributes
+):
     rng = np.random.default_rng(3)
     directions, gates = 2 if direction == "bidirectional" else 1, GATES[operator] * HIDDEN
 
     def weights(*shape):
-        return (rng.standard_normal(shape) * 0.5).astype("float32")
+        return (rng.standard_normal(shape) * 0.5).astype(dtype)
 
     constants = {"W": weights(directions, gates, INPUT), "R": weights(directions, gates, HIDDEN)}
     state = (BATCH, directions, HIDDEN) if layout else (directions, BATCH, HIDDEN)
-    inputs = {"X": ("float32", (BATCH, STEPS, INPUT) if layout else (STEPS, BATCH, INPUT))}
+    inputs = {"X": (dtype, (BATCH, STEPS, INPUT) if layout else (STEPS, BATCH, INPUT))}
     names = ["X", "W", "R"]
     slots = {"B": 3, "lengths": 4, "h": 5, "c": 6, "P": 7}
     if lengths is not None:
@@ -37,7 +39,7 @@ def recurrent_model(operator, *, direction="forward", optional=(), outputs=None,
         if name == "P":
             constants["P"] = weights(directions, 3 * HIDDEN)
         if name in "hc":
-            inputs[name] = ("float32", state)
+            inputs[name] = (dtype, state)
     every = ["Y", "Y_h", "Y_c"] if operator == "LSTM" else ["Y", "Y_h"]
     results = [name if outputs is None or name in outputs else "" for name in every]
     node = helper.make_node(
@@ -52,6 +54,17 @@ def test_directions_bias_and_states(operator, direction):
     states = ("h", "c") if operator == "LSTM" else ("h",)
     compare(recurrent_model(operator, direction=direction))
     compare(recurrent_model(operator, direction=direction, optional=("B", *states)))
+
+
+@pytest.mark.parametrize("operator", GATES)
+def test_an_absent_bias_is_of_the_type_of_the_others(operator):
+    x = np.random.default_rng(4).standard_normal((STEPS, BATCH, INPUT))
+    narrow, wide = (
+        import_onnx(recurrent_model(operator, dtype=dtype)).run({"X": x.astype(dtype)})["Y"]
+        for dtype in ("float32", "float64")
+    )
+    assert wide.dtype == "float64"
+    np.testing.assert_allclose(narrow, wide, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("outputs", [("Y",), ("Y_h",), ("Y_c",), ("Y", "Y_c")])
