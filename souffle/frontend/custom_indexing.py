@@ -126,6 +126,9 @@ def _reverse_sequence(node: onnx.NodeProto, operands: Operands) -> list[te.Tenso
     data, lengths, shape = operands.tensor(0), operands.tensor(1), operands.shape(0)
     batch, time = attribute(node, "batch_axis", 1), attribute(node, "time_axis", 0)
 
+    if shape[time] == 1:
+        return [te.compute(shape, lambda *at: data(*at), name="reverse_sequence")]
+
     def element(*at):
         # Within the axis, whatever the input says.
         length = tirx.max(tirx.min(lengths(at[batch]), int_imm(shape[time], "int64")), int_imm(0, "int64"))

@@ -179,6 +179,7 @@ CASES = {
     "one-hot": ("OneHot", [(I64, (3, 2)), scalar(5, "int64"), floats(0.5, 2.0)], {"axis": 1}),
     "trilu": ("Trilu", [(F, (5, 4)), scalar(1, "int64")], {"upper": 0}),
     "reverse-sequence": ("ReverseSequence", [(F, (5, 3, 2)), ints(5, 2, 1)], {}),
+    "reverse-sequence-of-one": ("ReverseSequence", [(F, (1, 3, 2)), ints(1, 0, 1)], {}),
     "compress": ("Compress", [(F, (4, 3)), np.array([True, False, True])], {"axis": 0}),
     **{
         f"reduce-no-axis-{operator}": (operator, [(F, (3, 5))], {"noop_with_empty_axes": 1, "opset": 18})
