@@ -301,6 +301,15 @@ def oracle_is_alone(case: Case, given: Mapping[str, np.ndarray], expected: Expec
         return False
     for (name, wanted), result in zip(expected.outputs.items(), results, strict=True):
         result, array, allowed = np.asarray(result), np.asarray(given[name]), expected.tolerance[name]
+        if array.shape != wanted.shape or array.dtype != wanted.dtype:
+            # About the shape, as of a reduction over an axis of no elements, it is a witness too.
+            if result.shape != array.shape or result.dtype != array.dtype:
+                return False
+            if _beyond(array, result, np.abs(np.nan_to_num(result.astype("float64"))) * 1e-3 + 1e-5).any():
+                return False
+            continue
+        if result.size == wanted.size and result.dtype == wanted.dtype:
+            result = result.reshape(wanted.shape)  # its global pooling leaves axes of 1 too many
         if result.shape != wanted.shape or result.dtype != wanted.dtype:
             return False
         off = _beyond(array, wanted, allowed)

@@ -135,7 +135,7 @@ def _run(network, case: Case, target: str, expected: Expectation, seed: int, che
         return "unstable", ""
     verdict = judge(outputs, expected)
     if verdict.kind != "right":
-        alone = verdict.kind in ("nan", "value") and oracle_is_alone(case, outputs, expected)
+        alone = verdict.kind in ("nan", "value", "type") and oracle_is_alone(case, outputs, expected)
         return ("unsure" if alone else "wrong"), f"{verdict.kind}: {verdict.detail}"
     for name, array in outputs.items():
         if not np.array_equal(array, again[name], equal_nan=array.dtype.kind == "f"):

@@ -25,7 +25,7 @@ _EXACT = (tirx.Add, tirx.Sub, tirx.Mul)
 def with_wide_sum(expression: Expression) -> Expression:
     """`expression` with a float32 sum where it is a sum of 16-bit floating-point numbers; others as they are."""
     reduction = reduce_node(expression.bodies[0])
-    if reduction is None or len(expression.bodies) != 1 or len(reduction.init):
+    if reduction is None or len(expression.bodies) != 1 or not all(map(_is_zero, reduction.init)):
         return expression
     (source,), combiner = reduction.source, reduction.combiner
     if dtype_of(source) not in _NARROW or not isinstance(combiner.result[0], tirx.Add):
@@ -34,6 +34,11 @@ def with_wide_sum(expression: Expression) -> Expression:
     wide = tirx.CommReducer([left], [right], [left + right], [tirx.const(0, _WIDE)])
     body = tirx.Reduce(wide, [_widened(source)], list(reduction.axis), reduction.condition, 0, None)
     return Expression(expression.axes, expression.reduce_axes, (body,))
+
+
+def _is_zero(value: PrimExpr) -> bool:
+    """What a sum begins with anyway."""
+    return isinstance(value, tirx.FloatImm) and float(value.value) == 0
 
 
 def _widened(value: PrimExpr) -> PrimExpr:

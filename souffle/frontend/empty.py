@@ -31,14 +31,3 @@ def _split(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Valu
         parts.extend(interpreter.emit("Slice", [data, *bounds], f"{node.name}/part{position}"))
         start += size
     return parts
-
-
-@special("ReduceMean")
-def _reduce_mean(
-    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
-) -> list[Value] | None:
-    """The mean of no elements is undefined in ONNX; it is 0, as in ONNX Runtime."""
-    if not isinstance(inputs[0], Known) or inputs[0].array.size:
-        return None
-    (mean,) = interpreter.primitive(node, inputs, scope.opsets)
-    return [Known(np.zeros(mean.shape, dtype=mean.dtype), node.name)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import ml_dtypes
@@ -41,6 +42,18 @@ def _reduce_extreme(
     return [write("Where", write(compare, reduced, constant(limit, x.dtype)), beyond, reduced)]
 
 
+def _reduced_axes(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value]) -> list[int] | None:
+    """Which axes a reduction takes; ``None`` if they are computed at run time."""
+    given = inputs[1] if len(inputs) > 1 else None
+    if isinstance(given, Tensor):
+        return None
+    axes = attribute(node, "axes", ()) if given is None else interpreter.whole(given).array.tolist()
+    rank = len(inputs[0].shape)
+    if not axes and attribute(node, "noop_with_empty_axes", 0):
+        return []
+    return sorted(axis % rank for axis in axes) or list(range(rank))
+
+
 _OF_ONE_ELEMENT = {
     "ReduceL1": ("Abs", 1),
     "ReduceL2": ("Abs", 1),
@@ -55,34 +68,24 @@ def _reduce_nothing(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
 ) -> list[Value] | None:
     """What stands around the sum is computed also where no axis is summed over, which TVM leaves out."""
-    axes = inputs[1] if len(inputs) > 1 else None
-    if not attribute(node, "noop_with_empty_axes", 0) or (axes is not None and not _is_empty(interpreter, axes)):
+    if not attribute(node, "noop_with_empty_axes", 0) or _reduced_axes(interpreter, node, inputs) != []:
         return None
     operator, times = _OF_ONE_ELEMENT[node.op_type]
     return [NodeWriter(interpreter, node)(operator, *[inputs[0]] * times)]
-
-
-def _is_empty(interpreter: Interpreter, axes: Value) -> bool:
-    whole = interpreter.whole(axes)
-    return isinstance(whole, Known) and not whole.array.size
 
 
 @special("ReduceLogSumExp")
 def _reduce_log_sum_exp(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
 ) -> list[Value] | None:
-    x = interpreter.whole(inputs[0])
-    given = inputs[1] if len(inputs) > 1 else None
-    if isinstance(x, Known) or not x.dtype.startswith(("float", "bfloat")) or isinstance(given, Tensor):
+    x, axes = interpreter.whole(inputs[0]), _reduced_axes(interpreter, node, inputs)
+    if isinstance(x, Known) or not x.dtype.startswith(("float", "bfloat")) or axes is None:
         return None
-    axes = attribute(node, "axes", ()) if given is None else interpreter.whole(given).array.tolist()
-    if not axes and attribute(node, "noop_with_empty_axes", 0):
-        return [x]
-    axes = sorted(axis % len(x.shape) for axis in axes) or list(range(len(x.shape)))
     write = NodeWriter(interpreter, node)
     largest = write("ReduceMax", x, axes=axes, keepdims=1) if axes else x
     # The distance of an infinity from itself is NaN; infinities need no shift.
-    shift = write("Where", write("IsInf", largest), constant(0, x.dtype), largest)
+    infinite = write("Equal", write("Abs", largest), constant(np.inf, x.dtype))
+    shift = write("Where", infinite, constant(0, x.dtype), largest)
     terms = write("Exp", write("Sub", x, shift))
     total = write("ReduceSum", terms, constant(axes, "int64"), keepdims=1) if axes else terms
     result = write("Add", write("Log", total), shift)
@@ -90,3 +93,27 @@ def _reduce_log_sum_exp(
         return [result]
     kept = [extent for axis, extent in enumerate(x.shape) if axis not in axes]
     return [write("Reshape", result, constant(kept, "int64"))]
+
+
+@special("ReduceMean")
+def _reduce_mean(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> list[Value] | None:
+    x = interpreter.whole(inputs[0])
+    if isinstance(x, Known):
+        if x.array.size:
+            return None
+        # The mean of no elements is undefined in ONNX; it is 0, as in ONNX Runtime.
+        (mean,) = interpreter.primitive(node, inputs, scope.opsets)
+        return [Known(np.zeros(mean.shape, dtype=mean.dtype), node.name)]
+    axes = _reduced_axes(interpreter, node, inputs)
+    if "int" not in x.dtype or axes is None:
+        return None
+    if not axes:
+        return [x]
+    # TVM gives the mean of integers another type, and rounds it down; ONNX Runtime divides as integers are divided.
+    write = NodeWriter(interpreter, node)
+    wide = write("Cast", x, to=TensorProto.INT64)
+    total = write("ReduceSum", wide, constant(axes, "int64"), keepdims=attribute(node, "keepdims", 1))
+    mean = write("Div", total, constant(math.prod(x.shape[axis] for axis in axes), "int64"))
+    return [write("Cast", mean, to=onnx.helper.np_dtype_to_tensor_dtype(np.dtype(x.dtype)))]

@@ -3,7 +3,11 @@
 A TE that is merged with TEs of other operators leaves the kernel of its own. Where all of an operator's TEs are merged
 with those of another, one kernel takes the place of two; where only some are, what is left of each operator is a
 kernel of its own, which waits for the merged one. Contractions that share an operand are merged all the same: it is
-then read once, which is what the transformation is for.
+then read once, which is what the transformation is for. Operands of one element-wise TE, each read by it alone, are in
+its kernel already::
+
+    y = m0 + m1; m0 = a * b0; m1 = a * b1       one kernel
+    y = m[0] + m[1]; m[i] = a * b[i]            two, since the shapes differ
 """
 
 from __future__ import annotations
@@ -53,7 +57,13 @@ def costly_merges(program: TEProgram, merges: Sequence[Merge]) -> list[tuple[tup
     kernels = _Kernels(program, merges)
     costly = []
     for row, together in list(kernels.rows.items()):
-        if len(row) == 1 or any(node.merge.reuses and contracts(node.members[0]) for node in together):
+        if len(row) == 1:
+            for node in together:
+                reader = _only_reader(program, node.members)
+                if reader is not None:
+                    costly.append((node.members, f"{reader.name} reads them all, element by element, in one kernel"))
+            continue
+        if any(node.merge.reuses and contracts(node.members[0]) for node in together):
             continue
         made, saved = kernels.count_without(row, keep=True), kernels.count_without(row, keep=False)
         if saved < made:
@@ -110,6 +120,17 @@ class _Kernels:
         if not keep:
             chosen |= {te_: self.alone[te_] for node in self.rows[row] for te_ in node.members}
         return _connected(self.program, chosen)
+
+
+def _only_reader(program: TEProgram, members: Sequence[Item]) -> TE | None:
+    """The element-wise TE of the members' operator that reads them all, if nothing else reads one."""
+    readers = {reader for te_ in members for tensor in te_.outputs for reader in program.consumers.get(tensor, ())}
+    if len(readers) != 1 or any(tensor in program.outputs for te_ in members for tensor in te_.outputs):
+        return None
+    (reader,) = readers
+    same = all(te_.outputs[0].shape == reader.outputs[0].shape for te_ in members)
+    plain = isinstance(reader, TE) and not reader.is_reduction and not any(te_.is_reduction for te_ in members)
+    return reader if same and plain and reader.origin.group == members[0].origin.group else None
 
 
 def contracts(te_: TE) -> bool:

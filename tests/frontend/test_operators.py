@@ -185,6 +185,7 @@ CASES = {
         f"reduce-no-axis-{operator}": (operator, [(F, (3, 5))], {"noop_with_empty_axes": 1, "opset": 18})
         for operator in ("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp")
     },
+    "mean-of-integers": ("ReduceMean", [("int32", (3, 5)), ints(1)], {"opset": 18}),
     "eye-like": ("EyeLike", [(F, (3, 5))], {"k": 1}),
     "identity": ("Identity", [(F, (3, 5))], {}),
     "dropout": ("Dropout", [(F, (3, 5))], {}),

@@ -25,7 +25,7 @@ from souffle.runtime import DeviceArray, Network
 from tests.runtime.plans import cooperative_expected, cooperative_plan, machine_code
 
 _THREADS, _CALLS = 8, 200
-_SHAPE = (64, 16)
+_SHAPE = (256, 16)
 
 
 def _model() -> bytes:
