@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -53,8 +53,27 @@ def evaluate_node(
             results = dict(zip(wanted, ReferenceEvaluator(model).run(wanted, feeds), strict=True))
     except _FAILURES:
         return None
-    outputs = [np.asarray(results[name]) if name else None for name in single.output]
-    return outputs
+    outputs = {name: np.asarray(results[name]) for name in wanted}
+    if not _has_the_inferred_types(model, outputs):
+        return None
+    return [outputs[name] if name else None for name in single.output]
+
+
+def _has_the_inferred_types(model: onnx.ModelProto, outputs: Mapping[str, np.ndarray]) -> bool:
+    """Whether the reference implementation gave what ONNX's shape inference says, as its global pooling does not."""
+    try:
+        inferred = shape_inference.infer_shapes(model)
+    except (shape_inference.InferenceError, *_FAILURES):
+        return True
+    for info in inferred.graph.output:
+        tensor, array = info.type.tensor_type, outputs[info.name]
+        if tensor.elem_type and helper.tensor_dtype_to_np_dtype(tensor.elem_type) != array.dtype:
+            return False
+        if tensor.HasField("shape"):
+            extents = [dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim]
+            if len(extents) != array.ndim or any(e not in (None, n) for e, n in zip(extents, array.shape, strict=True)):
+                return False
+    return True
 
 
 def empty_outputs(

@@ -137,7 +137,7 @@ class Interpreter:
         if any(is_text(value) for value in inputs):
             raise Obstacle("it reads text", "encode text as numbers outside of the network")
         try:
-            return self._lower(node, inputs, opsets)
+            return self._with_formal_types(node, inputs, self._lower(node, inputs, opsets), opsets)
         except Obstacle as obstacle:
             empty = self._empty(node, inputs, opsets)
             if empty is not None:
@@ -204,6 +204,29 @@ class Interpreter:
             **attributes,
         )
         return list(self.node(node, inputs, Scope({}, BUILDER_OPSETS)))
+
+    def _with_formal_types(
+        self, node: onnx.NodeProto, inputs: Sequence[Value], outputs: Sequence[Value], opsets
+    ) -> list[Value]:
+        """`outputs` in the types of ONNX, where that is the type of an input: some of TVM's operators have another."""
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        version = version_of(domain, opsets)
+        if not onnx.defs.has(node.op_type, version, domain):
+            return list(outputs)
+        schema = onnx.defs.get_schema(node.op_type, version, domain)
+        types = {
+            formal.type_str: value.dtype
+            for formal, value in zip(schema.inputs, inputs, strict=False)
+            if isinstance(value, Known | Tensor)
+        }
+        results = []
+        for k, value in enumerate(outputs):
+            dtype = types.get(schema.outputs[min(k, len(schema.outputs) - 1)].type_str)
+            if isinstance(value, Tensor) and dtype is not None and value.dtype != dtype:
+                to = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+                (value,) = self.emit("Cast", [value], f"{node.name}/Cast", to=to)
+            results.append(value)
+        return results
 
     def _lower(self, node: onnx.NodeProto, inputs: Sequence[Value], opsets) -> Sequence[Value]:
         given = [_as_node_input(value, node.op_type in _VALUE_OPERATORS) for value in inputs]

@@ -26,9 +26,22 @@ def _layer_normalization(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
 ) -> Sequence[Value] | None:
     # TVM gives no mean and deviation.
-    if any(list(node.output)[1:]):
+    if not any(list(node.output)[1:]):
+        return None
+    x, scale, *bias = (interpreter.whole(value) for value in inputs if value is not None)
+    if x.dtype != "float64":
         return interpreter.by_definition(node, inputs, scope)
-    return None
+    # ONNX's definition would go by way of single precision; ONNX Runtime and ONNX's reference do not.
+    write, first = NodeWriter(interpreter, node), attribute(node, "axis", -1) % len(x.shape)
+    axes = list(range(first, len(x.shape)))
+    mean = write("ReduceMean", x, axes=axes, keepdims=1)
+    distance = write("Sub", x, mean)
+    variance = write("ReduceMean", write("Mul", distance, distance), axes=axes, keepdims=1)
+    deviation = write("Sqrt", write("Add", variance, constant(attribute(node, "epsilon", 1e-5), x.dtype)))
+    inverse = write("Reciprocal", deviation)
+    result = write("Mul", write("Mul", distance, inverse), scale)
+    result = write("Add", result, bias[0]) if bias else result
+    return [result, *(write("Cast", value, to=TensorProto.FLOAT) for value in (mean, inverse))]
 
 
 @special("Attention")
@@ -326,10 +339,19 @@ def _concat(
 
 
 @special("RoiAlign")
-def _roi_align(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> None:
+def _roi_align(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> Sequence[Value] | None:
     if attribute(node, "mode", b"avg") != b"avg":
         raise Obstacle("its attribute mode = max is not supported", "the supported mode is avg")
-    return None
+    usual = b"half_pixel" if version_of("", scope.opsets) >= 16 else b"output_half_pixel"
+    scale = attribute(node, "spatial_scale", 1.0)
+    if attribute(node, "coordinate_transformation_mode", usual) != b"half_pixel" or scale in (0.0, 1.0):
+        return None
+    # TVM moves regions by half a pixel before it scales them, and ONNX afterwards.
+    image, regions, batch = inputs
+    moved = NodeWriter(interpreter, node)("Add", regions, constant(0.5 - 0.5 / scale, regions.dtype))
+    return interpreter.primitive(node, [image, moved, batch], scope.opsets)
 
 
 def _minus_zero_point(write: NodeWriter, value: Value, zero: Value, shape: Sequence[int] | None = None) -> Value:
