@@ -1,4 +1,4 @@
-"""Sums of 16-bit numbers in 32 bits, as ONNX Runtime and every tensor core take them.
+"""16-bit numbers computed in 32 bits: sums, as ONNX Runtime and every tensor core take them, and what CUDA lacks.
 
 ::
 
@@ -9,13 +9,14 @@ Right since a product of two 16-bit numbers is exact in 32 bits, and a sum is ro
 
 from __future__ import annotations
 
+import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 
 from souffle.frontend.indices import Expression
 from souffle.tvm_compat import PrimExpr, choice_parts, dtype_of, is_choice, reduce_node
 
-__all__ = ["with_wide_sum"]
+__all__ = ["with_wide_rounding", "with_wide_sum"]
 
 _NARROW = ("float16", "bfloat16")
 _WIDE = "float32"
@@ -34,6 +35,17 @@ def with_wide_sum(expression: Expression) -> Expression:
     wide = tirx.CommReducer([left], [right], [left + right], [tirx.const(0, _WIDE)])
     body = tirx.Reduce(wide, [_widened(source)], list(reduction.axis), reduction.condition, 0, None)
     return Expression(expression.axes, expression.reduce_axes, (body,))
+
+
+def with_wide_rounding(value: PrimExpr) -> PrimExpr:
+    """`value` with 16-bit numbers rounded to integers by the function of 32-bit ones: CUDA has none of their own."""
+
+    def wide(call: Call) -> PrimExpr:
+        if getattr(call.op, "name", "") != "tirx.nearbyint" or dtype_of(call) not in _NARROW:
+            return call
+        return tirx.Cast(dtype_of(call), tirx.nearbyint(tirx.Cast(_WIDE, call.args[0])))
+
+    return tvm_ffi.structural_map(value, (Call, wide))
 
 
 def _is_zero(value: PrimExpr) -> bool:

@@ -11,7 +11,7 @@ from tvm import te, tirx
 from tvm.ir import Call
 from tvm.relax.expr import TEPlaceholderOp
 
-from souffle.frontend.accumulation import with_wide_sum
+from souffle.frontend.accumulation import with_wide_rounding, with_wide_sum
 from souffle.frontend.indices import narrowed
 from souffle.frontend.lowering import Step, Template
 from souffle.frontend.naming import NameSupply, identifier
@@ -178,6 +178,8 @@ class Emitter:
         if key not in self._shared:
             expression = with_wide_sum(narrowed(op, inlined))
             bodies = expression.bodies
+            if reduce_node(bodies[0]) is None:
+                bodies = [with_wide_rounding(body) for body in bodies]
             if "MaxPool" in origin.operators and reduce_node(bodies[0]) is None:
                 # What lies beyond the edge is less than every number, and not the least of them.
                 bodies = [tvm_ffi.structural_map(body, (tirx.FloatImm, infinite)) for body in bodies]
