@@ -124,12 +124,6 @@ def _stopped_at(words: str, *arguments: str) -> tuple[int, str, str]:
     return process.returncode, out, said + err
 
 
-def test_a_compilation_ends_at_once(model: Path) -> None:
-    status, out, err = _stopped_at("LLVM", "compile", str(model), "--target", "cpu")
-    assert (status, out) == (INTERRUPTED, "") and "Traceback" not in err
-    assert err.splitlines()[-1] == "souffle: interrupted" and not model.with_suffix(".souffle").exists()
-
-
 def test_mutants_that_have_run_are_shown_and_their_processes_end(model: Path) -> None:
     status, out, err = _stopped_at("mutant 2 of", "mutate", str(model), "-n", "4")
     assert status == INTERRUPTED and "Traceback" not in err and err.splitlines()[-1] == "souffle: interrupted"
