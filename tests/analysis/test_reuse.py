@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
 
 from tvm import te, topi
 
 from souffle.analysis import LiveRange, analyze
 from souffle.program import ExternTE, Origin, Tensor, TEProgram
 from tests.analysis.analysis_cases import program_of
+from tests.testlib import calls_made
 
 
 def placeholder(*shape: int) -> te.Tensor:
@@ -91,12 +92,12 @@ def test_an_operator_without_expression_relies_on_everything():
 
 
 def test_identical_layers_cost_little():
-    value = placeholder(64, 64)
-    for _ in range(100):
-        value = topi.nn.softmax(topi.nn.relu(value))
-    program = program_of(value)
-    start = time.perf_counter()
-    text = str(analyze(program))
-    assert text.count("one-relies-on-many") == 1 + 200
-    # Generous: it takes about 0.1 s. Without sharing between equal layers it would take many times that.
-    assert time.perf_counter() - start < 5
+    def work(sizes: Sequence[int]) -> int:
+        program = program_of(*(topi.nn.softmax(topi.nn.relu(placeholder(size, 64))) for size in sizes))
+        texts: list[str] = []
+        calls = calls_made(lambda: texts.append(str(analyze(program))), within="analysis/isl.py")
+        assert texts[0].count("one-relies-on-many") == 1 + 2 * len(sizes)
+        return calls
+
+    work([64])
+    assert work([64] * 20) == 0 < work(range(65, 85))
