@@ -25,6 +25,15 @@ _ODD_NAMES = ("float", "a/b:0", "x.1", "0", "p-q", "blockIdx", "main", "é", "th
 _KINDS = {"f": FLOATS, "i": INTEGERS, "b": ("bool",)}
 
 
+# fmt: off
+_MAY_OVERFLOW = frozenset((
+    "Add", "Sub", "Mul", "Sum", "Mean", "Neg", "Abs", "Pow", "MatMul", "Gemm", "Einsum", "CumSum", "ReduceSum",
+    "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceProd", "ReduceMean", "ReduceLogSum", "ReduceLogSumExp"
+))
+# fmt: on
+"""Operators whose result ONNX leaves open where it leaves the range of an integer type."""
+
+
 class Refused(Exception):
     """The oracle does not run the node that was to be added, or what it gives is of no use here."""
 
@@ -345,7 +354,7 @@ class Draft:
         Refused
             If ONNX Runtime does not run it, or the result is too large or overflows.
         """
-        if op in self.settings.without:
+        if op in self.settings.without or (op in _MAY_OVERFLOW and any(v and _is_extreme(v.array) for v in inputs)):
             raise Refused(op)
         wanted = [True] * outputs if isinstance(outputs, int) else list(outputs)
         given = list(inputs)
@@ -388,6 +397,11 @@ class Draft:
                 raise Refused("empty")
             if not special and not is_tame(array, 2e4 if array.dtype == np.float16 else 1e6):
                 raise Refused("overflow")
+
+
+def _is_extreme(array: np.ndarray) -> bool:
+    """Whether sums, products or negatives of such integers may leave the range of a type that TVM reckons with."""
+    return array.dtype.kind in "iu" and array.itemsize >= 4 and bool(np.any(np.abs(array.astype("float64")) > 2**20))
 
 
 def one_node(node: onnx.NodeProto, values: dict[str, Value], opset: int) -> onnx.ModelProto:

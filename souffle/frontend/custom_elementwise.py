@@ -7,6 +7,7 @@ from functools import reduce
 
 import numpy as np
 import onnx
+from onnx import helper
 from tvm import DataType, te, tirx
 
 from souffle.frontend.attributes import attribute
@@ -133,6 +134,20 @@ def _divided(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None
         return tirx.Select(unsafe, special, rest)
 
     return _elementwise(node.op_type.lower(), operands, quotient)
+
+
+@defines("Cast")
+def _cast(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
+    source, target = operands.dtype(0), str(helper.tensor_dtype_to_np_dtype(attribute(node, "to")))
+    if not (source.startswith("uint") and target.startswith("int")) or DataType(source).bits < DataType(target).bits:
+        return None
+    # TVM takes what was unsigned not to be negative; the highest bit of such a type becomes the sign.
+    unsigned = f"u{target}"
+    return _elementwise(
+        "cast",
+        operands,
+        lambda x: tirx.reinterpret(target, x if source == unsigned else tirx.Cast(unsigned, x)),
+    )
 
 
 @defines("Mod")

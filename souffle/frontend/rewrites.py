@@ -25,23 +25,24 @@ _FOR_INFERENCE = "export the model for inference (in PyTorch after model.eval())
 def _layer_normalization(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
 ) -> Sequence[Value] | None:
-    # TVM gives no mean and deviation.
-    if not any(list(node.output)[1:]):
-        return None
     x, scale, *bias = (interpreter.whole(value) for value in inputs if value is not None)
-    if x.dtype != "float64":
-        return interpreter.by_definition(node, inputs, scope)
-    # ONNX's definition would go by way of single precision; ONNX Runtime and ONNX's reference do not.
+    # TVM gives no mean and deviation, and normalizes doubles in single precision.
+    if not any(list(node.output)[1:]) and x.dtype != "float64":
+        return None
     write, first = NodeWriter(interpreter, node), attribute(node, "axis", -1) % len(x.shape)
-    axes = list(range(first, len(x.shape)))
-    mean = write("ReduceMean", x, axes=axes, keepdims=1)
-    distance = write("Sub", x, mean)
+    # ONNX's definition takes doubles by way of single precision, which ONNX Runtime and ONNX's reference do not. And
+    # its variance is a difference of mean squares, which has no correct digit where the mean is large.
+    wide = x.dtype if x.dtype == "float64" else "float32"
+    rows, axes = _cast(write, x, wide, _element_type(wide)), list(range(first, len(x.shape)))
+    mean = write("ReduceMean", rows, axes=axes, keepdims=1)
+    distance = write("Sub", rows, mean)
     variance = write("ReduceMean", write("Mul", distance, distance), axes=axes, keepdims=1)
-    deviation = write("Sqrt", write("Add", variance, constant(attribute(node, "epsilon", 1e-5), x.dtype)))
+    deviation = write("Sqrt", write("Add", variance, constant(attribute(node, "epsilon", 1e-5), wide)))
     inverse = write("Reciprocal", deviation)
-    result = write("Mul", write("Mul", distance, inverse), scale)
+    result = _cast(write, write("Mul", distance, inverse), x.dtype, _element_type(x.dtype))
+    result = write("Mul", result, scale)
     result = write("Add", result, bias[0]) if bias else result
-    return [result, *(write("Cast", value, to=TensorProto.FLOAT) for value in (mean, inverse))]
+    return [result, *(_cast(write, value, "float32", TensorProto.FLOAT) for value in (mean, inverse))]
 
 
 @special("Attention")
@@ -72,8 +73,11 @@ def _batch_normalization(
     if attribute(node, "training_mode", 0):
         raise Obstacle("it is in training mode", _FOR_INFERENCE)
     x, *statistics = inputs
-    if len(x.shape) < 2 or not all(isinstance(value, Known) for value in statistics):
+    if len(x.shape) < 2:
         return None
+    if not all(isinstance(value, Known) for value in statistics):
+        # A distance from the mean may be beyond half precision where the result is not.
+        return _in_single_precision(interpreter, node, inputs, scope)
     gain, bias, mean, variance = (value.array.astype("float64") for value in statistics)
     factor = gain / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
     shape = (-1, *[1] * (len(x.shape) - 2))
@@ -191,7 +195,8 @@ def _in_single_precision(
     if x.dtype not in ("float16", "bfloat16"):
         return None
     write = NodeWriter(interpreter, node)
-    wide = write(node.op_type, write("Cast", x, to=TensorProto.FLOAT))
+    attributes = {known.name: onnx.helper.get_attribute_value(known) for known in node.attribute}
+    wide = write(node.op_type, *(_cast(write, value, "float32", TensorProto.FLOAT) for value in inputs), **attributes)
     return [write("Cast", wide, to=_element_type(x.dtype))]
 
 

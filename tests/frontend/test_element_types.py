@@ -97,3 +97,51 @@ def test_a_lowest_number_of_bfloat16_is_no_start_of_a_maximum():
     node = helper.make_node("ReduceMax", ["x", "axes"], ["y"])
     model = model_of([node], {"x": (x.dtype, x.shape)}, ["y"], {"axes": np.array([1])}, opset=20)
     np.testing.assert_array_equal(souffle.compile(model, target="cpu")(x)["y"].astype("float32"), [[-np.inf]] * 2)
+
+
+@pytest.mark.parametrize("options", [{"target": "cpu"}, {"target": "cuda", "device": "cpu", "cubin": False}])
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("uint8", "int8"), ("uint16", "int8"), ("uint32", "int32"), ("uint64", "int32"), ("uint64", "int64")],
+)
+def test_what_was_unsigned_may_be_negative(options, source, target):
+    most = np.iinfo(source).max
+    x = np.array([0, 1, 3, most, most - 1, most // 2 + 1, most // 2], source)
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(target))
+    nodes = [helper.make_node("Cast", ["x"], ["cast"], to=element), helper.make_node("Sign", ["cast"], ["sign"])]
+    nodes += [helper.make_node("Mod", ["cast", "three"], ["rest"]), helper.make_node("Relu", ["cast"], ["relu"])]
+    model = model_of(
+        nodes, {"x": (source, x.shape)}, ["cast", "sign", "rest", "relu"], {"three": np.array(3, target)}, opset=19
+    )
+    got, cast = souffle.compile(model, **options)(x), x.astype(target)
+    for name, want in {"cast": cast, "sign": np.sign(cast), "rest": cast % 3, "relu": np.maximum(cast, 0)}.items():
+        np.testing.assert_array_equal(got[name], want.astype(target), err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("outputs", [["y"], ["y", "mean", "inverse"]])
+def test_layer_normalization_is_as_precise_as_its_type(dtype, outputs):
+    x = 1000 + np.random.default_rng(0).standard_normal((5, 37)).astype(dtype)
+    node = helper.make_node("LayerNormalization", ["x", "scale"], outputs, epsilon=1e-3)
+    model = model_of([node], {"x": (dtype, x.shape)}, outputs, {"scale": np.ones(37, dtype)}, opset=17)
+    got = souffle.compile(model, target="cpu")(x)
+    exact = x.astype("float64")
+    mean, epsilon = exact.mean(1, keepdims=True), float(np.float32(1e-3))
+    inverse = 1 / np.sqrt(exact.var(1, keepdims=True) + epsilon)
+    error = 1e-13 if dtype == "float64" else 1e-7
+    np.testing.assert_allclose(got["y"], (exact - mean) * inverse, rtol=0, atol=1e4 * error)
+    if "inverse" in got:
+        assert got["mean"].dtype == got["inverse"].dtype == "float32"
+        np.testing.assert_allclose(got["mean"], mean, rtol=1e-6)
+        np.testing.assert_allclose(got["inverse"], inverse, rtol=1e-4)
+
+
+def test_half_precision_does_not_overflow_between_where_normalization_ends():
+    """The distance from the mean, over a deviation below one, is beyond 65504; the result is not."""
+    node = helper.make_node("BatchNormalization", ["x", "scale", "shift", "mean", "variance"], ["y"])
+    rows = {"scale": 0.5, "shift": 1.0, "mean": 1.0, "variance": 0.25}
+    inputs = {"x": ("float16", (1, 2, 3)), **dict.fromkeys(rows, ("float16", (2,)))}
+    network = souffle.compile(model_of([node], inputs, ["y"], opset=15), target="cpu")
+    x = np.array([[[6e4, -6e4, 1.0], [3.0, 2.0, 5e4]]], "float16")
+    got = network({"x": x, **{name: np.full(2, value, "float16") for name, value in rows.items()}})["y"]
+    np.testing.assert_allclose(got, (x.astype("float32") - 1) / np.sqrt(0.25 + 1e-5) * 0.5 + 1, rtol=1e-3)
