@@ -121,6 +121,7 @@ class _Gpu:
         self.measure = (self.folder / manifest["measure"]).read_bytes()
         self.cuda = Cuda(0, self._rehearsal(options.execute) if options.rehearse else None)
         self.cuda.require_arch(manifest["arch"])
+        self.cuda.make_current()
         self.stream = self.cuda.stream()
         self.first, self.last = self.cuda.event(timing=True), self.cuda.event(timing=True)
         self.modules = {file: self.cuda.load_module(image) for file, image in self.images.items()}

@@ -94,7 +94,7 @@ def measure(
     """
     found = []
     steps = (2, 6) if small else _WAITS
-    with Bench(cuda, image, repeats) as bench:
+    with cuda.current(), Bench(cuda, image, repeats) as bench:
         kernels = [f"{kind}_{name}" for kind in ("empty", "passing") for name in names]
         most = min(cuda.resident_blocks(bench.function(k), _THREADS, 0) for k in kernels) // cuda.multiprocessors
         state = bench.constant(np.zeros(_STATE_BYTES, np.uint8))

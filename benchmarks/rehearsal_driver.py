@@ -79,6 +79,15 @@ _STAND_INS = SimpleNamespace(
 )
 
 
+_ALWAYS = ("cuGetErrorString", "cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent")
+"""What works after a fault, too."""
+_WITHOUT_CONTEXT = (
+    *("cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute"),
+    *("cuDevicePrimaryCtxRetain", *_ALWAYS),
+)
+"""What needs no context."""
+
+
 class RehearsalDriver:
     """The stand-in.
 
@@ -93,6 +102,9 @@ class RehearsalDriver:
         Run the kernels on the CPU device; without, a launch is only checked and recorded.
     capability, multiprocessors, blocks_each, shared_bytes, devices
         The device that is played; every kernel fits ``blocks_each`` times on a multiprocessor.
+
+    Each thread has a stack of contexts. Work without a context is refused, and so is what belongs to another device's
+    context than the one on top.
 
     Attributes
     ----------
@@ -121,7 +133,8 @@ class RehearsalDriver:
             setattr(self, name, getattr(types if types is not None else _STAND_INS, name))
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.launches: list[dict[str, Any]] = []
-        self._current = threading.local()
+        self._thread = threading.local()
+        self._owners: dict[int, int] = {}
         self._memory: dict[int, np.ndarray] = {}
         self._modules: dict[int, Any] = {}
         self._functions: dict[int, dict[str, Any]] = {}
@@ -131,10 +144,20 @@ class RehearsalDriver:
         self._graphs: dict[int, list[Callable[[], Any]]] = {}
         self._fault: Any = None
         self._fault_text = ""
-        self._handles = itertools.count(1001)
+        # No size and no address is such a number, so that arguments which are handles can be told from others.
+        self._handles = itertools.count(1 << 40)
 
     def _new(self) -> int:
-        return next(self._handles)
+        handle = next(self._handles)
+        self._owners[handle] = self.contexts[-1]
+        return handle
+
+    @property
+    def contexts(self) -> list[int]:
+        """This thread's stack of contexts, which a test may fill as another library would."""
+        if not hasattr(self._thread, "contexts"):
+            self._thread.contexts = []
+        return self._thread.contexts
 
     def __getattr__(self, name: str) -> Callable[..., tuple[Any, ...]]:
         if not name.startswith("cu"):
@@ -145,8 +168,14 @@ class RehearsalDriver:
 
         def call(*args: Any) -> tuple[Any, ...]:
             self.calls.append((name, args))
-            if self._fault is not None and name not in ("cuGetErrorString", "cuCtxSetCurrent"):
+            if self._fault is not None and name not in _ALWAYS:
                 return (self._fault, None)
+            if name not in _WITHOUT_CONTEXT:
+                if not self.contexts:
+                    return (self.CUresult.CUDA_ERROR_INVALID_CONTEXT, None)
+                if any(isinstance(arg, int) and self._owners.get(arg, self.contexts[-1]) != self.contexts[-1]
+                       for arg in args):  # fmt: skip
+                    return (self.CUresult.CUDA_ERROR_INVALID_HANDLE, None)
             result = action(self, *args)
             if isinstance(result, self.CUresult):
                 return (result, None)
@@ -192,7 +221,13 @@ class RehearsalDriver:
         return 1 + device
 
     def _cuCtxSetCurrent(self, context: int) -> None:
-        self._current.context = context
+        self.contexts[-1:] = [context]
+
+    def _cuCtxPushCurrent(self, context: int) -> None:
+        self.contexts.append(context)
+
+    def _cuCtxPopCurrent(self) -> Any:
+        return self.contexts.pop() if self.contexts else self.CUresult.CUDA_ERROR_INVALID_CONTEXT
 
     # modules
 
@@ -239,15 +274,15 @@ class RehearsalDriver:
     def _cuMemAlloc(self, nbytes: int) -> Any:
         if nbytes < 1:
             return self.CUresult.CUDA_ERROR_INVALID_VALUE
-        if not getattr(self._current, "context", 0):
-            return self.CUresult.CUDA_ERROR_INVALID_CONTEXT
         raw = np.full(nbytes + 256, 0xA5, np.uint8)
         start = -raw.ctypes.data % 256
         piece = raw[start : start + nbytes]
         self._memory[piece.ctypes.data] = piece
+        self._owners[piece.ctypes.data] = self.contexts[-1]
         return piece.ctypes.data
 
     def _cuMemFree(self, address: int) -> Any:
+        self._owners.pop(address, None)
         return None if self._memory.pop(address, None) is not None else self.CUresult.CUDA_ERROR_INVALID_VALUE
 
     def _range(self, address: int, nbytes: int | None = None) -> np.ndarray | None:
@@ -263,6 +298,8 @@ class RehearsalDriver:
 
     def _queue(self, stream: Any, work: Callable[[], Any]) -> Any:
         if int(stream) not in self._streams and int(stream) not in (0, 1, 2):
+            return self.CUresult.CUDA_ERROR_INVALID_HANDLE
+        if self._owners.get(int(stream), self.contexts[-1]) != self.contexts[-1]:
             return self.CUresult.CUDA_ERROR_INVALID_HANDLE
         if int(stream) in self._capturing:
             self._capturing[int(stream)].append(work)

@@ -5,9 +5,10 @@ The driver's functions come in as an object, so that tests and rehearsals give a
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +56,9 @@ class PreparedLaunch:
 class Cuda:
     """One GPU: its primary context, memory, modules, streams, events and graphs.
 
+    Everything that works with the device wants :meth:`current` around it. What gives something back has that itself,
+    since the garbage collector may call it on any thread.
+
     Parameters
     ----------
     ordinal
@@ -87,7 +91,6 @@ class Cuda:
             raise NoGpuError(f"there is no GPU {ordinal}: the driver sees {count}; {_ON_CPU}")
         self._device = self._call("cuDeviceGet", ordinal)
         self._context = self._call("cuDevicePrimaryCtxRetain", self._device)
-        self.make_current()
         attribute = self.api.CUdevice_attribute
         self.name: str = self._call("cuDeviceGetName", 256, self._device).split(b"\0")[0].decode()
         self.driver_version: int = self._call("cuDriverGetVersion")
@@ -124,8 +127,8 @@ class Cuda:
 
         The status is not looked at: once a kernel has faulted every call fails, and the fault itself was reported.
         """
-        self.api.cuCtxSetCurrent(self._context)
-        getattr(self.api, function)(handle)
+        with contextlib.suppress(DeviceError), self.current():
+            getattr(self.api, function)(handle)
 
     @property
     def label(self) -> str:
@@ -154,8 +157,20 @@ class Cuda:
             f'arch="{self.arch}", or {_ON_CPU}'
         )
 
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """Make the device's primary context this thread's inside of the block, and then the one that was before.
+
+        Other libraries keep their device in the same place: PyTorch on ``cuda:1`` would go on on ``cuda:0`` in silence.
+        """
+        self._call("cuCtxPushCurrent", self._context)
+        try:
+            yield
+        finally:
+            self.api.cuCtxPopCurrent()
+
     def make_current(self) -> None:
-        """Bind the device's primary context to this thread."""
+        """Make the device's primary context this thread's for good: for a program that uses no other library."""
         self._call("cuCtxSetCurrent", self._context)
 
     # modules and kernels

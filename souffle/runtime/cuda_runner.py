@@ -43,10 +43,11 @@ class CudaRunner:
     """
 
     def __init__(self, plan: Plan, cuda: Cuda, *, poison: bool = False) -> None:
-        self._code = CudaCode(plan, cuda)
         self._poison = poison
+        with cuda.current():
+            self._code = CudaCode(plan, cuda)
+            self._idle = [CudaWorkspace(self._code, poison)]
         self.grids, self.registers = self._code.grids, self._code.registers
-        self._idle = [CudaWorkspace(self._code, poison)]
 
     def run(self, signature: Signature, values: Sequence[Any], *, graph: bool = False) -> tuple[Any, ...]:
         """Run once.
@@ -77,8 +78,7 @@ class CudaRunner:
         return self._with_workspace(lambda workspace: workspace.samples(signature, values, **options))
 
     def _with_workspace(self, use: Callable[[CudaWorkspace], _Result]) -> _Result:
-        with self._naming_kernels():
-            self._code.cuda.make_current()
+        with self._naming_kernels(), self._code.cuda.current():
             try:
                 workspace = self._idle.pop()
             except IndexError:

@@ -62,7 +62,6 @@ class CudaCode:
                 '(CUDA 13) is on PATH, or run it with device="cpu"'
             )
         cuda.require_arch(plan.arch)
-        cuda.make_current()
         self.plan, self.cuda = plan, cuda
         owned: list[int] = []
         modules: list[Any] = []

@@ -55,8 +55,7 @@ class Pool:
         return Block(self, address, nbytes)
 
     def give_back(self, address: int, nbytes: int, users: set[int]) -> None:
-        with self._lock:
-            self._cuda.make_current()
+        with self._lock, self._cuda.current():
             if self._closed or any(user not in self._SHARED_STREAMS for user in users):
                 self._cuda.free(address)
                 return
@@ -104,9 +103,9 @@ class DeviceArray:
     def numpy(self) -> np.ndarray:
         """A copy on the host."""
         target = np.empty(self.shape, self.dtype)
-        self._cuda.make_current()
-        self._cuda.to_host(target, self._block.address, self._stream.handle)
-        self._cuda.synchronize(self._stream.handle, "an output")
+        with self._cuda.current():
+            self._cuda.to_host(target, self._block.address, self._stream.handle)
+            self._cuda.synchronize(self._stream.handle, "an output")
         return target
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -130,8 +129,8 @@ class DeviceArray:
         if user != int(self._stream.handle):
             self._block.users.add(user)
             if user != -1:
-                self._cuda.make_current()
-                self._cuda.wait(user, self._ready.handle)
+                with self._cuda.current():
+                    self._cuda.wait(user, self._ready.handle)
         return dlpack.capsule(self._block.address, self.shape, self.dtype, self.__dlpack_device__(), self._block)
 
 

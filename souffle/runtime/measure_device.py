@@ -117,7 +117,7 @@ def measure(
         If a kernel fails or leaves a wrong result.
     """
     figures, more = _capacities(cuda), {}
-    with Bench(cuda, image, repeats) as bench:
+    with cuda.current(), Bench(cuda, image, repeats) as bench:
         meter = Meter(bench, small)
         for text, group in GROUPS:
             progress(f"measuring {text}")

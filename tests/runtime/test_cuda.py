@@ -23,17 +23,14 @@ from souffle.codegen.plan import Buffer, Plan
 from souffle.errors import CompilerNotFoundError, DeviceError, InputError, NoGpuError, OptionError
 from souffle.runtime import DeviceArray, Network, cuda, dlpack, save
 from tests.runtime.plans import cooperative_expected, cooperative_plan, many_types_plan
+from tests.runtime.played import driver_of, on_device
 
 _X = np.random.default_rng(0).standard_normal((10, 10)).astype(np.float32)
 
 
-def _driver(plan: Plan, **options: Any) -> RehearsalDriver:
-    return RehearsalDriver({module.cubin: module.text for module in plan.modules}, **options)
-
-
 def _pair(plan: Plan | None = None, driver: dict[str, Any] | None = None, **options: Any):
     plan = plan or cooperative_plan()
-    made = _driver(plan, **(driver or {}))
+    made = driver_of(plan, **(driver or {}))
     return Network(plan, driver=made, **options), made
 
 
@@ -55,18 +52,6 @@ class _Tensor:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.device
-
-
-def _on_device(value: np.ndarray, driver: RehearsalDriver) -> DeviceArray:
-    """An array that lies on the rehearsed device."""
-    source = Network(cooperative_plan(), driver=driver)
-    source.open()
-    (workspace,) = source._runner._idle
-    device, stream = source._runner._code.cuda, workspace.stream
-    block = workspace.pool.take(value.nbytes)
-    device.to_device(block.address, value, stream.handle)
-    ready = type(stream)(device.event(), device.destroy_event)
-    return DeviceArray(device, stream, ready, block, value.shape, str(value.dtype))
 
 
 def test_arrays_in_arrays_out() -> None:
@@ -116,9 +101,9 @@ def test_cuda_bindings_take_every_call_as_it_is_made() -> None:
             return call
 
     plan = cooperative_plan()
-    driver = _driver(plan, types=bindings)
+    driver = driver_of(plan, types=bindings)
     network = Network(plan, driver=Checking(driver), poison=True)
-    outputs = network(_on_device(_X, driver))
+    outputs = network(on_device(_X, driver))
     outputs["scores"].__dlpack__(stream=1)
     _agrees(outputs)
     _agrees(network(_X))
@@ -142,7 +127,7 @@ def test_memory_is_taken_once_and_given_back() -> None:
 
 def test_device_tensors_are_used_in_place() -> None:
     network, driver = _pair()
-    tensor = _Tensor(_on_device(_X, driver))
+    tensor = _Tensor(on_device(_X, driver))
     driver.launches.clear()
     driver.calls.clear()
     outputs = network(tensor)
@@ -158,7 +143,7 @@ def test_device_tensors_are_used_in_place() -> None:
 
 def test_outputs_are_lent_and_their_memory_waits_for_the_reader() -> None:
     network, driver = _pair()
-    tensor = _Tensor(_on_device(_X, driver))
+    tensor = _Tensor(on_device(_X, driver))
     outputs = network(tensor)
     address = outputs["scores"]._block.address
     lent = outputs["scores"].__dlpack__(stream=1, max_version=(1, 0))
@@ -186,7 +171,7 @@ def test_outputs_are_lent_and_their_memory_waits_for_the_reader() -> None:
 def test_outputs_feed_inputs_and_outlive_their_network() -> None:
     first, driver = _pair()
     second = Network(cooperative_plan(), driver=driver)
-    tensor = _on_device(_X, driver)
+    tensor = on_device(_X, driver)
     outputs = first(tensor)
     assert second(tensor)["again"].numpy().tobytes() == outputs["again"].numpy().tobytes()
     del first
@@ -198,7 +183,7 @@ def test_outputs_feed_inputs_and_outlive_their_network() -> None:
 
 def test_tensors_that_cannot_be_used_are_named() -> None:
     network, driver = _pair(driver={"devices": 2})
-    device = _on_device(_X, driver)
+    device = on_device(_X, driver)
     with pytest.raises(InputError, match=r"'input\.1' of two_stage is on GPU 1.*device=\"cuda:1\""):
         network(_Tensor(device, (2, 1)))
     device.shape = (100,)
@@ -220,7 +205,7 @@ def test_a_graph_replays_the_launches() -> None:
         _agrees(found, factor * _X)
     assert not driver.launches
     assert captured(_X)["scores"].tobytes() == plain["scores"].tobytes()
-    tensor = _on_device(_X, driver)
+    tensor = on_device(_X, driver)
     _agrees(captured(tensor))
 
 
@@ -291,9 +276,9 @@ def test_what_is_missing_is_said() -> None:
     with pytest.raises(NoGpuError, match=r"libcuda was not found \(Failed to dlopen"):
         Network(plan, driver=NoLibrary())(_X)
     with pytest.raises(NoGpuError, match="there is no GPU 0: the driver sees 0"):
-        Network(plan, driver=_driver(plan, devices=0))(_X)
+        Network(plan, driver=driver_of(plan, devices=0))(_X)
     with pytest.raises(NoGpuError, match="there is no GPU 3"):
-        Network(plan, device="cuda:3", driver=_driver(plan))(_X)
+        Network(plan, device="cuda:3", driver=driver_of(plan))(_X)
     with pytest.raises(CompilerNotFoundError, match="holds no machine code"):
         _pair(cooperative_plan(compiled=False))[0](_X)
     with pytest.raises(DeviceError, match=r"CUDA_ERROR_INVALID_IMAGE.*from cuModuleLoadData"):

@@ -208,10 +208,12 @@ def test_an_output_is_copied_while_a_graph_is_captured() -> None:
     driver = network._options["driver"]
     x = np.random.default_rng(0).standard_normal((10, 10)).astype(np.float32)
     workspace = network._runner._idle[0] if network.open() is None else None
-    block = workspace.pool.take(400)
-    network._runner._code.cuda.to_device(block.address, x, workspace.stream.handle)
-    ready = type(workspace.stream)(network._runner._code.cuda.event(), lambda event: None)
-    given = DeviceArray(network._runner._code.cuda, workspace.stream, ready, block, (10, 10), "float32")
+    device = network._runner._code.cuda
+    with device.current():
+        block = workspace.pool.take(400)
+        device.to_device(block.address, x, workspace.stream.handle)
+        ready = type(workspace.stream)(device.event(), lambda event: None)
+    given = DeviceArray(device, workspace.stream, ready, block, (10, 10), "float32")
     output = network(given)["scores"]
     values: list[np.ndarray] = []
 
