@@ -102,6 +102,9 @@ class RehearsalDriver:
         Run the kernels on the CPU device; without, a launch is only checked and recorded.
     capability, multiprocessors, blocks_each, shared_bytes, devices
         The device that is played; every kernel fits ``blocks_each`` times on a multiprocessor.
+    fault
+        What goes wrong: ``"too-large:N"`` for cooperative launches of more than N blocks (1) that are refused, though
+        the driver has said before that they fit. Empty: nothing.
 
     Each thread has a stack of contexts. Work without a context is refused, and so is what belongs to another device's
     context than the one on top.
@@ -125,10 +128,15 @@ class RehearsalDriver:
         shared_bytes: int = 232448,
         devices: int = 1,
         execute: bool = True,
+        fault: str = "",
     ) -> None:
         self._texts, self._execute = dict(texts), execute
         self._capability, self._multiprocessors, self._blocks_each = capability, multiprocessors, blocks_each
         self._shared_bytes, self._devices = shared_bytes, devices
+        kind, _, number = fault.partition(":")
+        if kind not in ("", "too-large"):
+            raise ValueError(f"fault {fault!r} is not of the form too-large:N")
+        self._most_blocks = int(number or 1) if kind == "too-large" else multiprocessors * blocks_each
         for name in vars(_STAND_INS):
             setattr(self, name, getattr(types if types is not None else _STAND_INS, name))
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
@@ -416,7 +424,7 @@ class RehearsalDriver:
         block = (config.blockDimX, config.blockDimY, config.blockDimZ)
         if config.sharedMemBytes > held["shared"]:
             return self.CUresult.CUDA_ERROR_INVALID_VALUE
-        if cooperative and grid[0] > self._multiprocessors * self._blocks_each:
+        if cooperative and grid[0] > self._most_blocks:
             return self.CUresult.CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
         self.launches.append(
             {

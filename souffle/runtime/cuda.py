@@ -21,9 +21,13 @@ try:
 except ImportError:
     _bindings = None
 
-__all__ = ["Cuda", "PreparedLaunch"]
+__all__ = ["Cuda", "LaunchTooLargeError", "PreparedLaunch"]
 
 _ON_CPU = 'device="cpu" runs the same emitted text on the CPU'
+
+
+class LaunchTooLargeError(DeviceError):
+    """The device has no room for all blocks of a cooperative launch at once, and has started none of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +43,7 @@ class PreparedLaunch:
         The driver's launch configuration.
     addresses : ctypes array of 64-bit integers
         One device address for each buffer.
+    integers : ctypes array of 32-bit integers
     parameters : int
         Address of the array of pointers to the parameters.
     keep : tuple
@@ -49,6 +54,7 @@ class PreparedLaunch:
     function: Any
     config: Any
     addresses: Any
+    integers: Any
     parameters: int
     keep: tuple[Any, ...]
 
@@ -120,7 +126,10 @@ class Cuda:
     def _fail(self, status: Any, function: str, about: str) -> None:
         found, text = self.api.cuGetErrorString(status)
         meaning = f" ({text.decode()})" if int(found) == 0 and text else ""
-        raise DeviceError(f"{status.name}{meaning} from {function}{' for ' + about if about else ''} on {self.label}")
+        too_large = int(status) == int(self.api.CUresult.CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE)
+        raise (LaunchTooLargeError if too_large else DeviceError)(
+            f"{status.name}{meaning} from {function}{' for ' + about if about else ''} on {self.label}"
+        )
 
     def _release(self, function: str, handle: Any) -> None:
         """Give something back, from whatever thread lets go of it.
@@ -242,10 +251,18 @@ class Cuda:
             config.numAttrs = 1
         else:
             config.numAttrs = 0
-        return PreparedLaunch(name, function, config, addresses, ctypes.addressof(table), (addresses, scalars, table))
+        return PreparedLaunch(name, function, config, addresses, scalars, ctypes.addressof(table), (table,))
 
     def launch(self, prepared: PreparedLaunch, stream: Any) -> None:
-        """Queue a prepared launch on a stream."""
+        """Queue a prepared launch on a stream.
+
+        Raises
+        ------
+        LaunchTooLargeError
+            If it is cooperative and the device has no room for its grid; nothing was queued.
+        DeviceError
+            If it, or work before it, failed.
+        """
         prepared.config.hStream = stream
         status = self.api.cuLaunchKernelEx(prepared.config, prepared.function, prepared.parameters, 0)[0]
         if int(status) != 0:
@@ -346,6 +363,12 @@ class Cuda:
             return self._call("cuGraphInstantiate", graph, 0)
         finally:
             self._call("cuGraphDestroy", graph)
+
+    def abandon_capture(self, stream: Any) -> None:
+        """End a capture of which nothing is wanted."""
+        status, graph = self.api.cuStreamEndCapture(stream)
+        if int(status) == 0:
+            self.api.cuGraphDestroy(graph)
 
     def launch_graph(self, graph: Any, stream: Any) -> None:
         """Queue an executable graph on a stream."""

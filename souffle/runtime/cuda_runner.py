@@ -47,7 +47,12 @@ class CudaRunner:
         with cuda.current():
             self._code = CudaCode(plan, cuda)
             self._idle = [CudaWorkspace(self._code, poison)]
-        self.grids, self.registers = self._code.grids, self._code.registers
+        self.registers = self._code.registers
+
+    @property
+    def grids(self) -> tuple[int, ...]:
+        """Blocks of each kernel's launches, as they are now."""
+        return tuple(self._code.grids)
 
     def run(self, signature: Signature, values: Sequence[Any], *, graph: bool = False) -> tuple[Any, ...]:
         """Run once.

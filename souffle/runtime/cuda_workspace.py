@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from souffle.codegen.plan import Plan
+from souffle.codegen.plan import Launch, Plan
 from souffle.errors import CompilerNotFoundError, DeviceError, InputError
 from souffle.runtime import dlpack
-from souffle.runtime.cuda import Cuda
+from souffle.runtime.cuda import Cuda, LaunchTooLargeError, PreparedLaunch
+from souffle.runtime.cuda_grids import Grids
 from souffle.runtime.device_array import DeviceArray, Handle, Pool
 from souffle.runtime.signature import Signature
 
@@ -42,7 +43,8 @@ class CudaCode:
         Addresses by the buffer's number.
     functions : tuple
         The loaded kernels.
-    grids, registers : tuple of int
+    grids : Grids
+    registers : tuple of int
         Of each kernel.
 
     Raises
@@ -90,7 +92,8 @@ class CudaCode:
                     )
             functions.append(function)
             grids.append(max(1, min(kernel.tiles, limit)))
-        self.functions, self.grids = tuple(functions), tuple(grids)
+        self.functions = tuple(functions)
+        self.grids = Grids([kernel.name for kernel in plan.kernels], grids)
         self.registers = tuple(cuda.registers(function) for function in functions)
 
 
@@ -136,6 +139,7 @@ class CudaWorkspace:
         self._flush_area = 0
         self._owned: list[int] = []
         self._graphs: list[Any] = []
+        self._graph_grids: dict[int, int] = {}
         self.release = weakref.finalize(self, _release, cuda, self.stream, self._owned, self._graphs, self.pool)
         self.release.atexit = False
         self._inputs = tuple(index for index, buffer in enumerate(plan.buffers) if buffer.kind == "input")
@@ -175,13 +179,27 @@ class CudaWorkspace:
         self._cuda.fill(address, 0, buffer.nbytes, self.stream.handle)
         return address
 
+    def _launch(self, prepared: PreparedLaunch, launch: Launch, placed: dict[int, int], stream: Any) -> bool:
+        """Queue a launch; False where the device has refused its grid, which then is smaller the next time."""
+        for slot, index in enumerate(launch.buffers):
+            if index in placed:
+                prepared.addresses[slot] = placed[index]
+        grid = self._code.grids[launch.kernel]
+        if prepared.integers[0] != grid:
+            prepared.config.gridDimX = prepared.integers[0] = grid
+        try:
+            self._cuda.launch(prepared, stream)
+        except LaunchTooLargeError as error:
+            self._code.grids.halve({launch.kernel: grid}, error)
+            return False
+        return True
+
     def _queue(self, placed: dict[int, int], stream: Any) -> None:
         """Queue every launch with inputs and outputs at the given addresses."""
         for prepared, launch in zip(self._launches, self._plan.launches, strict=True):
-            for slot, index in enumerate(launch.buffers):
-                if index in placed:
-                    prepared.addresses[slot] = placed[index]
-            self._cuda.launch(prepared, stream)
+            while not self._launch(prepared, launch, placed, stream):
+                pass
+        self._code.grids.report()
 
     # inputs
 
@@ -252,7 +270,7 @@ class CudaWorkspace:
         if graph:
             for index in self._outputs if self._poison else ():
                 cuda.fill(self._fixed_outputs[index], 0xFF, self._plan.buffers[index].nbytes, stream)
-            cuda.launch_graph(self._graphs[0], stream)
+            self._replay(stream)
             for index, block in zip(self._outputs, blocks, strict=True):
                 cuda.copy(block.address, self._fixed_outputs[index], self._plan.buffers[index].nbytes, stream)
         else:
@@ -290,16 +308,55 @@ class CudaWorkspace:
             return
         placed = {index: self._landing_place(index) for index in self._inputs}
         for index in self._outputs:
-            buffer = self._plan.buffers[index]
-            self._fixed_outputs[index] = self._own(buffer.nbytes, f"output {buffer.label}")
+            if index not in self._fixed_outputs:
+                buffer = self._plan.buffers[index]
+                self._fixed_outputs[index] = self._own(buffer.nbytes, f"output {buffer.label}")
         placed.update(self._fixed_outputs)
         # On a stream of its own: another thread may copy an output meanwhile, which waits on the workspace's stream.
         stream = Handle(self._cuda.stream(), self._cuda.destroy_stream)
-        self._cuda.begin_capture(stream.handle)
+        while not self._graphs:
+            self._graphs.extend(self._recorded(placed, stream.handle))
+
+    def _recorded(self, placed: dict[int, int], stream: Any) -> tuple[Any, ...]:
+        """The executable graph of all launches; nothing where the device has refused a grid, which then is smaller."""
+        kernels = self._plan.kernels
+        self._graph_grids = {
+            launch.kernel: self._code.grids[launch.kernel]
+            for launch in self._plan.launches
+            if kernels[launch.kernel].cooperative
+        }
+        self._cuda.begin_capture(stream)
+        whole = False
         try:
-            self._queue(placed, stream.handle)
+            whole = all(
+                self._launch(prepared, launch, placed, stream)
+                for prepared, launch in zip(self._launches, self._plan.launches, strict=True)
+            )
         finally:
-            self._graphs.append(self._cuda.end_capture(stream.handle))
+            if not whole:
+                # What a refused launch leaves of a capture is nothing to rely on.
+                self._cuda.abandon_capture(stream)
+        if not whole:
+            return ()
+        try:
+            return (self._cuda.end_capture(stream),)
+        except LaunchTooLargeError as error:
+            # Of which kernel it speaks, the driver does not say.
+            self._code.grids.halve(self._graph_grids, error)
+            return ()
+
+    def _replay(self, stream: Any) -> None:
+        """Queue the graph, captured again with smaller grids where the device refuses those that it has."""
+        while True:
+            try:
+                self._cuda.launch_graph(self._graphs[0], stream)
+            except LaunchTooLargeError as error:
+                self._code.grids.halve(self._graph_grids, error)
+                self._cuda.destroy_graph(self._graphs.pop())
+                self.capture()
+            else:
+                self._code.grids.report()
+                return
 
     # timing
 
@@ -325,7 +382,7 @@ class CudaWorkspace:
                 pair = tuple(Handle(cuda.event(timing=True), cuda.destroy_event) for _ in range(2))
                 cuda.record(pair[0].handle, stream)
             if mode == "graph":
-                cuda.launch_graph(self._graphs[0], stream)
+                self._replay(stream)
             else:
                 self._queue(placed, stream)
             if pair is not None:
