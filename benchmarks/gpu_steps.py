@@ -16,6 +16,7 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import os
 import platform
 import shutil
 import statistics
@@ -114,6 +115,10 @@ def _network(plan: Plan, options: argparse.Namespace, **more: Any) -> Network:
         types=_optional("cuda.bindings.driver"),
         capability=(int(arch[:-1]), int(arch[-1])),
         execute=options.execute,
+        # SOUFFLE_REHEARSAL_MODE=deferred: work runs as late as it can. SOUFFLE_REHEARSAL_FAULT: one of the faults of
+        # RehearsalDriver, such as "hang:3".
+        deferred=os.environ.get("SOUFFLE_REHEARSAL_MODE") == "deferred",
+        fault=os.environ.get("SOUFFLE_REHEARSAL_FAULT", ""),
     )
     return Network(plan, device="cuda", driver=driver, **more)
 

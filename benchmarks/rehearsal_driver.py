@@ -1,85 +1,34 @@
 """A CUDA driver without a GPU: it records calls, refuses what a real one refuses, and runs kernels on the CPU.
 
 It stands in for the module ``cuda.bindings.driver``. Device addresses are host addresses, streams are integers, and
-work runs when it is queued, or when its graph is launched. Times between events are host times and mean nothing.
+times between events are host times and mean nothing.
 """
 
 from __future__ import annotations
 
 import ctypes
-import enum
 import itertools
+import os
 import re
-import threading
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from benchmarks.rehearsal_streams import UNSAFE, RehearsalStreams
+from benchmarks.rehearsal_types import STAND_INS
 from souffle.errors import DeviceError
 from souffle.runtime.cpu_device import compile_text
 
 __all__ = ["RehearsalDriver"]
 
 
-class CUresult(enum.IntEnum):
-    """The statuses that are given, with the real ones' numbers."""
-
-    CUDA_SUCCESS = 0
-    CUDA_ERROR_INVALID_VALUE = 1
-    CUDA_ERROR_OUT_OF_MEMORY = 2
-    CUDA_ERROR_NO_DEVICE = 100
-    CUDA_ERROR_INVALID_DEVICE = 101
-    CUDA_ERROR_INVALID_IMAGE = 200
-    CUDA_ERROR_INVALID_CONTEXT = 201
-    CUDA_ERROR_INVALID_HANDLE = 400
-    CUDA_ERROR_NOT_FOUND = 500
-    CUDA_ERROR_NOT_READY = 600
-    CUDA_ERROR_ILLEGAL_ADDRESS = 700
-    CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES = 701
-    CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE = 720
-    CUDA_ERROR_LAUNCH_FAILED = 719
-    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900
-
-
-_STAND_INS = SimpleNamespace(
-    CUresult=CUresult,
-    CUdevice_attribute=enum.IntEnum(
-        "CUdevice_attribute",
-        {
-            "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR": 75,
-            "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR": 76,
-            "CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT": 16,
-            "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 97,
-            "CU_DEVICE_ATTRIBUTE_CLOCK_RATE": 13,
-            "CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE": 38,
-            "CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR": 39,
-            "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 81,
-            "CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR": 82,
-            "CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR": 106,
-        },
-    ),
-    CUfunction_attribute=enum.IntEnum(
-        "CUfunction_attribute",
-        {
-            "CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES": 1,
-            "CU_FUNC_ATTRIBUTE_NUM_REGS": 4,
-            "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES": 8,
-            "CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT": 9,
-        },
-    ),
-    CUstream_flags=enum.IntEnum("CUstream_flags", {"CU_STREAM_NON_BLOCKING": 1}),
-    CUevent_flags=enum.IntEnum("CUevent_flags", {"CU_EVENT_DEFAULT": 0, "CU_EVENT_DISABLE_TIMING": 2}),
-    CUstreamCaptureMode=enum.IntEnum("CUstreamCaptureMode", {"CU_STREAM_CAPTURE_MODE_RELAXED": 2}),
-    CUlaunchAttributeID=enum.IntEnum("CUlaunchAttributeID", {"CU_LAUNCH_ATTRIBUTE_COOPERATIVE": 2}),
-    CUlaunchConfig=SimpleNamespace,
-    CUlaunchAttribute=lambda: SimpleNamespace(id=None, value=SimpleNamespace(cooperative=0)),
+_ALWAYS = (
+    *("cuGetErrorString", "cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent"),
+    "cuThreadExchangeStreamCaptureMode",
 )
-
-
-_ALWAYS = ("cuGetErrorString", "cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent")
 """What works after a fault, too."""
 _WITHOUT_CONTEXT = (
     *("cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute"),
@@ -88,7 +37,12 @@ _WITHOUT_CONTEXT = (
 """What needs no context."""
 
 
-class RehearsalDriver:
+_NEW, _FREED, _NOT_COPIED = 0xA5, 0xDD, 0xC9
+"""Bytes of device memory that nothing has written, and that was given back; of a host array before its copy has run."""
+_FAULTS = ("", "too-large", "sticky", "hang", "wrong")
+
+
+class RehearsalDriver(RehearsalStreams):
     """The stand-in.
 
     Parameters
@@ -102,12 +56,22 @@ class RehearsalDriver:
         Run the kernels on the CPU device; without, a launch is only checked and recorded.
     capability, multiprocessors, blocks_each, shared_bytes, devices
         The device that is played; every kernel fits ``blocks_each`` times on a multiprocessor.
+    deferred
+        Work does not run when it is queued, but when something waits for it (:class:`RehearsalStreams`). What a host
+        array holds is read by then, and a change since it was queued, or memory that is no longer there, is a fault;
+        an array that is copied into holds a pattern until then.
     fault
-        What goes wrong: ``"too-large:N"`` for cooperative launches of more than N blocks (1) that are refused, though
-        the driver has said before that they fit. Empty: nothing.
+        What goes wrong, of which N is 1 where not given. Empty: nothing.
+
+        - ``"too-large:N"``: cooperative launches of more than N blocks are refused, though the driver has said before
+          that they fit.
+        - ``"sticky:N"``: the Nth kernel that runs has an illegal access, and every later call fails.
+        - ``"hang:N"``: the Nth kernel that runs never ends, until its process is killed.
+        - ``"wrong:N:KERNEL"``: when the kernel (any, where not given) has run for the Nth time, an element of floating
+          point that it has written has another value.
 
     Each thread has a stack of contexts. Work without a context is refused, and so is what belongs to another device's
-    context than the one on top.
+    context than the one on top. Memory that is given back is overwritten.
 
     Attributes
     ----------
@@ -115,6 +79,11 @@ class RehearsalDriver:
         Every call with its arguments.
     launches : list of dict
         Every kernel that was queued: name, grid, block, shared, cooperative, pointers, integers, captured.
+
+    Raises
+    ------
+    ValueError
+        If there is no such fault.
     """
 
     def __init__(
@@ -128,44 +97,27 @@ class RehearsalDriver:
         shared_bytes: int = 232448,
         devices: int = 1,
         execute: bool = True,
+        deferred: bool = False,
         fault: str = "",
     ) -> None:
+        super().__init__(deferred)
         self._texts, self._execute = dict(texts), execute
         self._capability, self._multiprocessors, self._blocks_each = capability, multiprocessors, blocks_each
         self._shared_bytes, self._devices = shared_bytes, devices
-        kind, _, number = fault.partition(":")
-        if kind not in ("", "too-large"):
-            raise ValueError(f"fault {fault!r} is not of the form too-large:N")
-        self._most_blocks = int(number or 1) if kind == "too-large" else multiprocessors * blocks_each
-        for name in vars(_STAND_INS):
-            setattr(self, name, getattr(types if types is not None else _STAND_INS, name))
+        self._fault_kind, number, self._fault_kernel = (*fault.split(":", 2), "", "")[:3]
+        if self._fault_kind not in _FAULTS or not (number or "1").isdecimal():
+            raise ValueError(f"fault {fault!r} is none of too-large:N, sticky:N, hang:N and wrong:N:KERNEL")
+        self._fault_number = int(number or 1)
+        self._most_blocks = self._fault_number if self._fault_kind == "too-large" else multiprocessors * blocks_each
+        self._kernels_run = itertools.count(1)
+        self._written: dict[str, tuple[int, int] | None] = {}
+        for name in vars(STAND_INS):
+            setattr(self, name, getattr(types if types is not None else STAND_INS, name))
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.launches: list[dict[str, Any]] = []
-        self._thread = threading.local()
-        self._owners: dict[int, int] = {}
         self._memory: dict[int, np.ndarray] = {}
         self._modules: dict[int, Any] = {}
         self._functions: dict[int, dict[str, Any]] = {}
-        self._events: dict[int, float | None] = {}
-        self._streams: set[int] = set()
-        self._capturing: dict[int, list[Callable[[], Any]]] = {}
-        self._graphs: dict[int, list[Callable[[], Any]]] = {}
-        self._fault: Any = None
-        self._fault_text = ""
-        # No size and no address is such a number, so that arguments which are handles can be told from others.
-        self._handles = itertools.count(1 << 40)
-
-    def _new(self) -> int:
-        handle = next(self._handles)
-        self._owners[handle] = self.contexts[-1]
-        return handle
-
-    @property
-    def contexts(self) -> list[int]:
-        """This thread's stack of contexts, which a test may fill as another library would."""
-        if not hasattr(self._thread, "contexts"):
-            self._thread.contexts = []
-        return self._thread.contexts
 
     def __getattr__(self, name: str) -> Callable[..., tuple[Any, ...]]:
         if not name.startswith("cu"):
@@ -184,7 +136,9 @@ class RehearsalDriver:
                 if any(isinstance(arg, int) and self._owners.get(arg, self.contexts[-1]) != self.contexts[-1]
                        for arg in args):  # fmt: skip
                     return (self.CUresult.CUDA_ERROR_INVALID_HANDLE, None)
-            result = action(self, *args)
+            result = self._forbidden() if name in UNSAFE else None
+            if result is None:
+                result = action(self, *args)
             if isinstance(result, self.CUresult):
                 return (result, None)
             return (self.CUresult.CUDA_SUCCESS,) if result is None else (self.CUresult.CUDA_SUCCESS, result)
@@ -258,7 +212,13 @@ class RehearsalDriver:
         match = re.search(pattern, text)
         if match is None:
             return self.CUresult.CUDA_ERROR_NOT_FOUND
-        kinds = ["*" in parameter for parameter in match[1].split(",") if parameter.strip()]
+        kinds = [
+            (re.search(r"\b(?:float|double|half|__nv_bfloat16)\b", parameter) or ["other"])[0]
+            if "*" in parameter
+            else ""
+            for parameter in match[1].split(",")
+            if parameter.strip()
+        ]
         handle = self._new()
         self._functions[handle] = {"name": name.decode(), "kinds": kinds, "module": compiled, "shared": 48 * 1024}
         return handle
@@ -282,7 +242,7 @@ class RehearsalDriver:
     def _cuMemAlloc(self, nbytes: int) -> Any:
         if nbytes < 1:
             return self.CUresult.CUDA_ERROR_INVALID_VALUE
-        raw = np.full(nbytes + 256, 0xA5, np.uint8)
+        raw = np.full(nbytes + 256, _NEW, np.uint8)
         start = -raw.ctypes.data % 256
         piece = raw[start : start + nbytes]
         self._memory[piece.ctypes.data] = piece
@@ -290,8 +250,15 @@ class RehearsalDriver:
         return piece.ctypes.data
 
     def _cuMemFree(self, address: int) -> Any:
-        self._owners.pop(address, None)
-        return None if self._memory.pop(address, None) is not None else self.CUresult.CUDA_ERROR_INVALID_VALUE
+        if address not in self._memory:
+            return self.CUresult.CUDA_ERROR_INVALID_VALUE
+
+        def free() -> None:
+            self._run_all()
+            self._owners.pop(address, None)
+            self._memory.pop(address).fill(_FREED)
+
+        return self._wait(free, later=True)
 
     def _range(self, address: int, nbytes: int | None = None) -> np.ndarray | None:
         for start, piece in list(self._memory.items()):
@@ -304,120 +271,78 @@ class RehearsalDriver:
         """Bytes of device memory that were not given back."""
         return sum(len(piece) for piece in list(self._memory.values()))
 
-    def _queue(self, stream: Any, work: Callable[[], Any]) -> Any:
-        if int(stream) not in self._streams and int(stream) not in (0, 1, 2):
-            return self.CUresult.CUDA_ERROR_INVALID_HANDLE
-        if self._owners.get(int(stream), self.contexts[-1]) != self.contexts[-1]:
-            return self.CUresult.CUDA_ERROR_INVALID_HANDLE
-        if int(stream) in self._capturing:
-            self._capturing[int(stream)].append(work)
-            return None
-        return work()
-
-    def _move(self, target: np.ndarray | None, source: np.ndarray | None, stream: Any) -> Any:
-        if target is None or source is None:
-            return self.CUresult.CUDA_ERROR_INVALID_VALUE
-        return self._queue(stream, lambda: np.copyto(target, source))
+    def _break(self, text: str) -> None:
+        self._fault, self._fault_text = self.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS, text
 
     @staticmethod
     def _host(address: int, nbytes: int) -> np.ndarray:
         return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
 
+    @staticmethod
+    def _host_bytes(address: int, nbytes: int) -> bytes | None:
+        """What is at a host address that may not be there any more."""
+        try:
+            with open("/proc/self/mem", "rb", buffering=0) as memory:
+                return os.pread(memory.fileno(), nbytes, address)
+        except OSError:
+            return None
+
     def _cuMemcpyHtoDAsync(self, target: int, source: int, nbytes: int, stream: Any) -> Any:
-        return self._move(self._range(target, nbytes), self._host(source, nbytes), stream)
+        if self._range(target, nbytes) is None:
+            return self.CUresult.CUDA_ERROR_INVALID_VALUE
+        queued = zlib.crc32(self._host(source, nbytes)) if self._deferred else 0
+
+        def work() -> None:
+            held = self._host_bytes(source, nbytes) if self._deferred else self._host(source, nbytes)
+            if held is None or (self._deferred and zlib.crc32(held) != queued):
+                self._break("a host array was freed or overwritten before the copy from it had run")
+            else:
+                self._range(target, nbytes)[:] = np.frombuffer(held, np.uint8)
+
+        return self._queue(stream, work)
 
     def _cuMemcpyDtoHAsync(self, target: int, source: int, nbytes: int, stream: Any) -> Any:
-        return self._move(self._host(target, nbytes), self._range(source, nbytes), stream)
+        if self._range(source, nbytes) is None:
+            return self.CUresult.CUDA_ERROR_INVALID_VALUE
+        if self._deferred:
+            self._host(target, nbytes)[:] = _NOT_COPIED
+
+        def work() -> None:
+            if self._deferred and self._host_bytes(target, nbytes) != bytes([_NOT_COPIED]) * nbytes:
+                self._break("a host array was freed or written before the copy into it had run")
+            else:
+                self._host(target, nbytes)[:] = self._range(source, nbytes)
+
+        return self._queue(stream, work)
 
     def _cuMemcpyDtoDAsync(self, target: int, source: int, nbytes: int, stream: Any) -> Any:
-        return self._move(self._range(target, nbytes), self._range(source, nbytes), stream)
+        if self._range(target, nbytes) is None or self._range(source, nbytes) is None:
+            return self.CUresult.CUDA_ERROR_INVALID_VALUE
+
+        def work() -> None:
+            pieces = self._range(target, nbytes), self._range(source, nbytes)
+            if pieces[0] is None or pieces[1] is None:
+                self._break("a copy between addresses that were given back")
+            else:
+                np.copyto(*pieces)
+
+        return self._queue(stream, work)
 
     def _cuMemsetD8Async(self, target: int, byte: int, nbytes: int, stream: Any) -> Any:
-        piece = self._range(target, nbytes)
-        if piece is None:
+        if self._range(target, nbytes) is None:
             return self.CUresult.CUDA_ERROR_INVALID_VALUE
-        return self._queue(stream, lambda: piece.fill(byte))
-
-    # streams, events, graphs
-
-    def _cuStreamCreate(self, flags: int) -> int:
-        handle = self._new()
-        self._streams.add(handle)
-        return handle
-
-    def _cuStreamDestroy(self, stream: int) -> None:
-        self._streams.discard(stream)
-
-    def _cuStreamSynchronize(self, stream: int) -> Any:
-        return self.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED if stream in self._capturing else None
-
-    def _cuStreamWaitEvent(self, stream: Any, event: int, flags: int) -> Any:
-        return None if event in self._events else self.CUresult.CUDA_ERROR_INVALID_HANDLE
-
-    def _cuEventCreate(self, flags: int) -> int:
-        handle = self._new()
-        self._events[handle] = None
-        return handle
-
-    def _cuEventDestroy(self, event: int) -> None:
-        self._events.pop(event, None)
-
-    def _cuEventRecord(self, event: int, stream: Any) -> Any:
-        if event not in self._events:
-            return self.CUresult.CUDA_ERROR_INVALID_HANDLE
-        self._events[event] = time.perf_counter()
-        return None
-
-    def _cuEventQuery(self, event: int) -> Any:
-        return None if event in self._events else self.CUresult.CUDA_ERROR_INVALID_HANDLE
-
-    def _cuEventElapsedTime(self, start: int, end: int) -> Any:
-        first, last = self._events.get(start), self._events.get(end)
-        if first is None or last is None:
-            return self.CUresult.CUDA_ERROR_INVALID_HANDLE
-        return (last - first) * 1e3
-
-    def _cuStreamBeginCapture(self, stream: int, mode: Any) -> None:
-        self._capturing[stream] = []
-
-    def _cuStreamEndCapture(self, stream: int) -> int:
-        handle = self._new()
-        self._graphs[handle] = self._capturing.pop(stream)
-        return handle
-
-    def _cuGraphInstantiate(self, graph: int, flags: int) -> int:
-        handle = self._new()
-        self._graphs[handle] = self._graphs[graph]
-        return handle
-
-    def _cuGraphDestroy(self, graph: int) -> None:
-        self._graphs.pop(graph, None)
-
-    def _cuGraphExecDestroy(self, graph: int) -> None:
-        self._graphs.pop(graph, None)
-
-    def _cuGraphLaunch(self, graph: int, stream: Any) -> Any:
-        for work in self._graphs[graph]:
-            status = self._queue(stream, work)
-            if status is not None:
-                return status
-        return None
+        return self._queue(stream, lambda: self._range(target, nbytes).fill(byte))
 
     # launches
 
     def _cuLaunchKernelEx(self, config: Any, function: int, parameters: int, extra: int) -> Any:
         held = self._functions[function]
-        kinds: Sequence[bool] = held["kinds"]
+        kinds: Sequence[str] = held["kinds"]
         table = (ctypes.c_void_p * max(1, len(kinds))).from_address(parameters)
-        pointers, integers, args = [], [], []
-        for index, pointer in enumerate(kinds):
-            if pointer:
-                address = ctypes.c_uint64.from_address(table[index]).value
-                pointers.append(address)
-                args.append(self._range(address))
-            else:
-                integers.append(ctypes.c_int32.from_address(table[index]).value)
-                args.append(np.int32(integers[-1]))
+        values = [
+            (ctypes.c_uint64 if kind else ctypes.c_int32).from_address(table[index]).value
+            for index, kind in enumerate(kinds)
+        ]
         attributes = list(config.attrs)[: config.numAttrs] if config.numAttrs else []
         cooperative = any(bool(attribute.value.cooperative) for attribute in attributes)
         grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
@@ -426,32 +351,65 @@ class RehearsalDriver:
             return self.CUresult.CUDA_ERROR_INVALID_VALUE
         if cooperative and grid[0] > self._most_blocks:
             return self.CUresult.CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
+        stream = self._stream(config.hStream)
+        if isinstance(stream, self.CUresult):
+            return stream
+        shared = config.sharedMemBytes
         self.launches.append(
             {
                 "name": held["name"],
                 "grid": grid[0],
                 "block": block[0],
-                "shared": config.sharedMemBytes,
+                "shared": shared,
                 "cooperative": cooperative,
-                "pointers": tuple(pointers),
-                "integers": tuple(integers),
-                "captured": int(config.hStream) in self._capturing,
+                "pointers": tuple(value for value, kind in zip(values, kinds, strict=True) if kind),
+                "integers": tuple(value for value, kind in zip(values, kinds, strict=True) if not kind),
+                "captured": stream.capture is not None,
             }
         )
-        shared = config.sharedMemBytes
 
-        def work() -> Any:
+        def work() -> None:
+            args = [self._range(value) if kind else np.int32(value) for value, kind in zip(values, kinds, strict=True)]
             if any(arg is None for arg in args):
-                self._fault = self.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
-                return None
+                self._break(f"kernel {held['name']} got an address where no memory is")
+                return
+            watched, spoil = self._fault_kind == "wrong", self._played_fault(held["name"])
             if not self._execute:
-                return None
+                return
+            before = [arg.copy() if kind else None for arg, kind in zip(args, kinds, strict=True)] if watched else []
             try:
                 held["module"].launch(
                     held["name"], grid=grid, block=block, args=args, shared_bytes=shared, cooperative=cooperative
                 )
             except DeviceError as error:
                 self._fault, self._fault_text = self.CUresult.CUDA_ERROR_LAUNCH_FAILED, str(error)
-            return None
+            if watched:
+                # A later run may write what is there already.
+                self._written[held["name"]] = _written(kinds, before, args) or self._written.get(held["name"])
+            if spoil and self._written[held["name"]]:
+                which, byte = self._written[held["name"]]
+                args[which][byte] ^= 0x40
 
         return self._queue(config.hStream, work)
+
+    def _played_fault(self, kernel: str) -> bool:
+        """Do what is to go wrong with a kernel that runs now; whether its result is to be changed."""
+        if self._fault_kind in ("", "too-large") or self._fault_kernel not in ("", kernel):
+            return False
+        if next(self._kernels_run) != self._fault_number:
+            return False
+        if self._fault_kind == "sticky":
+            self._break("an illegal memory access was encountered")
+        while self._fault_kind == "hang":
+            time.sleep(60)
+        return self._fault_kind == "wrong"
+
+
+def _written(kinds: Sequence[str], before: Sequence[Any], after: Sequence[Any]) -> tuple[int, int] | None:
+    """The last argument of floating point that a kernel has changed, and the highest byte of an element of it."""
+    sizes = {"float": 4, "double": 8, "half": 2, "__nv_bfloat16": 2}
+    for index, kind in reversed(list(enumerate(kinds))):
+        changed = np.flatnonzero(before[index] != after[index]) if kind in sizes else ()
+        if len(changed):
+            return index, int(changed[0]) // sizes[kind] * sizes[kind] + sizes[kind] - 1
+    return None

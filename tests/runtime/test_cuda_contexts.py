@@ -23,7 +23,7 @@ _OTHERS = [[], [2], [1, 2]]
 
 
 @pytest.fixture(params=_OTHERS, ids=["no context", "another GPU", "two contexts"])
-def driver(request: pytest.FixtureRequest) -> Iterator[RehearsalDriver]:
+def driver(request: pytest.FixtureRequest, both_modes: bool) -> Iterator[RehearsalDriver]:
     """A driver that fails the test where an entry leaves another context than it found."""
     played = driver_of(cooperative_plan(), devices=2)
     played.contexts[:] = request.param
@@ -96,6 +96,7 @@ def test_entries_that_fail_leave_it_too(driver: RehearsalDriver) -> None:
         gc.collect()
 
 
+@pytest.mark.usefixtures("both_modes")
 def test_work_in_no_context_or_a_wrong_one_is_refused() -> None:
     played = driver_of(cooperative_plan(), devices=2)
     cuda = Cuda(0, played)

@@ -44,6 +44,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixt
         yield caplog
 
 
+@pytest.mark.usefixtures("both_modes")
 @pytest.mark.parametrize(("most", "taken"), [(3, 2), (2, 2), (1, 1)])
 def test_half_of_a_refused_grid_is_tried(most: int, taken: int, warnings: pytest.LogCaptureFixture) -> None:
     network, driver = _pair(fault=f"too-large:{most}")
@@ -63,12 +64,14 @@ def test_half_of_a_refused_grid_is_tried(most: int, taken: int, warnings: pytest
     assert "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE" in record.message
 
 
+@pytest.mark.usefixtures("both_modes")
 def test_nothing_is_said_where_nothing_is_refused(warnings: pytest.LogCaptureFixture) -> None:
     network, driver = _pair()
     _agrees(network.capture()(_X))
     assert set(_grids(driver)) == {(4, (4,))} and not warnings.records
 
 
+@pytest.mark.usefixtures("both_modes")
 def test_one_block_that_does_not_fit_is_an_error() -> None:
     network, driver = _pair(fault="too-large:0")
     for _ in range(2):
@@ -79,6 +82,7 @@ def test_one_block_that_does_not_fit_is_an_error() -> None:
     assert set(_grids(driver)) == {(4, (4,))}, "it was not the size that was refused"
 
 
+@pytest.mark.usefixtures("both_modes")
 @pytest.mark.parametrize("where", ["_cuLaunchKernelEx", "_cuGraphInstantiate", "_cuGraphLaunch"])
 def test_a_graph_that_is_refused_is_captured_again(
     where: str, monkeypatch: pytest.MonkeyPatch, warnings: pytest.LogCaptureFixture
@@ -107,7 +111,7 @@ def test_a_graph_that_is_refused_is_captured_again(
     assert _grids(driver)[-2:] == [(1, (1,))] * 2 and network.kernels[0].grid == (1, 1, 1)
     (record,) = warnings.records
     assert "with 1 blocks and no longer with 4" in record.message
-    assert not driver._capturing and len(driver._graphs) == 1
+    assert not driver._captures and len(driver._graphs) == 1
     assert network.time(_X, repeats=2, mode="graph")["min_us"] > 0
 
 

@@ -162,6 +162,7 @@ def _agrees(found: dict[str, np.ndarray]) -> None:
         np.testing.assert_allclose(found[name], value, rtol=1e-4)
 
 
+@pytest.mark.usefixtures("both_modes")
 def test_each_network_counts_in_memory_of_its_own_that_no_run_resets() -> None:
     plan = _plan()
     driver = _driver(plan)
@@ -179,6 +180,7 @@ def test_each_network_counts_in_memory_of_its_own_that_no_run_resets() -> None:
     _agrees(one(_X))
 
 
+@pytest.mark.usefixtures("both_modes")
 def test_a_call_that_failed_on_a_gpu_leaves_no_arrivals(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = _plan()
     driver = _driver(plan)

@@ -196,6 +196,7 @@ def test_clocks_become_the_figures_of_the_gpu_that_they_are_of() -> None:
 # kernels
 
 
+@pytest.mark.usefixtures("both_modes")
 def test_the_kernels_do_what_is_counted() -> None:
     driver = RehearsalDriver({_IMAGE: measure_device.SOURCE.read_text()})
     measured = measure_device.measure(Cuda(0, driver), _IMAGE, repeats=1, small=True)

@@ -18,14 +18,15 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import souffle
-from benchmarks.rehearsal_driver import RehearsalDriver
 from souffle.codegen.plan import Plan
 from souffle.errors import InputError
 from souffle.runtime import DeviceArray, Network
 from tests.runtime.plans import cooperative_expected, cooperative_plan, machine_code
+from tests.runtime.played import driver_of
 
 _THREADS, _CALLS = 8, 200
 _SHAPE = (256, 16)
+_PLAYED = ("CUDA", "CUDA, deferred")
 
 
 def _model() -> bytes:
@@ -56,14 +57,15 @@ def _compiled(kind: str) -> Network | souffle.HostNetwork:
 def _network(kind: str) -> Network | souffle.HostNetwork:
     """A new one, which has not been opened."""
     network = _compiled(kind)
-    if kind != "CUDA":
+    if kind not in _PLAYED:
         return copy.copy(network) if kind == "LLVM" else network.on("cpu", blocks=2)
     plan = network.plan
-    return _played(replace(plan, modules=tuple(replace(m, cubin=machine_code(m.text)) for m in plan.modules)))
+    plan = replace(plan, modules=tuple(replace(m, cubin=machine_code(m.text)) for m in plan.modules))
+    return _played(plan, **({"deferred": True} if kind == "CUDA, deferred" else {}))
 
 
-def _played(plan: Plan) -> Network:
-    return Network(plan, driver=RehearsalDriver({m.cubin: m.text for m in plan.modules}, multiprocessors=1))
+def _played(plan: Plan, **options: bool) -> Network:
+    return Network(plan, driver=driver_of(plan, multiprocessors=1, **options))
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +102,7 @@ def _run(*works: Callable[[], None]) -> None:
         raise failures[0]
 
 
-@pytest.mark.parametrize("kind", ["LLVM", "CUDA text, cooperative", "CUDA text, counter", "CUDA"])
+@pytest.mark.parametrize("kind", ["LLVM", "CUDA text, cooperative", "CUDA text, counter", *_PLAYED])
 def test_eight_threads_call_one_network(kind: str, tmp_path: Path) -> None:
     """The first calls come at once, to a network from a file too; some calls are refused, and outputs stay as given."""
     network = _network(kind)
@@ -110,7 +112,7 @@ def test_eight_threads_call_one_network(kind: str, tmp_path: Path) -> None:
     expected = [network(x) for x in inputs]
     for run in range(2):
         shared = copy.copy(network)
-        if kind != "CUDA" and run:
+        if kind not in _PLAYED and run:
             network.save(tmp_path / "n.souffle")
             shared = souffle.load(tmp_path / "n.souffle", device="cpu")
 
@@ -168,6 +170,7 @@ def test_interrupted_calls_leave_the_network_as_it_was(kind: str) -> None:
     right(0)
 
 
+@pytest.mark.usefixtures("both_modes")
 def test_calls_outlive_the_last_name_of_their_network() -> None:
     inputs = _inputs(4)
     for kind in ("LLVM", "CUDA"):
@@ -183,6 +186,7 @@ def test_calls_outlive_the_last_name_of_their_network() -> None:
         assert driver is None or driver.live_bytes() == 0
 
 
+@pytest.mark.usefixtures("both_modes")
 def test_on_a_gpu_only_what_a_call_writes_is_there_for_each_call() -> None:
     """Constants are uploaded once by eight first calls, and no workspace is kept for a call that was refused."""
     network = _played(cooperative_plan())
@@ -203,6 +207,7 @@ def test_on_a_gpu_only_what_a_call_writes_is_there_for_each_call() -> None:
     assert len(set(uploads)) <= 1 + streams, "the constant, and an input's place in each workspace"
 
 
+@pytest.mark.usefixtures("both_modes")
 def test_an_output_is_copied_while_a_graph_is_captured() -> None:
     network = _played(cooperative_plan())
     driver = network._options["driver"]
