@@ -171,10 +171,19 @@ class Cuda:
         """Make the device's primary context this thread's inside of the block, and then the one that was before.
 
         Other libraries keep their device in the same place: PyTorch on ``cuda:1`` would go on on ``cuda:0`` in silence.
+
+        The thread's capture mode is the relaxed one meanwhile. Another library may be recording a CUDA graph, on this
+        thread or, in the global mode, on any; outside of the relaxed mode, memory that is taken or given back and
+        events that are asked would make its graph invalid. They cannot belong to it: our work is on streams of our own.
         """
         self._call("cuCtxPushCurrent", self._context)
         try:
-            yield
+            relaxed = self.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+            before = self._call("cuThreadExchangeStreamCaptureMode", relaxed)
+            try:
+                yield
+            finally:
+                self.api.cuThreadExchangeStreamCaptureMode(before)
         finally:
             self.api.cuCtxPopCurrent()
 
@@ -334,6 +343,10 @@ class Cuda:
         """Make later work on a stream wait for an event."""
         self._call("cuStreamWaitEvent", stream, event, 0)
 
+    def wait_on_host(self, event: Any) -> None:
+        """Wait for the work before an event."""
+        self._call("cuEventSynchronize", event)
+
     def done(self, event: Any) -> bool:
         """Whether the work before an event has ended."""
         status = self.api.cuEventQuery(event)[0]
@@ -349,10 +362,20 @@ class Cuda:
 
     # graphs
 
+    def capturing(self, stream: Any) -> bool:
+        """Whether work on a stream is recorded into a graph, or would break one that is recorded on another stream."""
+        status, *held = self.api.cuStreamIsCapturing(stream)
+        if int(status) == int(self.api.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT):
+            return True  # the default stream, beside a capture on a stream that waits for it
+        if int(status) != 0:
+            self._fail(status, "cuStreamIsCapturing", "")
+        return int(held[0]) != int(self.api.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+
     def begin_capture(self, stream: Any) -> None:
         """From here on, work queued on the stream is recorded and not run.
 
-        The mode is the relaxed one, for the garbage collector may free memory of another stream meanwhile.
+        The mode is the relaxed one, for other threads, and what the garbage collector calls, may take and free memory
+        meanwhile.
         """
         self._call("cuStreamBeginCapture", stream, self.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
 

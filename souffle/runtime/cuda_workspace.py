@@ -252,6 +252,13 @@ class CudaWorkspace:
             placed[self._inputs[position]], owner, was = self._place_input(signature, position, value, fixed)
             held.append(owner)
             device = device or was
+        if device and self._cuda.capturing(self.stream.handle):
+            # The inputs' owner has made this stream a part of its capture by making it wait for them.
+            raise DeviceError(
+                f"{self._plan.name} was called while another library captures a CUDA graph on its inputs' stream; the "
+                "call cannot be a part of that graph, since later calls use its memory again; call it outside of the "
+                "capture, or replay a graph of its own, which Network.capture() gives"
+            )
         return placed, held, device
 
     # calls

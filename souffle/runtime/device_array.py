@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from souffle.errors import DeviceError
 from souffle.runtime import dlpack
 from souffle.runtime.cuda import Cuda
 
@@ -29,52 +30,93 @@ class Block:
 class Pool:
     """Device memory for outputs, used again once its tensors are gone.
 
-    A consumer may drop a tensor while its own kernels that read it are still queued, so memory that was lent to another
-    stream is used again only after the work that was on that stream.
+    A consumer may drop a tensor while its own kernels that read it are still queued. So what happens to memory depends
+    on the streams that it was lent to:
+
+    - None but the pool's own, whose work is in order: it is used again at once.
+    - The legacy default stream: it is used again after the work that is on that stream by then.
+    - Any other stream. None can be asked later for what is on it: it may have been destroyed, the per-thread default
+      stream is another one on each thread, and -1 says nothing. An event at the time of lending would come before the
+      consumer's work. So the memory goes back to the driver, which waits for all work that may use it; some pieces at
+      a time, for the first of them waits for the device and the others find it idle.
+
+    All this is done when memory is wanted, and nothing when a tensor is dropped: that may be on any thread and inside
+    of another library's capture of a CUDA graph, where an event would become a part of that graph or break it. Memory
+    whose time has not come then stays until the next call.
     """
 
-    _SHARED_STREAMS = (1, 2)
-    # DLPack's numbers of the default streams, which cannot be destroyed and so can still be asked at that time.
+    _LEGACY = 1
+    """DLPack's and CUDA's number of the legacy default stream."""
+    _HELD_PIECES, _HELD_BYTES = 16, 64 << 20
+    """How much may wait to go back to the driver."""
 
     def __init__(self, cuda: Cuda, stream: Any) -> None:
         self._cuda, self._stream = cuda, stream
-        self._free: dict[int, list[tuple[int, tuple[Any, ...]]]] = {}
+        self._free: dict[int, list[int]] = {}
+        self._lent: list[tuple[int, int, set[int]]] = []
         # A tensor may be dropped by the garbage collector inside take().
         self._lock = threading.RLock()
         self._closed = False
 
     def take(self, nbytes: int) -> Block:
+        """Memory that the pool's stream may write from now on."""
         with self._lock:
+            self._sort()
             waiting = self._free.get(nbytes)
-            address, events = waiting.pop() if waiting else (None, ())
-        if address is None:
-            address = self._cuda.alloc(nbytes, f"an output of {nbytes} bytes")
-        for event in events:
-            self._cuda.wait(self._stream, event)
-            self._cuda.destroy_event(event)
+            address = waiting.pop() if waiting else self._alloc(nbytes)
         return Block(self, address, nbytes)
 
+    def _alloc(self, nbytes: int) -> int:
+        about = f"an output of {nbytes} bytes"
+        try:
+            return self._cuda.alloc(nbytes, about)
+        except DeviceError:
+            if not self._lent and not any(self._free.values()):
+                raise
+        # The memory that is missing may be what waits here.
+        self._give_up()
+        return self._cuda.alloc(nbytes, about)
+
+    def _sort(self) -> None:
+        """Find out what has come back from other streams and can be used again, or given back."""
+        legacy = [piece for piece in self._lent if piece[2] <= {self._LEGACY}]
+        if legacy and not self._cuda.capturing(self._LEGACY):
+            event = self._cuda.event()
+            self._cuda.record(event, self._LEGACY)
+            self._cuda.wait(self._stream, event)
+            self._cuda.destroy_event(event)
+            for piece in legacy:
+                self._lent.remove(piece)
+                self._free.setdefault(piece[1], []).append(piece[0])
+        others = [piece for piece in self._lent if not piece[2] <= {self._LEGACY}]
+        if len(others) > self._HELD_PIECES or sum(nbytes for _, nbytes, _ in others) > self._HELD_BYTES:
+            for piece in others:
+                self._lent.remove(piece)
+                self._cuda.free(piece[0])
+
+    def _give_up(self) -> None:
+        """Give all memory that no tensor lies in back to the driver."""
+        while self._lent:
+            self._cuda.free(self._lent.pop()[0])
+        for waiting in self._free.values():
+            while waiting:
+                self._cuda.free(waiting.pop())
+
     def give_back(self, address: int, nbytes: int, users: set[int]) -> None:
-        with self._lock, self._cuda.current():
-            if self._closed or any(user not in self._SHARED_STREAMS for user in users):
+        """Let go of a piece of memory; called when nothing refers to it, on whatever thread."""
+        with self._lock:
+            if self._closed:
                 self._cuda.free(address)
-                return
-            events = []
-            for user in sorted(users):
-                event = self._cuda.event()
-                self._cuda.record(event, user)
-                events.append(event)
-            self._free.setdefault(nbytes, []).append((address, tuple(events)))
+            elif users:
+                self._lent.append((address, nbytes, users))
+            else:
+                self._free.setdefault(nbytes, []).append(address)
 
     def close(self) -> None:
+        """Give all memory back, and from now on each piece when its tensors are gone."""
         with self._lock:
             self._closed = True
-            for waiting in self._free.values():
-                for address, events in waiting:
-                    self._cuda.free(address)
-                    for event in events:
-                        self._cuda.destroy_event(event)
-            self._free.clear()
+            self._give_up()
 
 
 class DeviceArray:
@@ -119,7 +161,10 @@ class DeviceArray:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """A DLPack capsule; ``stream``'s later work waits until the content is there (-1: no waiting, at your risk)."""
+        """A DLPack capsule; ``stream``'s later work waits until the content is there (-1: no waiting, at your risk).
+
+        A CUDA graph that is captured with it reads its memory at each replay: keep the tensor as long as the graph.
+        """
         if copy or (dl_device is not None and tuple(map(int, dl_device)) != self.__dlpack_device__()):
             raise BufferError(
                 "Souffle lends its outputs where they are; copy them on the consumer's side, or use numpy()"
@@ -130,7 +175,11 @@ class DeviceArray:
             self._block.users.add(user)
             if user != -1:
                 with self._cuda.current():
-                    self._cuda.wait(user, self._ready.handle)
+                    if self._cuda.capturing(user):
+                        # What is captured cannot wait for work outside of its graph. The host can, before it goes on.
+                        self._cuda.wait_on_host(self._ready.handle)
+                    else:
+                        self._cuda.wait(user, self._ready.handle)
         return dlpack.capsule(self._block.address, self.shape, self.dtype, self.__dlpack_device__(), self._block)
 
 

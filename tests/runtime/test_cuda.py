@@ -161,19 +161,11 @@ def test_outputs_are_lent_and_their_memory_waits_for_the_reader() -> None:
     driver.calls.clear()
     del lent
     gc.collect()
-    assert ("cuEventRecord", 1) in [(name, args[1]) for name, args in driver.calls if name == "cuEventRecord"]
+    assert not driver.calls, "the garbage collector may drop it at a time when the driver must be left alone"
     driver.launches.clear()
     network(tensor)
+    assert ("cuEventRecord", 1) in [(name, args[1]) for name, args in driver.calls if name == "cuEventRecord"]
     assert address in driver.launches[0]["pointers"]
-    unknown = network(tensor)["scores"]
-    place = unknown._block.address
-    with network._runner._code.cuda.current():
-        side = network._runner._code.cuda.stream()
-    capsule = unknown.__dlpack__(stream=side)
-    driver.calls.clear()
-    del unknown, capsule
-    gc.collect()
-    assert ("cuMemFree", (place,)) in driver.calls
 
 
 @pytest.mark.usefixtures("both_modes")
