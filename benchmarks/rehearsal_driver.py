@@ -55,7 +55,8 @@ class RehearsalDriver(RehearsalStreams):
     execute
         Run the kernels on the CPU device; without, a launch is only checked and recorded.
     capability, multiprocessors, blocks_each, shared_bytes, devices
-        The device that is played; every kernel fits ``blocks_each`` times on a multiprocessor.
+        The device that is played; every kernel fits ``blocks_each`` times on a multiprocessor, if its
+        shared memory does.
     deferred
         Work does not run when it is queued, but when something waits for it (:class:`RehearsalStreams`). What a host
         array holds is read by then, and a change since it was queued, or memory that is no longer there, is a fault;
@@ -108,7 +109,7 @@ class RehearsalDriver(RehearsalStreams):
         if self._fault_kind not in _FAULTS or not (number or "1").isdecimal():
             raise ValueError(f"fault {fault!r} is none of too-large:N, sticky:N, hang:N and wrong:N:KERNEL")
         self._fault_number = int(number or 1)
-        self._most_blocks = self._fault_number if self._fault_kind == "too-large" else multiprocessors * blocks_each
+        self._most_blocks = self._fault_number if self._fault_kind == "too-large" else 2**31 - 1
         self._kernels_run = itertools.count(1)
         self._written: dict[str, tuple[int, int] | None] = {}
         for name in vars(STAND_INS):
@@ -235,7 +236,11 @@ class RehearsalDriver(RehearsalStreams):
         return None
 
     def _cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function: int, threads: int, shared: int) -> int:
-        return self._blocks_each if shared <= self._functions[function]["shared"] else 0
+        return self._fitting(shared) if shared <= self._functions[function]["shared"] else 0
+
+    def _fitting(self, shared: int) -> int:
+        """Blocks that a multiprocessor holds at once; the system takes a KiB of shared memory for each."""
+        return min(self._blocks_each, (self._shared_bytes + 1024) // (shared + 1024))
 
     # memory
 
@@ -349,7 +354,9 @@ class RehearsalDriver(RehearsalStreams):
         block = (config.blockDimX, config.blockDimY, config.blockDimZ)
         if config.sharedMemBytes > held["shared"]:
             return self.CUresult.CUDA_ERROR_INVALID_VALUE
-        if cooperative and grid[0] > self._most_blocks:
+        if cooperative and grid[0] > min(
+            self._most_blocks, self._multiprocessors * self._fitting(config.sharedMemBytes)
+        ):
             return self.CUresult.CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
         stream = self._stream(config.hStream)
         if isinstance(stream, self.CUresult):

@@ -205,7 +205,7 @@ class Cuda:
         """A kernel of a module by name, allowed the dynamic shared memory that it asks for."""
         function = self._call("cuModuleGetFunction", module, name.encode(), about=f"kernel {name}")
         attribute = self.api.CUfunction_attribute
-        static = self._call("cuFuncGetAttribute", attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function)
+        static = self.static_shared_bytes(function)
         if static + dynamic_shared_bytes > self.max_shared_bytes:
             raise DeviceError(
                 f"kernel {name} needs {static + dynamic_shared_bytes} bytes of shared memory a block and {self.label} "
@@ -220,6 +220,11 @@ class Cuda:
         """Ask for as little shared memory beside a kernel's L1 cache as it can run with."""
         which = self.api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
         self._call("cuFuncSetAttribute", function, which, 0)
+
+    def static_shared_bytes(self, function: Any) -> int:
+        """Shared memory of each block of a kernel that its text declares with a size."""
+        which = self.api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+        return int(self._call("cuFuncGetAttribute", which, function))
 
     def registers(self, function: Any) -> int:
         """Registers of each thread of a kernel, as loaded."""

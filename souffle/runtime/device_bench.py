@@ -88,7 +88,7 @@ class Bench:
     def __init__(self, cuda: Cuda, image: bytes, repeats: int) -> None:
         self.cuda, self.repeats = cuda, repeats
         self.stream = cuda.stream()
-        self._module = cuda.load_module(image)
+        self.module = cuda.load_module(image)
         self._held: list[int] = []
         self._first, self._last = cuda.event(timing=True), cuda.event(timing=True)
 
@@ -102,7 +102,7 @@ class Bench:
         for event in (self._first, self._last):
             self.cuda.destroy_event(event)
         self.cuda.destroy_stream(self.stream)
-        self.cuda.unload_module(self._module)
+        self.cuda.unload_module(self.module)
 
     def buffer(self, nbytes: int) -> int:
         """New device memory, given back at the end."""
@@ -124,7 +124,7 @@ class Bench:
 
     def function(self, name: str) -> Any:
         """A kernel of the module."""
-        return self.cuda.function(self._module, name)
+        return self.cuda.function(self.module, name)
 
     def launch(self, name: str, grid: int, threads: int, pointers: Sequence[int], integers: Sequence[int]) -> None:
         """Run a kernel that is not measured."""

@@ -1,0 +1,195 @@
+"""Kernels that use much shared memory: 100 KiB of a block, and all that a block may have.
+
+Here, with the compiler and nvcc::
+
+    python -m benchmarks.shared_memory build --out FOLDER
+
+On a host with a GPU (Python, NumPy, cuda-bindings)::
+
+    python -m benchmarks.shared_memory run --in FOLDER --json shared.json
+
+``rehearse`` in the place of ``run`` runs the same kernels on the CPU device. Beyond 48 KiB the driver must be asked to
+allow a kernel its dynamic shared memory, which few networks come to. Each block writes a pattern to all of its memory
+and reads it back by other threads, in another order and width, so that memory which is not there, or is there twice,
+leaves a wrong word. Exit status 0 means that every word was right, and that one byte more is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.rehearsal_driver import RehearsalDriver
+from souffle.errors import DeviceError
+from souffle.runtime.cuda import Cuda
+from souffle.runtime.device_bench import Bench
+
+__all__ = ["SOURCE", "check", "main"]
+
+_THREADS = 256
+_MIDDLE = 100 * 1024
+"""Bytes: two such blocks fit on a multiprocessor of sm_90."""
+
+# A word's content depends on its place and its block. Words are written one by one by neighbouring threads and read
+# back in a run of each thread's own, from the end; or written four at once and read one by one by threads far apart.
+SOURCE = f"""
+__device__ unsigned pattern(int at) {{
+  return (unsigned)at * 2654435761u ^ (blockIdx.x + 1u) * 40503u;
+}}
+extern "C" __global__ void __launch_bounds__({_THREADS}) shared_words(unsigned* wrong, int words) {{
+  extern __shared__ unsigned memory[];
+  for (int at = threadIdx.x; at < words; at += blockDim.x) memory[at] = pattern(at);
+  __syncthreads();
+  int each = (words + blockDim.x - 1) / blockDim.x;
+  unsigned sum = 0;
+  for (int i = 0; i < each; ++i) {{
+    int at = words - 1 - (int)threadIdx.x * each - i;
+    if (at >= 0) sum += memory[at] != pattern(at);
+  }}
+  wrong[blockIdx.x * blockDim.x + threadIdx.x] = sum;
+}}
+extern "C" __global__ void __launch_bounds__({_THREADS}) shared_vectors(unsigned* wrong, int words) {{
+  extern __shared__ uint4 vectors[];
+  for (int at = threadIdx.x; at < words / 4; at += blockDim.x) {{
+    vectors[at] = make_uint4(pattern(4 * at), pattern(4 * at + 1), pattern(4 * at + 2), pattern(4 * at + 3));
+  }}
+  __syncthreads();
+  const unsigned* memory = (const unsigned*)vectors;
+  unsigned sum = 0;
+  for (int at = (threadIdx.x * 67) % blockDim.x; at < words; at += blockDim.x) sum += memory[at] != pattern(at);
+  wrong[blockIdx.x * blockDim.x + threadIdx.x] = sum;
+}}
+"""
+"""CUDA text of the kernels; of the second, the number of words is a multiple of four."""
+
+
+def check(cuda: Cuda, image: bytes) -> list[dict[str, Any]]:
+    """Run both kernels with 100 KiB of a block and with all that a block may have.
+
+    Parameters
+    ----------
+    cuda : Cuda
+    image : bytes
+        Machine code of :data:`SOURCE`.
+
+    Returns
+    -------
+    list of dict
+        ``kernel``, ``dynamic_bytes``, ``static_bytes`` (as the driver says: the kernels declare none, so that any other
+        number than 0 is memory that the driver counts as theirs), ``blocks_per_multiprocessor``,
+        ``wrong_words``, and for one byte more than there is ``refused``, the message.
+
+    Raises
+    ------
+    DeviceError
+        If the device refuses what it says that it has.
+    """
+    rows = []
+    with cuda.current(), Bench(cuda, image, 1) as bench:
+        for name in ("shared_words", "shared_vectors"):
+            static = cuda.static_shared_bytes(cuda.function(bench.module, name))
+            most = cuda.max_shared_bytes - static
+            for nbytes in (_MIDDLE, most // 16 * 16):
+                # Asked for again each time, as a network does that is loaded after another.
+                function = cuda.function(bench.module, name, nbytes)
+                blocks = cuda.resident_blocks(function, _THREADS, nbytes)
+                row = {"kernel": name, "dynamic_bytes": nbytes, "static_bytes": static}
+                row["blocks_per_multiprocessor"] = blocks // cuda.multiprocessors
+                rows.append({**row, "wrong_words": _wrong_words(bench, name, function, blocks, nbytes)})
+            try:
+                cuda.function(bench.module, name, most + 1)
+                refused = None
+            except DeviceError as error:
+                refused = str(error)
+            rows.append({"kernel": name, "dynamic_bytes": most + 1, "static_bytes": static, "refused": refused})
+    return rows
+
+
+def _wrong_words(bench: Bench, name: str, function: Any, blocks: int, nbytes: int) -> int:
+    """In how many words a launch of twice as many blocks as fit at once has read something else than was written."""
+    if blocks == 0:
+        raise DeviceError(f"kernel {name} with {nbytes} bytes of shared memory does not fit on {bench.cuda.label}")
+    cuda, grid = bench.cuda, 2 * blocks
+    wrong = np.empty(grid * _THREADS, np.uint32)
+    address = bench.buffer(wrong.nbytes)
+    cuda.fill(address, 0xFF, wrong.nbytes, bench.stream)
+    prepared = cuda.prepare(
+        name, function, grid=grid, threads=_THREADS, pointers=[address], integers=[nbytes // 4],
+        dynamic_shared_bytes=nbytes,
+    )  # fmt: skip
+    cuda.launch(prepared, bench.stream)
+    cuda.to_host(wrong, address, bench.stream)
+    cuda.synchronize(bench.stream, f"kernel {name} with {nbytes} bytes of dynamic shared memory")
+    bench.release(address)
+    return int(wrong.sum(dtype=np.uint64))
+
+
+def _right(row: dict[str, Any]) -> bool:
+    return row["wrong_words"] == 0 if "wrong_words" in row else row["refused"] is not None
+
+
+def _build(options: argparse.Namespace) -> int:
+    compile_cubin = importlib.import_module("souffle.codegen.nvcc").compile_cubin
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "shared.cu").write_text(SOURCE)
+    (options.out / "shared.cubin").write_bytes(compile_cubin(SOURCE, options.arch)[0])
+    (options.out / "shared.json").write_text(json.dumps({"arch": options.arch}))
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    arch = json.loads((options.input / "shared.json").read_text())["arch"]
+    image = (options.input / "shared.cubin").read_bytes()
+    if options.rehearse:
+        number = arch[3:].rstrip("af")
+        texts = {image: (options.input / "shared.cu").read_text()}
+        cuda = Cuda(0, RehearsalDriver(texts, capability=(int(number[:-1]), int(number[-1]))))
+    else:
+        cuda = Cuda(0)
+        cuda.require_arch(arch)
+    rows = check(cuda, image)
+    sys.stdout.write(f"{cuda.name} {cuda.arch}{', a rehearsal without a GPU' if options.rehearse else ''}\n")
+    for row in rows:
+        if "wrong_words" in row:
+            found = f"{row['wrong_words']} wrong words, {row['blocks_per_multiprocessor']} blocks on a multiprocessor"
+        else:
+            found = f"refused: {row['refused']}" if row["refused"] else "not refused, though there are no more"
+        sys.stdout.write(f"{row['kernel']:<15} {row['dynamic_bytes']:>7} + {row['static_bytes']} bytes: {found}\n")
+    ok = all(_right(row) for row in rows)
+    if options.json:
+        date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        command = " ".join(["python -m benchmarks.shared_memory", *sys.argv[1:]])
+        content = {"device": cuda.name, "rehearsal": options.rehearse, "date": date, "command": command, "ok": ok}
+        options.json.write_text(json.dumps({**content, "rows": rows}, indent=1) + "\n")
+    return 0 if ok else 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command; see the module's text."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.shared_memory",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    build = commands.add_parser("build", help="compile the kernels")
+    build.add_argument("--out", type=Path, required=True)
+    build.add_argument("--arch", default="sm_90")
+    for name in ("run", "rehearse"):
+        run = commands.add_parser(name, help="on the GPU" if name == "run" else "the same on the CPU device")
+        run.add_argument("--in", dest="input", type=Path, required=True)
+        run.add_argument("--json", type=Path, help="where to keep what was found")
+        run.set_defaults(rehearse=name == "rehearse")
+    options = parser.parse_args(argv)
+    return _build(options) if options.command == "build" else _run(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
