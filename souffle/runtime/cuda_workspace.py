@@ -248,10 +248,15 @@ class CudaWorkspace:
         self, signature: Signature, values: Sequence[Any], fixed: bool = False
     ) -> tuple[dict[int, int], list[Any], bool]:
         placed, held, device = {}, [], False
-        for position, value in enumerate(values):
-            placed[self._inputs[position]], owner, was = self._place_input(signature, position, value, fixed)
-            held.append(owner)
-            device = device or was
+        try:
+            for position, value in enumerate(values):
+                placed[self._inputs[position]], owner, was = self._place_input(signature, position, value, fixed)
+                held.append(owner)
+                device = device or was
+        except InputError:
+            # Inputs that were right may be read still, and after this call they are the caller's to write to.
+            self._cuda.settle(self.stream.handle)
+            raise
         if device and self._cuda.capturing(self.stream.handle):
             # The inputs' owner has made this stream a part of its capture by making it wait for them.
             raise DeviceError(

@@ -236,6 +236,16 @@ def test_scalars_bool_and_half() -> None:
 
 
 @pytest.mark.usefixtures("both_modes")
+def test_inputs_are_the_callers_again_after_a_call_that_was_refused() -> None:
+    network, _ = _pair(many_types_plan())
+    mask = np.array([True, False, True])
+    with pytest.raises(InputError, match="count"):
+        network(mask, np.int32(5))
+    mask[:] = False
+    np.testing.assert_array_equal(network(mask, np.int64(5))["negated"], [True] * 3)
+
+
+@pytest.mark.usefixtures("both_modes")
 def test_shared_memory_over_48_kib_is_asked_for() -> None:
     plan = cooperative_plan()
     large = replace(plan, kernels=(replace(plan.kernels[0], dynamic_shared_bytes=100_000), plan.kernels[1]))
