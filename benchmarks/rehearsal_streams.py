@@ -96,7 +96,7 @@ class RehearsalStreams:
         self._owners: dict[int, int] = {}
         # No size and no address is such a number, so that arguments which are handles can be told from others.
         self._handles = itertools.count(1 << 40)
-        self._default = _Stream(blocking=True)
+        self._defaults: dict[int, _Stream] = {}
         self._streams: dict[int, _Stream] = {}
         self._events: dict[int, _Event] = {}
         self._captures: list[_Capture] = []
@@ -205,7 +205,7 @@ class RehearsalStreams:
         number = int(handle)
         if number in _LEGACY:
             lost = self._invalidate(self._beside_default(), self.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
-            return lost or self._default
+            return lost or self._defaults.setdefault(self.contexts[-1], _Stream(blocking=True))
         if number == _PER_THREAD:
             if not hasattr(self._thread, "stream"):
                 self._thread.stream = _Stream(blocking=True)
@@ -230,7 +230,7 @@ class RehearsalStreams:
         stream = self._stream(handle)
         if not isinstance(stream, _Stream):
             return stream
-        if stream is self._default or stream.capture is not None:
+        if int(handle) in _LEGACY or stream.capture is not None:
             return self.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
         stream.capture = _Capture(stream, threading.get_ident(), int(mode))
         self._captures.append(stream.capture)

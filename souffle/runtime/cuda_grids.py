@@ -74,11 +74,11 @@ class Grids:
         for kernel, why in unsaid.items():
             if self._blocks[kernel] < self._first[kernel]:
                 _LOG.warning(
-                    "kernel %s is launched with %d blocks and no longer with %d, which the device refused (%s); its "
-                    "results are the same, and it may be slower; other work, a debugger or compute-sanitizer may take "
-                    "the room",
+                    "kernel %s: the device refused a grid of %d though it had said that it fits, so that it is "
+                    "launched with %d from now on; results are the same, and it may be slower; a debugger, "
+                    "compute-sanitizer or other work on the device may take the room (%s)",
                     self._names[kernel],
-                    self._blocks[kernel],
                     self._first[kernel],
+                    self._blocks[kernel],
                     why,
                 )

@@ -60,7 +60,8 @@ def test_half_of_a_refused_grid_is_tried(most: int, taken: int, warnings: pytest
     assert set(_grids(driver)) == {(taken, (taken,))}
     workspace.release()
     (record,) = warnings.records
-    assert f"kernel fused is launched with {taken} blocks and no longer with 4" in record.message
+    assert "kernel fused: the device refused a grid of 4" in record.message
+    assert f"launched with {taken} from now on" in record.message
     assert "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE" in record.message
 
 
@@ -110,7 +111,7 @@ def test_a_graph_that_is_refused_is_captured_again(
     assert len(begun) == 1 + 3, "with 4 blocks, with 2 and with 1"
     assert _grids(driver)[-2:] == [(1, (1,))] * 2 and network.kernels[0].grid == (1, 1, 1)
     (record,) = warnings.records
-    assert "with 1 blocks and no longer with 4" in record.message
+    assert "refused a grid of 4" in record.message and "launched with 1 from now on" in record.message
     assert not driver._captures and len(driver._graphs) == 1
     assert network.time(_X, repeats=2, mode="graph")["min_us"] > 0
 
