@@ -49,6 +49,7 @@ def measure(name: str, arch: str, level: str, precision: str, partition: str) ->
         "bytes_written": sum(launch.bytes_written for launch in plan.launches),
         "registers": max(k.registers for k in network.kernels),
         "spill_bytes": max(k.spill_bytes for k in network.kernels),
+        "stack_bytes": max(k.stack_bytes for k in network.kernels),
         "shared_bytes": max(k.shared_bytes for k in network.kernels),
         "cubin_bytes": sum(len(module.cubin) for module in plan.modules),
         "import_s": round(imported - start, 2),
@@ -84,7 +85,7 @@ def main() -> int:
     if arguments.out:
         save_results(arguments.out, "benchmarks.compile_paper", results)
     columns = ["model", "arch", "level", "tes", "stages", "distinct_stages", "launches", "kernels", "grid_syncs"]
-    columns += ["registers", "spill_bytes", "compile_s", "peak_mb"]
+    columns += ["registers", "spill_bytes", "stack_bytes", "compile_s", "peak_mb"]
     print(format_table(columns, [[row[c] for c in columns] for row in results]))
     return 0
 

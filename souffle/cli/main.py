@@ -222,6 +222,7 @@ def _compile(arguments: argparse.Namespace, progress: Progress) -> int:
                 "registers": k.registers,
                 "shared_bytes": k.shared_bytes,
                 "spill_bytes": k.spill_bytes,
+                "stack_bytes": k.stack_bytes,
                 "grid_syncs": k.grid_syncs,
                 "launches": k.launches,
                 "tes": k.tes,

@@ -92,6 +92,7 @@ def _predicted(
                 alone.shared_bytes,
                 seconds,
                 forecast.bound(stage, block),
+                alone.stack_bytes,
             )
             same = stages.get(own.name)
             if same is not None:

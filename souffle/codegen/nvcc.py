@@ -99,14 +99,21 @@ def compile_cubin(text: str, arch: str, *, cache_dir: Path | None = None) -> tup
 
 def _parse_report(report: str) -> dict[str, Resources]:
     found: dict[str, Resources] = {}
-    name, spills = "", (0, 0)
-    for line in report.splitlines():
-        if match := re.search(r"Compiling entry function '(\w+)'", line):
-            name, spills = match[1], (0, 0)
-        elif (match := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", line)) and name:
-            spills = (spills[0] + int(match[1]), spills[1] + int(match[2]))
-        elif (match := re.search(r"Used (\d+) registers", line)) and name:
-            shared = re.search(r"(\d+) bytes smem", line)
-            found[name] = Resources(int(match[1]), int(shared[1]) if shared else 0, *spills)
-            name = ""
+    # What ptxas says of the functions that a kernel calls comes before or after what the kernel uses.
+    for part in report.split("Compiling entry function ")[1:]:
+        name, used = re.match(r"'(\w+)'", part), re.search(r"Used (\d+) registers.*", part)
+        if name is None or used is None:
+            continue
+        figures = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", part)
+        frames, stores, loads = ([int(line[i]) for line in figures] for i in range(3))
+        shared = re.search(r"(\d+) bytes smem", used[0])
+        # Of the longest chain of calls; ptxas leaves it out where there is no stack.
+        stack = re.search(r"(\d+) bytes cumulative stack size", used[0])
+        found[name[1]] = Resources(
+            int(used[1]),
+            int(shared[1]) if shared else 0,
+            sum(stores),
+            sum(loads),
+            int(stack[1]) if stack else max(frames, default=0),
+        )
     return found

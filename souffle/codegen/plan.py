@@ -60,13 +60,20 @@ class Resources:
     ----------
     registers : int
         Per thread.
-    static_shared_bytes, spill_store_bytes, spill_load_bytes : int
+    static_shared_bytes : int
+        Of a block.
+    spill_store_bytes, spill_load_bytes : int
+        Of the kernel and of the functions that it calls.
+    stack_bytes : int or None
+        Of a thread, in local memory: spilled registers, and arrays that are indexed at run time, of the kernel and of
+        the functions that it calls. None in files of before it was kept.
     """
 
     registers: int
     static_shared_bytes: int
     spill_store_bytes: int
     spill_load_bytes: int
+    stack_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,8 @@ class PredictedStage:
     bound : str
         The term of the cost model that decides: ``"memory"``, ``"l2"``, a unit of the multiprocessors, or ``"chain"``
         for latencies.
+    stack_bytes : int or None
+        Of a thread, alone, as :class:`Resources` has it; None where it is not known.
     """
 
     name: str
@@ -97,6 +106,7 @@ class PredictedStage:
     shared_bytes: int
     seconds: float
     bound: str
+    stack_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,13 @@ class StageMeter:
             own = functions[stage]
             used = self.known[keys[own]]
             found[stage] = StageResources(
-                used.registers, used.static_shared_bytes, _pool(own), _threads(own), used.spill_store_bytes, True
+                used.registers,
+                used.static_shared_bytes,
+                _pool(own),
+                _threads(own),
+                used.spill_store_bytes,
+                True,
+                used.stack_bytes,
             )
         return found
 
@@ -122,7 +128,10 @@ class StageMeter:
     def _recall(self, key: str) -> Resources | None:
         path = self._path(key)
         if key not in self.known and path is not None and (kept := read_entry(path)) is not None:
-            self.known[key] = Resources(**json.loads(kept))
+            used = Resources(**json.loads(kept))
+            # An entry of before stacks were kept is made again.
+            if used.stack_bytes is not None:
+                self.known[key] = used
         return self.known.get(key)
 
     def _keep(self, key: str, used: Resources) -> None:
@@ -153,9 +162,7 @@ def _threads(functions: _Functions) -> int:
     return max(function.threads for function in functions)
 
 
-def smaller_waves(
-    plan: Plan, subprograms: Sequence[Subprogram], request: PartitionRequest
-) -> tuple[Decision, ...]:
+def smaller_waves(plan: Plan, subprograms: Sequence[Subprogram], request: PartitionRequest) -> tuple[Decision, ...]:
     """Where a kernel's compute-intensive stages need more than one wave after all.
 
     A merged kernel may take more registers than any of its stages does alone. It computes the same, since its stages

@@ -68,6 +68,8 @@ class StageResources:
     measured : bool
         Whether the compiler said so. Otherwise `registers` is an assumption; shared memory and threads are the lowered
         stage's in both cases.
+    stack_bytes : int or None
+        Of a thread, in local memory; None where not measured.
     """
 
     registers: int
@@ -76,6 +78,7 @@ class StageResources:
     threads: int
     spill_bytes: int
     measured: bool
+    stack_bytes: int | None = None
 
     @classmethod
     def assumed(cls, dynamic_shared_bytes: int, threads: int) -> StageResources:

@@ -12,7 +12,15 @@ from souffle.codegen.plan import Kernel, Plan, PredictedStage
 from souffle.decision import Barrier
 from souffle.runtime.plan_json import certificate_to_json
 
-__all__ = ["certificate_lines", "explain", "explain_data", "launch_counts", "shared_bytes", "spilled_bytes"]
+__all__ = [
+    "certificate_lines",
+    "explain",
+    "explain_data",
+    "launch_counts",
+    "shared_bytes",
+    "spilled_bytes",
+    "stack_bytes",
+]
 
 _WIDTH = 120
 _NAME_WIDTH = 52
@@ -43,6 +51,11 @@ def spilled_bytes(kernel: Kernel) -> int | None:
     return None if used is None else used.spill_store_bytes + used.spill_load_bytes
 
 
+def stack_bytes(kernel: Kernel) -> int | None:
+    """Local memory of a thread; None where no CUDA compiler was run, or it was not kept."""
+    return None if kernel.resources is None else kernel.resources.stack_bytes
+
+
 def explain_data(plan: Plan) -> dict[str, Any]:
     """What :func:`explain` shows, as data for JSON; times in seconds."""
     total = _total_seconds(plan)
@@ -65,6 +78,7 @@ def explain_data(plan: Plan) -> dict[str, Any]:
                 "threads": kernel.threads,
                 "registers": kernel.resources.registers if kernel.resources else None,
                 "spill_bytes": spilled_bytes(kernel),
+                "stack_bytes": stack_bytes(kernel),
                 "shared_bytes": shared_bytes(kernel),
                 "predicted": None if kernel.predicted is None else asdict(kernel.predicted),
                 "share": count * kernel.predicted.seconds / total if kernel.predicted and total else None,
@@ -145,8 +159,9 @@ def _kernel(kernel: Kernel, count: int, total: float | None) -> list[str]:
     predicted = kernel.predicted
     used = "not compiled for a GPU"
     if kernel.resources is not None:
-        spills = spilled_bytes(kernel)
+        spills, stack = spilled_bytes(kernel), stack_bytes(kernel)
         used = f"{kernel.resources.registers} registers" + (f", {spills} bytes spilled" if spills else "")
+        used += f", {stack} bytes of stack{_with_a_stack(kernel)}" if stack else ""
     head = f"{kernel.name} x{count}"
     if predicted is not None:
         head += f": {_us(count * predicted.seconds)} µs" + (
@@ -164,6 +179,13 @@ def _kernel(kernel: Kernel, count: int, total: float | None) -> list[str]:
     if count > 1:
         facts += f"; each launch {_us(predicted.seconds)} µs"
     return [*_wrapped(head, 2), *_wrapped(facts, 4), *_stages(predicted.stages, predicted.seconds), *waits]
+
+
+def _with_a_stack(kernel: Kernel) -> str:
+    """Which stages have a stack when compiled alone; the others' may be that of registers spilled where all meet."""
+    stages = () if kernel.predicted is None else kernel.predicted.stages
+    own = [f"{stage.name} {stage.stack_bytes}" for stage in stages if stage.stack_bytes]
+    return f" (alone: {', '.join(own)})" if own else ""
 
 
 def _barriers(kernel: Kernel) -> list[str]:
@@ -223,9 +245,7 @@ def _decisions(decisions: Sequence[tuple[str, bool, str]]) -> list[str]:
 
 def _wrapped(text: str, indent: int) -> list[str]:
     spaces = " " * indent
-    return textwrap.wrap(
-        text, _WIDTH, initial_indent=spaces, subsequent_indent=spaces + "    ", break_on_hyphens=False
-    )
+    return textwrap.wrap(text, _WIDTH, initial_indent=spaces, subsequent_indent=spaces + "    ", break_on_hyphens=False)
 
 
 def _us(seconds: float) -> str:

@@ -186,7 +186,7 @@ class HostNetwork:
         for launch in self._plan.launches:
             counts[launch.kernel] += 1
         return tuple(
-            KernelInfo(k.name, "", (1, 1, 1), (1, 1, 1), None, 0, None, 0, k.stages, k.tes, counts[i])
+            KernelInfo(k.name, "", (1, 1, 1), (1, 1, 1), None, 0, None, None, 0, k.stages, k.tes, counts[i])
             for i, k in enumerate(self._plan.kernels)
         )
 

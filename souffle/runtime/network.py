@@ -19,7 +19,7 @@ from souffle.runtime.cpu_device import LaunchReport
 from souffle.runtime.cpu_runner import CpuRunner
 from souffle.runtime.cuda import Cuda
 from souffle.runtime.cuda_runner import CudaRunner
-from souffle.runtime.explain import explain, launch_counts, shared_bytes, spilled_bytes
+from souffle.runtime.explain import explain, launch_counts, shared_bytes, spilled_bytes, stack_bytes
 from souffle.runtime.signature import Signature, TensorSpec
 
 __all__ = ["KernelInfo", "Network", "check_device", "signature_of"]
@@ -45,6 +45,8 @@ class KernelInfo:
         Of a block, static and dynamic.
     spill_bytes : int or None
         Stores and loads of spilled registers.
+    stack_bytes : int or None
+        Local memory of a thread: spilled registers, and arrays that are indexed at run time.
     grid_syncs : int
     stages : tuple of str
     tes : tuple of str
@@ -60,6 +62,7 @@ class KernelInfo:
     registers: int | None
     shared_bytes: int
     spill_bytes: int | None
+    stack_bytes: int | None
     grid_syncs: int
     stages: tuple[str, ...]
     tes: tuple[str, ...]
@@ -239,6 +242,7 @@ class Network:
                     registers=registers,
                     shared_bytes=shared_bytes(kernel),
                     spill_bytes=spilled_bytes(kernel),
+                    stack_bytes=stack_bytes(kernel),
                     grid_syncs=kernel.grid_syncs,
                     stages=kernel.stages,
                     tes=tuple(tes[index]) or kernel.tes,

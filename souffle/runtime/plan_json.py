@@ -77,6 +77,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
                     "static_shared_bytes": kernel.resources.static_shared_bytes,
                     "spill_store_bytes": kernel.resources.spill_store_bytes,
                     "spill_load_bytes": kernel.resources.spill_load_bytes,
+                    "stack_bytes": kernel.resources.stack_bytes,
                 },
                 "stages": list(kernel.stages),
                 "tes": list(kernel.tes),
@@ -203,6 +204,8 @@ def _kernel(content: Any, index: int, modules: int) -> Kernel:
             static_shared_bytes=used.whole("static_shared_bytes"),
             spill_store_bytes=used.whole("spill_store_bytes"),
             spill_load_bytes=used.whole("spill_load_bytes"),
+            # Networks saved before it was kept lack it.
+            stack_bytes=None if used.get("stack_bytes") is None else used.whole("stack_bytes"),
         )
     return Kernel(
         name=fields.text("name"),
@@ -243,6 +246,7 @@ def _predicted(content: Any, index: int) -> PredictedKernel:
                 shared_bytes=stage.whole("shared_bytes"),
                 seconds=stage.seconds("seconds"),
                 bound=stage.text("bound"),
+                stack_bytes=None if stage.get("stack_bytes") is None else stage.whole("stack_bytes"),
             )
             for stage in stages
         ),

@@ -23,7 +23,9 @@ ptxas info    : Function properties for kernel0_a
     8 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads
 ptxas info    : Function properties for stage0
     0 bytes stack frame, 4 bytes spill stores, 0 bytes spill loads
-ptxas info    : Used 40 registers, used 1 barriers, 8 bytes cumulative stack size, 1024 bytes smem
+ptxas info    : Used 40 registers, used 1 barriers, 24 bytes cumulative stack size, 1024 bytes smem
+ptxas info    : Function properties for stage1
+    16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
 ptxas info    : Compiling entry function 'kernel1_b' for 'sm_90'
 ptxas info    : Function properties for kernel1_b
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
@@ -40,10 +42,10 @@ extern "C" __global__ void __launch_bounds__(64) twice(float* x, int num_blocks)
 """
 
 
-def test_the_report_is_parsed_for_each_kernel() -> None:
+def test_the_report_is_parsed_for_each_kernel_with_the_functions_that_it_calls() -> None:
     assert nvcc._parse_report(REPORT) == {
-        "kernel0_a": Resources(40, 1024, 16, 16),
-        "kernel1_b": Resources(16, 0, 0, 0),
+        "kernel0_a": Resources(40, 1024, 24, 28, 24),
+        "kernel1_b": Resources(16, 0, 0, 0, 0),
     }
     assert nvcc._parse_report("") == {}
 
@@ -85,6 +87,19 @@ def test_a_kernel_compiles_and_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(nvcc.subprocess, "run", only_version)
     assert compile_cubin(KERNEL, "sm_90", cache_dir=tmp_path) == (cubin, resources)
     assert not list(tmp_path.glob("*.part"))
+
+
+@needs_nvcc
+def test_an_array_that_is_indexed_at_run_time_is_a_stack() -> None:
+    text = """
+    extern "C" __global__ void turned(float* x, int* at) {
+      float own[32];
+      for (int i = 0; i < 32; ++i) own[at[i] & 31] = x[i];
+      for (int i = 0; i < 32; ++i) x[i] = own[i];
+    }
+    """
+    used = compile_cubin(text, "sm_90")[1]["turned"]
+    assert used.stack_bytes == 128 and used.spill_store_bytes == 0
 
 
 @needs_nvcc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import souffle
+from souffle.cache import read_entry, write_entry
 from souffle.codegen import nvcc, resources
 from souffle.codegen.assemble import lower_stages
 from souffle.codegen.nvcc import find_nvcc
@@ -97,16 +99,29 @@ def test_stages_are_split_over_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(runs) == [5, 5] and all(used.measured for used in together.values())
 
 
+@needs_nvcc
+def test_figures_of_before_stacks_were_kept_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = counted(monkeypatch)
+    first = measured(network(), cache_dir=tmp_path)
+    for path in tmp_path.iterdir():
+        figures = json.loads(read_entry(path))
+        del figures["stack_bytes"]
+        write_entry(path, json.dumps(figures).encode())
+    assert [used.stack_bytes for used in measured(network(), cache_dir=tmp_path).values()] == [0, 0, 0]
+    assert runs == [2, 2] and [used.stack_bytes for used in first.values()] == [0, 0, 0]
+
+
 def test_spills_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def compile_cubin(text: str, arch: str):
         kernels = re.findall(r"__global__ void __launch_bounds__\(\d+\) (\w+)\(", text)
-        return b"", {name: Resources(255, 16, 96, 100) for name in kernels}
+        return b"", {name: Resources(255, 16, 96, 100, 104) for name in kernels}
 
     monkeypatch.setattr(resources, "compile_cubin", compile_cubin)
     monkeypatch.setattr(resources, "find_nvcc", lambda: Path("nvcc"))
     monkeypatch.setattr(resources, "compiler_version", lambda path: "1")
     for used in measured(network()).values():
         assert (used.registers, used.static_shared_bytes, used.spill_bytes, used.measured) == (255, 16, 96, True)
+        assert used.stack_bytes == 104
 
 
 @pytest.mark.parametrize("why", ["not wanted", "no compiler"])

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from souffle.codegen.plan import Plan, PredictedKernel, PredictedStage
+from souffle.codegen.plan import Plan, PredictedKernel, PredictedStage, Resources
 from souffle.runtime.explain import explain, explain_data
 from souffle.runtime.plan_json import PlanFormatError, plan_from_json, plan_to_json
 from tests.runtime.plans import cooperative_plan
@@ -119,6 +119,31 @@ def test_plans_saved_before_times_were_predicted_load() -> None:
     plan = cooperative_plan()
     back = round_trip(plan, older)
     assert back.kernels == plan.kernels and back.predicted_on == ""
+
+
+def test_a_stack_is_told_with_the_stages_that_have_one_alone() -> None:
+    plan = predicted_plan()
+    fused, bump = plan.kernels
+    scale, total = fused.predicted.stages
+    predicted = replace(fused.predicted, stages=(scale, replace(total, stack_bytes=128)))
+    fused = replace(fused, predicted=predicted, resources=Resources(24, 0, 8, 8, 136))
+    plan = replace(plan, kernels=(fused, bump))
+    assert "16 bytes spilled, 136 bytes of stack (alone: total 128)" in " ".join(explain(plan).split())
+    assert [kernel["stack_bytes"] for kernel in explain_data(plan)["kernels"]] == [136, None]
+    assert round_trip(plan).kernels == plan.kernels
+
+
+def test_plans_saved_before_stacks_were_kept_load() -> None:
+    def older(content: dict) -> None:
+        for kernel in content["kernels"]:
+            del kernel["resources"]["stack_bytes"]
+            for stage in kernel["predicted"]["stages"]:
+                del stage["stack_bytes"]
+
+    plan = predicted_plan()
+    back = round_trip(plan, older)
+    assert back.kernels == plan.kernels
+    assert [kernel.resources.stack_bytes for kernel in back.kernels] == [None, None]
 
 
 @pytest.mark.parametrize(
