@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 __all__ = [
+    "ACTIVE_LANES",
     "CHECKS",
     "GRID_BARRIERS",
     "PAIRS",
@@ -31,6 +32,9 @@ CHECKS = ("memory", "values", "off")
 GRID_BARRIERS, PAIRS = "grid barriers", "pairs of accesses compared"
 """Facts that the one-line summary adds up."""
 
+ACTIVE_LANES = "shuffles among active lanes"
+"""A fact: so many of which it is assumed that lanes stay together which ``__activemask()`` found together."""
+
 VALUES = "values of stages"
 """The part of a certificate that compares what stages compute with what they are to; made if it is asked for."""
 
@@ -44,8 +48,8 @@ class Counterexample:
     Attributes
     ----------
     rule : str
-        ``"race between blocks"``, ``"race in a block"``, ``"divergent barrier"``, ``"out of bounds"``,
-        ``"stale or undefined read"``, ``"aliased pointers"``, ``"misaligned"``,
+        ``"race between blocks"``, ``"race in a block"``, ``"divergent barrier"``, ``"divergent shuffle"``,
+        ``"out of bounds"``, ``"stale or undefined read"``, ``"aliased pointers"``, ``"misaligned"``,
         ``"does not fit"``, ``"launch"`` or ``"wrong value"``. Of a saved network also ``"text"`` and
         ``"machine code"``: it is not what the TensorIR gives.
     kernel : str
@@ -150,6 +154,12 @@ class Certificate:
         return tuple(dict.fromkeys(u for section in self.sections for u in section.unknown))
 
     @property
+    def assumed(self) -> str:
+        """What the proof takes for granted that not every kernel needs; empty for most networks."""
+        count = sum(number for section in self.kernels for what, number in section.facts if what == ACTIVE_LANES)
+        return f"lanes that are active together stay together, at {_count(count, 'shuffle')}" if count else ""
+
+    @property
     def summary(self) -> str:
         """One line: ``"PROVEN (4 kernels, 23 grid barriers, 1204 pairs of accesses, values of stages)"``."""
         facts = [fact for section in self.kernels for fact in section.facts]
@@ -191,6 +201,7 @@ def printed(certificate: Certificate) -> str:
             initial_indent=head if beside else " " * 4,
             subsequent_indent=" " * (len(head) if beside else 4),
         ) or ([head.rstrip()] if beside else [])
+    lines += _listed("assumed", [certificate.assumed] if certificate.assumed else [])
     lines += _listed("counterexamples", (str(found) for found in certificate.counterexamples))
     undecided = [f"{section.name}: {reason}" for section in sections for reason in section.unknown]
     lines += _listed("not decided", undecided)

@@ -20,6 +20,7 @@ from tvm.tirx.build import split_host_device_mods
 
 from souffle.kernel.barriers import LoweringError, barrier_scope, with_whole_warps
 from souffle.kernel.conditions import has_vector_select, with_plain_conditions
+from souffle.kernel.full_masks import with_full_masks
 from souffle.kernel.thread_sync import synchronized
 from souffle.kernel.workarounds import (
     has_vector_gather,
@@ -351,6 +352,7 @@ def _device_function(
     body = substitute(body, {var: coordinates[tag] for tag, var in bound})
     if barrier:
         body = with_whole_warps(name, body, tid, threads)
+    body = with_full_masks(body, tid, threads)
     if pool_bytes:
         body = tirx.SeqStmt([tirx.AllocBuffer(pool), body])
 

@@ -144,7 +144,8 @@ def certificate_lines(plan: Plan) -> list[str]:
     if plan.certificate is None:
         return ["  certificate: none was made"]
     undecided = [line for reason in plan.certificate.unknown for line in _wrapped(f"undecided: {reason}", 4)]
-    return [f"  certificate: {plan.certificate.summary}", *undecided]
+    assumed = _wrapped(f"assumed: {plan.certificate.assumed}", 4) if plan.certificate.assumed else []
+    return [f"  certificate: {plan.certificate.summary}", *assumed, *undecided]
 
 
 def _total_seconds(plan: Plan) -> float | None:

@@ -15,10 +15,12 @@ __all__ = [
     "Loop",
     "Memory",
     "Place",
+    "Shuffle",
     "Transfer",
     "Wait",
     "accesses_of",
     "all_accesses",
+    "all_shuffles",
     "all_waits",
     "orders",
     "transfers",
@@ -126,6 +128,24 @@ class Transfer:
 
 
 @dataclass(frozen=True, eq=False)
+class Shuffle:
+    """Lanes of a warp give each other registers: those that the mask names have to come to it, and no others.
+
+    Attributes
+    ----------
+    mask : int or None
+        A bit for each lane; None for the lanes that ``__activemask()`` found together.
+    conditions : tuple of Expr
+        As of :class:`Access`.
+    statement : object
+    """
+
+    mask: int | None
+    conditions: tuple[Expr, ...]
+    statement: object
+
+
+@dataclass(frozen=True, eq=False)
 class Loop:
     """`body`, for each value of `axis` in turn."""
 
@@ -143,7 +163,7 @@ class Branch:
     statement: object
 
 
-Item = Access | Wait | Transfer | Loop | Branch
+Item = Access | Wait | Transfer | Shuffle | Loop | Branch
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,6 +250,19 @@ def all_accesses(items: Sequence[Item]) -> list[Access]:
             found += all_accesses(item.body)
         elif isinstance(item, Branch):
             found += all_accesses(item.then) + all_accesses(item.otherwise)
+    return found
+
+
+def all_shuffles(items: Sequence[Item]) -> list[Shuffle]:
+    """All shuffles, whatever their conditions."""
+    found: list[Shuffle] = []
+    for item in items:
+        if isinstance(item, Shuffle):
+            found.append(item)
+        elif isinstance(item, Loop):
+            found += all_shuffles(item.body)
+        elif isinstance(item, Branch):
+            found += all_shuffles(item.then) + all_shuffles(item.otherwise)
     return found
 
 

@@ -20,9 +20,11 @@ from souffle.verify.accesses import (
     Item,
     Loop,
     Memory,
+    Shuffle,
     Transfer,
     Wait,
     all_accesses,
+    all_shuffles,
     all_waits,
     orders,
     transfers,
@@ -39,10 +41,12 @@ from souffle.verify.spans import (
     Found,
     Miscount,
     NeedsTile,
+    PartialWarp,
     Span,
     State,
     Touched,
     Unwritten,
+    partial_warp,
 )
 
 __all__ = ["BlockReport", "Part", "check_block"]
@@ -60,14 +64,14 @@ class BlockReport:
 
     Attributes
     ----------
-    found : Clash, Divergence, Miscount, Unwritten or None
+    found : Clash, Divergence, Miscount, PartialWarp, Unwritten or None
     epochs : int
         Spans between barriers that were looked at.
     accesses : int
         Points of accesses that were compared.
     """
 
-    found: Clash | Divergence | Miscount | Unwritten | None
+    found: Clash | Divergence | Miscount | PartialWarp | Unwritten | None
     epochs: int
     accesses: int
 
@@ -142,6 +146,8 @@ def _collect(items: Sequence[Item], wanted: set[int], nodes: list[Expr]) -> None
             memory = item.place.memory
             if memory.kind == "shared" or memory.parameter in wanted:
                 nodes += [item.place.offset, *item.conditions]
+        elif isinstance(item, Shuffle):
+            nodes += item.conditions
         elif isinstance(item, Loop):
             _collect(item.body, wanted, nodes)
         elif isinstance(item, Branch):
@@ -210,6 +216,8 @@ class _Walk:
                 self.wait(item)
             elif isinstance(item, Transfer):
                 self.span.transfer(item.pending)
+            elif isinstance(item, Shuffle):
+                self.shuffle(item, fixed, conditions)
             elif isinstance(item, Loop):
                 self.loop(item, fixed, free, conditions)
             elif orders((item,)):
@@ -282,12 +290,16 @@ class _Walk:
                 nodes = (item.place.offset, *item.conditions)
                 if item.place.memory in self.names and any(axis in n.axes for n in nodes):
                     return True
+            elif isinstance(item, Shuffle):
+                if any(axis in condition.axes for condition in item.conditions):
+                    return True
             elif isinstance(item, Loop):
                 if self.depends(item.body, axis):
                     return True
             elif isinstance(item, Branch):
                 inside = (*item.then, *item.otherwise)
                 matters = orders(inside) or any(a.place.memory in self.names for a in all_accesses(inside))
+                matters = matters or bool(all_shuffles(inside))
                 if matters and (axis in item.condition.axes or self.depends(inside, axis)):
                     return True
         return False
@@ -308,6 +320,33 @@ class _Walk:
             self.span.part_barrier(item.count)
         else:
             self.span.barrier()
+
+    # Shuffles
+
+    def shuffle(self, item: Shuffle, fixed: dict[Axis, int], conditions: tuple[Expr, ...]) -> None:
+        """Of each warp that comes, in each turn of loops around, just the lanes that the mask names must come."""
+        if item.mask is None:
+            # That lanes stay together which are active together is assumed; the certificate says how often.
+            return
+        function = self.part.function
+        parts = conjuncts((*conditions, *item.conditions))
+        if any(c.opaque or c.by_data for c in parts):
+            raise Undecided("a shuffle of named lanes under a condition on data")
+        if self.tile is None:
+            if any({function.tile, function.thread} <= c.axes for c in parts):
+                raise NeedsTile
+            parts = tuple(c for c in parts if function.tile not in c.axes)
+        used = frozenset().union(*(c.axes for c in parts)) - {function.tile, function.thread} - fixed.keys()
+        free = sorted(used, key=lambda axis: axis.name)
+        shape = (function.thread.extent, *(axis.extent for axis in free))
+        if int(np.prod(shape, dtype=np.int64)) > _MOST_POINTS:
+            raise Undecided(f"{int(np.prod(shape, dtype=np.int64))} points of one shuffle")
+        comes = np.ones(shape, bool)
+        for condition in parts:
+            comes = comes & (self.value(condition, fixed, tuple(free)) != 0)
+        strayed = partial_warp(item.mask, comes)
+        if strayed is not None:
+            raise Found(PartialWarp(item.statement, *strayed, self.tile))
 
     # Accesses
 

@@ -23,10 +23,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from souffle.certificate import GRID_BARRIERS, PAIRS, Certificate, Counterexample, Section
+from souffle.certificate import ACTIVE_LANES, GRID_BARRIERS, PAIRS, Certificate, Counterexample, Section
 from souffle.codegen.plan import Buffer, Kernel, Plan
 from souffle.schedule.gpu.device import device_for
-from souffle.verify.accesses import all_waits, waits_of
+from souffle.verify.accesses import all_shuffles, all_waits, waits_of
 from souffle.verify.between import Located, Pairs
 from souffle.verify.contents import Contents
 from souffle.verify.expressions import Undecided
@@ -36,7 +36,7 @@ from souffle.verify.kernel import KernelText, Prefetch, StageRun, Sync, read_ker
 from souffle.verify.library import Library, text_of
 from souffle.verify.limits import fit, inside, outside_pointer
 from souffle.verify.named_barriers import mixed_numbers
-from souffle.verify.spans import Divergence, Miscount, Unwritten
+from souffle.verify.spans import Divergence, Miscount, PartialWarp, Unwritten
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -171,6 +171,17 @@ class _KernelCheck:
                 Counterexample("divergent barrier", self.kernel.name, (run.name,), text, who, run.name, why)
             )
             return
+        if isinstance(found, PartialWarp):
+            who = tuple(f"thread {t} of {where}" for t in (found.thread, found.other) if t is not None)
+            come = f"thread {found.thread} comes to it"
+            why = f"{come}, thread {found.other}, which its mask names, does not"
+            if found.other is None:
+                why = f"{come}, which its mask leaves out"
+            text = (text_of(found.statement),)
+            self.findings.append(
+                Counterexample("divergent shuffle", self.kernel.name, (run.name,), text, who, run.name, why)
+            )
+            return
         if isinstance(found, Unwritten):
             element = f"byte {found.byte} of the shared memory {found.memory}"
             text, why = (text_of(found.statement),), "it is read, and nothing was written there in this tile"
@@ -264,10 +275,12 @@ class _KernelCheck:
     def section(self) -> Section:
         events = self.text.events
         grid = sum(isinstance(e, Sync) and e.scope == "grid" for e in events)
-        accesses = 0
+        accesses = active = 0
         for run in self.runs.values():
             with suppress(Undecided):
-                accesses += self.library.footprint(run).count
+                footprint = self.library.footprint(run)
+                accesses += footprint.count
+                active += sum(shuffle.mask is None for shuffle in all_shuffles(footprint.function.body))
         facts = (
             ("stages in a launch", sum(isinstance(e, StageRun) for e in events)),
             ("stage functions", len(self.runs)),
@@ -277,6 +290,7 @@ class _KernelCheck:
             (PAIRS, self.pairs.pairs),
             ("pointers bounded", self.bounds),
             ("launches", self.launches),
+            *([(ACTIVE_LANES, active)] if active else []),
         )
         return _section(self.kernel.name, self.findings, facts)
 

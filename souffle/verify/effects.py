@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["IGNORED", "NO_MEMORY", "Effect", "effect_of"]
+__all__ = ["ACTIVE_MASKS", "IGNORED", "NO_MEMORY", "SHUFFLES", "Effect", "effect_of"]
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,19 @@ class Effect:
     alignment: int = 1
 
 
-NO_MEMORY = frozenset(
+ACTIVE_MASKS = frozenset({"tirx.cuda.__activemask", "tirx.tvm_warp_activemask"})
+"""Operations that name the lanes of the warp that come to them together."""
+
+SHUFFLES = frozenset(
     {
-        *("tirx.cuda.__activemask", "tirx.cuda.__shfl_sync", "tirx.cuda.__shfl_down_sync", "tirx.cuda.__shfl_up_sync"),
+        *("tirx.cuda.__shfl_sync", "tirx.cuda.__shfl_down_sync", "tirx.cuda.__shfl_up_sync"),
         *("tirx.cuda.__shfl_xor_sync", "tirx.tvm_warp_shuffle", "tirx.tvm_warp_shuffle_up"),
-        *("tirx.tvm_warp_shuffle_down", "tirx.tvm_warp_activemask", "tirx.reinterpret", "prim.likely"),
+        "tirx.tvm_warp_shuffle_down",
     }
 )
+"""Operations by which the lanes of a warp that the first argument names give each other a register."""
+
+NO_MEMORY = ACTIVE_MASKS | SHUFFLES | {"tirx.reinterpret", "prim.likely"}
 """Operations on registers that TVM does not call pure."""
 
 # souffle_wait_for_grid has no entry: no stage may call it, and of kernels :mod:`souffle.verify.grid` restates its text.

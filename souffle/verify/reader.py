@@ -10,11 +10,12 @@ from tvm import tirx
 from tvm.ir import Call, TensorLoad
 
 from souffle.tvm_compat import const_int, dtype_of
-from souffle.verify.accesses import Access, Branch, Function, Item, Loop, Memory, Place, Transfer, Wait
+from souffle.verify.accesses import Access, Branch, Function, Item, Loop, Memory, Place, Shuffle, Transfer, Wait
 from souffle.verify.by_data import settled
-from souffle.verify.effects import IGNORED, NO_MEMORY, Effect, effect_of
+from souffle.verify.effects import IGNORED, NO_MEMORY, SHUFFLES, Effect, effect_of
 from souffle.verify.expressions import Axis, Expr, Undecided, add, const, interval, operation, variable
 from souffle.verify.indices import BINARY, bytes_of, index_of, lanes_of, operator_name, unknown_of
+from souffle.verify.lane_masks import ACTIVE, LaneMasks
 
 __all__ = ["read_function"]
 
@@ -64,6 +65,7 @@ class _Reader:
         self.statement: Any = None
         # Elements that were read since something may have been written: reading one again gives the same number.
         self.known: dict[tuple[Memory, Expr, str], Expr] = {}
+        self.masks = LaneMasks(self.places)
 
     def read(self) -> Function:
         first, second, *pointers = self.func.params
@@ -108,10 +110,13 @@ class _Reader:
         elif isinstance(node, tirx.IfThenElse):
             self.loads(node.condition, ())
             condition = self.index(node.condition)
-            known = dict(self.known)
+            known, masks = dict(self.known), self.masks.divided(condition, self.thread)
+            self.masks = masks.copy()
             then = self.inside(node.then_case)
-            self.known = known
+            self.known, after = known, self.masks
+            self.masks = masks.copy()
             otherwise = self.inside(node.else_case)
+            self.masks = masks.both(after, self.masks)
             self.known.clear()
             if condition.op == "const":
                 self.items += then if condition.value else otherwise
@@ -137,6 +142,7 @@ class _Reader:
             for index in node.indices:
                 self.loads(index, ())
             self.element(node.buffer, node.indices, (), True, dtype_of(node.value))
+            self.masks.store(node)
             self.known.clear()
         elif isinstance(node, tirx.Evaluate):
             self.known.clear()
@@ -157,7 +163,10 @@ class _Reader:
         axis = Axis(str(node.loop_var.name), most)
         self.env[node.loop_var] = add(low, variable(axis))
         self.known.clear()
+        masks = self.masks.around(node.body)
+        self.masks = masks.copy()
         body = self.inside(node.body)
+        self.masks = masks
         self.known.clear()
         if extent.op != "const":
             body = (Branch(operation("lt", variable(axis), extent), body, (), node),)
@@ -253,6 +262,13 @@ class _Reader:
         arguments = (
             node.args[1:] if isinstance(node.args[0] if len(node.args) else None, tvm.ir.StringImm) else node.args
         )
+        if name in SHUFFLES:
+            mask = self.masks.mask(node.args[0])
+            if mask is None:
+                self.problem(f"the mask {node.args[0]} of a shuffle")
+            else:
+                named = None if mask == ACTIVE else mask
+                self.items.append(Shuffle(named, (*conditions, *shortcuts), self.statement))
         if not _is_pure(node) and name not in NO_MEMORY:
             self.problem(f"a call of {name} in an expression")
         if any(self.pointer(a) is not None for a in arguments):
@@ -394,6 +410,8 @@ class _Reader:
             apart = operation("mul", self.index(arguments[effect.distance[0]]), const(effect.distance[1]))
             step = operation("mul", variable(Axis("part", effect.repeats)), apart)
             place = Place(place.memory, add(place.offset, step), place.within)
+        if effect.writes:
+            self.masks.forget(place.memory)
         for writes, wanted in ((False, effect.reads), (True, effect.writes)):
             if wanted:
                 by = effect.by if place.memory.kind != "local" else "thread"

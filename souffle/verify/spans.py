@@ -22,11 +22,13 @@ __all__ = [
     "Divergence",
     "Found",
     "Miscount",
+    "PartialWarp",
     "NeedsTile",
     "Span",
     "State",
     "Touched",
     "Unwritten",
+    "partial_warp",
 ]
 
 WARP = 32
@@ -60,6 +62,26 @@ class Divergence:
 
 
 @dataclass(frozen=True)
+class PartialWarp:
+    """A shuffle to which a thread comes without another that its mask names, or that its mask leaves out itself.
+
+    Attributes
+    ----------
+    statement : object
+    thread : int
+        That comes.
+    other : int or None
+        That does not.
+    tile : int or None
+    """
+
+    statement: object
+    thread: int
+    other: int | None
+    tile: int | None
+
+
+@dataclass(frozen=True)
 class Miscount:
     """A named barrier that waits for another number of threads than come to it."""
 
@@ -80,6 +102,36 @@ class Unwritten:
     statement: object
 
 
+def partial_warp(mask: int, comes: np.ndarray) -> tuple[int, int | None] | None:
+    """A thread that comes to a shuffle, and one that its mask names and that does not, or None if it names not itself.
+
+    Parameters
+    ----------
+    mask : int
+    comes : array of bool
+        By thread; further axes are turns of loops.
+
+    Returns
+    -------
+    (int, int or None) or None
+        None if of each warp the lanes that the mask names come, or none.
+    """
+    threads = comes.shape[0]
+    lanes = np.zeros((-(-threads // WARP) * WARP, comes.size // threads), bool)
+    lanes[:threads] = comes.reshape(threads, -1)
+    lanes = lanes.reshape(-1, WARP, lanes.shape[1])
+    named = (mask >> np.arange(WARP) & 1).astype(bool)
+    wrong = lanes.any(axis=1) & (lanes != named[:, None]).any(axis=1)
+    if not wrong.any():
+        return None
+    warp, turn = (int(place) for place in np.argwhere(wrong)[0])
+    here = lanes[warp, :, turn]
+    unnamed = np.flatnonzero(here & ~named)
+    if unnamed.size:
+        return WARP * warp + int(unnamed[0]), None
+    return WARP * warp + int(np.flatnonzero(here)[0]), WARP * warp + int(np.flatnonzero(named & ~here)[0])
+
+
 class NeedsTile(Exception):
     """What matters depends on the tile."""
 
@@ -87,7 +139,7 @@ class NeedsTile(Exception):
 class Found(Exception):
     """Something is wrong; the search ends."""
 
-    def __init__(self, what: Clash | Divergence | Miscount | Unwritten) -> None:
+    def __init__(self, what: Clash | Divergence | Miscount | PartialWarp | Unwritten) -> None:
         super().__init__()
         self.what = what
 

@@ -1,0 +1,164 @@
+"""Masks of shuffles: written down where whole warps come to them, and not asked of the device.
+
+TVM's reductions across threads shuffle among the lanes that ``__activemask()`` names. CUDA does not promise that a warp
+is together there, and a lane that is late would be left out without a word::
+
+    mask[0] = __activemask()                             mask[0] = 0xffffffff
+    t[0] = __shfl_down_sync(mask[0], x[0], 16, 32)  →    t[0] = __shfl_down_sync(mask[0], x[0], 16, 32)
+
+With all lanes named the device waits for all of them. That is legal where they all come: the threads make whole warps,
+and no condition and no loop around the mask or a shuffle with it differs between lanes of a warp. Elsewhere the mask
+stays what TVM wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir.expr import TensorLoad
+
+from souffle.tvm_compat import Analyzer, PrimExpr, substitute, variables
+
+__all__ = ["with_full_masks"]
+
+_WARP = 32
+_ALL_LANES = 2**32 - 1
+_ACTIVE = ("tirx.cuda.__activemask", "tirx.tvm_warp_activemask")
+_ARITHMETIC = ("shift", "bitwise", "likely")
+"""Parts of the names of operations on whole numbers that are calls in TensorIR."""
+
+
+def with_full_masks(body: tirx.Stmt, tid: tirx.Var, threads: int) -> tirx.Stmt:
+    """A function's body with all lanes in place of the active ones, where all come.
+
+    Parameters
+    ----------
+    body : Stmt
+    tid : Var
+        The linear index of the thread.
+    threads : int
+        Threads that run the body.
+    """
+    if threads % _WARP:
+        return body
+    masks = _Masks(tid, threads)
+    masks.statement(body, whole=True)
+
+    def named(store: tirx.BufferStore) -> tirx.BufferStore:
+        if not (_is_active(store.value) and masks.is_whole(store.buffer)):
+            return store
+        return tirx.BufferStore(store.buffer, tirx.const(_ALL_LANES, "uint32"), store.indices)
+
+    return tvm_ffi.structural_map(body, (tirx.BufferStore, named)) if masks.whole else body
+
+
+class _Masks:
+    """Which arrays hold nothing but the mask of active lanes, and are touched only where whole warps come.
+
+    Attributes
+    ----------
+    whole : list of Var
+        Arrays that are set to the active lanes where whole warps come.
+    """
+
+    def __init__(self, tid: tirx.Var, threads: int) -> None:
+        self.whole: list[tirx.Var] = []
+        self._broken: list[tirx.Var] = []
+        self._lane = tirx.Var("lane", "int32")
+        warp = tirx.Var("warp", "int32")
+        self._analyzer = Analyzer()
+        self._analyzer.bind(self._lane, tvm.ir.Range(0, _WARP))
+        self._analyzer.bind(warp, tvm.ir.Range(0, threads // _WARP))
+        self._values: dict[tirx.Var, PrimExpr] = {tid: warp * _WARP + self._lane}
+        self._unknown: list[tirx.Var] = []
+
+    def is_whole(self, buffer: tirx.Var) -> bool:
+        """Whether an array's mask names all lanes wherever it is used."""
+        return _among(buffer, self.whole) and not _among(buffer, self._broken)
+
+    def statement(self, node: tirx.Stmt, *, whole: bool) -> None:
+        """Look at a statement that whole warps come to, or parts of them."""
+        if isinstance(node, tirx.SeqStmt):
+            for part in node.seq:
+                self.statement(part, whole=whole)
+        elif isinstance(node, tirx.AttrStmt):
+            self.statement(node.body, whole=whole)
+        elif isinstance(node, tirx.For):
+            self.statement(node.body, whole=whole and self._same(node.min) and self._same(node.extent))
+        elif isinstance(node, tirx.IfThenElse):
+            self._loads(node.condition, whole=whole)
+            whole = whole and self._same(node.condition)
+            self.statement(node.then_case, whole=whole)
+            if node.else_case is not None:
+                self.statement(node.else_case, whole=whole)
+        elif isinstance(node, tirx.Bind):
+            self._bind(node)
+            self._loads(node.value, whole=whole)
+        elif isinstance(node, tirx.BufferStore):
+            # A mask within a choice, or of which more is known than that it names the active lanes, stays.
+            (self.whole if whole and _is_active(node.value) else self._broken).append(node.buffer)
+            self._loads(node.value, whole=whole)
+        elif isinstance(node, tirx.Evaluate):
+            self._loads(node.value, whole=whole)
+        elif not isinstance(node, (tirx.AllocBuffer, tirx.DeclBuffer)):
+            _walk(node, TensorLoad, lambda load: self._broken.append(load.source))
+            _walk(node, tirx.BufferStore, lambda store: self._broken.append(store.buffer))
+
+    def _bind(self, node: tirx.Bind) -> None:
+        if isinstance(node.value.ty, tvm.ir.PrimType) and not _asks(node.value):
+            self._values[node.var] = substitute(node.value, self._values)
+        else:
+            self._unknown.append(node.var)
+
+    def _loads(self, node: PrimExpr, *, whole: bool) -> None:
+        """Note what is read where parts of warps come, or is more than the mask of a shuffle."""
+        masks: list[TensorLoad] = []
+
+        def shuffle(call: tvm.ir.Call) -> None:
+            if whole and _is_shuffle(call):
+                masks.append(call.args[0])
+
+        _walk(node, tvm.ir.Call, shuffle)
+        _walk(node, TensorLoad, lambda load: None if _among(load, masks) else self._broken.append(load.source))
+
+    def _same(self, node: PrimExpr) -> bool:
+        """Whether all lanes of a warp have one value of an expression, whatever memory holds."""
+        if _asks(node) or any(_among(var, self._unknown) for var in variables(node)):
+            return False
+        value = self._analyzer.simplify(substitute(node, self._values))
+        return not _among(self._lane, list(variables(value)))
+
+
+def _is_shuffle(call: tvm.ir.Call) -> bool:
+    name = str(getattr(call.op, "name", ""))
+    return "__shfl" in name or "warp_shuffle" in name
+
+
+def _is_active(node: PrimExpr) -> bool:
+    return isinstance(node, tvm.ir.Call) and str(getattr(node.op, "name", "")) in _ACTIVE
+
+
+def _asks(node: PrimExpr) -> bool:
+    """Whether an expression reads memory, names a part of itself, or calls what is no arithmetic."""
+    found = False
+
+    def see(part: TensorLoad | tirx.Let | tvm.ir.Call) -> None:
+        nonlocal found
+        name = str(getattr(getattr(part, "op", None), "name", ""))
+        found = found or not any(one in name for one in _ARITHMETIC)
+
+    for kind in (TensorLoad, tirx.Let, tvm.ir.Call):
+        _walk(node, kind, see)
+    return found
+
+
+def _walk(node: object, kind: type, see: Callable) -> None:
+    if not isinstance(node, (tirx.Var, tirx.IntImm)):
+        tvm_ffi.structural_walk(node, (kind, see))
+
+
+def _among(one: object, others: list) -> bool:
+    return any(one.same_as(other) for other in others)

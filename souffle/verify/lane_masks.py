@@ -1,0 +1,100 @@
+"""Masks of shuffles, as the text leaves them in a thread's own arrays: a number, or the lanes active at one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Call, TensorLoad
+
+from souffle.verify.accesses import Memory, Place
+from souffle.verify.effects import ACTIVE_MASKS
+from souffle.verify.expressions import Axis, Expr
+from souffle.verify.indices import operator_name
+
+__all__ = ["ACTIVE", "LaneMasks"]
+
+ACTIVE = "active"
+"""The mask of the lanes that have come to ``__activemask()`` together, on the same way as to the shuffle."""
+
+_LANES = 2**32
+
+
+class LaneMasks:
+    """What is known of masks where the reader of a function stands.
+
+    Parameters
+    ----------
+    places : mapping
+        The memory of each array, kept up by the reader.
+    held : mapping, optional
+        The masks, by memory and byte.
+    """
+
+    def __init__(self, places: Mapping[Any, Place], held: Mapping[tuple[Memory, int], int | str] | None = None) -> None:
+        self.places = places
+        self.held = dict(held or {})
+
+    def copy(self) -> LaneMasks:
+        """The same, to go on from by itself."""
+        return LaneMasks(self.places, self.held)
+
+    def mask(self, node: Any) -> int | str | None:
+        """What a mask is: a number, `ACTIVE`, or None where it is not known."""
+        if isinstance(node, tirx.IntImm):
+            return int(node.value) % _LANES
+        if isinstance(node, Call) and operator_name(node) in ACTIVE_MASKS:
+            return ACTIVE
+        if isinstance(node, TensorLoad):
+            return self.held.get(self._key(node.source, node.indices))
+        return None
+
+    def store(self, node: tirx.BufferStore) -> None:
+        """An array is written."""
+        place, key = self.places.get(node.buffer), self._key(node.buffer, node.indices)
+        if place is None or place.memory.kind != "local":
+            return
+        if key is None:
+            self.forget(place.memory)
+            return
+        value = self.mask(node.value)
+        self.held.pop(key, None)
+        if value is not None:
+            self.held[key] = value
+
+    def forget(self, memory: Memory) -> None:
+        """An array is written in a way that is not followed."""
+        self.held = {key: value for key, value in self.held.items() if key[0] is not memory}
+
+    def divided(self, condition: Expr, thread: Axis) -> LaneMasks:
+        """What is left of these where the threads part for which a condition holds."""
+        if thread not in condition.axes and not condition.opaque:
+            return self.copy()
+        return LaneMasks(self.places, {key: value for key, value in self.held.items() if value != ACTIVE})
+
+    def both(self, one: LaneMasks, other: LaneMasks) -> LaneMasks:
+        """What is left of these after one or the other branch: what both leave as it was."""
+        same = {k: v for k, v in self.held.items() if one.held.get(k) == v and other.held.get(k) == v}
+        return LaneMasks(self.places, same)
+
+    def around(self, body: Any) -> LaneMasks:
+        """What is left of these in and after a loop: numbers that its turns do not change."""
+        written: list[Memory] = []
+
+        def see(store: tirx.BufferStore) -> None:
+            place = self.places.get(store.buffer)
+            if place is not None:
+                written.append(place.memory)
+
+        tvm_ffi.structural_walk(body, (tirx.BufferStore, see))
+        kept = {k: v for k, v in self.held.items() if v != ACTIVE and not any(k[0] is memory for memory in written)}
+        return LaneMasks(self.places, kept)
+
+    def _key(self, buffer: Any, indices: Any) -> tuple[Memory, int] | None:
+        place = self.places.get(buffer)
+        plain = place is not None and len(indices) == 1 and isinstance(indices[0], tirx.IntImm)
+        if not plain or place.memory.kind != "local" or place.offset.op != "const":
+            return None
+        return place.memory, place.offset.value + place.memory.unit * int(indices[0].value)
