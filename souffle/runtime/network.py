@@ -317,7 +317,7 @@ class Network:
         NoGpuError, CompilerNotFoundError
             As :meth:`open`.
         DeviceError
-            If a kernel fails.
+            If a kernel fails, or another library captures a CUDA graph on the stream of an input.
         """
         values = self._signature.arrange(args)
         if self._on_cpu:

@@ -108,6 +108,8 @@ def test_cuda_bindings_take_every_call_as_it_is_made() -> None:
     network = Network(plan, driver=Checking(driver), poison=True)
     outputs = network(on_device(_X, driver))
     outputs["scores"].__dlpack__(stream=1)
+    with network._runner._code.cuda.current():
+        network._runner._code.cuda.wait_on_host(outputs["scores"]._ready.handle)
     _agrees(outputs)
     _agrees(network(_X))
     network.time(_X, repeats=1, mode="graph")

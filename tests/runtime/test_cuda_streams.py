@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from benchmarks.rehearsal_driver import RehearsalDriver
 from souffle.errors import DeviceError
-from souffle.runtime import DeviceArray, Network
+from souffle.runtime import DeviceArray, Network, dlpack
 from tests.runtime.plans import cooperative_expected, cooperative_plan
 from tests.runtime.played import driver_of, on_device
 
@@ -101,6 +102,36 @@ def test_memory_is_not_used_again_before_its_reader_has_read_it(stream: str) -> 
         handle = 2
     for place in places:
         np.testing.assert_allclose(library.values(place, 7, handle), expected, rtol=1e-4)
+
+
+def test_inputs_are_kept_until_they_were_read() -> None:
+    """Memory that its library has again is used at once, in the order of that library's stream alone."""
+    network, driver, _ = _opened()
+    library = _Library(driver)
+    address = library("cuMemAlloc", _X.nbytes)
+    library("cuMemcpyHtoDAsync", address, _X.ctypes.data, _X.nbytes, library.stream)
+    library("cuStreamSynchronize", library.stream)
+    given_back: list[int] = []
+
+    def reuse() -> None:
+        given_back.append(address)
+        library("cuMemsetD8Async", address, 0, _X.nbytes, library.stream)
+        library("cuStreamSynchronize", library.stream)
+
+    class Tensor:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (dlpack.CUDA, 0)
+
+        def __dlpack__(self, *, stream: int) -> Any:
+            owner = threading.Event()  # anything that can be watched
+            weakref.finalize(owner, reuse)
+            return dlpack.capsule(address, _X.shape, "float32", (dlpack.CUDA, 0), owner)
+
+    outputs = network(Tensor())
+    assert not given_back
+    _agrees(outputs)
+    while not given_back:
+        network(_X)
 
 
 def test_memory_that_other_streams_had_goes_back_some_pieces_at_a_time() -> None:
