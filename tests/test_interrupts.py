@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -96,6 +97,46 @@ def test_progress_raises_an_interrupt_again_that_was_swallowed(
     assert capsys.readouterr().err == "souffle: interrupted\n"
 
 
+def test_an_interrupt_that_a_command_swallowed_ends_it_as_one(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    real = souffle.compile
+
+    def compile(*args: object, **options: object):
+        network = real(*args, **options)
+        with contextlib.suppress(KeyboardInterrupt):
+            _interrupt()
+        return network
+
+    monkeypatch.setattr(souffle, "compile", compile)
+    assert main(["explain", str(model), "--quiet", "--no-cubin"]) == INTERRUPTED
+    assert capsys.readouterr().err == "souffle: interrupted\n"
+
+
+def test_finalizers_that_an_interrupt_falls_into_say_nothing(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    class Folder:
+        def __del__(self) -> None:
+            _interrupt()
+
+    class Half:
+        def __init__(self) -> None:
+            _interrupt()
+            self.path = ""
+
+        def __del__(self) -> None:
+            print(self.path)
+
+    heard: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", heard.append)
+    for made in (Folder, Half):
+        monkeypatch.setattr(souffle, "compile", lambda *args, made=made, **options: made() and None)
+        assert main(["compile", str(model), "--quiet"]) == INTERRUPTED
+        assert capsys.readouterr().err == "souffle: interrupted\n" and not heard
+    assert sys.unraisablehook == heard.append
+
+
 def test_nothing_is_begun_after_an_interrupt() -> None:
     begun: list[int] = []
 
@@ -122,6 +163,86 @@ def _stopped_at(words: str, *arguments: str) -> tuple[int, str, str]:
             break
     out, err = process.communicate(timeout=60)
     return process.returncode, out, said + err
+
+
+def test_a_compilation_ends_at_once(model: Path) -> None:
+    status, out, err = _stopped_at("LLVM", "compile", str(model), "--target", "cpu")
+    assert (status, out) == (INTERRUPTED, "") and "Traceback" not in err
+    assert err.splitlines()[-1] == "souffle: interrupted" and not model.with_suffix(".souffle").exists()
+
+
+_PROCESS = """
+import _thread, atexit, os, signal, sys, threading, time
+import souffle
+from souffle.cli import main
+
+def interrupt(*arguments, **options):
+    os.kill(os.getpid(), signal.SIGINT)
+
+def compile(*arguments, **options):
+{}
+souffle.compile = compile
+main.entry()
+"""
+
+_IN_THE_START_OF_A_THREAD = """
+    threading.Event.set = lambda event: None
+    threading.Event.wait = interrupt
+    threading.Thread(target=time.sleep, args=(60,)).start()
+"""
+
+_WHILE_A_THREAD_OF_C_RUNS = """
+    seen = threading.Event()
+    _thread.start_new_thread(lambda: (threading.current_thread(), seen.set(), time.sleep(60)), ())
+    seen.wait()
+    interrupt()
+"""
+
+_WITH_ITS_READERS = """
+    sys.stdout = open(1, "w")  # buffered
+    sys.stdout.write("text")
+    for file in (1, 2):
+        read, write = os.pipe()
+        os.dup2(write, file)
+        os.close(write)
+        os.close(read)
+    interrupt()
+"""
+
+_BEFORE_THE_COMMAND = """
+    pass
+main._parser = interrupt
+"""
+
+_AFTER_THE_COMMAND = """
+    raise souffle.SouffleError("refused")
+atexit.register(interrupt)
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        (_IN_THE_START_OF_A_THREAD, "souffle: interrupted\n"),
+        (_WHILE_A_THREAD_OF_C_RUNS, "souffle: interrupted\n"),
+        (_WITH_ITS_READERS, ""),
+        (_BEFORE_THE_COMMAND, "souffle: interrupted\n"),
+    ],
+    ids=["in the start of a thread", "while a thread of C runs", "with its readers", "before the command"],
+)
+def test_an_interrupted_process_ends_with_its_status(where: str, said: str, model: Path) -> None:
+    assert _ended(where, "compile", str(model), "--quiet") == (INTERRUPTED, "", said)
+
+
+def test_an_interrupt_after_a_command_changes_nothing() -> None:
+    assert _ended(_AFTER_THE_COMMAND, "compile", "model.onnx") == (2, "", "souffle: SouffleError: refused\n")
+
+
+def _ended(compile: str, *arguments: str) -> tuple[int, str, str]:
+    """Run a command with another function in place of the compiler."""
+    command = [sys.executable, "-c", _PROCESS.format(compile), *arguments]
+    ended = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=60)
+    return ended.returncode, ended.stdout, ended.stderr
 
 
 def test_mutants_that_have_run_are_shown_and_their_processes_end(model: Path) -> None:

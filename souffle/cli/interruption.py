@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
-from types import FrameType, TracebackType
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
 
 from souffle.cli.output import Progress
 
-__all__ = ["INTERRUPTED", "Interruption", "end_at_once"]
+__all__ = ["INTERRUPTED", "interruptible", "run_process"]
 
 INTERRUPTED = 130
 """The exit status of a command that Ctrl-C ended."""
@@ -20,50 +23,87 @@ _GRACE_SECONDS = 1.0
 """For threads whose compiler processes were interrupted too, to take their files away."""
 
 
-class Interruption:
-    """A context that an interrupt leaves without a traceback.
+def interruptible(work: Callable[[], int], progress: Progress) -> int:
+    """Run a command, which an interrupt ends without a traceback.
 
     Code below that calls back into Python, such as isl's and TVM's, turns the interrupt into an error of its own, or
-    goes on: so that there was one is kept, whatever is raised counts as it, and the next progress raises it again.
+    goes on: so that there was one is kept, whatever is raised or returned counts as it, and the next progress raises it
+    again.
 
     Parameters
     ----------
+    work : callable
+        Gives the exit status.
     progress : Progress
+
+    Returns
+    -------
+    int
+        The exit status; 130 after an interrupt, and a line says so.
     """
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._before = None
-
-    def __enter__(self) -> Interruption:
-        here = threading.current_thread() is threading.main_thread()
-        if here and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._before = signal.signal(signal.SIGINT, self._interrupted)
-        return self
-
-    def _interrupted(self, number: int, frame: FrameType | None) -> None:
-        self._progress.interrupted = True
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        progress.interrupted = True
         raise KeyboardInterrupt
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> bool:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-        return kind is KeyboardInterrupt or (kind is not None and self._progress.interrupted)
+    def complain(unraisable: sys.UnraisableHookArgs) -> None:
+        if not progress.interrupted:
+            hook(unraisable)
 
-    def say(self) -> None:
-        """Print the line."""
-        self._progress.done()
-        print("souffle: interrupted", file=sys.stderr)
+    # Finalizers that the interrupt falls into, or that find half of an object, would print a traceback each.
+    hook, sys.unraisablehook = sys.unraisablehook, complain
+    before = signal.getsignal(signal.SIGINT)
+    ours = threading.current_thread() is threading.main_thread() and before is signal.default_int_handler
+    try:
+        if ours:
+            signal.signal(signal.SIGINT, interrupt)
+        status = work()
+    except BaseException as error:
+        if not isinstance(error, KeyboardInterrupt) and not progress.interrupted:
+            raise
+        progress.interrupted = True
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, before)
+        sys.unraisablehook = hook
+    if not progress.interrupted:
+        return status
+    with contextlib.suppress(OSError):
+        progress.done()
+    _say()
+    return INTERRUPTED
 
 
-def end_at_once(status: int) -> None:
-    """End the process without waiting for threads in which LLVM or a compiler still runs."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+def run_process(main: Callable[[], int]) -> NoReturn:
+    """Run the command of this process, and end the process with its exit status.
+
+    After an interrupt, threads in which LLVM or a compiler still runs are not waited for.
+    """
+    # What comes after a command, such as TVM's end, is no work: a traceback or a signal's status would misreport it.
+    try:
+        status = main()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except KeyboardInterrupt:  # before the command began, or once more as it ended
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _say()
+        status = INTERRUPTED
+    if status == INTERRUPTED:
+        _end_at_once(status)
+    sys.exit(status)
+
+
+def _say() -> None:
+    with contextlib.suppress(OSError):  # who reads it may have been interrupted too
+        print("souffle: interrupted", file=sys.stderr, flush=True)
+
+
+def _end_at_once(status: int) -> NoReturn:
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
     end = time.monotonic() + _GRACE_SECONDS
     for thread in threading.enumerate():
-        if thread is not threading.current_thread():
+        # A thread whose start the interrupt fell into is listed, is not alive, and cannot be joined; nor can a daemon
+        # that stands for a thread of C++.
+        if thread is not threading.current_thread() and thread.is_alive() and not thread.daemon:
             thread.join(max(0.0, end - time.monotonic()))
     os._exit(status)

@@ -17,7 +17,7 @@ import numpy as np
 import souffle
 from souffle.certificate import CHECKS
 from souffle.cli.counts import counts_table
-from souffle.cli.interruption import INTERRUPTED, Interruption, end_at_once
+from souffle.cli.interruption import interruptible, run_process
 from souffle.cli.measure_device import add_arguments as add_measure_device
 from souffle.cli.output import Progress, format_table, human_bytes, write_json
 from souffle.cli.tune import add_arguments as add_tune
@@ -44,18 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = _parser().parse_args(argv)
     progress = Progress(arguments.quiet)
-    with Interruption(progress) as interruption:
-        return _status(arguments, progress)
-    interruption.say()
-    return INTERRUPTED
+    return interruptible(lambda: _status(arguments, progress), progress)
 
 
 def entry() -> None:
     """Run the command of this process and end it."""
-    status = main()
-    if status == INTERRUPTED:
-        end_at_once(status)
-    sys.exit(status)
+    run_process(main)
 
 
 def _status(arguments: argparse.Namespace, progress: Progress) -> int:

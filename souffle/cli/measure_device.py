@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from souffle.cli.interruption import INTERRUPTED, Interruption
+from souffle.cli.interruption import interruptible, run_process
 from souffle.cli.output import Progress, format_table, write_json
 from souffle.errors import SouffleError
 from souffle.runtime.cuda import Cuda
@@ -79,16 +79,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_arguments(parser)
     arguments = parser.parse_args(argv)
     progress = Progress(arguments.quiet)
-    with Interruption(progress) as interruption:
+
+    def status() -> int:
         try:
             return arguments.command(arguments, progress)
         except SouffleError as error:
+            if progress.interrupted:
+                raise
             progress.done()
             print(f"souffle: {type(error).__name__}: {error}", file=sys.stderr)
             return 2
-    interruption.say()
-    return INTERRUPTED
+
+    return interruptible(status, progress)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_process(main)
