@@ -26,7 +26,7 @@ __all__ = ["RehearsalDriver"]
 
 
 _ALWAYS = (
-    *("cuGetErrorString", "cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent"),
+    *("cuGetErrorString", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent"),
     "cuThreadExchangeStreamCaptureMode",
 )
 """What works after a fault, too."""
@@ -184,7 +184,10 @@ class RehearsalDriver(RehearsalStreams):
         return 1 + device
 
     def _cuCtxSetCurrent(self, context: int) -> None:
-        self.contexts[-1:] = [context]
+        self.contexts[-1:] = [context] if context else []
+
+    def _cuCtxGetCurrent(self) -> int:
+        return self.contexts[-1] if self.contexts else 0
 
     def _cuCtxPushCurrent(self, context: int) -> None:
         self.contexts.append(context)

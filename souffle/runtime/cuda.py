@@ -176,16 +176,22 @@ class Cuda:
         thread or, in the global mode, on any; outside of the relaxed mode, memory that is taken or given back and
         events that are asked would make its graph invalid. They cannot belong to it: our work is on streams of our own.
         """
-        self._call("cuCtxPushCurrent", self._context)
+        # Set and set back, and not pushed and popped: a signal's exception between a push and the try that would undo it
+        # would leave the context there.
+        before = self._call("cuCtxGetCurrent")
+        other = int(before) != int(self._context)
         try:
+            if other:
+                self._call("cuCtxSetCurrent", self._context)
             relaxed = self.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-            before = self._call("cuThreadExchangeStreamCaptureMode", relaxed)
+            mode = self._call("cuThreadExchangeStreamCaptureMode", relaxed)
             try:
                 yield
             finally:
-                self.api.cuThreadExchangeStreamCaptureMode(before)
+                self.api.cuThreadExchangeStreamCaptureMode(mode)
         finally:
-            self.api.cuCtxPopCurrent()
+            if other:
+                self.api.cuCtxSetCurrent(before)
 
     def make_current(self) -> None:
         """Make the device's primary context this thread's for good: for a program that uses no other library."""

@@ -6,6 +6,7 @@ import contextlib
 import gc
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,6 +98,34 @@ def test_entries_that_fail_leave_it_too(driver: RehearsalDriver) -> None:
 
 
 @pytest.mark.usefixtures("both_modes")
+def test_an_exception_out_of_nowhere_leaves_it_too(driver: RehearsalDriver) -> None:
+    """As a signal's, which may come right after any call of the driver."""
+    network = Network(cooperative_plan(), driver=driver)
+    network(_X)
+    left = [0]
+
+    class Interrupted(type(driver)):
+        def __getattr__(self, name: str) -> Any:
+            called = super().__getattr__(name)
+
+            def call(*args: Any) -> Any:
+                result = called(*args)
+                left[0] -= 1
+                if left[0] == 0:
+                    raise KeyboardInterrupt
+                return result
+
+            return call
+
+    driver.__class__ = Interrupted
+    for calls in range(1, 12):
+        left[0] = calls
+        with _kept(driver), pytest.raises(KeyboardInterrupt):
+            network(_X)
+    driver.__class__ = Interrupted.__base__
+    np.testing.assert_allclose(network(_X)["again"], cooperative_expected(_X)["again"], rtol=1e-4)
+
+
 def test_work_in_no_context_or_a_wrong_one_is_refused() -> None:
     played = driver_of(cooperative_plan(), devices=2)
     cuda = Cuda(0, played)

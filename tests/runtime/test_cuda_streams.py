@@ -27,8 +27,8 @@ class _Library:
 
     def __init__(self, driver: RehearsalDriver, flags: int = _NON_BLOCKING) -> None:
         self._driver = driver
-        driver.contexts.append(1)
-        self.stream, self._kept = self("cuStreamCreate", flags), []
+        self("cuCtxPushCurrent", 1)
+        self.stream = self("cuStreamCreate", flags)
 
     def __call__(self, name: str, *args: Any) -> Any:
         status, *results = getattr(self._driver, name)(*args)
