@@ -176,8 +176,8 @@ class Cuda:
         thread or, in the global mode, on any; outside of the relaxed mode, memory that is taken or given back and
         events that are asked would make its graph invalid. They cannot belong to it: our work is on streams of our own.
         """
-        # Set and set back, and not pushed and popped: a signal's exception between a push and the try that would undo it
-        # would leave the context there.
+        # Set and set back, and not pushed and popped: a signal's exception that comes between a push and the try that
+        # undoes it would leave the context there.
         before = self._call("cuCtxGetCurrent")
         other = int(before) != int(self._context)
         try:
