@@ -338,6 +338,23 @@ def judge(given: Mapping[str, np.ndarray], expected: Expectation) -> Verdict:
     return Verdict("right")
 
 
+def _inferred_shape(model: onnx.ModelProto, name: str) -> tuple[int, ...] | None:
+    inferred = onnx.ModelProto()
+    inferred.CopyFrom(model)
+    for output in inferred.graph.output:
+        output.ClearField("type")
+    try:
+        inferred = onnx.shape_inference.infer_shapes(inferred, data_prop=True)
+    except onnx.shape_inference.InferenceError:
+        return None
+    for output in inferred.graph.output:
+        tensor = output.type.tensor_type
+        if output.name == name and tensor.HasField("shape"):
+            dims = tensor.shape.dim
+            return tuple(dim.dim_value for dim in dims) if all(dim.HasField("dim_value") for dim in dims) else None
+    return None
+
+
 def oracle_is_alone(case: Case, given: Mapping[str, np.ndarray], expected: Expectation) -> bool:
     """Whether ONNX's reference implementation does not bear ONNX Runtime out against what was given.
 
@@ -353,7 +370,10 @@ def oracle_is_alone(case: Case, given: Mapping[str, np.ndarray], expected: Expec
     for (name, wanted), result in zip(expected.outputs.items(), results, strict=True):
         result, array, allowed = np.asarray(result), np.asarray(given[name]), expected.tolerance[name]
         if array.shape != wanted.shape or array.dtype != wanted.dtype:
-            # About the shape, as of a reduction over an axis of no elements, it is a witness too.
+            # About the shape, as of a reduction over an axis of no elements, it is a witness too; shape inference is
+            # the better one.
+            if _inferred_shape(case.model, name) == wanted.shape:
+                return False
             if result.shape != array.shape or result.dtype != array.dtype:
                 return False
             if _beyond(array, result, np.abs(np.nan_to_num(result.astype("float64"))) * 1e-3 + 1e-5).any():

@@ -31,7 +31,7 @@ def _qlinear_conv(d: Draft) -> None:
     x = d.fresh("uint8", (1, channels, d.integer(3, 8), d.integer(3, 8)), constant=0)
     w = d.fresh("uint8", (out, channels, k, k), constant=0.9)
     zeros = [d.scalar(d.integer(0, 3), "uint8") for _ in range(3)]
-    bias = d.fresh("int32", (out,), constant=0.9) if d.chance(0.5) else None
+    bias = d.fresh("int32", (out,), "normal", constant=0.9) if d.chance(0.5) else None
     pads = [k // 2] * 4 if d.chance(0.5) else None
     d.emit("QLinearConv", [x, _scale(d), zeros[0], w, _scale(d), zeros[1], _scale(d), zeros[2], bias], pads=pads)
 
@@ -47,7 +47,8 @@ def _conv_integer(d: Draft) -> None:
 
 @recipe("RoiAlign", since=16, weight=0.3)
 def _roi_align(d: Draft) -> None:
-    x = image(d, ranks=(4,))
+    # What infinities weigh that lie beside a region is nothing, or NaN.
+    x = image(d, ranks=(4,), tame=True)
     count = d.integer(1, 3)
     corners = np.asarray(d.rng.integers(0, 8, (count, 2))).astype(x.dtype)
     regions = np.concatenate([corners, corners + np.asarray(d.rng.integers(1, 6, (count, 2)))], axis=1).astype(x.dtype)

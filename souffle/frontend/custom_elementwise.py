@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import reduce
 
+import ml_dtypes
 import numpy as np
 import onnx
 from onnx import helper
@@ -38,9 +39,14 @@ def _elementwise(name: str, operands: Operands, function: Callable[..., PrimExpr
 def _fold(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
     combine = {"Max": tirx.Max, "Min": tirx.Min}.get(node.op_type, tirx.Add)
 
+    dtype = operands.dtype(0)
+    # A sum is beyond half precision where its mean is not.
+    wide = "float32" if dtype in ("float16", "bfloat16") and node.op_type == "Mean" else dtype
+
     def folded(*values: PrimExpr) -> PrimExpr:
-        result = reduce(combine, values)
-        return result / tirx.const(len(values), operands.dtype(0)) if node.op_type == "Mean" else result
+        result = reduce(combine, values if wide == dtype else [tirx.Cast(wide, value) for value in values])
+        result = result / tirx.const(len(values), wide) if node.op_type == "Mean" else result
+        return result if wide == dtype else tirx.Cast(dtype, result)
 
     return _elementwise(node.op_type.lower(), operands, folded)
 
@@ -54,16 +60,43 @@ def _sign(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
 
 
 @defines("Clip")
-def _clip(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
-    if len(operands.placeholders) < 2:
-        return None  # bounds as attributes
-    low = operands.present(1)
+def _clip(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
+    dtype = operands.dtype(0)
+    low, high = (operands.present(position) for position in (1, 2))
+    # By default the bounds are the least and the greatest finite number, so that infinities become these.
+    least, most = (
+        tirx.const(attribute(node, name, float(bound)), dtype) if is_floating(dtype) else None
+        for name, bound in zip(("min", "max"), _finite_range(dtype), strict=True)
+    )
 
     def clipped(x: PrimExpr, *bounds: PrimExpr) -> PrimExpr:
-        x = tirx.Max(x, bounds[0]) if low else x
-        return tirx.Min(x, bounds[-1]) if operands.present(2) else x
+        low_bound = bounds[0] if low else least
+        high_bound = bounds[-1] if high else most
+        x = x if low_bound is None else tirx.Max(x, low_bound)
+        return x if high_bound is None else tirx.Min(x, high_bound)
 
     return _elementwise("clip", operands, clipped)
+
+
+def _finite_range(dtype: str) -> tuple[float, float]:
+    if not is_floating(dtype):
+        return (0.0, 0.0)
+    limits = ml_dtypes.finfo(dtype)
+    return float(limits.min), float(limits.max)
+
+
+@defines("Sub")
+def _difference(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
+    dtype = operands.dtype(0)
+    if not dtype.startswith("uint") or DataType(dtype).bits < 32:
+        return None
+    # TVM and LLVM take a difference of unsigned integers not to be negative; as signed ones they are the same bits.
+    signed = dtype[1:]
+
+    def difference(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+        return tirx.reinterpret(dtype, tirx.reinterpret(signed, a) - tirx.reinterpret(signed, b))
+
+    return _elementwise("subtract", operands, difference)
 
 
 @defines("ThresholdedRelu")

@@ -16,6 +16,7 @@ from souffle.frontend import (  # noqa: F401  (these enter the operators that th
     custom_order,
     custom_resize,
     empty,
+    pooling,
     recurrent,
     reductions,
     rewrites,

@@ -12,7 +12,7 @@ from onnx import TensorProto
 
 from souffle.frontend.attributes import attribute
 from souffle.frontend.interpreter import Interpreter, special
-from souffle.frontend.node_writer import NodeWriter, constant
+from souffle.frontend.node_writer import NodeWriter, constant, in_single_precision
 from souffle.frontend.values import Known, Scope, Value
 from souffle.program import Tensor
 
@@ -69,7 +69,8 @@ def _reduce_nothing(
 ) -> list[Value] | None:
     """What stands around the sum is computed also where no axis is summed over, which TVM leaves out."""
     if not attribute(node, "noop_with_empty_axes", 0) or _reduced_axes(interpreter, node, inputs) != []:
-        return None
+        # Squares and sums are beyond half precision long before their root or logarithm is.
+        return in_single_precision(interpreter, node, inputs) if node.op_type in ("ReduceL2", "ReduceLogSum") else None
     operator, times = _OF_ONE_ELEMENT[node.op_type]
     return [NodeWriter(interpreter, node)(operator, *[inputs[0]] * times)]
 
@@ -107,8 +108,11 @@ def _reduce_mean(
         (mean,) = interpreter.primitive(node, inputs, scope.opsets)
         return [Known(np.zeros(mean.shape, dtype=mean.dtype), node.name)]
     axes = _reduced_axes(interpreter, node, inputs)
-    if "int" not in x.dtype or axes is None:
+    if axes is None:
         return None
+    if "int" not in x.dtype:
+        # The sum is beyond half precision where the mean is not.
+        return in_single_precision(interpreter, node, inputs) if axes else None
     if not axes:
         return [x]
     # TVM gives the mean of integers another type, and rounds it down; ONNX Runtime divides as integers are divided.

@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from souffle.frontend.attributes import attribute
 from souffle.frontend.interpreter import Interpreter, special
-from souffle.frontend.node_writer import NodeWriter, constant
+from souffle.frontend.node_writer import NodeWriter, constant, in_single_precision
 from souffle.frontend.refusal import Obstacle, data_dependent, version_of
 from souffle.frontend.values import Known, Scope, Value
 from souffle.program import Tensor
@@ -43,6 +43,22 @@ def _layer_normalization(
     result = write("Mul", result, scale)
     result = write("Add", result, bias[0]) if bias else result
     return [result, *(_cast(write, value, "float32", TensorProto.FLOAT) for value in (mean, inverse))]
+
+
+@special("DynamicQuantizeLinear")
+def _dynamic_quantize_linear(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> list[Value]:
+    write, x = NodeWriter(interpreter, node), interpreter.whole(inputs[0])
+    zero, one, most = (constant(value, x.dtype) for value in (0, 1, 255))
+    least, largest = (write(f"Reduce{kind}", x, keepdims=0) if math.prod(x.shape) else zero for kind in ("Min", "Max"))
+    least, largest = write("Min", least, zero), write("Max", largest, zero)
+    width = write("Sub", largest, least)
+    # Where all are zero ONNX's definition divides by zero; ONNX Runtime takes one for the scale.
+    scale = write("Where", write("Equal", width, zero), one, write("Div", width, most))
+    point = write("Round", write("Div", write("Neg", least), scale))
+    point = write("Cast", write("Clip", point, zero, most), to=TensorProto.UINT8)
+    return [write("QuantizeLinear", x, scale, point), scale, point]
 
 
 @special("Attention")
@@ -77,7 +93,7 @@ def _batch_normalization(
         return None
     if not all(isinstance(value, Known) for value in statistics):
         # A distance from the mean may be beyond half precision where the result is not.
-        return _in_single_precision(interpreter, node, inputs, scope)
+        return in_single_precision(interpreter, node, inputs)
     gain, bias, mean, variance = (value.array.astype("float64") for value in statistics)
     factor = gain / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
     shape = (-1, *[1] * (len(x.shape) - 2))
@@ -93,6 +109,9 @@ def _batch_normalization(
 def _mean_variance_normalization(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
 ) -> list[Value]:
+    narrow = in_single_precision(interpreter, node, inputs)
+    if narrow is not None:
+        return narrow
     write, x = NodeWriter(interpreter, node), interpreter.whole(inputs[0])
     axes = list(attribute(node, "axes", (0, 2, 3)))
 
@@ -133,6 +152,9 @@ def _group_normalization(
 def _lp_normalization(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
 ) -> list[Value]:
+    narrow = in_single_precision(interpreter, node, inputs)
+    if narrow is not None:
+        return narrow
     write, x = NodeWriter(interpreter, node), inputs[0]
     order = attribute(node, "p", 2)
     norm = write(f"ReduceL{order}", x, axes=[attribute(node, "axis", -1)], keepdims=1)
@@ -186,18 +208,20 @@ def _element_type(dtype: str) -> int:
     return int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
+@special("InstanceNormalization")
+def _instance_normalization(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> list[Value] | None:
+    # Sums and squared distances are beyond half precision where the result is not.
+    return in_single_precision(interpreter, node, inputs)
+
+
 @special("Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cosh", "Round", "Sinh", "Tan")
-def _in_single_precision(
+def _of_single_precision(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
 ) -> list[Value] | None:
     # Neither LLVM nor CUDA has these for the 16-bit types.
-    x = inputs[0]
-    if x.dtype not in ("float16", "bfloat16"):
-        return None
-    write = NodeWriter(interpreter, node)
-    attributes = {known.name: onnx.helper.get_attribute_value(known) for known in node.attribute}
-    wide = write(node.op_type, *(_cast(write, value, "float32", TensorProto.FLOAT) for value in inputs), **attributes)
-    return [write("Cast", wide, to=_element_type(x.dtype))]
+    return in_single_precision(interpreter, node, inputs)
 
 
 @special("Compress")

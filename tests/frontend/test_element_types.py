@@ -136,6 +136,47 @@ def test_layer_normalization_is_as_precise_as_its_type(dtype, outputs):
         np.testing.assert_allclose(got["inverse"], inverse, rtol=1e-4)
 
 
+_LARGE = {
+    "ReduceMean": ({}, lambda x: x.mean((0, 1, 2, 3), keepdims=True)),
+    "ReduceLogSum": ({}, lambda x: np.log(x.sum(keepdims=True))),
+    "ReduceL2": ({"keepdims": 0}, lambda x: np.sqrt((x * x).sum())),
+    "GlobalAveragePool": ({}, lambda x: x.mean((2, 3), keepdims=True)),
+    "AveragePool": ({"kernel_shape": [8, 8]}, lambda x: x.mean((2, 3), keepdims=True)),
+    "LpPool": ({"kernel_shape": [8, 8], "p": 2}, lambda x: np.sqrt((x * x).sum((2, 3), keepdims=True))),
+    "LpNormalization": ({"axis": 3}, lambda x: x / np.sqrt((x * x).sum(3, keepdims=True))),
+    "MeanVarianceNormalization": (
+        {},
+        lambda x: (x - x.mean((0, 2, 3), keepdims=True)) / x.std((0, 2, 3), keepdims=True),
+    ),
+    "Mean": ({}, lambda x: (x + x + x) / 3),
+}
+
+
+@pytest.mark.parametrize("operator", _LARGE)
+def test_half_precision_does_not_overflow_before_its_result(operator):
+    """Sums and squares beyond 65504, of which means, roots and logarithms are not."""
+    attributes, function = _LARGE[operator]
+    scale = 300 if operator == "ReduceL2" else 3000
+    x = (scale * (1 + np.random.default_rng(0).random((1, 2, 8, 8)))).astype("float16")
+    x = (x * np.float16(6)).astype("float16") if operator == "Mean" else x
+    node = helper.make_node(operator, ["x"] * (3 if operator == "Mean" else 1), ["y"], **attributes)
+    network = souffle.compile(model_of([node], {"x": ("float16", x.shape)}, ["y"], opset=18), target="cpu")
+    got = network(x)["y"]
+    assert got.dtype == "float16"
+    np.testing.assert_allclose(got.astype("float64"), function(x.astype("float64")), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("options", [{"target": "cpu"}, {"target": "cuda", "device": "cpu", "cubin": False}])
+def test_differences_of_unsigned_integers_wrap_around(options):
+    for dtype in ("uint8", "uint32", "uint64"):
+        x = np.array([0, 1, 5, 200], dtype)
+        nodes = [helper.make_node("Sub", ["one", "x"], ["less"]), helper.make_node("Max", ["less", "one"], ["most"])]
+        model = model_of(nodes, {"x": (dtype, x.shape)}, ["less", "most"], {"one": np.array(1, dtype)}, opset=18)
+        got, less = souffle.compile(model, **options)(x), np.array(1, dtype) - x
+        np.testing.assert_array_equal(got["less"], less)
+        np.testing.assert_array_equal(got["most"], np.maximum(less, 1))
+
+
 def test_half_precision_does_not_overflow_between_where_normalization_ends():
     """The distance from the mean, over a deviation below one, is beyond 65504; the result is not."""
     node = helper.make_node("BatchNormalization", ["x", "scale", "shift", "mean", "variance"], ["y"])

@@ -116,6 +116,26 @@ CASES = {
     "global-average": ("GlobalAveragePool", [(F, (2, 3, 5, 7))], {}),
     "global-max": ("GlobalMaxPool", [(F, (2, 3, 5, 7))], {}),
     "lp-pool": ("LpPool", [(F, (1, 2, 6, 6))], {"kernel_shape": [2, 2], "p": 2}),
+    "lp-pool-ceil": (
+        "LpPool",
+        [(F, (1, 2, 6, 7))],
+        {"kernel_shape": [3, 3], "strides": [2, 2], "p": 3, "ceil_mode": 1, "pads": [1, 0, 0, 1], "opset": 18},
+    ),
+    "lp-pool-same": (
+        "LpPool",
+        [(F, (1, 2, 7))],
+        {"kernel_shape": [3], "strides": [2], "p": 3, "auto_pad": "SAME_LOWER", "opset": 18},
+    ),
+    "max-pool-same-lower": (
+        "MaxPool",
+        [(F, (3, 2, 4, 5))],
+        {"kernel_shape": [3, 2], "strides": [3, 2], "auto_pad": "SAME_LOWER"},
+    ),
+    "max-pool-same-upper": (
+        "MaxPool",
+        [(F, (3, 2, 4, 5))],
+        {"kernel_shape": [3, 2], "strides": [3, 2], "auto_pad": "SAME_UPPER", "ceil_mode": 1},
+    ),
     "depth-to-space": ("DepthToSpace", [(F, (1, 8, 3, 5))], {"blocksize": 2, "mode": "CRD"}),
     "space-to-depth": ("SpaceToDepth", [(F, (1, 2, 4, 6))], {"blocksize": 2}),
     # normalizations

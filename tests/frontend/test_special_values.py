@@ -117,6 +117,7 @@ def test_elementwise(run: Callable, dtype: str) -> None:
         # The reference evaluator computes these in ways of its own.
         want["thresholded"] = np.where(x > np.array(0.75, dtype), x, np.array(0, dtype))
         want["leaky_by_zero"] = np.where(x < 0, x * np.array(0, dtype), x)
+        want["clip_below"] = np.clip(x, np.array(1, dtype), np.finfo(dtype).max)
         want["rest"] = np.fmod(inputs["a"], inputs["b"])
         if dtype == "float32":
             want["elu"] = np.where(x < 0, np.expm1(x), x)
@@ -316,3 +317,23 @@ def test_celu_of_a_scalar_is_a_scalar() -> None:
     got = on_host(network({"y": ("Celu", "x", {"alpha": 0.5})}, inputs), inputs)["y"]
     assert got.shape == ()
     np.testing.assert_allclose(got, 0.5 * np.expm1(-4.0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("bounds", [(False, False), (True, False), (False, True)])
+def test_an_absent_bound_is_the_last_finite_number(bounds):
+    x = np.array([np.inf, -np.inf, 3e38, -1, np.nan, 0, 7], "float32")
+    low, high = (np.float32(value) if there else None for value, there in zip((-2, 5), bounds, strict=True))
+    names = ["x", "low" if bounds[0] else "", "high" if bounds[1] else ""]
+    given = {name: value for name, value in (("low", low), ("high", high)) if value is not None}
+    model = model_of([helper.make_node("Clip", names, ["y"])], {"x": (x.dtype, x.shape)}, ["y"], given, opset=18)
+    most = np.finfo("float32").max
+    want = np.minimum(np.maximum(x, -most if low is None else low), most if high is None else high)
+    np.testing.assert_array_equal(souffle.compile(model, target="cpu")(x)["y"], want)
+
+
+def test_quantizing_zeros_divides_by_one():
+    x = np.zeros((2, 7), "float32")
+    node = helper.make_node("DynamicQuantizeLinear", ["x"], ["y", "scale", "point"])
+    model = model_of([node], {"x": (x.dtype, x.shape)}, ["y", "scale", "point"], opset=18)
+    got = souffle.compile(model, target="cpu")(x)
+    assert got["scale"] == 1 and got["point"] == 0 and not got["y"].any()

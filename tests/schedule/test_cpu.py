@@ -12,6 +12,7 @@ import tvm
 import tvm_ffi
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from onnx import helper
 from tvm import te, tirx, topi
 
 import souffle
@@ -20,6 +21,7 @@ from souffle.schedule.cpu import build, build_cpu, host_target, machine_of, sche
 from souffle.schedule.cpu.contraction import tiling_of
 from souffle.schedule.cpu.emit import pieces
 from souffle.schedule.cpu.inline import node_count
+from tests.frontend.support import model_of
 from tests.testlib import inputs_for, random_program
 
 TARGET = host_target()
@@ -611,3 +613,15 @@ def test_tiles_fit_the_registers(rows, columns, registers):
     tiling = tiling_of(rows, columns, lanes, count)
     assert 1 <= tiling.rows <= rows
     assert tiling.rows * tiling.vectors + tiling.vectors + 1 <= count
+
+
+@pytest.mark.parametrize("extent", [7, 9, 31])
+def test_every_second_element_is_read_only_where_it_is(extent):
+    """Read ahead of the condition that keeps it inside its tensor, all of a vector would be undefined to LLVM."""
+    node = helper.make_node("LpPool", ["x"], ["y"], kernel_shape=[3], strides=[2], p=3, pads=[1, 1])
+    model = model_of([node], {"x": ("float32", (1, 2, extent))}, ["y"], opset=18)
+    for seed in range(3):
+        x = np.random.default_rng(seed).standard_normal((1, 2, extent)).astype("float32")
+        cubes = np.pad(np.abs(x) ** 3, ((0, 0), (0, 0), (1, 1)))
+        want = np.cbrt(sum(cubes[..., k : k + extent : 2] for k in range(3)))
+        np.testing.assert_allclose(souffle.compile(model, target="cpu")(x)["y"], want, rtol=1e-4)

@@ -14,7 +14,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import sym, tirx
-from tvm.ir.expr import TensorLoad
+from tvm.ir.expr import Call, TensorLoad
 from tvm.s_tir.stmt import SBlockRealize
 from tvm.tirx import ForKind
 
@@ -26,6 +26,7 @@ __all__ = [
     "Nest",
     "as_index",
     "buffer_loads",
+    "guarded_loads",
     "decode",
     "distinct",
     "flat_index",
@@ -221,6 +222,18 @@ def buffer_loads(node: Any) -> list[TensorLoad]:
     """All loads from buffers in an expression or statement."""
     found: list[TensorLoad] = []
     tvm_ffi.structural_walk(node, (TensorLoad, lambda load: found.append(load)))
+    return found
+
+
+def guarded_loads(node: Any) -> list[TensorLoad]:
+    """The loads that happen only where the condition of an ``if_then_else`` holds, or does not."""
+    found: list[TensorLoad] = []
+
+    def see(call: Call) -> None:
+        if getattr(call.op, "name", "").endswith("if_then_else"):
+            found.extend(load for branch in call.args[1:] for load in buffer_loads(branch))
+
+    tvm_ffi.structural_walk(node, (Call, see))
     return found
 
 

@@ -17,6 +17,7 @@ from souffle.schedule.cpu.nest import (
     Axis,
     Nest,
     buffer_loads,
+    guarded_loads,
     loop,
     map_buffer_loads,
     replace_variables,
@@ -309,7 +310,12 @@ def _pairs(nest: Nest, column: Axis, width: int) -> list[TensorLoad]:
     found: list[TensorLoad] = []
     if width < 4:
         return found
-    for load in buffer_loads(_rest(nest).value):
+    value = _rest(nest).value
+    guarded = guarded_loads(value)
+    for load in buffer_loads(value):
+        # Ahead of its condition, a load would read beside its tensor: LLVM then takes the whole vector for undefined.
+        if any(load.same_as(other) for other in guarded):
+            continue
         if not load.indices or len(uses(list(load.indices)[:-1], [column])) or buffer_loads(list(load.indices)):
             continue
         if stride_along(load, column, [column]) == 2 and not any(tvm_ffi.structural_equal(load, f) for f in found):
