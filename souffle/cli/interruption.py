@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import NoReturn
 
 from souffle.cli.output import Progress
@@ -57,11 +57,8 @@ def interruptible(work: Callable[[], int], progress: Progress) -> int:
     try:
         if ours:
             signal.signal(signal.SIGINT, interrupt)
-        status = work()
-    except BaseException as error:
-        if not isinstance(error, KeyboardInterrupt) and not progress.interrupted:
-            raise
-        progress.interrupted = True
+        with _Interruptions(progress):
+            status = work()
     finally:
         if ours:
             signal.signal(signal.SIGINT, before)
@@ -72,6 +69,19 @@ def interruptible(work: Callable[[], int], progress: Progress) -> int:
         progress.done()
     _say()
     return INTERRUPTED
+
+
+class _Interruptions(contextlib.AbstractContextManager[None]):
+    """Takes what is raised for the interrupt: a KeyboardInterrupt, and once there was one, anything."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> bool:
+        self._progress.interrupted |= isinstance(error, KeyboardInterrupt)
+        return kind is not None and self._progress.interrupted
 
 
 def run_process(main: Callable[[], int]) -> NoReturn:
