@@ -90,11 +90,11 @@ def _difference(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | N
     dtype = operands.dtype(0)
     if not dtype.startswith("uint") or DataType(dtype).bits < 32:
         return None
-    # TVM and LLVM take a difference of unsigned integers not to be negative; as signed ones they are the same bits.
-    signed = dtype[1:]
+    one = tirx.const(1, dtype)
 
     def difference(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-        return tirx.reinterpret(dtype, tirx.reinterpret(signed, a) - tirx.reinterpret(signed, b))
+        # TVM and LLVM take a difference of unsigned integers to be one of the integers proper.
+        return tirx.Select(a < b, tirx.bitwise_not(b - a - one), a - b)
 
     return _elementwise("subtract", operands, difference)
 
@@ -174,13 +174,15 @@ def _cast(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
     source, target = operands.dtype(0), str(helper.tensor_dtype_to_np_dtype(attribute(node, "to")))
     if not (source.startswith("uint") and target.startswith("int")) or DataType(source).bits < DataType(target).bits:
         return None
-    # TVM takes what was unsigned not to be negative; the highest bit of such a type becomes the sign.
-    unsigned = f"u{target}"
-    return _elementwise(
-        "cast",
-        operands,
-        lambda x: tirx.reinterpret(target, x if source == unsigned else tirx.Cast(unsigned, x)),
-    )
+    unsigned, minus = f"u{target}", tirx.const(-1, target)
+    most = tirx.const(np.iinfo(target).max, unsigned)
+
+    def signed(x: PrimExpr) -> PrimExpr:
+        x = x if source == unsigned else tirx.Cast(unsigned, x)
+        # TVM takes what was cast from an unsigned type not to be negative, which is true of each side here.
+        return tirx.Select(x > most, minus - tirx.Cast(target, tirx.bitwise_not(x)), tirx.Cast(target, x))
+
+    return _elementwise("cast", operands, signed)
 
 
 @defines("Mod")

@@ -30,13 +30,18 @@ class NodeWriter:
         return self.interpreter.emit(operator, list(inputs), f"{self.name}/{operator}", **attributes)[0]
 
 
-def in_single_precision(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value]) -> list[Value] | None:
-    """What a node of 16-bit floating-point numbers gives if it computes in float32; ``None`` for one of others."""
+def in_single_precision(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], **attributes
+) -> list[Value] | None:
+    """What a node of 16-bit floating-point numbers gives if it computes in float32; ``None`` for one of others.
+
+    Its attributes are the node's where none are given.
+    """
     x = interpreter.whole(inputs[0])
     if x.dtype not in ("float16", "bfloat16"):
         return None
     write = NodeWriter(interpreter, node)
-    attributes = {known.name: onnx.helper.get_attribute_value(known) for known in node.attribute}
+    attributes = attributes or {known.name: onnx.helper.get_attribute_value(known) for known in node.attribute}
     operands = [
         write("Cast", value, to=TensorProto.FLOAT) if value is not None and value.dtype == x.dtype else value
         for value in inputs

@@ -63,14 +63,22 @@ _OF_ONE_ELEMENT = {
 """What a reduction over no axis does to an element: an operator, and how many times it takes the element."""
 
 
+def _in_single_precision(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value]) -> list[Value] | None:
+    """Sums and squares are beyond half precision long before their mean, root or logarithm is."""
+    axes = _reduced_axes(interpreter, node, inputs)
+    if node.op_type not in ("ReduceL2", "ReduceLogSum", "ReduceMean") or axes is None:
+        return None
+    # As an attribute, which the operators of the set that expansions are written in have.
+    return in_single_precision(interpreter, node, inputs[:1], axes=axes, keepdims=attribute(node, "keepdims", 1))
+
+
 @special(*_OF_ONE_ELEMENT)
 def _reduce_nothing(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
 ) -> list[Value] | None:
     """What stands around the sum is computed also where no axis is summed over, which TVM leaves out."""
     if not attribute(node, "noop_with_empty_axes", 0) or _reduced_axes(interpreter, node, inputs) != []:
-        # Squares and sums are beyond half precision long before their root or logarithm is.
-        return in_single_precision(interpreter, node, inputs) if node.op_type in ("ReduceL2", "ReduceLogSum") else None
+        return _in_single_precision(interpreter, node, inputs)
     operator, times = _OF_ONE_ELEMENT[node.op_type]
     return [NodeWriter(interpreter, node)(operator, *[inputs[0]] * times)]
 
@@ -111,8 +119,7 @@ def _reduce_mean(
     if axes is None:
         return None
     if "int" not in x.dtype:
-        # The sum is beyond half precision where the mean is not.
-        return in_single_precision(interpreter, node, inputs) if axes else None
+        return _in_single_precision(interpreter, node, inputs) if axes else None
     if not axes:
         return [x]
     # TVM gives the mean of integers another type, and rounds it down; ONNX Runtime divides as integers are divided.

@@ -152,6 +152,15 @@ _LARGE = {
 }
 
 
+def test_half_precision_is_reduced_over_the_axes_that_are_given():
+    x = np.full((2, 3, 128), 900, "float16")
+    nodes = [helper.make_node(name, ["x", "axes"], [name], keepdims=0) for name in ("ReduceMean", "ReduceL2")]
+    model = model_of(nodes, {"x": (x.dtype, x.shape)}, ["ReduceMean", "ReduceL2"], {"axes": np.array([-1])}, opset=18)
+    got = souffle.compile(model, target="cpu")(x)
+    np.testing.assert_array_equal(got["ReduceMean"], np.full((2, 3), 900, "float16"))
+    np.testing.assert_allclose(got["ReduceL2"], np.full((2, 3), 900 * np.sqrt(128)), rtol=1e-3)
+
+
 @pytest.mark.parametrize("operator", _LARGE)
 def test_half_precision_does_not_overflow_before_its_result(operator):
     """Sums and squares beyond 65504, of which means, roots and logarithms are not."""
