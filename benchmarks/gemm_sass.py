@@ -60,9 +60,7 @@ def products(tokens: int, hidden: int) -> dict[str, list[te.Tensor]]:
         lambda s, i, j: te.sum(a[i, k].astype("float32") * b[s, k, j].astype("float32"), k),
         "product",
     )
-    stored = te.compute(
-        (3, tokens, hidden), lambda s, i, j: (total[s, i, j] + bias[s, j]).astype("float16"), "stored"
-    )
+    stored = te.compute((3, tokens, hidden), lambda s, i, j: (total[s, i, j] + bias[s, j]).astype("float16"), "stored")
     found["query, key, value"] = [a, b, bias, stored]
     for name, inner, columns in (
         ("projection", hidden, hidden),
@@ -126,9 +124,7 @@ def examined(schedule: GpuSchedule, arch: str) -> dict:
     image, report = compile_cubin(emit_cuda([("alone", shape)], names, target)[0], arch)
     used, counted = report["alone"], count_instructions(image)["alone"]
     pool = max(function.shared_bytes for function in functions)
-    resources = StageResources(
-        used.registers, used.static_shared_bytes, pool, THREADS, used.spill_store_bytes, True
-    )
+    resources = StageResources(used.registers, used.static_shared_bytes, pool, THREADS, used.spill_store_bytes, True)
     described = [cost_device(name) for name in product_names() if name in _PREDICTED]
     return {
         "arch": arch,

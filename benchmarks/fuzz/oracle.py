@@ -60,6 +60,14 @@ _ARITHMETIC = frozenset((
 ROUNDING = {"float32": 2.0**-22, "float64": 2.0**-50, "float16": 2.0**-10}
 """The rounding errors tried: a few units in the last place."""
 
+# fmt: off
+_SUMS = frozenset((
+    "MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "ReduceSum", "ReduceMean", "AveragePool", "GlobalAveragePool",
+    "CumSum", "Attention", "LSTM", "GRU", "RNN"
+))
+# fmt: on
+"""Operators whose zeros have the sign that the sum was begun with, or not."""
+
 _LOSE_NAN = {"MaxPool": "MaxPool", "GlobalMaxPool": "GlobalMaxPool", "ReduceMax": "ReduceMax", "ReduceMin": "ReduceMax"}
 """Operators through which ONNX Runtime loses NaN, and what tells where one was."""
 
@@ -191,13 +199,19 @@ def _noisy(case: Case, tensors: Mapping[str, np.ndarray], rounding: float, seed:
             if node.op_type in _MOVERS and not scatters:
                 continue
             operands = [tensors[i] for i in node.input if i in tensors]
-            if (node.op_type in _ARITHMETIC or scatters) and all(is_exact(a) for a in (array, *operands)):
+            exact = (node.op_type in _ARITHMETIC or scatters) and all(is_exact(a) for a in (array, *operands))
+            signs = node.op_type in _SUMS and bool((array == 0).any())
+            if exact and not signs:
                 continue
             factor = f"{name}__rounding"
             node.output[position] = f"{name}__exact"
             least = max(rounding, ROUNDING["float32"] if node.op_type in _STASHED else 0.0)
             # An input of no declared shape: what is inferred for the tensor may differ from what it comes to.
-            inputs[factor] = errors(array, least)
+            inputs[factor] = np.ones_like(array) if exact else errors(array, least)
+            if signs:
+                # All in one trial, and some in another.
+                turned = -1.0 if seed == 0 else rng.choice((-1.0, 1.0), array.shape)
+                inputs[factor] = np.where(array == 0, turned, inputs[factor]).astype(array.dtype)
             kind = helper.np_dtype_to_tensor_dtype(array.dtype)
             graph.input.append(helper.make_tensor_value_info(factor, kind, None))
             nodes.append(helper.make_node("Mul", [f"{name}__exact", factor], [name]))
