@@ -11,6 +11,7 @@ from tvm import te
 from souffle.errors import UnsupportedOperatorError
 from souffle.frontend import (  # noqa: F401  (these enter the operators that they define)
     control,
+    custom_convolution,
     custom_elementwise,
     custom_indexing,
     custom_order,

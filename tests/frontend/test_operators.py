@@ -104,6 +104,11 @@ CASES = {
         [(F, (1, 4, 5, 6)), weights(4, 2, 3, 3)],
         {"strides": [2, 2], "output_padding": [1, 1], "group": 2},
     ),
+    "deconv-dilated": (
+        "ConvTranspose",
+        [(F, (2, 4, 5, 6)), weights(4, 3, 3, 2), weights(6)],
+        {"strides": [2, 1], "dilations": [2, 3], "pads": [1, 0, 2, 1], "output_padding": [1, 0], "group": 2},
+    ),
     "deconv-1d": ("ConvTranspose", [(F, (1, 3, 5)), weights(3, 2, 4)], {"strides": [2]}),
     "max-pool": ("MaxPool", [(F, (1, 2, 9, 9))], {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 0, 1, 1]}),
     "max-pool-ceil": ("MaxPool", [(F, (1, 2, 8, 8))], {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}),

@@ -337,3 +337,12 @@ def test_quantizing_zeros_divides_by_one():
     model = model_of([node], {"x": (x.dtype, x.shape)}, ["y", "scale", "point"], opset=18)
     got = souffle.compile(model, target="cpu")(x)
     assert got["scale"] == 1 and got["point"] == 0 and not got["y"].any()
+
+
+def test_an_infinity_meets_no_zeros_between_the_taps():
+    """Of a dilated transposed convolution, whose filter TVM fills with zeros."""
+    x = np.array([[[1, np.inf, 2, 3, -1]]], "float32")
+    node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], dilations=[2])
+    weights = {"w": np.array([[[1, 2, -3]]], "float32")}
+    got = souffle.compile(model_of([node], {"x": (x.dtype, x.shape)}, ["y"], weights, opset=18), target="cpu")(x)["y"]
+    np.testing.assert_array_equal(got, [[[1, np.inf, 4, np.inf, 0, -np.inf, -8, -9, 3]]])
