@@ -69,6 +69,20 @@ def _attention(
     return interpreter.by_definition(node, inputs, scope)
 
 
+@special("AffineGrid")
+def _affine_grid(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> Sequence[Value] | None:
+    size = inputs[1]
+    if attribute(node, "align_corners", 0) and isinstance(size, Known) and 1 in size.array.tolist()[2:]:
+        # ONNX's definition divides by zero, its reference puts the one point at -1, ONNX Runtime at 1, PyTorch at 0.
+        raise Obstacle(
+            "with align_corners = 1 and one point along a dimension, ONNX does not say where that point is",
+            "align_corners = 0 puts it in the middle",
+        )
+    return None
+
+
 @special("Dropout")
 def _dropout(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value]:
     training = inputs[2] if len(inputs) > 2 else None

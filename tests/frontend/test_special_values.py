@@ -346,3 +346,10 @@ def test_an_infinity_meets_no_zeros_between_the_taps():
     weights = {"w": np.array([[[1, 2, -3]]], "float32")}
     got = souffle.compile(model_of([node], {"x": (x.dtype, x.shape)}, ["y"], weights, opset=18), target="cpu")(x)["y"]
     np.testing.assert_array_equal(got, [[[1, np.inf, 4, np.inf, 0, -np.inf, -8, -9, 3]]])
+
+
+def test_a_grid_of_one_point_at_two_corners_is_refused():
+    node = helper.make_node("AffineGrid", ["theta", "size"], ["y"], align_corners=1)
+    given = {"size": np.array([2, 1, 1, 5])}
+    with pytest.raises(souffle.SouffleError, match="ONNX does not say where that point is; align_corners = 0"):
+        import_onnx(model_of([node], {"theta": ("float32", (2, 2, 3))}, ["y"], given, opset=20))
