@@ -41,8 +41,10 @@ def main() -> int:
                 whole = json.loads(lines[int(record.where.rpartition(":")[2]) - 1])
                 file.write(json.dumps([place[record.workload], *whole[1:]], separators=(",", ":")) + "\n")
     size = sum(path.stat().st_size for path in arguments.target.iterdir())
-    print(f"{len(log.records)} records of {len(log.workload_lines)} workloads -> "
-          f"{sum(map(len, kept.values()))} of {len(kept)}, {size / 1e6:.1f} MB")
+    print(
+        f"{len(log.records)} records of {len(log.workload_lines)} workloads -> "
+        f"{sum(map(len, kept.values()))} of {len(kept)}, {size / 1e6:.1f} MB"
+    )
     return 0
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto
 
 import models
 import souffle
-from benchmarks.weights import write_weights
+from benchmarks.weights import redrawn, write_weights
 
 __all__ = ["main"]
 
@@ -49,10 +49,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--save", action="append", required=True, metavar="LEVEL:CONSTANTS:BARRIER=FILE")
     parser.add_argument("--io", required=True, type=Path)
     options = parser.parse_args(argv)
-    model = models.build(options.model, options.size, steps=options.steps)
+    model, draws = redrawn(models.build(options.model, options.size, steps=options.steps))
     if not options.io.exists():
         _write_io(model, options.io)
-    initializers = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
     program = souffle.import_onnx(model)
     levels: dict[tuple[str, str], list[tuple[str, Path]]] = {}
     for item in options.save:
@@ -82,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
             net.save(path, constants=constants)
             if constants == "synthetic":
                 weights = path.with_suffix(".weights.npz")
-                found, carried = write_weights(weights, plan.constants, initializers)
+                found, carried = write_weights(weights, plan.constants, draws)
                 about |= {"weights_rebuilt_bytes": found, "weights_carried_bytes": carried}
             path.with_suffix(".json").write_text(json.dumps(about))
     return 0

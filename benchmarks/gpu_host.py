@@ -5,12 +5,16 @@ Here, with the compiler::
     python -m benchmarks.gpu_host build --out ARTIFACTS
     python -m benchmarks.gpu_host pack --in ARTIFACTS --to FOLDER
 
-On the host, in FOLDER (Python 3.12, NumPy, cuda-bindings, nvcc, compute-sanitizer; onnx and PyTorch where they are)::
+On the host, in FOLDER/part1 and each other part (Python 3.12, NumPy, cuda-bindings; nvcc, compute-sanitizer and PyTorch
+where they are)::
 
     python -m benchmarks.gpu_host run --in artifacts --out RESULTS
 
 ``rehearse`` in the place of ``run`` goes through the same steps without a GPU, up to the launches. Every step is a
 process bounded in time; what RESULTS/results.json (or the file of ``--resume``) has already is not done again.
+
+``first-contact`` is the first half hour with a GPU: phases of at most eight minutes each, what matters most first, with
+a verdict on each; ``latency`` the paper's ablation alone. Both take ``--rehearse``.
 """
 
 from __future__ import annotations
@@ -26,13 +30,15 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_run import chosen_cases, run_steps, steps_for
-from benchmarks.gpu_table import across_barriers, table
+from benchmarks import grid_barriers, shared_memory
+from benchmarks.gpu_plan import Phase, chosen_cases, first_contact, steps_for
+from benchmarks.gpu_run import run_phases
+from benchmarks.gpu_table import across_barriers, phase_table, table
 
 __all__ = ["main"]
 
@@ -99,6 +105,8 @@ def _build(options: argparse.Namespace) -> int:
     for group in _groups(options):
         failed += not _build_group(options, index, group, compiler)
         _write(index_path, index)
+    kernels = [*grid_barriers.compile_kernels(out, options.arch), *shared_memory.compile_kernels(out, options.arch)]
+    index["kernels"] = [path.name for path in kernels]
     index["build_seconds"] = round(index.get("build_seconds", 0.0) + time.monotonic() - began, 1)
     _write(index_path, index)
     _log.info("%d cases, %d models failed, %.0f s", len(index["cases"]), failed, time.monotonic() - began)
@@ -216,32 +224,79 @@ def _sizes(folder: Path, index: dict[str, Any]) -> str:
 # pack
 
 
+def _files(names: Iterable[str], cases: dict[str, dict[str, Any]]) -> list[str]:
+    return sorted({cases[name][key] for name in names for key in ("artifact", "io", "weights") if cases[name][key]})
+
+
+def _parts(folder: Path, index: dict[str, Any], room: float) -> list[list[str]]:
+    """Cases for one transfer after the other, in the order in which first contact wants them.
+
+    Those of one model, size and precision stay together where they fit, for their latencies are compared.
+    """
+    cases = index["cases"]
+
+    def size(names: Iterable[str]) -> int:
+        return sum((folder / file).stat().st_size for file in _files(names, cases))
+
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for name, case in cases.items():
+        groups.setdefault((case["size"], case["model"], case["precision"]), []).append(name)
+    syncs = {key: max(cases[name].get("grid_syncs", 0) for name in names) for key, names in groups.items()}
+    parts: list[list[str]] = [[]]
+    for key in sorted(groups, key=lambda key: (key[0] != "tiny", -syncs[key])):
+        names = groups[key]
+        for chunk in [names] if size(names) <= room else [[name] for name in names]:
+            if parts[-1] and size([*parts[-1], *chunk]) > room:
+                parts.append([])
+            parts[-1] += chunk
+    return parts
+
+
 def _pack(options: argparse.Namespace) -> int:
-    """Gather what must travel into one folder: the runtime, this script, the models and the artifacts."""
+    """Gather what must travel into folders that fit, each with the runtime, this script and its artifacts."""
     index = json.loads((options.input / "index.json").read_text())
     if options.models:
         index["cases"] = {name: case for name, case in index["cases"].items() if case["model"] in options.models}
     if options.to.exists() and any(options.to.iterdir()):
         _log.error("%s is not empty; give a new folder", options.to)
         return 2
-    artifacts = options.to / "artifacts"
-    artifacts.mkdir(parents=True)
-    for name in _TRAVELS:
-        shutil.copytree(_ROOT / name, options.to / name, ignore=shutil.ignore_patterns("__pycache__", ".*", "build"))
-    shutil.copy(_ROOT / "pyproject.toml", options.to)
-    files = {case[key] for case in index["cases"].values() for key in ("artifact", "io", "weights") if case[key]}
-    for file in sorted(files):
-        shutil.copy(options.input / file, artifacts)
-    _write(artifacts / "index.json", index)
-    total = sum(Path(base, file).stat().st_size for base, _, names in os.walk(options.to) for file in names)
-    _log.info("%s\n%s holds %.1f MiB", _sizes(artifacts, index), options.to, total / 2**20)
-    if total > options.max_mib * 2**20:
-        _log.error("that is over --max-mib %g; pack fewer --models at a time", options.max_mib)
-        return 1
-    return 0
+    sources = [path for name in _TRAVELS for path in (_ROOT / name).rglob("*") if path.is_file()]
+    room = options.max_mib * 2**20 - sum(path.stat().st_size for path in sources if "__pycache__" not in path.parts)
+    room -= sum((options.input / file).stat().st_size for file in index.get("kernels", []))
+    over, contents = 0, {}
+    for number, names in enumerate(_parts(options.input, index, room), 1):
+        part = options.to / f"part{number}"
+        artifacts = part / "artifacts"
+        artifacts.mkdir(parents=True)
+        for name in _TRAVELS:
+            shutil.copytree(_ROOT / name, part / name, ignore=shutil.ignore_patterns("__pycache__", ".*", "build"))
+        shutil.copy(_ROOT / "pyproject.toml", part)
+        for file in [*_files(names, index["cases"]), *index.get("kernels", [])]:
+            shutil.copy(options.input / file, artifacts)
+        chosen = {name: index["cases"][name] for name in names}
+        _write(artifacts / "index.json", {**index, "cases": chosen})
+        total = sum(Path(base, file).stat().st_size for base, _, found in os.walk(part) for file in found)
+        over += total > options.max_mib * 2**20
+        models = sorted({f"{case['model']} {case['size']} {case['precision']}" for case in chosen.values()})
+        contents[part.name] = {"mib": round(total / 2**20, 1), "networks": models, "cases": names}
+        _log.info("%s: %.1f MiB, %d cases: %s", part, total / 2**20, len(names), ", ".join(models))
+    _write(options.to / "index.json", contents)
+    if over:
+        _log.error("a part is over --max-mib %g: one network alone is", options.max_mib)
+    return 1 if over else 0
 
 
 # run
+
+
+def _phases(options: argparse.Namespace, cases: dict[str, dict[str, Any]]) -> list[Phase]:
+    """What the command is to do."""
+    phases = first_contact(cases, options) if options.command != "run" else []
+    if options.command == "first-contact":
+        return [phase for phase in phases if not options.phases or phase.name in ("device", *options.phases)]
+    if options.command == "latency":
+        return [phase for phase in phases if phase.name in ("device", "latency", "constants")]
+    return [Phase("all", "Is all well?", options.budget, tuple(steps_for(cases, options)))]
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -259,11 +314,17 @@ def _run(options: argparse.Namespace) -> int:
     results["rehearsal"] = options.rehearse
     results["command"] = " ".join(["python -m benchmarks.gpu_host", *sys.argv[1:]])
     results["date"] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    results["cases"] = cases
-    steps = steps_for(cases, options)
-    run_steps(steps, cases, options, results, lambda: _write(path, results))
+    # What was run with an earlier part of the artifacts is still in the table.
+    results["cases"] = results.get("cases", {}) | cases
+    phases = _phases(options, cases)
+    run_phases(phases, cases, options, results, lambda: _write(path, results))
     _write(path, results)
-    sys.stdout.write(table(results, steps, cases))
+    steps = [step for phase in phases for step in phase.steps]
+    text = table(results, steps, cases)
+    if options.command == "first-contact":
+        text += "\n" + phase_table(results, _phases(options, results["cases"]))
+    (options.out / "table.txt").write_text(text)
+    sys.stdout.write(text)
     states = [results["steps"].get(step.key(name), {}).get("status") for step in steps for name in step.names]
     different = across_barriers(cases, results["steps"])[1]
     return 0 if all(state == "ok" for state in states) and not different else 1
@@ -296,28 +357,43 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--max-mib", type=float, default=16.0, help="larger files stay here")
     build.add_argument("--timeout", type=int, default=5400, help="seconds for all levels of one model")
     build.add_argument("--force", action="store_true", help="build again what is there")
-    pack = commands.add_parser("pack", help="gather what travels into one folder")
+    pack = commands.add_parser("pack", help="gather what travels into folders, one for each transfer")
     pack.add_argument("--in", dest="input", type=Path, required=True)
     pack.add_argument("--to", type=Path, required=True)
     pack.add_argument("--models", nargs="*", default=[], help="only these")
-    pack.add_argument("--max-mib", type=float, default=60.0, help="more than this is an error")
-    for name in ("run", "rehearse"):
-        run = commands.add_parser(name, help="every step on the host" if name == "run" else "the same without a GPU")
-        run.add_argument("--in", dest="input", type=Path, required=True)
+    pack.add_argument("--max-mib", type=float, default=45.0, help="of each folder")
+    about = {
+        "run": "every step on the host",
+        "rehearse": "the same without a GPU",
+        "first-contact": "the first half hour on the host, most important first",
+        "latency": "V0 to V4 at paper size, and what launches, syncs and memory cost",
+    }
+    for name, text in about.items():
+        run = commands.add_parser(name, help=text)
+        run.add_argument("--in", dest="input", type=Path, default=Path("artifacts"))
         run.add_argument("--out", type=Path, required=True)
         run.add_argument("--resume", type=Path, help="results.json of an earlier run that was cut short")
         run.add_argument("--models", nargs="*", default=[], help="only these")
-        run.add_argument("--only", nargs="+", choices=_KINDS, help="only these steps; once is compute-sanitizer's")
+        if name in ("run", "rehearse"):
+            run.add_argument("--only", nargs="+", choices=_KINDS, help="only these steps; once is compute-sanitizer's")
+            run.add_argument("--sanitize", nargs="*", default=list(_LEVELS), choices=_LEVELS, help="levels under it")
+            run.add_argument("--repeats", type=int, help="runs that must agree bit by bit; 20")
+            run.set_defaults(rehearse=name == "rehearse", command="run")
+        else:
+            run.add_argument("--rehearse", action="store_true", help="without a GPU")
+        if name != "run":
+            run.add_argument("--deferred", action="store_true", help="rehearse with work that runs as late as it can")
+            run.add_argument(
+                "--fault", metavar="KIND:N", help="rehearse a fault: too-large:N, sticky:N, hang:N, wrong:N"
+            )
+        if name == "first-contact":
+            run.add_argument("--phases", nargs="+", metavar="NAME", default=[], help="only these; the table names all")
         run.add_argument("--retry", action="store_true", help="do again what failed")
-        run.add_argument("--sanitize", nargs="*", default=list(_LEVELS), choices=_LEVELS, help="levels under it")
-        quick = name == "rehearse"
-        run.add_argument("--repeats", type=int, default=2 if quick else 20, help="runs that must agree bit by bit")
-        run.add_argument("--latency-repeats", type=int, default=1 if quick else 50)
-        run.add_argument("--rounds", type=int, default=1 if quick else 6)
-        run.add_argument("--jobs", type=int, default=1 if quick else 8, help="steps at a time where nothing is timed")
+        run.add_argument("--latency-repeats", type=int, help="50")
+        run.add_argument("--rounds", type=int, help="6")
+        run.add_argument("--jobs", type=int, help="steps at a time where nothing is timed; 8, first-contact 1")
         run.add_argument("--timeout", type=float, default=120.0, help="seconds for one process")
         run.add_argument("--budget", type=float, default=540.0, help="seconds for all")
-        run.set_defaults(rehearse=quick)
     return parser
 
 
@@ -325,6 +401,16 @@ def main(argv: list[str] | None = None) -> int:
     """The command; see the module's text. Exit status 0 where every step went well."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     options = _parser().parse_args(argv)
+    if options.command not in ("build", "pack"):
+        quick = options.rehearse
+        if quick:
+            # For the processes of all steps.
+            os.environ |= {"SOUFFLE_REHEARSAL_MODE": "deferred"} if options.deferred else {}
+            os.environ |= {"SOUFFLE_REHEARSAL_FAULT": options.fault} if options.fault else {}
+        usual = {"latency_repeats": 50, "rounds": 6, "jobs": 1 if options.command == "first-contact" else 8}
+        for key, value in (usual | ({"repeats": 20} if options.command == "run" else {})).items():
+            if getattr(options, key) is None:
+                setattr(options, key, {"repeats": 2}.get(key, 1) if quick else value)
     return {"build": _build, "pack": _pack}.get(options.command, _run)(options)
 
 

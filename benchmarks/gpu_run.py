@@ -13,113 +13,24 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-__all__ = ["TOOLS", "Step", "barrier_of", "chosen_cases", "run_steps", "steps_for"]
+from benchmarks.gpu_plan import Phase, Step
 
-TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
-"""Of compute-sanitizer."""
+__all__ = ["run_phases", "run_steps"]
+
 _ROOT = Path(__file__).resolve().parent.parent
-_TASK_KEYS = ("model", "size", "level")
 _FINDINGS = 9
 """The exit status that compute-sanitizer is told to give where it finds something."""
+_ENDING_SECONDS = 20.0
+"""For a process that was killed to leave the driver; one that does not holds the GPU."""
+_MOST_TIMEOUTS = 2
+"""In a row: what hangs twice hangs again, and the time is gone."""
 _log = logging.getLogger("gpu_host")
-
-
-@dataclass(frozen=True)
-class Step:
-    """One process, or more where a case crashes and the others go on without it.
-
-    Attributes
-    ----------
-    kind : str
-        Of ``benchmarks.gpu_steps``.
-    label : str
-        The first word of its entries in the results: ``"check NAME"`` for each case.
-    names : tuple of str
-        The cases; the results are kept and resumed by case.
-    arguments : tuple of str
-    timeout : float
-        Seconds for each process.
-    tool : str
-        Of compute-sanitizer, under which it runs.
-    together : bool
-        Whether it may run beside other such steps: nothing is timed in it.
-    """
-
-    kind: str
-    label: str
-    names: tuple[str, ...]
-    arguments: tuple[str, ...]
-    timeout: float
-    tool: str = ""
-    together: bool = False
-
-    def key(self, name: str) -> str:
-        """A case's name in the results."""
-        return name if name == self.label else f"{self.label} {name}"
-
-
-def chosen_cases(cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """One case of each model, size, precision, level and barrier: that with stored constants where there are two."""
-    chosen: dict[tuple[str, ...], str] = {}
-    for name, case in cases.items():
-        key = (*(case[part] for part in ("model", "size", "precision", "level")), barrier_of(case))
-        if key not in chosen or case["constants"] == "stored":
-            chosen[key] = name
-    return {name: cases[name] for name in cases if name in chosen.values()}
-
-
-def barrier_of(case: dict[str, Any]) -> str:
-    """How the blocks of a case's kernels wait for each other; cases of before there was a choice lack it."""
-    return case.get("grid_barrier", "cooperative")
-
-
-def steps_for(cases: dict[str, dict[str, Any]], options: argparse.Namespace) -> list[Step]:
-    """All steps, the ones that matter most first."""
-    groups: dict[tuple[str, str, str], list[str]] = {}
-    for name, case in cases.items():
-        groups.setdefault((case["size"], case["model"], case["precision"]), []).append(name)
-
-    def quiet(size: str) -> tuple[str, ...]:
-        # Without a GPU a paper model's kernels would take hours.
-        return ("--no-execute",) if options.rehearse and size != "tiny" else ()
-
-    def latencies(wanted: Callable[[str], bool]) -> list[Step]:
-        figures = ("--repeats", str(options.latency_repeats), "--rounds", str(options.rounds))
-        figures += ("--warmup", "1" if options.rehearse else "10", "--seconds", str(options.timeout / 4))
-        found = []
-        for (size, _, _), names in groups.items():
-            if wanted(size):
-                # Several paper models at once would fill the memory of a small machine.
-                alone = options.rehearse and size != "tiny"
-                parts = [(name,) for name in names] if alone else [tuple(names)]
-                found += [Step("latency", "latency", part, (*figures, *quiet(size)), options.timeout) for part in parts]
-        return found
-
-    def checks(wanted: Callable[[str], bool]) -> list[Step]:
-        return [
-            Step("check", "check", tuple(names), ("--repeats", str(options.repeats), *quiet(size)), options.timeout,
-                 together=True)
-            for (size, _, _), names in groups.items() if wanted(size)
-        ]  # fmt: skip
-
-    steps = [Step("device", "device", ("device",), (), 60)]
-    steps.append(Step("micro", "micro", ("micro",), ("--repeats", "25"), 120))
-    steps += checks(lambda size: size == "tiny")
-    steps += latencies(lambda size: size != "tiny")
-    steps += checks(lambda size: size != "tiny")
-    steps += latencies(lambda size: size == "tiny")
-    for tool in TOOLS:
-        for name, case in cases.items():
-            if case["size"] == "tiny" and case["level"] in options.sanitize:
-                steps.append(Step("once", tool, (name,), (), options.timeout, tool, together=True))
-    return [step for step in steps if step.kind == "device" or options.only is None or step.kind in options.only]
 
 
 # one process
@@ -136,8 +47,18 @@ def _short(text: str, size: int = 1600) -> str:
     return text if len(text) <= size else f"{text[: size // 2]}\n[...]\n{text[-size // 2 :]}"
 
 
+class _Stuck(Exception):
+    """A process was killed and does not end."""
+
+
 def _bounded(command: list[str], log: Path, timeout: float) -> int | None:
-    """Exit status, or None where it was ended after ``timeout`` seconds together with all that it had started."""
+    """Exit status, or None where it was ended after ``timeout`` seconds together with all that it had started.
+
+    Raises
+    ------
+    _Stuck
+        If it does not end then either, as a process in the driver's own teardown may not.
+    """
     with log.open("wb") as stream:
         process = subprocess.Popen(
             command, cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True
@@ -146,15 +67,18 @@ def _bounded(command: list[str], log: Path, timeout: float) -> int | None:
             return process.wait(timeout)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            return None
+        try:
+            process.wait(_ENDING_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise _Stuck(
+                f"it was killed after {timeout:.0f} s and has not ended {_ENDING_SECONDS:.0f} s later"
+            ) from error
+        return None
 
 
 def _task(name: str, case: dict[str, Any], folder: Path) -> dict[str, Any]:
-    task = {"name": name, **{key: case[key] for key in _TASK_KEYS}}
-    for key in ("artifact", "io", "weights"):
-        task[key] = str((folder / case[key]).resolve()) if case.get(key) else None
-    return task | {"steps": case.get("steps")}
+    files = ("artifact", "io", "weights")
+    return {"name": name} | {key: str((folder / case[key]).resolve()) if case.get(key) else None for key in files}
 
 
 class _Runner:
@@ -168,6 +92,8 @@ class _Runner:
         keep: Callable[[str, dict[str, Any]], None],
     ) -> None:
         self._cases, self._options, self._end, self._keep = cases, options, end, keep
+        self._timeouts = 0
+        self.stuck = False
 
     def left(self) -> float:
         """Seconds of the budget."""
@@ -175,10 +101,18 @@ class _Runner:
 
     def run(self, step: Step, names: tuple[str, ...]) -> None:
         """Run the cases, in a new process after one that did not come to its end."""
-        while names and self.left() >= 5:
-            done = self._process(step, names)
+        while names and self.left() >= 5 and not self.stuck:
+            if self._timeouts >= _MOST_TIMEOUTS:
+                skipped = {"status": "skipped", "seconds": 0.0, "error": "the cases before it ran out of time"}
+                done = dict.fromkeys(names, skipped)
+            else:
+                done = self._process(step, names)
             for name, entry in done.items():
                 self._keep(step.key(name), entry)
+                if entry["status"] == "timeout":
+                    self._timeouts += 1
+                elif entry["status"] != "skipped":
+                    self._timeouts = 0
             names = tuple(name for name in names if name not in done)
 
     def _command(self, step: Step, folder: Path, names: tuple[str, ...]) -> list[str]:
@@ -187,6 +121,7 @@ class _Runner:
         if tasks:
             (folder / "tasks.json").write_text(json.dumps(tasks))
             command += ["--tasks", str(folder / "tasks.json")]
+        command += ["--in", str(self._options.input.resolve())]
         command += [*step.arguments, *(["--rehearse"] if self._options.rehearse else [])]
         if step.tool and not self._options.rehearse:
             tool = [str(_sanitizer()), "--tool", step.tool, "--error-exitcode", str(_FINDINGS)]
@@ -201,7 +136,11 @@ class _Runner:
         with tempfile.TemporaryDirectory(prefix="gpu-host-") as temporary:
             folder = Path(temporary)
             limit = min(step.timeout, self.left())
-            status = _bounded(self._command(step, folder, names), folder / "log", limit)
+            try:
+                status, stuck = _bounded(self._command(step, folder, names), folder / "log", limit), ""
+            except _Stuck as error:
+                status, stuck = None, str(error)
+                self.stuck = True
             answer = folder / "answer.json"
             found = json.loads(answer.read_text()) if answer.exists() else {"done": {}, "now": None}
             log = _short((folder / "log").read_text(errors="replace"))
@@ -209,12 +148,14 @@ class _Runner:
         for name, result in found["done"].items():
             ok = result["ok"] and not (step.tool and status != 0)
             entry = {"status": "ok" if ok else "failed", "seconds": result.pop("seconds", None), "result": result}
-            entries[name] = entry if ok else {**entry, "error": result.get("error") or log}
+            said = {"log": log} if log else {}
+            entries[name] = entry | said if ok else {**entry, "error": result.get("error") or log}
         if found["now"] is not None or not entries:
             name = found["now"] or names[0]
             seconds = round(time.monotonic() - began, 1)
-            state = "timeout" if status is None else "failed"
-            entries[name] = {"status": state, "seconds": seconds, "error": log or f"exit status {status}"}
+            state = "stuck" if stuck else "timeout" if status is None else "failed"
+            ended = f"it was ended after {seconds:.0f} s" if status is None else f"exit status {status}"
+            entries[name] = {"status": state, "seconds": seconds, "error": stuck or log or ended}
         return entries
 
 
@@ -222,39 +163,51 @@ class _Runner:
 
 
 def run_steps(
-    steps: list[Step],
+    steps: Sequence[Step],
     cases: dict[str, dict[str, Any]],
     options: argparse.Namespace,
     results: dict[str, Any],
     write: Callable[[], None],
-) -> None:
+    budget: float | None = None,
+) -> bool:
     """Run what ``results`` does not have yet, until all is done or the budget is spent.
 
     Parameters
     ----------
     steps
-        Of :func:`steps_for`; where the first fails, nothing else is run.
+        Where the first is of kind ``"device"`` and fails, nothing else is run.
     cases
         By name.
     options
         ``budget``, ``jobs``, ``retry``, ``rehearse`` and ``input`` of the command.
     results
-        Gets ``results["steps"][key]`` for each case: ``status`` (``ok``, ``failed``, ``timeout`` or ``missing``),
-        ``seconds``, ``result``, ``error``.
+        Gets ``results["steps"][key]`` for each case: ``status`` (``ok``, ``failed``, ``timeout``, ``skipped`` after two
+        time-outs in a row, ``stuck`` where a process cannot be ended, or ``missing``), ``seconds``, ``result``,
+        ``error``.
     write
         Called after each change of ``results``.
+    budget
+        Seconds, in place of the command's.
+
+    Returns
+    -------
+    bool
+        Whether the GPU can be used further.
     """
     lock, entries = threading.Lock(), results["steps"]
     settled = ("ok",) if options.retry else ("ok", "failed")
     total = sum(len(step.names) for step in steps)
+    done = 0
 
     def keep(key: str, entry: dict[str, Any]) -> None:
+        nonlocal done
         with lock:
             entries[key] = entry
+            done += 1
             write()
-            _log.info("%d/%d %s: %s, %s s", len(entries), total, key, entry["status"], entry.get("seconds"))
+            _log.info("%d/%d %s: %s, %s s", done, total, key, entry["status"], entry.get("seconds"))
 
-    runner = _Runner(cases, options, time.monotonic() + options.budget, keep)
+    runner = _Runner(cases, options, time.monotonic() + (options.budget if budget is None else budget), keep)
 
     def run(step: Step) -> None:
         pending = tuple(n for n in step.names if entries.get(step.key(n), {}).get("status") not in settled)
@@ -262,15 +215,46 @@ def run_steps(
             pending = step.names
         runner.run(step, pending)
 
-    first, *others = steps
-    run(first)
-    outcome = entries.get(first.key(first.names[0]), {})
-    if outcome.get("status") != "ok":
-        _log.error("%s", outcome.get("error"))
-        return
+    others = list(steps)
+    while others and others[0].kind == "device":
+        first = others.pop(0)
+        run(first)
+        outcome = entries.get(first.key(first.names[0]), {})
+        if outcome.get("status") != "ok":
+            _log.error("%s", outcome.get("error"))
+            return False
     for together, group in groupby(others, key=lambda step: step.together):
         with ThreadPoolExecutor(options.jobs if together else 1) as pool:
             for future in [pool.submit(run, step) for step in group]:
                 future.result()
-    if runner.left() < 5:
+    if runner.stuck:
+        _log.error("a process cannot be ended: the GPU is not used further")
+    elif runner.left() < 5:
         _log.warning("the budget is spent: give the same command again to go on")
+    return not runner.stuck
+
+
+def run_phases(
+    phases: Sequence[Phase],
+    cases: dict[str, dict[str, Any]],
+    options: argparse.Namespace,
+    results: dict[str, Any],
+    write: Callable[[], None],
+) -> None:
+    """Run one phase after the other, each within its bound and all within ``options.budget``.
+
+    ``results["phases"][name]`` gets the seconds that a phase took, over all calls.
+    """
+    end = time.monotonic() + options.budget
+    taken = results.setdefault("phases", {})
+    for phase in phases:
+        left = end - time.monotonic()
+        if left < 5:
+            _log.warning("the budget is spent before %s: give the same command again to go on", phase.name)
+            return
+        began = time.monotonic()
+        usable = run_steps(phase.steps, cases, options, results, write, min(left, phase.bound))
+        taken[phase.name] = round(taken.get(phase.name, 0.0) + time.monotonic() - began, 1)
+        write()
+        if not usable:
+            return

@@ -1,7 +1,6 @@
 """The steps that ``benchmarks.gpu_host`` runs on a GPU host, each a process of its own.
 
-Needs Souffle's runtime only: NumPy and cuda-bindings, nvcc for the ``micro`` step; onnx, with which paper models'
-weights are made again, and PyTorch where they are there.
+Needs Souffle's runtime only: NumPy and cuda-bindings, nvcc for the ``micro`` step; PyTorch where it is there.
 
 A process does the cases of ``--tasks`` in order. After each it writes what it has found to the file of ``--json``,
 ``{"done": {name: result}, "now": name}``, so that the caller knows which case a crash or a hang belongs to. A fault on
@@ -14,6 +13,7 @@ import argparse
 import gc
 import hashlib
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import grid_barriers, shared_memory
 from benchmarks.rehearsal_driver import RehearsalDriver
 from benchmarks.weights import read_weights
 from souffle.codegen.nvcc import find_nvcc
@@ -46,18 +47,19 @@ _MIXED = 2e-2
 """Of the output's largest magnitude, where some of the arithmetic is in fp16."""
 
 
+_SPIN_SECONDS = 0.5
+_BATCH = 20
+"""Graphs between one pair of events, beside one by one."""
+
+
 @dataclass(frozen=True)
 class _Task:
     """One case: a saved network, its inputs and expected outputs, and what its weights are made from."""
 
     name: str
-    level: str
     artifact: str
     io: str
     weights: str | None = None
-    model: str = ""
-    size: str = ""
-    steps: int | None = None
 
 
 def compare(found: np.ndarray, expected: np.ndarray, precision: str) -> dict[str, Any]:
@@ -83,6 +85,13 @@ def compare(found: np.ndarray, expected: np.ndarray, precision: str) -> dict[str
 
 
 # networks
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _optional(name: str) -> Any:
@@ -123,25 +132,13 @@ def _network(plan: Plan, options: argparse.Namespace, **more: Any) -> Network:
     return Network(plan, device="cuda", driver=driver, **more)
 
 
-class _Weights:
-    """The weights of a process's models, built once."""
-
-    def __init__(self) -> None:
-        self._held: tuple[Any, dict[str, np.ndarray]] = (None, {})
-
-    def fill(self, plan: Plan, task: _Task) -> tuple[Plan, str]:
-        """A plan with its true constants where they can be had, and what its constants are."""
-        if describe(task.artifact).constants == "stored":
-            return plan, "stored"
-        if task.weights is None or not importlib.util.find_spec("onnx"):
-            return plan, "synthetic"
-        key = (task.model, task.size, task.steps)
-        if self._held[0] != key:
-            to_array = importlib.import_module("onnx.numpy_helper").to_array
-            model = importlib.import_module("models").build(task.model, task.size, steps=task.steps)
-            self._held = (key, {item.name: to_array(item) for item in model.graph.initializer})
-        constants = {**plan.constants, **read_weights(Path(task.weights), self._held[1])}
-        return replace(plan, constants=constants), "rebuilt"
+def _with_weights(plan: Plan, task: _Task) -> tuple[Plan, str]:
+    """A plan with its true constants where they can be had, and what its constants are."""
+    if describe(task.artifact).constants == "stored":
+        return plan, "stored"
+    if task.weights is None:
+        return plan, "synthetic"
+    return replace(plan, constants={**plan.constants, **read_weights(Path(task.weights))}), "drawn"
 
 
 def _values(path: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -158,8 +155,17 @@ def _host(value: Any) -> np.ndarray:
     return value.numpy() if isinstance(value, DeviceArray) else np.asarray(value)
 
 
-def _same_bits(first: dict[str, Any], second: dict[str, Any]) -> bool:
-    return all(_host(first[name]).tobytes() == _host(second[name]).tobytes() for name in first)
+def _difference(first: dict[str, Any], second: dict[str, Any]) -> str:
+    """Which output's bits are not the same, in words; empty where all are."""
+    for name in first:
+        one, other = _host(first[name]), _host(second[name])
+        if one.tobytes() != other.tobytes():
+            bits = [np.frombuffer(array.tobytes(), np.uint8).reshape(one.size, -1) for array in (one, other)]
+            where = np.flatnonzero(np.any(bits[0] != bits[1], axis=1))
+            at = tuple(int(i) for i in np.unravel_index(where[0], one.shape))
+            found = f"{len(where)} of {one.size} elements of output {name} differ"
+            return f"{found}, the first at {at}: {other[at]} for {one[at]}"
+    return ""
 
 
 def _digest(outputs: dict[str, Any]) -> str:
@@ -194,6 +200,16 @@ _Begin = Callable[[str], None]
 _Results = Iterator[tuple[str, dict[str, Any]]]
 
 
+def _clocks() -> str | None:
+    """The driver's version and the clocks at this moment, in its own tool's words."""
+    found = shutil.which("nvidia-smi")
+    if found is None:
+        return None
+    query = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,temperature.gpu,power.draw"
+    command = [found, f"--query-gpu={query}", "--format=csv,noheader"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
 def _device(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> _Results:
     begin("device")
     cuda = Cuda(0, RehearsalDriver({}, types=_optional("cuda.bindings.driver")) if options.rehearse else None)
@@ -201,10 +217,6 @@ def _device(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> _
     if nvcc := find_nvcc():
         version = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, check=True).stdout
         version = version.splitlines()[-1]
-    smi = None
-    if (found := shutil.which("nvidia-smi")) and not options.rehearse:
-        query = [found, "--query-gpu=driver_version,clocks.sm,clocks.max.sm,clocks.mem", "--format=csv,noheader"]
-        smi = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
     yield (
         "device",
         {
@@ -214,7 +226,8 @@ def _device(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> _
             "multiprocessors": cuda.multiprocessors,
             "max_shared_bytes": cuda.max_shared_bytes,
             "cuda_of_driver": cuda.driver_version,
-            "driver_and_clocks": smi,
+            "driver_and_clocks": None if options.rehearse else _clocks(),
+            "cuda_bindings": _version("cuda-bindings"),
             "nvcc": version,
             "python": platform.python_version(),
             "numpy": np.__version__,
@@ -237,40 +250,74 @@ def _micro(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> _R
     yield "micro", {"ok": True, "description": measure_device.description(measured)}
 
 
+def _barriers(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> _Results:
+    begin("barriers")
+    _, _, rows = grid_barriers.found_in(options.input, rehearse=options.rehearse, repeats=1 if options.rehearse else 5)
+    yield "barriers", {"ok": True, "rows": rows}
+
+
+def _shared(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> _Results:
+    begin("shared")
+    _, rows = shared_memory.found_in(options.input, rehearse=options.rehearse)
+    wrong = [row for row in rows if not shared_memory.is_right(row)]
+    yield "shared", {"ok": not wrong, "rows": rows} | ({"error": f"wrong: {wrong}"} if wrong else {})
+
+
 def _through_torch(torch: Any, network: Network, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     tensors = {name: torch.from_numpy(value.copy()).cuda() for name, value in inputs.items()}
     outputs = {name: torch.from_dlpack(value) for name, value in network(tensors).items()}
     return {name: value.cpu().numpy() for name, value in outputs.items()}
 
 
+def _repeated(
+    run: Callable[[], dict[str, Any]], first: dict[str, Any], repeats: int, seconds: float
+) -> tuple[int, int, str]:
+    """Runs, how many gave the same bits as the first, and how the first that did not differs."""
+    runs, same, error, end = 0, 0, "", time.monotonic() + seconds
+    while runs < repeats and (runs == 0 or time.monotonic() < end):
+        difference = _difference(first, run())
+        runs, same = runs + 1, same + (not difference)
+        error = error or (f"run {runs}: {difference}" if difference else "")
+    return runs, same, error
+
+
+def _checked(task: _Task, options: argparse.Namespace, torch: Any) -> dict[str, Any]:
+    """Whether one network is right: against ONNX Runtime, and bit by bit, run after run, in each way to run it."""
+    plan, constants = _with_weights(load(task.artifact), task)
+    inputs, expected = _values(task.io)
+    network = _network(plan, options, poison=True)
+    first = network(inputs)
+    result: dict[str, Any] = {"constants": constants, "precision": plan.precision, "outputs": {}}
+    if constants != "synthetic" and options.execute:
+        result["outputs"] = {name: compare(first[name], value, plan.precision) for name, value in expected.items()}
+    errors = []
+    for name, entry in result["outputs"].items():
+        if not entry["ok"]:
+            wrong = entry.get("error") or f"{entry.get('of_tolerance', 0):.3g} times the tolerance"
+            wrong = f"{entry['wrong_elements']} elements" if "wrong_elements" in entry else wrong
+            errors.append(f"output {name} is wrong: {wrong}")
+    repeats, seconds = max(1, options.repeats - 1), options.seconds / 2
+    runs, same, error = _repeated(lambda: network(inputs), first, repeats, seconds)
+    result["identical_runs"], result["runs"], result["digest"] = same + 1, runs + 1, _digest(first)
+    errors += [f"launched again, {error}"] if error else []
+    graph = network.capture()
+    runs, same, error = _repeated(lambda: graph(inputs), first, repeats, seconds)
+    result["identical_graph_runs"], result["graph_runs"] = same, runs
+    errors += [f"as a CUDA graph, {error}"] if error else []
+    result["dlpack_identical"] = None
+    if torch is not None and torch.cuda.is_available() and inputs:
+        _, same, error = _repeated(lambda: _through_torch(torch, network, inputs), first, 1, seconds)
+        result["dlpack_identical"] = bool(same)
+        errors += [f"through PyTorch's tensors, {error}"] if error else []
+    result |= _kernels(network) | {"ok": not errors}
+    return result | ({"error": "; ".join(errors)[:1500]} if errors else {})
+
+
 def _check(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> _Results:
-    weights = _Weights()
     torch = None if options.rehearse else _optional("torch")
     for task in tasks:
         begin(task.name)
-        plan, constants = weights.fill(load(task.artifact), task)
-        inputs, expected = _values(task.io)
-        network = _network(plan, options, poison=True)
-        first = network(inputs)
-        result: dict[str, Any] = {"constants": constants, "precision": plan.precision, "outputs": {}}
-        if constants != "synthetic" and options.execute:
-            result["outputs"] = {name: compare(first[name], value, plan.precision) for name, value in expected.items()}
-        runs = sum(_same_bits(first, network(inputs)) for _ in range(options.repeats - 1))
-        result["identical_runs"], result["runs"] = runs + 1, options.repeats
-        result["digest"] = _digest(first)
-        result["graph_identical"] = _same_bits(first, network.capture()(inputs))
-        result["dlpack_identical"] = None
-        if torch is not None and torch.cuda.is_available() and inputs:
-            result["dlpack_identical"] = _same_bits(first, _through_torch(torch, network, inputs))
-        result |= _kernels(network)
-        result["ok"] = (
-            all(entry["ok"] for entry in result["outputs"].values())
-            and runs + 1 == options.repeats
-            and result["graph_identical"]
-            and result["dlpack_identical"] is not False
-        )
-        yield task.name, result
-        del plan, network
+        yield task.name, _checked(task, options, torch)
         gc.collect()
 
 
@@ -294,13 +341,24 @@ def _latency(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> 
         repeats.append(max(3, min(options.repeats, int(share) - options.warmup)) if options.execute else 1)
     samples: dict[tuple[str, str], list[dict[str, Any]]] = {}
     cases = list(zip(tasks, networks, repeats, strict=True))
+    clocks = [] if options.rehearse else [_clocks()]
+    # A GPU that had nothing to do runs at a fraction of its clock.
+    end = time.monotonic() + (0.0 if options.rehearse else _SPIN_SECONDS)
+    while time.monotonic() < end:
+        networks[0].time(inputs, repeats=20, warmup=0, mode="graph")
+    clocks += [] if options.rehearse else [_clocks()]
     for number in range(options.rounds):
         # Every other round goes backwards, so that a drift of the clock favours no level.
         for task, network, count in cases[:: -1 if number % 2 else 1]:
             begin(task.name)
+            warmup = min(options.warmup, count)
             for mode in ("launch", "graph"):
-                found = network.time(inputs, repeats=count, warmup=min(options.warmup, count), mode=mode)
+                found = network.time(inputs, repeats=count, warmup=warmup, mode=mode)
                 samples.setdefault((task.name, mode), []).append(found)
+            # What starting a graph costs is hidden where the next waits already.
+            found = network.time(inputs, repeats=max(1, count // _BATCH), warmup=1, mode="graph", batch=_BATCH)
+            samples.setdefault((task.name, "graphs"), []).append(found)
+    clocks += [] if options.rehearse else [_clocks()]
     for task, network, count in cases:
         kernels = network.kernels
         entry: dict[str, Any] = {
@@ -309,8 +367,10 @@ def _latency(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> 
             "grid_syncs": sum(kernel.grid_syncs * kernel.launches for kernel in kernels),
             "repeats": count,
             "rounds": options.rounds,
+            "batch": _BATCH,
+            "clocks_idle_spun_after": clocks,
         }
-        for mode in ("launch", "graph"):
+        for mode in ("launch", "graph", "graphs"):
             rounds = samples[task.name, mode]
             entry[mode] = {
                 "median_us": statistics.median(item["median_us"] for item in rounds),
@@ -323,6 +383,8 @@ def _latency(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> 
 
 _STEPS: dict[str, Callable[[list[_Task], argparse.Namespace, _Begin], _Results]] = {
     "device": _device,
+    "barriers": _barriers,
+    "shared": _shared,
     "micro": _micro,
     "check": _check,
     "once": _once,
@@ -373,7 +435,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--warmup", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=30.0, help="about as long may the latency step measure")
+    parser.add_argument("--seconds", type=float, default=30.0, help="about as long may a process measure, or repeat")
+    parser.add_argument("--in", dest="input", type=Path, help="where the artifacts are")
     parser.add_argument("--rehearse", action="store_true", help="no GPU: record the driver's calls")
     parser.add_argument("--no-execute", dest="execute", action="store_false", help="when rehearsing, run no kernel")
     options = parser.parse_args(argv)

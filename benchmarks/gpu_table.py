@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.gpu_run import TOOLS, Step, barrier_of
+from benchmarks.gpu_plan import TOOLS, Phase, Step, barrier_of
 
-__all__ = ["across_barriers", "table"]
+__all__ = ["across_barriers", "phase_table", "table"]
 
 _MOST_FAILURES = 12
 
@@ -60,7 +61,8 @@ def across_barriers(cases: dict[str, dict[str, Any]], found: dict[str, Any]) -> 
 
 
 def _latencies(names: list[str], cases: dict[str, dict[str, Any]], found: dict[str, Any], rehearsal: bool) -> list[str]:
-    head = f"{'latency µs, median (min)':30} {'level':10} {'launches':>8} {'syncs':>5} {'plain':>20} {'graph':>20}"
+    head = f"{'latency µs, median (min)':30} {'level':10} {'launches':>8} {'syncs':>5} {'graph':>20} {'in a row':>20}"
+    head += f" {'launched':>20}"
     lines = ["", head]
     groups: dict[str, list[str]] = {}
     for name in names:
@@ -76,16 +78,17 @@ def _latencies(names: list[str], cases: dict[str, dict[str, Any]], found: dict[s
                 lines.append(f"{group:30} {level:10} {entry.get('status', 'not run')}")
                 continue
             row = rows[level] = entry["result"]
-            plain, graph = (f"{row[mode]['median_us']:.1f} ({row[mode]['min_us']:.1f})" for mode in ("launch", "graph"))
-            lines.append(f"{group:30} {level:10} {row['launches']:>8} {row['grid_syncs']:>5} {plain:>20} {graph:>20}")
+            shown = [f"{row[m]['median_us']:.1f} ({row[m]['min_us']:.1f})" for m in ("graph", "graphs", "launch")]
+            figures = " ".join(f"{text:>20}" for text in shown)
+            lines.append(f"{group:30} {level:10} {row['launches']:>8} {row['grid_syncs']:>5} {figures}")
         if "V2" in rows and "V3" in rows and not rehearsal:
             # V2's stages are V3's, one kernel each: what is left once a graph has made launches cheap.
-            ratio = rows["V2"]["graph"]["median_us"] / max(rows["V3"]["launch"]["median_us"], 1e-9)
-            lines.append(f"{group:30} V2 as a graph takes {ratio:.2f} times as long as V3")
+            ratio = rows["V2"]["graph"]["median_us"] / max(rows["V3"]["graph"]["median_us"], 1e-9)
+            lines.append(f"{group:30} V2 takes {ratio:.2f} times as long as V3, both as graphs")
     return lines if names else []
 
 
-def table(results: dict[str, Any], steps: list[Step], cases: dict[str, dict[str, Any]]) -> str:
+def table(results: dict[str, Any], steps: Sequence[Step], cases: dict[str, dict[str, Any]]) -> str:
     """What was found, short.
 
     Parameters
@@ -125,3 +128,32 @@ def table(results: dict[str, Any], steps: list[Step], cases: dict[str, dict[str,
     if len(failures) > _MOST_FAILURES:
         lines.append(f"and {len(failures) - _MOST_FAILURES} more")
     return "\n".join(lines) + "\n"
+
+
+def phase_table(results: dict[str, Any], phases: Sequence[Phase]) -> str:
+    """What was asked of the GPU, and the answers in words."""
+    found, taken = results["steps"], results.get("phases", {})
+    lines = [f"{'phase':10} {'verdict':9} {'cases':>9} {'seconds':>8} {'of':>4}  question, and what failed"]
+    for phase in phases:
+        keys = list(dict.fromkeys(step.key(name) for step in phase.steps for name in step.names))
+        states = [found.get(key, {}).get("status", "not run") for key in keys]
+        passed = states.count("ok")
+        bad = [key for key, state in zip(keys, states, strict=True) if state not in ("ok", "not run", "skipped")]
+        verdict = "FAIL" if bad else "nothing" if not keys else "pass" if passed == len(keys) else "not whole"
+        seconds = taken.get(phase.name, 0.0)
+        lines.append(
+            f"{phase.name:10} {verdict:9} {f'{passed}/{len(keys)}':>9} {seconds:>8.1f} {phase.bound:>4.0f}  "
+            f"{phase.question}"
+        )
+        for key in bad[:_MOST_FAILURES]:
+            lines.append(f"{'':45}{found[key]['status']}: {key}: {_line(found[key].get('error', ''))}")
+        if skipped := states.count("skipped"):
+            lines.append(f"{'':45}{skipped} skipped, for two in a row had run out of time")
+        # Such as that a device has refused a grid, and what was launched in its place.
+        said = {_line(found[key]["log"]): key for key in keys if found.get(key, {}).get("log")}
+        lines += [f"{'':45}said: {key}: {text}" for text, key in list(said.items())[:_MOST_FAILURES]]
+    return "\n".join(lines) + "\n"
+
+
+def _line(text: str) -> str:
+    return " ".join(str(text).split())[:300]

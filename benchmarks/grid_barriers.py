@@ -29,7 +29,7 @@ from souffle.runtime.cuda import Cuda
 from souffle.runtime.device_bench import Bench, cost
 from souffle.runtime.device_meters import reading
 
-__all__ = ["main", "measure", "source", "table"]
+__all__ = ["compile_kernels", "found_in", "main", "measure", "source", "table"]
 
 _THREADS = 256
 """Of the blocks that stages are scheduled for."""
@@ -124,30 +124,37 @@ def table(rows: list[dict[str, Any]], names: tuple[str, ...]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _build(options: argparse.Namespace) -> int:
+def compile_kernels(folder: Path, arch: str) -> list[Path]:
+    """Compile the kernels; the files that travel."""
     text, names = source()
     compile_cubin = importlib.import_module("souffle.codegen.nvcc").compile_cubin
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "barriers.cu").write_text(text)
-    (options.out / "barriers.cubin").write_bytes(compile_cubin(text, options.arch)[0])
-    (options.out / "barriers.json").write_text(json.dumps({"arch": options.arch, "names": names}))
-    return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"barriers.{suffix}" for suffix in ("cu", "cubin", "json")]
+    files[0].write_text(text)
+    files[1].write_bytes(compile_cubin(text, arch)[0])
+    files[2].write_text(json.dumps({"arch": arch, "names": names}))
+    return files
 
 
-def _run(options: argparse.Namespace) -> int:
-    about = json.loads((options.input / "barriers.json").read_text())
+def found_in(folder: Path, *, rehearse: bool, repeats: int) -> tuple[Cuda, tuple[str, ...], list[dict[str, Any]]]:
+    """Run what :func:`compile_kernels` has left: the device, the barriers' names, and the rows of :func:`measure`."""
+    about = json.loads((folder / "barriers.json").read_text())
     names = tuple(about["names"])
-    image = (options.input / "barriers.cubin").read_bytes()
-    if options.rehearse:
+    image = (folder / "barriers.cubin").read_bytes()
+    if rehearse:
         arch = about["arch"][3:].rstrip("af")
         driver = RehearsalDriver(
-            {image: (options.input / "barriers.cu").read_text()}, capability=(int(arch[:-1]), int(arch[-1]))
+            {image: (folder / "barriers.cu").read_text()}, capability=(int(arch[:-1]), int(arch[-1]))
         )
         cuda = Cuda(0, driver)
     else:
         cuda = Cuda(0)
         cuda.require_arch(about["arch"])
-    rows = measure(cuda, image, names, repeats=options.repeats, small=options.rehearse)
+    return cuda, names, measure(cuda, image, names, repeats=repeats, small=rehearse)
+
+
+def _run(options: argparse.Namespace) -> int:
+    cuda, names, rows = found_in(options.input, rehearse=options.rehearse, repeats=options.repeats)
     if options.rehearse:
         sys.stdout.write("rehearsal without a GPU: times mean nothing\n")
     sys.stdout.write(f"{cuda.name} {cuda.arch}\n{table(rows, names)}")
@@ -177,7 +184,10 @@ def main(argv: list[str] | None = None) -> int:
         run.add_argument("--repeats", type=int, default=25 if name == "run" else 1, help="pairs of runs that count")
         run.set_defaults(rehearse=name == "rehearse")
     options = parser.parse_args(argv)
-    return _build(options) if options.command == "build" else _run(options)
+    if options.command == "build":
+        compile_kernels(options.out, options.arch)
+        return 0
+    return _run(options)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from souffle.errors import DeviceError
 from souffle.runtime.cuda import Cuda
 from souffle.runtime.device_bench import Bench
 
-__all__ = ["SOURCE", "check", "main"]
+__all__ = ["SOURCE", "compile_kernels", "check", "found_in", "is_right", "main"]
 
 _THREADS = 256
 _MIDDLE = 100 * 1024
@@ -131,30 +131,38 @@ def _wrong_words(bench: Bench, name: str, function: Any, blocks: int, nbytes: in
     return int(wrong.sum(dtype=np.uint64))
 
 
-def _right(row: dict[str, Any]) -> bool:
+def is_right(row: dict[str, Any]) -> bool:
+    """Whether a row of :func:`check` is as it should be."""
     return row["wrong_words"] == 0 if "wrong_words" in row else row["refused"] is not None
 
 
-def _build(options: argparse.Namespace) -> int:
+def compile_kernels(folder: Path, arch: str) -> list[Path]:
+    """Compile the kernels; the files that travel."""
     compile_cubin = importlib.import_module("souffle.codegen.nvcc").compile_cubin
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "shared.cu").write_text(SOURCE)
-    (options.out / "shared.cubin").write_bytes(compile_cubin(SOURCE, options.arch)[0])
-    (options.out / "shared.json").write_text(json.dumps({"arch": options.arch}))
-    return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"shared.{suffix}" for suffix in ("cu", "cubin", "json")]
+    files[0].write_text(SOURCE)
+    files[1].write_bytes(compile_cubin(SOURCE, arch)[0])
+    files[2].write_text(json.dumps({"arch": arch}))
+    return files
 
 
-def _run(options: argparse.Namespace) -> int:
-    arch = json.loads((options.input / "shared.json").read_text())["arch"]
-    image = (options.input / "shared.cubin").read_bytes()
-    if options.rehearse:
+def found_in(folder: Path, *, rehearse: bool) -> tuple[Cuda, list[dict[str, Any]]]:
+    """Run what :func:`compile_kernels` has left: the device, and the rows of :func:`check`."""
+    arch = json.loads((folder / "shared.json").read_text())["arch"]
+    image = (folder / "shared.cubin").read_bytes()
+    if rehearse:
         number = arch[3:].rstrip("af")
-        texts = {image: (options.input / "shared.cu").read_text()}
+        texts = {image: (folder / "shared.cu").read_text()}
         cuda = Cuda(0, RehearsalDriver(texts, capability=(int(number[:-1]), int(number[-1]))))
     else:
         cuda = Cuda(0)
         cuda.require_arch(arch)
-    rows = check(cuda, image)
+    return cuda, check(cuda, image)
+
+
+def _run(options: argparse.Namespace) -> int:
+    cuda, rows = found_in(options.input, rehearse=options.rehearse)
     sys.stdout.write(f"{cuda.name} {cuda.arch}{', a rehearsal without a GPU' if options.rehearse else ''}\n")
     for row in rows:
         if "wrong_words" in row:
@@ -162,7 +170,7 @@ def _run(options: argparse.Namespace) -> int:
         else:
             found = f"refused: {row['refused']}" if row["refused"] else "not refused, though there are no more"
         sys.stdout.write(f"{row['kernel']:<15} {row['dynamic_bytes']:>7} + {row['static_bytes']} bytes: {found}\n")
-    ok = all(_right(row) for row in rows)
+    ok = all(is_right(row) for row in rows)
     if options.json:
         date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         command = " ".join(["python -m benchmarks.shared_memory", *sys.argv[1:]])
@@ -188,7 +196,10 @@ def main(argv: list[str] | None = None) -> int:
         run.add_argument("--json", type=Path, help="where to keep what was found")
         run.set_defaults(rehearse=name == "rehearse")
     options = parser.parse_args(argv)
-    return _build(options) if options.command == "build" else _run(options)
+    if options.command == "build":
+        compile_kernels(options.out, options.arch)
+        return 0
+    return _run(options)
 
 
 if __name__ == "__main__":

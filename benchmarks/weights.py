@@ -1,8 +1,9 @@
-"""How a network's large constants are made from the weights of a model that can be built again.
+"""How a network's large constants are drawn again on a host that has NumPy and nothing else.
 
-A model's weights come from a seed, so an artifact for the GPU host leaves them out and takes along, for each large
-constant, the initializers that it is made of: one of them, a part of one, its transpose, or several stacked (as
-horizontal transformation stacks them). Only what is none of these travels as numbers.
+Weights are too large to travel. So a model's large initializers are replaced by random ones of the same mean and
+standard deviation, row by row; what is compiled, and what ONNX Runtime expects, is of these. An artifact then leaves
+its large constants out and takes along, for each, the draws that it is made of: one of them, a part of one, its
+transpose, or several stacked (as horizontal transformation stacks them). What is none of these travels as numbers.
 """
 
 from __future__ import annotations
@@ -10,18 +11,74 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-__all__ = ["read_weights", "write_weights"]
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["Draw", "read_weights", "redrawn", "write_weights"]
 
 _SMALL = 4 << 10
 """Bytes; smaller constants are in every artifact."""
 _MOST_PARTS = 64
 """Along one axis; embedding tables are not looked at row by row."""
 _RECIPES = "recipes"
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """A random initializer.
+
+    Attributes
+    ----------
+    seed : int
+    shape : tuple of int
+    mean, std : array of float32
+        Of each row along the first axis.
+    """
+
+    seed: int
+    shape: tuple[int, ...]
+    mean: np.ndarray
+    std: np.ndarray
+
+    @classmethod
+    def like(cls, array: np.ndarray, seed: int) -> Draw:
+        """A draw with the rows' statistics of `array`."""
+        rows = array.reshape(array.shape[0], -1).astype(np.float64)
+        return cls(seed, array.shape, rows.mean(1).astype(np.float32), rows.std(1).astype(np.float32))
+
+    def values(self) -> np.ndarray:
+        """The numbers, the same bits on every machine: no sum is taken."""
+        rows = (-1, *[1] * (len(self.shape) - 1))
+        values = np.random.default_rng(self.seed).standard_normal(self.shape, dtype=np.float32)
+        values *= self.std.reshape(rows)
+        values += self.mean.reshape(rows)
+        return values
+
+
+def redrawn(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, Draw]]:
+    """A model whose large weights can be drawn again, and the draws by the initializers' names.
+
+    What has few different values, such as a mask, is no weight and stays.
+    """
+    from onnx import ModelProto, TensorProto, numpy_helper
+
+    changed, draws = ModelProto(), {}
+    changed.CopyFrom(model)
+    for initializer in changed.graph.initializer:
+        if initializer.data_type != TensorProto.FLOAT:
+            continue
+        array = numpy_helper.to_array(initializer)
+        if array.nbytes < _SMALL or 2 * len(np.unique(array)) < array.size:
+            continue
+        draw = draws[initializer.name] = Draw.like(array, len(draws))
+        initializer.CopyFrom(numpy_helper.from_array(draw.values(), initializer.name))
+    return changed, draws
 
 
 def _digest(array: np.ndarray) -> str:
@@ -74,9 +131,7 @@ class _Pieces:
         return {"stack": parts}
 
 
-def write_weights(
-    path: Path, constants: Mapping[str, np.ndarray], initializers: Mapping[str, np.ndarray]
-) -> tuple[int, int]:
+def write_weights(path: Path, constants: Mapping[str, np.ndarray], draws: Mapping[str, Draw]) -> tuple[int, int]:
     """Write recipes for all large constants, and the numbers of those that have none.
 
     Parameters
@@ -85,17 +140,17 @@ def write_weights(
         The ``.npz`` file.
     constants
         A plan's, by buffer name.
-    initializers
-        The model's, by name.
+    draws
+        The model's, by initializer.
 
     Returns
     -------
     found, carried : int
-        Bytes of the constants that are made of initializers, and of those whose numbers are in the file.
+        Bytes of the constants that are made of draws, and of those whose numbers are in the file.
     """
-    pieces = _Pieces(initializers)
+    pieces = _Pieces({name: draw.values() for name, draw in draws.items()})
     recipes: dict[str, Any] = {}
-    values: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     found = carried = 0
     for name, array in constants.items():
         if array.nbytes < _SMALL or array.dtype.kind != "f":
@@ -103,12 +158,17 @@ def write_weights(
         recipe = pieces.recipe(array)
         if recipe is None:
             carried += array.nbytes
-            values[f"value/{name}"] = array
+            arrays[f"value/{name}"] = array
         else:
             found += array.nbytes
             recipes[name] = {**recipe, "sha256": _digest(array), "shape": list(array.shape), "dtype": str(array.dtype)}
+    seeds = {}
+    for name, draw in draws.items():
+        seeds[name] = {"seed": draw.seed, "shape": list(draw.shape)}
+        arrays |= {f"mean/{name}": draw.mean, f"std/{name}": draw.std}
+    content = json.dumps({"draws": seeds, "constants": recipes}).encode()
     part = path.with_suffix(".part.npz")
-    np.savez_compressed(part, **{_RECIPES: np.frombuffer(json.dumps(recipes).encode(), np.uint8)}, **values)
+    np.savez_compressed(part, **{_RECIPES: np.frombuffer(content, np.uint8)}, **arrays)
     part.replace(path)
     return found, carried
 
@@ -124,20 +184,27 @@ def _made(
     return np.ascontiguousarray(array.T if transposed else array).astype(dtype, copy=False).reshape(shape)
 
 
-def read_weights(path: Path, initializers: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def read_weights(path: Path) -> dict[str, np.ndarray]:
     """The constants that :func:`write_weights` was given, made again.
 
     Raises
     ------
     ValueError
-        If a constant is not bit for bit what it was: the model was built differently here.
+        If a constant is not bit for bit what it was: NumPy draws differently here.
     """
     made: dict[str, np.ndarray] = {}
     with np.load(path, allow_pickle=False) as file:
-        for name, recipe in json.loads(file[_RECIPES].tobytes()).items():
-            array = _made(recipe, initializers, tuple(recipe["shape"]), np.dtype(recipe["dtype"]))
+        content = json.loads(file[_RECIPES].tobytes())
+        drawn = {
+            name: Draw(of["seed"], tuple(of["shape"]), file[f"mean/{name}"], file[f"std/{name}"]).values()
+            for name, of in content["draws"].items()
+        }
+        for name, recipe in content["constants"].items():
+            array = _made(recipe, drawn, tuple(recipe["shape"]), np.dtype(recipe["dtype"]))
             if _digest(array) != recipe["sha256"]:
-                raise ValueError(f"constant {name} is not what it was: the model's weights differ on this machine")
+                raise ValueError(
+                    f"constant {name} of {path.name} is not what it was: NumPy {np.__version__} draws other numbers"
+                )
             made[name] = array
-        made |= {key.partition("/")[2]: file[key] for key in file.files if key != _RECIPES}
+        made |= {key.partition("/")[2]: file[key] for key in file.files if key.startswith("value/")}
     return made

@@ -373,11 +373,20 @@ class CudaWorkspace:
     # timing
 
     def samples(
-        self, signature: Signature, values: Sequence[Any], *, repeats: int, warmup: int, mode: str, flush: bool
+        self,
+        signature: Signature,
+        values: Sequence[Any],
+        *,
+        repeats: int,
+        warmup: int,
+        mode: str,
+        flush: bool,
+        batch: int,
     ) -> list[float]:
         """Device time of each of ``repeats`` runs in µs, between two events, input and output copies left out.
 
-        ``flush`` overwrites the second-level cache before each run, outside of the measured time.
+        ``flush`` overwrites the second-level cache before each run, outside of the measured time. A run is the mean of
+        ``batch`` in a row.
         """
         cuda, stream = self._cuda, self.stream.handle
         self.capture()
@@ -393,13 +402,14 @@ class CudaWorkspace:
             if index >= warmup:
                 pair = tuple(Handle(cuda.event(timing=True), cuda.destroy_event) for _ in range(2))
                 cuda.record(pair[0].handle, stream)
-            if mode == "graph":
-                self._replay(stream)
-            else:
-                self._queue(placed, stream)
+            for _ in range(batch):
+                if mode == "graph":
+                    self._replay(stream)
+                else:
+                    self._queue(placed, stream)
             if pair is not None:
                 cuda.record(pair[1].handle, stream)
                 pairs.append(pair)
         self._finish()
         held.clear()
-        return [cuda.microseconds(start.handle, end.handle) for start, end in pairs]
+        return [cuda.microseconds(start.handle, end.handle) / batch for start, end in pairs]

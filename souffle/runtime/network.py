@@ -339,7 +339,13 @@ class Network:
         return captured
 
     def time(
-        self, *args: Any, repeats: int = 100, warmup: int = 10, mode: str = "launch", flush: bool = False
+        self,
+        *args: Any,
+        repeats: int = 100,
+        warmup: int = 10,
+        mode: str = "launch",
+        flush: bool = False,
+        batch: int = 1,
     ) -> dict[str, Any]:
         """Latency on the GPU by CUDA events, copies of inputs and outputs left out.
 
@@ -353,11 +359,14 @@ class Network:
             ``"launch"`` for one launch per kernel, ``"graph"`` for one CUDA graph.
         flush
             Overwrite the second-level cache before each run.
+        batch
+            Runs in a row between one pair of events, whose time is divided by their number: what the host does for one
+            is hidden behind the one before.
 
         Returns
         -------
         dict
-            ``median_us``, ``min_us``, ``p90_us``, ``mode``, ``repeats``, ``flush``.
+            ``median_us``, ``min_us``, ``p90_us``, ``mode``, ``repeats``, ``flush``, ``batch``.
 
         Raises
         ------
@@ -368,12 +377,18 @@ class Network:
             raise OptionError(f'mode {mode!r} is not one of "launch" and "graph"')
         if repeats < 1 or warmup < 0:
             raise OptionError(f"repeats is {repeats} and warmup {warmup}; they must be at least 1 and 0")
+        if batch < 1 or (flush and batch > 1):
+            raise OptionError(
+                f"batch is {batch}; it must be at least 1, and 1 where flush overwrites the cache each time"
+            )
         if self._on_cpu:
             raise OptionError('time() needs device="cuda": the CPU device says nothing about the time on a GPU')
         values = self._signature.arrange(args)
         self.open()
         samples = sorted(
-            self._runner.samples(self._signature, values, repeats=repeats, warmup=warmup, mode=mode, flush=flush)
+            self._runner.samples(
+                self._signature, values, repeats=repeats, warmup=warmup, mode=mode, flush=flush, batch=batch
+            )
         )
         return {
             "median_us": statistics.median(samples),
@@ -382,4 +397,5 @@ class Network:
             "mode": mode,
             "repeats": repeats,
             "flush": flush,
+            "batch": batch,
         }

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 from benchmarks import gpu_host, gpu_run, grid_barriers
+from benchmarks.gpu_plan import Step
 from benchmarks.gpu_table import across_barriers
-from benchmarks.weights import read_weights, write_weights
+from benchmarks.weights import read_weights, redrawn, write_weights
 from souffle.codegen.nvcc import find_nvcc
 from souffle.errors import DeviceError
+from souffle.runtime import load
 
 _RUNTIME_ONLY = "import sys\nfor name in ('tvm', 'tvm_ffi', 'onnx', 'islpy', 'torch'): sys.modules[name] = None\n"
 
@@ -30,10 +32,10 @@ def _rehearse(packed: Path, out: Path, blocked: Path, *more: str) -> subprocess.
     """In the packed folder, in processes that cannot import the compiler or onnx."""
     blocked.mkdir(exist_ok=True)
     (blocked / "sitecustomize.py").write_text(_RUNTIME_ONLY)
-    command = [sys.executable, "-m", "benchmarks.gpu_host", "rehearse", "--in", "artifacts", "--out", str(out), *more]
+    command = [sys.executable, "-m", "benchmarks.gpu_host", *(more or ("rehearse",)), "--out", str(out)]
     environment = {**os.environ, "PYTHONPATH": str(blocked)}
     return subprocess.run(
-        command, cwd=packed, env=environment, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=packed / "part1", env=environment, capture_output=True, text=True, timeout=120, check=False
     )
 
 
@@ -55,11 +57,11 @@ def test_built_packed_and_rehearsed_without_the_compiler(
 ) -> None:
     packed, out = tmp_path / "packed", tmp_path / "results"
     assert gpu_host.main(["pack", "--in", str(built), "--to", str(packed)]) == 0
-    assert sorted(path.name for path in packed.iterdir()) == [
+    assert sorted(path.name for path in (packed / "part1").iterdir()) == [
         "artifacts", "benchmarks", "models", "pyproject.toml", "souffle",
     ]  # fmt: skip
     assert gpu_host.main(["pack", "--in", str(built), "--to", str(packed)]) == 2
-    done = _rehearse(packed, out, tmp_path / "blocked", "--sanitize", "V4", "--repeats", "5")
+    done = _rehearse(packed, out, tmp_path / "blocked", "rehearse", "--sanitize", "V4", "--repeats", "5")
     assert done.returncode == 0, done.stderr + done.stdout
     steps = _results(out)["steps"]
     assert {entry["status"] for entry in steps.values()} == {"ok"}
@@ -78,10 +80,10 @@ def test_built_packed_and_rehearsed_without_the_compiler(
 def test_a_bad_case_does_not_stop_the_others(built: Path, tmp_path: Path) -> None:
     packed, out = tmp_path / "packed", tmp_path / "results"
     assert gpu_host.main(["pack", "--in", str(built), "--to", str(packed)]) == 0
-    bad = packed / "artifacts" / "mmoe-tiny-fp32-V2.souffle"
+    bad = packed / "part1" / "artifacts" / "mmoe-tiny-fp32-V2.souffle"
     whole = bad.read_bytes()
     bad.write_bytes(whole[: len(whole) // 2])
-    arguments = ("--only", "check", "latency", "--models", "mmoe")
+    arguments = ("rehearse", "--only", "check", "latency", "--models", "mmoe")
     done = _rehearse(packed, out, tmp_path / "blocked", *arguments)
     assert done.returncode == 1
     steps = _results(out)["steps"]
@@ -92,6 +94,70 @@ def test_a_bad_case_does_not_stop_the_others(built: Path, tmp_path: Path) -> Non
     bad.write_bytes(whole)
     assert _rehearse(packed, out, tmp_path / "blocked", *arguments).returncode == 1
     assert _rehearse(packed, out, tmp_path / "blocked", *arguments, "--retry").returncode == 0
+
+
+def _first_contact(packed: Path, out: Path, blocked: Path, *more: str) -> tuple[str, dict[str, Any]]:
+    """The table, and each case's status."""
+    done = _rehearse(packed, out, blocked, "first-contact", "--rehearse", *more)
+    assert (out / "table.txt").read_text() == done.stdout
+    assert len(list(out.iterdir())) <= 8
+    return done.stdout, {key: entry["status"] for key, entry in _results(out)["steps"].items()}
+
+
+def test_first_contact_is_rehearsed(built: Path, tmp_path: Path) -> None:
+    packed, out, blocked = tmp_path / "packed", tmp_path / "out", tmp_path / "blocked"
+    assert gpu_host.main(["pack", "--in", str(built), "--to", str(packed)]) == 0
+    table, states = _first_contact(packed, out, blocked, "--deferred")
+    assert set(states.values()) == {"ok"}
+    verdicts = [line.split() for line in table.rpartition("phase ")[2].splitlines()[1:]]
+    assert [(name, verdict) for name, verdict, *_ in verdicts] == [
+        (phase, "pass") for phase in
+        ("device", "barriers", "smoke", "paper", "shared", "latency", "constants", "rest", "memory", "races")
+    ]  # fmt: skip
+    assert {"barriers", "shared", "check mmoe-paper-fp32-V4-counter-synthetic"} < set(states)
+    # Called again, it has nothing left to do.
+    before = _results(out)["steps"]
+    _first_contact(packed, out, blocked, "--phases", "smoke", "barriers")
+    assert _results(out)["steps"]["check mmoe-tiny-fp32-V4"] == before["check mmoe-tiny-fp32-V4"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "says"),
+    [
+        ("sticky:1", "failed", "DeviceError"),
+        ("wrong:1", "failed", "times the tolerance"),
+        ("wrong:2", "failed", "launched again, run 1: 1 of"),
+        ("hang:1", "timeout", "it was ended after"),
+    ],
+)
+def test_a_played_fault_is_named_and_the_rest_goes_on(
+    built: Path, tmp_path: Path, fault: str, status: str, says: str
+) -> None:
+    packed, out = tmp_path / "packed", tmp_path / "out"
+    assert gpu_host.main(["pack", "--in", str(built), "--to", str(packed)]) == 0
+    kernel = load(packed / "part1" / "artifacts" / "mmoe-tiny-fp32-V2.souffle").kernels[-1].name
+    arguments = ("--phases", "smoke", "--timeout", "8", "--fault", f"{fault}:{kernel}")
+    table, states = _first_contact(packed, out, tmp_path / "blocked", *arguments)
+    assert states.pop("check mmoe-tiny-fp32-V2") == status
+    assert set(states.values()) == {"ok"} and len(states) == 3
+    assert f"{status}: check mmoe-tiny-fp32-V2:" in table and says in table
+
+
+def test_what_hangs_twice_is_not_waited_for_again(built: Path, tmp_path: Path) -> None:
+    packed, out = tmp_path / "packed", tmp_path / "out"
+    assert gpu_host.main(["pack", "--in", str(built), "--to", str(packed)]) == 0
+    arguments = ("--phases", "smoke", "--timeout", "4", "--fault", "hang:1")
+    table, states = _first_contact(packed, out, tmp_path / "blocked", *arguments)
+    assert sorted(states.values()) == ["ok", "skipped", "timeout", "timeout"]
+    assert "1 skipped, for two in a row had run out of time" in table
+
+
+def test_a_refused_grid_is_made_smaller_and_said(built: Path, tmp_path: Path) -> None:
+    packed, out = tmp_path / "packed", tmp_path / "out"
+    assert gpu_host.main(["pack", "--in", str(built), "--to", str(packed)]) == 0
+    arguments = ("--phases", "paper", "--fault", "too-large:1")
+    table, states = _first_contact(packed, out, tmp_path / "blocked", *arguments)
+    assert set(states.values()) == {"ok"} and "said: check mmoe-paper-fp32-V4" in table
 
 
 def test_outputs_that_depend_on_the_barrier_are_a_failure() -> None:
@@ -133,33 +199,48 @@ def test_without_a_gpu_a_run_says_so_and_stops(
     assert set(_results(tmp_path / "out")["steps"]) == {"device"}
 
 
-def test_weights_are_made_again(tmp_path: Path) -> None:
+def test_weights_are_drawn_again(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    from onnx import helper, numpy_helper
+
+    shapes = {"first": (64, 50), "second": (64, 50), "gates": (2, 64, 50), "bias": (50,), "mask": (64, 64)}
     draw = np.random.default_rng(0).standard_normal
-    first, second = (draw((64, 50)).astype(np.float32) for _ in range(2))
-    gates = draw((2, 64, 50)).astype(np.float32)
-    initializers = {"first": first, "second": second, "gates": gates}
+    arrays = {name: (3 + 2 * draw(shape)).astype(np.float32) for name, shape in shapes.items()}
+    arrays["mask"] = np.tril(np.ones((64, 64), np.float32))
+    graph = helper.make_graph([], "g", [], [], [numpy_helper.from_array(array, name) for name, array in arrays.items()])
+    model, draws = redrawn(helper.make_model(graph))
+    assert set(draws) == {"first", "second", "gates"}, "small ones and masks stay"
+    of = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
+    for name in shapes:
+        assert of[name].shape == shapes[name] and (of[name].tobytes() == arrays[name].tobytes()) == (name not in draws)
+    assert abs(of["first"].mean() - 3) < 0.2 and abs(of["first"].std() - 2) < 0.2
     constants = {
-        "same": first,
-        "transposed": np.ascontiguousarray(second.T),
-        "stacked": np.stack([first, second]),
-        "reshaped": first.reshape(8, 8, 50),
-        "part": np.ascontiguousarray(gates[1].T),
-        "halves": np.stack([first, second]).astype(np.float16),
+        "same": of["first"],
+        "transposed": np.ascontiguousarray(of["second"].T),
+        "stacked": np.stack([of["first"], of["second"]]),
+        "reshaped": of["first"].reshape(8, 8, 50),
+        "part": np.ascontiguousarray(of["gates"][1].T),
+        "halves": np.stack([of["first"], of["second"]]).astype(np.float16),
         "other": draw((64, 50)).astype(np.float32),
         "small": np.ones(3, np.float32),
     }
     path = tmp_path / "weights.npz"
-    found, carried = write_weights(path, constants, initializers)
+    found, carried = write_weights(path, constants, draws)
     assert carried == constants["other"].nbytes
     assert found == sum(
         constants[name].nbytes for name in ("same", "transposed", "stacked", "reshaped", "part", "halves")
     )
-    made = read_weights(path, initializers)
+    made = read_weights(path)
     assert set(made) == set(constants) - {"small"}
     assert all(made[name].tobytes() == constants[name].tobytes() for name in made)
     assert all(made[name].dtype == constants[name].dtype for name in made)
-    with pytest.raises(ValueError, match="is not what it was"):
-        read_weights(path, {**initializers, "first": first + 1})
+    write_weights(path, {"same": of["first"]}, draws)
+    with np.load(path) as file:
+        content = dict(file)
+    content["mean/first"] = content["mean/first"] + np.float32(1e-6)
+    np.savez(path, **content)
+    with pytest.raises(ValueError, match=r"constant same of weights\.npz is not what it was: NumPy"):
+        read_weights(path)
 
 
 _CHILD = """
@@ -181,14 +262,14 @@ for name in names:
 
 
 def test_the_rest_goes_on_after_a_crash_and_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def command(runner: object, step: gpu_run.Step, folder: Path, names: tuple[str, ...]) -> list[str]:
+    def command(runner: object, step: Step, folder: Path, names: tuple[str, ...]) -> list[str]:
         return [sys.executable, "-c", _CHILD, str(folder / "answer.json"), *names]
 
     monkeypatch.setattr(gpu_run._Runner, "_command", command)
     options = argparse.Namespace(rehearse=True, input=tmp_path, jobs=2, budget=30.0, retry=False)
-    device = gpu_run.Step("device", "device", ("device",), (), 10.0)
+    device = Step("device", "device", ("device",), (), 10.0)
     names = ("one", "crashes", "two", "hangs", "wrong", "three")
-    steps = [device, gpu_run.Step("check", "check", names, (), 1.5, together=True)]
+    steps = [device, Step("check", "check", names, (), 1.5, together=True)]
     results: dict[str, Any] = {"steps": {}}
     gpu_run.run_steps(steps, {}, options, results, lambda: None)
     states = {key.removeprefix("check "): entry["status"] for key, entry in results["steps"].items()}
