@@ -251,6 +251,56 @@ def test_barriers_of_different_lines(checks: CpuModule):
     assert finding.kind == "divergent_grid_sync"
 
 
+# ---- parts of warps -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"order": "shuffled", "seed": 3}])
+def test_a_mask_of_a_part_of_a_warp_is_found_and_its_results_are_right(cache: Path, checks: CpuModule, options: dict):
+    out = np.zeros(64, np.int32)
+    assert _launch(checks, "some_active", [out, 32], 1, **options).findings == ()
+    np.testing.assert_array_equal(out, np.arange(64) ^ 1)
+    finding = _one(_launch(checks, "some_active", [np.zeros(64, np.int32), 6], 1, **options))
+    assert (finding.kind, finding.lanes, finding.count) == ("partial_warp", 0x3F, 2)
+    assert (finding.place.function, finding.place.line) == ("some_active", _line("= __activemask();"))
+    first = finding.thread[0]
+    assert first in (0, 32) and finding.other == f"thread ({first + 6}, 0, 0)"
+    assert finding.other_place.line == _line("= __activemask();") + 3
+    assert "kernel some_active" in str(finding) and "lanes 0x0000003f of a warp come" in str(finding)
+    plain = compile_text(_TEXT.read_text(encoding="utf-8"), cache_dir=cache)
+    for module in (plain, checks):
+        out = np.zeros(64, np.int32)
+        _launch(module, "some_active", [out, 6], 1, **options)
+        np.testing.assert_array_equal(out, np.where(np.arange(64) % 32 < 6, np.arange(64) ^ 1, 0))
+
+
+def test_a_shuffle_of_all_lanes_that_some_do_not_come_to_is_found(checks: CpuModule):
+    assert _launch(checks, "all_named", [np.zeros(64, np.int32), 32], 1).findings == ()
+    with pytest.raises(BarrierError, match=r"__shfl_xor_sync with mask 0xffffffff") as caught:
+        _launch(checks, "all_named", [np.zeros(64, np.int32), 7], 1)
+    (finding,) = caught.value.findings
+    assert (finding.kind, finding.lanes, finding.thread) == ("partial_warp", 0x7F, (0, 0, 0))
+    assert (finding.other, finding.other_place.line) == ("thread (7, 0, 0)", finding.place.line + 1)
+    assert "kernel all_named, all_named line" in str(caught.value)
+
+
+def test_a_shuffle_of_lanes_that_have_left_or_that_the_block_lacks_is_found(checks: CpuModule):
+    assert _launch(checks, "some_gone", [np.zeros(64, np.int32), 32], 1).findings == ()
+    finding = _one(_launch(checks, "some_gone", [np.zeros(64, np.int32), 7], 1))
+    assert (finding.kind, finding.lanes, finding.other) == ("partial_warp", 0x7F, "thread (7, 0, 0)")
+    report = checks.launch(
+        "all_named", grid=(1, 1, 1), block=(48, 1, 1), args=[np.zeros(64, np.int32), 32], raises=False
+    )
+    finding = _one(report)
+    assert (finding.thread, finding.lanes, finding.other) == ((32, 0, 0), 0xFFFF, "lane 16, which the block lacks,")
+
+
+def test_lanes_that_meet_at_two_shuffles_are_found(checks: CpuModule):
+    assert _launch(checks, "two_shuffles", [np.zeros(64, np.int32), 32], 1).findings == ()
+    finding = _one(_launch(checks, "two_shuffles", [np.zeros(64, np.int32), 8], 1))
+    assert (finding.kind, finding.thread, finding.other) == ("divergent_shuffle", (0, 0, 0), "thread (8, 0, 0)")
+    assert finding.other_place.line == finding.place.line + 2
+
+
 @pytest.mark.parametrize("checked", [False, True])
 def test_who_waits_where(cache: Path, checked: bool):
     module = compile_text(_TEXT.read_text(encoding="utf-8"), cache_dir=cache, checked=checked)

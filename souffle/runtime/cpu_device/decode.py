@@ -42,7 +42,8 @@ def findings_of(
     for record in records:
         kind, place = FINDING_KINDS[record.kind], places[record.pc]
         other, other_place = "", places.get(record.other_pc)
-        if other_place is not None and other_place.lines == place.lines and place.function:
+        partial = kind == "partial_warp"
+        if not partial and other_place is not None and other_place.lines == place.lines and place.function:
             continue
         space, buffer, element, size = "", "", int(record.offset), 0
         if record.region == _SHARED:
@@ -60,8 +61,10 @@ def findings_of(
             other = f"block {_position(record.other, grid)}" if record.other >= 0 else "several blocks"
         elif kind == "foreign":
             other = memory.writer(record.region, record.other, record.offset)
-        elif kind == "divergent_barrier":
+        elif kind in ("divergent_barrier", "partial_warp", "divergent_shuffle"):
             other = f"thread {_position(record.other, block)}"
+            if record.other >= block[0] * block[1] * block[2]:
+                other = f"lane {record.other % 32}, which the block lacks,"
         elif kind == "divergent_grid_sync":
             other = f"block {_position(record.other, grid)}"
         found.append(
@@ -76,11 +79,12 @@ def findings_of(
                 element,
                 size,
                 record.bytes,
-                bool(record.what & _WRITE),
+                not partial and bool(record.what & _WRITE),
                 record.count,
                 other,
                 other_place,
                 within,
+                record.what if partial else 0,
             )
         )
     return tuple(found)

@@ -28,6 +28,8 @@ FINDING_KINDS = (
     "read_only",
     "divergent_barrier",
     "divergent_grid_sync",
+    "partial_warp",
+    "divergent_shuffle",
 )
 """Kinds of findings, in the numbering of ``souffle_check.h``:
 
@@ -39,7 +41,10 @@ FINDING_KINDS = (
   memory with no barrier of both between, and one of them writes;
 - ``misaligned``: the address is no multiple of what the access needs on a GPU;
 - ``read_only``: an input or a constant is written;
-- ``divergent_barrier``, ``divergent_grid_sync``: threads of a block, or blocks, meet at barriers of different lines.
+- ``divergent_barrier``, ``divergent_grid_sync``: threads of a block, or blocks, meet at barriers of different lines;
+- ``partial_warp``: lanes of a warp come to ``__activemask()`` while others that are alive do not, or to a shuffle
+  without lanes that its mask names; what a GPU does then is not defined, or by chance;
+- ``divergent_shuffle``: lanes of a warp meet at shuffles of different lines.
 """
 
 
@@ -107,9 +112,11 @@ class Finding:
         Occurrences at this place.
     other : str
         The other party: the block or warp of a race, the tensor that owns an element, the thread or block at the other
-        barrier.
+        barrier or shuffle, or the thread that does not come.
     within_block : bool
         Whether a race is one of warps of the same block.
+    lanes : int
+        A bit for each lane that comes, where others do not.
     """
 
     kind: str
@@ -127,6 +134,7 @@ class Finding:
     other: str = ""
     other_place: Place | None = None
     within_block: bool = False
+    lanes: int = 0
 
     @property
     def stage(self) -> str:
@@ -138,6 +146,7 @@ class Finding:
         unit = "byte" if self.space == "shared" else "element"
         barrier = "block barrier" if self.within_block else "grid sync"
         target = f"{unit} {self.element} of {self.space} {self.buffer}" if self.space else f"address {self.element:#x}"
+        waits = f", which waits at {self.other_place}" if self.other_place and self.other_place.function else ""
         what = {
             "out_of_bounds": f"{access} out of bounds: {target}" + (f", which has {self.size}" if self.size else ""),
             "uninitialized": f"read of what nothing has written: {target}",
@@ -147,6 +156,8 @@ class Finding:
             "read_only": f"write to what a kernel must not change: {target}",
             "divergent_barrier": f"barrier under divergent control: {self.other} waits at {self.other_place}",
             "divergent_grid_sync": f"grid sync under divergent control: {self.other} waits at {self.other_place}",
+            "partial_warp": f"lanes {self.lanes:#010x} of a warp come, {self.other} does not" + waits,
+            "divergent_shuffle": f"shuffle under divergent control: {self.other} waits at {self.other_place}",
         }[self.kind]
         times = f" ({self.count} times there)" if self.count > 1 else ""
         return f"kernel {self.kernel}, {self.place}, block {self.block}, thread {self.thread}: {what}{times}"

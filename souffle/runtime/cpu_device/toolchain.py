@@ -153,7 +153,8 @@ def _build(
 
 def build_runtime_library(cache_dir: Path | None = None) -> Path:
     """Build the fiber runtime, once for each cache folder."""
-    switch = () if uses_register() else ("-DSOUFFLE_UCONTEXT",)
+    # What warps do together is the kernel's code, called from the runtime: the register must hold the thread there too.
+    switch = ("-ffixed-r15",) if uses_register() else ("-DSOUFFLE_UCONTEXT",)
     flags = (*_COMMON, "-O2", "-fvisibility=default", "-fno-stack-protector", *switch)
     source, libraries = _RUNTIME_SOURCE.read_text(encoding="utf-8"), ("-lpthread", "-ldl")
     return _build(source, flags, "runtime", cache_dir, "the fiber runtime", libraries)

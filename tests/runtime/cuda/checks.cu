@@ -147,6 +147,34 @@ extern "C" __global__ void crossed(int* out) {
   out[TID] = 1;
 }
 
+// Parts of warps: the mask of those that are active, then all lanes where only some come, some have left, or all come
+// from two places.
+extern "C" __global__ void some_active(int* out, int lanes) {
+  if (TID % 32 < lanes) {
+    unsigned mask = __activemask();
+    out[TID] = __shfl_xor_sync(mask, TID, 1);
+  }
+  __syncthreads();
+}
+
+extern "C" __global__ void all_named(int* out, int lanes) {
+  if (TID % 32 < lanes) out[TID] = __shfl_xor_sync(0xffffffffu, TID, 1);
+  __syncthreads();
+}
+
+extern "C" __global__ void some_gone(int* out, int lanes) {
+  if (TID % 32 >= lanes) return;
+  out[TID] = __shfl_xor_sync(0xffffffffu, TID, 1);
+}
+
+extern "C" __global__ void two_shuffles(int* out, int lanes) {
+  if (TID % 32 < lanes) {
+    out[TID] = __shfl_xor_sync(0xffffffffu, TID, 1);
+  } else {
+    out[TID] = __shfl_xor_sync(0xffffffffu, TID + 1, 1);
+  }
+}
+
 extern "C" __global__ void moved(float* in, float* out, unsigned* total) {
   __shared__ float s[64];
   s[TID] = in[AT] + in[AT];

@@ -75,7 +75,8 @@ struct SouffleCheck {
 };
 
 enum SouffleFindingKind {
-  kOutOfBounds, kUninitialized, kForeign, kRace, kMisaligned, kReadOnly, kDivergentBarrier, kDivergentGridSync
+  kOutOfBounds, kUninitialized, kForeign, kRace, kMisaligned, kReadOnly, kDivergentBarrier, kDivergentGridSync,
+  kPartialWarp, kDivergentShuffle
 };
 enum { kRegionShared = -1, kRegionNone = -2 };
 
@@ -84,9 +85,9 @@ struct SouffleFinding {
   int kind, region;
   souffle_word pc, other_pc;
   long long offset;  // bytes from the start of the buffer, or of the thread-local segment
-  unsigned bytes, what;
+  unsigned bytes, what;  // what: bits as below; the lanes that come for kPartialWarp
   uint3 block, thread;
-  int other;  // a block for kRace and kDivergentGridSync, a warp for kRace with kSouffleWithin, a tag for kForeign, a thread for kDivergentBarrier; or -1
+  int other;  // a block for kRace and kDivergentGridSync, a warp for kRace with kSouffleWithin, a tag for kForeign, a thread for kDivergentBarrier, kPartialWarp and kDivergentShuffle; or -1
   int reserved;
   souffle_word count;
 };

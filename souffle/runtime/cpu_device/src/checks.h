@@ -251,6 +251,38 @@ void compare_lanes(Block* b, const unsigned* list, unsigned count) {
   }
 }
 
+// Lanes of a warp that come to a shuffle or to __activemask() without others that should be there. A GPU need not wait for
+// those either where they come later.
+void note_partial_warp(Block* b, unsigned warp, unsigned here, unsigned missing) {
+  if (!b->launch->spec->arena || !missing) return;
+  const unsigned absent = warp * 32 + unsigned(__builtin_ctz(missing));
+  const Fiber& first = b->fibers[warp * 32 + unsigned(__builtin_ctz(here))];
+  SouffleFinding found = finding_at(&first, kPartialWarp, first.wait_pc);
+  found.what = here;
+  found.other = int(absent);
+  if (int(absent) < b->threads) {
+    const Fiber& f = b->fibers[absent];
+    if (f.state != kReady && f.state != kExited) found.other_pc = souffle_word(uintptr_t(f.wait_pc));
+  }
+  record(b->launch, found);
+}
+
+// Lanes of one shuffle that came from different places of the text; as in compare_places.
+void compare_shuffles(Block* b, unsigned warp, unsigned lanes) {
+  if (!b->launch->spec->arena || !lanes) return;
+  const Fiber& first = b->fibers[warp * 32 + unsigned(__builtin_ctz(lanes))];
+  for (unsigned lane = first.lane + 1; lane < 32; ++lane) {
+    if (!(lanes >> lane & 1)) continue;
+    const Fiber& f = b->fibers[warp * 32 + lane];
+    if (f.wait_pc == first.wait_pc) continue;
+    SouffleFinding found = finding_at(&first, kDivergentShuffle, first.wait_pc);
+    found.other_pc = souffle_word(uintptr_t(f.wait_pc));
+    found.other = int(f.linear);
+    record(b->launch, found);
+    return;
+  }
+}
+
 // The same for grid barriers, among the threads of a block and among blocks.
 void note_grid_sync(Launch* launch, Block* b) {
   const Fiber& first = b->fibers[0];

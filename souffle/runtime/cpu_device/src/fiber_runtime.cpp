@@ -593,11 +593,17 @@ void arrive(Fiber* self, int id, int count, int value, bool wait, const char* wh
 
 // ---- warp-wide operations -----------------------------------------------------------------------------------------
 
+bool is_shuffle(const Group& group) { return strncmp(group.what, "__shfl", 6) == 0; }
+
 void complete_group(Block* b, unsigned warp, int g) {
   Warp& w = b->warps[warp];
   Group group = w.group[g];
   w.group[g] = w.group[--w.groups];
   unsigned arrived = group.arrived;
+  if (b->launch->spec->arena && is_shuffle(group)) {
+    note_partial_warp(b, warp, arrived, group.mask & ~arrived);
+    compare_shuffles(b, warp, arrived);
+  }
   if (group.function) group.function(w.payload, arrived);
   unsigned list[32], count = 0;
   for (unsigned lane = 0; lane < 32; ++lane)
@@ -630,6 +636,7 @@ void resolve_masks(Block* b, unsigned warp, bool only_if_whole) {
         list[count++] = warp * 32 + lane;
       }
     for (unsigned i = 0; i < count; ++i) b->fibers[list[i]].result = mask;
+    note_partial_warp(b, warp, mask, w.alive & ~mask);
     b->masks_wanted -= int(count);
     push_all(b, list, count, true);
     waiting &= ~mask;
@@ -1076,6 +1083,11 @@ void report_stuck(Block* b) {
     if (!first) first = &f;
     if (f.state != first->state || (f.state == kBarrier && f.wait_id != first->wait_id)) divergent = true;
   }
+  for (int i = 0; i < b->warp_count; ++i)
+    for (int g = 0; g < b->warps[i].groups; ++g) {
+      const Group& group = b->warps[i].group[g];
+      if (is_shuffle(group)) note_partial_warp(b, unsigned(i), group.arrived, group.mask & b->warps[i].alive & ~group.arrived);
+    }
   if (!claim_failure(b->launch)) return;
   collect_waits(b);
   uint3 p = b->fibers[0].block_index;
