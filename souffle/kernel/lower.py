@@ -21,6 +21,7 @@ from tvm.tirx.build import split_host_device_mods
 from souffle.kernel.barriers import LoweringError, barrier_scope, with_whole_warps
 from souffle.kernel.conditions import has_vector_select, with_plain_conditions
 from souffle.kernel.full_masks import with_full_masks
+from souffle.kernel.short_indices import with_short_indices
 from souffle.kernel.thread_sync import synchronized
 from souffle.kernel.workarounds import (
     has_vector_gather,
@@ -271,7 +272,9 @@ def _device_kernels(
             module = second(_mapped(module, without_names, without_gathers, named_results))
             module = third(_mapped(module, without_names))
             _, device = split_host_device_mods(last(synchronized(module, barriers)))
-            plain = [_mapped(_device_passes()(mod), with_plain_conditions) for mod in device.values()]
+            plain = [
+                _mapped(_device_passes()(mod), with_plain_conditions, with_short_indices) for mod in device.values()
+            ]
             return [function for mod in plain for function in mod.functions.values()]
     except (ValueError, TypeError, RuntimeError) as error:
         raise LoweringError(

@@ -1,0 +1,144 @@
+"""What loops that are to be unrolled index with, worked out ahead of them.
+
+nvcc unrolls a loop with ``#pragma unroll``, but for some in which an address takes several divisions. It says nothing;
+the loop stays, and a thread's own array that it indexes lies in local memory and not in registers::
+
+    for lane in unrolled(4):                               base = a / 49 * 50176 + b % 49 / 7 * 7168
+        own[lane] = x[a / 49 * 50176                       for lane in unrolled(4):
+                      + b % 49 / 7 * 7168 + lane]    →         own[lane] = x[base + lane]
+
+Legal since what is moved is arithmetic on whole numbers that no turn changes, and whose divisors are constants other
+than zero: it may be worked out even where no turn would have come to it.
+"""
+
+from __future__ import annotations
+
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Call
+from tvm.ir.expr import TensorLoad
+
+from souffle.tvm_compat import PrimExpr, dtype_of, variables
+
+__all__ = ["with_short_indices"]
+
+_MANY = 3
+"""Divisions, powers of two not counted, with which nvcc 13.0 was seen to leave a loop as it is."""
+
+_DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
+_SUMS = (tirx.Add, tirx.Sub, tirx.Mul)
+
+
+def with_short_indices(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """`function` with the long parts of indices ahead of the innermost unrolled loops over a thread's own arrays."""
+    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, _shortened)))
+
+
+def _shortened(loop: tirx.For) -> tirx.Stmt:
+    if loop.kind != tirx.ForKind.UNROLLED or _holds(loop.body, tirx.For) or not _indexes_own(loop):
+        return loop
+    moved = _Moved(loop)
+
+    def store(node: tirx.BufferStore) -> tirx.BufferStore:
+        return tirx.BufferStore(node.buffer, node.value, [moved.index(i) for i in node.indices])
+
+    def load(node: TensorLoad) -> TensorLoad:
+        return tirx.BufferLoad(node.source, [moved.index(i) for i in node.indices])
+
+    body = tvm_ffi.structural_map(loop.body, [(tirx.BufferStore, store), (TensorLoad, load)])
+    if not moved.binds:
+        return loop
+    inner = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations)
+    return tirx.SeqStmt([*moved.binds, inner])
+
+
+class _Moved:
+    """The long parts of a loop's indices, each bound once."""
+
+    def __init__(self, loop: tirx.For) -> None:
+        self.binds: list[tirx.Bind] = []
+        self.inside = [loop.loop_var]
+        tvm_ffi.structural_walk(loop.body, (tirx.Bind, lambda bind: self.inside.append(bind.var)))
+
+    def index(self, node: PrimExpr) -> PrimExpr:
+        """An index with variables for its long parts that are the same in all turns."""
+        if self._changes(node):
+            if isinstance(node, _SUMS):
+                return type(node)(self.index(node.a), self.index(node.b))
+            if isinstance(node, tirx.Ramp):
+                return tirx.Ramp(self.index(node.base), node.stride, node.lanes)
+            return node
+        if _divisions(node) < _MANY or _holds(node, TensorLoad) or not _is_safe(node):
+            return node
+        for bind in self.binds:
+            if tvm_ffi.structural_equal(bind.value, node):
+                return bind.var
+        self.binds.append(tirx.Bind(tirx.Var("base", dtype_of(node)), node))
+        return self.binds[-1].var
+
+    def _changes(self, node: PrimExpr) -> bool:
+        if isinstance(node, tirx.IntImm):
+            return False
+        used = [node] if isinstance(node, tirx.Var) else variables(node)
+        return any(var.same_as(own) for var in used for own in self.inside)
+
+
+def _indexes_own(loop: tirx.For) -> bool:
+    """Whether the loop's variable indexes memory of a thread's own."""
+    found = False
+
+    def see(buffer: tirx.Var, indices: list[PrimExpr]) -> None:
+        nonlocal found
+        used = (v for i in indices if not isinstance(i, tirx.IntImm) for v in variables(i))
+        found = found or (str(buffer.scope()) == "local" and any(v.same_as(loop.loop_var) for v in used))
+
+    def see_store(node: tirx.BufferStore) -> None:
+        see(node.buffer, node.indices)
+
+    def see_load(node: TensorLoad) -> None:
+        see(node.source, node.indices)
+
+    tvm_ffi.structural_walk(loop.body, [(tirx.BufferStore, see_store), (TensorLoad, see_load)])
+    return found
+
+
+def _divisions(node: PrimExpr) -> int:
+    """Of an index, by constants that are no power of two."""
+    count = 0
+
+    def see(division: tirx.Div) -> None:
+        nonlocal count
+        divisor = division.b
+        count += isinstance(divisor, tirx.IntImm) and int(divisor.value).bit_count() != 1
+
+    if not isinstance(node, (tirx.Var, tirx.IntImm)):
+        tvm_ffi.structural_walk(node, [(kind, see) for kind in _DIVISIONS])
+    return count
+
+
+def _is_safe(node: PrimExpr) -> bool:
+    """Whether it may be worked out anywhere: no division by what may be zero, and nothing is asked."""
+    safe = not _holds(node, tirx.Let)
+
+    def see_division(division: tirx.Div) -> None:
+        nonlocal safe
+        safe = safe and isinstance(division.b, tirx.IntImm) and int(division.b.value) != 0
+
+    def see_call(call: Call) -> None:
+        nonlocal safe
+        name = str(getattr(call.op, "name", ""))
+        safe = safe and any(one in name for one in ("shift", "bitwise"))
+
+    tvm_ffi.structural_walk(node, [*((kind, see_division) for kind in _DIVISIONS), (Call, see_call)])
+    return safe
+
+
+def _holds(node: object, kind: type) -> bool:
+    found = False
+
+    def see(_: object) -> None:
+        nonlocal found
+        found = True
+
+    tvm_ffi.structural_walk(node, (kind, see))
+    return found
