@@ -6,9 +6,9 @@ is together there, and a lane that is late would be left out without a word::
     mask[0] = __activemask()                             mask[0] = 0xffffffff
     t[0] = __shfl_down_sync(mask[0], x[0], 16, 32)  →    t[0] = __shfl_down_sync(mask[0], x[0], 16, 32)
 
-With all lanes named the device waits for all of them. That is legal where they all come: the threads make whole warps,
-and no condition and no loop around the mask or a shuffle with it differs between lanes of a warp. Elsewhere the mask
-stays what TVM wrote.
+With all lanes named the device waits for all of them. That is legal where they all come: no condition and no loop
+around the mask or a shuffle with it differs between lanes of a warp. Where the threads end within a warp, the mask of
+that warp names those that there are. Elsewhere the mask stays what TVM wrote.
 """
 
 from __future__ import annotations
@@ -42,15 +42,17 @@ def with_full_masks(body: tirx.Stmt, tid: tirx.Var, threads: int) -> tirx.Stmt:
     threads : int
         Threads that run the body.
     """
-    if threads % _WARP:
-        return body
     masks = _Masks(tid, threads)
     masks.statement(body, whole=True)
+    mask = tirx.const(_ALL_LANES, "uint32")
+    if threads % _WARP:
+        rest = tirx.const((1 << threads % _WARP) - 1, "uint32")
+        mask = rest if threads < _WARP else tirx.Select(tid < threads // _WARP * _WARP, mask, rest)
 
     def named(store: tirx.BufferStore) -> tirx.BufferStore:
         if not (_is_active(store.value) and masks.is_whole(store.buffer)):
             return store
-        return tirx.BufferStore(store.buffer, tirx.const(_ALL_LANES, "uint32"), store.indices)
+        return tirx.BufferStore(store.buffer, mask, store.indices)
 
     return tvm_ffi.structural_map(body, (tirx.BufferStore, named)) if masks.whole else body
 
@@ -71,7 +73,7 @@ class _Masks:
         warp = tirx.Var("warp", "int32")
         self._analyzer = Analyzer()
         self._analyzer.bind(self._lane, tvm.ir.Range(0, _WARP))
-        self._analyzer.bind(warp, tvm.ir.Range(0, threads // _WARP))
+        self._analyzer.bind(warp, tvm.ir.Range(0, -(-threads // _WARP)))
         self._values: dict[tirx.Var, PrimExpr] = {tid: warp * _WARP + self._lane}
         self._unknown: list[tirx.Var] = []
 

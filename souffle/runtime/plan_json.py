@@ -106,6 +106,7 @@ def certificate_to_json(certificate: Certificate) -> dict[str, Any]:
     """A certificate; what follows from its parts, such as the verdict, stands with them for those who read it."""
     return {
         "verdict": certificate.verdict,
+        "assumed": certificate.assumed,
         "kernels": [_section_to_json(section) for section in certificate.kernels],
         "launches": _section_to_json(certificate.launches),
         "others": [_section_to_json(section) for section in certificate.others],

@@ -133,14 +133,14 @@ class Shuffle:
 
     Attributes
     ----------
-    mask : int or None
-        A bit for each lane; None for the lanes that ``__activemask()`` found together.
+    mask : Expr or None
+        Of each thread, a bit for each lane; None for the lanes that ``__activemask()`` found together.
     conditions : tuple of Expr
         As of :class:`Access`.
     statement : object
     """
 
-    mask: int | None
+    mask: Expr | None
     conditions: tuple[Expr, ...]
     statement: object
 

@@ -344,7 +344,7 @@ class _Walk:
         comes = np.ones(shape, bool)
         for condition in parts:
             comes = comes & (self.value(condition, fixed, tuple(free)) != 0)
-        strayed = partial_warp(item.mask, comes)
+        strayed = partial_warp(self.value(item.mask, fixed, ()), comes)
         if strayed is not None:
             raise Found(PartialWarp(item.statement, *strayed, self.tile))
 

@@ -1,8 +1,8 @@
-"""Masks of shuffles, as the text leaves them in a thread's own arrays: a number, or the lanes active at one place."""
+"""Masks of shuffles, as the text leaves them in a thread's own arrays: numbers, or the lanes active at one place."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tvm_ffi
@@ -11,7 +11,7 @@ from tvm.ir import Call, TensorLoad
 
 from souffle.verify.accesses import Memory, Place
 from souffle.verify.effects import ACTIVE_MASKS
-from souffle.verify.expressions import Axis, Expr
+from souffle.verify.expressions import Axis, Expr, const, operation
 from souffle.verify.indices import operator_name
 
 __all__ = ["ACTIVE", "LaneMasks"]
@@ -29,22 +29,38 @@ class LaneMasks:
     ----------
     places : mapping
         The memory of each array, kept up by the reader.
+    thread : Axis
+    index : callable
+        The reader's, of whole numbers.
     held : mapping, optional
         The masks, by memory and byte.
     """
 
-    def __init__(self, places: Mapping[Any, Place], held: Mapping[tuple[Memory, int], int | str] | None = None) -> None:
+    def __init__(
+        self,
+        places: Mapping[Any, Place],
+        thread: Axis,
+        index: Callable[[Any], Expr],
+        held: Mapping[tuple[Memory, int], Expr | str] | None = None,
+    ) -> None:
         self.places = places
+        self.thread = thread
+        self.index = index
         self.held = dict(held or {})
 
     def copy(self) -> LaneMasks:
         """The same, to go on from by itself."""
-        return LaneMasks(self.places, self.held)
+        return self._with(self.held)
 
-    def mask(self, node: Any) -> int | str | None:
-        """What a mask is: a number, `ACTIVE`, or None where it is not known."""
+    def mask(self, node: Any) -> Expr | str | None:
+        """What a mask is: a number for each thread, `ACTIVE`, or None where it is not known."""
         if isinstance(node, tirx.IntImm):
-            return int(node.value) % _LANES
+            return const(int(node.value) % _LANES)
+        if isinstance(node, tirx.Select):
+            parts = [self.mask(node.true_value), self.mask(node.false_value)]
+            condition = self.index(node.condition)
+            known = all(isinstance(part, Expr) for part in parts) and condition.axes <= {self.thread}
+            return operation("select", condition, *parts) if known and not condition.opaque else None
         if isinstance(node, Call) and operator_name(node) in ACTIVE_MASKS:
             return ACTIVE
         if isinstance(node, TensorLoad):
@@ -68,16 +84,16 @@ class LaneMasks:
         """An array is written in a way that is not followed."""
         self.held = {key: value for key, value in self.held.items() if key[0] is not memory}
 
-    def divided(self, condition: Expr, thread: Axis) -> LaneMasks:
+    def divided(self, condition: Expr) -> LaneMasks:
         """What is left of these where the threads part for which a condition holds."""
-        if thread not in condition.axes and not condition.opaque:
+        if self.thread not in condition.axes and not condition.opaque:
             return self.copy()
-        return LaneMasks(self.places, {key: value for key, value in self.held.items() if value != ACTIVE})
+        return self._with({key: value for key, value in self.held.items() if value is not ACTIVE})
 
     def both(self, one: LaneMasks, other: LaneMasks) -> LaneMasks:
         """What is left of these after one or the other branch: what both leave as it was."""
-        same = {k: v for k, v in self.held.items() if one.held.get(k) == v and other.held.get(k) == v}
-        return LaneMasks(self.places, same)
+        same = {k: v for k, v in self.held.items() if one.held.get(k) is v and other.held.get(k) is v}
+        return self._with(same)
 
     def around(self, body: Any) -> LaneMasks:
         """What is left of these in and after a loop: numbers that its turns do not change."""
@@ -89,8 +105,11 @@ class LaneMasks:
                 written.append(place.memory)
 
         tvm_ffi.structural_walk(body, (tirx.BufferStore, see))
-        kept = {k: v for k, v in self.held.items() if v != ACTIVE and not any(k[0] is memory for memory in written)}
-        return LaneMasks(self.places, kept)
+        kept = {k: v for k, v in self.held.items() if v is not ACTIVE and not any(k[0] is memory for memory in written)}
+        return self._with(kept)
+
+    def _with(self, held: Mapping[tuple[Memory, int], Expr | str]) -> LaneMasks:
+        return LaneMasks(self.places, self.thread, self.index, held)
 
     def _key(self, buffer: Any, indices: Any) -> tuple[Memory, int] | None:
         place = self.places.get(buffer)

@@ -65,7 +65,7 @@ class _Reader:
         self.statement: Any = None
         # Elements that were read since something may have been written: reading one again gives the same number.
         self.known: dict[tuple[Memory, Expr, str], Expr] = {}
-        self.masks = LaneMasks(self.places)
+        self.masks = LaneMasks(self.places, self.thread, self.index)
 
     def read(self) -> Function:
         first, second, *pointers = self.func.params
@@ -110,7 +110,7 @@ class _Reader:
         elif isinstance(node, tirx.IfThenElse):
             self.loads(node.condition, ())
             condition = self.index(node.condition)
-            known, masks = dict(self.known), self.masks.divided(condition, self.thread)
+            known, masks = dict(self.known), self.masks.divided(condition)
             self.masks = masks.copy()
             then = self.inside(node.then_case)
             self.known, after = known, self.masks
@@ -267,7 +267,7 @@ class _Reader:
             if mask is None:
                 self.problem(f"the mask {node.args[0]} of a shuffle")
             else:
-                named = None if mask == ACTIVE else mask
+                named = None if mask is ACTIVE else mask
                 self.items.append(Shuffle(named, (*conditions, *shortcuts), self.statement))
         if not _is_pure(node) and name not in NO_MEMORY:
             self.problem(f"a call of {name} in an expression")

@@ -102,34 +102,43 @@ class Unwritten:
     statement: object
 
 
-def partial_warp(mask: int, comes: np.ndarray) -> tuple[int, int | None] | None:
-    """A thread that comes to a shuffle, and one that its mask names and that does not, or None if it names not itself.
+def partial_warp(masks: np.ndarray, comes: np.ndarray) -> tuple[int, int | None] | None:
+    """A thread that comes to a shuffle, and one that its mask names and that does not, or None if masks leave it out.
 
     Parameters
     ----------
-    mask : int
+    masks : array of int
+        Of each thread, or of all.
     comes : array of bool
         By thread; further axes are turns of loops.
 
     Returns
     -------
     (int, int or None) or None
-        None if of each warp the lanes that the mask names come, or none.
+        None if of each warp the lanes that the masks of all of them name come, or none.
     """
     threads = comes.shape[0]
-    lanes = np.zeros((-(-threads // WARP) * WARP, comes.size // threads), bool)
+    rows = -(-threads // WARP) * WARP
+    lanes = np.zeros((rows, comes.size // threads), bool)
     lanes[:threads] = comes.reshape(threads, -1)
     lanes = lanes.reshape(-1, WARP, lanes.shape[1])
-    named = (mask >> np.arange(WARP) & 1).astype(bool)
-    wrong = lanes.any(axis=1) & (lanes != named[:, None]).any(axis=1)
-    if not wrong.any():
+    named = np.zeros(rows, np.int64)
+    named[:threads] = np.broadcast_to(masks.reshape(-1), threads)
+    named = named.reshape(-1, WARP, 1)
+    here = (lanes.astype(np.int64) << np.arange(WARP)[:, None]).sum(axis=1, keepdims=True)
+    wrong = np.argwhere(lanes & (named != here))
+    if not wrong.size:
         return None
-    warp, turn = (int(place) for place in np.argwhere(wrong)[0])
-    here = lanes[warp, :, turn]
-    unnamed = np.flatnonzero(here & ~named)
-    if unnamed.size:
-        return WARP * warp + int(unnamed[0]), None
-    return WARP * warp + int(np.flatnonzero(here)[0]), WARP * warp + int(np.flatnonzero(named & ~here)[0])
+    warp, lane, turn = (int(place) for place in wrong[0])
+    mask, present = int(named[warp, lane, 0]), int(here[warp, 0, turn])
+    unnamed, missing = present & ~mask, mask & ~present
+    if unnamed:
+        return WARP * warp + _lowest(unnamed), None
+    return WARP * warp + lane, WARP * warp + _lowest(missing)
+
+
+def _lowest(bits: int) -> int:
+    return (bits & -bits).bit_length() - 1
 
 
 class NeedsTile(Exception):

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from souffle.certificate import ACTIVE_LANES, Certificate, Section
 from souffle.codegen.plan import Plan, PredictedKernel, PredictedStage, Resources
 from souffle.runtime.explain import explain, explain_data
 from souffle.runtime.plan_json import PlanFormatError, plan_from_json, plan_to_json
@@ -131,6 +132,15 @@ def test_a_stack_is_told_with_the_stages_that_have_one_alone() -> None:
     assert "16 bytes spilled, 136 bytes of stack (alone: total 128)" in " ".join(explain(plan).split())
     assert [kernel["stack_bytes"] for kernel in explain_data(plan)["kernels"]] == [136, None]
     assert round_trip(plan).kernels == plan.kernels
+
+
+def test_what_the_certificate_assumes_is_said() -> None:
+    kernel, launches = Section("fused", (), (), ((ACTIVE_LANES, 3),)), Section("memory over all launches", (), (), ())
+    plan = replace(predicted_plan(), certificate=Certificate((kernel,), launches))
+    assumed = "lanes that are active together stay together, at 3 shuffles"
+    assert f"    assumed: {assumed}\n" in explain(plan)
+    assert explain_data(plan)["certificate"]["assumed"] == assumed
+    assert round_trip(plan).certificate == plan.certificate
 
 
 def test_plans_saved_before_stacks_were_kept_load() -> None:

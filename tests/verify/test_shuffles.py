@@ -98,6 +98,14 @@ def test_a_full_mask_in_a_block_of_broken_warps_is_refuted() -> None:
     assert found.counterexamples[0].reason == "thread 32 comes to it, thread 48, which its mask names, does not"
 
 
+@pytest.mark.parametrize(("rest", "verdict"), [(0xFFFF, PROVEN), (0x7FFF, REFUTED), (0x1FFFF, REFUTED)])
+def test_each_warp_may_have_a_mask_of_its_own(rest: int, verdict: str) -> None:
+    def inner(m: Memory, _: tirx.Stmt) -> tirx.Stmt:
+        return through(m, tirx.Select(m.tid < 32, FULL, tirx.const(rest, "uint32")), lambda s: s)
+
+    assert proof(inner, FULL, threads=48).verdict == verdict
+
+
 @pytest.mark.parametrize(("mask", "verdict"), [(0x7F, PROVEN), (0xFF, REFUTED), (0x3F, REFUTED)])
 def test_a_mask_names_just_those_that_come(mask: int, verdict: str) -> None:
     found = proof(below(7), tirx.const(mask, "uint32"))
