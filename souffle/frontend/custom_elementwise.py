@@ -93,8 +93,10 @@ def _difference(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | N
     one = tirx.const(1, dtype)
 
     def difference(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-        # TVM and LLVM take a difference of unsigned integers to be one of the integers proper.
-        return tirx.Select(a < b, tirx.bitwise_not(b - a - one), a - b)
+        # TVM and LLVM take a difference of unsigned integers to be one of the integers proper; none here is below zero,
+        # of constants neither, which TVM would refuse.
+        distance = tirx.Max(a, b) - tirx.Min(a, b)
+        return tirx.Select(a < b, tirx.bitwise_not(tirx.Max(distance, one) - one), distance)
 
     return _elementwise("subtract", operands, difference)
 

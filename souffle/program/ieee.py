@@ -1,7 +1,8 @@
 """Floating-point expressions that TVM's simplifier would change, in a form that it leaves alone.
 
 It takes numbers to be real: ``x - x`` and ``x * 0`` are 0 to it, ``x == x`` is true, ``(x + y) - y`` is ``x``, not
-``x < y`` is ``y <= x``. Of NaN and infinities that is wrong, and of sums it forgets their rounding.
+``x < y`` is ``y <= x``. Of NaN and infinities that is wrong, and of sums it forgets their rounding. It takes short
+integers to be integers proper, too, of which ``x < x + 1``.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def with_ieee_arithmetic(node: _Node) -> _Node:
             (tirx.Div, _quotient),
             ((tirx.EQ, tirx.NE), _equality),
             (tirx.Not, _negation),
+            ((*_ORDERED, tirx.EQ, tirx.NE, tirx.Sub), _wrapping),
         ],
     )
 
@@ -70,6 +72,18 @@ def _product(node: tirx.Mul) -> PrimExpr:
             # Zero, or NaN where x is not finite.
             return tirx.Add(x, tirx.Mul(x, tirx.const(-1.0, dtype_of(x))))
     return node
+
+
+def _wrapping(node: _Node) -> _Node:
+    """Keep TVM from cancelling between two sides of integers that wrap around: 0 < 1 is not x < x + 1 of 255."""
+    dtype = dtype_of(node.a)
+    narrow = dtype in ("int8", "int16") and not isinstance(node, tirx.Sub)
+    if not (dtype.startswith("uint") or narrow) or any(isinstance(side, tirx.IntImm) for side in (node.a, node.b)):
+        return node
+    if not any(isinstance(side, (tirx.Add, tirx.Sub, tirx.Mul)) for side in (node.a, node.b)):
+        return node
+    # A call, which it does not look into.
+    return type(node)(node.a, tirx.bitwise_xor(node.b, tirx.const(0, dtype)))
 
 
 def _quotient(node: tirx.Div) -> PrimExpr:

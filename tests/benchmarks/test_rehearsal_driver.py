@@ -226,7 +226,7 @@ def test_the_host_script_plays_what_the_environment_says(tmp_path: Path, monkeyp
     save(cooperative_plan(), tmp_path / "two.souffle")
     expected = {f"output/{name}": value.astype(np.float32) for name, value in cooperative_expected(_X).items()}
     np.savez(tmp_path / "two.npz", **{"input/input.1": _X}, **expected)
-    case = {"name": "two", "level": "V3", "artifact": str(tmp_path / "two.souffle"), "io": str(tmp_path / "two.npz")}
+    case = {"name": "two", "artifact": str(tmp_path / "two.souffle"), "io": str(tmp_path / "two.npz")}
     (tmp_path / "tasks.json").write_text(json.dumps([case]))
     command = ["check", "--rehearse", "--repeats", "3", "--json", str(tmp_path / "found.json")]
     command += ["--tasks", str(tmp_path / "tasks.json")]

@@ -180,7 +180,10 @@ def test_differences_of_unsigned_integers_wrap_around(options):
     for dtype in ("uint8", "uint32", "uint64"):
         x = np.array([0, 1, 5, 200], dtype)
         nodes = [helper.make_node("Sub", ["one", "x"], ["less"]), helper.make_node("Max", ["less", "one"], ["most"])]
-        model = model_of(nodes, {"x": (dtype, x.shape)}, ["less", "most"], {"one": np.array(1, dtype)}, opset=18)
+        # The difference of what TVM finds to be one.
+        nodes += [helper.make_node("Div", ["x", "x"], ["unit"]), helper.make_node("Sub", ["zero", "unit"], ["minus"])]
+        constants = {"one": np.array(1, dtype), "zero": np.array(0, dtype)}
+        model = model_of(nodes, {"x": (dtype, x.shape)}, ["less", "most", "minus"], constants, opset=18)
         got, less = souffle.compile(model, **options)(x), np.array(1, dtype) - x
         np.testing.assert_array_equal(got["less"], less)
         np.testing.assert_array_equal(got["most"], np.maximum(less, 1))
@@ -195,3 +198,19 @@ def test_half_precision_does_not_overflow_between_where_normalization_ends():
     x = np.array([[[6e4, -6e4, 1.0], [3.0, 2.0, 5e4]]], "float16")
     got = network({"x": x, **{name: np.full(2, value, "float16") for name, value in rows.items()}})["y"]
     np.testing.assert_allclose(got, (x.astype("float32") - 1) / np.sqrt(0.25 + 1e-5) * 0.5 + 1, rtol=1e-3)
+
+
+@pytest.mark.parametrize("options", [{"target": "cpu"}, {"target": "cuda", "device": "cpu", "cubin": False}])
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
+def test_what_wraps_around_is_not_cancelled_in_comparisons(options, dtype):
+    x, one = np.array([0, 1, np.iinfo(dtype).max, np.iinfo(dtype).min, 5], dtype), np.array(1, dtype)
+    nodes = [helper.make_node("Add", ["x", "one"], ["more"]), helper.make_node("Less", ["x", "more"], ["less"])]
+    nodes += [helper.make_node("GreaterOrEqual", ["more", "x"], ["not_less"])]
+    nodes += [helper.make_node("Sub", ["x", "more"], ["minus"])]
+    model = model_of(nodes, {"x": (dtype, x.shape)}, ["less", "not_less", "minus"], {"one": one}, opset=18)
+    got = souffle.compile(model, **options)(x)
+    with np.errstate(over="ignore"):
+        more = (x + one).astype(dtype)
+        want = {"less": x < more, "not_less": more >= x, "minus": (x - more).astype(dtype)}
+    for name, expected in want.items():
+        np.testing.assert_array_equal(got[name], expected, err_msg=name)
