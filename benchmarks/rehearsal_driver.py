@@ -269,7 +269,8 @@ class RehearsalDriver(RehearsalStreams):
         return self._wait(free, later=True)
 
     def _range(self, address: int, nbytes: int | None = None) -> np.ndarray | None:
-        for start, piece in list(self._memory.items()):
+        # A copy: making the pairs of a list may collect garbage, whose finalizers give memory back in the midst of it.
+        for start, piece in self._memory.copy().items():
             if start <= address < start + len(piece) or (address == start and not nbytes):
                 tail = piece[address - start :]
                 return tail if nbytes is None else (tail[:nbytes] if nbytes <= len(tail) else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -95,6 +96,26 @@ def test_memory_that_was_given_back_is_overwritten() -> None:
     played.cuMemFree(address)
     assert set(piece.tolist()) == {0xDD} and played.status("cuMemFree", address) == "INVALID_VALUE"
     assert played.status("cuMemsetD8Async", address, 0, 8, 1) == "INVALID_VALUE"
+
+
+def test_memory_is_given_back_by_the_garbage_collector_at_any_time() -> None:
+    class _Owner:
+        def __init__(self) -> None:
+            self.address, self.itself = played.cuMemAlloc(8), self
+
+        def __del__(self) -> None:
+            played.cuMemFree(self.address)
+
+    played = _Played()
+    kept = [played.cuMemAlloc(8) for _ in range(500)]
+    before = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        for address in kept:
+            _Owner()
+            assert played.bytes(address) == [0xA5] * 4
+    finally:
+        gc.set_threshold(*before)
 
 
 @pytest.mark.parametrize("freed", [False, True])
