@@ -16,9 +16,11 @@ from tvm.ir import Call
 from souffle.frontend.indices import Expression
 from souffle.tvm_compat import PrimExpr, choice_parts, dtype_of, is_choice, reduce_node
 
-__all__ = ["with_wide_rounding", "with_wide_sum"]
+__all__ = ["NARROW", "with_wide_rounding", "with_wide_sum"]
 
-_NARROW = ("float16", "bfloat16")
+NARROW = ("float16", "bfloat16")
+"""Types that have too few digits, or too small a range, to compute in."""
+
 _WIDE = "float32"
 _EXACT = (tirx.Add, tirx.Sub, tirx.Mul)
 
@@ -29,7 +31,7 @@ def with_wide_sum(expression: Expression) -> Expression:
     if reduction is None or len(expression.bodies) != 1 or not all(map(_is_zero, reduction.init)):
         return expression
     (source,), combiner = reduction.source, reduction.combiner
-    if dtype_of(source) not in _NARROW or not isinstance(combiner.result[0], tirx.Add):
+    if dtype_of(source) not in NARROW or not isinstance(combiner.result[0], tirx.Add):
         return expression
     left, right = (tirx.Var(name, _WIDE) for name in ("x", "y"))
     wide = tirx.CommReducer([left], [right], [left + right], [tirx.const(0, _WIDE)])
@@ -41,7 +43,7 @@ def with_wide_rounding(value: PrimExpr) -> PrimExpr:
     """`value` with 16-bit numbers rounded to integers by the function of 32-bit ones: CUDA has none of their own."""
 
     def wide(call: Call) -> PrimExpr:
-        if getattr(call.op, "name", "") != "tirx.nearbyint" or dtype_of(call) not in _NARROW:
+        if getattr(call.op, "name", "") != "tirx.nearbyint" or dtype_of(call) not in NARROW:
             return call
         return tirx.Cast(dtype_of(call), tirx.nearbyint(tirx.Cast(_WIDE, call.args[0])))
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import onnx
 from onnx import helper
 
-__all__ = ["attribute"]
+__all__ = ["attribute", "sides"]
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
@@ -16,3 +17,9 @@ def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
         if candidate.name == name:
             return helper.get_attribute_value(candidate)
     return default
+
+
+def sides(auto_pad: str, totals: Sequence[int]) -> list[int]:
+    """Pads before all dimensions, then after: half of each total, the odd one where ``auto_pad`` has it."""
+    small, large = [total // 2 for total in totals], [total - total // 2 for total in totals]
+    return small + large if auto_pad == "SAME_UPPER" else large + small

@@ -39,14 +39,9 @@ def _elementwise(name: str, operands: Operands, function: Callable[..., PrimExpr
 def _fold(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
     combine = {"Max": tirx.Max, "Min": tirx.Min}.get(node.op_type, tirx.Add)
 
-    dtype = operands.dtype(0)
-    # A sum is beyond half precision where its mean is not.
-    wide = "float32" if dtype in ("float16", "bfloat16") and node.op_type == "Mean" else dtype
-
     def folded(*values: PrimExpr) -> PrimExpr:
-        result = reduce(combine, values if wide == dtype else [tirx.Cast(wide, value) for value in values])
-        result = result / tirx.const(len(values), wide) if node.op_type == "Mean" else result
-        return result if wide == dtype else tirx.Cast(dtype, result)
+        result = reduce(combine, values)
+        return result / tirx.const(len(values), operands.dtype(0)) if node.op_type == "Mean" else result
 
     return _elementwise(node.op_type.lower(), operands, folded)
 
@@ -65,8 +60,10 @@ def _clip(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
     low, high = (operands.present(position) for position in (1, 2))
     # By default the bounds are the least and the greatest finite number, so that infinities become these.
     least, most = (
-        tirx.const(attribute(node, name, float(bound)), dtype) if is_floating(dtype) else None
-        for name, bound in zip(("min", "max"), _finite_range(dtype), strict=True)
+        tirx.const(attribute(node, name, float(getattr(ml_dtypes.finfo(dtype), name))), dtype)
+        if is_floating(dtype)
+        else None
+        for name in ("min", "max")
     )
 
     def clipped(x: PrimExpr, *bounds: PrimExpr) -> PrimExpr:
@@ -76,13 +73,6 @@ def _clip(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
         return x if high_bound is None else tirx.Min(x, high_bound)
 
     return _elementwise("clip", operands, clipped)
-
-
-def _finite_range(dtype: str) -> tuple[float, float]:
-    if not is_floating(dtype):
-        return (0.0, 0.0)
-    limits = ml_dtypes.finfo(dtype)
-    return float(limits.min), float(limits.max)
 
 
 @defines("Sub")

@@ -14,6 +14,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from souffle.errors import UnsupportedOperatorError
+from souffle.frontend.accumulation import NARROW
 from souffle.frontend.custom import custom_template
 from souffle.frontend.diagnosis import diagnosed, run_time_parameters
 from souffle.frontend.emit import Emitter, check_element_types
@@ -38,6 +39,13 @@ SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap SplitToSeq
 # Operators that take sequences, and absent optionals, as values.
 _SEQUENCE_OPERATORS = frozenset(_SEQUENCE_NAMES.split())
 _NO_DRAWS = "export the model for inference, or make the random numbers outside and give them as an input"
+# Of 16-bit numbers they compute in 32 bits: a sum, a power or a distance on the way to their result is beyond half
+# precision where the result is not, or neither LLVM nor CUDA has the function for the 16-bit types.
+_WIDE_NAMES = """
+Acos Acosh Asin Asinh Atan Atanh AveragePool Cosh GlobalAveragePool InstanceNormalization LpNormalization LpPool Mean
+MeanVarianceNormalization ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean Round Sinh Tan
+"""
+_WIDE_OPERATORS = frozenset(_WIDE_NAMES.split())
 # Without updates their result is their first input.
 _SCATTERS = frozenset({"Scatter", "ScatterElements", "ScatterND"})
 BUILDER_OPSETS = (helper.make_opsetid("", 17),)
@@ -98,12 +106,27 @@ class Interpreter:
             empty = self._empty(node, inputs, scope.opsets)
             if empty is not None:
                 return empty
-        special = SPECIAL_OPERATORS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-        if special is not None:
-            results = special(self, node, inputs, scope)
+        if node.domain in ("", "ai.onnx"):
+            if node.op_type in _WIDE_OPERATORS and inputs[0].dtype in NARROW:
+                return self.in_single_precision(node, inputs, scope)
+            special = SPECIAL_OPERATORS.get(node.op_type)
+            results = None if special is None else special(self, node, inputs, scope)
             if results is not None:
                 return results
         return self.primitive(node, inputs, scope.opsets)
+
+    def in_single_precision(self, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> Sequence[Value]:
+        """The outputs of a node whose first input is of 16-bit floating-point numbers, computed in 32 bits."""
+        narrow = inputs[0].dtype
+
+        def cast(value: Value, source: str, target: str) -> Value:
+            if value is None or isinstance(value, list) or value.dtype != source:
+                return value
+            to = helper.np_dtype_to_tensor_dtype(np.dtype(target))
+            return self.emit("Cast", [value], f"{node.name}/Cast", to=to)[0]
+
+        wide = self._node(node, [cast(value, narrow, "float32") for value in inputs], scope)
+        return [cast(value, "float32", narrow) for value in wide]
 
     def whole(self, value: Value) -> Value:
         """`value`, written as one tensor where it is a stack."""

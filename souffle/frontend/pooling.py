@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 
 import onnx
-from onnx import TensorProto
 
-from souffle.frontend.attributes import attribute
+from souffle.frontend.attributes import attribute, sides
 from souffle.frontend.interpreter import Interpreter, special
-from souffle.frontend.node_writer import NodeWriter, constant, in_single_precision
+from souffle.frontend.node_writer import NodeWriter, constant
 from souffle.frontend.refusal import Obstacle
 from souffle.frontend.values import Scope, Value
 
@@ -26,13 +25,8 @@ def _windows(node: onnx.NodeProto, shape: Sequence[int]) -> tuple[list[int], lis
 
 def _same(auto_pad: str, extents: Sequence[int], spans: Sequence[int], strides: Sequence[int]) -> list[int]:
     """Pads before all dimensions, then after, so that there are ``ceil(extent / stride)`` windows of each span."""
-    before, after = [], []
-    for extent, span, stride in zip(extents, spans, strides, strict=True):
-        total = max(0, (-(-extent // stride) - 1) * stride + span - extent)
-        small, large = total // 2, total - total // 2
-        before.append(small if auto_pad == "SAME_UPPER" else large)
-        after.append(large if auto_pad == "SAME_UPPER" else small)
-    return before + after
+    windows = zip(extents, spans, strides, strict=True)
+    return sides(auto_pad, [max(0, (-(-x // stride) - 1) * stride + span - x) for x, span, stride in windows])
 
 
 @special("AveragePool")
@@ -40,15 +34,7 @@ def _average_pool(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
 ) -> Sequence[Value] | None:
     _refuse_what_does_not_fit(node, inputs[0].shape)
-    return in_single_precision(interpreter, node, inputs)
-
-
-@special("GlobalAveragePool")
-def _global_average_pool(
-    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
-) -> Sequence[Value] | None:
-    # The sum of a large image is beyond half precision where its mean is not.
-    return in_single_precision(interpreter, node, inputs)
+    return None
 
 
 def _refuse_what_does_not_fit(node: onnx.NodeProto, shape: Sequence[int]) -> None:
@@ -94,10 +80,6 @@ def _max_pool(
 def _lp_pool(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value]:
     _refuse_what_does_not_fit(node, inputs[0].shape)
     write, x = NodeWriter(interpreter, node), inputs[0]
-    narrow = x.dtype if x.dtype in ("float16", "bfloat16") else None
-    if narrow:
-        # Powers are beyond half precision long before their root is.
-        x = write("Cast", x, to=TensorProto.FLOAT)
     kernel, strides, dilations = _windows(node, x.shape)
     rank, extents, order = len(kernel), x.shape[2:], attribute(node, "p", 2)
     auto = attribute(node, "auto_pad", b"NOTSET").decode()
@@ -123,4 +105,4 @@ def _lp_pool(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Va
     total = write("Mul", mean, constant(math.prod(kernel), x.dtype))
     if order != 1:
         total = write("Sqrt", total) if order == 2 else write("Pow", total, constant(1 / order, x.dtype))
-    return [write("CastLike", total, inputs[0]) if narrow else total]
+    return [total]

@@ -12,11 +12,15 @@ from onnx import TensorProto
 
 from souffle.frontend.attributes import attribute
 from souffle.frontend.interpreter import Interpreter, special
-from souffle.frontend.node_writer import NodeWriter, constant, in_single_precision
+from souffle.frontend.node_writer import NodeWriter, constant
+from souffle.frontend.refusal import version_of
 from souffle.frontend.values import Known, Scope, Value
 from souffle.program import Tensor
 
 __all__: list[str] = []
+
+_MOST_TERMS = float(ml_dtypes.finfo("float16").max)
+"""So many numbers up to 1 have a sum in half precision."""
 
 
 @special("ReduceMax", "ReduceMin")
@@ -63,22 +67,13 @@ _OF_ONE_ELEMENT = {
 """What a reduction over no axis does to an element: an operator, and how many times it takes the element."""
 
 
-def _in_single_precision(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value]) -> list[Value] | None:
-    """Sums and squares are beyond half precision long before their mean, root or logarithm is."""
-    axes = _reduced_axes(interpreter, node, inputs)
-    if node.op_type not in ("ReduceL2", "ReduceLogSum", "ReduceMean") or axes is None:
-        return None
-    # As an attribute, which the operators of the set that expansions are written in have.
-    return in_single_precision(interpreter, node, inputs[:1], axes=axes, keepdims=attribute(node, "keepdims", 1))
-
-
 @special(*_OF_ONE_ELEMENT)
 def _reduce_nothing(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
 ) -> list[Value] | None:
     """What stands around the sum is computed also where no axis is summed over, which TVM leaves out."""
     if not attribute(node, "noop_with_empty_axes", 0) or _reduced_axes(interpreter, node, inputs) != []:
-        return _in_single_precision(interpreter, node, inputs)
+        return None
     operator, times = _OF_ONE_ELEMENT[node.op_type]
     return [NodeWriter(interpreter, node)(operator, *[inputs[0]] * times)]
 
@@ -104,6 +99,20 @@ def _reduce_log_sum_exp(
     return [write("Reshape", result, constant(kept, "int64"))]
 
 
+@special("Softmax", "LogSoftmax")
+def _softmax(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> Sequence[Value] | None:
+    x = inputs[0]
+    if x.dtype != "float16" or not x.shape:
+        return None
+    # Once over all elements from the axis on, and not over those along it.
+    once = version_of("", scope.opsets) < 13
+    axis = attribute(node, "axis", 1 if once else -1) % len(x.shape)
+    terms = math.prod(x.shape[axis:]) if once else x.shape[axis]
+    return interpreter.in_single_precision(node, inputs, scope) if terms > _MOST_TERMS else None
+
+
 @special("ReduceMean")
 def _reduce_mean(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
@@ -116,10 +125,8 @@ def _reduce_mean(
         (mean,) = interpreter.primitive(node, inputs, scope.opsets)
         return [Known(np.zeros(mean.shape, dtype=mean.dtype), node.name)]
     axes = _reduced_axes(interpreter, node, inputs)
-    if axes is None:
+    if axes is None or "int" not in x.dtype:
         return None
-    if "int" not in x.dtype:
-        return _in_single_precision(interpreter, node, inputs) if axes else None
     if not axes:
         return [x]
     # TVM gives the mean of integers another type, and rounds it down; ONNX Runtime divides as integers are divided.

@@ -9,9 +9,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from souffle.frontend.attributes import attribute
+from souffle.frontend.accumulation import NARROW
+from souffle.frontend.attributes import attribute, sides
 from souffle.frontend.interpreter import Interpreter, special
-from souffle.frontend.node_writer import NodeWriter, constant, in_single_precision
+from souffle.frontend.node_writer import NodeWriter, constant
 from souffle.frontend.refusal import Obstacle, data_dependent, version_of
 from souffle.frontend.values import Known, Scope, Value
 from souffle.program import Tensor
@@ -107,7 +108,8 @@ def _batch_normalization(
         return None
     if not all(isinstance(value, Known) for value in statistics):
         # A distance from the mean may be beyond half precision where the result is not.
-        return in_single_precision(interpreter, node, inputs)
+        narrow = x.dtype in NARROW
+        return interpreter.in_single_precision(node, inputs, scope) if narrow else None
     gain, bias, mean, variance = (value.array.astype("float64") for value in statistics)
     factor = gain / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
     shape = (-1, *[1] * (len(x.shape) - 2))
@@ -123,9 +125,6 @@ def _batch_normalization(
 def _mean_variance_normalization(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
 ) -> list[Value]:
-    narrow = in_single_precision(interpreter, node, inputs)
-    if narrow is not None:
-        return narrow
     write, x = NodeWriter(interpreter, node), interpreter.whole(inputs[0])
     axes = list(attribute(node, "axes", (0, 2, 3)))
 
@@ -166,9 +165,6 @@ def _group_normalization(
 def _lp_normalization(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
 ) -> list[Value]:
-    narrow = in_single_precision(interpreter, node, inputs)
-    if narrow is not None:
-        return narrow
     write, x = NodeWriter(interpreter, node), inputs[0]
     order = attribute(node, "p", 2)
     norm = write(f"ReduceL{order}", x, axes=[attribute(node, "axis", -1)], keepdims=1)
@@ -220,22 +216,6 @@ def _cast(write: NodeWriter, value: Value, dtype: str, element: int) -> Value:
 
 def _element_type(dtype: str) -> int:
     return int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
-
-
-@special("InstanceNormalization")
-def _instance_normalization(
-    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
-) -> list[Value] | None:
-    # Sums and squared distances are beyond half precision where the result is not.
-    return in_single_precision(interpreter, node, inputs)
-
-
-@special("Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cosh", "Round", "Sinh", "Tan")
-def _of_single_precision(
-    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
-) -> list[Value] | None:
-    # Neither LLVM nor CUDA has these for the 16-bit types.
-    return in_single_precision(interpreter, node, inputs)
 
 
 @special("Compress")
@@ -348,22 +328,20 @@ def _conv_transpose(
     wanted = (
         list(shape)[-rank:] if shape else [extent * stride for extent, stride in zip(spatial, strides, strict=True)]
     )
-    begins, ends = [], []
+    totals = []
     for k in range(rank):
         full = strides[k] * (spatial[k] - 1) + extra[k] + (kernel[k] - 1) * dilations[k] + 1
         total = full - wanted[k]
         if total < 0:
             extra = [e - total if j == k else e for j, e in enumerate(extra)]
             total = 0
-        small, large = total // 2, total - total // 2
-        begins.append(small if auto == "SAME_UPPER" else large)
-        ends.append(large if auto == "SAME_UPPER" else small)
+        totals.append(total)
     attributes = {
         "kernel_shape": list(kernel),
         "strides": list(strides),
         "dilations": list(dilations),
         "output_padding": list(extra),
-        "pads": begins + ends,
+        "pads": sides(auto, totals),
         "group": attribute(node, "group", 1),
     }
     return interpreter.emit("ConvTranspose", list(inputs), f"{node.name}/ConvTranspose", **attributes)

@@ -175,6 +175,19 @@ def test_half_precision_does_not_overflow_before_its_result(operator):
     np.testing.assert_allclose(got.astype("float64"), function(x.astype("float64")), rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize("opset", [12, 18])
+def test_exponentials_in_half_precision_are_summed_where_the_axis_is_long(opset):
+    """Of rows as long as a vocabulary; before operator set 13 a softmax runs over all axes from its own on."""
+    names, shape = ("Softmax", "LogSoftmax", "ReduceLogSumExp"), (2, 7, 9430)
+    x = np.zeros(shape if opset == 12 else (2, 66010), "float16")
+    nodes = [helper.make_node(name, ["x"], [name], axis=1) for name in names[:2]]
+    nodes.append(helper.make_node(names[2], ["x"], [names[2]]))
+    got = souffle.compile(model_of(nodes, {"x": (x.dtype, x.shape)}, names, opset=opset), target="cpu")(x)
+    np.testing.assert_allclose(got["Softmax"], np.full(x.shape, 1 / 66010), rtol=0, atol=2**-24)
+    np.testing.assert_allclose(got["LogSoftmax"], np.full(x.shape, -np.log(66010)), rtol=1e-3)
+    np.testing.assert_allclose(got["ReduceLogSumExp"].ravel(), np.log(2 * 66010), rtol=1e-3)
+
+
 @pytest.mark.parametrize("options", [{"target": "cpu"}, {"target": "cuda", "device": "cpu", "cubin": False}])
 def test_differences_of_unsigned_integers_wrap_around(options):
     for dtype in ("uint8", "uint32", "uint64"):
