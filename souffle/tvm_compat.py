@@ -21,10 +21,12 @@ __all__ = [
     "bounded_analyzer",
     "check_tvm_pair",
     "choice_parts",
+    "collect",
     "compute_op",
     "const_int",
     "dtype_of",
     "fresh_axis",
+    "is_branch",
     "is_choice",
     "is_load",
     "largest_value",
@@ -36,6 +38,7 @@ __all__ = [
     "map_constants",
     "map_loads",
     "map_outermost",
+    "only_calculates",
     "primfunc_from_tensors",
     "reduce_node",
     "same_expression",
@@ -90,6 +93,7 @@ check_tvm_pair(_installed("apache-tvm"), _installed("apache-tvm-ffi"))
 import tvm_ffi  # noqa: E402
 from tvm import te, tirx  # noqa: E402
 from tvm.ir import Call  # noqa: E402
+from tvm.ir.expr import TensorLoad  # noqa: E402
 from tvm.libinfo import find_libtvm_runtime  # noqa: E402
 from tvm.sym import Analyzer  # noqa: E402
 
@@ -98,6 +102,8 @@ PrimExpr = Any
 
 _TENSOR_LOAD = "te.tensor_load"
 _IF_THEN_ELSE = "prim.if_then_else"
+# Parts of the names of operations on whole numbers that are calls in TensorIR; ``likely`` is its argument.
+_ON_BITS = ("shift", "bitwise", "likely")
 
 
 def silence_tvm_logging() -> None:
@@ -150,11 +156,14 @@ def map_loads(expression: PrimExpr, rewrite: Callable[[Call], PrimExpr]) -> Prim
     return tvm_ffi.structural_map(expression, (Call, lambda call: rewrite(call) if is_load(call) else call))
 
 
+def is_branch(node: Any) -> bool:
+    """Whether `node` is an ``if_then_else``, which does not evaluate the side that is not chosen."""
+    return isinstance(node, Call) and getattr(node.op, "name", None) == _IF_THEN_ELSE
+
+
 def is_choice(node: Any) -> bool:
     """Whether `node` is one of two values by a condition: ``if_then_else`` or ``Select``."""
-    if isinstance(node, tirx.Select):
-        return True
-    return isinstance(node, Call) and getattr(node.op, "name", None) == _IF_THEN_ELSE
+    return isinstance(node, tirx.Select) or is_branch(node)
 
 
 def choice_parts(choice: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
@@ -232,6 +241,26 @@ def constant_term(index: PrimExpr) -> tuple[PrimExpr, int]:
     if isinstance(index, tirx.Sub) and isinstance(index.b, tirx.IntImm):
         return index.a, -int(index.b.value)
     return index, 0
+
+
+def collect(root: Any, kind: type) -> list[Any]:
+    """All nodes of a type in `root`, inner before outer; repeated ones repeat."""
+    found: list[Any] = []
+    if isinstance(root, (tirx.Var, tirx.IntImm)):
+        return [root] if isinstance(root, kind) else found
+
+    def visit(node: Any) -> None:
+        found.append(node)
+
+    tvm_ffi.structural_walk(root, (kind, visit))
+    return found
+
+
+def only_calculates(expression: PrimExpr) -> bool:
+    """Whether an expression reads no memory, names no part of itself, and calls nothing but operations on bits."""
+    calls = [str(getattr(call.op, "name", "")) for call in collect(expression, Call)]
+    arithmetic = all(any(part in name for part in _ON_BITS) for name in calls)
+    return arithmetic and not collect(expression, TensorLoad) and not collect(expression, tirx.Let)
 
 
 def variables(expression: PrimExpr) -> list[tirx.Var]:

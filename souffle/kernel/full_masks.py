@@ -13,22 +13,18 @@ that warp names those that there are. Elsewhere the mask stays what TVM wrote.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
-from souffle.tvm_compat import Analyzer, PrimExpr, substitute, variables
+from souffle.tvm_compat import Analyzer, PrimExpr, collect, only_calculates, substitute, variables
 
 __all__ = ["with_full_masks"]
 
 _WARP = 32
 _ALL_LANES = 2**32 - 1
 _ACTIVE = ("tirx.cuda.__activemask", "tirx.tvm_warp_activemask")
-_ARITHMETIC = ("shift", "bitwise", "likely")
-"""Parts of the names of operations on whole numbers that are calls in TensorIR."""
 
 
 def with_full_masks(body: tirx.Stmt, tid: tirx.Var, threads: int) -> tirx.Stmt:
@@ -106,29 +102,23 @@ class _Masks:
         elif isinstance(node, tirx.Evaluate):
             self._loads(node.value, whole=whole)
         elif not isinstance(node, (tirx.AllocBuffer, tirx.DeclBuffer)):
-            _walk(node, TensorLoad, lambda load: self._broken.append(load.source))
-            _walk(node, tirx.BufferStore, lambda store: self._broken.append(store.buffer))
+            self._broken += [load.source for load in collect(node, TensorLoad)]
+            self._broken += [store.buffer for store in collect(node, tirx.BufferStore)]
 
     def _bind(self, node: tirx.Bind) -> None:
-        if isinstance(node.value.ty, tvm.ir.PrimType) and not _asks(node.value):
+        if isinstance(node.value.ty, tvm.ir.PrimType) and only_calculates(node.value):
             self._values[node.var] = substitute(node.value, self._values)
         else:
             self._unknown.append(node.var)
 
     def _loads(self, node: PrimExpr, *, whole: bool) -> None:
         """Note what is read where parts of warps come, or is more than the mask of a shuffle."""
-        masks: list[TensorLoad] = []
-
-        def shuffle(call: tvm.ir.Call) -> None:
-            if whole and _is_shuffle(call):
-                masks.append(call.args[0])
-
-        _walk(node, tvm.ir.Call, shuffle)
-        _walk(node, TensorLoad, lambda load: None if _among(load, masks) else self._broken.append(load.source))
+        masks = [call.args[0] for call in collect(node, tvm.ir.Call) if whole and _is_shuffle(call)]
+        self._broken += [load.source for load in collect(node, TensorLoad) if not _among(load, masks)]
 
     def _same(self, node: PrimExpr) -> bool:
         """Whether all lanes of a warp have one value of an expression, whatever memory holds."""
-        if _asks(node) or any(_among(var, self._unknown) for var in variables(node)):
+        if not only_calculates(node) or any(_among(var, self._unknown) for var in variables(node)):
             return False
         value = self._analyzer.simplify(substitute(node, self._values))
         return not _among(self._lane, list(variables(value)))
@@ -141,25 +131,6 @@ def _is_shuffle(call: tvm.ir.Call) -> bool:
 
 def _is_active(node: PrimExpr) -> bool:
     return isinstance(node, tvm.ir.Call) and str(getattr(node.op, "name", "")) in _ACTIVE
-
-
-def _asks(node: PrimExpr) -> bool:
-    """Whether an expression reads memory, names a part of itself, or calls what is no arithmetic."""
-    found = False
-
-    def see(part: TensorLoad | tirx.Let | tvm.ir.Call) -> None:
-        nonlocal found
-        name = str(getattr(getattr(part, "op", None), "name", ""))
-        found = found or not any(one in name for one in _ARITHMETIC)
-
-    for kind in (TensorLoad, tirx.Let, tvm.ir.Call):
-        _walk(node, kind, see)
-    return found
-
-
-def _walk(node: object, kind: type, see: Callable) -> None:
-    if not isinstance(node, (tirx.Var, tirx.IntImm)):
-        tvm_ffi.structural_walk(node, (kind, see))
 
 
 def _among(one: object, others: list) -> bool:

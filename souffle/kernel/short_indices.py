@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import Call
 from tvm.ir.expr import TensorLoad
 
-from souffle.tvm_compat import PrimExpr, dtype_of, variables
+from souffle.tvm_compat import PrimExpr, collect, dtype_of, only_calculates, variables
 
 __all__ = ["with_short_indices"]
 
@@ -35,7 +34,7 @@ def with_short_indices(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _shortened(loop: tirx.For) -> tirx.Stmt:
-    if loop.kind != tirx.ForKind.UNROLLED or _holds(loop.body, tirx.For) or not _indexes_own(loop):
+    if loop.kind != tirx.ForKind.UNROLLED or collect(loop.body, tirx.For) or not _indexes_own(loop):
         return loop
     moved = _Moved(loop)
 
@@ -57,8 +56,7 @@ class _Moved:
 
     def __init__(self, loop: tirx.For) -> None:
         self.binds: list[tirx.Bind] = []
-        self.inside = [loop.loop_var]
-        tvm_ffi.structural_walk(loop.body, (tirx.Bind, lambda bind: self.inside.append(bind.var)))
+        self.inside = [loop.loop_var, *(bind.var for bind in collect(loop.body, tirx.Bind))]
 
     def index(self, node: PrimExpr) -> PrimExpr:
         """An index with variables for its long parts that are the same in all turns."""
@@ -68,7 +66,7 @@ class _Moved:
             if isinstance(node, tirx.Ramp):
                 return tirx.Ramp(self.index(node.base), node.stride, node.lanes)
             return node
-        if _divisions(node) < _MANY or _holds(node, TensorLoad) or not _is_safe(node):
+        if _divisions(node) < _MANY or not _is_safe(node):
             return node
         for bind in self.binds:
             if tvm_ffi.structural_equal(bind.value, node):
@@ -85,60 +83,19 @@ class _Moved:
 
 def _indexes_own(loop: tirx.For) -> bool:
     """Whether the loop's variable indexes memory of a thread's own."""
-    found = False
-
-    def see(buffer: tirx.Var, indices: list[PrimExpr]) -> None:
-        nonlocal found
-        used = (v for i in indices if not isinstance(i, tirx.IntImm) for v in variables(i))
-        found = found or (str(buffer.scope()) == "local" and any(v.same_as(loop.loop_var) for v in used))
-
-    def see_store(node: tirx.BufferStore) -> None:
-        see(node.buffer, node.indices)
-
-    def see_load(node: TensorLoad) -> None:
-        see(node.source, node.indices)
-
-    tvm_ffi.structural_walk(loop.body, [(tirx.BufferStore, see_store), (TensorLoad, see_load)])
-    return found
+    accesses = [(store.buffer, store.indices) for store in collect(loop.body, tirx.BufferStore)]
+    accesses += [(load.source, load.indices) for load in collect(loop.body, TensorLoad)]
+    indices = [i for buffer, at in accesses if str(buffer.scope()) == "local" for i in at]
+    return any(v.same_as(loop.loop_var) for i in indices for v in collect(i, tirx.Var))
 
 
 def _divisions(node: PrimExpr) -> int:
     """Of an index, by constants that are no power of two."""
-    count = 0
-
-    def see(division: tirx.Div) -> None:
-        nonlocal count
-        divisor = division.b
-        count += isinstance(divisor, tirx.IntImm) and int(divisor.value).bit_count() != 1
-
-    if not isinstance(node, (tirx.Var, tirx.IntImm)):
-        tvm_ffi.structural_walk(node, [(kind, see) for kind in _DIVISIONS])
-    return count
+    divisors = [division.b for kind in _DIVISIONS for division in collect(node, kind)]
+    return sum(isinstance(b, tirx.IntImm) and int(b.value).bit_count() != 1 for b in divisors)
 
 
 def _is_safe(node: PrimExpr) -> bool:
     """Whether it may be worked out anywhere: no division by what may be zero, and nothing is asked."""
-    safe = not _holds(node, tirx.Let)
-
-    def see_division(division: tirx.Div) -> None:
-        nonlocal safe
-        safe = safe and isinstance(division.b, tirx.IntImm) and int(division.b.value) != 0
-
-    def see_call(call: Call) -> None:
-        nonlocal safe
-        name = str(getattr(call.op, "name", ""))
-        safe = safe and any(one in name for one in ("shift", "bitwise"))
-
-    tvm_ffi.structural_walk(node, [*((kind, see_division) for kind in _DIVISIONS), (Call, see_call)])
-    return safe
-
-
-def _holds(node: object, kind: type) -> bool:
-    found = False
-
-    def see(_: object) -> None:
-        nonlocal found
-        found = True
-
-    tvm_ffi.structural_walk(node, (kind, see))
-    return found
+    divisors = [division.b for kind in _DIVISIONS for division in collect(node, kind)]
+    return only_calculates(node) and all(isinstance(b, tirx.IntImm) and int(b.value) != 0 for b in divisors)

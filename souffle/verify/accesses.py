@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from souffle.verify.expressions import Axis, Expr, operation
 
@@ -19,11 +20,8 @@ __all__ = [
     "Transfer",
     "Wait",
     "accesses_of",
-    "all_accesses",
-    "all_shuffles",
-    "all_waits",
+    "all_of",
     "orders",
-    "transfers",
     "waits_of",
 ]
 
@@ -163,6 +161,7 @@ class Branch:
     statement: object
 
 
+_Kind = TypeVar("_Kind", Access, Wait, Transfer, Shuffle)
 Item = Access | Wait | Transfer | Shuffle | Loop | Branch
 
 
@@ -210,67 +209,24 @@ def accesses_of(
             yield from accesses_of(item.otherwise, (*conditions, operation("not", item.condition)))
 
 
-def all_waits(items: Sequence[Item]) -> list[Wait]:
-    """All barriers, whatever their conditions."""
-    found: list[Wait] = []
+def all_of(items: Sequence[Item], kind: type[_Kind]) -> list[_Kind]:
+    """All items of a kind in the order of the text, whatever their conditions."""
+    found: list[_Kind] = []
     for item in items:
-        if isinstance(item, Wait):
+        if isinstance(item, kind):
             found.append(item)
         elif isinstance(item, Loop):
-            found += all_waits(item.body)
+            found += all_of(item.body, kind)
         elif isinstance(item, Branch):
-            found += all_waits(item.then) + all_waits(item.otherwise)
+            found += all_of(item.then, kind) + all_of(item.otherwise, kind)
     return found
 
 
 def waits_of(items: Sequence[Item], scopes: Sequence[str] = ("block", "grid", "part")) -> bool:
     """Whether there are barriers of these scopes anywhere in these."""
-    return any(wait.scope in scopes for wait in all_waits(items))
+    return any(wait.scope in scopes for wait in all_of(items, Wait))
 
 
 def orders(items: Sequence[Item]) -> bool:
     """Whether the order matters in which these run: they hold a barrier or a group of copies."""
-    for item in items:
-        if isinstance(item, (Wait, Transfer)):
-            return True
-        if isinstance(item, Loop) and orders(item.body):
-            return True
-        if isinstance(item, Branch) and (orders(item.then) or orders(item.otherwise)):
-            return True
-    return False
-
-
-def all_accesses(items: Sequence[Item]) -> list[Access]:
-    """All accesses, whatever their conditions."""
-    found: list[Access] = []
-    for item in items:
-        if isinstance(item, Access):
-            found.append(item)
-        elif isinstance(item, Loop):
-            found += all_accesses(item.body)
-        elif isinstance(item, Branch):
-            found += all_accesses(item.then) + all_accesses(item.otherwise)
-    return found
-
-
-def all_shuffles(items: Sequence[Item]) -> list[Shuffle]:
-    """All shuffles, whatever their conditions."""
-    found: list[Shuffle] = []
-    for item in items:
-        if isinstance(item, Shuffle):
-            found.append(item)
-        elif isinstance(item, Loop):
-            found += all_shuffles(item.body)
-        elif isinstance(item, Branch):
-            found += all_shuffles(item.then) + all_shuffles(item.otherwise)
-    return found
-
-
-def transfers(items: Sequence[Item]) -> bool:
-    """Whether there are groups of asynchronous copies in these."""
-    return any(
-        isinstance(i, Transfer)
-        or (isinstance(i, Loop) and transfers(i.body))
-        or (isinstance(i, Branch) and (transfers(i.then) or transfers(i.otherwise)))
-        for i in items
-    )
+    return bool(all_of(items, Wait) or all_of(items, Transfer))

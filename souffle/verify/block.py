@@ -23,11 +23,8 @@ from souffle.verify.accesses import (
     Shuffle,
     Transfer,
     Wait,
-    all_accesses,
-    all_shuffles,
-    all_waits,
+    all_of,
     orders,
-    transfers,
     waits_of,
 )
 from souffle.verify.expressions import Axis, Expr, Undecided, conjuncts, evaluate, linear_terms, operation
@@ -177,7 +174,7 @@ class _Walk:
             # A function that runs twice may be given other pointers each time.
             names: dict[Memory, tuple[str, int]] = {}
             self.names_of.append(names)
-            for access in all_accesses(part.function.body):
+            for access in all_of(part.function.body, Access):
                 memory = access.place.memory
                 if memory.kind == "shared":
                     # All functions use one pool; other shared arrays are a function's own.
@@ -232,7 +229,7 @@ class _Walk:
             self.items(item.body, fixed, (*free, item.axis), conditions)
             return
         turns = item.axis.extent
-        if not self.depends(item.body, item.axis) and not transfers(item.body):
+        if not self.depends(item.body, item.axis) and not all_of(item.body, Transfer):
             # All turns are equal: what meets in two of them meets in any two neighbours.
             turns = min(turns, 2)
         if turns > _MOST_TURNS:
@@ -253,7 +250,7 @@ class _Walk:
             if holds.any() and not holds.all():
                 inside = (*item.then, *item.otherwise)
                 self.some_warps(item, holds.reshape(-1))
-                only_warp = not waits_of(inside) and not transfers(inside)
+                only_warp = not waits_of(inside) and not all_of(inside, Transfer)
                 rows = holds.reshape(-1)
                 if only_warp and rows.size % WARP == 0:
                     rows = rows.reshape(-1, WARP)
@@ -268,11 +265,11 @@ class _Walk:
     def some_warps(self, item: Branch, holds: np.ndarray) -> None:
         """Named barriers that are made for just the threads that come to them are none of the forms that are proven."""
         inside = (*item.then, *item.otherwise)
-        waits = [w for w in all_waits(inside) if w.scope != "warp"]
+        waits = [w for w in all_of(inside, Wait) if w.scope != "warp"]
         mine, others = int(np.count_nonzero(holds)), int(np.count_nonzero(~holds))
         fits = all(w.scope == "part" and w.number for w in waits)
-        fits = fits and all(w.count == mine for w in all_waits(item.then) if w.scope == "part")
-        fits = fits and all(w.count == others for w in all_waits(item.otherwise) if w.scope == "part")
+        fits = fits and all(w.count == mine for w in all_of(item.then, Wait) if w.scope == "part")
+        fits = fits and all(w.count == others for w in all_of(item.otherwise, Wait) if w.scope == "part")
         if holds.size % WARP:
             return
         warps = holds.reshape(-1, WARP)
@@ -298,8 +295,8 @@ class _Walk:
                     return True
             elif isinstance(item, Branch):
                 inside = (*item.then, *item.otherwise)
-                matters = orders(inside) or any(a.place.memory in self.names for a in all_accesses(inside))
-                matters = matters or bool(all_shuffles(inside))
+                matters = orders(inside) or any(a.place.memory in self.names for a in all_of(inside, Access))
+                matters = matters or bool(all_of(inside, Shuffle))
                 if matters and (axis in item.condition.axes or self.depends(inside, axis)):
                     return True
         return False

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from souffle.certificate import ACTIVE_LANES, GRID_BARRIERS, PAIRS, Certificate, Counterexample, Section
 from souffle.codegen.plan import Buffer, Kernel, Plan
 from souffle.schedule.gpu.device import device_for
-from souffle.verify.accesses import all_shuffles, all_waits, waits_of
+from souffle.verify.accesses import Shuffle, Wait, all_of, waits_of
 from souffle.verify.between import Located, Pairs
 from souffle.verify.contents import Contents
 from souffle.verify.expressions import Undecided
@@ -198,7 +198,7 @@ class _KernelCheck:
 
     def grid_inside(self, run: StageRun, footprint: Footprint) -> None:
         """A grid barrier inside of a stage: each block comes to it once for each of its tiles."""
-        waits = [wait for wait in all_waits(footprint.function.body) if wait.scope == "grid"]
+        waits = [wait for wait in all_of(footprint.function.body, Wait) if wait.scope == "grid"]
         uneven = next((grid for grid in range(2, self.kernel.tiles + 1) if run.turns % grid), None)
         if waits and not self.kernel.cooperative:
             why = "a stage waits for the whole grid, and the kernel is not launched cooperatively"
@@ -280,7 +280,7 @@ class _KernelCheck:
             with suppress(Undecided):
                 footprint = self.library.footprint(run)
                 accesses += footprint.count
-                active += sum(shuffle.mask is None for shuffle in all_shuffles(footprint.function.body))
+                active += sum(shuffle.mask is None for shuffle in all_of(footprint.function.body, Shuffle))
         facts = (
             ("stages in a launch", sum(isinstance(e, StageRun) for e in events)),
             ("stage functions", len(self.runs)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from souffle.certificate import Counterexample
-from souffle.verify.accesses import all_waits
+from souffle.verify.accesses import Wait, all_of
 from souffle.verify.expressions import Undecided
 from souffle.verify.kernel import KernelText, StageRun, Sync
 from souffle.verify.library import Library, text_of
@@ -33,7 +33,7 @@ def mixed_numbers(kernel: str, text: KernelText, library: Library) -> Iterator[C
             body = library.footprint(event).function.body
         except Undecided:
             continue
-        for wait in all_waits(body):
+        for wait in all_of(body, Wait):
             if wait.scope != "part":
                 continue
             before, count = last.get(wait.number, (event, wait.count))

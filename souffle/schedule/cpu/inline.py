@@ -25,7 +25,7 @@ from souffle.schedule.cpu.nest import (
     shape_of,
     uses,
 )
-from souffle.tvm_compat import PrimExpr, dtype_of
+from souffle.tvm_compat import PrimExpr, dtype_of, is_branch
 
 __all__ = ["attach_epilogues", "inline_injective", "node_count", "without_trivial_reductions"]
 
@@ -159,9 +159,7 @@ def _expensive(expression: Any) -> bool:
 
 def _conditional(expression: Any) -> bool:
     found: list[bool] = []
-    tvm_ffi.structural_walk(
-        expression, (Call, lambda call: found.append(getattr(call.op, "name", "").endswith("if_then_else")))
-    )
+    tvm_ffi.structural_walk(expression, (Call, lambda call: found.append(is_branch(call))))
     return any(found)
 
 

@@ -18,7 +18,7 @@ from tvm.ir.expr import Call, TensorLoad
 from tvm.s_tir.stmt import SBlockRealize
 from tvm.tirx import ForKind
 
-from souffle.tvm_compat import PrimExpr, dtype_of
+from souffle.tvm_compat import PrimExpr, dtype_of, is_branch
 
 __all__ = [
     "Axis",
@@ -230,7 +230,7 @@ def guarded_loads(node: Any) -> list[TensorLoad]:
     found: list[TensorLoad] = []
 
     def see(call: Call) -> None:
-        if getattr(call.op, "name", "").endswith("if_then_else"):
+        if is_branch(call):
             found.extend(load for branch in call.args[1:] for load in buffer_loads(branch))
 
     tvm_ffi.structural_walk(node, (Call, see))

@@ -26,7 +26,7 @@ from tvm.ir.expr import StringImm, TensorLoad
 from tvm.tirx import Div, FloorDiv, FloorMod, ForKind, Mod
 
 from souffle.schedule.cpu.nest import replace_variables, sequence
-from souffle.tvm_compat import PrimExpr, dtype_of
+from souffle.tvm_compat import PrimExpr, dtype_of, is_branch
 
 __all__ = ["Bind", "bind_calls"]
 
@@ -209,7 +209,7 @@ class _Temporaries:
 
     def _selected(self, call: Call) -> PrimExpr:
         # With its calls gone, evaluating both sides costs less than a branch for each element of a vector.
-        if not _is_if(call) or not self._varies(call.args[0]) or not all(map(self._is_safe, call.args[1:])):
+        if not is_branch(call) or not self._varies(call.args[0]) or not all(map(self._is_safe, call.args[1:])):
             return call
         return tirx.Select(*call.args)
 
@@ -277,7 +277,7 @@ def _sites(value: PrimExpr, chosen: Callable[[Call], bool]) -> tuple[PrimExpr, l
         return node
 
     def call(node: Call) -> PrimExpr:
-        if _is_if(node):
+        if is_branch(node):
             guard(node.args[0], (node.args[1], node.args[2]), True)
         if not chosen(node):
             return node
@@ -302,10 +302,6 @@ def _paths(sites: Sequence[_Site]) -> list[list[_Guard]]:
 
 def _without_lets(value: PrimExpr) -> PrimExpr:
     return tvm_ffi.structural_map(value, (tirx.Let, lambda let: replace_variables(let.body, {let.var: let.value})))
-
-
-def _is_if(call: Call) -> bool:
-    return getattr(call.op, "name", "").endswith("if_then_else")
 
 
 def _mentions(node: PrimExpr, variable: tirx.Var) -> bool:

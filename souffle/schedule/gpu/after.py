@@ -25,11 +25,10 @@ from souffle.schedule.gpu.expressions import (
     buffer_loads,
     depends,
     dtype_of,
-    is_branch,
     narrow_indices,
     substitute_axes,
 )
-from souffle.tvm_compat import PrimExpr, const_int
+from souffle.tvm_compat import PrimExpr, const_int, is_branch
 
 __all__ = ["Block", "Fold", "Store", "fold_of", "fresh_axes", "store_of"]
 

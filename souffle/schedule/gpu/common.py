@@ -16,7 +16,7 @@ from tvm.sym import Analyzer
 
 from souffle.errors import SouffleError
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
-from souffle.tvm_compat import const_int
+from souffle.tvm_compat import collect, const_int
 
 __all__ = [
     "Access",
@@ -25,7 +25,6 @@ __all__ = [
     "block_loops",
     "block_views",
     "check_schedule",
-    "collect",
     "detach_outputs",
     "expression_cost",
     "finish",
@@ -142,17 +141,6 @@ def product(extents: Iterator[int] | Sequence[int]) -> int:
     for extent in extents:
         result *= extent
     return result
-
-
-def collect(root: Any, kind: type) -> list[Any]:
-    """All nodes of a type in `root`, inner before outer."""
-    found: list[Any] = []
-
-    def visit(node: Any) -> None:
-        found.append(node)
-
-    tvm_ffi.structural_walk(root, (kind, visit))
-    return found
 
 
 def open_schedule(func: tirx.PrimFunc) -> s_tir.Schedule:

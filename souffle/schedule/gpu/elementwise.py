@@ -10,7 +10,6 @@ from souffle.schedule.gpu.common import (
     Access,
     BlockView,
     block_views,
-    collect,
     detach_outputs,
     finish,
     inline_injective,
@@ -21,7 +20,7 @@ from souffle.schedule.gpu.common import (
 )
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
 from souffle.schedule.gpu.sketch import Knob, Sketch, Values
-from souffle.tvm_compat import choice_parts, const_int, is_choice, variables
+from souffle.tvm_compat import choice_parts, collect, const_int, is_choice, variables
 
 __all__ = ["elementwise"]
 

@@ -25,7 +25,6 @@ __all__ = [
     "count_nodes",
     "depends",
     "dtype_of",
-    "is_branch",
     "is_constant",
     "narrow_indices",
     "substitute_axes",
@@ -95,10 +94,6 @@ def count_nodes(expression: PrimExpr) -> int:
 
 def is_constant(expression: PrimExpr) -> bool:
     return isinstance(expression, tirx.IntImm | tirx.FloatImm)
-
-
-def is_branch(expression: PrimExpr) -> bool:
-    return isinstance(expression, Call) and getattr(expression.op, "name", "").split(".")[-1] == "if_then_else"
 
 
 def narrow_indices(expression: PrimExpr, analyzer: tvm.sym.Analyzer) -> PrimExpr:

@@ -20,12 +20,11 @@ from souffle.schedule.gpu.expressions import (
     buffer_loads,
     depends,
     dtype_of,
-    is_branch,
     is_constant,
     substitute_axes,
 )
 from souffle.schedule.gpu.memory import memory_step
-from souffle.tvm_compat import PrimExpr, variables
+from souffle.tvm_compat import PrimExpr, is_branch, variables
 
 __all__ = ["Split", "narrow_operand", "separate", "split_term", "straighten"]
 

@@ -20,7 +20,6 @@ from souffle.schedule.gpu.common import (
     block_loops,
     block_view,
     block_views,
-    collect,
     detach_outputs,
     inline_injective,
     intermediates,
@@ -29,7 +28,7 @@ from souffle.schedule.gpu.common import (
     product,
     same_buffer,
 )
-from souffle.tvm_compat import const_int
+from souffle.tvm_compat import collect, const_int
 
 __all__ = ["Chain", "Layout", "Stage", "build", "crosses", "open_stage", "private_bytes"]
 

@@ -16,13 +16,12 @@ from souffle.schedule.gpu.expressions import (
     cast,
     depends,
     dtype_of,
-    is_branch,
     is_constant,
     substitute_axes,
 )
 from souffle.schedule.gpu.memory import lanes_along, memory_step
 from souffle.schedule.gpu.statements import Binder, all_of, guarded, loop, sequence
-from souffle.tvm_compat import PrimExpr
+from souffle.tvm_compat import PrimExpr, is_branch
 
 __all__ = ["Read", "TileFetch", "choose_fetch", "wide_operand"]
 

@@ -16,7 +16,7 @@ from tvm import tirx
 from tvm.ir import Call
 
 from souffle.schedule.gpu.canonical import Operand
-from souffle.schedule.gpu.common import collect, inlining_refusal
+from souffle.schedule.gpu.common import inlining_refusal
 from souffle.schedule.gpu.contraction import estimated_clocks
 from souffle.schedule.gpu.direct import WARP, Held, Plan, Tiling, held_of, shared_bytes, split_problem
 from souffle.schedule.gpu.direct_emission import emit_direct
@@ -26,7 +26,7 @@ from souffle.schedule.gpu.rows import open_stage
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
 from souffle.schedule.gpu.sketch import Knob, Sketch, Values
 from souffle.schedule.gpu.sums import Sum, find_meeting, read_sum
-from souffle.tvm_compat import const_int
+from souffle.tvm_compat import collect, const_int
 
 __all__ = ["direct_sketch", "plan_of", "window"]
 
