@@ -403,10 +403,6 @@ def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     if options.command not in ("build", "pack"):
         quick = options.rehearse
-        if quick:
-            # For the processes of all steps.
-            os.environ |= {"SOUFFLE_REHEARSAL_MODE": "deferred"} if options.deferred else {}
-            os.environ |= {"SOUFFLE_REHEARSAL_FAULT": options.fault} if options.fault else {}
         usual = {"latency_repeats": 50, "rounds": 6, "jobs": 1 if options.command == "first-contact" else 8}
         for key, value in (usual | ({"repeats": 20} if options.command == "run" else {})).items():
             if getattr(options, key) is None:

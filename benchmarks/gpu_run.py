@@ -81,6 +81,14 @@ def _task(name: str, case: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {"name": name} | {key: str((folder / case[key]).resolve()) if case.get(key) else None for key in files}
 
 
+def _rehearsal_arguments(options: argparse.Namespace) -> list[str]:
+    """Of the command, for a step: none on a GPU."""
+    if not options.rehearse:
+        return []
+    deferred = ["--deferred"] if options.deferred else []
+    return ["--rehearse", *deferred, *(["--fault", options.fault] if options.fault else [])]
+
+
 class _Runner:
     """Runs a step's cases and gives each one's entry to ``keep``."""
 
@@ -122,7 +130,7 @@ class _Runner:
             (folder / "tasks.json").write_text(json.dumps(tasks))
             command += ["--tasks", str(folder / "tasks.json")]
         command += ["--in", str(self._options.input.resolve())]
-        command += [*step.arguments, *(["--rehearse"] if self._options.rehearse else [])]
+        command += [*step.arguments, *_rehearsal_arguments(self._options)]
         if step.tool and not self._options.rehearse:
             tool = [str(_sanitizer()), "--tool", step.tool, "--error-exitcode", str(_FINDINGS)]
             command = [*tool, "--target-processes", "all", *command]

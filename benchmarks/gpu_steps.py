@@ -16,7 +16,6 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
-import os
 import platform
 import shutil
 import statistics
@@ -124,10 +123,8 @@ def _network(plan: Plan, options: argparse.Namespace, **more: Any) -> Network:
         types=_optional("cuda.bindings.driver"),
         capability=(int(arch[:-1]), int(arch[-1])),
         execute=options.execute,
-        # SOUFFLE_REHEARSAL_MODE=deferred: work runs as late as it can. SOUFFLE_REHEARSAL_FAULT: one of the faults of
-        # RehearsalDriver, such as "hang:3".
-        deferred=os.environ.get("SOUFFLE_REHEARSAL_MODE") == "deferred",
-        fault=os.environ.get("SOUFFLE_REHEARSAL_FAULT", ""),
+        deferred=options.deferred,
+        fault=options.fault,
     )
     return Network(plan, device="cuda", driver=driver, **more)
 
@@ -252,15 +249,15 @@ def _micro(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> _R
 
 def _barriers(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> _Results:
     begin("barriers")
-    _, _, rows = grid_barriers.found_in(options.input, rehearse=options.rehearse, repeats=1 if options.rehearse else 5)
-    yield "barriers", {"ok": True, "rows": rows}
+    found = grid_barriers.found_in(options.input, rehearse=options.rehearse, repeats=1 if options.rehearse else 5)
+    yield "barriers", {"ok": found.ok, "rows": found.rows}
 
 
 def _shared(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> _Results:
     begin("shared")
-    _, rows = shared_memory.found_in(options.input, rehearse=options.rehearse)
-    wrong = [row for row in rows if not shared_memory.is_right(row)]
-    yield "shared", {"ok": not wrong, "rows": rows} | ({"error": f"wrong: {wrong}"} if wrong else {})
+    found = shared_memory.found_in(options.input, rehearse=options.rehearse)
+    wrong = [row for row in found.rows if not shared_memory.is_right(row)]
+    yield "shared", {"ok": found.ok, "rows": found.rows} | ({"error": f"wrong: {wrong}"} if wrong else {})
 
 
 def _through_torch(torch: Any, network: Network, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -438,6 +435,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=30.0, help="about as long may a process measure, or repeat")
     parser.add_argument("--in", dest="input", type=Path, help="where the artifacts are")
     parser.add_argument("--rehearse", action="store_true", help="no GPU: record the driver's calls")
+    parser.add_argument("--deferred", action="store_true", help="rehearse with work that runs as late as it can")
+    parser.add_argument("--fault", metavar="KIND:N", default="", help="rehearse a fault of RehearsalDriver: hang:3")
     parser.add_argument("--no-execute", dest="execute", action="store_false", help="when rehearsing, run no kernel")
     options = parser.parse_args(argv)
     tasks = [_Task(**entry) for entry in json.loads(options.tasks.read_text())] if options.tasks else []

@@ -15,16 +15,15 @@ timed, run 1,000 times and put under compute-sanitizer by ``benchmarks.gpu_host`
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.rehearsal_driver import RehearsalDriver
+from benchmarks import carried_kernels
+from benchmarks.carried_kernels import Found
 from souffle.runtime.cuda import Cuda
 from souffle.runtime.device_bench import Bench, cost
 from souffle.runtime.device_meters import reading
@@ -127,67 +126,24 @@ def table(rows: list[dict[str, Any]], names: tuple[str, ...]) -> str:
 def compile_kernels(folder: Path, arch: str) -> list[Path]:
     """Compile the kernels; the files that travel."""
     text, names = source()
-    compile_cubin = importlib.import_module("souffle.codegen.nvcc").compile_cubin
-    folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / f"barriers.{suffix}" for suffix in ("cu", "cubin", "json")]
-    files[0].write_text(text)
-    files[1].write_bytes(compile_cubin(text, arch)[0])
-    files[2].write_text(json.dumps({"arch": arch, "names": names}))
-    return files
+    return carried_kernels.build(folder, "barriers", text, arch, names=names)
 
 
-def found_in(folder: Path, *, rehearse: bool, repeats: int) -> tuple[Cuda, tuple[str, ...], list[dict[str, Any]]]:
-    """Run what :func:`compile_kernels` has left: the device, the barriers' names, and the rows of :func:`measure`."""
-    about = json.loads((folder / "barriers.json").read_text())
+def found_in(folder: Path, *, rehearse: bool, repeats: int) -> Found:
+    """Run what :func:`compile_kernels` has left: the rows of :func:`measure`."""
+    cuda, image, about = carried_kernels.opened(folder, "barriers", rehearse=rehearse)
     names = tuple(about["names"])
-    image = (folder / "barriers.cubin").read_bytes()
-    if rehearse:
-        arch = about["arch"][3:].rstrip("af")
-        driver = RehearsalDriver(
-            {image: (folder / "barriers.cu").read_text()}, capability=(int(arch[:-1]), int(arch[-1]))
-        )
-        cuda = Cuda(0, driver)
-    else:
-        cuda = Cuda(0)
-        cuda.require_arch(about["arch"])
-    return cuda, names, measure(cuda, image, names, repeats=repeats, small=rehearse)
-
-
-def _run(options: argparse.Namespace) -> int:
-    cuda, names, rows = found_in(options.input, rehearse=options.rehearse, repeats=options.repeats)
-    if options.rehearse:
-        sys.stdout.write("rehearsal without a GPU: times mean nothing\n")
-    sys.stdout.write(f"{cuda.name} {cuda.arch}\n{table(rows, names)}")
-    if options.json:
-        date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        command = " ".join(["python -m benchmarks.grid_barriers", *sys.argv[1:]])
-        content = {"device": cuda.name, "rehearsal": options.rehearse, "date": date, "command": command, "rows": rows}
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
-    return 0
+    rows = measure(cuda, image, names, repeats=repeats, small=rehearse)
+    return Found(cuda, table(rows, names), rows)
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command; see the module's text."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.grid_barriers",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    build = commands.add_parser("build", help="compile the kernels")
-    build.add_argument("--out", type=Path, required=True)
-    build.add_argument("--arch", default="sm_90")
-    for name in ("run", "rehearse"):
-        run = commands.add_parser(name, help="on the GPU" if name == "run" else "the same on the CPU device")
-        run.add_argument("--in", dest="input", type=Path, required=True)
-        run.add_argument("--json", type=Path, help="where to keep the figures")
-        run.add_argument("--repeats", type=int, default=25 if name == "run" else 1, help="pairs of runs that count")
-        run.set_defaults(rehearse=name == "rehearse")
-    options = parser.parse_args(argv)
-    if options.command == "build":
-        compile_kernels(options.out, options.arch)
-        return 0
-    return _run(options)
+
+    def find(options: argparse.Namespace) -> Found:
+        return found_in(options.input, rehearse=options.rehearse, repeats=options.repeats)
+
+    return carried_kernels.command("grid_barriers", __doc__, compile_kernels, find, argv)
 
 
 if __name__ == "__main__":

@@ -17,16 +17,14 @@ leaves a wrong word. Exit status 0 means that every word was right, and that one
 from __future__ import annotations
 
 import argparse
-import datetime
-import importlib
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.rehearsal_driver import RehearsalDriver
+from benchmarks import carried_kernels
+from benchmarks.carried_kernels import Found
 from souffle.errors import DeviceError
 from souffle.runtime.cuda import Cuda
 from souffle.runtime.device_bench import Bench
@@ -138,68 +136,30 @@ def is_right(row: dict[str, Any]) -> bool:
 
 def compile_kernels(folder: Path, arch: str) -> list[Path]:
     """Compile the kernels; the files that travel."""
-    compile_cubin = importlib.import_module("souffle.codegen.nvcc").compile_cubin
-    folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / f"shared.{suffix}" for suffix in ("cu", "cubin", "json")]
-    files[0].write_text(SOURCE)
-    files[1].write_bytes(compile_cubin(SOURCE, arch)[0])
-    files[2].write_text(json.dumps({"arch": arch}))
-    return files
+    return carried_kernels.build(folder, "shared", SOURCE, arch)
 
 
-def found_in(folder: Path, *, rehearse: bool) -> tuple[Cuda, list[dict[str, Any]]]:
-    """Run what :func:`compile_kernels` has left: the device, and the rows of :func:`check`."""
-    arch = json.loads((folder / "shared.json").read_text())["arch"]
-    image = (folder / "shared.cubin").read_bytes()
-    if rehearse:
-        number = arch[3:].rstrip("af")
-        texts = {image: (folder / "shared.cu").read_text()}
-        cuda = Cuda(0, RehearsalDriver(texts, capability=(int(number[:-1]), int(number[-1]))))
-    else:
-        cuda = Cuda(0)
-        cuda.require_arch(arch)
-    return cuda, check(cuda, image)
-
-
-def _run(options: argparse.Namespace) -> int:
-    cuda, rows = found_in(options.input, rehearse=options.rehearse)
-    sys.stdout.write(f"{cuda.name} {cuda.arch}{', a rehearsal without a GPU' if options.rehearse else ''}\n")
+def found_in(folder: Path, *, rehearse: bool) -> Found:
+    """Run what :func:`compile_kernels` has left: the rows of :func:`check`."""
+    cuda, image, _ = carried_kernels.opened(folder, "shared", rehearse=rehearse)
+    rows = check(cuda, image)
+    text = ""
     for row in rows:
         if "wrong_words" in row:
             found = f"{row['wrong_words']} wrong words, {row['blocks_per_multiprocessor']} blocks on a multiprocessor"
         else:
             found = f"refused: {row['refused']}" if row["refused"] else "not refused, though there are no more"
-        sys.stdout.write(f"{row['kernel']:<15} {row['dynamic_bytes']:>7} + {row['static_bytes']} bytes: {found}\n")
-    ok = all(is_right(row) for row in rows)
-    if options.json:
-        date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        command = " ".join(["python -m benchmarks.shared_memory", *sys.argv[1:]])
-        content = {"device": cuda.name, "rehearsal": options.rehearse, "date": date, "command": command, "ok": ok}
-        options.json.write_text(json.dumps({**content, "rows": rows}, indent=1) + "\n")
-    return 0 if ok else 1
+        text += f"{row['kernel']:<15} {row['dynamic_bytes']:>7} + {row['static_bytes']} bytes: {found}\n"
+    return Found(cuda, text, rows, all(is_right(row) for row in rows))
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command; see the module's text."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.shared_memory",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    build = commands.add_parser("build", help="compile the kernels")
-    build.add_argument("--out", type=Path, required=True)
-    build.add_argument("--arch", default="sm_90")
-    for name in ("run", "rehearse"):
-        run = commands.add_parser(name, help="on the GPU" if name == "run" else "the same on the CPU device")
-        run.add_argument("--in", dest="input", type=Path, required=True)
-        run.add_argument("--json", type=Path, help="where to keep what was found")
-        run.set_defaults(rehearse=name == "rehearse")
-    options = parser.parse_args(argv)
-    if options.command == "build":
-        compile_kernels(options.out, options.arch)
-        return 0
-    return _run(options)
+
+    def find(options: argparse.Namespace) -> Found:
+        return found_in(options.input, rehearse=options.rehearse)
+
+    return carried_kernels.command("shared_memory", __doc__, compile_kernels, find, argv)
 
 
 if __name__ == "__main__":

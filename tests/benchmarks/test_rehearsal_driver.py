@@ -243,18 +243,16 @@ def test_faults_are_played(deferred: bool) -> None:
         network("wrong:x")
 
 
-def test_the_host_script_plays_what_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_script_plays_what_it_is_told(tmp_path: Path) -> None:
     save(cooperative_plan(), tmp_path / "two.souffle")
     expected = {f"output/{name}": value.astype(np.float32) for name, value in cooperative_expected(_X).items()}
     np.savez(tmp_path / "two.npz", **{"input/input.1": _X}, **expected)
     case = {"name": "two", "artifact": str(tmp_path / "two.souffle"), "io": str(tmp_path / "two.npz")}
     (tmp_path / "tasks.json").write_text(json.dumps([case]))
-    command = ["check", "--rehearse", "--repeats", "3", "--json", str(tmp_path / "found.json")]
+    command = ["check", "--rehearse", "--deferred", "--repeats", "3", "--json", str(tmp_path / "found.json")]
     command += ["--tasks", str(tmp_path / "tasks.json")]
-    monkeypatch.setenv("SOUFFLE_REHEARSAL_MODE", "deferred")
     for fault, status, identical in (("", 0, 3), ("wrong:3:fused", 1, 2)):
-        monkeypatch.setenv("SOUFFLE_REHEARSAL_FAULT", fault)
-        assert gpu_steps.main(command) == status
+        assert gpu_steps.main([*command, "--fault", fault]) == status
         result = json.loads((tmp_path / "found.json").read_text())["done"]["two"]
         assert (result["ok"], result["identical_runs"]) == (status == 0, identical)
 
