@@ -29,8 +29,10 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,11 +102,23 @@ def _build(options: argparse.Namespace) -> int:
     index_path = out / "index.json"
     index = json.loads(index_path.read_text()) if index_path.exists() else {"cases": {}, "too_large": {}}
     index["command"] = " ".join(["python -m benchmarks.gpu_host", *sys.argv[1:]])
-    failed, began = 0, time.monotonic()
-    compiler = _compiler()
-    for group in _groups(options):
-        failed += not _build_group(options, index, group, compiler)
-        _write(index_path, index)
+    began = time.monotonic()
+    compiler, lock = _compiler(), threading.Lock()
+
+    def build(group: _Group) -> bool:
+        return _build_group(options, index, group, compiler, lock)
+
+    groups = list(_groups(options))
+    with ThreadPoolExecutor(options.jobs) as pool:
+        # What takes longest begins first.
+        done = [pool.submit(build, group) for group in sorted(groups, key=lambda group: group.size == "tiny")]
+        failed = sum(not future.result() for future in done)
+    order = {key: number for number, key in enumerate((group.model, group.size, group.precision) for group in groups)}
+    by_group = sorted(
+        index["cases"].items(),
+        key=lambda item: order.get(tuple(item[1][part] for part in ("model", "size", "precision")), len(order)),
+    )
+    index["cases"] = dict(by_group)
     kernels = [*grid_barriers.compile_kernels(out, options.arch), *shared_memory.compile_kernels(out, options.arch)]
     index["kernels"] = [path.name for path in kernels]
     index["build_seconds"] = round(index.get("build_seconds", 0.0) + time.monotonic() - began, 1)
@@ -114,8 +128,10 @@ def _build(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _build_group(options: argparse.Namespace, index: dict[str, Any], group: _Group, compiler: str) -> bool:
-    """Compile what of a model is not there yet; whether all of it is there now."""
+def _build_group(
+    options: argparse.Namespace, index: dict[str, Any], group: _Group, compiler: str, lock: threading.Lock
+) -> bool:
+    """Compile what of a model is not there yet, and enter it into the index; whether all of it is there now."""
     io = options.out / f"{group.stem}.npz"
     wanted: dict[str, tuple[str, str, str]] = {}
     # Below V3 no kernel waits for all its blocks.
@@ -154,10 +170,12 @@ def _build_group(options: argparse.Namespace, index: dict[str, Any], group: _Gro
         error = f"over {options.timeout} s"
     # A level's file of facts is written last: levels that were done before a failure stay.
     there = [name for name in missing if (options.out / f"{name}.json").exists()]
-    for name in there:
-        _enter(options, index, group, name, *missing[name])
-        if name in index["cases"]:
-            index["cases"][name]["compiler"] = compiler
+    with lock:
+        for name in there:
+            _enter(options, index, group, name, *missing[name])
+            if name in index["cases"]:
+                index["cases"][name]["compiler"] = compiler
+        _write(options.out / "index.json", index)
     _log.info("%s: %d of %d networks, %.0f s", group.stem, len(there), len(missing), time.monotonic() - began)
     if error or len(there) < len(missing):
         _log.error("%s: %s", group.stem, error)
@@ -355,6 +373,7 @@ def _parser() -> argparse.ArgumentParser:
         help="levels of paper models whose true constants travel too, for a host without onnx to make them again with",
     )  # fmt: skip
     build.add_argument("--max-mib", type=float, default=16.0, help="larger files stay here")
+    build.add_argument("--jobs", type=int, default=2, help="models at a time; one of paper size takes up to 4 GiB")
     build.add_argument("--timeout", type=int, default=5400, help="seconds for all levels of one model")
     build.add_argument("--force", action="store_true", help="build again what is there")
     pack = commands.add_parser("pack", help="gather what travels into folders, one for each transfer")

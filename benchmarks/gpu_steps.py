@@ -266,6 +266,31 @@ def _through_torch(torch: Any, network: Network, inputs: dict[str, np.ndarray]) 
     return {name: value.cpu().numpy() for name, value in outputs.items()}
 
 
+def _beside_a_capture(torch: Any, network: Network, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Outputs of a call while PyTorch records a CUDA graph, into which an earlier call's outputs are given back.
+
+    Raises
+    ------
+    RuntimeError
+        If PyTorch's graph became invalid, or holds something else than it was to record.
+    """
+    tensors = {name: torch.from_numpy(value.copy()).cuda() for name, value in inputs.items()}
+    lent = [torch.from_dlpack(value) for value in network(tensors).values()]
+    x = torch.ones(1 << 16, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        y = x + 1
+        lent.clear()
+        found = {name: _host(value) for name, value in network(inputs).items()}
+    x.fill_(2)
+    graph.replay()
+    torch.cuda.synchronize()
+    if not bool((y == 3).all()):
+        raise RuntimeError("the graph that PyTorch recorded meanwhile gives another result")
+    return found
+
+
 def _repeated(
     run: Callable[[], dict[str, Any]], first: dict[str, Any], repeats: int, seconds: float
 ) -> tuple[int, int, str]:
@@ -301,11 +326,17 @@ def _checked(task: _Task, options: argparse.Namespace, torch: Any) -> dict[str, 
     runs, same, error = _repeated(lambda: graph(inputs), first, repeats, seconds)
     result["identical_graph_runs"], result["graph_runs"] = same, runs
     errors += [f"as a CUDA graph, {error}"] if error else []
-    result["dlpack_identical"] = None
-    if torch is not None and torch.cuda.is_available() and inputs:
-        _, same, error = _repeated(lambda: _through_torch(torch, network, inputs), first, 1, seconds)
-        result["dlpack_identical"] = bool(same)
-        errors += [f"through PyTorch's tensors, {error}"] if error else []
+    ways = {"dlpack_identical": (_through_torch, "through PyTorch's tensors"),
+            "capture_identical": (_beside_a_capture, "while PyTorch records a graph")}  # fmt: skip
+    for key, (way, words) in ways.items():
+        result[key] = None
+        if torch is not None and torch.cuda.is_available() and inputs:
+            try:
+                _, same, error = _repeated(lambda way=way: way(torch, network, inputs), first, 1, seconds)
+            except RuntimeError as problem:  # of PyTorch
+                same, error = 0, str(problem)
+            result[key] = bool(same)
+            errors += [f"{words}, {error}"] if error else []
     result |= _kernels(network) | {"ok": not errors}
     return result | ({"error": "; ".join(errors)[:1500]} if errors else {})
 
