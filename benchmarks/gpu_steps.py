@@ -46,6 +46,9 @@ _MIXED = 2e-2
 """Of the output's largest magnitude, where some of the arithmetic is in fp16."""
 
 
+_MULTIPROCESSORS, _PLAYED = 132, 2
+"""Of an H100 or H200, played where no kernel runs; where kernels run, on the CPU, so few that stages loop and blocks
+share a multiprocessor."""
 _SPIN_SECONDS = 0.5
 _BATCH = 20
 """Graphs between one pair of events, beside one by one."""
@@ -123,6 +126,12 @@ def _network(plan: Plan, options: argparse.Namespace, **more: Any) -> Network:
         types=_optional("cuda.bindings.driver"),
         capability=(int(arch[:-1]), int(arch[-1])),
         execute=options.execute,
+        multiprocessors=_PLAYED if options.execute else _MULTIPROCESSORS,
+        resources={
+            kernel.name: (kernel.resources.registers, kernel.resources.static_shared_bytes)
+            for kernel in plan.kernels
+            if kernel.resources
+        },
         deferred=options.deferred,
         fault=options.fault,
     )

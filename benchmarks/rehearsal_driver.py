@@ -39,6 +39,8 @@ _WITHOUT_CONTEXT = (
 
 _NEW, _FREED, _NOT_COPIED = 0xA5, 0xDD, 0xC9
 """Bytes of device memory that nothing has written, and that was given back; of a host array before its copy has run."""
+_REGISTERS_EACH, _THREADS_EACH, _SLOTS_EACH = 65536, 2048, 32
+"""What a multiprocessor has: registers, resident threads and blocks."""
 _FAULTS = ("", "too-large", "sticky", "hang", "wrong")
 
 
@@ -55,8 +57,11 @@ class RehearsalDriver(RehearsalStreams):
     execute
         Run the kernels on the CPU device; without, a launch is only checked and recorded.
     capability, multiprocessors, blocks_each, shared_bytes, devices
-        The device that is played; every kernel fits ``blocks_each`` times on a multiprocessor, if its
-        shared memory does.
+        The device that is played; a kernel of which nothing is known fits ``blocks_each`` times on a multiprocessor, if
+        its shared memory does.
+    resources
+        By kernel, registers of a thread and bytes of static shared memory, as the CUDA compiler reports them. Such a
+        kernel fits as often as these and its threads leave room, by the rules of CUDA's occupancy calculator.
     deferred
         Work does not run when it is queued, but when something waits for it (:class:`RehearsalStreams`). What a host
         array holds is read by then, and a change since it was queued, or memory that is no longer there, is a fault;
@@ -95,6 +100,7 @@ class RehearsalDriver(RehearsalStreams):
         capability: tuple[int, int] = (9, 0),
         multiprocessors: int = 2,
         blocks_each: int = 2,
+        resources: Mapping[str, tuple[int, int]] | None = None,
         shared_bytes: int = 232448,
         devices: int = 1,
         execute: bool = True,
@@ -104,6 +110,7 @@ class RehearsalDriver(RehearsalStreams):
         super().__init__(deferred)
         self._texts, self._execute = dict(texts), execute
         self._capability, self._multiprocessors, self._blocks_each = capability, multiprocessors, blocks_each
+        self._resources = dict(resources or {})
         self._shared_bytes, self._devices = shared_bytes, devices
         self._fault_kind, number, self._fault_kernel = (*fault.split(":", 2), "", "")[:3]
         if self._fault_kind not in _FAULTS or not (number or "1").isdecimal():
@@ -174,10 +181,10 @@ class RehearsalDriver(RehearsalStreams):
             97: self._shared_bytes,
             13: 1_000_000,
             38: 1 << 20,
-            39: 2048,
+            39: _THREADS_EACH,
             81: self._shared_bytes + 1024,
-            82: 65536,
-            106: 32,
+            82: _REGISTERS_EACH,
+            106: _SLOTS_EACH,
         }[int(which)]
 
     def _cuDevicePrimaryCtxRetain(self, device: int) -> int:
@@ -228,7 +235,9 @@ class RehearsalDriver(RehearsalStreams):
         return handle
 
     def _cuFuncGetAttribute(self, which: Any, function: int) -> int:
-        return {1: 0, 4: 32, 8: self._functions[function]["shared"]}[int(which)]
+        held = self._functions[function]
+        registers, static = self._resources.get(held["name"], (32, 0))
+        return {1: static, 4: registers, 8: held["shared"]}[int(which)]
 
     def _cuFuncSetAttribute(self, function: int, which: Any, value: int) -> Any:
         if int(which) == 9 and -1 <= value <= 100:
@@ -239,11 +248,20 @@ class RehearsalDriver(RehearsalStreams):
         return None
 
     def _cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function: int, threads: int, shared: int) -> int:
-        return self._fitting(shared) if shared <= self._functions[function]["shared"] else 0
+        held = self._functions[function]
+        return self._fitting(held["name"], threads, shared) if shared <= held["shared"] else 0
 
-    def _fitting(self, shared: int) -> int:
+    def _fitting(self, kernel: str, threads: int, shared: int) -> int:
         """Blocks that a multiprocessor holds at once; the system takes a KiB of shared memory for each."""
-        return min(self._blocks_each, (self._shared_bytes + 1024) // (shared + 1024))
+        if kernel not in self._resources:
+            return min(self._blocks_each, (self._shared_bytes + 1024) // (shared + 1024))
+        registers, static = self._resources[kernel]
+        warps = -(-threads // 32)
+        # Each of four schedulers has a quarter of the registers, and gives a warp eight at a time of each thread.
+        warps_each = 4 * (_REGISTERS_EACH // 4 // (-(-max(registers, 1) // 8) * 8 * 32))
+        granules = -(-(static + shared) // 128)
+        of_shared = (self._shared_bytes + 1024) // (128 * granules + 1024)
+        return min(_SLOTS_EACH, _THREADS_EACH // threads, warps_each // warps, of_shared)
 
     # memory
 
@@ -358,9 +376,10 @@ class RehearsalDriver(RehearsalStreams):
         block = (config.blockDimX, config.blockDimY, config.blockDimZ)
         if config.sharedMemBytes > held["shared"]:
             return self.CUresult.CUDA_ERROR_INVALID_VALUE
-        if cooperative and grid[0] > min(
-            self._most_blocks, self._multiprocessors * self._fitting(config.sharedMemBytes)
-        ):
+        fitting = self._fitting(held["name"], block[0], config.sharedMemBytes)
+        if held["name"] in self._resources and not fitting:
+            return self.CUresult.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+        if cooperative and grid[0] > min(self._most_blocks, self._multiprocessors * fitting):
             return self.CUresult.CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
         stream = self._stream(config.hStream)
         if isinstance(stream, self.CUresult):

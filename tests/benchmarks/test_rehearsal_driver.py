@@ -6,6 +6,7 @@ import gc
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from benchmarks.rehearsal_types import CUresult
 from souffle.errors import DeviceError
 from souffle.runtime import Network, save
 from souffle.runtime.cuda import Cuda
+from souffle.schedule.gpu.device import device_for
 from tests.runtime.plans import cooperative_expected, cooperative_plan
 from tests.runtime.played import driver_of
 
@@ -45,6 +47,31 @@ class _Played:
 
     def bytes(self, address: int, count: int = 4) -> list[int]:
         return self.driver._range(address, count).tolist()
+
+
+# what fits
+
+
+def test_kernels_fit_as_often_as_their_registers_leave_room() -> None:
+    random, plan = np.random.default_rng(0), cooperative_plan()
+    device = device_for("sm_90")
+    counts = set()
+    for _ in range(300):
+        registers, threads = int(random.integers(1, 256)), 32 * int(random.integers(1, 33))
+        static, dynamic = (int(random.choice([0, 1, 128, 5000, 40_000])) for _ in range(2))
+        driver = driver_of(plan, resources={"fused": (registers, static)}, multiprocessors=1)
+        cuda = Cuda(0, driver)
+        with cuda.current():
+            function = cuda.function(cuda.load_module(plan.modules[0].cubin), "fused", dynamic)
+            assert cuda.registers(function) == registers and cuda.static_shared_bytes(function) == static
+            blocks = cuda.resident_blocks(function, threads, dynamic)
+        assert blocks == min(device.resident_blocks(threads, static + dynamic, registers).values())
+        counts.add(blocks)
+    assert {0, 1, 2, 4, 8} <= counts
+    large = replace(plan, kernels=(plan.kernels[0], replace(plan.kernels[1], threads=1024)))
+    network = Network(large, driver=driver_of(large, resources={"fused": (40, 0), "bump": (255, 0)}))
+    with pytest.raises(DeviceError, match=r"OUT_OF_RESOURCES.*for kernel bump"):
+        network(_X)
 
 
 # when work runs
