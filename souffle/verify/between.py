@@ -9,7 +9,7 @@ import numpy as np
 
 from souffle.certificate import Counterexample
 from souffle.verify.expressions import Undecided
-from souffle.verify.footprint import Footprint, Twice, WriteMap
+from souffle.verify.footprint import Footprint, WriteMap
 from souffle.verify.kernel import StageRun, Sync
 from souffle.verify.library import Library, text_of
 from souffle.verify.spans import Clash
@@ -64,12 +64,17 @@ class _Meeting:
 
 @dataclass(frozen=True)
 class _Conflicts:
-    """Elements that different tiles touch, different threads of one tile, and one thread through two pointers."""
+    """Elements that two points touch: of blocks that may differ, of two tiles of one block, of two threads of one tile.
+
+    `call` is one that one tile touches through two pointers, by whichever threads; `call_perhaps` says that there may
+    be one, if data says so.
+    """
 
     across: _Meeting | None
-    within: _Meeting | None
-    same: _Meeting | None = None
-    same_perhaps: bool = False
+    turns: _Meeting | None = None
+    within: _Meeting | None = None
+    call: _Meeting | None = None
+    call_perhaps: bool = False
 
 
 class Pairs:
@@ -127,12 +132,13 @@ class Pairs:
             found = self._conflicts(writer, other)
             if found.across is not None:
                 yield self._race(kernel, writer, other, found.across)
-            if found.within is not None:
-                yield from self._ordered(kernel, writer, other, found.within, fences)
+            for meeting in (found.turns, found.within):
+                if meeting is not None:
+                    yield from self._ordered(kernel, writer, other, meeting, fences)
             one_call = writer.run is other.run and writer.parameter != other.parameter
-            if one_call and found.same is not None and self.library.promises_no_alias(writer.run):
-                yield self._aliased(kernel, writer, other, found.same)
-            elif one_call and found.same_perhaps and self.library.promises_no_alias(writer.run):
+            if one_call and found.call is not None and self.library.promises_no_alias(writer.run):
+                yield self._aliased(kernel, writer, other, found.call)
+            elif one_call and found.call_perhaps and self.library.promises_no_alias(writer.run):
                 raise Undecided("pointers that are declared __restrict__, and an access that depends on data")
         except Undecided as reason:
             names = " and ".join(dict.fromkeys((writer.run.name, other.run.name)))
@@ -185,9 +191,10 @@ class Pairs:
             kernel,
             (writer.run.name,),
             (),
-            (f"tile {at.tiles[0]}, thread {at.threads[0]}",),
+            tuple(dict.fromkeys(f"tile {at.tiles[0]}, thread {thread}" for thread in at.threads)),
             _element(writer, other, at.byte),
-            f"{pointers[0]} and {pointers[1]} are declared __restrict__, so that the compiler may swap their accesses",
+            f"{pointers[0]} and {pointers[1]} are declared __restrict__, so that the compiler may swap their accesses, "
+            "past barriers too",
         )
 
     def _ordered(
@@ -298,38 +305,38 @@ def _compare(writer: _Spot, other: _Spot, delta: int) -> _Conflicts:
         return _twice(owners, unit)
     low, high = owners.low * unit, (owners.low + owners.owner.size) * unit - 1
     own_unit = other.footprint.function.pointers[other.parameter].unit
-    across = within = same = None
-    perhaps, same_perhaps = "", False
+    # Each kind of meeting by itself: one that is in order says nothing of the others.
+    kinds: dict[str, _Meeting] = {}
+    perhaps, call_perhaps = "", False
     for touch in other.footprint.of(other.parameter, other.writes):
         if touch.range.high + delta < low or touch.range.low + delta > high:
             continue
+        certain = owners.certain and touch.certain
         for elements, tiles, threads in other.footprint.elements(touch):
             at, tiles, threads = _in_elements_of(elements * own_unit + delta, own_unit, unit, tiles, threads)
             at = at - owners.low
             inside = (at >= 0) & (at < owners.owner.size)
             at, tiles, threads = at[inside], tiles[inside], threads[inside]
-            owner = owners.owner[at]
-            theirs, thread = owner // owners.threads, owner % owners.threads
-            written = owner >= 0
-            apart = _slots(writer.run, theirs) != _slots(other.run, tiles)
-            far = written & apart
-            near = written & ~apart & (thread != threads)
-            here = written & (theirs == tiles) & (thread == threads)
-            certain = owners.certain and touch.certain
-            same_perhaps |= bool(here.any()) and not certain
-            if same is None and here.any() and certain:
-                same = _meeting(here, at + owners.low, unit, theirs, tiles, thread, threads)
-            if far.any() and not certain:
-                perhaps = "an access that depends on data"
-            elif across is None and far.any():
-                across = _meeting(far, at + owners.low, unit, theirs, tiles, thread, threads)
-            if within is None and near.any():
-                within = _meeting(near, at + owners.low, unit, theirs, tiles, thread, threads)
-        if across is not None:
+            for several in (owners.owner,) if owners.last is owners.owner else (owners.owner, owners.last):
+                owner = several[at]
+                theirs, thread = owner // owners.threads, owner % owners.threads
+                written, one = owner >= 0, theirs == tiles
+                apart = _slots(writer.run, theirs) != _slots(other.run, tiles)
+                masks = {"across": written & apart, "call": written & one}
+                masks["turns"] = written & ~apart & ~one
+                masks["within"] = masks["call"] & ~apart & (thread != threads)
+                if not certain:
+                    perhaps = perhaps or ("an access that depends on data" if masks["across"].any() else "")
+                    call_perhaps |= bool(masks["call"].any())
+                    del masks["across"], masks["call"]
+                for kind, mask in masks.items():
+                    if kind not in kinds and mask.any():
+                        kinds[kind] = _meeting(mask, at + owners.low, unit, theirs, tiles, thread, threads)
+        if "across" in kinds:
             break
-    if across is None and perhaps:
+    if "across" not in kinds and perhaps:
         raise Undecided(perhaps)
-    return _Conflicts(across, within, same, same_perhaps)
+    return _Conflicts(kinds.pop("across", None), **kinds, call_perhaps=call_perhaps)
 
 
 def _slots(run: StageRun, tiles: np.ndarray) -> np.ndarray:
@@ -348,13 +355,16 @@ def _meeting(mask: np.ndarray, at: np.ndarray, unit: int, *who: np.ndarray) -> _
 
 
 def _twice(owners: WriteMap, unit: int) -> _Conflicts:
-    if not owners.certain and (owners.across or owners.within):
+    if not owners.certain and owners.last is not owners.owner:
         raise Undecided("writes under a condition on data")
 
-    def meeting(twice: Twice | None) -> _Meeting | None:
-        return None if twice is None else _Meeting(twice.element * unit, twice.tiles, twice.threads)
+    def meeting(at: int | None) -> _Meeting | None:
+        if at is None:
+            return None
+        pairs = (divmod(int(keys[at]), owners.threads) for keys in (owners.owner, owners.last))
+        return _Meeting((owners.low + at) * unit, *zip(*pairs, strict=True))
 
-    return _Conflicts(meeting(owners.across), meeting(owners.within))
+    return _Conflicts(meeting(owners.across), within=meeting(owners.within))
 
 
 def _in_elements_of(

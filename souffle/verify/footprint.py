@@ -12,7 +12,7 @@ from souffle.verify.accesses import Access, Function, Memory, accesses_of
 from souffle.verify.expressions import Expr, Undecided
 from souffle.verify.ranges import Range, index_range, points
 
-__all__ = ["Footprint", "Touch", "Twice", "WriteMap"]
+__all__ = ["Footprint", "Touch", "WriteMap"]
 
 WARP = 32
 
@@ -31,47 +31,35 @@ class Touch:
         return not self.access.place.offset.by_data and not any(c.opaque for c in self.conditions)
 
 
-@dataclass(frozen=True)
-class Twice:
-    """An element that two points of a stage write.
-
-    Attributes
-    ----------
-    element : int
-    tiles, threads : (int, int)
-    statements : (object, object)
-    """
-
-    element: int
-    tiles: tuple[int, int]
-    threads: tuple[int, int]
-    statements: tuple[object, object]
-
-
 @dataclass(frozen=True, eq=False)
 class WriteMap:
-    """Who writes each element of a tensor.
+    """Who writes each element of a tensor: of all ``tile * threads + thread`` that do, the lowest and the highest.
+
+    Where one tile writes an element, a thread is the only one that does, or differs from the lowest or the highest.
 
     Attributes
     ----------
     low : int
         The first element of the map.
     owner : array of int
-        ``tile * threads + thread`` of one that writes the element, -1 where nobody does.
+        The lowest; -1 where nobody writes.
+    last : array of int
+        The highest; `owner` itself where no element has two.
     threads : int
-    across : Twice or None
-        An element that two tiles write.
-    within : Twice or None
-        An element that two threads of one tile write.
+    across : int or None
+        Where in the map an element is that two tiles write.
+    within : int or None
+        Where one is that two threads of one tile write.
     certain : bool
         Whether all these writes happen; not so where they depend on data.
     """
 
     low: int
     owner: np.ndarray
+    last: np.ndarray
     threads: int
-    across: Twice | None
-    within: Twice | None
+    across: int | None
+    within: int | None
     certain: bool
 
     @cached_property
@@ -164,7 +152,7 @@ class Footprint:
             raise Undecided(f"writes spread over {size} elements")
         narrow = self.function.tile.extent * count < 2**31
         owner = np.full(size, -1, np.int32 if narrow else np.int64)
-        across = within = None
+        shared: list[tuple[np.ndarray, np.ndarray]] = []
         certain = True
         for touch in self.of(memory.parameter, True):
             certain = certain and touch.certain
@@ -174,24 +162,18 @@ class Footprint:
                 before = owner[at]
                 owner[at] = own
                 other = np.where((before >= 0) & (before != own), before, owner[at])
-                bad = np.flatnonzero(other != own)
-                if bad.size:
-                    far = bad[other[bad] // count != own[bad] // count]
-                    if across is None and far.size:
-                        across = self._twice(memory, elements, own, other, int(far[0]), touch)
-                    if within is None and far.size < bad.size:
-                        near = bad[other[bad] // count == own[bad] // count]
-                        within = self._twice(memory, elements, own, other, int(near[0]), touch)
-        return WriteMap(low, owner, count, across, within, certain)
-
-    def _twice(
-        self, memory: Memory, elements: np.ndarray, own: np.ndarray, other: np.ndarray, at: int, touch: Touch
-    ) -> Twice:
-        count = self.function.thread.extent
-        a, b = int(other[at]), int(own[at])
-        first = self.statement_of(memory.parameter, True, int(elements[at]), a // count) or touch.access.statement
-        pair = (first, touch.access.statement)
-        return Twice(int(elements[at]), (a // count, b // count), (a % count, b % count), pair)
+                twice = np.flatnonzero(other != own)
+                if twice.size:
+                    shared += [(at[twice], own[twice]), (at[twice], other[twice])]
+        if not shared:
+            return WriteMap(low, owner, owner, count, None, None, certain)
+        at, keys = (np.concatenate(parts) for parts in zip(*shared, strict=True))
+        last = owner.copy()
+        np.minimum.at(owner, at, keys)
+        np.maximum.at(last, at, keys)
+        far = owner[at] // count != last[at] // count
+        across, within = (int(at[np.argmax(mask)]) if mask.any() else None for mask in (far, ~far))
+        return WriteMap(low, owner, last, count, across, within, certain)
 
     def statement_of(self, parameter: int, writes: bool, element: int, tile: int) -> object:
         """The first statement that reads or writes an element in a tile, for messages."""
