@@ -4,6 +4,8 @@ Weights are too large to travel. So a model's large initializers are replaced by
 standard deviation, row by row; what is compiled, and what ONNX Runtime expects, is of these. An artifact then leaves
 its large constants out and takes along, for each, the draws that it is made of: one of them, a part of one, its
 transpose, or several stacked (as horizontal transformation stacks them). What is none of these travels as numbers.
+
+A model travels in the same way, as what others run there: its graph without the numbers that are drawn.
 """
 
 from __future__ import annotations
@@ -20,13 +22,14 @@ import numpy as np
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Draw", "read_weights", "redrawn", "write_weights"]
+__all__ = ["Draw", "read_graph", "read_weights", "redrawn", "write_graph", "write_weights"]
 
 _SMALL = 4 << 10
 """Bytes; smaller constants are in every artifact."""
 _MOST_PARTS = 64
 """Along one axis; embedding tables are not looked at row by row."""
 _RECIPES = "recipes"
+_GRAPH = "graph"
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,15 +165,33 @@ def write_weights(path: Path, constants: Mapping[str, np.ndarray], draws: Mappin
         else:
             found += array.nbytes
             recipes[name] = {**recipe, "sha256": _digest(array), "shape": list(array.shape), "dtype": str(array.dtype)}
-    seeds = {}
-    for name, draw in draws.items():
-        seeds[name] = {"seed": draw.seed, "shape": list(draw.shape)}
-        arrays |= {f"mean/{name}": draw.mean, f"std/{name}": draw.std}
-    content = json.dumps({"draws": seeds, "constants": recipes}).encode()
-    part = path.with_suffix(".part.npz")
-    np.savez_compressed(part, **{_RECIPES: np.frombuffer(content, np.uint8)}, **arrays)
-    part.replace(path)
+    _write(path, draws, {"constants": recipes}, arrays)
     return found, carried
+
+
+def _write(path: Path, draws: Mapping[str, Draw], content: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    """Write the draws and what is made of them; a file cut short is never there."""
+    seeds = {name: {"seed": draw.seed, "shape": list(draw.shape)} for name, draw in draws.items()}
+    text = json.dumps({"draws": seeds, **content}).encode()
+    rows = {f"{part}/{name}": getattr(draw, part) for name, draw in draws.items() for part in ("mean", "std")}
+    part = path.with_suffix(".part.npz")
+    np.savez_compressed(part, **{_RECIPES: np.frombuffer(text, np.uint8)}, **rows, **arrays)
+    part.replace(path)
+
+
+def _content(file: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What is to be made, and the initializers drawn again."""
+    content = json.loads(file[_RECIPES].tobytes())
+    drawn = {
+        name: Draw(of["seed"], tuple(of["shape"]), file[f"mean/{name}"], file[f"std/{name}"]).values()
+        for name, of in content["draws"].items()
+    }
+    return content, drawn
+
+
+def _compare(array: np.ndarray, digest: str, name: str, path: Path) -> None:
+    if _digest(array) != digest:
+        raise ValueError(f"{name} of {path.name} is not what it was: NumPy {np.__version__} draws other numbers")
 
 
 def _made(
@@ -194,17 +215,53 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
     """
     made: dict[str, np.ndarray] = {}
     with np.load(path, allow_pickle=False) as file:
-        content = json.loads(file[_RECIPES].tobytes())
-        drawn = {
-            name: Draw(of["seed"], tuple(of["shape"]), file[f"mean/{name}"], file[f"std/{name}"]).values()
-            for name, of in content["draws"].items()
-        }
+        content, drawn = _content(file)
         for name, recipe in content["constants"].items():
             array = _made(recipe, drawn, tuple(recipe["shape"]), np.dtype(recipe["dtype"]))
-            if _digest(array) != recipe["sha256"]:
-                raise ValueError(
-                    f"constant {name} of {path.name} is not what it was: NumPy {np.__version__} draws other numbers"
-                )
+            _compare(array, recipe["sha256"], f"constant {name}", path)
             made[name] = array
         made |= {key.partition("/")[2]: file[key] for key in file.files if key.startswith("value/")}
     return made
+
+
+def write_graph(path: Path, model: onnx.ModelProto, draws: Mapping[str, Draw]) -> None:
+    """Write a model without the numbers that are drawn.
+
+    Parameters
+    ----------
+    path
+        The ``.npz`` file.
+    model, draws
+        As :func:`redrawn` gives them.
+    """
+    from onnx import ModelProto, numpy_helper
+
+    small, digests = ModelProto(), {}
+    small.CopyFrom(model)
+    for initializer in small.graph.initializer:
+        if initializer.name in draws:
+            digests[initializer.name] = _digest(numpy_helper.to_array(initializer))
+            initializer.ClearField("raw_data")
+    graph = np.frombuffer(small.SerializeToString(), np.uint8)
+    _write(path, draws, {"initializers": digests}, {_GRAPH: graph})
+
+
+def read_graph(path: Path) -> onnx.ModelProto:
+    """The model that :func:`write_graph` was given, its weights drawn again; needs the onnx package.
+
+    Raises
+    ------
+    ValueError
+        If a weight is not bit for bit what it was: NumPy draws differently here.
+    """
+    from onnx import ModelProto, numpy_helper
+
+    with np.load(path, allow_pickle=False) as file:
+        content, drawn = _content(file)
+        model = ModelProto.FromString(file[_GRAPH].tobytes())
+    for initializer in model.graph.initializer:
+        if initializer.name in drawn:
+            array = drawn[initializer.name]
+            _compare(array, content["initializers"][initializer.name], f"initializer {initializer.name}", path)
+            initializer.CopyFrom(numpy_helper.from_array(array, initializer.name))
+    return model
