@@ -17,8 +17,6 @@ import importlib.metadata
 import importlib.util
 import json
 import platform
-import shutil
-import statistics
 import subprocess
 import sys
 import time
@@ -30,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import grid_barriers, shared_memory
+from benchmarks.gpu_figures import BATCH, SPIN_SECONDS, compare, over_rounds, read_clocks
 from benchmarks.rehearsal_driver import RehearsalDriver
 from benchmarks.weights import read_weights
 from souffle.codegen.nvcc import find_nvcc
@@ -40,18 +39,9 @@ from souffle.runtime.cuda import Cuda
 
 __all__ = ["compare", "main"]
 
-_RELATIVE, _ABSOLUTE = 1e-3, 1e-5
-"""Against ONNX Runtime, in fp32."""
-_MIXED = 2e-2
-"""Of the output's largest magnitude, where some of the arithmetic is in fp16."""
-
-
 _MULTIPROCESSORS, _PLAYED = 132, 2
 """Of an H100 or H200, played where no kernel runs; where kernels run, on the CPU, so few that stages loop and blocks
 share a multiprocessor."""
-_SPIN_SECONDS = 0.5
-_BATCH = 20
-"""Graphs between one pair of events, beside one by one."""
 
 
 @dataclass(frozen=True)
@@ -62,28 +52,6 @@ class _Task:
     artifact: str
     io: str
     weights: str | None = None
-
-
-def compare(found: np.ndarray, expected: np.ndarray, precision: str) -> dict[str, Any]:
-    """Whether an output is within its precision's tolerance, and the largest error, absolute and over the tolerance."""
-    if found.shape != expected.shape or found.dtype != expected.dtype:
-        return {"ok": False, "error": f"{found.dtype} {found.shape} and not {expected.dtype} {expected.shape}"}
-    if expected.dtype.kind in "biu":
-        wrong = int(np.count_nonzero(found != expected))
-        return {"ok": wrong == 0, "wrong_elements": wrong}
-    if not expected.size:
-        return {"ok": True, "max_abs": 0.0, "of_tolerance": 0.0}
-    found, expected = found.astype(np.float64), expected.astype(np.float64)
-    allowed = _ABSOLUTE + _RELATIVE * np.abs(expected)
-    if precision != "fp32":
-        allowed = np.full(expected.shape, max(_ABSOLUTE, _MIXED * np.abs(expected).max()))
-    same = (found == expected) | (np.isnan(found) & np.isnan(expected))
-    with np.errstate(invalid="ignore"):
-        difference = np.where(same, 0.0, np.abs(found - expected))
-    if not np.isfinite(difference).all():
-        return {"ok": False, "error": f"{int((~np.isfinite(difference)).sum())} elements are not finite"}
-    of_tolerance = float((difference / allowed).max())
-    return {"ok": of_tolerance <= 1.0, "max_abs": float(difference.max()), "of_tolerance": of_tolerance}
 
 
 # networks
@@ -206,16 +174,6 @@ _Begin = Callable[[str], None]
 _Results = Iterator[tuple[str, dict[str, Any]]]
 
 
-def _clocks() -> str | None:
-    """The driver's version and the clocks at this moment, in its own tool's words."""
-    found = shutil.which("nvidia-smi")
-    if found is None:
-        return None
-    query = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,temperature.gpu,power.draw"
-    command = [found, f"--query-gpu={query}", "--format=csv,noheader"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-
-
 def _device(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> _Results:
     begin("device")
     cuda = Cuda(0, RehearsalDriver({}, types=_optional("cuda.bindings.driver")) if options.rehearse else None)
@@ -232,7 +190,7 @@ def _device(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> _
             "multiprocessors": cuda.multiprocessors,
             "max_shared_bytes": cuda.max_shared_bytes,
             "cuda_of_driver": cuda.driver_version,
-            "driver_and_clocks": None if options.rehearse else _clocks(),
+            "driver_and_clocks": None if options.rehearse else read_clocks(),
             "cuda_bindings": _version("cuda-bindings"),
             "nvcc": version,
             "python": platform.python_version(),
@@ -378,12 +336,12 @@ def _latency(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> 
         repeats.append(max(3, min(options.repeats, int(share) - options.warmup)) if options.execute else 1)
     samples: dict[tuple[str, str], list[dict[str, Any]]] = {}
     cases = list(zip(tasks, networks, repeats, strict=True))
-    clocks = [] if options.rehearse else [_clocks()]
+    clocks = [] if options.rehearse else [read_clocks()]
     # A GPU that had nothing to do runs at a fraction of its clock.
-    end = time.monotonic() + (0.0 if options.rehearse else _SPIN_SECONDS)
+    end = time.monotonic() + (0.0 if options.rehearse else SPIN_SECONDS)
     while time.monotonic() < end:
         networks[0].time(inputs, repeats=20, warmup=0, mode="graph")
-    clocks += [] if options.rehearse else [_clocks()]
+    clocks += [] if options.rehearse else [read_clocks()]
     for number in range(options.rounds):
         # Every other round goes backwards, so that a drift of the clock favours no level.
         for task, network, count in cases[:: -1 if number % 2 else 1]:
@@ -393,9 +351,9 @@ def _latency(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> 
                 found = network.time(inputs, repeats=count, warmup=warmup, mode=mode)
                 samples.setdefault((task.name, mode), []).append(found)
             # What starting a graph costs is hidden where the next waits already.
-            found = network.time(inputs, repeats=max(1, count // _BATCH), warmup=1, mode="graph", batch=_BATCH)
+            found = network.time(inputs, repeats=max(1, count // BATCH), warmup=1, mode="graph", batch=BATCH)
             samples.setdefault((task.name, "graphs"), []).append(found)
-    clocks += [] if options.rehearse else [_clocks()]
+    clocks += [] if options.rehearse else [read_clocks()]
     for task, network, count in cases:
         kernels = network.kernels
         entry: dict[str, Any] = {
@@ -404,17 +362,11 @@ def _latency(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> 
             "grid_syncs": sum(kernel.grid_syncs * kernel.launches for kernel in kernels),
             "repeats": count,
             "rounds": options.rounds,
-            "batch": _BATCH,
+            "batch": BATCH,
             "clocks_idle_spun_after": clocks,
         }
         for mode in ("launch", "graph", "graphs"):
-            rounds = samples[task.name, mode]
-            entry[mode] = {
-                "median_us": statistics.median(item["median_us"] for item in rounds),
-                "min_us": min(item["min_us"] for item in rounds),
-                "p90_us": statistics.median(item["p90_us"] for item in rounds),
-                "round_medians_us": [item["median_us"] for item in rounds],
-            }
+            entry[mode] = over_rounds(samples[task.name, mode])
         yield task.name, entry
 
 
