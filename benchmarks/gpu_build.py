@@ -1,4 +1,4 @@
-"""Builds what one model takes to the host: networks of all levels, inputs and expected outputs.
+"""Builds what one model takes to the host: networks of all levels, inputs and expected outputs, and the model itself.
 
 The model is built and imported once. What a level's network is goes beside it as ``FILE.json``.
 """
@@ -17,7 +17,7 @@ from onnx import ModelProto
 
 import models
 import souffle
-from benchmarks.weights import redrawn, write_weights
+from benchmarks.weights import redrawn, write_graph, write_weights
 
 __all__ = ["main"]
 
@@ -39,19 +39,24 @@ def _write_io(model: ModelProto, path: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Compile each level once; write its files, and ``--io`` where it is not there yet."""
+    """Compile each level once; write its files, and ``--io`` and ``--graph`` where they are not there yet."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_build", description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--size", required=True)
     parser.add_argument("--arch", required=True)
     parser.add_argument("--precision", required=True)
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--save", action="append", required=True, metavar="LEVEL:CONSTANTS:BARRIER=FILE")
+    parser.add_argument("--save", action="append", default=[], metavar="LEVEL:CONSTANTS:BARRIER=FILE")
     parser.add_argument("--io", required=True, type=Path)
+    parser.add_argument("--graph", required=True, type=Path)
     options = parser.parse_args(argv)
     model, draws = redrawn(models.build(options.model, options.size, steps=options.steps))
     if not options.io.exists():
         _write_io(model, options.io)
+    if not options.graph.exists():
+        write_graph(options.graph, model, draws)
+    if not options.save:
+        return 0
     program = souffle.import_onnx(model)
     levels: dict[tuple[str, str], list[tuple[str, Path]]] = {}
     for item in options.save:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-__all__ = ["TOOLS", "Phase", "Step", "barrier_of", "chosen_cases", "first_contact", "steps_for"]
+__all__ = ["PEERS", "TOOLS", "Phase", "Step", "barrier_of", "chosen_cases", "first_contact", "peer_name", "steps_for"]
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 """Of compute-sanitizer."""
+PEERS = {"eager": 1, "inductor": 2, "autotuned": 3}
+"""PyTorch call by call, its Inductor, and that with ``max-autotune``; and how many times as long as another process
+each may take, for compilation takes minutes."""
 _MERGED = ("V3", "V4")
 _Case = Mapping[str, Any]
 
@@ -34,6 +38,8 @@ class Step:
         Of compute-sanitizer, under which it runs.
     together : bool
         Whether it may run beside other such steps: nothing is timed in it.
+    optional : bool
+        Whether all is well where what it needs is not there.
     """
 
     kind: str
@@ -43,6 +49,12 @@ class Step:
     timeout: float
     tool: str = ""
     together: bool = False
+    optional: bool = False
+
+    @property
+    def accepted(self) -> tuple[str, ...]:
+        """The states of its cases with which all is well."""
+        return ("ok", "missing") if self.optional else ("ok",)
 
     def key(self, name: str) -> str:
         """A case's name in the results."""
@@ -71,6 +83,11 @@ class Phase:
 def barrier_of(case: _Case) -> str:
     """How the blocks of a case's kernels wait for each other; cases of before there was a choice lack it."""
     return case.get("grid_barrier", "cooperative")
+
+
+def peer_name(values: str, peer: str) -> str:
+    """A peer's case in the results, of the file of a model's inputs and outputs and the peer's name."""
+    return f"{Path(values).stem}-{peer}"
 
 
 def chosen_cases(cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -107,15 +124,28 @@ class _Steps:
         figures = ("--repeats", str(repeats), "--seconds", str(timeout / 2))
         return Step("check", "check", names, (*figures, *self._quiet(names)), timeout, together=together)
 
-    def latency(self, names: tuple[str, ...]) -> list[Step]:
-        """Levels side by side."""
+    def _figures(self) -> tuple[str, ...]:
         options = self._options
         figures = ("--repeats", str(options.latency_repeats), "--rounds", str(options.rounds))
-        figures += ("--warmup", "1" if options.rehearse else "10", "--seconds", str(options.timeout / 4))
+        return (*figures, "--warmup", "1" if options.rehearse else "10", "--seconds", str(options.timeout / 4))
+
+    def latency(self, names: tuple[str, ...]) -> list[Step]:
+        """Levels side by side."""
+        figures = self._figures()
         quiet = self._quiet(names)
         # Several paper models at once would fill the memory of a small machine.
         parts = [(name,) for name in names] if quiet else [names]
-        return [Step("latency", "latency", part, (*figures, *quiet), options.timeout) for part in parts]
+        return [Step("latency", "latency", part, (*figures, *quiet), self._options.timeout) for part in parts]
+
+    def peer(self, names: tuple[str, ...], peer: str) -> Step:
+        """One of ``PEERS`` with the model of these cases: a process of its own, for its compilation may not end."""
+        case = next((self._cases[name] for name in names if self._cases[name].get("graph")), self._cases[names[0]])
+        about = ("--peer", peer, "--precision", case["precision"], "--values", case["io"])
+        # Artifacts of before models travelled lack it.
+        about += ("--graph", case["graph"]) if case.get("graph") else ()
+        bound = PEERS[peer] * self._options.timeout
+        name = peer_name(case["io"], peer)
+        return Step("peers", "peers", (name,), (*about, *self._figures()), bound, optional=True)
 
     def under(self, tool: str, names: tuple[str, ...], *, together: bool = True) -> list[Step]:
         """One call of each network under one of compute-sanitizer's tools."""
@@ -179,6 +209,7 @@ def first_contact(cases: dict[str, dict[str, Any]], options: argparse.Namespace)
         )
     )
     rest = make.groups(lambda case: not merged(case))
+    large = make.groups(lambda case: case["size"] == "paper")
     syncing = tuple(paper[:1])
     tiny = tuple(chosen(lambda case: case["size"] == "tiny" and case["level"] in (*_MERGED, "V0")))
 
@@ -195,9 +226,9 @@ def first_contact(cases: dict[str, dict[str, Any]], options: argparse.Namespace)
               tuple(make.check((name,), many, min(60, options.timeout), together=False) for name in paper)),
         Phase("shared", "Do kernels run that use 100 KiB of shared memory, and all that there is?", 60,
               (barriers("shared"),)),
-        Phase("latency", "How long do V0 to V4 take at paper size?", 480,
-              tuple(step for names in make.groups(lambda case: case["size"] == "paper")
-                    for step in make.latency(names))),
+        Phase("latency", "How long do V0 to V4 take at paper size, and PyTorch?", 480,
+              (*(step for names in large for step in make.latency(names)),
+               *(make.peer(names, peer) for peer in PEERS for names in large))),
         Phase("constants", "What do launches, syncs and memory cost?", 150, (_micro(options),)),
         Phase("rest", "Is every other network right?", 480,
               tuple(make.check(names, few, options.timeout) for names in rest)),

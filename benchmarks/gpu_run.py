@@ -155,7 +155,8 @@ class _Runner:
         entries: dict[str, dict[str, Any]] = {}
         for name, result in found["done"].items():
             ok = result["ok"] and not (step.tool and status != 0)
-            entry = {"status": "ok" if ok else "failed", "seconds": result.pop("seconds", None), "result": result}
+            state = "ok" if ok else result.pop("status", "failed")
+            entry = {"status": state, "seconds": result.pop("seconds", None), "result": result}
             said = {"log": log} if log else {}
             entries[name] = entry | said if ok else {**entry, "error": result.get("error") or log}
         if found["now"] is not None or not entries:

@@ -29,6 +29,7 @@ import numpy as np
 
 from benchmarks import grid_barriers, shared_memory
 from benchmarks.gpu_figures import BATCH, SPIN_SECONDS, compare, over_rounds, read_clocks
+from benchmarks.peers import add_arguments, peers
 from benchmarks.rehearsal_driver import RehearsalDriver
 from benchmarks.weights import read_weights
 from souffle.codegen.nvcc import find_nvcc
@@ -378,6 +379,7 @@ _STEPS: dict[str, Callable[[list[_Task], argparse.Namespace, _Begin], _Results]]
     "check": _check,
     "once": _once,
     "latency": _latency,
+    "peers": peers,
 }
 
 
@@ -430,6 +432,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--deferred", action="store_true", help="rehearse with work that runs as late as it can")
     parser.add_argument("--fault", metavar="KIND:N", default="", help="rehearse a fault of RehearsalDriver: hang:3")
     parser.add_argument("--no-execute", dest="execute", action="store_false", help="when rehearsing, run no kernel")
+    add_arguments(parser)
     options = parser.parse_args(argv)
     tasks = [_Task(**entry) for entry in json.loads(options.tasks.read_text())] if options.tasks else []
     answer = _Answer(options.json)
