@@ -155,6 +155,8 @@ def _build_group(
     if old:
         _log.warning("%s: %d networks are of another state of the compiler; --force", group.stem, len(old))
     if not missing and graph.exists():
+        with lock:
+            _enter_graph(index, wanted, graph)
         return True
     command = [sys.executable, "-m", "benchmarks.gpu_build", group.model, "--size", group.size]
     command += ["--arch", options.arch, "--precision", group.precision, "--io", str(io.resolve())]
@@ -176,15 +178,20 @@ def _build_group(
             _enter(options, index, group, name, *missing[name])
             if name in index["cases"]:
                 index["cases"][name]["compiler"] = compiler
-        for name in wanted:
-            if name in index["cases"]:
-                index["cases"][name]["graph"] = graph.name if graph.exists() else None
+        _enter_graph(index, wanted, graph)
         _write(options.out / "index.json", index)
     _log.info("%s: %d of %d networks, %.0f s", group.stem, len(there), len(missing), time.monotonic() - began)
     if error or len(there) < len(missing):
         _log.error("%s: %s", group.stem, error)
         return False
     return True
+
+
+def _enter_graph(index: dict[str, Any], names: Iterable[str], graph: Path) -> None:
+    """Name the model's file in its cases; those of before models travelled lack it."""
+    for name in names:
+        if name in index["cases"]:
+            index["cases"][name]["graph"] = graph.name if graph.exists() else None
 
 
 def _enter(

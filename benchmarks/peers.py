@@ -87,6 +87,7 @@ def measure(model: Any, values: dict[str, np.ndarray], options: argparse.Namespa
         ``graphs`` (in a row) in µs as in a latency of Souffle's; ``first_call_seconds``, which is Inductor's
         compilation, less what its cache had; what else is to be known about it.
     """
+    # Only here: it takes seconds to import, and loads libraries that the other steps do without.
     torch = importlib.import_module("torch")
     to_torch = importlib.import_module("benchmarks.torch_graph").to_torch
     device = "cpu" if options.rehearse else "cuda"
@@ -116,10 +117,14 @@ def measure(model: Any, values: dict[str, np.ndarray], options: argparse.Namespa
         result["first_call_seconds"] = round(time.monotonic() - began, 2)
         runs = {"launch": (call, 1)}
         if not options.rehearse and _all_right(result["outputs"]):
-            graph, outputs = _captured(torch, call)
-            graph.replay()
-            result["graph_outputs"] = compared(outputs)
-            runs |= {"graph": (graph.replay, 1), "graphs": (graph.replay, BATCH)}
+            try:
+                graph, outputs = _captured(torch, call)
+            except RuntimeError as error:  # of PyTorch; calls are timed nevertheless
+                result |= {"ok": False, "error": f"it cannot be captured as a CUDA graph: {error}"[:1500]}
+            else:
+                graph.replay()
+                result["graph_outputs"] = compared(outputs)
+                runs |= {"graph": (graph.replay, 1), "graphs": (graph.replay, BATCH)}
         for key in ("outputs", "graph_outputs"):
             if not _all_right(result.get(key, {})):
                 return result | {"ok": False, "error": f"{key} are wrong: {result[key]}"[:1500]}

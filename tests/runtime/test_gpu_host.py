@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -108,8 +109,12 @@ def test_first_contact_is_rehearsed(built: Path, tmp_path: Path) -> None:
     packed, out, blocked = tmp_path / "packed", tmp_path / "out", tmp_path / "blocked"
     assert gpu_host.main(["pack", "--in", str(built), "--to", str(packed)]) == 0
     table, states = _first_contact(packed, out, blocked, "--deferred")
+    peers = {key: states.pop(key) for key in list(states) if key.startswith("peers ")}
+    assert peers == {f"peers mmoe-paper-fp32-{peer}": "missing" for peer in ("eager", "inductor", "autotuned")}
+    assert "eager, inductor, autotuned missing: torch is not installed here" in table
     assert set(states.values()) == {"ok"}
-    verdicts = [line.split() for line in table.rpartition("phase ")[2].splitlines()[1:]]
+    lines = table.rpartition("phase ")[2].splitlines()[1:]
+    verdicts = [line.split() for line in lines if not line.startswith(" ")]
     assert [(name, verdict) for name, verdict, *_ in verdicts] == [
         (phase, "pass") for phase in
         ("device", "barriers", "smoke", "paper", "shared", "latency", "constants", "rest", "memory", "races")
@@ -282,3 +287,21 @@ def test_the_rest_goes_on_after_a_crash_and_a_hang(tmp_path: Path, monkeypatch: 
     untouched: dict[str, Any] = {"steps": {}}
     gpu_run.run_steps(steps, {}, options, untouched, lambda: None)
     assert untouched == {"steps": {}}
+
+
+def test_the_model_is_added_to_artifacts_that_lack_it(built: Path, tmp_path: Path) -> None:
+    """Nothing is compiled for it."""
+    folder = tmp_path / "artifacts"
+    shutil.copytree(built, folder)
+    (folder / "mmoe-paper-fp32.graph.npz").unlink()
+    index = json.loads((folder / "index.json").read_text())
+    for case in index["cases"].values():
+        del case["graph"]
+    (folder / "index.json").write_text(json.dumps(index))
+    before = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.souffle")}
+    levels = ["--levels", "V2", "V4", "--grid-barriers", "cooperative", "counter"]
+    assert gpu_host.main(["build", "--out", str(folder), "--models", "mmoe", *levels]) == 0
+    assert {path.name: path.stat().st_mtime_ns for path in folder.glob("*.souffle")} == before
+    for name, case in json.loads((folder / "index.json").read_text())["cases"].items():
+        assert case["graph"] == f"mmoe-{case['size']}-fp32.graph.npz", name
+        assert (folder / case["graph"]).exists()
