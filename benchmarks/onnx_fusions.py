@@ -7,6 +7,10 @@ of a recurrent network. So these are put together, and what depends on constants
     Div(x, sqrt 2), Erf, Add(1), Mul(x), Mul(0.5)       -> Gelu
     Sigmoid(x), Mul(x)                                  -> Silu
     LSTM, Squeeze of the directions, LSTM, ...          -> LSTM of several layers
+
+And one is taken apart that the exporter has joined, for Inductor knows attention by the transposition of its keys::
+
+    MatMul(q, Transpose(k, 0 2 3 1))                    -> MatMul(q, SwapLastAxes(Transpose(k, 0 2 1 3)))
 """
 
 from __future__ import annotations
@@ -70,7 +74,7 @@ class OnnxGraph:
 
 
 def read_nodes(model: onnx.ModelProto) -> OnnxGraph:
-    """A model's nodes, put together as above."""
+    """A model's nodes, rewritten as above."""
     from onnx import helper, numpy_helper
 
     constants = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
@@ -85,8 +89,8 @@ def read_nodes(model: onnx.ModelProto) -> OnnxGraph:
             nodes.append(Node(proto.op_type, tuple(proto.input), tuple(proto.output), attributes))
     inputs = tuple(item.name for item in model.graph.input if item.name not in constants)
     outputs = tuple(item.name for item in model.graph.output)
-    for put_together in (_linears, _gelus, _silus, _stacks):
-        nodes = put_together(_Uses(nodes, outputs), constants)
+    for rewritten in (_linears, _gelus, _silus, _stacks, _swaps):
+        nodes = rewritten(_Uses(nodes, outputs), constants)
     return OnnxGraph(tuple(nodes), constants, inputs, outputs)
 
 
@@ -206,3 +210,17 @@ def _stacks(uses: _Uses, constants: dict[str, np.ndarray]) -> list[Node]:
         gone += chain[:-1]
         taken |= {id(node) for node in chain}
     return uses.replaced(changes, gone)
+
+
+def _swaps(uses: _Uses, constants: dict[str, np.ndarray]) -> list[Node]:
+    nodes = []
+    for node in uses.nodes:
+        reader = uses.only_reader(node.outputs[0], "MatMul") if node.operator == "Transpose" else None
+        if reader is None or reader.inputs[1] != node.outputs[0] or "perm" not in node.attributes:
+            nodes.append(node)
+            continue
+        *front, last_but_one, last = node.attributes["perm"]
+        between = f"{node.outputs[0]}/before the swap"
+        nodes.append(replace(node, outputs=(between,), attributes={"perm": [*front, last, last_but_one]}))
+        nodes.append(Node("SwapLastAxes", (between,), node.outputs))
+    return nodes

@@ -227,6 +227,10 @@ def _transpose(call: _Call) -> Any:
     return call(torch.permute, call.tensor(0), call.attribute("perm"))
 
 
+def _swap_last_axes(call: _Call) -> Any:
+    return call(torch.transpose, call.tensor(0), -2, -1)
+
+
 def _unsqueeze(call: _Call) -> Any:
     axes = call.integers(1)
     call.need(len(axes) == 1 or min(axes) >= 0, "several axes must be counted from the front")
@@ -336,6 +340,6 @@ _OPERATORS: dict[str, Callable[[_Call], Any]] = {
     "Linear": _linear, "Gemm": _gemm, "MatMul": _matmul, "Conv": _conv, "LSTM": _lstm,
     "MaxPool": _max_pool, "GlobalAveragePool": _global_average_pool,
     "LayerNormalization": _layer_norm, "ReduceSum": _reduce_sum,
-    "Flatten": _flatten, "Reshape": _reshape, "Transpose": _transpose, "Unsqueeze": _unsqueeze, "Squeeze": _squeeze,
-    "Slice": _slice, "Gather": _gather, "Concat": _concat,
+    "Flatten": _flatten, "Reshape": _reshape, "Transpose": _transpose, "SwapLastAxes": _swap_last_axes,
+    "Unsqueeze": _unsqueeze, "Squeeze": _squeeze, "Slice": _slice, "Gather": _gather, "Concat": _concat,
 }  # fmt: skip

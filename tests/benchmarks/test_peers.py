@@ -83,6 +83,17 @@ def test_what_users_write_as_one_call_is_one_node() -> None:
     assert [node.operator for node in lstm.nodes] == ["LSTM", "Squeeze"] and len(lstm.nodes[0].layers) == 3
 
 
+def test_keys_are_transposed_as_users_write_it() -> None:
+    def nodes(*inputs: str) -> list[tuple[str, Any]]:
+        transpose = helper.make_node("Transpose", ["x"], ["a"], perm=[2, 0, 1])
+        model = _model([transpose, helper.make_node("MatMul", inputs, ["y"])], {})
+        return [(node.operator, node.attributes.get("perm")) for node in read_nodes(model).nodes]
+
+    swapped = [("Transpose", [2, 1, 0]), ("SwapLastAxes", None), ("MatMul", None)]
+    assert nodes("x", "a") == swapped
+    assert nodes("a", "x") == [("Transpose", [2, 0, 1]), ("MatMul", None)]
+
+
 def test_near_misses_are_left_alone() -> None:
     def gelu(half: float, outputs: tuple[str, ...] = ("y",)) -> list[str]:
         numbers = {"root": np.float32(math.sqrt(2)), "one": np.float32(1), "half": np.float32(half)}

@@ -427,7 +427,9 @@ def test_the_host_script_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(gpu_host.subprocess, "run", run)
     for kernels in (gpu_host.grid_barriers, gpu_host.shared_memory):
         monkeypatch.setattr(kernels, "compile_kernels", lambda folder, arch: [])
-    command = ["build", "--out", str(tmp_path), "--models", "lstm", "--levels", "V3", "V4", "--steps", "lstm=2"]
+    # Played processes are threads of this one, in which no two models can be imported at a time.
+    command = ["build", "--out", str(tmp_path), "--models", "lstm", "--levels", "V3", "V4"]
+    command += ["--steps", "lstm=2", "--jobs", "1"]
     for _ in range(2):
         assert gpu_host.main([*command, "--check-paper", "V4", "--max-mib", "0.2"]) == 0
     assert len(compiled) == 4
