@@ -14,13 +14,14 @@ __all__ = [
     "Function",
     "Item",
     "Loop",
+    "Meeting",
     "Memory",
     "Place",
-    "Shuffle",
     "Transfer",
     "Wait",
     "accesses_of",
     "all_of",
+    "always_waits",
     "orders",
     "waits_of",
 ]
@@ -42,6 +43,8 @@ class Memory:
         Bytes of one element.
     parameter : int
         For global memory, which pointer parameter of the function, from 0; otherwise -1.
+    pool : bool
+        Whether it is shared memory whose size the launch says: one piece, from its start, for all functions.
     """
 
     kind: str
@@ -49,6 +52,7 @@ class Memory:
     nbytes: int
     unit: int
     parameter: int = -1
+    pool: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ class Access:
         Beside those of the branches around it: under which a part of an expression is evaluated.
     by : str
         ``"thread"``; ``"warp"`` where the threads of a warp make it together and which of them touches which byte is
-        not known; ``"copy"`` for a write that is under way until the thread waits for it.
+        not known; ``"copy"`` for what is under way until the thread waits for it.
     statement : object
         The TensorIR that makes it, for messages.
     alignment : int
@@ -126,8 +130,8 @@ class Transfer:
 
 
 @dataclass(frozen=True, eq=False)
-class Shuffle:
-    """Lanes of a warp give each other registers: those that the mask names have to come to it, and no others.
+class Meeting:
+    """What lanes of a warp do together: those that the mask names have to come to it, and no others.
 
     Attributes
     ----------
@@ -161,8 +165,8 @@ class Branch:
     statement: object
 
 
-_Kind = TypeVar("_Kind", Access, Wait, Transfer, Shuffle)
-Item = Access | Wait | Transfer | Shuffle | Loop | Branch
+_Kind = TypeVar("_Kind", Access, Wait, Transfer, Meeting)
+Item = Access | Wait | Transfer | Meeting | Loop | Branch
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,6 +229,16 @@ def all_of(items: Sequence[Item], kind: type[_Kind]) -> list[_Kind]:
 def waits_of(items: Sequence[Item], scopes: Sequence[str] = ("block", "grid", "part")) -> bool:
     """Whether there are barriers of these scopes anywhere in these."""
     return any(wait.scope in scopes for wait in all_of(items, Wait))
+
+
+def always_waits(items: Sequence[Item]) -> bool:
+    """Whether all threads of a block wait for each other in these, whatever conditions hold."""
+    return any(
+        (isinstance(item, Wait) and item.scope == "block")
+        or (isinstance(item, Loop) and always_waits(item.body))
+        or (isinstance(item, Branch) and always_waits(item.then) and always_waits(item.otherwise))
+        for item in items
+    )
 
 
 def orders(items: Sequence[Item]) -> bool:

@@ -10,8 +10,8 @@ import numpy as np
 from souffle.certificate import Counterexample
 from souffle.verify.expressions import Undecided
 from souffle.verify.footprint import Footprint, WriteMap
-from souffle.verify.kernel import StageRun, Sync
 from souffle.verify.library import Library, text_of
+from souffle.verify.sequence import Follows, StageRun, Sync, unparted
 from souffle.verify.spans import Clash
 
 __all__ = ["Located", "Pairs"]
@@ -234,7 +234,7 @@ class Pairs:
                 kernel,
                 stages,
                 tuple(text_of(s) for s in found.statements),
-                tuple(f"{who} of tile {t}" for who, t in zip(found.threads, pinned or (found.tile,) * 2, strict=True)),
+                found.threads,
                 _element(writer, other, at.byte),
                 reason,
             )
@@ -244,42 +244,35 @@ class Pairs:
     def _pool(
         self, kernel: str, events: Sequence[tuple[StageRun, tuple[Located, ...]] | Sync]
     ) -> Iterator[Counterexample | Undecided]:
-        open_: list[StageRun] = []
-        done: set[tuple[StageRun, StageRun]] = set()
-        for event in events:
-            if isinstance(event, Sync):
-                open_.clear()
-                continue
-            run = event[0]
-            if not self.library.uses_shared(run):
-                continue
-            before = [r for r in open_ if not run.before]
-            if run.tiles > 1 and not run.between:
-                before.append(run)
-            for earlier in before:
-                if (earlier, run) in done:
-                    continue
-                done.add((earlier, run))
-                yield from self._sequence(kernel, earlier, run)
-            if not run.after:
-                open_.append(run)
+        order = [event if isinstance(event, Sync) else event[0] for event in events]
+        done: set[tuple] = set()
+        for follows in unparted(order, self.library.uses_shared, self.library.waits):
+            key = (follows.earlier.name, follows.later.name, follows.form)
+            if key not in done:
+                done.add(key)
+                yield from self._sequence(kernel, follows)
 
-    def _sequence(self, kernel: str, earlier: StageRun, run: StageRun) -> Iterator[Counterexample | Undecided]:
+    def _sequence(self, kernel: str, follows: Follows) -> Iterator[Counterexample | Undecided]:
         self.pairs += 1
+        runs = (follows.earlier, follows.later)
+        names = tuple(run.name for run in runs)
         try:
-            report = self.library.block((earlier, run))
+            # Where a barrier stands in some tiles, only neighbours meet for certain.
+            mixed = any(self.library.may_wait(run) for run in runs)
+            report = self.library.block(runs, (), follows.neighbours if mixed else follows)
+            if mixed and report.found is None and self.library.block(runs, (), follows).found is not None:
+                raise Undecided("a block barrier in some tiles, and not in others")
         except Undecided as reason:
-            yield Undecided(f"shared memory from {earlier.name} to {run.name}: {reason}")
+            yield Undecided(f"shared memory from {' to '.join(names)}: {reason}")
             return
         if isinstance(report.found, Clash):
             found = report.found
-            where = "any tile" if found.tile is None else f"tile {found.tile}"
             yield Counterexample(
                 "race in a block",
                 kernel,
-                (earlier.name, run.name),
+                names,
                 tuple(text_of(s) for s in found.statements),
-                tuple(f"{who} of {where}" for who in found.threads),
+                found.threads,
                 f"byte {found.byte} of the shared memory {found.memory}",
                 "a block goes from one to the other without a block barrier between",
             )
@@ -312,6 +305,7 @@ def _compare(writer: _Spot, other: _Spot, delta: int) -> _Conflicts:
         if touch.range.high + delta < low or touch.range.low + delta > high:
             continue
         certain = owners.certain and touch.certain
+        under_way = touch.access.by == "copy" and writer.run is other.run
         for elements, tiles, threads in other.footprint.elements(touch):
             at, tiles, threads = _in_elements_of(elements * own_unit + delta, own_unit, unit, tiles, threads)
             at = at - owners.low
@@ -324,7 +318,8 @@ def _compare(writer: _Spot, other: _Spot, delta: int) -> _Conflicts:
                 apart = _slots(writer.run, theirs) != _slots(other.run, tiles)
                 masks = {"across": written & apart, "call": written & one}
                 masks["turns"] = written & ~apart & ~one
-                masks["within"] = masks["call"] & ~apart & (thread != threads)
+                # Of what is under way a thread is another one.
+                masks["within"] = masks["call"] & ~apart & ((thread != threads) | under_way)
                 if not certain:
                     perhaps = perhaps or ("an access that depends on data" if masks["across"].any() else "")
                     call_perhaps |= bool(masks["call"].any())

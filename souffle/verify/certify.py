@@ -7,7 +7,9 @@ some grid and equal ones on one block of every grid; where a kernel takes tiles 
 "tile" stands for the tiles of a slot below. Hence, for every grid:
 
 - between grid barriers, no tile writes what another tile of any stage touches;
-- what threads of one tile touch, in one stage or in several, has a block barrier between, or one thread touches it;
+- what threads of one tile touch, in one stage or in several, has a block barrier between, or one thread touches it,
+  and so has shared memory of any tiles that some block computes in a row (:mod:`souffle.verify.sequence`);
+- lanes of a warp come to what they do together, all that are named;
 - barriers stand under conditions that are the same for all who wait;
 - what is read through pointers that are never written, and may be cached past barriers, is written through no other;
 - accesses stay in their buffers, and reads find what their own tensor was last given (:mod:`souffle.verify.contents`);
@@ -26,17 +28,18 @@ from typing import TYPE_CHECKING
 from souffle.certificate import ACTIVE_LANES, GRID_BARRIERS, PAIRS, Certificate, Counterexample, Section
 from souffle.codegen.plan import Buffer, Kernel, Plan
 from souffle.schedule.gpu.device import device_for
-from souffle.verify.accesses import Shuffle, Wait, all_of, waits_of
+from souffle.verify.accesses import Meeting, Wait, all_of, waits_of
 from souffle.verify.between import Located, Pairs
 from souffle.verify.contents import Contents
 from souffle.verify.expressions import Undecided
 from souffle.verify.footprint import Footprint
 from souffle.verify.grid import counter_text, memory_of_its_own, not_renamed
-from souffle.verify.kernel import KernelText, Prefetch, StageRun, Sync, read_kernel
+from souffle.verify.kernel import KernelText, read_kernel
 from souffle.verify.library import Library, text_of
 from souffle.verify.limits import fit, inside, outside_pointer
 from souffle.verify.named_barriers import mixed_numbers
-from souffle.verify.spans import Divergence, Miscount, PartialWarp, Unwritten
+from souffle.verify.sequence import Prefetch, StageRun, Sync
+from souffle.verify.spans import WARP, Clash, Divergence, Miscount, PartialWarp, Unwritten
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -141,7 +144,9 @@ class _KernelCheck:
             footprint = self.library.footprint(run)
             self.findings += [Undecided(f"{run.name}: {p}") for p in footprint.function.problems]
             self.findings += inside(self.kernel.name, footprint, self.kernel.dynamic_shared_bytes)
-            if run.threads < self.text.threads and waits_of(footprint.function.body, ("block", "grid")):
+            # Lanes beside the stage's own are none of those that come to its barriers of warps.
+            scopes = ("block", "grid", "warp") if run.threads % WARP else ("block", "grid")
+            if run.threads < self.text.threads and waits_of(footprint.function.body, scopes):
                 why = f"it holds barriers, and {run.threads} of {self.text.threads} threads call it"
                 self.findings.append(
                     Counterexample("divergent barrier", self.kernel.name, (run.name,), (), (), run.name, why)
@@ -152,49 +157,8 @@ class _KernelCheck:
         except Undecided as reason:
             self.findings.append(Undecided(f"{run.name}: {reason}"))
             return
-        found = report.found
-        if found is None:
-            return
-        if isinstance(found, Miscount):
-            why = f"it waits for {found.count} threads, and {found.threads} come to it"
-            text, element = (text_of(found.statement),), f"barrier {found.number}"
-            self.findings.append(
-                Counterexample("divergent barrier", self.kernel.name, (run.name,), text, (), element, why)
-            )
-            return
-        where = "any tile" if found.tile is None else f"tile {found.tile}"
-        if isinstance(found, Divergence):
-            who = tuple(f"thread {t} of {where}" for t in found.threads)
-            why = f"thread {found.threads[0]} comes to it, thread {found.threads[1]} does not"
-            text = (text_of(found.statement),)
-            self.findings.append(
-                Counterexample("divergent barrier", self.kernel.name, (run.name,), text, who, run.name, why)
-            )
-            return
-        if isinstance(found, PartialWarp):
-            who = tuple(f"thread {t} of {where}" for t in (found.thread, found.other) if t is not None)
-            come = f"thread {found.thread} comes to it"
-            why = f"{come}, thread {found.other}, which its mask names, does not"
-            if found.other is None:
-                why = f"{come}, which its mask leaves out"
-            text = (text_of(found.statement),)
-            self.findings.append(
-                Counterexample("divergent shuffle", self.kernel.name, (run.name,), text, who, run.name, why)
-            )
-            return
-        if isinstance(found, Unwritten):
-            element = f"byte {found.byte} of the shared memory {found.memory}"
-            text, why = (text_of(found.statement),), "it is read, and nothing was written there in this tile"
-            who = (f"{found.thread} of {where}",)
-            self.findings.append(
-                Counterexample("stale or undefined read", self.kernel.name, (run.name,), text, who, element, why)
-            )
-            return
-        texts = tuple(text_of(s) for s in found.statements)
-        who = tuple(f"{t} of {where}" for t in found.threads)
-        element = f"byte {found.byte} of the shared memory {found.memory}"
-        why = "both touch it, one writes, and no block barrier stands between"
-        self.findings.append(Counterexample("race in a block", self.kernel.name, (run.name,), texts, who, element, why))
+        if report.found is not None:
+            self.findings.append(_in_block(self.kernel.name, run, report.found))
 
     def grid_inside(self, run: StageRun, footprint: Footprint) -> None:
         """A grid barrier inside of a stage: each block comes to it once for each of its tiles."""
@@ -280,7 +244,7 @@ class _KernelCheck:
             with suppress(Undecided):
                 footprint = self.library.footprint(run)
                 accesses += footprint.count
-                active += sum(shuffle.mask is None for shuffle in all_of(footprint.function.body, Shuffle))
+                active += sum(shuffle.mask is None for shuffle in all_of(footprint.function.body, Meeting))
         facts = (
             ("stages in a launch", sum(isinstance(e, StageRun) for e in events)),
             ("stage functions", len(self.runs)),
@@ -293,6 +257,36 @@ class _KernelCheck:
             *([(ACTIVE_LANES, active)] if active else []),
         )
         return _section(self.kernel.name, self.findings, facts)
+
+
+def _in_block(
+    kernel: str, run: StageRun, found: Clash | Divergence | Miscount | PartialWarp | Unwritten
+) -> Counterexample:
+    """What is wrong within one block, in one stage."""
+    element, who = run.name, ()
+    if isinstance(found, Miscount):
+        rule, element = "divergent barrier", f"barrier {found.number}"
+        why = f"it waits for {found.count} threads, and {found.threads} come to it"
+    elif isinstance(found, Divergence):
+        rule, who = "divergent barrier", found.threads
+        why = f"thread {who[0]} comes to it, thread {who[1]} does not"
+    elif isinstance(found, PartialWarp):
+        rule, who = "divergent shuffle", tuple(t for t in (found.thread, found.other) if t is not None)
+        why = f"thread {found.thread} comes to it, thread {found.other}, which its mask names, does not"
+        if found.other is None:
+            why = f"thread {found.thread} comes to it, which its mask leaves out"
+    else:
+        element = f"byte {found.byte} of the shared memory {found.memory}"
+        rule, why = "stale or undefined read", "it is read, and nothing was written there in this tile"
+        if isinstance(found, Clash):
+            rule, why = "race in a block", "both touch it, one writes, and no block barrier stands between"
+    statements = found.statements if isinstance(found, Clash) else (found.statement,)
+    if isinstance(found, (Clash, Unwritten)):
+        people = found.threads
+    else:
+        where = "" if isinstance(found, Miscount) else "any tile" if found.tile is None else f"tile {found.tile}"
+        people = tuple(f"thread {thread} of {where}" for thread in who)
+    return Counterexample(rule, kernel, (run.name,), tuple(text_of(s) for s in statements), people, element, why)
 
 
 _MOST_OF_A_RULE = 3

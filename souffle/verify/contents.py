@@ -17,9 +17,9 @@ from souffle.certificate import Counterexample
 from souffle.codegen.plan import Buffer
 from souffle.verify.expressions import Undecided
 from souffle.verify.footprint import Footprint
-from souffle.verify.kernel import StageRun
 from souffle.verify.library import text_of
 from souffle.verify.own_writes import Missing, missing_read
+from souffle.verify.sequence import StageRun
 
 __all__ = ["Contents"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["ACTIVE_MASKS", "IGNORED", "NO_MEMORY", "SHUFFLES", "Effect", "effect_of"]
+__all__ = ["ACTIVE_MASKS", "IGNORED", "NO_MEMORY", "SHUFFLES", "WHOLE_WARPS", "Effect", "effect_of"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,14 @@ SHUFFLES = frozenset(
 NO_MEMORY = ACTIVE_MASKS | SHUFFLES | {"tirx.reinterpret", "prim.likely"}
 """Operations on registers that TVM does not call pure."""
 
+WHOLE_WARPS = frozenset(
+    {
+        *("tirx.tvm_fill_fragment", "tirx.tvm_load_matrix_sync", "tirx.tvm_store_matrix_sync", "tirx.tvm_mma_sync"),
+        *("souffle_load_matrices", "souffle_load_transposed_matrices", "souffle_add_product"),
+    }
+)
+"""Instructions that all lanes of a warp make together (``.sync.aligned`` of PTX)."""
+
 # souffle_wait_for_grid has no entry: no stage may call it, and of kernels :mod:`souffle.verify.grid` restates its text.
 
 IGNORED = frozenset({"souffle_prefetch_l2"})
@@ -76,7 +84,7 @@ def effect_of(name: str) -> tuple[Effect, ...] | None:
         width, condition = int(copy.group(2)), 2 if copy.group(1) else None
         # Where the condition does not hold zeros are written, in the same way.
         into = Effect(0, width, writes=True, by="copy", alignment=width)
-        return into, Effect(1, width, reads=True, condition=condition, alignment=width)
+        return into, Effect(1, width, reads=True, by="copy", condition=condition, alignment=width)
     take = _TAKE.fullmatch(name)
     if take:
         lanes, planes = int(take.group(1)), int(take.group(2))

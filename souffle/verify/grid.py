@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from souffle.certificate import Counterexample
 from souffle.codegen.plan import Buffer, Kernel, Plan
 from souffle.verify.expressions import Undecided
-from souffle.verify.kernel import COUNTER_FUNCTION, KernelText, Prefetch, StageRun
+from souffle.verify.kernel import COUNTER_FUNCTION, KernelText
 from souffle.verify.library import Library
+from souffle.verify.sequence import Prefetch, StageRun
 
 __all__ = ["counter_text", "memory_of_its_own", "not_renamed"]
 
@@ -45,9 +46,7 @@ def counter_text(plan: Plan, kernel: Kernel, text: KernelText) -> Iterator[Undec
         yield Undecided(f"{COUNTER_FUNCTION}, whose text in the module is not the one that is known to be a barrier")
 
 
-def memory_of_its_own(
-    plan: Plan, kernel: Kernel, text: KernelText, buffers: Sequence[int]
-) -> Iterator[Counterexample]:
+def memory_of_its_own(plan: Plan, kernel: Kernel, text: KernelText, buffers: Sequence[int]) -> Iterator[Counterexample]:
     """Barriers of a launch count in memory that is kept for them, and nothing else touches such memory."""
 
     def bad(buffer: Buffer, stages: tuple[str, ...], why: str) -> Counterexample:

@@ -5,7 +5,7 @@ The kernel's own loops are unrolled: what is proven is proven of the sequence of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,71 +16,15 @@ from tvm.ir import Call
 
 from souffle.verify.expressions import Axis, Expr, Undecided, conjuncts, const, evaluate, operation, variable
 from souffle.verify.indices import bytes_of, index_of, operator_name
+from souffle.verify.sequence import Prefetch, StageRun, Sync
 
-__all__ = ["COUNTER_FUNCTION", "KernelText", "Prefetch", "StageRun", "Sync", "read_kernel"]
+__all__ = ["COUNTER_FUNCTION", "KernelText", "read_kernel"]
 
 COUNTER_FUNCTION = "souffle_wait_for_grid"
 """A grid barrier that counts arrivals in memory: ``COUNTER_FUNCTION(state, num_blocks)``."""
 
 _MANY = 1 << 20
 """More blocks than any device holds at once."""
-
-
-@dataclass(frozen=True)
-class StageRun:
-    """A stage, for all its tiles.
-
-    Attributes
-    ----------
-    name : str
-        Of the function.
-    tiles, threads : int
-        Tiles ``0 .. tiles - 1`` are computed, by the first so many threads of a block.
-    pointers : tuple of (int, int)
-        The kernel's parameter, and bytes from its start, for each pointer parameter.
-    before, after : bool
-        Whether a block barrier stands before or after the call in each tile's turn.
-    step : tuple of int
-        The values of the kernel's loops around it.
-    slots : tuple of int or None
-        For each tile, where a kernel takes tiles together: those of equal slots are on one block of every grid, those
-        of different slots on different blocks of some grid. ``None`` where a tile is a slot.
-    ranks : tuple of int or None
-        For each tile, how many a grid of one block computes before it; ``None`` as for `slots`.
-    between : bool
-        Whether a block barrier stands between two tiles that a block computes one after the other.
-    """
-
-    name: str
-    tiles: int
-    threads: int
-    pointers: tuple[tuple[int, int], ...]
-    before: bool
-    after: bool
-    step: tuple[int, ...]
-    slots: tuple[int, ...] | None = None
-    ranks: tuple[int, ...] | None = None
-    between: bool = False
-
-    @property
-    def turns(self) -> int:
-        """How many tiles, or slots of tiles, blocks share."""
-        return self.tiles if self.slots is None else max(self.slots, default=-1) + 1
-
-
-@dataclass(frozen=True)
-class Sync:
-    """All blocks wait (``"grid"``), or all threads of each block."""
-
-    scope: str
-
-
-@dataclass(frozen=True)
-class Prefetch:
-    """Bytes that are asked into the cache."""
-
-    pointer: tuple[int, int]
-    nbytes: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,12 +72,24 @@ class _Run:
     tiles: int
     threads: int
     pointers: tuple[_Pointer | _Choice, ...]
-    before: bool
-    after: bool
     slots: tuple[int, ...] | None = None
     ranks: tuple[int, ...] | None = None
+    before: bool = False
+    after: bool = False
     # Inside of a loop over the tiles of a slot, whether a barrier is: one outside does not part the tiles of a slot.
     inside: bool | None = None
+    loop: int = 0
+
+    @property
+    def turns(self) -> int:
+        return self.tiles if self.slots is None else max(self.slots, default=-1) + 1
+
+
+@dataclass(frozen=True)
+class _Barrier:
+    """All threads of a block wait, in the turns of slots below a bound, or in all."""
+
+    slots: int | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,6 +131,7 @@ class _Reader:
         self.places: Axis | None = None
         # Of one loop over tiles: how many stages stand before each grid barrier in a turn, and the barrier.
         self.grid_waits: list[tuple[int, Any]] = []
+        self.loops = 0
 
     def read(self) -> KernelText:
         *pointers, count = self.func.params
@@ -256,39 +213,28 @@ class _Reader:
         products = (operation("mul", turn, blocks), operation("mul", blocks, turn))
         sums = [f for p in products for f in (operation("add", p, block), operation("add", block, p))]
         self.env[node.loop_var] = turn
-        runs: list[_Run] = []
+        self.loops += 1
         self.grid_waits.clear()
-        self.turn(node.body, sums, None, self.threads, runs)
+        marks: list[_Run | _Barrier] = []
+        self.turn(node.body, sums, None, self.threads, marks)
+        runs = [replace(run, loop=self.loops) for run in _parted(marks)]
         for run in runs:
             self.cover(run, turns)
         before = tuple(wait for place, wait in self.grid_waits if place == 0)
         after = tuple(wait for place, wait in self.grid_waits if place == len(runs))
         return (*before[:1], *runs, *after[:1])
 
-    def turn(self, node: Any, tile: list[Expr], tiles: int | None, threads: int, runs: list[_Run]) -> None:
-        """One turn: its calls, each with the barriers around it in the turn."""
-        if isinstance(node, tirx.SeqStmt):
-            parts = list(node.seq)
-        else:
-            parts = [node]
-        pending = False
-        first = len(runs)
-        for part in parts:
+    def turn(self, node: Any, tile: list[Expr], tiles: int | None, threads: int, marks: list[_Run | _Barrier]) -> None:
+        """One turn: its calls and the barriers between them."""
+        for part in node.seq if isinstance(node, tirx.SeqStmt) else [node]:
             if isinstance(part, tirx.IfThenElse) and part.else_case is None:
-                most, fewer = self.guard(part.condition, tile, tiles, threads)
-                before = len(runs)
-                self.turn(part.then_case, tile, most, fewer, runs)
-                if pending:
-                    runs[before:] = [replace(run, before=True) for run in runs[before:]]
+                self.turn(part.then_case, tile, *self.guard(part.condition, tile, tiles, threads), marks)
                 continue
             if isinstance(part, tirx.Bind):
                 self.env[part.var] = index_of(part.value, self.env)
                 continue
             if isinstance(part, tirx.For):
-                before = len(runs)
-                self.place(part, tile, tiles, threads, runs)
-                if pending:
-                    runs[before:] = [replace(run, before=True) for run in runs[before:]]
+                self.place(part, tile, tiles, threads, marks)
                 continue
             if isinstance(part, tirx.Evaluate) and isinstance(part.value, tirx.IntImm):
                 continue
@@ -299,19 +245,21 @@ class _Reader:
                 self.block_barrier(part.value)
                 if threads < self.threads:
                     self.refuted["a block barrier that only some threads of a block reach"] = None
-                pending = True
-                runs[first:] = [replace(run, after=True) for run in runs[first:]]
+                marks.append(_Barrier(tiles))
             elif name in ("tirx.cuda.grid_sync", COUNTER_FUNCTION):
                 if tiles is None and threads == self.threads:
-                    self.grid_waits += [(len(runs), wait) for wait in self.call(part.value)]
+                    calls = sum(isinstance(mark, _Run) for mark in marks)
+                    self.grid_waits += [(calls, wait) for wait in self.call(part.value)]
                     continue
                 self.refuted["a grid barrier in a loop over tiles, which not all blocks reach equally often"] = None
             elif isinstance(part.value.op, tvm.ir.GlobalVar):
-                runs.append(self.run(part.value, tile, tiles, threads, pending))
+                marks.append(self.run(part.value, tile, tiles, threads))
             else:
                 raise Undecided(f"a call of {name} in a loop over tiles")
 
-    def place(self, node: tirx.For, tile: list[Expr], tiles: int | None, threads: int, runs: list[_Run]) -> None:
+    def place(
+        self, node: tirx.For, tile: list[Expr], tiles: int | None, threads: int, marks: list[_Run | _Barrier]
+    ) -> None:
         """A loop over the tiles of a slot."""
         extent = index_of(node.extent, self.env)
         plain = node.kind == tirx.ForKind.SERIAL and node.step is None and index_of(node.min, self.env) is const(0)
@@ -319,10 +267,14 @@ class _Reader:
             raise Undecided(f"the loop over {node.loop_var.name} in a loop over tiles")
         self.places = Axis(str(node.loop_var.name), max(1, extent.value))
         self.env[node.loop_var] = variable(self.places)
-        first = len(runs)
-        self.turn(node.body, tile, tiles if extent.value else 0, threads, runs)
-        runs[first:] = [replace(run, inside=run.before or run.after) for run in runs[first:]]
+        own: list[_Run | _Barrier] = []
+        self.turn(node.body, tile, tiles if extent.value else 0, threads, own)
         self.places = None
+        runs = _parted(own)
+        if len(runs) > 1:
+            raise Undecided("several stages in one loop over the tiles of a slot")
+        inside = any(run.before or run.after for run in runs)
+        marks += [replace(mark, inside=inside) if isinstance(mark, _Run) else mark for mark in own]
 
     def guard(self, node: Any, tile: list[Expr], tiles: int | None, threads: int) -> tuple[int | None, int]:
         for condition in conjuncts([index_of(node, self.env)]):
@@ -339,7 +291,7 @@ class _Reader:
                 raise Undecided(f"the condition {node} in a loop over tiles")
         return tiles, threads
 
-    def run(self, call: Call, tile: list[Expr], tiles: int | None, threads: int, before: bool) -> _Run:
+    def run(self, call: Call, tile: list[Expr], tiles: int | None, threads: int) -> _Run:
         name = str(call.op.name_hint)
         if index_of(call.args[1], self.env) is not variable(self.thread):
             raise Undecided(f"the thread {call.args[1]} of {name}")
@@ -348,9 +300,9 @@ class _Reader:
         pointers = tuple(self.pointer(a) for a in call.args[2:])
         own = index_of(call.args[0], self.env)
         if self.places is None and any(own is t for t in tile):
-            return _Run(name, max(0, tiles), threads, pointers, before, False)
+            return _Run(name, max(0, tiles), threads, pointers)
         slots, ranks = self.slots(name, own, tile, max(0, tiles))
-        return _Run(name, len(slots), threads, pointers, before, False, slots, ranks)
+        return _Run(name, len(slots), threads, pointers, slots, ranks)
 
     def slots(self, name: str, own: Expr, tile: list[Expr], count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The slot and the rank of each tile, where the tile is a function of the slot and of the place in it."""
@@ -369,7 +321,7 @@ class _Reader:
 
     def cover(self, run: _Run, turns: Expr) -> None:
         """Whether each grid, of any number of blocks, computes all the tiles."""
-        slots = run.tiles if run.slots is None else max(run.slots, default=-1) + 1
+        slots = run.turns
         grids = np.arange(1, max(slots, 1) + 4097, dtype=np.int64)
         done = np.broadcast_to(evaluate(turns, {self.blocks: grids}, {}), grids.shape) * grids
         short = np.flatnonzero(done < slots)
@@ -422,6 +374,26 @@ class _Reader:
             raise Undecided(f"the barrier {call}")
 
 
+def _parted(marks: Sequence[_Run | _Barrier]) -> list[_Run]:
+    """The calls of one turn, with whether a barrier stands between each and its neighbours whenever it is made."""
+    runs: list[_Run] = []
+    waits: list[_Barrier] = []
+    for mark in (*marks, None):
+        if isinstance(mark, _Barrier):
+            waits.append(mark)
+            continue
+        for run in runs[-1:]:
+            runs[-1] = replace(run, after=_reached(waits, run))
+        if mark is not None:
+            runs.append(replace(mark, before=_reached(waits, mark)))
+        waits = []
+    return runs
+
+
+def _reached(waits: Sequence[_Barrier], run: _Run) -> bool:
+    return any(wait.slots is None or wait.slots >= run.turns for wait in waits)
+
+
 def _replaced(expr: Expr, forms: list[Expr], by: Expr) -> Expr:
     """`expr` with `by` for each part that is one of `forms`."""
     if any(expr is form for form in forms):
@@ -464,7 +436,7 @@ def _unrolled(
         elif isinstance(item, _Run):
             pointers = tuple(_resolved(p, values) for p in item.pointers)
             between = (item.before or item.after) if item.inside is None else item.inside
-            flags = (item.before, item.after, step, item.slots, item.ranks, between)
+            flags = (item.before, item.after, step, item.slots, item.ranks, between, item.loop)
             yield StageRun(item.name, item.tiles, item.threads, pointers, *flags)
         elif isinstance(item, _Ahead):
             yield Prefetch(_resolved(item.pointer, values), _number(item.nbytes, values))

@@ -12,14 +12,16 @@ from tvm.ir import Call, TensorLoad
 from souffle.verify.accesses import Memory, Place
 from souffle.verify.effects import ACTIVE_MASKS
 from souffle.verify.expressions import Axis, Expr, const, operation
-from souffle.verify.indices import operator_name
+from souffle.verify.indices import bytes_of, operator_name
 
-__all__ = ["ACTIVE", "LaneMasks"]
+__all__ = ["ACTIVE", "ALL_LANES", "LaneMasks"]
 
 ACTIVE = "active"
 """The mask of the lanes that have come to ``__activemask()`` together, on the same way as to the shuffle."""
 
-_LANES = 2**32
+_LANES, _MASK_BYTES = 2**32, 4
+ALL_LANES = _LANES - 1
+"""The mask of a whole warp."""
 
 
 class LaneMasks:
@@ -76,7 +78,8 @@ class LaneMasks:
             self.forget(place.memory)
             return
         value = self.mask(node.value)
-        self.held.pop(key, None)
+        # Declared elsewhere, an array may be written across its elements.
+        self.held = {k: v for k, v in self.held.items() if k[0] is not key[0] or abs(k[1] - key[1]) >= _MASK_BYTES}
         if value is not None:
             self.held[key] = value
 
@@ -114,6 +117,7 @@ class LaneMasks:
     def _key(self, buffer: Any, indices: Any) -> tuple[Memory, int] | None:
         place = self.places.get(buffer)
         plain = place is not None and len(indices) == 1 and isinstance(indices[0], tirx.IntImm)
-        if not plain or place.memory.kind != "local" or place.offset.op != "const":
+        unit = bytes_of(str(buffer.dtype))
+        if not plain or unit != _MASK_BYTES or place.memory.kind != "local" or place.offset.op != "const":
             return None
-        return place.memory, place.offset.value + place.memory.unit * int(indices[0].value)
+        return place.memory, place.offset.value + unit * int(indices[0].value)

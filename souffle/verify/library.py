@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 from tvm import tirx
 
-from souffle.tvm_compat import substitute
-from souffle.verify.accesses import Function
-from souffle.verify.block import BlockReport, Part, check_block
+from souffle.verify.accesses import always_waits, waits_of
+from souffle.verify.block import BlockReport, check_block
 from souffle.verify.expressions import Undecided
 from souffle.verify.footprint import Footprint
-from souffle.verify.kernel import StageRun
 from souffle.verify.reader import read_function
+from souffle.verify.sequence import Follows, StageRun
+from souffle.verify.walk import Part
 
 __all__ = ["Library", "text_of"]
 
@@ -52,14 +52,6 @@ class Library:
             self._footprints[key] = Footprint(read_function(*key[:1], self.functions[run.name], *key[1:]))
         return self._footprints[key]
 
-    def _of_tile(self, run: StageRun, tile: int) -> Function:
-        """A stage function for one tile alone."""
-        func = self.functions[run.name]
-        own, *others = func.params
-        body = substitute(func.body, {own: tirx.IntImm("int32", tile)})
-        fixed = tirx.PrimFunc([tirx.Var("tile", "int32"), *others], body)
-        return read_function(run.name, fixed, 1, run.threads)
-
     def promises_no_alias(self, run: StageRun) -> bool:
         """Whether a stage's pointers become ``__restrict__`` in the text."""
         attributes = self.functions[run.name].attrs
@@ -69,11 +61,22 @@ class Library:
         """Whether a stage touches shared memory."""
         return any(t.access.place.memory.kind == "shared" for t in self.footprint(run).touches)
 
+    def waits(self, run: StageRun) -> bool:
+        """Whether all threads of a block wait for each other somewhere in each tile of a stage."""
+        try:
+            return always_waits(self.footprint(run).function.body)
+        except Undecided:
+            return False
+
+    def may_wait(self, run: StageRun) -> bool:
+        """Whether they do so in some tiles of it only."""
+        return not self.waits(run) and waits_of(self.footprint(run).function.body, ("block",))
+
     def block(
         self,
         runs: tuple[StageRun, ...],
         globals_: tuple[tuple[tuple[int, str, int], ...], ...] = (),
-        tiles: tuple[int, ...] | None = None,
+        tiles: tuple[int, ...] | Follows | None = None,
     ) -> BlockReport:
         """Whether threads of one block conflict that runs these stages with no barrier between.
 
@@ -82,22 +85,22 @@ class Library:
         runs : tuple of StageRun
         globals_ : tuple
             For each, what :class:`souffle.verify.block.Part` looks at too.
-        tiles : tuple of int, optional
-            The tile of each; by default all of them are run for the same tile, whichever.
+        tiles : tuple of int or Follows, optional
+            The tile of each, or which of two stages may follow each other; by default all of them are run for the same
+            tile, whichever.
 
         Raises
         ------
         Undecided
         """
-        key = (tuple((r.name, r.tiles, r.threads) for r in runs), globals_, tiles)
+        which = tiles.form if isinstance(tiles, Follows) else tiles
+        key = (tuple((r.name, r.tiles, r.threads) for r in runs), globals_, which)
         if key not in self._reports:
             own = globals_ or ((),) * len(runs)
             try:
                 functions = [self.footprint(run).function for run in runs]
-                if tiles is not None:
-                    functions = [self._of_tile(run, tile) for run, tile in zip(runs, tiles, strict=True)]
-                parts = [Part(function, False, g) for function, g in zip(functions, own, strict=True)]
-                self._reports[key] = check_block(parts)
+                parts = [Part(function, g) for function, g in zip(functions, own, strict=True)]
+                self._reports[key] = check_block(parts, tiles.holds if isinstance(tiles, Follows) else tiles)
             except Undecided as reason:
                 self._reports[key] = reason
         found = self._reports[key]

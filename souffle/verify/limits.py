@@ -12,9 +12,10 @@ from souffle.codegen.plan import Buffer, Kernel
 from souffle.schedule.gpu.device import GpuDevice
 from souffle.verify.expressions import Undecided, const, linear_terms, operation
 from souffle.verify.footprint import Footprint, Touch
-from souffle.verify.kernel import KernelText, StageRun, Sync
+from souffle.verify.kernel import KernelText
 from souffle.verify.library import text_of
 from souffle.verify.ranges import index_range
+from souffle.verify.sequence import StageRun, Sync
 
 __all__ = ["fit", "inside", "outside_pointer"]
 

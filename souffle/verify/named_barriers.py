@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from souffle.certificate import Counterexample
 from souffle.verify.accesses import Wait, all_of
 from souffle.verify.expressions import Undecided
-from souffle.verify.kernel import KernelText, StageRun, Sync
+from souffle.verify.kernel import KernelText
 from souffle.verify.library import Library, text_of
+from souffle.verify.sequence import StageRun, Sync, unparted
 
 __all__ = ["mixed_numbers"]
 
@@ -20,34 +21,31 @@ def mixed_numbers(kernel: str, text: KernelText, library: Library) -> Iterator[C
     the next while others still wait in it, so that between two counts all threads of the block must wait. Number 0 is
     that of the barrier of the whole block, which takes no other count.
     """
-    last: dict[int, tuple[StageRun, int]] = {}
     told: set[tuple[str, str, int]] = set()
-    for event in text.events:
-        if isinstance(event, Sync):
-            last.clear()
-        if not isinstance(event, StageRun):
-            continue
-        if event.before:
-            last.clear()
+
+    def waits(run: StageRun) -> list[Wait]:
         try:
-            body = library.footprint(event).function.body
+            return [wait for wait in all_of(library.footprint(run).function.body, Wait) if wait.scope == "part"]
         except Undecided:
-            continue
-        for wait in all_of(body, Wait):
-            if wait.scope != "part":
-                continue
-            before, count = last.get(wait.number, (event, wait.count))
-            if wait.number == 0 and wait.count != text.threads:
-                before, count = event, text.threads
-            last[wait.number] = event, wait.count
-            key = (before.name, event.name, wait.number)
-            if count == wait.count or key in told:
-                continue
+            return []
+
+    def mixed(one: StageRun, wait: Wait, count: int, other: StageRun) -> Iterator[Counterexample]:
+        key = (one.name, other.name, wait.number)
+        if count != wait.count and key not in told:
             told.add(key)
-            names = tuple(dict.fromkeys((before.name, event.name)))
+            names = tuple(dict.fromkeys((one.name, other.name)))
             why = f"{count} threads may still wait at it when others come and wait for {wait.count}"
             yield Counterexample(
                 "divergent barrier", kernel, names, (text_of(wait.statement),), (), f"barrier {wait.number}", why
             )
-        if event.after:
-            last.clear()
+
+    events = [event for event in text.events if isinstance(event, (StageRun, Sync))]
+    for run in dict.fromkeys(event for event in events if isinstance(event, StageRun)):
+        for wait in waits(run):
+            if wait.number == 0:
+                yield from mixed(run, wait, text.threads, run)
+    for follows in unparted(events, lambda run: bool(waits(run)), library.waits):
+        for wait in waits(follows.later):
+            for before in waits(follows.earlier):
+                if before.number == wait.number:
+                    yield from mixed(follows.earlier, wait, before.count, follows.later)

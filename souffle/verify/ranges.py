@@ -10,7 +10,7 @@ import numpy as np
 
 from souffle.verify.expressions import Axis, Expr, Undecided, conjuncts, evaluate, interval, linear_terms
 
-__all__ = ["CHUNK", "Range", "index_range", "points", "representatives"]
+__all__ = ["CHUNK", "Range", "index_range", "kinds", "points", "representatives"]
 
 CHUNK = 1 << 21
 """Points that are evaluated at once: some tens of megabytes of integers."""
@@ -103,7 +103,12 @@ def _group_range(axes: set[Axis], terms: dict[Expr, int], conditions: Sequence[E
 
 
 def representatives(axis: Axis, nodes: Sequence[Expr]) -> np.ndarray:
-    """Values of an axis, one for each way in which `nodes` depend on it.
+    """Values of an axis, one for each way in which `nodes` depend on it."""
+    return np.sort(np.unique(kinds(axis, nodes), return_index=True)[1])
+
+
+def kinds(axis: Axis, nodes: Sequence[Expr]) -> np.ndarray:
+    """For each value of an axis a number: equal ones for values between which none of `nodes` differs.
 
     The largest parts that depend on this axis alone are evaluated; two values at which all of them are equal are one.
     """
@@ -121,11 +126,10 @@ def representatives(axis: Axis, nodes: Sequence[Expr]) -> np.ndarray:
                 seen.add(argument)
                 stack.append(argument)
     if not atoms or any(a.op == "axis" for a in atoms):
-        return values if atoms else values[:1]
+        return values if atoms else np.zeros_like(values)
     memo: dict[Expr, np.ndarray] = {}
     columns = np.stack([np.broadcast_to(evaluate(a, {axis: values}, memo), values.shape) for a in atoms])
-    _, first = np.unique(columns, axis=1, return_index=True)
-    return values[np.sort(first)]
+    return np.unique(columns, axis=1, return_inverse=True)[1].reshape(-1)
 
 
 def _boxes(order: Sequence[Axis], values: dict[Axis, np.ndarray]) -> Iterator[dict[Axis, np.ndarray]]:

@@ -10,12 +10,12 @@ from tvm import tirx
 from tvm.ir import Call, TensorLoad
 
 from souffle.tvm_compat import const_int, dtype_of
-from souffle.verify.accesses import Access, Branch, Function, Item, Loop, Memory, Place, Shuffle, Transfer, Wait
+from souffle.verify.accesses import Access, Branch, Function, Item, Loop, Meeting, Memory, Place, Transfer, Wait
 from souffle.verify.by_data import settled
-from souffle.verify.effects import IGNORED, NO_MEMORY, SHUFFLES, Effect, effect_of
+from souffle.verify.effects import IGNORED, NO_MEMORY, SHUFFLES, WHOLE_WARPS, Effect, effect_of
 from souffle.verify.expressions import Axis, Expr, Undecided, add, const, interval, operation, variable
 from souffle.verify.indices import BINARY, bytes_of, index_of, lanes_of, operator_name, unknown_of
-from souffle.verify.lane_masks import ACTIVE, LaneMasks
+from souffle.verify.lane_masks import ACTIVE, ALL_LANES, LaneMasks
 
 __all__ = ["read_function"]
 
@@ -63,6 +63,8 @@ class _Reader:
         self.problems: dict[str, None] = {}
         self.items: list[Item] = []
         self.statement: Any = None
+        # Elements of each fragment in an array of them.
+        self.fragments: dict[Memory, int] = {}
         # Elements that were read since something may have been written: reading one again gives the same number.
         self.known: dict[tuple[Memory, Expr, str], Expr] = {}
         self.masks = LaneMasks(self.places, self.thread, self.index)
@@ -77,7 +79,9 @@ class _Reader:
             self.places[pointer] = Place(memory, const(0))
             parameters.append(memory)
         body = settled(self.inside(self.func.body))
-        shared = sum(m.nbytes for m in self.memories if m.kind == "shared")
+        shared = sum(m.nbytes for m in self.memories if m.kind == "shared" and not m.pool)
+        # All dynamic arrays of a function begin where the pool does.
+        shared += max((m.nbytes for m in self.memories if m.pool), default=0)
         problems = tuple(self.problems)
         axes = (self.tile, self.thread)
         return Function(self.name, *axes, body, tuple(self.memories), tuple(parameters), shared, problems)
@@ -179,16 +183,18 @@ class _Reader:
         if kind == "local" and scope != "local" and not scope.startswith("wmma."):
             self.problem(f"memory of the scope {scope}")
         nbytes = _bytes_in(buffer)
-        memory = Memory(kind, str(buffer.name), nbytes, bytes_of(str(buffer.dtype)))
+        memory = Memory(kind, str(buffer.name), nbytes, bytes_of(str(buffer.dtype)), pool=scope == "shared.dyn")
         self.memories.append(memory)
         self.places[buffer] = Place(memory, const(0), (0, nbytes))
 
     def declared(self, place: Place, buffer: Any) -> Place:
-        """A buffer at a place; its accesses stay in what it declares."""
+        """A buffer at a place; its accesses stay in what it declares, and in what is allocated."""
         if place.offset.op != "const":
             return Place(place.memory, place.offset)
-        first = place.offset.value
-        return Place(place.memory, place.offset, (first, first + _bytes_in(buffer)))
+        first, last = place.offset.value, place.offset.value + _bytes_in(buffer)
+        if place.memory.kind != "global":
+            first, last = max(0, first), min(last, place.memory.nbytes)
+        return Place(place.memory, place.offset, (first, last))
 
     # Expressions
 
@@ -263,12 +269,14 @@ class _Reader:
             node.args[1:] if isinstance(node.args[0] if len(node.args) else None, tvm.ir.StringImm) else node.args
         )
         if name in SHUFFLES:
-            mask = self.masks.mask(node.args[0])
+            mask, around = self.masks.mask(node.args[0]), (*conditions, *shortcuts)
+            if mask is ACTIVE and isinstance(node.args[0], TensorLoad):
+                # It was taken before the lanes parted.
+                mask = None if any(c.opaque or self.thread in c.axes for c in around) else mask
             if mask is None:
                 self.problem(f"the mask {node.args[0]} of a shuffle")
             else:
-                named = None if mask is ACTIVE else mask
-                self.items.append(Shuffle(named, (*conditions, *shortcuts), self.statement))
+                self.items.append(Meeting(None if mask is ACTIVE else mask, around, self.statement))
         if not _is_pure(node) and name not in NO_MEMORY:
             self.problem(f"a call of {name} in an expression")
         if any(self.pointer(a) is not None for a in arguments):
@@ -332,6 +340,8 @@ class _Reader:
             return
         name = operator_name(call)
         wait, named = _WAIT.fullmatch(name), _NAMED.fullmatch(name)
+        if name in WHOLE_WARPS:
+            self.items.append(Meeting(const(ALL_LANES), (), self.statement))
         if name == "tirx.tvm_storage_sync":
             scope = str(call.args[0].value)
             # TVM's CUDA generator writes nothing for that of a warp: it orders nothing.
@@ -349,8 +359,12 @@ class _Reader:
             self.items.append(Wait("part", self.statement, int(named.group(1)), int(named.group(2))))
         elif name == _COMMIT or wait:
             self.items.append(Transfer(int(wait.group(1)) if wait else None, self.statement))
-        elif name == "tirx.tvm_fill_fragment" or name == "tirx.tvm_mma_sync":
-            pass
+        elif name == "tirx.tvm_fill_fragment":
+            self.fragment(*call.args[:5])
+        elif name == "tirx.tvm_mma_sync":
+            for data, index in zip(call.args[0::2], call.args[1::2], strict=True):
+                place = self.pointer(data)
+                self.held(place, index, 0 if place is None else self.fragments.get(place.memory, 0))
         elif name in ("tirx.tvm_load_matrix_sync", "tirx.tvm_store_matrix_sync"):
             self.matrix(call, writes=name == "tirx.tvm_store_matrix_sync")
         elif name in IGNORED:
@@ -362,20 +376,14 @@ class _Reader:
 
     def matrix(self, call: Call, *, writes: bool) -> None:
         """A fragment to or from memory: rows of the matrix, or columns, `stride` elements apart."""
-        fragment, m, n, k, _, pointer, stride, layout = call.args
-        place = self.pointer(pointer)
-        scope = self.pointer(fragment)
+        fragment, m, n, k, index, pointer, stride, layout = call.args
+        place, shape = self.pointer(pointer), self.fragment(fragment, m, n, k, index)
         load = pointer.args[0] if isinstance(pointer, Call) and len(pointer.args) else None
-        if place is None or scope is None or not isinstance(load, TensorLoad):
+        layouts = ("row_major", "col_major", "mem_row_major", "mem_col_major")
+        if place is None or shape is None or not isinstance(load, TensorLoad) or str(layout.value) not in layouts:
             self.problem(f"the fragment's memory in {call}")
             return
-        kind = str(fragment.args[0].scope()) if isinstance(fragment, Call) else ""
-        m, n, k = const_int(m), const_int(n), const_int(k)
-        shapes = {"wmma.matrix_a": (m, k), "wmma.matrix_b": (k, n), "wmma.accumulator": (m, n)}
-        if kind not in shapes or str(layout.value) not in ("row_major", "col_major", "mem_row_major", "mem_col_major"):
-            self.problem(f"the fragment in {call}")
-            return
-        rows, columns = shapes[kind]
+        rows, columns = shape
         if "col" in str(layout.value):
             rows, columns = columns, rows
         unit = bytes_of(str(load.source.dtype))
@@ -383,6 +391,26 @@ class _Reader:
         apart = operation("mul", operation("mul", row, self.index(stride)), const(unit))
         where = Place(place.memory, add(place.offset, apart), place.within)
         self.items.append(Access(where, columns * unit, writes, (), "warp", self.statement))
+
+    def fragment(self, data: Any, m: Any, n: Any, k: Any, index: Any) -> tuple[int, int] | None:
+        """Rows and columns of a fragment, which is one of those that its array holds."""
+        m, n, k = const_int(m), const_int(n), const_int(k)
+        shapes = {"wmma.matrix_a": (m, k), "wmma.matrix_b": (k, n), "wmma.accumulator": (m, n)}
+        shape = shapes.get(str(data.args[0].scope()) if isinstance(data, Call) else "")
+        place = self.pointer(data)
+        if place is not None and shape is not None:
+            self.fragments[place.memory] = shape[0] * shape[1]
+        self.held(place, index, 0 if shape is None else shape[0] * shape[1])
+        return shape
+
+    def held(self, place: Place | None, index: Any, elements: int) -> None:
+        """The fragment of a number, of so many elements each."""
+        if place is None or not elements or place.memory.kind != "local":
+            self.problem("a fragment of a shape that is not known")
+            return
+        nbytes = elements * place.memory.unit
+        where = add(place.offset, operation("mul", self.index(index), const(nbytes)))
+        self.items.append(Access(Place(place.memory, where, place.within), nbytes, False, (), "thread", self.statement))
 
     def external(self, name: str, arguments: Any) -> None:
         effects = effect_of(name)
@@ -412,6 +440,8 @@ class _Reader:
             place = Place(place.memory, add(place.offset, step), place.within)
         if effect.writes:
             self.masks.forget(place.memory)
+        if effect.by == "copy" and place.memory.kind != ("shared" if effect.writes else "global"):
+            self.problem(f"an asynchronous copy of {place.memory.kind} memory")
         for writes, wanted in ((False, effect.reads), (True, effect.writes)):
             if wanted:
                 by = effect.by if place.memory.kind != "local" else "thread"

@@ -43,18 +43,20 @@ COPY_CODE = 1 << 29
 
 @dataclass(frozen=True)
 class Clash:
-    """Two threads of one block that touch the same byte without a barrier between, at least one writing."""
+    """Two threads of one block that touch the same byte without a barrier between, at least one writing.
+
+    `threads` are in words, with their tiles.
+    """
 
     memory: str
     byte: int
-    tile: int | None
     threads: tuple[str, str]
     statements: tuple[object, object]
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """A barrier, or an instruction of a whole warp, that not all threads reach."""
+    """A barrier that not all threads reach."""
 
     statement: object
     threads: tuple[int, int]
@@ -63,7 +65,7 @@ class Divergence:
 
 @dataclass(frozen=True)
 class PartialWarp:
-    """A shuffle to which a thread comes without another that its mask names, or that its mask leaves out itself.
+    """What lanes do together, to which one comes without another that is named, or that is not named itself.
 
     Attributes
     ----------
@@ -93,12 +95,11 @@ class Miscount:
 
 @dataclass(frozen=True)
 class Unwritten:
-    """A read of shared memory that nothing has written in this tile."""
+    """A read of shared memory that nothing has written in this tile; who reads is in words, with its tile."""
 
     memory: str
     byte: int
-    tile: int | None
-    thread: str
+    threads: tuple[str]
     statement: object
 
 
@@ -192,20 +193,31 @@ class Touched:
     """The units that an access touches, and who: thread, or for a warp's instruction that one, and the warp.
 
     `certain` says whether it does so for sure: no condition on the tile was left out, nor one on data (`by_data`).
+    `again` says of which units a thread's copies touch them several times.
     """
 
     access: Access
+    tile: int | None
     certain: bool
     by_data: bool
     state: State
     at: np.ndarray
     actor: np.ndarray
     warp: np.ndarray
+    again: np.ndarray | None = None
+
+
+def _thread(actor: np.ndarray) -> np.ndarray:
+    """Who has issued a copy, of copies; else who it is."""
+    return np.where(actor >= COPY_CODE, actor - COPY_CODE, actor)
 
 
 def _unordered(before: np.ndarray, actor: np.ndarray, warp: np.ndarray) -> np.ndarray:
-    """Whether who touched each unit before has not been waited for by who touches it now."""
-    waited = (before == actor) | (before == WARP_CODE + warp)
+    """Whether who touched each unit before has not been waited for by who touches it now.
+
+    A copy comes after all that its thread has done before it, other copies left out.
+    """
+    waited = (before == _thread(actor)) | (before == WARP_CODE + warp)
     waited |= (before > _PART_CODE) & (before < COPY_CODE) & (warp < before - _PART_CODE)
     return (before != _NOBODY) & ~waited
 
@@ -213,21 +225,23 @@ def _unordered(before: np.ndarray, actor: np.ndarray, warp: np.ndarray) -> np.nd
 class Span:
     """The present span, and the copies that are under way across spans."""
 
-    def __init__(self, threads: int, tile: int | None) -> None:
+    def __init__(self, threads: int) -> None:
         self.threads = threads
-        self.tile = tile
+        self.tile: int | None = None
         self.states: dict[str, State] = {}
         self.epochs = 1
         self.points = 0
         self.recorded: list[Touched] = []
-        # Barriers of some warps in this span: how many accesses came before, and the first so many warps that waited.
-        self.parts: list[tuple[int, int]] = []
+        # Barriers of some warps in this span: how many accesses came before, which warps waited, and whether for each
+        # other.
+        self.parts: list[tuple[int, np.ndarray, bool]] = []
         self.open: list[Touched] = []
         self.groups: list[list[Touched]] = []
         self.doubt: set[str] = set()
 
-    def forget(self) -> None:
-        """What shared memory holds from before is not to be read."""
+    def begin(self, tile: int | None) -> None:
+        """A tile begins: what shared memory holds from before is not to be read."""
+        self.tile = tile
         for state in self.states.values():
             if state.defined is not None:
                 state.defined.fill(False)
@@ -239,9 +253,12 @@ class Span:
             state.clear()
         self.recorded.clear()
         self.parts.clear()
-        for group in (*self.groups, self.open):
-            for under_way in group:
-                self.record(under_way)
+        for under_way in self.under_way():
+            self.record(under_way)
+
+    def under_way(self) -> list[Touched]:
+        """Copies that have not been waited for."""
+        return [copy for group in (*self.groups, self.open) for copy in group]
 
     def part_barrier(self, count: int) -> None:
         """The first `count` threads of the block wait for each other, and for no others.
@@ -262,28 +279,32 @@ class Span:
                     outside[old.at[old.warp >= warps]] = True
             mine = (state.reader != _NOBODY) & (state.reader < COPY_CODE) & ~outside
             state.reader[mine] = np.maximum(state.reader[mine], _PART_CODE + warps)
-        self.parts.append((len(self.recorded), warps))
+        self.parts.append((len(self.recorded), np.arange(-(-self.threads // WARP)) < warps, True))
 
-    def warp_barrier(self) -> None:
-        """What a warp's threads have done is done for all threads of that warp."""
+    def warp_barrier(self, warps: np.ndarray) -> None:
+        """What threads of some warps have done is done for all threads of the same warp."""
         for state in self.states.values():
             for who, warp in ((state.writer, state.writer_warp), (state.reader, state.reader_warp)):
-                done = (who != _NOBODY) & (warp >= 0) & (who < _PART_CODE)
+                done = (who != _NOBODY) & (warp >= 0) & (who < _PART_CODE) & warps[np.maximum(warp, 0)]
                 who[done] = WARP_CODE + warp[done]
+        self.parts.append((len(self.recorded), warps, False))
 
     def transfer(self, pending: int | None) -> None:
-        """Close a group of copies, or wait for all but `pending` groups: then they are the thread's own writes."""
+        """Close a group of copies, or wait for all but `pending` groups: then they are what the thread itself did."""
         if pending is None:
             self.groups.append(self.open)
             self.open = []
             return
-        done = len(self.groups) - pending
-        for group in self.groups[: max(0, done)]:
-            for copy in group:
-                writer = copy.state.writer[copy.at]
-                own = writer == copy.actor
-                copy.state.writer[copy.at[own]] = copy.actor[own] - COPY_CODE
-        self.groups = self.groups[max(0, done) :]
+        count = max(0, len(self.groups) - pending)
+        done, self.groups = self.groups[:count], self.groups[count:]
+        for copy in (copy for group in done for copy in group):
+            who = copy.state.writer if copy.access.writes else copy.state.reader
+            own = who[copy.at] == copy.actor
+            who[copy.at[own]] = copy.actor[own] - COPY_CODE
+        for copy in self.under_way():
+            if not copy.access.writes:
+                own = copy.state.reader[copy.at] == copy.actor - COPY_CODE
+                copy.state.reader[copy.at[own]] = copy.actor[own]
 
     def record(self, new: Touched) -> None:
         """Compare an access with all of this span.
@@ -295,12 +316,13 @@ class Span:
         """
         self.points += new.at.size
         state, at, actor, warp = new.state, new.at, new.actor, new.warp
-        writer = state.writer[at]
-        bad = _unordered(writer, actor, warp)
+        bad = _unordered(state.writer[at], actor, warp)
         if new.access.writes:
             bad |= _unordered(state.reader[at], actor, warp)
             twice = at[1:] == at[:-1]
             bad[1:] |= twice & (actor[1:] != actor[:-1])
+            if new.again is not None:
+                bad |= new.again
         if bad.any():
             self.clash(new, int(np.flatnonzero(bad)[0]))
         if state.defined is not None:
@@ -316,7 +338,11 @@ class Span:
             several = np.zeros(at.size, bool)
             several[1:] |= same & (warp[1:] != warp[:-1])
             before, before_warp = state.reader[at], state.reader_warp[at]
-            state.reader[at] = np.where((before == _NOBODY) | (before == actor), actor, _MANY)
+            # Whoever is ordered after this reader is so after those that it has waited for; but a copy of its own may
+            # still be reading.
+            ordered = np.where(before == actor + COPY_CODE, before, actor)
+            unordered = _unordered(before, actor, warp) & (before != ordered)
+            state.reader[at] = np.where(unordered, _MANY, ordered)
             state.reader_warp[at] = np.where((before_warp == _NOBODY) | (before_warp == warp), warp, _MANY)
             state.reader[at[many]] = _MANY
             state.reader_warp[at[several]] = _MANY
@@ -334,45 +360,50 @@ class Span:
         missing = np.flatnonzero(~state.defined[new.at])
         if not missing.size:
             return
-        if self.tile is None:
+        if new.tile is None:
             raise NeedsTile
         if new.by_data or state.name in self.doubt:
             raise Undecided(f"whether all that is read of {state.name} was written depends on data")
         first = int(missing[0])
-        byte, who = int(new.at[first]) * state.unit, self.person(int(new.actor[first]))
-        raise Found(Unwritten(state.name, byte, self.tile, who, new.access.statement))
+        byte, who = int(new.at[first]) * state.unit, self.person(int(new.actor[first]), new.tile)
+        raise Found(Unwritten(state.name, byte, (who,), new.access.statement))
 
     def clash(self, new: Touched, position: int) -> None:
         """Say who else touches the unit at a position of an access."""
         unit, actor, warp = int(new.at[position]), int(new.actor[position]), int(new.warp[position])
-        first, who, by_data = new.access, actor, new.by_data
+        first, who, by_data = new, actor, new.by_data
+        again, under_way = new.again is not None and bool(new.again[position]), self.under_way()
         for number, old in enumerate((*self.recorded, new)):
             if old.state is not new.state or not (old.access.writes or new.access.writes):
                 continue
-            others = old.actor[(old.at == unit) & (old.actor != actor) & ~self.waited_for(number, old, warp)]
-            if others.size:
-                first, who, by_data = old.access, int(others[0]), by_data or old.by_data
+            others = (old.at == unit) & ~self.waited_for(number, old, warp)
+            if old is new:
+                others &= (old.actor == actor) if again else (old.actor != actor)
+            elif not any(old is copy for copy in under_way):
+                others &= _thread(old.actor) != _thread(np.int64(actor))
+            if others.any():
+                first, who, by_data = old, int(old.actor[others][0]), by_data or old.by_data
                 break
         if by_data:
             raise Undecided(f"whether accesses of {new.state.name} meet depends on data")
-        statements = (first.statement, new.access.statement)
-        people = (self.person(who), self.person(actor))
-        raise Found(Clash(new.state.name, unit * new.state.unit, self.tile, people, statements))
+        statements = (first.access.statement, new.access.statement)
+        people = (self.person(who, first.tile), self.person(actor, new.tile))
+        raise Found(Clash(new.state.name, unit * new.state.unit, people, statements))
 
     def waited_for(self, number: int, old: Touched, warp: int) -> np.ndarray:
         """Where an earlier access is ordered before what a warp does now, by a barrier of some warps."""
         waited = np.zeros(old.at.size, bool)
-        for before, warps in self.parts:
-            if number < before and warp < warps:
-                waited |= old.warp < warps
+        for before, warps, together in self.parts:
+            if number < before and warps[warp]:
+                waited |= warps[old.warp] if together else old.warp == warp
         return waited
 
-    def person(self, actor: int) -> str:
+    def person(self, actor: int, tile: int | None) -> str:
         """Who an actor is, for messages."""
         if actor >= COPY_CODE:
-            return f"the copy of thread {actor - COPY_CODE}"
-        if actor >= WARP_CODE:
-            return f"warp {actor - WARP_CODE}"
-        if actor >= self.threads:
-            return f"warp {(actor - self.threads) % (self.threads // WARP + 1)}"
-        return f"thread {actor}"
+            who = f"the copy of thread {actor - COPY_CODE}"
+        elif actor >= self.threads:
+            who = f"warp {(actor - self.threads) % (self.threads // WARP + 1)}"
+        else:
+            who = f"thread {actor}"
+        return f"{who} of any tile" if tile is None else f"{who} of tile {tile}"

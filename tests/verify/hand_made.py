@@ -83,32 +83,44 @@ class Run:
     after: bool = True
     grid_before: bool = False
     threads: int = THREADS
+    before: bool = False
+    joined: bool = False
+    """Whether it stands in the turns of the run before it."""
 
 
-def kernel(runs: Sequence[Run], parameters: int) -> tirx.PrimFunc:
+def kernel(runs: Sequence[Run], parameters: int, name: str = "kernel") -> tirx.PrimFunc:
     """A kernel that runs stages over their tiles, as its TensorIR stands before the text is made."""
     block, tid, count = (tirx.Var(n, "int32") for n in ("block", "tid", "num_blocks"))
     pointers = [pointer(f"g{i}") for i in range(parameters)]
     statements: list[tirx.Stmt] = []
+    callees = {run.name: tvm.ir.GlobalVar(run.name) for run in runs}
+    loops: list[list[Run]] = []
     for run in runs:
-        if run.grid_before:
+        if run.joined:
+            loops[-1].append(run)
+        else:
+            loops.append([run])
+    for turn in loops:
+        if turn[0].grid_before:
             statements.append(tirx.Evaluate(cuda_grid_sync()))
         it = tirx.Var("it", "int32")
         tile = it * count + block
-        arguments = [tile, tid, *(pointers[i] for i in run.parameters)]
-        body: tirx.Stmt = tirx.Evaluate(tvm.ir.Call(tvm.ir.GlobalVar(run.name), arguments))
-        if run.threads < THREADS:
-            body = tirx.IfThenElse(tid < run.threads, body, None)
-        if run.after:
-            body = sequence(body, barrier())
-        body = tirx.IfThenElse(tile < run.tiles, body, None)
-        turns = tirx.truncdiv(tirx.IntImm("int32", run.tiles - 1) + count, count)
-        statements.append(tirx.For(it, 0, turns, tirx.ForKind.SERIAL, body))
+        calls: dict[int, list[tirx.Stmt]] = {}
+        for run in turn:
+            arguments = [tile, tid, *(pointers[i] for i in run.parameters)]
+            body: tirx.Stmt = tirx.Evaluate(tvm.ir.Call(callees[run.name], arguments))
+            if run.threads < THREADS:
+                body = tirx.IfThenElse(tid < run.threads, body, None)
+            around = ([barrier()] if run.before else [], [barrier()] if run.after else [])
+            calls.setdefault(run.tiles, []).extend([*around[0], body, *around[1]])
+        guarded = [tirx.IfThenElse(tile < tiles, sequence(*body), None) for tiles, body in calls.items()]
+        turns = tirx.truncdiv(tirx.IntImm("int32", max(calls) - 1) + count, count)
+        statements.append(tirx.For(it, 0, turns, tirx.ForKind.SERIAL, sequence(*guarded)))
     body = sequence(*statements)
     for tag, var, extent in (("threadIdx.x", tid, tirx.IntImm("int32", THREADS)), ("blockIdx.x", block, count)):
         axis = tirx.IterVar((0, extent), var, tirx.IterVar.ThreadIndex, tag)
         body = tirx.AttrStmt(axis, "thread_extent", extent, body)
-    return tirx.PrimFunc([*pointers, count], body).with_attr("global_symbol", "kernel")
+    return tirx.PrimFunc([*pointers, count], body).with_attr("global_symbol", name)
 
 
 def tensor(name: str, size: int, kind: str, offset: int = 0, dtype: str = "float32") -> Buffer:

@@ -159,4 +159,4 @@ def test_a_mask_that_one_branch_sets_is_not_known() -> None:
 def test_a_condition_on_data_leaves_it_open() -> None:
     found = proof(lambda m, s: tirx.IfThenElse(m.tensors[0][0] > tirx.FloatImm("float32", 0.0), s, None), FULL)
     assert found.verdict == UNKNOWN
-    assert "a shuffle of named lanes under a condition on data" in found.unknown[0]
+    assert "what lanes do together under a condition on data" in found.unknown[0]

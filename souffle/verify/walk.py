@@ -1,0 +1,430 @@
+"""The accesses of one block in the order of its barriers, all threads at once.
+
+Loops without a barrier in them are taken as a whole, if all that they read of shared memory was written before them;
+the others turn by turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+
+from souffle.verify.accesses import (
+    Access,
+    Branch,
+    Function,
+    Item,
+    Loop,
+    Meeting,
+    Memory,
+    Transfer,
+    Wait,
+    all_of,
+    orders,
+    waits_of,
+)
+from souffle.verify.expressions import Axis, Expr, Undecided, conjuncts, evaluate, interval, linear_terms, operation
+from souffle.verify.spans import (
+    COPY_CODE,
+    WARP,
+    WARP_CODE,
+    Divergence,
+    Found,
+    Miscount,
+    NeedsTile,
+    PartialWarp,
+    Span,
+    State,
+    Touched,
+    partial_warp,
+)
+
+__all__ = ["MOST_POINTS", "Part", "Walk"]
+
+_MOST_TURNS = 1 << 13
+MOST_POINTS = 1 << 24
+"""Points of one question that are evaluated at once."""
+_NAMED_BARRIERS = 16
+"""Of a block, on every GPU."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A function of a sequence that a block runs with no barrier between.
+
+    Attributes
+    ----------
+    function : Function
+    globals_ : tuple of (int, str, int)
+        Pointer parameters that are looked at too: parameter, the name of the memory behind it, and the byte where it
+        points to; none by default.
+    """
+
+    function: Function
+    globals_: tuple[tuple[int, str, int], ...] = ()
+
+
+class Walk:
+    """The accesses of one block, span by span: of each part for one tile, or for any (None).
+
+    Raises :class:`souffle.verify.spans.Found` for what is wrong, :class:`souffle.verify.spans.NeedsTile` where the tile
+    matters, and :class:`souffle.verify.expressions.Undecided`.
+    """
+
+    def __init__(self, parts: Sequence[Part], tiles: Sequence[int | None]) -> None:
+        self.parts = parts
+        self.tiles = tiles
+        self.tile = tiles[0]
+        self.instances = 0
+        self.seen: set[tuple] = set()
+        self.met: set[tuple] = set()
+        self.own_reads: dict[Loop, tuple[tuple[str, slice], ...]] = {}
+        # Who has touched static shared memory in a span, and whether to write it.
+        self.static: dict[tuple[int, str], bool] = {}
+        self.sets: dict[tuple, Touched | None] = {}
+        self.part = parts[0]
+        self.names: dict[Memory, tuple[str, int]] = {}
+        self.names_of: list[dict[Memory, tuple[str, int]]] = []
+        self.threads = max(p.function.thread.extent for p in parts)
+        self.span = Span(self.threads)
+        self._allocate()
+
+    def _allocate(self) -> None:
+        sizes: dict[str, int] = {}
+        units: dict[str, int] = {}
+        for part in self.parts:
+            # A function that runs twice may be given other pointers each time.
+            names: dict[Memory, tuple[str, int]] = {}
+            self.names_of.append(names)
+            for access in all_of(part.function.body, Access):
+                memory = access.place.memory
+                if memory.kind == "shared":
+                    # All functions use one pool; other shared arrays are a function's own, whenever it runs.
+                    number = part.function.memories.index(memory)
+                    name = "pool" if memory.pool else f"{memory.name} ({number}) of {part.function.name}"
+                    names[memory] = (name, 0)
+                    sizes[name] = max(sizes.get(name, 0), memory.nbytes)
+                    units[name] = _grain(access, units.get(name, 0))
+            for parameter, name, base in part.globals_:
+                names[part.function.pointers[parameter]] = (name, base)
+        for name, nbytes in sizes.items():
+            self.span.states[name] = State.of(name, nbytes, max(1, units[name]), shared=True)
+
+    def run(self) -> None:
+        for part, names, tile in zip(self.parts, self.names_of, self.tiles, strict=True):
+            self.part, self.names, self.tile = part, names, tile
+            self.sets.clear()
+            self.seen.clear()
+            self.met.clear()
+            self.own_reads.clear()
+            self.span.begin(tile)
+            self.items(part.function.body, {}, (), ())
+        if self.span.under_way():
+            raise Undecided("copies that are under way when a stage ends")
+
+    # Control
+
+    def items(
+        self, items: Sequence[Item], fixed: dict[Axis, int], free: tuple[Axis, ...], conditions: tuple[Expr, ...]
+    ) -> None:
+        for item in items:
+            if isinstance(item, Access):
+                self.access(item, fixed, free, conditions)
+            elif isinstance(item, Wait):
+                self.wait(item, fixed, conditions)
+            elif isinstance(item, Transfer):
+                self.seen.clear()
+                self.span.transfer(item.pending)
+            elif isinstance(item, Meeting):
+                self.meeting(item, fixed, conditions)
+            elif isinstance(item, Loop):
+                self.loop(item, fixed, free, conditions)
+            elif orders((item,)):
+                self.ordered_branch(item, fixed, free, conditions)
+            else:
+                self.items(item.then, fixed, free, (*conditions, item.condition))
+                if item.otherwise:
+                    self.items(item.otherwise, fixed, free, (*conditions, operation("not", item.condition)))
+
+    def loop(self, item: Loop, fixed: dict[Axis, int], free: tuple[Axis, ...], conditions: tuple[Expr, ...]) -> None:
+        waits = orders(item.body)
+        if not waits and not self.hands_on(item):
+            self.items(item.body, fixed, (*free, item.axis), conditions)
+            return
+        turns = item.axis.extent
+        if waits and not self.depends(item.body, item.axis) and not all_of(item.body, Transfer):
+            # All turns are equal: what meets in two of them meets in any two neighbours.
+            turns = min(turns, 2)
+        if turns > _MOST_TURNS:
+            raise Undecided(f"a loop of {turns} turns with barriers in it, or that reads what its turns write")
+        for turn in range(turns):
+            self.items(item.body, {**fixed, item.axis: turn}, free, conditions)
+
+    def hands_on(self, item: Loop) -> bool:
+        """Whether a loop may read of shared memory what nothing has written before it, and one of its turns writes."""
+        if item not in self.own_reads:
+            self.own_reads[item] = tuple(self.reads_of_own(item))
+        return any(not self.span.states[name].defined[units].all() for name, units in self.own_reads[item])
+
+    def reads_of_own(self, item: Loop) -> Iterator[tuple[str, slice]]:
+        """Where a loop reads shared memory that it also writes: the memory, and units of it."""
+        reach: list[tuple[str, int, int, bool]] = []
+        for access in all_of(item.body, Access):
+            if access.place.memory.kind == "shared":
+                name = self.names[access.place.memory][0]
+                unit = self.span.states[name].unit
+                low, high = interval(access.place.offset)
+                reach.append((name, max(0, low // unit), (high + access.width - 1) // unit + 1, access.writes))
+        for name, low, high, writes in dict.fromkeys(reach):
+            if not writes and any(w and n == name and a < high and low < b for n, a, b, w in reach):
+                yield name, slice(low, high)
+
+    def ordered_branch(
+        self, item: Branch, fixed: dict[Axis, int], free: tuple[Axis, ...], conditions: tuple[Expr, ...]
+    ) -> None:
+        condition, inside = item.condition, (*item.then, *item.otherwise)
+        if condition.opaque:
+            raise Undecided(f"a barrier under a condition on data: {condition}")
+        if self.tile is None and self.part.function.tile in condition.axes:
+            raise NeedsTile
+        holds = np.broadcast_to(self.value(condition, fixed, ()) != 0, (self.part.function.thread.extent,))
+        if holds.all() or not holds.any():
+            self.items(item.then if holds.all() else item.otherwise, fixed, free, conditions)
+            return
+        if all_of(inside, Transfer):
+            raise Undecided("groups of copies of some threads of a stage")
+        if waits_of(inside):
+            self.some_warps(item, holds)
+            yes, no = int(np.flatnonzero(holds)[0]), int(np.flatnonzero(~holds)[0])
+            raise Found(Divergence(item.statement, (yes, no), self.tile))
+        self.items(item.then, fixed, free, (*conditions, condition))
+        self.items(item.otherwise, fixed, free, (*conditions, operation("not", condition)))
+
+    def some_warps(self, item: Branch, holds: np.ndarray) -> None:
+        """Named barriers that are made for just the threads that come to them are none of the forms that are proven."""
+        inside = (*item.then, *item.otherwise)
+        waits = [w for w in all_of(inside, Wait) if w.scope != "warp"]
+        mine, others = int(np.count_nonzero(holds)), int(np.count_nonzero(~holds))
+        fits = all(w.scope == "part" and w.number for w in waits)
+        fits = fits and all(w.count == mine for w in all_of(item.then, Wait) if w.scope == "part")
+        fits = fits and all(w.count == others for w in all_of(item.otherwise, Wait) if w.scope == "part")
+        if holds.size % WARP:
+            return
+        warps = holds.reshape(-1, WARP)
+        if fits and (warps.all(axis=1) | ~warps.any(axis=1)).all():
+            raise Undecided("a barrier of some warps of a stage")
+
+    def depends(self, items: Sequence[Item], axis: Axis) -> bool:
+        """Whether what is looked at depends on an axis."""
+        for item in items:
+            if isinstance(item, Access):
+                nodes = (item.place.offset, *item.conditions)
+                if item.place.memory in self.names and any(axis in n.axes for n in nodes):
+                    return True
+            elif isinstance(item, Meeting):
+                if any(axis in condition.axes for condition in item.conditions):
+                    return True
+            elif isinstance(item, Loop):
+                if self.depends(item.body, axis):
+                    return True
+            elif isinstance(item, Branch):
+                inside = (*item.then, *item.otherwise)
+                matters = orders(inside) or any(a.place.memory in self.names for a in all_of(inside, Access))
+                matters = matters or bool(all_of(inside, Meeting))
+                if matters and (axis in item.condition.axes or self.depends(inside, axis)):
+                    return True
+        return False
+
+    # Waiting
+
+    def wait(self, item: Wait, fixed: dict[Axis, int], conditions: tuple[Expr, ...]) -> None:
+        if item.scope == "grid":
+            raise Undecided("a grid barrier inside of a stage")
+        self.seen.clear()
+        if item.scope == "warp":
+            self.span.warp_barrier(self.waiting_warps(item, fixed, conditions))
+        elif item.scope == "part":
+            # The count is in whole warps, and a warp that comes counts as a whole.
+            threads = self.part.function.thread.extent
+            if item.count != threads or item.count % WARP or not 0 <= item.number < _NAMED_BARRIERS:
+                raise Found(Miscount(item.statement, item.number, item.count, threads))
+            self.span.part_barrier(item.count)
+        else:
+            # Not under `conditions`: branches around such barriers have been decided for all threads at once.
+            self.span.barrier()
+
+    def waiting_warps(self, item: Wait, fixed: dict[Axis, int], conditions: tuple[Expr, ...]) -> np.ndarray:
+        """Which warps come to a barrier of a warp, each as a whole."""
+        comes = self.comes(conditions, fixed, (), "a barrier of a warp")
+        warps = np.zeros(-(-self.threads // WARP), bool)
+        for first in range(0, comes.size, WARP):
+            lanes = comes[first : first + WARP]
+            if lanes.any() and not lanes.all():
+                yes, no = first + int(np.flatnonzero(lanes)[0]), first + int(np.flatnonzero(~lanes)[0])
+                raise Found(Divergence(item.statement, (yes, no), self.tile))
+            warps[first // WARP] = lanes.all()
+        return warps
+
+    # What lanes do together
+
+    def meeting(self, item: Meeting, fixed: dict[Axis, int], conditions: tuple[Expr, ...]) -> None:
+        """Of each warp that comes, in each turn of loops around, just the lanes that the mask names must come."""
+        if item.mask is None:
+            # That lanes stay together which are active together is assumed; the certificate says how often.
+            return
+        parts = conjuncts((*conditions, *item.conditions))
+        used = frozenset().union(*(c.axes for c in parts))
+        key = (id(item), *((id(a), v) for a, v in fixed.items() if a in used))
+        if key in self.met:
+            return
+        self.met.add(key)
+        free = used - {self.part.function.tile, self.part.function.thread} - fixed.keys()
+        comes = self.comes(parts, fixed, sorted(free, key=lambda axis: axis.name), "what lanes do together")
+        strayed = partial_warp(self.value(item.mask, fixed, ()), comes)
+        if strayed is not None:
+            raise Found(PartialWarp(item.statement, *strayed, self.tile))
+
+    def comes(self, conditions: Sequence[Expr], fixed: dict[Axis, int], free: Sequence[Axis], what: str) -> np.ndarray:
+        """Which threads meet conditions, for all values of free axes."""
+        function = self.part.function
+        if any(c.opaque or c.by_data for c in conditions):
+            raise Undecided(f"{what} under a condition on data")
+        if self.tile is None:
+            if any({function.tile, function.thread} <= c.axes for c in conditions):
+                raise NeedsTile
+            conditions = [c for c in conditions if function.tile not in c.axes]
+        shape = (function.thread.extent, *(axis.extent for axis in free))
+        if int(np.prod(shape, dtype=np.int64)) > MOST_POINTS:
+            raise Undecided(f"{int(np.prod(shape, dtype=np.int64))} points of {what}")
+        found = np.ones(shape, bool)
+        for condition in conditions:
+            found = found & (self.value(condition, fixed, tuple(free)) != 0)
+        return found
+
+    # Accesses
+
+    def value(self, expr: Expr, fixed: dict[Axis, int], free: tuple[Axis, ...]) -> np.ndarray:
+        return evaluate(expr, self.box(fixed, free), {})
+
+    def box(self, fixed: dict[Axis, int], free: Sequence[Axis]) -> dict[Axis, np.ndarray]:
+        rank = 1 + len(free)
+        thread = self.part.function.thread
+        env: dict[Axis, np.ndarray] = {a: np.int64(v) for a, v in fixed.items()}
+        env[thread] = np.arange(thread.extent, dtype=np.int64).reshape([-1] + [1] * len(free))
+        for i, axis in enumerate(free):
+            env[axis] = np.arange(axis.extent, dtype=np.int64).reshape([-1 if k == i + 1 else 1 for k in range(rank)])
+        if self.tile is not None:
+            env[self.part.function.tile] = np.int64(self.tile)
+        return env
+
+    def access(
+        self, access: Access, fixed: dict[Axis, int], free: tuple[Axis, ...], conditions: tuple[Expr, ...]
+    ) -> None:
+        if access.place.memory not in self.names:
+            return
+        parts = conjuncts((*conditions, *access.conditions))
+        offset, function = access.place.offset, self.part.function
+        used = set(offset.axes).union(*(c.axes for c in parts))
+        key = (id(access), *((id(a), v) for a, v in fixed.items() if a in used))
+        if key in self.seen and access.by != "copy":
+            return
+        self.seen.add(key)
+        if key not in self.sets:
+            known = [c for c in parts if not c.opaque]
+            if self.tile is None:
+                if function.tile in offset.axes:
+                    raise NeedsTile
+                known = [c for c in known if function.tile not in c.axes]
+            if offset.opaque:
+                raise Undecided(f"an address in {access.place.memory.name} that depends on data")
+            by_data = offset.by_data or any(c.opaque for c in parts)
+            certain = len(known) == len(parts) and not by_data
+            self.sets[key] = self.touched(access, offset, known, certain, by_data, fixed, free)
+        found = self.sets[key]
+        if found is not None:
+            self.overlaid(access)
+            self.span.record(found)
+            if access.by == "copy":
+                self.span.open.append(found)
+
+    def overlaid(self, access: Access) -> None:
+        """The compiler may lay static arrays of different functions over each other."""
+        memory, mine = access.place.memory, self.part.function.name
+        if memory.kind != "shared" or memory.pool:
+            return
+        for (epoch, other), writes in self.static.items():
+            if epoch == self.span.epochs and other != mine and (writes or access.writes):
+                raise Undecided(f"static shared memory of {other} and {mine} may be the same")
+        key = (self.span.epochs, mine)
+        self.static[key] = self.static.get(key, False) or access.writes
+
+    def touched(
+        self,
+        access: Access,
+        offset: Expr,
+        known: list[Expr],
+        certain: bool,
+        by_data: bool,
+        fixed: dict[Axis, int],
+        free: tuple[Axis, ...],
+    ) -> Touched | None:
+        function = self.part.function
+        used = set(offset.axes).union(*(c.axes for c in known)) - {function.tile, function.thread} - fixed.keys()
+        turns = [a for a in free if a in used]
+        inner = sorted(used - set(turns), key=lambda a: a.name)
+        axes = [*turns, *inner]
+        env = self.box(fixed, axes)
+        shape = (function.thread.extent, *(a.extent for a in axes))
+        if int(np.prod(shape, dtype=np.int64)) > MOST_POINTS:
+            raise Undecided(f"{int(np.prod(shape, dtype=np.int64))} points of one access between two barriers")
+        memo: dict[Expr, np.ndarray] = {}
+        mask = np.ones((1,) * len(shape), bool)
+        for condition in known:
+            mask = mask & (evaluate(condition, env, memo) != 0)
+        if not mask.any():
+            return None
+        value = np.broadcast_to(evaluate(offset, env, memo), shape)
+        mask = np.broadcast_to(mask, shape)
+        thread = np.broadcast_to(env[function.thread], shape)
+        warp = thread // WARP
+        if access.by == "warp":
+            instance = np.arange(int(np.prod([a.extent for a in turns], dtype=np.int64)), dtype=np.int64)
+            instance = instance.reshape([1, *(a.extent for a in turns), *(1 for _ in inner)])
+            actor = (
+                self.threads + (self.instances + np.broadcast_to(instance, shape)) * (self.threads // WARP + 1) + warp
+            )
+            self.instances += int(instance.size)
+            if int(actor.max()) >= WARP_CODE:
+                raise Undecided("more instructions of warps between two barriers than are told apart")
+        else:
+            actor = thread + (COPY_CODE if access.by == "copy" else 0)
+        name, base = self.names[access.place.memory]
+        state = self.span.states.get(name)
+        value = value[mask] + base
+        if state is None:
+            state = self.span.states[name] = State.of(name, int(value.max()) + access.width, 1, shared=False)
+        elif int(value.max()) + access.width > state.writer.size * state.unit:
+            if access.place.memory.kind == "shared":
+                raise Undecided(f"an address beyond the {access.place.memory.name}")
+            state.enlarge(int(value.max()) + access.width)
+        if int(value.min()) < 0:
+            raise Undecided(f"an address before the {access.place.memory.name}")
+        count = -(-access.width // state.unit)
+        at = (value[:, None] // state.unit + np.arange(count)).reshape(-1)
+        actor = np.repeat(actor[mask], count)
+        warp = np.repeat(warp[mask], count)
+        _, pairs, times = np.unique(at * (1 << 31) + actor, return_index=True, return_counts=True)
+        again = None
+        if access.by == "copy" and access.writes:
+            again = (times > 1) | any(a.extent > 1 for a in free if a not in used)
+        who = (actor[pairs].astype(np.int32), warp[pairs].astype(np.int32))
+        return Touched(access, self.tile, certain, by_data, state, at[pairs], *who, again)
+
+
+def _grain(access: Access, grain: int) -> int:
+    """Bytes that never are touched in part: what divides all widths and all addresses."""
+    terms, total = linear_terms(access.place.offset)
+    return gcd(grain, access.width, total, *terms.values())
