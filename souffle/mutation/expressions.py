@@ -13,14 +13,14 @@ from tvm.ir import TensorLoad
 from souffle.kernel.merge import OFFSET_FUNCTION
 from souffle.mutation.statements import Change, Path, at, is_int, mapped, replaced, sites
 
-__all__ = ["index_changes", "predicate_changes"]
+__all__ = ["edited", "heads", "index_changes", "nodes_of", "predicate_changes", "with_head"]
 
 _ORDERS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ)
 _COPY_BYTES = 16
 """Bytes of the widest access, by which pointers are shifted too."""
 
 
-def _heads(statement: tirx.Stmt) -> tuple[Any, ...]:
+def heads(statement: tirx.Stmt) -> tuple[Any, ...]:
     """The expressions of a statement, without the statements inside."""
     if isinstance(statement, tirx.IfThenElse):
         return (statement.condition,)
@@ -33,7 +33,8 @@ def _heads(statement: tirx.Stmt) -> tuple[Any, ...]:
     return ()
 
 
-def _with_head(statement: tirx.Stmt, number: int, head: Any) -> tirx.Stmt:
+def with_head(statement: tirx.Stmt, number: int, head: Any) -> tirx.Stmt:
+    """A statement with another one of its expressions."""
     if isinstance(statement, tirx.IfThenElse):
         return tirx.IfThenElse(head, statement.then_case, statement.else_case)
     if isinstance(statement, tirx.For):
@@ -49,20 +50,22 @@ def _with_head(statement: tirx.Stmt, number: int, head: Any) -> tirx.Stmt:
     return tirx.BufferStore(statement.buffer, statement.value if number else head, indices)
 
 
-def _nodes(head: Any, kinds: tuple[type, ...]) -> list[Any]:
+def nodes_of(head: Any, kinds: tuple[type, ...]) -> list[Any]:
     """In the order of :func:`souffle.mutation.statements.mapped`."""
     found: list[Any] = []
     tvm_ffi.structural_walk(head, (kinds, found.append), order="post")
     return found
 
 
-def _edit(
+def edited(
     func: tirx.PrimFunc, path: Path, number: int, kinds: tuple[type, ...], node: int, change: Callable[[Any], Any]
 ) -> Callable[[], tirx.PrimFunc]:
+    """Gives `func` with a node of one of the expressions of a statement changed."""
+
     def make() -> tirx.PrimFunc:
         statement = at(func.body, path)
-        head = mapped(_heads(statement)[number], kinds, node, change)
-        return func.with_body(replaced(func.body, path, _with_head(statement, number, head)))
+        head = mapped(heads(statement)[number], kinds, node, change)
+        return func.with_body(replaced(func.body, path, with_head(statement, number, head)))
 
     return make
 
@@ -80,19 +83,19 @@ def predicate_changes(func: tirx.PrimFunc) -> Iterator[Change]:
             what = f"the last turn of the loop over {statement.loop_var.name} is left out"
             yield Change("predicate", "last turn", what, statement, lambda f=func, p=site.path: _shorter(f, p))
             continue
-        for number, head in enumerate(_heads(statement)):
-            for index, node in enumerate(_nodes(head, _ORDERS)):
+        for number, head in enumerate(heads(statement)):
+            for index, node in enumerate(nodes_of(head, _ORDERS)):
                 if not is_int(node.a):
                     continue
                 what = f"{node} never holds" if isinstance(node, tirx.EQ) else f"{node} holds for one value less"
                 action = "branch" if isinstance(statement, tirx.IfThenElse) else "choice"
-                make = _edit(func, site.path, number, _ORDERS, index, _tighter)
+                make = edited(func, site.path, number, _ORDERS, index, _tighter)
                 yield Change("predicate", action, what, statement, make)
 
 
 def _shorter(func: tirx.PrimFunc, path: Path) -> tirx.PrimFunc:
     loop = at(func.body, path)
-    return func.with_body(replaced(func.body, path, _with_head(loop, 0, loop.extent - 1)))
+    return func.with_body(replaced(func.body, path, with_head(loop, 0, loop.extent - 1)))
 
 
 def _tighter(node: Any) -> Any:
@@ -109,20 +112,20 @@ def index_changes(func: tirx.PrimFunc) -> Iterator[Change]:
     """
     for site in sites(func):
         statement = site.statement
-        for number, head in enumerate(_heads(statement)):
-            pointers = [c.args[0] for c in _nodes(head, (tvm.ir.Call,)) if _is(c, "tirx.address_of")]
-            for index, load in enumerate(_nodes(head, (TensorLoad,))):
+        for number, head in enumerate(heads(statement)):
+            pointers = [c.args[0] for c in nodes_of(head, (tvm.ir.Call,)) if _is(c, "tirx.address_of")]
+            for index, load in enumerate(nodes_of(head, (TensorLoad,))):
                 pointer = any(load.same_as(p) for p in pointers)
                 subject = f"{'the pointer to' if pointer else 'the load of'} {load.source.name}"
                 for by in _distances(load.source, load.indices, pointer):
-                    make = _edit(func, site.path, number, (TensorLoad,), index, lambda n, by=by: _shifted(n, by))
+                    make = edited(func, site.path, number, (TensorLoad,), index, lambda n, by=by: _shifted(n, by))
                     action = "pointer" if pointer else "load"
                     yield Change("index", f"{action} {by:+d}", f"{subject} is {by:+d} elements off", statement, make)
-            for index, call in enumerate(_nodes(head, (tvm.ir.Call,))):
+            for index, call in enumerate(nodes_of(head, (tvm.ir.Call,))):
                 if not _is(call, OFFSET_FUNCTION):
                     continue
                 for by in (1, _stride(call)):
-                    make = _edit(func, site.path, number, (tvm.ir.Call,), index, lambda n, by=by: _further(n, by))
+                    make = edited(func, site.path, number, (tvm.ir.Call,), index, lambda n, by=by: _further(n, by))
                     action = "step's pointer" if by == 1 else "next step's pointer"
                     yield Change("index", action, f"the pointer of a step is {by:+d} elements off", statement, make)
         if isinstance(statement, tirx.BufferStore):
@@ -168,7 +171,7 @@ def _store(func: tirx.PrimFunc, path: Path, by: int) -> Callable[[], tirx.PrimFu
 
 def _stride(call: Any) -> int:
     """Elements from one step's part to the next: the factor of the offset."""
-    factors = [n.b for n in _nodes(call.args[2], (tirx.Mul,)) if isinstance(n.b, tirx.IntImm)]
+    factors = [n.b for n in nodes_of(call.args[2], (tirx.Mul,)) if isinstance(n.b, tirx.IntImm)]
     return int(factors[-1]) if factors else 1
 
 
