@@ -13,7 +13,7 @@ import tvm
 
 from souffle.analysis import Access, Analysis, distinct_elements
 from souffle.codegen.cuda import emit_cuda
-from souffle.codegen.definitions import StageDefinition, stage_definitions
+from souffle.codegen.definitions import StageDefinition, dataflow_of, stage_definitions
 from souffle.codegen.memory import place_buffers, with_barrier_state
 from souffle.codegen.nvcc import compile_cubin, compiler_version, find_nvcc
 from souffle.codegen.plan import CudaModule, Kernel, Launch, Plan, Resources
@@ -221,6 +221,7 @@ def assemble(
         grid_barrier=options.grid_barrier,
         tensor_ir=pack({k.name: k.func for k in merged}, {n: f.func for f, n in called.items()}, definitions),
         compiler=_compiler() if options.cubin else "",
+        dataflow=dataflow_of(program, request.stages, functions, called),
     )
     return CompiledKernels(plan, merged, definitions)
 

@@ -1,17 +1,19 @@
-"""What each stage function of a network is to compute: the TensorIR that its stage was scheduled from."""
+"""What each stage function of a network is to compute: the TensorIR that its stage was scheduled from, and of what."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from tvm import tirx
 
+from souffle.codegen.dataflow import Dataflow, StageUse, Steps
 from souffle.kernel import DeviceFunction, LoweringError, partial_function
-from souffle.schedule.stage import Stage
+from souffle.program import Loop, Tensor, TEProgram
+from souffle.schedule.stage import LoopStage, Stage, Unit
 
-__all__ = ["StageDefinition", "stage_definitions"]
+__all__ = ["StageDefinition", "dataflow_of", "stage_definitions"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +58,47 @@ def stage_definitions(
             listed = tuple((names[f], f.tiles, f.threads) for f in chosen)
             found.setdefault((stage.draft.digest, *chosen), StageDefinition(stage.draft.func, listed))
     return tuple(found.values())
+
+
+def dataflow_of(
+    program: TEProgram,
+    units: Sequence[Unit],
+    functions: Mapping[Stage, tuple[DeviceFunction, ...]],
+    called: Mapping[DeviceFunction, str],
+) -> Dataflow:
+    """What a program says of its stages: which definitions each reads and makes.
+
+    Parameters
+    ----------
+    program : TEProgram
+    units : sequence of Stage or LoopStage
+        All of its stages, in topological order.
+    functions : mapping of Stage to DeviceFunctions
+    called : mapping of DeviceFunction to str
+        Names of those that kernels call, in the form in which they do.
+    """
+    numbers: dict[Tensor, int] = {}
+
+    def number(tensor: Tensor) -> int:
+        return numbers.setdefault(tensor, len(numbers))
+
+    def use(stage: Stage) -> StageUse:
+        names = (called[form] for own in functions[stage] for form in _forms(own) if form in called)
+        inputs, outputs = (tuple(map(number, tensors)) for tensors in (stage.inputs, stage.outputs))
+        return StageUse(tuple(dict.fromkeys(names)), inputs, outputs)
+
+    def steps(loop: Loop, stages: Sequence[Stage]) -> Steps:
+        indexed = tuple((number(p.tensor), number(p.source), p.stride) for p in loop.indexed)
+        carried = tuple((number(p.tensor), number(p.value), tuple(map(number, p.initial))) for p in loop.carried)
+        collected = tuple((number(c.tensor), number(c.value), c.every) for c in loop.collected)
+        return Steps(loop.steps, tuple(map(use, stages)), indexed, carried, collected)
+
+    items = tuple(steps(unit.loop, unit.stages) if isinstance(unit, LoopStage) else use(unit) for unit in units)
+    inputs = zip(program.input_names, map(number, program.inputs), strict=True)
+    outputs = zip(program.output_names, map(number, program.outputs), strict=True)
+    constants = ((tensor.name, number(tensor)) for tensor in program.constants)
+    edges = tuple(inputs), tuple(constants), tuple(outputs)
+    return Dataflow(tuple((t.name, t.size, t.itemsize) for t in numbers), *edges, items)
 
 
 def _forms(function: DeviceFunction) -> tuple[DeviceFunction, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from souffle.certificate import Certificate
+from souffle.codegen.dataflow import Dataflow
 from souffle.decision import Barrier
 
 __all__ = ["Buffer", "CudaModule", "Kernel", "Launch", "Plan", "PredictedKernel", "PredictedStage", "Resources"]
@@ -256,6 +257,9 @@ class Plan:
         What ``nvcc --version`` said; empty where it was not run.
     certificate : Certificate or None
         What the compiler proved; None where it was not asked to.
+    dataflow : Dataflow or None
+        What the program says of the stages, for those who check the kernels; None for LLVM code, and in files of before
+        it was kept.
     """
 
     name: str
@@ -275,3 +279,4 @@ class Plan:
     tensor_ir: bytes = b""
     compiler: str = ""
     certificate: Certificate | None = None
+    dataflow: Dataflow | None = None

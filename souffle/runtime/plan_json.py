@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from souffle.certificate import Certificate, Counterexample, Section
+from souffle.codegen.dataflow import Dataflow, StageUse, Steps
 from souffle.codegen.plan import (
     Buffer,
     CudaModule,
@@ -29,6 +30,7 @@ _DTYPES = frozenset(
     | {"float16", "float32", "float64", "bfloat16"}
 )
 _KINDS = ("input", "output", "constant", "workspace", "state")
+_EDGES = ("inputs", "constants", "outputs")
 _MAX_THREADS = 1024
 _WORKSPACE_ALIGNMENT = 16
 """Bytes; the widest load of one thread."""
@@ -99,6 +101,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "decisions": [list(decision) for decision in plan.decisions],
         "predicted_on": plan.predicted_on,
         "grid_barrier": plan.grid_barrier,
+        "dataflow": None if plan.dataflow is None else asdict(plan.dataflow),
     }
 
 
@@ -271,6 +274,41 @@ def _decision(content: Any) -> tuple[str, str, bool, str]:
     return (content[0], content[1], content[2], content[3])
 
 
+def _dataflow(content: Any) -> Dataflow:
+    fields = _Fields(content, "the dataflow")
+    tensors = tuple(_entry(item, (str, int, int)) for item in fields.items("tensors"))
+    edges = {key: tuple(_entry(item, (str, int)) for item in fields.items(key)) for key in _EDGES}
+    found = Dataflow(tensors, **edges, items=tuple(_item(item, len(tensors)) for item in fields.items("items")))
+    if any(not 0 <= number < len(tensors) for key in _EDGES for _, number in edges[key]):
+        raise PlanFormatError("the dataflow speaks of a tensor that is not in its table")
+    return found
+
+
+def _item(content: Any, count: int) -> StageUse | Steps:
+    fields = _Fields(content, "a stage of the dataflow")
+    if fields.get("steps") is None:
+        tensors = (fields.wholes(key, 0, count - 1) for key in ("inputs", "outputs"))
+        return StageUse(fields.texts("functions"), *tensors)
+    indexed = tuple(_entry(item, (int, int, int)) for item in fields.items("indexed"))
+    carried = tuple(_entry(item, (int, int, list)) for item in fields.items("carried"))
+    collected = tuple(_entry(item, (int, int, bool)) for item in fields.items("collected"))
+    numbers = [n for one in (*indexed, *collected) for n in one[:2]]
+    numbers += [n for tensor, value, initial in carried for n in (tensor, value, *initial)]
+    if any(type(n) is not int or not 0 <= n < count for n in numbers):
+        raise PlanFormatError("a loop of the dataflow speaks of a tensor that is not in its table")
+    body = tuple(_item(item, count) for item in fields.items("body"))
+    if any(isinstance(item, Steps) for item in body):
+        raise PlanFormatError("a loop of the dataflow holds a loop")
+    carried = tuple((tensor, value, tuple(initial)) for tensor, value, initial in carried)
+    return Steps(fields.whole("steps", 1), body, indexed, carried, collected)
+
+
+def _entry(content: Any, types: tuple[type, ...]) -> tuple[Any, ...]:
+    if not isinstance(content, list) or tuple(map(type, content)) != types:
+        raise PlanFormatError(f"an entry of the dataflow is not ({', '.join(t.__name__ for t in types)})")
+    return tuple(content)
+
+
 def _certificate(content: Any) -> Certificate:
     fields = _Fields(content, "the certificate")
     return Certificate(
@@ -349,6 +387,8 @@ def plan_from_json(content: Any, texts: Sequence[str], cubins: Sequence[bytes]) 
         predicted_on="" if fields.get("predicted_on") is None else fields.text("predicted_on"),
         compiler=compiler,
         certificate=certificate,
+        # Networks saved before it was kept lack it.
+        dataflow=None if fields.get("dataflow") is None else _dataflow(fields.get("dataflow")),
         # Networks saved before there was a choice lack it.
         grid_barrier="cooperative" if fields.get("grid_barrier") is None else fields.text("grid_barrier"),
     )

@@ -12,7 +12,8 @@ some grid and equal ones on one block of every grid; where a kernel takes tiles 
 - lanes of a warp come to what they do together, all that are named;
 - barriers stand under conditions that are the same for all who wait;
 - what is read through pointers that are never written, and may be cached past barriers, is written through no other;
-- accesses stay in their buffers, and reads find what their own tensor was last given (:mod:`souffle.verify.contents`);
+- accesses stay in their buffers, and each read finds the definition, and the step's, that the program says
+  (:mod:`souffle.verify.contents`);
 - a block has room on a multiprocessor, and a kernel with grid barriers is launched cooperatively;
 - grid barriers are known ones, and those that count in memory have it for themselves.
 
@@ -71,7 +72,7 @@ def certify_plan(plan: Plan, kernels: dict[str, tirx.PrimFunc], functions: dict[
     library = Library(functions)
     texts = {kernel.name: read_kernel(kernels[kernel.name]) for kernel in plan.kernels}
     checks = {kernel.name: _KernelCheck(plan, kernel, texts[kernel.name], library) for kernel in plan.kernels}
-    contents = Contents(plan.buffers)
+    contents = Contents(plan)
     findings: list[Counterexample | Undecided] = []
     for launch in plan.launches:
         check = checks[plan.kernels[launch.kernel].name]

@@ -1,276 +1,371 @@
-"""What each read finds: the last write of its own tensor, over all launches in order.
+"""What each read finds: the definition, and the step's, that the program says it reads, over all launches in order.
 
-Tensors of the workspace that share memory lose what they hold when another one is written. A read of an element that
-its own tensor does not hold then is a counterexample, be it that nobody wrote it, or that another tensor has. A stage
-finds what the stages before it left, and what it has itself written (:mod:`souffle.verify.own_writes`).
+Memory holds definitions (:mod:`souffle.verify.program`): an element of one is where it was written last, until anything
+else is written there. A run of a stage function is taken for a use of it in the program. Through each pointer it must
+find what that use reads, by a stage before or earlier in the same tile (:mod:`souffle.verify.own_writes`), and what it
+writes is from then on what that use makes. When all has run, each output holds the definition that the program returns,
+as a whole.
+
+**Theorem.** If no read and no output is found to hold anything else, and each stage function computes its stage's TEs
+(:mod:`souffle.verify.values`), then the network computes the program. *Proof*, by induction over the runs, in any order
+that the barriers allow, which all give the same where nothing races: whatever memory is said to hold of a definition
+has the value that the program gives it. So it is at first, of inputs and constants. A run finds these values in all
+that it reads, so that what it writes are the values of the use that it is taken for, which are the program's; and what
+it overwrites is said to be lost. For which use it is taken does not matter: each choice that goes through is a proof.
+
+So it does not matter either who chose the order of the stages, the slots of a ring or the memory of tensors. Where the
+program is not known, a definition is a tensor of the plan, and so much is shown that a read finds what was last written
+as the same tensor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from souffle.certificate import Counterexample
-from souffle.codegen.plan import Buffer
+from souffle.codegen.plan import Plan
 from souffle.verify.expressions import Undecided
 from souffle.verify.footprint import Footprint
 from souffle.verify.library import text_of
 from souffle.verify.own_writes import Missing, missing_read
+from souffle.verify.program import Definition, Part, Program
 from souffle.verify.sequence import StageRun
 
 __all__ = ["Contents"]
 
-_RULE = "stale or undefined read"
+_STALE, _WRONG = "stale or undefined read", "wrong definition"
+
+
+class _Role(NamedTuple):
+    """What a pointer of a run points to: byte `start` of a definition whose first byte lies at `origin` of a space.
+
+    Roles of two pointers into one definition at one place differ in `start` alone.
+    """
+
+    space: str
+    of: Definition
+    origin: int
+    start: int
+
+    @property
+    def key(self) -> tuple[Definition, int]:
+        return self.of, self.origin
 
 
 @dataclass(eq=False)
 class _Held:
-    """What a buffer holds.
+    """What memory holds of a definition that lies at one place.
 
     Attributes
     ----------
+    role : _Role
+    nbytes, unit : int
+        Of the definition, and of its elements.
     full : bool
-        Whether every element is its own; otherwise `mask` says which.
+        Whether every element is held; otherwise `mask` says which, and ``None`` is for none.
     doubt : str
         Why what it holds is not known for certain.
     overwritten : str
         Who has last destroyed a part.
     """
 
-    full: bool
+    role: _Role
+    nbytes: int
+    unit: int
+    full: bool = False
     mask: np.ndarray | None = None
     doubt: str = ""
     overwritten: str = ""
 
+    @property
+    def some(self) -> np.ndarray:
+        """Which elements are held."""
+        if self.mask is None:
+            self.mask = np.full(self.nbytes // self.unit, self.full)
+        return self.mask
 
-@dataclass(eq=False)
+    def has(self, byte: int) -> bool:
+        """Whether a byte of the space is of it, and held."""
+        at = byte - self.role.origin
+        return 0 <= at < self.nbytes and bool(self.full or self.some[at // self.unit])
+
+
 class Contents:
-    """The state of all buffers while the launches run."""
+    """The state of all memory while the launches run.
 
-    buffers: Sequence[Buffer]
-    held: list[_Held] = field(init=False)
-    neighbours: list[list[int]] = field(init=False)
-    reads: int = 0
-    writes: int = 0
-    overwrites: int = 0
+    Parameters
+    ----------
+    plan : Plan
+    """
 
-    def __post_init__(self) -> None:
-        self.held = [_Held(b.kind in ("input", "constant")) for b in self.buffers]
-        work = [i for i, b in enumerate(self.buffers) if b.kind == "workspace"]
-        work.sort(key=lambda i: self.buffers[i].offset)
-        self.neighbours = [[] for _ in self.buffers]
-        active: list[int] = []
-        for i in work:
-            start = self.buffers[i].offset
-            active = [j for j in active if self.buffers[j].offset + self.buffers[j].nbytes > start]
-            for j in active:
-                self.neighbours[i].append(j)
-                self.neighbours[j].append(i)
-            active.append(i)
+    def __init__(self, plan: Plan) -> None:
+        self.buffers = plan.buffers
+        self.program = None if plan.dataflow is None else Program(plan.dataflow)
+        self.held: dict[str, dict[tuple[Definition, int], _Held]] = {}
+        self.lost: dict[tuple[str, Definition, int], str] = {}
+        self.reads = self.writes = self.overwrites = 0
+        edges: dict[tuple[str, str], int] = {}
+        self.outer: dict[int, Part] = {}
+        if plan.dataflow is not None:
+            for kind in ("input", "constant", "output"):
+                edges.update(((kind, label), tensor) for label, tensor in getattr(plan.dataflow, f"{kind}s"))
+        for number, buffer in enumerate(self.buffers):
+            if self.program is None:
+                self.outer[number] = Part(Definition(number))
+            elif (buffer.kind, buffer.label) in edges:
+                self.outer[number] = self.program.outer(edges[buffer.kind, buffer.label])
+            if buffer.kind in ("input", "constant") and number in self.outer:
+                self._register(self._role(number, 0, self.outer[number])).full = True
 
     def run(
         self, kernel: str, run: StageRun, footprint: Footprint, places: Sequence[tuple[int, int]]
     ) -> Iterator[Counterexample | Undecided]:
         """A stage reads, and writes; `places` are (buffer, byte) of its pointers."""
-        for parameter, (index, start) in enumerate(places):
+        parts = self._parts(run, footprint, places)
+        if parts is None or len(parts) != len(places):
+            why = f"the program has no stage with {len(places)} tensors that {run.name} computes"
+            yield Counterexample(_WRONG, kernel, (run.name,), (), (), run.name, why)
+            return
+        roles = [self._role(number, at, part) for (number, at), part in zip(places, parts, strict=True)]
+        for parameter, role in enumerate(roles):
             if footprint.range_of(parameter, False) is None:
                 continue
-            meet = {places[other][0] for other in range(len(places)) if self._meet(footprint, parameter, other, places)}
-            yield from self._read(kernel, run, footprint, parameter, index, start, index not in meet)
-            for other in meet - {index}:
-                lost = list(self._lost(kernel, run, footprint, parameter, other, places))
+            meet = {other for other in range(len(roles)) if self._meet(footprint, parameter, other, False, roles)}
+            own = all(roles[other].key != role.key for other in meet)
+            yield from self._read(kernel, run, footprint, parameter, role, own)
+            for other in sorted(meet):
+                if roles[other].key == role.key:
+                    continue
+                lost = list(self._lost(kernel, run, footprint, parameter, other, roles))
                 yield from lost
-                one, two = self.buffers[index].name, self.buffers[other].name
+                one, two = self._name(role.of), self._name(roles[other].of)
                 if not lost:
                     yield Undecided(
                         f"whether {run.name} reads {one} before it writes {two}, which shares memory with it"
                     )
-        for parameter, (index, start) in enumerate(places):
-            yield from self._write(run, footprint, parameter, index, start)
-
-    def _lost(
-        self,
-        kernel: str,
-        run: StageRun,
-        footprint: Footprint,
-        parameter: int,
-        other: int,
-        places: Sequence[tuple[int, int]],
-    ) -> Iterator[Counterexample]:
-        """A read of what an earlier tile of the same slot has written over, being of the buffer `other`."""
-        if run.slots is None or run.ranks is None:
-            return
-        index, start = places[parameter]
-        buffer = self.buffers[index]
-        slots, ranks = np.asarray(run.slots), np.asarray(run.ranks)
-        unit = footprint.function.pointers[parameter].unit
-        for pointer, (theirs, begin) in enumerate(places):
-            if theirs != other or footprint.range_of(pointer, True) is None:
-                continue
-            with suppress(Undecided):
-                owners = footprint.writes(pointer)
-                first = begin + self.buffers[other].offset - buffer.offset
-                own = footprint.function.pointers[pointer].unit
-                for touch in footprint.of(parameter, False):
-                    for elements, tiles, threads in footprint.elements(touch):
-                        at = (elements * unit + start - first) // own - owners.low
-                        inside = (at >= 0) & (at < owners.owner.size)
-                        owner = np.where(inside, owners.owner[np.clip(at, 0, owners.owner.size - 1)], -1)
-                        writer = np.clip(owner // owners.threads, 0, len(slots) - 1)
-                        bad = (owner >= 0) & (slots[writer] == slots[tiles]) & (ranks[writer] < ranks[tiles])
-                        if owners.certain and bad.any():
-                            i = int(np.flatnonzero(bad)[0])
-                            name = self.buffers[other].name
-                            why = f"tile {int(writer[i])} of the same block has written {name} over it"
-                            element = f"element {(int(elements[i]) * unit + start) // _unit(buffer)} of {buffer.name}"
-                            who = (f"tile {int(tiles[i])}, thread {int(threads[i])}",)
-                            text = (text_of(touch.access.statement),)
-                            yield Counterexample(_RULE, kernel, (run.name,), text, who, element, why)
-                            return
+        for parameter, role in enumerate(roles):
+            for other in range(parameter):
+                if role.key != roles[other].key and self._meet(footprint, parameter, other, True, roles):
+                    one, two = self._name(role.of), self._name(roles[other].of)
+                    yield Undecided(f"which of {one} and {two} {run.name} writes last in memory that they share")
+            self._write(run, footprint, parameter, role)
 
     def outputs(self) -> Iterator[Counterexample | Undecided]:
         """After the last launch, each output holds all its elements."""
-        for buffer, held in zip(self.buffers, self.held, strict=True):
-            if buffer.kind == "output" and buffer.nbytes and not held.full:
-                if held.doubt:
-                    yield Undecided(f"whether all of the output {buffer.label} is written: {held.doubt}")
-                    continue
-                missing = 0 if held.mask is None else int(np.flatnonzero(~held.mask)[0])
-                element = f"element {missing} of {buffer.label}"
-                yield Counterexample(_RULE, "", (), (), (), element, "no stage writes it, an element of an output")
+        for number, buffer in enumerate(self.buffers):
+            if buffer.kind != "output" or not buffer.nbytes:
+                continue
+            part = self.outer.get(number)
+            held = None if part is None else self._find(self._role(number, 0, part))
+            if held is not None and held.full and held.nbytes == buffer.nbytes:
+                continue
+            if held is not None and held.doubt:
+                yield Undecided(f"whether all of the output {buffer.label} is written: {held.doubt}")
+                continue
+            missing = 0 if held is None or held.full else int(np.argmin(held.some))
+            element = f"element {missing} of {buffer.label}"
+            yield Counterexample(_STALE, "", (), (), (), element, "no stage writes it, an element of an output")
 
-    def _mask(self, index: int) -> np.ndarray:
-        held, buffer = self.held[index], self.buffers[index]
-        if held.mask is None:
-            held.mask = np.full(buffer.nbytes // _unit(buffer), held.full)
-        return held.mask
+    # Where definitions lie
+
+    def _parts(self, run: StageRun, footprint: Footprint, places: Sequence[tuple[int, int]]) -> tuple[Part, ...] | None:
+        """What the pointers of a run should point to."""
+        if self.program is None:
+            return tuple(Part(Definition(number), at) for number, at in places)
+        read = [
+            p
+            for p in range(len(places))
+            if footprint.range_of(p, False) is not None and footprint.range_of(p, True) is None
+        ]
+
+        def fits(parts: tuple[Part, ...]) -> bool:
+            if len(parts) != len(places):
+                return False
+            roles = (self._role(*places[p], parts[p]) for p in read)
+            return all(role.key in self.held.get(role.space, {}) for role in roles)
+
+        return self.program.run(run.name, fits)
+
+    def _role(self, number: int, at: int, part: Part) -> _Role:
+        """Of a pointer to byte `at` of a buffer that should point to this part of a definition."""
+        buffer = self.buffers[number]
+        shared = buffer.kind == "workspace"
+        return _Role(
+            "workspace" if shared else str(number),
+            part.of,
+            (buffer.offset if shared else 0) + at - part.first,
+            part.first,
+        )
+
+    def _new(self, role: _Role) -> _Held:
+        if self.program is not None:
+            return _Held(role, self.program.nbytes(role.of), self.program.unit(role.of))
+        buffer = self.buffers[role.of.tensor]
+        return _Held(role, buffer.nbytes, 1 if buffer.dtype == "bool" else np.dtype(buffer.dtype).itemsize)
+
+    def _register(self, role: _Role) -> _Held:
+        inside = self.held.setdefault(role.space, {})
+        return inside.setdefault(role.key, inside.get(role.key) or self._new(role))
+
+    def _find(self, role: _Role) -> _Held | None:
+        return self.held.get(role.space, {}).get(role.key)
+
+    def _name(self, of: Definition) -> str:
+        return self.buffers[of.tensor].name if self.program is None else self.program.name(of)
+
+    def _meet(self, footprint: Footprint, one: int, other: int, writes: bool, roles: Sequence[_Role]) -> bool:
+        """Whether a stage writes through one pointer to memory that it reads, or writes, through another."""
+        read, written = footprint.range_of(one, writes), footprint.range_of(other, True)
+        if read is None or written is None or one == other or roles[one].space != roles[other].space:
+            return False
+        start, begin = (roles[p].origin + roles[p].start for p in (one, other))
+        return written.low + begin <= read.high + start and read.low + start <= written.high + begin
+
+    # Reads
 
     def _read(
-        self,
-        kernel: str,
-        run: StageRun,
-        footprint: Footprint,
-        parameter: int,
-        index: int,
-        start: int,
-        own: bool,
+        self, kernel: str, run: StageRun, footprint: Footprint, parameter: int, role: _Role, own: bool
     ) -> Iterator[Counterexample | Undecided]:
-        reach = footprint.range_of(parameter, False)
         self.reads += 1
-        held, buffer = self.held[index], self.buffers[index]
-        unit = _unit(buffer)
-        low, high = (start + reach.low) // unit, (start + reach.high) // unit
-        if held.full or bool(self._mask(index)[max(0, low) : high + 1].all()):
+        reach, held = footprint.range_of(parameter, False), self._find(role)
+        held = held or self._new(role)
+        low, high = (role.start + reach.low) // held.unit, (role.start + reach.high) // held.unit
+        # What lies outside of a tensor of the plan is another rule's business.
+        whole = self.program is None or (low >= 0 and high < held.nbytes // held.unit)
+        if whole and (held.full or bool(held.some[max(0, low) : high + 1].all())):
             return
+        name = self._name(role.of)
+        width = footprint.function.pointers[parameter].unit
+
+        def there(elements: np.ndarray) -> np.ndarray:
+            at = (elements * width + role.start) // held.unit
+            if self.program is None:
+                at = np.clip(at, 0, held.some.size - 1)
+            inside = (at >= 0) & (at < held.some.size)
+            inside[inside] = held.some[at[inside]]
+            return inside
+
         try:
-            missing = self._missing(footprint, parameter, index, start, own)
+            missing = missing_read(footprint, parameter, there, own=own)
         except Undecided as reason:
-            yield Undecided(f"whether {run.name} reads of {buffer.name} only what it holds: {reason}")
+            yield Undecided(f"whether {run.name} reads of {name} only what it holds: {reason}")
             return
         if missing is None:
             return
         if held.doubt:
-            yield Undecided(f"whether {buffer.name} holds what {run.name} reads: {held.doubt}")
+            yield Undecided(f"whether {name} holds what {run.name} reads: {held.doubt}")
             return
-        element = (missing.element * footprint.function.pointers[parameter].unit + start) // unit
-        why = f"{held.overwritten} has written over it" if held.overwritten else "no stage has written it"
-        yield Counterexample(
-            _RULE,
+        yield self._found(kernel, run, role, held, missing, missing.element * width + role.start)
+
+    def _found(
+        self, kernel: str, run: StageRun, role: _Role, held: _Held, missing: Missing, byte: int
+    ) -> Counterexample:
+        """The counterexample of a read that does not find byte `byte` of a definition."""
+        by = held.overwritten or self.lost.get((role.space, *role.key), "")
+        others = [
+            one for one in self.held.get(role.space, {}).values() if one is not held and one.has(role.origin + byte)
+        ]
+        rule, why = _STALE, f"{by} has written over it" if by else "no stage has written it"
+        if others and not by:
+            rule, why = _WRONG, f"{self._name(others[0].role.of)} lies there"
+        return Counterexample(
+            rule,
             kernel,
             (run.name,),
             (text_of(missing.statement),),
             (f"tile {missing.tile}, thread {missing.thread}",),
-            f"element {element} of {buffer.name}",
+            f"element {byte // held.unit} of {self._name(role.of)}",
             f"{run.name} reads it, but {why}",
         )
 
-    def _missing(self, footprint: Footprint, parameter: int, index: int, start: int, own: bool) -> Missing | None:
-        mask, unit = self._mask(index), _unit(self.buffers[index])
-        width = footprint.function.pointers[parameter].unit
+    def _lost(
+        self, kernel: str, run: StageRun, footprint: Footprint, one: int, other: int, roles: Sequence[_Role]
+    ) -> Iterator[Counterexample]:
+        """A read through one pointer of what an earlier tile of the same slot has written over through the other."""
+        if run.slots is None or run.ranks is None:
+            return
+        role, theirs = roles[one], roles[other]
+        slots, ranks = np.asarray(run.slots), np.asarray(run.ranks)
+        units = [footprint.function.pointers[p].unit for p in (one, other)]
+        apart = role.origin + role.start - theirs.origin - theirs.start
+        with suppress(Undecided):
+            owners = footprint.writes(other)
+            for touch in footprint.of(one, False):
+                for elements, tiles, threads in footprint.elements(touch):
+                    at = (elements * units[0] + apart) // units[1] - owners.low
+                    inside = (at >= 0) & (at < owners.owner.size)
+                    owner = np.where(inside, owners.owner[np.clip(at, 0, owners.owner.size - 1)], -1)
+                    writer = np.clip(owner // owners.threads, 0, len(slots) - 1)
+                    bad = (owner >= 0) & (slots[writer] == slots[tiles]) & (ranks[writer] < ranks[tiles])
+                    if owners.certain and bad.any():
+                        i = int(np.argmax(bad))
+                        why = f"tile {int(writer[i])} of the same block has written {self._name(theirs.of)} over it"
+                        byte = int(elements[i]) * units[0] + role.start
+                        element = f"element {byte // self._new(role).unit} of {self._name(role.of)}"
+                        who = (f"tile {int(tiles[i])}, thread {int(threads[i])}",)
+                        text = (text_of(touch.access.statement),)
+                        yield Counterexample(_STALE, kernel, (run.name,), text, who, element, why)
+                        return
 
-        def held(elements: np.ndarray) -> np.ndarray:
-            # What lies outside is another rule's business.
-            return mask[np.clip((elements * width + start) // unit, 0, mask.size - 1)]
+    # Writes
 
-        return missing_read(footprint, parameter, held, own=own)
-
-    def _meet(self, footprint: Footprint, parameter: int, other: int, places: Sequence[tuple[int, int]]) -> bool:
-        """Whether a stage writes through another pointer to memory that it reads through one."""
-        read, written = footprint.range_of(parameter, False), footprint.range_of(other, True)
-        if read is None or written is None or parameter == other:
-            return False
-        (index, start), (theirs, begin) = places[parameter], places[other]
-        if index != theirs and theirs not in self.neighbours[index]:
-            return False
-        shift = self.buffers[theirs].offset - self.buffers[index].offset if index != theirs else 0
-        return written.low + begin + shift <= read.high + start and read.low + start <= written.high + begin + shift
-
-    def _write(
-        self, run: StageRun, footprint: Footprint, parameter: int, index: int, start: int
-    ) -> Iterator[Counterexample | Undecided]:
+    def _write(self, run: StageRun, footprint: Footprint, parameter: int, role: _Role) -> None:
         reach = footprint.range_of(parameter, True)
         if reach is None:
             return
         self.writes += 1
-        held, buffer = self.held[index], self.buffers[index]
-        unit, own = _unit(buffer), footprint.function.pointers[parameter].unit
-        written: np.ndarray | None = None
+        held, own = self._register(role), footprint.function.pointers[parameter].unit
         try:
             owners = footprint.writes(parameter)
-            first, count = owners.low, owners.owner.size
-            written = owners.written
-            if not owners.certain:
-                held.doubt = f"{run.name} writes it where data says so"
         except Undecided as reason:
             held.doubt = str(reason)
-            self._destroy(run, index, start + reach.low, start + reach.high, None)
+            self._destroy(run, role, role.start + reach.low, role.start + reach.high, None, certain=False)
             return
-        begin = start + first * own
-        self._destroy(run, index, begin, begin + count * own - 1, None if written is None else (written, own))
-        if own != unit or start % unit:
+        written, begin, count = owners.written, role.start + owners.low * own, owners.owner.size
+        mask = None if written is None else np.repeat(written, own)
+        self._destroy(run, role, begin, begin + count * own - 1, mask, certain=owners.certain)
+        if own != held.unit or begin % own:
             held.doubt = f"{run.name} writes it as elements of {own} bytes"
             return
-        if held.doubt and not owners.certain:
+        if not owners.certain:
+            held.doubt = f"{run.name} writes it where data says so"
             return
-        low = begin // unit
-        size = buffer.nbytes // unit
+        low, size = begin // own, held.nbytes // own
         if written is None and low <= 0 and low + count >= size:
-            held.full, held.mask, held.overwritten = True, None, ""
+            held.full, held.mask, held.overwritten, held.doubt = True, None, "", ""
         elif not held.full:
-            mask = self._mask(index)
             a, b = max(0, low), min(size, low + count)
             if a < b:
-                mask[a:b] |= True if written is None else written[a - low : b - low]
-            if mask.all():
+                held.some[a:b] |= True if written is None else written[a - low : b - low]
+            if held.some.all():
                 held.full, held.mask = True, None
-        yield from ()
 
-    def _destroy(self, run: StageRun, index: int, low: int, high: int, written: tuple[np.ndarray, int] | None) -> None:
-        """Take from the buffers that share memory with one what is written of it, bytes `low` to `high`."""
-        base = self.buffers[index].offset
-        for other in self.neighbours[index]:
-            held, buffer = self.held[other], self.buffers[other]
-            if not held.full and held.mask is None:
+    def _destroy(
+        self, run: StageRun, role: _Role, low: int, high: int, written: np.ndarray | None, *, certain: bool
+    ) -> None:
+        """Nothing else is held where a definition's bytes `low` to `high` are, or those of them that `written` says."""
+        inside = self.held[role.space]
+        for key, held in list(inside.items()):
+            shift = role.origin - held.role.origin
+            a, b = max(0, low + shift), min(held.nbytes - 1, high + shift)
+            if key == role.key or a > b:
                 continue
-            unit = _unit(buffer)
-            shift = base - buffer.offset
-            a, b = max(0, low + shift), min(buffer.nbytes - 1, high + shift)
-            if a > b:
+            by = f"{run.name}, writing {self._name(role.of)},"
+            self.overwrites += held.full or held.mask is not None
+            if written is None and not a and b == held.nbytes - 1 and certain:
+                del inside[key]
+                self.lost[(role.space, *key)] = by
                 continue
-            mask = self._mask(other)
+            some = held.some
             if written is None:
-                mask[a // unit : b // unit + 1] = False
+                some[a // held.unit : b // held.unit + 1] = False
             else:
-                touched = np.repeat(written[0], written[1])[a - low - shift : b - low - shift + 1]
-                places = np.flatnonzero(touched) + a
-                mask[places // unit] = False
-            held.full = False
-            held.overwritten = f"{run.name}, writing {self.buffers[index].name},"
-            self.overwrites += 1
-
-
-def _unit(buffer: Buffer) -> int:
-    return 1 if buffer.dtype == "bool" else np.dtype(buffer.dtype).itemsize
+                some[(np.flatnonzero(written[a - low - shift : b - low - shift + 1]) + a) // held.unit] = False
+            held.full, held.overwritten = False, by
+            if not certain:
+                held.doubt = f"{run.name} may write {self._name(role.of)} over it"

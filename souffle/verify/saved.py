@@ -26,6 +26,8 @@ __all__ = ["verify_plan"]
 _OF_THE_FOLDER = re.compile(rb"_INTERNAL_[0-9a-f]{8}_")
 """What nvcc puts into the names of static functions: a hash of the path of the folder that it ran in."""
 
+_NO_PROGRAM = "the file does not say which tensors its stages are to be given: an older Souffle saved it"
+
 
 def verify_plan(
     plan: Plan,
@@ -84,6 +86,9 @@ def verify_plan(
     if values:
         certificate = replace(certificate, others=(values_of(plan, ir.functions, ir.definitions, progress),))
     certificate = of_what_runs(certificate, plan)
+    if plan.dataflow is None:
+        launches = certificate.launches
+        certificate = replace(certificate, launches=replace(launches, unknown=(*launches.unknown, _NO_PROGRAM)))
     cubins = _cubins(plan, progress) if rebuild else ()
     return replace(certificate, others=(*certificate.others, *texts, *cubins))
 

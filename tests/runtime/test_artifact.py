@@ -164,6 +164,16 @@ def _npy(shape: str, dtype: str = "<f4", body: bytes = b"") -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + body
 
 
+_STAGE = {"functions": ["f"], "inputs": [0], "outputs": [0]}
+_LOOP = {"steps": 2, "body": [_STAGE], "indexed": [], "carried": [], "collected": []}
+
+
+def _dataflow(**changed: object) -> dict[str, object]:
+    """What a program says of its stages, with a mistake."""
+    empty = {"inputs": [], "constants": [], "outputs": [], "items": []}
+    return {"tensors": [["x", 4, 4]], **empty, **changed}
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -185,6 +195,14 @@ def _npy(shape: str, dtype: str = "<f4", body: bytes = b"") -> bytes:
         (_edit("plan.json", lambda p: p["buffers"][4].update(shape=[10**12])), "constant w is float32"),
         (_edit("plan.json", lambda p: p.update(decisions=[["a"]])), "a decision is not"),
         (_edit("plan.json", lambda p: p.update(modules=10**9)), "number of modules"),
+        (_edit("plan.json", lambda p: p.update(dataflow=_dataflow(inputs=[["x", 9]]))), "not in its table"),
+        (_edit("plan.json", lambda p: p.update(dataflow=_dataflow(tensors=[["x", 1]]))), "an entry of the dataflow"),
+        (_edit("plan.json", lambda p: p.update(dataflow=_dataflow(items=[_STAGE | {"inputs": [4]}]))), "has inputs"),
+        (_edit("plan.json", lambda p: p.update(dataflow=_dataflow(items=[_LOOP | {"body": [_LOOP]}]))), "holds a loop"),
+        (
+            _edit("plan.json", lambda p: p.update(dataflow=_dataflow(items=[_LOOP | {"indexed": [[0, 3, 1]]}]))),
+            "a loop",
+        ),
         (lambda m: m.update({"plan.json": b"[" * 100_000}), "plan.json is not a plan"),
         (lambda m: m.update({"constants/0.npy": b"\x80\x04."}), r"constants/0\.npy is not a NumPy array"),
         (lambda m: m.update({"constants/0.npy": _npy("(1000000000000,)")}), "and constant w is float32"),

@@ -99,6 +99,18 @@ def test_verify_finds_a_plan_that_lets_tensors_share_memory(file: Path) -> None:
     assert certificate.verdict == REFUTED
 
 
+def test_a_file_that_does_not_say_what_stages_read_is_undecided(file: Path) -> None:
+    plan = artifact.load(file)
+    certificate = verify_plan(replace(plan, dataflow=None))
+    assert certificate.verdict == UNKNOWN and not certificate.counterexamples
+    (why,) = certificate.unknown
+    assert "does not say which tensors its stages are to be given" in why
+
+
+def test_what_a_file_says_of_the_program_comes_back(network: Network, file: Path) -> None:
+    assert artifact.load(file).dataflow == network.plan.dataflow is not None
+
+
 def test_another_tvm_may_emit_another_text(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = artifact.load(file)
     module = replace(plan.modules[0], text=plan.modules[0].text + "\n")

@@ -38,7 +38,7 @@ Nothing on integers beyond their type, which are exact.
 
 Nothing on waiting: all threads go in step, copies arrive at once, and barriers do nothing. That is one of the orders in
 which threads may run; the certificate, which finds barriers that are missing, says that all orders give the same.
-Nothing on how a kernel calls its stages, nor on the translation of TensorIR to CUDA.
+Nothing on how a kernel calls its stages (:mod:`souffle.verify.contents`), nor on the translation of TensorIR to CUDA.
 
 Identities of real numbers that a field does not have (``exp(a + b)``, ``max(a, b) + c``), and literals that are rounded
 when they are combined, would be reported as differences. No stage of the models or of the tests has one.

@@ -1,0 +1,125 @@
+"""What the program says that each run of a stage function reads and makes: definitions, and which step's.
+
+A definition is a tensor of the program, or what one step of a loop makes of a tensor of its body. A loop's parameters
+are no definitions of their own: what is carried is the value of an earlier step, or one from outside; what is indexed
+is a part of a tensor from outside; what is collected of a step is the part of the result that it becomes.
+
+Which run of the text is which stage of the program at which step is not taken from anybody: it is looked for. A run may
+be any use of its function whose inputs lie where its pointers point to, and the first in the program's order that was
+not seen yet is taken. No trust is needed in that choice (:mod:`souffle.verify.contents`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from souffle.codegen.dataflow import Dataflow, Steps
+
+__all__ = ["Definition", "Part", "Program"]
+
+
+class Definition(NamedTuple):
+    """A tensor of the program; of a loop's body, as one step makes it.
+
+    Two of the same tensor and step are equal.
+    """
+
+    tensor: int
+    step: int = -1
+
+
+class Part(NamedTuple):
+    """What a pointer points to: a definition, so many bytes from its start."""
+
+    of: Definition
+    first: int = 0
+
+
+class Program:
+    """The uses of each function, and what is known of definitions.
+
+    Parameters
+    ----------
+    dataflow : Dataflow
+    """
+
+    def __init__(self, dataflow: Dataflow) -> None:
+        self.dataflow = dataflow
+        self.equal: dict[int, int] = {}
+        self.open: dict[str, list[tuple[Part, ...]]] = {}
+        self.last: dict[str, tuple[Part, ...]] = {}
+        made: dict[tuple, tuple[int, ...]] = {}
+        for item in dataflow.items:
+            if isinstance(item, Steps):
+                for names, parts in _in_steps(item, dataflow, self.outer):
+                    self._add(names, parts)
+                continue
+            inputs = tuple(map(self.outer, item.inputs))
+            # What the same function makes of the same tensors is the same.
+            same = made.setdefault((item.functions, inputs), item.outputs)
+            self.equal.update(zip(item.outputs, same, strict=True))
+            self._add(item.functions, (*inputs, *map(self.outer, item.outputs)))
+
+    def _add(self, names: tuple[str, ...], parts: tuple[Part, ...]) -> None:
+        for name in names:
+            self.open.setdefault(name, []).append(parts)
+
+    def outer(self, tensor: int) -> Part:
+        """A tensor that is not of a loop's body."""
+        return Part(Definition(self.equal.get(tensor, tensor)))
+
+    def run(self, name: str, fits: Callable[[tuple[Part, ...]], bool]) -> tuple[Part, ...] | None:
+        """What the pointers of a run point to, by the first use of its function that fits, else the first at all."""
+        uses = self.open.get(name, [])
+        found = next((i for i, parts in enumerate(uses) if fits(parts)), None)
+        again = self.last.get(name)
+        if found is None and again is not None and (not uses or fits(again)):
+            return again
+        if uses:
+            self.last[name] = uses.pop(found or 0)
+        return self.last.get(name)
+
+    def nbytes(self, of: Definition) -> int:
+        """Of all of it."""
+        _, elements, size = self.dataflow.tensors[of.tensor]
+        return elements * size
+
+    def unit(self, of: Definition) -> int:
+        """Bytes of an element."""
+        return max(1, self.dataflow.tensors[of.tensor][2])
+
+    def name(self, of: Definition) -> str:
+        """For messages."""
+        name = self.dataflow.tensors[of.tensor][0]
+        return name if of.step < 0 else f"{name} of step {of.step}"
+
+
+def _in_steps(
+    loop: Steps, dataflow: Dataflow, outer: Callable[[int], Part]
+) -> Iterator[tuple[tuple[str, ...], tuple[Part, ...]]]:
+    """The stages of a loop, step by step."""
+    inside = {tensor for use in loop.body for tensor in use.outputs}
+    kept = {value: (tensor, every) for tensor, value, every in loop.collected}
+    indexed = {tensor: (source, stride) for tensor, source, stride in loop.indexed}
+    carried = {tensor: (value, initial) for tensor, value, initial in loop.carried}
+
+    def made(value: int, step: int) -> Part:
+        tensor, every = kept.get(value, (-1, False))
+        _, elements, size = dataflow.tensors[value]
+        if every:
+            return Part(outer(tensor).of, step * elements * size)
+        return outer(tensor) if tensor >= 0 and step == loop.steps - 1 else Part(Definition(value, step))
+
+    def at(tensor: int, step: int) -> Part:
+        if tensor in indexed:
+            source, stride = indexed[tensor]
+            return Part(outer(source).of, step * stride * dataflow.tensors[source][2])
+        if tensor in carried:
+            value, initial = carried[tensor]
+            return outer(initial[step]) if step < len(initial) else made(value, step - len(initial))
+        return made(tensor, step) if tensor in inside else outer(tensor)
+
+    for step in range(loop.steps):
+        for use in loop.body:
+            yield use.functions, tuple(at(tensor, step) for tensor in (*use.inputs, *use.outputs))
