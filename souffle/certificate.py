@@ -96,12 +96,15 @@ class Section:
         Why something could not be decided.
     facts : tuple of (str, int)
         What was checked, in numbers.
+    notes : tuple of str
+        What the verdict says nothing about, though it is part of what was checked.
     """
 
     name: str
     counterexamples: tuple[Counterexample, ...]
     unknown: tuple[str, ...]
     facts: tuple[tuple[str, int], ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -110,7 +113,7 @@ class Section:
 
     def undecided(self, reason: str) -> Section:
         """This section where `reason` makes its proof, and its counterexamples, say nothing of what runs."""
-        return replace(self, counterexamples=(), unknown=(reason,))
+        return replace(self, counterexamples=(), unknown=(reason,), notes=())
 
 
 @dataclass(frozen=True)
@@ -203,6 +206,7 @@ def printed(certificate: Certificate) -> str:
         ) or ([head.rstrip()] if beside else [])
     lines += _listed("assumed", [certificate.assumed] if certificate.assumed else [])
     lines += _listed("counterexamples", (str(found) for found in certificate.counterexamples))
+    lines += _listed("not seen", (f"{section.name}: {note}" for section in sections for note in section.notes))
     undecided = [f"{section.name}: {reason}" for section in sections for reason in section.unknown]
     lines += _listed("not decided", undecided)
     return "\n".join(lines)

@@ -15,6 +15,7 @@ from souffle.codegen.definitions import StageDefinition
 from souffle.codegen.plan import CudaModule, Plan
 from souffle.kernel import MergedKernel, cuda_target
 from souffle.mutation.barriers import barrier_changes
+from souffle.mutation.comparisons import comparison_changes
 from souffle.mutation.expressions import index_changes, predicate_changes
 from souffle.mutation.statements import Change
 from souffle.mutation.workspace import Alias, aliased, aliases, shared_changes
@@ -40,8 +41,8 @@ class Mutation:
     Attributes
     ----------
     kind : str
-        ``"grid barrier"``, ``"block barrier"``, ``"warp barrier"``, ``"copy wait"``, ``"predicate"``, ``"index"`` or
-        ``"alias"``.
+        ``"grid barrier"``, ``"block barrier"``, ``"warp barrier"``, ``"copy wait"``, ``"predicate"``,
+        ``"comparison"``, ``"index"`` or ``"alias"``.
     action : str
         What is done, such as ``"delete"``.
     kernel : str
@@ -179,7 +180,7 @@ class Mutations:
         where += [(self._caller[name], name, func) for name, func in self.functions.items()]
         for kernel, stage, func in where:
             counts: dict[str, int] = {}
-            for changes in (barrier_changes, predicate_changes, index_changes, shared_changes):
+            for changes in (barrier_changes, predicate_changes, comparison_changes, index_changes, shared_changes):
                 for change in changes(func):
                     number = counts[change.kind] = counts.get(change.kind, -1) + 1
                     yield _Place(kernel, stage, number, change)

@@ -31,7 +31,8 @@ class Change:
     Attributes
     ----------
     kind : str
-        ``"grid barrier"``, ``"block barrier"``, ``"warp barrier"``, ``"copy wait"``, ``"predicate"`` or ``"index"``.
+        ``"grid barrier"``, ``"block barrier"``, ``"warp barrier"``, ``"copy wait"``, ``"predicate"``,
+        ``"comparison"`` or ``"index"``.
     action : str
         What is done to it, such as ``"delete"``.
     what : str

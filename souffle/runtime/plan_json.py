@@ -123,6 +123,7 @@ def _section_to_json(section: Section) -> dict[str, Any]:
         "counterexamples": [asdict(found) for found in section.counterexamples],
         "unknown": list(section.unknown),
         "facts": [list(fact) for fact in section.facts],
+        "notes": list(section.notes),
     }
 
 
@@ -340,6 +341,8 @@ def _section(content: Any) -> Section:
         ),
         unknown=fields.texts("unknown"),
         facts=tuple((what, count) for what, count in facts),
+        # Certificates of before there were notes have none.
+        notes=fields.texts("notes") if fields.get("notes") is not None else (),
     )
 
 

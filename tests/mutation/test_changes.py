@@ -8,6 +8,7 @@ import pytest
 from tvm import tirx
 
 from benchmarks.siege.kernels import random_case
+from souffle.mutation.comparisons import comparison_changes
 from souffle.mutation.numbers import number_changes
 from souffle.mutation.statements import Change
 from souffle.mutation.structure import structure_changes
@@ -53,3 +54,18 @@ def test_tensors_of_calls_are_swapped_in_kernels() -> None:
     case = next(c for c in map(random_case, range(50)) if len(c.functions) > 1)
     (kernel,) = list(case.kernels.values())[:1]
     assert any(change.kind == "tensor" for change in structure_changes(kernel))
+
+
+def test_comparisons_of_data_are_changed_and_no_others() -> None:
+    def body(m: Memory) -> tirx.Stmt:
+        at = m.tile * THREADS + m.tid
+        x = m.tensors[0][at]
+        value = tirx.max(tirx.Select(x > 0.0, x, m.tensors[1][at]), tirx.FloatImm("float32", 2.0))
+        return tirx.IfThenElse(at < SIZE - 1, tirx.BufferStore(m.tensors[1], value, [at]), None)
+
+    func = stage("one", (SIZE, SIZE), body)
+    found = list(comparison_changes(func))
+    texts = {str(change.make()) for change in found}
+    assert len(texts) == len(found) and str(func) not in texts
+    assert {change.action for change in found} == {"operator", "extreme", "arm", "literal"}
+    assert all(f"< {SIZE - 1}" in text for text in texts)

@@ -20,10 +20,22 @@ sides: two calls are equal if names and arguments are, and otherwise with probab
 of functions of which nothing is known: Gulwani and Necula, POPL 2003 and 2004). A keyed mixing of 64 bits stands for
 random.
 
-Comparisons, minima and maxima follow a random total order of the field, in which only infinities have their place, so
-that any tree of maxima finds the same one. A wrong number that loses a comparison does not show: where a definition
-compares, four points are tried, and in two of them zero comes before all other numbers. So for such stages an
-agreement is evidence, without a bound.
+Comparisons, minima and maxima follow a total order of the field, in which only infinities and literals have their
+place, so that any tree of maxima finds the same one. A comparison tells two texts apart only where its outcome is seen,
+so that where numbers or data are compared, several points are tried (:mod:`souffle.verify.values.points`):
+
+- in the large field, where numbers are never equal by chance, with zero and the literals of both texts before all other
+  numbers, and with them after: a maximum that starts at 0 shows;
+- with inputs that rise or fall along their tensor: the last and the first term of a maximum win;
+- in a field of a few dozen elements, where any two numbers, whatever was calculated to get them, are equal now and
+  then, sums and values of ``exp`` among them: what holds at equality alone shows. Inputs are random, or equal along
+  some axes of their tensor, such as all of a row. Literals that differ are still apart;
+- with half of the inputs zero, one, minus one or one of the literals.
+
+For each comparison, minimum and maximum of data, in the definition and in the functions, it is noted whether the first
+operand was seen to be less, equal and more (:mod:`souffle.verify.values.sightings`); a stage that takes little work is
+given more points until all were. What was not seen is named in the certificate. An agreement of such stages is
+evidence, without a bound.
 
 What is not run is not compared: by default the first and the last tile of a function, three more, and as many as take
 little work. For the others it is worked out where they write, unless that depends on data, so that an element that no

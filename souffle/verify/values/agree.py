@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import reduce
+from typing import Literal
 
 import numpy as np
 import tvm_ffi
-from tvm import tirx
+from tvm import s_tir, tirx
 
-from souffle.tvm_compat import dtype_of
 from souffle.verify.expressions import Undecided
 from souffle.verify.library import text_of
 from souffle.verify.values.coverage import mark_written
@@ -18,8 +18,10 @@ from souffle.verify.values.function import FunctionRun
 from souffle.verify.values.inputs import blank, elements_of, integer_ranges, random_tensors
 from souffle.verify.values.intrinsics import intrinsic
 from souffle.verify.values.memory import Fault, Lanes
+from souffle.verify.values.points import FURTHER, KINDS, WITHOUT_REDUCTIONS, Literals, literals_of, numbers_at
 from souffle.verify.values.reference import Definition
 from souffle.verify.values.scalars import is_float
+from souffle.verify.values.sightings import Sighting, TextSightings
 
 __all__ = ["Agreement", "Comparison", "Mismatch", "StageFunction", "values_agree"]
 
@@ -32,16 +34,14 @@ _WORK = 1 << 21
 _LANES_FURTHER = 1 << 16
 """Of the tiles that are then run together."""
 
-_CHOOSING = (tirx.Min, tirx.Max)
-
 _TILES = 5
 """Of a function, if nothing else is asked for: the first, the last, and some between."""
 
 _TRIED = 256
 """Elements of a definition that show whether integers choose elements that there are."""
 
-_POINTS = 4
-"""Random inputs where numbers are compared; for two of them zero comes before other numbers."""
+_MOST_POINTS = 16
+"""Of stages that take little work, while some comparison of theirs was not seen to come out in all ways."""
 
 _FEWER_TILES = 2
 """Of a function, at all points but the first."""
@@ -86,11 +86,17 @@ class Agreement:
         How many different random inputs there were.
     covered : bool
         Whether each element of the outputs is known to be written by some tile, those that were not run among them.
+    comparisons : int
+        How many comparisons of data the definition and the functions have in what was run.
+    unseen : tuple of Sighting
+        Those of them that did not come out in all ways at any point.
     """
 
     functions: tuple[Comparison, ...]
     points: int
     covered: bool
+    comparisons: int = 0
+    unseen: tuple[Sighting, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -159,46 +165,77 @@ def values_agree(
     tiles : int, "all" or None
         How many tiles of each function are run. Where the others write is looked at too, without values.
     points : int, optional
-        How many random inputs are tried. If not given, one where the definition is made of sums and products and
-        functions, and four where it compares numbers: a comparison can hide a wrong number.
+        How many random inputs are tried. If not given, one where the definition and the functions are made of sums and
+        products and functions, and those of :data:`souffle.verify.values.points.KINDS` where they compare numbers: a
+        comparison can hide a wrong number. Then more, where that is little work, until each comparison came out in all
+        ways.
 
     Returns
     -------
     Agreement, Mismatch or Undecided
         The last is returned, not raised: it names what this check does not know the meaning of.
     """
-    if points is None:
-        points = _POINTS if _compares(reference) else 1
-    found: Result | None = None
+    sightings = _Sightings(functions)
+    literals = literals_of([reference, *(func for func, _, _ in functions)])
+    found: list[Agreement] = []
+    tried = work = 0
+    compares = _compares_terms(reference)
     with np.errstate(all="ignore"):
-        for point in range(points):
-            own = tiles if tiles is not None or point == 0 else _FEWER_TILES
-            try:
-                here = _Check(reference, functions, seed * _POINTS + point, own).result()
-            except Undecided as reason:
-                here = reason
-            if not isinstance(here, Agreement):
+        while tried < (_wanted(tried, work, sightings, compares) if points is None else points):
+            own = tiles if tiles is not None or not tried else _FEWER_TILES
+            check = _Check(reference, functions, seed, tried, literals, sightings, own)
+            here = check.result()
+            if isinstance(here, Undecided) and tried and check.beyond:
+                # Small numbers, made into integers, choose what the definition does not have.
+                here = None
+            if here is not None and not isinstance(here, Agreement):
                 return here
-            if isinstance(found, Agreement):
-                both = (a.with_(b) for a, b in zip(found.functions, here.functions, strict=True))
-                here = Agreement(tuple(both), point + 1, found.covered)
-            found = here
-    if found is None:
+            found += [here] if here is not None else []
+            work += check.all_work if tried else 0
+            tried += 1
+    if not found:
         raise ValueError("values are compared at one point at least")
-    return found
+    together = tuple(reduce(Comparison.with_, own) for own in zip(*(one.functions for one in found), strict=True))
+    seen = sightings.all
+    return Agreement(together, len(found), found[0].covered, len(seen), tuple(s for s in seen if s.open))
 
 
-def _compares(reference: tirx.PrimFunc) -> bool:
-    """Whether numbers are compared, or become integers."""
+def _wanted(tried: int, work: int, sightings: _Sightings, terms: bool) -> int:
+    """How many points there should be, when some were tried; `terms`: whether a reduction compares its terms."""
+    if not tried:
+        return 1
+    seen = sightings.all
+    least = len(KINDS) if terms else WITHOUT_REDUCTIONS
+    if tried < least:
+        return least if seen or terms else 1
+    return tried + 1 if tried < _MOST_POINTS and work < _WORK and any(one.open for one in seen) else 0
+
+
+def _compares_terms(reference: tirx.PrimFunc) -> bool:
+    """Whether a reduction of the definition is not a sum or a product."""
     found: list[bool] = []
 
-    def see(node: Any) -> None:
-        operand = node.value if isinstance(node, tirx.Cast) else node.a
-        found.append(is_float(dtype_of(operand)) and (isinstance(node, _CHOOSING) or not is_float(dtype_of(node))))
+    def see(block: s_tir.SBlock) -> None:
+        if block.init is not None:
+            sums = isinstance(block.body, tirx.BufferStore) and isinstance(block.body.value, (tirx.Add, tirx.Mul))
+            found.append(not sums)
 
-    kinds = (*_CHOOSING, tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.Cast)
-    tvm_ffi.structural_walk(reference.body, [(kind, see) for kind in kinds])
+    tvm_ffi.structural_walk(reference.body, (s_tir.SBlock, see))
     return any(found)
+
+
+class _Sightings:
+    """How comparisons came out: of each function, and of each block of the definition."""
+
+    def __init__(self, functions: Sequence[StageFunction]) -> None:
+        self.functions = [TextSightings() for _ in functions]
+        self.definition: dict[int, TextSightings] = {}
+
+    @property
+    def all(self) -> list[Sighting]:
+        """All that were come to."""
+        texts = (*self.definition.values(), *self.functions)
+        return [one for text in texts for one in text.all if one.evaluated]
 
 
 class _Check:
@@ -209,24 +246,36 @@ class _Check:
         reference: tirx.PrimFunc,
         functions: Sequence[StageFunction],
         seed: int,
+        point: int,
+        literals: Literals,
+        sightings: _Sightings,
         tiles: int | Literal["all"] | None,
     ) -> None:
         self.reference = reference
         self.functions = functions
-        self.seed = seed
+        self.point = point
+        self.seed = seed * _MOST_POINTS + point
+        self.literals = literals
+        self.kind = KINDS[point] if point < len(KINDS) else FURTHER[point % len(FURTHER)]
+        self.numbers = numbers_at(self.kind, self.seed, literals, smallest=point >= len(KINDS))
+        self.sightings = sightings
         self.tiles = tiles
-        self.work = 0
+        self.work = self.all_work = 0
+        self.beyond = False
         self.buffers = list(reference.params)
 
     def result(self) -> Result:
         """With the widest range of integers that the definition allows."""
-        ranges = integer_ranges(self.reference)
+        ranges = integer_ranges(self.reference, beyond=self.point > 0)
         for number, integers in enumerate(ranges):
             try:
                 return self._compare(integers)
             except Fault as fault:
                 if number == len(ranges) - 1:
+                    self.beyond = True
                     return Undecided(f"{fault.reason}, whatever integers it is given")
+            except Undecided as reason:
+                return reason
         raise AssertionError("a range decides")
 
     def _compare(self, integers: tuple[int, int]) -> Result:
@@ -236,12 +285,13 @@ class _Check:
         ------
         Fault
             If the definition reads beyond a tensor.
+        Undecided
         """
-        values = random_tensors(self.buffers, integers, self.seed)
-        probe = Definition(self.reference, {}, self.seed)
+        values = random_tensors(self.buffers, integers, self.numbers, self.kind.inputs, self.literals)
+        probe = Definition(self.reference, {}, self.numbers, {})
         outputs = [i for i, b in enumerate(self.buffers) if b in probe.blocks]
         given = {b: values[i] for i, b in enumerate(self.buffers) if i not in outputs}
-        definition = Definition(self.reference, given, self.seed)
+        definition = Definition(self.reference, given, self.numbers, self.sightings.definition)
         if any(not is_float(str(b.dtype)) for b in given):
             self._tried(definition, outputs)
         compared = []
@@ -256,7 +306,7 @@ class _Check:
                 compared[-1] = compared[-1].with_(Comparison(chosen, count, found))
                 chosen = self._further(compared[-1], threads)
         complete = all(len(c.tiles) == c.of for c in compared)
-        covered = complete or (self.seed % _POINTS == 0 and self._marked(written))
+        covered = complete or (not self.point and self._marked(written))
         if covered:
             for i, known in written.items():
                 if not known.all():
@@ -285,7 +335,7 @@ class _Check:
         if most >= count:
             return tuple(range(count))
         random = np.random.default_rng((self.seed, count))
-        if self.seed % _POINTS:
+        if self.point:
             # The ends were run at the first point.
             return tuple(sorted(int(t) for t in random.choice(count, most, replace=False)))
         between = random.choice(np.arange(1, count - 1), max(0, most - 2), replace=False)
@@ -311,8 +361,8 @@ class _Check:
         definition: Definition,
         written: dict[int, np.ndarray],
     ) -> Mismatch | tuple[tuple[str, int], ...]:
-        tensors = [blank(self.buffers[i], self.seed) if i in written else v for i, v in enumerate(values)]
-        run = FunctionRun(func, lanes, tensors, self.seed, intrinsic)
+        tensors = [blank(self.buffers[i], self.numbers) if i in written else v for i, v in enumerate(values)]
+        run = FunctionRun(func, lanes, tensors, self.numbers, self.sightings.functions[number].again(), intrinsic)
         try:
             run.run()
         except Fault as fault:
@@ -320,6 +370,7 @@ class _Check:
             text = text_of(run.statements[run.current]) if run.statements else ""
             return Mismatch(number, tile, thread, "memory", (), text, fault.reason)
         self.work += run.work
+        self.all_work += run.work
         elements = []
         for i, tensor in enumerate(run.tensors):
             if tensor.writes and i not in written:

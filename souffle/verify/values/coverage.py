@@ -13,6 +13,7 @@ from tvm.ir import Call, TensorLoad
 
 from souffle.verify.expressions import Undecided
 from souffle.verify.indices import bytes_of
+from souffle.verify.values.points import Numbers
 from souffle.verify.values.scalars import Evaluator, Frame, Mask, Scalars, both, none_of
 
 __all__ = ["mark_written"]
@@ -55,7 +56,7 @@ class _Writes(Scalars):
     """A function of which only assignments to outputs are left, with their conditions and loops."""
 
     def __init__(self, func: tirx.PrimFunc, written: Mapping[int, np.ndarray]) -> None:
-        super().__init__(0)
+        super().__init__(Numbers(0))
         tile, tid, *pointers = func.params
         self.tile, self.tid = self.slot(tile), self.slot(tid)
         self.written = written

@@ -10,7 +10,6 @@ from tvm.ir import Call, TensorLoad
 
 from souffle.tvm_compat import const_int
 from souffle.verify.expressions import Undecided
-from souffle.verify.values import field
 from souffle.verify.values.memory import PerWarp
 from souffle.verify.values.scalars import Evaluator, Frame, Mask
 
@@ -144,7 +143,8 @@ def _product(run: FunctionRun, arguments: Sequence[Any]) -> Callable[[Frame, Mas
     def product(f: Frame, m: Mask) -> None:
         leaders = _leaders(run, m)
         into, a, b, c = parts
-        found = field.add(field.matrix_product(matrix(a, f, m), matrix(b, f, m)), matrix(c, f, m))
+        numbers = run.numbers
+        found = numbers.add(numbers.matrix_product(matrix(a, f, m), matrix(b, f, m)), matrix(c, f, m))
         value = np.repeat(found.reshape(warps, -1).T, _WARP, axis=1)
         into[0].write(into[1](f, m) + places, into[0].unit, value, leaders, run.current)
 

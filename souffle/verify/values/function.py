@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import Call, TensorLoad
+from tvm.ir import Call
 
 from souffle.tvm_compat import const_int
 from souffle.verify.expressions import Undecided
@@ -23,7 +23,9 @@ from souffle.verify.indices import operator_name
 from souffle.verify.values.loops import Nest, at_once
 from souffle.verify.values.memory import Lanes
 from souffle.verify.values.places import Places
+from souffle.verify.values.points import Numbers
 from souffle.verify.values.scalars import Evaluator, Frame, Mask, Scalars, both, is_steady, none_of
+from souffle.verify.values.sightings import TextSightings
 
 __all__ = ["FunctionRun", "Statement"]
 
@@ -54,8 +56,9 @@ class FunctionRun(Places):
         The tiles, and how many threads each has.
     tensors : sequence of array
         What the pointers point to, one number for each element; written in place.
-    seed : int
-        Of random functions, and of what was never written.
+    numbers : Numbers
+        Also what was never written is made of them.
+    sightings : TextSightings
     intrinsics : callable
         ``intrinsics(run, name, arguments)``: the effect of a function that the text calls, or ``None``.
 
@@ -70,10 +73,11 @@ class FunctionRun(Places):
         func: tirx.PrimFunc,
         lanes: Lanes,
         tensors: Sequence[np.ndarray],
-        seed: int,
+        numbers: Numbers,
+        sightings: TextSightings,
         intrinsics: Callable[[FunctionRun, str, Sequence[Any]], Statement | None],
     ) -> None:
-        super().__init__(func, lanes, tensors, seed)
+        super().__init__(func, lanes, tensors, numbers, sightings)
         self.intrinsics = intrinsics
         self.statements: list[Any] = []
         self.current = 0
@@ -158,9 +162,8 @@ class FunctionRun(Places):
         slot = self.slot(node.var)
         if is_steady(value):
             self.steady.add(slot)
-        loads: list[TensorLoad] = []
-        tvm_ffi.structural_walk(node.value, (TensorLoad, loads.append))
-        if loads:
+        if self.is_drawn(node.value):
+            self.drawn.add(node.var)
 
             def kept(f: Frame, m: Mask) -> None:
                 # The memory may be written before the variable is used.
@@ -244,7 +247,7 @@ class FunctionRun(Places):
 
     def _distinct(self, nest: Nest, index: Any) -> bool:
         """Whether an index that depends on the nest's own variables alone differs from turn to turn."""
-        own = Scalars(self.seed)
+        own = Scalars(self.numbers)
         frame = own.frame()
         grid = np.indices([const_int(loop.extent) for loop in nest.loops]).reshape(len(nest.loops), -1)
         for loop, values in zip(nest.loops, grid):

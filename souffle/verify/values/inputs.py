@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -12,10 +12,11 @@ from tvm import tirx
 from tvm.ir import TensorLoad
 
 from souffle.tvm_compat import const_int
-from souffle.verify.values import field
+from souffle.verify.values.field import P
+from souffle.verify.values.points import Literals, Numbers
 from souffle.verify.values.scalars import is_float
 
-__all__ = ["HashedTensor", "Values", "blank", "elements_of", "integer_ranges", "random_tensors"]
+__all__ = ["DrawnTensor", "Values", "blank", "elements_of", "integer_ranges", "random_tensors"]
 
 _MOST_STORED = 1 << 24
 """Elements of a tensor whose values are stored; those of a larger one are worked out where they are read."""
@@ -27,29 +28,28 @@ _INTEGERS = 1 << 10
 """How far integers go that choose no element."""
 
 
-class HashedTensor:
-    """A tensor that is too large to be stored: each element is worked out from its number.
+class DrawnTensor:
+    """A tensor that is not stored: each element is worked out from its number.
 
     Parameters
     ----------
-    name : str
     elements : int
-    seed : int
+    draw : callable
+        The elements at some places.
     """
 
-    def __init__(self, name: str, elements: int, seed: int) -> None:
-        self.name = name
+    def __init__(self, elements: int, draw: Callable[[np.ndarray], np.ndarray]) -> None:
         self.elements = elements
-        self.seed = seed
+        self.draw = draw
 
     def __len__(self) -> int:
         return self.elements
 
     def __getitem__(self, places: np.ndarray) -> np.ndarray:
-        return field.function_of(self.name, [places], self.seed).reshape(np.shape(places))
+        return self.draw(np.ravel(places)).reshape(np.shape(places))
 
 
-Values = np.ndarray | HashedTensor
+Values = np.ndarray | DrawnTensor
 
 
 def elements_of(buffer: Any) -> int:
@@ -57,11 +57,17 @@ def elements_of(buffer: Any) -> int:
     return prod(const_int(extent) for extent in buffer.shape)
 
 
-def integer_ranges(reference: tirx.PrimFunc) -> tuple[tuple[int, int], ...]:
+def integer_ranges(reference: tirx.PrimFunc, beyond: bool) -> tuple[tuple[int, int], ...]:
     """Ranges from which integers of the inputs may be drawn, the better first.
 
     An integer that chooses an element should be able to choose any, counted from the end too where the definition
     allows that; which ranges it allows is seen when it is evaluated.
+
+    Parameters
+    ----------
+    reference : tirx.PrimFunc
+    beyond : bool
+        Whether to begin with integers that choose none, on both sides, which a definition that clamps them allows.
     """
     extents: list[int] = []
 
@@ -75,36 +81,92 @@ def integer_ranges(reference: tirx.PrimFunc) -> tuple[tuple[int, int], ...]:
 
     tvm_ffi.structural_walk(reference.body, (TensorLoad, see))
     most = min(extents, default=_INTEGERS)
-    return (-most, most), (0, most), (0, 1)
+    return (*(((-2 * most - 2, 2 * most + 2),) if beyond else ()), (-most, most), (0, most), (0, 1))
 
 
-def random_tensors(buffers: Sequence[Any], integers: tuple[int, int], seed: int) -> list[Values]:
-    """Random elements of the field, of a range of integers, or bits, for each buffer.
+def random_tensors(
+    buffers: Sequence[Any], integers: tuple[int, int], numbers: Numbers, inputs: str, literals: Literals
+) -> list[Values]:
+    """Elements of the field, of a range of integers, or bits, for each buffer.
 
     Parameters
     ----------
     buffers : sequence of Buffer
     integers : tuple of int
         The first, and the one after the last.
-    seed : int
+    numbers : Numbers
+    inputs : str
+        How they are drawn, see :class:`souffle.verify.values.points.Kind`.
+    literals : Literals
     """
     found: list[Values] = []
     for number, buffer in enumerate(buffers):
-        dtype, count = str(buffer.dtype), elements_of(buffer)
-        random = np.random.default_rng((seed, number))
-        if is_float(dtype) and count > _MOST_STORED:
-            found.append(HashedTensor(f"input {number}", count, seed))
-        elif is_float(dtype):
-            found.append(random.integers(0, field.P, count, np.int64))
-        elif dtype == "bool":
-            found.append(random.integers(0, 2, count, np.int64))
-        else:
-            low = 0 if dtype.startswith("u") else integers[0]
-            found.append(random.integers(low, integers[1], count, np.int64))
+        count = elements_of(buffer)
+        plain = inputs == "random" and numbers.prime == P
+        if plain and count <= _MOST_STORED:
+            low, high = (0, numbers.prime) if is_float(str(buffer.dtype)) else _range(str(buffer.dtype), integers)
+            found.append(np.random.default_rng((numbers.seed, number)).integers(low, high, count, np.int64))
+            continue
+        draw = _drawing(buffer, number, integers, numbers, inputs, literals)
+        found.append(draw(np.arange(count)) if count <= _MOST_FILLED else DrawnTensor(count, draw))
     return found
 
 
-def blank(buffer: Any, seed: int) -> np.ndarray:
+def _range(dtype: str, integers: tuple[int, int]) -> tuple[int, int]:
+    """The part of a range of integers that a type has."""
+    if dtype == "bool":
+        return 0, 2
+    kind = np.iinfo(dtype)
+    return max(integers[0], int(kind.min)), min(integers[1], int(kind.max) + 1)
+
+
+def _drawing(
+    buffer: Any, number: int, integers: tuple[int, int], numbers: Numbers, inputs: str, literals: Literals
+) -> Callable[[np.ndarray], np.ndarray]:
+    """What gives the elements of an input at some places."""
+    dtype, count = str(buffer.dtype), elements_of(buffer)
+    random = np.random.default_rng((numbers.seed, number))
+    name = f"input {number}"
+    level = _level(buffer, random) if inputs == "level" else lambda places: places
+    if is_float(dtype):
+        if inputs in ("rising", "falling"):
+            step, start = max(1, P // (4 * count)), int(random.integers(P // 4))
+            sign, start = (1, start) if inputs == "rising" else (-1, start + count * step)
+            return lambda places: (start + sign * step * places) % numbers.prime
+        choices = numbers.choices if inputs == "few" else None
+    else:
+        low, high = _range(dtype, integers)
+        near = {c for one in (*literals.whole, low, high - 1) for c in (one, 2 * one) if low <= c < high}
+        choices = np.array(sorted(near), np.int64) if inputs in ("few", "level") or numbers.prime != P else None
+
+    def draw(places: np.ndarray) -> np.ndarray:
+        keys = level(places)
+        any_number = numbers.function_of(name, [keys])
+        if not is_float(dtype):
+            any_number = low + numbers.bits(name, keys) % (high - low)
+        if choices is None:
+            return any_number
+        which = numbers.bits(f"which {name}", keys)
+        return np.where(which & 1, any_number, choices[(which >> 1) % len(choices)])
+
+    return draw
+
+
+def _level(buffer: Any, random: np.random.Generator) -> Callable[[np.ndarray], np.ndarray]:
+    """The same number for all elements along some axes of a buffer."""
+    shape = tuple(const_int(extent) for extent in buffer.shape)
+    kept = [bool(random.integers(2)) for _ in shape]
+
+    def level(places: np.ndarray) -> np.ndarray:
+        keys = np.zeros_like(places)
+        for index, extent, own in zip(np.unravel_index(places, shape) if shape else (), shape, kept):
+            keys = keys * extent + index if own else keys
+        return keys
+
+    return level
+
+
+def blank(buffer: Any, numbers: Numbers) -> np.ndarray:
     """An output before it is written: noise, or zeros where it is large."""
     count = elements_of(buffer)
-    return field.noise(count, "output", seed) if count <= _MOST_FILLED else np.zeros(count, np.int64)
+    return numbers.noise(count, "output") if count <= _MOST_FILLED else np.zeros(count, np.int64)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from souffle.verify.expressions import Undecided
-from souffle.verify.values import field
+from souffle.verify.values.field import Number
 from souffle.verify.values.fragments import matrix_instruction
 from souffle.verify.values.function import FunctionRun, Statement
 from souffle.verify.values.places import Pointer
@@ -83,7 +83,7 @@ def _copy(run: FunctionRun, nbytes: int, may_zero: bool, arguments: Sequence[Any
             known = whether(f, m)
             holds = known if isinstance(known, int) else known != 0
             wanted = both(m, holds)
-        values: field.Number = 0
+        values: Number = 0
         if not (isinstance(holds, int) and not holds):
             values = source.memory.read(_at(source, f, wanted) + ahead, size, wanted)
             if not isinstance(holds, int):
@@ -103,7 +103,7 @@ def _take(run: FunctionRun, lanes: int, planes: int, arguments: Sequence[Any]) -
         first, between = _at(source, f, m) + ahead, apart(f, m)
         total = source.memory.read(first, 4, m)
         for plane in range(1, planes):
-            total = field.add(total, source.memory.read(first + plane * between * scale, 4, m))
+            total = run.numbers.add(total, source.memory.read(first + plane * between * scale, 4, m))
         into.memory.write(_at(into, f, m) + step, 4, total, m, run.current)
 
     return take
@@ -137,7 +137,7 @@ def _whole_warps(run: FunctionRun, m: Mask, what: str) -> None:
         raise Undecided(f"{what} by a part of a warp")
 
 
-def _spread(run: FunctionRun, value: field.Number) -> np.ndarray:
+def _spread(run: FunctionRun, value: Number) -> np.ndarray:
     """A value with all lanes."""
     return np.broadcast_to(value, (*np.shape(value)[:-1], run.lanes.count))
 
@@ -149,7 +149,7 @@ def _shuffled(run: FunctionRun, kind: str, arguments: Sequence[Any]) -> Evaluato
     within = lane % run.lanes.threads % _WARP
     salt = "shuffle from nowhere"
 
-    def shuffle(f: Frame, m: Mask) -> field.Number:
+    def shuffle(f: Frame, m: Mask) -> Number:
         # Threads that a condition leaves out give nothing.
         given, step, wide = _spread(run, value(f, m)), other(f, m), width(f, m)
         place = within % wide
@@ -168,7 +168,7 @@ def _shuffled(run: FunctionRun, kind: str, arguments: Sequence[Any]) -> Evaluato
             active = np.broadcast_to(m, given.shape[-1:]) if np.ndim(m) == 1 else np.broadcast_to(m, given.shape)
             inside &= active[..., np.where(inside, wanted, 0)]
         found = given[..., np.where(inside, wanted, 0)]
-        return found if inside.all() else np.where(inside, found, field.noise(run.lanes.count, salt, run.seed))
+        return found if inside.all() else np.where(inside, found, run.numbers.noise(run.lanes.count, salt))
 
     return shuffle
 
@@ -228,8 +228,8 @@ def _add_product(run: FunctionRun, arguments: Sequence[Any]) -> Statement:
         a, b, c = np.empty((warps, 16, 16), np.int64), np.empty((warps, 16, 8), np.int64), totals
         a[:, left_at[0], left_at[1]] = matrix(left, f, m, steps[1], 2)
         b[:, right_at[0], right_at[1]] = matrix(right, f, m, steps[2], 2)
-        found = field.matrix_product(a, b)[:, total_at[0], total_at[1]].transpose(1, 0, 2).reshape(4, -1)
+        found = run.numbers.matrix_product(a, b)[:, total_at[0], total_at[1]].transpose(1, 0, 2).reshape(4, -1)
         at = _at(c, f, m) + steps[0]
-        c.memory.write(at, 4, field.add(c.memory.read(at, 4, m), found), m, run.current)
+        c.memory.write(at, 4, run.numbers.add(c.memory.read(at, 4, m), found), m, run.current)
 
     return product

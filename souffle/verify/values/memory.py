@@ -7,16 +7,20 @@ begins in it, so that an element of one size is not read as one of another. What
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from souffle.verify.expressions import Undecided
-from souffle.verify.values import field
+from souffle.verify.values.field import Number
 from souffle.verify.values.scalars import Mask
 
 __all__ = ["Fault", "Lanes", "Memory", "PerBlock", "PerThread", "PerWarp", "TensorMemory", "Write"]
+
+Noise = Callable[[int], np.ndarray]
+"""What a memory of so many numbers holds before it is written."""
 
 _CONTINUED = -1
 _WARP = 32
@@ -78,10 +82,10 @@ class Memory(Protocol):
 
     unit: int
 
-    def read(self, at: field.Number, size: int, mask: Mask) -> field.Number:
+    def read(self, at: Number, size: int, mask: Mask) -> Number:
         """The elements of so many bytes at some places."""
 
-    def write(self, at: field.Number, size: int, value: field.Number, mask: Mask, statement: int) -> None:
+    def write(self, at: Number, size: int, value: Number, mask: Mask, statement: int) -> None:
         """Put elements at some places."""
 
 
@@ -123,13 +127,13 @@ class TensorMemory:
         self.lanes = lanes
         self.writes: list[Write] = []
 
-    def read(self, at: field.Number, size: int, mask: Mask) -> field.Number:
+    def read(self, at: Number, size: int, mask: Mask) -> Number:
         """See :class:`Memory`."""
         self._sized(size)
         places = _bounded(np.atleast_1d(np.asarray(at)), len(self.values), mask, f"the tensor {self.name}")
         return self.values[places]
 
-    def write(self, at: field.Number, size: int, value: field.Number, mask: Mask, statement: int) -> None:
+    def write(self, at: Number, size: int, value: Number, mask: Mask, statement: int) -> None:
         """See :class:`Memory`; remembers who wrote."""
         self._sized(size)
         shape = np.broadcast_shapes(np.shape(at), np.shape(value), np.shape(mask), (self.lanes,))
@@ -171,18 +175,18 @@ class _Sizes:
 class _Flat:
     """A memory of its own for each of some groups of lanes."""
 
-    def __init__(self, name: str, units: int, unit: int, mixed: bool, groups: np.ndarray, seed: int) -> None:
+    def __init__(self, name: str, units: int, unit: int, mixed: bool, groups: np.ndarray, noise: Noise) -> None:
         self.name = name
         self.units = units
         self.unit = unit
         self.lanes = len(groups)
         self.start = groups * units
         total = units * (int(groups.max()) + 1)
-        self.values = field.noise(total, f"unwritten {name}", seed)
+        self.values = noise(total)
         self.garbage = self.values.copy() if mixed else self.values
         self.sizes = _Sizes(total, unit) if mixed else None
 
-    def read(self, at: field.Number, size: int, mask: Mask) -> field.Number:
+    def read(self, at: Number, size: int, mask: Mask) -> Number:
         """See :class:`Memory`."""
         places = self._places(at, size, mask)
         found = self.values[places]
@@ -191,7 +195,7 @@ class _Flat:
         sound = self.sizes.sound(places, size)
         return found if sound.all() else np.where(sound, found, self.garbage[places])
 
-    def write(self, at: field.Number, size: int, value: field.Number, mask: Mask, statement: int) -> None:
+    def write(self, at: Number, size: int, value: Number, mask: Mask, statement: int) -> None:
         """See :class:`Memory`."""
         places = self._places(at, size, mask)
         shape = np.broadcast_shapes(places.shape, np.shape(value), np.shape(mask))
@@ -203,7 +207,7 @@ class _Flat:
         if self.sizes is not None:
             self.sizes.put(places, size)
 
-    def _places(self, at: field.Number, size: int, mask: Mask) -> np.ndarray:
+    def _places(self, at: Number, size: int, mask: Mask) -> np.ndarray:
         last = self.units - size // self.unit + 1
         what = f"the units of {self.unit} bytes of {self.name}"
         if isinstance(at, int):
@@ -216,29 +220,29 @@ class _Flat:
 class PerBlock(_Flat):
     """Shared memory: one for each tile."""
 
-    def __init__(self, name: str, nbytes: int, unit: int, mixed: bool, lanes: Lanes, seed: int) -> None:
-        super().__init__(name, -(-nbytes // unit), unit, mixed, np.arange(lanes.count) // lanes.threads, seed)
+    def __init__(self, name: str, nbytes: int, unit: int, mixed: bool, lanes: Lanes, noise: Noise) -> None:
+        super().__init__(name, -(-nbytes // unit), unit, mixed, np.arange(lanes.count) // lanes.threads, noise)
 
 
 class PerWarp(_Flat):
     """Fragments of matrices: one for each warp."""
 
-    def __init__(self, name: str, elements: int, unit: int, lanes: Lanes, seed: int) -> None:
-        super().__init__(name, elements, unit, False, np.arange(lanes.count) // _WARP, seed)
+    def __init__(self, name: str, elements: int, unit: int, lanes: Lanes, noise: Noise) -> None:
+        super().__init__(name, elements, unit, False, np.arange(lanes.count) // _WARP, noise)
 
 
 class PerThread:
     """Arrays of each thread, in registers or local memory."""
 
-    def __init__(self, name: str, nbytes: int, unit: int, lanes: Lanes, seed: int) -> None:
+    def __init__(self, name: str, nbytes: int, unit: int, lanes: Lanes, noise: Noise) -> None:
         self.name = name
         self.unit = unit
         self.units = nbytes // unit
         self.lane = np.arange(lanes.count)
-        values = field.noise(self.units * lanes.count, f"unwritten {name}", seed)
+        values = noise(self.units * lanes.count)
         self.values = values.reshape(self.units, lanes.count)
 
-    def read(self, at: field.Number, size: int, mask: Mask) -> field.Number:
+    def read(self, at: Number, size: int, mask: Mask) -> Number:
         """See :class:`Memory`. The result may be the memory itself: use it before the next write."""
         self._sized(size)
         if isinstance(at, int):
@@ -247,7 +251,7 @@ class PerThread:
         places = _bounded(at, self.units, mask, self.name)
         return self.values[places[..., 0]] if places.shape[-1] == 1 else self.values[places, self.lane]
 
-    def write(self, at: field.Number, size: int, value: field.Number, mask: Mask, statement: int) -> None:
+    def write(self, at: Number, size: int, value: Number, mask: Mask, statement: int) -> None:
         """See :class:`Memory`."""
         self._sized(size)
         if isinstance(at, int) and np.ndim(value) < 2 and np.ndim(mask) < 2:

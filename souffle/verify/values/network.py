@@ -75,8 +75,8 @@ def values_section(found: Sequence[tuple[StageText, Result]], kernel: str = "") 
     kernel : str
         That the stages belong to, if it is one.
     """
-    wrong, unknown = [], []
-    tiles = of = elements = points = covered = 0
+    wrong, unknown, notes = [], [], []
+    tiles = of = elements = points = covered = comparisons = seen = 0
     for stage, result in found:
         if isinstance(result, Mismatch):
             name = stage.names[result.function]
@@ -90,6 +90,9 @@ def values_section(found: Sequence[tuple[StageText, Result]], kernel: str = "") 
             elements += sum(count for c in result.functions for _, count in c.elements)
             points += result.points
             covered += result.covered
+            comparisons += result.comparisons
+            seen += result.comparisons - len(result.unseen)
+            notes += [f"{stage.names[0]}: {one}" for one in result.unseen]
         else:
             unknown.append(f"{stage.names[0]}: {result}")
     facts = (
@@ -99,8 +102,10 @@ def values_section(found: Sequence[tuple[StageText, Result]], kernel: str = "") 
         ("tiles run", tiles),
         ("tiles in all", of),
         ("elements compared", elements),
+        ("comparisons of data", comparisons),
+        ("seen to come out in all ways", seen),
     )
-    return Section("values of stages", tuple(wrong), tuple(unknown), facts)
+    return Section("values of stages", tuple(wrong), tuple(unknown), facts, tuple(dict.fromkeys(notes)))
 
 
 def _unnamed(func: tirx.PrimFunc) -> tirx.PrimFunc:

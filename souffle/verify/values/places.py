@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ from souffle.tvm_compat import const_int
 from souffle.verify.expressions import Undecided
 from souffle.verify.indices import bytes_of, operator_name
 from souffle.verify.values.memory import Lanes, Memory, PerBlock, PerThread, PerWarp, TensorMemory
+from souffle.verify.values.points import Numbers
 from souffle.verify.values.scalars import Evaluator, Frame, Mask, Scalars
+from souffle.verify.values.sightings import TextSightings
 
 __all__ = ["Places", "Pointer"]
 
@@ -66,11 +69,19 @@ class Places(Scalars):
     lanes : Lanes
     tensors : sequence of array
         What the function's pointers point to.
-    seed : int
+    numbers : Numbers
+    sightings : TextSightings
     """
 
-    def __init__(self, func: tirx.PrimFunc, lanes: Lanes, tensors: Sequence[np.ndarray], seed: int) -> None:
-        super().__init__(seed)
+    def __init__(
+        self,
+        func: tirx.PrimFunc,
+        lanes: Lanes,
+        tensors: Sequence[np.ndarray],
+        numbers: Numbers,
+        sightings: TextSightings,
+    ) -> None:
+        super().__init__(numbers, sightings)
         self.lanes = lanes
         self.places: dict[Any, _Place] = {}
         self.pointers: dict[Any, Pointer] = {}
@@ -109,17 +120,17 @@ class Places(Scalars):
         for extent in buffer.shape:
             elements *= const_int(extent)
         own = _element_size(dtype)
-        seed, name = self.seed + len(self.places), str(buffer.name)
+        name, noise = str(buffer.name), partial(self.numbers.noise, name=f"unwritten {len(self.places)}")
         memory: Memory
         if scope in ("shared", "shared.dyn"):
             sizes = self.views.get(buffer, set()) or {own}
-            memory = PerBlock(name, elements * own, min(sizes), len(sizes) > 1, self.lanes, seed)
+            memory = PerBlock(name, elements * own, min(sizes), len(sizes) > 1, self.lanes, noise)
         elif scope == "local":
             # Registers that hold pairs of 16-bit numbers.
             unit = own // 2 if buffer in self.halves else own
-            memory = PerThread(name, elements * own, unit, self.lanes, seed)
+            memory = PerThread(name, elements * own, unit, self.lanes, noise)
         elif scope.startswith("wmma."):
-            memory = PerWarp(name, elements, own, self.lanes, seed)
+            memory = PerWarp(name, elements, own, self.lanes, noise)
         else:
             raise Undecided(f"memory of the scope {scope}")
         self.places[buffer] = _Place(memory, _start, own, tvm.DataType(dtype).lanes)

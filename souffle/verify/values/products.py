@@ -10,7 +10,7 @@ import numpy as np
 from tvm import tirx
 
 from souffle.tvm_compat import variables
-from souffle.verify.values import field
+from souffle.verify.values.field import Field
 from souffle.verify.values.scalars import Evaluator, Frame
 
 __all__ = ["Factors", "factors_of"]
@@ -42,6 +42,7 @@ class Factors:
 
     def sums(
         self,
+        field: Field,
         coordinates: Sequence[np.ndarray],
         turns: Sequence[np.ndarray],
         spatial: Sequence[int],
@@ -52,6 +53,7 @@ class Factors:
 
         Parameters
         ----------
+        field : Field
         coordinates : sequence of array
             Of the elements, for each spatial variable.
         turns : sequence of array

@@ -12,11 +12,13 @@ from tvm.ir import TensorLoad
 
 from souffle.tvm_compat import const_int, same_expression
 from souffle.verify.expressions import Undecided
-from souffle.verify.values import field
+from souffle.verify.values.field import Number
 from souffle.verify.values.inputs import Values, elements_of
 from souffle.verify.values.memory import Fault
+from souffle.verify.values.points import Numbers
 from souffle.verify.values.products import Factors, factors_of
 from souffle.verify.values.scalars import Evaluator, Frame, Mask, Scalars, is_float
+from souffle.verify.values.sightings import TextSightings
 
 __all__ = ["Definition"]
 
@@ -33,6 +35,7 @@ class _Block:
 
     Attributes
     ----------
+    number : int
     name : str
     spatial, reduction : tuple of (Var, int)
         Its variables with their extents.
@@ -40,6 +43,7 @@ class _Block:
     body : tirx.Stmt
     """
 
+    number: int
     name: str
     spatial: tuple[tuple[Any, int], ...]
     reduction: tuple[tuple[Any, int], ...]
@@ -63,8 +67,9 @@ class Definition(Scalars):
     func : tirx.PrimFunc
         Blocks that each define buffers of their own; parameters are the inputs, then the outputs.
     inputs : mapping of Buffer to array
-    seed : int
-        Of random functions.
+    numbers : Numbers
+    sightings : dict of int to TextSightings
+        By the numbers of blocks; one that is missing is put there.
 
     Raises
     ------
@@ -72,8 +77,15 @@ class Definition(Scalars):
         If it is of another form.
     """
 
-    def __init__(self, func: tirx.PrimFunc, inputs: Mapping[Any, Values], seed: int) -> None:
-        super().__init__(seed)
+    def __init__(
+        self,
+        func: tirx.PrimFunc,
+        inputs: Mapping[Any, Values],
+        numbers: Numbers,
+        sightings: dict[int, TextSightings],
+    ) -> None:
+        super().__init__(numbers)
+        self.sightings_of = sightings
         self.inputs = dict(inputs)
         self.blocks: dict[Any, _Block] = {}
         self._evaluators: dict[int, Callable[[np.ndarray], None]] = {}
@@ -115,7 +127,7 @@ class Definition(Scalars):
             kind.append((axis.var, extent))
         if any(extent > 1 for extent in left.values()):
             raise Undecided(f"the block {block.name_hint} of the definition, which is repeated")
-        known = _Block(str(block.name_hint), tuple(spatial), tuple(reduction), block.init, block.body)
+        known = _Block(len(self.blocks), str(block.name_hint), tuple(spatial), tuple(reduction), block.init, block.body)
         for store in _stores(block.body):
             if store.buffer in self.blocks:
                 raise Undecided(f"the buffer {store.buffer.name}, which two blocks of the definition write")
@@ -168,8 +180,8 @@ class Definition(Scalars):
         """The element of a buffer at some indices."""
         extents = [const_int(e) for e in buffer.shape]
 
-        def read(f: Frame, m: Mask) -> field.Number:
-            flat: field.Number = 0
+        def read(f: Frame, m: Mask) -> Number:
+            flat: Number = 0
             for evaluate, extent in zip(indices, extents):
                 index = evaluate(f, m)
                 inside = 0 <= index < extent if isinstance(index, int) else (index >= 0) & (index < extent)
@@ -205,7 +217,7 @@ class _BlockEvaluator(Scalars):
     """One block, for many elements at once."""
 
     def __init__(self, definition: Definition, block: _Block) -> None:
-        super().__init__(definition.seed)
+        super().__init__(definition.numbers, definition.sightings_of.setdefault(block.number, TextSightings()).again())
         self.definition = definition
         self.block = block
         self.stores = _stores(block.body)
@@ -270,6 +282,8 @@ class _BlockEvaluator(Scalars):
         for part in parts:
             if isinstance(part, tirx.Bind):
                 value = self.of(part.value)
+                if self.is_drawn(part.value):
+                    self.drawn.add(part.var)
                 found.append((self.slot(part.var), value))
             else:
                 found.append((self.slot(("new", part.buffer)), self.of(part.value)))
@@ -296,17 +310,17 @@ class _BlockEvaluator(Scalars):
         for store in self.stores:
             self.definition.defined(store.buffer, places, np.broadcast_to(results[store.buffer], places.shape))
 
-    def _reduce(self, frame: Frame, count: int) -> dict[Any, field.Number]:
+    def _reduce(self, frame: Frame, count: int) -> dict[Any, Number]:
         extents = [extent for _, extent in self.block.reduction]
         turns = int(np.prod(extents, dtype=np.int64))
         totals = {s.buffer: self.starts[s.buffer](frame, None) for s in self.stores}
         if self.factors is not None and turns * count > _SMALL:
             spatial = [np.broadcast_to(frame[slot], (count,)) for slot in self.spatial]
             numbers = np.unravel_index(np.arange(turns), extents)
-            sums = self.factors.sums(spatial, numbers, self.spatial, self.reduction, frame)
+            sums = self.factors.sums(self.numbers, spatial, numbers, self.spatial, self.reduction, frame)
             if sums is not None:
                 buffer = self.stores[0].buffer
-                return {buffer: field.add(totals[buffer], sums)}
+                return {buffer: self.numbers.add(totals[buffer], sums)}
             for slot, values in zip(self.spatial, spatial):
                 frame[slot] = values
         together = max(1, _CHUNK // count) if self.term is not None else 1
@@ -317,8 +331,8 @@ class _BlockEvaluator(Scalars):
             if self.term is not None:
                 buffer = self.stores[0].buffer
                 terms = np.broadcast_to(self.term(frame, None), (len(numbers), count))
-                order = self.order if is_float(str(buffer.dtype)) else None
-                totals[buffer] = _folded(self.kind, totals[buffer], terms, order)
+                numbers = self.numbers if is_float(str(buffer.dtype)) else None
+                totals[buffer] = _folded(self.kind, totals[buffer], terms, numbers)
                 continue
             for store in self.stores:
                 frame[self.running[store.buffer]] = totals[store.buffer]
@@ -328,16 +342,16 @@ class _BlockEvaluator(Scalars):
         return totals
 
 
-def _folded(kind: type, so_far: field.Number, terms: np.ndarray, order: field.Order | None) -> field.Number:
-    """A reduction's terms, put to what it has; integers have no `order` but their own."""
-    if order is None:
+def _folded(kind: type, so_far: Number, terms: np.ndarray, numbers: Numbers | None) -> Number:
+    """A reduction's terms, put to what it has; integers have no `numbers` but themselves."""
+    if numbers is None:
         operate = {tirx.Add: np.add, tirx.Mul: np.multiply, tirx.Max: np.maximum, tirx.Min: np.minimum}[kind]
         return operate(so_far, operate.reduce(terms, axis=0))
     if kind is tirx.Add:
-        return field.add(so_far, field.sum_of(terms))
+        return numbers.add(so_far, numbers.sum_of(terms))
     if kind is tirx.Mul:
-        return field.multiply(so_far, field.product(terms))
-    ranks = order.ranks(terms)
+        return numbers.multiply(so_far, numbers.product(terms))
+    ranks = numbers.ranks(terms)
     best = ranks.argmax(axis=0) if kind is tirx.Max else ranks.argmin(axis=0)
     found = np.take_along_axis(terms, best[None], axis=0)[0]
-    return order.largest(so_far, found) if kind is tirx.Max else order.least(so_far, found)
+    return numbers.largest(so_far, found) if kind is tirx.Max else numbers.least(so_far, found)

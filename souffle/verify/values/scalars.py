@@ -9,24 +9,28 @@ the field, integers and Booleans hold integers. Functions are ``f(frame, mask)``
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, TensorLoad
 
 from souffle.tvm_compat import const_int, dtype_of
 from souffle.verify.expressions import Undecided
 from souffle.verify.indices import operator_name
-from souffle.verify.values import field
+from souffle.verify.values.field import Number
+from souffle.verify.values.points import Numbers
+from souffle.verify.values.sightings import Sighting, TextSightings
 from souffle.verify.values.vocabulary import OF_INTEGERS, function_name
 
 __all__ = ["Evaluator", "Frame", "Mask", "Scalars", "both", "is_float", "is_steady", "none_of"]
 
 Mask = np.ndarray | None
 Frame = list
-Evaluator = Callable[[Frame, Mask], field.Number]
+Evaluator = Callable[[Frame, Mask], Number]
 
 
 def is_float(dtype: str) -> bool:
@@ -34,7 +38,7 @@ def is_float(dtype: str) -> bool:
     return "float" in dtype
 
 
-def both(mask: Mask, other: field.Number) -> Mask:
+def both(mask: Mask, other: Number) -> Mask:
     """Where both hold."""
     return mask if isinstance(other, int) else other if mask is None else mask & other
 
@@ -44,11 +48,11 @@ def none_of(mask: Mask) -> bool:
     return mask is not None and not mask.any()
 
 
-def _uniform(*values: field.Number) -> bool:
+def _uniform(*values: Number) -> bool:
     return all(isinstance(v, int) for v in values)
 
 
-def _truncated_quotient(a: field.Number, b: field.Number) -> field.Number:
+def _truncated_quotient(a: Number, b: Number) -> Number:
     if _uniform(a, b):
         return (abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1) if b else 0
     if isinstance(b, int) and b > 0:
@@ -58,29 +62,29 @@ def _truncated_quotient(a: field.Number, b: field.Number) -> field.Number:
     return quotient + ((quotient < 0) & (quotient * divisor != a))
 
 
-def _floor_quotient(a: field.Number, b: field.Number) -> field.Number:
+def _floor_quotient(a: Number, b: Number) -> Number:
     if _uniform(a, b) or isinstance(b, int):
         return a // b if b else 0
     return a // np.where(b == 0, 1, b)
 
 
-def _truncated_rest(a: field.Number, b: field.Number) -> field.Number:
+def _truncated_rest(a: Number, b: Number) -> Number:
     return a - _truncated_quotient(a, b) * b
 
 
-def _floor_rest(a: field.Number, b: field.Number) -> field.Number:
+def _floor_rest(a: Number, b: Number) -> Number:
     return a - _floor_quotient(a, b) * b
 
 
-def _shift_left(a: field.Number, b: field.Number) -> field.Number:
+def _shift_left(a: Number, b: Number) -> Number:
     return a << b
 
 
-def _shift_right(a: field.Number, b: field.Number) -> field.Number:
+def _shift_right(a: Number, b: Number) -> Number:
     return a >> b
 
 
-_INTEGER: dict[type, Callable[[field.Number, field.Number], field.Number]] = {
+_INTEGER: dict[type, Callable[[Number, Number], Number]] = {
     tirx.Add: lambda a, b: a + b,
     tirx.Sub: lambda a, b: a - b,
     tirx.Mul: lambda a, b: a * b,
@@ -97,17 +101,19 @@ _INTEGER: dict[type, Callable[[field.Number, field.Number], field.Number]] = {
     tirx.BitwiseXor: lambda a, b: a ^ b,
 }
 
-_FIELD: dict[type, Callable[[field.Number, field.Number], field.Number]] = {
-    tirx.Add: field.add,
-    tirx.Sub: field.subtract,
-    tirx.Mul: field.multiply,
-    tirx.Div: field.divide,
+_FIELD: dict[type, Callable[[Numbers, Number, Number], Number]] = {
+    tirx.Add: Numbers.add,
+    tirx.Sub: Numbers.subtract,
+    tirx.Mul: Numbers.multiply,
+    tirx.Div: Numbers.divide,
+    tirx.Max: Numbers.largest,
+    tirx.Min: Numbers.least,
 }
 
 _RESTS = {tirx.Mod: "fmod", tirx.FloorMod: "floored rest"}
 """Of floating-point types: functions of which nothing is known."""
 
-_COMPARED: dict[type, Callable[[field.Number, field.Number], Any]] = {
+_COMPARED: dict[type, Callable[[Number, Number], Any]] = {
     tirx.EQ: lambda a, b: a == b,
     tirx.NE: lambda a, b: a != b,
     tirx.LT: lambda a, b: a < b,
@@ -141,20 +147,25 @@ class Scalars:
 
     Parameters
     ----------
-    seed : int
-        Of the functions that are taken for random ones, and of the order of numbers.
+    numbers : Numbers
+        The field, the order in which numbers are compared, and the functions that are taken for random ones.
+    sightings : TextSightings, optional
+        Where to note how comparisons come out.
 
     Attributes
     ----------
+    drawn : set of Var
+        Variables that depend on what memory holds.
     slots : dict of Var to int
         Where a frame has the value of each variable.
     steady : set of int
         Slots of variables that never change; what is made of them is worked out once.
     """
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.order = field.Order(seed)
+    def __init__(self, numbers: Numbers, sightings: TextSightings | None = None) -> None:
+        self.numbers = numbers
+        self.sightings = sightings
+        self.drawn: set[Any] = set()
         self.slots: dict[Any, int] = {}
         self.steady: set[int] = set()
 
@@ -186,7 +197,7 @@ class Scalars:
             value = int(node.value)
             return _steady(lambda f, m: value)
         if isinstance(node, tirx.FloatImm):
-            value = field.constant(float(node.value), dtype_of(node))
+            value = self._literal(float(node.value), dtype_of(node))
             return lambda f, m: value
         if isinstance(node, tvm.ir.Var):
             if node not in self.slots:
@@ -199,20 +210,20 @@ class Scalars:
         if kind in _COMPARED:
             return self._comparison(kind, node)
         if kind in _INTEGER:
+            if kind in (tirx.Min, tirx.Max):
+                return self._extreme(kind, node)
             table = _FIELD if is_float(dtype_of(node)) else _INTEGER
             if kind is tirx.Add and table is _FIELD:
                 for product, other in ((node.a, node.b), (node.b, node.a)):
                     if isinstance(product, tirx.Mul):
                         a, b, c = self.of(product.a), self.of(product.b), self.of(other)
                         return self._multiply_add(a, b, c)
-            if table is _FIELD and kind in (tirx.Min, tirx.Max):
-                chosen = self.order.largest if kind is tirx.Max else self.order.least
-                return self._binary(chosen, self.of(node.a), self.of(node.b))
             if table is _FIELD and kind in _RESTS:
                 return self._function(_RESTS[kind], [self.of(node.a), self.of(node.b)], (node.a, node.b))
             if kind not in table:
                 raise Undecided(f"{kind.__name__} of {dtype_of(node)}")
-            return self._binary(table[kind], self.of(node.a), self.of(node.b))
+            operate = table[kind] if table is _INTEGER else partial(table[kind], self.numbers)
+            return self._binary(operate, self.of(node.a), self.of(node.b))
         if kind in (tirx.And, tirx.Or):
             return self._connective(kind, self.of(node.a), self.of(node.b))
         if kind is tirx.Not:
@@ -221,7 +232,7 @@ class Scalars:
         if kind is tirx.Select:
             return self._choice(node.condition, node.true_value, node.false_value)
         if kind is tirx.Cast:
-            return self._cast(dtype_of(node.value), dtype_of(node), self.of(node.value))
+            return self._cast(node, self.of(node.value))
         if kind is tirx.Ramp:
             base, stride, lanes = self.of(node.base), self.of(node.stride), np.arange(const_int(node.lanes))[:, None]
             return lambda f, m: base(f, m) + stride(f, m) * lanes
@@ -233,7 +244,7 @@ class Scalars:
             value, slot = self.of(node.value), self.slot(node.var)
             body = self.of(node.body)
 
-            def let(f: Frame, m: Mask) -> field.Number:
+            def let(f: Frame, m: Mask) -> Number:
                 f[slot] = value(f, m)
                 return body(f, m)
 
@@ -246,31 +257,79 @@ class Scalars:
     def _binary(operate: Callable, a: Evaluator, b: Evaluator) -> Evaluator:
         if not (is_steady(a) and is_steady(b)):
             return lambda f, m: operate(a(f, m), b(f, m))
-        found: list[field.Number] = []
+        found: list[Number] = []
 
-        def once(f: Frame, m: Mask) -> field.Number:
+        def once(f: Frame, m: Mask) -> Number:
             if not found:
                 found.append(operate(a(f, None), b(f, None)))
             return found[0]
 
         return _steady(once)
 
-    @staticmethod
-    def _multiply_add(a: Evaluator, b: Evaluator, c: Evaluator) -> Evaluator:
-        return lambda f, m: field.multiply_add(a(f, m), b(f, m), c(f, m))
+    def _multiply_add(self, a: Evaluator, b: Evaluator, c: Evaluator) -> Evaluator:
+        numbers = self.numbers
+        return lambda f, m: numbers.multiply_add(a(f, m), b(f, m), c(f, m))
+
+    def _literal(self, value: float, dtype: str) -> Number:
+        return self.numbers.constant(value, dtype) if value == value else int(self.numbers.noise(1, "not a number")[0])
 
     def _comparison(self, kind: type, node: Any) -> Evaluator:
         a, b, compare = self.of(node.a), self.of(node.b), _COMPARED[kind]
-        if is_float(dtype_of(node.a)):
-            ranks = self.order.ranks
-            return lambda f, m: _truth(compare(ranks(a(f, m)), ranks(b(f, m))))
-        return lambda f, m: _truth(compare(a(f, m), b(f, m)))
+        ranks = self.numbers.ranks if is_float(dtype_of(node.a)) else None
+        sighting = self.sighting(node)
+        if ranks is None and sighting is None:
+            return lambda f, m: _truth(compare(a(f, m), b(f, m)))
+
+        def evaluate(f: Frame, m: Mask) -> Number:
+            x, y = a(f, m), b(f, m)
+            if ranks is not None:
+                x, y = ranks(x), ranks(y)
+            if sighting is not None and sighting.open:
+                sighting.look(x, y, m)
+            return _truth(compare(x, y))
+
+        return evaluate
+
+    def _extreme(self, kind: type, node: Any) -> Evaluator:
+        """A minimum or a maximum."""
+        a, b = self.of(node.a), self.of(node.b)
+        table = _FIELD if is_float(dtype_of(node)) else _INTEGER
+        operate = _INTEGER[kind] if table is _INTEGER else partial(table[kind], self.numbers)
+        sighting = self.sighting(node)
+        if sighting is None or not sighting.open:
+            return self._binary(operate, a, b)
+        ranks = self.numbers.ranks if table is _FIELD else lambda value: value
+
+        def evaluate(f: Frame, m: Mask) -> Number:
+            x, y = a(f, m), b(f, m)
+            if sighting.open:
+                sighting.look(ranks(x), ranks(y), m)
+            return operate(x, y)
+
+        return evaluate
+
+    def sighting(self, node: Any) -> Sighting | None:
+        """Where to note how a comparison of data comes out; ``None`` for one of places."""
+        if self.sightings is None or not self.is_drawn(node):
+            return None
+        return self.sightings.of(node)
+
+    def is_drawn(self, node: Any) -> bool:
+        """Whether an expression depends on what memory holds."""
+        found: list[Any] = []
+
+        def see(var: Any) -> None:
+            if var in self.drawn:
+                found.append(var)
+
+        tvm_ffi.structural_walk(node, [(TensorLoad, found.append), (tirx.Var, see)])
+        return bool(found)
 
     @staticmethod
     def _connective(kind: type, a: Evaluator, b: Evaluator) -> Evaluator:
         stops = kind is tirx.Or
 
-        def evaluate(f: Frame, m: Mask) -> field.Number:
+        def evaluate(f: Frame, m: Mask) -> Number:
             first = a(f, m)
             if isinstance(first, int):
                 return int(stops) if bool(first) == stops else b(f, m)
@@ -286,7 +345,7 @@ class Scalars:
     def _choice(self, condition: Any, true: Any, false: Any) -> Evaluator:
         test, yes, no = self.of(condition), self.of(true), self.of(false)
 
-        def evaluate(f: Frame, m: Mask) -> field.Number:
+        def evaluate(f: Frame, m: Mask) -> Number:
             known = test(f, m)
             if isinstance(known, int):
                 return yes(f, m) if known else no(f, m)
@@ -300,16 +359,24 @@ class Scalars:
 
         return evaluate
 
-    def _cast(self, source: str, target: str, value: Evaluator) -> Evaluator:
+    def _cast(self, node: tirx.Cast, value: Evaluator) -> Evaluator:
+        source, target = dtype_of(node.value), dtype_of(node)
         if is_float(source) and is_float(target):
             return value
         if is_float(target):
-            return lambda f, m: _as_integers(value(f, m)) % field.P
+            residue = self.numbers.residue
+            return lambda f, m: residue(_as_integers(value(f, m)))
         if is_float(source):
-            if target.startswith("bool"):
-                return lambda f, m: _truth(value(f, m) != 0)
-            seed = self.seed
-            return lambda f, m: field.whole(value(f, m), seed)
+            sighting = self.sighting(node)
+            convert = self.numbers.whole if not target.startswith("bool") else lambda number: _truth(number != 0)
+
+            def converted(f: Frame, m: Mask) -> Number:
+                found = convert(value(f, m))
+                if sighting is not None and sighting.open:
+                    sighting.look(found, 0, m)
+                return found
+
+            return converted
         if target.startswith("bool"):
             return lambda f, m: _truth(value(f, m) != 0)
         old, new = tvm.DataType(source), tvm.DataType(target)
@@ -326,7 +393,7 @@ class Scalars:
         sizes = [tvm.DataType(dtype_of(v)).lanes for v in node.vectors]
         wanted = [const_int(i) for i in node.indices]
 
-        def evaluate(f: Frame, m: Mask) -> field.Number:
+        def evaluate(f: Frame, m: Mask) -> Number:
             parts = [np.atleast_2d(np.asarray(v(f, m))) for v in vectors]
             outer = np.broadcast_shapes(*((*p.shape[:-2], 1, p.shape[-1]) for p in parts))
             whole = [np.broadcast_to(p, (*outer[:-2], n, outer[-1])) for p, n in zip(parts, sizes)]
@@ -352,11 +419,11 @@ class Scalars:
             return self._multiply_add(a, b, c)
         if name == "tirx.sigmoid":
             # As TVM's legalization writes it.
-            a, seed = self.of(arguments[0]), self.seed
+            a, numbers = self.of(arguments[0]), self.numbers
 
-            def sigmoid(f: Frame, m: Mask) -> field.Number:
-                exponential = field.function_of("exp", [field.negative(a(f, m))], seed)
-                return field.inverse(field.add(exponential, 1))
+            def sigmoid(f: Frame, m: Mask) -> Number:
+                exponential = numbers.function_of("exp", [numbers.negative(a(f, m))])
+                return numbers.inverse(numbers.add(exponential, 1))
 
             return sigmoid
         if name in ("tirx.isnan", "tirx.isinf", "tirx.isfinite"):
@@ -369,28 +436,28 @@ class Scalars:
             return value if source == target else self._function(f"bits of {source} as {target}", [value], arguments)
         if name in ("fmaxf", "fmax", "__hmax", "fminf", "fmin", "__hmin"):
             a, b = (self.of(x) for x in arguments)
-            return self._binary(self.order.largest if "max" in name else self.order.least, a, b)
+            return self._binary(self.numbers.largest if "max" in name else self.numbers.least, a, b)
         known = function_name(name)
         if known is None or not (is_float(dtype_of(node)) or known in OF_INTEGERS):
             return self.call(node, name)
         return self._function(known, [self.of(x) for x in arguments], arguments)
 
     def _function(self, name: str, evaluators: list[Evaluator], arguments: Any) -> Evaluator:
-        seed = self.seed
+        numbers = self.numbers
         if name == "pow" and isinstance(arguments[1], (tirx.FloatImm, tirx.IntImm)):
             exponent, base = float(arguments[1].value), evaluators[0]
             if exponent == int(exponent) and 0 <= exponent <= 64:
-                return lambda f, m: field.power(base(f, m), int(exponent))
-        return lambda f, m: field.function_of(name, [e(f, m) for e in evaluators], seed)
+                return lambda f, m: numbers.power(base(f, m), int(exponent))
+        return lambda f, m: numbers.function_of(name, [e(f, m) for e in evaluators])
 
 
-def _truth(value: Any) -> field.Number:
+def _truth(value: Any) -> Number:
     return int(value) if isinstance(value, (bool, np.bool_)) else value
 
 
-def _negated(value: field.Number) -> field.Number:
+def _negated(value: Number) -> Number:
     return int(not value) if isinstance(value, int) else value == 0
 
 
-def _as_integers(value: field.Number) -> field.Number:
+def _as_integers(value: Number) -> Number:
     return value.astype(np.int64) if isinstance(value, np.ndarray) and value.dtype == bool else value
