@@ -1,7 +1,9 @@
-"""Mutants of the tiny models: does the certificate refute each that changes a result, does the CPU device see races?
+"""Mutants of networks: does the certificate refute each that changes a result, does the CPU device see races?
 
 ``python -m benchmarks.mutation --models bert lstm --levels V3 V4 --mutants 360 --seed 0 --json out.jsonl``. Mutants are
-spread evenly over the networks. One line of JSON is written for each; lines that are there are not done again.
+spread evenly over the networks, the tiny models and any ONNX files. One line of JSON is written for each; lines that
+are there are not done again. ``--thorough`` changes any number and any statement, too, and ``--open`` runs only those
+that are not refuted, and these also with every access looked at.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import sys
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+
+import onnx
 
 import models
 import souffle
@@ -41,8 +45,9 @@ def _read(path: Path | None) -> dict[tuple[str, str], Trial]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the campaign; 1 where a mutant that changes the result is not refuted."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="+", default=list(models.NAMES), choices=models.NAMES)
-    parser.add_argument("--levels", nargs="+", default=["V3", "V4"])
+    parser.add_argument("--models", nargs="*", default=list(models.NAMES), choices=models.NAMES)
+    parser.add_argument("--files", nargs="+", type=Path, default=[], metavar="FILE.onnx", help="other networks")
+    parser.add_argument("--levels", nargs="+", default=["V3", "V4"], help="or persistent, for V4 with that partition")
     parser.add_argument("--precisions", nargs="+", default=["fp32", "mixed"])
     parser.add_argument("--arch", default="sm_90")
     parser.add_argument("--grid-barriers", nargs="+", default=["cooperative"], help="how blocks wait for each other")
@@ -50,18 +55,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--kinds", nargs="+", default=[], help="only these, such as 'grid barrier'")
     parser.add_argument("--seed", type=int, default=0, help="of the sample and of the inputs")
     parser.add_argument("--json", type=Path, help="lines of JSON, appended to")
+    parser.add_argument("--thorough", action="store_true", help="change any number and any statement, too")
+    parser.add_argument("--open", action="store_true", help="do not run those that are refuted")
     arguments = parser.parse_args(argv)
 
     known = _read(arguments.json)
-    networks = list(product(arguments.models, arguments.levels, arguments.precisions, arguments.grid_barriers))
+    sources = [*arguments.models, *arguments.files]
+    networks = list(product(sources, arguments.levels, arguments.precisions, arguments.grid_barriers))
     trials: dict[tuple[str, str], Trial] = {}
-    for number, (name, level, precision, barrier) in enumerate(networks):
-        label = f"{name} {level} {precision} {barrier}"
+    for number, (source, level, precision, barrier) in enumerate(networks):
+        label = f"{getattr(source, 'stem', source)} {level} {precision} {barrier}"
         share = arguments.mutants * (number + 1) // len(networks) - arguments.mutants * number // len(networks)
-        model = models.build(name)
-        options = {"level": level, "arch": arguments.arch, "precision": precision, "grid_barrier": barrier}
+        model = onnx.load(source) if isinstance(source, Path) else models.build(source)
+        options = {"arch": arguments.arch, "precision": precision, "grid_barrier": barrier}
+        options |= {"level": "V4", "partition": "persistent"} if level == "persistent" else {"level": level}
         compiled = compile_cuda(souffle.import_onnx(model), **options, cubin=False)
-        mutations = Mutations(compiled)
+        mutations = Mutations(compiled, thorough=arguments.thorough)
         inputs = inputs_of(compiled.plan, models.random_inputs(model, seed=arguments.seed))
         wanted = mutations.sample(share, arguments.seed, arguments.kinds)
         todo = [m for m in wanted if (label, m.identity) not in known]
@@ -71,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with Sandbox() as sandbox:
             attempts = Trials(mutations, inputs, sandbox)
             for mutation in todo:
-                trial = trials[label, mutation.identity] = attempts.run(mutation)
+                trial = trials[label, mutation.identity] = attempts.run(mutation, refuted=not arguments.open)
                 if arguments.json is not None:
                     with arguments.json.open("a") as stream:
                         stream.write(json.dumps({"network": label, **dataclasses.asdict(trial)}) + "\n")

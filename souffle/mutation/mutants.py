@@ -17,7 +17,9 @@ from souffle.kernel import MergedKernel, cuda_target
 from souffle.mutation.barriers import barrier_changes
 from souffle.mutation.comparisons import comparison_changes
 from souffle.mutation.expressions import index_changes, predicate_changes
+from souffle.mutation.numbers import number_changes
 from souffle.mutation.statements import Change
+from souffle.mutation.structure import structure_changes
 from souffle.mutation.workspace import Alias, aliased, aliases, shared_changes
 from souffle.verify import Certificate, certify_plan
 from souffle.verify.expressions import Undecided
@@ -25,6 +27,9 @@ from souffle.verify.library import text_of
 from souffle.verify.values import Agreement, Mismatch, values_agree
 
 __all__ = ["Mutant", "Mutation", "Mutations"]
+
+_CHANGES = (barrier_changes, predicate_changes, comparison_changes, index_changes, shared_changes)
+_THOROUGH = (number_changes, structure_changes)
 
 _SEEDS = 16
 """Random points at which values are compared. A maximum hides a wrong operand at some of them: with a threshold, where
@@ -42,7 +47,8 @@ class Mutation:
     ----------
     kind : str
         ``"grid barrier"``, ``"block barrier"``, ``"warp barrier"``, ``"copy wait"``, ``"predicate"``,
-        ``"comparison"``, ``"index"`` or ``"alias"``.
+        ``"comparison"``, ``"index"`` or ``"alias"``; thorough ones are ``"number"``, ``"mask"``, ``"order"``,
+        ``"statement"``, ``"condition"``, ``"array"`` and ``"tensor"``, too.
     action : str
         What is done, such as ``"delete"``.
     kernel : str
@@ -157,10 +163,13 @@ class Mutations:
     ----------
     compiled : CompiledKernels
         From :func:`souffle.pipeline.compile_cuda`.
+    thorough : bool
+        Also change any number and any statement, of which there are many more.
     """
 
-    def __init__(self, compiled: CompiledKernels) -> None:
+    def __init__(self, compiled: CompiledKernels, *, thorough: bool = False) -> None:
         self.compiled = compiled
+        self.changes = _CHANGES + (_THOROUGH if thorough else ())
         self.definitions = {name: one for one in compiled.definitions for name, _, _ in one.functions}
         self.kernels = {kernel.name: kernel.func for kernel in compiled.merged}
         self.functions: dict[str, tirx.PrimFunc] = {}
@@ -180,7 +189,7 @@ class Mutations:
         where += [(self._caller[name], name, func) for name, func in self.functions.items()]
         for kernel, stage, func in where:
             counts: dict[str, int] = {}
-            for changes in (barrier_changes, predicate_changes, comparison_changes, index_changes, shared_changes):
+            for changes in self.changes:
                 for change in changes(func):
                     number = counts[change.kind] = counts.get(change.kind, -1) + 1
                     yield _Place(kernel, stage, number, change)

@@ -36,7 +36,8 @@ class Trial:
     reason : str
         Its first counterexample in a line, or the first reason why it cannot say.
     outcome : str
-        Of the run in order and the shuffled ones, see :class:`souffle.mutation.sandbox.Outcome`.
+        Of the run in order and the shuffled ones, see :class:`souffle.mutation.sandbox.Outcome`; empty where that was
+        not asked.
     detail : str
     checked : str
         The outcome with every access looked at; empty where that was not asked.
@@ -62,12 +63,12 @@ class Trial:
     @property
     def changed(self) -> bool:
         """Whether any run gave another result, or none."""
-        return self.outcome not in ("same", "stillborn")
+        return self.outcome not in ("", "same", "stillborn")
 
     @property
     def missed(self) -> bool:
-        """Whether the result changes and the certificate does not refute it."""
-        return self.changed and self.verdict != REFUTED
+        """Whether it is shown to be wrong, and the certificate does not refute it."""
+        return self.found and self.verdict != REFUTED
 
     @property
     def misses_grid_barrier(self) -> bool:
@@ -107,8 +108,15 @@ class Trials:
             raise DeviceError(f"{plan.name} itself does not give the same bits in all orders: {found.detail}")
         self.expected = found.outputs
 
-    def run(self, mutation: Mutation) -> Trial:
-        """Ask both about one mutant."""
+    def run(self, mutation: Mutation, *, refuted: bool = True) -> Trial:
+        """Ask both about one mutant.
+
+        Parameters
+        ----------
+        mutation : Mutation
+        refuted : bool
+            Whether those that are refuted are run, too. If not, the others are also run with every access looked at.
+        """
         began = time.monotonic()
         mutant = self.mutations.mutant(mutation)
         trial = replace(_judged(mutant), seconds=0.0)
@@ -116,9 +124,11 @@ class Trials:
             plan = mutant.emitted()
         except (ValueError, TypeError, RuntimeError) as error:
             return replace(trial, outcome="stillborn", detail=str(error).strip()[-300:])
+        if not refuted and trial.verdict == REFUTED:
+            return replace(trial, seconds=time.monotonic() - began)
         outcome = self.sandbox.run(Job(plan, self.inputs, self.expected))
         trial = replace(trial, outcome=outcome.kind, detail=outcome.detail)
-        if trial.misses_grid_barrier and not trial.changed:
+        if (trial.misses_grid_barrier or (not refuted and trial.counts)) and not trial.changed:
             checked = self.sandbox.run(Job(plan, self.inputs, self.expected, checked=True, runs=1))
             trial = replace(trial, checked=checked.kind, checked_detail=checked.detail)
         return replace(trial, seconds=time.monotonic() - began)
