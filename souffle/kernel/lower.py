@@ -32,6 +32,7 @@ from souffle.kernel.workarounds import (
     without_gathers,
     without_names,
 )
+from souffle.program.flattening import flatten_buffers
 from souffle.program.ieee import with_ieee_arithmetic
 from souffle.schedule.gpu.rule import GpuSchedule
 from souffle.tvm_compat import PrimExpr, const_int, substitute
@@ -125,7 +126,7 @@ def _passes(vectorize: bool) -> tuple[tvm.transform.Pass, ...]:
             tensor_ir.InjectSoftwarePipeline(),
             tensor_ir.TransformMmaBufferLayout(),
             tensor_ir.LowerOpaqueBlock(),
-            low.FlattenBuffer(),
+            flatten_buffers(),
             low.BF16ComputeLegalize(),
             low.NarrowDataType(32),
             tensor_ir.LoopPartition(),

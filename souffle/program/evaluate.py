@@ -12,6 +12,7 @@ from tvm import s_tir, tirx
 from souffle.errors import InputError
 from souffle.program.extrema import with_llvm_extrema
 from souffle.program.ieee import with_ieee_arithmetic
+from souffle.program.llvm_pipeline import compile_llvm
 from souffle.program.loop import Loop
 from souffle.program.te import TE, ExternTE, Tensor
 from souffle.tvm_compat import primfunc_from_tensors, structural_digest
@@ -48,9 +49,7 @@ def evaluate(program: TEProgram, inputs: Mapping[str, np.ndarray] | Sequence[np.
     return {name: results[tensor] for name, tensor in zip(program.output_names, program.outputs, strict=True)}
 
 
-def run_tes(
-    tes: Sequence[Item], values: Mapping[Tensor, np.ndarray], wanted: Set[Tensor]
-) -> dict[Tensor, np.ndarray]:
+def run_tes(tes: Sequence[Item], values: Mapping[Tensor, np.ndarray], wanted: Set[Tensor]) -> dict[Tensor, np.ndarray]:
     """The `wanted` ones of the tensors that `tes`, in order of execution, define.
 
     TEs of equal structure are compiled once, and all of them by one call of the compiler.
@@ -116,13 +115,11 @@ def _compiled(tes: Sequence[Item]) -> _Compiled:
     if not functions:
         return _Compiled(None, {})
     scheduled = ((symbol, _exact(_scheduled(func))) for symbol, func in sorted(functions.items()))
-    module = tvm.IRModule({symbol: func.with_attr("global_symbol", symbol) for symbol, func in scheduled})
-    return _Compiled(tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "opt-level": 2})), symbols)
+    named = {symbol: func.with_attr("global_symbol", symbol) for symbol, func in scheduled}
+    return _Compiled(compile_llvm(named, tvm.target.Target({"kind": "llvm", "opt-level": 2})), symbols)
 
 
-def _run_loop(
-    loop: Loop, outer: Mapping[Tensor, np.ndarray], compiled: _Compiled
-) -> dict[Tensor, tvm.runtime.Tensor]:
+def _run_loop(loop: Loop, outer: Mapping[Tensor, np.ndarray], compiled: _Compiled) -> dict[Tensor, tvm.runtime.Tensor]:
     """What a loop defines."""
     kept = {c.value for c in (*loop.carried, *loop.collected)}
     past: list[dict[Tensor, np.ndarray]] = []

@@ -13,6 +13,7 @@ from tvm.error import InternalError
 from souffle.parallel import map_in_threads
 from souffle.program.extrema import with_llvm_extrema
 from souffle.program.ieee import with_ieee_arithmetic
+from souffle.program.llvm_pipeline import compile_llvm
 from souffle.schedule.cpu.elementary import rounded_to_bfloat16
 from souffle.schedule.cpu.schedule import schedule_cpu
 
@@ -89,7 +90,7 @@ def _compile(
 def _module(funcs: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> tvm.runtime.Module:
     named = {name: _exact(func).with_attr("global_symbol", name) for name, func in funcs.items()}
     with tvm.transform.PassContext(disabled_pass=_DISABLED):
-        return tvm.compile(tvm.IRModule(named), target=target).mod
+        return compile_llvm(named, target).mod
 
 
 def _exact(func: tirx.PrimFunc) -> tirx.PrimFunc:

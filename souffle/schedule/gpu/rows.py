@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from tvm import DataType, ir, s_tir, tirx
 from tvm.sym import Analyzer
 
+from souffle.program.flattening import has_shifted_division
 from souffle.schedule.gpu.common import (
     Access,
     BlockView,
@@ -28,7 +29,7 @@ from souffle.schedule.gpu.common import (
     product,
     same_buffer,
 )
-from souffle.tvm_compat import collect, const_int
+from souffle.tvm_compat import collect, const_int, substitute
 
 __all__ = ["Chain", "Layout", "Stage", "build", "crosses", "open_stage", "private_bytes"]
 
@@ -346,8 +347,45 @@ def _join_rows(sch: s_tir.Schedule, chain: Chain, index: int) -> tuple[int, ...]
         return places
     joined = _row_layout(places, [_extent(view, place) for place in places])
     index_map = tirx.IndexMap.from_func(joined, ndim=len(view.node.iter_vars), index_dtype="int32")
+    before = sch.get(view.rv)
     sch.transform_block_layout(view.rv, index_map)
+    axes = [axis.var for axis in before.iter_vars]
+    accesses = (*collect(before.body, tirx.BufferStore), *collect(before.body, ir.TensorLoad))
+    if any(has_shifted_division(index, axes) for access in accesses for index in access.indices):
+        _write_again(sch, view, before, places)
     return (0,)
+
+
+def _write_again(sch: s_tir.Schedule, view: BlockView, before: s_tir.SBlock, places: tuple[int, ...]) -> None:
+    """Give a block, whose row axes are one now, its body of before: TVM simplifies shifted divisions wrongly there."""
+    after = sch.get(view.rv)
+    row, *others = (axis.var for axis in after.iter_vars)
+    values = dict(zip((a.var for p, a in enumerate(before.iter_vars) if p not in places), others, strict=True))
+    for number, place in enumerate(reversed(places)):
+        extent = _extent(view, place)
+        values[before.iter_vars[place].var] = row if number == len(places) - 1 else tirx.floormod(row, extent)
+        row = tirx.floordiv(row, extent)
+
+    def regions(old: Sequence[tirx.BufferRegion]) -> list[tirx.BufferRegion]:
+        return [
+            tirx.BufferRegion(
+                region.source, [ir.Range.from_min_extent(substitute(r.min, values), r.extent) for r in region.region]
+            )
+            for region in old
+        ]
+
+    written = s_tir.SBlock(
+        after.iter_vars,
+        regions(before.reads),
+        regions(before.writes),
+        before.name_hint,
+        substitute(before.body, values),
+        before.init if before.init is None else substitute(before.init, values),
+        before.alloc_buffers,
+        before.match_buffers,
+        before.annotations,
+    )
+    sch.state.replace(sch.get_sref(view.rv), written, {after: written})
 
 
 def _row_nest(stage: Stage, chain: Chain, index: int, layout: Layout) -> tuple[object, object]:
