@@ -332,18 +332,17 @@ class Contents:
         if own != held.unit or begin % own:
             held.doubt = f"{run.name} writes it as elements of {own} bytes"
             return
-        if not owners.certain:
-            held.doubt = f"{run.name} writes it where data says so"
-            return
-        low, size = begin // own, held.nbytes // own
-        if written is None and low <= 0 and low + count >= size:
+        low, size, sure = begin // own, held.nbytes // own, written if owners.certain else owners.sure
+        if sure is None and low <= 0 and low + count >= size:
             held.full, held.mask, held.overwritten, held.doubt = True, None, "", ""
         elif not held.full:
             a, b = max(0, low), min(size, low + count)
             if a < b:
-                held.some[a:b] |= True if written is None else written[a - low : b - low]
+                held.some[a:b] |= True if sure is None else sure[a - low : b - low]
             if held.some.all():
                 held.full, held.mask = True, None
+            elif not owners.certain:
+                held.doubt = f"{run.name} writes it where data says so"
 
     def _destroy(
         self, run: StageRun, role: _Role, low: int, high: int, written: np.ndarray | None, *, certain: bool

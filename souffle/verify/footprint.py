@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from souffle.verify.accesses import Access, Function, Memory, accesses_of
-from souffle.verify.expressions import Expr, Undecided
+from souffle.verify.expressions import Expr, Undecided, operation
 from souffle.verify.ranges import Range, index_range, points
 
 __all__ = ["Footprint", "Touch", "WriteMap"]
@@ -50,8 +50,8 @@ class WriteMap:
         Where in the map an element is that two tiles write.
     within : int or None
         Where one is that two threads of one tile write.
-    certain : bool
-        Whether all these writes happen; not so where they depend on data.
+    sure : array of bool, or None
+        Which elements are written whatever the data, ``None`` for all that are written.
     """
 
     low: int
@@ -60,7 +60,12 @@ class WriteMap:
     threads: int
     across: int | None
     within: int | None
-    certain: bool
+    sure: np.ndarray | None
+
+    @property
+    def certain(self) -> bool:
+        """Whether all these writes happen; not so where they depend on data."""
+        return self.sure is None
 
     @cached_property
     def written(self) -> np.ndarray | None:
@@ -153,9 +158,7 @@ class Footprint:
         narrow = self.function.tile.extent * count < 2**31
         owner = np.full(size, -1, np.int32 if narrow else np.int64)
         shared: list[tuple[np.ndarray, np.ndarray]] = []
-        certain = True
         for touch in self.of(memory.parameter, True):
-            certain = certain and touch.certain
             for elements, tiles, threads in self.elements(touch):
                 at = elements - low
                 own = (tiles * count + threads).astype(owner.dtype)
@@ -165,15 +168,27 @@ class Footprint:
                 twice = np.flatnonzero(other != own)
                 if twice.size:
                     shared += [(at[twice], own[twice]), (at[twice], other[twice])]
+        sure = self._sure(memory.parameter, low, size)
         if not shared:
-            return WriteMap(low, owner, owner, count, None, None, certain)
+            return WriteMap(low, owner, owner, count, None, None, sure)
         at, keys = (np.concatenate(parts) for parts in zip(*shared, strict=True))
         last = owner.copy()
         np.minimum.at(owner, at, keys)
         np.maximum.at(last, at, keys)
         far = owner[at] // count != last[at] // count
         across, within = (int(at[np.argmax(mask)]) if mask.any() else None for mask in (far, ~far))
-        return WriteMap(low, owner, last, count, across, within, certain)
+        return WriteMap(low, owner, last, count, across, within, sure)
+
+    def _sure(self, parameter: int, low: int, size: int) -> np.ndarray | None:
+        """Which elements from `low` on are written whatever the data; ``None`` if it decides nothing."""
+        touches = list(self.of(parameter, True))
+        if all(touch.certain for touch in touches):
+            return None
+        sure = np.zeros(size, bool)
+        for touch in _whatever_holds(touches):
+            for elements, _, _ in self.elements(touch):
+                sure[elements - low] = True
+        return sure
 
     def statement_of(self, parameter: int, writes: bool, element: int, tile: int) -> object:
         """The first statement that reads or writes an element in a tile, for messages."""
@@ -194,6 +209,22 @@ class Footprint:
             except Undecided:
                 return touch.access.statement
         return None
+
+
+def _whatever_holds(touches: Sequence[Touch]) -> list[Touch]:
+    """The certain ones; two at one place are one, if one is made where a condition holds and the other where not."""
+    found = {(touch.access.place, touch.access.width, touch.conditions): touch for touch in touches}
+    open_ = list(found)
+    while open_:
+        place, width, conditions = open_.pop()
+        for i, condition in enumerate(conditions):
+            rest = conditions[:i], conditions[i + 1 :]
+            against = condition.args[0] if condition.op == "not" else operation("not", condition)
+            key = (place, width, (*rest[0], *rest[1]))
+            if key not in found and (place, width, (*rest[0], against, *rest[1])) in found:
+                found[key] = replace(found[place, width, conditions], conditions=key[2])
+                open_.append(key)
+    return [touch for touch in found.values() if touch.certain]
 
 
 def _in_units(offsets: np.ndarray, width: int, unit: int, *others: np.ndarray) -> tuple[np.ndarray, ...]:
