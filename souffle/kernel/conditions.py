@@ -1,7 +1,7 @@
 """What TVM's CUDA generator gets wrong of conditions, kept from it.
 
-It writes ``if_then_else`` and ``let`` as statements ahead of the statement that holds them. What a condition guards by
-``and`` or ``or`` is then evaluated before the condition is known::
+It writes ``if_then_else``, ``let`` and reinterpreted bits as statements ahead of the statement that holds them. What a
+condition guards by ``and``, ``or`` or ``select`` is then evaluated before the condition is known::
 
     i < n and (idx[i] if … else …) == j        →    (idx[i] if … else …) == j if i < n else False
 
@@ -16,8 +16,9 @@ from __future__ import annotations
 import tvm
 import tvm_ffi
 from tvm import tirx
+from tvm.ir import TensorLoad
 
-from souffle.tvm_compat import PrimExpr, dtype_of, is_choice
+from souffle.tvm_compat import PrimExpr, collect, dtype_of, is_choice
 
 __all__ = ["has_vector_select", "with_plain_conditions"]
 
@@ -28,14 +29,16 @@ def with_plain_conditions(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """`function` with conditions that mean in CUDA text what they mean in TensorIR."""
 
     def conjunction(node: tirx.And) -> PrimExpr:
-        return tirx.if_then_else(node.a, node.b, _truth(False)) if _is_hoisted(node) else node
+        return tirx.if_then_else(node.a, node.b, _truth(False)) if _is_hoisted(node.b) else node
 
     def disjunction(node: tirx.Or) -> PrimExpr:
-        return tirx.if_then_else(node.a, _truth(True), node.b) if _is_hoisted(node) else node
+        return tirx.if_then_else(node.a, _truth(True), node.b) if _is_hoisted(node.b) else node
 
     def select(node: tirx.Select) -> PrimExpr:
         condition = _of_all_lanes(node.condition)
-        if condition is None or _lanes(node) == 1:
+        values = (node.true_value, node.false_value)
+        hoisted = any(_is_hoisted(value) and collect(value, TensorLoad) for value in values)
+        if condition is None or (_lanes(node) == 1 and not hoisted):
             return node
         return tirx.if_then_else(condition, node.true_value, node.false_value)
 
@@ -63,16 +66,18 @@ def _lanes(node: PrimExpr) -> int:
     return tvm.DataType(dtype_of(node)).lanes
 
 
-def _is_hoisted(node: tirx.And | tirx.Or) -> bool:
-    """Whether a part of the right side, which the left side guards, is written ahead of both."""
-    found = _lanes(node) == 1 and isinstance(node.b, tirx.Let)
+def _is_hoisted(guarded: PrimExpr) -> bool:
+    """Whether a part of what a condition guards is written ahead of the condition."""
+    found = isinstance(guarded, tirx.Let)
 
     def see(inner: tvm.ir.Call | tirx.Let) -> None:
         nonlocal found
-        found = found or isinstance(inner, tirx.Let) or is_choice(inner)
+        bits = getattr(getattr(inner, "op", None), "name", "") == "tirx.reinterpret"
+        found = found or bits or isinstance(inner, tirx.Let) or is_choice(inner)
 
-    if _lanes(node) == 1:
-        tvm_ffi.structural_walk(node.b, [(tvm.ir.Call, see), (tirx.Let, see)])
+    if _lanes(guarded) > 1:
+        return False
+    tvm_ffi.structural_walk(guarded, [(tvm.ir.Call, see), (tirx.Let, see)])
     return found
 
 

@@ -34,6 +34,7 @@ from souffle.kernel.workarounds import (
 )
 from souffle.program.flattening import flatten_buffers
 from souffle.program.ieee import with_ieee_arithmetic
+from souffle.program.wide import with_wide_indices
 from souffle.schedule.gpu.rule import GpuSchedule
 from souffle.tvm_compat import PrimExpr, const_int, substitute
 
@@ -354,6 +355,7 @@ def _device_function(
 
     body = tvm_ffi.structural_map(kernel.body, [(tirx.AttrStmt, strip), (tirx.AllocBuffer, place)])
     body = substitute(body, {var: coordinates[tag] for tag, var in bound})
+    body = with_wide_indices(body, {tile: prod(grid), tid: threads})
     if barrier:
         body = with_whole_warps(name, body, tid, threads)
     body = with_full_masks(body, tid, threads)

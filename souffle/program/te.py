@@ -16,6 +16,7 @@ from tvm.ir import Range
 
 from souffle.errors import SouffleError
 from souffle.program.ieee import exact_bodies
+from souffle.program.wide import wide_bodies
 from souffle.tvm_compat import (
     compute_op,
     const_int,
@@ -335,7 +336,7 @@ def make_te(
         renamed.append((source, fresh))
     old, new = [o for o, _ in renamed], [n for _, n in renamed]
     # As long as a simplifier has not seen it.
-    closed = exact_bodies(map_bodies(bodies, lambda load: _reload(load, old, new)))
+    closed = wide_bodies(axes, exact_bodies(map_bodies(bodies, lambda load: _reload(load, old, new))))
     op = compute_op(name, axes, closed)
     if outputs is None:
         shape = tuple(const_int(axis.dom.extent) for axis in axes)

@@ -11,6 +11,7 @@ from souffle.verify.expressions import Axis, Expr, operation
 __all__ = [
     "Access",
     "Branch",
+    "Claim",
     "Function",
     "Item",
     "Loop",
@@ -165,6 +166,31 @@ class Branch:
     statement: object
 
 
+@dataclass(frozen=True)
+class Claim:
+    """What a number must be where it is calculated, for the text to calculate what the whole numbers say.
+
+    Attributes
+    ----------
+    value : Expr
+    low, high : int
+        Between which it lies.
+    conditions : tuple of Expr
+        Under which it is calculated.
+    otherwise : str
+        What the text does if it does not.
+    statement : object
+        The TensorIR that calculates it.
+    """
+
+    value: Expr
+    low: int
+    high: int
+    conditions: tuple[Expr, ...]
+    otherwise: str
+    statement: object
+
+
 _Kind = TypeVar("_Kind", Access, Wait, Transfer, Meeting)
 Item = Access | Wait | Transfer | Meeting | Loop | Branch
 
@@ -187,6 +213,8 @@ class Function:
         Of the pool, and of static arrays.
     problems : tuple of str
         What could not be read; nothing is proven of a function with problems.
+    claims : tuple of Claim
+        About its whole numbers.
     """
 
     name: str
@@ -197,6 +225,7 @@ class Function:
     pointers: tuple[Memory, ...]
     shared_bytes: int
     problems: tuple[str, ...] = field(default=())
+    claims: tuple[Claim, ...] = field(default=())
 
 
 def accesses_of(

@@ -57,8 +57,8 @@ SHUFFLES = frozenset(
 )
 """Operations by which the lanes of a warp that the first argument names give each other a register."""
 
-NO_MEMORY = ACTIVE_MASKS | SHUFFLES | {"tirx.reinterpret", "prim.likely"}
-"""Operations on registers that TVM does not call pure."""
+NO_MEMORY = ACTIVE_MASKS | SHUFFLES | {"tirx.reinterpret", "prim.likely", "tirx.isnan", "tirx.isinf", "tirx.isfinite"}
+"""Operations on registers, beside the functions of :func:`souffle.verify.vocabulary.only_calculates`."""
 
 WHOLE_WARPS = frozenset(
     {

@@ -134,8 +134,13 @@ def add(*terms: Expr) -> Expr:
     return total
 
 
+def _divisor(b: np.ndarray) -> np.ndarray:
+    """That a divisor is not zero where it divides is claimed by itself; elsewhere the result does not matter."""
+    return b if np.ndim(b) == 0 and b else np.where(b == 0, 1, b)
+
+
 def _truncated(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    quotient = np.abs(a) // np.abs(b)
+    quotient = np.abs(a) // np.abs(_divisor(b))
     return np.where((a < 0) != (b < 0), -quotient, quotient)
 
 
@@ -143,8 +148,8 @@ _EVALUATE = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
-    "floordiv": np.floor_divide,
-    "floormod": np.mod,
+    "floordiv": lambda a, b: a // _divisor(b),
+    "floormod": lambda a, b: a % _divisor(b),
     "div": _truncated,
     "mod": lambda a, b: a - _truncated(a, b) * b,
     "min": np.minimum,
@@ -267,7 +272,9 @@ def _interval(expr: Expr) -> tuple[int, int]:
     corners: list[int] = []
     if expr.op == "mul":
         corners = [a * c, a * d, b * c, b * d]
-    elif expr.op in ("floordiv", "div") and c > 0:
+    elif expr.op in ("floordiv", "div") and c <= 0:
+        corners = [-max(abs(a), abs(b)), max(abs(a), abs(b))]
+    elif expr.op in ("floordiv", "div"):
         # Truncation is at least the floor, and at most one more.
         corners = [x // y for x in (a, b) for y in (c, d)]
         if expr.op == "div":

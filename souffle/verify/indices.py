@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import tvm
@@ -11,9 +12,20 @@ from tvm import tirx
 from tvm.ir import Call, TensorLoad
 
 from souffle.tvm_compat import dtype_of
+from souffle.verify.accesses import Claim
 from souffle.verify.expressions import Expr, const, interval, operation, unknown, wrapped
 
-__all__ = ["BINARY", "bytes_of", "index_of", "lanes_of", "operator_name", "unknown_of"]
+__all__ = [
+    "BINARY",
+    "Claims",
+    "bytes_of",
+    "index_of",
+    "is_float",
+    "is_hoisted",
+    "lanes_of",
+    "operator_name",
+    "unknown_of",
+]
 
 BINARY = {
     tirx.Add: "add",
@@ -41,6 +53,43 @@ BINARY = {
 }
 
 _MAY_OVERFLOW = frozenset({"add", "sub", "mul", "div", "floordiv", "shl"})
+_DIVISIONS = frozenset({"div", "mod", "floordiv", "floormod"})
+
+_EVALUATED = 2**62
+"""Beyond, nothing is evaluated in 64 bits."""
+
+
+class Claims:
+    """Claims about expressions that are read.
+
+    Attributes
+    ----------
+    found : list of Claim
+        Of the expressions read so far.
+    of_names : dict
+        What is claimed of data in the value of a variable, which matters where an index names it.
+    choices, shortcuts : tuple of Expr
+        Conditions around the expression that is read: of choices, and those that are not asked about what is hoisted.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[Claim] = []
+        self.of_names: dict[Any, tuple[Claim, ...]] = {}
+        self.choices: tuple[Expr, ...] = ()
+        self.shortcuts: tuple[Expr, ...] = ()
+
+    def claim(self, value: Expr, low: int, high: int, otherwise: str) -> None:
+        """Note one more."""
+        self.found.append(Claim(value, low, high, (*self.choices, *self.shortcuts), otherwise, None))
+
+    @contextmanager
+    def under(self, choices: tuple[Expr, ...] = (), shortcuts: tuple[Expr, ...] | None = None) -> Iterator[None]:
+        """Within further conditions; `shortcuts` in place of those that there are."""
+        outer = self.choices, self.shortcuts
+        self.choices = (*self.choices, *choices)
+        self.shortcuts = self.shortcuts if shortcuts is None else shortcuts
+        yield
+        self.choices, self.shortcuts = outer
 
 
 def bytes_of(dtype: str) -> int:
@@ -60,11 +109,22 @@ def operator_name(call: Call) -> str:
     return str(call.args[0].value) if name in ("tirx.call_extern", "tirx.call_pure_extern") else name
 
 
+def is_hoisted(node: Any) -> bool:
+    """Whether the generator writes an expression as statements ahead of the one that it stands in.
+
+    So what is in it is calculated whatever a short cut or a ``Select`` around it says.
+    """
+    if isinstance(node, Call) and operator_name(node) in ("prim.if_then_else", "tirx.reinterpret"):
+        return True
+    return isinstance(node.ty, tvm.ir.PrimType) and lanes_of(node) > 1
+
+
 def index_of(
     node: Any,
     env: dict[Any, Expr],
     loaded: Callable[[TensorLoad], Expr | None] = lambda load: None,
     lane: Expr | None = None,
+    claims: Claims | None = None,
 ) -> Expr:
     """An integer expression of TensorIR; what depends on data, or is no integer, is unknown within its type.
 
@@ -77,57 +137,98 @@ def index_of(
         What an element of a buffer is, where that is known to be one value wherever it stands in the expression.
     lane : Expr, optional
         Which lane is asked for, of an expression with several.
+    claims : Claims, optional
+        Gets what must hold for the result to be right.
     """
-    return _Indices(env, loaded, lane).of(node)
+    return _Indices(env, loaded, lane, claims or Claims()).of(node)
 
 
 class _Indices:
-    def __init__(self, env: dict[Any, Expr], loaded: Callable[[TensorLoad], Expr | None], lane: Expr | None) -> None:
+    def __init__(
+        self, env: dict[Any, Expr], loaded: Callable[[TensorLoad], Expr | None], lane: Expr | None, claims: Claims
+    ) -> None:
         self.env = env
         self.loaded = loaded
         self.lane = lane
+        self.claims = claims
 
     def of(self, node: Any) -> Expr:
+        if self.claims.shortcuts and is_hoisted(node):
+            with self.claims.under(shortcuts=()):
+                return self.of(node)
         if isinstance(node, tirx.IntImm):
             return const(int(node.value))
         if isinstance(node, tvm.ir.Var):
+            self.claims.found += self.claims.of_names.get(node, ())
             found = self.env.get(node)
             return unknown_of(node) if found is None else found
         op = BINARY.get(type(node))
         if op is not None:
-            return unknown_of(node) if _is_float(node.a) else self.binary(op, node)
+            return unknown_of(node) if is_float(node.a) else self.binary(op, node)
         if isinstance(node, TensorLoad):
-            value = None if _is_float(node) else self.loaded(node)
+            value = None if is_float(node) else self.loaded(node)
             return unknown_of(node) if value is None else value
-        if isinstance(node, tirx.Broadcast) and not _is_float(node.value):
+        if isinstance(node, tirx.Broadcast) and not is_float(node.value):
             return self.of(node.value)
         if isinstance(node, tirx.Ramp) and self.lane is not None:
-            return operation("add", self.of(node.base), operation("mul", self.of(node.stride), self.lane))
+            step = self.held("mul", node.stride, self.of(node.stride), self.lane)
+            return self.held("add", node.base, self.of(node.base), step)
         if isinstance(node, tirx.Not):
             return operation("not", self.of(node.a))
         if isinstance(node, tirx.Select):
-            return operation("select", self.of(node.condition), self.of(node.true_value), self.of(node.false_value))
-        if isinstance(node, tirx.Cast) and not _is_float(node.value) and not _is_float(node):
+            condition, shortcuts = self.of(node.condition), self.claims.shortcuts
+            with self.claims.under(shortcuts=(*shortcuts, condition)):
+                one = self.of(node.true_value)
+            with self.claims.under(shortcuts=(*shortcuts, operation("not", condition))):
+                return operation("select", condition, one, self.of(node.false_value))
+        if isinstance(node, tirx.Cast) and not is_float(node.value) and not is_float(node):
             return self.cast(node)
         if isinstance(node, tirx.Let):
-            self.env[node.var] = self.of(node.value)
+            with self.claims.under(shortcuts=()):
+                self.env[node.var] = self.of(node.value)
             return self.of(node.body)
         if isinstance(node, Call):
             name = operator_name(node)
             if name == "prim.if_then_else":
-                return operation("select", *(self.of(a) for a in node.args))
+                condition = self.of(node.args[0])
+                with self.claims.under((condition,)):
+                    one = self.of(node.args[1])
+                with self.claims.under((operation("not", condition),)):
+                    return operation("select", condition, one, self.of(node.args[2]))
             if name == "prim.likely":
                 return self.of(node.args[0])
         return unknown_of(node)
 
     def binary(self, op: str, node: Any) -> Expr:
-        """What data may push over the end of its type may be anything afterwards."""
-        result = operation(op, self.of(node.a), self.of(node.b))
-        if result.opaque and op in _MAY_OVERFLOW:
-            (low, high), (least, most) = interval(result), _type_range(dtype_of(node))
-            if low < least or high > most:
+        one = self.of(node.a)
+        if op not in ("and", "or") or lanes_of(node) > 1:
+            return self.held(op, node, one, self.of(node.b))
+        with self.claims.under(shortcuts=(*self.claims.shortcuts, one if op == "and" else operation("not", one))):
+            return operation(op, one, self.of(node.b))
+
+    def held(self, op: str, node: Any, one: Expr, other: Expr) -> Expr:
+        """What an operation gives in `node`'s type: unsigned numbers wrap around, others must not leave it.
+
+        What data may push over the end of its type may be anything afterwards.
+        """
+        least, most = _type_range(dtype_of(node))
+        if op in _DIVISIONS:
+            low, high = interval(other)
+            if low <= 0 <= high:
+                self.claims.claim(operation("ne", other, const(0)), 1, 1, "divides by zero")
+            if low == high == 0 or (other.opaque and low <= 0 <= high):
                 return unknown(least, most)
-        return result
+        result = operation(op, one, other)
+        low, high = interval(result) if op in _MAY_OVERFLOW else (least, most)
+        if least <= low and high <= most:
+            return result
+        if result.opaque:
+            return unknown(least, most)
+        fits = low >= -_EVALUATED and high <= _EVALUATED
+        if least == 0:
+            return wrapped(result, least, most) if fits else unknown(least, most)
+        self.claims.claim(result, least, most, f"overflows {dtype_of(node)}")
+        return result if fits else unknown(least, most)
 
     def cast(self, node: tirx.Cast) -> Expr:
         value = self.of(node.value)
@@ -140,7 +241,8 @@ class _Indices:
         return wrapped(value, least, most)
 
 
-def _is_float(node: Any) -> bool:
+def is_float(node: Any) -> bool:
+    """Whether a number, or each of a vector, is no whole one."""
     if isinstance(node, tirx.FloatImm):
         return True
     try:

@@ -10,16 +10,18 @@ import numpy as np
 from souffle.certificate import Counterexample
 from souffle.codegen.plan import Buffer, Kernel
 from souffle.schedule.gpu.device import GpuDevice
-from souffle.verify.expressions import Undecided, const, linear_terms, operation
+from souffle.verify.expressions import Undecided, const, interval, linear_terms, operation
 from souffle.verify.footprint import Footprint, Touch
 from souffle.verify.kernel import KernelText
 from souffle.verify.library import text_of
-from souffle.verify.ranges import index_range
+from souffle.verify.ranges import index_range, points
 from souffle.verify.sequence import StageRun, Sync
 
-__all__ = ["fit", "inside", "outside_pointer"]
+__all__ = ["calculated", "fit", "inside", "outside_pointer"]
 
 _OUT = "out of bounds"
+_EVALUATED = 2**62
+"""Numbers that are evaluated in 64 bits."""
 _MOST_THREADS = 1024
 _MOST_REGISTERS = 255
 """Of a thread, on every GPU so far; what a kernel has that no compiler has measured."""
@@ -43,6 +45,32 @@ def inside(kernel: str, footprint: Footprint, shared_bytes: int) -> Iterator[Cou
         if not (touch.range.low >= first and touch.range.high < last):
             where = f"{last - first} bytes that are declared from byte {first} of {memory.name}, {memory.kind} memory,"
             yield _outside(kernel, footprint, touch, -first, last - first, where)
+
+
+def calculated(kernel: str, footprint: Footprint) -> Iterator[Counterexample | Undecided]:
+    """The whole numbers of a function stay in their types, and nothing is divided by zero."""
+    function = footprint.function
+    for claim in function.claims:
+        text, why = text_of(claim.statement), f"{function.name} {claim.otherwise}"
+        if max(map(abs, interval(claim.value))) > _EVALUATED:
+            yield Undecided(f"whether {why}: {text}")
+            continue
+        reach = index_range(claim.value, claim.conditions)
+        if reach is None or (reach.low >= claim.low and reach.high <= claim.high):
+            continue
+        if not reach.exact:
+            yield Undecided(f"whether {why}: {text}")
+            continue
+        who: tuple[str, ...] = ()
+        with suppress(Undecided):
+            for values, tiles, threads in points(claim.value, claim.conditions, function.tile, function.thread):
+                bad = np.flatnonzero((values < claim.low) | (values > claim.high))
+                if bad.size:
+                    who = (f"tile {int(tiles[bad[0]])}, thread {int(threads[bad[0]])}",)
+                    break
+        value = reach.high if reach.high > claim.high else reach.low
+        element = "a divisor" if "zero" in claim.otherwise else f"the number {value}"
+        yield Counterexample("arithmetic", kernel, (function.name,), (text,), who, element, why)
 
 
 def _misaligned(kernel: str, footprint: Footprint, touch: Touch) -> Iterator[Counterexample | Undecided]:

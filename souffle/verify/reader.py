@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import tvm
@@ -10,12 +13,23 @@ from tvm import tirx
 from tvm.ir import Call, TensorLoad
 
 from souffle.tvm_compat import const_int, dtype_of
-from souffle.verify.accesses import Access, Branch, Function, Item, Loop, Meeting, Memory, Place, Transfer, Wait
+from souffle.verify.accesses import Access, Branch, Claim, Function, Item, Loop, Meeting, Memory, Place, Transfer, Wait
 from souffle.verify.by_data import settled
 from souffle.verify.effects import IGNORED, NO_MEMORY, SHUFFLES, WHOLE_WARPS, Effect, effect_of
 from souffle.verify.expressions import Axis, Expr, Undecided, add, const, interval, operation, variable
-from souffle.verify.indices import BINARY, bytes_of, index_of, lanes_of, operator_name, unknown_of
+from souffle.verify.indices import (
+    BINARY,
+    Claims,
+    bytes_of,
+    index_of,
+    is_float,
+    is_hoisted,
+    lanes_of,
+    operator_name,
+    unknown_of,
+)
 from souffle.verify.lane_masks import ACTIVE, ALL_LANES, LaneMasks
+from souffle.verify.vocabulary import only_calculates
 
 __all__ = ["read_function"]
 
@@ -26,14 +40,6 @@ _WIDEST = 16
 _COMMIT, _WAIT = "souffle_copy_commit", re.compile(r"souffle_copy_wait<(\d+)>")
 _NAMED = re.compile(r"souffle_named_barrier<(\d+), *(\d+)>")
 """``bar.sync number, count``."""
-
-
-def _is_pure(call: Call) -> bool:
-    if not isinstance(call.op, tvm.ir.Op):
-        return False
-    kind = call.op.get_attr("TCallEffectKind")
-    pure = (tirx.CallEffectKind.Pure.value, tirx.CallEffectKind.ExprAnnotation.value)
-    return str(call.op.name) == "tirx.call_pure_extern" or (kind is not None and int(kind) in pure)
 
 
 def _bytes_in(buffer: Any) -> int:
@@ -68,6 +74,10 @@ class _Reader:
         # Elements that were read since something may have been written: reading one again gives the same number.
         self.known: dict[tuple[Memory, Expr, str], Expr] = {}
         self.masks = LaneMasks(self.places, self.thread, self.index)
+        self.claims = Claims()
+        # What was claimed, and the conditions of the branches around the statement that is read.
+        self.claimed: dict[tuple, Claim] = {}
+        self.around: tuple[Expr, ...] = ()
 
     def read(self) -> Function:
         first, second, *pointers = self.func.params
@@ -84,19 +94,21 @@ class _Reader:
         shared += max((m.nbytes for m in self.memories if m.pool), default=0)
         problems = tuple(self.problems)
         axes = (self.tile, self.thread)
-        return Function(self.name, *axes, body, tuple(self.memories), tuple(parameters), shared, problems)
+        memories, claims = tuple(self.memories), tuple(self.claimed.values())
+        return Function(self.name, *axes, body, memories, tuple(parameters), shared, problems, claims)
 
     def problem(self, text: str) -> None:
         self.problems[text] = None
 
     # Statements
 
-    def inside(self, body: Any) -> tuple[Item, ...]:
-        """The items of a statement, apart."""
-        outer, self.items = self.items, []
+    def inside(self, body: Any, *conditions: Expr) -> tuple[Item, ...]:
+        """The items of a statement, apart, which is reached where `conditions` hold."""
+        outer, around = self.items, self.around
+        self.items, self.around = [], (*around, *conditions)
         if body is not None:
             self.visit(body)
-        found, self.items = tuple(self.items), outer
+        found, self.items, self.around = tuple(self.items), outer, around
         return found
 
     def visit(self, node: Any) -> None:
@@ -112,14 +124,14 @@ class _Reader:
         elif isinstance(node, tirx.For):
             self.loop(node)
         elif isinstance(node, tirx.IfThenElse):
-            self.loads(node.condition, ())
+            self.loads(node.condition, covered=True)
             condition = self.index(node.condition)
             known, masks = dict(self.known), self.masks.divided(condition)
             self.masks = masks.copy()
-            then = self.inside(node.then_case)
+            then = self.inside(node.then_case, condition)
             self.known, after = known, self.masks
             self.masks = masks.copy()
-            otherwise = self.inside(node.else_case)
+            otherwise = self.inside(node.else_case, operation("not", condition))
             self.masks = masks.both(after, self.masks)
             self.known.clear()
             if condition.op == "const":
@@ -127,12 +139,12 @@ class _Reader:
             elif then or otherwise:
                 self.items.append(Branch(condition, then, otherwise, node))
         elif isinstance(node, tirx.Bind):
-            self.loads(node.value, ())
+            self.loads(node.value, covered=True)
             place = self.pointer(node.value)
             if place is not None:
                 self.places[node.var] = place
             else:
-                self.env[node.var] = self.index(node.value)
+                self.env[node.var] = self.index(node.value, names=node.var)
         elif isinstance(node, tirx.AllocBuffer):
             self.allocate(node.buffer)
         elif isinstance(node, tirx.DeclBuffer):
@@ -142,10 +154,10 @@ class _Reader:
             else:
                 self.places[node.buffer] = self.declared(place, node.buffer)
         elif isinstance(node, tirx.BufferStore):
-            self.loads(node.value, ())
+            self.loads(node.value)
             for index in node.indices:
-                self.loads(index, ())
-            self.element(node.buffer, node.indices, (), True, dtype_of(node.value))
+                self.loads(index, covered=True)
+            self.element(node.buffer, node.indices, True, dtype_of(node.value))
             self.masks.store(node)
             self.known.clear()
         elif isinstance(node, tirx.Evaluate):
@@ -169,11 +181,12 @@ class _Reader:
         self.known.clear()
         masks = self.masks.around(node.body)
         self.masks = masks.copy()
-        body = self.inside(node.body)
+        turned = () if extent.op == "const" else (operation("lt", variable(axis), extent),)
+        body = self.inside(node.body, *turned)
         self.masks = masks
         self.known.clear()
-        if extent.op != "const":
-            body = (Branch(operation("lt", variable(axis), extent), body, (), node),)
+        if turned:
+            body = (Branch(turned[0], body, (), node),)
         if body:
             self.items.append(Loop(axis, body))
 
@@ -198,12 +211,26 @@ class _Reader:
 
     # Expressions
 
-    def index(self, node: Any, lane: Expr | None = None) -> Expr:
+    def index(self, node: Any, lane: Expr | None = None, *, address: bool = False, names: Any = None) -> Expr:
+        """A whole number, what is claimed of it noted.
+
+        Data may divide by zero or not, which matters only for an `address`; `names` is the variable that stands for it.
+        """
+        outer, self.claims.found = self.claims.found, []
         try:
-            return index_of(node, self.env, self.loaded, lane)
+            found = index_of(node, self.env, self.loaded, lane, self.claims)
         except Undecided as reason:
             self.problem(str(reason))
-            return unknown_of(node)
+            found = unknown_of(node)
+        claims, self.claims.found = self.claims.found, outer
+        if names is not None:
+            self.claims.of_names[names] = tuple(claim for claim in claims if claim.value.opaque)
+        for claim in claims:
+            if address or not claim.value.opaque:
+                conditions = (*self.around, *claim.conditions)
+                key = (claim.value, conditions, claim.otherwise)
+                self.claimed.setdefault(key, replace(claim, conditions=conditions, statement=self.statement))
+        return found
 
     def loaded(self, load: TensorLoad) -> Expr | None:
         """The number that an element is, of a buffer of integers."""
@@ -211,56 +238,82 @@ class _Reader:
         if place is None or len(load.indices) != 1 or isinstance(load.indices[0], tirx.Ramp):
             return None
         unit = bytes_of(str(load.source.dtype))
-        at = add(place.offset, operation("mul", self.index(load.indices[0]), const(unit)))
+        at = add(place.offset, operation("mul", self.index(load.indices[0], address=True), const(unit)))
         return self.known.setdefault((place.memory, at, dtype_of(load)), unknown_of(load))
 
-    def loads(self, node: Any, conditions: tuple[Expr, ...], shortcuts: tuple[Expr, ...] = ()) -> None:
+    def loads(self, node: Any, *, covered: bool = False) -> None:
         """Record the reads of an expression; those that a choice or a short cut leaves out have its condition.
 
-        The generator writes choices as statements ahead of the one that they stand in: what is in a choice no short
-        cut around it leaves out. Nor does ``and`` of vectors, which is written lane by lane.
+        The generator writes ``if_then_else`` as statements ahead of the one that it stands in: what is in it no short
+        cut around it leaves out (:func:`souffle.verify.indices.is_hoisted`). Nor does ``and`` of vectors, which is
+        written lane by lane. ``Select`` is C's choice, a short cut.
+
+        What is claimed of whole numbers that are no index is noted too, but where `covered`, being a part of one that
+        :meth:`index` is asked about.
         """
         if isinstance(node, _LEAVES):
             return
+        if self.claims.shortcuts and is_hoisted(node):
+            with self.claims.under(shortcuts=()):
+                self.loads(node, covered=covered)
+            return
         if type(node) in BINARY:
-            self.loads(node.a, conditions, shortcuts)
-            if isinstance(node, (tirx.And, tirx.Or)) and lanes_of(node) == 1:
-                first = self.index(node.a)
-                shortcuts = (*shortcuts, first if isinstance(node, tirx.And) else operation("not", first))
-            self.loads(node.b, conditions, shortcuts)
+            whole = not is_float(node.a)
+            if whole and not covered:
+                self.index(node)
+            self.loads(node.a, covered=whole)
+            with self.beyond(node):
+                self.loads(node.b, covered=whole)
         elif isinstance(node, TensorLoad):
             for index in node.indices:
-                self.loads(index, conditions, shortcuts)
-            self.element(node.source, node.indices, (*conditions, *shortcuts), False, dtype_of(node))
+                self.loads(index, covered=True)
+            self.element(node.source, node.indices, False, dtype_of(node))
         elif isinstance(node, (tirx.Cast, tirx.Broadcast)):
-            self.loads(node.value, conditions, shortcuts)
+            self.loads(node.value, covered=covered and not is_float(node) and not is_float(node.value))
         elif isinstance(node, (tirx.Not, tirx.BitwiseNot)):
-            self.loads(node.a, conditions, shortcuts)
+            self.loads(node.a, covered=covered and isinstance(node, tirx.Not))
         elif isinstance(node, tirx.Select):
-            for part in (node.condition, node.true_value, node.false_value):
-                self.loads(part, conditions)
+            self.loads(node.condition, covered=covered)
+            condition, shortcuts = self.index(node.condition), self.claims.shortcuts
+            with self.claims.under(shortcuts=(*shortcuts, condition)):
+                self.loads(node.true_value, covered=covered)
+            with self.claims.under(shortcuts=(*shortcuts, operation("not", condition))):
+                self.loads(node.false_value, covered=covered)
         elif isinstance(node, tirx.Ramp):
-            self.loads(node.base, conditions, shortcuts)
-            self.loads(node.stride, conditions, shortcuts)
+            self.loads(node.base)
+            self.loads(node.stride)
         elif isinstance(node, tirx.Shuffle):
             for part in (*node.vectors, *node.indices):
-                self.loads(part, conditions, shortcuts)
+                self.loads(part)
         elif isinstance(node, tirx.Let):
-            self.loads(node.value, conditions)
-            self.env[node.var] = self.index(node.value)
-            self.loads(node.body, conditions, shortcuts)
+            with self.claims.under(shortcuts=()):
+                self.loads(node.value, covered=True)
+                self.env[node.var] = self.index(node.value, names=node.var)
+            self.loads(node.body, covered=covered)
         elif isinstance(node, Call):
-            self.call(node, conditions, shortcuts)
+            self.call(node, covered)
         else:
             self.problem(f"an expression of the kind {type(node).__name__}")
 
-    def call(self, node: Call, conditions: tuple[Expr, ...], shortcuts: tuple[Expr, ...]) -> None:
+    @contextmanager
+    def beyond(self, node: Any) -> Iterator[None]:
+        """The right side of an operation: of ``and`` and ``or`` it is left out where the left side decides."""
+        shortcuts = self.claims.shortcuts
+        if isinstance(node, (tirx.And, tirx.Or)) and lanes_of(node) == 1:
+            first = self.index(node.a)
+            shortcuts = (*shortcuts, first if isinstance(node, tirx.And) else operation("not", first))
+        with self.claims.under(shortcuts=shortcuts):
+            yield
+
+    def call(self, node: Call, covered: bool) -> None:
         name = operator_name(node)
         if name == "prim.if_then_else":
             condition = self.index(node.args[0])
-            self.loads(node.args[0], conditions)
-            self.loads(node.args[1], (*conditions, condition))
-            self.loads(node.args[2], (*conditions, operation("not", condition)))
+            self.loads(node.args[0], covered=True)
+            with self.claims.under((condition,)):
+                self.loads(node.args[1], covered=covered)
+            with self.claims.under((operation("not", condition),)):
+                self.loads(node.args[2], covered=covered)
             return
         if name in ("tirx.address_of", "tirx.buffer_data"):
             # What happens to memory through a pointer is the business of who is given it.
@@ -269,7 +322,7 @@ class _Reader:
             node.args[1:] if isinstance(node.args[0] if len(node.args) else None, tvm.ir.StringImm) else node.args
         )
         if name in SHUFFLES:
-            mask, around = self.masks.mask(node.args[0]), (*conditions, *shortcuts)
+            mask, around = self.masks.mask(node.args[0]), (*self.claims.choices, *self.claims.shortcuts)
             if mask is ACTIVE and isinstance(node.args[0], TensorLoad):
                 # It was taken before the lanes parted.
                 mask = None if any(c.opaque or self.thread in c.axes for c in around) else mask
@@ -277,12 +330,12 @@ class _Reader:
                 self.problem(f"the mask {node.args[0]} of a shuffle")
             else:
                 self.items.append(Meeting(None if mask is ACTIVE else mask, around, self.statement))
-        if not _is_pure(node) and name not in NO_MEMORY:
+        if not only_calculates(name) and name not in NO_MEMORY:
             self.problem(f"a call of {name} in an expression")
         if any(self.pointer(a) is not None for a in arguments):
             self.problem(f"a pointer handed to {name}")
         for argument in arguments:
-            self.loads(argument, conditions, shortcuts)
+            self.loads(argument, covered=covered and name == "prim.likely")
 
     def pointer(self, node: Any) -> Place | None:
         """What an expression points to; ``None`` where it is no pointer that the checker can follow."""
@@ -298,13 +351,13 @@ class _Reader:
             base = self.places.get(load.source)
             if base is None or len(load.indices) != 1:
                 return None
-            self.loads(load.indices[0], ())
+            self.loads(load.indices[0], covered=True)
             unit = bytes_of(str(load.source.dtype))
-            offset = add(base.offset, operation("mul", self.index(load.indices[0]), const(unit)))
+            offset = add(base.offset, operation("mul", self.index(load.indices[0], address=True), const(unit)))
             return Place(base.memory, offset, base.within)
         return None
 
-    def element(self, buffer: Any, indices: Any, conditions: tuple[Expr, ...], writes: bool, dtype: str) -> None:
+    def element(self, buffer: Any, indices: Any, writes: bool, dtype: str) -> None:
         """Record an access of a buffer's element, or of one element for each lane."""
         place = self.places.get(buffer)
         if place is None or len(indices) != 1:
@@ -315,28 +368,28 @@ class _Reader:
         width = unit
         if isinstance(index, tirx.Ramp):
             lanes, stride = const_int(index.lanes), self.index(index.stride)
-            offset = self.index(index.base)
             if stride.op == "const" and stride.value == 1:
-                width = unit * lanes
+                offset, width = self.index(index.base, address=True), unit * lanes
             else:
-                offset = add(offset, operation("mul", stride, variable(Axis("lane", lanes))))
+                offset = self.index(index, variable(Axis("lane", lanes)), address=True)
         elif bytes_of(dtype) == unit * lanes_of(index) != unit:
-            offset = self.index(index, variable(Axis("lane", lanes_of(index))))
+            offset = self.index(index, variable(Axis("lane", lanes_of(index))), address=True)
         elif bytes_of(dtype) != unit:
             self.problem(f"an access of {dtype} in the buffer {buffer.name}")
             return
         else:
-            offset = self.index(index)
+            offset = self.index(index, address=True)
         where = Place(place.memory, add(place.offset, operation("mul", offset, const(unit))), place.within)
         # Vectors of CUDA are aligned to their size, but for those of three elements.
         alignment = width if width & (width - 1) == 0 and width <= _WIDEST else 1
+        conditions = (*self.claims.choices, *self.claims.shortcuts)
         self.items.append(Access(where, width, writes, conditions, "thread", self.statement, alignment))
 
     # Calls as statements
 
     def effect(self, call: Any) -> None:
         if not isinstance(call, Call):
-            self.loads(call, ())
+            self.loads(call)
             return
         name = operator_name(call)
         wait, named = _WAIT.fullmatch(name), _NAMED.fullmatch(name)
@@ -372,7 +425,7 @@ class _Reader:
         elif str(getattr(call.op, "name", "")) == "tirx.call_extern":
             self.external(name, call.args[1:])
         else:
-            self.loads(call, ())
+            self.loads(call)
 
     def matrix(self, call: Call, *, writes: bool) -> None:
         """A fragment to or from memory: rows of the matrix, or columns, `stride` elements apart."""
@@ -426,7 +479,7 @@ class _Reader:
             return
         for i, argument in enumerate(arguments):
             if i not in named:
-                self.loads(argument, ())
+                self.loads(argument)
         for effect in effects:
             self.touch(effect, pointers[effect.argument], arguments)
 

@@ -24,7 +24,7 @@ from souffle.verify.indices import operator_name
 from souffle.verify.values.field import Number
 from souffle.verify.values.points import Numbers
 from souffle.verify.values.sightings import Sighting, TextSightings
-from souffle.verify.values.vocabulary import OF_INTEGERS, function_name
+from souffle.verify.vocabulary import OF_INTEGERS, function_name
 
 __all__ = ["Evaluator", "Frame", "Mask", "Scalars", "both", "is_float", "is_steady", "none_of"]
 

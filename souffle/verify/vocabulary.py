@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["OF_INTEGERS", "function_name"]
+__all__ = ["OF_INTEGERS", "function_name", "only_calculates"]
 
 _FUNCTIONS = frozenset(
     {
@@ -16,6 +16,9 @@ _FUNCTIONS = frozenset(
 
 OF_INTEGERS = ("popcount", "clz")
 """Those that are given integers."""
+
+_ARITHMETIC = frozenset({"fmaf", "fma", "__fmaf_rn", "fmaxf", "fmax", "__hmax", "fminf", "fmin", "__hmin", "sigmoid"})
+"""Functions that are no random ones, being sums, products or choices."""
 
 _SAME = {"nearbyint": "round", "rint": "round", "abs": "fabs", "popc": "popcount", "popcll": "popcount", "clzll": "clz"}
 """What CUDA calls otherwise than TensorIR (TVM's rules for CUDA, ``intrin_rule_cuda.cc``)."""
@@ -32,3 +35,9 @@ def function_name(name: str) -> str | None:
         if known in _FUNCTIONS:
             return known
     return None
+
+
+def only_calculates(name: str) -> bool:
+    """Whether a function that the text calls by this name is one of CUDA's that touch no memory."""
+    bare = name.removeprefix("tirx.").removeprefix("cuda.")
+    return bare in _ARITHMETIC or function_name(name) is not None
