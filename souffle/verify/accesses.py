@@ -158,12 +158,17 @@ class Loop:
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """`then` where `condition` holds, else `otherwise`."""
+    """`then` where `condition` holds, else `otherwise`.
+
+    `uniform` says that where data decides it, it does so for all threads of a tile alike
+    (:func:`souffle.verify.by_data.uniform`).
+    """
 
     condition: Expr
     then: tuple[Item, ...]
     otherwise: tuple[Item, ...]
     statement: object
+    uniform: bool = False
 
 
 @dataclass(frozen=True)

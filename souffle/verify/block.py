@@ -16,7 +16,7 @@ from souffle.verify.accesses import Access, Branch, Item, Loop, Meeting
 from souffle.verify.expressions import Expr, Undecided
 from souffle.verify.ranges import kinds
 from souffle.verify.spans import Clash, Divergence, Found, Miscount, NeedsTile, PartialWarp, Unwritten
-from souffle.verify.walk import MOST_POINTS, Part, Walk
+from souffle.verify.walk import MOST_POINTS, Part, walked
 
 __all__ = ["BlockReport", "check_block"]
 
@@ -61,9 +61,8 @@ def check_block(
     """
     undecided: Undecided | None = None
     if not isinstance(tiles, tuple) and not any(part.globals_ for part in parts):
-        walk = Walk(parts, (None,) * len(parts))
         try:
-            walk.run()
+            walk = walked(parts, (None,) * len(parts))
             return BlockReport(None, walk.span.epochs, walk.span.points)
         except (NeedsTile, Found):
             pass
@@ -74,11 +73,10 @@ def check_block(
         raise undecided or Undecided(f"{len(chosen)} tiles whose threads differ in what they do")
     epochs = points = 0
     for each in chosen:
-        walk = Walk(parts, each)
         try:
-            walk.run()
+            walk = walked(parts, each)
         except Found as found:
-            return BlockReport(found.what, epochs + walk.span.epochs, points + walk.span.points)
+            return BlockReport(found.what, epochs, points)
         epochs, points = epochs + walk.span.epochs, points + walk.span.points
     return BlockReport(None, epochs, points)
 

@@ -14,7 +14,7 @@ from tvm.ir import Call, TensorLoad
 
 from souffle.tvm_compat import const_int, dtype_of
 from souffle.verify.accesses import Access, Branch, Claim, Function, Item, Loop, Meeting, Memory, Place, Transfer, Wait
-from souffle.verify.by_data import settled
+from souffle.verify.by_data import settled, uniform
 from souffle.verify.effects import IGNORED, NO_MEMORY, SHUFFLES, WHOLE_WARPS, Effect, effect_of
 from souffle.verify.expressions import Axis, Expr, Undecided, add, const, interval, operation, variable
 from souffle.verify.indices import (
@@ -73,6 +73,8 @@ class _Reader:
         self.fragments: dict[Memory, int] = {}
         # Elements that were read since something may have been written: reading one again gives the same number.
         self.known: dict[tuple[Memory, Expr, str], Expr] = {}
+        # Variables that have one value for all threads of a tile.
+        self.alike: set[Any] = set()
         self.masks = LaneMasks(self.places, self.thread, self.index)
         self.claims = Claims()
         # What was claimed, and the conditions of the branches around the statement that is read.
@@ -125,7 +127,7 @@ class _Reader:
             self.loop(node)
         elif isinstance(node, tirx.IfThenElse):
             self.loads(node.condition, covered=True)
-            condition = self.index(node.condition)
+            condition, alike = self.index(node.condition), self.uniform(node.condition)
             known, masks = dict(self.known), self.masks.divided(condition)
             self.masks = masks.copy()
             then = self.inside(node.then_case, condition)
@@ -137,7 +139,7 @@ class _Reader:
             if condition.op == "const":
                 self.items += then if condition.value else otherwise
             elif then or otherwise:
-                self.items.append(Branch(condition, then, otherwise, node))
+                self.items.append(Branch(condition, then, otherwise, node, alike))
         elif isinstance(node, tirx.Bind):
             self.loads(node.value, covered=True)
             place = self.pointer(node.value)
@@ -145,6 +147,8 @@ class _Reader:
                 self.places[node.var] = place
             else:
                 self.env[node.var] = self.index(node.value, names=node.var)
+                if self.uniform(node.value):
+                    self.alike.add(node.var)
         elif isinstance(node, tirx.AllocBuffer):
             self.allocate(node.buffer)
         elif isinstance(node, tirx.DeclBuffer):
@@ -231,6 +235,9 @@ class _Reader:
                 key = (claim.value, conditions, claim.otherwise)
                 self.claimed.setdefault(key, replace(claim, conditions=conditions, statement=self.statement))
         return found
+
+    def uniform(self, node: Any) -> bool:
+        return uniform(node, self.env, self.places, self.thread, self.alike)
 
     def loaded(self, load: TensorLoad) -> Expr | None:
         """The number that an element is, of a buffer of integers."""

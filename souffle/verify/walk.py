@@ -42,9 +42,10 @@ from souffle.verify.spans import (
     partial_warp,
 )
 
-__all__ = ["MOST_POINTS", "Part", "Walk"]
+__all__ = ["MOST_POINTS", "Part", "walked"]
 
 _MOST_TURNS = 1 << 13
+_MOST_WAYS = 256
 MOST_POINTS = 1 << 24
 """Points of one question that are evaluated at once."""
 _NAMED_BARRIERS = 16
@@ -74,8 +75,10 @@ class Walk:
     matters, and :class:`souffle.verify.expressions.Undecided`.
     """
 
-    def __init__(self, parts: Sequence[Part], tiles: Sequence[int | None]) -> None:
+    def __init__(self, parts: Sequence[Part], tiles: Sequence[int | None], way: Sequence[bool] = ()) -> None:
         self.parts = parts
+        # What data decides at branches that all threads of a tile take alike, in the order in which they come there.
+        self.way, self.branches = list(way), 0
         self.tiles = tiles
         self.tile = tiles[0]
         self.instances = 0
@@ -142,7 +145,7 @@ class Walk:
                 self.meeting(item, fixed, conditions)
             elif isinstance(item, Loop):
                 self.loop(item, fixed, free, conditions)
-            elif orders((item,)):
+            elif orders((item,)) or (item.uniform and item.condition.opaque and all_of((item,), Meeting)):
                 self.ordered_branch(item, fixed, free, conditions)
             else:
                 self.items(item.then, fixed, free, (*conditions, item.condition))
@@ -186,8 +189,11 @@ class Walk:
         self, item: Branch, fixed: dict[Axis, int], free: tuple[Axis, ...], conditions: tuple[Expr, ...]
     ) -> None:
         condition, inside = item.condition, (*item.then, *item.otherwise)
-        if condition.opaque:
+        if condition.opaque and not item.uniform:
             raise Undecided(f"a barrier under a condition on data: {condition}")
+        if condition.opaque:
+            self.items(item.then if self.decided() else item.otherwise, fixed, free, conditions)
+            return
         if self.tile is None and self.part.function.tile in condition.axes:
             raise NeedsTile
         holds = np.broadcast_to(self.value(condition, fixed, ()) != 0, (self.part.function.thread.extent,))
@@ -202,6 +208,13 @@ class Walk:
             raise Found(Divergence(item.statement, (yes, no), self.tile))
         self.items(item.then, fixed, free, (*conditions, condition))
         self.items(item.otherwise, fixed, free, (*conditions, operation("not", condition)))
+
+    def decided(self) -> bool:
+        """Which way all threads go; it holds where nothing else was asked for."""
+        self.branches += 1
+        if self.branches > len(self.way):
+            self.way.append(True)
+        return self.way[self.branches - 1]
 
     def some_warps(self, item: Branch, holds: np.ndarray) -> None:
         """Named barriers that are made for just the threads that come to them are none of the forms that are proven."""
@@ -422,6 +435,30 @@ class Walk:
             again = (times > 1) | any(a.extent > 1 for a in free if a not in used)
         who = (actor[pairs].astype(np.int32), warp[pairs].astype(np.int32))
         return Touched(access, self.tile, certain, by_data, state, at[pairs], *who, again)
+
+
+def walked(parts: Sequence[Part], tiles: Sequence[int | None]) -> Walk:
+    """A walk on which nothing is wrong, whichever way data decides where it decides for all threads of a tile alike.
+
+    Raises as :class:`Walk` does; Undecided where something is wrong on some ways only, which data may never choose.
+    """
+    ways: list[tuple[bool, ...]] = [()]
+    found: list[Found] = []
+    for count in range(_MOST_WAYS):
+        way = ways.pop()
+        walk = Walk(parts, tiles, way)
+        try:
+            walk.run()
+        except Found as what:
+            found.append(what)
+        ways += [(*walk.way[:i], False) for i in range(len(way), len(walk.way))]
+        if not ways and len(found) == count + 1:
+            raise found[0]
+        if not ways and found:
+            raise Undecided("threads conflict, or come apart, if data decides so at barriers under a condition on it")
+        if not ways:
+            return walk
+    raise Undecided(f"more than {_MOST_WAYS} ways past barriers under conditions on data")
 
 
 def _grain(access: Access, grain: int) -> int:

@@ -157,6 +157,13 @@ def test_a_mask_that_one_branch_sets_is_not_known() -> None:
 
 
 def test_a_condition_on_data_leaves_it_open() -> None:
-    found = proof(lambda m, s: tirx.IfThenElse(m.tensors[0][0] > tirx.FloatImm("float32", 0.0), s, None), FULL)
+    """Unless it is the same for all."""
+
+    def under(element: Callable[[Memory], object]) -> Certificate:
+        zero = tirx.FloatImm("float32", 0.0)
+        return proof(lambda m, s: tirx.IfThenElse(m.tensors[0][element(m)] > zero, s, None), FULL)
+
+    assert under(lambda m: m.tile).verdict == PROVEN
+    found = under(lambda m: m.tid)
     assert found.verdict == UNKNOWN
     assert "what lanes do together under a condition on data" in found.unknown[0]
