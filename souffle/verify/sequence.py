@@ -81,51 +81,86 @@ class Prefetch:
 class Follows:
     """Tiles of a stage that come before tiles of another, or of its own, and no block barrier stands between the two.
 
+    Slots are parted from a number of them down: those that a barrier's own condition lets come to it.
+
     Attributes
     ----------
     earlier, later : StageRun
-    turn : bool
-        Whether those of one slot are meant, in one turn of one loop.
-    turns : bool
-        Whether those of an earlier slot and a later one of that loop are.
-    parted : (bool, bool)
-        Of two loops: whether something parts the slots of the first, and those of the second.
-    single : (bool, bool)
-        Whether something parts the tiles of a slot: of the earlier stage the last is meant, of the later the first.
+    one_loop : bool
+        Whether one loop calls both.
+    turn : int
+        Of one loop: the slots that are parted within a turn.
+    after, before : int
+        Slots that are parted from the end of the first stage's turn, and those that are from the start of the other's:
+        with two loops, those of a block's first turn.
+    early, late : int
+        Of two loops: slots of the first stage that are parted from its turn before, and those of the other one that are
+        parted from its next.
+    waits : (bool, bool)
+        Whether all threads wait in each tile.
     """
 
     earlier: StageRun
     later: StageRun
-    turn: bool
-    turns: bool
-    parted: tuple[bool, bool]
-    single: tuple[bool, bool]
+    one_loop: bool
+    turn: int
+    after: int
+    before: int
+    early: int
+    late: int
+    waits: tuple[bool, bool]
 
     @property
     def form(self) -> tuple:
         """All that :meth:`holds` depends on."""
-        runs = (self.earlier, self.later)
-        slots = tuple((run.tiles, run.slots, run.ranks) for run in runs)
-        return slots, self.earlier is self.later, self.turn, self.turns, self.parted, self.single
+        runs = tuple((run.tiles, run.slots, run.ranks, run.between) for run in (self.earlier, self.later))
+        numbers = (self.turn, self.after, self.before, self.early, self.late)
+        return runs, self.earlier is self.later, self.one_loop, numbers, self.waits
 
     @property
     def neighbours(self) -> Follows:
         """The same of tiles with no other tile of the two stages between."""
-        return replace(self, parted=(True, True), single=(True, True))
+        # Of the earlier one in a turn the other is, in the same turn, the next.
+        within = self.earlier is not self.later and self.one_loop and self.turn < self.earlier.turns
+        return replace(self, waits=(True, True), after=self.earlier.turns if within else self.after)
+
+    @property
+    def ever(self) -> bool:
+        """Whether there may be such tiles."""
+        fewer = min(self.earlier.turns, self.later.turns)
+        past = self.after < self.earlier.turns and self.before < (self.later.turns if self.one_loop else fewer)
+        return past or (self.one_loop and self.turn < fewer and self.earlier.tiles > 1)
 
     def holds(self, earlier: np.ndarray, later: np.ndarray) -> np.ndarray:
         """Whether a block of some grid comes from one tile to the other."""
         one, first = _located(self.earlier, earlier)
         two, second = _located(self.later, later)
-        last = first == _places(self.earlier) - 1 if self.single[0] else np.True_
-        start = second == 0 if self.single[1] else np.True_
+        ends = np.True_
+        if self.waits[0] or self.earlier.between:
+            ends = ends & (first == _places(self.earlier) - 1)
+        if self.waits[1] or self.later.between:
+            ends = ends & (second == 0)
+        if not self.one_loop:
+            return ends & (one >= self.after) & self._of_two_loops(one, two)
+        rest = (one < two) & (one >= self.after) & (two >= self.before) & ends
         if self.earlier is self.later:
-            step = (second == first + 1) if any(self.single) else (second > first)
-            return (self.turn & (one == two) & step) | (self.turns & (one < two) & last & start)
-        if self.turn or self.turns:
-            return ((self.turn & (one == two)) | (self.turns & (one < two))) & last & start
-        apart = np.maximum(self.earlier.turns - one if self.parted[0] else 1, two + 1 if self.parted[1] else 1)
-        return ((one == two) | (np.abs(one - two) >= apart)) & last & start
+            ends = (second == first + 1) if any(self.waits) else (second > first)
+        return ((one == two) & (one >= self.turn) & ends) | rest
+
+    def _of_two_loops(self, one: np.ndarray, two: np.ndarray) -> np.ndarray:
+        """Some grid has both slots on one block, and nothing on the way from one to the other."""
+        last = (self.earlier.turns if self.waits[0] else self.early) - one
+        alone = self.waits[1] or self.late >= self.later.turns
+        apart = np.abs(one - two)
+        if not self.before and (alone or not self.late):
+            # The grid of as many blocks as the slots are apart has the fewest turns between.
+            return (one == two) | (apart >= np.maximum(np.maximum(last, two + 1 if alone else 1), 1))
+        found = np.zeros(np.broadcast_shapes(one.shape, two.shape), bool)
+        for blocks in range(1, max(self.earlier.turns, self.later.turns) + 1):
+            block = one % blocks
+            comes = (block == two % blocks) & (blocks >= last) & (block >= self.before)
+            found |= comes & ((two < blocks) | (~np.bool_(alone) & (block >= self.late)))
+        return found
 
 
 def _places(run: StageRun) -> int:
@@ -155,9 +190,8 @@ def unparted(
     waits : callable
         Whether all threads of a block wait for each other somewhere in each tile of a stage.
     """
-    # Calls that are not parted from what comes, whether only their last slot is not, and for how many slots there has
-    # been a barrier since.
-    open_: list[tuple[StageRun, bool, int]] = []
+    # Calls that are not parted from what comes, in their loops, and how many slots are parted from it since.
+    open_: list[tuple[_Loop, int, int]] = []
     for _, group in groupby(events, lambda event: None if isinstance(event, Sync) else (event.loop, event.step)):
         calls = [event for event in group if isinstance(event, StageRun)]
         if not calls:
@@ -166,16 +200,13 @@ def unparted(
         loop = _Loop(calls, [waits(call) for call in calls])
         concerned = [number for number, call in enumerate(calls) if concerns(call)]
         for number in concerned:
-            call = calls[number]
-            yield from (follows for follows in loop.follow(number) if concerns(follows.later))
-            for earlier, alone, fence in open_:
-                since = max([fence, *loop.fences[:number]])
-                if not call.before and since < min(earlier.turns, call.turns):
-                    parts = (waits(earlier) or earlier.between, loop.waits[number] or call.between)
-                    yield Follows(earlier, call, False, False, (alone, loop.alone(number)), parts)
+            found = [loop.follow(number, other) for other in concerned]
+            found += [before.lead(place, loop, number, since) for before, place, since in open_]
+            yield from (follows for follows in found if follows.ever)
         most = max(loop.fences)
-        open_ = [(call, alone, max(fence, most)) for call, alone, fence in open_ if max(fence, most) < call.turns]
-        open_ += [(calls[i], loop.alone(i), 0) for i in concerned if not loop.parted_after(i)]
+        open_ = [(before, place, max(since, most)) for before, place, since in open_]
+        open_ += [(loop, number, 0) for number in concerned]
+        open_ = [(loop, i, since) for loop, i, since in open_ if max(since, loop.after(i)) < loop.calls[i].turns]
 
 
 class _Loop:
@@ -187,30 +218,28 @@ class _Loop:
         # In how many slots' turns there is a barrier at the call.
         self.fences = [c.turns if c.before or c.after or w else 0 for c, w in zip(calls, waits, strict=True)]
 
-    def parted_after(self, number: int) -> bool:
-        """Whether a barrier stands between a call and the end of its turn."""
+    def after(self, number: int) -> int:
+        """Slots of a call that are parted from the end of their turn."""
         call = self.calls[number]
-        return call.after or any(fence >= call.turns for fence in self.fences[number + 1 :])
+        return call.turns if call.after else max([0, *self.fences[number + 1 :]])
 
-    def parted_before(self, number: int) -> bool:
-        """Whether one stands between the start of a turn and the call."""
+    def before(self, number: int) -> int:
+        """Slots of a call that are parted from the start of their turn."""
         call = self.calls[number]
-        return call.before or any(fence >= call.turns for fence in self.fences[:number])
+        return call.turns if call.before else max([0, *self.fences[:number]])
 
-    def alone(self, number: int) -> bool:
-        """Whether the turns of a call are parted, so that the last of them alone meets what comes after the loop."""
-        return self.waits[number] or self.parted_after(number) or self.parted_before(number)
+    def follow(self, number: int, other: int) -> Follows:
+        """What of a call follows a call of the same loop."""
+        one, two = self.calls[number], self.calls[other]
+        turn = max([0, *self.fences[number + 1 : other]])
+        if other < number or (one.between if number == other else one.after or two.before):
+            turn = one.turns
+        waits = (self.waits[number], self.waits[other])
+        return Follows(one, two, True, turn, self.after(number), self.before(other), 0, 0, waits)
 
-    def follow(self, number: int) -> Iterator[Follows]:
-        """What in this loop follows a call."""
-        call, waits = self.calls[number], self.waits[number]
-        for place, other in enumerate(self.calls):
-            turns = not (self.parted_after(number) or self.parted_before(place))
-            if place == number:
-                turn, parts = not call.between, (waits, waits)
-            else:
-                since = max([0, *self.fences[number + 1 : place]])
-                turn = number < place and not (call.after or other.before) and since < min(call.turns, other.turns)
-                parts = (waits or call.between, self.waits[place] or other.between)
-            if turn or turns:
-                yield Follows(call, other, turn, turns, (False, False), parts)
+    def lead(self, number: int, loop: _Loop, other: int, since: int) -> Follows:
+        """What of a call of another loop follows a call of this one."""
+        one, two = self.calls[number], loop.calls[other]
+        waits = (self.waits[number], loop.waits[other])
+        since = max(since, loop.before(other))
+        return Follows(one, two, False, 0, self.after(number), since, self.before(number), loop.after(other), waits)
