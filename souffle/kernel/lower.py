@@ -53,6 +53,9 @@ _POOL_ALIGNMENT = 128
 _MOST_THREADS = 1024
 """Of a block, on every GPU."""
 
+_MOST_TILES = 2**30
+"""Of a stage: a kernel counts them and the blocks of its grid, of which there are no more, in 32 bits together."""
+
 
 _UNWRITTEN = (has_vector_gather, has_vector_select, has_vector_without_type)
 """Vectors that TVM's CUDA generator writes wrong text for, or none."""
@@ -317,6 +320,8 @@ def _device_function(
     threads = prod(block)
     if threads > _MOST_THREADS:
         raise LoweringError(f"stage {name} has blocks of {threads} threads; a block holds {_MOST_THREADS} at most")
+    if prod(grid) > _MOST_TILES:
+        raise LoweringError(f"stage {name} has {prod(grid)} tiles; kernels count up to {_MOST_TILES}")
     coordinates = {**_coordinates("blockIdx", tile, grid), **_coordinates("threadIdx", tid, block)}
 
     pool_bytes = 0

@@ -214,8 +214,6 @@ class Function:
         All but those of pointer parameters.
     pointers : tuple of Memory
         For each pointer parameter.
-    shared_bytes : int
-        Of the pool, and of static arrays.
     problems : tuple of str
         What could not be read; nothing is proven of a function with problems.
     claims : tuple of Claim
@@ -228,7 +226,6 @@ class Function:
     body: tuple[Item, ...]
     memories: tuple[Memory, ...]
     pointers: tuple[Memory, ...]
-    shared_bytes: int
     problems: tuple[str, ...] = field(default=())
     claims: tuple[Claim, ...] = field(default=())
 

@@ -132,12 +132,21 @@ class _KernelCheck:
                     "divergent barrier" if "barrier" in why else "launch", kernel.name, (), (), (), kernel.name, why
                 )
             )
-        self.findings += fit(kernel, text, device_for(plan.arch))
         self.findings += counter_text(plan, kernel, text)
         self.runs = {(e.name, e.tiles, e.threads): e for e in text.events if isinstance(e, StageRun)}
         for run in self.runs.values():
             self.stage(run)
+        self.findings += fit(kernel, text, device_for(plan.arch), self.static_bytes())
         self.findings += mixed_numbers(kernel.name, text, library)
+
+    def static_bytes(self) -> int:
+        """Of shared memory that the stage functions declare beside the launch's, each for itself."""
+        found = 0
+        for run in {run.name: run for run in self.runs.values()}.values():
+            with suppress(Undecided):
+                memories = self.library.footprint(run).function.memories
+                found += sum(memory.nbytes for memory in memories if memory.kind == "shared" and not memory.pool)
+        return found
 
     def stage(self, run: StageRun) -> None:
         """What does not depend on the launch."""

@@ -14,7 +14,17 @@ import tvm
 from tvm import tirx
 from tvm.ir import Call
 
-from souffle.verify.expressions import Axis, Expr, Undecided, conjuncts, const, evaluate, operation, variable
+from souffle.verify.expressions import (
+    Axis,
+    Expr,
+    Undecided,
+    conjuncts,
+    const,
+    evaluate,
+    linear_terms,
+    operation,
+    variable,
+)
 from souffle.verify.indices import bytes_of, index_of, operator_name
 from souffle.verify.sequence import Prefetch, StageRun, Sync
 
@@ -25,6 +35,9 @@ COUNTER_FUNCTION = "souffle_wait_for_grid"
 
 _MANY = 1 << 20
 """More blocks than any device holds at once."""
+
+_TRIED = 4096
+"""Blocks beyond the number of tiles, for which it is looked whether a grid leaves out a tile."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,15 +333,24 @@ class _Reader:
         return tuple((ranks // places.extent).tolist()), tuple(ranks.tolist())
 
     def cover(self, run: _Run, turns: Expr) -> None:
-        """Whether each grid, of any number of blocks, computes all the tiles."""
-        slots = run.turns
-        grids = np.arange(1, max(slots, 1) + 4097, dtype=np.int64)
+        """Whether each grid, of any number of blocks, computes all the tiles.
+
+        ``(last + blocks) / blocks`` turns do, if no tile comes after the last: they are ``last / blocks + 1``, and
+        ``(last / blocks + 1) * blocks`` is greater than `last`. Other forms are tried, and not proven.
+        """
+        slots, rounded = run.turns, turns.args and turns.args[1] is variable(self.blocks)
+        terms, last = linear_terms(turns.args[0]) if rounded and turns.op in ("div", "floordiv") else ({}, -1)
+        if terms == {variable(self.blocks): 1} and last >= slots - 1:
+            return
+        grids = np.arange(1, max(slots, 1) + _TRIED, dtype=np.int64)
         done = np.broadcast_to(evaluate(turns, {self.blocks: grids}, {}), grids.shape) * grids
         short = np.flatnonzero(done < slots)
         if short.size:
             grid, first = int(grids[short[0]]), int(done[short[0]])
             what = f"tile {first}" if run.slots is None else f"the tiles of slot {first}"
             self.refuted[f"{run.name}: a grid of {grid} blocks leaves out {what}"] = None
+        else:
+            self.problems[f"whether every grid computes all tiles of {run.name} in {turns} turns"] = None
 
     # Pointers and calls
 

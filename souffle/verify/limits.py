@@ -22,6 +22,7 @@ __all__ = ["calculated", "fit", "inside", "outside_pointer"]
 _OUT = "out of bounds"
 _EVALUATED = 2**62
 """Numbers that are evaluated in 64 bits."""
+_MOST_BLOCKS = 2**31
 _MOST_THREADS = 1024
 _MOST_REGISTERS = 255
 """Of a thread, on every GPU so far; what a kernel has that no compiler has measured."""
@@ -33,8 +34,9 @@ def inside(kernel: str, footprint: Footprint, shared_bytes: int) -> Iterator[Cou
     Where global memory ends only the launch knows: :func:`outside_pointer`.
     """
     name = footprint.function.name
-    if footprint.function.shared_bytes > shared_bytes:
-        why = f"{name} uses {footprint.function.shared_bytes} bytes of shared memory, the launch has {shared_bytes}"
+    pool = max((memory.nbytes for memory in footprint.function.memories if memory.pool), default=0)
+    if pool > shared_bytes:
+        why = f"{name} uses {pool} bytes of shared memory, the launch has {shared_bytes}"
         yield Counterexample("does not fit", kernel, (name,), (), (), "shared memory", why)
     for touch in footprint.touches:
         memory, within = touch.access.place.memory, touch.access.place.within
@@ -143,8 +145,11 @@ def _somebody(footprint: Footprint, touch: Touch, start: int, nbytes: int) -> tu
     return ()
 
 
-def fit(kernel: Kernel, text: KernelText, device: GpuDevice) -> Iterator[Counterexample | Undecided]:
-    """A launch as the plan says has room, for at least one block on each multiprocessor, and may wait for the grid."""
+def fit(kernel: Kernel, text: KernelText, device: GpuDevice, static: int) -> Iterator[Counterexample | Undecided]:
+    """A launch as the plan says has room, for at least one block on each multiprocessor, and may wait for the grid.
+
+    `static` bytes of shared memory are declared; where a compiler has measured the kernel, it says how many there are.
+    """
 
     def bad(rule: str, why: str) -> Counterexample:
         return Counterexample(rule, kernel.name, (), (), (), kernel.name, why)
@@ -156,7 +161,10 @@ def fit(kernel: Kernel, text: KernelText, device: GpuDevice) -> Iterator[Counter
     tiles = [e.tiles for e in text.events if isinstance(e, StageRun)]
     if tiles and kernel.tiles < 1:
         yield bad("launch", "it is launched without blocks")
-    static = 0 if kernel.resources is None else kernel.resources.static_shared_bytes
+    turns = max((e.turns for e in text.events if isinstance(e, StageRun)), default=0)
+    if turns + kernel.tiles > _MOST_BLOCKS:
+        yield bad("arithmetic", f"the number of a tile, of {turns}, overflows int32 on a grid of {kernel.tiles} blocks")
+    static = static if kernel.resources is None else kernel.resources.static_shared_bytes
     shared = kernel.dynamic_shared_bytes + static
     if kernel.threads > _MOST_THREADS or shared > device.shared_per_block:
         limits = f"{_MOST_THREADS} threads and {device.shared_per_block} bytes"

@@ -91,13 +91,10 @@ class _Reader:
             self.places[pointer] = Place(memory, const(0))
             parameters.append(memory)
         body = settled(self.inside(self.func.body))
-        shared = sum(m.nbytes for m in self.memories if m.kind == "shared" and not m.pool)
-        # All dynamic arrays of a function begin where the pool does.
-        shared += max((m.nbytes for m in self.memories if m.pool), default=0)
         problems = tuple(self.problems)
         axes = (self.tile, self.thread)
         memories, claims = tuple(self.memories), tuple(self.claimed.values())
-        return Function(self.name, *axes, body, memories, tuple(parameters), shared, problems, claims)
+        return Function(self.name, *axes, body, memories, tuple(parameters), problems, claims)
 
     def problem(self, text: str) -> None:
         self.problems[text] = None

@@ -15,7 +15,7 @@ import tvm
 
 from souffle.certificate import Certificate, Counterexample, Section
 from souffle.codegen.nvcc import compile_cubin, compiler_version, find_nvcc
-from souffle.codegen.plan import Plan
+from souffle.codegen.plan import Plan, Resources
 from souffle.codegen.tensor_ir import TensorIR, called_names, text_of_module, unpack
 from souffle.errors import ArtifactError
 from souffle.verify.certify import certify_plan
@@ -81,6 +81,9 @@ def verify_plan(
     for number in range(len(plan.modules)):
         progress(f"emitting text {number + 1} of {len(plan.modules)}")
         texts.append(_text(plan, number, ir))
+    cubins, measured = _rebuilt(plan, progress) if rebuild else ((), {})
+    # What the file says of registers is not believed, unless they were counted again.
+    plan = replace(plan, kernels=tuple(replace(k, resources=measured.get(k.name)) for k in plan.kernels))
     progress(f"proving {len(plan.kernels)} kernels")
     certificate = certify_plan(plan, ir.kernels, ir.functions)
     if values:
@@ -89,7 +92,6 @@ def verify_plan(
     if plan.dataflow is None:
         launches = certificate.launches
         certificate = replace(certificate, launches=replace(launches, unknown=(*launches.unknown, _NO_PROGRAM)))
-    cubins = _cubins(plan, progress) if rebuild else ()
     return replace(certificate, others=(*certificate.others, *texts, *cubins))
 
 
@@ -138,7 +140,13 @@ def _first_difference(stored: Sequence[str], emitted: Sequence[str]) -> tuple[in
     return next((number, one.strip(), other.strip()) for number, (one, other) in pairs if one != other)
 
 
-def _cubins(plan: Plan, progress: Callable[[str], None]) -> Iterator[Section]:
+def _rebuilt(plan: Plan, progress: Callable[[str], None]) -> tuple[list[Section], dict[str, Resources]]:
+    """Whether machine code is what nvcc makes of the texts, and what it reports of the kernels."""
+    measured: dict[str, Resources] = {}
+    return list(_cubins(plan, progress, measured)), measured
+
+
+def _cubins(plan: Plan, progress: Callable[[str], None], measured: dict[str, Resources]) -> Iterator[Section]:
     nvcc = find_nvcc()
     here = compiler_version(nvcc).strip() if nvcc else ""
     for number, module in enumerate(plan.modules):
@@ -152,7 +160,8 @@ def _cubins(plan: Plan, progress: Callable[[str], None]) -> Iterator[Section]:
             yield Section(name, (), (f"{made} made it, and {ours} is here",), facts)
         else:
             progress(f"nvcc: module {number + 1} of {len(plan.modules)} for {plan.arch}")
-            image, _ = compile_cubin(module.text, plan.arch)
+            image, report = compile_cubin(module.text, plan.arch)
+            measured |= report
             found = Counterexample(
                 rule="machine code",
                 kernel=", ".join(kernel.name for kernel in plan.kernels if kernel.module == number),
