@@ -72,7 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         compiled = compile_cuda(souffle.import_onnx(model), **options, cubin=False)
         mutations = Mutations(compiled, thorough=arguments.thorough)
         inputs = inputs_of(compiled.plan, models.random_inputs(model, seed=arguments.seed))
-        wanted = mutations.sample(share, arguments.seed, arguments.kinds)
+        # Where each network gives few, each begins with other kinds.
+        wanted = mutations.sample(share, arguments.seed + number, arguments.kinds)
         todo = [m for m in wanted if (label, m.identity) not in known]
         trials |= {(label, m.identity): known[label, m.identity] for m in wanted if m not in todo}
         if not todo:

@@ -16,6 +16,7 @@ from tvm.script import tirx as tirx_script
 
 from benchmarks.siege.body import ARCH, as_kernel, as_stage
 from souffle.codegen.cuda import text_of_functions
+from souffle.codegen.dataflow import Dataflow, StageUse
 from souffle.codegen.plan import Buffer, CudaModule, Kernel, Launch, Plan
 from souffle.kernel import cuda_target
 
@@ -103,6 +104,7 @@ def write_case(case: Case, path: Path, *comments: str) -> None:
         "launches": [asdict(one) for one in plan.launches],
         "workspace_bytes": plan.workspace_bytes,
         "grid_barrier": plan.grid_barrier,
+        "dataflow": None if plan.dataflow is None else asdict(plan.dataflow),
         "defined": {name: [tiles, threads] for name, (_, tiles, threads) in case.definitions.items()},
     }
     head = [f"# {line}" for text in (case.note, *comments) if text for line in text.splitlines()]
@@ -135,6 +137,8 @@ def read_case(path: Path) -> Case:
         found[name] = as_kernel(_normal(func)) if name in names else as_stage(_normal(func))
     note = "\n".join(line[2:] for line in head.splitlines() if line.startswith("# ") and not line.startswith(_MARK))
     plan = plan_of(buffers, kernels, launches, told["workspace_bytes"], told["grid_barrier"])
+    if told["dataflow"] is not None:
+        plan = replace(plan, dataflow=_dataflow(told["dataflow"]))
     functions = {name: func for name, func in found.items() if name not in names}
     definitions = {name: (func, *told["defined"][name]) for name, func in defined.items()}
     return Case({k.name: found[k.name] for k in kernels}, functions, plan, definitions, note)
@@ -151,6 +155,14 @@ def plan_of(
     empty = (CudaModule("", b""),)
     head = ("siege", "V3", "fp32", "souffle", ARCH)
     return Plan(*head, buffers, {}, empty, kernels, launches, workspace_bytes, (), grid_barrier=grid_barrier)
+
+
+def _dataflow(told: Mapping[str, Sequence]) -> Dataflow:
+    def pairs(name: str) -> tuple[tuple, ...]:
+        return tuple(tuple(pair) for pair in told[name])
+
+    items = (StageUse(*(tuple(use[key]) for key in ("functions", "inputs", "outputs"))) for use in told["items"])
+    return Dataflow(pairs("tensors"), pairs("inputs"), pairs("constants"), pairs("outputs"), tuple(items))
 
 
 def _normal(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import tvm
@@ -14,6 +14,7 @@ from benchmarks.siege.body import as_kernel, number, pointer
 from benchmarks.siege.case import Case, plan_of
 from benchmarks.siege.forms import stage_of
 from benchmarks.siege.setting import Setting, Stage
+from souffle.codegen.dataflow import Dataflow, StageUse
 from souffle.codegen.plan import Buffer, Kernel, Launch
 from souffle.kernel.grid_barrier import COUNTER_FUNCTION, STATE_DTYPE
 from souffle.kernel.merge import OFFSET_FUNCTION
@@ -50,12 +51,16 @@ class _Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """A pointer of a loop's step: into which of the ring's slots."""
+    """A pointer into a ring: of a loop's step into one of its slots, or without `slots` into slot `ahead`.
+
+    `last` says that what the last step made is there.
+    """
 
     tensor: _Tensor
     slots: int
     stride: int
     ahead: int
+    last: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,8 +121,11 @@ class _Planner:
             again = self.draw.choice(self.stages)
             if not reads or (len(again.reads) == reads and not again.scratch):
                 return again
+        forms = self.forms
         while True:
-            found = stage_of(self.setting(), self.forms)
+            found = stage_of(self.setting(), forms)
+            # Those that were asked for may all be such that they do not fit here.
+            forms = ()
             if not reads or (len(found.reads) == reads and not found.scratch and found.reads[0].dtype == "float32"):
                 self.stages.append(found)
                 return found
@@ -212,7 +220,7 @@ class _Planner:
         self.calls = [
             _Call(first, (x, _Step(ring, 0, stride, 0)), "none", True),
             _Call(inner, (_Step(ring, slots, stride, 0), _Step(ring, slots, stride, 1)), waits, True, 0, steps),
-            _Call(last, (_Step(ring, 0, stride, steps % slots), y), end, True),
+            _Call(last, (_Step(ring, 0, stride, steps % slots, True), y), end, True),
         ]
 
     def fuse(self) -> None:
@@ -293,6 +301,7 @@ def _assembled(planner: _Planner, workspace: int, barrier: str, note: str) -> Ca
     buffers = tuple(Buffer(t.name, (t.count,), t.dtype, t.kind, t.name, t.offset) for t in tensors)
     index = {t: i for i, t in enumerate(tensors)}
     kernels: dict[str, tirx.PrimFunc] = {}
+    variables = {c.stage.name: tvm.ir.GlobalVar(c.stage.name) for c in planner.calls}
     records, launches = [], []
     state = False
     for launch in sorted({c.launch for c in planner.calls}):
@@ -302,7 +311,7 @@ def _assembled(planner: _Planner, workspace: int, barrier: str, note: str) -> Ca
             used += [a.tensor if isinstance(a, _Step) else a for a in c.arguments]
         used = list(dict.fromkeys(used))
         name = f"{planner.prefix}kernel{launch}"
-        writer = _Writer(used, planner.block, barrier)
+        writer = _Writer(used, planner.block, barrier, variables)
         kernels[name] = writer.kernel(name, calls)
         state = state or writer.counts
         stages = tuple(dict.fromkeys(c.stage.name for c in calls))
@@ -314,6 +323,7 @@ def _assembled(planner: _Planner, workspace: int, barrier: str, note: str) -> Ca
     if state:
         buffers = (*buffers, Buffer("grid_state", (_STATE_WORDS,), STATE_DTYPE, "state", "grid_state"))
     plan = plan_of(buffers, tuple(records), tuple(launches), workspace, barrier if state else "cooperative")
+    plan = replace(plan, dataflow=_dataflow(planner))
     stages = {c.stage.name: c.stage for c in planner.calls}
     definitions = {
         n: (s.definition, s.setting.tiles, s.setting.threads) for n, s in stages.items() if s.definition is not None
@@ -322,10 +332,42 @@ def _assembled(planner: _Planner, workspace: int, barrier: str, note: str) -> Ca
     return Case(kernels, {n: s.func for n, s in stages.items()}, plan, definitions, f"{note}: {what}")
 
 
+def _dataflow(planner: _Planner) -> Dataflow:
+    """What each call reads and makes; what a step of a loop makes is a tensor of its own."""
+    numbers: dict[tuple[_Tensor, int], int] = {}
+    sizes: list[tuple[str, int, int]] = []
+
+    def tensor(argument: _Tensor | _Step, step: int, steps: int) -> int:
+        one = argument.tensor if isinstance(argument, _Step) else argument
+        # Where in the ring a step's value lies is the text's business; what is read after the loop is the last.
+        made = step + argument.ahead if isinstance(argument, _Step) and argument.slots else 0
+        if isinstance(argument, _Step) and not argument.slots:
+            made = steps if argument.last else 0
+        key = (one, made)
+        if key not in numbers:
+            numbers[key] = len(sizes)
+            sizes.append((one.name, planner.count if isinstance(argument, _Step) else one.count, 4))
+        return numbers[key]
+
+    uses: list[StageUse] = []
+    turns = max((c.steps for c in planner.calls), default=0)
+    for one in planner.calls:
+        for step in range(max(1, one.steps)):
+            given = [tensor(a, step, turns) for a in one.arguments]
+            reads = len(one.stage.reads)
+            uses.append(StageUse((one.stage.name,), tuple(given[:reads]), tuple(given[reads:])))
+    edges = {
+        kind: tuple((t.name, n) for (t, _), n in numbers.items() if t.kind == kind) for kind in ("input", "output")
+    }
+    return Dataflow(tuple(sizes), edges["input"], (), edges["output"], tuple(uses))
+
+
 class _Writer:
     """Writes a kernel's TensorIR."""
 
-    def __init__(self, used: Sequence[_Tensor], threads: int, barrier: str) -> None:
+    def __init__(
+        self, used: Sequence[_Tensor], threads: int, barrier: str, variables: Mapping[str, tvm.ir.GlobalVar]
+    ) -> None:
         self.threads = threads
         self.counter = barrier == "counter"
         self.block, self.tid, self.blocks = (tirx.Var(n, "int32") for n in ("block", "tid", "num_blocks"))
@@ -333,7 +375,7 @@ class _Writer:
         self.state = pointer("grid_state", STATE_DTYPE)
         self.syncs = 0
         self.counts = False
-        self.variables: dict[str, tvm.ir.GlobalVar] = {}
+        self.variables = variables
 
     def kernel(self, name: str, calls: Sequence[_Call]) -> tirx.PrimFunc:
         statements: list[tirx.Stmt] = []
@@ -382,8 +424,7 @@ class _Writer:
         statements: list[tirx.Stmt] = []
         for one in calls:
             arguments = [tile, self.tid, *(self.pointer(a, step) for a in one.arguments)]
-            callee = self.variables.setdefault(one.stage.name, tvm.ir.GlobalVar(one.stage.name))
-            inner: tirx.Stmt = tirx.Evaluate(tvm.ir.Call(callee, arguments))
+            inner: tirx.Stmt = tirx.Evaluate(tvm.ir.Call(self.variables[one.stage.name], arguments))
             if one.stage.setting.threads < self.threads:
                 inner = tirx.IfThenElse(self.tid < one.stage.setting.threads, inner, None)
             statements.append(inner)

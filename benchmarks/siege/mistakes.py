@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.siege.case import Case
 from souffle.mutation.barriers import barrier_changes
+from souffle.mutation.comparisons import comparison_changes
 from souffle.mutation.expressions import index_changes, predicate_changes
 from souffle.mutation.numbers import number_changes
 from souffle.mutation.structure import structure_changes
@@ -15,7 +16,10 @@ from souffle.mutation.workspace import aliased, aliases, shared_changes
 
 __all__ = ["Mistake", "mistakes", "planted"]
 
-_CHANGES = (barrier_changes, predicate_changes, index_changes, shared_changes, number_changes, structure_changes)
+_CHANGES = (
+    *(barrier_changes, predicate_changes, comparison_changes, index_changes, shared_changes),
+    *(number_changes, structure_changes),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +60,16 @@ def _of_plan(case: Case) -> Iterator[Mistake]:
         one, other = plan.buffers[alias.moved].name, plan.buffers[alias.onto].name
         make = lambda a=alias: replace(case, plan=aliased(plan, a))  # noqa: E731
         yield Mistake("alias", "tensors", f"{one} lies where {other} does", make)
+    for number, kernel in enumerate(plan.kernels):
+        changed = {
+            "shared memory": replace(kernel, dynamic_shared_bytes=kernel.dynamic_shared_bytes // 2),
+            "cooperative": replace(kernel, grid_syncs=0),
+        }
+        for action, other in changed.items():
+            if other != kernel:
+                kernels = (*plan.kernels[:number], other, *plan.kernels[number + 1 :])
+                make = lambda k=kernels: replace(case, plan=replace(plan, kernels=k))  # noqa: E731
+                yield Mistake("launch", action, f"{kernel.name} has less: {action}", make)
     for number, launch in enumerate(plan.launches[:-1]):
         order = [*plan.launches[:number], plan.launches[number + 1], launch, *plan.launches[number + 2 :]]
         make = lambda o=order: replace(case, plan=replace(plan, launches=tuple(o)))  # noqa: E731

@@ -241,6 +241,7 @@ class Mutations:
                 columns.append(_alternating(places))
             draw.shuffle(columns)
             turns.append(_alternating(columns))
+        draw.shuffle(turns)
         return tuple(self._mutation(place) for place in _alternating(turns)[:count])
 
     def mutant(self, mutation: Mutation) -> Mutant:
