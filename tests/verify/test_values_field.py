@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from math import inf
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from souffle.verify.values.field import Field, P
 from souffle.verify.values.points import KINDS, Kind, Literals, Numbers, numbers_at
 
 FIELD = Field()
-EDGES = np.array([0, 1, 2, 3, 2**16, 2**30, P - 2, P - 1, FIELD.lowest, FIELD.highest], np.int64)
+EDGES = np.array([0, 1, 2, 3, 2**16, 2**30, P - 2, P - 1, FIELD.lowest, FIELD.smallest, FIELD.highest, FIELD.greatest])
 SOME = np.concatenate([EDGES, np.random.default_rng(0).integers(0, P, 50)])
 LEFT, RIGHT = (a.ravel() for a in np.meshgrid(SOME, SOME))
 
@@ -55,10 +56,9 @@ def test_literals_are_exact_rationals() -> None:
     third = float(np.float32(1 / 3))
     assert FIELD.multiply(FIELD.constant(third, "float32"), 2**25) == int(Fraction(third) * 2**25) % P
     assert FIELD.constant(-0.5, "float32") == FIELD.negative(FIELD.constant(0.5, "float32"))
-    assert (
-        FIELD.constant(float("-inf"), "float32") == FIELD.constant(float(np.finfo("f4").min), "float32") == FIELD.lowest
-    )
-    assert FIELD.constant(float("inf"), "float16") == FIELD.constant(65504.0, "float16") == FIELD.highest
+    least = float(np.finfo("f4").min)
+    assert (FIELD.constant(-inf, "float32"), FIELD.constant(least, "float32")) == (FIELD.lowest, FIELD.smallest)
+    assert (FIELD.constant(inf, "float16"), FIELD.constant(65504.0, "float16")) == (FIELD.highest, FIELD.greatest)
     assert FIELD.constant(65504.0, "float32") == 65504
 
 
@@ -72,10 +72,11 @@ def test_the_order_is_total_and_has_its_ends(kind: Kind) -> None:
     assert len(np.unique(ranks)) == len(some)
     assert numbers.ranks(numbers.lowest) == ranks.min()
     assert numbers.ranks(numbers.highest) == ranks.max()
+    assert list(np.sort(ranks)[[1, -2]]) == [numbers.ranks(numbers.smallest), numbers.ranks(numbers.greatest)]
     own = np.array([numbers.ranks(numbers.rational(one)) for one in literals.real])
     assert (np.diff(own) > 0).all()
     if kind.literals != "among":
-        others = ranks[~np.isin(ranks, own)][1:-1] if kind.small else np.setdiff1d(ranks, own)[1:-1]
+        others = ranks[~np.isin(ranks, own)][2:-2] if kind.small else np.setdiff1d(ranks, own)[2:-2]
         assert own.max() < others.min() if kind.literals == "first" else own.min() > others.max()
     left, right = (a.ravel() for a in np.meshgrid(some, some))
     chosen = numbers.largest(left, right)

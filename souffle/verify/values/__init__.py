@@ -30,11 +30,15 @@ so that where numbers or data are compared, several points are tried (:mod:`souf
 - in a field of a few dozen elements, where any two numbers, whatever was calculated to get them, are equal now and
   then, sums and values of ``exp`` among them: what holds at equality alone shows. Inputs are random, or equal along
   some axes of their tensor, such as all of a row. Literals that differ are still apart;
-- with half of the inputs zero, one, minus one or one of the literals.
+- with each maximum taken for a sum, where a reduction compares: a term that is left out shows though it does not win.
+  A stage that differs there alone, which one that takes a term twice does too, is given 64 points of other orders to
+  show that it is wrong, and is undecided if none does;
+- and, where a comparison was not seen to come out in all ways so far, with half of the inputs zero, one, minus one or
+  one of the literals.
 
 For each comparison, minimum and maximum of data, in the definition and in the functions, it is noted whether the first
 operand was seen to be less, equal and more (:mod:`souffle.verify.values.sightings`); a stage that takes little work is
-given more points until all were. What was not seen is named in the certificate. An agreement of such stages is
+given up to 16 points until all were. What was not seen is named in the certificate. An agreement of such stages is
 evidence, without a bound.
 
 What is not run is not compared: by default the first and the last tile of a function, three more, and as many as take
@@ -45,7 +49,8 @@ What it does not say
 --------------------
 Nothing on rounding: casts between floating-point types change nothing here, so that a total kept in 16 bits, a cast
 that is missing, or an order of sums that cancels does not show. Nothing on overflow, infinities that arise, or NaN: 0
-times what was never written is 0 here, and no number is NaN, so that what a choice gives for one is not looked at.
+times what was never written is 0 here, a calculation with an infinity gives another number, zero has no sign, and no
+number is NaN, so that what a choice gives for one is not looked at.
 Nothing on integers beyond their type, which are exact.
 
 Nothing on waiting: all threads go in step, copies arrive at once, and barriers do nothing. That is one of the orders in

@@ -18,7 +18,16 @@ from souffle.verify.values.function import FunctionRun
 from souffle.verify.values.inputs import blank, elements_of, integer_ranges, random_tensors
 from souffle.verify.values.intrinsics import intrinsic
 from souffle.verify.values.memory import Fault, Lanes
-from souffle.verify.values.points import FURTHER, KINDS, WITHOUT_REDUCTIONS, Literals, literals_of, numbers_at
+from souffle.verify.values.points import (
+    FURTHER,
+    KINDS,
+    SEARCH,
+    WITHOUT_REDUCTIONS,
+    Kind,
+    Literals,
+    literals_of,
+    numbers_at,
+)
 from souffle.verify.values.reference import Definition
 from souffle.verify.values.scalars import is_float
 from souffle.verify.values.sightings import Sighting, TextSightings
@@ -45,6 +54,9 @@ _MOST_POINTS = 16
 
 _FEWER_TILES = 2
 """Of a function, at all points but the first."""
+
+_MOST_SEARCHED = 64
+"""Points of stages that do not take each term of a maximum once, to see whether it matters."""
 
 _LANES = 2048
 """Of all tiles that are run; fewer tiles are chosen where they have many threads."""
@@ -177,22 +189,26 @@ def values_agree(
     """
     sightings = _Sightings(functions)
     literals = literals_of([reference, *(func for func, _, _ in functions)])
+    terms = _compares_terms(reference)
     found: list[Agreement] = []
+    doubt: Undecided | None = None
     tried = work = 0
-    compares = _compares_terms(reference)
     with np.errstate(all="ignore"):
-        while tried < (_wanted(tried, work, sightings, compares) if points is None else points):
+        while tried < (_wanted(tried, work, sightings, terms, doubt) if points is None else points):
             own = tiles if tiles is not None or not tried else _FEWER_TILES
-            check = _Check(reference, functions, seed, tried, literals, sightings, own)
+            check = _Check(reference, functions, seed, tried, _kind(tried, doubt), literals, sightings, own)
             here = check.result()
-            if isinstance(here, Undecided) and tried and check.beyond:
-                # Small numbers, made into integers, choose what the definition does not have.
-                here = None
-            if here is not None and not isinstance(here, Agreement):
+            if isinstance(here, Mismatch) and check.kind.sums:
+                doubt = Undecided(f"{here}, if each term of a maximum counts; whether it matters was not seen")
+            elif isinstance(here, Agreement):
+                found.append(here)
+            elif not (tried and check.beyond):
+                # Else small numbers, made into integers, choose what the definition does not have.
                 return here
-            found += [here] if here is not None else []
             work += check.all_work if tried else 0
             tried += 1
+    if doubt is not None:
+        return doubt
     if not found:
         raise ValueError("values are compared at one point at least")
     together = tuple(reduce(Comparison.with_, own) for own in zip(*(one.functions for one in found), strict=True))
@@ -200,15 +216,23 @@ def values_agree(
     return Agreement(together, len(found), found[0].covered, len(seen), tuple(s for s in seen if s.open))
 
 
-def _wanted(tried: int, work: int, sightings: _Sightings, terms: bool) -> int:
+def _kind(point: int, doubt: Undecided | None) -> Kind:
+    if point < len(KINDS):
+        return KINDS[point]
+    return SEARCH if doubt is not None else FURTHER[point % len(FURTHER)]
+
+
+def _wanted(tried: int, work: int, sightings: _Sightings, terms: bool, doubt: Undecided | None) -> int:
     """How many points there should be, when some were tried; `terms`: whether a reduction compares its terms."""
     if not tried:
         return 1
+    if doubt is not None:
+        return _MOST_SEARCHED if work < _WORK else 0
     seen = sightings.all
     least = len(KINDS) if terms else WITHOUT_REDUCTIONS
     if tried < least:
         return least if seen or terms else 1
-    return tried + 1 if tried < _MOST_POINTS and work < _WORK and any(one.open for one in seen) else 0
+    return _MOST_POINTS if work < _WORK and any(one.open for one in seen) else 0
 
 
 def _compares_terms(reference: tirx.PrimFunc) -> bool:
@@ -247,6 +271,7 @@ class _Check:
         functions: Sequence[StageFunction],
         seed: int,
         point: int,
+        kind: Kind,
         literals: Literals,
         sightings: _Sightings,
         tiles: int | Literal["all"] | None,
@@ -254,9 +279,9 @@ class _Check:
         self.reference = reference
         self.functions = functions
         self.point = point
-        self.seed = seed * _MOST_POINTS + point
+        self.seed = seed * _MOST_SEARCHED + point
         self.literals = literals
-        self.kind = KINDS[point] if point < len(KINDS) else FURTHER[point % len(FURTHER)]
+        self.kind = kind
         self.numbers = numbers_at(self.kind, self.seed, literals, smallest=point >= len(KINDS))
         self.sightings = sightings
         self.tiles = tiles

@@ -8,6 +8,7 @@ additions. Elements are always in ``[0, prime)``: equal elements are equal integ
 from __future__ import annotations
 
 from fractions import Fraction
+from math import inf
 
 import numpy as np
 
@@ -32,16 +33,18 @@ class Field:
 
     Attributes
     ----------
-    lowest : int
-        What stands for minus infinity and for the least number of a type: the first in any order.
-    highest : int
-        Its negative, the last in any order.
+    lowest, smallest : int
+        What stands for minus infinity, the first in any order, and for the least number of a type, the second.
+    highest, greatest : int
+        Their negatives, the last in any order. The smallest fields have no room for four, and make no difference.
     """
 
     def __init__(self, prime: int = P) -> None:
         self.prime = prime
         self.lowest = _LOWEST if prime == P else prime // 2
         self.highest = prime - self.lowest
+        self.smallest = self.lowest - (prime > 7)
+        self.greatest = prime - self.smallest
         self._unsigned = np.uint64(prime)
 
     def __repr__(self) -> str:
@@ -144,13 +147,15 @@ class Field:
         value : float
             Any but one that is no number.
         dtype : str
-            Its type; the extremes of floating-point types stand for infinities.
+            Its type, whose extremes are no rational numbers either.
         """
+        if abs(value) == inf:
+            return self.highest if value > 0 else self.lowest
         limit = float(np.finfo(dtype).max) if dtype in ("float16", "float32", "float64") else float(np.finfo("f4").max)
         if value <= -limit:
-            return self.lowest
+            return self.smallest
         if value >= limit:
-            return self.highest
+            return self.greatest
         exact = Fraction(value)
         return exact.numerator % self.prime * pow(exact.denominator, -1, self.prime) % self.prime
 

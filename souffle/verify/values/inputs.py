@@ -127,17 +127,17 @@ def _drawing(
     dtype, count = str(buffer.dtype), elements_of(buffer)
     random = np.random.default_rng((numbers.seed, number))
     name = f"input {number}"
-    level = _level(buffer, random) if inputs == "level" else lambda places: places
+    level = _level(buffer, random, numbers, inputs) if numbers.prime != P else lambda places: places
     if is_float(dtype):
         if inputs in ("rising", "falling"):
             step, start = max(1, P // (4 * count)), int(random.integers(P // 4))
             sign, start = (1, start) if inputs == "rising" else (-1, start + count * step)
             return lambda places: (start + sign * step * places) % numbers.prime
-        choices = numbers.choices if inputs == "few" else None
+        choices = numbers.choices if inputs == "few" or numbers.prime != P else None
     else:
         low, high = _range(dtype, integers)
         near = {c for one in (*literals.whole, low, high - 1) for c in (one, 2 * one) if low <= c < high}
-        choices = np.array(sorted(near), np.int64) if inputs in ("few", "level") or numbers.prime != P else None
+        choices = np.array(sorted(near), np.int64) if inputs == "few" or numbers.prime != P else None
 
     def draw(places: np.ndarray) -> np.ndarray:
         keys = level(places)
@@ -147,21 +147,32 @@ def _drawing(
         if choices is None:
             return any_number
         which = numbers.bits(f"which {name}", keys)
-        return np.where(which & 1, any_number, choices[(which >> 1) % len(choices)])
+        chosen = (which & 1) == 0
+        if is_float(dtype) and numbers.prime != P:
+            # In a small field all numbers are as often as literals. Those of lines should be infinite now and then.
+            chosen &= keys >= count
+        return np.where(chosen, choices[(which >> 1) % len(choices)], any_number)
 
     return draw
 
 
-def _level(buffer: Any, random: np.random.Generator) -> Callable[[np.ndarray], np.ndarray]:
-    """The same number for all elements along some axes of a buffer."""
+def _level(
+    buffer: Any, random: np.random.Generator, numbers: Numbers, inputs: str
+) -> Callable[[np.ndarray], np.ndarray]:
+    """A key for each element: its number, or, beyond those, that of a line of elements along some axes.
+
+    Three of four lines are such where inputs are level, along any axes; else one of four, along the last axis.
+    """
     shape = tuple(const_int(extent) for extent in buffer.shape)
-    kept = [bool(random.integers(2)) for _ in shape]
+    own = [bool(random.integers(2)) for _ in shape] if inputs == "level" else [True] * (len(shape) - 1) + [False]
+    share = 3 if inputs == "level" else 1
 
     def level(places: np.ndarray) -> np.ndarray:
-        keys = np.zeros_like(places)
-        for index, extent, own in zip(np.unravel_index(places, shape) if shape else (), shape, kept):
-            keys = keys * extent + index if own else keys
-        return keys
+        lines = np.zeros_like(places)
+        for index, extent, kept in zip(np.unravel_index(places, shape) if shape else (), shape, own):
+            lines = lines * extent + index if kept else lines
+        flat = numbers.bits(f"level {own}", lines) % 4 < share
+        return np.where(flat, lines + prod(shape), places)
 
     return level
 

@@ -20,7 +20,17 @@ from tvm.ir import TensorLoad
 from souffle.tvm_compat import dtype_of
 from souffle.verify.values.field import Field, Number, P
 
-__all__ = ["FURTHER", "KINDS", "WITHOUT_REDUCTIONS", "Kind", "Literals", "Numbers", "literals_of", "numbers_at"]
+__all__ = [
+    "FURTHER",
+    "KINDS",
+    "SEARCH",
+    "WITHOUT_REDUCTIONS",
+    "Kind",
+    "Literals",
+    "Numbers",
+    "literals_of",
+    "numbers_at",
+]
 
 _BITS = 2**32 - 1
 
@@ -45,13 +55,17 @@ class Kind:
     inputs : str
         ``"random"``: each element drawn alone. ``"rising"``, ``"falling"``: by their place, so that the last or the
         first of those that are compared wins. ``"few"``: half of them one of the literals. ``"level"``: equal along
-        some axes of their tensor, such as all of a row.
+        some axes of their tensor, such as all of a row, and then often a literal; some rows of small fields always are.
+    sums : bool
+        The largest of two numbers that are no literals is their sum, where neither is infinite, and so is the least, in
+        another way. Then each term of a maximum shows, whether it wins or not. But a term may well be taken twice.
     """
 
     small: bool
     order: Literal["random", "natural"]
     literals: Literal["first", "last", "among"]
     inputs: Literal["random", "rising", "falling", "few", "level"]
+    sums: bool = False
 
 
 KINDS = (
@@ -60,14 +74,17 @@ KINDS = (
     Kind(True, "random", "among", "random"),
     Kind(True, "random", "among", "level"),
     Kind(False, "natural", "first", "falling"),
-    Kind(False, "random", "among", "few"),
+    Kind(False, "random", "first", "random", sums=True),
 )
 """Of the first points, in turn; where no reduction compares, the first four will do."""
 
 WITHOUT_REDUCTIONS = 4
 
-FURTHER = (KINDS[2], KINDS[3], KINDS[5])
+FURTHER = (KINDS[2], KINDS[3], Kind(False, "random", "among", "few"))
 """Of those that follow: in which comparisons come to equality."""
+
+SEARCH = Kind(False, "random", "among", "random")
+"""Of those in which each term of a maximum may win."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +107,11 @@ def literals_of(functions: Iterable[tirx.PrimFunc]) -> Literals:
     """The literals of a definition and of what was lowered from it."""
     real, whole = set(Literals().real), set(Literals().whole)
     probe = Field()
+    extremes = (probe.lowest, probe.smallest, probe.greatest, probe.highest)
 
     def see_number(node: tirx.FloatImm) -> None:
         value = float(node.value)
-        if value == value and probe.constant(value, dtype_of(node)) not in (probe.lowest, probe.highest):
+        if value == value and probe.constant(value, dtype_of(node)) not in extremes:
             real.add(Fraction(value))
 
     def see_comparison(node: Any) -> None:
@@ -135,14 +153,16 @@ class Numbers(Field):
         order: str = "random",
         place: str = "first",
         literals: Sequence[Fraction] = Literals().real,
+        sums: bool = False,
     ) -> None:
         super().__init__(prime)
         self.seed = seed
+        self.sums = sums
         # An odd factor permutes 32-bit integers.
         random = int(_mixed(np.array([_key("order", seed)], np.uint64))[0])
         self._factor, self._start = ((random | 1) & _BITS, random >> 32) if order == "random" else (1, 0)
         elements = [self.rational(one) for one in literals]
-        self.choices = np.array([*dict.fromkeys((*elements, self.lowest))], np.int64)
+        self.choices = np.array([*dict.fromkeys((*elements, self.smallest, self.lowest))], np.int64)
         self._special: list[tuple[int, int]] = []
         self._table: np.ndarray | None = None
         apart = len(set(elements)) == len(elements)
@@ -151,7 +171,8 @@ class Numbers(Field):
         ranks = sorted(own) if place == "among" else [first[place] + i for i in range(len(own))]
         if apart:
             self._special += zip(elements, ranks)
-        self._special += [(self.lowest, -len(own) - 1), (self.highest, _BITS + len(own) + 1)]
+        self._special += [(self.smallest, -len(own) - 1), (self.greatest, _BITS + len(own) + 1)]
+        self._special += [(self.lowest, -len(own) - 2), (self.highest, _BITS + len(own) + 2)]
         if prime != P:
             self._table = self._ranked(np.arange(prime))
 
@@ -182,6 +203,17 @@ class Numbers(Field):
     def least(self, a: Number, b: Number) -> Number:
         """The one that comes earlier."""
         return _chosen(a, b, self.ranks(a) <= self.ranks(b))
+
+    def joined(self, terms: np.ndarray, most: bool) -> np.ndarray:
+        """What stands for the largest (or the least) of some numbers, along the first axis, where it is their sum."""
+        nothing, all_else = (self.lowest, self.highest) if most else (self.highest, self.lowest)
+        hardly = self.smallest if most else self.greatest
+        some = (terms != nothing) & (terms != hardly)
+        # That of minima has one more for each number, so that they are not maxima.
+        more = 0 if most else (some.sum(axis=0) - 1) * self._factor
+        found = (np.where(some, terms, 0).sum(axis=0) + more) % self.prime
+        found = np.where(some.any(axis=0), found, np.where((terms == hardly).any(axis=0), hardly, nothing))
+        return np.where((terms == all_else).any(axis=0), all_else, found)
 
     def function_of(self, name: str, arguments: Sequence[Number]) -> Number:
         """A function about which nothing is known: a random one for each name, of elements or integers."""
@@ -228,12 +260,12 @@ def numbers_at(kind: Kind, seed: int, literals: Literals, smallest: bool = False
         prime = _SMALLEST[first]
     elif kind.small:
         prime = next((p for p in _PRIMES[first:] if _apart(Field(p), literals.real)), _PRIMES[-1 - first])
-    return Numbers(seed, prime, order=kind.order, place=kind.literals, literals=literals.real)
+    return Numbers(seed, prime, order=kind.order, place=kind.literals, literals=literals.real, sums=kind.sums)
 
 
 def _apart(field: Field, literals: Sequence[Fraction]) -> bool:
     found = {one.numerator * pow(one.denominator, -1, field.prime) % field.prime for one in literals}
-    return len(found) == len(literals) and not found & {field.lowest, field.highest}
+    return len(found) == len(literals) and not found & {field.lowest, field.smallest, field.greatest, field.highest}
 
 
 def _chosen(a: Number, b: Number, first: bool | np.ndarray) -> Number:

@@ -351,6 +351,8 @@ def _folded(kind: type, so_far: Number, terms: np.ndarray, numbers: Numbers | No
         return numbers.add(so_far, numbers.sum_of(terms))
     if kind is tirx.Mul:
         return numbers.multiply(so_far, numbers.product(terms))
+    if numbers.sums:
+        return numbers.joined(np.concatenate([np.broadcast_to(so_far, terms[:1].shape), terms]), kind is tirx.Max)
     ranks = numbers.ranks(terms)
     best = ranks.argmax(axis=0) if kind is tirx.Max else ranks.argmin(axis=0)
     found = np.take_along_axis(terms, best[None], axis=0)[0]

@@ -295,6 +295,9 @@ class Scalars:
         a, b = self.of(node.a), self.of(node.b)
         table = _FIELD if is_float(dtype_of(node)) else _INTEGER
         operate = _INTEGER[kind] if table is _INTEGER else partial(table[kind], self.numbers)
+        if table is _FIELD and self.numbers.sums and not any(isinstance(n, tirx.FloatImm) for n in (node.a, node.b)):
+            joined, most = self.numbers.joined, kind is tirx.Max
+            return lambda f, m: joined(np.array(np.broadcast_arrays(a(f, m), b(f, m))), most)
         sighting = self.sighting(node)
         if sighting is None or not sighting.open:
             return self._binary(operate, a, b)

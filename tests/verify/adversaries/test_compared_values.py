@@ -7,11 +7,13 @@ from collections.abc import Callable
 import pytest
 from tvm import te, tirx
 
+from souffle.verify.expressions import Undecided
 from souffle.verify.values import Agreement, Mismatch, values_agree
 from tests.verify.hand_made import THREADS, Memory, sequence, stage
 
 ROWS, WIDTH = 2 * THREADS, 40
 INFINITY = float("inf")
+LEAST = -3.4028234663852886e38
 
 
 def number(value: float) -> tirx.FloatImm:
@@ -74,6 +76,11 @@ def weighed(x: object) -> object:
 ELEMENTS = {
     "a mask that is dropped": (2, masked, lambda mask, s: s),
     "another literal for what is masked": (2, masked, lambda mask, s: where(mask == 0.0, number(-1e8), s)),
+    "the least number for minus infinity": (
+        2,
+        lambda mask, s: where(mask == 0.0, number(-INFINITY), s),
+        lambda mask, s: where(mask == 0.0, number(LEAST), s),
+    ),
     "at least for more": (2, lambda x, y: where(x > 0.0, x, y), lambda x, y: where(x >= 0.0, x, y)),
     "at most for less, of two inputs": (2, lambda x, y: where(x < y, x + y, x), lambda x, y: where(x <= y, x + y, x)),
     "equal for at most": (2, lambda x, y: where(x <= y, x, y + 1.0), lambda x, y: where(x == y, x, y + 1.0)),
@@ -128,32 +135,56 @@ def test_comparisons_of_integers_at_equality(name: str) -> None:
 ROWWISE = {
     "a maximum that starts at 0": (tirx.max, -INFINITY, 0.0),
     "a maximum that starts at a very small number": (tirx.max, -INFINITY, -1e30),
+    "a maximum that starts at the least number": (tirx.max, -INFINITY, LEAST),
     "a minimum that starts at 0": (tirx.min, INFINITY, 0.0),
     "a minimum that starts at a very large number": (tirx.min, INFINITY, 1e30),
 }
 
 
+TERMS = {"x": lambda x: x, "scaled": lambda x: x * 0.125, "masked": lambda x: masked(x, x + 1.0)}
+
+
 @pytest.mark.parametrize("name", ROWWISE)
-@pytest.mark.parametrize("term", [lambda x: x, lambda x: x * 0.125, lambda x: masked(x, x + 1.0)])
-def test_where_reductions_start(name: str, term: Numbers) -> None:
+@pytest.mark.parametrize("term", TERMS)
+def test_where_reductions_start(name: str, term: str) -> None:
+    """That of infinities shows where all terms are infinite themselves; where they are scaled, nothing is."""
     combine, identity, wrong = ROWWISE[name]
-    for seed in range(4):
+    term = TERMS["x" if wrong == LEAST else term]
+    for seed in range(2):
         assert isinstance(values_agree(*row_by_row(combine, identity, term, identity, combine), seed=seed), Agreement)
         found = values_agree(*row_by_row(combine, identity, term, wrong, combine), seed=seed)
         assert isinstance(found, Mismatch), (seed, str(found))
 
 
 @pytest.mark.parametrize("left_out", [0, WIDTH // 2, WIDTH - 1])
-def test_a_term_of_a_maximum_that_is_left_out(left_out: int) -> None:
-    """At one of the points each of the ends is the largest; one between is, in one of the rows."""
+@pytest.mark.parametrize("rows", [2, ROWS])
+def test_a_term_of_a_maximum_that_is_left_out(left_out: int, rows: int) -> None:
+    """It seldom wins, so that it shows where each term counts; then an input is searched for in which it does."""
     definition, ((func, tiles, threads),) = row_by_row(tirx.max, -INFINITY, lambda x: x, -INFINITY, tirx.max)
+    assert isinstance(values_agree(definition, [(func, tiles, threads)]), Agreement)
     x = te.placeholder((ROWS, WIDTH), "float32", name="x")
     k = te.reduce_axis((0, WIDTH), "k")
     less = te.compute(
-        (ROWS,), lambda i: te.max(where(k == left_out, tirx.min_value("float32"), x[i, k]), axis=k), name="less"
+        (ROWS,), lambda i: te.max(where(tirx.all(k == left_out, i < rows), LEAST, x[i, k]), axis=k), name="less"
     )
-    assert isinstance(values_agree(definition, [(func, tiles, threads)]), Agreement)
-    assert isinstance(values_agree(te.create_prim_func([x, less]), [(func, tiles, threads)]), Mismatch)
+    found = values_agree(te.create_prim_func([x, less]), [(func, tiles, threads)])
+    assert isinstance(found, Mismatch), str(found)
+
+
+def test_a_term_of_a_maximum_may_be_taken_twice() -> None:
+    """Nothing is wrong with it, but whether all others are taken is then not known as surely."""
+
+    def body(memory: Memory) -> tirx.Stmt:
+        row = memory.tensors[0]
+        at = (memory.tile * THREADS + memory.tid) * 2
+        both = tirx.max(tirx.max(number(LEAST), row[at]), row[at + 1])
+        return tirx.BufferStore(memory.tensors[1], tirx.max(both, row[at]), [memory.tile * THREADS + memory.tid])
+
+    x = te.placeholder((ROWS, 2), "float32", name="x")
+    k = te.reduce_axis((0, 2), "k")
+    definition = te.create_prim_func([x, te.compute((ROWS,), lambda i: te.max(x[i, k], axis=k))])
+    found = values_agree(definition, [(stage("hand", [2 * ROWS, ROWS], body), ROWS // THREADS, THREADS)])
+    assert isinstance(found, Undecided) and "each term" in str(found)
 
 
 def test_what_no_point_shows_is_said() -> None:
