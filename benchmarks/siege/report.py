@@ -27,7 +27,7 @@ def report(trials: Sequence[Trial]) -> str:
     lines += [f"right, proven, and values not: {len(other)} of {len(right)}, {_share(len(other), len(right))}"]
     lines += _reasons("false rejects", [(t.reason, t.seed) for t in rejected])
     lines += _reasons("values rejects", [(t.values_reason, t.seed) for t in other])
-    for kind in (*BAD, "slow"):
+    for kind in (*BAD, "undefined, refuted by values", "slow"):
         lines += _reasons(
             kind, [(f"{' '.join(t.mistakes)}: {t.detail or t.reason}", t.seed) for t in trials if t.kind == kind]
         )
