@@ -137,7 +137,7 @@ def read_case(path: Path) -> Case:
         found[name] = as_kernel(_normal(func)) if name in names else as_stage(_normal(func))
     note = "\n".join(line[2:] for line in head.splitlines() if line.startswith("# ") and not line.startswith(_MARK))
     plan = plan_of(buffers, kernels, launches, told["workspace_bytes"], told["grid_barrier"])
-    if told["dataflow"] is not None:
+    if told.get("dataflow") is not None:
         plan = replace(plan, dataflow=_dataflow(told["dataflow"]))
     functions = {name: func for name, func in found.items() if name not in names}
     definitions = {name: (func, *told["defined"][name]) for name, func in defined.items()}

@@ -3,81 +3,25 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import tvm
 from tvm import tirx
-from tvm.backend.cuda.op import cuda_grid_sync
 
-from benchmarks.siege.body import as_kernel, number, pointer
 from benchmarks.siege.case import Case, plan_of
 from benchmarks.siege.forms import stage_of
 from benchmarks.siege.setting import Setting, Stage
+from benchmarks.siege.writer import Assignment, Call, Step, Tensor, Writer
 from souffle.codegen.dataflow import Dataflow, StageUse
 from souffle.codegen.plan import Buffer, Kernel, Launch
-from souffle.kernel.grid_barrier import COUNTER_FUNCTION, STATE_DTYPE
-from souffle.kernel.merge import OFFSET_FUNCTION
-from souffle.tvm_compat import PrimExpr
+from souffle.kernel.grid_barrier import STATE_DTYPE
 
 __all__ = ["random_case"]
 
 _ALIGNMENT = 256
 _STRENGTH = {"none": 0, "block": 1, "grid": 2}
 _STATE_WORDS = 32
-
-
-@dataclass(eq=False)
-class _Tensor:
-    """A tensor of the case; `first` and `last` are the calls that touch it first and last."""
-
-    name: str
-    count: int
-    dtype: str
-    kind: str
-    first: int = -1
-    last: int = -1
-    offset: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        return 4 * self.count
-
-    def touch(self, number: int) -> None:
-        """A call touches it."""
-        self.first = number if self.first < 0 else self.first
-        self.last = max(self.last, number)
-
-
-@dataclass(frozen=True, eq=False)
-class _Step:
-    """A pointer into a ring: of a loop's step into one of its slots, or without `slots` into slot `ahead`.
-
-    `last` says that what the last step made is there.
-    """
-
-    tensor: _Tensor
-    slots: int
-    stride: int
-    ahead: int
-    last: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class _Call:
-    """A stage with its tensors, what waits before it, and whether the threads wait after each tile.
-
-    `launch` is the launch that it stands in; `steps` calls of one loop follow each other where it is not 0; `joined`
-    says that it stands in the turn of the call before it.
-    """
-
-    stage: Stage
-    arguments: tuple[_Tensor | _Step, ...]
-    before: str
-    after: bool
-    launch: int = 0
-    steps: int = 0
-    joined: bool = False
 
 
 class _Planner:
@@ -92,10 +36,10 @@ class _Planner:
         self.partition = (tiles, draw.choice([self.block] * 4 + [32]))
         if self.partition[1] > self.block:
             self.partition = (tiles, self.block)
-        self.tensors: list[_Tensor] = []
-        self.calls: list[_Call] = []
+        self.tensors: list[Tensor] = []
+        self.calls: list[Call] = []
         self.stages: list[Stage] = []
-        self.results: list[tuple[_Tensor, Stage]] = []
+        self.results: list[tuple[Tensor, Stage, Assignment]] = []
         self.launches = draw.random() < 0.12
 
     # Stages
@@ -110,8 +54,8 @@ class _Planner:
             threads = self.block
         return Setting(draw, f"{self.prefix}stage{len(self.stages)}", self.count, tiles, threads, self.block)
 
-    def tensor(self, name: str, dtype: str, kind: str, count: int = 0) -> _Tensor:
-        found = _Tensor(f"{name}{len(self.tensors)}", count or self.count, dtype, kind)
+    def tensor(self, name: str, dtype: str, kind: str, count: int = 0) -> Tensor:
+        found = Tensor(f"{name}{len(self.tensors)}", count or self.count, dtype, kind)
         self.tensors.append(found)
         return found
 
@@ -130,21 +74,35 @@ class _Planner:
                 self.stages.append(found)
                 return found
 
-    def need(self, stage: Stage, reads: Sequence[tuple[str, _Tensor]]) -> str:
+    def assignment(self, stage: Stage) -> Assignment:
+        """As the call before has it, another one, or a tile for each block."""
+        tiles, draw = stage.setting.tiles, self.draw
+        before = self.calls[-1] if self.calls else None
+        if before is not None and before.stage.setting.tiles == tiles and draw.random() < 0.8:
+            return before.assignment
+        factors = [n for n in range(2, tiles + 1) if tiles % n == 0]
+        if not factors or draw.random() < 0.8:
+            return Assignment()
+        together = draw.choice([1, *factors])
+        rows = [n for n in range(2, tiles // together) if tiles // together % n == 0]
+        return Assignment(together, draw.random() < 0.5, draw.choice(rows) if rows and draw.random() < 0.5 else 1)
+
+    def need(self, stage: Stage, assignment: Assignment, reads: Sequence[tuple[str, Tensor]]) -> str:
         """What must stand between what made these tensors and this stage."""
         worst = "none"
         for reach, tensor in reads:
-            for made, maker in self.results:
+            for made, maker, own in self.results:
                 if made is tensor:
-                    worst = max(worst, _between(maker, stage, reach), key=_STRENGTH.get)
+                    between = _between(maker, stage, reach) if own == assignment else "grid"
+                    worst = max(worst, between, key=_STRENGTH.get)
         return worst
 
-    def append(self, stage: Stage, output: _Tensor) -> None:
+    def append(self, stage: Stage, output: Tensor) -> None:
         """A call that reads earlier tensors, with what it needs before it or more."""
-        arguments: list[_Tensor] = []
-        reads: list[tuple[str, _Tensor]] = []
+        arguments: list[Tensor] = []
+        reads: list[tuple[str, Tensor]] = []
         floats = [t for t in self.tensors if t.dtype == "float32" and t.count == self.count and t is not output]
-        floats = [t for t in floats if t.kind == "input" or any(t is made for made, _ in self.results)]
+        floats = [t for t in floats if t.kind == "input" or any(t is made for made, *_ in self.results)]
         for place, read in enumerate(stage.reads):
             if read.dtype != "float32":
                 chosen = self.tensor("i", "int32", "input")
@@ -161,7 +119,8 @@ class _Planner:
         launch = number if self.launches else 0
         # What this stage needs, of calls since the last barrier that is strong enough.
         before = "none"
-        wanted = self.need(stage, reads) if not self.launches else "none"
+        assignment = self.assignment(stage)
+        wanted = self.need(stage, assignment, reads) if not self.launches else "none"
         if _STRENGTH[wanted] and not self.met(wanted, reads):
             before = wanted
         shared = self.calls and self.calls[-1].stage.shares and not self.calls[-1].after and not self.launches
@@ -174,10 +133,10 @@ class _Planner:
             after = False
         for t in (*arguments, output):
             t.touch(number)
-        self.calls.append(_Call(stage, (*arguments, output), before, after, launch))
-        self.results.append((output, stage))
+        self.calls.append(Call(stage, (*arguments, output), before, after, launch, assignment=assignment))
+        self.results.append((output, stage, assignment))
 
-    def met(self, wanted: str, reads: Sequence[tuple[str, _Tensor]]) -> bool:
+    def met(self, wanted: str, reads: Sequence[tuple[str, Tensor]]) -> bool:
         """Whether barriers since the last of these tensors was made are strong enough."""
         makers = [i for i, c in enumerate(self.calls) for _, t in reads if any(a is t for a in c.arguments[-1:])]
         last = max(makers, default=-1)
@@ -203,7 +162,7 @@ class _Planner:
         slots, steps = draw.choice([2, 2, 3, 4]), draw.choice([2, 3, 5, 6])
         stride = -(-self.count // 64) * 64
         first = self.new_stage(1)
-        ring = _Tensor("ring", slots * stride, "float32", "workspace")
+        ring = Tensor("ring", slots * stride, "float32", "workspace")
         x = self.tensor("x", "float32", "input")
         self.tensors.append(ring)
         ring.touch(0)
@@ -218,9 +177,9 @@ class _Planner:
         # The slot that a step writes was read some steps ago, by tiles of other blocks perhaps.
         waits = waits if waits != "none" or draw.random() < 0.5 else draw.choice(["block", "grid"])
         self.calls = [
-            _Call(first, (x, _Step(ring, 0, stride, 0)), "none", True),
-            _Call(inner, (_Step(ring, slots, stride, 0), _Step(ring, slots, stride, 1)), waits, True, 0, steps),
-            _Call(last, (_Step(ring, 0, stride, steps % slots, True), y), end, True),
+            Call(first, (x, Step(ring, 0, stride, 0)), "none", True),
+            Call(inner, (Step(ring, slots, stride, 0), Step(ring, slots, stride, 1)), waits, True, 0, steps),
+            Call(last, (Step(ring, 0, stride, steps % slots, True), y), end, True),
         ]
 
     def fuse(self) -> None:
@@ -228,7 +187,13 @@ class _Planner:
         for place in range(1, len(self.calls)):
             one, two = self.calls[place - 1], self.calls[place]
             a, b = one.stage.setting, two.stage.setting
-            fits = a.tiles == b.tiles and a.threads == b.threads == self.block and two.before != "grid"
+            fits = (
+                one.assignment == two.assignment
+                and one.assignment.together == 1
+                and a.tiles == b.tiles
+                and a.threads == b.threads == self.block
+                and two.before != "grid"
+            )
             if fits and not one.steps and not two.steps and not self.launches and self.draw.random() < 0.3:
                 strong = two.before == "block" or one.after
                 self.calls[place - 1] = replace(one, after=strong)
@@ -256,7 +221,7 @@ class _Planner:
             end = max(end, -(-(tensor.offset + tensor.nbytes) // _ALIGNMENT) * _ALIGNMENT)
         return end
 
-    def parted(self, one: _Tensor, other: _Tensor) -> bool:
+    def parted(self, one: Tensor, other: Tensor) -> bool:
         """Whether a grid barrier, or a launch, stands between the lives of two tensors."""
         early, late = (one, other) if one.last < other.first else (other, one)
         if early.last >= late.first or early.first < 0 or late.first < 0:
@@ -306,16 +271,16 @@ def _assembled(planner: _Planner, workspace: int, barrier: str, note: str) -> Ca
     state = False
     for launch in sorted({c.launch for c in planner.calls}):
         calls = [c for c in planner.calls if c.launch == launch]
-        used: list[_Tensor] = []
+        used: list[Tensor] = []
         for c in calls:
-            used += [a.tensor if isinstance(a, _Step) else a for a in c.arguments]
+            used += [a.tensor if isinstance(a, Step) else a for a in c.arguments]
         used = list(dict.fromkeys(used))
         name = f"{planner.prefix}kernel{launch}"
-        writer = _Writer(used, planner.block, barrier, variables)
+        writer = Writer(used, planner.block, barrier, variables)
         kernels[name] = writer.kernel(name, calls)
         state = state or writer.counts
         stages = tuple(dict.fromkeys(c.stage.name for c in calls))
-        tiles = max(c.stage.setting.tiles for c in calls)
+        tiles = max(c.slots for c in calls)
         shared = max(c.stage.shared_bytes + c.stage.static_bytes for c in calls)
         records.append(Kernel(name, 0, tiles, planner.block, shared, writer.syncs, None, stages, ()))
         bound = tuple(index[t] for t in used) + ((len(buffers),) if writer.counts else ())
@@ -334,19 +299,19 @@ def _assembled(planner: _Planner, workspace: int, barrier: str, note: str) -> Ca
 
 def _dataflow(planner: _Planner) -> Dataflow:
     """What each call reads and makes; what a step of a loop makes is a tensor of its own."""
-    numbers: dict[tuple[_Tensor, int], int] = {}
+    numbers: dict[tuple[Tensor, int], int] = {}
     sizes: list[tuple[str, int, int]] = []
 
-    def tensor(argument: _Tensor | _Step, step: int, steps: int) -> int:
-        one = argument.tensor if isinstance(argument, _Step) else argument
+    def tensor(argument: Tensor | Step, step: int, steps: int) -> int:
+        one = argument.tensor if isinstance(argument, Step) else argument
         # Where in the ring a step's value lies is the text's business; what is read after the loop is the last.
-        made = step + argument.ahead if isinstance(argument, _Step) and argument.slots else 0
-        if isinstance(argument, _Step) and not argument.slots:
+        made = step + argument.ahead if isinstance(argument, Step) and argument.slots else 0
+        if isinstance(argument, Step) and not argument.slots:
             made = steps if argument.last else 0
         key = (one, made)
         if key not in numbers:
             numbers[key] = len(sizes)
-            sizes.append((one.name, planner.count if isinstance(argument, _Step) else one.count, 4))
+            sizes.append((one.name, planner.count if isinstance(argument, Step) else one.count, 4))
         return numbers[key]
 
     uses: list[StageUse] = []
@@ -360,93 +325,3 @@ def _dataflow(planner: _Planner) -> Dataflow:
         kind: tuple((t.name, n) for (t, _), n in numbers.items() if t.kind == kind) for kind in ("input", "output")
     }
     return Dataflow(tuple(sizes), edges["input"], (), edges["output"], tuple(uses))
-
-
-class _Writer:
-    """Writes a kernel's TensorIR."""
-
-    def __init__(
-        self, used: Sequence[_Tensor], threads: int, barrier: str, variables: Mapping[str, tvm.ir.GlobalVar]
-    ) -> None:
-        self.threads = threads
-        self.counter = barrier == "counter"
-        self.block, self.tid, self.blocks = (tirx.Var(n, "int32") for n in ("block", "tid", "num_blocks"))
-        self.pointers = {t: pointer(f"g{i}", t.dtype) for i, t in enumerate(used)}
-        self.state = pointer("grid_state", STATE_DTYPE)
-        self.syncs = 0
-        self.counts = False
-        self.variables = variables
-
-    def kernel(self, name: str, calls: Sequence[_Call]) -> tirx.PrimFunc:
-        statements: list[tirx.Stmt] = []
-        place = 0
-        while place < len(calls):
-            count = 1
-            while place + count < len(calls) and calls[place + count].joined:
-                count += 1
-            statements += self.calls(calls[place : place + count])
-            place += count
-        body = tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
-        for tag, var, extent in (
-            ("threadIdx.x", self.tid, number(self.threads)),
-            ("blockIdx.x", self.block, self.blocks),
-        ):
-            axis = tirx.IterVar((0, extent), var, tirx.IterVar.ThreadIndex, tag)
-            body = tirx.AttrStmt(axis, "thread_extent", extent, body)
-        state = [self.state] if self.counts else []
-        func = tirx.PrimFunc([*self.pointers.values(), *state, self.blocks], body)
-        return as_kernel(func.with_attr("global_symbol", name))
-
-    def calls(self, calls: Sequence[_Call]) -> list[tirx.Stmt]:
-        """The calls of one turn, in a loop over steps where the first has some."""
-        head = calls[0]
-        step = tirx.Var("step", "int32") if head.steps else None
-        before: list[tirx.Stmt] = []
-        if head.before == "grid":
-            self.syncs += max(1, head.steps)
-            before.append(self.wait())
-        elif head.before == "block":
-            before.append(_barrier())
-        loop = self.tiles(calls, step)
-        if step is None:
-            return [*before, loop]
-        return [tirx.For(step, 0, head.steps, tirx.ForKind.SERIAL, tirx.SeqStmt([*before, loop]) if before else loop)]
-
-    def wait(self) -> tirx.Stmt:
-        if not self.counter:
-            return tirx.Evaluate(cuda_grid_sync())
-        self.counts = True
-        return tirx.Evaluate(tirx.call_extern("int32", COUNTER_FUNCTION, self.state, self.blocks))
-
-    def tiles(self, calls: Sequence[_Call], step: tirx.Var | None) -> tirx.Stmt:
-        it = tirx.Var("it", "int32")
-        tile = it * self.blocks + self.block
-        statements: list[tirx.Stmt] = []
-        for one in calls:
-            arguments = [tile, self.tid, *(self.pointer(a, step) for a in one.arguments)]
-            inner: tirx.Stmt = tirx.Evaluate(tvm.ir.Call(self.variables[one.stage.name], arguments))
-            if one.stage.setting.threads < self.threads:
-                inner = tirx.IfThenElse(self.tid < one.stage.setting.threads, inner, None)
-            statements.append(inner)
-            if one.after:
-                statements.append(_barrier())
-        body = tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
-        count = calls[0].stage.setting.tiles
-        turns = tirx.truncdiv(number(count - 1) + self.blocks, self.blocks)
-        return tirx.For(it, 0, turns, tirx.ForKind.SERIAL, tirx.IfThenElse(tile < count, body, None))
-
-    def pointer(self, argument: _Tensor | _Step, step: tirx.Var | None) -> PrimExpr:
-        if isinstance(argument, _Tensor):
-            return self.pointers[argument]
-        base = self.pointers[argument.tensor]
-        part = number(argument.ahead)
-        if step is not None and argument.slots:
-            part = tirx.truncmod(step + argument.ahead if argument.ahead else step, argument.slots)
-        elif not argument.ahead:
-            return base
-        offset = tirx.Cast("int64", part) * number(argument.stride, "int64")
-        return tirx.call_extern(base.ty, OFFSET_FUNCTION, base, offset)
-
-
-def _barrier() -> tirx.Stmt:
-    return tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))
