@@ -137,8 +137,10 @@ def _windows(d: Draft, x: Value, *, dilated: bool = True) -> dict:
     auto = d.choice((None,) * 6 + ("SAME_UPPER", "SAME_LOWER", "VALID", "NOTSET"))
     window["auto_pad"] = auto
     if auto in ("SAME_UPPER", "SAME_LOWER"):
-        # ONNX Runtime's pooling pads for a window that is not dilated.
+        # ONNX Runtime's pooling pads for a window that is not dilated; and of one that is smaller than its stride it
+        # drops the first elements (AveragePool, LpPool with SAME_UPPER) or refuses the model (MaxPool).
         window.pop("dilations", None)
+        window["strides"] = strides and [min(pair) for pair in zip(strides, kernel, strict=True)]
     if auto in (None, "NOTSET") and d.chance(0.8):
         window["pads"] = [p[0] for p in pads] + [p[1] for p in pads]
     return window

@@ -32,6 +32,7 @@ from souffle.kernel.workarounds import (
     without_gathers,
     without_names,
 )
+from souffle.program.divisors import positive_divisors
 from souffle.program.flattening import flatten_buffers
 from souffle.program.ieee import with_ieee_arithmetic
 from souffle.program.wide import with_wide_indices
@@ -173,7 +174,9 @@ def _passes(vectorize: bool) -> tuple[tvm.transform.Pass, ...]:
 
 def _device_passes() -> tvm.transform.Pass:
     low = tirx.transform
-    return tvm.transform.Sequential([low.LowerWarpMemory(), low.StmtSimplify(), low.RemoveNoOp(), low.LowerIntrin()])
+    return tvm.transform.Sequential(
+        [low.LowerWarpMemory(), low.StmtSimplify(), low.RemoveNoOp(), positive_divisors(), low.LowerIntrin()]
+    )
 
 
 def lower_stage(name: str, schedule: GpuSchedule, target: tvm.target.Target) -> tuple[DeviceFunction, ...]:

@@ -10,7 +10,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
-from souffle.tvm_compat import Analyzer, PrimExpr, const_int, substitute
+from souffle.tvm_compat import Analyzer, PrimExpr, collect, const_int, substitute
 
 __all__ = ["synchronized"]
 
@@ -19,7 +19,8 @@ def synchronized(module: tvm.IRModule, barriers: tvm.transform.Pass) -> tvm.IRMo
     """`module` with the barriers of shared memory.
 
     ThreadSync takes a write and a read at one index for one thread's own if the index names the innermost thread axis.
-    With several axes, or an index such as ``threadIdx.x / 2``, it is the element of several threads. Where that is so,
+    With several axes, or an index such as ``threadIdx.x / 2``, it is that of several threads; and where arrays of
+    elements of different sizes take turns in one memory, one thread's element is a part of another's. Where that is so,
     the pass is shown one more axis, of one thread, inside all others: no index names it, and every barrier is made.
 
     Parameters
@@ -29,7 +30,8 @@ def synchronized(module: tvm.IRModule, barriers: tvm.transform.Pass) -> tvm.IRMo
     barriers : Pass
         ThreadSync, for all scopes.
     """
-    shared = {gv for gv, function in module.functions.items() if _shares_elements(function)}
+    functions = module.functions.items()
+    shared = {gv for gv, function in functions if _shares_elements(function) or _has_two_sizes(function)}
     if not shared:
         return barriers(module)
     shown = {gv: _with_one_more(f) if gv in shared else f for gv, f in module.functions.items()}
@@ -107,6 +109,20 @@ def _shares_elements(function: tirx.PrimFunc) -> bool:
         for buffer, index in writes
         for other, place in reads
     )
+
+
+def _has_two_sizes(function: tirx.PrimFunc) -> bool:
+    """Whether one piece of shared memory holds elements of one size and later of another."""
+    allocated = {alloc.buffer: alloc.buffer for alloc in collect(function.body, tirx.AllocBuffer)}
+    sizes: dict[tirx.Var, set[int]] = {}
+    for declared in collect(function.body, tirx.DeclBuffer):
+        sources = [var for var in collect(declared.data, tirx.Var) if str(declared.buffer.scope()).startswith("shared")]
+        for source in sources:
+            root = allocated.get(source, source)
+            allocated[declared.buffer] = root
+            held = sizes.setdefault(root, {tvm.DataType(str(root.dtype)).bits})
+            held.add(tvm.DataType(str(declared.buffer.dtype)).bits)
+    return any(len(held) > 1 for held in sizes.values())
 
 
 def _uses(index: PrimExpr, var: tirx.Var) -> bool:

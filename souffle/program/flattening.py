@@ -5,7 +5,8 @@ twice, and one of the dividends has a constant in it, it may give both divisions
 
     x[t % 310 // 10, (t + 2) % 5]    →    x[(t + 2) % 310 // 10 * 5 + (t + 2) % 5]          (TVM 0.27)
 
-So such divisions are variables while it works, which it leaves alone, and divisions again afterwards.
+And ``t // 21 % -2 * 21 + t % 21``, whose negative number its simplifier has made, it takes for ``t % -42``. So such
+divisions are variables while it works, which it leaves alone, and divisions again afterwards.
 """
 
 from __future__ import annotations
@@ -31,9 +32,13 @@ def flatten_buffers() -> tvm.transform.Pass:
 
 
 def has_shifted_division(index: PrimExpr, loops: list[tirx.Var]) -> bool:
-    """Whether an index divides something else than multiples of loop variables and their quotients and remainders."""
+    """Whether an index divides anything but sums of loop variables, quotients and remainders, or by less than 1."""
     divisions = [division for kind in _DIVISIONS for division in collect(index, kind)]
-    return any(not _is_plain(division.a, loops) for division in divisions)
+    return any(not (_is_plain(division.a, loops) and _is_positive(division.b)) for division in divisions)
+
+
+def _is_positive(number: PrimExpr) -> bool:
+    return isinstance(number, tirx.IntImm) and int(number.value) > 0
 
 
 def _is_plain(dividend: PrimExpr, loops: list[tirx.Var]) -> bool:
@@ -41,8 +46,7 @@ def _is_plain(dividend: PrimExpr, loops: list[tirx.Var]) -> bool:
     if isinstance(dividend, tirx.Add):
         return _is_plain(dividend.a, loops) and _is_plain(dividend.b, loops)
     if isinstance(dividend, tirx.Mul):
-        a, b = dividend.a, dividend.b
-        return isinstance(b, tirx.IntImm) and int(b.value) > 0 and _is_plain(a, loops)
+        return _is_positive(dividend.b) and _is_plain(dividend.a, loops)
     if isinstance(dividend, tirx.Var):
         return any(dividend.same_as(loop) for loop in loops)
     # Their own dividends are looked at by themselves.

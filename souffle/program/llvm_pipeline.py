@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import tvm
+import tvm_ffi
 from tvm import s_tir, tirx
+from tvm.ir.expr import TensorLoad
 
+from souffle.program.divisors import positive_divisors
 from souffle.program.flattening import flatten_buffers
+from souffle.tvm_compat import PrimExpr, collect, dtype_of
 
 __all__ = ["compile_llvm"]
 
@@ -41,6 +45,7 @@ def _passes() -> list[tvm.transform.Pass]:
         tensor_ir.AnnotateIrregularLoop(),
         tensor_ir.LowerOpaqueBlock(),
         flatten_buffers(),
+        low.prim_func_pass(lambda f, module, context: _with_bytes(f), opt_level=0, name="souffle.BytesForTruths"),
         low.BF16ComputeLegalize(),
         low.NarrowDataType(32),
         tensor_ir.LoopPartition(),
@@ -64,9 +69,41 @@ def _passes() -> list[tvm.transform.Pass]:
     ]
 
 
+def _with_bytes(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A function whose own arrays of truth values are of bytes: StorageRewrite makes no vectors of bits right."""
+    arrays = [a.buffer for a in collect(function.body, tirx.AllocBuffer) if str(a.buffer.dtype) == "bool"]
+    bytes_of = {array: tirx.decl_buffer(array.shape, "uint8", array.name, scope=array.scope()) for array in arrays}
+    if not bytes_of:
+        return function
+
+    def store(node: tirx.BufferStore) -> tirx.BufferStore:
+        array = bytes_of.get(node.buffer)
+        if array is None:
+            return node
+        return tirx.BufferStore(
+            array, tirx.Cast(dtype_of(node.value).replace("bool", "uint8"), node.value), node.indices
+        )
+
+    def load(node: TensorLoad) -> PrimExpr:
+        array = bytes_of.get(node.source)
+        if array is None:
+            return node
+        number = tirx.BufferLoad(array, node.indices)
+        return tirx.Cast(dtype_of(node), number)
+
+    def allocate(node: tirx.AllocBuffer) -> tirx.AllocBuffer:
+        array = bytes_of.get(node.buffer)
+        return node if array is None else tirx.AllocBuffer(array, node.annotations)
+
+    rules = [(tirx.BufferStore, store), (TensorLoad, load), (tirx.AllocBuffer, allocate)]
+    return function.with_body(tvm_ffi.structural_map(function.body, rules))
+
+
 def _pipeline() -> tuple[tvm.transform.Pass, Callable, Callable]:
-    _, of_host, of_device = tirx.get_tir_pipeline("s_tir")
-    return tvm.transform.Sequential(_passes()), of_host, of_device
+    low = tirx.transform
+    last = [low.LowerTVMBuiltin(), positive_divisors(), low.LowerIntrin()]
+    _, _, of_device = tirx.get_tir_pipeline("s_tir")
+    return tvm.transform.Sequential(_passes()), lambda: tvm.transform.Sequential(last), of_device
 
 
 tirx.register_tir_pipeline(_NAME, _pipeline)

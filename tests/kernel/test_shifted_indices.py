@@ -106,7 +106,34 @@ _I, _J = (tirx.Var(name, "int32") for name in "ij")
         (lambda: tirx.floordiv(tirx.floormod(_I - _J, 35), 7), True),
         (lambda: tirx.floormod(tirx.Var("n", "int32") + _I, 5), True),
         (lambda: tirx.floordiv(15 - _I, 4), True),
+        (lambda: tirx.floormod(_I, -2) * 21 + _J, True),
     ],
 )
 def test_which_divisions_are_kept_from_the_simplifier(index: Callable[[], tirx.PrimExpr], shifted: bool) -> None:
     assert has_shifted_division(index(), [_I, _J]) == shifted
+
+
+@pytest.mark.parametrize("options", [{"target": "cpu"}, {"target": "cuda", "device": "cpu", "cubin": False}])
+def test_remainders_that_are_made_negative(options: dict) -> None:
+    """TVM simplifies 21 - -g % 2 * 21 to 21 + g % -2 * 21, cannot lower that, and makes one remainder of two."""
+    x = te.placeholder((42,), name="x")
+    result = te.compute(
+        (4, 21),
+        lambda g, j: x[j + 21 - tirx.floormod(tirx.floordiv(g, 2) * 2 + 1 - tirx.floormod(g, 2) + 1, 2) * 21],
+        name="y",
+    )
+    doubled = te.compute((4, 21), lambda g, j: result[g, j] * result[g, 20 - j], name="z")
+    values = np.random.default_rng(1).standard_normal(42).astype(np.float32)
+    (found,) = souffle.compile(souffle.from_te([x], [doubled]), **options)(values).values()
+    rows = np.stack([values[21:], values[:21]] * 2)
+    np.testing.assert_allclose(found, rows * rows[:, ::-1], rtol=1e-6)
+
+
+def test_arrays_of_truth_values_of_the_cpu() -> None:
+    """What is compared once and read by several lies in an array of the function's own."""
+    a, b = (te.placeholder((1, 2, 8, 8), "uint8", name) for name in "ab")
+    less = te.compute(a.shape, lambda *at: a[at] <= b[at], name="less")
+    result = te.compute((3, 2, 8, 8), lambda k, *at: less[(0, *at)], name="y")
+    x, y = (np.random.default_rng(seed).integers(0, 3, (1, 2, 8, 8), np.uint8) for seed in range(2))
+    (found,) = souffle.compile(souffle.from_te([a, b], [result]), target="cpu")(x, y).values()
+    np.testing.assert_array_equal(found, np.broadcast_to(x <= y, (3, 2, 8, 8)))
