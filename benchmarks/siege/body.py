@@ -80,11 +80,16 @@ class Body:
 
     # Memory
 
-    def shared(self, count: int, dtype: str = "float32", *, static: bool = False) -> tirx.Buffer:
-        """An array in the pool that all stages of a kernel share, or one of the function's own."""
+    def shared(
+        self, count: int, dtype: str = "float32", *, static: bool = False, over: tirx.Buffer | None = None
+    ) -> tirx.Buffer:
+        """An array in the pool that all stages of a kernel share, over another one there, or of the function's own."""
         buffer = tirx.decl_buffer((count,), dtype, name=self.named("s"), scope="shared")
         offset, nbytes = None, count * tvm.DataType(dtype).bits // 8
-        if static:
+        if over is not None:
+            offset = next(place for array, place in self._arrays if array.same_as(over))
+            self.shared_bytes = max(self.shared_bytes, offset + nbytes)
+        elif static:
             self.static_bytes += nbytes
         else:
             offset = -(-self.shared_bytes // _ALIGNMENT) * _ALIGNMENT
@@ -143,12 +148,12 @@ class Body:
         self.do(call(f"souffle_copy_wait<{pending}>"))
 
     @contextmanager
-    def loop(self, extent: object, kind: str = "serial") -> Iterator[tirx.Var]:
-        """What follows, so many times."""
+    def loop(self, extent: object, kind: str = "serial", first: int = 0) -> Iterator[PrimExpr]:
+        """What follows, so many times; the loop's own variable begins at `first`, what is given at 0."""
         var = tirx.Var(self.named("k"), "int32")
         self._blocks.append([])
-        yield var
-        self.do_popped(lambda inner: tirx.For(var, 0, extent, _KINDS[kind], inner))
+        yield var - first if first else var
+        self.do_popped(lambda inner: tirx.For(var, first, extent, _KINDS[kind], inner))
 
     @contextmanager
     def when(self, condition: object) -> Iterator[None]:

@@ -32,17 +32,35 @@ def pointwise(s: Setting) -> Stage:
 
 @form(1)
 def vectors(s: Setting) -> Stage | None:
-    """Wide accesses: a thread makes neighbours."""
+    """Wide accesses, or strided ones: a thread makes some elements at once."""
     lanes = s.draw.choice([2, 4])
     if s.per_tile % lanes or not s.even:
         return None
+    apart = s.per_tile // lanes if s.draw.random() < 0.3 else 1
     b = body_of(s)
     with elements(b, s, s.per_tile // lanes) as e:
-        at = tirx.Ramp(b.tile * s.per_tile + e * lanes, number(1), lanes)
-        b.store(
-            b.tensors[1], at, tirx.BufferLoad(b.tensors[0], [at]) * tirx.Broadcast(tirx.FloatImm("float32", 2.0), lanes)
-        )
+        at = tirx.Ramp(b.tile * s.per_tile + (e if apart > 1 else e * lanes), number(apart), lanes)
+        two = tirx.Broadcast(tirx.FloatImm("float32", 2.0), lanes)
+        b.store(b.tensors[1], at, tirx.BufferLoad(b.tensors[0], [at]) * two)
     return staged(s, b, "vectors", (Read(reach="tile"),), lambda i, x: x[i] * 2.0, own=False)
+
+
+@form(1)
+def narrow(s: Setting) -> Stage:
+    """An index that is calculated in a narrower type, or without a sign, and stays in it."""
+    dtype, by = s.draw.choice(["int16", "uint16", "uint32"]), s.draw.randrange(1, 12)
+    most = {"int16": 2**15, "uint16": 2**16, "uint32": 2**32}[dtype] - 1
+    by = min(by, most // s.count)
+    up = s.draw.randrange(max(1, min(200, most - s.count * by)))
+
+    def of(i):
+        wide = tirx.Cast(dtype, i) * number(by, dtype) + number(up, dtype)
+        return tirx.Cast("int32", tirx.truncmod(wide, number(s.count, dtype)))
+
+    b = body_of(s)
+    with each(b, s) as (_, i):
+        b.store(b.tensors[1], i, b.tensors[0][of(i)])
+    return staged(s, b, "narrow", (Read(reach="all"),), lambda i, x: x[of(i)])
 
 
 @form(1)

@@ -283,3 +283,31 @@ def copied_scratch(s: Setting) -> Stage | None:
     b.store(b.tensors[1], i, b.tensors[0][i] * 2.0)
     b.store(b.tensors[2], i, a[b.tid] + b.tensors[1][i])
     return staged(s, b, "copied_scratch", (Read(),), None, scratch=1)
+
+
+@form(1)
+def reused(s: Setting) -> Stage | None:
+    """Two arrays in the same bytes of the pool, one after the other, with a barrier between."""
+    if not s.even or s.per_tile != s.threads:
+        return None
+    n = s.threads
+    b = body_of(s)
+    r, one = b.registers(1), b.shared(n)
+    other = b.shared(n + 16, over=one)
+    i = b.tile * n + b.tid
+    b.store(one, b.tid, b.tensors[0][i])
+    s.barrier(b)
+    b.store(r, 0, one[n - 1 - b.tid])
+    s.barrier(b)
+    b.store(other, b.tid + 16, r[0])
+    with b.when(b.tid < 16):
+        b.store(other, b.tid, ZERO)
+    s.barrier(b)
+    b.store(b.tensors[1], i, other[b.tid] + r[0])
+
+    def element(i, x):
+        tile, e = place_in(s, i)
+        before = x[tile * n + (n - 1 - tirx.max(e - 16, number(0)))]
+        return tirx.if_then_else(e >= 16, before, ZERO) + x[tile * n + (n - 1 - e)]
+
+    return staged(s, b, "reused", (Read(),), element)

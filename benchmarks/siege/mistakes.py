@@ -70,6 +70,15 @@ def _of_plan(case: Case) -> Iterator[Mistake]:
                 kernels = (*plan.kernels[:number], other, *plan.kernels[number + 1 :])
                 make = lambda k=kernels: replace(case, plan=replace(plan, kernels=k))  # noqa: E731
                 yield Mistake("launch", action, f"{kernel.name} has less: {action}", make)
+    for number, buffer in enumerate(plan.buffers):
+        if buffer.kind in ("workspace", "output") and buffer.shape[0] > 1:
+            smaller = replace(buffer, shape=(buffer.shape[0] // 2,))
+            buffers = (*plan.buffers[:number], smaller, *plan.buffers[number + 1 :])
+            make = lambda b=buffers: replace(case, plan=replace(plan, buffers=b))  # noqa: E731
+            yield Mistake("launch", "tensor", f"{buffer.name} has half of its elements", make)
+    if plan.workspace_bytes:
+        make = lambda: replace(case, plan=replace(plan, workspace_bytes=plan.workspace_bytes // 2))  # noqa: E731
+        yield Mistake("launch", "workspace", "the workspace has half of its bytes", make)
     for number, launch in enumerate(plan.launches[:-1]):
         order = [*plan.launches[:number], plan.launches[number + 1], launch, *plan.launches[number + 2 :]]
         make = lambda o=order: replace(case, plan=replace(plan, launches=tuple(o)))  # noqa: E731

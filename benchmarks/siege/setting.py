@@ -158,7 +158,7 @@ def elements(body: Body, setting: Setting, count: int, kind: str = "serial") -> 
         with body.when(True if even else body.tid < count):
             yield body.tid
         return
-    with body.loop(turns, kind) as k:
+    with body.loop(turns, kind, setting.draw.choice([0, 0, 0, 1, 3])) as k:
         e = k * setting.threads + body.tid
         with body.when(True if even else e < count):
             yield e

@@ -23,7 +23,7 @@ _WARP = 32
 
 
 def structure_changes(func: tirx.PrimFunc) -> Iterator[Change]:
-    """Swap neighbours, delete statements, put them under conditions, run loops once more, take other buffers.
+    """Swap, repeat, move and delete statements, put them under conditions, run loops once more, take other buffers.
 
     Of a kernel: swap its stages, and the tensors that it gives them.
     """
@@ -61,8 +61,12 @@ def _order(func: tirx.PrimFunc, site: Site) -> Iterator[Change]:
         if any(isinstance(part, names) for part in parts[place : place + 2]):
             continue
         swapped = [*parts[:place], parts[place + 1], parts[place], *parts[place + 2 :]]
-        make = partial(_replaced, func, site.path, tirx.SeqStmt(swapped))
-        yield Change("order", "swap", "a statement and the next are swapped", parts[place], make)
+        again = [*parts[: place + 2], parts[place], *parts[place + 2 :]]
+        last = [*parts[:place], *parts[place + 1 :], parts[place]]
+        told = {"swap": "and the next are swapped", "again": "runs again after the next", "last": "becomes the last"}
+        for (action, what), order in zip(told.items(), (swapped, again, last), strict=True):
+            make = partial(_replaced, func, site.path, tirx.SeqStmt(order))
+            yield Change("order", action, f"a statement {what}", parts[place], make)
 
 
 def _conditions(func: tirx.PrimFunc, site: Site) -> Iterator[Change]:
