@@ -17,14 +17,14 @@ class StageUse:
 
     Attributes
     ----------
-    functions : tuple of str
-        The names of its functions in the text, in all forms in which they are called; their pointer parameters are its
-        inputs, then its outputs.
+    functions : tuple of tuple of str
+        Its functions in the order in which they run, for each the names of all forms in which it is called; their
+        pointer parameters are the inputs, then the outputs.
     inputs, outputs : tuple of int
         Tensors.
     """
 
-    functions: tuple[str, ...]
+    functions: tuple[tuple[str, ...], ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 

@@ -83,9 +83,9 @@ def dataflow_of(
         return numbers.setdefault(tensor, len(numbers))
 
     def use(stage: Stage) -> StageUse:
-        names = (called[form] for own in functions[stage] for form in _forms(own) if form in called)
+        names = tuple(tuple(called[form] for form in _forms(own) if form in called) for own in functions[stage])
         inputs, outputs = (tuple(map(number, tensors)) for tensors in (stage.inputs, stage.outputs))
-        return StageUse(tuple(dict.fromkeys(names)), inputs, outputs)
+        return StageUse(names, inputs, outputs)
 
     def steps(loop: Loop, stages: Sequence[Stage]) -> Steps:
         indexed = tuple((number(p.tensor), number(p.source), p.stride) for p in loop.indexed)

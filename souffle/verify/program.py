@@ -36,6 +36,13 @@ class Part(NamedTuple):
     first: int = 0
 
 
+class Use(NamedTuple):
+    """A stage of the program, at one step: its functions, and what their pointers point to."""
+
+    functions: tuple[tuple[str, ...], ...]
+    parts: tuple[Part, ...]
+
+
 class Program:
     """The uses of each function, and what is known of definitions.
 
@@ -47,38 +54,50 @@ class Program:
     def __init__(self, dataflow: Dataflow) -> None:
         self.dataflow = dataflow
         self.equal: dict[int, int] = {}
-        self.open: dict[str, list[tuple[Part, ...]]] = {}
-        self.last: dict[str, tuple[Part, ...]] = {}
+        self.open: dict[str, list[Use]] = {}
+        self.last: dict[str, Use] = {}
+        # A stage of several functions that has begun: it, those that are left, and where its tensors are.
+        self.begun: tuple[Use, int, tuple[object, ...]] | None = None
         made: dict[tuple, tuple[int, ...]] = {}
         for item in dataflow.items:
             if isinstance(item, Steps):
-                for names, parts in _in_steps(item, dataflow, self.outer):
-                    self._add(names, parts)
+                for use in _in_steps(item, dataflow, self.outer):
+                    self._add(use)
                 continue
             inputs = tuple(map(self.outer, item.inputs))
-            # What the same function makes of the same tensors is the same.
+            # What the same functions make of the same tensors is the same.
             same = made.setdefault((item.functions, inputs), item.outputs)
             self.equal.update(zip(item.outputs, same, strict=True))
-            self._add(item.functions, (*inputs, *map(self.outer, item.outputs)))
+            self._add(Use(item.functions, (*inputs, *map(self.outer, item.outputs))))
 
-    def _add(self, names: tuple[str, ...], parts: tuple[Part, ...]) -> None:
-        for name in names:
-            self.open.setdefault(name, []).append(parts)
+    def _add(self, use: Use) -> None:
+        for name in use.functions[0]:
+            self.open.setdefault(name, []).append(use)
 
     def outer(self, tensor: int) -> Part:
         """A tensor that is not of a loop's body."""
         return Part(Definition(self.equal.get(tensor, tensor)))
 
-    def run(self, name: str, fits: Callable[[tuple[Part, ...]], bool]) -> tuple[Part, ...] | None:
-        """What the pointers of a run point to, by the first use of its function that fits, else the first at all."""
+    def run(
+        self, name: str, places: tuple[object, ...], fits: Callable[[tuple[Part, ...]], bool]
+    ) -> tuple[Part, ...] | None:
+        """What the pointers of a run should point to: by the first use of its function that fits, else the first.
+
+        The functions of one stage run in a row with the same tensors: what they leave halfway is no definition.
+        ``None`` for a run that is no use of its function.
+        """
+        if self.begun is not None:
+            use, number, where = self.begun
+            self.begun = (use, number + 1, where) if number + 1 < len(use.functions) else None
+            return use.parts if name in use.functions[number] and where == places else None
         uses = self.open.get(name, [])
-        found = next((i for i, parts in enumerate(uses) if fits(parts)), None)
-        again = self.last.get(name)
-        if found is None and again is not None and (not uses or fits(again)):
-            return again
-        if uses:
-            self.last[name] = uses.pop(found or 0)
-        return self.last.get(name)
+        found = next((i for i, use in enumerate(uses) if fits(use.parts)), None)
+        use = self.last.get(name)
+        if uses and not (found is None and use is not None and fits(use.parts)):
+            use = self.last[name] = uses.pop(found or 0)
+        if use is not None and len(use.functions) > 1:
+            self.begun = (use, 1, places)
+        return None if use is None else use.parts
 
     def nbytes(self, of: Definition) -> int:
         """Of all of it."""
@@ -95,9 +114,7 @@ class Program:
         return name if of.step < 0 else f"{name} of step {of.step}"
 
 
-def _in_steps(
-    loop: Steps, dataflow: Dataflow, outer: Callable[[int], Part]
-) -> Iterator[tuple[tuple[str, ...], tuple[Part, ...]]]:
+def _in_steps(loop: Steps, dataflow: Dataflow, outer: Callable[[int], Part]) -> Iterator[Use]:
     """The stages of a loop, step by step."""
     inside = {tensor for use in loop.body for tensor in use.outputs}
     kept = {value: (tensor, every) for tensor, value, every in loop.collected}
@@ -122,4 +139,4 @@ def _in_steps(
 
     for step in range(loop.steps):
         for use in loop.body:
-            yield use.functions, tuple(at(tensor, step) for tensor in (*use.inputs, *use.outputs))
+            yield Use(use.functions, tuple(at(tensor, step) for tensor in (*use.inputs, *use.outputs)))

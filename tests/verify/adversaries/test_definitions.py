@@ -160,8 +160,12 @@ def difference(m: Memory) -> tirx.Stmt:
 
 SIZE = 2 * THREADS
 TENSORS = tuple((name, SIZE, 4) for name in ("x", "a", "b", "y"))
-USES = (StageUse(("double",), (0,), (1,)), StageUse(("double",), (1,), (2,)), StageUse(("minus",), (1, 2), (3,)))
-TWICE = (USES[0], StageUse(("double",), (0,), (2,)), USES[2])
+USES = (
+    StageUse((("double",),), (0,), (1,)),
+    StageUse((("double",),), (1,), (2,)),
+    StageUse((("minus",),), (1, 2), (3,)),
+)
+TWICE = (USES[0], StageUse((("double",),), (0,), (2,)), USES[2])
 
 
 @pytest.mark.parametrize(
@@ -189,6 +193,35 @@ def test_places_do_not_matter_and_definitions_do(
     names = ("double", "double", "minus")
     runs = [Run(n, 2, p, grid_before=i > 0) for i, (n, p) in enumerate(zip(names, parameters, strict=True))]
     functions = {"double": stage("double", (SIZE,) * 2, doubled), "minus": stage("minus", (SIZE,) * 3, difference)}
+    plan = replace(plan_of(buffers, runs, 1024), dataflow=Dataflow(TENSORS, (("x", 0),), (), (("y", 3),), uses))
+    found = certify_plan(plan, {"kernel": kernel(runs, 4)}, functions)
+    assert found.verdict == verdict, str(found)
+
+
+def added(m: Memory) -> tirx.Stmt:
+    at = m.tile * THREADS + m.tid
+    return tirx.BufferStore(m.tensors[1], m.tensors[1][at] + m.tensors[0][at], [at])
+
+
+@pytest.mark.parametrize(
+    ("calls", "verdict"),
+    [
+        ((("double", 0, 1), ("add", 0, 1), ("minus", 0, 1, 3)), PROVEN),
+        ((("double", 0, 1), ("minus", 0, 1, 3)), REFUTED),
+        ((("double", 0, 1), ("minus", 0, 1, 3), ("add", 0, 1)), REFUTED),
+        ((("double", 0, 1), ("add", 0, 1), ("add", 0, 1), ("minus", 0, 1, 3)), REFUTED),
+        ((("double", 0, 1), ("double", 0, 2), ("add", 0, 2), ("minus", 0, 1, 3)), REFUTED),
+        ((("double", 0, 1), ("add", 0, 1), ("minus", 0, 1, 3), ("double", 0, 1)), REFUTED),
+    ],
+)
+def test_what_a_stage_leaves_halfway_is_no_definition(calls: tuple[tuple, ...], verdict: str) -> None:
+    """A stage of two functions, of which the second goes on with what the first has left."""
+    kinds = {"x": "input", "y": "output"}
+    buffers = [tensor(n, SIZE, kinds.get(n, "workspace"), 4 * SIZE if n == "b" else 0) for n, *_ in TENSORS]
+    runs = [Run(n, 2, tuple(p), grid_before=i > 0) for i, (n, *p) in enumerate(calls)]
+    uses = (StageUse((("double",), ("add",)), (0,), (1,)), StageUse((("minus",),), (0, 1), (3,)))
+    made = {"double": doubled, "add": added, "minus": difference}
+    functions = {n: stage(n, (SIZE,) * (3 if n == "minus" else 2), body) for n, body in made.items()}
     plan = replace(plan_of(buffers, runs, 1024), dataflow=Dataflow(TENSORS, (("x", 0),), (), (("y", 3),), uses))
     found = certify_plan(plan, {"kernel": kernel(runs, 4)}, functions)
     assert found.verdict == verdict, str(found)
