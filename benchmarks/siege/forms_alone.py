@@ -9,7 +9,7 @@ from __future__ import annotations
 from tvm import te, tirx
 
 from benchmarks.siege.body import number
-from benchmarks.siege.registry import ZERO, body_of, form, staged
+from benchmarks.siege.registry import ZERO, body_of, form, staged, whole
 from benchmarks.siege.setting import Read, Setting, Stage, each, elements, formula, place_in, places
 
 __all__: list[str] = []
@@ -156,7 +156,10 @@ def scratch(s: Setting) -> Stage:
         s.barrier(b)
     with each(b, s) as (_, i):
         b.store(b.tensors[2], i, b.tensors[1][where.of(i)] * 2.0)
-    return staged(s, b, "scratch", (Read(),), None, scratch=1)
+    source = te.placeholder((s.count,), "float32", name="in0")
+    kept = te.compute((s.count,), lambda i: source[i] + 1.0, name="kept")
+    output = te.compute((s.count,), lambda i: kept[where.of(i)] * 2.0, name="out")
+    return whole(s, b, "scratch", (Read(),), te.create_prim_func([source, kept, output]), scratch=1)
 
 
 @form(1)

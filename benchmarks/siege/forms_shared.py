@@ -282,7 +282,15 @@ def copied_scratch(s: Setting) -> Stage | None:
     s.barrier(b)
     b.store(b.tensors[1], i, b.tensors[0][i] * 2.0)
     b.store(b.tensors[2], i, a[b.tid] + b.tensors[1][i])
-    return staged(s, b, "copied_scratch", (Read(),), None, scratch=1)
+    source = te.placeholder((s.count,), "float32", name="in0")
+    kept = te.compute((s.count,), lambda i: source[i] * 2.0, name="kept")
+
+    def element(i):
+        tile, e = place_in(s, i)
+        return source[tile * n + (n - 1 - e)] + kept[i]
+
+    output = te.compute((s.count,), element, name="out")
+    return whole(s, b, "copied_scratch", (Read(),), te.create_prim_func([source, kept, output]), scratch=1)
 
 
 @form(1)

@@ -283,10 +283,8 @@ def _interval(expr: Expr) -> tuple[int, int]:
         corners = [a, b] if c == d and a // c == b // c and b - a < c and a >= 0 and b < c else [0, d - 1]
     elif expr.op == "mod" and c > 0:
         corners = [0 if a >= 0 else -(d - 1), 0 if b <= 0 else d - 1]
-    elif expr.op == "shr" and c == d >= 0:
-        corners = [a >> c, b >> c]
-    elif expr.op == "shl" and c == d >= 0:
-        corners = [a << c, b << c]
+    elif expr.op in ("shl", "shr") and c >= 0 and (c == d or d < 32):
+        corners = [x >> y if expr.op == "shr" else x << y for x in (a, b) for y in (c, d)]
     elif expr.op == "band" and (c >= 0 or a >= 0):
         corners = [0, min(x for x in (b if a >= 0 else _HIGHEST, d if c >= 0 else _HIGHEST))]
     elif expr.op in ("bor", "bxor") and a >= 0 and c >= 0:

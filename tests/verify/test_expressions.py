@@ -38,7 +38,8 @@ def expressions() -> st.SearchStrategy[Expr]:
         divided = st.tuples(
             st.sampled_from(["div", "mod", "floordiv", "floormod"]), inner, st.integers(1, 5).map(const)
         )
-        bits = st.tuples(st.sampled_from(["shr", "shl"]), inner, st.integers(0, 3).map(const))
+        places = st.one_of(st.integers(0, 3).map(const), st.sampled_from([variable(a) for a in AXES]))
+        bits = st.tuples(st.sampled_from(["shr", "shl"]), inner, places)
         masked = st.tuples(st.just("band"), inner, st.sampled_from([1, 3, 7]).map(const))
         chosen = st.tuples(st.just("select"), st.tuples(st.just("lt"), inner, inner).map(_made), inner, inner)
         return st.one_of(plain, divided, bits, masked, chosen).map(_made)
