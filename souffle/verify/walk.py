@@ -429,10 +429,9 @@ class Walk:
         at = (value[:, None] // state.unit + np.arange(count)).reshape(-1)
         actor = np.repeat(actor[mask], count)
         warp = np.repeat(warp[mask], count)
-        _, pairs, times = np.unique(at * (1 << 31) + actor, return_index=True, return_counts=True)
-        again = None
-        if access.by == "copy" and access.writes:
-            again = (times > 1) | any(a.extent > 1 for a in free if a not in used)
+        copies = access.by == "copy" and access.writes
+        _, pairs, *times = np.unique(at * (1 << 31) + actor, return_index=True, return_counts=copies)
+        again = (times[0] > 1) | any(a.extent > 1 for a in free if a not in used) if copies else None
         who = (actor[pairs].astype(np.int32), warp[pairs].astype(np.int32))
         return Touched(access, self.tile, certain, by_data, state, at[pairs], *who, again)
 

@@ -112,7 +112,7 @@ class Case:
         return 1 + max(p for run in self.calls for p in run.parameters)
 
     def certificate(self) -> Certificate:
-        kinds = ["input", *["workspace"] * (self.tensors - 2), "output"]
+        kinds = ["input", *["workspace"] * (self.tensors - 1)]
         buffers = [tensor(f"b{i}", SIZE, kind, 4 * SIZE * i) for i, kind in enumerate(kinds)]
         plan = plan_of(buffers, self.calls, 4 * POOL)
         return certify_plan(plan, {"kernel": kernel(self.calls, self.tensors)}, self.functions)
@@ -274,6 +274,8 @@ ONE_BEFORE, ONE_NONE, ONE = (
     Run("0", TILES, (0, 1)),
 )
 TWO, TWO_NONE = Run("1", TILES, (1, 2)), Run("1", TILES, (1, 2), False)
+FEW, REST = lambda tile: tile < 4, lambda tile: tile >= 4
+FEW_TURNS = Run("1", 4, (0, 2), joined=True)
 AGAIN = Run("0", TILES, (1, 2))
 IN_PLACE = (ONE, Run("1", TILES, (1, 1)), Run("0", TILES, (1, 2)))
 RACE = "race in a block"
@@ -310,6 +312,9 @@ CASES = [
     ),
     Case("parted_turns", PROVEN, "", (through(own), through(mirror)), (ONE, replace(TWO, joined=True))),
     Case("global_in_one_turn", REFUTED, RACE, (plain, turned), (ONE_NONE, replace(TWO, joined=True)), "race"),
+    # The second stage's barrier parts as many turns as it has tiles.
+    Case("few_turns_parted", PROVEN, "", (only(FEW, through(moved, wait=False)), plain), (ONE_NONE, FEW_TURNS)),
+    Case("turns_left", REFUTED, RACE, (only(REST, through(moved, wait=False)), plain), (ONE_NONE, FEW_TURNS), "race"),
     # Arrays that are static.
     Case("static_twice", REFUTED, RACE, (through(own),), (ONE_BEFORE, AGAIN), "race", True),
     Case("static_of_two", UNKNOWN, "may be the same", (through(own), through(own)), (ONE_BEFORE, TWO), "", True),
