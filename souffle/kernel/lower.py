@@ -35,7 +35,7 @@ from souffle.kernel.workarounds import (
 from souffle.program.divisors import positive_divisors
 from souffle.program.flattening import flatten_buffers
 from souffle.program.ieee import with_ieee_arithmetic
-from souffle.program.wide import with_wide_indices
+from souffle.program.wide import with_long_shapes, with_wide_indices
 from souffle.schedule.gpu.rule import GpuSchedule
 from souffle.tvm_compat import PrimExpr, const_int, substitute
 
@@ -270,7 +270,7 @@ class Lowering:
 def _device_kernels(
     name: str, schedule: GpuSchedule, target: tvm.target.Target, *, vectorize: bool
 ) -> list[tirx.PrimFunc]:
-    function = schedule.func.with_body(with_ieee_arithmetic(schedule.func.body))
+    function = with_long_shapes(schedule.func.with_body(with_ieee_arithmetic(schedule.func.body)))
     module = tvm.IRModule({name: one_scope(function).with_attr("global_symbol", name)})
     try:
         with tvm.transform.PassContext(opt_level=3):

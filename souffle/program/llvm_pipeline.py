@@ -11,6 +11,7 @@ from tvm.ir.expr import TensorLoad
 
 from souffle.program.divisors import positive_divisors
 from souffle.program.flattening import flatten_buffers
+from souffle.program.wide import with_long_shapes, with_wide_indices
 from souffle.tvm_compat import PrimExpr, collect, dtype_of
 
 __all__ = ["compile_llvm"]
@@ -19,7 +20,8 @@ _NAME = "souffle.llvm"
 
 
 def compile_llvm(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> tvm.runtime.Executable:
-    """``tvm.compile`` with TVM's own passes for the CPU, but for :func:`souffle.program.flattening.flatten_buffers`.
+    """``tvm.compile`` with TVM's own passes for the CPU, but for :func:`souffle.program.flattening.flatten_buffers` and
+    index arithmetic in 64 bits where 32 do not hold it (:mod:`souffle.program.wide`).
 
     Parameters
     ----------
@@ -35,6 +37,7 @@ def _passes() -> list[tvm.transform.Pass]:
     """As ``tvm.s_tir.pipeline.default_s_tir_pipeline`` has them; those of GPUs and of options not used are left out."""
     tensor_ir, low = s_tir.transform, tirx.transform
     return [
+        _mapped(with_long_shapes),
         tensor_ir.CanonicalizeLoop(),
         tensor_ir.LowerInitBlock(),
         tensor_ir.PlanAndUpdateBufferAllocationLocation(),
@@ -45,7 +48,7 @@ def _passes() -> list[tvm.transform.Pass]:
         tensor_ir.AnnotateIrregularLoop(),
         tensor_ir.LowerOpaqueBlock(),
         flatten_buffers(),
-        low.prim_func_pass(lambda f, module, context: _with_bytes(f), opt_level=0, name="souffle.BytesForTruths"),
+        _mapped(_with_bytes),
         low.BF16ComputeLegalize(),
         low.NarrowDataType(32),
         tensor_ir.LoopPartition(),
@@ -66,7 +69,13 @@ def _passes() -> list[tvm.transform.Pass]:
         low.MakePackedAPI(),
         low.FP8StorageLegalize(),
         low.BF16StorageLegalize(),
+        _mapped(lambda function: function.with_body(with_wide_indices(function.body, {}))),
     ]
+
+
+def _mapped(change: Callable[[tirx.PrimFunc], tirx.PrimFunc]) -> tvm.transform.Pass:
+    """A pass that changes each function."""
+    return tirx.transform.prim_func_pass(lambda function, module, context: change(function), opt_level=0)
 
 
 def _with_bytes(function: tirx.PrimFunc) -> tirx.PrimFunc:

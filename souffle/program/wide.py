@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import tvm
@@ -19,9 +20,9 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, TensorLoad
 
-from souffle.tvm_compat import PrimExpr, collect, dtype_of, is_load, load_tensor, reduce_node
+from souffle.tvm_compat import PrimExpr, collect, const_int, dtype_of, is_load, load_tensor, reduce_node
 
-__all__ = ["wide_bodies", "with_wide_indices"]
+__all__ = ["wide_bodies", "with_long_shapes", "with_wide_indices"]
 
 _GROWING = (tirx.Add, tirx.Sub, tirx.Mul, tirx.LShift)
 _BITS = (tirx.BitwiseAnd, tirx.BitwiseOr, tirx.BitwiseXor)
@@ -78,6 +79,29 @@ def with_wide_indices(statement: tirx.Stmt, extents: Mapping[tirx.Var, int]) -> 
             values.setdefault(bind.var, []).append(bind.value)
     wide = _Wide(ranges, values, data=True)
     return wide.of(statement) if wide.is_needed([statement]) else statement
+
+
+def with_long_shapes(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A function whose buffers of more elements than 32 bits count have extents of 64, for what is made of them."""
+    known: list[tuple[tirx.Var, tirx.Var]] = []
+
+    def long(var: tirx.Var) -> tirx.Var:
+        if not tirx.is_buffer_var(var) or prod(const_int(extent) for extent in var.shape) <= _limits("int32")[1]:
+            return var
+        for old, new in known:
+            if old.same_as(var):
+                return new
+        shape = [tirx.IntImm("int64", const_int(extent)) for extent in var.shape]
+        own = {"strides": var.strides or None, "elem_offset": var.elem_offset, "data_alignment": var.data_alignment}
+        new = tirx.decl_buffer(shape, var.dtype, var.name, scope=var.scope(), offset_factor=var.offset_factor, **own)
+        known.append((var, new))
+        return new
+
+    params = [long(param) for param in function.params]
+    if not known:
+        return function
+    body = tvm_ffi.structural_map(function.body, (tirx.Var, long))
+    return tirx.PrimFunc(params, body, function.ret_type, function.attrs, function.span)
 
 
 class _Wide:

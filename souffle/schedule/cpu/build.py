@@ -73,7 +73,7 @@ def _compile(
 ) -> tvm.runtime.Module:
     try:
         return _module({name: schedule_cpu(func, target=target) for name, func in funcs.items()}, target)
-    except InternalError as error:
+    except (InternalError, ValueError) as error:
         if len(funcs) > 1:
             modules = [_compile({name: func}, target, unscheduled) for name, func in funcs.items()]
             for module in modules[1:]:

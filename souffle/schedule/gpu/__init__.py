@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from tvm import s_tir, tirx
 
-from souffle.schedule.gpu.common import ScheduleError, check_schedule
+from souffle.schedule.gpu.common import ScheduleError, check_schedule, is_reduction, product
 from souffle.schedule.gpu.contraction import contraction
 from souffle.schedule.gpu.elementwise import elementwise
 from souffle.schedule.gpu.fallback import fallback
@@ -21,6 +21,7 @@ from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
 from souffle.schedule.gpu.sketch import Knob, Sketch
 from souffle.schedule.gpu.tensor_core import tensor_core_contraction
 from souffle.schedule.gpu.window import window
+from souffle.tvm_compat import collect, const_int
 
 __all__ = [
     "RULES",
@@ -34,6 +35,9 @@ __all__ = [
     "check_schedule",
     "schedule_gpu",
 ]
+
+_MOST_POINTS = 2**31 - 1
+"""Of a loop, and of the loops of a tensor, which rules join."""
 
 Rule = Callable[[tirx.PrimFunc, GpuRequest], Sketch | Refusal]
 
@@ -71,6 +75,10 @@ def schedule_gpu(
     refusals : tuple of Refusal
         Of the rules tried before, in order.
     """
+    longest = max((_points(block) for block in collect(func.body, s_tir.SBlock)), default=1)
+    if longest > _MOST_POINTS:
+        why = f"a tensor of {longest} elements is made, and threads count up to {_MOST_POINTS}; make it in parts"
+        return None, (Refusal("any rule", why),)
     refusals: list[Refusal] = []
     for name, rule in RULES:
         try:
@@ -85,3 +93,8 @@ def schedule_gpu(
             answer = Refusal(name, reason)
         refusals.append(answer)
     return None, tuple(refusals)
+
+
+def _points(block: s_tir.SBlock) -> int:
+    """How many elements a block computes."""
+    return product(const_int(axis.dom.extent) for axis in block.iter_vars if not is_reduction(axis))
