@@ -455,14 +455,14 @@ def _unrolled(
                 yield from _unrolled(item.body, {**values, item.axis: np.int64(turn)}, (*step, turn))
         elif isinstance(item, _If):
             yield from _unrolled(item.then if _number(item.condition, values) else item.otherwise, values, step)
-        elif isinstance(item, _Run):
+        elif isinstance(item, _Run) and item.tiles:
             pointers = tuple(_resolved(p, values) for p in item.pointers)
             between = (item.before or item.after) if item.inside is None else item.inside
             flags = (item.before, item.after, step, item.slots, item.ranks, between, item.loop)
             yield StageRun(item.name, item.tiles, item.threads, pointers, *flags)
         elif isinstance(item, _Ahead):
             yield Prefetch(_resolved(item.pointer, values), _number(item.nbytes, values))
-        else:
+        elif not isinstance(item, _Run):
             yield item
 
 

@@ -62,6 +62,11 @@ def test_a_tile_that_is_left_out_leaves_an_output_undefined() -> None:
     assert "element 192 of y" in found.counterexamples[0].element
 
 
+def test_a_stage_of_no_tiles_writes_nothing() -> None:
+    found = chain(copy, grid=True, after=False, tiles=0)
+    assert {c.rule for c in found.counterexamples} == {"stale or undefined read"}
+
+
 def test_two_tiles_may_not_write_one_element() -> None:
     def same(m: Memory) -> tirx.Stmt:
         return tirx.BufferStore(m.tensors[1], m.tensors[0][at(m)], [m.tid])
