@@ -83,9 +83,10 @@ def dataflow_of(
         return numbers.setdefault(tensor, len(numbers))
 
     def use(stage: Stage) -> StageUse:
-        names = tuple(tuple(called[form] for form in _forms(own) if form in called) for own in functions[stage])
+        names = [tuple(called[form] for form in _forms(own) if form in called) for own in functions[stage]]
+        listed = tuple((each, own.tiles, own.threads) for each, own in zip(names, functions[stage], strict=True))
         inputs, outputs = (tuple(map(number, tensors)) for tensors in (stage.inputs, stage.outputs))
-        return StageUse(names, inputs, outputs)
+        return StageUse(listed, inputs, outputs)
 
     def steps(loop: Loop, stages: Sequence[Stage]) -> Steps:
         indexed = tuple((number(p.tensor), number(p.source), p.stride) for p in loop.indexed)

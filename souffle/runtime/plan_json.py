@@ -289,9 +289,10 @@ def _item(content: Any, count: int) -> StageUse | Steps:
     fields = _Fields(content, "a stage of the dataflow")
     if fields.get("steps") is None:
         tensors = (fields.wholes(key, 0, count - 1) for key in ("inputs", "outputs"))
-        functions = tuple(map(tuple, fields.items("functions"))) if _lists(fields.items("functions")) else ()
-        if not functions:
+        functions = tuple(_entry(item, (list, int, int)) for item in fields.items("functions"))
+        if not functions or any(not isinstance(name, str) for names, _, _ in functions for name in names):
             raise PlanFormatError("a stage of the dataflow has no functions")
+        functions = tuple((tuple(names), *counts) for names, *counts in functions)
         return StageUse(functions, *tensors)
     indexed = tuple(_entry(item, (int, int, int)) for item in fields.items("indexed"))
     carried = tuple(_entry(item, (int, int, list)) for item in fields.items("carried"))
@@ -305,10 +306,6 @@ def _item(content: Any, count: int) -> StageUse | Steps:
         raise PlanFormatError("a loop of the dataflow holds a loop")
     carried = tuple((tensor, value, tuple(initial)) for tensor, value, initial in carried)
     return Steps(fields.whole("steps", 1), body, indexed, carried, collected)
-
-
-def _lists(content: list[Any]) -> bool:
-    return all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in content)
 
 
 def _entry(content: Any, types: tuple[type, ...]) -> tuple[Any, ...]:

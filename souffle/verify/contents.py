@@ -128,7 +128,9 @@ class Contents:
         """A stage reads, and writes; `places` are (buffer, byte) of its pointers."""
         parts = self._parts(run, footprint, places)
         if parts is None or len(parts) != len(places):
-            why = f"{run.name} with these {len(places)} tensors is no stage of the program that comes here"
+            why = (
+                f"{run.tiles} tiles of {run.threads} threads with {len(places)} tensors are no stage that may come here"
+            )
             yield Counterexample(_WRONG, kernel, (run.name,), (), (), run.name, why)
             return
         roles = [self._role(number, at, part) for (number, at), part in zip(places, parts, strict=True)]
@@ -158,7 +160,7 @@ class Contents:
     def outputs(self) -> Iterator[Counterexample | Undecided]:
         """After the last launch, each output holds all its elements."""
         if self.program is not None and self.program.begun is not None:
-            names = self.program.begun[0].functions[-1]
+            names = self.program.begun[0].functions[-1][0]
             yield Counterexample(_WRONG, "", names, (), (), names[0], "a stage ends before its last function has run")
         for number, buffer in enumerate(self.buffers):
             if buffer.kind != "output" or not buffer.nbytes:
@@ -192,7 +194,7 @@ class Contents:
             roles = (self._role(*places[p], parts[p]) for p in read)
             return all(role.key in self.held.get(role.space, {}) for role in roles)
 
-        return self.program.run(run.name, tuple(places), fits)
+        return self.program.run(run, tuple(places), fits)
 
     def _role(self, number: int, at: int, part: Part) -> _Role:
         """Of a pointer to byte `at` of a buffer that should point to this part of a definition."""

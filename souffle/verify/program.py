@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from souffle.codegen.dataflow import Dataflow, Steps
+from souffle.verify.sequence import StageRun
 
 __all__ = ["Definition", "Part", "Program"]
 
@@ -39,7 +40,7 @@ class Part(NamedTuple):
 class Use(NamedTuple):
     """A stage of the program, at one step: its functions, and what their pointers point to."""
 
-    functions: tuple[tuple[str, ...], ...]
+    functions: tuple[tuple[tuple[str, ...], int, int], ...]
     parts: tuple[Part, ...]
 
 
@@ -71,7 +72,7 @@ class Program:
             self._add(Use(item.functions, (*inputs, *map(self.outer, item.outputs))))
 
     def _add(self, use: Use) -> None:
-        for name in use.functions[0]:
+        for name in use.functions[0][0]:
             self.open.setdefault(name, []).append(use)
 
     def outer(self, tensor: int) -> Part:
@@ -79,7 +80,7 @@ class Program:
         return Part(Definition(self.equal.get(tensor, tensor)))
 
     def run(
-        self, name: str, places: tuple[object, ...], fits: Callable[[tuple[Part, ...]], bool]
+        self, run: StageRun, places: tuple[object, ...], fits: Callable[[tuple[Part, ...]], bool]
     ) -> tuple[Part, ...] | None:
         """What the pointers of a run should point to: by the first use of its function that fits, else the first.
 
@@ -89,15 +90,15 @@ class Program:
         if self.begun is not None:
             use, number, where = self.begun
             self.begun = (use, number + 1, where) if number + 1 < len(use.functions) else None
-            return use.parts if name in use.functions[number] and where == places else None
-        uses = self.open.get(name, [])
+            return use.parts if _calls(run, use.functions[number]) and where == places else None
+        uses = self.open.get(run.name, [])
         found = next((i for i, use in enumerate(uses) if fits(use.parts)), None)
-        use = self.last.get(name)
+        use = self.last.get(run.name)
         if uses and not (found is None and use is not None and fits(use.parts)):
-            use = self.last[name] = uses.pop(found or 0)
+            use = self.last[run.name] = uses.pop(found or 0)
         if use is not None and len(use.functions) > 1:
             self.begun = (use, 1, places)
-        return None if use is None else use.parts
+        return use.parts if use is not None and _calls(run, use.functions[0]) else None
 
     def nbytes(self, of: Definition) -> int:
         """Of all of it."""
@@ -112,6 +113,12 @@ class Program:
         """For messages."""
         name = self.dataflow.tensors[of.tensor][0]
         return name if of.step < 0 else f"{name} of step {of.step}"
+
+
+def _calls(run: StageRun, function: tuple[tuple[str, ...], int, int]) -> bool:
+    """Whether it is a run of all of a function's tiles by all of its threads."""
+    names, tiles, threads = function
+    return run.name in names and (run.tiles, run.threads) == (tiles, threads)
 
 
 def _in_steps(loop: Steps, dataflow: Dataflow, outer: Callable[[int], Part]) -> Iterator[Use]:

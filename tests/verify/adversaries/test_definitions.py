@@ -159,13 +159,19 @@ def difference(m: Memory) -> tirx.Stmt:
 
 
 SIZE = 2 * THREADS
+
+
+def use(name: str, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> StageUse:
+    return StageUse((((name,), 2, THREADS),), inputs, outputs)
+
+
 TENSORS = tuple((name, SIZE, 4) for name in ("x", "a", "b", "y"))
 USES = (
-    StageUse((("double",),), (0,), (1,)),
-    StageUse((("double",),), (1,), (2,)),
-    StageUse((("minus",),), (1, 2), (3,)),
+    use("double", (0,), (1,)),
+    use("double", (1,), (2,)),
+    use("minus", (1, 2), (3,)),
 )
-TWICE = (USES[0], StageUse((("double",),), (0,), (2,)), USES[2])
+TWICE = (USES[0], use("double", (0,), (2,)), USES[2])
 
 
 @pytest.mark.parametrize(
@@ -219,9 +225,26 @@ def test_what_a_stage_leaves_halfway_is_no_definition(calls: tuple[tuple, ...], 
     kinds = {"x": "input", "y": "output"}
     buffers = [tensor(n, SIZE, kinds.get(n, "workspace"), 4 * SIZE if n == "b" else 0) for n, *_ in TENSORS]
     runs = [Run(n, 2, tuple(p), grid_before=i > 0) for i, (n, *p) in enumerate(calls)]
-    uses = (StageUse((("double",), ("add",)), (0,), (1,)), StageUse((("minus",),), (0, 1), (3,)))
+    uses = (StageUse(tuple(((n,), 2, THREADS) for n in ("double", "add")), (0,), (1,)), use("minus", (0, 1), (3,)))
     made = {"double": doubled, "add": added, "minus": difference}
     functions = {n: stage(n, (SIZE,) * (3 if n == "minus" else 2), body) for n, body in made.items()}
     plan = replace(plan_of(buffers, runs, 1024), dataflow=Dataflow(TENSORS, (("x", 0),), (), (("y", 3),), uses))
     found = certify_plan(plan, {"kernel": kernel(runs, 4)}, functions)
     assert found.verdict == verdict, str(found)
+
+
+@pytest.mark.parametrize(("tiles", "threads"), [(2, THREADS), (1, THREADS), (2, THREADS // 2), (2, 1)])
+def test_all_threads_of_all_tiles_are_called(tiles: int, threads: int) -> None:
+    """Whoever is left out may have had a part of a total; that all is written does not say that none had."""
+
+    def first(m: Memory) -> tirx.Stmt:
+        return tirx.IfThenElse(m.tid < 1, tirx.BufferStore(m.tensors[1], m.tensors[0][0], [0]), None)
+
+    runs = [Run("double", tiles, (0, 1), threads=threads)]
+    buffers = [tensor("x", SIZE, "input"), tensor("y", 1, "output")]
+    tensors = (("x", SIZE, 4), ("y", 1, 4))
+    dataflow = Dataflow(tensors, (("x", 0),), (), (("y", 1),), (use("double", (0,), (1,)),))
+    plan = replace(plan_of(buffers, runs, 1024), dataflow=dataflow)
+    found = certify_plan(plan, {"kernel": kernel(runs, 2)}, {"double": stage("double", (SIZE, 1), first)})
+    wrongly = {one.rule for one in found.counterexamples if one.rule == "wrong definition"}
+    assert bool(wrongly) == ((tiles, threads) != (2, THREADS)), str(found)
