@@ -154,7 +154,7 @@ class _KernelCheck:
             footprint = self.library.footprint(run)
             self.findings += [Undecided(f"{run.name}: {p}") for p in footprint.function.problems]
             self.findings += inside(self.kernel.name, footprint, self.kernel.dynamic_shared_bytes)
-            self.findings += calculated(self.kernel.name, footprint)
+            self.findings += calculated(self.kernel.name, footprint.function)
             # Lanes beside the stage's own are none of those that come to its barriers of warps.
             scopes = ("block", "grid", "warp") if run.threads % WARP else ("block", "grid")
             if run.threads < self.text.threads and waits_of(footprint.function.body, scopes):

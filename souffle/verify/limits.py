@@ -10,6 +10,7 @@ import numpy as np
 from souffle.certificate import Counterexample
 from souffle.codegen.plan import Buffer, Kernel
 from souffle.schedule.gpu.device import GpuDevice
+from souffle.verify.accesses import Function
 from souffle.verify.expressions import Undecided, const, interval, linear_terms, operation
 from souffle.verify.footprint import Footprint, Touch
 from souffle.verify.kernel import KernelText
@@ -49,9 +50,8 @@ def inside(kernel: str, footprint: Footprint, shared_bytes: int) -> Iterator[Cou
             yield _outside(kernel, footprint, touch, -first, last - first, where)
 
 
-def calculated(kernel: str, footprint: Footprint) -> Iterator[Counterexample | Undecided]:
+def calculated(kernel: str, function: Function) -> Iterator[Counterexample | Undecided]:
     """The whole numbers of a function stay in their types, and nothing is divided by zero."""
-    function = footprint.function
     for claim in function.claims:
         text, why = text_of(claim.statement), f"{function.name} {claim.otherwise}"
         if max(map(abs, interval(claim.value))) > _EVALUATED:

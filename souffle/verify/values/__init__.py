@@ -51,7 +51,8 @@ Nothing on rounding: casts between floating-point types change nothing here, so 
 that is missing, or an order of sums that cancels does not show. Nothing on overflow, infinities that arise, or NaN: 0
 times what was never written is 0 here, a calculation with an infinity gives another number, zero has no sign, and no
 number is NaN, so that what a choice gives for one is not looked at.
-Nothing on integers beyond their type, which are exact.
+Nothing on integers of tensors beyond their type, which are exact. Other integers are shown to stay in theirs
+(:func:`souffle.verify.limits.calculated`), or nothing is said.
 
 Nothing on waiting: all threads go in step, copies arrive at once, and barriers do nothing. That is one of the orders in
 which threads may run; the certificate, which finds barriers that are missing, says that all orders give the same.

@@ -13,6 +13,8 @@ from tvm import s_tir, tirx
 
 from souffle.verify.expressions import Undecided
 from souffle.verify.library import text_of
+from souffle.verify.limits import calculated
+from souffle.verify.reader import read_function
 from souffle.verify.values.coverage import mark_written
 from souffle.verify.values.function import FunctionRun
 from souffle.verify.values.inputs import blank, elements_of, integer_ranges, random_tensors
@@ -211,9 +213,20 @@ def values_agree(
         return doubt
     if not found:
         raise ValueError("values are compared at one point at least")
+    beyond = _beyond_types(functions)
+    if beyond is not None:
+        return beyond
     together = tuple(reduce(Comparison.with_, own) for own in zip(*(one.functions for one in found), strict=True))
     seen = sightings.all
     return Agreement(together, len(found), found[0].covered, len(seen), tuple(s for s in seen if s.open))
+
+
+def _beyond_types(functions: Sequence[StageFunction]) -> Undecided | None:
+    """Why whole numbers of functions, which are exact here, may be others in the text; ``None`` if they are those."""
+    for number, (func, tiles, threads) in enumerate(functions):
+        for finding in calculated("", read_function(f"function {number}", func, tiles, threads)):
+            return finding if isinstance(finding, Undecided) else Undecided(f"{finding.reason}: {finding.element}")
+    return None
 
 
 def _kind(point: int, doubt: Undecided | None) -> Kind:

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from tvm import tirx
+from tvm import te, tirx
 
 from souffle.codegen.cuda import text_of_functions
 from souffle.errors import DeviceError
@@ -16,6 +16,8 @@ from souffle.kernel import cuda_target
 from souffle.kernel.conditions import with_plain_conditions
 from souffle.runtime.cpu_device import CpuModule, compile_text
 from souffle.verify import PROVEN, REFUTED, UNKNOWN, Certificate, certify_plan
+from souffle.verify.expressions import Undecided
+from souffle.verify.values import Agreement, values_agree
 from tests.verify.hand_made import THREADS, Memory, Run, kernel, plan_of, sequence, stage, tensor
 
 TILES, SIZE = 2, 128
@@ -266,6 +268,17 @@ def test_verdict(name: str) -> None:
         assert {c.rule for c in found.counterexamples} == {case.rule}
     else:
         assert case.verdict == PROVEN or any(case.rule in reason for reason in found.unknown), found
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_values_are_compared_where_numbers_stay_in_their_types(dtype: str) -> None:
+    """As whole numbers both are what the definition says."""
+    x = te.placeholder((SIZE,), "float32", name="x")
+    definition = te.create_prim_func([x, te.compute((SIZE,), lambda i: x[i], name="y")])
+    func = stage("stage", (SIZE, SIZE), lambda m: stored(m, load(m, grown(m, dtype))))
+    found = values_agree(definition, [(func, TILES, THREADS)])
+    assert isinstance(found, Agreement if dtype == "int64" else Undecided), found
+    assert dtype == "int64" or "overflows int32" in str(found)
 
 
 @pytest.fixture(scope="module")
