@@ -232,7 +232,8 @@ def _beyond_types(functions: Sequence[StageFunction]) -> Undecided | None:
 def _kind(point: int, doubt: Undecided | None) -> Kind:
     if point < len(KINDS):
         return KINDS[point]
-    return SEARCH if doubt is not None else FURTHER[point % len(FURTHER)]
+    further = FURTHER if doubt is None else SEARCH
+    return further[point % len(further)]
 
 
 def _wanted(tried: int, work: int, sightings: _Sightings, terms: bool, doubt: Undecided | None) -> int:

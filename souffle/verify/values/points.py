@@ -83,7 +83,7 @@ WITHOUT_REDUCTIONS = 4
 FURTHER = (KINDS[2], KINDS[3], Kind(False, "random", "among", "few"))
 """Of those that follow: in which comparisons come to equality."""
 
-SEARCH = Kind(False, "random", "among", "random")
+SEARCH = (Kind(False, "random", "among", "random"), *FURTHER)
 """Of those in which each term of a maximum may win."""
 
 
@@ -205,15 +205,17 @@ class Numbers(Field):
         return _chosen(a, b, self.ranks(a) <= self.ranks(b))
 
     def joined(self, terms: np.ndarray, most: bool) -> np.ndarray:
-        """What stands for the largest (or the least) of some numbers, along the first axis, where it is their sum."""
-        nothing, all_else = (self.lowest, self.highest) if most else (self.highest, self.lowest)
-        hardly = self.smallest if most else self.greatest
+        """What stands for the largest (or the least) of some numbers, along the first axis, where it is their sum.
+
+        What a maximum starts with counts for nothing, and what is more than all counts for all.
+        """
+        ends = (self.lowest, self.smallest, self.highest) if most else (self.highest, self.greatest, self.lowest)
+        nothing, hardly, everything = ends
         some = (terms != nothing) & (terms != hardly)
         # That of minima has one more for each number, so that they are not maxima.
-        more = 0 if most else (some.sum(axis=0) - 1) * self._factor
-        found = (np.where(some, terms, 0).sum(axis=0) + more) % self.prime
-        found = np.where(some.any(axis=0), found, np.where((terms == hardly).any(axis=0), hardly, nothing))
-        return np.where((terms == all_else).any(axis=0), all_else, found)
+        found = np.where(some, terms, 0).sum(axis=0) + (0 if most else (some.sum(axis=0) - 1) * self._factor)
+        found = np.where(some.any(axis=0), found % self.prime, np.where((terms == hardly).any(axis=0), hardly, nothing))
+        return np.where((terms == everything).any(axis=0), everything, found)
 
     def function_of(self, name: str, arguments: Sequence[Number]) -> Number:
         """A function about which nothing is known: a random one for each name, of elements or integers."""

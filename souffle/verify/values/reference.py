@@ -331,8 +331,7 @@ class _BlockEvaluator(Scalars):
             if self.term is not None:
                 buffer = self.stores[0].buffer
                 terms = np.broadcast_to(self.term(frame, None), (len(numbers), count))
-                numbers = self.numbers if is_float(str(buffer.dtype)) else None
-                totals[buffer] = _folded(self.kind, totals[buffer], terms, numbers)
+                totals[buffer] = _folded(self.kind, totals[buffer], terms, self.numbers, str(buffer.dtype))
                 continue
             for store in self.stores:
                 frame[self.running[store.buffer]] = totals[store.buffer]
@@ -342,9 +341,9 @@ class _BlockEvaluator(Scalars):
         return totals
 
 
-def _folded(kind: type, so_far: Number, terms: np.ndarray, numbers: Numbers | None) -> Number:
-    """A reduction's terms, put to what it has; integers have no `numbers` but themselves."""
-    if numbers is None:
+def _folded(kind: type, so_far: Number, terms: np.ndarray, numbers: Numbers, dtype: str) -> Number:
+    """A reduction's terms, put to what it has."""
+    if not is_float(dtype):
         operate = {tirx.Add: np.add, tirx.Mul: np.multiply, tirx.Max: np.maximum, tirx.Min: np.minimum}[kind]
         return operate(so_far, operate.reduce(terms, axis=0))
     if kind is tirx.Add:

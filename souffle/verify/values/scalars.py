@@ -295,7 +295,7 @@ class Scalars:
         a, b = self.of(node.a), self.of(node.b)
         table = _FIELD if is_float(dtype_of(node)) else _INTEGER
         operate = _INTEGER[kind] if table is _INTEGER else partial(table[kind], self.numbers)
-        if table is _FIELD and self.numbers.sums and not any(isinstance(n, tirx.FloatImm) for n in (node.a, node.b)):
+        if self.numbers.sums and table is _FIELD and self.is_drawn(node.a) and self.is_drawn(node.b):
             joined, most = self.numbers.joined, kind is tirx.Max
             return lambda f, m: joined(np.array(np.broadcast_arrays(a(f, m), b(f, m))), most)
         sighting = self.sighting(node)
@@ -438,8 +438,8 @@ class Scalars:
             value = self.of(arguments[0])
             return value if source == target else self._function(f"bits of {source} as {target}", [value], arguments)
         if name in ("fmaxf", "fmax", "__hmax", "fminf", "fmin", "__hmin"):
-            a, b = (self.of(x) for x in arguments)
-            return self._binary(self.numbers.largest if "max" in name else self.numbers.least, a, b)
+            kind = tirx.Max if "max" in name else tirx.Min
+            return self._extreme(kind, kind(*arguments))
         known = function_name(name)
         if known is None or not (is_float(dtype_of(node)) or known in OF_INTEGERS):
             return self.call(node, name)
