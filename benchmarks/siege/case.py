@@ -161,8 +161,12 @@ def _dataflow(told: Mapping[str, Sequence]) -> Dataflow:
     def pairs(name: str) -> tuple[tuple, ...]:
         return tuple(tuple(pair) for pair in told[name])
 
-    items = (StageUse(*(tuple(use[key]) for key in ("functions", "inputs", "outputs"))) for use in told["items"])
-    return Dataflow(pairs("tensors"), pairs("inputs"), pairs("constants"), pairs("outputs"), tuple(items))
+    def use(one: Mapping[str, Sequence]) -> StageUse:
+        functions = tuple((tuple(names), tiles, threads) for names, tiles, threads in one["functions"])
+        return StageUse(functions, tuple(one["inputs"]), tuple(one["outputs"]))
+
+    edges = (pairs(name) for name in ("tensors", "inputs", "constants", "outputs"))
+    return Dataflow(*edges, tuple(map(use, told["items"])))
 
 
 def _normal(func: tirx.PrimFunc) -> tirx.PrimFunc:
