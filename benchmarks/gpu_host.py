@@ -261,7 +261,8 @@ def _files(names: Iterable[str], cases: dict[str, dict[str, Any]]) -> list[str]:
 def _parts(folder: Path, index: dict[str, Any], room: float) -> list[list[str]]:
     """Cases for one transfer after the other, in the order in which first contact wants them.
 
-    Those of one model, size and precision stay together where they fit, for their latencies are compared.
+    That is a small network first, then those of paper size, most grid syncs first, then the others. Those of one model,
+    size and precision stay together where they fit, for their latencies are compared.
     """
     cases = index["cases"]
 
@@ -272,13 +273,15 @@ def _parts(folder: Path, index: dict[str, Any], room: float) -> list[list[str]]:
     for name, case in cases.items():
         groups.setdefault((case["size"], case["model"], case["precision"]), []).append(name)
     syncs = {key: max(cases[name].get("grid_syncs", 0) for name in names) for key, names in groups.items()}
-    parts: list[list[str]] = [[]]
-    for key in sorted(groups, key=lambda key: (key[0] != "tiny", -syncs[key])):
+    smallest = min(groups, key=lambda key: size(groups[key]), default=None)
+    parts: list[list[str]] = []
+    for key in sorted(groups, key=lambda key: (key != smallest, key[0] == "tiny", -syncs[key])):
         names = groups[key]
         for chunk in [names] if size(names) <= room else [[name] for name in names]:
-            if parts[-1] and size([*parts[-1], *chunk]) > room:
-                parts.append([])
-            parts[-1] += chunk
+            part = next((part for part in parts if size([*part, *chunk]) <= room), None)
+            if part is None:
+                parts.append(part := [])
+            part += chunk
     return parts
 
 
@@ -292,7 +295,8 @@ def _pack(options: argparse.Namespace) -> int:
         return 2
     sources = [path for name in _TRAVELS for path in (_ROOT / name).rglob("*") if path.is_file()]
     room = options.max_mib * 2**20 - sum(path.stat().st_size for path in sources if "__pycache__" not in path.parts)
-    room -= sum((options.input / file).stat().st_size for file in index.get("kernels", []))
+    beside = [options.input / file for file in ("index.json", *index.get("kernels", []))]
+    room -= sum(path.stat().st_size for path in [*beside, _ROOT / "pyproject.toml"])
     over, contents = 0, {}
     for number, names in enumerate(_parts(options.input, index, room), 1):
         part = options.to / f"part{number}"
