@@ -136,6 +136,9 @@ def _drawing(
         choices = numbers.choices if inputs == "few" or numbers.prime != P else None
     else:
         low, high = _range(dtype, integers)
+        if inputs in ("rising", "falling"):
+            ahead = (lambda places: places) if inputs == "rising" else (lambda places: count - 1 - places)
+            return lambda places: low + ahead(places) * (high - low) // count
         near = {c for one in (*literals.whole, low, high - 1) for c in (one, 2 * one) if low <= c < high}
         choices = np.array(sorted(near), np.int64) if inputs == "few" or numbers.prime != P else None
 
