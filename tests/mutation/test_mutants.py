@@ -366,10 +366,12 @@ def test_a_mutant_that_does_not_end_or_crashes_harms_nobody(trials: Trials) -> N
         text = f"{head}{brace}  {line}\n{rest}"
         return type(plan)(**{**vars(plan), "modules": (type(module)(text, b""), *plan.modules[1:])})
 
+    outcomes = {}
     with Sandbox(timeout_seconds=6) as own:
-        outcomes = {}
+        endless = with_line("volatile int forever = 1; while (forever) {}")
+        outcomes["hang"] = own.run(Job(endless, trials.inputs, trials.expected))
+    with Sandbox(timeout_seconds=120) as own:
         for name, line in (
-            ("hang", "volatile int forever = 1; while (forever) {}"),
             ("null", "*(volatile int*)nullptr = 1;"),
             ("syntax", "this is no C++"),
             ("exit", 'asm volatile("mov $60, %%eax\\n mov $3, %%edi\\n syscall" ::: "memory");'),
