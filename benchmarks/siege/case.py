@@ -162,7 +162,7 @@ def _dataflow(told: Mapping[str, Sequence]) -> Dataflow:
         return tuple(tuple(pair) for pair in told[name])
 
     def use(one: Mapping[str, Sequence]) -> StageUse:
-        functions = tuple((tuple(names), tiles, threads) for names, tiles, threads in one["functions"])
+        functions = tuple(tuple(map(tuple, forms)) for forms in one["functions"])
         return StageUse(functions, tuple(one["inputs"]), tuple(one["outputs"]))
 
     edges = (pairs(name) for name in ("tensors", "inputs", "constants", "outputs"))

@@ -320,7 +320,7 @@ def _dataflow(planner: _Planner) -> Dataflow:
         for step in range(max(1, one.steps)):
             given = [tensor(a, step, turns) for a in one.arguments]
             reads, setting = len(one.stage.reads), one.stage.setting
-            functions = (((one.stage.name,), setting.tiles, setting.threads),)
+            functions = (((one.stage.name, setting.tiles, setting.threads),),)
             uses.append(StageUse(functions, tuple(given[:reads]), tuple(given[reads:])))
     edges = {
         kind: tuple((t.name, n) for (t, _), n in numbers.items() if t.kind == kind) for kind in ("input", "output")

@@ -17,14 +17,14 @@ class StageUse:
 
     Attributes
     ----------
-    functions : tuple of (tuple of str, int, int)
-        Its functions in the order in which they run: for each the names of all forms in which it is called, its tiles
-        and its threads. Their pointer parameters are the inputs, then the outputs.
+    functions : tuple of tuple of (str, int, int)
+        Its functions in the order in which they run: for each all forms in which it is called, each with its name, its
+        tiles and its threads. Their pointer parameters are the inputs, then the outputs.
     inputs, outputs : tuple of int
         Tensors.
     """
 
-    functions: tuple[tuple[tuple[str, ...], int, int], ...]
+    functions: tuple[tuple[tuple[str, int, int], ...], ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 

@@ -83,8 +83,10 @@ def dataflow_of(
         return numbers.setdefault(tensor, len(numbers))
 
     def use(stage: Stage) -> StageUse:
-        names = [tuple(called[form] for form in _forms(own) if form in called) for own in functions[stage]]
-        listed = tuple((each, own.tiles, own.threads) for each, own in zip(names, functions[stage], strict=True))
+        listed = tuple(
+            tuple((called[form], form.tiles, form.threads) for form in _forms(own) if form in called)
+            for own in functions[stage]
+        )
         inputs, outputs = (tuple(map(number, tensors)) for tensors in (stage.inputs, stage.outputs))
         return StageUse(listed, inputs, outputs)
 

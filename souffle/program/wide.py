@@ -76,7 +76,8 @@ def with_wide_indices(statement: tirx.Stmt, extents: Mapping[tirx.Var, int]) -> 
     values: dict[tirx.Var, list[PrimExpr]] = {}
     for kind in (tirx.Bind, tirx.Let):
         for bind in collect(statement, kind):
-            values.setdefault(bind.var, []).append(bind.value)
+            if isinstance(bind.var.ty, tvm.ir.PrimType):  # and no pointer
+                values.setdefault(bind.var, []).append(bind.value)
     wide = _Wide(ranges, values, data=True)
     return wide.of(statement) if wide.is_needed([statement]) else statement
 
@@ -210,7 +211,7 @@ class _Wide:
         name = getattr(node.op, "name", "")
         if is_load(node):
             return load_tensor(node)(*self.indices(node.args[1:], mutator))
-        if name == _CHOICE:
+        if name == _CHOICE and _is_number(node):  # and no pointer
             condition = mutator.mutate(node.args[0])
             make = partial(tirx.if_then_else, condition)
             return self.joined(node, make, node.args[1:], mutator, condition is not node.args[0])

@@ -289,11 +289,10 @@ def _item(content: Any, count: int) -> StageUse | Steps:
     fields = _Fields(content, "a stage of the dataflow")
     if fields.get("steps") is None:
         tensors = (fields.wholes(key, 0, count - 1) for key in ("inputs", "outputs"))
-        functions = tuple(_entry(item, (list, int, int)) for item in fields.items("functions"))
-        if not functions or any(not isinstance(name, str) for names, _, _ in functions for name in names):
+        every = fields.items("functions")
+        if not every or any(not isinstance(forms, list) or not forms for forms in every):
             raise PlanFormatError("a stage of the dataflow has no functions")
-        functions = tuple((tuple(names), *counts) for names, *counts in functions)
-        return StageUse(functions, *tensors)
+        return StageUse(tuple(tuple(_entry(form, (str, int, int)) for form in forms) for forms in every), *tensors)
     indexed = tuple(_entry(item, (int, int, int)) for item in fields.items("indexed"))
     carried = tuple(_entry(item, (int, int, list)) for item in fields.items("carried"))
     collected = tuple(_entry(item, (int, int, bool)) for item in fields.items("collected"))

@@ -40,7 +40,7 @@ class Part(NamedTuple):
 class Use(NamedTuple):
     """A stage of the program, at one step: its functions, and what their pointers point to."""
 
-    functions: tuple[tuple[tuple[str, ...], int, int], ...]
+    functions: tuple[tuple[tuple[str, int, int], ...], ...]
     parts: tuple[Part, ...]
 
 
@@ -72,7 +72,7 @@ class Program:
             self._add(Use(item.functions, (*inputs, *map(self.outer, item.outputs))))
 
     def _add(self, use: Use) -> None:
-        for name in use.functions[0][0]:
+        for name, _, _ in use.functions[0]:
             self.open.setdefault(name, []).append(use)
 
     def outer(self, tensor: int) -> Part:
@@ -115,10 +115,9 @@ class Program:
         return name if of.step < 0 else f"{name} of step {of.step}"
 
 
-def _calls(run: StageRun, function: tuple[tuple[str, ...], int, int]) -> bool:
-    """Whether it is a run of all of a function's tiles by all of its threads."""
-    names, tiles, threads = function
-    return run.name in names and (run.tiles, run.threads) == (tiles, threads)
+def _calls(run: StageRun, function: tuple[tuple[str, int, int], ...]) -> bool:
+    """Whether it is a run of all of a function's tiles by all of its threads, in one of its forms."""
+    return (run.name, run.tiles, run.threads) in function
 
 
 def _in_steps(loop: Steps, dataflow: Dataflow, outer: Callable[[int], Part]) -> Iterator[Use]:

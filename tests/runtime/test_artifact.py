@@ -164,7 +164,7 @@ def _npy(shape: str, dtype: str = "<f4", body: bytes = b"") -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + body
 
 
-_STAGE = {"functions": [[["f"], 1, 32]], "inputs": [0], "outputs": [0]}
+_STAGE = {"functions": [[["f", 1, 32]]], "inputs": [0], "outputs": [0]}
 _LOOP = {"steps": 2, "body": [_STAGE], "indexed": [], "carried": [], "collected": []}
 
 
@@ -199,7 +199,7 @@ def _dataflow(**changed: object) -> dict[str, object]:
         (_edit("plan.json", lambda p: p.update(dataflow=_dataflow(tensors=[["x", 1]]))), "an entry of the dataflow"),
         (_edit("plan.json", lambda p: p.update(dataflow=_dataflow(items=[_STAGE | {"inputs": [4]}]))), "has inputs"),
         (
-            _edit("plan.json", lambda p: p.update(dataflow=_dataflow(items=[_STAGE | {"functions": [[[3], 1, 32]]}]))),
+            _edit("plan.json", lambda p: p.update(dataflow=_dataflow(items=[_STAGE | {"functions": [[]]}]))),
             "no functions",
         ),
         (_edit("plan.json", lambda p: p.update(dataflow=_dataflow(items=[_LOOP | {"body": [_LOOP]}]))), "holds a loop"),

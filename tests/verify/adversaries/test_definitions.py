@@ -162,7 +162,7 @@ SIZE = 2 * THREADS
 
 
 def use(name: str, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> StageUse:
-    return StageUse((((name,), 2, THREADS),), inputs, outputs)
+    return StageUse((((name, 2, THREADS),),), inputs, outputs)
 
 
 TENSORS = tuple((name, SIZE, 4) for name in ("x", "a", "b", "y"))
@@ -225,7 +225,7 @@ def test_what_a_stage_leaves_halfway_is_no_definition(calls: tuple[tuple, ...], 
     kinds = {"x": "input", "y": "output"}
     buffers = [tensor(n, SIZE, kinds.get(n, "workspace"), 4 * SIZE if n == "b" else 0) for n, *_ in TENSORS]
     runs = [Run(n, 2, tuple(p), grid_before=i > 0) for i, (n, *p) in enumerate(calls)]
-    uses = (StageUse(tuple(((n,), 2, THREADS) for n in ("double", "add")), (0,), (1,)), use("minus", (0, 1), (3,)))
+    uses = (StageUse(tuple(((n, 2, THREADS),) for n in ("double", "add")), (0,), (1,)), use("minus", (0, 1), (3,)))
     made = {"double": doubled, "add": added, "minus": difference}
     functions = {n: stage(n, (SIZE,) * (3 if n == "minus" else 2), body) for n, body in made.items()}
     plan = replace(plan_of(buffers, runs, 1024), dataflow=Dataflow(TENSORS, (("x", 0),), (), (("y", 3),), uses))
