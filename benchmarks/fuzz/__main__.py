@@ -14,6 +14,7 @@ import threading
 import time
 from pathlib import Path
 
+from benchmarks.campaign import add_seed_options, append_record, read_records, seeds
 from benchmarks.fuzz.minimize import minimize_file
 from benchmarks.fuzz.pool import Worker
 from benchmarks.fuzz.report import report
@@ -26,9 +27,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="benchmarks.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", metavar="A:B", help="these seeds")
-    parser.add_argument("--count", type=int, metavar="N", help="the next N seeds that the file lacks")
-    parser.add_argument("--minutes", type=float, metavar="M", help="as many as fit into M minutes")
+    add_seed_options(parser, "network")
     parser.add_argument(
         "--targets",
         nargs="+",
@@ -36,7 +35,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="T",
         help=f"of {', '.join(TARGETS)}; all; turns: one CUDA target for each seed, in turn (default: cpu turns)",
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="one line of JSON for each network; gone on with")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=90.0, metavar="S", help="for one network on one target")
     parser.add_argument("--checked", type=float, default=0.1, metavar="P", help="share run in checked mode, too")
@@ -61,38 +59,12 @@ def _targets(names: list[str], seed: int) -> list[str]:
     return list(dict.fromkeys(chosen))
 
 
-def _seeds(arguments: argparse.Namespace, done: set[int]):
-    if arguments.seeds:
-        first, _, end = arguments.seeds.partition(":")
-        yield from (seed for seed in range(int(first), int(end or int(first) + 1)) if seed not in done)
-        return
-    seed, given = 0, 0
-    while arguments.count is None or given < arguments.count:
-        if seed not in done:
-            given += 1
-            yield seed
-        seed += 1
-
-
-def _read(path: Path | None) -> list[dict]:
-    if path is None or not path.exists():
-        return []
-    records = []
-    for line in path.read_text().splitlines():
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            # The line that was being written as the machine stopped.
-            continue
-    return records
-
-
 class _Run:
     """Workers that share the seeds and the file."""
 
     def __init__(self, arguments: argparse.Namespace, records: list[dict]) -> None:
         self.arguments, self.records = arguments, records
-        self.seeds = _seeds(arguments, {record["seed"] for record in records})
+        self.seeds = seeds(arguments.seeds, arguments.count, {record["seed"] for record in records})
         self.began, self.before = time.monotonic(), len(records)
         self.end = self.began + 60 * arguments.minutes if arguments.minutes else float("inf")
         self.lock, self.stopped = threading.Lock(), False
@@ -131,8 +103,7 @@ class _Run:
         with self.lock:
             self.records.append(record)
             if self.arguments.out:
-                with self.arguments.out.open("a") as file:
-                    file.write(json.dumps(record) + "\n")
+                append_record(self.arguments.out, record)
             count = len(self.records) - self.before
             kinds = [o["kind"] for r in self.records for o in r["outcomes"].values()]
             bad = ", ".join(f"{kinds.count(kind)} {kind}" for kind in FAILURES if kind in kinds) or "no failure"
@@ -154,9 +125,7 @@ def main(argv: list[str] | None = None) -> int:
             return _cases(arguments, Path(folder))
         if arguments.minimize:
             return _minimize(arguments, Path(folder))
-        if arguments.out:
-            arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        run = _Run(arguments, _read(arguments.out))
+        run = _Run(arguments, read_records(arguments.out))
         if not arguments.report:
             threads = [
                 threading.Thread(target=run.work, args=(Path(folder) / str(i),)) for i in range(arguments.workers)

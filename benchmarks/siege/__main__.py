@@ -8,7 +8,6 @@ judges and runs one again, and ``--report`` prints the table.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
+from benchmarks.campaign import add_seed_options, append_record, read_records, seeds
 from benchmarks.siege.case import read_case, write_case
 from benchmarks.siege.forms import FORMS
 from benchmarks.siege.judge import UNDEFINED, Judge
@@ -36,10 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="benchmarks.siege", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", metavar="A:B", help="these seeds")
-    parser.add_argument("--count", type=int, metavar="N", help="the next N seeds that the file lacks")
-    parser.add_argument("--minutes", type=float, metavar="M", help="as many as fit into M minutes")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="one line of JSON for each case; gone on with")
+    add_seed_options(parser, "case")
     parser.add_argument("--forms", nargs="+", default=[], choices=list(FORMS), metavar="F", help=", ".join(FORMS))
     parser.add_argument("--case", type=Path, nargs="+", help="judge and run these files instead of seeds")
     parser.add_argument("--show", type=int, metavar="SEED", help="print the TensorIR of a seed, and its mistakes")
@@ -48,29 +45,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _seeds(arguments: argparse.Namespace, done: set[int]) -> Iterator[int]:
-    if arguments.seeds:
-        first, _, end = arguments.seeds.partition(":")
-        yield from (seed for seed in range(int(first), int(end or int(first) + 1)) if seed not in done)
-        return
-    seed, given = 0, 0
-    while arguments.count is None or given < arguments.count:
-        if seed not in done:
-            given += 1
-            yield seed
-        seed += 1
-
-
 def _read(path: Path | None) -> list[Trial]:
-    if path is None or not path.exists():
-        return []
     trials = []
-    for line in path.read_text().splitlines():
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            # The line that was being written as the machine stopped.
-            continue
+    for record in read_records(path):
         record.pop("kind", None)
         trials.append(Trial(**{k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}))
     return trials
@@ -97,8 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace, done: set[int]) -> Iterator[Trial]:
     began, number = time.monotonic(), 0
-    seeds = _seeds(arguments, done)
-    while batch := list(islice(seeds, _BATCH)):
+    todo = seeds(arguments.seeds, arguments.count, done)
+    while batch := list(islice(todo, _BATCH)):
         if arguments.minutes and time.monotonic() - began > 60 * arguments.minutes:
             return
         for trial in run_batch(batch, _TIMEOUT, tuple(arguments.forms)):
@@ -112,9 +89,7 @@ def _run(arguments: argparse.Namespace, done: set[int]) -> Iterator[Trial]:
 
 def _record(arguments: argparse.Namespace, trial: Trial) -> None:
     if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        with arguments.out.open("a") as file:
-            file.write(json.dumps({**asdict(trial), "kind": trial.kind}) + "\n")
+        append_record(arguments.out, {**asdict(trial), "kind": trial.kind})
     if trial.kind in BAD:
         print(f"seed {trial.seed}: " + "\n    ".join((trial.kind, *_told(trial))), flush=True)
         if arguments.out:
