@@ -35,6 +35,7 @@ from souffle.kernel.workarounds import (
 from souffle.program.divisors import positive_divisors
 from souffle.program.flattening import flatten_buffers
 from souffle.program.ieee import with_ieee_arithmetic
+from souffle.program.tvm_passes import simplifying_passes
 from souffle.program.wide import with_long_shapes, with_wide_indices
 from souffle.schedule.gpu.rule import GpuSchedule
 from souffle.tvm_compat import PrimExpr, const_int, substitute
@@ -145,19 +146,7 @@ def _passes(vectorize: bool) -> tuple[tvm.transform.Pass, ...]:
             low.StorageRewrite(),
         ]
     )
-    third = tvm.transform.Sequential(
-        [
-            tensor_ir.HoistIfThenElse(),
-            low.UnrollLoop(),
-            tensor_ir.RenormalizeSplitPattern(),
-            low.StmtSimplify(),
-            low.RemoveNoOp(),
-            tensor_ir.RewriteUnsafeSelect(),
-            low.CommonSubexprElim(),
-            low.FP8ComputeLegalize(),
-            low.VerifyMemory(),
-        ]
-    )
+    third = tvm.transform.Sequential(simplifying_passes())
     barriers = tvm.transform.Sequential([tensor_ir.ThreadSync("shared"), tensor_ir.ThreadSync("warp")])
     last = tvm.transform.Sequential(
         [

@@ -9,6 +9,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from souffle.program.tvm_passes import function_pass
 from souffle.tvm_compat import PrimExpr, dtype_of
 
 __all__ = ["positive_divisors"]
@@ -16,11 +17,7 @@ __all__ = ["positive_divisors"]
 
 def positive_divisors() -> tvm.transform.Pass:
     """The pass; nothing may simplify between it and ``LowerIntrin``."""
-    return tirx.transform.prim_func_pass(
-        lambda function, module, context: function.with_body(_positive(function.body)),
-        opt_level=0,
-        name="souffle.PositiveDivisors",
-    )
+    return function_pass(lambda function: function.with_body(_positive(function.body)), "souffle.PositiveDivisors")
 
 
 def _positive(body: tirx.Stmt) -> tirx.Stmt:

@@ -16,6 +16,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
+from souffle.program.tvm_passes import function_pass
 from souffle.tvm_compat import PrimExpr, collect, dtype_of, substitute
 
 __all__ = ["flatten_buffers", "has_shifted_division"]
@@ -26,9 +27,7 @@ _SUMS = (tirx.Add, tirx.Sub, tirx.Mul)
 
 def flatten_buffers() -> tvm.transform.Pass:
     """The pass, in the place of ``tirx.transform.FlattenBuffer``."""
-    return tirx.transform.prim_func_pass(
-        lambda function, module, context: _flattened(function), opt_level=0, name="souffle.FlattenBuffer"
-    )
+    return function_pass(_flattened, "souffle.FlattenBuffer")
 
 
 def has_shifted_division(index: PrimExpr, loops: list[tirx.Var]) -> bool:

@@ -11,6 +11,7 @@ from tvm.ir.expr import TensorLoad
 
 from souffle.program.divisors import positive_divisors
 from souffle.program.flattening import flatten_buffers
+from souffle.program.tvm_passes import function_pass, simplifying_passes
 from souffle.program.wide import with_long_shapes, with_wide_indices
 from souffle.tvm_compat import PrimExpr, collect, dtype_of
 
@@ -37,7 +38,7 @@ def _passes() -> list[tvm.transform.Pass]:
     """As ``tvm.s_tir.pipeline.default_s_tir_pipeline`` has them; those of GPUs and of options not used are left out."""
     tensor_ir, low = s_tir.transform, tirx.transform
     return [
-        _mapped(with_long_shapes),
+        function_pass(with_long_shapes, "souffle.LongShapes"),
         tensor_ir.CanonicalizeLoop(),
         tensor_ir.LowerInitBlock(),
         tensor_ir.PlanAndUpdateBufferAllocationLocation(),
@@ -48,34 +49,21 @@ def _passes() -> list[tvm.transform.Pass]:
         tensor_ir.AnnotateIrregularLoop(),
         tensor_ir.LowerOpaqueBlock(),
         flatten_buffers(),
-        _mapped(_with_bytes),
+        function_pass(_with_bytes, "souffle.BytesOfTruthValues"),
         low.BF16ComputeLegalize(),
         low.NarrowDataType(32),
         tensor_ir.LoopPartition(),
         low.VectorizeLoop(True),
         tensor_ir.InjectDoubleBuffer(),
         low.StorageRewrite(),
-        tensor_ir.HoistIfThenElse(),
-        low.UnrollLoop(),
-        tensor_ir.RenormalizeSplitPattern(),
-        low.StmtSimplify(),
-        low.RemoveNoOp(),
-        tensor_ir.RewriteUnsafeSelect(),
-        low.CommonSubexprElim(),
-        low.FP8ComputeLegalize(),
-        low.VerifyMemory(),
+        *simplifying_passes(),
         low.AnnotateEntryFunc(),
         low.SplitHostDevice(),
         low.MakePackedAPI(),
         low.FP8StorageLegalize(),
         low.BF16StorageLegalize(),
-        _mapped(lambda function: function.with_body(with_wide_indices(function.body, {}))),
+        function_pass(lambda function: function.with_body(with_wide_indices(function.body, {})), "souffle.WideIndices"),
     ]
-
-
-def _mapped(change: Callable[[tirx.PrimFunc], tirx.PrimFunc]) -> tvm.transform.Pass:
-    """A pass that changes each function."""
-    return tirx.transform.prim_func_pass(lambda function, module, context: change(function), opt_level=0)
 
 
 def _with_bytes(function: tirx.PrimFunc) -> tirx.PrimFunc:
