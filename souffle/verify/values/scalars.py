@@ -143,7 +143,7 @@ def is_steady(evaluate: Evaluator) -> bool:
 
 
 class Scalars:
-    """Translates expressions. A subclass says what a load is.
+    """Translates expressions of numbers alone. Subclasses say what elements of memory and calls are, too.
 
     Parameters
     ----------
@@ -178,8 +178,8 @@ class Scalars:
         return [None] * len(self.slots)
 
     def load(self, node: TensorLoad) -> Evaluator:
-        """An element of memory."""
-        raise NotImplementedError
+        """An element of memory: refused here."""
+        raise Undecided(f"an element of {node.source.name} in an expression of numbers alone")
 
     def call(self, node: Call, name: str) -> Evaluator:
         """What no expression of numbers alone is: refused here."""
