@@ -6,6 +6,8 @@ here, with its weight. Mistakes are planted later, in the TensorIR of any form.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import te, tirx
 
 from benchmarks.siege.body import number
@@ -45,6 +47,14 @@ def vectors(s: Setting) -> Stage | None:
     return staged(s, b, "vectors", (Read(reach="tile"),), lambda i, x: x[i] * 2.0, own=False)
 
 
+def _picked(s: Setting, name: str, of: Callable) -> Stage:
+    """A stage that reads the elements whose indices are `of` those that it writes."""
+    b = body_of(s)
+    with each(b, s) as (_, i):
+        b.store(b.tensors[1], i, b.tensors[0][of(i)])
+    return staged(s, b, name, (Read(reach="all"),), lambda i, x: x[of(i)])
+
+
 @form(1)
 def narrow(s: Setting) -> Stage:
     """An index that is calculated in a narrower type, or without a sign, and stays in it."""
@@ -57,10 +67,7 @@ def narrow(s: Setting) -> Stage:
         wide = tirx.Cast(dtype, i) * number(by, dtype) + number(up, dtype)
         return tirx.Cast("int32", tirx.truncmod(wide, number(s.count, dtype)))
 
-    b = body_of(s)
-    with each(b, s) as (_, i):
-        b.store(b.tensors[1], i, b.tensors[0][of(i)])
-    return staged(s, b, "narrow", (Read(reach="all"),), lambda i, x: x[of(i)])
+    return _picked(s, "narrow", of)
 
 
 @form(1)
@@ -139,10 +146,7 @@ def resized(s: Setting) -> Stage:
             return tirx.truncdiv(i * scale, by)
         return tirx.Cast("int32", tirx.truncdiv(tirx.Cast("int64", i) * number(scale, "int64"), number(by, "int64")))
 
-    b = body_of(s)
-    with each(b, s) as (_, i):
-        b.store(b.tensors[1], i, b.tensors[0][of(i)])
-    return staged(s, b, "resized", (Read(reach="all"),), lambda i, x: x[of(i)])
+    return _picked(s, "resized", of)
 
 
 @form(1)

@@ -6,13 +6,26 @@ here, with its weight. Mistakes are planted later, in the TensorIR of any form.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import te, tirx
 
-from benchmarks.siege.body import number
+from benchmarks.siege.body import Body, number
 from benchmarks.siege.registry import ZERO, body_of, form, staged, whole
 from benchmarks.siege.setting import Read, Setting, Stage, each, place_in, places
 
 __all__: list[str] = []
+
+
+def _sum_of_tiles(s: Setting, b: Body, name: str, steps: int, other: Callable) -> Stage:
+    """A stage that adds an element each of its own tile and of those after it, where `other` is in each."""
+
+    def element(i, x):
+        tile, e = place_in(s, i)
+        k = te.reduce_axis((0, steps), name="k")
+        return te.sum(x[tirx.truncmod(tile + k, s.tiles) * s.threads + other(e)], axis=k)
+
+    return staged(s, b, name, (Read(reach="all"),), element)
 
 
 @form(2.5)
@@ -71,12 +84,7 @@ def ring(s: Setting) -> Stage | None:
             s.barrier(b)
     b.store(b.tensors[1], i, r[0])
 
-    def element(i, x):
-        tile, e = place_in(s, i)
-        k = te.reduce_axis((0, steps), name="k")
-        return te.sum(x[tirx.truncmod(tile + k, t) * n + (n - 1 - e)], axis=k)
-
-    return staged(s, b, "ring", (Read(reach="all"),), element)
+    return _sum_of_tiles(s, b, "ring", steps, lambda e: n - 1 - e)
 
 
 @form(3)
@@ -118,12 +126,7 @@ def pipeline(s: Setting) -> Stage | None:
     if s.draw.random() < 0.5:
         b.wait(0)
 
-    def element(i, x):
-        tile, e = place_in(s, i)
-        k = te.reduce_axis((0, steps), name="k")
-        return te.sum(x[tirx.truncmod(tile + k, t) * n + (n - 1 - e)], axis=k)
-
-    return staged(s, b, "pipeline", (Read(reach="all"),), element)
+    return _sum_of_tiles(s, b, "pipeline", steps, lambda e: n - 1 - e)
 
 
 @form(1.5)
@@ -257,12 +260,7 @@ def private_pipeline(s: Setting) -> Stage | None:
         b.commit()
     b.store(b.tensors[1], b.tile * n + b.tid, r[0])
 
-    def element(i, x):
-        tile, e = place_in(s, i)
-        k = te.reduce_axis((0, steps), name="k")
-        return te.sum(x[tirx.truncmod(tile + k, t) * n + e], axis=k)
-
-    return staged(s, b, "private_pipeline", (Read(reach="all"),), element)
+    return _sum_of_tiles(s, b, "private_pipeline", steps, lambda e: e)
 
 
 @form(0.8)
