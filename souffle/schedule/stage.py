@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tvm import te, tirx
 
+from souffle.errors import ModelError
 from souffle.program import TE, ExternTE, Loop, Tensor, TEProgram
 from souffle.tvm_compat import primfunc_from_tensors, structural_digest
 
@@ -135,6 +136,11 @@ def draft_stage(
         In topological order.
     program : TEProgram
         Says which of their tensors others need: those become outputs, the rest stays inside.
+
+    Raises
+    ------
+    ModelError
+        If TVM's simplifier falls over an index of theirs.
     """
     inside = set(tes)
     defined = {tensor for te_ in tes for tensor in te_.outputs}
@@ -153,10 +159,16 @@ def draft_stage(
         tensor: te.placeholder(tensor.shape, tensor.dtype, name=f"in{i}") for i, tensor in enumerate(inputs)
     }
     for index, te_ in enumerate(tes):
-        values.update(
-            zip(te_.outputs, te_.on([values[t] for t in te_.inputs], name=f"t{index}"), strict=True)
-        )
-    func = build([values[t] for t in (*inputs, *outputs)], "stage")
+        values.update(zip(te_.outputs, te_.on([values[t] for t in te_.inputs], name=f"t{index}"), strict=True))
+    try:
+        func = build([values[t] for t in (*inputs, *outputs)], "stage")
+    except ValueError as error:
+        # As where its simplifier joins (x // a) // b to a division by a number that 32 bits do not hold.
+        names = ", ".join(te_.name for te_ in tes)
+        reason = str(error).strip().splitlines()[-1].rpartition(": ")[2]
+        raise ModelError(
+            f"TVM makes no TensorIR of {names}: {reason}; smaller constants in its indices would help"
+        ) from error
     if any(te_.origin.starts_in_tiles for te_ in tes):
         func = func.with_attr(STARTS_IN_TILES, True)
     return StageDraft(tuple(tes), inputs, outputs, func, structural_digest(func))

@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tvm import tirx
+from tvm import te, tirx
 
+import souffle
 from souffle.analysis import analyze
 from souffle.decision import Decision
+from souffle.errors import ModelError
 from souffle.program import TEProgram, fuse
 from souffle.schedule.drafts import Answer
 from souffle.schedule.form import JoinPolicy, StageError, form_stages
@@ -290,3 +292,11 @@ def test_stages_stay_in_topological_order(seed: int, policy: JoinPolicy) -> None
 
     stages, _ = form_stages(program, analyze(program), moody, policy)
     _defined_before_use(program, stages)
+
+
+def test_what_tvm_falls_over_is_named() -> None:
+    x = te.placeholder((64,), "float32", name="x")
+    # It joins both divisions to one by a number beyond 32 bits.
+    y = te.compute((64,), lambda i: x[(i // 7) // (2**30 + 7)], name="y")
+    with pytest.raises(ModelError, match=r"TVM makes no TensorIR of y: .*7516192817.*; smaller constants"):
+        souffle.compile(souffle.from_te([x], [y]), target="cpu")
