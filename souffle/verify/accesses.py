@@ -23,6 +23,7 @@ __all__ = [
     "accesses_of",
     "all_of",
     "always_waits",
+    "leaves",
     "orders",
     "waits_of",
 ]
@@ -197,7 +198,8 @@ class Claim:
 
 
 _Kind = TypeVar("_Kind", Access, Wait, Transfer, Meeting)
-Item = Access | Wait | Transfer | Meeting | Loop | Branch
+Leaf = Access | Wait | Transfer | Meeting
+Item = Leaf | Loop | Branch
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,31 +232,31 @@ class Function:
     claims: tuple[Claim, ...] = field(default=())
 
 
-def accesses_of(
-    items: tuple[Item, ...], conditions: tuple[Expr, ...] = ()
-) -> Iterator[tuple[Access, tuple[Expr, ...]]]:
-    """All accesses in the order of the text, each with all conditions under which it is made."""
+def leaves(
+    items: Sequence[Item], conditions: tuple[Expr, ...] = (), loops: tuple[Axis, ...] = ()
+) -> Iterator[tuple[Leaf, tuple[Expr, ...], tuple[Axis, ...]]]:
+    """All but loops and branches in the order of the text, each with the conditions and the loops around it."""
     for item in items:
+        if isinstance(item, Loop):
+            yield from leaves(item.body, conditions, (*loops, item.axis))
+        elif isinstance(item, Branch):
+            yield from leaves(item.then, (*conditions, item.condition), loops)
+            if item.otherwise:
+                yield from leaves(item.otherwise, (*conditions, operation("not", item.condition)), loops)
+        else:
+            yield item, conditions, loops
+
+
+def accesses_of(items: Sequence[Item]) -> Iterator[tuple[Access, tuple[Expr, ...]]]:
+    """All accesses in the order of the text, each with all conditions under which it is made."""
+    for item, conditions, _ in leaves(items):
         if isinstance(item, Access):
             yield item, (*conditions, *item.conditions)
-        elif isinstance(item, Loop):
-            yield from accesses_of(item.body, conditions)
-        elif isinstance(item, Branch):
-            yield from accesses_of(item.then, (*conditions, item.condition))
-            yield from accesses_of(item.otherwise, (*conditions, operation("not", item.condition)))
 
 
 def all_of(items: Sequence[Item], kind: type[_Kind]) -> list[_Kind]:
     """All items of a kind in the order of the text, whatever their conditions."""
-    found: list[_Kind] = []
-    for item in items:
-        if isinstance(item, kind):
-            found.append(item)
-        elif isinstance(item, Loop):
-            found += all_of(item.body, kind)
-        elif isinstance(item, Branch):
-            found += all_of(item.then, kind) + all_of(item.otherwise, kind)
-    return found
+    return [item for item, _, _ in leaves(items) if isinstance(item, kind)]
 
 
 def waits_of(items: Sequence[Item], scopes: Sequence[str] = ("block", "grid", "part")) -> bool:

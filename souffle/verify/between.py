@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from souffle.certificate import Counterexample
-from souffle.verify.expressions import Undecided
+from souffle.verify.accesses import Memory
+from souffle.verify.expressions import Undecided, asked_once
 from souffle.verify.footprint import Footprint, WriteMap
-from souffle.verify.library import Library, text_of
+from souffle.verify.library import Library, shown, text_of
+from souffle.verify.ranges import in_units
 from souffle.verify.sequence import Follows, StageRun, Sync, unparted
-from souffle.verify.spans import Clash
+from souffle.verify.spans import RACE
 
 __all__ = ["Located", "Pairs"]
 
@@ -51,6 +53,15 @@ class _Spot:
     at: Located
     low: int
     high: int
+
+    @property
+    def pointer(self) -> Memory:
+        """What the function calls it."""
+        return self.footprint.function.pointers[self.parameter]
+
+    def element(self, byte: int, writer: _Spot) -> int:
+        """Which element a byte is, counted from where the pointer of `writer` points to."""
+        return (byte - self.at.base + writer.at.base) // self.pointer.unit
 
 
 @dataclass(frozen=True)
@@ -150,26 +161,12 @@ class Pairs:
         own = (writer.footprint, writer.parameter, other.footprint, other.parameter, other.writes, delta, same)
         own += (writer.run.slots, other.run.slots)
         key = tuple(id(x) if isinstance(x, Footprint) else x for x in own)
-        if key not in self._known:
-            try:
-                self._known[key] = _compare(writer, other, delta)
-            except Undecided as reason:
-                self._known[key] = reason
-        found = self._known[key]
-        if isinstance(found, Undecided):
-            raise found
-        return found
+        return asked_once(self._known, key, lambda: _compare(writer, other, delta))
 
     def _race(self, kernel: str, writer: _Spot, other: _Spot, at: _Meeting) -> Counterexample:
-        unit = other.footprint.function.pointers[other.parameter].unit
         statements = tuple(
-            text_of(
-                s.footprint.statement_of(s.parameter, s.writes, (at.byte - (s.at.base - writer.at.base)) // u, tile)
-            )
-            for s, tile, u in (
-                (writer, at.tiles[0], writer.footprint.function.pointers[writer.parameter].unit),
-                (other, at.tiles[1], unit),
-            )
+            text_of(spot.footprint.statement_of(spot.parameter, spot.writes, spot.element(at.byte, writer), tile))
+            for spot, tile in ((writer, at.tiles[0]), (other, at.tiles[1]))
         )
         doing = "writes" if other.writes else "reads"
         blocks = tuple(
@@ -185,7 +182,7 @@ class Pairs:
         )
 
     def _aliased(self, kernel: str, writer: _Spot, other: _Spot, at: _Meeting) -> Counterexample:
-        pointers = [s.footprint.function.pointers[s.parameter].name for s in (writer, other)]
+        pointers = (writer.pointer.name, other.pointer.name)
         return Counterexample(
             "aliased pointers",
             kernel,
@@ -223,21 +220,12 @@ class Pairs:
         else:
             runs, globals_ = (first.run,), (both,)
         report = self.library.block(runs, globals_, pinned)
-        if pinned is not None and not isinstance(report.found, Clash):
-            raise Undecided("no block barrier stands between two tiles of one slot")
-        if isinstance(report.found, Clash):
-            found = report.found
+        if report.found is not None and report.found.rule == RACE:
             stages = tuple(dict.fromkeys((first.run.name, second.run.name)))
             reason = "threads of one block touch it, one of them writes, and no block barrier stands between"
-            yield Counterexample(
-                "race in a block",
-                kernel,
-                stages,
-                tuple(text_of(s) for s in found.statements),
-                found.threads,
-                _element(writer, other, at.byte),
-                reason,
-            )
+            yield shown(kernel, stages, report.found, _element(writer, other, at.byte), reason)
+        elif pinned is not None:
+            raise Undecided("no block barrier stands between two tiles of one slot")
 
     # Shared memory, from one stage to the next
 
@@ -265,39 +253,28 @@ class Pairs:
         except Undecided as reason:
             yield Undecided(f"shared memory from {' to '.join(names)}: {reason}")
             return
-        if isinstance(report.found, Clash):
-            found = report.found
-            yield Counterexample(
-                "race in a block",
-                kernel,
-                names,
-                tuple(text_of(s) for s in found.statements),
-                found.threads,
-                f"byte {found.byte} of the shared memory {found.memory}",
-                "a block goes from one to the other without a block barrier between",
-            )
+        if report.found is not None and report.found.rule == RACE:
+            reason = "a block goes from one to the other without a block barrier between"
+            yield shown(kernel, names, report.found, reason=reason)
 
 
 def _element(writer: _Spot, other: _Spot, byte: int) -> str:
     parts = []
     for spot in dict.fromkeys((writer, other)):
-        unit = spot.footprint.function.pointers[spot.parameter].unit
-        offset = spot.at.base - writer.at.base
-        name = spot.footprint.function.pointers[spot.parameter].name
-        parts.append(f"element {(byte - offset) // unit} behind {name} of {spot.run.name} ({spot.at.name})")
+        element = f"element {spot.element(byte, writer)} behind {spot.pointer.name}"
+        parts.append(f"{element} of {spot.run.name} ({spot.at.name})")
     return " = ".join(dict.fromkeys(parts))
 
 
 def _compare(writer: _Spot, other: _Spot, delta: int) -> _Conflicts:
     """Points of `other`, whose pointer points `delta` bytes further, against who writes."""
     owners = writer.footprint.writes(writer.parameter)
-    unit = writer.footprint.function.pointers[writer.parameter].unit
+    unit, own_unit = writer.pointer.unit, other.pointer.unit
     if writer.run is other.run and writer.parameter == other.parameter and other.writes:
         if writer.run.slots is not None and owners.across is not None:
             raise Undecided("two tiles of a stage with slots write one element")
         return _twice(owners, unit)
     low, high = owners.low * unit, (owners.low + owners.owner.size) * unit - 1
-    own_unit = other.footprint.function.pointers[other.parameter].unit
     # Each kind of meeting by itself: one that is in order says nothing of the others.
     kinds: dict[str, _Meeting] = {}
     perhaps, call_perhaps = "", False
@@ -307,7 +284,7 @@ def _compare(writer: _Spot, other: _Spot, delta: int) -> _Conflicts:
         certain = owners.certain and touch.certain
         under_way = touch.access.by == "copy" and writer.run is other.run
         for elements, tiles, threads in other.footprint.elements(touch):
-            at, tiles, threads = _in_elements_of(elements * own_unit + delta, own_unit, unit, tiles, threads)
+            at, tiles, threads = in_units(elements * own_unit + delta, own_unit, unit, tiles, threads)
             at = at - owners.low
             inside = (at >= 0) & (at < owners.owner.size)
             at, tiles, threads = at[inside], tiles[inside], threads[inside]
@@ -360,14 +337,3 @@ def _twice(owners: WriteMap, unit: int) -> _Conflicts:
         return _Meeting((owners.low + at) * unit, *zip(*pairs, strict=True))
 
     return _Conflicts(meeting(owners.across), within=meeting(owners.within))
-
-
-def _in_elements_of(
-    start: np.ndarray, width: int, unit: int, tiles: np.ndarray, threads: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    if width == unit and not (start % unit).any():
-        return start // unit, tiles, threads
-    count = (width + unit - 2) // unit + 1
-    spread = (start // unit)[:, None] + np.arange(count)
-    touched = spread * unit < (start + width)[:, None]
-    return spread[touched], *(np.repeat(w, count).reshape(-1, count)[touched] for w in (tiles, threads))

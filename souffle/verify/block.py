@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from souffle.verify.accesses import Access, Branch, Item, Loop, Meeting
+from souffle.verify.accesses import Access, Meeting, leaves
 from souffle.verify.expressions import Expr, Undecided
 from souffle.verify.ranges import kinds
-from souffle.verify.spans import Clash, Divergence, Found, Miscount, NeedsTile, PartialWarp, Unwritten
+from souffle.verify.spans import Found, NeedsTile, Wrong
 from souffle.verify.walk import MOST_POINTS, Part, walked
 
 __all__ = ["BlockReport", "check_block"]
@@ -29,16 +29,13 @@ class BlockReport:
 
     Attributes
     ----------
-    found : Clash, Divergence, Miscount, PartialWarp, Unwritten or None
+    found : Wrong or None
     epochs : int
         Spans between barriers that were looked at.
-    accesses : int
-        Points of accesses that were compared.
     """
 
-    found: Clash | Divergence | Miscount | PartialWarp | Unwritten | None
+    found: Wrong | None
     epochs: int
-    accesses: int
 
 
 def check_block(
@@ -63,7 +60,7 @@ def check_block(
     if not isinstance(tiles, tuple) and not any(part.globals_ for part in parts):
         try:
             walk = walked(parts, (None,) * len(parts))
-            return BlockReport(None, walk.span.epochs, walk.span.points)
+            return BlockReport(None, walk.span.epochs)
         except (NeedsTile, Found):
             pass
         except Undecided as reason:
@@ -71,14 +68,14 @@ def check_block(
     chosen = [tiles] if isinstance(tiles, tuple) else _different_tiles(parts, tiles)
     if len(chosen) > _MOST_TILES:
         raise undecided or Undecided(f"{len(chosen)} tiles whose threads differ in what they do")
-    epochs = points = 0
+    epochs = 0
     for each in chosen:
         try:
             walk = walked(parts, each)
         except Found as found:
-            return BlockReport(found.what, epochs, points)
-        epochs, points = epochs + walk.span.epochs, points + walk.span.points
-    return BlockReport(None, epochs, points)
+            return BlockReport(found.what, epochs)
+        epochs += walk.span.epochs
+    return BlockReport(None, epochs)
 
 
 def _different_tiles(
@@ -111,23 +108,15 @@ def _pair(
 
 
 def _kinds(part: Part) -> np.ndarray:
-    nodes: list[Expr] = []
-    _collect(part.function.body, {parameter for parameter, _, _ in part.globals_}, nodes)
-    # Conditions on data are taken to hold in every tile.
-    return kinds(part.function.tile, [node for node in nodes if not node.opaque])
-
-
-def _collect(items: Sequence[Item], wanted: set[int], nodes: list[Expr]) -> None:
-    for item in items:
+    wanted = {parameter for parameter, _, _ in part.globals_}
+    nodes: dict[Expr, None] = {}
+    for item, conditions, _ in leaves(part.function.body):
+        own: tuple[Expr, ...] = item.conditions if isinstance(item, Meeting) else ()
         if isinstance(item, Access):
             memory = item.place.memory
-            if memory.kind == "shared" or memory.parameter in wanted:
-                nodes += [item.place.offset, *item.conditions]
-        elif isinstance(item, Meeting):
-            nodes += item.conditions
-        elif isinstance(item, Loop):
-            _collect(item.body, wanted, nodes)
-        elif isinstance(item, Branch):
-            nodes.append(item.condition)
-            _collect(item.then, wanted, nodes)
-            _collect(item.otherwise, wanted, nodes)
+            if memory.kind != "shared" and memory.parameter not in wanted:
+                continue
+            own = (item.place.offset, *item.conditions)
+        nodes.update(dict.fromkeys((*conditions, *own)))
+    # Conditions on data are taken to hold in every tile.
+    return kinds(part.function.tile, [node for node in nodes if not node.opaque])

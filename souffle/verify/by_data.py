@@ -28,6 +28,7 @@ from souffle.verify.expressions import (
     linear_terms,
     operation,
     remade,
+    span,
     unknown,
     variable,
 )
@@ -179,9 +180,9 @@ class _Facts:
         self.note({term: -factor for term, factor in terms.items()}, _minus(most), _minus(least))
         for part, factor in terms.items():
             if part.opaque:
-                ends = [[end * by for end in interval(term)] for term, by in terms.items() if term is not part]
-                upper = None if most is None else most - sum(min(pair) for pair in ends)
-                lower = None if least is None else least - sum(max(pair) for pair in ends)
+                low, high = span({term: by for term, by in terms.items() if term is not part})
+                upper = None if most is None else most - low
+                lower = None if least is None else least - high
                 if factor < 0:
                     lower, upper = _minus(upper), _minus(lower)
                 self.note(
@@ -193,7 +194,7 @@ class _Facts:
     def note(self, terms: dict[Expr, int], least: int | None, most: int | None) -> None:
         """A sum lies between two numbers."""
         key = frozenset(terms.items())
-        low, high = self.bounds.get(key) or _span(terms)
+        low, high = self.bounds.get(key) or span(terms)
         self.bounds[key] = (low if least is None else max(low, least), high if most is None else min(high, most))
 
     def applied(self, expr: Expr, memo: dict[Expr, Expr]) -> Expr:
@@ -206,8 +207,8 @@ class _Facts:
 
     def narrowed(self, expr: Expr, memo: dict[Expr, Expr]) -> Expr:
         terms, total = linear_terms(expr)
-        low, high = self.bounds.get(frozenset(terms.items())) or _span(terms)
-        if low <= high and (low, high) != _span(terms):
+        low, high = self.bounds.get(frozenset(terms.items())) or span(terms)
+        if low <= high and (low, high) != span(terms):
             value = self.values.setdefault((expr, low, high), unknown(low + total, high + total))
             return value
         if not expr.args:
@@ -219,11 +220,6 @@ class _Facts:
             ]
             return operation("select", self.applied(condition, memo), *chosen)
         return remade(expr, [self.applied(arg, memo) for arg in expr.args])
-
-
-def _span(terms: dict[Expr, int]) -> tuple[int, int]:
-    ends = [sorted(end * by for end in interval(term)) for term, by in terms.items()]
-    return sum(pair[0] for pair in ends), sum(pair[1] for pair in ends)
 
 
 def _minus(value: int | None) -> int | None:

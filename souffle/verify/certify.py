@@ -36,18 +36,18 @@ from souffle.verify.expressions import Undecided
 from souffle.verify.footprint import Footprint
 from souffle.verify.grid import counter_text, memory_of_its_own, not_renamed
 from souffle.verify.kernel import KernelText, read_kernel
-from souffle.verify.library import Library, text_of
+from souffle.verify.library import Library, shown, text_of
 from souffle.verify.limits import calculated, fit, inside, outside_pointer
 from souffle.verify.named_barriers import mixed_numbers
 from souffle.verify.sequence import Prefetch, StageRun, Sync
-from souffle.verify.spans import WARP, Clash, Divergence, Miscount, PartialWarp, Unwritten
+from souffle.verify.spans import WARP
 
 if TYPE_CHECKING:
     from tvm import tirx
 
     from souffle.codegen.assemble import CompiledKernels
 
-__all__ = ["certify", "certify_plan"]
+__all__ = ["certify", "certify_plan", "functions_of"]
 
 
 def certify(compiled: CompiledKernels) -> Certificate:
@@ -58,13 +58,18 @@ def certify(compiled: CompiledKernels) -> Certificate:
     compiled : CompiledKernels
         From :func:`souffle.pipeline.compile_cuda`.
     """
+    kernels = {merged.name: merged.func for merged in compiled.merged}
+    return certify_plan(compiled.plan, kernels, functions_of(compiled))
+
+
+def functions_of(compiled: CompiledKernels) -> dict[str, tirx.PrimFunc]:
+    """The stage functions of a compiled network, by their names in the text."""
     names = {kernel.name: kernel.stages for kernel in compiled.plan.kernels}
-    functions = {
+    return {
         stage: function.func
         for merged in compiled.merged
         for stage, function in zip(names[merged.name], merged.shape.functions, strict=True)
     }
-    return certify_plan(compiled.plan, {merged.name: merged.func for merged in compiled.merged}, functions)
 
 
 def certify_plan(plan: Plan, kernels: dict[str, tirx.PrimFunc], functions: dict[str, tirx.PrimFunc]) -> Certificate:
@@ -127,17 +132,18 @@ class _KernelCheck:
         self.bounds = 0
         self.launches = 0
         for why in text.refuted:
-            self.findings.append(
-                Counterexample(
-                    "divergent barrier" if "barrier" in why else "launch", kernel.name, (), (), (), kernel.name, why
-                )
-            )
+            self.wrong("divergent barrier" if "barrier" in why else "launch", kernel.name, why)
         self.findings += counter_text(plan, kernel, text)
         self.runs = {(e.name, e.tiles, e.threads): e for e in text.events if isinstance(e, StageRun)}
         for run in self.runs.values():
             self.stage(run)
         self.findings += fit(kernel, text, device_for(plan.arch), self.static_bytes())
         self.findings += mixed_numbers(kernel.name, text, library)
+
+    def wrong(
+        self, rule: str, element: str, why: str, stages: tuple[str, ...] = (), statements: tuple[str, ...] = ()
+    ) -> None:
+        self.findings.append(Counterexample(rule, self.kernel.name, stages, statements, (), element, why))
 
     def static_bytes(self) -> int:
         """Of shared memory that the stage functions declare beside the launch's, each for itself."""
@@ -159,9 +165,7 @@ class _KernelCheck:
             scopes = ("block", "grid", "warp") if run.threads % WARP else ("block", "grid")
             if run.threads < self.text.threads and waits_of(footprint.function.body, scopes):
                 why = f"it holds barriers, and {run.threads} of {self.text.threads} threads call it"
-                self.findings.append(
-                    Counterexample("divergent barrier", self.kernel.name, (run.name,), (), (), run.name, why)
-                )
+                self.wrong("divergent barrier", run.name, why, (run.name,))
             self.grid_inside(run, footprint)
             report = self.library.block((run,))
             self.epochs += report.epochs
@@ -169,7 +173,7 @@ class _KernelCheck:
             self.findings.append(Undecided(f"{run.name}: {reason}"))
             return
         if report.found is not None:
-            self.findings.append(_in_block(self.kernel.name, run, report.found))
+            self.findings.append(shown(self.kernel.name, (run.name,), report.found))
 
     def grid_inside(self, run: StageRun, footprint: Footprint) -> None:
         """A grid barrier inside of a stage: each block comes to it once for each of its tiles."""
@@ -177,15 +181,11 @@ class _KernelCheck:
         uneven = next((grid for grid in range(2, self.kernel.tiles + 1) if run.turns % grid), None)
         if waits and not self.kernel.cooperative:
             why = "a stage waits for the whole grid, and the kernel is not launched cooperatively"
-            text = (text_of(waits[0].statement),)
-            self.findings.append(Counterexample("launch", self.kernel.name, (run.name,), text, (), run.name, why))
+            self.wrong("launch", run.name, why, (run.name,), (text_of(waits[0].statement),))
         elif waits and uneven is not None:
             what = "tiles" if run.slots is None else "slots of tiles"
             why = f"a grid of {uneven} blocks shares {run.turns} {what} unevenly, and blocks without one do not come"
-            text = (text_of(waits[0].statement),)
-            self.findings.append(
-                Counterexample("divergent barrier", self.kernel.name, (run.name,), text, (), run.name, why)
-            )
+            self.wrong("divergent barrier", run.name, why, (run.name,), (text_of(waits[0].statement),))
 
     def launch(self, buffers: Sequence[int]) -> None:
         """One launch with these buffers."""
@@ -198,9 +198,7 @@ class _KernelCheck:
                 buffer = self.plan.buffers[buffers[event.pointer[0]]]
                 if event.pointer[1] < 0 or event.pointer[1] + event.nbytes > buffer.nbytes:
                     why = f"{event.nbytes} bytes from byte {event.pointer[1]} are prefetched"
-                    self.findings.append(
-                        Counterexample("out of bounds", self.kernel.name, (), (), (), buffer.name, why)
-                    )
+                    self.wrong("out of bounds", buffer.name, why)
             elif isinstance(event, Sync) and event.scope == "grid":
                 self.span(span)
                 span = []
@@ -237,14 +235,9 @@ class _KernelCheck:
             self.bounded.add(key)
             self.bounds += 1
             if buffer.kind == "workspace" and not 0 <= buffer.offset <= self.plan.workspace_bytes - buffer.nbytes:
-                why = (
-                    f"it takes bytes {buffer.offset} to {buffer.offset + buffer.nbytes} of {self.plan.workspace_bytes}"
-                )
-                self.findings.append(
-                    Counterexample(
-                        "out of bounds", self.kernel.name, (), (), (), f"{buffer.name} in the workspace", why
-                    )
-                )
+                end = buffer.offset + buffer.nbytes
+                why = f"it takes bytes {buffer.offset} to {end} of {self.plan.workspace_bytes}"
+                self.wrong("out of bounds", f"{buffer.name} in the workspace", why)
             self.findings += outside_pointer(self.kernel.name, run, footprint, parameter, start, buffer)
 
     def section(self) -> Section:
@@ -268,36 +261,6 @@ class _KernelCheck:
             *([(ACTIVE_LANES, active)] if active else []),
         )
         return _section(self.kernel.name, self.findings, facts)
-
-
-def _in_block(
-    kernel: str, run: StageRun, found: Clash | Divergence | Miscount | PartialWarp | Unwritten
-) -> Counterexample:
-    """What is wrong within one block, in one stage."""
-    element, who = run.name, ()
-    if isinstance(found, Miscount):
-        rule, element = "divergent barrier", f"barrier {found.number}"
-        why = f"it waits for {found.count} threads, and {found.threads} come to it"
-    elif isinstance(found, Divergence):
-        rule, who = "divergent barrier", found.threads
-        why = f"thread {who[0]} comes to it, thread {who[1]} does not"
-    elif isinstance(found, PartialWarp):
-        rule, who = "divergent shuffle", tuple(t for t in (found.thread, found.other) if t is not None)
-        why = f"thread {found.thread} comes to it, thread {found.other}, which its mask names, does not"
-        if found.other is None:
-            why = f"thread {found.thread} comes to it, which its mask leaves out"
-    else:
-        element = f"byte {found.byte} of the shared memory {found.memory}"
-        rule, why = "stale or undefined read", "it is read, and nothing was written there in this tile"
-        if isinstance(found, Clash):
-            rule, why = "race in a block", "both touch it, one writes, and no block barrier stands between"
-    statements = found.statements if isinstance(found, Clash) else (found.statement,)
-    if isinstance(found, (Clash, Unwritten)):
-        people = found.threads
-    else:
-        where = "" if isinstance(found, Miscount) else "any tile" if found.tile is None else f"tile {found.tile}"
-        people = tuple(f"thread {thread} of {where}" for thread in who)
-    return Counterexample(rule, kernel, (run.name,), tuple(text_of(s) for s in statements), people, element, why)
 
 
 _MOST_OF_A_RULE = 3

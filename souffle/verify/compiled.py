@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from souffle.certificate import REFUTED, VALUES, Certificate, Section
-from souffle.codegen.plan import Kernel, Plan
+from souffle.codegen.plan import Plan
 from souffle.errors import CertificateError
-from souffle.verify.certify import certify
+from souffle.verify.certify import certify, functions_of
 from souffle.verify.values import StageText, compare_stages, values_section
 
 if TYPE_CHECKING:
@@ -47,12 +47,7 @@ def certified(
     progress(f"proving {len(compiled.plan.kernels)} kernels")
     certificate = certify(compiled)
     if verify == "values":
-        functions = {
-            name: function.func
-            for kernel, merged in zip(_in_order(compiled), compiled.merged, strict=True)
-            for name, function in zip(kernel.stages, merged.shape.functions, strict=True)
-        }
-        values = values_of(compiled.plan, functions, compiled.definitions, progress)
+        values = values_of(compiled.plan, functions_of(compiled), compiled.definitions, progress)
         certificate = replace(certificate, others=(*certificate.others, values))
     certificate = of_what_runs(certificate, compiled.plan)
     if certificate.verdict == REFUTED:
@@ -64,12 +59,6 @@ def certified(
             certificate,
         )
     return replace(compiled, plan=replace(compiled.plan, certificate=certificate))
-
-
-def _in_order(compiled: CompiledKernels) -> list[Kernel]:
-    """The plan's kernels in the order of their TensorIR."""
-    kernels = {kernel.name: kernel for kernel in compiled.plan.kernels}
-    return [kernels[merged.name] for merged in compiled.merged]
 
 
 def values_of(

@@ -6,8 +6,9 @@ evaluated with one array dimension for each axis, and parts that depend on few a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -16,14 +17,16 @@ __all__ = [
     "Expr",
     "Undecided",
     "add",
+    "asked_once",
     "conjuncts",
     "const",
     "evaluate",
+    "holding",
     "interval",
     "linear_terms",
     "operation",
     "remade",
-    "replace_axes",
+    "span",
     "unknown",
     "variable",
     "wrapped",
@@ -32,6 +35,27 @@ __all__ = [
 
 class Undecided(Exception):
     """The checker cannot say; the message is the reason. Becomes UNKNOWN in the certificate, never an error."""
+
+
+_Key, _Answer = TypeVar("_Key"), TypeVar("_Answer")
+
+
+def asked_once(known: dict[_Key, _Answer | Undecided], key: _Key, ask: Callable[[], _Answer]) -> _Answer:
+    """What is known for a key, or else asked now; that it cannot be said is an answer, too.
+
+    Raises
+    ------
+    Undecided
+    """
+    if key not in known:
+        try:
+            known[key] = ask()
+        except Undecided as reason:
+            known[key] = reason
+    found = known[key]
+    if isinstance(found, Undecided):
+        raise found
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,6 +262,14 @@ def evaluate(expr: Expr, env: Mapping[Axis, np.ndarray], memo: dict[Expr, np.nda
     return result
 
 
+def holding(conditions: Sequence[Expr], env: Mapping[Axis, np.ndarray], memo: dict[Expr, np.ndarray]) -> np.ndarray:
+    """Where all of some conditions hold, broadcast over the arrays of their axes."""
+    mask = np.True_
+    for condition in conditions:
+        mask = mask & (evaluate(condition, env, memo) != 0)
+    return mask
+
+
 _LOWEST, _HIGHEST = -(2**80), 2**80
 """Beyond every number of a type."""
 
@@ -329,14 +361,7 @@ def linear_terms(expr: Expr) -> tuple[dict[Expr, int], int]:
     return {node: factor for node, factor in terms.items() if factor}, total
 
 
-def replace_axes(expr: Expr, values: Mapping[Axis, Expr], memo: dict[Expr, Expr] | None = None) -> Expr:
-    """`expr` with expressions in place of axes."""
-    memo = {} if memo is None else memo
-    if not any(axis in values for axis in expr.axes):
-        return expr
-    if expr not in memo:
-        if expr.op == "axis":
-            memo[expr] = values[expr.value]
-        else:
-            memo[expr] = remade(expr, [replace_axes(a, values, memo) for a in expr.args])
-    return memo[expr]
+def span(terms: Mapping[Expr, int]) -> tuple[int, int]:
+    """Bounds of a sum of parts times integers, inclusive."""
+    ends = [sorted(end * by for end in interval(term)) for term, by in terms.items()]
+    return sum(pair[0] for pair in ends), sum(pair[1] for pair in ends)

@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from souffle.verify.accesses import Access, Function, Memory, accesses_of
-from souffle.verify.expressions import Expr, Undecided, operation
-from souffle.verify.ranges import Range, index_range, points
+from souffle.verify.expressions import Expr, Undecided, asked_once, operation
+from souffle.verify.ranges import Range, in_units, index_range, points
 
 __all__ = ["Footprint", "Touch", "WriteMap"]
 
@@ -129,7 +129,7 @@ class Footprint:
         for offsets, tiles, threads in parts:
             if touch.access.by == "warp":
                 threads = threads // WARP * WARP
-            yield _in_units(offsets, touch.access.width, unit, tiles, threads)
+            yield in_units(offsets, touch.access.width, unit, tiles, threads)
 
     def writes(self, parameter: int) -> WriteMap:
         """Who writes the elements behind a pointer that the function writes.
@@ -138,15 +138,7 @@ class Footprint:
         ------
         Undecided
         """
-        if parameter not in self._maps:
-            try:
-                self._maps[parameter] = self._map(self.function.pointers[parameter])
-            except Undecided as reason:
-                self._maps[parameter] = reason
-        found = self._maps[parameter]
-        if isinstance(found, Undecided):
-            raise found
-        return found
+        return asked_once(self._maps, parameter, lambda: self._map(self.function.pointers[parameter]))
 
     def _map(self, memory: Memory) -> WriteMap:
         reach = self.range_of(memory.parameter, True)
@@ -225,13 +217,3 @@ def _whatever_holds(touches: Sequence[Touch]) -> list[Touch]:
                 found[key] = replace(found[place, width, conditions], conditions=key[2])
                 open_.append(key)
     return [touch for touch in found.values() if touch.certain]
-
-
-def _in_units(offsets: np.ndarray, width: int, unit: int, *others: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Byte offsets of accesses of `width` bytes as elements of `unit` bytes, with what belongs to each."""
-    first = offsets // unit
-    if width == unit and not (offsets % unit).any():
-        return (first, *others)
-    count = -(-width // unit) + (1 if (offsets % unit).any() else 0)
-    spread = (first[:, None] + np.arange(count)).reshape(-1)
-    return (spread, *(np.repeat(o, count) for o in others))

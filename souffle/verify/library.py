@@ -7,15 +7,17 @@ from collections.abc import Mapping
 
 from tvm import tirx
 
+from souffle.certificate import Counterexample
 from souffle.verify.accesses import always_waits, waits_of
 from souffle.verify.block import BlockReport, check_block
-from souffle.verify.expressions import Undecided
+from souffle.verify.expressions import Undecided, asked_once
 from souffle.verify.footprint import Footprint
 from souffle.verify.reader import read_function
 from souffle.verify.sequence import Follows, StageRun
+from souffle.verify.spans import Wrong
 from souffle.verify.walk import Part
 
-__all__ = ["Library", "text_of"]
+__all__ = ["Library", "shown", "text_of"]
 
 _DECLARATION = re.compile(r"\w+ = T\.(Buffer|u?int\d+|float\d+|handle|bool)\(")
 _LONGEST = 240
@@ -95,18 +97,20 @@ class Library:
         """
         which = tiles.form if isinstance(tiles, Follows) else tiles
         key = (tuple((r.name, r.tiles, r.threads) for r in runs), globals_, which)
-        if key not in self._reports:
-            own = globals_ or ((),) * len(runs)
-            try:
-                functions = [self.footprint(run).function for run in runs]
-                parts = [Part(function, g) for function, g in zip(functions, own, strict=True)]
-                self._reports[key] = check_block(parts, tiles.holds if isinstance(tiles, Follows) else tiles)
-            except Undecided as reason:
-                self._reports[key] = reason
-        found = self._reports[key]
-        if isinstance(found, Undecided):
-            raise found
-        return found
+        own = globals_ or ((),) * len(runs)
+
+        def ask() -> BlockReport:
+            parts = [Part(self.footprint(run).function, looked_at) for run, looked_at in zip(runs, own, strict=True)]
+            return check_block(parts, tiles.holds if isinstance(tiles, Follows) else tiles)
+
+        return asked_once(self._reports, key, ask)
+
+
+def shown(kernel: str, stages: tuple[str, ...], found: Wrong, element: str = "", reason: str = "") -> Counterexample:
+    """What is wrong in a block, in stages of a kernel; with an element and a reason in place of its own."""
+    texts = tuple(text_of(statement) for statement in found.statements)
+    element = element or found.element or stages[0]
+    return Counterexample(found.rule, kernel, stages, texts, found.threads, element, reason or found.reason)
 
 
 def text_of(statement: object) -> str:

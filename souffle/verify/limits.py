@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 import numpy as np
@@ -63,13 +63,8 @@ def calculated(kernel: str, function: Function) -> Iterator[Counterexample | Und
         if not reach.exact:
             yield Undecided(f"whether {why}: {text}")
             continue
-        who: tuple[str, ...] = ()
-        with suppress(Undecided):
-            for values, tiles, threads in points(claim.value, claim.conditions, function.tile, function.thread):
-                bad = np.flatnonzero((values < claim.low) | (values > claim.high))
-                if bad.size:
-                    who = (f"tile {int(tiles[bad[0]])}, thread {int(threads[bad[0]])}",)
-                    break
+        parts = points(claim.value, claim.conditions, function.tile, function.thread)
+        who = _somebody(((values < claim.low) | (values > claim.high), *where) for values, *where in parts)
         value = reach.high if reach.high > claim.high else reach.low
         element = "a divisor" if "zero" in claim.otherwise else f"the number {value}"
         yield Counterexample("arithmetic", kernel, (function.name,), (text,), who, element, why)
@@ -128,20 +123,21 @@ def _outside(
         return Undecided(f"whether {name} stays in {where}: {text} may touch bytes {low} to {high}")
     who: tuple[str, ...] = ()
     if touch.access.place.memory.kind == "global":
-        with suppress(Undecided):
-            who = _somebody(footprint, touch, start, nbytes)
+        unit = touch.access.place.memory.unit
+        firsts = ((elements * unit + start, *where) for elements, *where in footprint.elements(touch))
+        who = _somebody(((first < 0) | (first + unit > nbytes), *where) for first, *where in firsts)
     byte = low if low < 0 else high
     verb = "writes" if touch.access.writes else "reads"
     return Counterexample(_OUT, kernel, (name,), (text,), who, f"byte {byte} of {where}", f"{name} {verb} it")
 
 
-def _somebody(footprint: Footprint, touch: Touch, start: int, nbytes: int) -> tuple[str, ...]:
-    unit = touch.access.place.memory.unit
-    for elements, tiles, threads in footprint.elements(touch):
-        first = elements * unit + start
-        bad = np.flatnonzero((first < 0) | (first + unit > nbytes))
-        if bad.size:
-            return (f"tile {int(tiles[bad[0]])}, thread {int(threads[bad[0]])}",)
+def _somebody(parts: Iterable[tuple[np.ndarray, ...]]) -> tuple[str, ...]:
+    """The first of whom something holds: given in parts, where it holds, of which tiles and threads."""
+    with suppress(Undecided):
+        for bad, tiles, threads in parts:
+            if bad.any():
+                i = int(np.argmax(bad))
+                return (f"tile {int(tiles[i])}, thread {int(threads[i])}",)
     return ()
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from souffle.verify.accesses import Access, Branch, Item, Loop
+from souffle.verify.accesses import Access, leaves
 from souffle.verify.expressions import Axis, Undecided
 from souffle.verify.footprint import Footprint, Touch
-from souffle.verify.ranges import points
+from souffle.verify.ranges import in_units, points
 
 __all__ = ["Missing", "missing_read"]
 
@@ -68,7 +68,9 @@ def missing_read(
     for touch in footprint.of(parameter, False):
         if all(held(elements).all() for elements, _, _ in footprint.elements(touch)):
             continue
-        spots = spots or {a: s for s, a in _spots(footprint.function.body)}
+        if not spots:
+            text = enumerate(leaves(footprint.function.body))
+            spots = {leaf: _Spot(number, loops) for number, (leaf, _, loops) in text if isinstance(leaf, Access)}
         writes = [w for w in footprint.of(parameter, True) if w.range.high >= touch.range.low]
         found = _missing(footprint, touch, writes, spots, held)
         if found is not None and not own:
@@ -78,24 +80,6 @@ def missing_read(
         if found is not None:
             return found
     return None
-
-
-def _spots(items: Sequence[Item]) -> Iterator[tuple[_Spot, Access]]:
-    number = 0
-
-    def see(items: Sequence[Item], loops: tuple[Axis, ...]) -> Iterator[tuple[_Spot, Access]]:
-        nonlocal number
-        for item in items:
-            if isinstance(item, Access):
-                number += 1
-                yield _Spot(number, loops), item
-            elif isinstance(item, Loop):
-                yield from see(item.body, (*loops, item.axis))
-            elif isinstance(item, Branch):
-                yield from see(item.then, loops)
-                yield from see(item.otherwise, loops)
-
-    yield from see(items, ())
 
 
 def _missing(
@@ -143,21 +127,10 @@ class _First:
         unit = write.access.place.memory.unit
         whole = write.access.width % unit == 0 and write.access.alignment % unit == 0
         self.certain = whole and write.access.by != "copy" and write.certain
-        keys, turns = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for elements, tiles, _, places in _located(footprint, write, common):
-            key = tiles * self.size + elements
-            order = np.lexsort((places, key))
-            key, place = key[order], places[order]
-            new = np.ones(key.size, bool)
-            new[1:] = key[1:] != key[:-1]
-            keys.append(key[new])
-            turns.append(place[new])
-        key, place = np.concatenate(keys), np.concatenate(turns)
-        order = np.lexsort((place, key))
-        key, place = key[order], place[order]
-        new = np.ones(key.size, bool)
-        new[1:] = key[1:] != key[:-1]
-        self.keys, self.turns = key[new], place[new]
+        found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+        for elements, tiles, _, turns in _located(footprint, write, common):
+            found.append(_earliest(tiles * self.size + elements, turns))
+        self.keys, self.turns = _earliest(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
 
     def before(self, spot: _Spot, elements: np.ndarray, tiles: np.ndarray, turns: np.ndarray) -> np.ndarray:
         """Which of some reads, in their turns of all loops around them, come after the write."""
@@ -172,6 +145,15 @@ class _First:
         return found & ((self.turns[at] <= turns) if self.number < spot.number else (self.turns[at] < turns))
 
 
+def _earliest(keys: np.ndarray, turns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each key once, sorted, with the least of its turns."""
+    order = np.lexsort((turns, keys))
+    keys, turns = keys[order], turns[order]
+    new = np.ones(keys.size, bool)
+    new[1:] = keys[1:] != keys[:-1]
+    return keys[new], turns[new]
+
+
 def _located(
     footprint: Footprint, touch: Touch, loops: tuple[Axis, ...]
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
@@ -183,6 +165,4 @@ def _located(
         turns = np.zeros(offsets.size, np.int64)
         for axis, place in zip(loops, places, strict=True):
             turns = turns * axis.extent + place
-        count = (int((offsets % unit).max(initial=0)) + access.width + unit - 1) // unit
-        elements = (offsets[:, None] // unit + np.arange(count)).reshape(-1)
-        yield elements, *(np.repeat(one, count) for one in (tiles, threads, turns))
+        yield in_units(offsets, access.width, unit, tiles, threads, turns)

@@ -8,11 +8,11 @@ from math import prod
 
 import numpy as np
 
-from souffle.verify.expressions import Axis, Expr, Undecided, conjuncts, evaluate, interval, linear_terms
+from souffle.verify.expressions import Axis, Expr, Undecided, conjuncts, evaluate, holding, linear_terms, span
 
-__all__ = ["CHUNK", "Range", "index_range", "kinds", "points", "representatives"]
+__all__ = ["Range", "in_units", "index_range", "kinds", "points"]
 
-CHUNK = 1 << 21
+_CHUNK = 1 << 21
 """Points that are evaluated at once: some tens of megabytes of integers."""
 
 _MOST = 1 << 27
@@ -40,15 +40,10 @@ def index_range(index: Expr, conditions: Sequence[Expr]) -> Range | None:
         return None
     known = [c for c in parts if not c.opaque]
     terms, total = linear_terms(index)
-    exact = len(known) == len(parts) and not index.by_data
-    low = high = total
-    clear: dict[Expr, int] = {}
-    for term, factor in terms.items():
-        if term.opaque:
-            a, b = interval(term)
-            low, high, exact = low + min(a * factor, b * factor), high + max(a * factor, b * factor), False
-        else:
-            clear[term] = factor
+    doubtful = {term: factor for term, factor in terms.items() if term.opaque}
+    exact = len(known) == len(parts) and not index.by_data and not doubtful
+    low, high = (total + end for end in span(doubtful))
+    clear = {term: factor for term, factor in terms.items() if not term.opaque}
     for axes, group_terms, group_conditions in _groups(clear, known):
         found = _group_range(axes, {t: clear[t] for t in group_terms}, group_conditions)
         if found is None:
@@ -78,22 +73,17 @@ def _group_range(axes: set[Axis], terms: dict[Expr, int], conditions: Sequence[E
         ends = (0, terms[only] * (only.value.extent - 1))
         return Range(min(ends), max(ends), True)
     order = sorted(axes, key=lambda a: -a.extent)
-    values = {a: representatives(a, [*terms, *conditions]) for a in order}
+    values = {a: _representatives(a, [*terms, *conditions]) for a in order}
     if prod(len(v) for v in values.values()) > _MOST:
-        low = sum(min(f * e for e in interval(t)) for t, f in terms.items())
-        high = sum(max(f * e for e in interval(t)) for t, f in terms.items())
-        return Range(low, high, False)
+        return Range(*span(terms), False)
     low = high = None
     for env in _boxes(order, values):
         memo: dict[Expr, np.ndarray] = {}
-        mask = None
-        for condition in conditions:
-            holds = evaluate(condition, env, memo) != 0
-            mask = holds if mask is None else mask & holds
-        if mask is not None and not mask.any():
+        mask = holding(conditions, env, memo)
+        if not mask.any():
             continue
         value = sum((evaluate(t, env, memo) * f for t, f in terms.items()), np.int64(0))
-        if mask is None or mask.all():
+        if mask.all():
             least, most = int(value.min()), int(value.max())
         else:
             value, mask = np.broadcast_arrays(value, mask)
@@ -102,7 +92,7 @@ def _group_range(axes: set[Axis], terms: dict[Expr, int], conditions: Sequence[E
     return None if low is None else Range(low, high, True)
 
 
-def representatives(axis: Axis, nodes: Sequence[Expr]) -> np.ndarray:
+def _representatives(axis: Axis, nodes: Sequence[Expr]) -> np.ndarray:
     """Values of an axis, one for each way in which `nodes` depend on it."""
     return np.sort(np.unique(kinds(axis, nodes), return_index=True)[1])
 
@@ -133,14 +123,14 @@ def kinds(axis: Axis, nodes: Sequence[Expr]) -> np.ndarray:
 
 
 def _boxes(order: Sequence[Axis], values: dict[Axis, np.ndarray]) -> Iterator[dict[Axis, np.ndarray]]:
-    """The box of `values`, cut along its first axis into parts of at most :data:`CHUNK` points."""
+    """The box of `values`, cut along its first axis into parts of at most :data:`_CHUNK` points."""
     rank = len(order)
     env = {a: values[a].reshape([-1 if i == k else 1 for k in range(rank)]) for i, a in enumerate(order)}
     if not order:
         yield env
         return
     rest = prod(len(values[a]) for a in order[1:])
-    step = max(1, CHUNK // max(1, rest))
+    step = max(1, _CHUNK // max(1, rest))
     first = env[order[0]]
     for start in range(0, len(values[order[0]]), step):
         yield {**env, order[0]: first[start : start + step]}
@@ -152,7 +142,6 @@ def points(
     tile: Axis,
     thread: Axis,
     *,
-    limit: int = _MOST,
     tiles: np.ndarray | None = None,
     along: Sequence[Axis] = (),
 ) -> Iterator[tuple[np.ndarray, ...]]:
@@ -163,7 +152,7 @@ def points(
     Raises
     ------
     Undecided
-        If the index depends on data, or there are more than `limit` points.
+        If the index depends on data, or there are more points than are enumerated.
     """
     parts = conjuncts(conditions)
     if any(c.op == "const" for c in parts):
@@ -174,20 +163,17 @@ def points(
     axes = set(index.axes).union(*(c.axes for c in known)) - {tile, thread, *along}
     others = sorted(axes, key=lambda a: -a.extent)
     order = [tile, thread, *along, *others]
-    values = {a: representatives(a, [index, *known]) for a in others}
+    values = {a: _representatives(a, [index, *known]) for a in others}
     values.update((a, np.arange(a.extent, dtype=np.int64)) for a in along)
     values[tile] = np.arange(tile.extent, dtype=np.int64) if tiles is None else tiles
     values[thread] = np.arange(thread.extent, dtype=np.int64)
     count = prod(len(v) for v in values.values())
-    if count > limit:
+    if count > _MOST:
         raise Undecided(f"{count} points of one access, more than are enumerated")
-    rank = len(order)
     for env in _boxes(order, values):
         memo: dict[Expr, np.ndarray] = {}
         shape = np.broadcast_shapes(*(v.shape for v in env.values()))
-        mask = np.ones((1,) * rank, bool)
-        for condition in known:
-            mask = mask & (evaluate(condition, env, memo) != 0)
+        mask = holding(known, env, memo)
         value = np.broadcast_to(evaluate(index, env, memo), shape)
         where = (np.broadcast_to(env[a], shape) for a in (tile, thread, *along))
         if mask.all():
@@ -195,3 +181,17 @@ def points(
         elif mask.any():
             mask = np.broadcast_to(mask, shape)
             yield (value[mask], *(w[mask] for w in where))
+
+
+def in_units(starts: np.ndarray, width: int, unit: int, *others: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Which elements of `unit` bytes accesses of `width` bytes touch, each with what belongs to its access."""
+    first, rest = starts // unit, starts % unit
+    count = -(-(int(rest.max(initial=0)) + width) // unit)
+    if count == 1:
+        return (first, *others)
+    elements = first[:, None] + np.arange(count)
+    whose = [np.broadcast_to(one[:, None], elements.shape) for one in others]
+    if rest.any():
+        touched = elements * unit < (starts + width)[:, None]
+        return (elements[touched], *(one[touched] for one in whose))
+    return (elements.reshape(-1), *(one.reshape(-1) for one in whose))

@@ -16,20 +16,20 @@ from souffle.verify.expressions import Undecided
 
 __all__ = [
     "COPY_CODE",
+    "RACE",
     "WARP",
     "WARP_CODE",
-    "Clash",
-    "Divergence",
     "Found",
-    "Miscount",
-    "PartialWarp",
     "NeedsTile",
     "Span",
     "State",
     "Touched",
-    "Unwritten",
+    "Wrong",
     "partial_warp",
 ]
+
+RACE = "race in a block"
+"""The rule that two threads of one block break by touching a byte without a barrier between, at least one writing."""
 
 WARP = 32
 _NOBODY, _MANY = -1, -2
@@ -42,65 +42,26 @@ COPY_CODE = 1 << 29
 
 
 @dataclass(frozen=True)
-class Clash:
-    """Two threads of one block that touch the same byte without a barrier between, at least one writing.
-
-    `threads` are in words, with their tiles.
-    """
-
-    memory: str
-    byte: int
-    threads: tuple[str, str]
-    statements: tuple[object, object]
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """A barrier that not all threads reach."""
-
-    statement: object
-    threads: tuple[int, int]
-    tile: int | None
-
-
-@dataclass(frozen=True)
-class PartialWarp:
-    """What lanes do together, to which one comes without another that is named, or that is not named itself.
+class Wrong:
+    """What is wrong in a block.
 
     Attributes
     ----------
-    statement : object
-    thread : int
-        That comes.
-    other : int or None
-        That does not.
-    tile : int or None
+    rule, reason : str
+        As of :class:`souffle.certificate.Counterexample`.
+    statements : tuple
+        The TensorIR.
+    threads : tuple of str
+        Who, in words, with their tiles.
+    element : str
+        Of which memory; empty where it is the stage itself.
     """
 
-    statement: object
-    thread: int
-    other: int | None
-    tile: int | None
-
-
-@dataclass(frozen=True)
-class Miscount:
-    """A named barrier that waits for another number of threads than come to it."""
-
-    statement: object
-    number: int
-    count: int
-    threads: int
-
-
-@dataclass(frozen=True)
-class Unwritten:
-    """A read of shared memory that nothing has written in this tile; who reads is in words, with its tile."""
-
-    memory: str
-    byte: int
-    threads: tuple[str]
-    statement: object
+    rule: str
+    reason: str
+    statements: tuple[object, ...]
+    threads: tuple[str, ...] = ()
+    element: str = ""
 
 
 def partial_warp(masks: np.ndarray, comes: np.ndarray) -> tuple[int, int | None] | None:
@@ -149,7 +110,7 @@ class NeedsTile(Exception):
 class Found(Exception):
     """Something is wrong; the search ends."""
 
-    def __init__(self, what: Clash | Divergence | Miscount | PartialWarp | Unwritten) -> None:
+    def __init__(self, what: Wrong) -> None:
         super().__init__()
         self.what = what
 
@@ -175,6 +136,10 @@ class State:
             np.zeros(count, bool) if shared else None,
             *(np.full(count, _NOBODY, np.int32) for _ in range(4)),
         )
+
+    def byte(self, unit: int) -> str:
+        """A unit in words."""
+        return f"byte {unit * self.unit} of the shared memory {self.name}"
 
     def enlarge(self, nbytes: int) -> None:
         """Make room for so many bytes; what is not declared grows as it is touched."""
@@ -230,7 +195,6 @@ class Span:
         self.tile: int | None = None
         self.states: dict[str, State] = {}
         self.epochs = 1
-        self.points = 0
         self.recorded: list[Touched] = []
         # Barriers of some warps in this span: how many accesses came before, which warps waited, and whether for each
         # other.
@@ -314,7 +278,6 @@ class Span:
         Found
             For the first conflict, or the first read of shared memory that was not written.
         """
-        self.points += new.at.size
         state, at, actor, warp = new.state, new.at, new.actor, new.warp
         bad = _unordered(state.writer[at], actor, warp)
         if new.access.writes:
@@ -364,9 +327,9 @@ class Span:
             raise NeedsTile
         if new.by_data or state.name in self.doubt:
             raise Undecided(f"whether all that is read of {state.name} was written depends on data")
-        first = int(missing[0])
-        byte, who = int(new.at[first]) * state.unit, self.person(int(new.actor[first]), new.tile)
-        raise Found(Unwritten(state.name, byte, (who,), new.access.statement))
+        unit, who = int(new.at[missing[0]]), self.person(int(new.actor[missing[0]]), new.tile)
+        why = "it is read, and nothing was written there in this tile"
+        raise Found(Wrong("stale or undefined read", why, (new.access.statement,), (who,), state.byte(unit)))
 
     def clash(self, new: Touched, position: int) -> None:
         """Say who else touches the unit at a position of an access."""
@@ -388,7 +351,8 @@ class Span:
             raise Undecided(f"whether accesses of {new.state.name} meet depends on data")
         statements = (first.access.statement, new.access.statement)
         people = (self.person(who, first.tile), self.person(actor, new.tile))
-        raise Found(Clash(new.state.name, unit * new.state.unit, people, statements))
+        why = "both touch it, one writes, and no block barrier stands between"
+        raise Found(Wrong(RACE, why, statements, people, new.state.byte(unit)))
 
     def waited_for(self, number: int, old: Touched, warp: int) -> np.ndarray:
         """Where an earlier access is ordered before what a warp does now, by a barrier of some warps."""

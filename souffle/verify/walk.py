@@ -23,22 +23,31 @@ from souffle.verify.accesses import (
     Transfer,
     Wait,
     all_of,
+    leaves,
     orders,
     waits_of,
 )
-from souffle.verify.expressions import Axis, Expr, Undecided, conjuncts, evaluate, interval, linear_terms, operation
+from souffle.verify.expressions import (
+    Axis,
+    Expr,
+    Undecided,
+    conjuncts,
+    evaluate,
+    holding,
+    interval,
+    linear_terms,
+    operation,
+)
 from souffle.verify.spans import (
     COPY_CODE,
     WARP,
     WARP_CODE,
-    Divergence,
     Found,
-    Miscount,
     NeedsTile,
-    PartialWarp,
     Span,
     State,
     Touched,
+    Wrong,
     partial_warp,
 )
 
@@ -48,6 +57,7 @@ _MOST_TURNS = 1 << 13
 _MOST_WAYS = 256
 MOST_POINTS = 1 << 24
 """Points of one question that are evaluated at once."""
+_DIVERGENT = "divergent barrier"
 _NAMED_BARRIERS = 16
 """Of a block, on every GPU."""
 
@@ -204,8 +214,7 @@ class Walk:
             raise Undecided("groups of copies of some threads of a stage")
         if waits_of(inside):
             self.some_warps(item, holds)
-            yes, no = int(np.flatnonzero(holds)[0]), int(np.flatnonzero(~holds)[0])
-            raise Found(Divergence(item.statement, (yes, no), self.tile))
+            raise self.divergent(item.statement, holds)
         self.items(item.then, fixed, free, (*conditions, condition))
         self.items(item.otherwise, fixed, free, (*conditions, operation("not", condition)))
 
@@ -232,23 +241,13 @@ class Walk:
 
     def depends(self, items: Sequence[Item], axis: Axis) -> bool:
         """Whether what is looked at depends on an axis."""
-        for item in items:
-            if isinstance(item, Access):
-                nodes = (item.place.offset, *item.conditions)
-                if item.place.memory in self.names and any(axis in n.axes for n in nodes):
-                    return True
-            elif isinstance(item, Meeting):
-                if any(axis in condition.axes for condition in item.conditions):
-                    return True
-            elif isinstance(item, Loop):
-                if self.depends(item.body, axis):
-                    return True
-            elif isinstance(item, Branch):
-                inside = (*item.then, *item.otherwise)
-                matters = orders(inside) or any(a.place.memory in self.names for a in all_of(inside, Access))
-                matters = matters or bool(all_of(inside, Meeting))
-                if matters and (axis in item.condition.axes or self.depends(inside, axis)):
-                    return True
+        for item, conditions, _ in leaves(items):
+            if isinstance(item, Access) and item.place.memory not in self.names:
+                continue
+            own = (item.place.offset,) if isinstance(item, Access) else ()
+            own += item.conditions if isinstance(item, (Access, Meeting)) else ()
+            if any(axis in node.axes for node in (*conditions, *own)):
+                return True
         return False
 
     # Waiting
@@ -263,7 +262,8 @@ class Walk:
             # The count is in whole warps, and a warp that comes counts as a whole.
             threads = self.part.function.thread.extent
             if item.count != threads or item.count % WARP or not 0 <= item.number < _NAMED_BARRIERS:
-                raise Found(Miscount(item.statement, item.number, item.count, threads))
+                why = f"it waits for {item.count} threads, and {threads} come to it"
+                raise Found(Wrong(_DIVERGENT, why, (item.statement,), (), f"barrier {item.number}"))
             self.span.part_barrier(item.count)
         else:
             # Not under `conditions`: branches around such barriers have been decided for all threads at once.
@@ -276,10 +276,15 @@ class Walk:
         for first in range(0, comes.size, WARP):
             lanes = comes[first : first + WARP]
             if lanes.any() and not lanes.all():
-                yes, no = first + int(np.flatnonzero(lanes)[0]), first + int(np.flatnonzero(~lanes)[0])
-                raise Found(Divergence(item.statement, (yes, no), self.tile))
+                raise self.divergent(item.statement, lanes, first)
             warps[first // WARP] = lanes.all()
         return warps
+
+    def divergent(self, statement: object, comes: np.ndarray, first: int = 0) -> Found:
+        """A barrier to which some threads from the `first` on come, and others do not."""
+        yes, no = first + int(np.argmax(comes)), first + int(np.argmin(comes))
+        who = (self.span.person(yes, self.tile), self.span.person(no, self.tile))
+        return Found(Wrong(_DIVERGENT, f"thread {yes} comes to it, thread {no} does not", (statement,), who))
 
     # What lanes do together
 
@@ -297,8 +302,14 @@ class Walk:
         free = used - {self.part.function.tile, self.part.function.thread} - fixed.keys()
         comes = self.comes(parts, fixed, sorted(free, key=lambda axis: axis.name), "what lanes do together")
         strayed = partial_warp(self.value(item.mask, fixed, ()), comes)
-        if strayed is not None:
-            raise Found(PartialWarp(item.statement, *strayed, self.tile))
+        if strayed is None:
+            return
+        thread, other = strayed
+        why = f"thread {thread} comes to it, thread {other}, which its mask names, does not"
+        if other is None:
+            why = f"thread {thread} comes to it, which its mask leaves out"
+        who = tuple(self.span.person(one, self.tile) for one in strayed if one is not None)
+        raise Found(Wrong("divergent shuffle", why, (item.statement,), who))
 
     def comes(self, conditions: Sequence[Expr], fixed: dict[Axis, int], free: Sequence[Axis], what: str) -> np.ndarray:
         """Which threads meet conditions, for all values of free axes."""
@@ -312,10 +323,7 @@ class Walk:
         shape = (function.thread.extent, *(axis.extent for axis in free))
         if int(np.prod(shape, dtype=np.int64)) > MOST_POINTS:
             raise Undecided(f"{int(np.prod(shape, dtype=np.int64))} points of {what}")
-        found = np.ones(shape, bool)
-        for condition in conditions:
-            found = found & (self.value(condition, fixed, tuple(free)) != 0)
-        return found
+        return np.broadcast_to(holding(conditions, self.box(fixed, free), {}), shape)
 
     # Accesses
 
@@ -394,9 +402,7 @@ class Walk:
         if int(np.prod(shape, dtype=np.int64)) > MOST_POINTS:
             raise Undecided(f"{int(np.prod(shape, dtype=np.int64))} points of one access between two barriers")
         memo: dict[Expr, np.ndarray] = {}
-        mask = np.ones((1,) * len(shape), bool)
-        for condition in known:
-            mask = mask & (evaluate(condition, env, memo) != 0)
+        mask = holding(known, env, memo)
         if not mask.any():
             return None
         value = np.broadcast_to(evaluate(offset, env, memo), shape)

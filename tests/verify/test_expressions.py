@@ -19,7 +19,6 @@ from souffle.verify.expressions import (
     evaluate,
     interval,
     operation,
-    replace_axes,
     unknown,
     variable,
 )
@@ -95,12 +94,6 @@ def test_what_data_decides_widens_a_range_and_says_so() -> None:
     row, doubt = variable(AXES[1]), unknown(0, 5)
     found = index_range(add(row, doubt), [operation("lt", unknown(0, 1), const(1)), operation("lt", row, const(3))])
     assert found is not None and (found.low, found.high, found.exact) == (0, 7, False)
-
-
-def test_axes_can_be_replaced() -> None:
-    row = variable(AXES[1])
-    moved = replace_axes(operation("mul", row, const(4)), {AXES[1]: add(variable(AXES[2]), const(2))})
-    assert sorted(set(everything(moved))) == [8, 12, 16, 20]
 
 
 def test_the_checker_shares_no_code_with_what_it_checks() -> None:
