@@ -1,4 +1,5 @@
-"""Builds what one model takes to the host: networks of all levels, inputs and expected outputs, and the model itself.
+"""Builds what one model takes to the host: networks of all levels and precisions, inputs and expected outputs, and
+the model itself.
 
 The model is built and imported once. What a level's network is goes beside it as ``FILE.json``.
 """
@@ -17,7 +18,7 @@ from onnx import ModelProto
 
 import models
 import souffle
-from benchmarks.weights import redrawn, write_graph, write_weights
+from benchmarks.weights import Pieces, redrawn, write_graph, write_weights
 
 __all__ = ["main"]
 
@@ -44,9 +45,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("model")
     parser.add_argument("--size", required=True)
     parser.add_argument("--arch", required=True)
-    parser.add_argument("--precision", required=True)
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--save", action="append", default=[], metavar="LEVEL:CONSTANTS:BARRIER=FILE")
+    parser.add_argument("--save", action="append", default=[], metavar="LEVEL:PRECISION:CONSTANTS:BARRIER=FILE")
     parser.add_argument("--io", required=True, type=Path)
     parser.add_argument("--graph", required=True, type=Path)
     options = parser.parse_args(argv)
@@ -58,19 +58,20 @@ def main(argv: list[str] | None = None) -> int:
     if not options.save:
         return 0
     program = souffle.import_onnx(model)
-    levels: dict[tuple[str, str], list[tuple[str, Path]]] = {}
+    pieces = Pieces(draws)
+    levels: dict[tuple[str, str, str], list[tuple[str, Path]]] = {}
     for item in options.save:
         key, _, path = item.partition("=")
-        level, constants, barrier = key.split(":")
-        levels.setdefault((level, barrier), []).append((constants, Path(path)))
-    for (level, barrier), files in levels.items():
+        level, precision, constants, barrier = key.split(":")
+        levels.setdefault((level, precision, barrier), []).append((constants, Path(path)))
+    for (level, precision, barrier), files in levels.items():
         began = time.monotonic()
         net = souffle.compile(
             program,
             level=level,
             target="cuda",
             arch=options.arch,
-            precision=options.precision,
+            precision=precision,
             grid_barrier=barrier,
         )
         plan = net.plan
@@ -86,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
             net.save(path, constants=constants)
             if constants == "synthetic":
                 weights = path.with_suffix(".weights.npz")
-                found, carried = write_weights(weights, plan.constants, draws)
+                found, carried = write_weights(weights, plan.constants, pieces)
                 about |= {"weights_rebuilt_bytes": found, "weights_carried_bytes": carried}
             path.with_suffix(".json").write_text(json.dumps(about))
     return 0

@@ -48,7 +48,9 @@ _ROOT = Path(__file__).resolve().parent.parent
 _LEVELS = ("V0", "V1", "V2", "V3", "V4")
 _MERGED = ("V3", "V4")
 _TRAVELS = ("souffle", "benchmarks", "models")
+_PRECISIONS = ("fp32", "mixed")
 _KINDS = ("micro", "check", "latency", "once")
+_WEIGHTS = ".weights.npz"
 _log = logging.getLogger("gpu_host")
 
 
@@ -63,19 +65,45 @@ def _write(path: Path, content: Any) -> None:
 
 
 @dataclass(frozen=True)
+class _Wanted:
+    """A network to be built."""
+
+    level: str
+    precision: str
+    constants: str
+    barrier: str
+
+
+@dataclass(frozen=True)
 class _Group:
-    """One model, size and precision: one process compiles all its levels."""
+    """One model and size: one process compiles all its levels, and precisions share its inputs and expected outputs."""
 
     model: str
     size: str
-    precision: str
+    precisions: tuple[str, ...]
     steps: str | None
 
-    @property
-    def stem(self) -> str:
-        """Of its files' names. A model's steps change its inputs, so they are part of it."""
+    def stem(self, *precision: str) -> str:
+        """Of its files' names, without a precision of what all share. Steps change inputs, so they are part of it."""
         name = re.sub(r"[^A-Za-z0-9.-]", "-", self.model)
-        return f"{name}-{self.size}-{self.precision}" + (f"-{self.steps}steps" if self.steps else "")
+        return "-".join([name, self.size, *precision, *([f"{self.steps}steps"] if self.steps else [])])
+
+    def networks(self, options: argparse.Namespace) -> dict[str, _Wanted]:
+        """What is to be built, by name: fp32 first."""
+        networks: dict[str, _Wanted] = {}
+        for precision in self.precisions:
+            # A barrier does not depend on the arithmetic: at paper size they are compared in fp32 alone.
+            number = len(options.grid_barriers) if precision == "fp32" or self.size == "tiny" else 1
+            barriers = options.grid_barriers[:number]
+            # Below V3 no kernel waits for all its blocks.
+            chosen = [(lv, barrier) for lv in options.levels for barrier in barriers if lv in _MERGED]
+            for level, barrier in [*((lv, "cooperative") for lv in options.levels if lv not in _MERGED), *chosen]:
+                stored = self.size == "tiny" or level in options.check_paper
+                for constants in [*["stored"] * stored, *["synthetic"] * (self.size != "tiny")]:
+                    suffix = "" if barrier == "cooperative" else f"-{barrier}"
+                    suffix += "" if constants == "stored" else f"-{constants}"
+                    networks[f"{self.stem(precision)}-{level}{suffix}"] = _Wanted(level, precision, constants, barrier)
+        return networks
 
 
 def _compiler() -> str:
@@ -90,10 +118,10 @@ def _groups(options: argparse.Namespace) -> Iterator[_Group]:
     steps = dict(item.partition("=")[::2] for item in options.steps)
     for size in options.sizes:
         for model in options.models:
-            yield _Group(model, size, options.precision, steps.get(model) if size == "paper" else None)
-    for model in options.models:
-        if "tiny" in options.sizes and model in options.mixed and options.precision != "mixed":
-            yield _Group(model, "tiny", "mixed", None)
+            # Where mixed precision alone is asked for, it is of all.
+            single = size == "tiny" and model not in options.mixed and "fp32" in options.precision
+            precisions = ("fp32",) if single else tuple(p for p in _PRECISIONS if p in options.precision)
+            yield _Group(model, size, precisions, steps.get(model) if size == "paper" else None)
 
 
 def _build(options: argparse.Namespace) -> int:
@@ -113,12 +141,13 @@ def _build(options: argparse.Namespace) -> int:
         # What takes longest begins first.
         done = [pool.submit(build, group) for group in sorted(groups, key=lambda group: group.size == "tiny")]
         failed = sum(not future.result() for future in done)
-    order = {key: number for number, key in enumerate((group.model, group.size, group.precision) for group in groups)}
-    by_group = sorted(
-        index["cases"].items(),
-        key=lambda item: order.get(tuple(item[1][part] for part in ("model", "size", "precision")), len(order)),
-    )
-    index["cases"] = dict(by_group)
+    order = {(group.model, group.size): number for number, group in enumerate(groups)}
+
+    def place(case: dict[str, Any]) -> tuple[bool, int]:
+        return case["precision"] != "fp32", order.get((case["model"], case["size"]), len(order))
+
+    index["cases"] = dict(sorted(index["cases"].items(), key=lambda item: place(item[1])))
+    _drop_weights(out, index["cases"].values())
     kernels = [*grid_barriers.compile_kernels(out, options.arch), *shared_memory.compile_kernels(out, options.arch)]
     index["kernels"] = [path.name for path in kernels]
     index["build_seconds"] = round(index.get("build_seconds", 0.0) + time.monotonic() - began, 1)
@@ -132,18 +161,11 @@ def _build_group(
     options: argparse.Namespace, index: dict[str, Any], group: _Group, compiler: str, lock: threading.Lock
 ) -> bool:
     """Compile what of a model is not there yet, and enter it into the index; whether all of it is there now."""
-    io, graph = options.out / f"{group.stem}.npz", options.out / f"{group.stem}.graph.npz"
-    wanted: dict[str, tuple[str, str, str]] = {}
-    # Below V3 no kernel waits for all its blocks.
-    chosen = [(lv, barrier) for lv in options.levels for barrier in options.grid_barriers if lv in _MERGED]
-    for level, barrier in [*((lv, "cooperative") for lv in options.levels if lv not in _MERGED), *chosen]:
-        for kind in ("stored", "synthetic"):
-            if kind == "stored" and group.size != "tiny" and level not in options.check_paper:
-                continue
-            if kind == "stored" or group.size != "tiny":
-                suffix = "" if barrier == "cooperative" else f"-{barrier}"
-                suffix += "" if kind == "stored" else f"-{kind}"
-                wanted[f"{group.stem}-{level}{suffix}"] = (level, kind, barrier)
+    io, graph = options.out / f"{group.stem()}.npz", options.out / f"{group.stem()}.graph.npz"
+    wanted = group.networks(options)
+    if options.force:
+        io.unlink(missing_ok=True)
+        graph.unlink(missing_ok=True)
     missing = {
         name: item
         for name, item in wanted.items()
@@ -153,16 +175,16 @@ def _build_group(
     }
     old = [name for name in wanted if name not in missing and index["cases"].get(name, {}).get("compiler") != compiler]
     if old:
-        _log.warning("%s: %d networks are of another state of the compiler; --force", group.stem, len(old))
+        _log.warning("%s: %d networks are of another state of the compiler; --force", group.stem(), len(old))
     if not missing and graph.exists():
         with lock:
             _enter_graph(index, wanted, graph)
         return True
     command = [sys.executable, "-m", "benchmarks.gpu_build", group.model, "--size", group.size]
-    command += ["--arch", options.arch, "--precision", group.precision, "--io", str(io.resolve())]
-    command += ["--graph", str(graph.resolve())]
-    for name, (level, kind, barrier) in missing.items():
-        command += ["--save", f"{level}:{kind}:{barrier}={(options.out / name).resolve()}.souffle"]
+    command += ["--arch", options.arch, "--io", str(io.resolve()), "--graph", str(graph.resolve())]
+    for name, network in missing.items():
+        what = f"{network.level}:{network.precision}:{network.constants}:{network.barrier}"
+        command += ["--save", f"{what}={(options.out / name).resolve()}.souffle"]
         (options.out / f"{name}.json").unlink(missing_ok=True)
     command += ["--steps", group.steps] if group.steps else []
     began = time.monotonic()
@@ -175,14 +197,14 @@ def _build_group(
     there = [name for name in missing if (options.out / f"{name}.json").exists()]
     with lock:
         for name in there:
-            _enter(options, index, group, name, *missing[name])
+            _enter(options, index, group, name, missing[name])
             if name in index["cases"]:
                 index["cases"][name]["compiler"] = compiler
         _enter_graph(index, wanted, graph)
         _write(options.out / "index.json", index)
-    _log.info("%s: %d of %d networks, %.0f s", group.stem, len(there), len(missing), time.monotonic() - began)
+    _log.info("%s: %d of %d networks, %.0f s", group.stem(), len(there), len(missing), time.monotonic() - began)
     if error or len(there) < len(missing):
-        _log.error("%s: %s", group.stem, error)
+        _log.error("%s: %s", group.stem(), error)
         return False
     return True
 
@@ -194,20 +216,26 @@ def _enter_graph(index: dict[str, Any], names: Iterable[str], graph: Path) -> No
             index["cases"][name]["graph"] = graph.name if graph.exists() else None
 
 
-def _enter(
-    options: argparse.Namespace,
-    index: dict[str, Any],
-    group: _Group,
-    name: str,
-    level: str,
-    kind: str,
-    barrier: str,
-) -> None:
+def _share(weights: Path) -> str:
+    """Keep one file for all levels and barriers of equal weights, under the name of its content; the name."""
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()[:16]
+    return weights.replace(weights.with_name(f"{digest}{_WEIGHTS}")).name
+
+
+def _drop_weights(out: Path, cases: Iterable[dict[str, Any]]) -> None:
+    """Remove weights of networks that were built again."""
+    named = {case["weights"] for case in cases}
+    for path in out.glob(f"*{_WEIGHTS}"):
+        if path.name not in named:
+            path.unlink()
+
+
+def _enter(options: argparse.Namespace, index: dict[str, Any], group: _Group, name: str, network: _Wanted) -> None:
     """Put a network that was built into the index, unless it is too large to travel."""
     facts = options.out / f"{name}.json"
     about = json.loads(facts.read_text())
     facts.unlink()
-    artifact, weights = options.out / f"{name}.souffle", options.out / f"{name}.weights.npz"
+    artifact, weights = options.out / f"{name}.souffle", options.out / f"{name}{_WEIGHTS}"
     limit = options.max_mib * 2**20
     if artifact.stat().st_size > limit:
         size = artifact.stat().st_size / 2**20
@@ -222,26 +250,26 @@ def _enter(
     index["cases"][name] = {
         "model": group.model,
         "size": group.size,
-        "level": level,
-        "grid_barrier": barrier,
-        "precision": group.precision,
+        "level": network.level,
+        "grid_barrier": network.barrier,
+        "precision": network.precision,
         "arch": options.arch,
         "steps": int(group.steps) if group.steps else None,
-        "constants": kind,
+        "constants": network.constants,
         "artifact": artifact.name,
-        "weights": weights.name if weights.exists() else None,
-        "io": f"{group.stem}.npz",
+        "weights": _share(weights) if weights.exists() else None,
+        "io": f"{group.stem()}.npz",
         **about,
     }
 
 
 def _sizes(folder: Path, index: dict[str, Any]) -> str:
     """MiB of each model and of all, and the largest file."""
-    sizes: dict[str, int] = {}
+    files_of: dict[str, set[str]] = {}
     for case in index["cases"].values():
         key = f"{case['model']} {case['size']} {case['precision']}"
-        files = [case["artifact"], *([case["weights"]] if case["weights"] else [])]
-        sizes[key] = sizes.get(key, 0) + sum((folder / file).stat().st_size for file in files)
+        files_of.setdefault(key, set()).update(case[kind] for kind in ("artifact", "weights") if case[kind])
+    sizes = {key: sum((folder / file).stat().st_size for file in names) for key, names in files_of.items()}
     lines = [f"{key:32} {size / 2**20:8.2f} MiB" for key, size in sizes.items()]
     files = [path for path in folder.iterdir() if path.is_file()]
     total = sum(path.stat().st_size for path in files)
@@ -261,8 +289,9 @@ def _files(names: Iterable[str], cases: dict[str, dict[str, Any]]) -> list[str]:
 def _parts(folder: Path, index: dict[str, Any], room: float) -> list[list[str]]:
     """Cases for one transfer after the other, in the order in which first contact wants them.
 
-    That is a small network first, then those of paper size, most grid syncs first, then the others. Those of one model,
-    size and precision stay together where they fit, for their latencies are compared.
+    That is a small network first, then those of paper size, then the others; of each fp32 before mixed precision, and
+    most grid syncs first. Those of one model, size and precision stay together where they fit, for their latencies are
+    compared.
     """
     cases = index["cases"]
 
@@ -273,9 +302,9 @@ def _parts(folder: Path, index: dict[str, Any], room: float) -> list[list[str]]:
     for name, case in cases.items():
         groups.setdefault((case["size"], case["model"], case["precision"]), []).append(name)
     syncs = {key: max(cases[name].get("grid_syncs", 0) for name in names) for key, names in groups.items()}
-    smallest = min(groups, key=lambda key: size(groups[key]), default=None)
+    smallest = min(groups, key=lambda key: (key[2] != "fp32", size(groups[key])), default=None)
     parts: list[list[str]] = []
-    for key in sorted(groups, key=lambda key: (key != smallest, key[0] == "tiny", -syncs[key])):
+    for key in sorted(groups, key=lambda key: (key != smallest, key[0] == "tiny", key[2] != "fp32", -syncs[key])):
         names = groups[key]
         for chunk in [names] if size(names) <= room else [[name] for name in names]:
             part = next((part for part in parts if size([*part, *chunk]) <= room), None)
@@ -329,7 +358,7 @@ def _phases(options: argparse.Namespace, cases: dict[str, dict[str, Any]]) -> li
     if options.command == "first-contact":
         return [phase for phase in phases if not options.phases or phase.name in ("device", *options.phases)]
     if options.command == "latency":
-        return [phase for phase in phases if phase.name in ("device", "latency", "constants")]
+        return [phase for phase in phases if phase.name in ("device", "latency", "constants", "mixed")]
     return [Phase("all", "Is all well?", options.budget, tuple(steps_for(cases, options)))]
 
 
@@ -379,10 +408,11 @@ def _parser() -> argparse.ArgumentParser:
         help="V3 and V4 are built once with each: cooperative, counter",
     )  # fmt: skip
     build.add_argument("--arch", default="sm_90")
-    build.add_argument("--precision", default="fp32", choices=("fp32", "mixed"))
+    build.add_argument("--precision", nargs="+", default=list(_PRECISIONS), choices=_PRECISIONS)
     build.add_argument(
-        "--mixed", nargs="*", default=["bert", "swin", "resnext"], help="tiny models also built in mixed precision"
-    )
+        "--mixed", nargs="*", default=["bert", "swin", "resnext"],
+        help="tiny models that are built in mixed precision too; all are at paper size, with the first grid barrier",
+    )  # fmt: skip
     build.add_argument("--steps", nargs="*", default=[], metavar="MODEL=N", help="time steps of paper models")
     build.add_argument(
         "--check-paper", nargs="*", default=[], choices=_LEVELS, metavar="LEVEL",

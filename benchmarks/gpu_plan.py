@@ -85,9 +85,9 @@ def barrier_of(case: _Case) -> str:
     return case.get("grid_barrier", "cooperative")
 
 
-def peer_name(values: str, peer: str) -> str:
+def peer_name(values: str, precision: str, peer: str) -> str:
     """A peer's case in the results, of the file of a model's inputs and outputs and the peer's name."""
-    return f"{Path(values).stem}-{peer}"
+    return f"{Path(values).stem}-{precision}-{peer}"
 
 
 def chosen_cases(cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -144,7 +144,7 @@ class _Steps:
         # Artifacts of before models travelled lack it.
         about += ("--graph", case["graph"]) if case.get("graph") else ()
         bound = PEERS[peer] * self._options.timeout
-        name = peer_name(case["io"], peer)
+        name = peer_name(case["io"], case["precision"], peer)
         return Step("peers", "peers", (name,), (*about, *self._figures()), bound, optional=True)
 
     def under(self, tool: str, names: tuple[str, ...], *, together: bool = True) -> list[Step]:
@@ -190,14 +190,20 @@ def first_contact(cases: dict[str, dict[str, Any]], options: argparse.Namespace)
     few, many = (2, 2) if options.rehearse else (50, 1000)
 
     def chosen(wanted: Callable[[_Case], bool]) -> list[str]:
-        """Networks of one kernel and many stages first."""
+        """Networks of fp32 first, and of one kernel and many stages."""
         names = [name for name, case in cases.items() if wanted(case)]
-        return sorted(names, key=lambda name: -cases[name].get("grid_syncs", 0))
+        return sorted(names, key=lambda name: (cases[name]["precision"] != "fp32", -cases[name].get("grid_syncs", 0)))
 
     def merged(case: _Case) -> bool:
         return case["size"] == "paper" and case["level"] in _MERGED
 
-    paper = chosen(merged)
+    def single(case: _Case) -> bool:
+        return case["size"] == "paper" and case["precision"] == "fp32"
+
+    def mixed(case: _Case) -> bool:
+        return case["size"] == "paper" and case["precision"] != "fp32"
+
+    paper = chosen(lambda case: merged(case) and single(case))
     smallest = min(
         chosen(lambda case: case["size"] == "tiny" and case["precision"] == "fp32"),
         key=lambda name: cases[name].get("machine_code_bytes", 0),
@@ -209,7 +215,7 @@ def first_contact(cases: dict[str, dict[str, Any]], options: argparse.Namespace)
         )
     )
     rest = make.groups(lambda case: not merged(case))
-    large = make.groups(lambda case: case["size"] == "paper")
+    large, halves = make.groups(single), make.groups(mixed)
     syncing = tuple(paper[:1])
     tiny = tuple(chosen(lambda case: case["size"] == "tiny" and case["level"] in (*_MERGED, "V0")))
 
@@ -230,6 +236,11 @@ def first_contact(cases: dict[str, dict[str, Any]], options: argparse.Namespace)
               (*(step for names in large for step in make.latency(names)),
                *(make.peer(names, peer) for peer in PEERS for names in large))),
         Phase("constants", "What do launches, syncs and memory cost?", 150, (_micro(options),)),
+        # What is timed is compared first: nothing before has run it.
+        Phase("mixed", "Is mixed precision right at paper size, and how long do V0 to V4 take?", 480,
+              (*(make.check((name,), few, min(60, options.timeout), together=False)
+                 for name in chosen(lambda case: merged(case) and mixed(case))),
+               *(step for names in halves for step in make.latency(names)))),
         Phase("rest", "Is every other network right?", 480,
               tuple(make.check(names, few, options.timeout) for names in rest)),
         Phase("memory", "Does compute-sanitizer find stray or misplaced accesses and waits?", 480,

@@ -47,12 +47,13 @@ share a multiprocessor."""
 
 @dataclass(frozen=True)
 class _Task:
-    """One case: a saved network, its inputs and expected outputs, and what its weights are made from."""
+    """One case: a saved network, its inputs and expected outputs, its weights, and the model that has their draws."""
 
     name: str
     artifact: str
     io: str
     weights: str | None = None
+    graph: str | None = None
 
 
 # networks
@@ -111,9 +112,10 @@ def _with_weights(plan: Plan, task: _Task) -> tuple[Plan, str]:
     """A plan with its true constants where they can be had, and what its constants are."""
     if describe(task.artifact).constants == "stored":
         return plan, "stored"
-    if task.weights is None:
+    if task.weights is None or task.graph is None:
         return plan, "synthetic"
-    return replace(plan, constants={**plan.constants, **read_weights(Path(task.weights))}), "drawn"
+    weights = read_weights(Path(task.weights), Path(task.graph))
+    return replace(plan, constants={**plan.constants, **weights}), "drawn"
 
 
 def _values(path: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:

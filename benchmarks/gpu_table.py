@@ -101,7 +101,7 @@ def _peers(case: dict[str, Any], rows: dict[str, dict[str, Any]], found: dict[st
     lines, ratios, lacking = [], [], {}
     levels = [row["graph"]["median_us"] for level, row in rows.items() if level.startswith("V4")]
     for peer in PEERS:
-        entry = found.get(f"peers {peer_name(case['io'], peer)}")
+        entry = found.get(f"peers {peer_name(case['io'], case['precision'], peer)}")
         if entry is None:
             continue
         if entry["status"] == "missing":

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def peers(tasks: object, options: argparse.Namespace, begin: Callable[[str], None]) -> Iterator[tuple[str, Any]]:
     """Compare and time one peer on one model; without a GPU, when rehearsing, on the CPU and a single time."""
-    name = peer_name(options.values, options.peer)
+    name = peer_name(options.values, options.precision, options.peer)
     begin(name)
     lacking = _lacking(options)
     if lacking:

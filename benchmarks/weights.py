@@ -5,7 +5,8 @@ standard deviation, row by row; what is compiled, and what ONNX Runtime expects,
 its large constants out and takes along, for each, the draws that it is made of: one of them, a part of one, its
 transpose, or several stacked (as horizontal transformation stacks them). What is none of these travels as numbers.
 
-A model travels in the same way, as what others run there: its graph without the numbers that are drawn.
+A model travels in the same way, as what others run there: its graph without the numbers that are drawn. Its file has
+the draws, for all levels and precisions of the model.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ import numpy as np
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Draw", "read_graph", "read_weights", "redrawn", "write_graph", "write_weights"]
+__all__ = ["Draw", "Pieces", "read_graph", "read_weights", "redrawn", "write_graph", "write_weights"]
 
 _SMALL = 4 << 10
 """Bytes; smaller constants are in every artifact."""
 _MOST_PARTS = 64
 """Along one axis; embedding tables are not looked at row by row."""
-_RECIPES = "recipes"
+_CONTENT = "content"
 _GRAPH = "graph"
 
 
@@ -100,11 +101,14 @@ def _views(array: np.ndarray, path: tuple[int, ...] = ()) -> Iterator[tuple[np.n
             yield from _views(array[index], (*path, index))
 
 
-class _Pieces:
-    """Where to find an array among the initializers, by its content."""
+class Pieces:
+    """Where to find an array among a model's draws, by its content.
 
-    def __init__(self, initializers: Mapping[str, np.ndarray]) -> None:
-        self._initializers = initializers
+    It is kept for all of a model's levels and precisions, for it takes seconds to draw and to look through them.
+    """
+
+    def __init__(self, draws: Mapping[str, Draw]) -> None:
+        self._initializers = {name: draw.values() for name, draw in draws.items()}
         self._tables: dict[np.dtype, dict[str, list[Any]]] = {}
 
     def find(self, array: np.ndarray) -> list[Any] | None:
@@ -134,8 +138,8 @@ class _Pieces:
         return {"stack": parts}
 
 
-def write_weights(path: Path, constants: Mapping[str, np.ndarray], draws: Mapping[str, Draw]) -> tuple[int, int]:
-    """Write recipes for all large constants, and the numbers of those that have none.
+def write_weights(path: Path, constants: Mapping[str, np.ndarray], pieces: Pieces) -> tuple[int, int]:
+    """Write recipes for all large constants, and the numbers of those that have none; the model's file has the draws.
 
     Parameters
     ----------
@@ -143,15 +147,14 @@ def write_weights(path: Path, constants: Mapping[str, np.ndarray], draws: Mappin
         The ``.npz`` file.
     constants
         A plan's, by buffer name.
-    draws
-        The model's, by initializer.
+    pieces
+        Of the model's draws.
 
     Returns
     -------
     found, carried : int
         Bytes of the constants that are made of draws, and of those whose numbers are in the file.
     """
-    pieces = _Pieces({name: draw.values() for name, draw in draws.items()})
     recipes: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
     found = carried = 0
@@ -165,33 +168,35 @@ def write_weights(path: Path, constants: Mapping[str, np.ndarray], draws: Mappin
         else:
             found += array.nbytes
             recipes[name] = {**recipe, "sha256": _digest(array), "shape": list(array.shape), "dtype": str(array.dtype)}
-    _write(path, draws, {"constants": recipes}, arrays)
+    _write(path, recipes, arrays)
     return found, carried
 
 
-def _write(path: Path, draws: Mapping[str, Draw], content: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-    """Write the draws and what is made of them; a file cut short is never there."""
-    seeds = {name: {"seed": draw.seed, "shape": list(draw.shape)} for name, draw in draws.items()}
-    text = json.dumps({"draws": seeds, **content}).encode()
-    rows = {f"{part}/{name}": getattr(draw, part) for name, draw in draws.items() for part in ("mean", "std")}
+def _write(path: Path, content: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    """Write JSON and arrays; a file cut short is never there."""
     part = path.with_suffix(".part.npz")
-    np.savez_compressed(part, **{_RECIPES: np.frombuffer(text, np.uint8)}, **rows, **arrays)
+    np.savez_compressed(part, **{_CONTENT: np.frombuffer(json.dumps(content).encode(), np.uint8)}, **arrays)
     part.replace(path)
 
 
-def _content(file: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What is to be made, and the initializers drawn again."""
-    content = json.loads(file[_RECIPES].tobytes())
-    drawn = {
-        name: Draw(of["seed"], tuple(of["shape"]), file[f"mean/{name}"], file[f"std/{name}"]).values()
-        for name, of in content["draws"].items()
+def _content(file: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    return json.loads(file[_CONTENT].tobytes())
+
+
+def _drawn(graph: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The initializers of a model's file drawn again."""
+    return {
+        name: Draw(of["seed"], tuple(of["shape"]), graph[f"mean/{name}"], graph[f"std/{name}"]).values()
+        for name, of in _content(graph).items()
     }
-    return content, drawn
 
 
 def _compare(array: np.ndarray, digest: str, name: str, path: Path) -> None:
     if _digest(array) != digest:
-        raise ValueError(f"{name} of {path.name} is not what it was: NumPy {np.__version__} draws other numbers")
+        raise ValueError(
+            f"{name} of {path.name} is not what it was: NumPy {np.__version__} draws other numbers, "
+            "or the model's file is of another build"
+        )
 
 
 def _made(
@@ -205,8 +210,15 @@ def _made(
     return np.ascontiguousarray(array.T if transposed else array).astype(dtype, copy=False).reshape(shape)
 
 
-def read_weights(path: Path) -> dict[str, np.ndarray]:
+def read_weights(path: Path, graph: Path) -> dict[str, np.ndarray]:
     """The constants that :func:`write_weights` was given, made again.
+
+    Parameters
+    ----------
+    path
+        The file of the weights.
+    graph
+        That of the model, as :func:`write_graph` makes it.
 
     Raises
     ------
@@ -214,9 +226,10 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
         If a constant is not bit for bit what it was: NumPy draws differently here.
     """
     made: dict[str, np.ndarray] = {}
+    with np.load(graph, allow_pickle=False) as file:
+        drawn = _drawn(file)
     with np.load(path, allow_pickle=False) as file:
-        content, drawn = _content(file)
-        for name, recipe in content["constants"].items():
+        for name, recipe in _content(file).items():
             array = _made(recipe, drawn, tuple(recipe["shape"]), np.dtype(recipe["dtype"]))
             _compare(array, recipe["sha256"], f"constant {name}", path)
             made[name] = array
@@ -236,14 +249,15 @@ def write_graph(path: Path, model: onnx.ModelProto, draws: Mapping[str, Draw]) -
     """
     from onnx import ModelProto, numpy_helper
 
-    small, digests = ModelProto(), {}
+    small, content = ModelProto(), {}
     small.CopyFrom(model)
     for initializer in small.graph.initializer:
-        if initializer.name in draws:
-            digests[initializer.name] = _digest(numpy_helper.to_array(initializer))
+        if draw := draws.get(initializer.name):
+            digest = _digest(numpy_helper.to_array(initializer))
+            content[initializer.name] = {"seed": draw.seed, "shape": list(draw.shape), "sha256": digest}
             initializer.ClearField("raw_data")
-    graph = np.frombuffer(small.SerializeToString(), np.uint8)
-    _write(path, draws, {"initializers": digests}, {_GRAPH: graph})
+    rows = {f"{part}/{name}": getattr(draw, part) for name, draw in draws.items() for part in ("mean", "std")}
+    _write(path, content, {_GRAPH: np.frombuffer(small.SerializeToString(), np.uint8), **rows})
 
 
 def read_graph(path: Path) -> onnx.ModelProto:
@@ -257,11 +271,11 @@ def read_graph(path: Path) -> onnx.ModelProto:
     from onnx import ModelProto, numpy_helper
 
     with np.load(path, allow_pickle=False) as file:
-        content, drawn = _content(file)
+        content, drawn = _content(file), _drawn(file)
         model = ModelProto.FromString(file[_GRAPH].tobytes())
     for initializer in model.graph.initializer:
         if initializer.name in drawn:
             array = drawn[initializer.name]
-            _compare(array, content["initializers"][initializer.name], f"initializer {initializer.name}", path)
+            _compare(array, content[initializer.name]["sha256"], f"initializer {initializer.name}", path)
             initializer.CopyFrom(numpy_helper.from_array(array, initializer.name))
     return model

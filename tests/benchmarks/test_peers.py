@@ -129,11 +129,11 @@ def test_what_depends_on_constants_alone_is_worked_out_beforehand() -> None:
 
 def _step(folder: Path, *more: str) -> dict[str, Any]:
     answer = folder / "answer.json"
-    command = ["peers", "--json", str(answer), "--in", str(folder), "--values", "m-tiny-fp32.npz", "--rehearse"]
+    command = ["peers", "--json", str(answer), "--in", str(folder), "--values", "m-tiny.npz", "--rehearse"]
     command += ["--rounds", "2", "--warmup", "1", *more]
     gpu_steps.main(command)
     (name, result), = json.loads(answer.read_text())["done"].items()  # fmt: skip
-    assert name == peer_name("m-tiny-fp32.npz", more[1])
+    assert name == peer_name("m-tiny.npz", more[more.index("--precision") + 1], more[1])
     return result
 
 
@@ -234,19 +234,24 @@ def test_calls_and_graphs_are_timed_in_rounds_there_and_back(monkeypatch: pytest
 # plan and table
 
 
-def _cases() -> dict[str, dict[str, Any]]:
+def _cases(*precisions: str) -> dict[str, dict[str, Any]]:
     return {
-        f"{model}-paper-fp32-{level}": {
-            "model": model, "size": "paper", "precision": "fp32", "level": level, "constants": "synthetic",
-            "io": f"{model}-paper-fp32.npz", "graph": f"{model}-paper-fp32.graph.npz" if model == "bert" else None,
+        f"{model}-paper-{precision}-{level}": {
+            "model": model, "size": "paper", "precision": precision, "level": level, "constants": "synthetic",
+            "io": f"{model}-paper.npz", "graph": f"{model}-paper.graph.npz" if model == "bert" else None,
+            "grid_syncs": (model == "old") + 2 * (precision == "mixed"),
         }
-        for model in ("bert", "old") for level in ("V0", "V4")
+        for precision in precisions or ("fp32",) for model in ("bert", "old") for level in ("V0", "V4")
     }  # fmt: skip
 
 
-def _latency_phase() -> Any:
+def _phases(*precisions: str) -> dict[str, Any]:
     options = argparse.Namespace(rehearse=False, timeout=100.0, latency_repeats=5, rounds=2)
-    return next(phase for phase in first_contact(_cases(), options) if phase.name == "latency")
+    return {phase.name: phase for phase in first_contact(_cases(*precisions), options)}
+
+
+def _latency_phase() -> Any:
+    return _phases()["latency"]
 
 
 def test_peers_come_after_all_levels() -> None:
@@ -256,8 +261,37 @@ def test_peers_come_after_all_levels() -> None:
     assert keys == [f"peers {model}-paper-fp32-{peer}" for peer in PEERS for model in ("bert", "old")]
     assert [step.timeout for step in steps] == [100, 100, 100, 100, 200, 200, 300, 300]
     bert, old = steps[2:4]
-    assert bert.arguments[bert.arguments.index("--graph") + 1] == "bert-paper-fp32.graph.npz"
+    assert bert.arguments[bert.arguments.index("--graph") + 1] == "bert-paper.graph.npz"
     assert "--graph" not in old.arguments
+
+
+def test_mixed_precision_has_a_phase_of_its_own() -> None:
+    phases, alone = _phases("mixed", "fp32"), _phases("fp32")
+    for name in ("paper", "latency"):
+        assert phases[name].steps == alone[name].steps, "what fp32 is asked stays as it is"
+    assert [(step.kind, step.names) for step in phases["mixed"].steps] == [
+        ("check", ("old-paper-mixed-V4",)), ("check", ("bert-paper-mixed-V4",)),
+        ("latency", ("bert-paper-mixed-V0", "bert-paper-mixed-V4")),
+        ("latency", ("old-paper-mixed-V0", "old-paper-mixed-V4")),
+    ]  # fmt: skip
+    assert all(phase.bound <= 480 for phase in phases.values())
+    order = list(phases)
+    assert order.index("latency") < order.index("mixed") < order.index("rest")
+    assert {name for step in phases["rest"].steps for name in step.names} == {
+        f"{model}-paper-{precision}-V0" for model in ("bert", "old") for precision in ("fp32", "mixed")
+    }
+
+
+def test_peers_in_fp32_are_not_beside_mixed_precision() -> None:
+    cases, steps = _cases("fp32", "mixed"), [*_phases()["latency"].steps, *_phases("mixed")["mixed"].steps]
+    results = _results(eager=_entry(31.0))
+    results["steps"] |= {
+        key.replace("fp32", "mixed"): entry for key, entry in results["steps"].items() if key.startswith("latency")
+    }
+    lines = table(results, steps, cases).splitlines()
+    assert any(line.startswith("bert paper fp32") and "eager" in line for line in lines)
+    mixed = [line.split()[3] for line in lines if line.startswith("bert paper mixed")]
+    assert mixed == ["V0", "V4"]
 
 
 def _entry(median: float, **more: Any) -> dict[str, Any]:
@@ -306,7 +340,7 @@ def test_without_a_gpu_pytorch_is_not_asked(tmp_path: Path, monkeypatch: pytest.
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     (tmp_path / "m.graph.npz").write_bytes(b"")
-    about = {"values": "m-tiny-fp32.npz", "graph": "m.graph.npz", "precision": "fp32", "peer": "eager"}
+    about = {"values": "m-tiny.npz", "graph": "m.graph.npz", "precision": "fp32", "peer": "eager"}
     options = argparse.Namespace(input=tmp_path, rehearse=False, **about)
     (_, result), = peers.peers([], options, lambda name: None)  # fmt: skip
     assert result["status"] == "missing" and "finds no GPU" in result["error"]

@@ -17,7 +17,7 @@ import pytest
 from benchmarks import gpu_host, gpu_run, grid_barriers
 from benchmarks.gpu_plan import Step
 from benchmarks.gpu_table import across_barriers
-from benchmarks.weights import read_weights, redrawn, write_weights
+from benchmarks.weights import Pieces, read_weights, redrawn, write_graph, write_weights
 from souffle.codegen.nvcc import find_nvcc
 from souffle.errors import DeviceError
 from souffle.runtime import load
@@ -42,7 +42,8 @@ def _rehearse(packed: Path, out: Path, blocked: Path, *more: str) -> subprocess.
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two levels of the smallest network, one with both grid barriers, and its paper size without the constants."""
+    """Two levels of the smallest network, one with both grid barriers, and its paper size without the constants, in
+    mixed precision too."""
     for name in ("tvm", "onnx", "onnxruntime"):
         pytest.importorskip(name)
     if find_nvcc() is None:
@@ -76,6 +77,29 @@ def test_built_packed_and_rehearsed_without_the_compiler(
     assert "latency mmoe-tiny-fp32-V2-counter" not in steps, "at V2 no kernel waits"
     assert "grid barriers: 2 of 2 networks give the same bits with each" in done.stdout
     assert "times mean nothing" in done.stdout and "mmoe tiny fp32" in done.stdout
+
+
+def test_mixed_precision_is_built_beside_fp32(built: Path, tmp_path: Path) -> None:
+    index = json.loads((built / "index.json").read_text())
+    cases = index["cases"]
+    assert list(cases) == [
+        *(f"mmoe-tiny-fp32-{network}" for network in ("V2", "V4", "V4-counter")),
+        *(f"mmoe-paper-fp32-{network}-synthetic" for network in ("V2", "V4", "V4-counter")),
+        *(f"mmoe-paper-mixed-{network}-synthetic" for network in ("V2", "V4")),
+    ]
+    assert all(load(built / case["artifact"]).precision == case["precision"] for case in cases.values())
+    # Precisions share inputs and expected outputs, levels and barriers the weights that they have in common.
+    assert {case["io"] for case in cases.values()} == {"mmoe-tiny.npz", "mmoe-paper.npz"}
+    weights = {name: case["weights"] for name, case in cases.items() if case["size"] == "paper"}
+    assert {path.name for path in built.glob("*.weights.npz")} == set(weights.values())
+    assert weights["mmoe-paper-fp32-V4-synthetic"] == weights["mmoe-paper-fp32-V4-counter-synthetic"]
+    contents = [read_weights(built / name, built / "mmoe-paper.graph.npz") for name in sorted(set(weights.values()))]
+    assert all(contents)
+    assert gpu_host.main(["pack", "--in", str(built), "--to", str(tmp_path / "packed")]) == 0
+    packed = json.loads((tmp_path / "packed" / "index.json").read_text())
+    assert [name for part in packed.values() for name in part["cases"]] == list(cases)
+    for name in packed["part1"]["cases"]:
+        assert all((tmp_path / "packed/part1/artifacts" / cases[name][kind]).exists() for kind in ("io", "artifact"))
 
 
 def test_a_bad_case_does_not_stop_the_others(built: Path, tmp_path: Path) -> None:
@@ -117,9 +141,10 @@ def test_first_contact_is_rehearsed(built: Path, tmp_path: Path) -> None:
     verdicts = [line.split() for line in lines if not line.startswith(" ")]
     assert [(name, verdict) for name, verdict, *_ in verdicts] == [
         (phase, "pass") for phase in
-        ("device", "barriers", "smoke", "paper", "shared", "latency", "constants", "rest", "memory", "races")
+        ("device", "barriers", "smoke", "paper", "shared", "latency", "constants", "mixed", "rest", "memory", "races")
     ]  # fmt: skip
     assert {"barriers", "shared", "check mmoe-paper-fp32-V4-counter-synthetic"} < set(states)
+    assert {f"{kind} mmoe-paper-mixed-V4-synthetic" for kind in ("check", "latency")} < set(states)
     # Called again, it has nothing left to do.
     before = _results(out)["steps"]
     _first_contact(packed, out, blocked, "--phases", "smoke", "barriers")
@@ -229,23 +254,24 @@ def test_weights_are_drawn_again(tmp_path: Path) -> None:
         "other": draw((64, 50)).astype(np.float32),
         "small": np.ones(3, np.float32),
     }
-    path = tmp_path / "weights.npz"
-    found, carried = write_weights(path, constants, draws)
+    path, graph_path = tmp_path / "weights.npz", tmp_path / "model.graph.npz"
+    write_graph(graph_path, model, draws)
+    found, carried = write_weights(path, constants, Pieces(draws))
     assert carried == constants["other"].nbytes
     assert found == sum(
         constants[name].nbytes for name in ("same", "transposed", "stacked", "reshaped", "part", "halves")
     )
-    made = read_weights(path)
+    made = read_weights(path, graph_path)
     assert set(made) == set(constants) - {"small"}
     assert all(made[name].tobytes() == constants[name].tobytes() for name in made)
     assert all(made[name].dtype == constants[name].dtype for name in made)
-    write_weights(path, {"same": of["first"]}, draws)
-    with np.load(path) as file:
+    write_weights(path, {"same": of["first"]}, Pieces(draws))
+    with np.load(graph_path) as file:
         content = dict(file)
     content["mean/first"] = content["mean/first"] + np.float32(1e-6)
-    np.savez(path, **content)
+    np.savez(graph_path, **content)
     with pytest.raises(ValueError, match=r"constant same of weights\.npz is not what it was: NumPy"):
-        read_weights(path)
+        read_weights(path, graph_path)
 
 
 _CHILD = """
@@ -293,7 +319,7 @@ def test_the_model_is_added_to_artifacts_that_lack_it(built: Path, tmp_path: Pat
     """Nothing is compiled for it."""
     folder = tmp_path / "artifacts"
     shutil.copytree(built, folder)
-    (folder / "mmoe-paper-fp32.graph.npz").unlink()
+    (folder / "mmoe-paper.graph.npz").unlink()
     index = json.loads((folder / "index.json").read_text())
     for case in index["cases"].values():
         del case["graph"]
@@ -303,5 +329,5 @@ def test_the_model_is_added_to_artifacts_that_lack_it(built: Path, tmp_path: Pat
     assert gpu_host.main(["build", "--out", str(folder), "--models", "mmoe", *levels]) == 0
     assert {path.name: path.stat().st_mtime_ns for path in folder.glob("*.souffle")} == before
     for name, case in json.loads((folder / "index.json").read_text())["cases"].items():
-        assert case["graph"] == f"mmoe-{case['size']}-fp32.graph.npz", name
+        assert case["graph"] == f"mmoe-{case['size']}.graph.npz", name
         assert (folder / case["graph"]).exists()
