@@ -297,3 +297,17 @@ def test_wide_accesses_are_aligned() -> None:
     # Both leave elements of the output out; only one touches float4 at odd places.
     assert "misaligned" not in {c.rule for c in wide(0).counterexamples}
     assert "misaligned" in {c.rule for c in wide(1).counterexamples}
+
+
+@pytest.mark.parametrize(("first", "found"), [(0, False), (4, False), (1, True), (2, True)])
+def test_wide_accesses_of_an_array_of_a_threads_own_are_aligned(first: int, found: bool) -> None:
+    def body(m: Memory) -> tirx.Stmt:
+        here = tirx.Ramp(m.tid * 4, 1, 4)
+        value = tirx.BufferLoad(m.tensors[0], [here])
+        return tirx.BufferStore(m.register, value, [tirx.Ramp(first, 1, 4)])
+
+    rules = {
+        c.rule
+        for c in certificate([Run("one", 1, (0, 2))], [stage("one", (SIZE, SIZE), body)], BUFFERS).counterexamples
+    }
+    assert ("misaligned" in rules) == found
