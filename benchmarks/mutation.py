@@ -3,7 +3,8 @@
 ``python -m benchmarks.mutation --models bert lstm --levels V3 V4 --mutants 360 --seed 0 --json out.jsonl``. Mutants are
 spread evenly over the networks, the tiny models and any ONNX files. One line of JSON is written for each; lines that
 are there are not done again. ``--thorough`` changes any number and any statement, too, and ``--open`` runs only those
-that are not refuted, and these also with every access looked at.
+that are not refuted, and these also with every access looked at. A campaign may be in several processes, each with
+networks and a file of its own; ``--report A.jsonl B.jsonl`` prints what they found together.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -57,7 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="lines of JSON, appended to")
     parser.add_argument("--thorough", action="store_true", help="change any number and any statement, too")
     parser.add_argument("--open", action="store_true", help="do not run those that are refuted")
+    parser.add_argument("--report", nargs="+", type=Path, metavar="FILE.jsonl", help="print what is there, try nothing")
     arguments = parser.parse_args(argv)
+    if arguments.report:
+        return _report({key: trial for path in arguments.report for key, trial in _read(path).items()})
 
     known = _read(arguments.json)
     sources = [*arguments.models, *arguments.files]
@@ -86,11 +90,16 @@ def main(argv: Sequence[str] | None = None) -> int:
                     with arguments.json.open("a") as stream:
                         stream.write(json.dumps({"network": label, **dataclasses.asdict(trial)}) + "\n")
         print(f"{label}: {len(mutations)} mutations, {len(todo)} tried", file=sys.stderr, flush=True)
+    return _report(trials)
+
+
+def _report(trials: Mapping[tuple[str, str], Trial]) -> int:
     print(trial_table(trials.values()))
     wrong = misses(trials.values())
     for (label, _), trial in trials.items():
         if trial in wrong:
             print(f"\n{label}: {described(trial)}")
+    print(f"\nmisses: {len(wrong)}; trials took {sum(trial.seconds for trial in trials.values()):.0f} s")
     return int(any(trial.missed for trial in trials.values()))
 
 

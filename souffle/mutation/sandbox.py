@@ -54,6 +54,8 @@ class Job:
         Look at every access instead of at the outputs.
     runs : int
         Shuffled ones.
+    base : Plan or None
+        Whose texts are compiled once, for all jobs of a sandbox; of others only the functions that differ from them.
     """
 
     plan: Plan
@@ -61,6 +63,7 @@ class Job:
     expected: tuple[np.ndarray, ...] | None
     checked: bool = False
     runs: int = SHUFFLED_RUNS
+    base: Plan | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +103,7 @@ def run_job(job: Job, folder: Path) -> Outcome:
         Of compiled texts.
     """
     try:
-        runner = CpuRunner(job.plan, cache_dir=folder, checked=job.checked)
+        runner = CpuRunner(job.plan, cache_dir=folder, checked=job.checked, base=job.base)
     except CudaCompileError as error:
         return Outcome("stillborn", str(error))
     where = "the run in order"
@@ -168,14 +171,12 @@ class Sandbox:
         self._server.wait(timeout=30)
         self._server.stdout.close()
 
-    def run(self, job: Job, *, keep: bool = False) -> Outcome:
+    def run(self, job: Job) -> Outcome:
         """Run a job in a process of its own.
 
         Parameters
         ----------
         job : Job
-        keep : bool
-            Whether its compiled text is kept for later jobs.
 
         Raises
         ------
@@ -184,7 +185,7 @@ class Sandbox:
         """
         began = time.monotonic()
         try:
-            send(self._server.stdin, (job, keep, self._timeout))
+            send(self._server.stdin, (job, self._timeout))
             outcome = receive(self._server.stdout)
         except (BrokenPipeError, EOFError) as error:
             raise DeviceError("the process that runs mutants has ended") from error

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from souffle.mutation.sandbox import LENGTH, Job, Outcome, receive, run_job, send
+from souffle.runtime.cpu_device import SHARED_STEMS
 
 __all__ = ["serve"]
 
@@ -68,17 +69,14 @@ def serve() -> None:
     os.dup2(2, 1)  # whatever a mutant prints
     with tempfile.TemporaryDirectory(prefix="souffle-mutants-") as name:
         folder = Path(name)
-        kept: set[str] = set()
         while True:
             try:
-                job, keep, timeout = receive(source)
+                job, timeout = receive(source)
             except EOFError:
                 return
             send(sink, _in_child(job, folder, timeout))
             for path in folder.iterdir():
-                if keep or path.name.startswith("runtime"):
-                    kept.add(path.name)
-                elif path.name not in kept and path.is_file():
+                if path.is_file() and not path.name.startswith(SHARED_STEMS):
                     path.unlink()
 
 

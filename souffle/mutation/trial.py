@@ -72,9 +72,9 @@ class Trial:
 
     @property
     def misses_grid_barrier(self) -> bool:
-        """Whether it was refuted because a grid barrier is missing: tiles of different blocks race."""
+        """Whether it was refuted because a grid barrier is missing, tiles of different blocks race, and was run."""
         blocks = "race between blocks" in self.rules and "divergent barrier" not in self.rules
-        return self.counts and self.mutation.kind == "grid barrier" and blocks
+        return self.outcome not in ("", "stillborn") and self.mutation.kind == "grid barrier" and blocks
 
     @property
     def found(self) -> bool:
@@ -103,7 +103,7 @@ class Trials:
         self.sandbox = sandbox
         self.inputs = tuple(inputs)
         plan = mutations.compiled.plan
-        found = sandbox.run(Job(plan, self.inputs, None), keep=True)
+        found = sandbox.run(Job(plan, self.inputs, None, base=plan))
         if found.kind != "same":
             raise DeviceError(f"{plan.name} itself does not give the same bits in all orders: {found.detail}")
         self.expected = found.outputs
@@ -126,10 +126,11 @@ class Trials:
             return replace(trial, outcome="stillborn", detail=str(error).strip()[-300:])
         if not refuted and trial.verdict == REFUTED:
             return replace(trial, seconds=time.monotonic() - began)
-        outcome = self.sandbox.run(Job(plan, self.inputs, self.expected))
+        job = Job(plan, self.inputs, self.expected, base=self.mutations.compiled.plan)
+        outcome = self.sandbox.run(job)
         trial = replace(trial, outcome=outcome.kind, detail=outcome.detail)
         if (trial.misses_grid_barrier or (not refuted and trial.counts)) and not trial.changed:
-            checked = self.sandbox.run(Job(plan, self.inputs, self.expected, checked=True, runs=1))
+            checked = self.sandbox.run(replace(job, checked=True, runs=1))
             trial = replace(trial, checked=checked.kind, checked_detail=checked.detail)
         return replace(trial, seconds=time.monotonic() - began)
 

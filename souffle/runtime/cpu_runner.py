@@ -73,6 +73,8 @@ class CpuRunner:
         Folder of compiled texts; the CPU device's own where not given.
     checked
         Look at every access to global and shared memory, and count them.
+    base
+        A plan whose texts are compiled once, where this is one of many that differ from it in few functions.
     """
 
     def __init__(
@@ -84,12 +86,15 @@ class CpuRunner:
         seed: int = 0,
         cache_dir: Path | None = None,
         checked: bool = False,
+        base: Plan | None = None,
     ) -> None:
         self._plan = plan
         self._order, self._seed = order, seed
         self.grids = tuple(max(1, min(kernel.tiles, blocks)) for kernel in plan.kernels)
+        bases = [None] * len(plan.modules) if base is None else [module.text for module in base.modules]
         self._modules = tuple(
-            compile_text(module.text, cache_dir=cache_dir, checked=checked) for module in plan.modules
+            compile_text(module.text, cache_dir=cache_dir, checked=checked, base=text)
+            for module, text in zip(plan.modules, bases, strict=True)
         )
         self._checked = checked and bool(self._modules)
         self.reports: tuple[LaunchReport, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 import models
 from benchmarks import mutation
 from souffle.cli.main import main
+from souffle.mutation.mutants import Mutation
+from souffle.mutation.trial import Trial
 
 
 def test_mutants_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,3 +48,20 @@ def test_a_thorough_campaign_over_files_runs_what_is_not_refuted(tmp_path: Path)
     assert {one["network"] for one in found} == {"small persistent mixed cooperative"}
     assert {"number", "statement", "condition", "tensor"} & {one["mutation"]["kind"] for one in found}
     assert all((one["verdict"] == "REFUTED") == (one["outcome"] == "") for one in found)
+
+
+def test_a_report_of_several_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def line(network: str, number: int, verdict: str, outcome: str) -> str:
+        made = Mutation("index", "load", "k", "s", number, "off by one", "a[i]")
+        trial = Trial(made, verdict, (), "because", outcome, "", "", "", 1.5)
+        return json.dumps({"network": network, **dataclasses.asdict(trial)}) + "\n"
+
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    first.write_text(line("a", 0, "REFUTED", "") + line("a", 1, "PROVEN", "same"))
+    assert mutation.main(["--report", str(first)]) == 0
+    assert "misses: 0; trials took 3 s" in capsys.readouterr().out
+    second.write_text(line("b", 0, "UNKNOWN", "other bits") + line("b", 1, "UNKNOWN", "same"))
+    assert mutation.main(["--report", str(first), str(second)]) == 1
+    out = capsys.readouterr().out
+    assert any(row.split()[:7] == ["all", "4", "1", "1", "0", "2", "1"] for row in out.splitlines())
+    assert "b: index/load/k/s/0: off by one" in out and "misses: 1" in out and "index/load/k/s/1" not in out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
 
 import numpy as np
@@ -204,6 +205,7 @@ def test_what_is_counted() -> None:
         "all": (7, 4, 4, 1, 1, 2, 3, 2),
     }
     assert misses(done) == (done[2], done[3], done[4])
+    assert not misses([one("grid barrier", "REFUTED", "", races)])  # not run
 
 
 # Barriers, on functions written by hand
@@ -355,6 +357,20 @@ def described_text(mutation: Mutation) -> str:
 
 
 # The process that mutants run in
+
+
+def test_a_mutant_of_which_only_a_function_is_compiled_does_the_same(trials: Trials, sandbox: Sandbox) -> None:
+    kinds = set()
+    for mutation in (some("predicate", "branch", True)[0], some("block barrier", "delete", True)[0]):
+        job = Job(trials.mutations.mutant(mutation).emitted(), trials.inputs, trials.expected)
+        divided = dataclasses.replace(job, base=trials.mutations.compiled.plan)
+        for runs, checked in ((4, False), (1, True)):
+            alone, beside = (
+                sandbox.run(dataclasses.replace(one, runs=runs, checked=checked)) for one in (job, divided)
+            )
+            assert alone.kind == beside.kind, (described_text(mutation), alone.detail, beside.detail)
+            kinds.add(alone.kind)
+    assert len(kinds) > 1
 
 
 def test_a_mutant_that_does_not_end_or_crashes_harms_nobody(trials: Trials) -> None:

@@ -19,8 +19,10 @@ from souffle.runtime.cpu_device.reports import (
     Traffic,
     Wait,
 )
+from souffle.runtime.cpu_device.toolchain import SHARED_STEMS
 
 __all__ = [
+    "SHARED_STEMS",
     "BarrierError",
     "CheckError",
     "CheckedBuffer",

@@ -23,6 +23,7 @@ from souffle.runtime.cpu_device.abi import (
 )
 from souffle.runtime.cpu_device.checked_memory import CheckedBuffer, CheckedMemory
 from souffle.runtime.cpu_device.decode import findings_of, traffic_of, waits_of
+from souffle.runtime.cpu_device.divided import divided
 from souffle.runtime.cpu_device.places import TextMap
 from souffle.runtime.cpu_device.ptx_translation import translate_asm
 from souffle.runtime.cpu_device.reports import BarrierError, CheckError, LaunchReport
@@ -332,7 +333,9 @@ def _near_argument(address: int, args: Sequence[np.ndarray | int | float]) -> st
     return best[1] if best and best[0] < 2**30 else ""
 
 
-def compile_text(cuda_text: str, *, cache_dir: Path | None = None, checked: bool = False) -> CpuModule:
+def compile_text(
+    cuda_text: str, *, cache_dir: Path | None = None, checked: bool = False, base: str | None = None
+) -> CpuModule:
     """Compile CUDA C++ text for the CPU.
 
     The text is what nvcc gets. Only its inline PTX is rewritten, and g++ reads it with headers of CUDA's names that
@@ -346,6 +349,8 @@ def compile_text(cuda_text: str, *, cache_dir: Path | None = None, checked: bool
         Where compiled libraries are kept. None takes Souffle's cache (:func:`souffle.cache.cache_root`).
     checked
         Look at each access to global and shared memory: bounds, initialization, order of blocks; and count them.
+    base
+        Another text, which is compiled once: of one that differs from it in few functions, only these are compiled.
 
     Raises
     ------
@@ -354,14 +359,25 @@ def compile_text(cuda_text: str, *, cache_dir: Path | None = None, checked: bool
     CompilerNotFoundError
         There is no g++.
     """
-    code = blank_comments(cuda_text)
+    parts = divided(cuda_text, base) if base is not None else None
+    text = cuda_text if parts is None else parts.whole
+    code = blank_comments(text)
     kernels = find_kernels(code)
     if not kernels:
         raise CudaCompileError("the CUDA text has no __global__ function")
     folder = default_cache_dir() if cache_dir is None else Path(cache_dir)
-    source = '#line 1 "kernels.cu"\n' + translate_asm(cuda_text) + _epilogue(kernels, dynamic_shared_names(code))
+    names = dynamic_shared_names(code if parts is None else blank_comments(base))
+    epilogue = _epilogue(kernels, names)
     runtime = build_runtime_library(folder)
     load_runtime(runtime)
-    library = build_kernel_library(source, folder, checked=checked)
-    ordered = uses_atomics(blank_comments(cuda_text, strings=False))
+    if parts is None:
+        library = build_kernel_library(_source(text) + epilogue, folder, checked=checked)
+    else:
+        own = _source(parts.own) if parts.own else ""
+        library = build_kernel_library(own, folder, checked=checked, rest=_source(parts.rest) + epilogue)
+    ordered = uses_atomics(blank_comments(text, strings=False))
     return CpuModule(library, kernels, code=code, ordered=ordered, runtime=runtime, checked=checked)
+
+
+def _source(text: str) -> str:
+    return '#line 1 "kernels.cu"\n' + translate_asm(text)

@@ -9,12 +9,16 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from souffle.cache import cache_root, read_entry, write_entry
 from souffle.errors import CompilerNotFoundError, CudaCompileError, DeviceError
 
-__all__ = ["FOLDER", "build_kernel_library", "build_runtime_library", "default_cache_dir"]
+__all__ = ["FOLDER", "SHARED_STEMS", "build_kernel_library", "build_runtime_library", "default_cache_dir"]
+
+SHARED_STEMS = ("runtime", "checks", "rest")
+"""What the names of files begin with that serve several texts."""
 
 FOLDER = Path(__file__).resolve().parent
 _INCLUDE = FOLDER / "include"
@@ -38,6 +42,12 @@ _CHECKED = (
     "-fno-tree-loop-distribute-patterns", "-fno-store-merging", "-fno-tree-fre", "-fno-tree-dominator-opts",
     "-fdisable-tree-cunroll", "-fdisable-tree-cunrolli",
 )  # fmt: skip
+# A text in two: whatever is defined in both is taken from the first, and the other is left out with its shared arrays.
+# Nothing may be concluded from a function that is replaced, nor two of them made one. A register that is read before it
+# is written holds what shows, and not by chance what it held in the function before.
+_PART = "-DSOUFFLE_PART"
+_DIVIDED = ("-ffunction-sections", "-fdata-sections", "-fno-ipa-icf", "-ftrivial-auto-var-init=pattern")
+_JOINED = ("-Wl,--gc-sections", "-Wl,-z,muldefs")
 _LINK = ("-shared", "-Wl,-Bsymbolic", "-Wl,-z,now")
 # Instruction sets that change no result, in the spelling of /proc/cpuinfo.
 _SAFE_SETS = ("avx2", "f16c", "fma", "bmi2", "popcnt")
@@ -109,39 +119,37 @@ def _headers_digest() -> str:
     return digest.hexdigest()
 
 
+@dataclass(frozen=True)
+class _Unit:
+    """A source and the flags it is compiled with; one that is kept is linked into several libraries."""
+
+    source: str
+    flags: tuple[str, ...]
+    stem: str = ""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (self.source, *self.flags)
+
+
 def _build(
-    source: str,
-    flags: tuple[str, ...],
+    units: tuple[_Unit, ...],
     stem: str,
     cache_dir: Path | None,
     failed: str,
-    libraries: tuple[str, ...] = (),
+    linked: tuple[str, ...] = (),
 ) -> Path:
-    compiler = _compiler()
     folder = Path(os.path.abspath(default_cache_dir() if cache_dir is None else cache_dir))
-    made_by = (compiler, _compiler_version(compiler), _headers_digest())
-    parts = ("sealed", _TEXT_NAME, source, *flags, *_LINK, *libraries, *made_by)
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-    name = f"{stem}-{key}.so"
+    name = f"{stem}-{_key(*(part for unit in units for part in unit.parts), *_LINK, *linked)}.so"
     for kept in (folder, *(Path(temporary.name) for temporary in _TEMPORARY)):
         # Half a library may load and then end the process.
         if read_entry(kept / name) is not None:
             return kept / name
     with tempfile.TemporaryDirectory(prefix="souffle-build-") as work:
-        text = Path(work) / _TEXT_NAME
-        text.write_text(source, encoding="utf-8")
-        compiled, made = Path(work) / "out.o", Path(work) / "out.so"
         # Two steps: g++ would link a sanitizer's own runtime to what it compiled for one.
-        for command, result in (
-            ([*flags, f"-I{_INCLUDE}", f"-I{_SOURCES}", "-x", "c++", "-c", str(text)], compiled),
-            ([*_LINK, str(compiled), *libraries], made),
-        ):
-            command = [compiler, *command, "-o", str(result)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=work)
-            if done.returncode != 0 or not result.exists():
-                lines = [row.replace(str(Path(work)) + "/", "") for row in done.stderr.splitlines()]
-                errors = [row for row in lines if "error" in row or "undefined" in row][:_SHOWN_ERRORS]
-                raise CudaCompileError(f"{failed}: g++ says\n" + "\n".join(errors or lines[:_SHOWN_ERRORS]))
+        objects = [str(_object(unit, folder, Path(work) / f"{i}.o", failed)) for i, unit in enumerate(units)]
+        made = Path(work) / "out.so"
+        _run([*_LINK, *objects, *linked], made, failed)
         image = made.read_bytes()
     if write_entry(folder / name, image):
         return folder / name
@@ -151,17 +159,60 @@ def _build(
     raise DeviceError(f"{failed}: the compiled library cannot be written, to {folder} neither; is the disk full?")
 
 
+def _key(*parts: str) -> str:
+    compiler = _compiler()
+    made_by = (compiler, _compiler_version(compiler), _headers_digest())
+    return hashlib.sha256("\0".join(("sealed", _TEXT_NAME, *parts, *made_by)).encode()).hexdigest()[:24]
+
+
+def _object(unit: _Unit, folder: Path, result: Path, failed: str) -> Path:
+    """Compile a unit, or take it from the folder where such units are kept."""
+    entry = folder / f"{unit.stem}-{_key(*unit.parts)}.o"
+    image = read_entry(entry) if unit.stem else None
+    if image is not None:
+        result.write_bytes(image)
+        return result
+    text = result.parent / _TEXT_NAME
+    text.write_text(unit.source, encoding="utf-8")
+    _run([*unit.flags, f"-I{_INCLUDE}", f"-I{_SOURCES}", "-x", "c++", "-c", str(text)], result, failed)
+    if unit.stem:
+        write_entry(entry, result.read_bytes())
+    return result
+
+
+def _run(arguments: list[str], result: Path, failed: str) -> None:
+    command = [_compiler(), *arguments, "-o", str(result)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=result.parent)
+    if done.returncode != 0 or not result.exists():
+        lines = [row.replace(str(result.parent) + "/", "") for row in done.stderr.splitlines()]
+        errors = [row for row in lines if "error" in row or "undefined" in row][:_SHOWN_ERRORS]
+        raise CudaCompileError(f"{failed}: g++ says\n" + "\n".join(errors or lines[:_SHOWN_ERRORS]))
+
+
 def build_runtime_library(cache_dir: Path | None = None) -> Path:
     """Build the fiber runtime, once for each cache folder."""
     # What warps do together is the kernel's code, called from the runtime: the register must hold the thread there too.
     switch = ("-ffixed-r15",) if uses_register() else ("-DSOUFFLE_UCONTEXT",)
     flags = (*_COMMON, "-O2", "-fvisibility=default", "-fno-stack-protector", *switch)
-    source, libraries = _RUNTIME_SOURCE.read_text(encoding="utf-8"), ("-lpthread", "-ldl")
-    return _build(source, flags, "runtime", cache_dir, "the fiber runtime", libraries)
+    unit = _Unit(_RUNTIME_SOURCE.read_text(encoding="utf-8"), flags)
+    return _build((unit,), "runtime", cache_dir, "the fiber runtime", ("-lpthread", "-ldl"))
 
 
-def build_kernel_library(source: str, cache_dir: Path | None = None, *, checked: bool = False) -> Path:
+def build_kernel_library(
+    source: str, cache_dir: Path | None = None, *, checked: bool = False, rest: str | None = None
+) -> Path:
     """Build a translated CUDA text; a checked one calls the functions of ``souffle_check.h`` at each access.
+
+    Parameters
+    ----------
+    source
+        The text.
+    cache_dir
+        Where libraries are kept.
+    checked
+        Whether accesses are looked at.
+    rest
+        A text that is compiled once for many: what `source` defines takes the place of what `rest` does.
 
     Raises
     ------
@@ -171,6 +222,15 @@ def build_kernel_library(source: str, cache_dir: Path | None = None, *, checked:
         There is no g++.
     """
     register = ("-ffixed-r15", "-DSOUFFLE_SELF_IN_REGISTER", "-Wno-register") if uses_register() else ()
-    prelude = ("-include", "souffle_device.h")
-    flags = (*_COMMON, *_KERNEL, *(_CHECKED if checked else ()), *_machine_flags(), *register, *prelude)
-    return _build(source, flags, "checked" if checked else "kernels", cache_dir, "the CUDA text", ("-lm",))
+    flags = (*_COMMON, *_KERNEL, *_machine_flags(), *register, "-include", "souffle_device.h")
+    if checked:
+        checks = (_Unit("", (*flags, _PART, "-DSOUFFLE_CHECK_FUNCTIONS"), "checks"),)
+        flags = (*flags, *_CHECKED)
+    else:
+        checks = ()
+    if rest is None:
+        units, linked = (_Unit(source, flags),), ()
+    else:
+        own = (_Unit(source, (*flags, *_DIVIDED, _PART)),) if source else ()
+        units, linked = (*own, _Unit(rest, (*flags, *_DIVIDED), "rest")), _JOINED
+    return _build((*units, *checks), "checked" if checked else "kernels", cache_dir, "the CUDA text", (*linked, "-lm"))

@@ -283,7 +283,8 @@ SOUFFLE_HOOK void souffle_check_access(SouffleThread* self, void* address, unsig
   if (bad) souffle_check_slow(self, address, bytes, what, pc);
 }
 
-#ifdef SOUFFLE_CHECKED
+// Compiled once, and linked to each checked text.
+#ifdef SOUFFLE_CHECK_FUNCTIONS
 #define SOUFFLE_HOOK_NAME extern "C" __attribute__((used, noinline, visibility("hidden"), no_sanitize("thread")))
 #define SOUFFLE_ACCESS(name, bytes, what) \
   SOUFFLE_HOOK_NAME void name(void* p) { souffle_check_access(souffle_self, p, bytes, what, __builtin_return_address(0)); }

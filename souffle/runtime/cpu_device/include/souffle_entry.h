@@ -55,9 +55,12 @@ constexpr SouffleKernel souffle_describe(const char* name, void (*)(P...)) {
   return SouffleKernel{name, souffle_enter<kernel, P...>, int(sizeof...(P)), SouffleKinds<P...>::text};
 }
 
+// What a library has once, however many texts it is made of.
+#ifndef SOUFFLE_PART
 // Any address in the thread-local segment, which holds the shared memory of the running block.
 static thread_local __attribute__((aligned(1024))) char souffle_anchor[1024];
 SOUFFLE_EXPORT char* souffle_shared_anchor() { return souffle_anchor; }
+#endif
 
 // All dynamic shared arrays begin at one address, as on a GPU.
 #define SOUFFLE_DYNAMIC_SHARED(bytes, labels)                                                                   \
