@@ -1,4 +1,4 @@
-"""The certificate of every kernel: verdict, what was proven in numbers, and what the proof took.
+"""The certificate of every kernel: verdict, what was proven in numbers, and the processor's seconds that it took.
 
 ``python -m benchmarks.certificates [--size paper] [--models bert ...] [--levels V3 V4] [--precisions fp32 mixed]
 [--arch sm_80] [--values] [--out FILE.json]``. The exit status is 1 if any network is refuted. With ``--values`` stages
@@ -24,17 +24,17 @@ from souffle.verify.compiled import certified
 
 
 def prove(name: str, size: str, level: str, precision: str, arch: str, verify: str) -> dict:
-    """Compile a model, prove it, and take the time of both."""
+    """Compile a model, prove it, and take the processor's seconds of both."""
     program = souffle.import_onnx(models.build(name, size))
     options = {"level": level, "precision": precision, "arch": arch, "verify": "off"}
-    start = time.perf_counter()
+    start = time.process_time()
     compiled = compile_cuda(program, **options, cubin=False)
-    made = time.perf_counter()
+    made = time.process_time()
     try:
         certificate = certified(compiled, verify).plan.certificate
     except CertificateError as error:
         certificate = error.certificate
-    done = time.perf_counter()
+    done = time.process_time()
     facts: dict[str, int] = {}
     for section in certificate.kernels:
         for fact, count in section.facts:
@@ -71,7 +71,9 @@ def main() -> int:
     for name, level, precision in product(arguments.models, arguments.levels, arguments.precisions):
         row = prove(name, arguments.size, level, precision, arguments.arch, verify)
         rows.append(row)
-        print(json.dumps({k: row[k] for k in ("model", "level", "precision", "verdict")}), file=sys.stderr)
+        if arguments.out:
+            save_results(arguments.out, "benchmarks.certificates", rows, arch=arguments.arch, verify=verify)
+        print(json.dumps({k: row[k] for k in ("model", "level", "precision", "verdict")}), file=sys.stderr, flush=True)
         for line in (*row["counterexamples"], *(f"undecided: {why}" for why in row["unknown"])):
             print(f"  {line}", file=sys.stderr)
     table = [
@@ -91,8 +93,6 @@ def main() -> int:
     network = ("model", "level", "precision")
     proof = ("verdict", "kernels proven", "grid barriers", "pairs", "compile s", "proof s")
     print(format_table((*network, *proof), table))
-    if arguments.out:
-        save_results(arguments.out, "benchmarks.certificates", rows, arch=arguments.arch, verify=verify)
     return int(any(row["verdict"] == REFUTED for row in rows))
 
 
