@@ -56,8 +56,7 @@ def _leaders(run: FunctionRun, m: Mask) -> np.ndarray:
     first = np.arange(run.lanes.count) % _WARP == 0
     if m is None:
         return first
-    here = np.broadcast_to(m, (run.lanes.count,)).reshape(-1, _WARP)
-    if (here.any(axis=1) != here.all(axis=1)).any():
+    if run.lanes.parted(m, _WARP):
         raise Undecided("fragments in a part of a warp")
     return first & m
 

@@ -1,8 +1,8 @@
 """Runs a stage function, as it was lowered, for all threads of some tiles at once.
 
-Statements are executed in the order of the text by all lanes together; a lane that a condition leaves out keeps what it
-has. That is one of the orders in which threads may run, and what they run has no races (which the certificate shows),
-so that every order gives the same. Barriers and waits for copies have nothing left to do.
+Statements are executed in the order of the text by all lanes together. That is one of the orders in which threads may
+run, and what they run has no races (which the certificate shows), so that every order gives the same. Barriers and
+waits for copies have nothing left to do.
 """
 
 from __future__ import annotations
@@ -24,19 +24,14 @@ from souffle.verify.values.loops import Nest, at_once
 from souffle.verify.values.memory import Lanes
 from souffle.verify.values.places import Places
 from souffle.verify.values.points import Numbers
-from souffle.verify.values.scalars import Evaluator, Frame, Mask, Scalars, both, is_steady, none_of
+from souffle.verify.values.scalars import Evaluator, Frame, Mask, Scalars, is_steady
 from souffle.verify.values.sightings import TextSightings
+from souffle.verify.values.statements import Statement, nothing
 
-__all__ = ["FunctionRun", "Statement"]
+__all__ = ["FunctionRun"]
 
-Statement = Callable[[Frame, Mask], None]
-
-_ATTRIBUTES = ("extern_scope", "reduce_scope", "fragment_shape", "fragment_layout")
 _BARRIERS = ("tirx.tvm_storage_sync", "tirx.cuda.cta_sync", "tirx.cuda.warp_sync")
 _PART_BARRIER = re.compile(r"souffle_named_barrier<\d+, *\d+>")
-
-_MOST_TURNS = 1 << 20
-"""Of one loop; more would take hours."""
 
 _CALL = 8
 """Numbers of a thread that a function called by name handles, about."""
@@ -112,38 +107,6 @@ class FunctionRun(Places):
 
     # Statements
 
-    def statement(self, node: Any) -> Statement:
-        """The function that executes a statement."""
-        if isinstance(node, tirx.SeqStmt):
-            parts = [self.statement(part) for part in node.seq]
-
-            def sequence(f: Frame, m: Mask) -> None:
-                for part in parts:
-                    part(f, m)
-
-            return sequence
-        if isinstance(node, tirx.AttrStmt):
-            if node.attr_key not in _ATTRIBUTES:
-                raise Undecided(f"the attribute {node.attr_key}")
-            return self.statement(node.body)
-        if isinstance(node, tirx.For):
-            return self.loop(node)
-        if isinstance(node, tirx.IfThenElse):
-            return self.branch(node)
-        if isinstance(node, tirx.Bind):
-            return self.bind(node)
-        if isinstance(node, tirx.AllocBuffer):
-            self.allocate(node.buffer)
-            return _nothing
-        if isinstance(node, tirx.DeclBuffer):
-            self.declare(node)
-            return _nothing
-        if isinstance(node, tirx.BufferStore):
-            return self.store(node)
-        if isinstance(node, tirx.Evaluate):
-            return self.effect(node)
-        raise Undecided(f"a statement of the kind {type(node).__name__}")
-
     def numbered(self, node: Any) -> int:
         """A number for a statement, which messages show by."""
         self.statements.append(node)
@@ -154,10 +117,10 @@ class FunctionRun(Places):
         pointer = self.pointer(node.value)
         if pointer is not None:
             self.pointers[node.var] = pointer
-            return _nothing
+            return nothing
         if self.uses[node.var] == 1:
             # Named and never used.
-            return _nothing
+            return nothing
         value = self.of(node.value)
         slot = self.slot(node.var)
         if is_steady(value):
@@ -176,57 +139,11 @@ class FunctionRun(Places):
 
         return bound
 
-    def branch(self, node: tirx.IfThenElse) -> Statement:
-        """A condition."""
-        test, then = self.of(node.condition), self.statement(node.then_case)
-        otherwise = self.statement(node.else_case) if node.else_case is not None else None
-
-        def evaluate(f: Frame, m: Mask) -> None:
-            known = test(f, m)
-            if isinstance(known, int):
-                chosen = then if known else otherwise
-                if chosen is not None:
-                    chosen(f, m)
-                return
-            known = known != 0
-            first = both(m, known)
-            if not none_of(first):
-                then(f, None if m is None and known.all() else first)
-            if otherwise is not None:
-                second = both(m, ~known)
-                if not none_of(second):
-                    otherwise(f, second)
-
-        return evaluate
-
-    def loop(self, node: tirx.For) -> Statement:
-        """A loop: turn by turn, or all turns together where that is the same."""
-        if node.kind not in (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED):
-            raise Undecided(f"the loop over {node.loop_var.name}, whose kind is {node.kind}")
-        if node.step is not None:
-            raise Undecided(f"the loop over {node.loop_var.name}, which has steps")
-        low, extent, slot = self.of(node.min), self.of(node.extent), self.slot(node.loop_var)
+    def together(self, node: tirx.For) -> Statement | None:
+        """All turns of a nest of loops, where that is the same: its variables are arrays with an axis each."""
         nest = at_once(node, _MOST_AT_ONCE // self.lanes.count)
-        if nest is not None:
-            together = self._together(nest)
-            if together is not None:
-                return together
-        body = self.statement(node.body)
-
-        def turns(f: Frame, m: Mask) -> None:
-            first, count = low(f, m), extent(f, m)
-            most = count if isinstance(count, int) else int((count if m is None else np.where(m, count, 0)).max())
-            if most > _MOST_TURNS:
-                raise Undecided(f"{most} turns of the loop over {node.loop_var.name}")
-            for turn in range(most):
-                inside = m if isinstance(count, int) else both(m, turn < count)
-                f[slot] = first + turn
-                body(f, inside)
-
-        return turns
-
-    def _together(self, nest: Nest) -> Statement | None:
-        """All turns of a nest of loops: its variables are arrays with an axis each."""
+        if nest is None:
+            return None
         lows = [self.of(loop.min) for loop in nest.loops]
         if nest.selves:
             # What an element is made of is the element itself: each turn must have its own.
@@ -274,7 +191,7 @@ class FunctionRun(Places):
     def effect(self, node: tirx.Evaluate) -> Statement:
         """A call for what it does."""
         if not isinstance(node.value, Call):
-            return _nothing
+            return nothing
         name = operator_name(node.value)
         if name in _BARRIERS or _PART_BARRIER.fullmatch(name):
             return self.barrier
@@ -301,12 +218,5 @@ class FunctionRun(Places):
         Undecided
             If some threads of a tile do not: what they do meanwhile may be meant to come before.
         """
-        if m is None:
-            return
-        here = np.broadcast_to(m, (*m.shape[:-1], self.lanes.count)).reshape(-1, self.lanes.threads)
-        if (here.any(axis=1) != here.all(axis=1)).any():
+        if self.lanes.parted(m, self.lanes.threads):
             raise Undecided("a barrier that a part of the threads comes to")
-
-
-def _nothing(f: Frame, m: Mask) -> None:
-    return None

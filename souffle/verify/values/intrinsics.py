@@ -15,9 +15,10 @@ import numpy as np
 from souffle.verify.expressions import Undecided
 from souffle.verify.values.field import Number
 from souffle.verify.values.fragments import matrix_instruction
-from souffle.verify.values.function import FunctionRun, Statement
+from souffle.verify.values.function import FunctionRun
 from souffle.verify.values.places import Pointer
 from souffle.verify.values.scalars import Evaluator, Frame, Mask, both
+from souffle.verify.values.statements import Statement
 
 __all__ = ["intrinsic"]
 
@@ -130,10 +131,7 @@ def _warps(run: FunctionRun, what: str) -> np.ndarray:
 
 
 def _whole_warps(run: FunctionRun, m: Mask, what: str) -> None:
-    if m is None:
-        return
-    here = np.broadcast_to(m, (*m.shape[:-1], run.lanes.count)).reshape(-1, _WARP)
-    if (here.any(axis=1) != here.all(axis=1)).any():
+    if run.lanes.parted(m, _WARP):
         raise Undecided(f"{what} by a part of a warp")
 
 

@@ -72,6 +72,13 @@ class Lanes:
         """The thread of each lane."""
         return np.tile(np.arange(self.threads), len(self.tiles))
 
+    def parted(self, mask: Mask, size: int) -> bool:
+        """Whether a mask leaves out some lanes of a group of so many neighbours, and others not."""
+        if mask is None:
+            return False
+        here = np.broadcast_to(mask, (*mask.shape[:-1], self.count)).reshape(-1, size)
+        return bool((here.any(axis=1) != here.all(axis=1)).any())
+
     def named(self, lane: int) -> tuple[int, int]:
         """The tile and the thread of a lane."""
         return self.tiles[lane // self.threads], lane % self.threads
@@ -98,8 +105,12 @@ class Write:
     statement: int
 
 
-def _bounded(at: np.ndarray, size: int, mask: Mask, what: str) -> np.ndarray:
+def _bounded(at: Number, size: int, mask: Mask, what: str) -> Number:
     """Indices that are in bounds, 0 where none is wanted."""
+    if isinstance(at, int):
+        if not 0 <= at < size:
+            raise Fault(f"it touches element {at} of {what}, which has {size}", 0)
+        return at
     if mask is not None:
         at = np.where(mask, at, 0)
     if at.size and (at.min() < 0 or at.max() >= size):
@@ -107,6 +118,18 @@ def _bounded(at: np.ndarray, size: int, mask: Mask, what: str) -> np.ndarray:
         place = int(at[tuple(wrong)])
         raise Fault(f"it touches element {place} of {what}, which has {size}", int(wrong[-1]))
     return at
+
+
+def _wanted(mask: Mask, *arrays: Number) -> list[np.ndarray]:
+    """Arrays, broadcast to each other, where a mask holds."""
+    shape = np.broadcast_shapes(*map(np.shape, arrays), np.shape(mask))
+    whole = [np.broadcast_to(array, shape) for array in arrays]
+    return whole if mask is None else [array[np.broadcast_to(mask, shape)] for array in whole]
+
+
+def _sized(size: int, unit: int, what: str) -> None:
+    if size != unit:
+        raise Undecided(f"elements of {size} bytes in the {what}, whose elements have {unit}")
 
 
 class TensorMemory:
@@ -129,26 +152,17 @@ class TensorMemory:
 
     def read(self, at: Number, size: int, mask: Mask) -> Number:
         """See :class:`Memory`."""
-        self._sized(size)
+        _sized(size, self.unit, f"tensor {self.name}")
         places = _bounded(np.atleast_1d(np.asarray(at)), len(self.values), mask, f"the tensor {self.name}")
         return self.values[places]
 
     def write(self, at: Number, size: int, value: Number, mask: Mask, statement: int) -> None:
         """See :class:`Memory`; remembers who wrote."""
-        self._sized(size)
-        shape = np.broadcast_shapes(np.shape(at), np.shape(value), np.shape(mask), (self.lanes,))
-        places = np.broadcast_to(_bounded(np.atleast_1d(np.asarray(at)), len(self.values), mask, self.name), shape)
-        lanes = np.broadcast_to(np.arange(self.lanes), shape)
-        values = np.broadcast_to(value, shape)
-        if mask is not None:
-            chosen = np.broadcast_to(mask, shape)
-            places, lanes, values = places[chosen], lanes[chosen], values[chosen]
+        _sized(size, self.unit, f"tensor {self.name}")
+        places = _bounded(np.atleast_1d(np.asarray(at)), len(self.values), mask, self.name)
+        places, lanes, values = _wanted(mask, places, np.arange(self.lanes), value)
         self.values[places] = values
         self.writes.append(Write(places.ravel(), lanes.ravel(), statement))
-
-    def _sized(self, size: int) -> None:
-        if size != self.unit:
-            raise Undecided(f"elements of {size} bytes in the tensor {self.name}, whose elements have {self.unit}")
 
 
 class _Sizes:
@@ -198,23 +212,14 @@ class _Flat:
     def write(self, at: Number, size: int, value: Number, mask: Mask, statement: int) -> None:
         """See :class:`Memory`."""
         places = self._places(at, size, mask)
-        shape = np.broadcast_shapes(places.shape, np.shape(value), np.shape(mask))
-        places, values = np.broadcast_to(places, shape), np.broadcast_to(value, shape)
-        if mask is not None:
-            chosen = np.broadcast_to(mask, shape)
-            places, values = places[chosen], values[chosen]
+        places, values = _wanted(mask, places, value)
         self.values[places] = values
         if self.sizes is not None:
             self.sizes.put(places, size)
 
     def _places(self, at: Number, size: int, mask: Mask) -> np.ndarray:
         last = self.units - size // self.unit + 1
-        what = f"the units of {self.unit} bytes of {self.name}"
-        if isinstance(at, int):
-            if not 0 <= at < last:
-                raise Fault(f"it touches element {at} of {what}, which has {last}", 0)
-            return at + self.start
-        return _bounded(at, last, mask, what) + self.start
+        return _bounded(at, last, mask, f"the units of {self.unit} bytes of {self.name}") + self.start
 
 
 class PerBlock(_Flat):
@@ -244,18 +249,17 @@ class PerThread:
 
     def read(self, at: Number, size: int, mask: Mask) -> Number:
         """See :class:`Memory`. The result may be the memory itself: use it before the next write."""
-        self._sized(size)
+        _sized(size, self.unit, f"array {self.name}")
         if isinstance(at, int):
-            self._inside(at)
-            return self.values[at]
+            return self.values[_bounded(at, self.units, None, self.name)]
         places = _bounded(at, self.units, mask, self.name)
         return self.values[places[..., 0]] if places.shape[-1] == 1 else self.values[places, self.lane]
 
     def write(self, at: Number, size: int, value: Number, mask: Mask, statement: int) -> None:
         """See :class:`Memory`."""
-        self._sized(size)
+        _sized(size, self.unit, f"array {self.name}")
         if isinstance(at, int) and np.ndim(value) < 2 and np.ndim(mask) < 2:
-            self._inside(at)
+            _bounded(at, self.units, None, self.name)
             if mask is None:
                 self.values[at] = value
             else:
@@ -265,18 +269,5 @@ class PerThread:
         if mask is None and places.shape[-1] == 1:
             self.values[places[..., 0]] = value
             return
-        shape = np.broadcast_shapes(places.shape, np.shape(value), np.shape(mask), self.lane.shape)
-        places, lane = np.broadcast_to(places, shape), np.broadcast_to(self.lane, shape)
-        values = np.broadcast_to(value, shape)
-        if mask is not None:
-            chosen = np.broadcast_to(mask, shape)
-            places, lane, values = places[chosen], lane[chosen], values[chosen]
+        places, lane, values = _wanted(mask, places, self.lane, value)
         self.values[places, lane] = values
-
-    def _inside(self, at: int) -> None:
-        if not 0 <= at < self.units:
-            raise Fault(f"it touches element {at} of {self.name}, which has {self.units}", 0)
-
-    def _sized(self, size: int) -> None:
-        if size != self.unit:
-            raise Undecided(f"elements of {size} bytes in the array {self.name}, whose elements have {self.unit}")

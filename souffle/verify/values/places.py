@@ -13,13 +13,14 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, TensorLoad
 
-from souffle.tvm_compat import const_int
 from souffle.verify.expressions import Undecided
 from souffle.verify.indices import bytes_of, operator_name
+from souffle.verify.values.inputs import elements_of
 from souffle.verify.values.memory import Lanes, Memory, PerBlock, PerThread, PerWarp, TensorMemory
 from souffle.verify.values.points import Numbers
-from souffle.verify.values.scalars import Evaluator, Frame, Mask, Scalars
+from souffle.verify.values.scalars import Evaluator, Frame, Mask
 from souffle.verify.values.sightings import TextSightings
+from souffle.verify.values.statements import Statements
 
 __all__ = ["Places", "Pointer"]
 
@@ -34,7 +35,7 @@ def _element_size(dtype: str) -> int:
 
 @dataclass(frozen=True)
 class Pointer:
-    """A place in a memory.
+    """A place in a memory, or a buffer there.
 
     Attributes
     ----------
@@ -42,25 +43,18 @@ class Pointer:
     at : callable
         Its unit.
     size : int
-        Bytes of the elements of the buffer that it was taken of.
+        Bytes of the elements of the buffer, or of the one that it was taken of.
+    lanes : int
+        How many of them each index is.
     """
 
     memory: Memory
     at: Evaluator
     size: int
+    lanes: int = 1
 
 
-@dataclass(frozen=True)
-class _Place:
-    """A buffer: `start` in units of its memory, `size` bytes for each element, `lanes` elements for each index."""
-
-    memory: Memory
-    start: Evaluator
-    size: int
-    lanes: int
-
-
-class Places(Scalars):
+class Places(Statements):
     """Translates accesses of memory; each allocation is a memory of its own.
 
     Parameters
@@ -83,7 +77,7 @@ class Places(Scalars):
     ) -> None:
         super().__init__(numbers, sightings)
         self.lanes = lanes
-        self.places: dict[Any, _Place] = {}
+        self.places: dict[Any, Pointer] = {}
         self.pointers: dict[Any, Pointer] = {}
         self.tensors = []
         for pointer, values in zip(func.params[2:], tensors, strict=True):
@@ -116,10 +110,8 @@ class Places(Scalars):
     def allocate(self, buffer: Any) -> None:
         """A memory for a buffer."""
         scope, dtype = str(buffer.scope()), str(buffer.dtype)
-        elements = tvm.DataType(dtype).lanes
-        for extent in buffer.shape:
-            elements *= const_int(extent)
-        own = _element_size(dtype)
+        lanes, own = tvm.DataType(dtype).lanes, _element_size(dtype)
+        elements = elements_of(buffer) * lanes
         name, noise = str(buffer.name), partial(self.numbers.noise, name=f"unwritten {len(self.places)}")
         memory: Memory
         if scope in ("shared", "shared.dyn"):
@@ -133,7 +125,7 @@ class Places(Scalars):
             memory = PerWarp(name, elements, own, self.lanes, noise)
         else:
             raise Undecided(f"memory of the scope {scope}")
-        self.places[buffer] = _Place(memory, _start, own, tvm.DataType(dtype).lanes)
+        self.places[buffer] = Pointer(memory, _start, own, lanes)
 
     def declare(self, node: tirx.DeclBuffer) -> None:
         """A buffer at a place in a memory."""
@@ -141,7 +133,7 @@ class Places(Scalars):
         if pointer is None:
             raise Undecided(f"the memory of the buffer {node.buffer.name}")
         dtype = str(node.buffer.dtype)
-        self.places[node.buffer] = _Place(pointer.memory, pointer.at, _element_size(dtype), tvm.DataType(dtype).lanes)
+        self.places[node.buffer] = Pointer(pointer.memory, pointer.at, _element_size(dtype), tvm.DataType(dtype).lanes)
 
     def pointer(self, node: Any) -> Pointer | None:
         """What an expression points to; ``None`` where it is no pointer."""
@@ -151,8 +143,7 @@ class Places(Scalars):
             return None
         name = operator_name(node)
         if name == "tirx.buffer_data" and node.args[0] in self.places:
-            place = self.places[node.args[0]]
-            return Pointer(place.memory, place.start, place.size)
+            return self.places[node.args[0]]
         if name == "tirx.address_of" and isinstance(node.args[0], TensorLoad):
             load = node.args[0]
             if load.source not in self.places or len(load.indices) != 1:
@@ -161,9 +152,9 @@ class Places(Scalars):
             return Pointer(place.memory, self._unit(place, load.indices[0]), place.size)
         return None
 
-    def _unit(self, place: _Place, index: Any) -> Evaluator:
+    def _unit(self, place: Pointer, index: Any) -> Evaluator:
         """Where an element of a buffer begins, in units."""
-        at, start = self.of(index), place.start
+        at, start = self.of(index), place.at
         nbytes, unit = place.size * place.lanes, place.memory.unit
         if nbytes % unit:
             if isinstance(index, tirx.IntImm) and int(index.value) * nbytes % unit == 0:
