@@ -1,7 +1,8 @@
 """Builds what one model takes to the host: networks of all levels and precisions, inputs and expected outputs, and
 the model itself.
 
-The model is built and imported once. What a level's network is goes beside it as ``FILE.json``.
+The model is built and imported once. What a level's network is goes beside it as ``FILE.json``. Where mixed precision
+changes nothing in the model, there is no network, and that file says so.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from onnx import ModelProto
 import models
 import souffle
 from benchmarks.weights import Pieces, redrawn, write_graph, write_weights
+from souffle.transform.precision import mixed_precision
 
 __all__ = ["main"]
 
@@ -64,7 +66,13 @@ def main(argv: list[str] | None = None) -> int:
         key, _, path = item.partition("=")
         level, precision, constants, barrier = key.split(":")
         levels.setdefault((level, precision, barrier), []).append((constants, Path(path)))
+    mixed = any(precision == "mixed" for _, precision, _ in levels)
+    unchanged = mixed and not any(decision.accepted for decision in mixed_precision(program)[1])
     for (level, precision, barrier), files in levels.items():
+        if precision == "mixed" and unchanged:
+            for _, path in files:
+                path.with_suffix(".json").write_text(json.dumps({"as_fp32": True}))
+            continue
         began = time.monotonic()
         net = souffle.compile(
             program,

@@ -24,9 +24,7 @@ import datetime
 import hashlib
 import json
 import logging
-import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -38,27 +36,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import grid_barriers, shared_memory
+from benchmarks.gpu_pack import pack
 from benchmarks.gpu_plan import Phase, chosen_cases, first_contact, steps_for
 from benchmarks.gpu_run import run_phases
 from benchmarks.gpu_table import across_barriers, phase_table, table
+from benchmarks.record import write_json
 
 __all__ = ["main"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _LEVELS = ("V0", "V1", "V2", "V3", "V4")
 _MERGED = ("V3", "V4")
-_TRAVELS = ("souffle", "benchmarks", "models")
 _PRECISIONS = ("fp32", "mixed")
 _KINDS = ("micro", "check", "latency", "once")
 _WEIGHTS = ".weights.npz"
 _log = logging.getLogger("gpu_host")
-
-
-def _write(path: Path, content: Any) -> None:
-    """Replace a file only once its new content is complete, so that a run cut short leaves a readable one."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(content, indent=1))
-    part.replace(path)
 
 
 # build
@@ -129,6 +121,7 @@ def _build(options: argparse.Namespace) -> int:
     out.mkdir(parents=True, exist_ok=True)
     index_path = out / "index.json"
     index = json.loads(index_path.read_text()) if index_path.exists() else {"cases": {}, "too_large": {}}
+    index.setdefault("as_fp32", {})
     index["command"] = " ".join(["python -m benchmarks.gpu_host", *sys.argv[1:]])
     began = time.monotonic()
     compiler, lock = _compiler(), threading.Lock()
@@ -151,7 +144,7 @@ def _build(options: argparse.Namespace) -> int:
     kernels = [*grid_barriers.compile_kernels(out, options.arch), *shared_memory.compile_kernels(out, options.arch)]
     index["kernels"] = [path.name for path in kernels]
     index["build_seconds"] = round(index.get("build_seconds", 0.0) + time.monotonic() - began, 1)
-    _write(index_path, index)
+    write_json(index_path, index)
     _log.info("%d cases, %d models failed, %.0f s", len(index["cases"]), failed, time.monotonic() - began)
     _log.info("%s", _sizes(out, index))
     return 1 if failed else 0
@@ -171,9 +164,13 @@ def _build_group(
         for name, item in wanted.items()
         if options.force
         or not io.exists()
-        or not (name in index["too_large"] or (name in index["cases"] and (options.out / f"{name}.souffle").exists()))
+        or not (
+            name in (*index["too_large"], *index["as_fp32"])
+            or (name in index["cases"] and (options.out / f"{name}.souffle").exists())
+        )
     }
-    old = [name for name in wanted if name not in missing and index["cases"].get(name, {}).get("compiler") != compiler]
+    states = {name: index["cases"].get(name, {}).get("compiler") for name in wanted} | index["as_fp32"]
+    old = [name for name in wanted if name not in missing and states[name] != compiler]
     if old:
         _log.warning("%s: %d networks are of another state of the compiler; --force", group.stem(), len(old))
     if not missing and graph.exists():
@@ -197,11 +194,12 @@ def _build_group(
     there = [name for name in missing if (options.out / f"{name}.json").exists()]
     with lock:
         for name in there:
-            _enter(options, index, group, name, missing[name])
+            if not _enter(options, index, group, name, missing[name]):
+                index["as_fp32"][name] = compiler
             if name in index["cases"]:
                 index["cases"][name]["compiler"] = compiler
         _enter_graph(index, wanted, graph)
-        _write(options.out / "index.json", index)
+        write_json(options.out / "index.json", index)
     _log.info("%s: %d of %d networks, %.0f s", group.stem(), len(there), len(missing), time.monotonic() - began)
     if error or len(there) < len(missing):
         _log.error("%s: %s", group.stem(), error)
@@ -230,11 +228,15 @@ def _drop_weights(out: Path, cases: Iterable[dict[str, Any]]) -> None:
             path.unlink()
 
 
-def _enter(options: argparse.Namespace, index: dict[str, Any], group: _Group, name: str, network: _Wanted) -> None:
-    """Put a network that was built into the index, unless it is too large to travel."""
+def _enter(options: argparse.Namespace, index: dict[str, Any], group: _Group, name: str, network: _Wanted) -> bool:
+    """Put a network that was built into the index, unless it is too large to travel; whether it is one of its own."""
     facts = options.out / f"{name}.json"
     about = json.loads(facts.read_text())
     facts.unlink()
+    if about.get("as_fp32"):
+        _log.info("%s: mixed precision changes nothing in it", name)
+        return False
+    index["as_fp32"].pop(name, None)
     artifact, weights = options.out / f"{name}.souffle", options.out / f"{name}{_WEIGHTS}"
     limit = options.max_mib * 2**20
     if artifact.stat().st_size > limit:
@@ -243,7 +245,7 @@ def _enter(options: argparse.Namespace, index: dict[str, Any], group: _Group, na
         index["too_large"][name] = round(size, 1)
         artifact.unlink()
         weights.unlink(missing_ok=True)
-        return
+        return True
     if weights.exists() and weights.stat().st_size > limit:
         _log.warning("%s: weights that cannot be made again are over --max-mib; it is only timed", name)
         weights.unlink()
@@ -261,6 +263,7 @@ def _enter(options: argparse.Namespace, index: dict[str, Any], group: _Group, na
         "io": f"{group.stem()}.npz",
         **about,
     }
+    return True
 
 
 def _sizes(folder: Path, index: dict[str, Any]) -> str:
@@ -276,77 +279,6 @@ def _sizes(folder: Path, index: dict[str, Any]) -> str:
     largest = max(files, key=lambda path: path.stat().st_size)
     lines.append(f"{'all':32} {total / 2**20:8.2f} MiB, the largest {largest.name}")
     return "\n".join(lines)
-
-
-# pack
-
-
-def _files(names: Iterable[str], cases: dict[str, dict[str, Any]]) -> list[str]:
-    keys = ("artifact", "io", "graph", "weights")
-    return sorted({cases[name][key] for name in names for key in keys if cases[name].get(key)})
-
-
-def _parts(folder: Path, index: dict[str, Any], room: float) -> list[list[str]]:
-    """Cases for one transfer after the other, in the order in which first contact wants them.
-
-    That is a small network first, then those of paper size, then the others; of each fp32 before mixed precision, and
-    most grid syncs first. Those of one model, size and precision stay together where they fit, for their latencies are
-    compared.
-    """
-    cases = index["cases"]
-
-    def size(names: Iterable[str]) -> int:
-        return sum((folder / file).stat().st_size for file in _files(names, cases))
-
-    groups: dict[tuple[str, str, str], list[str]] = {}
-    for name, case in cases.items():
-        groups.setdefault((case["size"], case["model"], case["precision"]), []).append(name)
-    syncs = {key: max(cases[name].get("grid_syncs", 0) for name in names) for key, names in groups.items()}
-    smallest = min(groups, key=lambda key: (key[2] != "fp32", size(groups[key])), default=None)
-    parts: list[list[str]] = []
-    for key in sorted(groups, key=lambda key: (key != smallest, key[0] == "tiny", key[2] != "fp32", -syncs[key])):
-        names = groups[key]
-        for chunk in [names] if size(names) <= room else [[name] for name in names]:
-            part = next((part for part in parts if size([*part, *chunk]) <= room), None)
-            if part is None:
-                parts.append(part := [])
-            part += chunk
-    return parts
-
-
-def _pack(options: argparse.Namespace) -> int:
-    """Gather what must travel into folders that fit, each with the runtime, this script and its artifacts."""
-    index = json.loads((options.input / "index.json").read_text())
-    if options.models:
-        index["cases"] = {name: case for name, case in index["cases"].items() if case["model"] in options.models}
-    if options.to.exists() and any(options.to.iterdir()):
-        _log.error("%s is not empty; give a new folder", options.to)
-        return 2
-    sources = [path for name in _TRAVELS for path in (_ROOT / name).rglob("*") if path.is_file()]
-    room = options.max_mib * 2**20 - sum(path.stat().st_size for path in sources if "__pycache__" not in path.parts)
-    beside = [options.input / file for file in ("index.json", *index.get("kernels", []))]
-    room -= sum(path.stat().st_size for path in [*beside, _ROOT / "pyproject.toml"])
-    over, contents = 0, {}
-    for number, names in enumerate(_parts(options.input, index, room), 1):
-        part = options.to / f"part{number}"
-        artifacts = part / "artifacts"
-        artifacts.mkdir(parents=True)
-        for name in _TRAVELS:
-            shutil.copytree(_ROOT / name, part / name, ignore=shutil.ignore_patterns("__pycache__", ".*", "build"))
-        shutil.copy(_ROOT / "pyproject.toml", part)
-        for file in [*_files(names, index["cases"]), *index.get("kernels", [])]:
-            shutil.copy(options.input / file, artifacts)
-        chosen = {name: index["cases"][name] for name in names}
-        _write(artifacts / "index.json", {**index, "cases": chosen})
-        total = sum(Path(base, file).stat().st_size for base, _, found in os.walk(part) for file in found)
-        over += total > options.max_mib * 2**20
-        models = sorted({f"{case['model']} {case['size']} {case['precision']}" for case in chosen.values()})
-        contents[part.name] = {"mib": round(total / 2**20, 1), "networks": models, "cases": names}
-        _log.info("%s: %.1f MiB, %d cases: %s", part, total / 2**20, len(names), ", ".join(models))
-    _write(options.to / "index.json", contents)
-    if over:
-        _log.error("a part is over --max-mib %g: one network alone is", options.max_mib)
-    return 1 if over else 0
 
 
 # run
@@ -379,9 +311,10 @@ def _run(options: argparse.Namespace) -> int:
     results["date"] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     # What was run with an earlier part of the artifacts is still in the table.
     results["cases"] = results.get("cases", {}) | cases
+    results["as_fp32"] = sorted(index.get("as_fp32", {}))
     phases = _phases(options, cases)
-    run_phases(phases, cases, options, results, lambda: _write(path, results))
-    _write(path, results)
+    run_phases(phases, cases, options, results, lambda: write_json(path, results))
+    write_json(path, results)
     steps = [step for phase in phases for step in phase.steps]
     text = table(results, steps, cases)
     if options.command == "first-contact":
@@ -472,7 +405,7 @@ def main(argv: list[str] | None = None) -> int:
         for key, value in (usual | ({"repeats": 20} if options.command == "run" else {})).items():
             if getattr(options, key) is None:
                 setattr(options, key, {"repeats": 2}.get(key, 1) if quick else value)
-    return {"build": _build, "pack": _pack}.get(options.command, _run)(options)
+    return {"build": _build, "pack": pack}.get(options.command, _run)(options)
 
 
 if __name__ == "__main__":

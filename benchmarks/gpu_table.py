@@ -146,6 +146,9 @@ def table(results: dict[str, Any], steps: Sequence[Step], cases: dict[str, dict[
         lines.append(f"grid barriers: {compared - len(different)} of {compared} networks give the same bits with each")
     lines += [f"FAILED {name}: its outputs depend on the grid barrier" for name in different]
     lines += _latencies(names("latency"), cases, found, results["rehearsal"])
+    if as_fp32 := results.get("as_fp32"):
+        models = ", ".join(dict.fromkeys(name.rpartition("-V")[0] for name in as_fp32))
+        lines.append(f"mixed precision changes nothing in {models}: see fp32")
     lines.append("")
     for tool in TOOLS:
         keys = [step.key(name) for step in steps if step.tool == tool for name in step.names]

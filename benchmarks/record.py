@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["save_results"]
+__all__ = ["save_results", "write_json"]
 
 
 def save_results(path: str, program: str, results: list[dict[str, Any]], **about: Any) -> None:
@@ -35,3 +35,10 @@ def save_results(path: str, program: str, results: list[dict[str, Any]], **about
         "results": results,
     }
     Path(path).write_text(json.dumps(record, indent=1) + "\n")
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Replace a file only once its new content is complete, so that a run cut short leaves a readable one."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(content, indent=1))
+    part.replace(path)

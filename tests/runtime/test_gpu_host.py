@@ -42,8 +42,7 @@ def _rehearse(packed: Path, out: Path, blocked: Path, *more: str) -> subprocess.
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two levels of the smallest network, one with both grid barriers, and its paper size without the constants, in
-    mixed precision too."""
+    """Two levels of the smallest network, one with both grid barriers, and its paper size without the constants."""
     for name in ("tvm", "onnx", "onnxruntime"):
         pytest.importorskip(name)
     if find_nvcc() is None:
@@ -79,27 +78,44 @@ def test_built_packed_and_rehearsed_without_the_compiler(
     assert "times mean nothing" in done.stdout and "mmoe tiny fp32" in done.stdout
 
 
-def test_mixed_precision_is_built_beside_fp32(built: Path, tmp_path: Path) -> None:
+def test_precisions_levels_and_barriers_share_files(built: Path, tmp_path: Path) -> None:
     index = json.loads((built / "index.json").read_text())
     cases = index["cases"]
     assert list(cases) == [
         *(f"mmoe-tiny-fp32-{network}" for network in ("V2", "V4", "V4-counter")),
         *(f"mmoe-paper-fp32-{network}-synthetic" for network in ("V2", "V4", "V4-counter")),
-        *(f"mmoe-paper-mixed-{network}-synthetic" for network in ("V2", "V4")),
     ]
-    assert all(load(built / case["artifact"]).precision == case["precision"] for case in cases.values())
-    # Precisions share inputs and expected outputs, levels and barriers the weights that they have in common.
+    assert set(index["as_fp32"]) == {f"mmoe-paper-mixed-{level}-synthetic" for level in ("V2", "V4")}
     assert {case["io"] for case in cases.values()} == {"mmoe-tiny.npz", "mmoe-paper.npz"}
     weights = {name: case["weights"] for name, case in cases.items() if case["size"] == "paper"}
     assert {path.name for path in built.glob("*.weights.npz")} == set(weights.values())
     assert weights["mmoe-paper-fp32-V4-synthetic"] == weights["mmoe-paper-fp32-V4-counter-synthetic"]
-    contents = [read_weights(built / name, built / "mmoe-paper.graph.npz") for name in sorted(set(weights.values()))]
-    assert all(contents)
+    assert all(read_weights(built / name, built / "mmoe-paper.graph.npz") for name in set(weights.values()))
     assert gpu_host.main(["pack", "--in", str(built), "--to", str(tmp_path / "packed")]) == 0
     packed = json.loads((tmp_path / "packed" / "index.json").read_text())
     assert [name for part in packed.values() for name in part["cases"]] == list(cases)
-    for name in packed["part1"]["cases"]:
-        assert all((tmp_path / "packed/part1/artifacts" / cases[name][kind]).exists() for kind in ("io", "artifact"))
+
+
+def test_mixed_precision_is_built_beside_fp32(tmp_path: Path) -> None:
+    """At paper size with the first grid barrier alone."""
+    options = ["build", "--out", str(tmp_path), "--models", "bert", "--grid-barriers", "cooperative", "counter"]
+    parsed = gpu_host._parser().parse_args(options)
+    groups = {group.size: group for group in gpu_host._groups(parsed)}
+    five = [f"V{level}" for level in range(5)]
+    assert list(groups["paper"].networks(parsed)) == [
+        f"bert-paper-{network}-synthetic" for network in
+        (*(f"fp32-{level}" for level in (*five[:3], "V3", "V3-counter", "V4", "V4-counter")),
+         *(f"mixed-{level}" for level in five))
+    ]  # fmt: skip
+    assert sum(network.precision == "mixed" for network in groups["tiny"].networks(parsed).values()) == 7
+    alone = gpu_host._parser().parse_args([*options, "--models", "lstm", "--precision", "mixed"])
+    assert {group.precisions for group in gpu_host._groups(alone)} == {("mixed",)}
+    if find_nvcc() is None:
+        pytest.skip("no nvcc")
+    assert gpu_host.main([*options, "--sizes", "tiny", "--precision", "mixed", "--levels", "V3"]) == 0
+    cases = json.loads((tmp_path / "index.json").read_text())["cases"]
+    assert set(cases) == {"bert-tiny-mixed-V3", "bert-tiny-mixed-V3-counter"}
+    assert all(load(tmp_path / case["artifact"]).precision == "mixed" for case in cases.values())
 
 
 def test_a_bad_case_does_not_stop_the_others(built: Path, tmp_path: Path) -> None:
@@ -140,11 +156,11 @@ def test_first_contact_is_rehearsed(built: Path, tmp_path: Path) -> None:
     lines = table.rpartition("phase ")[2].splitlines()[1:]
     verdicts = [line.split() for line in lines if not line.startswith(" ")]
     assert [(name, verdict) for name, verdict, *_ in verdicts] == [
-        (phase, "pass") for phase in
+        (phase, "nothing" if phase == "mixed" else "pass") for phase in
         ("device", "barriers", "smoke", "paper", "shared", "latency", "constants", "mixed", "rest", "memory", "races")
     ]  # fmt: skip
     assert {"barriers", "shared", "check mmoe-paper-fp32-V4-counter-synthetic"} < set(states)
-    assert {f"{kind} mmoe-paper-mixed-V4-synthetic" for kind in ("check", "latency")} < set(states)
+    assert "mixed precision changes nothing in mmoe-paper-mixed: see fp32" in table
     # Called again, it has nothing left to do.
     before = _results(out)["steps"]
     _first_contact(packed, out, blocked, "--phases", "smoke", "barriers")
