@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["ACTIVE_MASKS", "IGNORED", "NO_MEMORY", "SHUFFLES", "WHOLE_WARPS", "Effect", "effect_of"]
+__all__ = ["ACTIVE_MASKS", "COPY", "IGNORED", "NO_MEMORY", "SHUFFLES", "TAKE", "WHOLE_WARPS", "Effect", "effect_of"]
 
 
 @dataclass(frozen=True)
@@ -73,19 +73,19 @@ WHOLE_WARPS = frozenset(
 IGNORED = frozenset({"souffle_prefetch_l2"})
 """Functions that neither read nor write as far as a program can tell; the kernel's reader bounds what they touch."""
 
-_COPY = re.compile(r"souffle_copy_async(_or_zero)?<(\d+)>")
-_TAKE = re.compile(r"souffle_take_totals<(\d+), *(\d+)>")
+COPY = re.compile(r"souffle_copy_async(_or_zero)?<(\d+)>")
+TAKE = re.compile(r"souffle_take_totals<(\d+), *(\d+)>")
 
 
 def effect_of(name: str) -> tuple[Effect, ...] | None:
     """The effects of a function that a stage calls by name; ``None`` for one that is not known."""
-    copy = _COPY.fullmatch(name)
+    copy = COPY.fullmatch(name)
     if copy:
         width, condition = int(copy.group(2)), 2 if copy.group(1) else None
         # Where the condition does not hold zeros are written, in the same way.
         into = Effect(0, width, writes=True, by="copy", alignment=width)
         return into, Effect(1, width, reads=True, by="copy", condition=condition, alignment=width)
-    take = _TAKE.fullmatch(name)
+    take = TAKE.fullmatch(name)
     if take:
         lanes, planes = int(take.group(1)), int(take.group(2))
         wide = 16 if lanes % 4 == 0 else 8 if lanes == 2 else 4

@@ -11,10 +11,9 @@ import numpy as np
 from souffle.verify.accesses import Access, Function, Memory, accesses_of
 from souffle.verify.expressions import Expr, Undecided, asked_once, operation
 from souffle.verify.ranges import Range, in_units, index_range, points
+from souffle.verify.spans import WARP
 
 __all__ = ["Footprint", "Touch", "WriteMap"]
-
-WARP = 32
 
 
 @dataclass(frozen=True, eq=False)

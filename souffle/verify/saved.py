@@ -7,7 +7,7 @@ TensorIR; and, where it is compiled again, the machine code is what nvcc makes o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
@@ -142,37 +142,30 @@ def _first_difference(stored: Sequence[str], emitted: Sequence[str]) -> tuple[in
 
 def _rebuilt(plan: Plan, progress: Callable[[str], None]) -> tuple[list[Section], dict[str, Resources]]:
     """Whether machine code is what nvcc makes of the texts, and what it reports of the kernels."""
-    measured: dict[str, Resources] = {}
-    return list(_cubins(plan, progress, measured)), measured
-
-
-def _cubins(plan: Plan, progress: Callable[[str], None], measured: dict[str, Resources]) -> Iterator[Section]:
     nvcc = find_nvcc()
     here = compiler_version(nvcc).strip() if nvcc else ""
+    sections: list[Section] = []
+    measured: dict[str, Resources] = {}
     for number, module in enumerate(plan.modules):
         name, facts = f"machine code of module {number}", (("bytes of machine code", len(module.cubin)),)
         if not module.cubin:
-            yield Section(name, (), ("the file holds none: the network was compiled without",), facts)
+            sections.append(Section(name, (), ("the file holds none: the network was compiled without",), facts))
         elif nvcc is None:
-            yield Section(name, (), ("no nvcc was found to compile the text again",), facts)
+            sections.append(Section(name, (), ("no nvcc was found to compile the text again",), facts))
         elif here != plan.compiler:
             made, ours = _release(plan.compiler) or "an nvcc that the file does not name", _release(here)
-            yield Section(name, (), (f"{made} made it, and {ours} is here",), facts)
+            sections.append(Section(name, (), (f"{made} made it, and {ours} is here",), facts))
         else:
             progress(f"nvcc: module {number + 1} of {len(plan.modules)} for {plan.arch}")
             image, report = compile_cubin(module.text, plan.arch)
             measured |= report
-            found = Counterexample(
-                rule="machine code",
-                kernel=", ".join(kernel.name for kernel in plan.kernels if kernel.module == number),
-                stages=(),
-                statements=(),
-                blocks=(),
-                element=f"{len(module.cubin)} bytes in the file, {len(image)} compiled again",
-                reason=f"it is not what {_release(here)} makes of the text",
-            )
             same = _OF_THE_FOLDER.sub(b"", image) == _OF_THE_FOLDER.sub(b"", module.cubin)
-            yield Section(name, () if same else (found,), (), facts)
+            kernels = ", ".join(kernel.name for kernel in plan.kernels if kernel.module == number)
+            element = f"{len(module.cubin)} bytes in the file, {len(image)} compiled again"
+            reason = f"it is not what {_release(here)} makes of the text"
+            found = Counterexample("machine code", kernels, (), (), (), element, reason)
+            sections.append(Section(name, () if same else (found,), (), facts))
+    return sections, measured
 
 
 def _release(version: str) -> str:

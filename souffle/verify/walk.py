@@ -227,12 +227,9 @@ class Walk:
 
     def some_warps(self, item: Branch, holds: np.ndarray) -> None:
         """Named barriers that are made for just the threads that come to them are none of the forms that are proven."""
-        inside = (*item.then, *item.otherwise)
-        waits = [w for w in all_of(inside, Wait) if w.scope != "warp"]
         mine, others = int(np.count_nonzero(holds)), int(np.count_nonzero(~holds))
-        fits = all(w.scope == "part" and w.number for w in waits)
-        fits = fits and all(w.count == mine for w in all_of(item.then, Wait) if w.scope == "part")
-        fits = fits and all(w.count == others for w in all_of(item.otherwise, Wait) if w.scope == "part")
+        waits = [(wait, mine) for wait in all_of(item.then, Wait)] + [(w, others) for w in all_of(item.otherwise, Wait)]
+        fits = all(w.scope == "part" and w.number and w.count == count for w, count in waits if w.scope != "warp")
         if holds.size % WARP:
             return
         warps = holds.reshape(-1, WARP)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,8 +26,8 @@ def matrix_instruction(run: FunctionRun, name: str, arguments: Sequence[Any]) ->
     """The function that executes an instruction on fragments; ``None`` for a name that is not known."""
     known = {
         "tirx.tvm_fill_fragment": _fill,
-        "tirx.tvm_load_matrix_sync": _load,
-        "tirx.tvm_store_matrix_sync": _store,
+        "tirx.tvm_load_matrix_sync": partial(_transfer, stores=False),
+        "tirx.tvm_store_matrix_sync": partial(_transfer, stores=True),
         "tirx.tvm_mma_sync": _product,
     }.get(name)
     return known(run, arguments) if known is not None else None
@@ -78,10 +79,8 @@ def _fill(run: FunctionRun, arguments: Sequence[Any]) -> Callable[[Frame, Mask],
     return fill
 
 
-def _transfer(
-    run: FunctionRun, arguments: Sequence[Any]
-) -> tuple[PerWarp, Evaluator, np.ndarray, Any, Callable[[Frame, Mask], np.ndarray]]:
-    """A fragment, and the places of its elements in another memory."""
+def _transfer(run: FunctionRun, arguments: Sequence[Any], *, stores: bool) -> Callable[[Frame, Mask], None]:
+    """A fragment from or to rows of another memory, or columns, so many elements apart."""
     data, *extents, index, outside, stride, layout = arguments
     shape = _shape(run, data, *(const_int(e) for e in extents))
     memory, start = _fragment(run, data, index, shape[0] * shape[1])
@@ -94,32 +93,17 @@ def _transfer(
         row, column = column, row
     scale = pointer.size // pointer.memory.unit
 
-    def elsewhere(f: Frame, m: Mask) -> np.ndarray:
-        return pointer.at(f, m) + (row * apart(f, m) + column) * scale
+    def transfer(f: Frame, m: Mask) -> None:
+        leaders, within = _leaders(run, m), start(f, m) + places
+        elsewhere = pointer.at(f, m) + (row * apart(f, m) + column) * scale
+        if stores:
+            values = memory.read(within, memory.unit, leaders)
+            pointer.memory.write(elsewhere, pointer.size, values, leaders, run.current)
+        else:
+            values = pointer.memory.read(elsewhere, pointer.size, leaders)
+            memory.write(within, memory.unit, values, leaders, run.current)
 
-    return memory, start, places, pointer, elsewhere
-
-
-def _load(run: FunctionRun, arguments: Sequence[Any]) -> Callable[[Frame, Mask], None]:
-    memory, start, places, pointer, elsewhere = _transfer(run, arguments)
-
-    def load(f: Frame, m: Mask) -> None:
-        leaders = _leaders(run, m)
-        values = pointer.memory.read(elsewhere(f, m), pointer.size, leaders)
-        memory.write(start(f, m) + places, memory.unit, values, leaders, run.current)
-
-    return load
-
-
-def _store(run: FunctionRun, arguments: Sequence[Any]) -> Callable[[Frame, Mask], None]:
-    memory, start, places, pointer, elsewhere = _transfer(run, arguments)
-
-    def store(f: Frame, m: Mask) -> None:
-        leaders = _leaders(run, m)
-        values = memory.read(start(f, m) + places, memory.unit, leaders)
-        pointer.memory.write(elsewhere(f, m), pointer.size, values, leaders, run.current)
-
-    return store
+    return transfer
 
 
 def _product(run: FunctionRun, arguments: Sequence[Any]) -> Callable[[Frame, Mask], None]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from souffle.verify.effects import ACTIVE_MASKS, COPY, TAKE
 from souffle.verify.expressions import Undecided
 from souffle.verify.values.field import Number
 from souffle.verify.values.fragments import matrix_instruction
@@ -23,8 +24,6 @@ from souffle.verify.values.statements import Statement
 __all__ = ["intrinsic"]
 
 _WARP = 32
-_COPY = re.compile(r"souffle_copy_async(_or_zero)?<(\d+)>")
-_TAKE = re.compile(r"souffle_take_totals<(\d+), *(\d+)>")
 _NOTHING = re.compile(r"souffle_copy_commit|souffle_copy_wait<\d+>|souffle_prefetch_l2")
 _SHUFFLE = re.compile(r"tirx\.(?:cuda\.__shfl_|tvm_warp_shuffle_?)(up|down|xor|)_?(?:sync)?")
 
@@ -33,10 +32,10 @@ def intrinsic(run: FunctionRun, name: str, arguments: Sequence[Any]) -> Statemen
     """The function that executes a call, for :class:`FunctionRun`; ``None`` for a name that is not known."""
     if _NOTHING.fullmatch(name):
         return lambda f, m: None
-    if name in ("tirx.cuda.__activemask", "tirx.tvm_warp_activemask"):
+    if name in ACTIVE_MASKS:
         # Which threads take part is known; the number only says it again.
         return lambda f, m: 0
-    copy, take, shuffle = _COPY.fullmatch(name), _TAKE.fullmatch(name), _SHUFFLE.fullmatch(name)
+    copy, take, shuffle = COPY.fullmatch(name), TAKE.fullmatch(name), _SHUFFLE.fullmatch(name)
     if copy:
         return _copy(run, int(copy.group(2)), bool(copy.group(1)), arguments)
     if take:
@@ -44,7 +43,7 @@ def intrinsic(run: FunctionRun, name: str, arguments: Sequence[Any]) -> Statemen
     if shuffle:
         return _shuffled(run, shuffle.group(1), arguments)
     if name == "souffle_put_totals":
-        return _put(run, arguments)
+        return _copy(run, 8, False, arguments)
     if name in ("souffle_load_matrices", "souffle_load_transposed_matrices"):
         return _load_matrices(run, "transposed" in name, arguments)
     if name == "souffle_add_product":
@@ -70,7 +69,7 @@ def _elements(run: FunctionRun, count: int, size: int, unit: int) -> np.ndarray:
 
 
 def _copy(run: FunctionRun, nbytes: int, may_zero: bool, arguments: Sequence[Any]) -> Statement:
-    """``cp.async`` of so many bytes, which are zeros where the last argument is 0."""
+    """``cp.async`` of so many bytes, or a plain copy; they are zeros where the last argument is 0, if it may."""
     into, source = _pointer(run, arguments[0]), _pointer(run, arguments[1])
     whether = run.of(arguments[2]) if may_zero else None
     size = source.size
@@ -108,18 +107,6 @@ def _take(run: FunctionRun, lanes: int, planes: int, arguments: Sequence[Any]) -
         into.memory.write(_at(into, f, m) + step, 4, total, m, run.current)
 
     return take
-
-
-def _put(run: FunctionRun, arguments: Sequence[Any]) -> Statement:
-    """Two numbers of a thread, to shared memory."""
-    into, source = _pointer(run, arguments[0]), _pointer(run, arguments[1])
-    step, ahead = (_elements(run, 2, 4, p.memory.unit) for p in (into, source))
-
-    def put(f: Frame, m: Mask) -> None:
-        values = source.memory.read(_at(source, f, m) + ahead, 4, m)
-        into.memory.write(_at(into, f, m) + step, 4, values, m, run.current)
-
-    return put
 
 
 def _warps(run: FunctionRun, what: str) -> np.ndarray:
