@@ -138,21 +138,20 @@ class Judge:
         checked : bool
             Whether accesses are looked at.
         """
-        plan, keep = case.emitted(text), bool(text)
-        inputs = case.inputs()
-        found = self.sandbox.run(Job(plan, inputs, None), keep=keep)
+        plan, inputs = case.emitted(text), case.inputs()
+        found = self.sandbox.run(Job(plan, inputs, None, base=plan))
         if found.kind == "stillborn":
             return Outcome(STILLBORN, found.detail)
         if found.kind != "same":
             return Outcome(UNDEFINED, f"{found.kind}: {found.detail}")
         outputs = found.outputs
         # Other data take other branches.
-        found = self.sandbox.run(Job(plan, case.inputs(1), None, runs=_CHECKED_RUNS), keep=keep)
+        found = self.sandbox.run(Job(plan, case.inputs(1), None, runs=_CHECKED_RUNS, base=plan))
         if found.kind != "same":
             return Outcome(UNDEFINED, f"other inputs: {found.kind}: {found.detail}")
         outputs += found.outputs
         if checked:
-            found = self.sandbox.run(Job(plan, inputs, None, checked=True, runs=_CHECKED_RUNS), keep=keep)
+            found = self.sandbox.run(Job(plan, inputs, None, checked=True, runs=_CHECKED_RUNS, base=plan))
             if found.kind not in ("same", "stillborn"):
                 return Outcome(UNDEFINED, f"checked: {found.kind}: {found.detail}")
         return Outcome(RIGHT, "", outputs)

@@ -66,7 +66,7 @@ class Trial:
         if self.outcome == STILLBORN:
             return STILLBORN
         if self.memory == PROVEN and self.outcome == UNDEFINED:
-            # Such as a register that is read before it is written, which only values are about.
+            # Which only values are about.
             return "undefined, refuted by values" if self.values == "differ" else "false accept"
         if self.memory == PROVEN and self.outcome == WRONG_VALUE:
             return {"agree": "values accept", "differ": "refuted by values"}.get(self.values, "values not asked")
