@@ -29,6 +29,7 @@ __all__ = [
     "is_branch",
     "is_choice",
     "is_load",
+    "is_shuffle",
     "largest_value",
     "limit_parallel_loops",
     "load_indices",
@@ -159,6 +160,12 @@ def map_loads(expression: PrimExpr, rewrite: Callable[[Call], PrimExpr]) -> Prim
 def is_branch(node: Any) -> bool:
     """Whether `node` is an ``if_then_else``, which does not evaluate the side that is not chosen."""
     return isinstance(node, Call) and getattr(node.op, "name", None) == _IF_THEN_ELSE
+
+
+def is_shuffle(node: Any) -> bool:
+    """Whether `node` hands a register from one lane of a warp to another; its arguments are the mask, then what, ..."""
+    name = str(getattr(node.op, "name", "")) if isinstance(node, Call) else ""
+    return "__shfl" in name or "warp_shuffle" in name
 
 
 def is_choice(node: Any) -> bool:

@@ -18,7 +18,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
-from souffle.tvm_compat import Analyzer, PrimExpr, collect, only_calculates, substitute, variables
+from souffle.tvm_compat import Analyzer, PrimExpr, collect, is_shuffle, only_calculates, substitute, variables
 
 __all__ = ["with_full_masks"]
 
@@ -113,7 +113,7 @@ class _Masks:
 
     def _loads(self, node: PrimExpr, *, whole: bool) -> None:
         """Note what is read where parts of warps come, or is more than the mask of a shuffle."""
-        masks = [call.args[0] for call in collect(node, tvm.ir.Call) if whole and _is_shuffle(call)]
+        masks = [call.args[0] for call in collect(node, tvm.ir.Call) if whole and is_shuffle(call)]
         self._broken += [load.source for load in collect(node, TensorLoad) if not _among(load, masks)]
 
     def _same(self, node: PrimExpr) -> bool:
@@ -122,11 +122,6 @@ class _Masks:
             return False
         value = self._analyzer.simplify(substitute(node, self._values))
         return not _among(self._lane, list(variables(value)))
-
-
-def _is_shuffle(call: tvm.ir.Call) -> bool:
-    name = str(getattr(call.op, "name", ""))
-    return "__shfl" in name or "warp_shuffle" in name
 
 
 def _is_active(node: PrimExpr) -> bool:

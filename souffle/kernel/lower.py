@@ -22,6 +22,7 @@ from souffle.kernel.barriers import LoweringError, barrier_scope, with_whole_war
 from souffle.kernel.conditions import has_vector_select, with_plain_conditions
 from souffle.kernel.full_masks import with_full_masks
 from souffle.kernel.short_indices import with_short_indices
+from souffle.kernel.shuffled_values import with_written_values
 from souffle.kernel.thread_sync import synchronized
 from souffle.kernel.workarounds import (
     has_vector_gather,
@@ -355,7 +356,7 @@ def _device_function(
     body = with_wide_indices(body, {tile: prod(grid), tid: threads})
     if barrier:
         body = with_whole_warps(name, body, tid, threads)
-    body = with_full_masks(body, tid, threads)
+    body = with_full_masks(with_written_values(body), tid, threads)
     if pool_bytes:
         body = tirx.SeqStmt([tirx.AllocBuffer(pool), body])
 
