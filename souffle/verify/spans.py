@@ -7,7 +7,7 @@ threads touches which byte is not known; so is a copy that a thread has issued a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -171,6 +171,19 @@ class Touched:
     warp: np.ndarray
     again: np.ndarray | None = None
 
+    def part(self, mask: np.ndarray) -> Touched:
+        """Some of the units."""
+        again = None if self.again is None else self.again[mask]
+        return replace(self, at=self.at[mask], actor=self.actor[mask], warp=self.warp[mask], again=again)
+
+
+@dataclass(frozen=True, eq=False)
+class _Flight:
+    """A copy under way, and of each unit which of its thread's groups it belongs to."""
+
+    copy: Touched
+    group: np.ndarray
+
 
 def _thread(actor: np.ndarray) -> np.ndarray:
     """Who has issued a copy, of copies; else who it is."""
@@ -199,8 +212,9 @@ class Span:
         # Barriers of some warps in this span: how many accesses came before, which warps waited, and whether for each
         # other.
         self.parts: list[tuple[int, np.ndarray, bool]] = []
-        self.open: list[Touched] = []
-        self.groups: list[list[Touched]] = []
+        self.flights: list[_Flight] = []
+        # How many groups of copies each thread has closed.
+        self.closed = np.zeros(threads, np.int64)
         self.doubt: set[str] = set()
 
     def begin(self, tile: int | None) -> None:
@@ -222,7 +236,11 @@ class Span:
 
     def under_way(self) -> list[Touched]:
         """Copies that have not been waited for."""
-        return [copy for group in (*self.groups, self.open) for copy in group]
+        return [flight.copy for flight in self.flights]
+
+    def issue(self, copy: Touched) -> None:
+        """An asynchronous copy, which belongs to the group that its thread closes next, has been recorded."""
+        self.flights.append(_Flight(copy, self.closed[copy.actor - COPY_CODE]))
 
     def part_barrier(self, count: int) -> None:
         """The first `count` threads of the block wait for each other, and for no others.
@@ -253,18 +271,27 @@ class Span:
                 who[done] = WARP_CODE + warp[done]
         self.parts.append((len(self.recorded), warps, False))
 
-    def transfer(self, pending: int | None) -> None:
-        """Close a group of copies, or wait for all but `pending` groups: then they are what the thread itself did."""
+    def transfer(self, pending: int | None, comes: np.ndarray) -> None:
+        """The threads that come close a group of copies each, or wait for all but `pending` of their groups.
+
+        Copies that were waited for are what the thread itself did.
+        """
         if pending is None:
-            self.groups.append(self.open)
-            self.open = []
+            self.closed[comes] += 1
             return
-        count = max(0, len(self.groups) - pending)
-        done, self.groups = self.groups[:count], self.groups[count:]
-        for copy in (copy for group in done for copy in group):
+        flights, self.flights = self.flights, []
+        for flight in flights:
+            copy, thread = flight.copy, flight.copy.actor - COPY_CODE
+            done = comes[thread] & (flight.group < self.closed[thread] - pending)
             who = copy.state.writer if copy.access.writes else copy.state.reader
-            own = who[copy.at] == copy.actor
-            who[copy.at[own]] = copy.actor[own] - COPY_CODE
+            own = done & (who[copy.at] == copy.actor)
+            who[copy.at[own]] = thread[own]
+            if not done.any():
+                self.flights.append(flight)
+            elif not done.all():
+                rest = copy.part(~done)
+                self.recorded = [*(rest if old is copy else old for old in self.recorded), copy.part(done)]
+                self.flights.append(_Flight(rest, flight.group[~done]))
         for copy in self.under_way():
             if not copy.access.writes:
                 own = copy.state.reader[copy.at] == copy.actor - COPY_CODE

@@ -150,7 +150,9 @@ class Walk:
                 self.wait(item, fixed, conditions)
             elif isinstance(item, Transfer):
                 self.seen.clear()
-                self.span.transfer(item.pending)
+                comes = np.zeros(self.threads, bool)
+                comes[: self.part.function.thread.extent] = self.comes(conditions, fixed, (), "a group of copies")
+                self.span.transfer(item.pending, comes)
             elif isinstance(item, Meeting):
                 self.meeting(item, fixed, conditions)
             elif isinstance(item, Loop):
@@ -210,8 +212,6 @@ class Walk:
         if holds.all() or not holds.any():
             self.items(item.then if holds.all() else item.otherwise, fixed, free, conditions)
             return
-        if all_of(inside, Transfer):
-            raise Undecided("groups of copies of some threads of a stage")
         if waits_of(inside):
             self.some_warps(item, holds)
             raise self.divergent(item.statement, holds)
@@ -366,7 +366,7 @@ class Walk:
             self.overlaid(access)
             self.span.record(found)
             if access.by == "copy":
-                self.span.open.append(found)
+                self.span.issue(found)
 
     def overlaid(self, access: Access) -> None:
         """The compiler may lay static arrays of different functions over each other."""

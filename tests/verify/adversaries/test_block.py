@@ -280,6 +280,19 @@ AGAIN = Run("0", TILES, (1, 2))
 IN_PLACE = (ONE, Run("1", TILES, (1, 1)), Run("0", TILES, (1, 2)))
 RACE = "race in a block"
 
+
+def groups(half: int, pending: int) -> Body:
+    """The first `half` threads close two groups of a copy each, the others one of both; all leave `pending` open."""
+
+    def body(m: Memory) -> tirx.Stmt:
+        first = sequence(copy(m, m.tid, m.tensors[0][at(m)]), tirx.IfThenElse(m.tid < half, COMMIT, None))
+        second = sequence(copy(m, THREADS + m.tid, m.tensors[0][at(m)]), COMMIT)
+        waited = sequence(extern(f"souffle_copy_wait<{pending}>"), barrier())
+        return sequence(first, second, waited, keep(m, m.shared[THREADS - 1 - m.tid]), WAIT, barrier())
+
+    return body
+
+
 CASES = [
     # Different tiles in a row on one block, of two stages and of one.
     Case(
@@ -376,7 +389,12 @@ CASES = [
         (lambda m: sequence(barrier("warp"), plain(m)),),
         (replace(ONE, threads=48),),
     ),
-    Case("mask_not_taken", UNKNOWN, "of a shuffle", (lambda m: held(m, None, lambda mask: shuffle(m, mask)),)),
+    Case("copies_of_groups_of_all_threads", PROVEN, "", (groups(THREADS, 1),)),
+    Case("copies_of_groups_of_some_threads", REFUTED, "race in a block", (groups(32, 1),)),
+    Case("copies_of_groups_of_some_threads_awaited", PROVEN, "", (groups(32, 0),)),
+    Case(
+        "mask_not_taken", REFUTED, "stale or undefined read", (lambda m: held(m, None, lambda mask: shuffle(m, mask)),)
+    ),
     Case("mask_taken", PROVEN, "", (lambda m: held(m, ACTIVE, lambda mask: shuffle(m, mask)),)),
     Case(
         "mask_taken_before_a_choice",
