@@ -47,6 +47,8 @@ class Memory:
         For global memory, which pointer parameter of the function, from 0; otherwise -1.
     pool : bool
         Whether it is shared memory whose size the launch says: one piece, from its start, for all functions.
+    loops : tuple of Axis
+        Around its declaration.
     """
 
     kind: str
@@ -55,6 +57,7 @@ class Memory:
     unit: int
     parameter: int = -1
     pool: bool = False
+    loops: tuple[Axis, ...] = ()
 
 
 @dataclass(frozen=True)

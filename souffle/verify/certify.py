@@ -39,6 +39,7 @@ from souffle.verify.kernel import KernelText, read_kernel
 from souffle.verify.library import Library, shown, text_of
 from souffle.verify.limits import calculated, fit, inside, outside_pointer
 from souffle.verify.named_barriers import mixed_numbers
+from souffle.verify.registers import unwritten
 from souffle.verify.sequence import Prefetch, StageRun, Sync
 from souffle.verify.spans import WARP
 
@@ -161,6 +162,7 @@ class _KernelCheck:
             self.findings += [Undecided(f"{run.name}: {p}") for p in footprint.function.problems]
             self.findings += inside(self.kernel.name, footprint, self.kernel.dynamic_shared_bytes)
             self.findings += calculated(self.kernel.name, footprint.function)
+            self.findings += unwritten(self.kernel.name, footprint)
             # Lanes beside the stage's own are none of those that come to its barriers of warps.
             scopes = ("block", "grid", "warp") if run.threads % WARP else ("block", "grid")
             if run.threads < self.text.threads and waits_of(footprint.function.body, scopes):

@@ -13,7 +13,7 @@ from souffle.verify.expressions import Expr, Undecided, asked_once, operation
 from souffle.verify.ranges import Range, in_units, index_range, points
 from souffle.verify.spans import WARP
 
-__all__ = ["Footprint", "Touch", "WriteMap"]
+__all__ = ["Footprint", "Touch", "WriteMap", "whatever_holds"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +176,7 @@ class Footprint:
         if all(touch.certain for touch in touches):
             return None
         sure = np.zeros(size, bool)
-        for touch in _whatever_holds(touches):
+        for touch in whatever_holds(touches):
             for elements, _, _ in self.elements(touch):
                 sure[elements - low] = True
         return sure
@@ -202,7 +202,7 @@ class Footprint:
         return None
 
 
-def _whatever_holds(touches: Sequence[Touch]) -> list[Touch]:
+def whatever_holds(touches: Sequence[Touch]) -> list[Touch]:
     """The certain ones; two at one place are one, if one is made where a condition holds and the other where not."""
     found = {(touch.access.place, touch.access.width, touch.conditions): touch for touch in touches}
     open_ = list(found)

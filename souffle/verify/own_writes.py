@@ -17,7 +17,7 @@ from souffle.verify.expressions import Axis, Undecided
 from souffle.verify.footprint import Footprint, Touch
 from souffle.verify.ranges import in_units, points
 
-__all__ = ["Missing", "missing_read"]
+__all__ = ["Missing", "earliest", "missing_read"]
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,8 @@ class _First:
         self.certain = whole and write.access.by != "copy" and write.certain
         found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
         for elements, tiles, _, turns in _located(footprint, write, common):
-            found.append(_earliest(tiles * self.size + elements, turns))
-        self.keys, self.turns = _earliest(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+            found.append(earliest(tiles * self.size + elements, turns))
+        self.keys, self.turns = earliest(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
 
     def before(self, spot: _Spot, elements: np.ndarray, tiles: np.ndarray, turns: np.ndarray) -> np.ndarray:
         """Which of some reads, in their turns of all loops around them, come after the write."""
@@ -145,7 +145,7 @@ class _First:
         return found & ((self.turns[at] <= turns) if self.number < spot.number else (self.turns[at] < turns))
 
 
-def _earliest(keys: np.ndarray, turns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def earliest(keys: np.ndarray, turns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Each key once, sorted, with the least of its turns."""
     order = np.lexsort((turns, keys))
     keys, turns = keys[order], turns[order]

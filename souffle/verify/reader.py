@@ -45,6 +45,7 @@ class _Reader(ExpressionReader):
         self.name = name
         self.func = func
         self.memories: list[Memory] = []
+        self.loops: tuple[Axis, ...] = ()
         # Elements of each fragment in an array of them.
         self.fragments: dict[Memory, int] = {}
 
@@ -147,8 +148,9 @@ class _Reader(ExpressionReader):
         masks = self.masks.around(node.body)
         self.masks = masks.copy()
         turned = () if extent.op == "const" else (operation("lt", variable(axis), extent),)
+        outer, self.loops = self.loops, (*self.loops, axis)
         body = self.inside(node.body, *turned)
-        self.masks = masks
+        self.masks, self.loops = masks, outer
         self.known.clear()
         if turned:
             body = (Branch(turned[0], body, (), node),)
@@ -161,7 +163,8 @@ class _Reader(ExpressionReader):
         if kind == "local" and scope != "local" and not scope.startswith("wmma."):
             self.problem(f"memory of the scope {scope}")
         nbytes = _bytes_in(buffer)
-        memory = Memory(kind, str(buffer.name), nbytes, bytes_of(str(buffer.dtype)), pool=scope == "shared.dyn")
+        unit = bytes_of(str(buffer.dtype))
+        memory = Memory(kind, str(buffer.name), nbytes, unit, pool=scope == "shared.dyn", loops=self.loops)
         self.memories.append(memory)
         self.places[buffer] = Place(memory, const(0), (0, nbytes))
 
@@ -202,11 +205,13 @@ class _Reader(ExpressionReader):
         elif name == _COMMIT or wait:
             self.items.append(Transfer(int(wait.group(1)) if wait else None, self.statement))
         elif name == "tirx.tvm_fill_fragment":
-            self.fragment(*call.args[:5])
+            self.fragment(*call.args[:5], writes=True)
         elif name == "tirx.tvm_mma_sync":
-            for data, index in zip(call.args[0::2], call.args[1::2], strict=True):
+            result, *factors = zip(call.args[0::2], call.args[1::2], strict=True)
+            for data, index in (*factors, result):
                 place = self.pointer(data)
-                self.held(place, index, 0 if place is None else self.fragments.get(place.memory, 0))
+                elements = 0 if place is None else self.fragments.get(place.memory, 0)
+                self.held(place, index, elements, writes=data is result[0])
         elif name in ("tirx.tvm_load_matrix_sync", "tirx.tvm_store_matrix_sync"):
             self.matrix(call, writes=name == "tirx.tvm_store_matrix_sync")
         elif name in IGNORED:
@@ -219,7 +224,7 @@ class _Reader(ExpressionReader):
     def matrix(self, call: Call, *, writes: bool) -> None:
         """A fragment to or from memory: rows of the matrix, or columns, `stride` elements apart."""
         fragment, m, n, k, index, pointer, stride, layout = call.args
-        place, shape = self.pointer(pointer), self.fragment(fragment, m, n, k, index)
+        place, shape = self.pointer(pointer), self.fragment(fragment, m, n, k, index, writes=not writes)
         load = pointer.args[0] if isinstance(pointer, Call) and len(pointer.args) else None
         layouts = ("row_major", "col_major", "mem_row_major", "mem_col_major")
         if place is None or shape is None or not isinstance(load, TensorLoad) or str(layout.value) not in layouts:
@@ -234,7 +239,7 @@ class _Reader(ExpressionReader):
         where = Place(place.memory, add(place.offset, apart), place.within)
         self.items.append(Access(where, columns * unit, writes, (), "warp", self.statement))
 
-    def fragment(self, data: Any, m: Any, n: Any, k: Any, index: Any) -> tuple[int, int] | None:
+    def fragment(self, data: Any, m: Any, n: Any, k: Any, index: Any, *, writes: bool) -> tuple[int, int] | None:
         """Rows and columns of a fragment, which is one of those that its array holds."""
         m, n, k = const_int(m), const_int(n), const_int(k)
         shapes = {"wmma.matrix_a": (m, k), "wmma.matrix_b": (k, n), "wmma.accumulator": (m, n)}
@@ -242,17 +247,18 @@ class _Reader(ExpressionReader):
         place = self.pointer(data)
         if place is not None and shape is not None:
             self.fragments[place.memory] = shape[0] * shape[1]
-        self.held(place, index, 0 if shape is None else shape[0] * shape[1])
+        self.held(place, index, 0 if shape is None else shape[0] * shape[1], writes=writes)
         return shape
 
-    def held(self, place: Place | None, index: Any, elements: int) -> None:
+    def held(self, place: Place | None, index: Any, elements: int, *, writes: bool) -> None:
         """The fragment of a number, of so many elements each."""
         if place is None or not elements or place.memory.kind != "local":
             self.problem("a fragment of a shape that is not known")
             return
         nbytes = elements * place.memory.unit
         where = add(place.offset, operation("mul", self.index(index), const(nbytes)))
-        self.items.append(Access(Place(place.memory, where, place.within), nbytes, False, (), "thread", self.statement))
+        there = Place(place.memory, where, place.within)
+        self.items.append(Access(there, nbytes, writes, (), "thread", self.statement))
 
     def external(self, name: str, arguments: Any) -> None:
         effects = effect_of(name)
