@@ -68,7 +68,8 @@ _SUMS = frozenset((
 # fmt: on
 """Operators whose zeros have the sign that the sum was begun with, or not."""
 
-_LOSE_NAN = {"MaxPool": "MaxPool", "GlobalMaxPool": "GlobalMaxPool", "ReduceMax": "ReduceMax", "ReduceMin": "ReduceMax"}
+_LOSE_NAN = {"MaxPool": "MaxPool", "GlobalMaxPool": "GlobalMaxPool"}
+_LOSE_NAN |= dict.fromkeys(("ReduceMax", "ReduceMin", "ReduceLogSumExp"), "ReduceMax")
 """Operators through which ONNX Runtime loses NaN, and what tells where one was."""
 
 _LOSSY = "__lossy"
