@@ -7,7 +7,7 @@ the others turn by turn.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 import numpy as np
@@ -89,6 +89,7 @@ class Walk:
         self.parts = parts
         # What data decides at branches that all threads of a tile take alike, in the order in which they come there.
         self.way, self.branches = list(way), 0
+        self.asked: set[Expr] = set()
         self.tiles = tiles
         self.tile = tiles[0]
         self.instances = 0
@@ -204,7 +205,7 @@ class Walk:
         if condition.opaque and not item.uniform:
             raise Undecided(f"a barrier under a condition on data: {condition}")
         if condition.opaque:
-            self.items(item.then if self.decided() else item.otherwise, fixed, free, conditions)
+            self.items(item.then if self.decided(condition) else item.otherwise, fixed, free, conditions)
             return
         if self.tile is None and self.part.function.tile in condition.axes:
             raise NeedsTile
@@ -218,8 +219,9 @@ class Walk:
         self.items(item.then, fixed, free, (*conditions, condition))
         self.items(item.otherwise, fixed, free, (*conditions, operation("not", condition)))
 
-    def decided(self) -> bool:
+    def decided(self, condition: Expr) -> bool:
         """Which way all threads go; it holds where nothing else was asked for."""
+        self.asked.add(condition)
         self.branches += 1
         if self.branches > len(self.way):
             self.way.append(True)
@@ -442,24 +444,29 @@ class Walk:
 def walked(parts: Sequence[Part], tiles: Sequence[int | None]) -> Walk:
     """A walk on which nothing is wrong, whichever way data decides where it decides for all threads of a tile alike.
 
-    Raises as :class:`Walk` does; Undecided where something is wrong on some ways only, which data may never choose.
+    Raises as :class:`Walk` does. Undecided where something is wrong on some ways only, which data may never choose; but
+    a condition that is the only one may hold whenever it is asked, or not.
     """
     ways: list[tuple[bool, ...]] = [()]
-    found: list[Found] = []
+    found: list[tuple[Walk, Found]] = []
     for count in range(_MOST_WAYS):
         way = ways.pop()
         walk = Walk(parts, tiles, way)
         try:
             walk.run()
         except Found as what:
-            found.append(what)
+            found.append((walk, what))
         ways += [(*walk.way[:i], False) for i in range(len(way), len(walk.way))]
-        if not ways and len(found) == count + 1:
-            raise found[0]
-        if not ways and found:
-            raise Undecided("threads conflict, or come apart, if data decides so at barriers under a condition on it")
-        if not ways:
+        if ways:
+            continue
+        if not found:
             return walk
+        always = next((what for one, what in found if len(one.asked) <= 1 and len(set(one.way)) <= 1), None)
+        if len(found) == count + 1:
+            raise found[0][1]
+        if always is not None:
+            raise Found(replace(always.what, reason=f"{always.what.reason}, if data decides so"))
+        raise Undecided("threads conflict, or come apart, if data decides so at barriers under a condition on it")
     raise Undecided(f"more than {_MOST_WAYS} ways past barriers under conditions on data")
 
 

@@ -120,6 +120,14 @@ def only_the_barrier(needed: bool) -> Body:
     return body
 
 
+def asked_twice(m: Memory) -> tirx.Stmt:
+    """What the barrier is for is done where the same flag says so: right, but that it is the same nothing says."""
+    write = tirx.BufferStore(m.shared, m.tensors[1][at(m)], [m.tid])
+    flag, taken = m.tensors[0][m.tile] > 0, store(m, m.shared[THREADS - 1 - m.tid])
+    first, second = tirx.IfThenElse(flag, barrier(), None), tirx.IfThenElse(flag, taken, store(m, m.tensors[1][at(m)]))
+    return sequence(write, first, second, barrier())
+
+
 def in_turns(turns: int) -> Body:
     """A barrier in each turn of a loop whose own flag says so; what it is for has one that stands in all."""
 
@@ -149,7 +157,8 @@ def raced_for(m: Memory) -> tirx.Stmt:
         (mirrored(lambda m: m.tensors[0][m.tid], bound=True), UNKNOWN),
         (mirrored(lambda m: m.tensors[0][m.tensors[0][m.tid] & 1]), UNKNOWN),
         (only_the_barrier(needed=False), PROVEN),
-        (only_the_barrier(needed=True), UNKNOWN),
+        (only_the_barrier(needed=True), REFUTED),
+        (asked_twice, UNKNOWN),
         (in_turns(3), PROVEN),
         (raced_for, REFUTED),
     ],
