@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -21,6 +20,7 @@ import onnx
 
 import models
 import souffle
+from benchmarks.campaign import append_record, read_records
 from souffle.cli.mutate import trial_table
 from souffle.mutation.mutants import Mutation, Mutations
 from souffle.mutation.sandbox import Sandbox
@@ -32,11 +32,8 @@ __all__ = ["main"]
 
 def _read(path: Path | None) -> dict[tuple[str, str], Trial]:
     """Trials by network and identity."""
-    if path is None or not path.exists():
-        return {}
     found = {}
-    for line in path.read_text().splitlines():
-        data = json.loads(line)
+    for data in read_records(path):
         network, mutation = data.pop("network"), Mutation(**data.pop("mutation"))
         data["rules"] = tuple(data["rules"])
         found[network, mutation.identity] = Trial(mutation, **data)
@@ -87,8 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for mutation in todo:
                 trial = trials[label, mutation.identity] = attempts.run(mutation, refuted=not arguments.open)
                 if arguments.json is not None:
-                    with arguments.json.open("a") as stream:
-                        stream.write(json.dumps({"network": label, **dataclasses.asdict(trial)}) + "\n")
+                    append_record(arguments.json, {"network": label, **dataclasses.asdict(trial)})
         print(f"{label}: {len(mutations)} mutations, {len(todo)} tried", file=sys.stderr, flush=True)
     return _report(trials)
 
