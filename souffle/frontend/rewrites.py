@@ -81,7 +81,20 @@ def _affine_grid(
             "with align_corners = 1 and one point along a dimension, ONNX does not say where that point is",
             "align_corners = 0 puts it in the middle",
         )
-    return None
+    theta = inputs[0]
+    if theta.dtype != "float64" or not isinstance(size, Known):
+        return None
+    # TVM places points in single precision.
+    batch, _, *extents = size.array.tolist()
+    corners = attribute(node, "align_corners", 0)
+    axes = [np.linspace(-1.0, 1.0, n) if corners else (2.0 * np.arange(n) + 1.0) / n - 1.0 for n in extents]
+    # The innermost axis is the first coordinate.
+    points = np.stack([*np.meshgrid(*axes, indexing="ij")[::-1], np.ones(extents)], axis=-1)
+    write = NodeWriter(interpreter, node)
+    places = Known(points.reshape(-1, len(extents) + 1), f"{node.name}_points")
+    moved = write("MatMul", places, write("Transpose", theta, perm=[0, 2, 1]))
+    shape = Known(np.array([batch, *extents, len(extents)], np.int64), f"{node.name}_shape")
+    return [write("Reshape", moved, shape)]
 
 
 @special("Dropout")

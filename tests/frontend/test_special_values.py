@@ -353,3 +353,17 @@ def test_a_grid_of_one_point_at_two_corners_is_refused():
     given = {"size": np.array([2, 1, 1, 5])}
     with pytest.raises(souffle.SouffleError, match="ONNX does not say where that point is; align_corners = 0"):
         import_onnx(model_of([node], {"theta": ("float32", (2, 2, 3))}, ["y"], given, opset=20))
+
+
+@pytest.mark.parametrize(
+    ("size", "corners"), [((2, 1, 3, 5), 0), ((1, 2, 4, 3), 1), ((2, 1, 2, 3, 4), 1), ((1, 1, 1, 2, 7), 0)]
+)
+def test_grids_of_doubles_are_double_precision(size: tuple[int, ...], corners: int) -> None:
+    rank = len(size) - 2
+    theta = np.random.default_rng(0).standard_normal((size[0], rank, rank + 1))
+    axes = [np.linspace(-1, 1, n) if corners else (2 * np.arange(n) + 1) / n - 1 for n in size[2:]]
+    points = np.stack([*np.meshgrid(*axes, indexing="ij")[::-1], np.ones(size[2:])], axis=-1)
+    node = helper.make_node("AffineGrid", ["theta", "size"], ["y"], align_corners=corners)
+    model = model_of([node], {"theta": ("float64", theta.shape)}, ["y"], {"size": np.array(size)}, opset=20)
+    expected = np.einsum("...j,nij->n...i", points, theta)
+    np.testing.assert_allclose(by_definition(model, {"theta": theta})["y"], expected, rtol=0, atol=1e-14)
