@@ -55,8 +55,10 @@ def _literal(func: tirx.PrimFunc, site: Site, number: int, index: int, node: tir
         others, kind = (value + 1, value - 1, 2 * value, value // 2), "number"
     else:
         return
+    # What 32 bits do not hold no text has, unless in 64.
+    least, end = {"uint32": (0, 2 * _TOP), "int32": (-_TOP, _TOP)}.get(dtype, (-_TOP * _TOP, _TOP * _TOP))
     for other in dict.fromkeys(others):
-        if other != value and -_TOP <= other < 2 * _TOP:
+        if other != value and least <= other < end:
             new = tirx.const(other, dtype)
             make = edited(func, site.path, number, _LITERALS, index, lambda _, n=new: n)
             yield Change(kind, "literal", f"the number {value} becomes {other}", site.statement, make)

@@ -69,3 +69,14 @@ def test_comparisons_of_data_are_changed_and_no_others() -> None:
     assert len(texts) == len(found) and str(func) not in texts
     assert {change.action for change in found} == {"operator", "extreme", "arm", "literal"}
     assert all(f"< {SIZE - 1}" in text for text in texts)
+
+
+def test_numbers_stay_in_their_types() -> None:
+    def body(m: Memory) -> tirx.Stmt:
+        at = m.tile * THREADS + m.tid
+        index = tirx.min(at, tirx.const(2**31 - 1, "int32"))
+        return tirx.BufferStore(m.tensors[1], m.tensors[0][index], [at])
+
+    words = [change.what for change in number_changes(stage("one", (SIZE, SIZE), body)) if change.action == "literal"]
+    assert f"the number {2**31 - 1} becomes {2**31 - 2}" in words
+    assert f"the number {2**31 - 1} becomes {2**31}" not in words
