@@ -281,7 +281,7 @@ def _compare(writer: _Spot, other: _Spot, delta: int) -> _Conflicts:
     for touch in other.footprint.of(other.parameter, other.writes):
         if touch.range.high + delta < low or touch.range.low + delta > high:
             continue
-        certain = owners.certain and touch.certain
+        possible = owners.certain and touch.possible
         under_way = touch.access.by == "copy" and writer.run is other.run
         for elements, tiles, threads in other.footprint.elements(touch):
             at, tiles, threads = in_units(elements * own_unit + delta, own_unit, unit, tiles, threads)
@@ -297,7 +297,7 @@ def _compare(writer: _Spot, other: _Spot, delta: int) -> _Conflicts:
                 masks["turns"] = written & ~apart & ~one
                 # Of what is under way a thread is another one.
                 masks["within"] = masks["call"] & ~apart & ((thread != threads) | under_way)
-                if not certain:
+                if not possible:
                     perhaps = perhaps or ("an access that depends on data" if masks["across"].any() else "")
                     call_perhaps |= bool(masks["call"].any())
                     del masks["across"], masks["call"]

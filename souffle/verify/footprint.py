@@ -29,6 +29,11 @@ class Touch:
         """Whether all that it may touch it touches: data decides neither whether nor where."""
         return not self.access.place.offset.by_data and not any(c.opaque for c in self.conditions)
 
+    @property
+    def possible(self) -> bool:
+        """Whether all that it may touch it touches for some data: that may choose where it reads, and not whether."""
+        return not (any(c.opaque for c in self.conditions) or (self.access.place.offset.by_data and self.access.writes))
+
 
 @dataclass(frozen=True, eq=False)
 class WriteMap:

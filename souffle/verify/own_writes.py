@@ -29,12 +29,15 @@ class Missing:
     element, tile, thread : int
         The element is counted from where the pointer points to.
     statement : object
+    whatever : bool
+        Whether so are all that this thread may read there, whichever data chooses.
     """
 
     element: int
     tile: int
     thread: int
     statement: object
+    whatever: bool
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def missing_read(
         found = _missing(footprint, touch, writes, spots, held)
         if found is not None and not own:
             raise Undecided("it writes to the same tensor through another pointer")
-        if found is not None and not touch.certain:
+        if found is not None and not touch.certain and not found.whatever:
             raise Undecided("a read that depends on data")
         if found is not None:
             return found
@@ -105,7 +108,9 @@ def _missing(
         if not (bad & ~doubtful).any():
             raise Undecided("it reads what it writes where data says so")
         i = int(np.flatnonzero(bad & ~doubtful)[0])
-        return Missing(int(elements[i]), int(tiles[i]), int(threads[i]), touch.access.statement)
+        there = (tiles == tiles[i]) & (threads == threads[i]) & (turns == turns[i])
+        whatever = not any(c.opaque for c in touch.conditions) and bool((bad & ~doubtful)[there].all())
+        return Missing(int(elements[i]), int(tiles[i]), int(threads[i]), touch.access.statement, whatever)
     return None
 
 

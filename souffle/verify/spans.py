@@ -158,6 +158,7 @@ class Touched:
     """The units that an access touches, and who: thread, or for a warp's instruction that one, and the warp.
 
     `certain` says whether it does so for sure: no condition on the tile was left out, nor one on data (`by_data`).
+    `perhaps` says whether data may keep it from all of them; of a read whose place data chooses, each may be chosen.
     `again` says of which units a thread's copies touch them several times.
     """
 
@@ -165,6 +166,7 @@ class Touched:
     tile: int | None
     certain: bool
     by_data: bool
+    perhaps: bool
     state: State
     at: np.ndarray
     actor: np.ndarray
@@ -361,7 +363,7 @@ class Span:
     def clash(self, new: Touched, position: int) -> None:
         """Say who else touches the unit at a position of an access."""
         unit, actor, warp = int(new.at[position]), int(new.actor[position]), int(new.warp[position])
-        first, who, by_data = new, actor, new.by_data
+        first, who, perhaps = new, actor, new.perhaps
         again, under_way = new.again is not None and bool(new.again[position]), self.under_way()
         for number, old in enumerate((*self.recorded, new)):
             if old.state is not new.state or not (old.access.writes or new.access.writes):
@@ -372,13 +374,14 @@ class Span:
             elif not any(old is copy for copy in under_way):
                 others &= _thread(old.actor) != _thread(np.int64(actor))
             if others.any():
-                first, who, by_data = old, int(old.actor[others][0]), by_data or old.by_data
+                first, who, perhaps = old, int(old.actor[others][0]), perhaps or old.perhaps
                 break
-        if by_data:
+        if perhaps:
             raise Undecided(f"whether accesses of {new.state.name} meet depends on data")
         statements = (first.access.statement, new.access.statement)
         people = (self.person(who, first.tile), self.person(actor, new.tile))
-        why = "both touch it, one writes, and no block barrier stands between"
+        chosen = ", if data chooses it" if first.by_data or new.by_data else ""
+        why = f"both touch it, one writes, and no block barrier stands between{chosen}"
         raise Found(Wrong(RACE, why, statements, people, new.state.byte(unit)))
 
     def waited_for(self, number: int, old: Touched, warp: int) -> np.ndarray:

@@ -360,9 +360,7 @@ class Walk:
                 known = [c for c in known if function.tile not in c.axes]
             if offset.opaque:
                 raise Undecided(f"an address in {access.place.memory.name} that depends on data")
-            by_data = offset.by_data or any(c.opaque for c in parts)
-            certain = len(known) == len(parts) and not by_data
-            self.sets[key] = self.touched(access, offset, known, certain, by_data, fixed, free)
+            self.sets[key] = self.touched(access, offset, known, parts, fixed, free)
         found = self.sets[key]
         if found is not None:
             self.overlaid(access)
@@ -386,8 +384,7 @@ class Walk:
         access: Access,
         offset: Expr,
         known: list[Expr],
-        certain: bool,
-        by_data: bool,
+        parts: Sequence[Expr],
         fixed: dict[Axis, int],
         free: tuple[Axis, ...],
     ) -> Touched | None:
@@ -438,7 +435,11 @@ class Walk:
         _, pairs, *times = np.unique(at * (1 << 31) + actor, return_index=True, return_counts=copies)
         again = (times[0] > 1) | any(a.extent > 1 for a in free if a not in used) if copies else None
         who = (actor[pairs].astype(np.int32), warp[pairs].astype(np.int32))
-        return Touched(access, self.tile, certain, by_data, state, at[pairs], *who, again)
+        perhaps = any(condition.opaque for condition in parts)
+        by_data = perhaps or offset.by_data
+        certain = len(known) == len(parts) and not by_data
+        perhaps = perhaps or (offset.by_data and access.writes)
+        return Touched(access, self.tile, certain, by_data, perhaps, state, at[pairs], *who, again)
 
 
 def walked(parts: Sequence[Part], tiles: Sequence[int | None]) -> Walk:

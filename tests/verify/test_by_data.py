@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import tirx
 
-from souffle.verify import PROVEN, REFUTED, Certificate
+from souffle.verify import PROVEN, REFUTED, UNKNOWN, Certificate
 from souffle.verify.accesses import Access, Branch, Memory, Place, accesses_of
 from souffle.verify.by_data import settled
 from souffle.verify.expressions import Axis, Expr, Undecided, const, evaluate, operation, unknown, variable
@@ -125,7 +125,7 @@ def test_a_gather_of_what_the_kernel_made_needs_the_barrier_of_a_read_of_everyth
     runs = [Run("one", tiles, (1, 2), after), Run("two", tiles, (0, 2, 3), after, grid)]
     sizes = tuple(tensor(f"t{i}", last + 1, k, dtype="int32") for i, k in enumerate(("input", "input", "workspace")))
     found = certificate(runs, functions, (*sizes, tensor("y", last + 1, "output", dtype="int32")))
-    assert (found.verdict == PROVEN) == proven, found
+    assert found.verdict == (PROVEN if proven else REFUTED), found
 
 
 @pytest.mark.parametrize(("width", "proven"), [(THREADS, True), (THREADS + 1, False)])
@@ -140,14 +140,15 @@ def test_a_gather_in_the_row_of_a_tile_stays_on_its_block(width: int, proven: bo
     functions = [stage("one", (SIZE,) * 2, copy, dtype="int32"), stage("two", (SIZE,) * 3, read, dtype="int32")]
     runs = [Run("one", 4, (1, 2)), Run("two", 4, (0, 2, 3))]
     found = certificate(runs, functions, buffers("input", "input", "workspace", "output"))
-    assert (found.verdict == PROVEN) == proven, found
+    assert found.verdict == (PROVEN if proven else REFUTED), found
 
 
 @pytest.mark.parametrize(
-    ("wait", "count", "proven"), [(True, THREADS, True), (False, THREADS, False), (True, THREADS + 1, False)]
+    ("wait", "count", "verdict"),
+    [(True, THREADS, PROVEN), (False, THREADS, REFUTED), (True, THREADS + 1, UNKNOWN)],
 )
 def test_shared_memory_is_read_where_data_says_so_after_all_of_it_is_written(
-    wait: bool, count: int, proven: bool
+    wait: bool, count: int, verdict: str
 ) -> None:
     def body(m: Body) -> tirx.Stmt:
         put = tirx.BufferStore(m.shared, m.tensors[1][at(m)], [m.tid])
@@ -157,7 +158,23 @@ def test_shared_memory_is_read_where_data_says_so_after_all_of_it_is_written(
 
     functions = [stage("one", (SIZE,) * 3, body, dtype="int32")]
     found = certificate([Run("one", 4, (0, 1, 2))], functions, buffers("input", "input", "output"))
-    assert (found.verdict == PROVEN) == proven, found
+    assert found.verdict == verdict, found
+
+
+@pytest.mark.parametrize(("written", "verdict"), [(0, REFUTED), (1, UNKNOWN), (4, PROVEN)])
+def test_a_gather_of_what_nobody_wrote_is_refuted_whatever_data_chooses(written: int, verdict: str) -> None:
+    def copy(m: Body) -> tirx.Stmt:
+        return tirx.BufferStore(m.tensors[1], m.tensors[0][at(m)], [at(m)])
+
+    def read(m: Body) -> tirx.Stmt:
+        index = clamped(m.tensors[0][at(m)], 0, SIZE - 1)
+        return tirx.BufferStore(m.tensors[2], m.tensors[1][index], [at(m)])
+
+    functions = [stage("one", (SIZE,) * 2, copy, dtype="int32"), stage("two", (SIZE,) * 3, read, dtype="int32")]
+    runs = [Run("one", written, (1, 2))] if written else []
+    runs += [Run("two", 4, (0, 2, 3), grid_before=True)]
+    found = certificate(runs, functions, buffers("input", "input", "workspace", "output"))
+    assert found.verdict == verdict, found
 
 
 def test_a_write_where_data_says_so_is_not_proven() -> None:
