@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -141,7 +139,9 @@ class ExpressionReader:
             if whole and not covered:
                 self.index(node)
             self.loads(node.a, covered=whole)
-            with self.beyond(node):
+            if isinstance(node, (tirx.And, tirx.Or)) and lanes_of(node) == 1:
+                self.beyond(node)
+            else:
                 self.loads(node.b, covered=whole)
         elif isinstance(node, TensorLoad):
             for index in node.indices:
@@ -174,15 +174,12 @@ class ExpressionReader:
         else:
             self.problem(f"an expression of the kind {type(node).__name__}")
 
-    @contextmanager
-    def beyond(self, node: Any) -> Iterator[None]:
-        """The right side of an operation: of ``and`` and ``or`` it is left out where the left side decides."""
-        shortcuts = self.claims.shortcuts
-        if isinstance(node, (tirx.And, tirx.Or)) and lanes_of(node) == 1:
-            first = self.index(node.a)
-            shortcuts = (*shortcuts, first if isinstance(node, tirx.And) else operation("not", first))
-        with self.claims.under(shortcuts=shortcuts):
-            yield
+    def beyond(self, node: tirx.And | tirx.Or) -> None:
+        """The right side of ``and`` and ``or``, which is left out where the left side decides."""
+        first = self.index(node.a)
+        reached = first if isinstance(node, tirx.And) else operation("not", first)
+        with self.claims.under(shortcuts=(*self.claims.shortcuts, reached)):
+            self.loads(node.b, covered=True)
 
     def call(self, node: Call, covered: bool) -> None:
         name = operator_name(node)

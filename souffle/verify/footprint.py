@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from souffle.verify.accesses import Access, Function, Memory, accesses_of
+from souffle.verify.accesses import Access, Function, Memory, accesses_of, always_waits, waits_of
 from souffle.verify.expressions import Expr, Undecided, asked_once, operation
 from souffle.verify.ranges import Range, in_units, index_range, points
 from souffle.verify.spans import WARP
@@ -100,6 +100,21 @@ class Footprint:
         self._bounds = {
             (m.parameter, w): self._range_of(m.parameter, w) for m in function.pointers for w in (False, True)
         }
+
+    @cached_property
+    def uses_shared(self) -> bool:
+        """Whether it touches shared memory."""
+        return any(touch.access.place.memory.kind == "shared" for touch in self.touches)
+
+    @cached_property
+    def waits(self) -> bool:
+        """Whether all threads of a block wait for each other somewhere in each tile."""
+        return always_waits(self.function.body)
+
+    @cached_property
+    def may_wait(self) -> bool:
+        """Whether they do so in some tiles only."""
+        return not self.waits and waits_of(self.function.body, ("block",))
 
     def of(self, parameter: int, writes: bool) -> Iterator[Touch]:
         """Accesses of one pointer."""

@@ -100,6 +100,8 @@ class LaneMasks:
 
     def around(self, body: Any) -> LaneMasks:
         """What is left of these in and after a loop: numbers that its turns do not change."""
+        if not self.held:
+            return self.copy()
         written: list[Memory] = []
 
         def see(store: tirx.BufferStore) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from tvm import tirx
 
 from souffle.certificate import Counterexample
-from souffle.verify.accesses import always_waits, waits_of
 from souffle.verify.block import BlockReport, check_block
 from souffle.verify.expressions import Undecided, asked_once
 from souffle.verify.footprint import Footprint
@@ -61,18 +60,18 @@ class Library:
 
     def uses_shared(self, run: StageRun) -> bool:
         """Whether a stage touches shared memory."""
-        return any(t.access.place.memory.kind == "shared" for t in self.footprint(run).touches)
+        return self.footprint(run).uses_shared
 
     def waits(self, run: StageRun) -> bool:
         """Whether all threads of a block wait for each other somewhere in each tile of a stage."""
         try:
-            return always_waits(self.footprint(run).function.body)
+            return self.footprint(run).waits
         except Undecided:
             return False
 
     def may_wait(self, run: StageRun) -> bool:
         """Whether they do so in some tiles of it only."""
-        return not self.waits(run) and waits_of(self.footprint(run).function.body, ("block",))
+        return self.footprint(run).may_wait
 
     def block(
         self,
