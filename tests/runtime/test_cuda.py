@@ -438,7 +438,7 @@ def test_the_host_script_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     index = json.loads((tmp_path / "index.json").read_text())
     assert sorted(index["cases"]) == ["lstm-paper-fp32-2steps-V3-synthetic", "lstm-paper-fp32-2steps-V4-synthetic"]
     assert "lstm-paper-fp32-2steps-V4" in index["too_large"] and "lstm-tiny-fp32-V3" in index["too_large"]
-    with np.load(tmp_path / "lstm-tiny-fp32.npz") as values:
+    with np.load(tmp_path / "lstm-tiny.npz") as values:
         assert {key.partition("/")[0] for key in values.files} == {"input", "output"}
 
 
