@@ -28,6 +28,14 @@ def _sum_of_tiles(s: Setting, b: Body, name: str, steps: int, other: Callable) -
     return staged(s, b, name, (Read(reach="all"),), element)
 
 
+def _fetched_ahead(b: Body, fetch: Callable, copies: int, groups: int) -> None:
+    """So many groups of asynchronous copies, the first of which hold one each."""
+    for k in range(groups):
+        if k < copies:
+            fetch(number(k))
+        b.commit()
+
+
 @form(2.5)
 def exchange(s: Setting) -> Stage | None:
     """Threads hand elements to each other, in the pool or in a static array, with a swizzle."""
@@ -110,10 +118,7 @@ def pipeline(s: Setting) -> Stage | None:
             b.copy(width, into, source, tirx.Cast("int32", b.tid * lanes < n) if zero else None)
 
     b.store(r, 0, ZERO)
-    for k in range(ahead):
-        if k < steps:
-            fetch(number(k))
-        b.commit()
+    _fetched_ahead(b, fetch, min(ahead, steps), ahead)
     with b.loop(steps) as k:
         # One group is closed in each turn, whether it holds a copy or not, so that the newest may be left.
         b.wait(0 if loose else slots - 2)
@@ -248,10 +253,7 @@ def private_pipeline(s: Setting) -> Stage | None:
         b.copy(4, a[tirx.truncmod(k, slots) * n + b.tid], source)
 
     b.store(r, 0, ZERO)
-    for k in range(ahead):
-        if k < steps:
-            fetch(number(k))
-        b.commit()
+    _fetched_ahead(b, fetch, min(ahead, steps), ahead)
     with b.loop(steps) as k:
         b.wait(ahead - 1)
         b.store(r, 0, r[0] + a[tirx.truncmod(k, slots) * n + b.tid])
