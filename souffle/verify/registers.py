@@ -172,10 +172,16 @@ class _Array:
     def located(
         self, access: _Access, conditions: Sequence[Expr], seen: Mapping[Axis, Axis], loops: Sequence[Axis]
     ) -> Iterator[tuple[np.ndarray, dict[Axis, np.ndarray]]]:
-        """(element, values of tile, thread and some loops) of an access, for those axes that are `seen`."""
+        """(element, values of tile, thread and some loops) of an access, for those axes that are `seen`.
+
+        Of a write that begins within an element, none: it may leave parts of the first and the last.
+        """
         tile, thread = (axis if axis in seen else Axis("any", 1) for axis in (self.tile, self.thread))
         along = [seen[loop] for loop in loops]
         for offsets, *where in points(access.offset, tuple(conditions), tile, thread, along=along):
+            if access.touch.access.writes:
+                begins = offsets % self.memory.unit == 0
+                offsets, *where = (array[begins] for array in (offsets, *where))
             elements, *where = in_units(offsets, access.width, self.memory.unit, *where)
             inside = (elements >= 0) & (elements < self.size)
             yield elements[inside], dict(zip((self.tile, self.thread, *loops), (w[inside] for w in where), strict=True))
