@@ -17,8 +17,8 @@ $(VENV)/.ready: pyproject.toml
 
 demo: $(VENV)/.ready
 	@mkdir -p build
-	$(RUN) -m models bert --size tiny -o build/bert_tiny.onnx
-	$(RUN) -m models efficientnet --size tiny -o build/efficientnet_tiny.onnx
+	$(RUN) -m souffle.models bert --size tiny -o build/bert_tiny.onnx
+	$(RUN) -m souffle.models efficientnet --size tiny -o build/efficientnet_tiny.onnx
 	$(RUN) -m souffle ablate build/bert_tiny.onnx build/efficientnet_tiny.onnx
 
 test: $(VENV)/.ready

@@ -22,9 +22,9 @@ from onnx import ModelProto
 import souffle
 from benchmarks.record import save_results
 from benchmarks.transform_table import analyzed, transformed
-from models import bert, lstm, swin
 from souffle import transform
 from souffle.cli.output import format_table
+from souffle.models import bert, lstm, swin
 
 _DEEP_STAGE = 2
 

@@ -13,9 +13,9 @@ import sys
 import time
 from itertools import product
 
-import models
 import souffle
 from benchmarks.record import save_results
+from souffle import models
 from souffle.certificate import REFUTED
 from souffle.cli.output import format_table
 from souffle.errors import CertificateError

@@ -14,9 +14,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-import models
 import souffle
 from benchmarks.record import save_results
+from souffle import models
 from souffle.cli.compare import compare, onnxruntime_outputs
 from souffle.cli.main import main as souffle_command
 from souffle.cli.output import format_table

@@ -14,9 +14,9 @@ import subprocess
 import sys
 import time
 
-import models
 import souffle
 from benchmarks.record import save_results
+from souffle import models
 from souffle.cli.output import format_table
 
 

@@ -15,11 +15,11 @@ from dataclasses import replace
 import numpy as np
 from onnx import ModelProto
 
-import models
 import souffle
 from benchmarks.record import save_results
-from models.bert import SIZES, build_bert
+from souffle import models
 from souffle.cli.output import format_table
+from souffle.models.bert import SIZES, build_bert
 
 
 def one(name: str, model: ModelProto, level: str) -> dict:

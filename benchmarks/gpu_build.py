@@ -17,9 +17,9 @@ import numpy as np
 import onnxruntime
 from onnx import ModelProto
 
-import models
 import souffle
 from benchmarks.weights import Pieces, redrawn, write_graph, write_weights
+from souffle import models
 from souffle.transform.precision import mixed_precision
 
 __all__ = ["main"]

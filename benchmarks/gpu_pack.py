@@ -16,7 +16,8 @@ from benchmarks.record import write_json
 __all__ = ["pack"]
 
 _ROOT = Path(__file__).resolve().parent.parent
-_TRAVELS = ("souffle", "benchmarks", "models")
+# The networks travel as files of souffle/models, which is a link in a checkout.
+_TRAVELS = ("souffle", "benchmarks")
 _log = logging.getLogger("gpu_host")
 
 
@@ -61,7 +62,8 @@ def pack(options: argparse.Namespace) -> int:
     if options.to.exists() and any(options.to.iterdir()):
         _log.error("%s is not empty; give a new folder", options.to)
         return 2
-    sources = [path for name in _TRAVELS for path in (_ROOT / name).rglob("*") if path.is_file()]
+    walks = (os.walk(_ROOT / name, followlinks=True) for name in _TRAVELS)
+    sources = [Path(base, file) for walk in walks for base, _, found in walk for file in found]
     room = options.max_mib * 2**20 - sum(path.stat().st_size for path in sources if "__pycache__" not in path.parts)
     beside = [options.input / file for file in ("index.json", *index.get("kernels", []))]
     room -= sum(path.stat().st_size for path in [*beside, _ROOT / "pyproject.toml"])

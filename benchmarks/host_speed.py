@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import onnxruntime
 
-import models
 import souffle
 from benchmarks.record import save_results
+from souffle import models
 from souffle.cli.compare import compare
 from souffle.cli.output import format_table
 

@@ -23,9 +23,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-import models
 import souffle
 from benchmarks.record import save_results
+from souffle import models
 from souffle.certificate import PROVEN, REFUTED
 from souffle.cli.compare import compare, onnxruntime_outputs
 from souffle.cli.output import format_table

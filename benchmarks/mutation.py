@@ -18,9 +18,9 @@ from pathlib import Path
 
 import onnx
 
-import models
 import souffle
 from benchmarks.campaign import append_record, read_records
+from souffle import models
 from souffle.cli.mutate import trial_table
 from souffle.mutation.mutants import Mutation, Mutations
 from souffle.mutation.sandbox import Sandbox

@@ -35,9 +35,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import models
 import souffle
 from benchmarks.record import save_results
+from souffle import models
 from souffle.analysis import Analysis, Relies
 from souffle.cli.output import format_table
 from souffle.codegen.assemble import CompiledKernels

@@ -30,10 +30,10 @@ import sys
 import time
 from typing import Any
 
-import models
 import souffle
 from benchmarks.record import save_results
 from benchmarks.traffic_counting import Moved, ShapeTraffic, count_functions, count_shape
+from souffle import models
 from souffle.cli.output import format_table
 from souffle.codegen.assemble import CompiledKernels
 from souffle.pipeline import LEVELS, compile_cuda

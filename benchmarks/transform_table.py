@@ -16,10 +16,9 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-import models
 import souffle
 from benchmarks.record import save_results
-from souffle import transform
+from souffle import models, transform
 from souffle.analysis import Analysis, Relies
 from souffle.cli.output import format_table
 from souffle.program import ExternTE, Loop, TEProgram, parts_of

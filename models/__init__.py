@@ -1,12 +1,12 @@
 """The networks of the paper's evaluation as ONNX models, with operators and names as PyTorch's exporter writes them.
 
-``models.build("bert")`` gives a small one for tests, ``models.build("bert", "paper")`` the one that was measured;
-``python -m models bert --size paper -o bert.onnx`` writes it to a file.
+``souffle.models.build("bert")`` gives a small one for tests, ``build("bert", "paper")`` the one that was measured;
+``python -m souffle.models bert --size paper -o bert.onnx`` writes it to a file.
 """
 
 from __future__ import annotations
 
-from models.inputs import random_inputs
-from models.registry import ALL_NAMES, MODEL_SIZES, NAMES, SE_NAMES, build
+from souffle.models.inputs import random_inputs
+from souffle.models.registry import ALL_NAMES, MODEL_SIZES, NAMES, SE_NAMES, build
 
 __all__ = ["ALL_NAMES", "MODEL_SIZES", "NAMES", "SE_NAMES", "build", "random_inputs"]

@@ -1,4 +1,4 @@
-"""``python -m models NAME``: write one model to an ONNX file."""
+"""``python -m souffle.models NAME``: write one model to an ONNX file."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 
 import onnx
 
-from models.registry import ALL_NAMES, MODEL_SIZES, build
 from souffle.errors import SouffleError
+from souffle.models.registry import ALL_NAMES, MODEL_SIZES, build
 
 __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status (2 for wrong arguments, 1 if the file cannot be written)."""
-    parser = argparse.ArgumentParser(prog="python -m models", description="Write a model as an ONNX file.")
+    parser = argparse.ArgumentParser(prog="python -m souffle.models", description="Write a model as an ONNX file.")
     parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(ALL_NAMES)}")
     parser.add_argument("--size", default="tiny", help=f"{' or '.join(MODEL_SIZES)} (default: %(default)s)")
     parser.add_argument("--steps", type=int, help="number of time steps, for the LSTM models")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.builder import GraphBuilder
+from souffle.models.builder import GraphBuilder
 
 __all__ = ["Traced", "norm_conv", "sample_images", "sigmoid"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from onnx import ModelProto
 
-from models.builder import GraphBuilder
-from models.layers import AFTER_GELU, gelu, layer_norm, linear, reshape
+from souffle.models.builder import GraphBuilder
+from souffle.models.layers import AFTER_GELU, gelu, layer_norm, linear, reshape
 
 __all__ = ["SIZES", "BertConfig", "build_bert"]
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import ModelProto
 
-from models.batchnorm import Traced, norm_conv, sample_images, sigmoid
-from models.builder import GraphBuilder
-from models.layers import AFTER_SWISH, gemm, swish
+from souffle.models.batchnorm import Traced, norm_conv, sample_images, sigmoid
+from souffle.models.builder import GraphBuilder
+from souffle.models.layers import AFTER_SWISH, gemm, swish
 
 __all__ = ["SE_SIZES", "SIZES", "EfficientNetConfig", "SeConfig", "StageConfig", "build_efficientnet", "build_se"]
 

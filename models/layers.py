@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from models.builder import GraphBuilder
+from souffle.models.builder import GraphBuilder
 
 __all__ = [
     "AFTER_GELU",

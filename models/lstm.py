@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import ModelProto
 
-from models.builder import GraphBuilder
+from souffle.models.builder import GraphBuilder
 
 __all__ = ["SIZES", "LstmConfig", "build_lstm", "build_lstm_unrolled"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from onnx import ModelProto
 
-from models.builder import GraphBuilder
-from models.layers import AFTER_RELU, gemm
+from souffle.models.builder import GraphBuilder
+from souffle.models.layers import AFTER_RELU, gemm
 
 __all__ = ["SIZES", "MmoeConfig", "build_mmoe"]
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from onnx import ModelProto
 
-from models import bert, efficientnet, lstm, mmoe, resnext, swin
 from souffle.errors import OptionError
+from souffle.models import bert, efficientnet, lstm, mmoe, resnext, swin
 
 __all__ = ["ALL_NAMES", "MODEL_SIZES", "NAMES", "SE_NAMES", "build"]
 

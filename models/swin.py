@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import ModelProto
 
-from models.builder import GraphBuilder
-from models.layers import AFTER_GELU, conv, gelu, gemm, layer_norm, linear, reshape
+from souffle.models.builder import GraphBuilder
+from souffle.models.layers import AFTER_GELU, conv, gelu, gemm, layer_norm, linear, reshape
 
 __all__ = ["SIZES", "SwinConfig", "build_swin"]
 

@@ -10,9 +10,8 @@ import numpy as np
 import onnx
 import pytest
 
-import models
 import souffle
-from souffle import api
+from souffle import api, models
 from souffle.cache import cache_root
 from souffle.cli.compare import compare, onnxruntime_outputs
 from souffle.errors import CompilerNotFoundError

@@ -12,9 +12,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-import models
 import souffle
-from souffle import SouffleError, errors, tvm_compat
+from souffle import SouffleError, errors, models, tvm_compat
 from souffle.codegen.plan import CudaModule
 from souffle.errors import (
     ArtifactError,

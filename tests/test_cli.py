@@ -12,8 +12,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import models
 import souffle
+from souffle import models
 from souffle.cli import ablate, check, compare, main
 from souffle.cli.compare import Comparison
 from souffle.codegen import nvcc

@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import pytest
 
-import models
 import souffle
-from models import bert, lstm, resnext, swin
+from souffle import models
 from souffle.cli.compare import compare, onnxruntime_outputs
+from souffle.models import bert, lstm, resnext, swin
 
 DEEP: dict[str, Callable[[], onnx.ModelProto]] = {
     "bert": lambda: bert.build_bert(replace(bert.SIZES["tiny"], layers=4), 0),

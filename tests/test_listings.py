@@ -9,9 +9,8 @@ from collections.abc import Callable
 import pytest
 from tvm import te, tirx
 
-import models
 import souffle
-from souffle import transform
+from souffle import models, transform
 from souffle.decision import Decision
 from souffle.program import Loop, TEProgram
 

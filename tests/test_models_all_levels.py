@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import pytest
 
-import models
 import souffle
-from models.bert import SIZES
+from souffle import models
 from souffle.cli.compare import compare, onnxruntime_outputs
+from souffle.models.bert import SIZES
 from souffle.pipeline import LEVELS
 from souffle.program import TEProgram
 from souffle.program.evaluate import evaluate

@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 import pytest
 
-import models
 import souffle
+from souffle import models
 from souffle.cli.compare import compare, onnxruntime_outputs
 from souffle.pipeline import LEVELS
 from souffle.program import TEProgram

@@ -7,7 +7,7 @@ from tvm import te
 
 import souffle
 from benchmarks import analysis_scaling, transform_table
-from models import bert
+from souffle.models import bert
 
 
 @pytest.mark.parametrize("name", ["bert", "mmoe"])

@@ -16,12 +16,12 @@ import pytest
 pytest.importorskip("onnx")
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-import models
 from benchmarks import gpu_steps, peers, torch_graph
 from benchmarks.gpu_plan import PEERS, first_contact, peer_name
 from benchmarks.gpu_table import phase_table, table
 from benchmarks.onnx_fusions import read_nodes
 from benchmarks.weights import read_graph, redrawn, write_graph
+from souffle import models
 
 _MODELS = ("mmoe", "lstm", "efficientnet", "bert", "swin", "resnext")
 _FIGURES = {"median_us": 2.0, "min_us": 1.0, "p90_us": 3.0}

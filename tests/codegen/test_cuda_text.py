@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import models
 import souffle
+from souffle import models
 from souffle.codegen.cuda import emit_cuda, text_of_functions
 from souffle.codegen.nvcc import find_nvcc
 from souffle.codegen.tensor_ir import pack, unpack

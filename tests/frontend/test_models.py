@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import models
+from souffle import models
 from souffle.frontend import import_onnx
 from souffle.program import TE
 from tests.frontend.support import compare

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import models
 import souffle
+from souffle import models
 from souffle.codegen.nvcc import find_nvcc
 from souffle.errors import OptionError
 from souffle.kernel.grid_barrier import COUNTER_FUNCTION, GRID_BARRIERS

@@ -14,9 +14,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import models
-from models.__main__ import main
+from souffle import models
 from souffle.errors import ModelError, OptionError
+from souffle.models.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -111,7 +111,7 @@ def test_same_arguments_give_the_same_bytes(name: str) -> None:
 
 def test_bytes_do_not_depend_on_the_hash_seed() -> None:
     code = (
-        "import hashlib, models\n"
+        "import hashlib\nfrom souffle import models\n"
         "text = b''.join(models.build(n).SerializeToString(deterministic=True) for n in models.ALL_NAMES)\n"
         "print(hashlib.sha256(text).hexdigest())"
     )
@@ -208,9 +208,9 @@ def test_command_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("arguments", [["nothing"], ["bert", "--size", "big"], ["bert", "--steps", "2"]])
 def test_command_refuses_bad_arguments(arguments: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "models", *arguments, "-o", str(tmp_path / "x.onnx")]
+    command = [sys.executable, "-m", "souffle.models", *arguments, "-o", str(tmp_path / "x.onnx")]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert result.returncode == 2
-    assert "error: " in result.stderr
+    assert "python -m souffle.models: error: " in result.stderr
     assert "Traceback" not in result.stderr
     assert not list(tmp_path.iterdir())

@@ -9,8 +9,8 @@ from pathlib import Path
 import onnx
 import pytest
 
-import models
 from benchmarks import mutation
+from souffle import models
 from souffle.cli.main import main
 from souffle.mutation.mutants import Mutation
 from souffle.mutation.trial import Trial

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import models
 import souffle
+from souffle import models
 from souffle.cli.compare import random_inputs
 from souffle.cli.main import main
 from souffle.errors import DeviceError, OptionError

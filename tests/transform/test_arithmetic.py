@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import models
+from souffle import models
 from souffle.analysis import Analysis, analyze
 from souffle.frontend import import_onnx
 from souffle.transform import horizontal, vertical

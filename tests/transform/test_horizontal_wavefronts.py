@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 import souffle
-from models.lstm import LstmConfig, build_lstm
+from souffle.models.lstm import LstmConfig, build_lstm
 from souffle.program import TE, TEProgram
 from souffle.transform import horizontal
 from tests.testlib import assert_same_function, calls_made

@@ -6,8 +6,8 @@ from functools import cache
 
 import pytest
 
-import models
 import souffle
+from souffle import models
 from souffle.analysis import Analysis, analyze
 from souffle.program import Item, TEProgram, parts_of
 from souffle.transform import horizontal, roll, vertical

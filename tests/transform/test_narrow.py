@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tvm import te, tirx
 
-import models
 import souffle
+from souffle import models
 from souffle.pipeline import compile_cuda
 from souffle.program import FusedTE, Loop, Tensor, TEProgram, parts_of
 from souffle.program.evaluate import evaluate

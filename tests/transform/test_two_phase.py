@@ -10,8 +10,8 @@ import onnx
 import pytest
 from tvm import te, tirx
 
-import models
 import souffle
+from souffle import models
 from souffle.cli.compare import compare, onnxruntime_outputs
 from souffle.errors import OptionError
 from souffle.pipeline import compile_cuda

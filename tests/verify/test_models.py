@@ -12,8 +12,8 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-import models
 import souffle
+from souffle import models
 from souffle.codegen.assemble import CompiledKernels
 from souffle.pipeline import compile_cuda
 from souffle.runtime import Network

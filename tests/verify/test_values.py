@@ -12,8 +12,8 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 
-import models
 import souffle
+from souffle import models
 from souffle.certificate import PROVEN
 from souffle.codegen.assemble import lower_stages
 from souffle.kernel import Lowering, cuda_target
