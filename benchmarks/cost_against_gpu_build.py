@@ -25,6 +25,7 @@ from tvm import s_tir
 import souffle
 from benchmarks.cost_against_gpu_cases import Case, cases
 from souffle.analysis import analyze
+from souffle.calibrate.measure_device import machine_code
 from souffle.codegen.cuda import emit_cuda
 from souffle.codegen.nvcc import compile_cubin
 from souffle.cost import CostDevice, Work, cost_device, predict_work, work_of
@@ -33,7 +34,6 @@ from souffle.kernel import DeviceFunction, KernelShape, LoweringError, cuda_targ
 from souffle.kernel.calls import Place, StageCall
 from souffle.partition import StageResources
 from souffle.pipeline import LEVELS, transform_program
-from souffle.runtime.measure_device import machine_code
 from souffle.schedule.form import JoinPolicy, form_stages
 from souffle.schedule.gpu import RULES, GpuRequest, GpuSchedule, ScheduleError, Sketch, check_schedule
 from souffle.schedule.gpu.answer import gpu_request, gpu_scheduler

@@ -23,8 +23,8 @@ import numpy as np
 
 from benchmarks.gpu_steps import compare
 from benchmarks.rehearsal_driver import RehearsalDriver
+from souffle.calibrate import measure_device
 from souffle.errors import SouffleError
-from souffle.runtime import measure_device
 from souffle.runtime.cuda import Cuda, PreparedLaunch
 
 __all__ = ["main", "reference"]

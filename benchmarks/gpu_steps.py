@@ -32,10 +32,11 @@ from benchmarks.gpu_figures import BATCH, SPIN_SECONDS, compare, over_rounds, re
 from benchmarks.peers import add_arguments, peers
 from benchmarks.rehearsal_driver import RehearsalDriver
 from benchmarks.weights import read_weights
+from souffle.calibrate import measure_device
 from souffle.codegen.nvcc import find_nvcc
 from souffle.codegen.plan import CudaModule, Plan
 from souffle.errors import DeviceError, SouffleError
-from souffle.runtime import DeviceArray, Network, describe, load, measure_device
+from souffle.runtime import DeviceArray, Network, describe, load
 from souffle.runtime.cuda import Cuda
 
 __all__ = ["compare", "main"]

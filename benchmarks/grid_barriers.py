@@ -24,9 +24,9 @@ import numpy as np
 
 from benchmarks import carried_kernels
 from benchmarks.carried_kernels import Found
+from souffle.calibrate.device_bench import Bench, cost
+from souffle.calibrate.device_meters import reading
 from souffle.runtime.cuda import Cuda
-from souffle.runtime.device_bench import Bench, cost
-from souffle.runtime.device_meters import reading
 
 __all__ = ["compile_kernels", "found_in", "main", "measure", "source", "table"]
 

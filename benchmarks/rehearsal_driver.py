@@ -19,8 +19,8 @@ import numpy as np
 
 from benchmarks.rehearsal_streams import UNSAFE, RehearsalStreams
 from benchmarks.rehearsal_types import STAND_INS
+from souffle.emulator import compile_text
 from souffle.errors import DeviceError
-from souffle.runtime.cpu_device import compile_text
 
 __all__ = ["RehearsalDriver"]
 

@@ -25,9 +25,9 @@ import numpy as np
 
 from benchmarks import carried_kernels
 from benchmarks.carried_kernels import Found
+from souffle.calibrate.device_bench import Bench
 from souffle.errors import DeviceError
 from souffle.runtime.cuda import Cuda
-from souffle.runtime.device_bench import Bench
 
 __all__ = ["SOURCE", "compile_kernels", "check", "found_in", "is_right", "main"]
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.rehearsal_driver import RehearsalDriver
+
 _GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -26,3 +28,10 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == path.read_text(), f"{path.name} differs; if that is meant, run pytest with --update-golden"
 
     return compare
+
+
+@pytest.fixture(params=[False, True], ids=["at once", "deferred"])
+def both_modes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Played drivers that run work when it is queued, and ones that run it as late as they can; whether the latter."""
+    monkeypatch.setitem(RehearsalDriver.__init__.__kwdefaults__, "deferred", request.param)
+    return request.param

@@ -22,7 +22,8 @@ FILES = sorted({*PACKAGE.rglob("*.py"), *(PACKAGE / "models").rglob("*.py")})
 # The program is the frontend's result, so its data types come before the frontend.
 ORDER = (
     *("program", "frontend", "analysis", "schedule", "partition"),
-    *("transform", "kernel", "cost", "codegen", "verify", "runtime", "mutation", "tuning"),
+    *("transform", "kernel", "cost", "codegen", "verify"),
+    *("emulator", "runtime", "calibrate", "mutation", "tuning"),
 )
 LOWEST = {"errors", "tvm_compat", "decision", "certificate", "cache", "parallel"}
 # Written beside the compiler, with its errors.
@@ -82,6 +83,9 @@ def test_networks_have_one_name() -> None:
     for folder in ("models", "souffle", "benchmarks", "tests"):
         for path in (ROOT / folder).rglob("*.py"):
             assert not wrong.search(path.read_text()), f"{path.relative_to(ROOT)} imports models, not souffle.models"
+def test_the_emulator_knows_nothing_of_the_compiler() -> None:
+    used = {target for path in FILES if place(path) == "emulator" for target, _ in inside(path)}
+    assert used <= {*LOWEST, "emulator"}
 
 
 def test_every_folder_has_its_place() -> None:

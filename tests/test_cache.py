@@ -11,8 +11,8 @@ import pytest
 from souffle import cache
 from souffle.cache import cache_root, read_entry, write_entry
 from souffle.codegen import nvcc
+from souffle.emulator import toolchain
 from souffle.runtime import Network
-from souffle.runtime.cpu_device import toolchain
 from tests.runtime.plans import cooperative_expected, cooperative_plan
 
 _NVCC = """#!/bin/sh

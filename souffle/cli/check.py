@@ -11,7 +11,7 @@ import numpy as np
 import souffle
 from souffle.cli.compare import compare, onnxruntime_outputs, random_inputs
 from souffle.cli.output import Progress, format_table, write_json
-from souffle.runtime.cpu_device import CheckError, Finding
+from souffle.emulator import CheckError, Finding
 from souffle.runtime.detect import gpu_arch
 
 __all__ = ["check"]

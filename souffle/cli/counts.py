@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from souffle.cli.output import format_table
-from souffle.runtime.cpu_device import LaunchReport, Traffic
+from souffle.emulator import LaunchReport, Traffic
 
 __all__ = ["counts_table"]
 

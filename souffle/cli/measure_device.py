@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from souffle.calibrate.measure_device import description, machine_code, measure, reference
 from souffle.cli.interruption import interruptible, run_process
 from souffle.cli.output import Progress, format_table, write_json
 from souffle.errors import SouffleError
 from souffle.runtime.cuda import Cuda
-from souffle.runtime.measure_device import description, machine_code, measure, reference
 
 __all__ = ["add_arguments", "main", "measure_device"]
 
@@ -55,7 +55,7 @@ def table(described: dict[str, Any]) -> str:
     Parameters
     ----------
     described : dict
-        What :func:`souffle.runtime.measure_device.description` gives.
+        What :func:`souffle.calibrate.measure_device.description` gives.
     """
     nearest = reference(described["device"], described["arch"])
     shipped = {} if nearest is None else nearest[1]

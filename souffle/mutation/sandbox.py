@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from souffle.codegen.plan import Plan
+from souffle.emulator import BarrierError, CheckError
 from souffle.errors import CudaCompileError, DeviceError
-from souffle.runtime.cpu_device import BarrierError, CheckError
 from souffle.runtime.cpu_runner import CpuRunner
 
 __all__ = ["LENGTH", "SHUFFLED_RUNS", "Job", "Outcome", "Sandbox", "grid_of_run", "receive", "run_job", "send"]

@@ -16,8 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from souffle.emulator import SHARED_STEMS
 from souffle.mutation.sandbox import LENGTH, Job, Outcome, receive, run_job, send
-from souffle.runtime.cpu_device import SHARED_STEMS
 
 __all__ = ["serve"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from souffle.codegen.plan import Buffer, Plan
-from souffle.runtime.cpu_device import CheckedBuffer, CheckedMemory, LaunchReport, compile_text
+from souffle.emulator import CheckedBuffer, CheckedMemory, LaunchReport, compile_text
 
 __all__ = ["CpuRunner"]
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from souffle.certificate import Certificate
 from souffle.codegen.plan import Plan
+from souffle.emulator import LaunchReport
 from souffle.errors import OptionError
 from souffle.runtime import artifact
-from souffle.runtime.cpu_device import LaunchReport
 from souffle.runtime.cpu_runner import CpuRunner
 from souffle.runtime.cuda import Cuda
 from souffle.runtime.cuda_runner import CudaRunner
@@ -130,7 +130,7 @@ class Network:
         On the CPU, the folder of compiled texts.
     checked
         On the CPU, look at every access to global and shared memory: out of bounds, reads of what nothing has written,
-        races of blocks. What is wrong is raised as a :class:`~souffle.runtime.cpu_device.CheckError`; accesses are
+        races of blocks. What is wrong is raised as a :class:`~souffle.emulator.CheckError`; accesses are
         counted (:attr:`counts`).
     driver
         The CUDA driver's functions, for tests and rehearsals; those of cuda-bindings where not given.

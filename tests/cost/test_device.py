@@ -115,4 +115,4 @@ def test_the_files_are_part_of_the_package() -> None:
     globs = [part for part in patterns[0].split('"') if "/" in part]
     for product in PRODUCTS:
         assert any(fnmatch(f"cost/devices/{product}.json", glob) for glob in globs)
-    assert any(fnmatch("runtime/measure_device.cu", glob) for glob in globs)
+    assert any(fnmatch("calibrate/measure_device.cu", glob) for glob in globs)

@@ -10,10 +10,10 @@ import pytest
 
 from benchmarks.rehearsal_driver import RehearsalDriver
 from souffle.codegen.plan import Buffer, Plan
+from souffle.emulator import BarrierError, CpuModule, LaunchReport, compile_text
 from souffle.errors import DeviceError
 from souffle.kernel.grid_barrier import GRID_BARRIERS
 from souffle.runtime import Network
-from souffle.runtime.cpu_device import BarrierError, CpuModule, LaunchReport, compile_text
 from tests.runtime.plans import cooperative_expected, cooperative_plan, machine_code
 
 _BARRIER = GRID_BARRIERS["counter"].text

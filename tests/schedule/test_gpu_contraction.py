@@ -16,7 +16,7 @@ import tvm
 from tvm import te, tirx, topi
 
 from souffle.codegen.device_functions import with_device_functions
-from souffle.runtime.cpu_device import compile_text
+from souffle.emulator import compile_text
 from souffle.schedule.gpu import contraction_tiling
 from souffle.schedule.gpu.common import check_schedule
 from souffle.schedule.gpu.contraction import contraction

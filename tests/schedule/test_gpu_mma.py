@@ -15,9 +15,9 @@ from tvm import te, tirx, topi
 
 from souffle.codegen.cuda import emit_cuda
 from souffle.codegen.nvcc import compile_cubin, find_nvcc
+from souffle.emulator import compile_text
 from souffle.kernel import DeviceFunction, KernelShape, cuda_target, lower_stage
 from souffle.kernel.calls import Place, StageCall
-from souffle.runtime.cpu_device import compile_text
 from souffle.schedule.gpu.async_copy import AsyncCopy, async_copy
 from souffle.schedule.gpu.canonical import canonical_contraction
 from souffle.schedule.gpu.common import check_schedule

@@ -16,7 +16,7 @@ import tvm
 from tvm import te, tirx, topi
 
 from souffle.codegen.device_functions import with_device_functions
-from souffle.runtime.cpu_device import compile_text
+from souffle.emulator import compile_text
 from souffle.schedule.gpu import RULES, GpuRequest, GpuSchedule, ScheduleError, Sketch, check_schedule, schedule_gpu
 from souffle.tvm_compat import collect, const_int, primfunc_from_tensors
 from tests.testlib import calls_made

@@ -14,7 +14,7 @@ import pytest
 import tvm
 from tvm import te, tirx, topi
 
-from souffle.runtime.cpu_device import compile_text
+from souffle.emulator import compile_text
 from souffle.schedule.gpu.common import check_schedule
 from souffle.schedule.gpu.expressions import Axis
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal

@@ -11,10 +11,10 @@ import pytest
 from tvm import te, tirx
 
 from souffle.codegen.cuda import text_of_functions
+from souffle.emulator import CpuModule, compile_text
 from souffle.errors import DeviceError
 from souffle.kernel import cuda_target
 from souffle.kernel.conditions import with_plain_conditions
-from souffle.runtime.cpu_device import CpuModule, compile_text
 from souffle.verify import PROVEN, REFUTED, UNKNOWN, Certificate, certify_plan
 from souffle.verify.expressions import Undecided
 from souffle.verify.values import Agreement, values_agree

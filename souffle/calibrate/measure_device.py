@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from souffle.calibrate.device_bench import Bench
+from souffle.calibrate.device_meters import GROUPS, Meter, Reading
 from souffle.codegen.nvcc import compile_cubin
 from souffle.errors import DeviceError
 from souffle.runtime.cuda import Cuda
-from souffle.runtime.device_bench import Bench
-from souffle.runtime.device_meters import GROUPS, Meter, Reading
 
 __all__ = [
     "FIGURES",

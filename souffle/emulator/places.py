@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from souffle.runtime.cpu_device.reports import Place
-from souffle.runtime.cpu_device.text_scan import matching
+from souffle.emulator.reports import Place
+from souffle.emulator.text_scan import matching
 
 __all__ = ["SharedArray", "TextMap", "shared_symbols"]
 

@@ -13,16 +13,8 @@ import souffle
 from souffle import models
 from souffle.cli.compare import random_inputs
 from souffle.cli.main import main
+from souffle.emulator import BarrierError, CheckedBuffer, CheckError, CpuModule, Finding, LaunchReport, compile_text
 from souffle.errors import DeviceError, OptionError
-from souffle.runtime.cpu_device import (
-    BarrierError,
-    CheckedBuffer,
-    CheckError,
-    CpuModule,
-    Finding,
-    LaunchReport,
-    compile_text,
-)
 
 _TEXT = Path(__file__).parent / "cuda" / "checks.cu"
 _LINES = _TEXT.read_text(encoding="utf-8").splitlines()

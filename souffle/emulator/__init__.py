@@ -8,18 +8,10 @@ bytes and atomics.
 
 from __future__ import annotations
 
-from souffle.runtime.cpu_device.checked_memory import CheckedBuffer, CheckedMemory
-from souffle.runtime.cpu_device.module import CpuModule, compile_text
-from souffle.runtime.cpu_device.reports import (
-    BarrierError,
-    CheckError,
-    Finding,
-    LaunchReport,
-    Place,
-    Traffic,
-    Wait,
-)
-from souffle.runtime.cpu_device.toolchain import SHARED_STEMS
+from souffle.emulator.checked_memory import CheckedBuffer, CheckedMemory
+from souffle.emulator.module import CpuModule, compile_text
+from souffle.emulator.reports import BarrierError, CheckError, Finding, LaunchReport, Place, Traffic, Wait
+from souffle.emulator.toolchain import SHARED_STEMS
 
 __all__ = [
     "SHARED_STEMS",

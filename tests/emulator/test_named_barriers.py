@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from souffle.runtime.cpu_device import BarrierError, CpuModule, Finding, compile_text
+from souffle.emulator import BarrierError, CpuModule, Finding, compile_text
 
 _TEXT = Path(__file__).parent / "cuda" / "named_barriers.cu"
 _LINES = _TEXT.read_text(encoding="utf-8").splitlines()

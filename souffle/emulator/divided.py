@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from souffle.runtime.cpu_device.text_scan import blank_comments, dynamic_shared_names, matching
+from souffle.emulator.text_scan import blank_comments, dynamic_shared_names, matching
 
 __all__ = ["Divided", "divided"]
 

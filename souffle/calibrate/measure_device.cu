@@ -1,4 +1,4 @@
-// The kernels of souffle.runtime.measure_device. Each does a number of steps that its caller chooses, reads the clock of
+// The kernels of souffle.calibrate.measure_device. Each does a number of steps that its caller chooses, reads the clock of
 // its multiprocessor before and after, and leaves a result that shows how many steps it did. What is measured is written
 // as volatile PTX, which no compiler drops, merges or moves out of a loop.
 #include <cooperative_groups.h>

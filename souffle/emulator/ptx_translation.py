@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 
+from souffle.emulator.ptx_instructions import AsmStatement, Operand, split_list, translate_instruction
+from souffle.emulator.text_scan import blank_comments, matching
 from souffle.errors import CudaCompileError
-from souffle.runtime.cpu_device.ptx_instructions import AsmStatement, Operand, split_list, translate_instruction
-from souffle.runtime.cpu_device.text_scan import blank_comments, matching
 
 __all__ = ["translate_asm"]
 

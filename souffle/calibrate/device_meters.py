@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from souffle.calibrate.device_bench import Bench, Cost, Pairs, cost
 from souffle.errors import DeviceError
-from souffle.runtime.device_bench import Bench, Cost, Pairs, cost
 
 __all__ = ["GROUPS", "Reading", "capacity", "reading"]
 

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from benchmarks.rehearsal_driver import RehearsalDriver
+from souffle.calibrate import measure_device
+from souffle.calibrate.device_bench import Cost, Pairs, cost
+from souffle.calibrate.device_meters import GROUPS, Meter, Reading, capacity, reading
 from souffle.cli import measure_device as command
 from souffle.codegen.nvcc import find_nvcc
 from souffle.cost import CostDevice, cost_device, figures_of
 from souffle.errors import DeviceError, NoGpuError
-from souffle.runtime import measure_device
 from souffle.runtime.cuda import Cuda
-from souffle.runtime.device_bench import Cost, Pairs, cost
-from souffle.runtime.device_meters import GROUPS, Meter, Reading, capacity, reading
 
 _IMAGE = b"the kernels"
 

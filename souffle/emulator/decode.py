@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from souffle.runtime.cpu_device.abi import FindingRecord, TrafficRecord, WaitRecord
-from souffle.runtime.cpu_device.checked_memory import CheckedMemory
-from souffle.runtime.cpu_device.places import TextMap
-from souffle.runtime.cpu_device.reports import FINDING_KINDS, Finding, Traffic, Wait
+from souffle.emulator.abi import FindingRecord, TrafficRecord, WaitRecord
+from souffle.emulator.checked_memory import CheckedMemory
+from souffle.emulator.places import TextMap
+from souffle.emulator.reports import FINDING_KINDS, Finding, Traffic, Wait
 
 __all__ = ["findings_of", "traffic_of", "waits_of"]
 

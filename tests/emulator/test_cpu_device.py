@@ -10,10 +10,10 @@ import pytest
 import tvm
 from tvm import s_tir, te
 
+from souffle.emulator import CpuModule, compile_text
+from souffle.emulator.ptx_translation import translate_asm
+from souffle.emulator.text_scan import blank_comments, dynamic_shared_names, find_kernels
 from souffle.errors import CudaCompileError, DeviceError
-from souffle.runtime.cpu_device import CpuModule, compile_text
-from souffle.runtime.cpu_device.ptx_translation import translate_asm
-from souffle.runtime.cpu_device.text_scan import blank_comments, dynamic_shared_names, find_kernels
 
 ORDERS = (("fixed", 0), ("shuffled", 1), ("shuffled", 2))
 _CUDA = Path(__file__).parent / "cuda"  # every file there is accepted by nvcc as it is

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from souffle.emulator import SHARED_STEMS, compile_text, toolchain
+from souffle.emulator.divided import divided
 from souffle.errors import CudaCompileError
-from souffle.runtime.cpu_device import SHARED_STEMS, compile_text, toolchain
-from souffle.runtime.cpu_device.divided import divided
 
 _TEXT = """
 static __device__ __forceinline__ float twice(float x) {

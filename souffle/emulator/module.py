@@ -10,31 +10,22 @@ from pathlib import Path
 
 import numpy as np
 
-from souffle.errors import CudaCompileError, DeviceError
-from souffle.runtime.cpu_device.abi import (
-    Arg,
-    FindingRecord,
-    KernelEntry,
-    Result,
-    Spec,
-    TrafficRecord,
-    WaitRecord,
-    load_runtime,
-)
-from souffle.runtime.cpu_device.checked_memory import CheckedBuffer, CheckedMemory
-from souffle.runtime.cpu_device.decode import findings_of, traffic_of, waits_of
-from souffle.runtime.cpu_device.divided import divided
-from souffle.runtime.cpu_device.places import TextMap
-from souffle.runtime.cpu_device.ptx_translation import translate_asm
-from souffle.runtime.cpu_device.reports import BarrierError, CheckError, LaunchReport
-from souffle.runtime.cpu_device.text_scan import (
+from souffle.emulator.abi import Arg, FindingRecord, KernelEntry, Result, Spec, TrafficRecord, WaitRecord, load_runtime
+from souffle.emulator.checked_memory import CheckedBuffer, CheckedMemory
+from souffle.emulator.decode import findings_of, traffic_of, waits_of
+from souffle.emulator.divided import divided
+from souffle.emulator.places import TextMap
+from souffle.emulator.ptx_translation import translate_asm
+from souffle.emulator.reports import BarrierError, CheckError, LaunchReport
+from souffle.emulator.text_scan import (
     KernelDeclaration,
     blank_comments,
     dynamic_shared_names,
     find_kernels,
     uses_atomics,
 )
-from souffle.runtime.cpu_device.toolchain import build_kernel_library, build_runtime_library, default_cache_dir
+from souffle.emulator.toolchain import build_kernel_library, build_runtime_library, default_cache_dir
+from souffle.errors import CudaCompileError, DeviceError
 
 __all__ = ["CpuModule", "compile_text"]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from souffle.emulator.abi import Arena, Order, Region, WarpOrder
 from souffle.errors import DeviceError
-from souffle.runtime.cpu_device.abi import Arena, Order, Region, WarpOrder
 
 __all__ = ["CheckedBuffer", "CheckedMemory"]
 
