@@ -55,11 +55,11 @@ from souffle.cli.output import format_table
 from souffle.codegen.assemble import lower_stages
 from souffle.codegen.resources import StageMeter
 from souffle.cost import CostDevice, Terms, cost_device, predict_stage
-from souffle.kernel import Lowering, cuda_target
 from souffle.pipeline import LEVELS, transform_program
 from souffle.schedule.drafts import cached_scheduler
 from souffle.schedule.form import JoinPolicy, form_stages
 from souffle.schedule.gpu.answer import gpu_scheduler
+from souffle.schedule.lower import Lowering, cuda_target
 from souffle.schedule.stage import flat_stages
 
 PRODUCT = "A100-SXM4-40GB"

@@ -25,7 +25,7 @@ from souffle.codegen.cuda import emit_cuda
 from souffle.codegen.nvcc import compile_cubin
 from souffle.cost import predict_stage
 from souffle.cost.device import cost_device, product_names
-from souffle.kernel import KernelShape, cuda_target, lower_stage, lowering_problem
+from souffle.kernel import KernelShape
 from souffle.kernel.calls import Place, StageCall
 from souffle.partition import StageResources
 from souffle.pipeline import stages_of
@@ -35,6 +35,7 @@ from souffle.schedule.gpu.mma import mma_contraction
 from souffle.schedule.gpu.rule import GpuSchedule, Refusal
 from souffle.schedule.gpu.tensor_core import tensor_core_contraction
 from souffle.schedule.log import open_log
+from souffle.schedule.lower import cuda_target, lower_stage, lowering_problem
 from souffle.schedule.stage import flat_stages
 from souffle.schedule.tuned import tuned_stages
 from souffle.tvm_compat import primfunc_from_tensors

@@ -19,8 +19,9 @@ import tvm_ffi
 from tvm import tirx
 
 from souffle.errors import SouffleError
-from souffle.kernel import DeviceFunction, KernelShape
+from souffle.kernel import KernelShape
 from souffle.kernel.calls import LoopCall, Place
+from souffle.schedule.lower import DeviceFunction
 from souffle.tvm_compat import const_int
 from souffle.verify.accesses import Access, Branch, Function, Item, Loop
 from souffle.verify.expressions import Axis, Expr, interval

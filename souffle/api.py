@@ -11,7 +11,6 @@ import onnx
 from souffle.cache import cache_root
 from souffle.errors import OptionError
 from souffle.frontend import import_onnx
-from souffle.kernel import cuda_target
 from souffle.pipeline import check_options, compile_cuda, compile_host, stages_of
 from souffle.program import TEProgram
 from souffle.runtime import Network
@@ -20,6 +19,7 @@ from souffle.runtime.host_network import HostNetwork
 from souffle.runtime.network import check_device
 from souffle.schedule.gpu.answer import gpu_request
 from souffle.schedule.gpu.device import device_for
+from souffle.schedule.lower import cuda_target
 from souffle.tuning import LogWriter, TuningReport, bench_for, search, tasks_of
 
 __all__ = ["compile", "tune"]

@@ -19,7 +19,6 @@ from souffle.cost.join import StagePrices
 from souffle.cost.reductions import place_reductions
 from souffle.decision import Decision
 from souffle.errors import OptionError
-from souffle.kernel import DeviceFunction, Lowering, cuda_target
 from souffle.options import LEVELS, REDUCTIONS, CudaOptions, Hook, Level, check_options, keep
 from souffle.partition import PartitionRequest, Planner, one_kernel_per_stage, planner_for
 from souffle.program import Loop, TEProgram
@@ -28,6 +27,7 @@ from souffle.schedule.form import JoinPolicy, form_stages
 from souffle.schedule.gpu.answer import gpu_request, gpu_scheduler
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.log import open_log
+from souffle.schedule.lower import DeviceFunction, Lowering, cuda_target
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
 from souffle.schedule.tuned import tuned_stages
 from souffle.transform import horizontal, mixed_precision, narrow, roll, vertical

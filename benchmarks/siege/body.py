@@ -9,7 +9,7 @@ import tvm
 from tvm import tirx
 from tvm.backend.cuda.op import cuda_warp_sync
 
-from souffle.kernel import cuda_target
+from souffle.schedule.lower import cuda_target
 from souffle.tvm_compat import PrimExpr
 
 __all__ = ["ARCH", "FULL_MASK", "Body", "as_kernel", "as_stage", "call", "number", "pointer", "shuffle"]

@@ -18,7 +18,7 @@ from benchmarks.siege.body import ARCH, as_kernel, as_stage
 from souffle.codegen.cuda import text_of_functions
 from souffle.codegen.dataflow import Dataflow, StageUse
 from souffle.codegen.plan import Buffer, CudaModule, Kernel, Launch, Plan
-from souffle.kernel import cuda_target
+from souffle.schedule.lower import cuda_target
 
 __all__ = ["Case", "plan_of", "read_case", "text_of", "write_case"]
 

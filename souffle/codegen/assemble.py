@@ -19,23 +19,15 @@ from souffle.codegen.nvcc import compile_cubin, compiler_version, find_nvcc
 from souffle.codegen.plan import CudaModule, Kernel, Launch, Plan, Resources
 from souffle.codegen.tensor_ir import pack
 from souffle.decision import Barrier, Decision
-from souffle.kernel import (
-    CallPlan,
-    DeviceFunction,
-    KernelShape,
-    Lowering,
-    LoweringError,
-    MergedKernel,
-    partial_function,
-    plan_calls,
-)
+from souffle.kernel import CallPlan, KernelShape, MergedKernel, plan_calls
 from souffle.kernel.dependences import TileDependences
 from souffle.kernel.grid_barrier import barrier_for
-from souffle.kernel.partial import PARTIAL_SUFFIX
 from souffle.kernel.waits import Expected
 from souffle.parallel import map_in_threads
 from souffle.partition import PartitionRequest, Subprogram
 from souffle.program import Tensor
+from souffle.schedule.lower import DeviceFunction, Lowering, LoweringError, partial_function
+from souffle.schedule.lower.fewer_threads import PARTIAL_SUFFIX
 from souffle.schedule.stage import LoopStage, Stage, Unit
 from souffle.tvm_compat import structural_digest
 

@@ -13,8 +13,8 @@ from souffle.codegen.device_functions import with_device_functions
 from souffle.codegen.extrema import with_cuda_extrema
 from souffle.kernel.calls import KernelShape
 from souffle.kernel.grid_barrier import GRID_BARRIERS, GridBarrier
-from souffle.kernel.lower import DeviceFunction
 from souffle.kernel.merge import MergedKernel, merge
+from souffle.schedule.lower.device_function import DeviceFunction
 from souffle.tvm_compat import MIN_BLOCKS_ATTRIBUTE
 
 __all__ = ["emit_cuda", "module_text", "text_of_functions"]

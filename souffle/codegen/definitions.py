@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from souffle.codegen.dataflow import Dataflow, StageUse, Steps
-from souffle.kernel import DeviceFunction, LoweringError, partial_function
 from souffle.program import Loop, Tensor, TEProgram
+from souffle.schedule.lower import DeviceFunction, LoweringError, partial_function
 from souffle.schedule.stage import LoopStage, Stage, Unit
 
 __all__ = ["StageDefinition", "dataflow_of", "stage_definitions"]
@@ -26,7 +26,7 @@ class StageDefinition:
         Not scheduled; inputs, then outputs.
     functions : tuple of (str, int, int)
         The names of its functions in the text, with their tiles and threads; together they make the outputs. A stage
-        whose functions are called in two forms (:mod:`souffle.kernel.partial`) has a definition for each.
+        whose functions are called in two forms (:mod:`souffle.schedule.lower.fewer_threads`) has a definition for each.
     """
 
     func: tirx.PrimFunc

@@ -7,7 +7,6 @@ import re
 from souffle.codegen.extrema import EXTREMA_TEXTS
 from souffle.kernel.grid_barrier import GRID_BARRIERS
 from souffle.kernel.merge import CHOICE_FUNCTION, OFFSET_FUNCTION, PREFETCH_FUNCTION
-from souffle.kernel.partial import BARRIER_FUNCTION
 from souffle.schedule.gpu.async_copy import COMMIT_FUNCTION, COPY_FUNCTION, COPY_OR_ZERO_FUNCTION, WAIT_FUNCTION
 from souffle.schedule.gpu.mma_instructions import (
     LOAD_FUNCTION,
@@ -16,6 +15,7 @@ from souffle.schedule.gpu.mma_instructions import (
     PUT_FUNCTION,
     TAKE_FUNCTION,
 )
+from souffle.schedule.lower.fewer_threads import BARRIER_FUNCTION
 
 __all__ = ["with_device_functions"]
 

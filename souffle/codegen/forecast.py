@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from souffle.codegen.plan import Kernel, Plan, PredictedKernel, PredictedStage
 from souffle.cost import KernelForecast, device_of_arch
-from souffle.kernel import DeviceFunction
 from souffle.partition import StageResources, Subprogram
 from souffle.program import TEProgram
+from souffle.schedule.lower import DeviceFunction
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
 
 __all__ = ["forecast_on", "with_predictions"]

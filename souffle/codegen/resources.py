@@ -21,11 +21,12 @@ from souffle.codegen.cuda import emit_cuda
 from souffle.codegen.nvcc import compile_cubin, compiler_version, content_key, find_nvcc
 from souffle.codegen.plan import Plan, Resources
 from souffle.decision import Decision
-from souffle.kernel import DeviceFunction, KernelShape
+from souffle.kernel import KernelShape
 from souffle.kernel.calls import Place, StageCall
-from souffle.kernel.partial import fit_functions
 from souffle.parallel import map_in_threads
 from souffle.partition import Demand, PartitionRequest, StageResources, Subprogram
+from souffle.schedule.lower import DeviceFunction
+from souffle.schedule.lower.fewer_threads import fit_functions
 from souffle.schedule.stage import Stage
 
 __all__ = ["StageMeter", "smaller_waves"]

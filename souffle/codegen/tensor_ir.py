@@ -14,7 +14,7 @@ from souffle.codegen.cuda import text_of_functions
 from souffle.codegen.definitions import StageDefinition
 from souffle.codegen.plan import Plan
 from souffle.errors import ArtifactError
-from souffle.kernel import cuda_target
+from souffle.schedule.lower import cuda_target
 
 __all__ = ["TensorIR", "called_names", "pack", "text_of_module", "unpack"]
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from souffle.cost.device import CostDevice
 from souffle.cost.predict import predict_stage, resources_in_kernel
-from souffle.kernel import Lowering
 from souffle.schedule.drafts import Answer
+from souffle.schedule.lower import Lowering
 
 __all__ = ["StagePrices"]
 

@@ -17,9 +17,9 @@ from souffle.cost.counting import Work
 from souffle.cost.device import CostDevice
 from souffle.cost.predict import Terms, estimated_registers, predict_work
 from souffle.cost.work import work_of
-from souffle.kernel import DeviceFunction
 from souffle.partition import StageResources
 from souffle.program import Tensor
+from souffle.schedule.lower import DeviceFunction
 from souffle.schedule.stage import LoopStage, Stage, Unit
 
 __all__ = ["MEDIAN_ERROR", "KernelForecast"]

@@ -14,11 +14,11 @@ from souffle.cost.device import CostDevice
 from souffle.cost.kernel import MEDIAN_ERROR
 from souffle.cost.split import SplitByCost
 from souffle.cost.trial import Trial, Trials
-from souffle.kernel import Lowering
 from souffle.program import TE, FusedTE, Tensor, TEProgram, parts_of
 from souffle.schedule.drafts import Scheduler
 from souffle.schedule.gpu.contraction import tile_of
 from souffle.schedule.gpu.rule import GpuRequest
+from souffle.schedule.lower import Lowering
 from souffle.transform.propagate import Start, Started, started
 from souffle.transform.two_phase import Phases
 

@@ -6,10 +6,10 @@ from souffle.cost.device import CostDevice
 from souffle.cost.propagate import PropagateByCost
 from souffle.cost.split import SplitByCost
 from souffle.decision import Decision
-from souffle.kernel import Lowering
 from souffle.program import TEProgram
 from souffle.schedule.drafts import Scheduler
 from souffle.schedule.gpu.rule import GpuRequest
+from souffle.schedule.lower import Lowering
 from souffle.transform import propagate, two_phase
 
 __all__ = ["place_reductions"]

@@ -15,9 +15,9 @@ from souffle.cost.device import CostDevice
 from souffle.cost.kernel import MEDIAN_ERROR
 from souffle.cost.predict import Terms
 from souffle.cost.trial import Trials, seconds_of
-from souffle.kernel import Lowering
 from souffle.program import TE, FusedTE, TEProgram, parts_of
 from souffle.schedule.drafts import Scheduler
+from souffle.schedule.lower import Lowering
 from souffle.transform.two_phase import Phases, Split
 
 __all__ = ["SplitByCost"]

@@ -13,10 +13,10 @@ from souffle.cost.counting import Work
 from souffle.cost.device import CostDevice
 from souffle.cost.predict import Terms, predict_work, resources_in_kernel
 from souffle.cost.work import work_of
-from souffle.kernel import Lowering
 from souffle.partition import StageResources
 from souffle.program import TE, FusedTE, Tensor, TEProgram, parts_of
 from souffle.schedule.drafts import Answer, Scheduler
+from souffle.schedule.lower import Lowering
 from souffle.schedule.stage import StageDraft, draft_stage
 
 __all__ = ["Trial", "Trials", "seconds_of"]

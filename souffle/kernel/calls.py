@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from souffle.decision import Barrier
 from souffle.kernel.assignment import Assignment
 from souffle.kernel.dependences import TileDependences
-from souffle.kernel.lower import DeviceFunction, LoweringError
-from souffle.kernel.partial import fit_functions
 from souffle.kernel.waits import Expected, Sequenced, Waits
 from souffle.program import Carried, Loop, Tensor
 from souffle.program.loop import ALIGNMENT
+from souffle.schedule.lower.device_function import DeviceFunction, LoweringError
+from souffle.schedule.lower.fewer_threads import fit_functions
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
 
 __all__ = ["CallPlan", "KernelShape", "LoopCall", "Place", "StageCall", "Touch", "plan_calls"]
@@ -59,8 +59,8 @@ class StageCall:
     Attributes
     ----------
     functions : tuple of DeviceFunction
-        What :func:`souffle.kernel.lower.lower_stage` gave for it, in the form that the kernel's threads ask for
-        (:func:`souffle.kernel.partial.fit_functions`).
+        What :func:`souffle.schedule.lower.lower_stage` gave for it, in the form that the kernel's threads ask for
+        (:func:`souffle.schedule.lower.fewer_threads.fit_functions`).
     arguments : tuple of Place
         One for each parameter of the stage.
     sync_before : bool

@@ -23,7 +23,7 @@ from tvm import tirx
 from souffle.kernel.assignment import Assignment
 from souffle.kernel.calls import KernelShape, LoopCall, Place, StageCall
 from souffle.kernel.grid_barrier import GRID_BARRIERS, GridBarrier
-from souffle.kernel.lower import DeviceFunction, LoweringError
+from souffle.schedule.lower.device_function import DeviceFunction, LoweringError
 from souffle.tvm_compat import PrimExpr
 
 __all__ = ["CHOICE_FUNCTION", "OFFSET_FUNCTION", "PREFETCH_FUNCTION", "MergedKernel", "merge"]

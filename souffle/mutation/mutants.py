@@ -13,7 +13,7 @@ from souffle.codegen.assemble import CompiledKernels
 from souffle.codegen.cuda import module_text
 from souffle.codegen.definitions import StageDefinition
 from souffle.codegen.plan import CudaModule, Plan
-from souffle.kernel import MergedKernel, cuda_target
+from souffle.kernel import MergedKernel
 from souffle.mutation.barriers import barrier_changes
 from souffle.mutation.comparisons import comparison_changes
 from souffle.mutation.expressions import index_changes, predicate_changes
@@ -21,6 +21,7 @@ from souffle.mutation.numbers import number_changes
 from souffle.mutation.statements import Change
 from souffle.mutation.structure import structure_changes
 from souffle.mutation.workspace import Alias, aliased, aliases, shared_changes
+from souffle.schedule.lower import cuda_target
 from souffle.verify import Certificate, certify_plan
 from souffle.verify.expressions import Undecided
 from souffle.verify.library import text_of

@@ -18,9 +18,9 @@ from souffle.codegen.cuda import emit_cuda, text_of_functions
 from souffle.codegen.nvcc import find_nvcc
 from souffle.codegen.tensor_ir import pack, unpack
 from souffle.errors import CudaCompileError
-from souffle.kernel import cuda_target
 from souffle.pipeline import compile_cuda
 from souffle.runtime import Network
+from souffle.schedule.lower import cuda_target
 from tests.testlib import Builder
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tvm import te
 
-from souffle.kernel import DeviceFunction, cuda_target, lower_stage
 from souffle.schedule.gpu import schedule_gpu
 from souffle.schedule.gpu.rule import GpuRequest
+from souffle.schedule.lower import DeviceFunction, cuda_target, lower_stage
 from souffle.tvm_compat import primfunc_from_tensors
 
 TARGET = cuda_target("sm_80")

@@ -7,7 +7,7 @@ import pytest
 from tvm import te, tirx
 
 from souffle.cost import Work, work_of
-from souffle.kernel import DeviceFunction
+from souffle.schedule.lower import DeviceFunction
 from tests.cost.stages import affine, lowered, product
 
 

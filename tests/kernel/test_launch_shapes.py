@@ -15,7 +15,15 @@ import souffle
 from souffle.analysis import analyze
 from souffle.codegen.assemble import lower_stages
 from souffle.codegen.nvcc import find_nvcc
-from souffle.kernel import (
+from souffle.kernel import plan_calls
+from souffle.kernel.calls import KernelShape
+from souffle.program import TEProgram
+from souffle.program.evaluate import evaluate
+from souffle.schedule.form import JoinPolicy, form_stages
+from souffle.schedule.gpu import GpuSchedule
+from souffle.schedule.gpu.answer import gpu_scheduler
+from souffle.schedule.gpu.device import device_for
+from souffle.schedule.lower import (
     DeviceFunction,
     Lowering,
     LoweringError,
@@ -23,16 +31,8 @@ from souffle.kernel import (
     fit_functions,
     lower_stage,
     partial_function,
-    plan_calls,
 )
-from souffle.kernel.calls import KernelShape
-from souffle.kernel.partial import BARRIER_FUNCTION
-from souffle.program import TEProgram
-from souffle.program.evaluate import evaluate
-from souffle.schedule.form import JoinPolicy, form_stages
-from souffle.schedule.gpu import GpuSchedule
-from souffle.schedule.gpu.answer import gpu_scheduler
-from souffle.schedule.gpu.device import device_for
+from souffle.schedule.lower.fewer_threads import BARRIER_FUNCTION
 from souffle.tvm_compat import primfunc_from_tensors
 from souffle.verify import PROVEN
 from tests.kernel.launch_shapes import ARCH, Reschedule, by_rule, crosswise, rescheduled, staged

@@ -14,7 +14,7 @@ from tvm import te
 import souffle
 from souffle.analysis import analyze
 from souffle.codegen.assemble import lower_stages
-from souffle.kernel import DeviceFunction, Lowering, LoweringError, cuda_target, lower_stage, plan_calls
+from souffle.kernel import plan_calls
 from souffle.kernel.calls import CallPlan
 from souffle.kernel.merge import PREFETCH_FUNCTION
 from souffle.program import TEProgram
@@ -22,6 +22,7 @@ from souffle.program.evaluate import evaluate
 from souffle.schedule.form import JoinPolicy, form_stages
 from souffle.schedule.gpu.answer import gpu_scheduler
 from souffle.schedule.gpu.device import device_for
+from souffle.schedule.lower import DeviceFunction, Lowering, LoweringError, cuda_target, lower_stage
 from souffle.schedule.stage import Stage
 from tests.testlib import Builder, inputs_for, random_program, run_on_cpu_device
 

@@ -16,7 +16,7 @@ from tvm import te, tirx, topi
 from souffle.codegen.cuda import emit_cuda
 from souffle.codegen.nvcc import compile_cubin, find_nvcc
 from souffle.emulator import compile_text
-from souffle.kernel import DeviceFunction, KernelShape, cuda_target, lower_stage
+from souffle.kernel import KernelShape
 from souffle.kernel.calls import Place, StageCall
 from souffle.schedule.gpu.async_copy import AsyncCopy, async_copy
 from souffle.schedule.gpu.canonical import canonical_contraction
@@ -26,6 +26,7 @@ from souffle.schedule.gpu.mma_tiling import MmaTiling, problem_of
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
 from souffle.schedule.gpu.sketch import Sketch
 from souffle.schedule.gpu.staging import choose_fetch
+from souffle.schedule.lower import DeviceFunction, cuda_target, lower_stage
 from souffle.tvm_compat import const_int, primfunc_from_tensors
 
 A100 = GpuRequest("sm_80", sm_count=108, max_shared_bytes=163 * 1024)

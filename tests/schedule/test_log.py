@@ -15,10 +15,10 @@ from tvm.s_tir import meta_schedule as ms
 
 import souffle
 from souffle.errors import OptionError
-from souffle.kernel import cuda_target
 from souffle.schedule.gpu import RULES, GpuRequest
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.log import RECORDS, WORKLOADS, Origin, TuningLog, log_folders, open_log, workload_module
+from souffle.schedule.lower import cuda_target
 from souffle.schedule.tuned import crowding, replayed
 from souffle.tuning import LogWriter
 from souffle.tuning.space import spaces_of, trace_with_values

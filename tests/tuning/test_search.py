@@ -13,10 +13,10 @@ from tvm import te
 import souffle
 from souffle.cost import device_of_arch
 from souffle.errors import OptionError
-from souffle.kernel import cuda_target
 from souffle.pipeline import stages_of
 from souffle.schedule.gpu import GpuRequest
 from souffle.schedule.log import RECORDS, TuningLog
+from souffle.schedule.lower import cuda_target
 from souffle.tuning import LogWriter, PredictingBench, search, tasks_of
 from souffle.tuning.bench import Figures
 from souffle.tuning.candidate import Candidate, Evaluator

@@ -16,9 +16,9 @@ import souffle
 from souffle import models
 from souffle.certificate import PROVEN
 from souffle.codegen.assemble import lower_stages
-from souffle.kernel import Lowering, cuda_target
 from souffle.pipeline import stages_of
 from souffle.program import TEProgram
+from souffle.schedule.lower import Lowering, cuda_target
 from souffle.schedule.stage import flat_stages
 from souffle.tvm_compat import dtype_of
 from souffle.verify.values import Agreement, Mismatch, StageText, compare_stages, values_agree, values_section

@@ -19,13 +19,13 @@ from souffle.codegen.assemble import lower_stages
 from souffle.codegen.definitions import stage_definitions
 from souffle.codegen.tensor_ir import TensorIR, called_names, pack, text_of_module, unpack
 from souffle.errors import CertificateError
-from souffle.kernel import Lowering, cuda_target, partial_function
 from souffle.pipeline import compile_cuda
 from souffle.program import TEProgram
 from souffle.runtime import Network, artifact
 from souffle.schedule.form import JoinPolicy, form_stages
 from souffle.schedule.gpu.answer import gpu_scheduler
 from souffle.schedule.gpu.device import device_for
+from souffle.schedule.lower import Lowering, cuda_target, partial_function
 from souffle.verify.compiled import values_of
 from souffle.verify.saved import verify_plan
 from tests.kernel.launch_shapes import ARCH, crosswise, rescheduled, staged

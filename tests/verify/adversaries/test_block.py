@@ -11,7 +11,7 @@ from tvm import tirx
 
 from souffle.codegen.cuda import text_of_functions
 from souffle.emulator import CpuModule, compile_text
-from souffle.kernel import cuda_target
+from souffle.schedule.lower import cuda_target
 from souffle.verify import PROVEN, REFUTED, UNKNOWN, Certificate, certify_plan
 from tests.verify.hand_made import THREADS, Memory, Run, barrier, extern, kernel, plan_of, sequence, stage, tensor
 

@@ -13,8 +13,8 @@ from tvm import te, tirx
 from souffle.codegen.cuda import text_of_functions
 from souffle.emulator import CpuModule, compile_text
 from souffle.errors import DeviceError
-from souffle.kernel import cuda_target
-from souffle.kernel.conditions import with_plain_conditions
+from souffle.schedule.lower import cuda_target
+from souffle.schedule.lower.printed_conditions import with_plain_conditions
 from souffle.verify import PROVEN, REFUTED, UNKNOWN, Certificate, certify_plan
 from souffle.verify.expressions import Undecided
 from souffle.verify.values import Agreement, values_agree

@@ -18,13 +18,18 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.tirx.build import split_host_device_mods
 
-from souffle.kernel.barriers import LoweringError, barrier_scope, with_whole_warps
-from souffle.kernel.conditions import has_vector_select, with_plain_conditions
-from souffle.kernel.full_masks import with_full_masks
-from souffle.kernel.short_indices import with_short_indices
-from souffle.kernel.shuffled_values import with_written_values
-from souffle.kernel.thread_sync import synchronized
-from souffle.kernel.workarounds import (
+from souffle.program.divisors import positive_divisors
+from souffle.program.flattening import flatten_buffers
+from souffle.program.ieee import with_ieee_arithmetic
+from souffle.program.tvm_passes import simplifying_passes
+from souffle.program.wide import with_long_shapes, with_wide_indices
+from souffle.schedule.gpu.rule import GpuSchedule
+from souffle.schedule.lower.barriers import LoweringError, barrier_scope, with_whole_warps
+from souffle.schedule.lower.printed_conditions import has_vector_select, with_plain_conditions
+from souffle.schedule.lower.shuffle_masks import with_full_masks
+from souffle.schedule.lower.shuffled_values import with_written_values
+from souffle.schedule.lower.thread_sync import synchronized
+from souffle.schedule.lower.tvm_defects import (
     has_vector_gather,
     has_vector_without_type,
     named_results,
@@ -33,12 +38,7 @@ from souffle.kernel.workarounds import (
     without_gathers,
     without_names,
 )
-from souffle.program.divisors import positive_divisors
-from souffle.program.flattening import flatten_buffers
-from souffle.program.ieee import with_ieee_arithmetic
-from souffle.program.tvm_passes import simplifying_passes
-from souffle.program.wide import with_long_shapes, with_wide_indices
-from souffle.schedule.gpu.rule import GpuSchedule
+from souffle.schedule.lower.unrolled_indices import with_short_indices
 from souffle.tvm_compat import PrimExpr, const_int, substitute
 
 __all__ = [
@@ -82,7 +82,7 @@ class DeviceFunction:
         Whether it holds barriers of a block or a warp.
     partial : bool
         Whether its barriers are those of `threads` alone, and not of the block
-        (:func:`souffle.kernel.partial.partial_function`).
+        (:func:`souffle.schedule.lower.fewer_threads.partial_function`).
     """
 
     func: tirx.PrimFunc

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from tvm import s_tir, te, tirx
 
-from souffle.kernel import Lowering, LoweringError, cuda_target, lower_stage
 from souffle.schedule.gpu import GpuRequest, GpuSchedule, schedule_gpu
+from souffle.schedule.lower import Lowering, LoweringError, cuda_target, lower_stage
 from souffle.tvm_compat import primfunc_from_tensors, structural_digest
 
 ARCH = "sm_80"

@@ -11,9 +11,9 @@ from tvm import tirx
 import souffle
 from souffle.cli.compare import onnxruntime_outputs
 from souffle.codegen.nvcc import find_nvcc
-from souffle.kernel import lower
-from souffle.kernel.short_indices import with_short_indices
-from tests.kernel.test_workarounds import compiled, inputs, network, node
+from souffle.schedule.lower import device_function as lower
+from souffle.schedule.lower.unrolled_indices import with_short_indices
+from tests.schedule.lower.test_tvm_defects import compiled, inputs, network, node
 
 needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
 
@@ -94,7 +94,7 @@ def test_a_thread_s_arrays_are_registers() -> None:
 
 @needs_nvcc
 def test_nvcc_leaves_a_loop_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where this passes no longer, nvcc is mended and :mod:`souffle.kernel.short_indices` can go."""
+    """Where this passes no longer, nvcc is mended and :mod:`souffle.schedule.lower.unrolled_indices` can go."""
     monkeypatch.setattr(lower, "with_short_indices", lambda function: function)
     assert stack_of(put_back()) >= 128
 

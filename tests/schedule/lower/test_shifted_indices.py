@@ -13,12 +13,13 @@ from tvm import te, tirx, topi
 import souffle
 from souffle.codegen.cuda import emit_cuda
 from souffle.emulator import compile_text
-from souffle.kernel import KernelShape, cuda_target, lower_stage
+from souffle.kernel import KernelShape
 from souffle.kernel.calls import Place, StageCall
 from souffle.program.evaluate import evaluate
 from souffle.program.flattening import has_shifted_division
 from souffle.program.llvm_pipeline import compile_llvm
 from souffle.schedule.gpu import RULES, GpuRequest
+from souffle.schedule.lower import cuda_target, lower_stage
 from souffle.tvm_compat import primfunc_from_tensors
 
 ARCH = "sm_80"

@@ -21,8 +21,8 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from souffle.kernel.barriers import LoweringError, Spread, barrier_scope
-from souffle.kernel.lower import DeviceFunction
+from souffle.schedule.lower.barriers import LoweringError, Spread, barrier_scope
+from souffle.schedule.lower.device_function import DeviceFunction
 
 __all__ = ["BARRIER_FUNCTION", "PARTIAL_SUFFIX", "fit_functions", "partial_function"]
 

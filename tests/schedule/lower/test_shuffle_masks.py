@@ -9,7 +9,7 @@ import tvm_ffi
 from tvm import tirx
 
 import souffle
-from souffle.kernel.full_masks import with_full_masks
+from souffle.schedule.lower.shuffle_masks import with_full_masks
 from souffle.tvm_compat import Analyzer, substitute
 from tests.testlib import Builder
 

@@ -13,8 +13,8 @@ from tvm import te, tirx
 import souffle
 from souffle.cli.compare import onnxruntime_outputs
 from souffle.errors import CertificateError, CudaCompileError
-from souffle.kernel import lower
 from souffle.program import TEProgram
+from souffle.schedule.lower import device_function as lower
 from souffle.tvm_compat import PrimExpr
 from tests.testlib import Builder
 
@@ -130,7 +130,7 @@ def test_tvm_updates_results_of_reductions_in_place(monkeypatch: pytest.MonkeyPa
 
 
 def test_tvm_gives_vector_conditions_the_type_of_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where this passes no longer, TVM is mended and :mod:`souffle.kernel.conditions` need not rewrite ``Select``."""
+    """Where this passes no longer, TVM is mended and ``lower/printed_conditions.py`` need not rewrite ``Select``."""
     monkeypatch.setattr(lower, "with_plain_conditions", lambda function: function)
     with pytest.raises(CudaCompileError):
         compiled(CONDITIONS["cumsum_pairs"]())(inputs(CONDITIONS["cumsum_pairs"]()))
@@ -151,7 +151,7 @@ def guarded_choice() -> TEProgram:
 
 
 def test_tvm_evaluates_choices_ahead_of_what_guards_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where this passes no longer, TVM is mended and :mod:`souffle.kernel.conditions` need not rewrite ``And``."""
+    """Where this passes no longer, TVM is mended and ``lower/printed_conditions.py`` need not rewrite ``And``."""
     place = np.arange(33, dtype=np.int32) % 6 - 6 * (np.arange(33, dtype=np.int32) % 2)
     values = np.arange(40, dtype=np.float32)
     given = {"in0": place, "in1": values}
