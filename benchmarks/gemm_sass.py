@@ -27,7 +27,6 @@ from souffle.cost import predict_stage
 from souffle.cost.device import cost_device, product_names
 from souffle.kernel import KernelShape
 from souffle.kernel.calls import Place, StageCall
-from souffle.partition import StageResources
 from souffle.pipeline import stages_of
 from souffle.schedule.gpu.answer import THREADS, gpu_request
 from souffle.schedule.gpu.device import device_for
@@ -36,6 +35,7 @@ from souffle.schedule.gpu.rule import GpuSchedule, Refusal
 from souffle.schedule.gpu.tensor_core import tensor_core_contraction
 from souffle.schedule.log import open_log
 from souffle.schedule.lower import cuda_target, lower_stage, lowering_problem
+from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import flat_stages
 from souffle.schedule.tuned import tuned_stages
 from souffle.tvm_compat import primfunc_from_tensors

@@ -21,8 +21,8 @@ FILES = sorted({*PACKAGE.rglob("*.py"), *(PACKAGE / "models").rglob("*.py")})
 
 # The program is the frontend's result, so its data types come before the frontend.
 ORDER = (
-    *("program", "frontend", "analysis", "schedule", "partition"),
-    *("transform", "kernel", "cost", "codegen", "verify"),
+    *("program", "frontend", "analysis", "transform", "schedule", "cost"),
+    *("partition", "kernel", "codegen", "verify"),
     *("emulator", "runtime", "calibrate", "mutation", "tuning"),
 )
 LOWEST = {"errors", "tvm_compat", "decision", "certificate", "cache", "parallel"}

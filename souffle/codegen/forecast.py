@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from souffle.codegen.plan import Kernel, Plan, PredictedKernel, PredictedStage
 from souffle.cost import KernelForecast, device_of_arch
-from souffle.partition import StageResources, Subprogram
+from souffle.partition import Subprogram
 from souffle.program import TEProgram
 from souffle.schedule.lower import DeviceFunction
+from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
 
 __all__ = ["forecast_on", "with_predictions"]

@@ -24,9 +24,10 @@ from souffle.decision import Decision
 from souffle.kernel import KernelShape
 from souffle.kernel.calls import Place, StageCall
 from souffle.parallel import map_in_threads
-from souffle.partition import Demand, PartitionRequest, StageResources, Subprogram
+from souffle.partition import Demand, PartitionRequest, Subprogram
 from souffle.schedule.lower import DeviceFunction
 from souffle.schedule.lower.fewer_threads import fit_functions
+from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import Stage
 
 __all__ = ["StageMeter", "smaller_waves"]

@@ -11,15 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
 
 from souffle.cost.counting import Work
 from souffle.cost.device import CostDevice
 from souffle.cost.predict import Terms, estimated_registers, predict_work
 from souffle.cost.work import work_of
-from souffle.partition import StageResources
 from souffle.program import Tensor
 from souffle.schedule.lower import DeviceFunction
+from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import LoopStage, Stage, Unit
 
 __all__ = ["MEDIAN_ERROR", "KernelForecast"]
@@ -75,7 +74,7 @@ class KernelForecast:
 
     def together(self, stages: Collection[Stage]) -> StageResources:
         """What a kernel of some stages asks for."""
-        return reduce(_joined, (self.alone(stage) for stage in stages))
+        return StageResources.together(self.alone(stage) for stage in stages)
 
     def seconds(self, stage: Stage, kernel: StageResources) -> float:
         """See :meth:`souffle.partition.Forecast.seconds`."""
@@ -119,17 +118,6 @@ class KernelForecast:
 
 def _seconds(terms: Terms) -> float:
     return terms.start + max(terms.multiprocessors, terms.l2, terms.memory)
-
-
-def _joined(one: StageResources, other: StageResources) -> StageResources:
-    return StageResources(
-        max(one.registers, other.registers),
-        max(one.static_shared_bytes, other.static_shared_bytes),
-        max(one.dynamic_shared_bytes, other.dynamic_shared_bytes),
-        max(one.threads, other.threads),
-        0,
-        one.measured and other.measured,
-    )
 
 
 def _bytes_moved(unit: Unit, distant: frozenset[Tensor], l2_bytes: int) -> dict[Stage, tuple[int, int]]:

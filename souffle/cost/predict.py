@@ -29,9 +29,9 @@ from souffle.cost.counting import WARP, Work
 from souffle.cost.device import CostDevice
 from souffle.cost.work import work_of
 from souffle.errors import OptionError
-from souffle.partition import StageResources
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS
 from souffle.schedule.lower import DeviceFunction
+from souffle.schedule.resources import StageResources
 from souffle.tvm_compat import const_int
 
 __all__ = ["Prediction", "Terms", "estimated_registers", "predict_stage", "predict_work", "resources_in_kernel"]

@@ -13,10 +13,10 @@ from souffle.cost.counting import Work
 from souffle.cost.device import CostDevice
 from souffle.cost.predict import Terms, predict_work, resources_in_kernel
 from souffle.cost.work import work_of
-from souffle.partition import StageResources
 from souffle.program import TE, FusedTE, Tensor, TEProgram, parts_of
 from souffle.schedule.drafts import Answer, Scheduler
 from souffle.schedule.lower import Lowering
+from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import StageDraft, draft_stage
 
 __all__ = ["Trial", "Trials", "seconds_of"]
@@ -100,15 +100,7 @@ class Trials:
 
     def predicted(self, stages: Sequence[Trial]) -> list[Terms]:
         """Of stages that follow each other in one kernel, a grid sync before each."""
-        asked = [stage.resources for stage in stages]
-        kernel = StageResources(
-            max(one.registers for one in asked),
-            0,
-            max(one.shared_bytes for one in asked),
-            max(one.threads for one in asked),
-            0,
-            False,
-        )
+        kernel = StageResources.together(stage.resources for stage in stages)
         found = []
         for stage in stages:
             start = self.device.grid_sync_seconds

@@ -1,6 +1,6 @@
 """Where kernels begin and end."""
 
-from souffle.partition.planner import Demand, Forecast, PartitionRequest, Planner, StageResources, Subprogram
+from souffle.partition.planner import Demand, Forecast, PartitionRequest, Planner, Subprogram
 from souffle.partition.registry import PLANNERS, one_kernel_per_stage, planner_for
 
 __all__ = [
@@ -9,7 +9,6 @@ __all__ = [
     "Forecast",
     "PartitionRequest",
     "Planner",
-    "StageResources",
     "Subprogram",
     "one_kernel_per_stage",
     "planner_for",

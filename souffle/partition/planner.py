@@ -14,7 +14,8 @@ from typing import Protocol
 from souffle.analysis import Analysis
 from souffle.decision import Decision
 from souffle.program import ExternTE, Tensor
-from souffle.schedule.gpu.device import ASSUMED_REGISTERS, GpuDevice
+from souffle.schedule.gpu.device import GpuDevice
+from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
 
 __all__ = [
@@ -22,7 +23,6 @@ __all__ = [
     "Forecast",
     "PartitionRequest",
     "Planner",
-    "StageResources",
     "Subprogram",
     "breadth_first",
     "depths",
@@ -49,46 +49,6 @@ class Subprogram:
     def name(self) -> str:
         """The name of its last stage."""
         return self.stages[-1].name
-
-
-@dataclass(frozen=True)
-class StageResources:
-    """What a block of one stage asks of a multiprocessor.
-
-    Attributes
-    ----------
-    registers : int
-        Of a thread.
-    static_shared_bytes, dynamic_shared_bytes : int
-        Of a block.
-    threads : int
-        Of a block.
-    spill_bytes : int
-        What a thread stores to local memory for want of registers; 0 where not measured.
-    measured : bool
-        Whether the compiler said so. Otherwise `registers` is an assumption; shared memory and threads are the lowered
-        stage's in both cases.
-    stack_bytes : int or None
-        Of a thread, in local memory; None where not measured.
-    """
-
-    registers: int
-    static_shared_bytes: int
-    dynamic_shared_bytes: int
-    threads: int
-    spill_bytes: int
-    measured: bool
-    stack_bytes: int | None = None
-
-    @classmethod
-    def assumed(cls, dynamic_shared_bytes: int, threads: int) -> StageResources:
-        """Those of a stage that no compiler has seen."""
-        return cls(ASSUMED_REGISTERS, 0, dynamic_shared_bytes, threads, 0, False)
-
-    @property
-    def shared_bytes(self) -> int:
-        """Of a block, static and dynamic."""
-        return self.static_shared_bytes + self.dynamic_shared_bytes
 
 
 class Forecast(Protocol):
@@ -147,15 +107,7 @@ class PartitionRequest:
 
     def together(self, units: Iterable[Unit]) -> StageResources:
         """What a block of a kernel of these units asks for: of each resource the most that any stage does."""
-        used = [self.resources[stage] for stage in flat_stages(units)]
-        return StageResources(
-            max(one.registers for one in used),
-            max(one.static_shared_bytes for one in used),
-            max(one.dynamic_shared_bytes for one in used),
-            max(one.threads for one in used),
-            max(one.spill_bytes for one in used),
-            all(one.measured for one in used),
-        )
+        return StageResources.together(self.resources[stage] for stage in flat_stages(units))
 
     def blocks(self, units: Iterable[Unit]) -> int:
         """Blocks of a kernel of these units that the device holds at once."""

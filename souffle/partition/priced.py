@@ -20,7 +20,8 @@ from functools import cached_property, reduce
 
 import numpy as np
 
-from souffle.partition.planner import Demand, Forecast, PartitionRequest, StageResources, breadth_first, depths
+from souffle.partition.planner import Demand, Forecast, PartitionRequest, breadth_first, depths
+from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import LoopStage, Unit, flat_stages
 
 __all__ = ["PricedRun", "Segment"]

@@ -22,10 +22,10 @@ from souffle.errors import CompilerNotFoundError, CudaCompileError, DeviceError,
 from souffle.kernel import KernelShape
 from souffle.kernel.calls import Place, StageCall
 from souffle.parallel import map_in_threads
-from souffle.partition import StageResources
 from souffle.program import Tensor
 from souffle.runtime import Network
 from souffle.runtime.cuda import Cuda
+from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import StageDraft
 from souffle.tuning.candidate import Candidate, predicted_seconds
 

@@ -11,10 +11,10 @@ from tvm.s_tir.schedule import Trace
 
 from souffle.cost import CostDevice, predict_stage
 from souffle.errors import SouffleError
-from souffle.partition import StageResources
 from souffle.schedule.gpu import GpuRequest, GpuSchedule, Refusal
 from souffle.schedule.log import RULE, workload_module
 from souffle.schedule.lower import DeviceFunction, lower_stage
+from souffle.schedule.resources import StageResources
 from souffle.schedule.tuned import NATIVE_RULE, schedule_of_trace
 from souffle.tuning.space import Space, native_context, plain, trace_key
 

@@ -22,8 +22,8 @@ from benchmarks.cost_against_gpu_run import reference
 from benchmarks.ranks import rank_correlation, scatter
 from souffle.codegen.nvcc import find_nvcc
 from souffle.cost import cost_device, predict_stage
-from souffle.partition import StageResources
 from souffle.schedule.lower import cuda_target
+from souffle.schedule.resources import StageResources
 
 _RUNTIME_ONLY = "import sys\nfor name in ('tvm', 'tvm_ffi', 'onnx', 'islpy', 'torch'): sys.modules[name] = None\n"
 _CASES = ("gemm", "convolution_strided", "convolution_grouped", "softmax")

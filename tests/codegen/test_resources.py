@@ -17,10 +17,11 @@ from souffle.codegen.nvcc import find_nvcc
 from souffle.codegen.plan import Resources
 from souffle.codegen.resources import StageMeter, smaller_waves
 from souffle.decision import Decision
-from souffle.partition import PartitionRequest, StageResources
+from souffle.partition import PartitionRequest
 from souffle.program import TEProgram
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS, device_for
 from souffle.schedule.lower import Lowering, cuda_target
+from souffle.schedule.resources import StageResources
 from tests.kernel.test_merge import ARCH, lower, weights
 from tests.testlib import Builder
 

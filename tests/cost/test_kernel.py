@@ -16,10 +16,10 @@ from souffle.codegen.assemble import lower_stages
 from souffle.codegen.forecast import forecast_on
 from souffle.cost import MEDIAN_ERROR, KernelForecast, cost_device, device_of_arch, predict_stage
 from souffle.errors import OptionError
-from souffle.partition import StageResources
 from souffle.program import Tensor, TEProgram
 from souffle.schedule.gpu.device import DEVICES
 from souffle.schedule.lower import Lowering, cuda_target
+from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import flat_stages
 from tests.kernel.test_loops import asked, layers
 from tests.kernel.test_merge import ARCH, lower

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from souffle.cost import CostDevice, Terms, Work, cost_device, estimated_registers, predict_stage, predict_work
 from souffle.errors import OptionError
-from souffle.partition import StageResources
+from souffle.schedule.resources import StageResources
 from tests.cost.stages import affine, lowered, product
 
 A100 = cost_device("A100-SXM4-40GB")

@@ -12,11 +12,12 @@ import pytest
 import souffle
 from souffle.errors import OptionError
 from souffle.kernel import KernelShape, LoopCall
-from souffle.partition import PLANNERS, PartitionRequest, StageResources, planner_for
+from souffle.partition import PLANNERS, PartitionRequest, planner_for
 from souffle.program import Loop, TEProgram
 from souffle.program.evaluate import evaluate
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.lower import LoweringError
+from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import LoopStage, flat_stages
 from souffle.transform import roll
 from tests.kernel.test_merge import ARCH, definition, kernel_of, skeleton

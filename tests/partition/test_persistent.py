@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from souffle.partition import PartitionRequest, StageResources, Subprogram, planner_for
+from souffle.partition import PartitionRequest, Subprogram, planner_for
 from souffle.partition.planner import depths
 from souffle.partition.priced import PricedRun, Segment
+from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import LoopStage, Stage, flat_stages
 from tests.kernel.test_loops import asked, layers
 from tests.kernel.test_merge import kernel_of

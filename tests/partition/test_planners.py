@@ -10,19 +10,12 @@ import pytest
 from souffle.analysis import analyze
 from souffle.decision import Decision
 from souffle.errors import OptionError
-from souffle.partition import (
-    PLANNERS,
-    PartitionRequest,
-    Planner,
-    StageResources,
-    Subprogram,
-    one_kernel_per_stage,
-    planner_for,
-)
+from souffle.partition import PLANNERS, PartitionRequest, Planner, Subprogram, one_kernel_per_stage, planner_for
 from souffle.partition.planner import breadth_first
 from souffle.pipeline import check_options
 from souffle.program import Tensor, TEProgram
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS, DEVICES, GpuDevice, device_for
+from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import Stage, draft_stage
 from tests.testlib import Builder
 

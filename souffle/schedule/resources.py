@@ -1,0 +1,66 @@
+"""What a block of a stage, or of a kernel of several stages, asks of a multiprocessor (paper §5.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from souffle.schedule.gpu.device import ASSUMED_REGISTERS
+
+__all__ = ["StageResources"]
+
+
+@dataclass(frozen=True)
+class StageResources:
+    """What a block of one stage asks of a multiprocessor.
+
+    Attributes
+    ----------
+    registers : int
+        Of a thread.
+    static_shared_bytes, dynamic_shared_bytes : int
+        Of a block.
+    threads : int
+        Of a block.
+    spill_bytes : int
+        What a thread stores to local memory for want of registers; 0 where not measured.
+    measured : bool
+        Whether the compiler said so. Otherwise `registers` is an assumption; shared memory and threads are the lowered
+        stage's in both cases.
+    stack_bytes : int or None
+        Of a thread, in local memory; None where not measured.
+    """
+
+    registers: int
+    static_shared_bytes: int
+    dynamic_shared_bytes: int
+    threads: int
+    spill_bytes: int
+    measured: bool
+    stack_bytes: int | None = None
+
+    @classmethod
+    def assumed(cls, dynamic_shared_bytes: int, threads: int) -> StageResources:
+        """Those of a stage that no compiler has seen."""
+        return cls(ASSUMED_REGISTERS, 0, dynamic_shared_bytes, threads, 0, False)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a block, static and dynamic."""
+        return self.static_shared_bytes + self.dynamic_shared_bytes
+
+    @classmethod
+    def together(cls, used: Iterable[StageResources]) -> StageResources:
+        """What a block of a kernel of several stages asks for: of each resource the most that any of them does.
+
+        It spills nothing by itself: what each of its stages spills is that stage's own.
+        """
+        every = tuple(used)
+        return cls(
+            max(one.registers for one in every),
+            max(one.static_shared_bytes for one in every),
+            max(one.dynamic_shared_bytes for one in every),
+            max(one.threads for one in every),
+            0,
+            all(one.measured for one in every),
+        )
