@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from souffle.analysis import isl
 from souffle.analysis.counting import PointCounter
-from souffle.analysis.expression import Expression, Path, expression_of
-from souffle.analysis.quasi_affine import AffineView
 from souffle.analysis.text import describe_read
+from souffle.index import isl
+from souffle.index.expression import Expression, Path, expression_of
+from souffle.index.quasi_affine import AffineView
 from souffle.program import TE, ExternTE, Loop, Tensor
 
 __all__ = ["Access", "MatrixForm", "Read", "Relation", "distinct_elements", "reads", "relation", "whole_relation"]

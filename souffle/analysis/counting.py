@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from souffle.analysis import isl
-from souffle.analysis.expression import Expression, Path
-from souffle.analysis.quasi_affine import AffineView
+from souffle.index import isl
+from souffle.index.expression import Expression, Path
+from souffle.index.quasi_affine import AffineView
 
 __all__ = ["PointCounter"]
 

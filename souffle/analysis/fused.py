@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-from souffle.analysis import isl
 from souffle.analysis.access import Access, MatrixForm, Relation, whole_relation
+from souffle.index import isl
 from souffle.program import TE, ExternTE, FusedTE, Tensor
 from souffle.program.shared import OncePer
 

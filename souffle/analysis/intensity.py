@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from souffle.analysis.counting import PointCounter
-from souffle.analysis.expression import Expression, Node, expression_of
 from souffle.analysis.fused import access_of
+from souffle.index.expression import Expression, Node, expression_of
 from souffle.program import TE, ExternTE, FusedTE, Loop, parts_of
 from souffle.program.shared import OncePer
 

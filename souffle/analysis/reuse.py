@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from souffle.analysis import isl
 from souffle.analysis.fused import access_of
+from souffle.index import isl
 from souffle.program import TE, ExternTE, FusedTE, Tensor, TEProgram
 
 __all__ = ["Dependences", "LiveRange", "Reuse", "find_live_ranges", "find_reuse"]

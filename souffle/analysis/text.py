@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from souffle.analysis.expression import UNKNOWN, Expression, Path
+from souffle.index.expression import UNKNOWN, Expression, Path
 from souffle.program import TE
 
 __all__ = ["axis_names", "describe_read"]

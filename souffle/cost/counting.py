@@ -1,7 +1,7 @@
 """Counting what one tile of a lowered stage takes: warps, sectors of global memory, banks of shared memory, waits.
 
 The counter knows the loops and conditions around the present statement, for all threads of a few tiles that are spread
-over the grid (see :mod:`souffle.cost.values`). What its methods add to is one :class:`Work`.
+over the grid (see :mod:`souffle.index.arrays`). What its methods add to is one :class:`Work`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from souffle.cost.values import Shape, Value, joined_shape
+from souffle.index.arrays import Shape, Value, joined_shape
 
 __all__ = ["BANK_BYTES", "SECTOR", "WARP", "WIDEST", "Counter", "Surrounding", "Work"]
 

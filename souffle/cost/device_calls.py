@@ -16,7 +16,7 @@ import tvm
 from tvm.ir.expr import TensorLoad
 
 from souffle.cost.counting import Counter
-from souffle.cost.values import Value
+from souffle.index.arrays import Value
 from souffle.schedule.gpu.async_copy import COMMIT_FUNCTION, COPY_FUNCTION, COPY_OR_ZERO_FUNCTION, WAIT_FUNCTION
 from souffle.schedule.gpu.mma_instructions import (
     COLUMNS,

@@ -25,7 +25,7 @@ from tvm.ir.expr import TensorLoad
 
 from souffle.cost.counting import BANK_BYTES, WARP, Counter, Surrounding, Work
 from souffle.cost.device_calls import DeviceCalls
-from souffle.cost.values import Shape, Value, apply, constant, joined_shape
+from souffle.index.arrays import Shape, Value, apply, constant, joined_shape
 from souffle.schedule.lower import DeviceFunction
 from souffle.tvm_compat import const_int, dtype_of
 

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from souffle.analysis import isl
+from souffle.index import isl
 from souffle.kernel.tile_maps import TileMaps, tile_maps
 from souffle.program import Tensor
 from souffle.schedule.gpu.rule import GpuSchedule

@@ -18,9 +18,9 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import TensorLoad
 
-from souffle.analysis import isl
 from souffle.analysis.access import relation, whole_relation
-from souffle.analysis.expression import Expression, Node, NodeTable, Region
+from souffle.index import isl
+from souffle.index.expression import Expression, Node, NodeTable, Region
 from souffle.schedule.gpu.async_copy import COPY_FUNCTION, COPY_OR_ZERO_FUNCTION
 from souffle.schedule.gpu.memory import bits_of
 from souffle.schedule.gpu.rule import GpuSchedule

@@ -21,8 +21,8 @@ import numpy as np
 import tvm_ffi
 from tvm import te, tirx
 
-from souffle.analysis import Expression, expression_of
 from souffle.decision import Decision
+from souffle.index.expression import Expression, expression_of
 from souffle.program import TE, FusedTE, Item, Origin, Tensor, TEProgram, fuse, parts_of
 from souffle.program.shared import OncePer
 from souffle.transform.handles import read

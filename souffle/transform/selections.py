@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
+from souffle.index.linear import Interval, Linear, interval_of
 from souffle.transform.handles import read
-from souffle.transform.linear import Interval, Linear, interval_of
 from souffle.tvm_compat import (
     PrimExpr,
     bounded_analyzer,

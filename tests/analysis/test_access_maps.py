@@ -7,10 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tvm import te, tirx, topi
 
-from souffle.analysis import Arithmetic, analyze, isl
+from souffle.analysis import Arithmetic, analyze
 from souffle.analysis import access as access_module
 from souffle.analysis import intensity as intensity_module
 from souffle.analysis.access import Access
+from souffle.index import isl
 from souffle.program import TE
 from tests.analysis.analysis_cases import program_of, reads_of, te_of
 

@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tvm import te, tirx, topi
 
-from souffle.analysis import Arithmetic, Relies, access, analyze, isl, reuse
+from souffle.analysis import Arithmetic, Relies, access, analyze, reuse
 from souffle.analysis import intensity as intensity_module
 from souffle.analysis.access import Access
+from souffle.index import isl
 from souffle.program import TE, TEProgram
 from souffle.transform import vertical
 from tests.analysis import analysis_cases

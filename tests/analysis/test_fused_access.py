@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from tvm import te, tirx
 
-from souffle.analysis import FusedAccess, Relies, access_of, analyze, is_one_to_one, isl, share_elements
+from souffle.analysis import FusedAccess, Relies, access_of, analyze, is_one_to_one, share_elements
+from souffle.index import isl
 from souffle.program import FusedTE, Tensor, TEProgram, fuse
 from tests.analysis.analysis_cases import reads_of
 from tests.testlib import Builder

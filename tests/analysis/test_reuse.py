@@ -95,7 +95,7 @@ def test_identical_layers_cost_little():
     def work(sizes: Sequence[int]) -> int:
         program = program_of(*(topi.nn.softmax(topi.nn.relu(placeholder(size, 64))) for size in sizes))
         texts: list[str] = []
-        calls = calls_made(lambda: texts.append(str(analyze(program))), within="analysis/isl.py")
+        calls = calls_made(lambda: texts.append(str(analyze(program))), within="index/isl.py")
         assert texts[0].count("one-relies-on-many") == 1 + 2 * len(sizes)
         return calls
 

@@ -10,8 +10,8 @@ import pytest
 from tvm import te, tirx
 
 import souffle
-from souffle.analysis import isl
 from souffle.errors import CertificateError
+from souffle.index import isl
 from souffle.kernel.assignment import Assignment, fit, turns
 from souffle.kernel.dependences import TileDependences
 from souffle.kernel.tile_maps import tile_maps

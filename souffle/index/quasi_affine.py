@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from souffle.analysis import isl
-from souffle.analysis.expression import UNKNOWN, Expression, Node, Path
+from souffle.index import isl
+from souffle.index.expression import UNKNOWN, Expression, Node, Path
 
 __all__ = ["AffineView", "Predicate"]
 
