@@ -16,11 +16,11 @@ from souffle.codegen.plan import Plan
 from souffle.codegen.resources import StageMeter, smaller_waves
 from souffle.cost.device import device_of_arch
 from souffle.cost.join import StagePrices
-from souffle.cost.reductions import place_reductions
 from souffle.decision import Decision
 from souffle.errors import OptionError
 from souffle.options import LEVELS, REDUCTIONS, CudaOptions, Hook, Level, check_options, keep
 from souffle.partition import PartitionRequest, Planner, one_kernel_per_stage, planner_for
+from souffle.placement.reductions import place_reductions
 from souffle.program import Loop, TEProgram
 from souffle.schedule.drafts import cached_scheduler
 from souffle.schedule.form import JoinPolicy, form_stages

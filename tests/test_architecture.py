@@ -22,7 +22,7 @@ FILES = sorted({*PACKAGE.rglob("*.py"), *(PACKAGE / "models").rglob("*.py")})
 # The program is the frontend's result, so its data types come before the frontend.
 ORDER = (
     *("program", "index", "frontend", "analysis", "transform", "schedule", "cost"),
-    *("partition", "kernel", "codegen", "verify"),
+    *("placement", "partition", "kernel", "codegen", "verify"),
     *("emulator", "runtime", "calibrate", "mutation", "tuning"),
 )
 LOWEST = {"errors", "tvm_compat", "decision", "certificate", "cache", "parallel"}

@@ -15,11 +15,11 @@ from souffle import models
 from souffle.cli.compare import compare, onnxruntime_outputs
 from souffle.errors import OptionError
 from souffle.pipeline import compile_cuda
+from souffle.placement.two_phase import Phases, Split, two_phase
 from souffle.program import FusedTE, Loop, Tensor, TEProgram, parts_of
 from souffle.program.evaluate import evaluate
 from souffle.schedule.stage import flat_stages
-from souffle.transform import roll, two_phase, vertical
-from souffle.transform.two_phase import Phases, Split
+from souffle.transform import roll, vertical
 from tests.testlib import Builder, assert_same_function, inputs_for, random_program, run_on_cpu_device
 
 ARGMAX = te.comm_reducer(

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from souffle.cost.device import cost_device
-from souffle.cost.propagate import PropagateByCost
-from souffle.cost.split import SplitByCost
+from souffle.placement.in_tiles import Start, propagate
+from souffle.placement.in_tiles_by_cost import PropagateByCost
+from souffle.placement.two_phase_by_cost import SplitByCost
 from souffle.program import TEProgram
 from souffle.schedule.drafts import cached_scheduler
 from souffle.schedule.gpu.answer import gpu_request, gpu_scheduler
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.lower import Lowering, cuda_target
-from souffle.transform import propagate, vertical
-from souffle.transform.propagate import Start
+from souffle.transform import vertical
 from tests.testlib import Builder, assert_same_function
 
 ARCH = "sm_80"

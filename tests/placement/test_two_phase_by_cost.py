@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from souffle.cost.device import cost_device
-from souffle.cost.split import SplitByCost
+from souffle.placement.two_phase import Split, two_phase
+from souffle.placement.two_phase_by_cost import SplitByCost
 from souffle.program import TEProgram
 from souffle.schedule.drafts import cached_scheduler
 from souffle.schedule.gpu.answer import gpu_scheduler
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.lower import Lowering, cuda_target
-from souffle.transform import two_phase, vertical
-from souffle.transform.two_phase import Split
+from souffle.transform import vertical
 from tests.testlib import Builder
 
 ARCH = "sm_80"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from souffle.cost.device import CostDevice
-from souffle.cost.propagate import PropagateByCost
-from souffle.cost.split import SplitByCost
 from souffle.decision import Decision
+from souffle.placement.in_tiles import propagate
+from souffle.placement.in_tiles_by_cost import PropagateByCost
+from souffle.placement.two_phase import two_phase
+from souffle.placement.two_phase_by_cost import SplitByCost
 from souffle.program import TEProgram
 from souffle.schedule.drafts import Scheduler
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.schedule.lower import Lowering
-from souffle.transform import propagate, two_phase
 
 __all__ = ["place_reductions"]
 

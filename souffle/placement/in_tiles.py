@@ -6,7 +6,7 @@
     R[n]    = combine over m of f(C[m, n])   R[n] = combine over i of P[i, n]
 
 with t the extent of a tile along m: a tile has all that its element of P needs, so that nothing reads C again. Where a
-tile holds all of m, R itself is computed there and nothing is left of it. As in :mod:`souffle.transform.two_phase` the
+tile holds all of m, R itself is computed there and nothing is left of it. As in :mod:`souffle.placement.two_phase` the
 identity stands beyond the end of the last chunk, and the order of combination is fixed: a result has the same bits in
 every run.
 
@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from souffle.decision import Decision
+from souffle.placement.two_phase import Phases
 from souffle.program import TE, FusedTE, Item, Origin, Tensor, TEProgram, fuse, parts_of
-from souffle.transform.two_phase import Phases
 
 __all__ = ["Start", "Started", "propagate", "started"]
 

@@ -12,15 +12,15 @@ from math import prod
 
 from souffle.cost.device import CostDevice
 from souffle.cost.kernel import MEDIAN_ERROR
-from souffle.cost.split import SplitByCost
-from souffle.cost.trial import Trial, Trials
+from souffle.placement.in_tiles import Start, Started, started
+from souffle.placement.trial import Trial, Trials
+from souffle.placement.two_phase import Phases
+from souffle.placement.two_phase_by_cost import SplitByCost
 from souffle.program import TE, FusedTE, Tensor, TEProgram, parts_of
 from souffle.schedule.drafts import Scheduler
 from souffle.schedule.gpu.contraction import tile_of
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.schedule.lower import Lowering
-from souffle.transform.propagate import Start, Started, started
-from souffle.transform.two_phase import Phases
 
 __all__ = ["PropagateByCost"]
 
@@ -32,7 +32,7 @@ _LONGEST_WHOLE = 256
 
 
 class PropagateByCost:
-    """Answers whether a reduction starts in tiles; ``choose`` for :func:`souffle.transform.propagate.propagate`.
+    """Answers whether a reduction starts in tiles; ``choose`` for :func:`souffle.placement.in_tiles.propagate`.
 
     Parameters
     ----------

@@ -14,11 +14,11 @@ from math import inf, prod
 from souffle.cost.device import CostDevice
 from souffle.cost.kernel import MEDIAN_ERROR
 from souffle.cost.predict import Terms
-from souffle.cost.trial import Trials, seconds_of
+from souffle.placement.trial import Trials, seconds_of
+from souffle.placement.two_phase import Phases, Split
 from souffle.program import TE, FusedTE, TEProgram, parts_of
 from souffle.schedule.drafts import Scheduler
 from souffle.schedule.lower import Lowering
-from souffle.transform.two_phase import Phases, Split
 
 __all__ = ["SplitByCost"]
 
@@ -27,7 +27,7 @@ _MOST_WAVES = 2
 
 
 class SplitByCost:
-    """Answers how a reduction is to be split; ``split`` for :func:`souffle.transform.two_phase`.
+    """Answers how a reduction is to be split; ``split`` for :func:`souffle.placement.two_phase`.
 
     Parameters
     ----------

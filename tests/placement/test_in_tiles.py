@@ -10,10 +10,9 @@ from onnx import TensorProto, helper, numpy_helper
 import souffle
 from souffle.cli.compare import compare, onnxruntime_outputs
 from souffle.pipeline import compile_cuda
+from souffle.placement.in_tiles import Start, propagate
 from souffle.program import parts_of
 from souffle.schedule.stage import flat_stages
-from souffle.transform import propagate
-from souffle.transform.propagate import Start
 from souffle.verify import PROVEN, certify, printed
 from tests.testlib import run_on_cpu_device
 

@@ -1,0 +1,7 @@
+"""Where reductions are computed: in the tiles of what they reduce, in two phases, or as they stand (paper §6.3)."""
+
+from souffle.placement.in_tiles import propagate
+from souffle.placement.reductions import place_reductions
+from souffle.placement.two_phase import two_phase
+
+__all__ = ["place_reductions", "propagate", "two_phase"]
