@@ -83,6 +83,8 @@ def test_networks_have_one_name() -> None:
     for folder in ("models", "souffle", "benchmarks", "tests"):
         for path in (ROOT / folder).rglob("*.py"):
             assert not wrong.search(path.read_text()), f"{path.relative_to(ROOT)} imports models, not souffle.models"
+
+
 def test_the_emulator_knows_nothing_of_the_compiler() -> None:
     used = {target for path in FILES if place(path) == "emulator" for target, _ in inside(path)}
     assert used <= {*LOWEST, "emulator"}
