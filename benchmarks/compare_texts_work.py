@@ -81,6 +81,7 @@ class Checkout:
     commit: str
     revision: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @classmethod
     def of(cls, name: str, scratch: Path) -> Checkout:
@@ -111,9 +112,16 @@ class Checkout:
         environment["PYTHONPATH"] = str(self.folder)
         command = [sys.executable, "-c", _WORKER.read_text(), json.dumps(work)]
         with errors.open("w") as log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
             )
+        self._started.append(process)
+        return process
+
+    def stop(self) -> None:
+        """End the workers that still run."""
+        for process in self._started:
+            process.terminate()
 
 
 def _clean_commit(folder: Path) -> str:
@@ -249,55 +257,80 @@ def compile_missing(
     for configuration in configurations:
         models.setdefault((configuration.model, configuration.size), []).append(configuration)
     with ThreadPoolExecutor(max(jobs, 1)) as pool:
+        started = []
         for (model, size), wanted in models.items():
             missing = [(c, [one for one in wanted if not results.has(c, one)]) for c in checkouts]
             missing = [(checkout, some) for checkout, some in missing if some]
-            if not missing:
-                continue
             path = scratch / f"{model.replace(':', '-')}-{size}.onnx"
-            failed = _build(checkouts[0], model, size, path, timeout)
-            if failed:
-                for checkout, some in missing:
-                    for one in some:
-                        results.add(checkout, one, "", {"failed": failed})
-                continue
-            about = hashlib.sha256(path.read_bytes()).hexdigest()
-            done = [pool.submit(_compile, c, some, path, about, results, timeout) for c, some in missing]
-            for future in done:
+            file = _ModelFile(checkouts[0], model, size, path, timeout, len(missing))
+            started += [pool.submit(_compile, checkout, some, file, results, timeout) for checkout, some in missing]
+        try:
+            for future in started:
                 future.result()
-            path.unlink()
+        finally:
+            # Nothing is left to end here, unless this is cut short.
+            for future in started:
+                future.cancel()
+            for checkout in checkouts:
+                checkout.stop()
 
 
-def _build(checkout: Checkout, model: str, size: str, path: Path, timeout: float) -> str:
-    """Make a model's file; gives why it could not be made."""
-    errors = path.with_suffix(".log")
-    process = checkout.start({"build": [model, size], "model": str(path)}, errors)
-    try:
-        process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-    return "" if process.returncode == 0 else f"building the model: {_last_words(process, errors)}"
+class _ModelFile:
+    """A model's file, made when its first reader asks for it, and removed when its last has read it."""
+
+    def __init__(self, checkout: Checkout, model: str, size: str, path: Path, timeout: float, readers: int) -> None:
+        self.path, self.digest, self.failed = path, "", ""
+        self._checkout, self._model, self._timeout = checkout, (model, size), timeout
+        self._readers, self._lock = readers, threading.Lock()
+
+    def open(self) -> None:
+        """Make it unless it is there, or could not be made, of which `failed` gives the reason."""
+        with self._lock:
+            if self.digest or self.failed:
+                return
+            errors = self.path.with_suffix(".log")
+            process = self._checkout.start({"build": self._model, "model": str(self.path)}, errors)
+            try:
+                process.communicate(timeout=self._timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+            if process.returncode:
+                self.failed = f"building the model: {_last_words(process, errors)}"
+            else:
+                self.digest = hashlib.sha256(self.path.read_bytes()).hexdigest()
+
+    def close(self) -> None:
+        """A reader is done."""
+        with self._lock:
+            self._readers -= 1
+            if not self._readers:
+                self.path.unlink(missing_ok=True)
 
 
 def _compile(
-    checkout: Checkout, configurations: Sequence[Configuration], path: Path, onnx: str, results: Results, timeout: float
+    checkout: Checkout, configurations: Sequence[Configuration], file: _ModelFile, results: Results, timeout: float
 ) -> None:
     """Compile a model's configurations in one process of a checkout."""
     label = " ".join((checkout.name, *configurations[0].but_level[:2]))
     print(f"{label}: {len(configurations)} configurations", file=sys.stderr, flush=True)
-    errors, began = path.with_suffix(f".{id(checkout)}.log"), time.monotonic()
-    asked = [configuration.options for configuration in configurations]
-    process = checkout.start({"model": str(path), "configurations": asked}, errors)
-    watch = threading.Timer(timeout, process.kill)
-    watch.start()
-    waiting = list(configurations)
-    for line in process.stdout:
-        results.add(checkout, waiting.pop(0), onnx, json.loads(line))
-    process.wait()
-    watch.cancel()
+    began, waiting = time.monotonic(), list(configurations)
+    file.open()
+    failed = file.failed
+    if not failed:
+        errors = file.path.with_suffix(f".{id(checkout)}.log")
+        asked = [configuration.options for configuration in configurations]
+        process = checkout.start({"model": str(file.path), "configurations": asked}, errors)
+        watch = threading.Timer(timeout, process.kill)
+        watch.start()
+        for line in process.stdout:
+            results.add(checkout, waiting.pop(0), file.digest, json.loads(line))
+        process.wait()
+        watch.cancel()
+        failed = _last_words(process, errors)
+    file.close()
     for configuration in waiting:
-        results.add(checkout, configuration, onnx, {"failed": _last_words(process, errors)})
+        results.add(checkout, configuration, file.digest, {"failed": failed})
     print(f"{label}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 
 
