@@ -33,9 +33,9 @@ from souffle.errors import OptionError
 from souffle.kernel import KernelShape
 from souffle.kernel.calls import Place, StageCall
 from souffle.pipeline import LEVELS, transform_program
-from souffle.schedule.form import JoinPolicy, form_stages
+from souffle.schedule.form_stages import JoinPolicy, form_stages
 from souffle.schedule.gpu import RULES, GpuRequest, GpuSchedule, ScheduleError, Sketch, check_schedule
-from souffle.schedule.gpu.answer import gpu_request, gpu_scheduler
+from souffle.schedule.gpu.scheduler import gpu_request, gpu_scheduler
 from souffle.schedule.lower import DeviceFunction, LoweringError, cuda_target, lower_stage, lowering_problem
 from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import Stage, flat_stages

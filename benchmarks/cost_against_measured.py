@@ -57,8 +57,8 @@ from souffle.codegen.resources import StageMeter
 from souffle.cost import CostDevice, Terms, cost_device, predict_stage
 from souffle.pipeline import LEVELS, transform_program
 from souffle.schedule.drafts import cached_scheduler
-from souffle.schedule.form import JoinPolicy, form_stages
-from souffle.schedule.gpu.answer import gpu_scheduler
+from souffle.schedule.form_stages import JoinPolicy, form_stages
+from souffle.schedule.gpu.scheduler import gpu_scheduler
 from souffle.schedule.lower import Lowering, cuda_target
 from souffle.schedule.stage import flat_stages
 

@@ -28,11 +28,11 @@ from souffle.cost.device import cost_device, product_names
 from souffle.kernel import KernelShape
 from souffle.kernel.calls import Place, StageCall
 from souffle.pipeline import stages_of
-from souffle.schedule.gpu.answer import THREADS, gpu_request
 from souffle.schedule.gpu.device import device_for
-from souffle.schedule.gpu.mma import mma_contraction
 from souffle.schedule.gpu.rule import GpuSchedule, Refusal
-from souffle.schedule.gpu.tensor_core import tensor_core_contraction
+from souffle.schedule.gpu.rules.mma_contraction import mma_contraction
+from souffle.schedule.gpu.rules.tensor_core_contraction import tensor_core_contraction
+from souffle.schedule.gpu.scheduler import THREADS, gpu_request
 from souffle.schedule.log import open_log
 from souffle.schedule.lower import cuda_target, lower_stage, lowering_problem
 from souffle.schedule.resources import StageResources

@@ -17,8 +17,8 @@ from souffle.runtime import Network
 from souffle.runtime.detect import gpu_arch
 from souffle.runtime.host_network import HostNetwork
 from souffle.runtime.network import check_device
-from souffle.schedule.gpu.answer import gpu_request
 from souffle.schedule.gpu.device import device_for
+from souffle.schedule.gpu.scheduler import gpu_request
 from souffle.schedule.lower import cuda_target
 from souffle.tuning import LogWriter, TuningReport, bench_for, search, tasks_of
 

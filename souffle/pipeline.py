@@ -23,9 +23,9 @@ from souffle.partition import PartitionRequest, Planner, one_kernel_per_stage, p
 from souffle.placement.reductions import place_reductions
 from souffle.program import Loop, TEProgram
 from souffle.schedule.drafts import cached_scheduler
-from souffle.schedule.form import JoinPolicy, form_stages
-from souffle.schedule.gpu.answer import gpu_request, gpu_scheduler
+from souffle.schedule.form_stages import JoinPolicy, form_stages
 from souffle.schedule.gpu.device import device_for
+from souffle.schedule.gpu.scheduler import gpu_request, gpu_scheduler
 from souffle.schedule.log import open_log
 from souffle.schedule.lower import DeviceFunction, Lowering, cuda_target
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages

@@ -15,9 +15,9 @@ from souffle.cli.compare import compare, onnxruntime_outputs, random_inputs
 from souffle.errors import UnsupportedOperatorError
 from souffle.pipeline import LEVELS
 from souffle.program import TEProgram
-from souffle.schedule.form import JoinPolicy, form_stages
-from souffle.schedule.gpu.answer import gpu_scheduler
+from souffle.schedule.form_stages import JoinPolicy, form_stages
 from souffle.schedule.gpu.device import device_for
+from souffle.schedule.gpu.scheduler import gpu_scheduler
 from souffle.transform import horizontal
 
 RNG = np.random.default_rng(0)

@@ -7,8 +7,8 @@ import re
 from souffle.codegen.extrema import EXTREMA_TEXTS
 from souffle.kernel.grid_barrier import GRID_BARRIERS
 from souffle.kernel.merge import CHOICE_FUNCTION, OFFSET_FUNCTION, PREFETCH_FUNCTION
-from souffle.schedule.gpu.async_copy import COMMIT_FUNCTION, COPY_FUNCTION, COPY_OR_ZERO_FUNCTION, WAIT_FUNCTION
-from souffle.schedule.gpu.mma_instructions import (
+from souffle.schedule.gpu.emit.async_copy import COMMIT_FUNCTION, COPY_FUNCTION, COPY_OR_ZERO_FUNCTION, WAIT_FUNCTION
+from souffle.schedule.gpu.emit.mma_instructions import (
     LOAD_FUNCTION,
     LOAD_TRANSPOSED_FUNCTION,
     PRODUCT_FUNCTION,

@@ -17,8 +17,8 @@ from tvm.ir.expr import TensorLoad
 
 from souffle.cost.counting import Counter
 from souffle.index.arrays import Value
-from souffle.schedule.gpu.async_copy import COMMIT_FUNCTION, COPY_FUNCTION, COPY_OR_ZERO_FUNCTION, WAIT_FUNCTION
-from souffle.schedule.gpu.mma_instructions import (
+from souffle.schedule.gpu.emit.async_copy import COMMIT_FUNCTION, COPY_FUNCTION, COPY_OR_ZERO_FUNCTION, WAIT_FUNCTION
+from souffle.schedule.gpu.emit.mma_instructions import (
     COLUMNS,
     INNER,
     LOAD_FUNCTION,

@@ -21,8 +21,8 @@ from tvm.ir import TensorLoad
 from souffle.analysis.access import relation, whole_relation
 from souffle.index import isl
 from souffle.index.expression import Expression, Node, NodeTable, Region
-from souffle.schedule.gpu.async_copy import COPY_FUNCTION, COPY_OR_ZERO_FUNCTION
-from souffle.schedule.gpu.memory import bits_of
+from souffle.schedule.gpu.emit.async_copy import COPY_FUNCTION, COPY_OR_ZERO_FUNCTION
+from souffle.schedule.gpu.forms.memory_access import bits_of
 from souffle.schedule.gpu.rule import GpuSchedule
 from souffle.tvm_compat import Analyzer, PrimExpr, const_int
 

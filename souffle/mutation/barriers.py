@@ -12,7 +12,7 @@ from tvm.backend.cuda.op import cuda_grid_sync
 
 from souffle.kernel.grid_barrier import COUNTER_FUNCTION
 from souffle.mutation.statements import Change, Path, at, nothing, replaced, sites
-from souffle.schedule.gpu.async_copy import COMMIT_FUNCTION, WAIT_FUNCTION
+from souffle.schedule.gpu.emit.async_copy import COMMIT_FUNCTION, WAIT_FUNCTION
 from souffle.schedule.lower.fewer_threads import BARRIER_FUNCTION
 
 __all__ = ["barrier_changes", "barrier_kind"]

@@ -18,8 +18,8 @@ from souffle.placement.two_phase import Phases
 from souffle.placement.two_phase_by_cost import SplitByCost
 from souffle.program import TE, FusedTE, Tensor, TEProgram, parts_of
 from souffle.schedule.drafts import Scheduler
-from souffle.schedule.gpu.contraction import tile_of
 from souffle.schedule.gpu.rule import GpuRequest
+from souffle.schedule.gpu.rules.contraction import tile_of
 from souffle.schedule.lower import Lowering
 
 __all__ = ["PropagateByCost"]

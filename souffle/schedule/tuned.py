@@ -20,10 +20,10 @@ from souffle.decision import Decision
 from souffle.errors import SouffleError
 from souffle.program import ExternTE
 from souffle.schedule.gpu import RULES, Refusal, Sketch
-from souffle.schedule.gpu.answer import THREADS, gpu_request
-from souffle.schedule.gpu.common import ScheduleError, check_schedule, product
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS, SHARING, GpuDevice
+from souffle.schedule.gpu.forms.blocks import ScheduleError, check_schedule, product
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
+from souffle.schedule.gpu.scheduler import THREADS, gpu_request
 from souffle.schedule.log import KNOB, RULE, Record, TuningLog, workload_module
 from souffle.schedule.stage import LoopStage, Stage, Unit
 from souffle.tvm_compat import collect, const_int

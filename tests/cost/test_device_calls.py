@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from souffle.cost import Work, work_of
-from souffle.schedule.gpu.mma import mma_contraction
 from souffle.schedule.gpu.rule import GpuRequest
+from souffle.schedule.gpu.rules.mma_contraction import mma_contraction
 from souffle.schedule.lower import DeviceFunction, lower_stage
 from souffle.tvm_compat import primfunc_from_tensors
 from tests.cost.stages import TARGET, product

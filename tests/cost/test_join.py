@@ -7,8 +7,8 @@ from tvm import te, topi
 
 from souffle.cost.device import cost_device
 from souffle.cost.join import StagePrices
-from souffle.schedule.gpu.answer import gpu_scheduler
 from souffle.schedule.gpu.device import device_for
+from souffle.schedule.gpu.scheduler import gpu_scheduler
 from souffle.schedule.lower import Lowering, cuda_target
 from souffle.tvm_compat import primfunc_from_tensors
 

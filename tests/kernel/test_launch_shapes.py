@@ -19,10 +19,10 @@ from souffle.kernel import plan_calls
 from souffle.kernel.calls import KernelShape
 from souffle.program import TEProgram
 from souffle.program.evaluate import evaluate
-from souffle.schedule.form import JoinPolicy, form_stages
+from souffle.schedule.form_stages import JoinPolicy, form_stages
 from souffle.schedule.gpu import GpuSchedule
-from souffle.schedule.gpu.answer import gpu_scheduler
 from souffle.schedule.gpu.device import device_for
+from souffle.schedule.gpu.scheduler import gpu_scheduler
 from souffle.schedule.lower import (
     DeviceFunction,
     Lowering,

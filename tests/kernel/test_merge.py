@@ -19,9 +19,9 @@ from souffle.kernel.calls import CallPlan
 from souffle.kernel.merge import PREFETCH_FUNCTION
 from souffle.program import TEProgram
 from souffle.program.evaluate import evaluate
-from souffle.schedule.form import JoinPolicy, form_stages
-from souffle.schedule.gpu.answer import gpu_scheduler
+from souffle.schedule.form_stages import JoinPolicy, form_stages
 from souffle.schedule.gpu.device import device_for
+from souffle.schedule.gpu.scheduler import gpu_scheduler
 from souffle.schedule.lower import DeviceFunction, Lowering, LoweringError, cuda_target, lower_stage
 from souffle.schedule.stage import Stage
 from tests.testlib import Builder, inputs_for, random_program, run_on_cpu_device

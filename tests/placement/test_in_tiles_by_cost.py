@@ -13,8 +13,8 @@ from souffle.placement.in_tiles_by_cost import PropagateByCost
 from souffle.placement.two_phase_by_cost import SplitByCost
 from souffle.program import TEProgram
 from souffle.schedule.drafts import cached_scheduler
-from souffle.schedule.gpu.answer import gpu_request, gpu_scheduler
 from souffle.schedule.gpu.device import device_for
+from souffle.schedule.gpu.scheduler import gpu_request, gpu_scheduler
 from souffle.schedule.lower import Lowering, cuda_target
 from souffle.transform import vertical
 from tests.testlib import Builder, assert_same_function

@@ -10,8 +10,8 @@ from souffle.placement.two_phase import Split, two_phase
 from souffle.placement.two_phase_by_cost import SplitByCost
 from souffle.program import TEProgram
 from souffle.schedule.drafts import cached_scheduler
-from souffle.schedule.gpu.answer import gpu_scheduler
 from souffle.schedule.gpu.device import device_for
+from souffle.schedule.gpu.scheduler import gpu_scheduler
 from souffle.schedule.lower import Lowering, cuda_target
 from souffle.transform import vertical
 from tests.testlib import Builder

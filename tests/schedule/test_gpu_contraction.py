@@ -17,12 +17,12 @@ from tvm import te, tirx, topi
 
 from souffle.codegen.device_functions import with_device_functions
 from souffle.emulator import compile_text
-from souffle.schedule.gpu import contraction_tiling
-from souffle.schedule.gpu.common import check_schedule
-from souffle.schedule.gpu.contraction import contraction
+from souffle.schedule.gpu.forms.blocks import check_schedule
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.rules.contraction import contraction
+from souffle.schedule.gpu.rules.tensor_core_contraction import tensor_core_contraction
 from souffle.schedule.gpu.sketch import Sketch
-from souffle.schedule.gpu.tensor_core import tensor_core_contraction
+from souffle.schedule.gpu.tiling import contraction_tiling
 from souffle.tvm_compat import const_int, primfunc_from_tensors
 
 SMALL = GpuRequest("sm_90", threads=64, sm_count=4)

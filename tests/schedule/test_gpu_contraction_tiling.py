@@ -9,9 +9,9 @@ import pytest
 from tvm import te
 
 from souffle.schedule.gpu import GpuRequest
-from souffle.schedule.gpu import contraction_tiling as tilings
-from souffle.schedule.gpu.canonical import Contraction, canonical_contraction
-from souffle.schedule.gpu.contraction_cost import estimate, sides_of
+from souffle.schedule.gpu.forms.matrix_product import Contraction, canonical_contraction
+from souffle.schedule.gpu.tiling import contraction_tiling as tilings
+from souffle.schedule.gpu.tiling.contraction_cost import estimate, sides_of
 from souffle.tvm_compat import primfunc_from_tensors
 
 SHAPES = [(1, 64, 64, 64), (1, 37, 130, 65), (3, 7, 1000, 5), (12, 197, 64, 197), (300, 4, 4, 4), (64, 16, 8, 9)]

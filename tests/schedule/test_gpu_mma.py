@@ -18,14 +18,14 @@ from souffle.codegen.nvcc import compile_cubin, find_nvcc
 from souffle.emulator import compile_text
 from souffle.kernel import KernelShape
 from souffle.kernel.calls import Place, StageCall
-from souffle.schedule.gpu.async_copy import AsyncCopy, async_copy
-from souffle.schedule.gpu.canonical import canonical_contraction
-from souffle.schedule.gpu.common import check_schedule
-from souffle.schedule.gpu.mma import mma_contraction
-from souffle.schedule.gpu.mma_tiling import MmaTiling, problem_of
+from souffle.schedule.gpu.emit.async_copy import AsyncCopy, async_copy
+from souffle.schedule.gpu.emit.staging import choose_fetch
+from souffle.schedule.gpu.forms.blocks import check_schedule
+from souffle.schedule.gpu.forms.matrix_product import canonical_contraction
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.rules.mma_contraction import mma_contraction
 from souffle.schedule.gpu.sketch import Sketch
-from souffle.schedule.gpu.staging import choose_fetch
+from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, problem_of
 from souffle.schedule.lower import DeviceFunction, cuda_target, lower_stage
 from souffle.tvm_compat import const_int, primfunc_from_tensors
 

@@ -15,12 +15,12 @@ import tvm
 from tvm import te, tirx, topi
 
 from souffle.emulator import compile_text
-from souffle.schedule.gpu.common import check_schedule
-from souffle.schedule.gpu.expressions import Axis
+from souffle.schedule.gpu.forms.blocks import check_schedule
+from souffle.schedule.gpu.forms.expressions import Axis
+from souffle.schedule.gpu.forms.one_reduction import Meeting, find_meeting
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.rules.window import direct_sketch, window
 from souffle.schedule.gpu.sketch import Sketch
-from souffle.schedule.gpu.sums import Meeting, find_meeting
-from souffle.schedule.gpu.window import direct_sketch, window
 from souffle.tvm_compat import const_int, primfunc_from_tensors
 
 SMALL = GpuRequest("sm_90", threads=64, sm_count=4)

@@ -22,9 +22,9 @@ from souffle.errors import CertificateError
 from souffle.pipeline import compile_cuda
 from souffle.program import TEProgram
 from souffle.runtime import Network, artifact
-from souffle.schedule.form import JoinPolicy, form_stages
-from souffle.schedule.gpu.answer import gpu_scheduler
+from souffle.schedule.form_stages import JoinPolicy, form_stages
 from souffle.schedule.gpu.device import device_for
+from souffle.schedule.gpu.scheduler import gpu_scheduler
 from souffle.schedule.lower import Lowering, cuda_target, partial_function
 from souffle.verify.compiled import values_of
 from souffle.verify.saved import verify_plan

@@ -10,17 +10,17 @@ from collections.abc import Callable
 
 from tvm import s_tir, tirx
 
-from souffle.schedule.gpu.common import ScheduleError, check_schedule, is_reduction, product
-from souffle.schedule.gpu.contraction import contraction
-from souffle.schedule.gpu.elementwise import elementwise
-from souffle.schedule.gpu.fallback import fallback
-from souffle.schedule.gpu.mma import mma_contraction
-from souffle.schedule.gpu.reduction import reduction
-from souffle.schedule.gpu.rowwise import rowwise
+from souffle.schedule.gpu.forms.blocks import ScheduleError, check_schedule, is_reduction, product
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.rules.contraction import contraction
+from souffle.schedule.gpu.rules.elementwise import elementwise
+from souffle.schedule.gpu.rules.fallback import fallback
+from souffle.schedule.gpu.rules.mma_contraction import mma_contraction
+from souffle.schedule.gpu.rules.reduction import reduction
+from souffle.schedule.gpu.rules.rowwise import rowwise
+from souffle.schedule.gpu.rules.tensor_core_contraction import tensor_core_contraction
+from souffle.schedule.gpu.rules.window import window
 from souffle.schedule.gpu.sketch import Knob, Sketch
-from souffle.schedule.gpu.tensor_core import tensor_core_contraction
-from souffle.schedule.gpu.window import window
 from souffle.tvm_compat import collect, const_int
 
 __all__ = [

@@ -8,7 +8,7 @@ import pytest
 from tvm import te, tirx
 
 import souffle
-from souffle.schedule.form import StageError
+from souffle.schedule.form_stages import StageError
 from souffle.verify import PROVEN
 
 ROWS, COLUMNS = 65536, 32769

@@ -9,8 +9,8 @@ from typing import Any
 
 from tvm import tirx
 
-from souffle.schedule.gpu.canonical import Contraction, Operand
-from souffle.schedule.gpu.expressions import (
+from souffle.schedule.gpu.emit.statements import Binder, all_of, guarded, loop, sequence
+from souffle.schedule.gpu.forms.expressions import (
     Axis,
     buffer_loads,
     cast,
@@ -19,8 +19,8 @@ from souffle.schedule.gpu.expressions import (
     is_constant,
     substitute_axes,
 )
-from souffle.schedule.gpu.memory import lanes_along, memory_step
-from souffle.schedule.gpu.statements import Binder, all_of, guarded, loop, sequence
+from souffle.schedule.gpu.forms.matrix_product import Contraction, Operand
+from souffle.schedule.gpu.forms.memory_access import lanes_along, memory_step
 from souffle.tvm_compat import PrimExpr, is_branch
 
 __all__ = ["Read", "TileFetch", "choose_fetch", "wide_operand"]

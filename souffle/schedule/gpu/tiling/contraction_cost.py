@@ -12,13 +12,13 @@ from typing import Protocol
 
 import numpy as np
 
-from souffle.schedule.gpu.async_copy import AsyncCopy, async_copy
-from souffle.schedule.gpu.canonical import Contraction
-from souffle.schedule.gpu.expressions import COMPARE, Axis, depends
-from souffle.schedule.gpu.memory import lanes_along
+from souffle.schedule.gpu.emit.async_copy import AsyncCopy, async_copy
+from souffle.schedule.gpu.emit.staging import choose_fetch
+from souffle.schedule.gpu.emit.writeback import result_lanes
+from souffle.schedule.gpu.forms.expressions import COMPARE, Axis, depends
+from souffle.schedule.gpu.forms.matrix_product import Contraction
+from souffle.schedule.gpu.forms.memory_access import lanes_along
 from souffle.schedule.gpu.rule import GpuRequest
-from souffle.schedule.gpu.staging import choose_fetch
-from souffle.schedule.gpu.writeback import result_lanes
 from souffle.tvm_compat import collect
 
 __all__ = ["Number", "Side", "estimate", "result_lanes_of", "sides_of"]

@@ -17,9 +17,8 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import TensorLoad
 
-from souffle.schedule.gpu.canonical import Operand, Store
-from souffle.schedule.gpu.common import BlockView, is_reduction, same_buffer
-from souffle.schedule.gpu.expressions import (
+from souffle.schedule.gpu.forms.blocks import BlockView, is_reduction, same_buffer
+from souffle.schedule.gpu.forms.expressions import (
     Axis,
     bounded,
     buffer_loads,
@@ -30,9 +29,10 @@ from souffle.schedule.gpu.expressions import (
     narrow_indices,
     substitute_axes,
 )
-from souffle.schedule.gpu.memory import memory_step
-from souffle.schedule.gpu.operands import narrow_operand, separate
-from souffle.schedule.gpu.rows import Chain, Stage
+from souffle.schedule.gpu.forms.matrix_product import Operand, Store
+from souffle.schedule.gpu.forms.memory_access import memory_step
+from souffle.schedule.gpu.forms.operands import narrow_operand, separate
+from souffle.schedule.gpu.forms.rows import Chain, Stage
 from souffle.tvm_compat import PrimExpr, const_int
 
 __all__ = ["Meeting", "Sum", "find_meeting", "read_sum"]

@@ -1,6 +1,6 @@
 """The rule for sums of products on CUDA cores: a tiled matrix product in registers, with its neighbours inside.
 
-Each block computes one tile of the canonical form (see ``canonical.py``). For each step along the inner axis its
+Each block computes one tile of the canonical form (see ``matrix_product.py``). For each step along the inner axis its
 threads read a tile of either operand from global memory, applying what comes before the reduction (padding, casts, the
 image-to-column indices of a convolution), put it in shared memory, and add the products of the two tiles to totals in
 registers. The next step's reads are issued before the present step's arithmetic, which hides their latency. What
@@ -14,10 +14,17 @@ from math import ceil
 
 from tvm import tirx
 
-from souffle.schedule.gpu.async_copy import AsyncCopy, async_copy, barrier, commit, wait
-from souffle.schedule.gpu.canonical import Contraction, canonical_contraction
-from souffle.schedule.gpu.contraction_cost import result_lanes_of
-from souffle.schedule.gpu.contraction_tiling import (
+from souffle.schedule.gpu.emit.async_copy import AsyncCopy, async_copy, barrier, commit, wait
+from souffle.schedule.gpu.emit.folding import Part, fold_buffers, fold_results
+from souffle.schedule.gpu.emit.staging import choose_fetch
+from souffle.schedule.gpu.emit.statements import guarded, kernel_func, local_buffer, loop, sequence, shared_buffer
+from souffle.schedule.gpu.emit.writeback import write_results
+from souffle.schedule.gpu.forms.expressions import NotAContraction, cast, substitute_axes
+from souffle.schedule.gpu.forms.matrix_product import Contraction, canonical_contraction
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.sketch import Sketch, Values
+from souffle.schedule.gpu.tiling.contraction_cost import result_lanes_of
+from souffle.schedule.gpu.tiling.contraction_tiling import (
     PADDING,
     VECTOR,
     Tiling,
@@ -26,13 +33,6 @@ from souffle.schedule.gpu.contraction_tiling import (
     problem_of,
     refusal_of,
 )
-from souffle.schedule.gpu.expressions import NotAContraction, cast, substitute_axes
-from souffle.schedule.gpu.folding import Part, fold_buffers, fold_results
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
-from souffle.schedule.gpu.sketch import Sketch, Values
-from souffle.schedule.gpu.staging import choose_fetch
-from souffle.schedule.gpu.statements import guarded, kernel_func, local_buffer, loop, sequence, shared_buffer
-from souffle.schedule.gpu.writeback import write_results
 from souffle.schedule.stage import STARTS_IN_TILES
 from souffle.tvm_compat import PrimExpr
 
@@ -52,7 +52,7 @@ def contraction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
     func : PrimFunc
         One reduction block of products (batched, transposed, grouped, strided in any way) and injective blocks before
         and after it; where it has the attribute ``STARTS_IN_TILES``, behind it reductions over its elements too, of
-        which a tile has what it combines (``after.py``).
+        which a tile has what it combines (``behind_contraction.py``).
     request : GpuRequest
 
     Returns

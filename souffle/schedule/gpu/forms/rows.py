@@ -15,7 +15,7 @@ from tvm import DataType, ir, s_tir, tirx
 from tvm.sym import Analyzer
 
 from souffle.program.flattening import has_shifted_division
-from souffle.schedule.gpu.common import (
+from souffle.schedule.gpu.forms.blocks import (
     Access,
     BlockView,
     block_loops,

@@ -11,7 +11,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 
-from souffle.schedule.gpu.expressions import (
+from souffle.schedule.gpu.forms.expressions import (
     BINARY,
     COMPARE,
     Axis,
@@ -23,7 +23,7 @@ from souffle.schedule.gpu.expressions import (
     is_constant,
     substitute_axes,
 )
-from souffle.schedule.gpu.memory import memory_step
+from souffle.schedule.gpu.forms.memory_access import memory_step
 from souffle.tvm_compat import PrimExpr, is_branch, variables
 
 __all__ = ["Split", "narrow_operand", "separate", "split_term", "straighten"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from souffle.schedule.gpu.common import finish, inlining_refusal
-from souffle.schedule.gpu.layout import MAX_PRIVATE_BYTES
-from souffle.schedule.gpu.rows import Layout, build, open_stage, private_bytes
+from souffle.schedule.gpu.forms.blocks import finish, inlining_refusal
+from souffle.schedule.gpu.forms.rows import Layout, build, open_stage, private_bytes
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
 from souffle.schedule.gpu.sketch import Sketch
+from souffle.schedule.gpu.tiling.row_tiling import MAX_PRIVATE_BYTES
 
 __all__ = ["fallback"]
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, prod
 
-from souffle.schedule.gpu.async_copy import AsyncCopy, async_copy
-from souffle.schedule.gpu.canonical import Contraction
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS, DEVICES
-from souffle.schedule.gpu.memory import bits_of
-from souffle.schedule.gpu.mma_instructions import COLUMNS, INNER, ROWS
+from souffle.schedule.gpu.emit.async_copy import AsyncCopy, async_copy
+from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, INNER, ROWS
+from souffle.schedule.gpu.emit.staging import TileFetch, choose_fetch
+from souffle.schedule.gpu.forms.matrix_product import Contraction
+from souffle.schedule.gpu.forms.memory_access import bits_of
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.schedule.gpu.sketch import Knob, Values
-from souffle.schedule.gpu.staging import TileFetch, choose_fetch
 
 __all__ = ["MmaTiling", "Operands", "choose_tiling", "knobs_of", "operands_of", "problem_of", "tile_operands"]
 

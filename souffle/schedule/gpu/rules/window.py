@@ -1,8 +1,8 @@
 """Rules whose threads hold a few outputs in registers: windows that overlap, and what `reduction` uses of them.
 
 A window is what a convolution with few channels a group or a pooling reads for one output. Neighbouring outputs share
-most of it, so a thread computes several and reads each input once (``direct.py``); between threads inputs are shared by
-the L1 cache. Numbers are chosen by an estimate of what the units of a multiprocessor have to do.
+most of it, so a thread computes several and reads each input once (``direct_tiling.py``); between threads inputs are
+shared by the L1 cache. Numbers are chosen by an estimate of what the units of a multiprocessor have to do.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy as np
 from tvm import tirx
 from tvm.ir import Call
 
-from souffle.schedule.gpu.canonical import Operand
-from souffle.schedule.gpu.common import inlining_refusal
-from souffle.schedule.gpu.contraction import estimated_clocks
-from souffle.schedule.gpu.direct import WARP, Held, Plan, Tiling, held_of, shared_bytes, split_problem
-from souffle.schedule.gpu.direct_emission import emit_direct
-from souffle.schedule.gpu.expressions import COMPARE, Axis, buffer_loads, depends
-from souffle.schedule.gpu.memory import bits_of, lanes_along, memory_step
-from souffle.schedule.gpu.rows import open_stage
+from souffle.schedule.gpu.emit.direct_emission import emit_direct
+from souffle.schedule.gpu.forms.blocks import inlining_refusal
+from souffle.schedule.gpu.forms.expressions import COMPARE, Axis, buffer_loads, depends
+from souffle.schedule.gpu.forms.matrix_product import Operand
+from souffle.schedule.gpu.forms.memory_access import bits_of, lanes_along, memory_step
+from souffle.schedule.gpu.forms.one_reduction import Sum, find_meeting, read_sum
+from souffle.schedule.gpu.forms.rows import open_stage
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.rules.contraction import estimated_clocks
 from souffle.schedule.gpu.sketch import Knob, Sketch, Values
-from souffle.schedule.gpu.sums import Sum, find_meeting, read_sum
+from souffle.schedule.gpu.tiling.direct_tiling import WARP, Held, Plan, Tiling, held_of, shared_bytes, split_problem
 from souffle.tvm_compat import collect, const_int
 
 __all__ = ["direct_sketch", "plan_of", "window"]

@@ -13,14 +13,14 @@ from math import ceil, prod
 
 from tvm import tirx
 
-from souffle.schedule.gpu.canonical import Contraction, canonical_contraction
-from souffle.schedule.gpu.contraction_tiling import refusal_of
-from souffle.schedule.gpu.expressions import NotAContraction
+from souffle.schedule.gpu.emit.staging import TileFetch, choose_fetch
+from souffle.schedule.gpu.emit.statements import guarded, kernel_func, local_buffer, loop, sequence, shared_buffer
+from souffle.schedule.gpu.emit.writeback import result_lanes, write_results
+from souffle.schedule.gpu.forms.expressions import NotAContraction
+from souffle.schedule.gpu.forms.matrix_product import Contraction, canonical_contraction
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
 from souffle.schedule.gpu.sketch import Knob, Sketch, Values
-from souffle.schedule.gpu.staging import TileFetch, choose_fetch
-from souffle.schedule.gpu.statements import guarded, kernel_func, local_buffer, loop, sequence, shared_buffer
-from souffle.schedule.gpu.writeback import result_lanes, write_results
+from souffle.schedule.gpu.tiling.contraction_tiling import refusal_of
 from souffle.tvm_compat import PrimExpr
 
 __all__ = ["tensor_core_contraction", "type_refusal", "waste_refusal"]
@@ -104,7 +104,7 @@ def tensor_core_contraction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch 
     Parameters
     ----------
     func : PrimFunc
-        As for :func:`souffle.schedule.gpu.contraction.contraction`; the summed term is
+        As for :func:`souffle.schedule.gpu.rules.contraction.contraction`; the summed term is
         ``cast(float32, a) * cast(float32, b)`` with ``a`` and ``b`` in fp16 (read so, or cast to fp16 before).
     request : GpuRequest
 

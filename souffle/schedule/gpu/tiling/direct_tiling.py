@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 
-from souffle.schedule.gpu.canonical import Operand
-from souffle.schedule.gpu.expressions import Axis, depends
-from souffle.schedule.gpu.memory import bits_of, lanes_along, memory_step
+from souffle.schedule.gpu.forms.expressions import Axis, depends
+from souffle.schedule.gpu.forms.matrix_product import Operand
+from souffle.schedule.gpu.forms.memory_access import bits_of, lanes_along, memory_step
+from souffle.schedule.gpu.forms.one_reduction import Meeting, Sum
 from souffle.schedule.gpu.rule import GpuRequest
-from souffle.schedule.gpu.sums import Meeting, Sum
 
 __all__ = ["WARP", "Held", "Plan", "Tiling", "held_of", "parts_of", "shared_bytes", "split_problem"]
 

@@ -21,8 +21,8 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import TensorLoad
 
-from souffle.schedule.gpu.after import Block, Fold, Store, fold_of, fresh_axes, store_of
-from souffle.schedule.gpu.expressions import (
+from souffle.schedule.gpu.forms.behind_contraction import Block, Fold, Store, fold_of, fresh_axes, store_of
+from souffle.schedule.gpu.forms.expressions import (
     Axis,
     NotAContraction,
     bounded,
@@ -34,7 +34,7 @@ from souffle.schedule.gpu.expressions import (
     narrow_indices,
     substitute_axes,
 )
-from souffle.schedule.gpu.operands import narrow_operand, separate, split_term, straighten
+from souffle.schedule.gpu.forms.operands import narrow_operand, separate, split_term, straighten
 from souffle.tvm_compat import PrimExpr, const_int
 
 __all__ = ["Contraction", "Operand", "Store", "canonical_contraction"]

@@ -8,13 +8,21 @@ from typing import Any
 
 from tvm import tirx
 
-from souffle.schedule.gpu.async_copy import AsyncCopy, barrier, commit, wait
-from souffle.schedule.gpu.canonical import Contraction
-from souffle.schedule.gpu.mma_epilogue import Strips
-from souffle.schedule.gpu.mma_instructions import COLUMNS, INNER, ROWS, load_part, part_places, product
-from souffle.schedule.gpu.mma_tiling import MmaTiling, Operands
-from souffle.schedule.gpu.staging import TileFetch
-from souffle.schedule.gpu.statements import Binder, guarded, kernel_func, local_buffer, loop, sequence, shared_buffer
+from souffle.schedule.gpu.emit.async_copy import AsyncCopy, barrier, commit, wait
+from souffle.schedule.gpu.emit.mma_epilogue import Strips
+from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, INNER, ROWS, load_part, part_places, product
+from souffle.schedule.gpu.emit.staging import TileFetch
+from souffle.schedule.gpu.emit.statements import (
+    Binder,
+    guarded,
+    kernel_func,
+    local_buffer,
+    loop,
+    sequence,
+    shared_buffer,
+)
+from souffle.schedule.gpu.forms.matrix_product import Contraction
+from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, Operands
 from souffle.tvm_compat import PrimExpr
 
 __all__ = ["emit"]
@@ -154,7 +162,7 @@ class _Kernel:
         return [guarded([tirx.LT(turn + distance, self.steps)], sequence(*found))] if found else []
 
     def _pipeline(self) -> list[tirx.Stmt]:
-        """Two stages or more: one barrier a step; see :mod:`souffle.schedule.gpu.async_copy`."""
+        """Two stages or more: one barrier a step; see :mod:`souffle.schedule.gpu.emit.async_copy`."""
         some = any(side.asynchronous for side in self.sides)
         ahead = self.tiling.stages - 1
         first: list[tirx.Stmt] = []

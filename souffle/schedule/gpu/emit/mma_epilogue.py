@@ -12,12 +12,12 @@ from typing import Any
 
 from tvm import tirx
 
-from souffle.schedule.gpu.async_copy import barrier
-from souffle.schedule.gpu.canonical import Contraction
-from souffle.schedule.gpu.mma_instructions import COLUMNS, ROWS, put_totals, take_totals
-from souffle.schedule.gpu.mma_tiling import MmaTiling
-from souffle.schedule.gpu.statements import guarded, local_buffer, loop, sequence
-from souffle.schedule.gpu.writeback import result_lanes, value_buffers, write_results
+from souffle.schedule.gpu.emit.async_copy import barrier
+from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, ROWS, put_totals, take_totals
+from souffle.schedule.gpu.emit.statements import guarded, local_buffer, loop, sequence
+from souffle.schedule.gpu.emit.writeback import result_lanes, value_buffers, write_results
+from souffle.schedule.gpu.forms.matrix_product import Contraction
+from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling
 from souffle.tvm_compat import PrimExpr
 
 __all__ = ["Strips"]

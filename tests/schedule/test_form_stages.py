@@ -16,7 +16,7 @@ from souffle.decision import Decision
 from souffle.errors import ModelError
 from souffle.program import TEProgram, fuse
 from souffle.schedule.drafts import Answer
-from souffle.schedule.form import JoinPolicy, StageError, form_stages
+from souffle.schedule.form_stages import JoinPolicy, StageError, form_stages
 from souffle.schedule.stage import Stage, draft_stage
 from tests.testlib import Builder, random_program
 

@@ -12,15 +12,15 @@ from math import prod
 
 from tvm import tirx
 
-from souffle.schedule.gpu.async_copy import compute_capability
-from souffle.schedule.gpu.canonical import Contraction, canonical_contraction
-from souffle.schedule.gpu.contraction_tiling import refusal_of
-from souffle.schedule.gpu.expressions import NotAContraction
-from souffle.schedule.gpu.mma_emission import emit
-from souffle.schedule.gpu.mma_tiling import MmaTiling, choose_tiling, knobs_of, problem_of, tile_operands
+from souffle.schedule.gpu.emit.async_copy import compute_capability
+from souffle.schedule.gpu.emit.mma_emission import emit
+from souffle.schedule.gpu.forms.expressions import NotAContraction
+from souffle.schedule.gpu.forms.matrix_product import Contraction, canonical_contraction
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.rules.tensor_core_contraction import type_refusal, waste_refusal
 from souffle.schedule.gpu.sketch import Sketch, Values
-from souffle.schedule.gpu.tensor_core import type_refusal, waste_refusal
+from souffle.schedule.gpu.tiling.contraction_tiling import refusal_of
+from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, choose_tiling, knobs_of, problem_of, tile_operands
 
 __all__ = ["mma_contraction"]
 
@@ -36,7 +36,7 @@ def mma_contraction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusa
     Parameters
     ----------
     func : PrimFunc
-        As for :func:`souffle.schedule.gpu.tensor_core.tensor_core_contraction`.
+        As for :func:`souffle.schedule.gpu.rules.tensor_core_contraction.tensor_core_contraction`.
     request : GpuRequest
 
     Returns

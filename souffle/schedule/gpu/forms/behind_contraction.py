@@ -18,7 +18,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Range, TensorLoad
 
-from souffle.schedule.gpu.expressions import (
+from souffle.schedule.gpu.forms.expressions import (
     Axis,
     NotAContraction,
     bounded,

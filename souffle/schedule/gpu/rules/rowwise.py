@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import ir, s_tir, tirx
 
-from souffle.schedule.gpu.common import (
+from souffle.schedule.gpu.forms.blocks import (
     BlockView,
     block_views,
     expression_cost,
@@ -14,10 +14,10 @@ from souffle.schedule.gpu.common import (
     open_schedule,
     same_buffer,
 )
-from souffle.schedule.gpu.layout import choose_layout, layout_with, row_threads
-from souffle.schedule.gpu.rows import Stage, build, open_stage
+from souffle.schedule.gpu.forms.rows import Stage, build, open_stage
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
 from souffle.schedule.gpu.sketch import Knob, Sketch, Values
+from souffle.schedule.gpu.tiling.row_tiling import choose_layout, layout_with, row_threads
 
 __all__ = ["rows_sketch", "rowwise"]
 

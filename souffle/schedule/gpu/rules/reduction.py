@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from souffle.schedule.gpu.common import inlining_refusal
-from souffle.schedule.gpu.rows import open_stage
-from souffle.schedule.gpu.rowwise import rows_sketch
+from souffle.schedule.gpu.forms.blocks import inlining_refusal
+from souffle.schedule.gpu.forms.rows import open_stage
 from souffle.schedule.gpu.rule import GpuRequest, Refusal
+from souffle.schedule.gpu.rules.rowwise import rows_sketch
+from souffle.schedule.gpu.rules.window import direct_sketch
 from souffle.schedule.gpu.sketch import Sketch
-from souffle.schedule.gpu.window import direct_sketch
 
 __all__ = ["reduction"]
 
@@ -19,8 +19,8 @@ def reduction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
 
     Every output element is a row. Threads lie along whichever is contiguous in the largest input: the reduced axis,
     which they then share by a cross-thread reduction, or the outputs, where they share the reduction only if there
-    are too few outputs for the device. One reduction alone is computed as ``direct.py`` says, in wide reads; several
-    that are independent, or one of several totals, by rows.
+    are too few outputs for the device. One reduction alone is computed as ``direct_tiling.py`` says, in wide reads;
+    several that are independent, or one of several totals, by rows.
 
     Parameters
     ----------

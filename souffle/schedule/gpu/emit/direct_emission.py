@@ -1,4 +1,4 @@
-"""The kernel of one reduction whose threads hold a few outputs each, in registers (see ``direct.py``)."""
+"""The kernel of one reduction whose threads hold a few outputs each, in registers (see ``tiling/direct_tiling.py``)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,8 @@ from typing import Any
 
 from tvm import tirx
 
-from souffle.schedule.gpu.async_copy import barrier
-from souffle.schedule.gpu.canonical import Store
-from souffle.schedule.gpu.direct import WARP, Held, Plan, Tiling, held_of, parts_of
-from souffle.schedule.gpu.expressions import Axis, cast, depends, substitute_axes
-from souffle.schedule.gpu.memory import bits_of, lanes_along, memory_step
-from souffle.schedule.gpu.statements import (
+from souffle.schedule.gpu.emit.async_copy import barrier
+from souffle.schedule.gpu.emit.statements import (
     Binder,
     all_of,
     guarded,
@@ -23,7 +19,11 @@ from souffle.schedule.gpu.statements import (
     sequence,
     shared_buffer,
 )
-from souffle.schedule.gpu.sums import Meeting
+from souffle.schedule.gpu.forms.expressions import Axis, cast, depends, substitute_axes
+from souffle.schedule.gpu.forms.matrix_product import Store
+from souffle.schedule.gpu.forms.memory_access import bits_of, lanes_along, memory_step
+from souffle.schedule.gpu.forms.one_reduction import Meeting
+from souffle.schedule.gpu.tiling.direct_tiling import WARP, Held, Plan, Tiling, held_of, parts_of
 from souffle.tvm_compat import PrimExpr
 
 __all__ = ["emit_direct"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tvm.sym import Analyzer
 
-from souffle.schedule.gpu.common import Access, BlockView, index_step, product
-from souffle.schedule.gpu.rows import Chain, Layout, Stage, private_bytes
+from souffle.schedule.gpu.forms.blocks import Access, BlockView, index_step, product
+from souffle.schedule.gpu.forms.rows import Chain, Layout, Stage, private_bytes
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.tvm_compat import const_int
 

@@ -10,7 +10,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import TensorLoad
 
-from souffle.schedule.gpu.expressions import COMPARE, Axis, buffer_loads, depends, dtype_of, substitute_axes
+from souffle.schedule.gpu.forms.expressions import COMPARE, Axis, buffer_loads, depends, dtype_of, substitute_axes
 from souffle.tvm_compat import PrimExpr, const_int
 
 __all__ = ["aligned_lanes", "bits_of", "has_condition_on", "lanes_along", "memory_step", "offset_of"]

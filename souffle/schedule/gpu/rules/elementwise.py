@@ -6,7 +6,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
-from souffle.schedule.gpu.common import (
+from souffle.schedule.gpu.forms.blocks import (
     Access,
     BlockView,
     block_views,

@@ -28,10 +28,10 @@ from typing import Any
 from tvm import tirx
 from tvm.ir import TensorLoad
 
-from souffle.schedule.gpu.expressions import buffer_loads, dtype_of, is_constant, substitute_axes
-from souffle.schedule.gpu.memory import aligned_lanes, bits_of, has_condition_on, memory_step
-from souffle.schedule.gpu.staging import TileFetch
-from souffle.schedule.gpu.statements import all_of, guarded, loop, sequence
+from souffle.schedule.gpu.emit.staging import TileFetch
+from souffle.schedule.gpu.emit.statements import all_of, guarded, loop, sequence
+from souffle.schedule.gpu.forms.expressions import buffer_loads, dtype_of, is_constant, substitute_axes
+from souffle.schedule.gpu.forms.memory_access import aligned_lanes, bits_of, has_condition_on, memory_step
 from souffle.tvm_compat import PrimExpr, is_branch
 
 __all__ = [
