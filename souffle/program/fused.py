@@ -22,7 +22,7 @@ class FusedTE(Computed):
 
     At most one part is a reduction. From it on, or without one from the first part on, all have the same number of
     elements, and each reads tensors of others at one element for one of its own, each at another
-    (:mod:`souffle.transform.epilogue` decides it from the access maps). What stands before the reduction is its
+    (``transform/vertical/epilogue.py`` decides it from the access maps). What stands before the reduction is its
     prologue: the reduction alone reads it, and the schedule decides whether an element is kept or computed again.
 
     Attributes

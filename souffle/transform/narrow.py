@@ -26,7 +26,7 @@ from souffle.index.expression import Expression, expression_of
 from souffle.program import TE, FusedTE, Item, Origin, Tensor, TEProgram, fuse, parts_of
 from souffle.program.shared import OncePer
 from souffle.transform.handles import read
-from souffle.transform.vertical_compose import use_of
+from souffle.transform.vertical.compose import use_of
 from souffle.tvm_compat import (
     PrimExpr,
     choice_parts,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from souffle.program import Tensor
 from souffle.transform import horizontal
-from souffle.transform.horizontal_operands import Fit, fit
-from souffle.transform.horizontal_packs import Pack, Packs
+from souffle.transform.horizontal.operands import Fit, fit
+from souffle.transform.horizontal.packs import Pack, Packs
 from tests.testlib import Builder, assert_same_function
 
 RNG = np.random.default_rng(0)

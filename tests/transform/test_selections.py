@@ -8,7 +8,7 @@ from tvm import te, tirx
 
 from souffle.program import Origin, Tensor, TEProgram, make_te
 from souffle.program.printer import format_te
-from souffle.transform.selections import merge_selections
+from souffle.transform.vertical.selections import merge_selections
 from souffle.tvm_compat import fresh_axis
 from tests.testlib import assert_same_function, calls_made
 

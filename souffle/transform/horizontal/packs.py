@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from souffle.program import Tensor
-from souffle.transform.horizontal_operands import Place
+from souffle.transform.horizontal.operands import Place
 
 __all__ = ["Pack", "Packs"]
 

@@ -10,10 +10,10 @@ from tvm import tirx
 from souffle.program import TE, Origin, Tensor, make_te
 from souffle.program.shared import OncePer
 from souffle.transform.handles import Handles, read
-from souffle.transform.horizontal_operands import Fit, Load, Member, Template
-from souffle.transform.horizontal_packs import Pack, Packs
-from souffle.transform.horizontal_runs import Plan, Run
-from souffle.transform.vertical_compose import simplified
+from souffle.transform.horizontal.operands import Fit, Load, Member, Template
+from souffle.transform.horizontal.packs import Pack, Packs
+from souffle.transform.horizontal.runs import Plan, Run
+from souffle.transform.vertical.compose import simplified
 from souffle.tvm_compat import PrimExpr, fresh_axis, load_indices, map_bodies, substitute
 
 __all__ = ["followed_te", "merged_te"]

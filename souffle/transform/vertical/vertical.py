@@ -9,7 +9,7 @@ Legal because a TE without reduction is a function of its indices: an element of
 The arithmetic stays the same where every element of P is read at most once. So P is put into its readers when that
 holds, or when P does no arithmetic at all and only moves data (reshape, transpose, slice, pad, concat).
 
-What cannot be one expression becomes one TE of several statements afterwards: see :mod:`souffle.transform.epilogue`.
+What cannot be one expression becomes one TE of several statements afterwards (``epilogue.py``).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Iterable
 
 from souffle.decision import Decision
 from souffle.program import TE, Item, Tensor, TEProgram
-from souffle.transform.epilogue import fuse_neighbours
-from souffle.transform.vertical_compose import composed, simplified, use_of, work_of
+from souffle.transform.vertical.compose import composed, simplified, use_of, work_of
+from souffle.transform.vertical.epilogue import fuse_neighbours
 
 __all__ = ["simplified", "vertical"]
 

@@ -15,9 +15,9 @@ before member ``m``::
 Legal because TEs at the same depth of the dependence graph cannot depend on each other, and each element of ``O`` is
 computed by the expression of its member, from the same elements. Operands that are constants are packed at compile
 time; operands that are slices of one earlier result are read at one formula of ``g`` or ``i``
-(:mod:`souffle.transform.horizontal_runs`); the rest is selected, uniformly over a tile.
+(:mod:`souffle.transform.horizontal.runs`); the rest is selected, uniformly over a tile.
 
-Worth it where kernels become fewer, or as many: see :mod:`souffle.transform.operators`.
+Worth it where kernels become fewer, or as many: see :mod:`souffle.transform.horizontal.operators`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from souffle.decision import Decision
 from souffle.program import TE, Item, Tensor, TEProgram
-from souffle.transform.horizontal_build import followed_te, merged_te
-from souffle.transform.horizontal_operands import Member, Place, member_of
-from souffle.transform.horizontal_packs import Pack, Packs
-from souffle.transform.horizontal_runs import Plan, joined_plan, stacked_plan
-from souffle.transform.operators import Merge, contracts, costly_merges, operator_shape
+from souffle.transform.horizontal.build import followed_te, merged_te
+from souffle.transform.horizontal.operands import Member, Place, member_of
+from souffle.transform.horizontal.operators import Merge, contracts, costly_merges, operator_shape
+from souffle.transform.horizontal.packs import Pack, Packs
+from souffle.transform.horizontal.runs import Plan, joined_plan, stacked_plan
 
 __all__ = ["horizontal"]
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from souffle.analysis import Dependences, share_elements
 from souffle.decision import Decision
 from souffle.program import TE, Item, TEProgram, fuse
-from souffle.transform.vertical_compose import work_of
+from souffle.transform.vertical.compose import work_of
 
 __all__ = ["fuse_neighbours"]
 

@@ -24,8 +24,8 @@ from souffle.program import (
 )
 from souffle.program.loop import ALIGNMENT
 from souffle.transform.handles import Handles, read
-from souffle.transform.pieces import Earlier, Fixed, Moving, Operand, Piece, Stacked
-from souffle.transform.selections import merge_selections
+from souffle.transform.roll.repetition import Earlier, Fixed, Moving, Operand, Piece, Stacked
+from souffle.transform.vertical.selections import merge_selections
 from souffle.tvm_compat import PrimExpr, fresh_axis, load_indices, load_tensor, map_bodies
 
 __all__ = ["Rolled", "build_loop"]

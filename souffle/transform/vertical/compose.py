@@ -11,7 +11,7 @@ from souffle.analysis import Access, Arithmetic
 from souffle.program import TE, Tensor, make_te
 from souffle.program.shared import OncePer
 from souffle.transform.handles import Handles, instantiate, read
-from souffle.transform.selections import merge_selections
+from souffle.transform.vertical.selections import merge_selections
 from souffle.tvm_compat import PrimExpr, bounded_analyzer, load_indices, load_tensor, loads, map_bodies
 
 __all__ = ["Use", "Work", "composed", "simplified", "use_of", "work_of"]

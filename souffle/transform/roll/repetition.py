@@ -17,14 +17,7 @@ from tvm import tirx
 from souffle.program import TE, FusedTE, Item, Tensor, TEProgram
 from souffle.program.loop import ALIGNMENT
 from souffle.program.shared import OncePer
-from souffle.tvm_compat import (
-    PrimExpr,
-    constant_term,
-    load_indices,
-    load_tensor,
-    map_loads,
-    structural_digest,
-)
+from souffle.tvm_compat import PrimExpr, constant_term, load_indices, load_tensor, map_loads, structural_digest
 
 __all__ = [
     "Column",

@@ -14,8 +14,8 @@ from math import gcd
 from typing import NamedTuple
 
 from souffle.program import Tensor
-from souffle.transform.horizontal_operands import Fit, Member, Operand, Place, fit
-from souffle.transform.horizontal_packs import Pack
+from souffle.transform.horizontal.operands import Fit, Member, Operand, Place, fit
+from souffle.transform.horizontal.packs import Pack
 
 __all__ = ["Plan", "Run", "joined_plan", "stacked_plan"]
 

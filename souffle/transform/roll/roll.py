@@ -19,8 +19,8 @@ import numpy as np
 
 from souffle.decision import Decision
 from souffle.program import ExternTE, Item, Loop, TEProgram
-from souffle.transform.pieces import Piece, Refusal, Signature, read_piece, signature
-from souffle.transform.rolled_loop import Rolled, build_loop
+from souffle.transform.roll.repetition import Piece, Refusal, Signature, read_piece, signature
+from souffle.transform.roll.rolled_loop import Rolled, build_loop
 
 __all__ = ["roll"]
 

@@ -1,0 +1,5 @@
+"""Rolled repetition: equal consecutive pieces of a program become one loop."""
+
+from souffle.transform.roll.roll import roll
+
+__all__ = ["roll"]
