@@ -1,10 +1,23 @@
-"""Decisions as data: every choice of the compiler with its reason (what ``explain`` shows)."""
+"""Decisions as data: every choice of the compiler with its reason (what ``explain`` shows), and how it says no."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Barrier", "Decision"]
+__all__ = ["Barrier", "Decision", "Refused"]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What was asked for cannot be had, or does not pay: the one way in which a stage of the flow says no.
+
+    Attributes
+    ----------
+    reason : str
+        Names what it is about and what it lacks.
+    """
+
+    reason: str
 
 
 @dataclass(frozen=True)
