@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,8 @@ from souffle.verify.sequence import Follows, StageRun, Sync, unparted
 from souffle.verify.spans import RACE
 
 __all__ = ["Located", "Pairs"]
+
+_ONCE = "two tiles of a stage with slots write one element"
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class Pairs:
             Stages with where their pointers point to, and block barriers.
         """
         spots: dict[str, list[_Spot]] = {}
-        fences = [i for i, event in enumerate(events) if isinstance(event, Sync)]
+        fences = list(self._fences(event if isinstance(event, Sync) else event[0] for event in events))
         for order, event in enumerate(events):
             if not isinstance(event, Sync):
                 for spot in self._spots(order, *event):
@@ -124,8 +126,17 @@ class Pairs:
                 active.append(spot)
         yield from self._pool(kernel, events)
 
+    def _fences(self, events: Iterable[StageRun | Sync]) -> Iterator[tuple[float, float]]:
+        """Block barriers: after how many events, a half for before one, and in how many slots' turns."""
+        for order, event in enumerate(events):
+            if isinstance(event, Sync):
+                yield order, np.inf
+                continue
+            waits = {-0.5: event.before, 0: self.library.waits(event), 0.5: event.after}
+            yield from ((order + at, event.turns) for at, there in waits.items() if there)
+
     def _spots(self, order: int, run: StageRun, places: tuple[Located, ...]) -> Iterator[_Spot]:
-        footprint = self.library.footprint(run)
+        footprint = self.library.taken(run)
         for parameter, at in enumerate(places):
             for writes in (False, True):
                 reach = footprint.range_of(parameter, writes)
@@ -136,7 +147,9 @@ class Pairs:
 
     # Global memory
 
-    def _pair(self, kernel: str, one: _Spot, two: _Spot, fences: list[int]) -> Iterator[Counterexample | Undecided]:
+    def _pair(
+        self, kernel: str, one: _Spot, two: _Spot, fences: Sequence[tuple[float, float]]
+    ) -> Iterator[Counterexample | Undecided]:
         self.pairs += 1
         writer, other = (one, two) if one.writes else (two, one)
         try:
@@ -146,6 +159,9 @@ class Pairs:
             for meeting in (found.turns, found.within):
                 if meeting is not None:
                     yield from self._ordered(kernel, writer, other, meeting, fences)
+            calls = {(spot.run.call, spot.run.step, spot.parameter) for spot in (writer, other)}
+            if found.turns is not None and other.writes and len(calls) == 1:
+                raise Undecided(_ONCE)
             one_call = writer.run is other.run and writer.parameter != other.parameter
             if one_call and found.call is not None and self.library.promises_no_alias(writer.run):
                 yield self._aliased(kernel, writer, other, found.call)
@@ -195,37 +211,40 @@ class Pairs:
         )
 
     def _ordered(
-        self, kernel: str, writer: _Spot, other: _Spot, at: _Meeting, fences: list[int]
+        self, kernel: str, writer: _Spot, other: _Spot, at: _Meeting, fences: Sequence[tuple[float, float]]
     ) -> Iterator[Counterexample | Undecided]:
         """Two threads of one tile touch an element: a block barrier must stand between."""
         first, second = (writer, other) if writer.order <= other.order else (other, writer)
-        if first.order != second.order:
-            between = any(first.order < fence < second.order for fence in fences)
-            if between or first.run.after or second.run.before:
-                return
+        # A block that has both in its turns has the turns between them.
+        turns = min(first.run.turns, second.run.turns)
+        if any(first.order < fence < second.order and slots >= turns for fence, slots in fences):
+            return
         base = min(first.low, second.low, first.at.base, second.at.base)
         names = {spot: (spot.parameter, first.at.space, spot.at.base - base) for spot in (first, second)}
         both = tuple(dict.fromkeys(names.values()))
         tiles = at.tiles if first is writer else at.tiles[::-1]
-        pinned: tuple[int, ...] | None = None
+        assigned = first.run.slots is not None or second.run.slots is not None
         if first.order != second.order:
             runs, globals_ = (first.run, second.run), ((names[first],), (names[second],))
-            assigned = first.run.slots is not None or second.run.slots is not None
-            pinned = tiles if assigned else None
         elif tiles[0] != tiles[1]:
             if first.run.between:
                 return
             tiles = tuple(sorted(tiles, key=lambda tile: first.run.ranks[tile]))
-            runs, globals_, pinned = (first.run, first.run), (both, both), tiles
+            runs, globals_ = (first.run, first.run), (both, both)
         else:
-            runs, globals_ = (first.run,), (both,)
-        report = self.library.block(runs, globals_, pinned)
-        if report.found is not None and report.found.rule == RACE:
-            stages = tuple(dict.fromkeys((first.run.name, second.run.name)))
-            reason = "threads of one block touch it, one of them writes, and no block barrier stands between"
-            yield shown(kernel, stages, report.found, _element(writer, other, at.byte), reason)
-        elif pinned is not None:
-            raise Undecided("no block barrier stands between two tiles of one slot")
+            runs, globals_, assigned = (first.run,), (both,), False
+        chosen: list[tuple[int, ...] | Follows | None] = [None]
+        if assigned:
+            # The two that were found first, which are few, and then all tiles of one slot.
+            follows = Follows(*runs, True, 0, runs[0].turns, 0, 0, 0, tuple(map(self.library.waits, runs)))
+            chosen = [tiles, follows] if follows.holds(*map(np.asarray, tiles)) else [follows]
+        for which in chosen:
+            report = self.library.block(runs, globals_, which)
+            if report.found is not None and report.found.rule == RACE:
+                stages = tuple(dict.fromkeys((first.run.name, second.run.name)))
+                reason = "threads of one block touch it, one of them writes, and no block barrier stands between"
+                yield shown(kernel, stages, report.found, _element(writer, other, at.byte), reason)
+                return
 
     # Shared memory, from one stage to the next
 
@@ -271,8 +290,8 @@ def _compare(writer: _Spot, other: _Spot, delta: int) -> _Conflicts:
     owners = writer.footprint.writes(writer.parameter)
     unit, own_unit = writer.pointer.unit, other.pointer.unit
     if writer.run is other.run and writer.parameter == other.parameter and other.writes:
-        if writer.run.slots is not None and owners.across is not None:
-            raise Undecided("two tiles of a stage with slots write one element")
+        if writer.run.slots is not None and writer.run.place is None and owners.across is not None:
+            raise Undecided(_ONCE)
         return _twice(owners, unit)
     low, high = owners.low * unit, (owners.low + owners.owner.size) * unit - 1
     # Each kind of meeting by itself: one that is in order says nothing of the others.

@@ -111,7 +111,7 @@ def _contents(
     for event in text.events:
         if isinstance(event, StageRun):
             try:
-                footprint = library.footprint(event)
+                footprint = library.taken(event)
             except Undecided as reason:
                 yield reason
                 continue

@@ -13,6 +13,10 @@ has the value that the program gives it. So it is at first, of inputs and consta
 that it reads, so that what it writes are the values of the use that it is taken for, which are the program's; and what
 it overwrites is said to be lost. For which use it is taken does not matter: each choice that goes through is a proof.
 
+Where stages take turns in the tiles of a slot, a run is of the tiles at one place. What it writes is of the same
+definition though the other places have yet to come: no element is written in two tiles
+(:mod:`souffle.verify.between`), so none is one halfway.
+
 So it does not matter either who chose the order of the stages, the slots of a ring or the memory of tensors. Where the
 program is not known, a definition is a tensor of the plan, and so much is shown that a read finds what was last written
 as the same tensor.
@@ -111,6 +115,8 @@ class Contents:
         self.reads = self.writes = self.overwrites = 0
         edges: dict[tuple[str, str], int] = {}
         self.outer: dict[int, Part] = {}
+        # Of calls whose stages take turns in the tiles of a slot: what they were taken for at the first place.
+        self.begun: dict[tuple[int, tuple[int, ...]], tuple[Part, ...] | None] = {}
         if plan.dataflow is not None:
             for kind in ("input", "constant", "output"):
                 edges.update(((kind, label), tensor) for label, tensor in getattr(plan.dataflow, f"{kind}s"))
@@ -126,7 +132,10 @@ class Contents:
         self, kernel: str, run: StageRun, footprint: Footprint, places: Sequence[tuple[int, int]]
     ) -> Iterator[Counterexample | Undecided]:
         """A stage reads, and writes; `places` are (buffer, byte) of its pointers."""
+        halfway = self.program is not None and self.program.begun is not None
         parts = self._parts(run, footprint, places)
+        if run.place is not None and self.program is not None and (halfway or self.program.begun is not None):
+            yield Undecided(f"what {run.name} makes, which is of one stage with others that take turns with it")
         if parts is None or len(parts) != len(places):
             why = (
                 f"{run.tiles} tiles of {run.threads} threads with {len(places)} tensors are no stage that may come here"
@@ -194,7 +203,10 @@ class Contents:
             roles = (self._role(*places[p], parts[p]) for p in read)
             return all(role.key in self.held.get(role.space, {}) for role in roles)
 
-        return self.program.run(run, tuple(places), fits)
+        if run.place:
+            return self.begun[run.call, run.step]
+        found = self.begun[run.call, run.step] = self.program.run(run, tuple(places), fits)
+        return found
 
     def _role(self, number: int, at: int, part: Part) -> _Role:
         """Of a pointer to byte `at` of a buffer that should point to this part of a definition."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -79,7 +80,15 @@ class WriteMap:
 
 
 class Footprint:
-    """The accesses of a function to each of its pointers."""
+    """The accesses of a function to each of its pointers.
+
+    Attributes
+    ----------
+    tiles : array of int or None
+        Those in which they are looked at, ``None`` for all. Ranges are of all.
+    """
+
+    tiles: np.ndarray | None = None
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -100,6 +109,12 @@ class Footprint:
         self._bounds = {
             (m.parameter, w): self._range_of(m.parameter, w) for m in function.pointers for w in (False, True)
         }
+
+    def in_tiles(self, tiles: np.ndarray) -> Footprint:
+        """The same of some tiles."""
+        part = copy(self)
+        part.tiles, part._maps = tiles, {}
+        return part
 
     @cached_property
     def uses_shared(self) -> bool:
@@ -144,7 +159,7 @@ class Footprint:
         """
         unit = touch.access.place.memory.unit
         function = self.function
-        parts = points(touch.access.place.offset, touch.conditions, function.tile, function.thread)
+        parts = points(touch.access.place.offset, touch.conditions, function.tile, function.thread, tiles=self.tiles)
         for offsets, tiles, threads in parts:
             if touch.access.by == "warp":
                 threads = threads // WARP * WARP

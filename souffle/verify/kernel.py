@@ -39,6 +39,9 @@ _MANY = 1 << 20
 _TRIED = 4096
 """Blocks beyond the number of tiles, for which it is looked whether a grid leaves out a tile."""
 
+_MOST_IN_A_TURN = 64
+"""Calls of stages that several make together in the turn of a slot."""
+
 
 @dataclass(frozen=True, eq=False)
 class KernelText:
@@ -77,25 +80,6 @@ class _Choice:
     condition: Expr
     one: _Pointer | _Choice
     other: _Pointer | _Choice
-
-
-@dataclass(frozen=True, eq=False)
-class _Run:
-    name: str
-    tiles: int
-    threads: int
-    pointers: tuple[_Pointer | _Choice, ...]
-    slots: tuple[int, ...] | None = None
-    ranks: tuple[int, ...] | None = None
-    before: bool = False
-    after: bool = False
-    # Inside of a loop over the tiles of a slot, whether a barrier is: one outside does not part the tiles of a slot.
-    inside: bool | None = None
-    loop: int = 0
-
-    @property
-    def turns(self) -> int:
-        return self.tiles if self.slots is None else max(self.slots, default=-1) + 1
 
 
 @dataclass(frozen=True)
@@ -140,6 +124,8 @@ class _Reader:
         self.problems: dict[str, None] = {}
         self.refuted: dict[str, None] = {}
         self.counters: dict[int, None] = {}
+        # Of each call of a stage, before it is known at which step.
+        self.given: list[tuple[_Pointer | _Choice, ...]] = []
         # The loop over the tiles of a slot that is being read.
         self.places: Axis | None = None
         # Of one loop over tiles: how many stages stand before each grid barrier in a turn, and the barrier.
@@ -154,7 +140,7 @@ class _Reader:
         self.env[count] = variable(self.blocks)
         events: tuple[StageRun | Sync | Prefetch, ...] = ()
         try:
-            events = tuple(_unrolled(self.items(self.func.body), {}, ()))
+            events = tuple(_unrolled(self.items(self.func.body), self.given, {}, ()))
         except Undecided as reason:
             self.problems[str(reason)] = None
         return KernelText(events, self.threads, tuple(self.problems), tuple(self.refuted), tuple(self.counters))
@@ -228,7 +214,7 @@ class _Reader:
         self.env[node.loop_var] = turn
         self.loops += 1
         self.grid_waits.clear()
-        marks: list[_Run | _Barrier] = []
+        marks: list[StageRun | _Barrier] = []
         self.turn(node.body, sums, None, self.threads, marks)
         runs = [replace(run, loop=self.loops) for run in _parted(marks)]
         for run in runs:
@@ -237,7 +223,9 @@ class _Reader:
         after = tuple(wait for place, wait in self.grid_waits if place == len(runs))
         return (*before[:1], *runs, *after[:1])
 
-    def turn(self, node: Any, tile: list[Expr], tiles: int | None, threads: int, marks: list[_Run | _Barrier]) -> None:
+    def turn(
+        self, node: Any, tile: list[Expr], tiles: int | None, threads: int, marks: list[StageRun | _Barrier]
+    ) -> None:
         """One turn: its calls and the barriers between them."""
         for part in node.seq if isinstance(node, tirx.SeqStmt) else [node]:
             if isinstance(part, tirx.IfThenElse) and part.else_case is None:
@@ -261,7 +249,7 @@ class _Reader:
                 marks.append(_Barrier(tiles))
             elif name in ("tirx.cuda.grid_sync", COUNTER_FUNCTION):
                 if tiles is None and threads == self.threads:
-                    calls = sum(isinstance(mark, _Run) for mark in marks)
+                    calls = sum(isinstance(mark, StageRun) for mark in marks)
                     self.grid_waits += [(calls, wait) for wait in self.call(part.value)]
                     continue
                 self.refuted["a grid barrier in a loop over tiles, which not all blocks reach equally often"] = None
@@ -271,23 +259,29 @@ class _Reader:
                 raise Undecided(f"a call of {name} in a loop over tiles")
 
     def place(
-        self, node: tirx.For, tile: list[Expr], tiles: int | None, threads: int, marks: list[_Run | _Barrier]
+        self, node: tirx.For, tile: list[Expr], tiles: int | None, threads: int, marks: list[StageRun | _Barrier]
     ) -> None:
-        """A loop over the tiles of a slot."""
+        """A loop over the tiles of a slot: one run of its stage, or where several take turns one of each at each place.
+
+        As if the loop were unrolled: stages at a place stand in a slot's turn beside those at the others.
+        """
         extent = index_of(node.extent, self.env)
         plain = node.kind == tirx.ForKind.SERIAL and node.step is None and index_of(node.min, self.env) is const(0)
         if not plain or extent.op != "const" or self.places is not None:
             raise Undecided(f"the loop over {node.loop_var.name} in a loop over tiles")
         self.places = Axis(str(node.loop_var.name), max(1, extent.value))
         self.env[node.loop_var] = variable(self.places)
-        own: list[_Run | _Barrier] = []
+        own: list[StageRun | _Barrier] = []
         self.turn(node.body, tile, tiles if extent.value else 0, threads, own)
         self.places = None
         runs = _parted(own)
-        if len(runs) > 1:
-            raise Undecided("several stages in one loop over the tiles of a slot")
-        inside = any(run.before or run.after for run in runs)
-        marks += [replace(mark, inside=inside) if isinstance(mark, _Run) else mark for mark in own]
+        if len(runs) * extent.value > _MOST_IN_A_TURN:
+            raise Undecided(f"{len(runs)} stages in a loop over the {extent.value} tiles of a slot")
+        # A barrier outside of the loop does not part the tiles of a slot.
+        between = any(run.before or run.after for run in runs)
+        for place in range(extent.value) if len(runs) > 1 else (None,):
+            own = [replace(m, place=place, between=between) if isinstance(m, StageRun) else m for m in own]
+            marks += own
 
     def guard(self, node: Any, tile: list[Expr], tiles: int | None, threads: int) -> tuple[int | None, int]:
         for condition in conjuncts([index_of(node, self.env)]):
@@ -304,18 +298,18 @@ class _Reader:
                 raise Undecided(f"the condition {node} in a loop over tiles")
         return tiles, threads
 
-    def run(self, call: Call, tile: list[Expr], tiles: int | None, threads: int) -> _Run:
+    def run(self, call: Call, tile: list[Expr], tiles: int | None, threads: int) -> StageRun:
         name = str(call.op.name_hint)
         if index_of(call.args[1], self.env) is not variable(self.thread):
             raise Undecided(f"the thread {call.args[1]} of {name}")
         if tiles is None:
             raise Undecided(f"the tiles of {name}, which have no bound")
-        pointers = tuple(self.pointer(a) for a in call.args[2:])
-        own = index_of(call.args[0], self.env)
+        self.given.append(tuple(self.pointer(a) for a in call.args[2:]))
+        own, number = index_of(call.args[0], self.env), len(self.given) - 1
         if self.places is None and any(own is t for t in tile):
-            return _Run(name, max(0, tiles), threads, pointers)
+            return StageRun(name, max(0, tiles), threads, call=number)
         slots, ranks = self.slots(name, own, tile, max(0, tiles))
-        return _Run(name, len(slots), threads, pointers, slots, ranks)
+        return StageRun(name, len(slots), threads, slots=slots, ranks=ranks, call=number)
 
     def slots(self, name: str, own: Expr, tile: list[Expr], count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The slot and the rank of each tile, where the tile is a function of the slot and of the place in it."""
@@ -332,7 +326,7 @@ class _Reader:
         ranks[found] = np.arange(found.size)
         return tuple((ranks // places.extent).tolist()), tuple(ranks.tolist())
 
-    def cover(self, run: _Run, turns: Expr) -> None:
+    def cover(self, run: StageRun, turns: Expr) -> None:
         """Whether each grid, of any number of blocks, computes all the tiles.
 
         ``(last + blocks) / blocks`` turns do, if no tile comes after the last: they are ``last / blocks + 1``, and
@@ -396,9 +390,9 @@ class _Reader:
             raise Undecided(f"the barrier {call}")
 
 
-def _parted(marks: Sequence[_Run | _Barrier]) -> list[_Run]:
+def _parted(marks: Sequence[StageRun | _Barrier]) -> list[StageRun]:
     """The calls of one turn, with whether a barrier stands between each and its neighbours whenever it is made."""
-    runs: list[_Run] = []
+    runs: list[StageRun] = []
     waits: list[_Barrier] = []
     for mark in (*marks, None):
         if isinstance(mark, _Barrier):
@@ -412,7 +406,7 @@ def _parted(marks: Sequence[_Run | _Barrier]) -> list[_Run]:
     return runs
 
 
-def _reached(waits: Sequence[_Barrier], run: _Run) -> bool:
+def _reached(waits: Sequence[_Barrier], run: StageRun) -> bool:
     return any(wait.slots is None or wait.slots >= run.turns for wait in waits)
 
 
@@ -437,7 +431,7 @@ def _waits(item: Any) -> bool:
         return any(_waits(i) for i in item.body)
     if isinstance(item, _If):
         return any(_waits(i) for i in (*item.then, *item.otherwise))
-    return isinstance(item, Sync) or (isinstance(item, _Run) and (item.before or item.after))
+    return isinstance(item, Sync) or (isinstance(item, StageRun) and (item.before or item.after))
 
 
 def _number(expr: Expr, values: dict[Axis, np.int64]) -> int:
@@ -447,22 +441,22 @@ def _number(expr: Expr, values: dict[Axis, np.int64]) -> int:
 
 
 def _unrolled(
-    items: tuple[Any, ...], values: dict[Axis, np.int64], step: tuple[int, ...]
+    items: tuple[Any, ...],
+    given: Sequence[tuple[_Pointer | _Choice, ...]],
+    values: dict[Axis, np.int64],
+    step: tuple[int, ...],
 ) -> Iterator[StageRun | Sync | Prefetch]:
     for item in items:
         if isinstance(item, _Loop):
             for turn in range(item.axis.extent):
-                yield from _unrolled(item.body, {**values, item.axis: np.int64(turn)}, (*step, turn))
+                yield from _unrolled(item.body, given, {**values, item.axis: np.int64(turn)}, (*step, turn))
         elif isinstance(item, _If):
-            yield from _unrolled(item.then if _number(item.condition, values) else item.otherwise, values, step)
-        elif isinstance(item, _Run) and item.tiles:
-            pointers = tuple(_resolved(p, values) for p in item.pointers)
-            between = (item.before or item.after) if item.inside is None else item.inside
-            flags = (item.before, item.after, step, item.slots, item.ranks, between, item.loop)
-            yield StageRun(item.name, item.tiles, item.threads, pointers, *flags)
+            yield from _unrolled(item.then if _number(item.condition, values) else item.otherwise, given, values, step)
+        elif isinstance(item, StageRun) and item.tiles:
+            yield replace(item, pointers=tuple(_resolved(p, values) for p in given[item.call]), step=step)
         elif isinstance(item, _Ahead):
             yield Prefetch(_resolved(item.pointer, values), _number(item.nbytes, values))
-        elif not isinstance(item, _Run):
+        elif not isinstance(item, StageRun):
             yield item
 
 

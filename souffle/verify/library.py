@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+import numpy as np
 from tvm import tirx
 
 from souffle.certificate import Counterexample
@@ -29,6 +30,7 @@ class Library:
     def __init__(self, functions: Mapping[str, tirx.PrimFunc]) -> None:
         self.functions = functions
         self._footprints: dict[tuple[str, int, int], Footprint] = {}
+        self._parts: dict[tuple, Footprint] = {}
         self._reports: dict[tuple, BlockReport | Undecided] = {}
         self._missing = False
 
@@ -52,6 +54,23 @@ class Library:
                 raise Undecided(f"the function {run.name}, which is not in the module")
             self._footprints[key] = Footprint(read_function(*key[:1], self.functions[run.name], *key[1:]))
         return self._footprints[key]
+
+    def taken(self, run: StageRun) -> Footprint:
+        """What a run touches in the tiles that it computes.
+
+        Raises
+        ------
+        Undecided
+            As for :meth:`footprint`.
+        """
+        whole = self.footprint(run)
+        if run.place is None:
+            return whole
+        key = (whole, run.ranks, run.slots, run.place)
+        if key not in self._parts:
+            tiles = np.arange(run.tiles)
+            self._parts[key] = whole.in_tiles(tiles[run.takes(run.located(tiles)[1])])
+        return self._parts[key]
 
     def promises_no_alias(self, run: StageRun) -> bool:
         """Whether a stage's pointers become ``__restrict__`` in the text."""

@@ -165,7 +165,8 @@ def _located(
     """(element, tile, thread, turn) of an access; turns are numbered over all of `loops`, the innermost fastest."""
     access, function = touch.access, footprint.function
     unit = access.place.memory.unit
-    for found in points(access.place.offset, touch.conditions, function.tile, function.thread, along=loops):
+    axes = (function.tile, function.thread)
+    for found in points(access.place.offset, touch.conditions, *axes, tiles=footprint.tiles, along=loops):
         offsets, tiles, threads, *places = found
         turns = np.zeros(offsets.size, np.int64)
         for axis, place in zip(loops, places, strict=True):

@@ -28,7 +28,7 @@ class StageRun:
     tiles, threads : int
         Tiles ``0 .. tiles - 1`` are computed, by the first so many threads of a block.
     pointers : tuple of (int, int)
-        The kernel's parameter, and bytes from its start, for each pointer parameter.
+        The kernel's parameter, and bytes from its start, for each pointer parameter; of a call that has its step.
     before, after : bool
         Whether a block barrier stands between the call and the one before it in each tile's turn, or the one after it.
     step : tuple of int
@@ -42,24 +42,45 @@ class StageRun:
         Whether a block barrier stands between two tiles of one slot.
     loop : int
         Which loop over tiles calls it; stages that one loop calls come in turn for each slot.
+    place : int or None
+        Of each slot's tiles, the one that the run computes, where stages take turns in them; ``None`` for all.
+    call : int
+        Which call of the kernel's text it is, the same at all places.
     """
 
     name: str
     tiles: int
     threads: int
-    pointers: tuple[tuple[int, int], ...]
-    before: bool
-    after: bool
-    step: tuple[int, ...]
+    pointers: tuple[tuple[int, int], ...] = ()
+    before: bool = False
+    after: bool = False
+    step: tuple[int, ...] = ()
     slots: tuple[int, ...] | None = None
     ranks: tuple[int, ...] | None = None
     between: bool = False
     loop: int = 0
+    place: int | None = None
+    call: int = 0
 
     @property
     def turns(self) -> int:
         """How many tiles, or slots of tiles, blocks share."""
         return self.tiles if self.slots is None else max(self.slots, default=-1) + 1
+
+    @property
+    def places(self) -> range:
+        """Of each slot's tiles, in order, those that the run computes."""
+        return range(self.tiles // max(1, self.turns)) if self.place is None else range(self.place, self.place + 1)
+
+    def takes(self, places: np.ndarray) -> np.ndarray:
+        """Whether the run computes the tiles at some places."""
+        return np.True_ if self.place is None else places == self.place
+
+    def located(self, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The slots of tiles, and the places in them."""
+        if self.slots is None or self.ranks is None:
+            return tiles, np.zeros_like(tiles)
+        return np.asarray(self.slots)[tiles], np.asarray(self.ranks)[tiles] % (self.tiles // max(1, self.turns))
 
 
 @dataclass(frozen=True)
@@ -113,7 +134,7 @@ class Follows:
     @property
     def form(self) -> tuple:
         """All that :meth:`holds` depends on."""
-        runs = tuple((run.tiles, run.slots, run.ranks, run.between) for run in (self.earlier, self.later))
+        runs = tuple((run.tiles, run.slots, run.ranks, run.between, run.place) for run in (self.earlier, self.later))
         numbers = (self.turn, self.after, self.before, self.early, self.late)
         return runs, self.earlier is self.later, self.one_loop, numbers, self.waits
 
@@ -129,22 +150,23 @@ class Follows:
         """Whether there may be such tiles."""
         fewer = min(self.earlier.turns, self.later.turns)
         past = self.after < self.earlier.turns and self.before < (self.later.turns if self.one_loop else fewer)
-        return past or (self.one_loop and self.turn < fewer and self.earlier.tiles > 1)
+        several = self.earlier is not self.later or len(self.earlier.places) > 1
+        return past or (self.one_loop and self.turn < fewer and several)
 
     def holds(self, earlier: np.ndarray, later: np.ndarray) -> np.ndarray:
         """Whether a block of some grid comes from one tile to the other."""
-        one, first = _located(self.earlier, earlier)
-        two, second = _located(self.later, later)
-        ends = np.True_
+        one, first = self.earlier.located(earlier)
+        two, second = self.later.located(later)
+        ends = taken = self.earlier.takes(first) & self.later.takes(second)
         if self.waits[0] or self.earlier.between:
-            ends = ends & (first == _places(self.earlier) - 1)
+            ends = ends & (first == self.earlier.places[-1])
         if self.waits[1] or self.later.between:
-            ends = ends & (second == 0)
+            ends = ends & (second == self.later.places[0])
         if not self.one_loop:
             return ends & (one >= self.after) & self._of_two_loops(one, two)
         rest = (one < two) & (one >= self.after) & (two >= self.before) & ends
         if self.earlier is self.later:
-            ends = (second == first + 1) if any(self.waits) else (second > first)
+            ends = taken & ((second == first + 1) if any(self.waits) else (second > first))
         return ((one == two) & (one >= self.turn) & ends) | rest
 
     def _of_two_loops(self, one: np.ndarray, two: np.ndarray) -> np.ndarray:
@@ -161,17 +183,6 @@ class Follows:
             comes = (block == two % blocks) & (blocks >= last) & (block >= self.before)
             found |= comes & ((two < blocks) | (~np.bool_(alone) & (block >= self.late)))
         return found
-
-
-def _places(run: StageRun) -> int:
-    return run.tiles // max(1, run.turns)
-
-
-def _located(run: StageRun, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The slots of tiles, and the places in them."""
-    if run.slots is None or run.ranks is None:
-        return tiles, np.zeros_like(tiles)
-    return np.asarray(run.slots)[tiles], np.asarray(run.ranks)[tiles] % _places(run)
 
 
 def unparted(

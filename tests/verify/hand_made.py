@@ -86,6 +86,8 @@ class Run:
     before: bool = False
     joined: bool = False
     """Whether it stands in the turns of the run before it."""
+    places: int = 1
+    """Of the first run of a turn: how many tiles a slot has, which all of the turn are called for, one by one."""
 
 
 def kernel(runs: Sequence[Run], parameters: int, name: str = "kernel") -> tirx.PrimFunc:
@@ -104,7 +106,8 @@ def kernel(runs: Sequence[Run], parameters: int, name: str = "kernel") -> tirx.P
         if turn[0].grid_before:
             statements.append(tirx.Evaluate(cuda_grid_sync()))
         it = tirx.Var("it", "int32")
-        tile = it * count + block
+        slot, place, places = it * count + block, tirx.Var("place", "int32"), turn[0].places
+        tile = slot if places == 1 else slot * places + place
         calls: dict[int, list[tirx.Stmt]] = {}
         for run in turn:
             arguments = [tile, tid, *(pointers[i] for i in run.parameters)]
@@ -113,8 +116,13 @@ def kernel(runs: Sequence[Run], parameters: int, name: str = "kernel") -> tirx.P
                 body = tirx.IfThenElse(tid < run.threads, body, None)
             around = ([barrier()] if run.before else [], [barrier()] if run.after else [])
             calls.setdefault(run.tiles, []).extend([*around[0], body, *around[1]])
-        guarded = [tirx.IfThenElse(tile < tiles, sequence(*body), None) for tiles, body in calls.items()]
-        turns = tirx.truncdiv(tirx.IntImm("int32", max(calls) - 1) + count, count)
+        guarded = []
+        for tiles, body in calls.items():
+            all_places = tirx.For(place, 0, places, tirx.ForKind.SERIAL, sequence(*body))
+            guarded.append(
+                tirx.IfThenElse(slot < tiles // places, sequence(*body) if places == 1 else all_places, None)
+            )
+        turns = tirx.truncdiv(tirx.IntImm("int32", max(calls) // places - 1) + count, count)
         statements.append(tirx.For(it, 0, turns, tirx.ForKind.SERIAL, sequence(*guarded)))
     body = sequence(*statements)
     for tag, var, extent in (("threadIdx.x", tid, tirx.IntImm("int32", THREADS)), ("blockIdx.x", block, count)):

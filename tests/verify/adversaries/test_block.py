@@ -162,6 +162,35 @@ def turned(m: Memory) -> tirx.Stmt:
     return keep(m, m.tensors[0][m.tile * THREADS + mirror(m)])
 
 
+def paired(own_tile: int, thread: Callable[[Memory], object]) -> Body:
+    """Reads what a thread has made of the first of two tiles; the first itself, by that thread or by its own."""
+
+    def body(m: Memory) -> tirx.Stmt:
+        first = m.tile - tirx.truncmod(m.tile, 2)
+        read = keep(m, m.tensors[0][first * THREADS + thread(m)])
+        return tirx.IfThenElse(tirx.truncmod(m.tile, 2) >= own_tile, read, plain(m))
+
+    return body
+
+
+def swapped(m: Memory) -> tirx.Stmt:
+    """Reads the other tile of two."""
+    other = m.tile + 1 - 2 * tirx.truncmod(m.tile, 2)
+    return keep(m, m.tensors[0][other * THREADS + m.tid])
+
+
+def pooled(which: int) -> Body:
+    """Two tiles write, or read, in one place."""
+
+    def body(m: Memory) -> tirx.Stmt:
+        index = [m.tile, m.tile]
+        index[which] = tirx.truncdiv(m.tile, 2)
+        read, written = (i * THREADS + m.tid for i in index)
+        return tirx.BufferStore(m.tensors[1], m.tensors[0][read], [written])
+
+    return body
+
+
 def waiting(count: int) -> Body:
     return lambda m: sequence(extern(f"souffle_named_barrier<1, {count}>"), plain(m))
 
@@ -274,6 +303,10 @@ ONE_BEFORE, ONE_NONE, ONE = (
     Run("0", TILES, (0, 1)),
 )
 TWO, TWO_NONE = Run("1", TILES, (1, 2)), Run("1", TILES, (1, 2), False)
+PLACES = (replace(ONE, places=2), replace(TWO, joined=True))
+PLACES_NONE = (replace(ONE_NONE, places=2), replace(TWO_NONE, joined=True))
+HALF_PARTED = (PLACES_NONE[0], PLACES[1])
+THREE = Run("3", TILES, (1, 4), joined=True)
 FEW, REST = lambda tile: tile < 4, lambda tile: tile >= 4
 FEW_TURNS = Run("1", 4, (0, 2), joined=True)
 AGAIN = Run("0", TILES, (1, 2))
@@ -328,6 +361,35 @@ CASES = [
     # The second stage's barrier parts as many turns as it has tiles.
     Case("few_turns_parted", PROVEN, "", (only(FEW, through(moved, wait=False)), plain), (ONE_NONE, FEW_TURNS)),
     Case("turns_left", REFUTED, RACE, (only(REST, through(moved, wait=False)), plain), (ONE_NONE, FEW_TURNS), "race"),
+    # A stage of one tile has no next turn, and still what comes after it in its own.
+    Case(
+        "one_turn",
+        REFUTED,
+        RACE,
+        (through(own, wait=False), through(mirror, wait=False)),
+        (Run("0", 1, (0, 1), False), Run("1", 1, (1, 2), joined=True)),
+        "race",
+    ),
+    # A barrier of others in the turn.
+    Case(
+        "parted_by_others",
+        PROVEN,
+        "",
+        (plain, plain, plain, turned),
+        (ONE_NONE, *(Run(str(i), TILES, (i % 3, i + 1), i == 1, joined=True) for i in (1, 2)), THREE),
+    ),
+    # Several stages in turn for each tile of a slot.
+    Case("parted_places", PROVEN, "", (through(own), through(mirror)), PLACES),
+    Case("again", PROVEN, "", (through(own),), (PLACES[0], replace(ONE, joined=True))),
+    Case("again_in_a_hurry", REFUTED, RACE, (through(own),), (PLACES[0], replace(ONE_NONE, joined=True)), "race"),
+    Case("places_of_threads", PROVEN, "", (plain, plain), PLACES_NONE),
+    Case("place_in_one_turn", REFUTED, RACE, (plain, turned), HALF_PARTED, "race"),
+    Case("place_before", PROVEN, "", (plain, paired(0, mirror)), PLACES),
+    Case("place_before_next", PROVEN, "", (plain, paired(1, mirror)), HALF_PARTED),
+    Case("place_before_thread", PROVEN, "", (plain, paired(0, own)), PLACES_NONE),
+    Case("place_before_race", REFUTED, RACE, (plain, paired(1, mirror)), PLACES_NONE, "race"),
+    Case("place_after", REFUTED, "stale or undefined read", (plain, swapped), PLACES),
+    Case("place_of_both", UNKNOWN, "write one element", (pooled(1), pooled(0)), PLACES),
     # Arrays that are static.
     Case("static_twice", REFUTED, RACE, (through(own),), (ONE_BEFORE, AGAIN), "race", True),
     Case("static_of_two", UNKNOWN, "may be the same", (through(own), through(own)), (ONE_BEFORE, TWO), "", True),

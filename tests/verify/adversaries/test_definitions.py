@@ -23,7 +23,7 @@ from souffle.codegen.tensor_ir import TensorIR, text_of_module, unpack
 from souffle.pipeline import compile_cuda
 from souffle.program import TEProgram
 from souffle.runtime import Network
-from souffle.verify import PROVEN, REFUTED, certify_plan
+from souffle.verify import PROVEN, REFUTED, UNKNOWN, Certificate, certify_plan
 from souffle.verify.indices import operator_name
 from tests.kernel.test_loops import PROGRAMS as LOOPS
 from tests.testlib import Builder, inputs_for
@@ -213,6 +213,8 @@ def added(m: Memory) -> tirx.Stmt:
     ("calls", "verdict"),
     [
         ((("double", 0, 1), ("add", 0, 1), ("minus", 0, 1, 3)), PROVEN),
+        # The two in turn for each tile of a slot.
+        ((("double", 0, 1), ("add", 0, 1), ("minus", 0, 1, 3)), UNKNOWN),
         ((("double", 0, 1), ("minus", 0, 1, 3)), REFUTED),
         ((("double", 0, 1), ("minus", 0, 1, 3), ("add", 0, 1)), REFUTED),
         ((("double", 0, 1), ("add", 0, 1), ("add", 0, 1), ("minus", 0, 1, 3)), REFUTED),
@@ -225,12 +227,49 @@ def test_what_a_stage_leaves_halfway_is_no_definition(calls: tuple[tuple, ...], 
     kinds = {"x": "input", "y": "output"}
     buffers = [tensor(n, SIZE, kinds.get(n, "workspace"), 4 * SIZE if n == "b" else 0) for n, *_ in TENSORS]
     runs = [Run(n, 2, tuple(p), grid_before=i > 0) for i, (n, *p) in enumerate(calls)]
+    if verdict == UNKNOWN:
+        runs[:2] = [replace(runs[0], places=2), replace(runs[1], joined=True)]
     uses = (StageUse(tuple(((n, 2, THREADS),) for n in ("double", "add")), (0,), (1,)), use("minus", (0, 1), (3,)))
     made = {"double": doubled, "add": added, "minus": difference}
     functions = {n: stage(n, (SIZE,) * (3 if n == "minus" else 2), body) for n, body in made.items()}
     plan = replace(plan_of(buffers, runs, 1024), dataflow=Dataflow(TENSORS, (("x", 0),), (), (("y", 3),), uses))
     found = certify_plan(plan, {"kernel": kernel(runs, 4)}, functions)
     assert found.verdict == verdict, str(found)
+
+
+def turned(m: Memory) -> tirx.Stmt:
+    """The other of two tiles."""
+    value = m.tensors[0][(1 - m.tile) * THREADS + m.tid]
+    return tirx.BufferStore(m.tensors[1], value, [m.tile * THREADS + m.tid])
+
+
+def in_turn(names: tuple[str, ...], joined: bool, uses: tuple[StageUse, ...]) -> Certificate:
+    """The second and the third stage in turn for the two tiles of a slot, or each by itself; they share a tensor."""
+    tensors = tuple((name, SIZE, 4) for name in ("x", "a", "b", "c", "y"))
+    kinds = {"x": "input", "y": "output"}
+    buffers = [tensor(n, SIZE, kinds.get(n, "workspace"), 4 * SIZE * (n == "b")) for n in ("x", "a", "b", "y")]
+    runs = [
+        Run(names[0], 2, (0, 1)),
+        Run(names[1], 2, (1, 2), grid_before=True, places=2),
+        Run(names[2], 2, (2, 1), grid_before=not joined, joined=joined),
+        Run(names[3], 2, (2, 1, 3), grid_before=True),
+    ]
+    made = {"double": doubled, "turn": turned, "add": added, "minus": difference}
+    functions = {n: stage(n, (SIZE,) * (3 if n == "minus" else 2), body) for n, body in made.items()}
+    plan = replace(plan_of(buffers, runs, 1024), dataflow=Dataflow(tensors, (("x", 0),), (), (("y", 4),), uses))
+    return certify_plan(plan, {"kernel": kernel(runs, 4)}, functions)
+
+
+@pytest.mark.parametrize(
+    ("second", "joined", "verdict"),
+    [("double", True, PROVEN), ("double", False, PROVEN), ("turn", False, PROVEN), ("turn", True, REFUTED)],
+)
+def test_stages_in_turn_for_the_tiles_of_a_slot(second: str, joined: bool, verdict: str) -> None:
+    """Where the third writes over its tile what the second reads for the next one, their order alone is wrong."""
+    uses = (use("double", (0,), (1,)), use(second, (1,), (2,)), use("double", (2,), (3,)), use("minus", (2, 3), (4,)))
+    found = in_turn(("double", second, "double", "minus"), joined, uses)
+    assert found.verdict == verdict, str(found)
+    assert {one.rule for one in found.counterexamples} == ({"stale or undefined read"} if verdict == REFUTED else set())
 
 
 @pytest.mark.parametrize(("tiles", "threads"), [(2, THREADS), (1, THREADS), (2, THREADS // 2), (2, 1)])
