@@ -189,12 +189,13 @@ class _Planner:
             a, b = one.stage.setting, two.stage.setting
             fits = (
                 one.assignment == two.assignment
-                and one.assignment.together == 1
                 and a.tiles == b.tiles
                 and a.threads == b.threads == self.block
                 and two.before != "grid"
             )
-            if fits and not one.steps and not two.steps and not self.launches and self.draw.random() < 0.3:
+            # Few have blocks that take tiles together: all of those.
+            share = 0.3 if one.assignment.together == 1 else 1.0
+            if fits and not one.steps and not two.steps and not self.launches and self.draw.random() < share:
                 strong = two.before == "block" or one.after
                 self.calls[place - 1] = replace(one, after=strong)
                 self.calls[place] = replace(two, before="none", joined=True)

@@ -306,12 +306,15 @@ TWO, TWO_NONE = Run("1", TILES, (1, 2)), Run("1", TILES, (1, 2), False)
 PLACES = (replace(ONE, places=2), replace(TWO, joined=True))
 PLACES_NONE = (replace(ONE_NONE, places=2), replace(TWO_NONE, joined=True))
 HALF_PARTED = (PLACES_NONE[0], PLACES[1])
-THREE = Run("3", TILES, (1, 4), joined=True)
+ONE_TILE = (Run("0", 1, (0, 1), False), Run("1", 1, (1, 2), joined=True))
+OTHERS = (Run("1", TILES, (1, 2), joined=True), Run("2", TILES, (2, 3), False, joined=True))
+BY_OTHERS = (ONE_NONE, *OTHERS, Run("3", TILES, (1, 4), joined=True))
 FEW, REST = lambda tile: tile < 4, lambda tile: tile >= 4
 FEW_TURNS = Run("1", 4, (0, 2), joined=True)
 AGAIN = Run("0", TILES, (1, 2))
 IN_PLACE = (ONE, Run("1", TILES, (1, 1)), Run("0", TILES, (1, 2)))
 RACE = "race in a block"
+IN_A_HURRY = (through(own, wait=False), through(mirror, wait=False))
 
 
 def groups(half: int, pending: int) -> Body:
@@ -340,44 +343,17 @@ CASES = [
     Case("slots_that_move", REFUTED, RACE, (through(moved, wait=False),), (ONE_NONE,), "race"),
     Case("slots_of_each_tile", PROVEN, "", (through(at),), (ONE_NONE,)),
     # Several stages in a turn.
-    Case(
-        "in_one_turn",
-        REFUTED,
-        RACE,
-        (through(own, wait=False), through(mirror, wait=False)),
-        (ONE_NONE, replace(TWO, joined=True)),
-        "race",
-    ),
-    Case(
-        "into_the_next_turn",
-        REFUTED,
-        RACE,
-        (through(own, wait=False), through(mirror, wait=False)),
-        (ONE, replace(TWO_NONE, joined=True)),
-        "race",
-    ),
+    Case("in_one_turn", REFUTED, RACE, IN_A_HURRY, (ONE_NONE, replace(TWO, joined=True)), "race"),
+    Case("into_the_next_turn", REFUTED, RACE, IN_A_HURRY, (ONE, replace(TWO_NONE, joined=True)), "race"),
     Case("parted_turns", PROVEN, "", (through(own), through(mirror)), (ONE, replace(TWO, joined=True))),
     Case("global_in_one_turn", REFUTED, RACE, (plain, turned), (ONE_NONE, replace(TWO, joined=True)), "race"),
     # The second stage's barrier parts as many turns as it has tiles.
     Case("few_turns_parted", PROVEN, "", (only(FEW, through(moved, wait=False)), plain), (ONE_NONE, FEW_TURNS)),
     Case("turns_left", REFUTED, RACE, (only(REST, through(moved, wait=False)), plain), (ONE_NONE, FEW_TURNS), "race"),
     # A stage of one tile has no next turn, and still what comes after it in its own.
-    Case(
-        "one_turn",
-        REFUTED,
-        RACE,
-        (through(own, wait=False), through(mirror, wait=False)),
-        (Run("0", 1, (0, 1), False), Run("1", 1, (1, 2), joined=True)),
-        "race",
-    ),
+    Case("one_turn", REFUTED, RACE, IN_A_HURRY, ONE_TILE, "race"),
     # A barrier of others in the turn.
-    Case(
-        "parted_by_others",
-        PROVEN,
-        "",
-        (plain, plain, plain, turned),
-        (ONE_NONE, *(Run(str(i), TILES, (i % 3, i + 1), i == 1, joined=True) for i in (1, 2)), THREE),
-    ),
+    Case("parted_by_others", PROVEN, "", (plain, plain, plain, turned), BY_OTHERS),
     # Several stages in turn for each tile of a slot.
     Case("parted_places", PROVEN, "", (through(own), through(mirror)), PLACES),
     Case("again", PROVEN, "", (through(own),), (PLACES[0], replace(ONE, joined=True))),
