@@ -18,6 +18,7 @@ __all__ = [
     "Undecided",
     "add",
     "asked_once",
+    "compare",
     "conjuncts",
     "const",
     "evaluate",
@@ -27,6 +28,7 @@ __all__ = [
     "operation",
     "remade",
     "span",
+    "tabulated",
     "unknown",
     "variable",
     "wrapped",
@@ -73,10 +75,12 @@ class Expr:
     Attributes
     ----------
     op : str
-        ``"const"``, ``"axis"``, ``"unknown"`` (data, or anything the checker does not follow), or an operation.
+        ``"const"``, ``"axis"``, ``"unknown"`` (data, or anything the checker does not follow), ``"real"`` (no whole
+        number: :mod:`souffle.verify.reals`), ``"table"`` (of the values of `args`, each from its lowest on), or an
+        operation.
     args : tuple of Expr
     value
-        The number, the axis, or the (lowest, highest) value of what is unknown, or wraps around.
+        The number, the axis, the table, or the (lowest, highest) value of what is unknown, or wraps around.
     axes : frozenset of Axis
         On which it depends.
     opaque : bool
@@ -145,6 +149,18 @@ def wrapped(expr: Expr, low: int, high: int) -> Expr:
     return expr if low <= least and most <= high else _node("wrap", (expr,), (low, high))
 
 
+def tabulated(args: tuple[Expr, ...], values: np.ndarray) -> Expr:
+    """The element of `values` at the place that `args` say, whose lowest values are the first."""
+    if values.min() == values.max():
+        return const(values.flat[0])
+    return _node("table", args, (values.shape, values.astype(np.int64).tobytes()))
+
+
+def _table(expr: Expr) -> np.ndarray:
+    shape, values = expr.value
+    return np.frombuffer(values, np.int64).reshape(shape)
+
+
 def remade(expr: Expr, args: Sequence[Expr]) -> Expr:
     """The operation of `expr`, of other arguments."""
     return wrapped(*args, *expr.value) if expr.op == "wrap" else operation(expr.op, *args)
@@ -194,6 +210,13 @@ _EVALUATE = {
     "bor": np.bitwise_or,
     "bxor": np.bitwise_xor,
 }
+
+
+def compare(op: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """A comparison of numbers of any type."""
+    return _EVALUATE[op](a, b)
+
+
 _CONDITIONS = {"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"}
 
 
@@ -256,6 +279,8 @@ def evaluate(expr: Expr, env: Mapping[Axis, np.ndarray], memo: dict[Expr, np.nda
     elif expr.op == "wrap":
         low, high = expr.value
         result = (evaluate(expr.args[0], env, memo) - low) % (high - low + 1) + low
+    elif expr.op == "table":
+        result = _table(expr)[tuple(evaluate(a, env, memo) - interval(a)[0] for a in expr.args)]
     else:
         result = _EVALUATE[expr.op](*(evaluate(a, env, memo) for a in expr.args))
     memo[expr] = result
@@ -288,6 +313,8 @@ def _interval(expr: Expr) -> tuple[int, int]:
         return 0, expr.value.extent - 1
     if expr.op in ("unknown", "wrap"):
         return expr.value
+    if expr.op == "table":
+        return int(_table(expr).min()), int(_table(expr).max())
     if expr.op in _CONDITIONS:
         return 0, 1
     parts = [interval(a) for a in expr.args]

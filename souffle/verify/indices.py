@@ -12,6 +12,7 @@ from tvm import tirx
 from tvm.ir import Call, TensorLoad
 
 from souffle.tvm_compat import dtype_of
+from souffle.verify import reals
 from souffle.verify.accesses import Claim
 from souffle.verify.expressions import Expr, const, interval, operation, unknown, wrapped
 
@@ -54,6 +55,18 @@ BINARY = {
 
 _MAY_OVERFLOW = frozenset({"add", "sub", "mul", "div", "floordiv", "shl"})
 _DIVISIONS = frozenset({"div", "mod", "floordiv", "floormod"})
+
+_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+_REAL = ("float32", "float64")
+_FUNCTIONS = {
+    f"{name}{end}": (op, dtype)
+    for name, op in (
+        *((name, name) for name in ("floor", "ceil", "trunc", "round", "rint", "nearbyint")),
+        *(("fmin", "min"), ("fmax", "max")),
+    )
+    for end, dtype in zip(("f", ""), _REAL, strict=True)
+}
+"""What C calls operations on floating-point numbers, and their type."""
 
 _EVALUATED = 2**62
 """Beyond, nothing is evaluated in 64 bits."""
@@ -126,7 +139,7 @@ def index_of(
     lane: Expr | None = None,
     claims: Claims | None = None,
 ) -> Expr:
-    """An integer expression of TensorIR; what depends on data, or is no integer, is unknown within its type.
+    """An expression of TensorIR; what depends on data, or is not known otherwise, is unknown within its type.
 
     Parameters
     ----------
@@ -163,12 +176,12 @@ class _Indices:
             found = self.env.get(node)
             return unknown_of(node) if found is None else found
         op = BINARY.get(type(node))
-        if op is not None:
-            return unknown_of(node) if is_float(node.a) else self.binary(op, node)
+        if op is not None and not is_float(node.a):
+            return self.binary(op, node)
         if isinstance(node, TensorLoad):
             value = None if is_float(node) else self.loaded(node)
             return unknown_of(node) if value is None else value
-        if isinstance(node, tirx.Broadcast) and not is_float(node.value):
+        if isinstance(node, tirx.Broadcast):
             return self.of(node.value)
         if isinstance(node, tirx.Ramp) and self.lane is not None:
             step = self.held("mul", node.stride, self.of(node.stride), self.lane)
@@ -180,7 +193,7 @@ class _Indices:
             with self.claims.under(shortcuts=(*shortcuts, condition)):
                 one = self.of(node.true_value)
             with self.claims.under(shortcuts=(*shortcuts, operation("not", condition))):
-                return operation("select", condition, one, self.of(node.false_value))
+                return self.chosen(node, condition, one, self.of(node.false_value))
         if isinstance(node, tirx.Cast) and not is_float(node.value) and not is_float(node):
             return self.cast(node)
         if isinstance(node, tirx.Let):
@@ -194,10 +207,60 @@ class _Indices:
                 with self.claims.under((condition,)):
                     one = self.of(node.args[1])
                 with self.claims.under((operation("not", condition),)):
-                    return operation("select", condition, one, self.of(node.args[2]))
+                    return self.chosen(node, condition, one, self.of(node.args[2]))
             if name == "prim.likely":
                 return self.of(node.args[0])
-        return unknown_of(node)
+        noted = len(self.claims.found)
+        found = self.calculated(node)
+        if found is None:
+            # What is calculated of data is read, and its claims noted, by itself.
+            del self.claims.found[noted:]
+        return unknown_of(node) if found is None else found
+
+    @staticmethod
+    def chosen(node: Any, condition: Expr, one: Expr, other: Expr) -> Expr:
+        if not is_float(node):
+            return operation("select", condition, one, other)
+        return reals.chosen(condition, one, other) or unknown_of(node)
+
+    def calculated(self, node: Any) -> Expr | None:
+        """What is calculated in floating point from whole numbers, or a whole number that it gives."""
+        if isinstance(node, tirx.Cast):
+            value, dtype = self.of(node.value), _element_type(node)
+            if not is_float(node):
+                return self.truncated(value, node)
+            if dtype not in _REAL:
+                return None
+            return reals.calculated("cast", dtype, value) if is_float(node.value) else reals.counted(value, dtype)
+        if isinstance(node, tirx.FloatImm):
+            return reals.literal(float(node.value), _element_type(node)) if _element_type(node) in _REAL else None
+        operands, op = (), BINARY.get(type(node))
+        if op is not None:
+            operands, dtype = (node.a, node.b), _element_type(node.a)
+        elif isinstance(node, Call) and operator_name(node) in _FUNCTIONS:
+            operands, (op, dtype) = node.args[1:], _FUNCTIONS[operator_name(node)]
+        found = []
+        for operand in operands:
+            found.append(self.of(operand) if _element_type(operand) == dtype else unknown_of(operand))
+            if found[-1].opaque:
+                return None
+        if op in _COMPARISONS:
+            return reals.compared(op, *found)
+        return reals.calculated(op, dtype, *found) if found else None
+
+    def truncated(self, value: Expr, node: tirx.Cast) -> Expr | None:
+        """A cast to integers, which must hold what is left of the number."""
+        found = reals.truncated(value)
+        if found is None or dtype_of(node).startswith("bool"):
+            return None
+        least, most = _type_range(dtype_of(node))
+        low, high = interval(found)
+        if least <= low and high <= most:
+            return found
+        if found.opaque:
+            return None
+        self.claims.claim(found, least, most, f"overflows {dtype_of(node)}")
+        return found
 
     def binary(self, op: str, node: Any) -> Expr:
         one = self.of(node.a)
@@ -249,6 +312,10 @@ def is_float(node: Any) -> bool:
         return "float" in dtype_of(node)
     except AttributeError:
         return False
+
+
+def _element_type(node: Any) -> str:
+    return dtype_of(node).split("x")[0]
 
 
 _ANYTHING = (-(2**64), 2**64)
