@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from souffle.cost.device import CostDevice
 from souffle.decision import Decision
-from souffle.placement.in_tiles import propagate
-from souffle.placement.in_tiles_by_cost import PropagateByCost
-from souffle.placement.two_phase import two_phase
-from souffle.placement.two_phase_by_cost import SplitByCost
+from souffle.placement.in_tiles import propagate, start_by_cost
+from souffle.placement.trial import Trials
+from souffle.placement.two_phase import split_by_cost, two_phase
 from souffle.program import TEProgram
 from souffle.schedule.drafts import Scheduler
 from souffle.schedule.gpu.rule import GpuRequest
@@ -34,9 +35,8 @@ def place_reductions(
     request : GpuRequest
         What the scheduler's schedules are made for.
     """
-    known = (device, scheduler, lowering)
+    trials = Trials(program, device, scheduler, lowering)
     # First into tiles, which is compared with the split that would be made otherwise: a split one reads no whole.
-    choose = PropagateByCost(program, *known, request, SplitByCost(program, *known))
-    program, moved = propagate(program, choose)
-    program, split = two_phase(program, SplitByCost(program, *known))
-    return program, (*moved, *split)
+    program, started = propagate(program, partial(start_by_cost, trials=trials, request=request))
+    program, split = two_phase(program, partial(split_by_cost, trials=trials))
+    return program, (*started, *split)

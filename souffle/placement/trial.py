@@ -6,6 +6,7 @@ merged kernels take the registers of their most demanding stage.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,13 +14,14 @@ from souffle.cost.counting import Work
 from souffle.cost.device import CostDevice
 from souffle.cost.predict import Terms, predict_work, resources_in_kernel
 from souffle.cost.work import work_of
+from souffle.decision import Refused
 from souffle.program import TE, FusedTE, Tensor, TEProgram, parts_of
 from souffle.schedule.drafts import Answer, Scheduler
 from souffle.schedule.lower import Lowering
 from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import StageDraft, draft_stage
 
-__all__ = ["Trial", "Trials", "seconds_of"]
+__all__ = ["Trial", "Trials", "reduction_of", "reductions_of_groups", "seconds_of"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class Trials:
     Parameters
     ----------
     program : TEProgram
-        What it is given is far, in memory; the rest was written by stages before.
+        What it is given is far, in memory; the rest was written by stages before. Its operators say which reductions
+        share rows.
     device : CostDevice or None
         Needed for predictions.
     scheduler : callable
@@ -50,14 +53,18 @@ class Trials:
         Knows the schedules that the scheduler looked at.
     """
 
-    def __init__(
-        self, program: TEProgram, device: CostDevice | None, scheduler: Scheduler, lowering: Lowering
-    ) -> None:
+    def __init__(self, program: TEProgram, device: CostDevice | None, scheduler: Scheduler, lowering: Lowering) -> None:
+        self.program = program
         self.device = device
         self._scheduler = scheduler
         self._lowering = lowering
+        self._of_group = reductions_of_groups(program)
         self._far = frozenset((*program.inputs, *program.constants))
         self._known: dict[tuple[str, int], Trial] = {}
+
+    def shares_rows(self, item: TE | FusedTE) -> bool:
+        """Whether its operator has other reductions, as a softmax has, which one stage computes with it."""
+        return any(part.is_reduction and self._of_group[part.origin.group] > 1 for part in parts_of(item))
 
     def answer(self, *items: TE | FusedTE, needed: Sequence[Tensor] | None = None) -> tuple[Answer, StageDraft]:
         """What the scheduler says of some items as one stage, and the stage's draft.
@@ -77,13 +84,13 @@ class Trials:
         draft = draft_stage(parts, TEProgram(inputs, outputs, parts, {}, *names))
         return self._scheduler(draft.func), draft
 
-    def stages(self, items: Sequence[TE | FusedTE]) -> list[Trial] | str:
-        """Each item as a stage of its own, or why one of them cannot be that."""
+    def stages(self, items: Sequence[TE | FusedTE]) -> list[Trial] | Refused:
+        """Each item as a stage of its own."""
         stages = []
         for item in items:
             answer, draft = self.answer(item)
             if answer.schedule is None:
-                return f"{item.name} is no stage of its own: {answer.reason}"
+                return Refused(f"{item.name} is no stage of its own: {answer.reason}")
             stages.append(self.lowered(answer, draft))
         return stages
 
@@ -120,3 +127,14 @@ class Trials:
 def seconds_of(terms: Terms) -> float:
     """What is predicted of one function."""
     return terms.start + max(terms.multiprocessors, terms.l2, terms.memory)
+
+
+def reduction_of(item: TE | FusedTE) -> TE:
+    """The part of an item that is its reduction."""
+    return next(part for part in parts_of(item) if part.is_reduction)
+
+
+def reductions_of_groups(program: TEProgram) -> Counter[str]:
+    """How many reductions each fused operator has, without those that are computed in the tiles of another's."""
+    parts = (part for item in program.tes for part in parts_of(item) if isinstance(part, TE))
+    return Counter(part.origin.group for part in parts if part.is_reduction and not part.origin.starts_in_tiles)

@@ -11,34 +11,42 @@ where that divides the range; otherwise the identity stands in the place of what
 chunks in ascending order, so a result has the same bits in every run. What stood before the reduction in a fused TE is
 computed in the first phase, what stood behind it in the second. A GEMM that is split so along k is what libraries call
 split-K. Both phases are stages of their own, with a grid sync between them.
+
+:func:`two_phase` splits what it is told to; :func:`split_by_cost` says what pays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import inf, prod
 
 from tvm import te, tirx
 from tvm.ir import Range
 
-from souffle.decision import Decision
+from souffle.cost.kernel import MEDIAN_ERROR
+from souffle.cost.predict import Terms
+from souffle.decision import Decision, Refused
+from souffle.placement.trial import Trials, reduction_of, seconds_of
 from souffle.program import TE, FusedTE, Item, Origin, Tensor, TEProgram, fuse, parts_of
 from souffle.program.shared import OncePer
 from souffle.transform.handles import read
 from souffle.tvm_compat import PrimExpr, compute_op, reduce_node, substitute
 
-__all__ = ["Phases", "Split", "two_phase"]
+__all__ = ["Phases", "Split", "free_suffix", "split_by_cost", "two_phase"]
+
+_MOST_WAVES = 2
+"""Tiles for each multiprocessor that a split may make: more of them only add partial results."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """What is to become of a reduction.
+    """What is to become of a reduction that is not left whole.
 
     Attributes
     ----------
     parts : int
-        Among how many blocks the range of one element is shared, about; 1 leaves it whole.
+        Among how many blocks the range of one element is shared, about; at least 2.
     reason : str
         Why, with the figures that decided.
     """
@@ -74,8 +82,8 @@ class Phases:
         *,
         size: int | None = None,
         producer: Origin | None = None,
-    ) -> Phases | str:
-        """The phases of a reduction with about `parts` chunks, or the reason why there are none.
+    ) -> Phases | Refused:
+        """The phases of a reduction with about `parts` chunks.
 
         Parameters
         ----------
@@ -94,10 +102,10 @@ class Phases:
         members = parts_of(whole)
         place = next((n for n, part in enumerate(members) if part.is_reduction), None)
         if place is None:
-            return "it is no reduction"
+            return Refused("it is no reduction")
         reduction = members[place]
         made = _prototypes((reduction.op, parts, size), lambda: _split(reduction, parts, size))
-        if isinstance(made, str):
+        if isinstance(made, Refused):
             return made
         shape = (*made.chunks, *reduction.outputs[0].shape)
         between = tuple(Tensor(f"{t.name}{suffix}", shape, t.dtype) for t in reduction.outputs)
@@ -115,7 +123,7 @@ class Phases:
 
 
 def two_phase(
-    program: TEProgram, split: Callable[[TE | FusedTE], Split]
+    program: TEProgram, choose: Callable[[TE | FusedTE], Split | Refused]
 ) -> tuple[TEProgram, tuple[Decision, ...]]:
     """Share long reductions among blocks.
 
@@ -123,9 +131,9 @@ def two_phase(
     ----------
     program : TEProgram
         Not rolled yet: what stands in a loop already stays as it is.
-    split : callable
-        Says into how many parts, for a TE or fused TE that holds a reduction. Asked once for equal ones, so that
-        repeated layers stay equal.
+    choose : callable
+        Says into how many parts, for a TE or fused TE that holds a reduction, as :func:`split_by_cost` does. Asked once
+        for equal ones, so that repeated layers stay equal.
 
     Returns
     -------
@@ -134,27 +142,36 @@ def two_phase(
     decisions : tuple of Decision
         One for each reduction asked about.
     """
-    answers: dict[object, Split] = {}
+    answers: dict[object, Split | Refused] = {}
     decisions: list[Decision] = []
     items: list[Item] = []
-    names = {tensor.name for tensor in program.tensors()}
-    names |= {part.name for item in program.tes for part in parts_of(item)}
-    suffix = "_partial"
-    while any(f"{name}{suffix}" in names for name in names):
-        suffix += "_"
+    suffix = free_suffix(program, "_partial")
     for item in program.tes:
-        phases = None
-        if isinstance(item, (TE, FusedTE)) and item.is_reduction and not item.origin.starts_in_tiles:
-            key = item.wiring if isinstance(item, FusedTE) else item.op
-            if key not in answers:
-                answers[key] = split(item)
-            chosen = answers[key]
-            phases = Phases.of(item, chosen.parts, suffix) if chosen.parts > 1 else None
-            reason = phases if isinstance(phases, str) else chosen.reason
-            decisions.append(Decision("two-phase", item.name, isinstance(phases, Phases), reason))
-        items += [phases.partial, phases.total] if isinstance(phases, Phases) else [item]
+        if not isinstance(item, (TE, FusedTE)) or not item.is_reduction or item.origin.starts_in_tiles:
+            items.append(item)
+            continue
+        key = item.wiring if isinstance(item, FusedTE) else item.op
+        if key not in answers:
+            answers[key] = choose(item)
+        answer = answers[key]
+        phases = answer if isinstance(answer, Refused) else Phases.of(item, answer.parts, suffix)
+        if isinstance(phases, Refused):
+            items.append(item)
+            decisions.append(Decision("two-phase", item.name, False, phases.reason))
+        else:
+            items += [phases.partial, phases.total]
+            decisions.append(Decision("two-phase", item.name, True, answer.reason))
     changed = any(decision.accepted for decision in decisions)
     return (program.with_tes(items) if changed else program), tuple(decisions)
+
+
+def free_suffix(program: TEProgram, suffix: str) -> str:
+    """`suffix`, longer where it makes of one name of a program another."""
+    names = {tensor.name for tensor in program.tensors()}
+    names |= {part.name for item in program.tes for part in parts_of(item)}
+    while any(f"{name}{suffix}" in names for name in names):
+        suffix += "_"
+    return suffix
 
 
 @dataclass(frozen=True)
@@ -167,16 +184,16 @@ class _Prototype:
     chunks: tuple[int, ...]
 
 
-_prototypes: OncePer[_Prototype | str] = OncePer()
+_prototypes: OncePer[_Prototype | Refused] = OncePer()
 
 
-def _split(whole: TE, parts: int, size: int | None) -> _Prototype | str:
+def _split(whole: TE, parts: int, size: int | None) -> _Prototype | Refused:
     reduce = reduce_node(whole.body)
     if len(reduce.init):
-        return "it starts from values that it is given, which each part would count again"
+        return Refused("it starts from values that it is given, which each part would count again")
     ranges = [(axis.dom.min, axis.dom.extent) for axis in reduce.axis]
     if not all(isinstance(e, tirx.IntImm) for pair in ranges for e in pair):
-        return "the range that it reduces varies with the element"
+        return Refused("the range that it reduces varies with the element")
     values = prod(int(extent.value) for _, extent in ranges)
     if size is None:
         chunks, sizes = _chunks([int(extent.value) for _, extent in ranges], parts)
@@ -185,7 +202,8 @@ def _split(whole: TE, parts: int, size: int | None) -> _Prototype | str:
         chunks = (-(-values // size),)
         cut = _rows(reduce, values, chunks[0], size)
     if prod(chunks) < 2:
-        return f"its {values} values cannot be shared by {parts}" if size is None else f"it has one chunk of {size}"
+        reason = f"its {values} values cannot be shared by {parts}" if size is None else f"it has one chunk of {size}"
+        return Refused(reason)
     split_axes, inner, point, inside = cut
     axes = [_axis(axis, int(axis.dom.extent.value), 0) for axis in whole.axes]
     point |= {old.var: new.var for old, new in zip(whole.axes, axes, strict=True)}
@@ -279,3 +297,77 @@ def _count(extent: int, wanted: int) -> int:
     """Chunks of one axis: a divisor of its extent if one is near, so that no chunk needs a guard."""
     divisors = [count for count in range(wanted, wanted // 2, -1) if extent % count == 0]
     return divisors[0] if divisors else wanted
+
+
+def split_by_cost(whole: TE | FusedTE, trials: Trials) -> Split | Refused:
+    """Whether a reduction is worth two phases on a device, and of how many parts.
+
+    A stage that has fewer tiles than the device has multiprocessors leaves some idle, and one block alone on each shows
+    its latencies. Sharing the reduced range among more tiles keeps them busy; it costs a grid sync, the partial results
+    and their combination. A split is worth it where the predicted time falls by more than the model may err.
+
+    Parameters
+    ----------
+    whole : TE or FusedTE
+        That holds a reduction.
+    trials : Trials
+        Where its device is ``None``, everything is refused.
+    """
+    device = trials.device
+    if device is None:
+        return Refused("no product of this architecture is described, so that no time can be predicted")
+    if trials.shares_rows(whole):
+        return Refused("another reduction of its operator is computed on the same rows")
+    answer, draft = trials.answer(whole)
+    if answer.schedule is None:
+        return Refused(f"it is no stage of its own: {answer.reason}")
+    if answer.tiles >= device.sm_count:
+        return Refused(f"its {answer.tiles} tiles keep all {device.sm_count} multiprocessors busy")
+    terms = trials.predicted([trials.lowered(answer, draft)])
+    alone = sum(map(seconds_of, terms))
+    now = f"{answer.tiles} tile{'s' * (answer.tiles != 1)} take {alone * 1e6:.1f} µs"
+    at_best = 2 * device.grid_sync_seconds + sum(map(_evenly, terms))
+    if at_best * MEDIAN_ERROR >= alone:
+        return Refused(f"{now}; spread evenly, and with a grid sync more, its work takes {at_best * 1e6:.1f} µs")
+    most = min(_MOST_WAVES * device.sm_count // answer.tiles, prod(reduction_of(whole).reduction_shape))
+    fastest = _fastest(whole, max(most, 2), trials)
+    if isinstance(fastest, Refused):
+        return Refused(f"{now}; {fastest.reason}")
+    parts, seconds = fastest
+    figures = f"{now}, {parts} parts and their combination {seconds * 1e6:.1f} µs with a grid sync more"
+    if seconds * MEDIAN_ERROR >= alone:
+        return Refused(f"{figures}, which is not less by the factor {MEDIAN_ERROR} that the model may err")
+    return Split(parts, figures)
+
+
+def _fastest(whole: TE | FusedTE, most: int, trials: Trials) -> tuple[int, float] | Refused:
+    """Parts and seconds: climbs from as many as give each multiprocessor a tile, in powers of two up to `most`."""
+    powers = [2**n for n in range(1, most.bit_length())]
+    times: dict[int, float | Refused] = {}
+
+    def seconds(number: int) -> float:
+        if not 0 <= number < len(powers):
+            return inf
+        if number not in times:
+            times[number] = _seconds_of_phases(whole, powers[number], trials)
+        return inf if isinstance(times[number], Refused) else times[number]
+
+    number = max(0, len(powers) - _MOST_WAVES)
+    step = -1 if seconds(number - 1) < seconds(number) else 1
+    while seconds(number + step) < seconds(number):
+        number += step
+    best = times[number]
+    return best if isinstance(best, Refused) else (powers[number], best)
+
+
+def _seconds_of_phases(whole: TE | FusedTE, parts: int, trials: Trials) -> float | Refused:
+    """Of both phases in one kernel."""
+    phases = Phases.of(whole, parts)
+    stages = phases if isinstance(phases, Refused) else trials.stages((phases.partial, phases.total))
+    return stages if isinstance(stages, Refused) else sum(map(seconds_of, trials.predicted(stages)))
+
+
+def _evenly(terms: Terms) -> float:
+    """Seconds of the busiest unit, cache or memory, if every multiprocessor had the same part of the work."""
+    units = (terms.issue, terms.fp32, terms.int32, terms.special, terms.tensor, terms.shared, terms.l2_port)
+    return max(*units, terms.l2, terms.memory)

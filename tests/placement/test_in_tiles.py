@@ -1,6 +1,11 @@
-"""Reductions that start in the tiles of the contraction they read: ragged tiles, every way to read, equal bits."""
+"""Reductions that start in the tiles of the contraction they read: ragged tiles, every way to read, equal bits.
+
+And which of them the cost model lets start there: those that gain by it, by more than it may err.
+"""
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 import onnx
@@ -9,12 +14,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 import souffle
 from souffle.cli.compare import compare, onnxruntime_outputs
+from souffle.decision import Refused
 from souffle.pipeline import compile_cuda
-from souffle.placement.in_tiles import Start, propagate
-from souffle.program import parts_of
+from souffle.placement.in_tiles import Start, propagate, start_by_cost
+from souffle.program import TEProgram, parts_of
 from souffle.schedule.stage import flat_stages
+from souffle.transform import vertical
 from souffle.verify import PROVEN, certify, printed
-from tests.testlib import run_on_cpu_device
+from tests.placement.trials_on_a100 import REQUEST, trials_of
+from tests.testlib import Builder, assert_same_function, run_on_cpu_device
 
 
 class Graph:
@@ -61,9 +69,7 @@ def product(rows: int = 100, inner: int = 24, columns: int = 72, batch: tuple[in
     return g, g.node("Add", g.node("MatMul", x, g.weight(*batch, inner, columns)), g.weight(columns))
 
 
-def convolved(
-    images: int, channels: int, height: int, width: int, out: int = 16, side: int = 1
-) -> tuple[Graph, str]:
+def convolved(images: int, channels: int, height: int, width: int, out: int = 16, side: int = 1) -> tuple[Graph, str]:
     g = Graph()
     x = g.input(images, channels, height, width)
     pads = [side // 2] * 4
@@ -77,7 +83,7 @@ def forced(model: onnx.ModelProto, size: int | None, level: str = "V3", precisio
 
     def hook(stage: str, result: object) -> object:
         if stage == "narrow":
-            result, seen["decisions"] = propagate(result, lambda *_: Start(True, size, "asked for"))
+            result, seen["decisions"] = propagate(result, lambda *_: Start(size, "asked for"))
         seen[stage] = result
         return result
 
@@ -223,11 +229,11 @@ def test_rows_and_columns_together_stay_apart(axes: tuple[int, int]) -> None:
     assert compare(run_on_cpu_device(kernels.plan, inputs), onnxruntime_outputs(model, inputs), "fp32").ok
 
 
-def test_nothing_starts_in_tiles_by_default_where_none_is_asked_for() -> None:
+def test_nothing_starts_in_tiles_where_it_is_refused() -> None:
     g, y = product()
-    program = souffle.import_onnx(g.model(y, g.reduce("ReduceSum", y, 0)))
-    same, decisions = propagate(program, lambda *_: Start(False, None, "not asked for"))
-    assert same is program and not any(d.accepted for d in decisions)
+    program, _ = vertical(souffle.import_onnx(g.model(y, g.reduce("ReduceSum", y, 0))))
+    same, (decision,) = propagate(program, lambda *_: Refused("not asked for"))
+    assert same is program and not decision.accepted and decision.reason == "not asked for"
 
 
 def test_the_cost_model_decides() -> None:
@@ -235,10 +241,77 @@ def test_the_cost_model_decides() -> None:
     g, y = product(rows=1000, inner=64, columns=200)
     model = g.model(y, g.reduce("ReduceMax", y, 0))
     for how, wanted in (("ordered", True), ("one_phase", False)):
-        plan = compile_cuda(
-            souffle.import_onnx(model), level="V3", arch="sm_80", reductions=how, cubin=False
-        ).plan
+        plan = compile_cuda(souffle.import_onnx(model), level="V3", arch="sm_80", reductions=how, cubin=False).plan
         found = [d for d in plan.decisions if d[0] == "propagate"]
         assert any(d[2] for d in found) == wanted
         if wanted:
             assert "apart" in found[0][3] and "tiles of" in found[0][3]
+
+
+def asked(program: TEProgram, *, described: bool = True) -> tuple[list[Start | Refused], TEProgram]:
+    """What the cost model answers for a program, and what the program becomes."""
+    trials = trials_of(program, described=described)
+    answers: list[Start | Refused] = []
+
+    def record(*items) -> Start | Refused:
+        answers.append(start_by_cost(*items, trials, REQUEST))
+        return answers[-1]
+
+    return answers, propagate(program, record)[0]
+
+
+def product_and(axis: int, rows: int, inner: int, columns: int, *, kept: bool = True) -> TEProgram:
+    b = Builder()
+    weights = np.random.default_rng(0).standard_normal((inner, columns)).astype(np.float32)
+    y = b.relu(b.bias(b.matmul(b.input(rows, inner), b.constant(weights)), b.constant(np.ones(columns, np.float32))))
+    total = b.reduce(y, axis, "max")
+    return vertical(b.program(*((y, total) if kept else (total,))))[0]
+
+
+def test_a_long_reduction_starts_in_tiles_of_its_producer() -> None:
+    (answer,), result = asked(program := product_and(0, 1000, 64, 200))
+    assert isinstance(answer, Start) and answer.size
+    before, more, after = map(float, re.match(r"([\d.]+) \+ ([\d.]+) µs apart; ([\d.]+) µs", answer.reason).groups())
+    assert after < before + more
+    assert_same_function(program, result)
+
+
+def test_what_is_not_needed_besides_is_not_stored() -> None:
+    """A short one that a tile holds needs no second phase, so that a grid sync falls away."""
+    (answer,), result = asked(program := product_and(1, 1000, 64, 32, kept=False))
+    assert isinstance(answer, Start) and answer.size is None
+    assert len(result.tes) == len(program.tes)
+
+
+@pytest.mark.parametrize(
+    ("program", "described", "reason"),
+    [
+        (product_and(0, 333, 60, 77), True, "are not less by the factor"),
+        (product_and(0, 32, 16384, 64), True, "a sum in two phases"),
+        (product_and(0, 2, 64, 200), True, "the rule reduction computes its producer"),
+        (product_and(0, 1000, 64, 200), False, "no product of this architecture"),
+    ],
+    ids=["no gain", "split producer", "no tiles", "no device"],
+)
+def test_what_stays_apart(program: TEProgram, described: bool, reason: str) -> None:
+    (answer,), result = asked(program, described=described)
+    assert isinstance(answer, Refused) and reason in answer.reason
+    assert result is program
+
+
+def test_reductions_of_one_operator_stay_together() -> None:
+    """One stage computes both, on chip: taking the first away would leave the second to read everything again."""
+    b = Builder()
+    y = b.matmul(b.input(1000, 64), b.constant(np.ones((64, 32), np.float32)))
+    softmax = b.grouped("softmax")
+    program = b.program(softmax.reduce(y, 1, "max"), softmax.reduce(softmax.tanh(y), 1))
+    answers, result = asked(program)
+    assert answers and all(isinstance(answer, Refused) and "on the same rows" in answer.reason for answer in answers)
+    assert result is program
+
+
+def test_operators_that_read_an_element_more_than_once_are_not_asked_about() -> None:
+    b = Builder()
+    y = b.matmul(b.input(64, 32), b.constant(np.ones((32, 64), np.float32)))
+    answers, _ = asked(b.program(b.matmul(y, b.constant(np.ones((64, 16), np.float32)))))
+    assert not answers

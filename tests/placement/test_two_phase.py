@@ -1,4 +1,7 @@
-"""Two-phase reductions: every combiner, ragged chunks, what stands before and behind, loops, and equal bits always."""
+"""Two-phase reductions: every combiner, ragged chunks, what stands before and behind, loops, and equal bits always.
+
+And which the cost model shares among blocks: those that leave a device idle, by more than it may err.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,15 @@ from tvm import te, tirx
 import souffle
 from souffle import models
 from souffle.cli.compare import compare, onnxruntime_outputs
+from souffle.decision import Refused
 from souffle.errors import OptionError
 from souffle.pipeline import compile_cuda
-from souffle.placement.two_phase import Phases, Split, two_phase
+from souffle.placement.two_phase import Phases, Split, split_by_cost, two_phase
 from souffle.program import FusedTE, Loop, Tensor, TEProgram, parts_of
 from souffle.program.evaluate import evaluate
 from souffle.schedule.stage import flat_stages
 from souffle.transform import roll, vertical
+from tests.placement.trials_on_a100 import trials_of
 from tests.testlib import Builder, assert_same_function, inputs_for, random_program, run_on_cpu_device
 
 ARGMAX = te.comm_reducer(
@@ -152,11 +157,11 @@ def test_refusals_have_reasons() -> None:
     program = b.program(b.reduce(x, 1))
     same, (decision,) = two_phase(program, into(4))
     assert same is program and not decision.accepted and "cannot be shared" in decision.reason
-    same, (decision,) = two_phase(rows("sum", 64), into(1))
-    assert not decision.accepted and decision.reason == "asked for" and len(same.tes) == 1
+    same, (decision,) = two_phase(rows("sum", 64), lambda te_: Refused("not asked for"))
+    assert not decision.accepted and decision.reason == "not asked for" and len(same.tes) == 1
     b = Builder()
     (elementwise,) = b.program(b.relu(b.input(4))).tes
-    assert Phases.of(elementwise, 2) == "it is no reduction"
+    assert Phases.of(elementwise, 2) == Refused("it is no reduction")
 
 
 def test_a_range_that_varies_is_left_whole() -> None:
@@ -302,3 +307,61 @@ def test_the_option() -> None:
     assert not any(d[0] == "two-phase" for d in below.decisions) and len(below.launches) == 1
     with pytest.raises(OptionError, match="ordered, one_phase"):
         compile_cuda(program, reductions="atomic", cubin=False)
+
+
+def asked(program: TEProgram, *, described: bool = True) -> list[Split | Refused]:
+    """What the cost model answers for the reductions of a program."""
+    trials = trials_of(program, described=described)
+    answers: list[Split | Refused] = []
+
+    def record(whole) -> Split | Refused:
+        answers.append(split_by_cost(whole, trials))
+        return answers[-1]
+
+    two_phase(program, record)
+    return answers
+
+
+def product(rows: int, inner: int, columns: int) -> TEProgram:
+    b = Builder()
+    total = b.matmul(b.input(rows, inner), b.constant(np.ones((inner, columns), np.float32)))
+    return vertical(b.program(b.relu(b.bias(total, b.constant(np.ones(columns, np.float32))))))[0]
+
+
+def column_sums(rows: int, columns: int) -> TEProgram:
+    b = Builder()
+    return b.program(b.reduce(b.input(rows, columns), 0))
+
+
+def softmax_of(rows: int, columns: int) -> TEProgram:
+    b = Builder()
+    x = b.grouped("softmax").input(rows, columns)
+    return b.program(b.reduce(x, 1, "max"), b.reduce(x, 1))
+
+
+@pytest.mark.parametrize("program", [product(32, 16384, 64), product(7, 9000, 33), column_sums(100000, 40)])
+def test_few_long_reductions_are_split(program: TEProgram) -> None:
+    (answer,) = asked(program)
+    assert isinstance(answer, Split) and answer.parts > 4
+    now, then = (float(text.split(" µs")[0].split()[-1]) for text in answer.reason.split(" µs")[0:2])
+    assert then < now and "tile" in answer.reason and "a grid sync more" in answer.reason
+
+
+def test_longer_ranges_are_shared_by_no_fewer() -> None:
+    (short,), (longer,), (longest,) = (asked(column_sums(rows, 40)) for rows in (64, 4096, 65536))
+    assert isinstance(short, Refused) and longer.parts <= longest.parts
+
+
+@pytest.mark.parametrize(
+    ("program", "described", "reason"),
+    [
+        (product(4096, 64, 4096), True, "keep all 108 multiprocessors busy"),
+        (product(8, 32, 8), True, "spread evenly"),
+        (softmax_of(4, 100000), True, "same rows"),
+        (product(32, 16384, 64), False, "described"),
+    ],
+    ids=["wide", "not worth a grid sync", "of one operator", "no device"],
+)
+def test_what_is_left_whole(program: TEProgram, described: bool, reason: str) -> None:
+    answers = asked(program, described=described)
+    assert answers and all(isinstance(answer, Refused) and reason in answer.reason for answer in answers)
