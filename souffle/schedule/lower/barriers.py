@@ -45,8 +45,9 @@ def barrier_scope(call: tvm.ir.Call) -> str | None:
 def with_whole_warps(name: str, body: tirx.Stmt, tid: tirx.Var, threads: int) -> tirx.Stmt:
     """A function's body with barriers of warps in its text, none under a condition that some of the warp do not meet.
 
-    TVM's reductions across threads have barriers of warps that its CUDA generator writes no text for, and some of them
-    under such conditions. A body without any is returned as it is.
+    Where TVM 0.27 reduces across threads that are no whole warps (48 of a row), it puts ``tvm_storage_sync("warp")``
+    between the steps, some under such conditions, and its CUDA generator writes nothing for them: right would be
+    ``__syncwarp()``. A body without any is returned as it is.
 
     Parameters
     ----------

@@ -1,7 +1,8 @@
 """What lanes of a warp hand to each other: each lane has written it.
 
 Of a reduction by several warps, the first lanes load what each warp has found, and LowerThreadAllreduce lets all lanes
-shuffle. What the others hand on comes to no lane that counts, but they read an array that they have not written::
+shuffle (TVM 0.27; right would be to give the others the reduction's identity). What they hand on comes to no lane that
+counts, but they read an array that they have not written::
 
     if (tid < 8) { r[0] = found[tid]; }          →    if (tid < 8) { r[0] = found[tid]; } else { r[0] = 0; }
     t[0] = __shfl_down_sync(mask, r[0], 4, 32);

@@ -1,4 +1,7 @@
-"""What TVM's passes and its CUDA generator get wrong, kept from them."""
+"""What the passes of TVM 0.27 and its CUDA generator get wrong, kept from them.
+
+docs/tvm-defects.md lists all such defects, and the test that watches each.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ __all__ = [
 
 
 def one_scope(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Dynamic shared buffers as plain ones: both become parts of the pool, and TVM takes one dynamic buffer at most."""
+    """Dynamic shared buffers as plain ones: both become parts of the pool, the one dynamic buffer of a kernel."""
     known: list[tuple[tirx.Var, tirx.Var]] = []
 
     def plain(var: tirx.Var) -> tirx.Var:
@@ -42,7 +45,8 @@ def paired_conditions(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Write a block's condition that is no conjunction twice, as ``condition and condition``.
 
     LowerCrossThreadReduction carries over to the block that writes a reduction's result the conditions that it finds
-    under an ``And``, and forgets one that stands alone; threads without a row would then write beyond the tile.
+    under an ``And``, and forgets one that stands alone: ``row < 5``, but not ``row < 5 and row < 5``. Threads without a
+    row would then write beyond the result. Right would be to carry over any condition on the block's own axes.
     """
 
     def paired(realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
@@ -58,7 +62,9 @@ def without_gathers(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Unroll the loops that would become vectors of narrow elements which are not neighbours in memory, or unaligned,
     and those whose lanes are selected each by a condition of its own.
 
-    TVM's CUDA generator writes wrong text for such vectors. Other loops keep theirs.
+    TVM's CUDA generator builds such a vector of its elements as if each were a whole word: eight halves become
+    ``make_uint4`` of eight arguments, which no compiler takes, and of four truth values the lanes are mixed up. Right
+    would be to pack each element into its part of a word. Other loops keep theirs.
     """
     analyzer = Analyzer()
 
@@ -195,7 +201,10 @@ def has_vector_gather(function: tirx.PrimFunc) -> bool:
 
 
 def has_vector_without_type(function: tirx.PrimFunc) -> bool:
-    """Whether a vector in it is longer than CUDA's vectors of its elements: four of 64 bits or of truth values."""
+    """Whether a vector in it is longer than CUDA's vectors of its elements: four of 64 bits or of truth values.
+
+    TVM's CUDA generator has no type for it and fails; right would be to write several vectors.
+    """
     found = False
 
     def see(node: tvm.ir.Expr) -> None:
