@@ -1,8 +1,9 @@
 """Floating-point expressions that TVM's simplifier would change, in a form that it leaves alone.
 
 It takes numbers to be real: ``x - x`` and ``x * 0`` are 0 to it, ``x == x`` is true, ``(x + y) - y`` is ``x``, not
-``x < y`` is ``y <= x``. Of NaN and infinities that is wrong, and of sums it forgets their rounding. It takes short
-integers to be integers proper, too, of which ``x < x + 1``.
+``x < y`` is ``y <= x``. Of NaN and infinities that is wrong, and of sums it forgets their rounding. It refuses
+``x / 0`` where 0 is a constant. Of unsigned integers it makes ``0 - 1`` of ``x - (x + 1)`` and of ``x < x + 1``, and
+then refuses that for being below zero. (TVM 0.27; docs/tvm-defects.md has what watches each.)
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def with_ieee_arithmetic(node: _Node) -> _Node:
             (tirx.Div, _quotient),
             ((tirx.EQ, tirx.NE), _equality),
             (tirx.Not, _negation),
-            ((*_ORDERED, tirx.EQ, tirx.NE, tirx.Sub), _wrapping),
+            (_ORDERED, _unsigned),
         ],
     )
 
@@ -54,7 +55,7 @@ def exact_bodies(bodies: Sequence[PrimExpr]) -> list[PrimExpr]:
 
 def _difference(node: tirx.Sub) -> PrimExpr:
     if not is_floating(dtype_of(node)):
-        return node
+        return _unsigned(node)
     a, b = node.a, node.b
     cancels = same_expression(a, b)
     if isinstance(a, tirx.Add):
@@ -74,11 +75,10 @@ def _product(node: tirx.Mul) -> PrimExpr:
     return node
 
 
-def _wrapping(node: _Node) -> _Node:
-    """Keep TVM from cancelling between two sides of integers that wrap around: 0 < 1 is not x < x + 1 of 255."""
+def _unsigned(node: _Node) -> _Node:
+    """Keep TVM from cancelling between two sides of unsigned integers: it refuses a difference that is negative."""
     dtype = dtype_of(node.a)
-    narrow = dtype in ("int8", "int16") and not isinstance(node, tirx.Sub)
-    if not (dtype.startswith("uint") or narrow) or any(isinstance(side, tirx.IntImm) for side in (node.a, node.b)):
+    if not dtype.startswith("uint") or any(isinstance(side, tirx.IntImm) for side in (node.a, node.b)):
         return node
     if not any(isinstance(side, (tirx.Add, tirx.Sub, tirx.Mul)) for side in (node.a, node.b)):
         return node
