@@ -15,10 +15,10 @@ from souffle.frontend.lowering import NodeInput, Step, Template
 from souffle.frontend.refusal import Obstacle
 from souffle.tvm_compat import PrimExpr, primfunc_from_tensors
 
-__all__ = ["Operands", "check_length", "custom_template", "defines", "int_imm", "position_on_axis"]
+__all__ = ["OWN_DEFINITIONS", "Operands", "check_length", "custom_template", "defines", "int_imm", "position_on_axis"]
 
 _Definition = Callable[[onnx.NodeProto, "Operands"], Sequence[te.Tensor] | None]
-_DEFINITIONS: dict[str, _Definition] = {}
+OWN_DEFINITIONS: dict[str, _Definition] = {}
 # Beyond this a quadratic formulation costs more than it is worth.
 _LONGEST_AXIS = 65536
 
@@ -65,7 +65,7 @@ class Operands:
 
 def custom_template(node: onnx.NodeProto, inputs: Sequence[NodeInput | None]) -> Template | None:
     """The template of a node that is defined here; ``None`` for all others."""
-    definition = _DEFINITIONS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    definition = OWN_DEFINITIONS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
     if definition is None:
         return None
     operands = Operands(inputs)
@@ -90,7 +90,7 @@ def defines(*operators: str) -> Callable[[_Definition], _Definition]:
 
     def register(function: _Definition) -> _Definition:
         for operator in operators:
-            _DEFINITIONS[operator] = function
+            OWN_DEFINITIONS[operator] = function
         return function
 
     return register
