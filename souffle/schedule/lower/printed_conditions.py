@@ -1,4 +1,4 @@
-"""What TVM's CUDA generator gets wrong of conditions, kept from it.
+"""What the CUDA generator of TVM 0.27 gets wrong of conditions, kept from it (docs/tvm-defects.md).
 
 It writes ``if_then_else``, ``let`` and reinterpreted bits as statements ahead of the statement that holds them. What a
 condition guards by ``and``, ``or`` or ``select`` is then evaluated before the condition is known::

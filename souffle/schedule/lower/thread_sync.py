@@ -20,8 +20,9 @@ def synchronized(module: tvm.IRModule, barriers: tvm.transform.Pass) -> tvm.IRMo
 
     ThreadSync takes a write and a read at one index for one thread's own if the index names the innermost thread axis.
     With several axes, or an index such as ``threadIdx.x / 2``, it is that of several threads; and where arrays of
-    elements of different sizes take turns in one memory, one thread's element is a part of another's. Where that is so,
-    the pass is shown one more axis, of one thread, inside all others: no index names it, and every barrier is made.
+    elements of different sizes take turns in one memory, one thread's element is a part of another's. TVM 0.27 leaves
+    out the barrier there; right would be to compare what each thread touches. Where that is so, the pass is shown one
+    more axis, of one thread, inside all others: no index names it, and every barrier is made.
 
     Parameters
     ----------
@@ -68,8 +69,8 @@ def _has_axis(node: tirx.Stmt) -> bool:
 
 def _without(function: tirx.PrimFunc) -> tirx.PrimFunc:
     def gone(attr: tirx.AttrStmt) -> tirx.Stmt:
-        own = attr.attr_key == "thread_extent" and str(attr.node.thread_tag) == _TAG
-        return attr.body if own else attr
+        is_shown_axis = attr.attr_key == "thread_extent" and str(attr.node.thread_tag) == _TAG
+        return attr.body if is_shown_axis else attr
 
     return function.with_body(tvm_ffi.structural_map(function.body, (tirx.AttrStmt, gone)))
 
@@ -154,8 +155,8 @@ def _of_one_thread(index: PrimExpr, axes: Sequence[tuple[tirx.Var, int]]) -> boo
     base = substitute(base, {var: tirx.IntImm("int32", 0) for var in others})
     values = set()
     for threads in itertools.product(*(range(extent) for _, extent in axes)):
-        at = {var: tirx.IntImm("int32", value) for (var, _), value in zip(axes, threads, strict=True)}
-        value = analyzer.simplify(substitute(base, at))
+        place = {var: tirx.IntImm("int32", value) for (var, _), value in zip(axes, threads, strict=True)}
+        value = analyzer.simplify(substitute(base, place))
         if not isinstance(value, tirx.IntImm) or int(value) in values:
             return False
         values.add(int(value))

@@ -25,17 +25,19 @@ __all__ = [
 
 def one_scope(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Dynamic shared buffers as plain ones: both become parts of the pool, the one dynamic buffer of a kernel."""
-    known: list[tuple[tirx.Var, tirx.Var]] = []
+    replaced: list[tuple[tirx.Var, tirx.Var]] = []
 
     def plain(var: tirx.Var) -> tirx.Var:
         if not tirx.is_buffer_var(var) or str(var.scope()) != "shared.dyn":
             return var
-        for old, new in known:
+        for old, new in replaced:
             if old.same_as(var):
                 return new
-        own = {"strides": var.strides or None, "elem_offset": var.elem_offset, "data_alignment": var.data_alignment}
-        new = tirx.decl_buffer(var.shape, var.dtype, var.name, scope="shared", offset_factor=var.offset_factor, **own)
-        known.append((var, new))
+        layout = {"strides": var.strides or None, "elem_offset": var.elem_offset, "data_alignment": var.data_alignment}
+        new = tirx.decl_buffer(
+            var.shape, var.dtype, var.name, scope="shared", offset_factor=var.offset_factor, **layout
+        )
+        replaced.append((var, new))
         return new
 
     return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Var, plain)))
