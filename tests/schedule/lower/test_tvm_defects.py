@@ -16,6 +16,7 @@ from souffle.errors import CertificateError, CudaCompileError
 from souffle.program import TEProgram
 from souffle.schedule.lower import device_function as lower
 from souffle.tvm_compat import PrimExpr
+from tests.defects import fails_without
 from tests.testlib import Builder
 
 
@@ -123,16 +124,14 @@ def test_right_in_every_order_of_threads(name: str) -> None:
 
 
 def test_tvm_updates_results_of_reductions_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where this passes no longer, TVM is mended and :func:`named_results` can go."""
     monkeypatch.setattr(lower, "named_results", lambda function: function)
-    with pytest.raises(CertificateError, match="race in a block"):
+    with fails_without("named_results in lower/tvm_defects.py", CertificateError, match="race in a block"):
         compiled(attention())
 
 
 def test_tvm_gives_vector_conditions_the_type_of_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where this passes no longer, TVM is mended and ``lower/printed_conditions.py`` need not rewrite ``Select``."""
     monkeypatch.setattr(lower, "with_plain_conditions", lambda function: function)
-    with pytest.raises(CudaCompileError):
+    with fails_without("the rewriting of Select in lower/printed_conditions.py", CudaCompileError):
         compiled(CONDITIONS["cumsum_pairs"]())(inputs(CONDITIONS["cumsum_pairs"]()))
 
 
@@ -151,12 +150,11 @@ def guarded_choice() -> TEProgram:
 
 
 def test_tvm_evaluates_choices_ahead_of_what_guards_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where this passes no longer, TVM is mended and ``lower/printed_conditions.py`` need not rewrite ``And``."""
     place = np.arange(33, dtype=np.int32) % 6 - 6 * (np.arange(33, dtype=np.int32) % 2)
     values = np.arange(40, dtype=np.float32)
     given = {"in0": place, "in1": values}
     (found,) = compiled(guarded_choice()).on("cpu", checked=True)(given).values()
     assert np.array_equal(found, np.where((np.arange(40) < 33) & (np.pad(place % 6, (0, 7)) == 2), values, 0))
     monkeypatch.setattr(lower, "with_plain_conditions", lambda function: function)
-    with pytest.raises(CertificateError, match="out of bounds"):
+    with fails_without("that of And in lower/printed_conditions.py", CertificateError, match="out of bounds"):
         compiled(guarded_choice())

@@ -13,6 +13,7 @@ from souffle.cli.compare import onnxruntime_outputs
 from souffle.codegen.nvcc import find_nvcc
 from souffle.schedule.lower import device_function as lower
 from souffle.schedule.lower.unrolled_indices import with_short_indices
+from tests.defects import mended
 from tests.schedule.lower.test_tvm_defects import compiled, inputs, network, node
 
 needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
@@ -94,9 +95,8 @@ def test_a_thread_s_arrays_are_registers() -> None:
 
 @needs_nvcc
 def test_nvcc_leaves_a_loop_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where this passes no longer, nvcc is mended and :mod:`souffle.schedule.lower.unrolled_indices` can go."""
     monkeypatch.setattr(lower, "with_short_indices", lambda function: function)
-    assert stack_of(put_back()) >= 128
+    assert stack_of(put_back()) >= 128, mended("lower/unrolled_indices.py", "nvcc")
 
 
 def test_results_are_the_same() -> None:
