@@ -31,12 +31,12 @@ from souffle.codegen.nvcc import compile_cubin
 from souffle.cost import CostDevice, Work, cost_device, predict_work, work_of
 from souffle.errors import OptionError
 from souffle.kernel import KernelShape
-from souffle.kernel.calls import Place, StageCall
+from souffle.kernel.calls import kernel_of_stage
 from souffle.pipeline import LEVELS, transform_program
 from souffle.schedule.form_stages import JoinPolicy, form_stages
 from souffle.schedule.gpu import RULES, GpuRequest, GpuSchedule, ScheduleError, Sketch, check_schedule
-from souffle.schedule.gpu.scheduler import gpu_request, gpu_scheduler
-from souffle.schedule.lower import DeviceFunction, LoweringError, cuda_target, lower_stage, lowering_problem
+from souffle.schedule.gpu.scheduler import GpuScheduler, gpu_request
+from souffle.schedule.lower import DeviceFunction, LoweringError, cuda_target, lower_stage
 from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import Stage, flat_stages
 from souffle.tvm_compat import structural_digest
@@ -72,7 +72,7 @@ def _stage(case: Case, device: CostDevice, target: tvm.target.Target) -> Stage:
     """The case as the one stage that it becomes in a network."""
     tensors = case.build()
     program, _ = transform_program(souffle.from_te(tensors[:-1], tensors[-1:]), LEVELS["V2"], "fp32")
-    scheduler = gpu_scheduler(device.limits, lambda schedule: lowering_problem(schedule, target))
+    scheduler = GpuScheduler(device.limits)
     stages = flat_stages(form_stages(program, analyze(program.expanded()), scheduler, JoinPolicy(True, True))[0])
     if len(stages) != 1:
         raise SystemExit(f"{case.name} becomes {len(stages)} stages; a case is one")
@@ -201,10 +201,9 @@ def predictions(entry: dict[str, Any], nbytes: int, device: CostDevice) -> dict[
     return found
 
 
-def _kernel(candidate: _Candidate) -> KernelShape:
+def _kernel(name: str, candidate: _Candidate) -> KernelShape:
     tensors = (*candidate.stage.inputs, *candidate.stage.outputs)
-    call = StageCall((candidate.function,), tuple(Place(number) for number in range(len(tensors))), False, ())
-    return KernelShape((call,), tuple((tensor.dtype, tensor.nbytes) for tensor in tensors))
+    return kernel_of_stage([candidate.function], [(t.dtype, t.nbytes) for t in tensors], f"{name}_tile")
 
 
 def _compile(
@@ -212,12 +211,7 @@ def _compile(
 ) -> list[tuple[str, bytes, dict[str, Any]]]:
     """Text, machine code and resources of each file of kernels, in order."""
     parts = [named[start : start + _IN_A_FILE] for start in range(0, len(named), _IN_A_FILE)]
-    texts = [
-        emit_cuda(
-            [(name, _kernel(one)) for name, one in part], {one.function: f"{name}_tile" for name, one in part}, target
-        )[0]
-        for part in parts
-    ]
+    texts = [emit_cuda([(name, _kernel(name, one)) for name, one in part], target)[0] for part in parts]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         made = list(pool.map(lambda text: compile_cubin(text, arch, cache_dir=cache), texts))
     return [(text, cubin, used) for text, (cubin, used) in zip(texts, made, strict=True)]

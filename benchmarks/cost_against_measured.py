@@ -42,6 +42,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -52,15 +53,13 @@ from benchmarks.ranks import rank_correlation, scatter
 from benchmarks.record import save_results
 from souffle.analysis import analyze
 from souffle.cli.output import format_table
-from souffle.codegen.assemble import lower_stages
 from souffle.codegen.resources import StageMeter
 from souffle.cost import CostDevice, Terms, cost_device, predict_stage
 from souffle.pipeline import LEVELS, transform_program
-from souffle.schedule.drafts import cached_scheduler
 from souffle.schedule.form_stages import JoinPolicy, form_stages
-from souffle.schedule.gpu.scheduler import gpu_scheduler
-from souffle.schedule.lower import Lowering, cuda_target
-from souffle.schedule.stage import flat_stages
+from souffle.schedule.gpu.scheduler import GpuScheduler
+from souffle.schedule.lower.stages import lower_stages
+from souffle.schedule.stage import Stage, flat_stages
 
 PRODUCT = "A100-SXM4-40GB"
 
@@ -203,9 +202,7 @@ def product(b: int, m: int, n: int, k: int, dtype: str) -> Problem:
         def wide(x):
             return x if dtype == "float32" else x.astype("float32")
 
-        total = te.compute(
-            (b, m, n), lambda a, i, j: te.sum(wide(left[a, i, r]) * wide(right[a, r, j]), r), "product"
-        )
+        total = te.compute((b, m, n), lambda a, i, j: te.sum(wide(left[a, i, r]) * wide(right[a, r, j]), r), "product")
         if dtype == "float32":
             return [left, right, total]
         return [left, right, te.compute((b, m, n), lambda *i: total[i].astype(dtype), "narrow")]
@@ -288,25 +285,22 @@ class Compiler:
 
     def __init__(self, device: CostDevice, nvcc: bool, cache: Path | None) -> None:
         self.device = device
-        self.lowering = Lowering(cuda_target(device.arch))
-        self.scheduler = cached_scheduler(gpu_scheduler(device.limits, self.lowering.problem))
-        self.meter = StageMeter(device.arch, self.lowering.target, measure=nvcc, cache_dir=cache)
+        self.scheduler = GpuScheduler(device.limits)
+        self.meter = StageMeter(device.arch, self.scheduler.target, measure=nvcc, cache_dir=cache)
 
-    def lowered(self, problems: Sequence[Problem]) -> list[list[tuple]]:
-        """For each problem its stages' functions and resources, those of all compiled together."""
-        found, every, functions = [], [], {}
+    def lowered(self, problems: Sequence[Problem]) -> list[list[Stage]]:
+        """For each problem its stages, with the functions and resources of all compiled together."""
+        counts, every = [], []
         for problem in problems:
             tensors = problem.build()
             program = souffle.from_te(tensors[:-1], tensors[-1:])
             program, _ = transform_program(program, LEVELS["V2"], "fp32")
             stages, _ = form_stages(program, analyze(program.expanded()), self.scheduler, JoinPolicy(True, False))
-            flat = flat_stages(stages)
-            own, _ = lower_stages(flat, self.lowering)
-            functions |= own
+            flat = lower_stages(flat_stages(stages), self.scheduler.target)
             every += flat
-            found.append(flat)
-        resources = self.meter.measure(every, functions)
-        return [[(stage, functions[stage], resources[stage]) for stage in flat] for flat in found]
+            counts.append(len(flat))
+        measured = iter(self.meter.measured(every))
+        return [list(islice(measured, count)) for count in counts]
 
 
 def measure(path: Path, device: CostDevice, nvcc: bool, cache: Path | None) -> tuple[list[dict], dict[str, int]]:
@@ -331,7 +325,7 @@ def measure(path: Path, device: CostDevice, nvcc: bool, cache: Path | None) -> t
         least = floor_seconds(problem, problem.build(), device)
         if least * 1e6 > microseconds:
             raise SystemExit(f"{name}: measured {microseconds} us, but at peak rates it takes {least * 1e6:.2f} us")
-        predictions = [predict_stage(own, device, used, warm=True) for _, own, used in stages]
+        predictions = [predict_stage(stage.functions, device, stage.resources, warm=True) for stage in stages]
         terms = [one for prediction in predictions for one in prediction.terms]
         slowest = max(terms, key=lambda one: max(one.multiprocessors, one.l2, one.memory))
         results.append(
@@ -342,8 +336,8 @@ def measure(path: Path, device: CostDevice, nvcc: bool, cache: Path | None) -> t
                 "predicted_us": round(sum(p.seconds for p in predictions) * 1e6, 3),
                 "floor_us": round(least * 1e6, 3),
                 "records": records,
-                "rule": "+".join(stage.schedule.rule for stage, _, _ in stages),
-                "registers": max(used.registers for _, _, used in stages),
+                "rule": "+".join(stage.schedule.rule for stage in stages),
+                "registers": max(stage.resources.registers for stage in stages),
                 "bound": slowest.bound,
                 **_parts(slowest),
             }

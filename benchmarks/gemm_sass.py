@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from functools import partial
 
 from tvm import te, topi
 
@@ -25,8 +24,7 @@ from souffle.codegen.cuda import emit_cuda
 from souffle.codegen.nvcc import compile_cubin
 from souffle.cost import predict_stage
 from souffle.cost.device import cost_device, product_names
-from souffle.kernel import KernelShape
-from souffle.kernel.calls import Place, StageCall
+from souffle.kernel.calls import kernel_of_stage
 from souffle.pipeline import stages_of
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.gpu.rule import GpuSchedule, Refusal
@@ -34,7 +32,7 @@ from souffle.schedule.gpu.rules.mma_contraction import mma_contraction
 from souffle.schedule.gpu.rules.tensor_core_contraction import tensor_core_contraction
 from souffle.schedule.gpu.scheduler import THREADS, gpu_request
 from souffle.schedule.log import open_log
-from souffle.schedule.lower import cuda_target, lower_stage, lowering_problem
+from souffle.schedule.lower import cuda_target, lower_stage
 from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import flat_stages
 from souffle.schedule.tuned import tuned_stages
@@ -100,8 +98,7 @@ def logged(model: str, log: str, arch: str) -> list[dict]:
     """What each distinct stage on tensor cores takes in a model that is compiled with a log."""
     program = souffle.import_onnx(model)
     units, analysis = stages_of(program, level="V4", arch=arch, precision="mixed")
-    device, lowers = device_for(arch), partial(lowering_problem, target=cuda_target(arch))
-    found, _ = tuned_stages(units, analysis, open_log(log, arch), device, lowers, merged=True)
+    found, _ = tuned_stages(units, analysis, open_log(log, arch), device_for(arch), merged=True)
     distinct = {stage.draft.digest: stage for stage in flat_stages(found) if stage.schedule.tensor_cores}
     own = {stage.draft.digest: stage.schedule for stage in flat_stages(units)}
     return [
@@ -118,11 +115,8 @@ def examined(schedule: GpuSchedule, arch: str) -> dict:
     """What a schedule is compiled to, as a kernel of its own."""
     target = cuda_target(arch)
     functions = lower_stage("stage", schedule, target)
-    types = [str(parameter.ty.dtype) for parameter in schedule.func.params]
-    call = StageCall(functions, tuple(Place(number) for number in range(len(types))), False, ())
-    shape = KernelShape((call,), tuple((dtype, 0) for dtype in types))
-    names = {function: f"stage{number}" for number, function in enumerate(functions)}
-    image, report = compile_cubin(emit_cuda([("alone", shape)], names, target)[0], arch)
+    shape = kernel_of_stage(functions, [(str(one.ty.dtype), 0) for one in schedule.func.params], "stage")
+    image, report = compile_cubin(emit_cuda([("alone", shape)], target)[0], arch)
     used, counted = report["alone"], count_instructions(image)["alone"]
     pool = max(function.shared_bytes for function in functions)
     resources = StageResources(used.registers, used.static_shared_bytes, pool, THREADS, used.spill_store_bytes, True)

@@ -9,26 +9,25 @@ from functools import partial
 import tvm
 
 from souffle.analysis import Analysis, analyze
-from souffle.codegen.assemble import CompiledKernels, Options, assemble, lower_stages
+from souffle.codegen.assemble import CompiledKernels, Options, assemble
 from souffle.codegen.forecast import forecast_on, with_predictions
-from souffle.codegen.llvm import assemble_host, host_scheduler
+from souffle.codegen.llvm import HostScheduler, assemble_host
 from souffle.codegen.plan import Plan
 from souffle.codegen.resources import StageMeter, smaller_waves
 from souffle.cost.device import device_of_arch
-from souffle.cost.join import StagePrices
+from souffle.cost.stage_price import price_on
 from souffle.decision import Decision
 from souffle.errors import OptionError
 from souffle.options import LEVELS, REDUCTIONS, CudaOptions, Hook, Level, check_options, keep
 from souffle.partition import PartitionRequest, Planner, one_kernel_per_stage, planner_for
 from souffle.placement.reductions import place_reductions
 from souffle.program import Loop, TEProgram
-from souffle.schedule.drafts import cached_scheduler
 from souffle.schedule.form_stages import JoinPolicy, form_stages
 from souffle.schedule.gpu.device import device_for
-from souffle.schedule.gpu.scheduler import gpu_request, gpu_scheduler
+from souffle.schedule.gpu.scheduler import GpuScheduler
 from souffle.schedule.log import open_log
-from souffle.schedule.lower import DeviceFunction, Lowering, cuda_target
-from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
+from souffle.schedule.lower.stages import lower_stages
+from souffle.schedule.stage import LoopStage, Unit
 from souffle.schedule.tuned import tuned_stages
 from souffle.transform import horizontal, mixed_precision, narrow, roll, vertical
 from souffle.verify.compiled import certified
@@ -68,16 +67,13 @@ def transform_program(
 class _Staged:
     """A program as far as its stages are known, each scheduled and lowered.
 
-    ``request`` is what a planner looks at: the stages, their resources, the analysis of the transformed program, and
-    the forecast. ``names`` are those of the functions in the text.
+    ``request`` is what a planner looks at: the stages, the analysis of the transformed program, and the forecast.
     """
 
     level: Level
     target: tvm.target.Target
     planner: Planner
     request: PartitionRequest
-    functions: dict[Stage, tuple[DeviceFunction, ...]]
-    names: dict[DeviceFunction, str]
     decisions: tuple[Decision, ...]
 
 
@@ -100,17 +96,16 @@ def compile_cuda(program: TEProgram, **options: object) -> CompiledKernels:
     """
     chosen = CudaOptions(**options)
     staged = _staged(program, chosen)
-    level, planner, request, names = staged.level, staged.planner, staged.request, staged.names
+    level, planner, request = staged.level, staged.planner, staged.request
     planned = planner.plan(request) if level.merge else one_kernel_per_stage(request.stages)
     subprograms, cuts = chosen.hook("partition", planned)
     chosen.progress(f"merging into {len(subprograms)} kernels")
     how = (chosen.level, chosen.precision, chosen.partition, chosen.arch, level.reuse, chosen.cubin, chosen.cache_dir)
     how += (chosen.grid_barrier,)
     decisions, edit = (*staged.decisions, *cuts), partial(chosen.hook, "text")
-    parts = (request, subprograms, staged.functions, names, decisions, Options(*how), staged.target)
+    parts = (request, subprograms, decisions, Options(*how), staged.target)
     compiled = assemble(*parts, chosen.progress, edit)
-    labels = {stage: names[own[0]] for stage, own in staged.functions.items()}
-    plan = with_predictions(compiled.plan, subprograms, labels, request.forecast)
+    plan = with_predictions(compiled.plan, subprograms, request.forecast)
     smaller = smaller_waves(plan, subprograms, request) if level.merge and planner.measures else ()
     late = tuple((d.stage, d.subject, d.accepted, d.reason) for d in smaller)
     compiled = replace(compiled, plan=replace(plan, decisions=(*plan.decisions, *late)))
@@ -135,19 +130,18 @@ def _staged(program: TEProgram, options: CudaOptions) -> _Staged:
     arch, hook, progress = options.arch, options.hook, options.progress
     wanted = (options.level, options.precision, options.partition, arch, options.reductions, options.verify)
     level = check_options(*wanted, options.grid_barrier)
-    device, target, planner = device_for(arch), cuda_target(arch), planner_for(options.partition)
-    lowering = Lowering(target)
+    device, described, planner = device_for(arch), device_of_arch(arch), planner_for(options.partition)
     program = hook("frontend", program)
     progress("transforming")
     program, decided = transform_program(program, level, options.precision, hook)
-    scheduler = cached_scheduler(gpu_scheduler(device, lowering.problem))
+    scheduler = GpuScheduler(device, price_on(described))
     if level.merge and options.reductions == "ordered":
-        program, placed = place_reductions(program, device_of_arch(arch), scheduler, lowering, gpu_request(device))
+        program, placed = place_reductions(program, described, scheduler)
         decided += placed
     program = hook("two_phase", program)
-    policy = JoinPolicy(level.vertical, level.reuse, StagePrices.on(device_of_arch(arch), lowering))
+    policy = JoinPolicy(level.vertical, level.reuse)
     measure = options.cubin and level.merge and planner.measures
-    meter = StageMeter(arch, target, measure=measure, cache_dir=options.cache_dir)
+    meter = StageMeter(arch, scheduler.target, measure=measure, cache_dir=options.cache_dir)
     logs = open_log(options.tuning_log, arch)
     unwanted: dict[str, str] = {}
     while True:
@@ -158,13 +152,11 @@ def _staged(program: TEProgram, options: CudaOptions) -> _Staged:
         stages, joined = form_stages(rolled, analysis, scheduler, policy)
         stages = hook("schedule", stages)
         if options.tuning_log is not None:
-            stages, found = tuned_stages(stages, analysis, logs, device, lowering.problem, merged=level.merge)
+            stages, found = tuned_stages(stages, analysis, logs, device, merged=level.merge)
             joined += found
         progress(f"lowering {len(stages)} stages")
-        functions, names = lower_stages(flat_stages(stages), lowering)
-        resources = meter.measure(flat_stages(stages), functions)
-        forecast = forecast_on(arch, analysis.program, stages, functions, resources)
-        request = PartitionRequest(stages, device, resources, analysis, forecast)
+        stages = meter.measured(lower_stages(stages, scheduler.target))
+        request = PartitionRequest(stages, device, analysis, forecast_on(arch, analysis.program, stages))
         # A loop that the planner would cut is taken apart: each of its kernels ends and begins as in one step.
         beyond = planner.loops_to_take_apart(request) if level.merge else {}
         if beyond.keys() <= unwanted.keys():
@@ -173,7 +165,7 @@ def _staged(program: TEProgram, options: CudaOptions) -> _Staged:
     # A loop that the program was given with stays one.
     whole = {unit.name for unit in stages if isinstance(unit, LoopStage)}
     unrolled = [Decision("roll", name, False, reason) for name, reason in unwanted.items() if name not in whole]
-    return _Staged(level, target, planner, request, functions, names, (*decided, *loops, *unrolled, *joined))
+    return _Staged(level, scheduler.target, planner, request, (*decided, *loops, *unrolled, *joined))
 
 
 def compile_host(
@@ -193,7 +185,7 @@ def compile_host(
     program, decided = transform_program(program, chosen, precision, hook)
     analysis = hook("analysis", analyze(program.expanded()))
     policy = JoinPolicy(across_operators=chosen.vertical, rowwise_across_operators=False)
-    stages, joined = form_stages(program, analysis, host_scheduler, policy)
+    stages, joined = form_stages(program, analysis, HostScheduler(), policy)
     stages = hook("schedule", stages)
     program = analysis.program
     return assemble_host(program, analysis, stages, (*decided, *joined), level, precision, progress)

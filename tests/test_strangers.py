@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tvm import tirx
 
 import souffle
 from souffle.analysis import analyze
@@ -15,9 +16,10 @@ from souffle.cli.compare import compare, onnxruntime_outputs, random_inputs
 from souffle.errors import UnsupportedOperatorError
 from souffle.pipeline import LEVELS
 from souffle.program import TEProgram
+from souffle.schedule.drafts import Answer
 from souffle.schedule.form_stages import JoinPolicy, form_stages
 from souffle.schedule.gpu.device import device_for
-from souffle.schedule.gpu.scheduler import gpu_scheduler
+from souffle.schedule.gpu.scheduler import GpuScheduler
 from souffle.transform import horizontal
 
 RNG = np.random.default_rng(0)
@@ -232,16 +234,17 @@ def test_llvm_code(name: str) -> None:
 
 def schedules_tried(program: TEProgram, policy: JoinPolicy) -> tuple[int, list[int]]:
     """How many stages the scheduler was asked about, and the TEs of each stage formed."""
-    scheduler = gpu_scheduler(device_for("sm_90"))
-    asked = 0
 
-    def counting(func):
-        nonlocal asked
-        asked += 1
-        return scheduler(func)
+    class Counting(GpuScheduler):
+        asked = 0
 
-    stages, _ = form_stages(program, analyze(program), counting, policy)
-    return asked, [len(stage.tes) for stage in stages]
+        def __call__(self, func: tirx.PrimFunc) -> Answer:
+            self.asked += 1
+            return super().__call__(func)
+
+    scheduler = Counting(device_for("sm_90"))
+    stages, _ = form_stages(program, analyze(program), scheduler, policy)
+    return scheduler.asked, [len(stage.tes) for stage in stages]
 
 
 @pytest.mark.parametrize("source", [chain(60), fan(24)], ids=["chain", "fan"])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,12 +24,10 @@ from souffle.kernel.waits import Expected
 from souffle.parallel import map_in_threads
 from souffle.partition import PartitionRequest, Subprogram
 from souffle.program import Tensor
-from souffle.schedule.lower import DeviceFunction, Lowering, LoweringError, partial_function
-from souffle.schedule.lower.fewer_threads import PARTIAL_SUFFIX
-from souffle.schedule.stage import LoopStage, Stage, Unit
-from souffle.tvm_compat import structural_digest
+from souffle.schedule.lower.stages import readable_name
+from souffle.schedule.stage import LoopStage, Unit
 
-__all__ = ["CompiledKernels", "Options", "assemble", "lower_stages", "traffic"]
+__all__ = ["CompiledKernels", "Options", "assemble", "traffic"]
 
 
 @dataclass(frozen=True)
@@ -71,57 +67,9 @@ class CompiledKernels:
     definitions: tuple[StageDefinition, ...]
 
 
-def lower_stages(
-    stages: Sequence[Stage], lowering: Lowering
-) -> tuple[dict[Stage, tuple[DeviceFunction, ...]], dict[DeviceFunction, str]]:
-    """The functions of each stage.
-
-    Parameters
-    ----------
-    stages : sequence of Stage
-    lowering : Lowering
-        Knows the schedules that it was asked about before.
-
-    Returns
-    -------
-    functions : dict of Stage to tuple of DeviceFunction
-        Stages of equal structure share their functions.
-    names : dict of DeviceFunction to str
-        Unique names, after the first stage that needs the function.
-
-    Raises
-    ------
-    LoweringError
-        If a stage cannot be lowered.
-    """
-    lowered: dict[tuple[str, str], tuple[DeviceFunction, ...]] = {}
-    names: dict[DeviceFunction, str] = {}
-    functions: dict[Stage, tuple[DeviceFunction, ...]] = {}
-    # Equal stages may have been given different schedules.
-    schedules: dict[object, str] = {}
-    for stage in stages:
-        if stage.schedule not in schedules:
-            schedules[stage.schedule] = structural_digest(stage.schedule.func)
-        digest = (stage.draft.digest, schedules[stage.schedule])
-        if digest not in lowered:
-            label = f"stage{len(lowered)}_{_identifier(stage.name)}"
-            lowered[digest] = own = lowering.functions(stage.schedule)
-            for number, function in enumerate(own):
-                names.setdefault(function, label if len(own) == 1 else f"{label}_{number}")
-        functions[stage] = lowered[digest]
-    if len({function.threads for function in names}) > 1:
-        for function, name in list(names.items()):
-            # One that has no such form may still be in a kernel of its own size.
-            with suppress(LoweringError):
-                names.setdefault(partial_function(function), f"{name}{PARTIAL_SUFFIX}")
-    return functions, names
-
-
 def assemble(
     request: PartitionRequest,
     subprograms: Sequence[Subprogram],
-    functions: Mapping[Stage, tuple[DeviceFunction, ...]],
-    names: Mapping[DeviceFunction, str],
     decisions: Sequence[Decision],
     options: Options,
     target: tvm.target.Target,
@@ -136,8 +84,6 @@ def assemble(
         The stages, what they ask of the device, and the analysis of the transformed program.
     subprograms : sequence of Subprogram
         Its partition, in order of execution.
-    functions, names
-        From :func:`lower_stages`.
     decisions : sequence of Decision
     options : Options
     target : Target
@@ -155,7 +101,6 @@ def assemble(
     for subprogram in subprograms:
         calls = plan_calls(
             subprogram.stages,
-            functions,
             program.constants,
             prefetch=options.prefetch,
             blocks_per_sm=subprogram.blocks_per_sm,
@@ -167,7 +112,7 @@ def assemble(
         launches.append((number, calls.tensors, Subprogram(calls.stages)))
         live.kernel(calls)
     kernel_names = _kernel_names(list(shapes), launches)
-    modules, merged, resources = _compile(list(shapes), kernel_names, names, options, target, progress, edit)
+    modules, merged, resources = _compile(list(shapes), kernel_names, options, target, progress, edit)
     module_of = {kernel.name: index for index, (_, kernels) in enumerate(modules) for kernel in kernels}
     first = {number: subprogram for number, _, subprogram in reversed(launches)}
     kernels = tuple(
@@ -179,7 +124,7 @@ def assemble(
             dynamic_shared_bytes=shape.shared_bytes,
             grid_syncs=shape.grid_syncs,
             resources=resources.get(kernel_names[i]),
-            stages=tuple(names[f] for f in shape.functions),
+            stages=tuple(f.name for f in shape.functions),
             tes=tuple(te.name for stage in first[i].stages for te in stage.tes),
             barriers=reasons[i],
         )
@@ -187,8 +132,8 @@ def assemble(
     )
     buffers, index, workspace = place_buffers(program, live.first, live.last)
     buffers, state = with_barrier_state(buffers, merged)
-    called = {f: names[f] for k in merged for f in k.shape.functions}
-    definitions = stage_definitions(functions, names, called)
+    called = dict.fromkeys(f for k in merged for f in k.shape.functions)
+    definitions = stage_definitions(request.stages, called)
     plan = Plan(
         name=program.name,
         level=options.level,
@@ -211,9 +156,9 @@ def assemble(
         workspace_bytes=workspace,
         decisions=tuple((d.stage, d.subject, d.accepted, d.reason) for d in decisions),
         grid_barrier=options.grid_barrier,
-        tensor_ir=pack({k.name: k.func for k in merged}, {n: f.func for f, n in called.items()}, definitions),
+        tensor_ir=pack({k.name: k.func for k in merged}, {f.name: f.func for f in called}, definitions),
         compiler=_compiler() if options.cubin else "",
-        dataflow=dataflow_of(program, request.stages, functions, called),
+        dataflow=dataflow_of(program, request.stages, called),
     )
     return CompiledKernels(plan, merged, definitions)
 
@@ -276,14 +221,13 @@ def _kernel_names(shapes: Sequence[KernelShape], launches) -> list[str]:
     """Names that say what the kernel computes: after the last stage of its first launch."""
     names = [""] * len(shapes)
     for number, _, subprogram in launches:
-        names[number] = names[number] or f"kernel{number}_{_identifier(subprogram.name)}"
+        names[number] = names[number] or f"kernel{number}_{readable_name(subprogram.name)}"
     return names
 
 
 def _compile(
     shapes: Sequence[KernelShape],
     kernel_names: Sequence[str],
-    names: Mapping[DeviceFunction, str],
     options: Options,
     target: tvm.target.Target,
     progress: Callable[[str], None],
@@ -297,7 +241,7 @@ def _compile(
         min(parts, key=lambda part: sum(_weight(shapes[j]) for j in part)).append(i)
     barrier = barrier_for(options.grid_barrier)
     named = [[(kernel_names[i], shapes[i]) for i in sorted(part)] for part in parts]
-    emitted = [emit_cuda(kernels, names, target, barrier) for kernels in named]
+    emitted = [emit_cuda(kernels, target, barrier) for kernels in named]
     texts = [(edit(text), kernels) for text, kernels in emitted]
     edited = [text != before for (text, _), (before, _) in zip(texts, emitted, strict=True)]
     if not options.cubin:
@@ -323,9 +267,3 @@ def _compiler() -> str:
 
 def _weight(shape: KernelShape) -> int:
     return len(set(shape.functions)) + len(shape.functions) // 8
-
-
-def _identifier(name: str) -> str:
-    """The last words of a name, as much as keeps the text readable."""
-    clean = re.sub(r"\W+", "_", name).strip("_")
-    return clean if len(clean) <= 40 else clean[-40:].partition("_")[2].strip("_") or clean[-40:]

@@ -14,7 +14,6 @@ from souffle.codegen.extrema import with_cuda_extrema
 from souffle.kernel.calls import KernelShape
 from souffle.kernel.grid_barrier import GRID_BARRIERS, GridBarrier
 from souffle.kernel.merge import MergedKernel, merge
-from souffle.schedule.lower.device_function import DeviceFunction
 from souffle.tvm_compat import MIN_BLOCKS_ATTRIBUTE
 
 __all__ = ["emit_cuda", "module_text", "text_of_functions"]
@@ -28,7 +27,6 @@ def _text_only(code: str, target: object) -> bytes:
 
 def emit_cuda(
     kernels: Sequence[tuple[str, KernelShape]],
-    names: Mapping[DeviceFunction, str],
     target: tvm.target.Target,
     barrier: GridBarrier = GRID_BARRIERS["cooperative"],
 ) -> tuple[str, tuple[MergedKernel, ...]]:
@@ -37,8 +35,7 @@ def emit_cuda(
     Parameters
     ----------
     kernels : sequence of (name, shape)
-    names : mapping of DeviceFunction to str
-        The functions' names in the text; unique.
+        The names of the functions that they call are unique.
     target : Target
     barrier : GridBarrier
         How the blocks of a kernel wait for each other.
@@ -50,9 +47,9 @@ def emit_cuda(
         The kernels' TensorIR.
     """
     used = list(dict.fromkeys(f for _, shape in kernels for f in shape.functions))
-    global_vars = {function: tvm.ir.GlobalVar(names[function]) for function in used}
+    global_vars = {function: tvm.ir.GlobalVar(function.name) for function in used}
     merged = tuple(_bounded(merge(name, shape, global_vars, barrier)) for name, shape in kernels)
-    return module_text(merged, {names[f]: f.func for f in used}, target), merged
+    return module_text(merged, {f.name: f.func for f in used}, target), merged
 
 
 def _bounded(kernel: MergedKernel) -> MergedKernel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from tvm import tirx
 from souffle.codegen.dataflow import Dataflow, StageUse, Steps
 from souffle.program import Loop, Tensor, TEProgram
 from souffle.schedule.lower import DeviceFunction, LoweringError, partial_function
-from souffle.schedule.stage import LoopStage, Stage, Unit
+from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
 
 __all__ = ["StageDefinition", "dataflow_of", "stage_definitions"]
 
@@ -33,49 +33,38 @@ class StageDefinition:
     functions: tuple[tuple[str, int, int], ...]
 
 
-def stage_definitions(
-    functions: Mapping[Stage, tuple[DeviceFunction, ...]],
-    names: Mapping[DeviceFunction, str],
-    called: Collection[DeviceFunction],
-) -> tuple[StageDefinition, ...]:
+def stage_definitions(units: Sequence[Unit], called: Collection[DeviceFunction]) -> tuple[StageDefinition, ...]:
     """The distinct stages of a network.
 
     Parameters
     ----------
-    functions : mapping of Stage to tuple of DeviceFunction
-        Of all stages.
-    names : mapping of DeviceFunction to str
+    units : sequence of Stage or LoopStage
+        All of them, lowered.
     called : collection of DeviceFunction
         Those that kernels call, in the form in which they do; each is in a definition.
     """
     found: dict[tuple, StageDefinition] = {}
-    for stage, own in functions.items():
-        forms = [[form for form in _forms(function) if form in called] for function in own]
+    for stage in flat_stages(units):
+        forms = [[form for form in _forms(function) if form in called] for function in stage.functions]
         if not all(forms):
             continue
         for number in range(max(map(len, forms))):
             chosen = tuple(several[min(number, len(several) - 1)] for several in forms)
-            listed = tuple((names[f], f.tiles, f.threads) for f in chosen)
+            listed = tuple((f.name, f.tiles, f.threads) for f in chosen)
             found.setdefault((stage.draft.digest, *chosen), StageDefinition(stage.draft.func, listed))
     return tuple(found.values())
 
 
-def dataflow_of(
-    program: TEProgram,
-    units: Sequence[Unit],
-    functions: Mapping[Stage, tuple[DeviceFunction, ...]],
-    called: Mapping[DeviceFunction, str],
-) -> Dataflow:
+def dataflow_of(program: TEProgram, units: Sequence[Unit], called: Collection[DeviceFunction]) -> Dataflow:
     """What a program says of its stages: which definitions each reads and makes.
 
     Parameters
     ----------
     program : TEProgram
     units : sequence of Stage or LoopStage
-        All of its stages, in topological order.
-    functions : mapping of Stage to DeviceFunctions
-    called : mapping of DeviceFunction to str
-        Names of those that kernels call, in the form in which they do.
+        All of its stages, lowered, in topological order.
+    called : collection of DeviceFunction
+        Those that kernels call, in the form in which they do.
     """
     numbers: dict[Tensor, int] = {}
 
@@ -84,8 +73,8 @@ def dataflow_of(
 
     def use(stage: Stage) -> StageUse:
         listed = tuple(
-            tuple((called[form], form.tiles, form.threads) for form in _forms(own) if form in called)
-            for own in functions[stage]
+            tuple((form.name, form.tiles, form.threads) for form in _forms(own) if form in called)
+            for own in stage.functions
         )
         inputs, outputs = (tuple(map(number, tensors)) for tensors in (stage.inputs, stage.outputs))
         return StageUse(listed, inputs, outputs)

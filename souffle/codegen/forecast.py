@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from souffle.codegen.plan import Kernel, Plan, PredictedKernel, PredictedStage
 from souffle.cost import KernelForecast, device_of_arch
 from souffle.partition import Subprogram
 from souffle.program import TEProgram
-from souffle.schedule.lower import DeviceFunction
 from souffle.schedule.resources import StageResources
-from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
+from souffle.schedule.stage import LoopStage, Unit, flat_stages
 
 __all__ = ["forecast_on", "with_predictions"]
 
@@ -20,8 +19,6 @@ def forecast_on(
     arch: str,
     program: TEProgram,
     units: Sequence[Unit],
-    functions: Mapping[Stage, tuple[DeviceFunction, ...]],
-    resources: Mapping[Stage, StageResources],
 ) -> KernelForecast | None:
     """The cost model of a program's stages on the product that stands for an architecture, if one is described.
 
@@ -32,19 +29,17 @@ def forecast_on(
     program : TEProgram
         That the stages are of.
     units : sequence of Stage or LoopStage
-    functions : mapping of Stage to its lowered functions
-    resources : mapping of Stage to StageResources
+        Lowered, and with what each asks for.
     """
     device = device_of_arch(arch)
     if device is None:
         return None
-    return KernelForecast(device, units, functions, resources, {*program.inputs, *program.constants})
+    return KernelForecast(device, units, {*program.inputs, *program.constants})
 
 
 def with_predictions(
     plan: Plan,
     subprograms: Sequence[Subprogram],
-    names: Mapping[Stage, str],
     forecast: KernelForecast | None,
 ) -> Plan:
     """The plan with the predicted times of its kernels, as far as the cost model knows the device.
@@ -54,23 +49,19 @@ def with_predictions(
     plan : Plan
         Compiled; each launch is of the subprogram at its place.
     subprograms : sequence of Subprogram
-    names : mapping of Stage to str
-        As in the kernels' text.
     forecast : KernelForecast or None
     """
     if forecast is None:
         return plan
     first = {launch.kernel: sub for launch, sub in zip(reversed(plan.launches), reversed(subprograms), strict=True)}
     kernels = [
-        replace(kernel, predicted=_predicted(kernel, first[number].stages, names, forecast))
+        replace(kernel, predicted=_predicted(kernel, first[number].stages, forecast))
         for number, kernel in enumerate(plan.kernels)
     ]
     return replace(plan, kernels=tuple(kernels), predicted_on=forecast.product)
 
 
-def _predicted(
-    kernel: Kernel, units: Sequence[Unit], names: Mapping[Stage, str], forecast: KernelForecast
-) -> PredictedKernel | None:
+def _predicted(kernel: Kernel, units: Sequence[Unit], forecast: KernelForecast) -> PredictedKernel | None:
     """A kernel's times, at the occupancy that it has as compiled, or that its stages ask for if it is not compiled."""
     block = forecast.together(flat_stages(units))
     if kernel.resources is not None:
@@ -86,7 +77,7 @@ def _predicted(
         for stage in flat_stages([unit]):
             seconds, alone = runs * forecast.seconds(stage, block), forecast.alone(stage)
             own = PredictedStage(
-                names[stage],
+                stage.label,
                 runs,
                 stage.schedule.tiles,
                 alone.registers,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
@@ -22,20 +23,17 @@ from souffle.codegen.nvcc import compile_cubin, compiler_version, content_key, f
 from souffle.codegen.plan import Plan, Resources
 from souffle.decision import Decision
 from souffle.kernel import KernelShape
-from souffle.kernel.calls import Place, StageCall
+from souffle.kernel.calls import kernel_of_stage
 from souffle.parallel import map_in_threads
 from souffle.partition import Demand, PartitionRequest, Subprogram
 from souffle.schedule.lower import DeviceFunction
-from souffle.schedule.lower.fewer_threads import fit_functions
 from souffle.schedule.resources import StageResources
-from souffle.schedule.stage import Stage
+from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
 
 __all__ = ["StageMeter", "smaller_waves"]
 
 _FEW = 4
 """Stages that are not worth a second run of nvcc beside the first."""
-
-_Functions = tuple[DeviceFunction, ...]
 
 
 class StageMeter:
@@ -61,51 +59,44 @@ class StageMeter:
         self.version = compiler_version(self.nvcc) if self.nvcc is not None else ""
         self.known: dict[str, Resources] = {}
 
-    def measure(
-        self, stages: Sequence[Stage], functions: Mapping[Stage, tuple[DeviceFunction, ...]]
-    ) -> dict[Stage, StageResources]:
-        """The resources of some stages.
+    def measured(self, units: Sequence[Unit]) -> tuple[Unit, ...]:
+        """Stages with their resources.
 
         Parameters
         ----------
-        stages : sequence of Stage
-        functions : mapping of Stage to tuple of DeviceFunction
-            See :func:`souffle.codegen.assemble.lower_stages`; stages of equal structure share theirs.
+        units : sequence of Stage or LoopStage
+            Lowered (:func:`souffle.schedule.lower.stages.lower_stages`); stages of equal structure share functions.
 
         Raises
         ------
         CudaCompileError
             If nvcc rejects the text of a stage.
         """
+        first = {stage.functions: stage for stage in reversed(flat_stages(units))}
         if self.nvcc is None:
-            return {s: StageResources.assumed(_pool(functions[s]), _threads(functions[s])) for s in stages}
-        first = {functions[stage]: stage for stage in reversed(stages)}
-        shapes = {own: _alone(stage, own) for own, stage in first.items()}
-        keys = {own: self._key(shape) for own, shape in shapes.items()}
-        missing = {key: shapes[own] for own, key in keys.items() if self._recall(key) is None}
-        for key, used in self._compile(missing).items():
-            self._keep(key, used)
-        found: dict[Stage, StageResources] = {}
-        for stage in stages:
-            own = functions[stage]
-            used = self.known[keys[own]]
-            found[stage] = StageResources(
-                used.registers,
-                used.static_shared_bytes,
-                _pool(own),
-                _threads(own),
-                used.spill_store_bytes,
-                True,
-                used.stack_bytes,
-            )
-        return found
+            used = {own: StageResources.assumed(_pool(own), _threads(own)) for own in first}
+        else:
+            keys = {own: self._key(stage) for own, stage in first.items()}
+            missing = {key: first[own] for own, key in keys.items() if self._recall(key) is None}
+            for key, report in self._compile(missing).items():
+                self._keep(key, report)
+            used = {own: _resources(own, self.known[key]) for own, key in keys.items()}
 
-    def _key(self, shape: KernelShape) -> str:
-        names = {function: f"stage{number}" for number, function in enumerate(shape.functions)}
-        text, _ = emit_cuda([("alone", shape)], names, self.target)
+        def with_resources(stage: Stage) -> Stage:
+            return replace(stage, resources=used[stage.functions])
+
+        return tuple(
+            replace(unit, stages=tuple(map(with_resources, unit.stages)))
+            if isinstance(unit, LoopStage)
+            else with_resources(unit)
+            for unit in units
+        )
+
+    def _key(self, stage: Stage) -> str:
+        text, _ = emit_cuda([("alone", _alone(stage, "stage"))], self.target)
         return content_key(text, self.arch, self.version)
 
-    def _compile(self, missing: Mapping[str, KernelShape]) -> dict[str, Resources]:
+    def _compile(self, missing: Mapping[str, Stage]) -> dict[str, Resources]:
         if not missing:
             return {}
         count = max(1, min(os.cpu_count() or 1, len(missing) // _FEW))
@@ -116,13 +107,9 @@ class StageMeter:
         used = {name: one for report in reports for name, one in report.items()}
         return {key: used[_name(key)] for key in keys}
 
-    def _text(self, shapes: Mapping[str, KernelShape]) -> str:
-        names = {
-            function: f"{_name(key)}_part{number}"
-            for key, shape in shapes.items()
-            for number, function in enumerate(shape.functions)
-        }
-        return emit_cuda([(_name(key), shape) for key, shape in shapes.items()], names, self.target)[0]
+    def _text(self, stages: Mapping[str, Stage]) -> str:
+        kernels = [(_name(key), _alone(stage, f"{_name(key)}_part")) for key, stage in stages.items()]
+        return emit_cuda(kernels, self.target)[0]
 
     def _path(self, key: str) -> Path | None:
         return None if self.cache_dir is None else self.cache_dir / f"{key}.stage.json"
@@ -143,24 +130,32 @@ class StageMeter:
             write_entry(path, json.dumps(vars(used)).encode())
 
 
-def _alone(stage: Stage, functions: _Functions) -> KernelShape:
-    """A kernel of one stage."""
-    tensors = (*stage.inputs, *stage.outputs)
-    form = fit_functions(functions)
-    own = tuple(form[function] for function in functions)
-    call = StageCall(own, tuple(Place(number) for number in range(len(tensors))), False, ())
-    return KernelShape((call,), tuple((tensor.dtype, tensor.nbytes) for tensor in tensors))
+def _alone(stage: Stage, prefix: str) -> KernelShape:
+    parameters = [(tensor.dtype, tensor.nbytes) for tensor in (*stage.inputs, *stage.outputs)]
+    return kernel_of_stage(stage.functions, parameters, prefix)
+
+
+def _resources(functions: Sequence[DeviceFunction], used: Resources) -> StageResources:
+    return StageResources(
+        used.registers,
+        used.static_shared_bytes,
+        _pool(functions),
+        _threads(functions),
+        used.spill_store_bytes,
+        True,
+        used.stack_bytes,
+    )
 
 
 def _name(key: str) -> str:
     return f"stage_{key[:24]}"
 
 
-def _pool(functions: _Functions) -> int:
+def _pool(functions: Sequence[DeviceFunction]) -> int:
     return max(function.shared_bytes for function in functions)
 
 
-def _threads(functions: _Functions) -> int:
+def _threads(functions: Sequence[DeviceFunction]) -> int:
     return max(function.threads for function in functions)
 
 

@@ -9,7 +9,7 @@ device memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from souffle.cost.counting import Work
@@ -35,10 +35,7 @@ class KernelForecast:
     ----------
     device : CostDevice
     units : sequence of Stage or LoopStage
-        The program's.
-    functions : mapping of Stage to its lowered functions
-    resources : mapping of Stage to StageResources
-        What each asks for alone.
+        The program's, lowered, and with what each asks for alone.
     distant : collection of Tensor
         The program's constants and inputs, which no stage has brought into the cache.
 
@@ -52,8 +49,6 @@ class KernelForecast:
         self,
         device: CostDevice,
         units: Sequence[Unit],
-        functions: Mapping[Stage, tuple[DeviceFunction, ...]],
-        resources: Mapping[Stage, StageResources],
         distant: Collection[Tensor],
     ) -> None:
         self.device = device
@@ -61,10 +56,9 @@ class KernelForecast:
         self.error = MEDIAN_ERROR
         self.launch_seconds = device.launch_seconds
         self.grid_sync_seconds = device.grid_sync_seconds
-        self._functions = functions
         far = frozenset(distant)
         self._bytes = {s: moved for unit in units for s, moved in _bytes_moved(unit, far, device.l2_bytes).items()}
-        self._resources = {stage: self._estimated(stage, resources[stage]) for stage in self._bytes}
+        self._resources = {stage: _estimated(stage) for stage in self._bytes}
         self._works: dict[DeviceFunction, Work] = {}
         self._known: dict[object, tuple[Terms, ...]] = {}
 
@@ -86,7 +80,7 @@ class KernelForecast:
         resident = self.resident(kernel)
         if resident < 1:
             return ()
-        functions, spills = self._functions[stage], self._resources[stage].spill_bytes
+        functions, spills = stage.functions, self._resources[stage].spill_bytes
         key = (functions, self._bytes[stage], resident, kernel.shared_bytes, kernel.threads, spills)
         if key not in self._known:
             own = replace(kernel, spill_bytes=spills)
@@ -110,10 +104,11 @@ class KernelForecast:
             self._works[function] = work_of(function)
         return self._works[function]
 
-    def _estimated(self, stage: Stage, known: StageResources) -> StageResources:
-        if known.measured:
-            return known
-        return replace(known, registers=max(estimated_registers(function) for function in self._functions[stage]))
+
+def _estimated(stage: Stage) -> StageResources:
+    if stage.resources.measured:
+        return stage.resources
+    return replace(stage.resources, registers=max(map(estimated_registers, stage.functions)))
 
 
 def _seconds(terms: Terms) -> float:

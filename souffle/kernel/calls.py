@@ -21,7 +21,7 @@ from souffle.schedule.lower.device_function import DeviceFunction, LoweringError
 from souffle.schedule.lower.fewer_threads import fit_functions
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
 
-__all__ = ["CallPlan", "KernelShape", "LoopCall", "Place", "StageCall", "Touch", "plan_calls"]
+__all__ = ["CallPlan", "KernelShape", "LoopCall", "Place", "StageCall", "Touch", "kernel_of_stage", "plan_calls"]
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,26 @@ class KernelShape:
         return total
 
 
+def kernel_of_stage(
+    functions: Sequence[DeviceFunction], parameters: Sequence[tuple[str, int]], prefix: str
+) -> KernelShape:
+    """A kernel of one stage.
+
+    Parameters
+    ----------
+    functions : sequence of DeviceFunction
+        The stage's.
+    parameters : sequence of (str, int)
+        Type and bytes of each tensor that it takes.
+    prefix : str
+        Of the functions' names, which are numbered.
+    """
+    form = fit_functions(functions)
+    named = tuple(replace(form[function], name=f"{prefix}{number}") for number, function in enumerate(functions))
+    places = tuple(Place(number) for number in range(len(parameters)))
+    return KernelShape((StageCall(named, places),), tuple(parameters))
+
+
 @dataclass(frozen=True)
 class Touch:
     """A tensor of a kernel that is read or written from epoch `first` to epoch `last`, inclusive.
@@ -203,7 +223,6 @@ class CallPlan:
 
 def plan_calls(
     stages: Sequence[Unit],
-    functions: Mapping[Stage, tuple[DeviceFunction, ...]],
     constants: Mapping[Tensor, object],
     *,
     prefetch: bool,
@@ -216,8 +235,7 @@ def plan_calls(
     Parameters
     ----------
     stages : sequence of Stage or LoopStage
-        In topological order.
-    functions : mapping of Stage to its lowered functions
+        In topological order, lowered.
     constants : mapping of Tensor
         Tensors that no kernel writes.
     prefetch : bool
@@ -230,18 +248,12 @@ def plan_calls(
         Those of other kernels of the network, which may be the same.
     """
     waits = Waits(dependences or TileDependences(), expected or Expected())
-    return _Planner(functions, constants, prefetch, waits).plan(stages, blocks_per_sm)
+    return _Planner(constants, prefetch, waits).plan(stages, blocks_per_sm)
 
 
 class _Planner:
-    def __init__(
-        self,
-        functions: Mapping[Stage, tuple[DeviceFunction, ...]],
-        constants: Mapping[Tensor, object],
-        prefetch: bool,
-        waits: Waits,
-    ) -> None:
-        self.functions = functions
+    def __init__(self, constants: Mapping[Tensor, object], prefetch: bool, waits: Waits) -> None:
+        self.form: dict[DeviceFunction, DeviceFunction] = {}
         self.constants = constants
         self.prefetch = prefetch
         self.waits = waits
@@ -249,9 +261,7 @@ class _Planner:
         self.touches: dict[Touch, None] = {}
 
     def plan(self, stages: Sequence[Unit], blocks_per_sm: int) -> CallPlan:
-        called = {stage: self.functions[stage] for stage in flat_stages(stages)}
-        form = fit_functions([function for own in called.values() for function in own])
-        self.functions = {stage: tuple(form[function] for function in own) for stage, own in called.items()}
+        self.form = fit_functions([function for stage in flat_stages(stages) for function in stage.functions])
         bodies = {unit: self.waits.sequence(unit.stages) for unit in stages if isinstance(unit, LoopStage)}
         order = self.waits.sequence(stages)
         calls: list[StageCall | LoopCall] = []
@@ -288,7 +298,8 @@ class _Planner:
         prefetch = tuple((places[t], t.nbytes) for t in stage.inputs if t in weights) if ahead else ()
         arguments = tuple(places[t] for t in (*stage.inputs, *stage.outputs))
         assignment = self.waits.assignments.get(stage)
-        return StageCall(self.functions[stage], arguments, scope == "grid", prefetch, scope == "block", assignment)
+        functions = tuple(self.form[function] for function in stage.functions)
+        return StageCall(functions, arguments, scope == "grid", prefetch, scope == "block", assignment)
 
     def loop(
         self, unit: LoopStage, body: Sequenced, span: range, before: Barrier | None, *, alone: bool

@@ -64,7 +64,7 @@ def _not_weighed(request: PartitionRequest) -> str:
     """Why no cut is weighed, if none is."""
     if request.forecast is None:
         return f"no device file describes {request.device.arch}, so that no time can be predicted"
-    if not all(used.measured for used in request.resources.values()):
+    if not all(stage.resources.measured for stage in flat_stages(request.stages)):
         return "registers are assumed, not measured (no nvcc was run), and cuts for them would be guesses"
     return ""
 

@@ -84,10 +84,8 @@ class PartitionRequest:
     Attributes
     ----------
     stages : tuple of Stage or LoopStage
-        In topological order.
+        In topological order; all have their resources, those in loops too.
     device : GpuDevice
-    resources : mapping of Stage to StageResources
-        Of every stage, those in loops too.
     analysis : Analysis
         Of the program that the stages' TEs are of.
     forecast : Forecast or None
@@ -96,7 +94,6 @@ class PartitionRequest:
 
     stages: tuple[Unit, ...]
     device: GpuDevice
-    resources: Mapping[Stage, StageResources]
     analysis: Analysis
     forecast: Forecast | None = None
 
@@ -107,7 +104,7 @@ class PartitionRequest:
 
     def together(self, units: Iterable[Unit]) -> StageResources:
         """What a block of a kernel of these units asks for: of each resource the most that any stage does."""
-        return StageResources.together(self.resources[stage] for stage in flat_stages(units))
+        return StageResources.together(stage.resources for stage in flat_stages(units))
 
     def blocks(self, units: Iterable[Unit]) -> int:
         """Blocks of a kernel of these units that the device holds at once."""
@@ -118,7 +115,7 @@ class PartitionRequest:
         """What a unit asks of the kernel that runs it."""
         tiles = [(stage.schedule.tiles, stage.name) for stage in self.intensive(unit)]
         grid = max(tiles, default=(0, ""), key=lambda one: one[0])
-        used = [(self.resources[stage], stage.name) for stage in flat_stages([unit])]
+        used = [(stage.resources, stage.name) for stage in flat_stages([unit])]
         registers, of_registers = max(used, key=lambda one: one[0].registers)
         shared, of_shared = max(used, key=lambda one: one[0].shared_bytes)
         threads = max(one.threads for one, _ in used)

@@ -10,15 +10,13 @@ from souffle.placement.in_tiles import propagate, start_by_cost
 from souffle.placement.trial import Trials
 from souffle.placement.two_phase import split_by_cost, two_phase
 from souffle.program import TEProgram
-from souffle.schedule.drafts import Scheduler
-from souffle.schedule.gpu.rule import GpuRequest
-from souffle.schedule.lower import Lowering
+from souffle.schedule.gpu.scheduler import GpuScheduler
 
 __all__ = ["place_reductions"]
 
 
 def place_reductions(
-    program: TEProgram, device: CostDevice | None, scheduler: Scheduler, lowering: Lowering, request: GpuRequest
+    program: TEProgram, device: CostDevice | None, scheduler: GpuScheduler
 ) -> tuple[TEProgram, tuple[Decision, ...]]:
     """A program whose reductions are computed where the cost model predicts them to be fastest.
 
@@ -28,15 +26,11 @@ def place_reductions(
         Not rolled yet.
     device : CostDevice or None
         ``None`` where no product of the architecture is described: nothing changes then.
-    scheduler : callable
-        Answers for a TensorIR function.
-    lowering : Lowering
-        Knows the schedules that the scheduler looked at.
-    request : GpuRequest
-        What the scheduler's schedules are made for.
+    scheduler : GpuScheduler
+        Of the same device.
     """
-    trials = Trials(program, device, scheduler, lowering)
+    trials = Trials(program, device, scheduler)
     # First into tiles, which is compared with the split that would be made otherwise: a split one reads no whole.
-    program, started = propagate(program, partial(start_by_cost, trials=trials, request=request))
+    program, started = propagate(program, partial(start_by_cost, trials=trials, request=scheduler.request))
     program, split = two_phase(program, partial(split_by_cost, trials=trials))
     return program, (*started, *split)

@@ -17,7 +17,6 @@ from souffle.cost.work import work_of
 from souffle.decision import Refused
 from souffle.program import TE, FusedTE, Tensor, TEProgram, parts_of
 from souffle.schedule.drafts import Answer, Scheduler
-from souffle.schedule.lower import Lowering
 from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import StageDraft, draft_stage
 
@@ -47,17 +46,13 @@ class Trials:
         share rows.
     device : CostDevice or None
         Needed for predictions.
-    scheduler : callable
-        Answers for a TensorIR function.
-    lowering : Lowering
-        Knows the schedules that the scheduler looked at.
+    scheduler : Scheduler
     """
 
-    def __init__(self, program: TEProgram, device: CostDevice | None, scheduler: Scheduler, lowering: Lowering) -> None:
+    def __init__(self, program: TEProgram, device: CostDevice | None, scheduler: Scheduler) -> None:
         self.program = program
         self.device = device
         self._scheduler = scheduler
-        self._lowering = lowering
         self._of_group = reductions_of_groups(program)
         self._far = frozenset((*program.inputs, *program.constants))
         self._known: dict[tuple[str, int], Trial] = {}
@@ -98,7 +93,7 @@ class Trials:
         """A stage that has a schedule, lowered."""
         far = sum(tensor.nbytes for tensor in draft.inputs if tensor in self._far)
         if (draft.digest, far) not in self._known:
-            functions = self._lowering.functions(answer.schedule)
+            functions = answer.functions
             resources = resources_in_kernel(functions)
             every = sum(tensor.nbytes for tensor in (*draft.inputs, *draft.outputs))
             works = tuple((work_of(function), function.tiles) for function in functions)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from tvm import tirx
 
 from souffle.program import TE, ExternTE, Loop, TEProgram
+from souffle.schedule.lower import DeviceFunction
 from souffle.schedule.stage import StageDraft, draft_stage
-from souffle.tvm_compat import structural_digest
 
-__all__ = ["Answer", "Drafts", "Formed", "FormedLoop", "Scheduler", "cached_scheduler", "stands_alone"]
+__all__ = ["Answer", "Drafts", "Formed", "FormedLoop", "Scheduler", "stands_alone"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Answer:
         Blocks that share the work.
     reason : str
         Why there is none, or why better rules refused.
+    functions : tuple of DeviceFunction
+        What the schedule was lowered to; none where the target has no device functions.
     """
 
     schedule: object | None
@@ -40,6 +43,7 @@ class Answer:
     rowwise: bool
     tiles: int
     reason: str
+    functions: tuple[DeviceFunction, ...] = ()
 
     @property
     def summary(self) -> str:
@@ -48,20 +52,16 @@ class Answer:
         return f"rule {self.rule}, {self.tiles} tile{'s' if self.tiles != 1 else ''}{refused}"
 
 
-Scheduler = Callable[[tirx.PrimFunc], Answer]
+class Scheduler(Protocol):
+    """Schedules stages for one target."""
 
+    def __call__(self, func: tirx.PrimFunc) -> Answer:
+        """The answer about a stage that is one TensorIR function."""
+        ...
 
-def cached_scheduler(scheduler: Scheduler) -> Scheduler:
-    """`scheduler`, asked once for each structure, whatever drafts ask it."""
-    answers: dict[str, Answer] = {}
-
-    def answer(func: tirx.PrimFunc) -> Answer:
-        digest = structural_digest(func)
-        if digest not in answers:
-            answers[digest] = scheduler(func)
-        return answers[digest]
-
-    return answer
+    def seconds(self, answer: Answer) -> float | None:
+        """What a stage that has a schedule takes in a kernel, with the grid sync before it; ``None`` if unknown."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from souffle.decision import Decision
 from souffle.errors import SouffleError
 from souffle.program import TE, ExternTE, FusedTE, Loop, TEProgram, body_program
 from souffle.schedule.drafts import Answer, Drafts, Formed, FormedLoop, Scheduler, stands_alone
-from souffle.schedule.reuse import Price, join_rows
+from souffle.schedule.reuse import join_rows
 from souffle.schedule.stage import LoopStage, Stage, Unit
 
 __all__ = ["JoinPolicy", "StageError", "form_stages"]
@@ -37,13 +37,10 @@ class JoinPolicy:
     rowwise_across_operators : bool
         Whether whole stages of different operators are joined when their tiles match, so that the tensors between them
         stay on chip (V4, paper §6.5): see :mod:`souffle.schedule.reuse`.
-    price : callable, optional
-        The predicted seconds of a scheduled stage with the grid sync before it, to tell whether such a join pays.
     """
 
     across_operators: bool
     rowwise_across_operators: bool
-    price: Price | None = None
 
 
 def form_stages(
@@ -57,8 +54,7 @@ def form_stages(
         May hold fused TEs and loops.
     analysis : Analysis
         Of ``program.expanded()``.
-    scheduler : callable
-        Answers for a TensorIR function; called once for each distinct function.
+    scheduler : Scheduler
     policy : JoinPolicy
 
     Returns
@@ -72,7 +68,7 @@ def form_stages(
     stages: list[Unit] = []
     for f in formed:
         loop = isinstance(f, FormedLoop)
-        made = [Stage(one.draft, one.answer.schedule) for one in (f.stages if loop else (f,))]
+        made = [Stage(one.draft, one.answer.schedule, one.answer.functions) for one in (f.stages if loop else (f,))]
         stages += [LoopStage(f.loop, tuple(made))] if loop else made
         decisions += [
             Decision("stage", one.draft.name, True, one.answer.summary) for one in (f.stages if loop else (f,))
@@ -89,7 +85,7 @@ def _formed(
     formed = former.run()
     if not policy.rowwise_across_operators:
         return formed, former.decisions
-    formed, joined = join_rows(formed, analysis.program, analysis, drafts, policy.price)
+    formed, joined = join_rows(formed, analysis.program, analysis, drafts)
     return formed, [*former.decisions, *joined]
 
 

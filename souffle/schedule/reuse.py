@@ -4,17 +4,14 @@ stays in shared memory or registers. A block barrier takes the place of a grid s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from souffle.analysis import Analysis
 from souffle.decision import Decision
 from souffle.program import TE, ExternTE, TEProgram
-from souffle.schedule.drafts import Answer, Drafts, Formed, FormedLoop, stands_alone
+from souffle.schedule.drafts import Drafts, Formed, FormedLoop, stands_alone
 
-__all__ = ["Price", "join_rows"]
-
-Price = Callable[[Answer], float]
-"""Predicted seconds of a scheduled stage, with the grid sync before it."""
+__all__ = ["join_rows"]
 
 _READS_PER_BARRIER = 32 * 1024
 """Elements that one multiprocessor reads in the time of a grid sync: about 1.3 µs at about 100 GB/s. It decides where
@@ -30,7 +27,6 @@ def join_rows(
     program: TEProgram,
     analysis: Analysis,
     drafts: Drafts,
-    price: Price | None = None,
 ) -> tuple[list[Formed | FormedLoop], list[Decision]]:
     """Join dependent stages that can share tiles.
 
@@ -42,8 +38,7 @@ def join_rows(
     analysis : Analysis
         Of `program`.
     drafts : Drafts
-    price : callable, optional
-        Without, a join must not read more in one block than takes as long as a grid sync.
+        Where its scheduler predicts no times, a join must not read more in one block than takes as long as a grid sync.
 
     Returns
     -------
@@ -51,15 +46,14 @@ def join_rows(
     decisions : list of Decision
         One for each pair tried.
     """
-    joiner = _Joiner(program, analysis, drafts, price)
+    joiner = _Joiner(program, analysis, drafts)
     for stage in stages:
         joiner.add(stage)
     return [stage for stage in joiner.placed if stage is not None], joiner.decisions
 
 
 class _Joiner:
-    def __init__(self, program: TEProgram, analysis: Analysis, drafts: Drafts, price: Price | None) -> None:
-        self.price = price
+    def __init__(self, program: TEProgram, analysis: Analysis, drafts: Drafts) -> None:
         self.program = program
         self.analysis = analysis
         self.drafts = drafts
@@ -104,9 +98,10 @@ class _Joiner:
         joined = self.drafts.formed(members)
         if joined.answer.schedule is None or not joined.answer.rowwise:
             return None, f"their tiles do not match: {joined.answer.reason}"
-        if self.price is not None:
-            apart = self.price(before.answer) + self.price(stage.answer)
-            together = self.price(joined.answer)
+        seconds = self.drafts.scheduler.seconds
+        together = seconds(joined.answer)
+        if together is not None:
+            apart = seconds(before.answer) + seconds(stage.answer)
             if together > apart:
                 return None, f"together they would take {together * 1e6:.1f} µs, apart {apart * 1e6:.1f} µs"
             return joined, None

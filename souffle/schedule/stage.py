@@ -9,13 +9,12 @@ from tvm import te, tirx
 
 from souffle.errors import ModelError
 from souffle.program import TE, ExternTE, Loop, Tensor, TEProgram
+from souffle.schedule.gpu.rule import STARTS_IN_TILES
+from souffle.schedule.lower import DeviceFunction
+from souffle.schedule.resources import StageResources
 from souffle.tvm_compat import primfunc_from_tensors, structural_digest
 
-__all__ = ["STARTS_IN_TILES", "LoopStage", "Stage", "StageDraft", "Unit", "draft_stage", "flat_stages"]
-
-
-STARTS_IN_TILES = "souffle.starts_in_tiles"
-"""Attribute of a draft's function that holds a reduction to be computed in the tiles of its contraction (§6.3)."""
+__all__ = ["LoopStage", "Stage", "StageDraft", "Unit", "draft_stage", "flat_stages"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,17 +47,28 @@ class StageDraft:
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """A draft with its schedule.
+    """A draft with its schedule, and from step to step what is known of it.
 
     Attributes
     ----------
     draft : StageDraft
     schedule : object
         What the target's scheduler answered: a ``GpuSchedule`` for CUDA, a scheduled ``PrimFunc`` for the CPU.
+    functions : tuple of DeviceFunction
+        What `schedule` was lowered to, for CUDA, in the order in which they run; usually one. Equal stages share them.
+    resources : StageResources or None
+        What a block of it asks of a multiprocessor, once that is known.
     """
 
     draft: StageDraft
     schedule: object
+    functions: tuple[DeviceFunction, ...] = ()
+    resources: StageResources | None = None
+
+    @property
+    def label(self) -> str:
+        """Its name in the text, which equal stages share: that of the first of its functions."""
+        return self.functions[0].name
 
     @property
     def name(self) -> str:

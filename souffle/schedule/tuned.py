@@ -7,8 +7,8 @@ stays valid when others are added.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import tvm
 import tvm_ffi
@@ -16,7 +16,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import Trace
 
 from souffle.analysis import Analysis
-from souffle.decision import Decision
+from souffle.decision import Decision, Refused
 from souffle.errors import SouffleError
 from souffle.program import ExternTE
 from souffle.schedule.gpu import RULES, Refusal, Sketch
@@ -25,6 +25,7 @@ from souffle.schedule.gpu.forms.blocks import ScheduleError, check_schedule, pro
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
 from souffle.schedule.gpu.scheduler import THREADS, gpu_request
 from souffle.schedule.log import KNOB, RULE, Record, TuningLog, workload_module
+from souffle.schedule.lower import DeviceFunction, LoweringError, cuda_target, lower_stage
 from souffle.schedule.stage import LoopStage, Stage, Unit
 from souffle.tvm_compat import collect, const_int
 
@@ -45,8 +46,6 @@ _REPLAYING = (ValueError, TypeError, RuntimeError, AttributeError, LookupError, 
 """What a trace raises that does not fit the workload, or is no trace."""
 
 _TENSOR_CORE_CALLS = ("tvm_mma_sync", "ptx_mma", "mma_sync")
-
-Problem = Callable[[GpuSchedule], str | None]
 
 
 def searched_stages(units: Sequence[Unit], analysis: Analysis) -> Iterator[tuple[Stage, int]]:
@@ -76,7 +75,6 @@ def tuned_stages(
     analysis: Analysis,
     logs: Sequence[TuningLog],
     device: GpuDevice,
-    problem: Problem = lambda schedule: None,
     *,
     merged: bool = False,
 ) -> tuple[tuple[Unit, ...], tuple[Decision, ...]]:
@@ -92,8 +90,6 @@ def tuned_stages(
         The first one's records win among equals.
     device : GpuDevice
         The GPU that is compiled for: what was measured on it comes before what was on another.
-    problem : callable, optional
-        Says why a schedule cannot be used, as where it does not lower.
     merged : bool
         Whether stages share kernels. A schedule is then not used if it would take that from the others
         (:func:`crowding`), however fast it is alone.
@@ -105,32 +101,42 @@ def tuned_stages(
         One for each stage that a search would tune, one for each part of a log that was skipped, and a summary.
     """
     wanted = [stage for stage, _ in searched_stages(units, analysis)]
-    found: dict[str, tuple[GpuSchedule, Record] | str] = {}
+    answers: dict[str, _Tuned | Refused] = {}
     decisions = []
     for stage in wanted:
         digest = stage.draft.digest
-        if digest not in found:
-            found[digest] = _best(stage, logs, device, problem, merged)
-        hit = found[digest]
-        if isinstance(hit, str):
-            reason = f"{hit}; rule {stage.schedule.rule}'s own choice"
+        if digest not in answers:
+            answers[digest] = _best(stage, logs, device, merged)
+        best = answers[digest]
+        if isinstance(best, Refused):
+            reason = f"{best.reason}; rule {stage.schedule.rule}'s own choice"
         else:
-            reason = f"schedule from the log ({hit[0].rule}, {hit[0].tiles} tiles): {hit[1].summary}"
-        decisions.append(Decision("tuning", stage.name, not isinstance(hit, str), reason))
+            schedule = best.schedule
+            reason = f"schedule from the log ({schedule.rule}, {schedule.tiles} tiles): {best.record.summary}"
+        decisions.append(Decision("tuning", stage.name, isinstance(best, _Tuned), reason))
     problems = [Decision("tuning", one.where, False, one.reason) for log in logs for one in log.problems]
-    count = sum(not isinstance(found[stage.draft.digest], str) for stage in wanted)
+    tuned = {digest: best for digest, best in answers.items() if isinstance(best, _Tuned)}
+    count = sum(stage.draft.digest in tuned for stage in wanted)
     where = ", ".join(log.name for log in logs) or f"no log for {device.arch}"
     summary = f"{count} of {len(wanted)} stages with a reduction found in tuning logs ({where})"
-    chosen = {digest: hit[0] for digest, hit in found.items() if not isinstance(hit, str)}
-    stages = tuple(_with_schedules(unit, chosen) for unit in units)
+    stages = tuple(_with_schedules(unit, tuned) for unit in units)
     return stages, (*problems, *decisions, Decision("tuning", "summary", count > 0, summary))
 
 
-def _with_schedules(unit: Unit, chosen: dict[str, GpuSchedule]) -> Unit:
+@dataclass(frozen=True, eq=False)
+class _Tuned:
+    """The schedule of a record, lowered."""
+
+    schedule: GpuSchedule
+    functions: tuple[DeviceFunction, ...]
+    record: Record
+
+
+def _with_schedules(unit: Unit, tuned: Mapping[str, _Tuned]) -> Unit:
     if isinstance(unit, LoopStage):
-        return replace(unit, stages=tuple(_with_schedules(stage, chosen) for stage in unit.stages))
-    schedule = chosen.get(unit.draft.digest)
-    return unit if schedule is None else replace(unit, schedule=schedule)
+        return replace(unit, stages=tuple(_with_schedules(stage, tuned) for stage in unit.stages))
+    best = tuned.get(unit.draft.digest)
+    return unit if best is None else replace(unit, schedule=best.schedule, functions=best.functions)
 
 
 def crowding(tiles: int, registers: int, shared_bytes: int, own_tiles: int, device: GpuDevice) -> str | None:
@@ -159,12 +165,10 @@ def crowding(tiles: int, registers: int, shared_bytes: int, own_tiles: int, devi
     return None
 
 
-def _best(
-    stage: Stage, logs: Sequence[TuningLog], device: GpuDevice, problem: Problem, merged: bool
-) -> tuple[GpuSchedule, Record] | str:
+def _best(stage: Stage, logs: Sequence[TuningLog], device: GpuDevice, merged: bool) -> _Tuned | Refused:
     """The best record's schedule, or why there is none; what does not fit any more is noted in its log and skipped."""
     left_out = ""
-    func, request = stage.draft.func, gpu_request(device)
+    func, request, target = stage.draft.func, gpu_request(device), cuda_target(device.arch)
     records = [(record, log) for log in logs for record in log.of(func) if record.useful]
     for record, log in sorted(records, key=lambda pair: pair[0].rank(device.name)):
         answer = replayed(record, func, request)
@@ -174,11 +178,15 @@ def _best(
             if crowded is not None:
                 left_out = left_out or f"{record.summary}, not used in a kernel of several stages: {crowded}"
                 continue
-        reason = answer.reason if isinstance(answer, Refusal) else problem(answer)
-        if reason is None:
-            return answer, record
+        if isinstance(answer, GpuSchedule):
+            try:
+                return _Tuned(answer, lower_stage("stage", answer, target), record)
+            except LoweringError as error:
+                reason = str(error)
+        else:
+            reason = answer.reason
         log.problem(record.where, f"its schedule does not fit any more: {reason}")
-    return left_out or "no record"
+    return Refused(left_out or "no record")
 
 
 def replayed(record: Record, func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal:

@@ -20,7 +20,7 @@ from souffle.codegen.plan import Buffer, CudaModule, Kernel, Launch, Plan, Resou
 from souffle.cost import CostDevice, cost_device, device_of_arch, product_names
 from souffle.errors import CompilerNotFoundError, CudaCompileError, DeviceError, OptionError
 from souffle.kernel import KernelShape
-from souffle.kernel.calls import Place, StageCall
+from souffle.kernel.calls import kernel_of_stage
 from souffle.parallel import map_in_threads
 from souffle.program import Tensor
 from souffle.runtime import Network
@@ -68,9 +68,7 @@ class Bench(Protocol):
     device: str
     """What it is measured on, or the product that is predicted."""
 
-    def figures(
-        self, draft: StageDraft, candidates: Sequence[Candidate], reference: Candidate | None
-    ) -> list[Figures]:
+    def figures(self, draft: StageDraft, candidates: Sequence[Candidate], reference: Candidate | None) -> list[Figures]:
         """The figures of some candidates of a stage; `reference` says what its outputs must be."""
         ...
 
@@ -94,9 +92,7 @@ class PredictingBench:
         self.target = target
         self.nvcc = nvcc and find_nvcc() is not None
 
-    def figures(
-        self, draft: StageDraft, candidates: Sequence[Candidate], reference: Candidate | None
-    ) -> list[Figures]:
+    def figures(self, draft: StageDraft, candidates: Sequence[Candidate], reference: Candidate | None) -> list[Figures]:
         """See :class:`Bench`."""
         if not self.nvcc:
             return [self._of(candidate, None) for candidate in candidates]
@@ -142,9 +138,7 @@ class MeasuringBench:
         self.device = Cuda(0, driver).name
         self._expected: tuple[StageDraft, dict[str, np.ndarray]] | None = None
 
-    def figures(
-        self, draft: StageDraft, candidates: Sequence[Candidate], reference: Candidate | None
-    ) -> list[Figures]:
+    def figures(self, draft: StageDraft, candidates: Sequence[Candidate], reference: Candidate | None) -> list[Figures]:
         """See :class:`Bench`."""
         inputs = _random_inputs(draft)
         if self._expected is None or self._expected[0] is not draft:
@@ -231,26 +225,19 @@ def _built(
             for used in (report[f"trial{number}"],)
         }
 
-    shapes = {number: _alone(draft, candidate) for number, candidate in enumerate(candidates)}
+    parameters = [(tensor.dtype, tensor.nbytes) for tensor in (*draft.inputs, *draft.outputs)]
+    shapes = {
+        number: kernel_of_stage(candidate.functions, parameters, f"trial{number}_part")
+        for number, candidate in enumerate(candidates)
+    }
 
     def texts_of(chosen: Sequence[int]) -> str:
-        names = {
-            function: f"trial{number}_part{place}"
-            for number in chosen
-            for place, function in enumerate(shapes[number].functions)
-        }
-        return emit_cuda([(f"trial{number}", shapes[number]) for number in chosen], names, target)[0]
+        return emit_cuda([(f"trial{number}", shapes[number]) for number in chosen], target)[0]
 
     texts = [texts_of(chosen) for chosen in parts]
     for one in map_in_threads(count, part, parts, texts):
         found |= one
     return [found[number] for number in numbers]
-
-
-def _alone(draft: StageDraft, candidate: Candidate) -> KernelShape:
-    tensors = (*draft.inputs, *draft.outputs)
-    call = StageCall(candidate.functions, tuple(Place(number) for number in range(len(tensors))), False, ())
-    return KernelShape((call,), tuple((tensor.dtype, tensor.nbytes) for tensor in tensors))
 
 
 def _plan(draft: StageDraft, shape: KernelShape, name: str, module: CudaModule, used: Resources, arch: str) -> Plan:

@@ -113,7 +113,7 @@ def test_a_wrong_schedule_is_found_and_not_timed(
     (text,) = (wrong / "build").glob("gemm-0.cu")
     # It leaves out its last tile.
     changed, count = re.subn(
-        r"< (\d+)\) \{(\s+)gemm_1_tile\(", lambda m: f"< {int(m[1]) - 1}) {{{m[2]}gemm_1_tile(", text.read_text()
+        r"< (\d+)\) \{(\s+)gemm_1_tile0\(", lambda m: f"< {int(m[1]) - 1}) {{{m[2]}gemm_1_tile0(", text.read_text()
     )
     assert count == 1
     text.write_text(changed)

@@ -108,11 +108,11 @@ def test_text_that_was_broken_on_the_way_is_rejected(tmp_path: Path) -> None:
 
 def test_the_compiler_is_told_how_many_blocks_must_be_resident() -> None:
     (merged,) = compile_cuda(_matmul(2), level="V3", arch="sm_90", cubin=False).merged
-    names = {function: f"part{k}" for k, function in enumerate(dict.fromkeys(merged.shape.functions))}
     for blocks, bounds in ((1, "__launch_bounds__(256)"), (3, "__launch_bounds__(256, 3)")):
         shape = replace(merged.shape, blocks_per_sm=blocks)
-        text, kernels = emit_cuda([("one", shape), ("two", merged.shape)], names, cuda_target("sm_90"))
+        text, kernels = emit_cuda([("one", shape), ("two", merged.shape)], cuda_target("sm_90"))
         assert f"{bounds} one(" in text and "__launch_bounds__(256) two(" in text
-        packed = pack({k.name: k.func for k in kernels}, {name: function.func for function, name in names.items()})
+        functions = {function.name: function.func for function in merged.shape.functions}
+        packed = pack({k.name: k.func for k in kernels}, functions)
         again = unpack(packed)
         assert text_of_functions(again.kernels, again.functions, cuda_target("sm_90")) == text

@@ -12,7 +12,6 @@ import pytest
 import souffle
 from souffle.cache import read_entry, write_entry
 from souffle.codegen import nvcc, resources
-from souffle.codegen.assemble import lower_stages
 from souffle.codegen.nvcc import find_nvcc
 from souffle.codegen.plan import Resources
 from souffle.codegen.resources import StageMeter, smaller_waves
@@ -20,7 +19,7 @@ from souffle.decision import Decision
 from souffle.partition import PartitionRequest
 from souffle.program import TEProgram
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS, device_for
-from souffle.schedule.lower import Lowering, cuda_target
+from souffle.schedule.lower import cuda_target
 from souffle.schedule.resources import StageResources
 from tests.kernel.test_merge import ARCH, lower, weights
 from tests.testlib import Builder
@@ -42,7 +41,7 @@ def network(width: int = 64, first: int = 0) -> TEProgram:
 def measured(program: TEProgram, **options) -> dict[str, StageResources]:
     lowered = lower(program)
     meter = StageMeter(ARCH, cuda_target(ARCH), **({"measure": True} | options))
-    return {stage.name: found for stage, found in meter.measure(lowered.stages, lowered.functions).items()}
+    return {stage.name: stage.resources for stage in meter.measured(lowered.stages)}
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -64,15 +63,15 @@ def test_each_distinct_stage_is_measured_once(monkeypatch: pytest.MonkeyPatch) -
     runs = counted(monkeypatch)
     lowered = lower(network())
     meter = StageMeter(ARCH, cuda_target(ARCH), measure=True)
-    found = meter.measure(lowered.stages, lowered.functions)
-    assert runs == [2] and list(found) == list(lowered.stages)
-    one, two, row_sum = lowered.stages
-    assert found[one] == found[two] and found[one].registers > found[row_sum].registers > 0
-    for stage, used in found.items():
-        (function,) = lowered.functions[stage]
+    stages = meter.measured(lowered.stages)
+    assert runs == [2] and [stage.draft for stage in stages] == [stage.draft for stage in lowered.stages]
+    one, two, row_sum = (stage.resources for stage in stages)
+    assert one == two and one.registers > row_sum.registers > 0
+    for stage in stages:
+        (function,), used = stage.functions, stage.resources
         assert used.measured and used.threads == 256
         assert used.dynamic_shared_bytes == used.shared_bytes == function.shared_bytes
-    meter.measure(lowered.stages, lowered.functions)
+    meter.measured(lowered.stages)
     assert runs == [2]
 
 
@@ -132,10 +131,11 @@ def test_without_a_compiler_registers_are_assumed_and_memory_is_known(
     monkeypatch.setattr(resources, "find_nvcc", lambda: None)
     lowered = lower(network())
     meter = StageMeter(ARCH, cuda_target(ARCH), measure=why == "no compiler")
-    for stage, used in meter.measure(lowered.stages, lowered.functions).items():
+    for stage in meter.measured(lowered.stages):
+        used = stage.resources
         assert used.registers == ASSUMED_REGISTERS and not used.measured
-        assert used.dynamic_shared_bytes == lowered.functions[stage][0].shared_bytes
-    assert any(f.shared_bytes for functions in lowered.functions.values() for f in functions)
+        assert used.dynamic_shared_bytes == stage.functions[0].shared_bytes
+    assert any(function.shared_bytes for stage in lowered.stages for function in stage.functions)
 
 
 def cuts(program: TEProgram, **options) -> tuple[tuple[str, str, bool, str], ...]:
@@ -163,9 +163,7 @@ def test_lowering_gives_names_that_the_figures_do_not_depend_on() -> None:
     meter = StageMeter(ARCH, cuda_target(ARCH), measure=False)
 
     def keys(program: TEProgram) -> set[str]:
-        stages = lower(program).stages
-        functions, _ = lower_stages(stages, Lowering(cuda_target(ARCH)))
-        return {meter._key(resources._alone(stage, functions[stage])) for stage in stages}
+        return {meter._key(stage) for stage in lower(program).stages}
 
     one, other = keys(network()), keys(network(first=2))
     assert len(one) == 2 and one < other
@@ -181,11 +179,13 @@ def test_a_kernel_that_takes_more_registers_than_its_stages_says_so() -> None:
 
     plan = souffle.pipeline.compile_cuda(network(300), level="V3", arch=ARCH, cubin=False, hook=hook).plan
     subprograms, _ = seen["partition"]
-    stages, grid = seen["schedule"], max(stage.schedule.tiles for stage in seen["schedule"][:2])
-    used = {stage: StageResources(128, 0, 0, 256, 0, True) for stage in stages}
+    grid = max(stage.schedule.tiles for stage in seen["schedule"][:2])
+    used = StageResources(128, 0, 0, 256, 0, True)
+    stages = tuple(replace(stage, resources=used) for stage in seen["schedule"])
+    subprograms = [replace(part, stages=tuple(replace(s, resources=used) for s in part.stages)) for part in subprograms]
     # At 128 registers two blocks share a multiprocessor, at 200 each has one.
     device = replace(device_for(ARCH), sm_count=-(-grid // 2))
-    request = PartitionRequest(stages, device, used, seen["analysis"])
+    request = PartitionRequest(stages, device, seen["analysis"])
     wave = 2 * device.sm_count
 
     def compiled(registers: int) -> tuple[Decision, ...]:

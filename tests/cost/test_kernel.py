@@ -12,15 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from souffle.codegen.assemble import lower_stages
 from souffle.codegen.forecast import forecast_on
 from souffle.cost import MEDIAN_ERROR, KernelForecast, cost_device, device_of_arch, predict_stage
 from souffle.errors import OptionError
 from souffle.program import Tensor, TEProgram
 from souffle.schedule.gpu.device import DEVICES
-from souffle.schedule.lower import Lowering, cuda_target
+from souffle.schedule.lower import cuda_target
+from souffle.schedule.lower.stages import lower_stages
 from souffle.schedule.resources import StageResources
-from souffle.schedule.stage import flat_stages
 from tests.kernel.test_loops import asked, layers
 from tests.kernel.test_merge import ARCH, lower
 from tests.testlib import Builder
@@ -37,13 +36,12 @@ def chain(size: int = 1024) -> TEProgram:
 
 
 def forecast(program: TEProgram, distant: Collection[Tensor] | None = None) -> tuple[KernelForecast, tuple]:
-    lowered = lower(program)
-    used = {
-        stage: StageResources(64, 0, functions[0].shared_bytes, 256, 0, True)
-        for stage, functions in lowered.functions.items()
-    }
+    stages = tuple(
+        replace(stage, resources=StageResources(64, 0, stage.functions[0].shared_bytes, 256, 0, True))
+        for stage in lower(program).stages
+    )
     far = {*program.inputs, *program.constants} if distant is None else distant
-    return KernelForecast(H200, lowered.stages, lowered.functions, used, far), lowered.stages
+    return KernelForecast(H200, stages, far), stages
 
 
 def test_a_stage_is_throttled_by_its_neighbours() -> None:
@@ -94,20 +92,18 @@ def test_what_the_cache_does_not_hold_comes_from_memory() -> None:
 
 
 def test_alone_it_is_the_stage_s_own_prediction() -> None:
-    program = chain()
-    lowered = lower(program)
-    model, (product, _) = forecast(program, distant=())
+    model, (product, _) = forecast(chain(), distant=())
     own = model.alone(product)
-    expected = predict_stage(lowered.functions[lowered.stages[0]], H200, own, start="none", warm=True).seconds
+    expected = predict_stage(product.functions, H200, own, start="none", warm=True).seconds
     assert model.seconds(product, own) == pytest.approx(expected)
 
 
 def test_parts_of_a_step_come_from_memory_and_what_every_step_reads_does_not() -> None:
     given = asked(layers(5, width=16))
     program = given.analysis.program
-    functions, _ = lower_stages(flat_stages(given.stages), Lowering(cuda_target(ARCH)))
-    model = forecast_on(ARCH, program, given.stages, functions, given.resources)
-    (loop,) = (unit for unit in given.stages if hasattr(unit, "loop"))
+    stages = lower_stages(given.stages, cuda_target(ARCH))
+    model = forecast_on(ARCH, program, stages)
+    (loop,) = (unit for unit in stages if hasattr(unit, "loop"))
     moved = {p.tensor: p.tensor.nbytes for p in loop.loop.indexed if p.source in program.constants}
     assert moved
     for stage in loop.stages:
@@ -117,10 +113,11 @@ def test_parts_of_a_step_come_from_memory_and_what_every_step_reads_does_not() -
 
 
 def test_registers_that_no_compiler_named_are_estimated() -> None:
-    lowered = lower(chain())
-    assumed = {s: StageResources.assumed(f[0].shared_bytes, 256) for s, f in lowered.functions.items()}
-    model = KernelForecast(H200, lowered.stages, lowered.functions, assumed, ())
-    product, wide = lowered.stages
+    product, wide = (
+        replace(stage, resources=StageResources.assumed(stage.functions[0].shared_bytes, 256))
+        for stage in lower(chain()).stages
+    )
+    model = KernelForecast(H200, (product, wide), ())
     assert model.alone(product).registers > model.alone(wide).registers >= 32
 
 
@@ -139,4 +136,4 @@ def test_an_architecture_stands_for_the_product_that_schedules_are_made_for() ->
         assert device_of_arch(arch).limits.sm_count == DEVICES[arch].sm_count
     with pytest.raises(OptionError, match="sm_12"):
         device_of_arch("sm_12")
-    assert forecast_on("sm_75", chain(), (), {}, {}) is None
+    assert forecast_on("sm_75", chain(), ()) is None

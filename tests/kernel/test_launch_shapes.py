@@ -13,7 +13,6 @@ from tvm.script import tirx as script
 
 import souffle
 from souffle.analysis import analyze
-from souffle.codegen.assemble import lower_stages
 from souffle.codegen.nvcc import find_nvcc
 from souffle.kernel import plan_calls
 from souffle.kernel.calls import KernelShape
@@ -22,10 +21,9 @@ from souffle.program.evaluate import evaluate
 from souffle.schedule.form_stages import JoinPolicy, form_stages
 from souffle.schedule.gpu import GpuSchedule
 from souffle.schedule.gpu.device import device_for
-from souffle.schedule.gpu.scheduler import gpu_scheduler
+from souffle.schedule.gpu.scheduler import GpuScheduler
 from souffle.schedule.lower import (
     DeviceFunction,
-    Lowering,
     LoweringError,
     cuda_target,
     fit_functions,
@@ -33,6 +31,7 @@ from souffle.schedule.lower import (
     partial_function,
 )
 from souffle.schedule.lower.fewer_threads import BARRIER_FUNCTION
+from souffle.schedule.lower.stages import lower_stages
 from souffle.tvm_compat import primfunc_from_tensors
 from souffle.verify import PROVEN
 from tests.kernel.launch_shapes import ARCH, Reschedule, by_rule, crosswise, rescheduled, staged
@@ -165,19 +164,18 @@ def test_a_form_is_made_once() -> None:
 def test_kernels_of_different_sizes_share_a_stage_in_both_forms() -> None:
     """A kernel has blocks of its widest stage; a stage that is as wide itself keeps its own barriers."""
     program = rows_and_products()
-    stages, _ = form_stages(program, analyze(program), gpu_scheduler(device_for(ARCH)), JoinPolicy(False, False))
+    stages, _ = form_stages(program, analyze(program), GpuScheduler(device_for(ARCH)), JoinPolicy(False, False))
     how = {0: crosswise(96), 1: staged(4, 24, 4)}
-    stages = rescheduled(how)("schedule", stages)
-    functions, names = lower_stages(stages, Lowering(cuda_target(ARCH)))
+    stages = lower_stages(rescheduled(how)("schedule", stages), cuda_target(ARCH))
 
     def shape(*chosen: int) -> KernelShape:
-        return plan_calls([stages[i] for i in chosen], functions, program.constants, prefetch=False).shape
+        return plan_calls([stages[i] for i in chosen], program.constants, prefetch=False).shape
 
     alone, narrow, wide = shape(0), shape(0, 1), shape(0, 1, 2)
     assert (alone.threads, narrow.threads, wide.threads) == (96, 96, 256)
-    assert [names[f].endswith("_partial") for f in alone.functions] == [False]
-    assert [names[f].endswith("_partial") for f in narrow.functions] == [False, False]
-    assert [names[f].endswith("_partial") for f in wide.functions[:2]] == [True, True]
+    assert [f.name.endswith("_partial") for f in alone.functions] == [False]
+    assert [f.name.endswith("_partial") for f in narrow.functions] == [False, False]
+    assert [f.name.endswith("_partial") for f in wide.functions[:2]] == [True, True]
     again = shape(1, 2)
     assert again.functions[0] is wide.functions[1]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from souffle.program.evaluate import evaluate
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.lower import LoweringError
 from souffle.schedule.resources import StageResources
-from souffle.schedule.stage import LoopStage, flat_stages
+from souffle.schedule.stage import LoopStage, Unit
 from souffle.transform import roll
 from tests.kernel.test_merge import ARCH, definition, kernel_of, skeleton
 from tests.testlib import Builder, inputs_for, run_on_cpu_device
@@ -131,9 +132,17 @@ def asked(program: TEProgram) -> PartitionRequest:
         return result
 
     souffle.pipeline.compile_cuda(program, level="V3", arch=ARCH, cubin=False, hook=hook)
-    units = seen["schedule"]
-    resources = {stage: StageResources.assumed(0, 256) for stage in flat_stages(units)}
-    return PartitionRequest(units, device_for(ARCH), resources, seen["analysis"])
+    return PartitionRequest(assuming(seen["schedule"]), device_for(ARCH), seen["analysis"])
+
+
+def assuming(units: Sequence[Unit]) -> tuple[Unit, ...]:
+    """Stages that need no shared memory, and whose registers are assumed."""
+    return tuple(
+        dataclasses.replace(unit, stages=assuming(unit.stages))
+        if isinstance(unit, LoopStage)
+        else dataclasses.replace(unit, resources=StageResources.assumed(0, 256))
+        for unit in units
+    )
 
 
 def test_a_loop_that_a_wave_does_not_hold_is_named_with_the_figures() -> None:
@@ -177,8 +186,7 @@ def test_memory_intensive_stages_of_a_loop_do_not_count() -> None:
         }
         body = dataclasses.replace(loop, stages=tuple(new.get(stage, stage) for stage in loop.stages))
         stages = tuple(body if unit is loop else unit for unit in given.stages)
-        resources = {stage: StageResources.assumed(0, 256) for stage in flat_stages(stages)}
-        return dataclasses.replace(given, stages=stages, resources=resources)
+        return dataclasses.replace(given, stages=stages)
 
     rule = planner_for("souffle")
     assert rule.loops_to_take_apart(with_tiles(others)) == {}

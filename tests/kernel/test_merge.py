@@ -13,7 +13,6 @@ from tvm import te
 
 import souffle
 from souffle.analysis import analyze
-from souffle.codegen.assemble import lower_stages
 from souffle.kernel import plan_calls
 from souffle.kernel.calls import CallPlan
 from souffle.kernel.merge import PREFETCH_FUNCTION
@@ -21,8 +20,9 @@ from souffle.program import TEProgram
 from souffle.program.evaluate import evaluate
 from souffle.schedule.form_stages import JoinPolicy, form_stages
 from souffle.schedule.gpu.device import device_for
-from souffle.schedule.gpu.scheduler import gpu_scheduler
-from souffle.schedule.lower import DeviceFunction, Lowering, LoweringError, cuda_target, lower_stage
+from souffle.schedule.gpu.scheduler import GpuScheduler
+from souffle.schedule.lower import LoweringError, cuda_target, lower_stage
+from souffle.schedule.lower.stages import lower_stages
 from souffle.schedule.stage import Stage
 from tests.testlib import Builder, inputs_for, random_program, run_on_cpu_device
 
@@ -34,16 +34,15 @@ APART = JoinPolicy(across_operators=False, rowwise_across_operators=False)
 class Lowered:
     program: TEProgram
     stages: tuple[Stage, ...]
-    functions: dict[Stage, tuple[DeviceFunction, ...]]
 
     def calls(self, **options) -> CallPlan:
-        return plan_calls(self.stages, self.functions, self.program.constants, **{"prefetch": False, **options})
+        return plan_calls(self.stages, self.program.constants, **{"prefetch": False, **options})
 
 
 def lower(program: TEProgram) -> Lowered:
     """Every TE a stage of its own."""
-    stages, _ = form_stages(program, analyze(program), gpu_scheduler(device_for(ARCH)), APART)
-    return Lowered(program, stages, lower_stages(stages, Lowering(cuda_target(ARCH)))[0])
+    stages, _ = form_stages(program, analyze(program), GpuScheduler(device_for(ARCH)), APART)
+    return Lowered(program, lower_stages(stages, cuda_target(ARCH)))
 
 
 def weights(*shape: int) -> np.ndarray:
@@ -187,7 +186,7 @@ def test_prefetch_asks_for_the_constants_of_the_stage_after_a_barrier() -> None:
 
 def test_identical_layers_are_lowered_once() -> None:
     lowered = lower(layers(4))
-    assert len({id(lowered.functions[stage]) for stage in lowered.stages}) == 1
+    assert len({id(stage.functions) for stage in lowered.stages}) == 1
     text = kernel_of(layers(2)).kernels[0].text
     assert len(re.findall(r"^static __device__ __noinline__ void stage0_matmul0\(.*\{$", text, re.MULTILINE)) == 1
 

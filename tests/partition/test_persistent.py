@@ -141,11 +141,11 @@ def cost(run: PricedRun, ends: tuple[int, ...], given: PartitionRequest) -> floa
     depth = depths(run.units)
     total, first = 0.0, 0
     for end in (*ends, len(run.units)):
-        used = [given.resources[stage] for stage in run.units[first:end]]
+        used = [stage.resources for stage in run.units[first:end]]
         kernel = StageResources(max(u.registers for u in used), 0, max(u.shared_bytes for u in used), 256, 0, True)
         total += played.launch_seconds + (depth[end - 1] - depth[first]) * played.grid_sync_seconds / played.error
         for stage in run.units[first:end]:
-            alone = played.seconds(stage, given.resources[stage])
+            alone = played.seconds(stage, stage.resources)
             total += max(0.0, played.seconds(stage, kernel) / played.error - alone)
         first = end
     return total
@@ -210,9 +210,10 @@ def test_a_kernel_is_held_to_the_fewest_blocks_that_are_predicted_to_be_as_fast(
 
 def test_without_predictions_or_measured_registers_nothing_is_cut() -> None:
     given = weighed([HUNGRY, LEAN], throttled(400.0, 1.0))
+    guessed = tuple(replace(s, resources=replace(s.resources, measured=False)) for s in given.stages)
     for other, reason in (
         (replace(given, forecast=None), f"no device file describes {TINY.arch}"),
-        (replace(given, resources={s: replace(r, measured=False) for s, r in given.resources.items()}), "assumed"),
+        (replace(given, stages=guessed), "assumed"),
     ):
         parts, (kept, refused) = PERSISTENT.plan(other)
         assert sizes(parts) == [2] and parts[0].blocks_per_sm == 1
@@ -233,9 +234,15 @@ def test_a_loop_is_priced_step_by_step_with_its_barriers_and_stays_whole() -> No
     # Products of several tiles, each of which reads all of the one before.
     program = layers(5, width=300)
     given = asked(program)
-    resources = {stage: replace(used, measured=True, registers=LEAN) for stage, used in given.resources.items()}
-    played = Played(flat_stages(given.stages), lambda *_: 7.0)
-    given = replace(given, device=TINY, resources=resources, forecast=played)
+    lean = StageResources(LEAN, 0, 0, 256, 0, True)
+    stages = tuple(
+        replace(unit, stages=tuple(replace(stage, resources=lean) for stage in unit.stages))
+        if isinstance(unit, LoopStage)
+        else replace(unit, resources=lean)
+        for unit in given.stages
+    )
+    played = Played(flat_stages(stages), lambda *_: 7.0)
+    given = replace(given, stages=stages, device=TINY, forecast=played)
     runs = sum(unit.loop.steps * len(unit.stages) if isinstance(unit, LoopStage) else 1 for unit in given.stages)
     (kernel,) = kernel_of(program).plan.kernels
     run = PricedRun(given.stages, given, played)

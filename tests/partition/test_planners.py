@@ -53,11 +53,17 @@ def request(
 ) -> PartitionRequest:
     """Stages of one TE each, with these tiles; bytes and registers by position, registers assumed where not given."""
     program = chain(kinds)
-    stages = tuple(Stage(draft_stage([t], program), Tiles(n)) for t, n in zip(program.tes, tiles, strict=True))
-    resources = {s: StageResources.assumed((shared or {}).get(i, 0), 256) for i, s in enumerate(stages)}
-    for number, count in (registers or {}).items():
-        resources[stages[number]] = replace(resources[stages[number]], registers=count, measured=True)
-    return PartitionRequest(stages, device, resources, analyze(program))
+
+    def resources(number: int) -> StageResources:
+        used = StageResources.assumed((shared or {}).get(number, 0), 256)
+        count = (registers or {}).get(number)
+        return used if count is None else replace(used, registers=count, measured=True)
+
+    stages = tuple(
+        Stage(draft_stage([te_], program), Tiles(count), resources=resources(number))
+        for number, (te_, count) in enumerate(zip(program.tes, tiles, strict=True))
+    )
+    return PartitionRequest(stages, device, analyze(program))
 
 
 def sizes(subprograms: tuple[Subprogram, ...]) -> list[int]:
@@ -162,7 +168,7 @@ def test_every_stage_is_kept_in_order(planner: Planner) -> None:
     given = request("prprsp", [1, 40, 3, 90, 2, 2], shared={2: 9000, 5: 50_000})
     parts, _ = planner.plan(given)
     assert tuple(s for part in parts for s in part.stages) == given.stages
-    assert planner.plan(PartitionRequest((), TINY, {}, given.analysis)) == ((), ())
+    assert planner.plan(PartitionRequest((), TINY, given.analysis)) == ((), ())
 
 
 def test_stages_are_taken_breadth_first() -> None:

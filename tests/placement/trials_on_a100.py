@@ -5,10 +5,8 @@ from __future__ import annotations
 from souffle.cost.device import cost_device
 from souffle.placement.trial import Trials
 from souffle.program import TEProgram
-from souffle.schedule.drafts import cached_scheduler
 from souffle.schedule.gpu.device import device_for
-from souffle.schedule.gpu.scheduler import gpu_request, gpu_scheduler
-from souffle.schedule.lower import Lowering, cuda_target
+from souffle.schedule.gpu.scheduler import GpuScheduler, gpu_request
 
 __all__ = ["REQUEST", "trials_of"]
 
@@ -19,6 +17,5 @@ REQUEST = gpu_request(device_for(_ARCH))
 
 def trials_of(program: TEProgram, *, described: bool = True) -> Trials:
     """Trials of a program, on a device that is described or on one that is not."""
-    lowering = Lowering(cuda_target(_ARCH))
     device = cost_device("A100-SXM4-40GB") if described else None
-    return Trials(program, device, cached_scheduler(gpu_scheduler(device_for(_ARCH), lowering.problem)), lowering)
+    return Trials(program, device, GpuScheduler(device_for(_ARCH)))

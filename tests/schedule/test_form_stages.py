@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,6 +24,17 @@ ACROSS = JoinPolicy(across_operators=True, rowwise_across_operators=False)
 ON_CHIP = JoinPolicy(across_operators=True, rowwise_across_operators=True)
 
 
+class Played:
+    """A scheduler that answers, and knows times, as a test says."""
+
+    def __init__(self, answer: Callable[[tirx.PrimFunc], Answer], seconds: Callable[[Answer], float | None]) -> None:
+        self.answer = answer
+        self.seconds = seconds
+
+    def __call__(self, func: tirx.PrimFunc) -> Answer:
+        return self.answer(func)
+
+
 def willing(func: tirx.PrimFunc) -> Answer:
     return Answer(object(), "any", 0, True, 8, "")
 
@@ -40,9 +50,18 @@ def answer(**changes: object) -> Callable[[tirx.PrimFunc], Answer]:
     return scheduler
 
 
+def formed(
+    program: TEProgram,
+    answers: Callable[[tirx.PrimFunc], Answer],
+    policy: JoinPolicy,
+    seconds: Callable[[Answer], float | None] = lambda answer: None,
+) -> tuple[tuple[Stage, ...], tuple[Decision, ...]]:
+    return form_stages(program, analyze(program.expanded()), Played(answers, seconds), policy)
+
+
 def form(program: TEProgram, policy: JoinPolicy, scheduler=willing) -> tuple[list[list[str]], tuple[Decision, ...]]:
     """The names of each stage's TEs, and the decisions about joins."""
-    stages, decisions = form_stages(program, analyze(program), scheduler, policy)
+    stages, decisions = formed(program, scheduler, policy)
     chosen = [d.subject for d in decisions if d.stage == "stage"]
     assert chosen == [stage.name for stage in stages]
     return [[te_.name for te_ in stage.tes] for stage in stages], tuple(d for d in decisions if d.stage != "stage")
@@ -67,7 +86,7 @@ def fused_chain() -> TEProgram:
 
 
 def form_fused(program: TEProgram, scheduler) -> list[list[str]]:
-    stages, _ = form_stages(program, analyze(program.expanded()), scheduler, ACROSS)
+    stages, _ = formed(program, scheduler, ACROSS)
     return [[te_.name for te_ in stage.tes] for stage in stages]
 
 
@@ -132,11 +151,10 @@ def test_at_v4_they_share_tiles_and_what_passes_between_stays_on_chip() -> None:
 
 @pytest.mark.parametrize("together", [1.0, 9.0, 11.0])
 def test_stages_are_joined_on_chip_where_that_takes_no_longer(together: float) -> None:
-    prices = iter((4e-6, 6e-6, together * 1e-6))
-    policy = replace(ON_CHIP, price=lambda answer: next(prices))
-    names, decisions = form(two_sums(4, 6, 5), policy, answer())
+    prices = iter((together * 1e-6, 4e-6, 6e-6))
+    stages, decisions = formed(two_sums(4, 6, 5), answer(), ON_CHIP, lambda answer: next(prices))
     decision = next(d for d in decisions if d.stage == "reuse")
-    assert decision.accepted == (len(names) == 1) == (together <= 10.0)
+    assert decision.accepted == (len(stages) == 1) == (together <= 10.0)
     if together > 10.0:
         assert decision.reason == "together they would take 11.0 µs, apart 10.0 µs"
 
@@ -227,7 +245,7 @@ def test_an_operator_that_is_no_te_stands_alone() -> None:
 
 def test_the_rule_of_each_stage_is_a_decision() -> None:
     program = epilogue()
-    _, decisions = form_stages(program, analyze(program), answer(reason="rowwise: no rows"), ACROSS)
+    _, decisions = formed(program, answer(reason="rowwise: no rows"), ACROSS)
     assert decisions[-1] == Decision("stage", "relu1", True, "rule good, 8 tiles; rowwise: no rows")
 
 
@@ -235,7 +253,7 @@ def test_a_te_without_any_schedule_is_an_error_that_names_it() -> None:
     program = epilogue()
     nothing = Answer(None, "none", 9, False, 0, "fallback: no loops")
     with pytest.raises(StageError, match=r"TE matmul0 \(Matmul matmul0\), shape \(4, 5\), .*fallback: no loops"):
-        form_stages(program, analyze(program), lambda func: nothing, ACROSS)
+        formed(program, lambda func: nothing, ACROSS)
 
 
 def test_the_scheduler_is_asked_once_for_each_distinct_function() -> None:
@@ -290,7 +308,7 @@ def test_stages_stay_in_topological_order(seed: int, policy: JoinPolicy) -> None
         several = len([n for n in str(func).split("\n") if 'T.sblock("t' in n]) > 1
         return Answer(None, "none", 9, False, 0, "no") if several and refusing.random() < 0.3 else willing(func)
 
-    stages, _ = form_stages(program, analyze(program), moody, policy)
+    stages, _ = formed(program, moody, policy)
     _defined_before_use(program, stages)
 
 

@@ -226,7 +226,7 @@ def kernels(schedules: Mapping[str, GpuSchedule], arch: str) -> tuple[str, dict[
         sizes = tuple((str(p.ty.dtype), 0) for p in schedule.func.params)
         call = StageCall((functions[name],), tuple(Place(i) for i in range(len(sizes))), False, ())
         shapes.append((f"run_{name}", KernelShape((call,), sizes)))
-    return emit_cuda(shapes, {function: name for name, function in functions.items()}, target)[0], functions
+    return emit_cuda(shapes, target)[0], functions
 
 
 def scheduled(case: Case) -> GpuSchedule:

@@ -15,10 +15,8 @@ from tvm.ir import Call
 import souffle
 from souffle import models
 from souffle.certificate import PROVEN
-from souffle.codegen.assemble import lower_stages
 from souffle.pipeline import stages_of
 from souffle.program import TEProgram
-from souffle.schedule.lower import Lowering, cuda_target
 from souffle.schedule.stage import flat_stages
 from souffle.tvm_compat import dtype_of
 from souffle.verify.values import Agreement, Mismatch, StageText, compare_stages, values_agree, values_section
@@ -29,14 +27,13 @@ from tests.testlib import Builder, random_program
 def stages(program: TEProgram, arch: str = "sm_90", **options: object) -> dict[str, tuple[str, StageText]]:
     """The stages of a program by name, each with the rule that made its schedule."""
     units, _ = stages_of(program, arch=arch, cubin=False, **options)
-    functions, names = lower_stages(flat_stages(units), Lowering(cuda_target(arch)))
     return {
         s.name: (
             s.schedule.rule,
             StageText(
-                tuple(names[f] for f in functions[s]),
+                tuple(f.name for f in s.functions),
                 s.draft.func,
-                tuple((f.func, f.tiles, f.threads) for f in functions[s]),
+                tuple((f.func, f.tiles, f.threads) for f in s.functions),
             ),
         )
         for s in flat_stages(units)

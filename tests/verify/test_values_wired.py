@@ -15,7 +15,6 @@ from tvm import tirx
 import souffle
 from souffle.analysis import analyze
 from souffle.certificate import PROVEN, REFUTED, UNKNOWN, VALUES, Certificate, Section
-from souffle.codegen.assemble import lower_stages
 from souffle.codegen.definitions import stage_definitions
 from souffle.codegen.tensor_ir import TensorIR, called_names, pack, text_of_module, unpack
 from souffle.errors import CertificateError
@@ -23,9 +22,10 @@ from souffle.pipeline import compile_cuda
 from souffle.program import TEProgram
 from souffle.runtime import Network, artifact
 from souffle.schedule.form_stages import JoinPolicy, form_stages
+from souffle.schedule.gpu import scheduler
 from souffle.schedule.gpu.device import device_for
-from souffle.schedule.gpu.scheduler import gpu_scheduler
-from souffle.schedule.lower import Lowering, cuda_target, partial_function
+from souffle.schedule.lower import cuda_target, partial_function
+from souffle.schedule.lower.stages import lower_stages
 from souffle.verify.compiled import values_of
 from souffle.verify.saved import verify_plan
 from tests.kernel.launch_shapes import ARCH, crosswise, rescheduled, staged
@@ -60,15 +60,12 @@ def miscalculated(func: tirx.PrimFunc) -> tirx.PrimFunc:
 @pytest.fixture
 def miscalculating(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lowering with a bug."""
-    lowered = Lowering.functions
-    known: dict[object, tuple] = {}
+    lowered = scheduler.lower_stage
 
-    def wrong(self: Lowering, schedule: object) -> tuple:
-        if schedule not in known:
-            known[schedule] = tuple(replace(f, func=miscalculated(f.func)) for f in lowered(self, schedule))
-        return known[schedule]
+    def wrong(*arguments: object) -> tuple:
+        return tuple(replace(f, func=miscalculated(f.func)) for f in lowered(*arguments))
 
-    monkeypatch.setattr(Lowering, "functions", wrong)
+    monkeypatch.setattr(scheduler, "lower_stage", wrong)
 
 
 def test_values_are_a_part_of_the_certificate(with_values: Network, network: Network) -> None:
@@ -139,18 +136,18 @@ def test_partial_forms_are_compared_too() -> None:
 
 def test_a_stage_that_is_called_in_two_forms_has_two_definitions() -> None:
     program = products()
-    stages, _ = form_stages(program, analyze(program), gpu_scheduler(device_for(ARCH)), JoinPolicy(False, False))
-    stages = rescheduled(HOW)("schedule", stages)
-    functions, names = lower_stages(stages, Lowering(cuda_target(ARCH)))
-    (first,) = functions[stages[0]]
+    policy = JoinPolicy(False, False)
+    stages, _ = form_stages(program, analyze(program), scheduler.GpuScheduler(device_for(ARCH)), policy)
+    stages = lower_stages(rescheduled(HOW)("schedule", stages), cuda_target(ARCH))
+    (first,) = stages[0].functions
     part = partial_function(first)
     assert part is not first
 
     def listed(*called) -> list[tuple]:
-        return [one.functions for one in stage_definitions(functions, names, called)]
+        return [one.functions for one in stage_definitions(stages, called)]
 
     def entry(function) -> tuple:
-        return ((names[function], function.tiles, function.threads),)
+        return ((function.name, function.tiles, function.threads),)
 
     assert listed(first, part) == [entry(first), entry(part)]
     assert listed(part) == [entry(part)]

@@ -6,7 +6,7 @@ the least particular, and the last one takes everything that can run without a g
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from tvm import s_tir, tirx
 
@@ -32,6 +32,7 @@ __all__ = [
     "Rule",
     "ScheduleError",
     "Sketch",
+    "answers",
     "check_schedule",
     "schedule_gpu",
 ]
@@ -54,18 +55,14 @@ RULES: tuple[tuple[str, Rule], ...] = (
 """The rules by name, in the order they are tried."""
 
 
-def schedule_gpu(
-    func: tirx.PrimFunc, request: GpuRequest, problem: Callable[[GpuSchedule], str | None] = lambda schedule: None
-) -> tuple[GpuSchedule | None, tuple[Refusal, ...]]:
-    """Schedule one stage.
+def schedule_gpu(func: tirx.PrimFunc, request: GpuRequest) -> tuple[GpuSchedule | None, tuple[Refusal, ...]]:
+    """Schedule one stage by the rules alone, whether it can be lowered or not.
 
     Parameters
     ----------
     func : tirx.PrimFunc
         A small group of TEs, as ``te.create_prim_func`` gives it.
     request : GpuRequest
-    problem : callable, optional
-        Says why a schedule cannot be used after all, as where TVM cannot lower it; the next rule is then tried.
 
     Returns
     -------
@@ -75,24 +72,27 @@ def schedule_gpu(
     refusals : tuple of Refusal
         Of the rules tried before, in order.
     """
+    refusals: list[Refusal] = []
+    for answer in answers(func, request):
+        if isinstance(answer, GpuSchedule):
+            return answer, tuple(refusals)
+        refusals.append(answer)
+    return None, tuple(refusals)
+
+
+def answers(func: tirx.PrimFunc, request: GpuRequest) -> Iterator[GpuSchedule | Refusal]:
+    """What each rule says of a stage, in their order, each worked out when it is asked for."""
     longest = max((_points(block) for block in collect(func.body, s_tir.SBlock)), default=1)
     if longest > _MOST_POINTS:
         why = f"a tensor of {longest} elements is made, and threads count up to {_MOST_POINTS}; make it in parts"
-        return None, (Refusal("any rule", why),)
-    refusals: list[Refusal] = []
+        yield Refusal("any rule", why)
+        return
     for name, rule in RULES:
         try:
             answer = rule(func, request)
-            answer = answer.chosen() if isinstance(answer, Sketch) else answer
+            yield answer.chosen() if isinstance(answer, Sketch) else answer
         except s_tir.ScheduleError as error:
-            answer = Refusal(name, f"a scheduling step does not apply: {str(error).strip().splitlines()[0]}")
-        if isinstance(answer, GpuSchedule):
-            reason = problem(answer)
-            if reason is None:
-                return answer, tuple(refusals)
-            answer = Refusal(name, reason)
-        refusals.append(answer)
-    return None, tuple(refusals)
+            yield Refusal(name, f"a scheduling step does not apply: {str(error).strip().splitlines()[0]}")
 
 
 def _points(block: s_tir.SBlock) -> int:

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
-__all__ = ["GpuRequest", "GpuSchedule", "Refusal"]
+__all__ = ["STARTS_IN_TILES", "GpuRequest", "GpuSchedule", "Refusal"]
+
+STARTS_IN_TILES = "souffle.starts_in_tiles"
+"""Attribute of a stage's function that holds a reduction to be computed in the tiles of its contraction (§6.3)."""
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,21 @@
-"""The GPU's scheduler, as the formation of stages asks for it."""
+"""The GPU's scheduler, as the formation of stages asks it: rules in their order, and a schedule is only as good as the
+code that it gives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import tvm
 from tvm import tirx
 
-from souffle.schedule.drafts import Answer, Scheduler
-from souffle.schedule.gpu import RULES, check_schedule, schedule_gpu
+from souffle.schedule.drafts import Answer
+from souffle.schedule.gpu import RULES, answers, check_schedule
 from souffle.schedule.gpu.device import GpuDevice
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
+from souffle.schedule.gpu.rule import GpuRequest, Refusal
+from souffle.schedule.lower import DeviceFunction, LoweringError, cuda_target, lower_stage
+from souffle.tvm_compat import structural_digest
 
-__all__ = ["THREADS", "gpu_request", "gpu_scheduler"]
+__all__ = ["THREADS", "GpuScheduler", "gpu_request"]
 
 THREADS = 256
 """Of a block, the same for all stages, so that any of them can be merged."""
@@ -22,28 +26,63 @@ def gpu_request(device: GpuDevice, threads: int = THREADS) -> GpuRequest:
     return GpuRequest(device.arch, threads, device.sm_count, device.shared_per_block)
 
 
-def gpu_scheduler(
-    device: GpuDevice, problem: Callable[[GpuSchedule], str | None] = lambda schedule: None, threads: int = THREADS
-) -> Scheduler:
-    """A scheduler for one device.
+class GpuScheduler:
+    """Schedules and lowers stages for one device, each distinct one once.
 
     Parameters
     ----------
     device : GpuDevice
-    problem : callable, optional
-        Says why a schedule cannot be used after all; see :func:`souffle.schedule.gpu.schedule_gpu`.
+    price : callable, optional
+        The predicted seconds of a lowered stage in a kernel, with the grid sync before it; without, none is known.
     threads : int
         Of a block.
+
+    Attributes
+    ----------
+    request : GpuRequest
+    target : Target
+        TVM's for the device.
     """
-    request = gpu_request(device, threads)
 
-    def answer(func: tirx.PrimFunc) -> Answer:
-        schedule, refusals = schedule_gpu(func, request, problem)
-        reason = "; ".join(f"{r.rule}: {r.reason}" for r in refusals)
-        if schedule is None:
-            return Answer(None, "none", len(RULES), False, 0, reason)
-        check_schedule(schedule, request)
-        rank = [name for name, _ in RULES].index(schedule.rule)
-        return Answer(schedule, schedule.rule, rank, schedule.rule == "rowwise", schedule.tiles, reason)
+    def __init__(
+        self,
+        device: GpuDevice,
+        price: Callable[[tuple[DeviceFunction, ...]], float] | None = None,
+        threads: int = THREADS,
+    ) -> None:
+        self.request = gpu_request(device, threads)
+        self.target: tvm.target.Target = cuda_target(device.arch)
+        self._price = price
+        self._answers: dict[str, Answer] = {}
 
-    return answer
+    def __call__(self, func: tirx.PrimFunc) -> Answer:
+        """See :class:`souffle.schedule.drafts.Scheduler`."""
+        digest = structural_digest(func)
+        if digest not in self._answers:
+            self._answers[digest] = self._answer(func)
+        return self._answers[digest]
+
+    def seconds(self, answer: Answer) -> float | None:
+        """See :class:`souffle.schedule.drafts.Scheduler`."""
+        return None if self._price is None else self._price(answer.functions)
+
+    def _answer(self, func: tirx.PrimFunc) -> Answer:
+        refusals: list[Refusal] = []
+        for schedule in answers(func, self.request):
+            if isinstance(schedule, Refusal):
+                refusals.append(schedule)
+                continue
+            try:
+                functions = lower_stage("stage", schedule, self.target)
+            except LoweringError as error:
+                refusals.append(Refusal(schedule.rule, str(error)))
+                continue
+            check_schedule(schedule, self.request)
+            rank = [name for name, _ in RULES].index(schedule.rule)
+            rowwise, why = schedule.rule == "rowwise", _reasons(refusals)
+            return Answer(schedule, schedule.rule, rank, rowwise, schedule.tiles, why, functions)
+        return Answer(None, "none", len(RULES), False, 0, _reasons(refusals))
+
+
+def _reasons(refusals: list[Refusal]) -> str:
+    return "; ".join(f"{refusal.rule}: {refusal.reason}" for refusal in refusals)

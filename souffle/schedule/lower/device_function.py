@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from weakref import WeakKeyDictionary
 
 import tvm
 import tvm_ffi
@@ -42,11 +41,9 @@ from souffle.tvm_compat import PrimExpr, const_int, substitute
 
 __all__ = [
     "DeviceFunction",
-    "Lowering",
     "LoweringError",
     "cuda_target",
     "lower_stage",
-    "lowering_problem",
 ]
 
 _POOL_ALIGNMENT = 128
@@ -79,6 +76,10 @@ class DeviceFunction:
         Bytes of the shared-memory pool that it uses, from offset 0.
     has_barrier : bool
         Whether it holds barriers of a block or a warp.
+    schedule : GpuSchedule
+        What it was lowered from.
+    name : str
+        In the text. The functions of a schedule that is only looked at have equal ones, which say nothing.
     partial : bool
         Whether its barriers are those of `threads` alone, and not of the block
         (:func:`souffle.schedule.lower.fewer_threads.partial_function`).
@@ -89,6 +90,8 @@ class DeviceFunction:
     threads: int
     shared_bytes: int
     has_barrier: bool
+    schedule: GpuSchedule
+    name: str
     partial: bool = False
 
 
@@ -187,71 +190,16 @@ def lower_stage(name: str, schedule: GpuSchedule, target: tvm.target.Target) -> 
     LoweringError
         If a pass of TVM refuses the stage, or it uses launch dimensions other than blockIdx and threadIdx.
     """
-    original = schedule.func
     functions = _device_kernels(name, schedule, target, vectorize=True)
     if any(check(function) for check in _UNWRITTEN for function in functions):
         # One that comes about in a later pass, which :func:`without_gathers` could not see.
         functions = _device_kernels(name, schedule, target, vectorize=False)
     functions.sort(key=lambda f: (len(str(f.attrs["global_symbol"])), str(f.attrs["global_symbol"])))
-    parameters = [str(p.name) for p in original.params]
     result = []
     for index, function in enumerate(functions):
         label = name if len(functions) == 1 else f"{name}_{index}"
-        result.append(_device_function(label, function, parameters, original))
+        result.append(_device_function(label, function, schedule))
     return tuple(result)
-
-
-def lowering_problem(schedule: GpuSchedule, target: tvm.target.Target) -> str | None:
-    """Why a schedule cannot be lowered, or ``None`` if it can: a schedule is only as good as the code that it gives."""
-    try:
-        lower_stage("stage", schedule, target)
-    except LoweringError as error:
-        return str(error)
-    return None
-
-
-class Lowering:
-    """Lowers schedules for one target, each once: to see that it can be, to predict its time, and for its kernel.
-
-    What is known of a schedule is forgotten with the schedule.
-
-    Parameters
-    ----------
-    target : Target
-        See :func:`cuda_target`.
-    """
-
-    def __init__(self, target: tvm.target.Target) -> None:
-        self.target = target
-        self._known: WeakKeyDictionary[GpuSchedule, tuple[DeviceFunction, ...] | str] = WeakKeyDictionary()
-
-    def functions(self, schedule: GpuSchedule) -> tuple[DeviceFunction, ...]:
-        """See :func:`lower_stage`; the functions' own names say nothing.
-
-        Raises
-        ------
-        LoweringError
-            If the schedule cannot be lowered.
-        """
-        found = self._found(schedule)
-        if isinstance(found, str):
-            raise LoweringError(found)
-        return found
-
-    def problem(self, schedule: GpuSchedule) -> str | None:
-        """Why a schedule cannot be lowered, or ``None`` if it can."""
-        found = self._found(schedule)
-        return found if isinstance(found, str) else None
-
-    def _found(self, schedule: GpuSchedule) -> tuple[DeviceFunction, ...] | str:
-        found = self._known.get(schedule)
-        if found is None:
-            try:
-                found = lower_stage("stage", schedule, self.target)
-            except LoweringError as error:
-                found = str(error)
-            self._known[schedule] = found
-        return found
 
 
 def _device_kernels(
@@ -284,9 +232,7 @@ def _mapped(module: tvm.IRModule, *steps: Callable[[tirx.PrimFunc], tirx.PrimFun
     return tvm.IRModule(functions)
 
 
-def _device_function(
-    name: str, kernel: tirx.PrimFunc, parameters: list[str], original: tirx.PrimFunc
-) -> DeviceFunction:
+def _device_function(name: str, kernel: tirx.PrimFunc, schedule: GpuSchedule) -> DeviceFunction:
     tile = tirx.Var("tile", "int32")
     tid = tirx.Var("tid", "int32")
     several: dict[str, set[int]] = {}
@@ -357,6 +303,7 @@ def _device_function(
     if pool_bytes:
         body = tirx.SeqStmt([tirx.AllocBuffer(pool), body])
 
+    original, parameters = schedule.func, [str(p.name) for p in schedule.func.params]
     by_name = {str(p.name).removesuffix("_ptr"): p for p in kernel.params}
     unknown = set(by_name) - set(parameters)
     if unknown:
@@ -367,7 +314,7 @@ def _device_function(
     ]
     func = tirx.PrimFunc([tile, tid, *pointers], body).with_attr("global_symbol", name)
     func = func.with_attr("tirx.noalias", True).with_attr("calling_conv", 0).with_attr("target", kernel.attrs["target"])
-    return DeviceFunction(func, prod(grid), threads, pool_bytes, barrier)
+    return DeviceFunction(func, prod(grid), threads, pool_bytes, barrier, schedule, name)
 
 
 def _coordinates(part: str, linear: tirx.Var, extents: Sequence[int]) -> dict[str, PrimExpr]:

@@ -24,12 +24,12 @@ from tvm import tirx
 from souffle.schedule.lower.barriers import LoweringError, Spread, barrier_scope
 from souffle.schedule.lower.device_function import DeviceFunction
 
-__all__ = ["BARRIER_FUNCTION", "PARTIAL_SUFFIX", "fit_functions", "partial_function"]
+__all__ = ["BARRIER_FUNCTION", "fit_functions", "partial_function"]
 
 BARRIER_FUNCTION = "souffle_named_barrier"
 """``bar.sync`` with a number and a count as template arguments (:mod:`souffle.codegen.device_functions`)."""
 
-PARTIAL_SUFFIX = "_partial"
+_SUFFIX = "_partial"
 """What is added to a stage's name for the form with barriers of its own threads."""
 
 _NUMBER = 1
@@ -80,7 +80,8 @@ def partial_function(function: DeviceFunction) -> DeviceFunction:
             body = tvm_ffi.structural_map(func.body, (tirx.Evaluate, lambda node: _named(node, threads)))
         else:
             body = _Guard(function, threads).body()
-        found = replace(function, func=func.with_body(body), threads=threads, partial=True)
+        named = f"{function.name}{_SUFFIX}"
+        found = replace(function, func=func.with_body(body), threads=threads, name=named, partial=True)
         _parts[function] = found
     return found
 

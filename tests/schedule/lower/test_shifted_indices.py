@@ -63,7 +63,7 @@ def test_stages_of_the_gpu(ring: tuple, rule: str) -> None:
     (function,) = lower_stage("ring", schedule, cuda_target(ARCH))
     sizes = tuple((str(p.ty.dtype), 0) for p in schedule.func.params)
     shape = KernelShape((StageCall((function,), (Place(0), Place(1)), False, ()),), sizes)
-    text = emit_cuda([("run", shape)], {function: "ring"}, cuda_target(ARCH))[0]
+    text = emit_cuda([("run", shape)], cuda_target(ARCH))[0]
     found = np.zeros_like(wanted)
     compile_text(text).launch(
         "run",

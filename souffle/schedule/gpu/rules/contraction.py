@@ -21,7 +21,7 @@ from souffle.schedule.gpu.emit.statements import guarded, kernel_func, local_buf
 from souffle.schedule.gpu.emit.writeback import write_results
 from souffle.schedule.gpu.forms.expressions import NotAContraction, cast, substitute_axes
 from souffle.schedule.gpu.forms.matrix_product import Contraction, canonical_contraction
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.rule import STARTS_IN_TILES, GpuRequest, GpuSchedule, Refusal
 from souffle.schedule.gpu.sketch import Sketch, Values
 from souffle.schedule.gpu.tiling.contraction_cost import result_lanes_of
 from souffle.schedule.gpu.tiling.contraction_tiling import (
@@ -33,7 +33,6 @@ from souffle.schedule.gpu.tiling.contraction_tiling import (
     problem_of,
     refusal_of,
 )
-from souffle.schedule.stage import STARTS_IN_TILES
 from souffle.tvm_compat import PrimExpr
 
 __all__ = ["contraction", "estimated_clocks", "tile_of"]
