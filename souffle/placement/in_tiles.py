@@ -10,7 +10,7 @@ tile holds all of m, R itself is computed there and nothing is left of it. As in
 identity stands beyond the end of the last chunk, and the order of combination is fixed: a result has the same bits in
 every run.
 
-The TEs are marked by their origin; the formation of stages puts them into their producer's. :func:`propagate` places
+A TE says so by its placement; the formation of stages puts it into the contraction's. :func:`propagate` places
 what it is told to; :func:`start_by_cost` says what pays.
 """
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from tvm import tirx
@@ -27,7 +27,7 @@ from souffle.cost.kernel import MEDIAN_ERROR
 from souffle.decision import Decision, Refused
 from souffle.placement.trial import Trial, Trials, reduction_of, reductions_of_groups
 from souffle.placement.two_phase import Phases, Split, free_suffix, split_by_cost
-from souffle.program import TE, FusedTE, Item, Origin, Tensor, TEProgram, fuse, parts_of
+from souffle.program import TE, FusedTE, InTiles, Item, Tensor, TEProgram, fuse, parts_of
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.schedule.gpu.rules.contraction import tile_of
 
@@ -141,25 +141,21 @@ def started(producer: TE | FusedTE, reader: TE | FusedTE, size: int | None, suff
     suffix : str
         Of the names of what the tiles define.
     """
-    origin = reduction_of(producer).origin
+    placement = InTiles(reduction_of(producer).name)
     if size is None:
-        return Started(reader, _marked(reader, origin), None)
-    phases = Phases.of(reader, 1, suffix, size=size, producer=origin)
+        parts = [part.placed(placement) for part in parts_of(reader)]
+        return Started(reader, fuse(parts, reader.outputs) if isinstance(reader, FusedTE) else parts[0], None)
+    phases = Phases.of(reader, 1, suffix, size=size, placement=placement)
     return phases if isinstance(phases, Refused) else Started(reader, phases.partial, phases.total)
-
-
-def _marked(item: TE | FusedTE, origin: Origin) -> TE | FusedTE:
-    parts = [replace(part, origin=part.origin.started_in(origin)) for part in parts_of(item)]
-    return fuse(parts, item.outputs) if isinstance(item, FusedTE) else parts[0]
 
 
 def _producer(program: TEProgram, position: dict[Item, int], reader: Item) -> TE | FusedTE | None:
     """The reduction whose results another one reduces, each once, with nothing else that it waits for."""
-    if not isinstance(reader, (TE, FusedTE)) or not reader.is_reduction or reader.origin.starts_in_tiles:
+    if not isinstance(reader, (TE, FusedTE)) or not reader.is_reduction or reader.placement is not None:
         return None
     producers = {program.producers[t] for t in reader.inputs if t in program.producers}
     last = max(producers, key=position.__getitem__, default=None)
-    if not isinstance(last, (TE, FusedTE)) or not last.is_reduction or last.origin.starts_in_tiles:
+    if not isinstance(last, (TE, FusedTE)) or not last.is_reduction or last.placement is not None:
         return None
     reduction = reduction_of(reader)
     values = reduction.outputs[0].size * prod(reduction.reduction_shape)

@@ -132,4 +132,4 @@ def reduction_of(item: TE | FusedTE) -> TE:
 def reductions_of_groups(program: TEProgram) -> Counter[str]:
     """How many reductions each fused operator has, without those that are computed in the tiles of another's."""
     parts = (part for item in program.tes for part in parts_of(item) if isinstance(part, TE))
-    return Counter(part.origin.group for part in parts if part.is_reduction and not part.origin.starts_in_tiles)
+    return Counter(part.origin.group for part in parts if part.is_reduction and part.placement is None)

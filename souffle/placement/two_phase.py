@@ -28,7 +28,7 @@ from souffle.cost.kernel import MEDIAN_ERROR
 from souffle.cost.predict import Terms
 from souffle.decision import Decision, Refused
 from souffle.placement.trial import Trials, reduction_of, seconds_of
-from souffle.program import TE, FusedTE, Item, Origin, Tensor, TEProgram, fuse, parts_of
+from souffle.program import TE, FusedTE, InTiles, Item, Tensor, TEProgram, fuse, parts_of
 from souffle.program.shared import OncePer
 from souffle.transform.handles import read
 from souffle.tvm_compat import PrimExpr, compute_op, reduce_node, substitute
@@ -81,7 +81,7 @@ class Phases:
         suffix: str = "_partial",
         *,
         size: int | None = None,
-        producer: Origin | None = None,
+        placement: InTiles | None = None,
     ) -> Phases | Refused:
         """The phases of a reduction with about `parts` chunks.
 
@@ -96,8 +96,8 @@ class Phases:
         size : int, optional
             Values of a chunk, in place of `parts`: the reduced axes are taken as one, the last running fastest, and
             chunks are of so many in a row.
-        producer : Origin, optional
-            Of the contraction in whose tiles the first phase is to be computed.
+        placement : InTiles, optional
+            Where the first phase is to be computed.
         """
         members = parts_of(whole)
         place = next((n for n, part in enumerate(members) if part.is_reduction), None)
@@ -111,13 +111,11 @@ class Phases:
         between = tuple(Tensor(f"{t.name}{suffix}", shape, t.dtype) for t in reduction.outputs)
         # In a group of its own: phases that meet in one block again would undo the split.
         origin = replace(reduction.origin, group=f"{reduction.origin.group}{suffix}")
-        if producer is not None:
-            origin = reduction.origin.started_in(producer)
-        first = TE(f"{reduction.name}{suffix}", made.first, reduction.placeholders, reduction.inputs, between, origin)
+        name = f"{reduction.name}{suffix}"
+        first = TE(name, made.first, reduction.placeholders, reduction.inputs, between, origin, placement)
         second = TE(reduction.name, made.second, made.placeholders, between, reduction.outputs, reduction.origin)
-        before, after = members[:place], members[place + 1 :]
-        if producer is not None:
-            before = tuple(replace(part, origin=part.origin.started_in(producer)) for part in before)
+        before = tuple(part.placed(placement) for part in members[:place])
+        after = members[place + 1 :]
         partial = fuse((*before, first), between) if before else first
         return cls(partial, fuse((second, *after), whole.outputs) if after else second, made.chunks)
 
@@ -147,7 +145,7 @@ def two_phase(
     items: list[Item] = []
     suffix = free_suffix(program, "_partial")
     for item in program.tes:
-        if not isinstance(item, (TE, FusedTE)) or not item.is_reduction or item.origin.starts_in_tiles:
+        if not isinstance(item, (TE, FusedTE)) or not item.is_reduction or item.placement is not None:
             items.append(item)
             continue
         key = item.wiring if isinstance(item, FusedTE) else item.op

@@ -2,7 +2,7 @@
 
 from souffle.program.fused import FusedTE, fuse, parts_of
 from souffle.program.loop import Carried, Collected, Indexed, Loop
-from souffle.program.te import ELEMENT_TYPES, TE, ExternTE, Origin, ProgramError, Tensor, make_te
+from souffle.program.te import ELEMENT_TYPES, TE, ExternTE, InTiles, Origin, ProgramError, Tensor, make_te
 from souffle.program.te_program import Item, TEProgram, body_program
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Collected",
     "ExternTE",
     "FusedTE",
+    "InTiles",
     "Indexed",
     "Item",
     "Loop",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from souffle.program.te import TE, Computed, Origin, ProgramError, Tensor
+from souffle.program.te import TE, Computed, InTiles, Origin, ProgramError, Tensor
 
 __all__ = ["FusedTE", "fuse", "parts_of"]
 
@@ -67,6 +67,11 @@ class FusedTE(Computed):
             steps.append((part.op, tuple(source[tensor] for tensor in part.inputs)))
             source.update({tensor: (number, position) for position, tensor in enumerate(part.outputs)})
         return (*steps, tuple(source[tensor] for tensor in self.outputs))
+
+    @property
+    def placement(self) -> InTiles | None:
+        """That of its parts, which are computed together."""
+        return next((part.placement for part in self.parts if part.placement is not None), None)
 
     @property
     def is_reduction(self) -> bool:

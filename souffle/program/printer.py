@@ -72,7 +72,7 @@ def format_te(te_: TE | FusedTE) -> str:
     if isinstance(te_, FusedTE):
         return _format_fused(te_)
     return "\n".join(
-        f"{_statement(te_, tensor, body)}   # {te_.origin}"
+        f"{_statement(te_, tensor, body)}   # {te_.comment}"
         for tensor, body in zip(te_.outputs, te_.op.body, strict=True)
     )
 
@@ -86,7 +86,7 @@ def _format_item(item: TE | FusedTE | ExternTE | Loop) -> list[str]:
 def _format_fused(te_: FusedTE) -> str:
     last = te_.parts[-1]
     lines = [_statement(last, tensor, body) for tensor, body in zip(last.outputs, last.op.body, strict=True)]
-    lines[-1] += f"   # {te_.origin}"
+    lines[-1] += f"   # {te_.comment}"
     for part in te_.parts[-2::-1]:
         for tensor, body in zip(part.outputs, part.op.body, strict=True):
             lines.append(f"    {'and' if tensor in te_.outputs else 'where'} {_statement(part, tensor, body)}")

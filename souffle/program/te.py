@@ -28,15 +28,11 @@ from souffle.tvm_compat import (
     substitute,
 )
 
-__all__ = ["ELEMENT_TYPES", "Computed", "ExternTE", "Origin", "ProgramError", "TE", "Tensor", "make_te"]
+__all__ = ["ELEMENT_TYPES", "Computed", "ExternTE", "InTiles", "Origin", "ProgramError", "TE", "Tensor", "make_te"]
 
 
 _MOST_NODES = 6
 """ONNX nodes that are named in a listing or a message; ``Origin.nodes`` holds all."""
-
-
-_IN_TILES = " in tiles"
-"""Of the group of a TE that is to be computed in the tiles of another group's contraction."""
 
 
 ELEMENT_TYPES = frozenset(
@@ -113,24 +109,27 @@ class Origin:
         pairs = dict.fromkeys(pair for o in (self, *others) for pair in zip(o.nodes, o.operators, strict=True))
         return Origin(tuple(n for n, _ in pairs), tuple(o for _, o in pairs), self.group)
 
-    def started_in(self, producer: Origin) -> Origin:
-        """The origin of a TE that is to be computed in the tiles of a contraction that it reads (paper §6.3)."""
-        return replace(self, group=f"{producer.group}{_IN_TILES}")
-
-    def starts_in(self, producer: Origin) -> bool:
-        """Whether :meth:`started_in` made this of `producer`."""
-        return self.group == f"{producer.group}{_IN_TILES}"
-
-    @property
-    def starts_in_tiles(self) -> bool:
-        """Whether it is to be computed in the tiles of any contraction."""
-        return self.group.endswith(_IN_TILES)
-
     def __str__(self) -> str:
         named = [f"{op} {node}" for node, op in zip(self.nodes, self.operators, strict=True)]
         if len(named) > _MOST_NODES:
             named[_MOST_NODES - 1 :] = [f"and {len(named) - _MOST_NODES + 1} more"]
         return ", ".join(named)
+
+
+@dataclass(frozen=True)
+class InTiles:
+    """A placement: computed in the tiles of a contraction, while a tile's results are in registers (paper §6.3).
+
+    Attributes
+    ----------
+    contraction : str
+        The name of the TE in whose tiles.
+    """
+
+    contraction: str
+
+    def __str__(self) -> str:
+        return f"in the tiles of {self.contraction}"
 
 
 class Computed:
@@ -139,6 +138,12 @@ class Computed:
     name: str
     outputs: tuple[Tensor, ...]
     origin: Origin
+    placement: InTiles | None
+
+    @property
+    def comment(self) -> str:
+        """Where it comes from, and where it is computed if that was decided; of listings."""
+        return f"{self.origin}" if self.placement is None else f"{self.origin}, {self.placement}"
 
     @property
     def output(self) -> Tensor:
@@ -171,6 +176,8 @@ class TE(Computed):
     outputs : tuple of Tensor
         One per body of ``op``; several only for a reduction of tuples such as argmax.
     origin : Origin
+    placement : InTiles or None
+        Where it is to be computed; ``None``: where the formation of stages finds best.
     """
 
     name: str
@@ -179,6 +186,7 @@ class TE(Computed):
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     origin: Origin
+    placement: InTiles | None = None
 
     @property
     def axes(self) -> tuple[tirx.IterVar, ...]:
@@ -228,6 +236,10 @@ class TE(Computed):
     def with_inputs(self, inputs: Sequence[Tensor]) -> TE:
         """The same TE reading other tensors of the same shapes and types."""
         return self if tuple(inputs) == self.inputs else replace(self, inputs=tuple(inputs))
+
+    def placed(self, placement: InTiles | None) -> TE:
+        """The same TE, to be computed where `placement` says."""
+        return self if placement == self.placement else replace(self, placement=placement)
 
     def __repr__(self) -> str:
         return f"TE({self.name})"
@@ -341,7 +353,5 @@ def make_te(
     if outputs is None:
         shape = tuple(const_int(axis.dom.extent) for axis in axes)
         count = op.num_outputs
-        outputs = [
-            Tensor(name if count == 1 else f"{name}_{i}", shape, str(op.output(i).dtype)) for i in range(count)
-        ]
+        outputs = [Tensor(name if count == 1 else f"{name}_{i}", shape, str(op.output(i).dtype)) for i in range(count)]
     return TE(name, op, tuple(placeholders), tuple(inputs), tuple(outputs), origin)

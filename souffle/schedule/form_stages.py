@@ -271,4 +271,4 @@ class _Former:
 
 def _starts_in(te_: TE, stage: Formed) -> bool:
     """Whether a transformation made a reduction to be computed in the tiles of the stage's contraction."""
-    return any(member.is_reduction and te_.origin.starts_in(member.origin) for member in stage.tes)
+    return te_.placement is not None and te_.placement.contraction in {member.name for member in stage.tes}

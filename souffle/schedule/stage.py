@@ -179,7 +179,7 @@ def draft_stage(
         raise ModelError(
             f"TVM makes no TensorIR of {names}: {reason}; smaller constants in its indices would help"
         ) from error
-    if any(te_.origin.starts_in_tiles for te_ in tes):
+    if any(te_.placement is not None for te_ in tes):
         func = func.with_attr(STARTS_IN_TILES, True)
     return StageDraft(tuple(tes), inputs, outputs, func, structural_digest(func))
 

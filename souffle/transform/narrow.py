@@ -15,7 +15,7 @@ types.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tvm_ffi
@@ -274,7 +274,8 @@ class _Rebuild:
         key = (part.op, tuple(types.items()), stored)
         op, placeholders = _rewritten(key, lambda: _rewrite(part.op, part.placeholders, types, stored))
         inputs = tuple(changed.get(position, tensor) for position, tensor in enumerate(part.inputs))
-        return TE(part.name, op, placeholders, inputs, part.outputs if retyped is None else (retyped,), part.origin)
+        outputs = part.outputs if retyped is None else (retyped,)
+        return replace(part, op=op, placeholders=placeholders, inputs=inputs, outputs=outputs)
 
     def _defines(self, part: TE, tensor: Tensor) -> bool:
         """Whether the item of a part defines a tensor, which it then reads before it is converted."""

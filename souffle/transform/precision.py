@@ -10,6 +10,8 @@ constants are converted at compile time.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from tvm import te, tirx
 
@@ -88,7 +90,7 @@ _halved: OncePer[tuple[te.ComputeOp, tuple[te.Tensor, ...]]] = OncePer()
 
 def _with_half_operands(te_: TE, halves: dict[Tensor, Tensor]) -> TE:
     op, placeholders = _halved(te_.op, lambda: _halve(te_))
-    return TE(te_.name, op, placeholders, tuple(halves[tensor] for tensor in te_.inputs), te_.outputs, te_.origin)
+    return replace(te_, op=op, placeholders=placeholders, inputs=tuple(halves[tensor] for tensor in te_.inputs))
 
 
 def _halve(te_: TE) -> tuple[te.ComputeOp, tuple[te.Tensor, ...]]:

@@ -6,6 +6,7 @@ And which of them the cost model lets start there: those that gain by it, by mor
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -17,9 +18,10 @@ from souffle.cli.compare import compare, onnxruntime_outputs
 from souffle.decision import Refused
 from souffle.pipeline import compile_cuda
 from souffle.placement.in_tiles import Start, propagate, start_by_cost
-from souffle.program import TEProgram, parts_of
+from souffle.placement.two_phase import Split, two_phase
+from souffle.program import TE, Loop, TEProgram, parts_of
 from souffle.schedule.stage import flat_stages
-from souffle.transform import vertical
+from souffle.transform import roll, vertical
 from souffle.verify import PROVEN, certify, printed
 from tests.placement.trials_on_a100 import REQUEST, trials_of
 from tests.testlib import Builder, assert_same_function, run_on_cpu_device
@@ -101,14 +103,14 @@ def assert_starts_in_tiles(model: onnx.ModelProto, size: int | None, count: int 
         part
         for item in seen["two_phase"].tes
         for part in parts_of(item)
-        if part.is_reduction and part.origin.starts_in_tiles
+        if part.is_reduction and part.placement is not None
     ]
     assert len(inside) == count
     stages = flat_stages(seen["schedule"])
     for part in inside:
         (stage,) = [stage for stage in stages if part in stage.tes]
         assert stage.schedule.rule == "contraction"
-        assert any(te.is_reduction and part.origin.starts_in(te.origin) for te in stage.tes)
+        assert any(te.is_reduction and te.name == part.placement.contraction for te in stage.tes)
     rng = np.random.default_rng(1)
     inputs = {
         one.name: rng.standard_normal([d.dim_value for d in one.type.tensor_type.shape.dim]).astype(np.float32)
@@ -315,3 +317,54 @@ def test_operators_that_read_an_element_more_than_once_are_not_asked_about() -> 
     y = b.matmul(b.input(64, 32), b.constant(np.ones((32, 64), np.float32)))
     answers, _ = asked(b.program(b.matmul(y, b.constant(np.ones((64, 16), np.float32)))))
     assert not answers
+
+
+def layers(count: int) -> TEProgram:
+    """Products, to each of which the largest of its row is added."""
+    b, rng = Builder(), np.random.default_rng(0)
+    x = b.input(40, 24)
+    for _ in range(count):
+        y = b.matmul(x, b.constant(rng.standard_normal((24, 24)).astype(np.float32)))
+        x = b.plus(y, b.broadcast(b.reduce(y, 1, "max"), 24))
+    return b.program(x)
+
+
+def placed_parts(items: tuple) -> list[TE]:
+    return [part for item in items for part in parts_of(item) if isinstance(part, TE) and part.placement is not None]
+
+
+@pytest.mark.parametrize("size", [8, None])
+def test_a_placement_lasts(size: int | None) -> None:
+    """In a loop of equal layers, where that is taken apart into TEs, in its listing, and under vertical again."""
+    result, decisions = propagate(layers(5), lambda *_: Start(size, "asked for"))
+    assert [decision.accepted for decision in decisions] == [True] * 5
+    assert placed_parts(vertical(result)[0].tes) and len(placed_parts(result.tes)) == 5
+    rolled = roll(result)[0]
+    (loop,) = (item for item in rolled.tes if isinstance(item, Loop))
+    (inside,) = placed_parts(loop.body)
+    (contraction,) = (
+        part for item in loop.body for part in parts_of(item) if part.name == inside.placement.contraction
+    )
+    assert loop.steps == 5 and set(contraction.outputs) & set(inside.inputs)
+    (expanded,) = (item for item in rolled.expanded().tes if isinstance(item, Loop))
+    assert [part.placement for part in placed_parts(expanded.body)] == [inside.placement]
+    assert f"in the tiles of {contraction.name}" in str(rolled)
+    assert "in the tiles of" not in str(roll(layers(5))[0])
+
+
+def test_steps_that_are_placed_otherwise_part_a_loop() -> None:
+    """What one of them is told must not be what all do."""
+    result, _ = propagate(layers(6), lambda *_: Start(None, "asked for"))
+    third = placed_parts(result.tes)[2]
+    items = [replace(item, placement=None) if item is third else item for item in result.tes]
+    (loop,) = (item for item in roll(result.with_tes(items))[0].tes if isinstance(item, Loop))
+    assert loop.steps == 3 and len(placed_parts(loop.body)) == 1
+
+
+def test_the_placed_part_of_an_operator_is_no_longer_of_its_group() -> None:
+    """Its parts would meet in one block again."""
+    result, _ = propagate(layers(1), lambda *_: Start(8, "asked for"))
+    (inside,) = placed_parts(result.tes)
+    (rest,) = (item for item in result.tes if set(inside.outputs) & set(item.inputs))
+    assert rest.is_reduction and rest.placement is None and rest.origin.group != inside.origin.group
+    assert all(decision.subject != inside.name for decision in two_phase(result, lambda te_: Split(2, "all"))[1])

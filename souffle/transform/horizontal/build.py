@@ -76,7 +76,8 @@ def followed_te(member: Member) -> TE:
         rewritten = _rewritten(template, columns, handles, tirx.IntImm("int32", 0), ())
         return _tidied(make_te(te_.name, template.axes, rewritten, handles.pairs(), te_.origin))
 
-    return _shared(("one", template.key), columns, build, te_.name, te_.origin, te_.outputs)
+    followed = _shared(("one", template.key), columns, build, te_.name, te_.origin, te_.outputs)
+    return followed.placed(te_.placement)
 
 
 def _shared(kind: tuple, columns: Sequence[_Column], build, name: str, origin: Origin, outputs: Sequence[Tensor]) -> TE:

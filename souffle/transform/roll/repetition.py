@@ -204,7 +204,7 @@ def _position(te_: TE, tensor: object) -> int:
 def signature(item: Item) -> Signature:
     """What an item is, but for the tensors that it reads and the constant terms of its indices."""
     if isinstance(item, TE):
-        return ("te", _form(item).key)
+        return ("te", item.placement is None, _form(item).key)
     if isinstance(item, FusedTE):
         inside = {t: (i, k) for i, part in enumerate(item.parts) for k, t in enumerate(part.outputs)}
         wiring = tuple(
@@ -212,7 +212,7 @@ def signature(item: Item) -> Signature:
             for part in item.parts
         )
         outputs = tuple(inside[t] for t in item.outputs)
-        return ("fused", tuple(_form(part).key for part in item.parts), wiring, outputs)
+        return ("fused", item.placement is None, tuple(_form(part).key for part in item.parts), wiring, outputs)
     return ("other", item.name)
 
 

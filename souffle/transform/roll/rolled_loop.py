@@ -188,7 +188,8 @@ def _through(item: TE | FusedTE, moved: dict[Tensor, tuple[Tensor, int]]) -> TE 
         return load
 
     rewritten = merge_selections(map_bodies(bodies, rewrite), item.axes)
-    return make_te(item.name, item.axes, rewritten, handles.pairs(), item.origin, item.outputs)
+    made = make_te(item.name, item.axes, rewritten, handles.pairs(), item.origin, item.outputs)
+    return made.placed(item.placement)
 
 
 def _taken_out(tensor: Tensor, every: Tensor, step: int) -> TE:

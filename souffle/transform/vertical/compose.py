@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import te
 
@@ -115,7 +115,7 @@ def composed(te_: TE, producers: Mapping[Tensor, TE]) -> TE:
     inlined = [producers[t] for t in te_.inputs if t in producers]
     origin = te_.origin.merged(*(p.origin for p in inlined))
     inputs = tuple(tensors[number] for number in made.sources)
-    return TE(te_.name, made.op, made.placeholders, inputs, te_.outputs, origin)
+    return replace(te_, op=made.op, placeholders=made.placeholders, inputs=inputs, origin=origin)
 
 
 def _compose(te_: TE, producers: Mapping[Tensor, TE], numbers: Mapping[Tensor, int]) -> _Prototype:
