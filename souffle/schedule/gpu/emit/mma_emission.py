@@ -25,10 +25,10 @@ from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, Operands
 from souffle.tvm_compat import PrimExpr
 
-__all__ = ["emit"]
+__all__ = ["emit_mma"]
 
 
-def emit(
+def emit_mma(
     func: tirx.PrimFunc, problem: Contraction, tiling: MmaTiling, operands: Operands, threads: int
 ) -> tirx.PrimFunc:
     """`func` with its body replaced by the kernel.
@@ -114,9 +114,7 @@ class _Kernel:
         right_place = self._first_place(self.right, self.warp_column * (self.tiling.parts[1] * COLUMNS), rows=False)
         self.places = (binder.name("left_place", left_place), binder.name("right_place", right_place))
         zero = tirx.const(0, "float32")
-        clear = loop(
-            "i", self._total_count(), lambda i: tirx.BufferStore(self.totals, zero, [i]), "unrolled"
-        )
+        clear = loop("i", self._total_count(), lambda i: tirx.BufferStore(self.totals, zero, [i]), "unrolled")
         pipeline = self._single() if self.tiling.stages == 1 else self._pipeline()
         results = self.strips.write(
             (batch_tile, row_tile, column_tile), (self.warp_row, self.warp_column, self.slice), self.lane, thread

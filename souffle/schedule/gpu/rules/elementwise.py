@@ -131,9 +131,7 @@ def _in_place(consumer: BlockView, producer: BlockView, read: Access) -> bool:
     )
 
 
-def _nest(
-    sch: s_tir.Schedule, members: list[BlockView], vector: int, each: int, tiles: int, threads: int
-) -> object:
+def _nest(sch: s_tir.Schedule, members: list[BlockView], vector: int, each: int, tiles: int, threads: int) -> object:
     """Split the loops of `members` into tiles, times, threads and lanes, join them, and give the loop over tiles."""
     threads_of = []
     for view in members:

@@ -13,14 +13,14 @@ from math import prod
 from tvm import tirx
 
 from souffle.schedule.gpu.emit.async_copy import compute_capability
-from souffle.schedule.gpu.emit.mma_emission import emit
+from souffle.schedule.gpu.emit.mma_emission import emit_mma
 from souffle.schedule.gpu.forms.expressions import NotAContraction
 from souffle.schedule.gpu.forms.matrix_product import Contraction, canonical_contraction
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
-from souffle.schedule.gpu.rules.tensor_core_contraction import type_refusal, waste_refusal
 from souffle.schedule.gpu.sketch import Sketch, Values
 from souffle.schedule.gpu.tiling.contraction_tiling import refusal_of
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, choose_tiling, knobs_of, problem_of, tile_operands
+from souffle.schedule.gpu.tiling.tensor_cores import type_refusal, waste_refusal
 
 __all__ = ["mma_contraction"]
 
@@ -70,7 +70,7 @@ def mma_contraction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusa
         unfit = tiling.refusal(own, request)
         if unfit is not None:
             return Refusal(RULE, f"block {problem.name}: {unfit}")
-        kernel = emit(func, problem, tiling, own, request.threads)
+        kernel = emit_mma(func, problem, tiling, own, request.threads)
         return GpuSchedule(kernel, RULE, prod(tiling.counts(problem.extents)), request.threads, tensor_cores=True)
 
     return Sketch(RULE, knobs_of(problem, operands, request.threads), choose, make)

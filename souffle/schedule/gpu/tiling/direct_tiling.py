@@ -1,26 +1,46 @@
 """How one reduction is shared among threads that hold a few outputs each, and read what these need once.
 
-A thread's outputs are neighbours along some axes, so one value of a leaf (see ``sums.py``) serves several of them. The
-axes of the reduction along which they meet are unrolled; the others are one long axis that threads may share, each
-taking every so many of its terms, their totals joined by shuffles inside a warp and through shared memory beyond it.
-Reads and stores take up to 16 bytes along the axis that is contiguous in memory. ``direct_emission.py`` writes it out.
+A thread's outputs are neighbours along some axes, so one value of a leaf (see ``forms/one_reduction.py``) serves
+several of them. The axes of the reduction along which they meet are unrolled; the others are one long axis that threads
+may share, each taking every so many of its terms, their totals joined by shuffles inside a warp and through shared
+memory beyond it. Reads and stores take up to 16 bytes along the axis that is contiguous in memory.
+``emit/direct_emission.py`` writes it out.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 
-from souffle.schedule.gpu.forms.expressions import Axis, depends
+from souffle.schedule.gpu.forms.expressions import Axis, buffer_loads, depends
 from souffle.schedule.gpu.forms.matrix_product import Operand
 from souffle.schedule.gpu.forms.memory_access import bits_of, lanes_along, memory_step
-from souffle.schedule.gpu.forms.one_reduction import Meeting, Sum
+from souffle.schedule.gpu.forms.one_reduction import Meeting, Sum, find_meeting
 from souffle.schedule.gpu.rule import GpuRequest
+from souffle.tvm_compat import PrimExpr, const_int
 
-__all__ = ["WARP", "Held", "Plan", "Tiling", "held_of", "parts_of", "shared_bytes", "split_problem"]
+__all__ = [
+    "WARP",
+    "Held",
+    "Plan",
+    "Tiling",
+    "held_of",
+    "main_leaf",
+    "parts_of",
+    "plan_of",
+    "shared_bytes",
+    "split_problem",
+]
 
 WARP = 32
+
+_MOST_WINDOW = 64
+"""Places of a window that are unrolled: 7 x 7 and a little."""
+
+_MOST_MANY = 3
+"""Axes along which a thread may hold several outputs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +84,67 @@ class Plan:
     def terms(self) -> int:
         """Extent of the long axis."""
         return prod(axis.extent for axis in self.long)
+
+
+def plan_of(problem: Sum) -> Plan | str:
+    """What is settled of a sum before its numbers are chosen; or why it cannot be scheduled so."""
+    if not problem.leaves:
+        return f"block {problem.name} reads nothing"
+    main = main_leaf(problem)
+    meetings: list[tuple] = []
+    window: list[Axis] = []
+    for leaf in problem.leaves:
+        found = []
+        for axis, place in itertools.product(problem.axes, problem.inner):
+            how = find_meeting(leaf.value, axis, place)
+            if how is not None and how.across < place.extent:
+                found.append((axis, place, how))
+        meetings.append(tuple(found))
+    met = [place for place in problem.inner if any(place is m[1] for found in meetings for m in found)]
+    for place in sorted(met, key=lambda axis: axis.extent):
+        if prod(axis.extent for axis in window) * place.extent <= _MOST_WINDOW:
+            window.append(place)
+    window = [place for place in problem.inner if any(place is w for w in window)]
+    kept = tuple(tuple(m for m in found if any(m[1] is w for w in window)) for found in meetings)
+
+    def far(axis: Axis) -> int:
+        step = memory_step(main.value, axis)
+        if not step and problem.stores:
+            store = problem.stores[0]
+            step = memory_step(store.buffer[store.indices], axis)
+        return abs(step) if step else 0
+
+    long = sorted((axis for axis in problem.inner if not any(axis is w for w in window)), key=far, reverse=True)
+    reused = [axis for axis in problem.axes if any(not depends(leaf.value, axis) for leaf in problem.leaves)]
+    # What the main leaf does not depend on goes first, so that neighbouring threads read neighbours.
+    order = sorted(problem.axes, key=lambda axis: (depends(main.value, axis), -far(axis)))
+    vector = None
+    meets = [m[0] for m in kept[_index(problem, main)]]
+    if order and memory_step(main.value, order[-1]) == 1 and not any(axis is order[-1] for axis in meets):
+        vector = order[-1]
+    elif long and memory_step(main.value, long[-1]) == 1:
+        vector = long[-1]
+    sum_fast = bool(long) and (memory_step(main.value, long[-1]) == 1 or not order)
+    if vector is not None and lanes_along(main.value, vector, main.dtype) == 1:
+        vector = None
+    overlap = [m[0] for found in kept for m in found]
+    rest = [axis for axis in order if axis is not vector]
+    many = [axis for axis in rest if any(axis is one for one in overlap)]
+    many += [a for a in reversed(rest) if any(a is one for one in reused) and not any(a is one for one in many)]
+    return Plan(problem, tuple(order), tuple(window), tuple(long), kept, vector, sum_fast, tuple(many[:_MOST_MANY]))
+
+
+def main_leaf(problem: Sum) -> Operand:
+    """The leaf that reads the largest tensor: its order in memory decides."""
+    return max(problem.leaves, key=lambda leaf: _largest(leaf.value))
+
+
+def _index(problem: Sum, leaf: object) -> int:
+    return next(number for number, one in enumerate(problem.leaves) if one is leaf)
+
+
+def _largest(value: PrimExpr) -> int:
+    return max(prod(const_int(e) for e in load.source.shape) for load in buffer_loads(value))
 
 
 @dataclass(frozen=True)

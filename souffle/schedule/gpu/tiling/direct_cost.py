@@ -1,0 +1,228 @@
+"""Choosing how many outputs a thread holds and how many threads share a sum, by what a multiprocessor has to do."""
+
+from __future__ import annotations
+
+import itertools
+from functools import lru_cache
+from math import ceil, prod
+
+import numpy as np
+from tvm.ir import Call
+
+from souffle.schedule.gpu.forms.expressions import COMPARE, Axis, depends
+from souffle.schedule.gpu.forms.matrix_product import Operand
+from souffle.schedule.gpu.forms.memory_access import bits_of, lanes_along, memory_step
+from souffle.schedule.gpu.rule import GpuRequest
+from souffle.schedule.gpu.sketch import Knob, Values
+from souffle.schedule.gpu.tiling.direct_tiling import (
+    WARP,
+    Held,
+    Plan,
+    Tiling,
+    held_of,
+    main_leaf,
+    shared_bytes,
+    split_problem,
+)
+from souffle.tvm_compat import collect
+
+__all__ = ["choose_tiling", "estimate", "knobs_of", "problem_of", "tiling_of"]
+
+_EACH = (1, 2, 3, 4, 7, 8)
+"""Outputs of a thread along an axis: powers of two, and what divides the 7, 14, 28, 56 and 112 of image networks."""
+
+_TURNS = (1, 2, 4)
+
+_MOST_UNROLLED = 1024
+"""Multiply-adds that one turn writes out; beyond, they leave the instruction cache."""
+
+_MOST_OUTPUTS = 64
+"""Outputs of a thread that the rule's own choice considers."""
+
+_MOST_REGISTERS = 128
+"""Of a thread, so that two blocks of 256 threads share a multiprocessor."""
+
+_OWN_REGISTERS = 32
+"""Of a thread beside its arrays: addresses, indices, what is being computed."""
+
+_ALIKE = 1.05
+"""Estimates of time closer than this factor are not told apart."""
+
+# Clocks of a current GPU, to the precision of an estimate: they decide between schedules, not what is reported.
+_MEMORY_LATENCY, _SHUFFLE_LATENCY, _ADD_LATENCY, _BARRIER = 500.0, 25.0, 4.0, 40.0
+_ISSUE, _FP32_WARPS, _L2_BYTES, _LINE, _MOST_RESIDENT = 4.0, 2.0, 48.0, 128, 8
+_INDEX, _CONDITIONAL_INDEX, _UNROLLED = 4.0, 4.0, 4
+
+
+def knobs_of(plan: Plan, request: GpuRequest) -> tuple[Knob, ...]:
+    """What is open."""
+    lanes = [1]
+    if plan.vector is not None:
+        main = main_leaf(plan.problem)
+        most = lanes_along(main.value, plan.vector, main.dtype)
+        lanes = [1 << bit for bit in range(most.bit_length())]
+    split = [1]
+    if plan.long:
+        split = [d for d in range(1, request.threads + 1) if split_problem(plan, d, request) is None]
+        split = [d for d in split if request.threads % d == 0]
+    turns = [n for n in _TURNS if n == 1 or n <= plan.terms]
+    each = [
+        Knob(f"each_{number}", tuple(n for n in _EACH if n <= axis.extent)) for number, axis in enumerate(plan.many)
+    ]
+    return (*each, Knob("lanes", tuple(lanes)), Knob("split", tuple(split)), Knob("turns", tuple(turns)))
+
+
+def tiling_of(plan: Plan, values: Values) -> Tiling:
+    """The tiling of these values."""
+    each = tuple(values[f"each_{number}"] for number in range(len(plan.many)))
+    return Tiling(each, values["lanes"], values["split"], values["turns"])
+
+
+def choose_tiling(plan: Plan, request: GpuRequest) -> tuple[float, Values] | None:
+    """The values of least estimated time, and that time in clocks; ``None`` if none go together.
+
+    Of those that are about as fast, it is those of the widest reads: they need fewer of what the estimate does not see,
+    such as slots for loads on their way.
+    """
+    found = []
+    # More turns do by hand what the compiler's own unrolling does; they are left to a search.
+    offered = {knob.name: knob.values for knob in knobs_of(plan, request)} | {"turns": (1,)}
+    for chosen in itertools.product(*offered.values()):
+        values = dict(zip(offered, chosen, strict=True))
+        if prod(chosen[: len(plan.many)]) * values["lanes"] > _MOST_OUTPUTS:
+            continue
+        tiling = tiling_of(plan, values)
+        if problem_of(plan, tiling, request) is None:
+            found.append((estimate(plan, tiling, request), tiling.tiles(plan, request.threads), values))
+    if not found:
+        return None
+    least = min(time for time, _, _ in found)
+    alike = [one for one in found if one[0] <= _ALIKE * least]
+    time, _, values = min(alike, key=lambda one: (-one[2]["lanes"], one[1], one[0]))
+    return time, values
+
+
+def _registers(plan: Plan, tiling: Tiling, held: tuple[Held, ...]) -> int:
+    totals = -(-tiling.outputs(plan) * bits_of(plan.problem.dtype) // 32)
+    return _OWN_REGISTERS + totals + sum(one.registers for one in held)
+
+
+def problem_of(plan: Plan, tiling: Tiling, request: GpuRequest) -> str | None:
+    """Why these numbers do not go together, or ``None``."""
+    own = 1 if plan.vector_is_output else tiling.lanes
+    if tiling.split * tiling.turns * own > max(plan.terms, 1) and tiling.split * tiling.turns * own > 1:
+        return (
+            f"{tiling.split} threads with {tiling.turns} turns of {own} are more than the {plan.terms} terms of a sum"
+        )
+    unrolled = tiling.outputs(plan) * prod(a.extent for a in plan.window) * own * tiling.turns
+    if unrolled > _MOST_UNROLLED and tiling.outputs(plan) * tiling.turns > 1:
+        return f"{unrolled} multiply-adds in a turn are more than {_MOST_UNROLLED}"
+    registers = _registers(plan, tiling, held_of(plan, tiling))
+    if registers > _MOST_REGISTERS and tiling.outputs(plan) * tiling.turns * tiling.lanes > 1:
+        return f"a thread would need {registers} registers of {_MOST_REGISTERS}"
+    taken = shared_bytes(plan, tiling, request.threads)
+    if taken > request.max_shared_bytes:
+        return f"{taken} bytes of shared memory are more than {request.max_shared_bytes}"
+    return None
+
+
+@lru_cache(maxsize=4096)
+def _step(leaf: Operand, axis: Axis) -> int | None:
+    """Elements from one value of a leaf to the next along an axis; 0 if it does not depend on it."""
+    return memory_step(leaf.value, axis) if depends(leaf.value, axis) else 0
+
+
+@lru_cache(maxsize=1024)
+def _conditional(leaf: Operand) -> bool:
+    return any(collect(leaf.value, kind) for kind in COMPARE)
+
+
+@lru_cache(maxsize=64)
+def _calls(plan: Plan) -> int:
+    """Calls of functions in what is stored."""
+    return sum(len(collect(store.value, Call)) for store in plan.problem.stores)
+
+
+def estimate(plan: Plan, tiling: Tiling, request: GpuRequest) -> float:
+    """Estimated clocks: what a multiprocessor's busiest unit does, or the latencies of one block, wave by wave."""
+    held = held_of(plan, tiling)
+    warps = request.threads / WARP
+    own = 1 if plan.vector_is_output else tiling.lanes
+    rounds = ceil(plan.terms / own / (tiling.split * tiling.turns)) if plan.long else 1
+    outputs = tiling.outputs(plan)
+    products = outputs * prod(a.extent for a in plan.window) * own * (tiling.turns if plan.long else 1) * rounds
+    instructions, lines, fetched, index = 1.0 * products, 0.0, 0.0, 0.0
+    for one in held:
+        times = rounds if one.long else 1
+        reads = one.size / (tiling.lanes if one.vector else 1) * times
+        index += reads * (_CONDITIONAL_INDEX if _conditional(one.leaf) else 1.0)
+        instructions += reads
+        lines += reads * _lines(plan, tiling, one, request)
+        fetched += times * _fresh(plan, tiling, one)
+    instructions += outputs * (4.0 + 12.0 * _calls(plan)) * (1 if tiling.split == 1 else 2)
+    levels = 0
+    if tiling.split > 1:
+        levels = max(1, min(tiling.split, WARP).bit_length() - 1)
+        instructions += 3.0 * outputs * levels
+        lines += outputs * levels
+    if len(plan.long) > 1:
+        index += _INDEX * 2 * (len(plan.long) - 1) * rounds * tiling.turns
+    shared = shared_bytes(plan, tiling, request.threads)
+    busy = max(
+        warps * (instructions + index) / _ISSUE,
+        warps * index / _FP32_WARPS,
+        warps * products / _FP32_WARPS,
+        warps * lines,
+        request.threads * fetched / _L2_BYTES,
+    )
+    chain = _MEMORY_LATENCY * (ceil(rounds / _UNROLLED) + 1) + busy
+    chain += levels * _SHUFFLE_LATENCY + (2 * _BARRIER if shared else 0.0) + _ADD_LATENCY * products / outputs
+    resident = max(1, min(_MOST_RESIDENT, 65536 // (_registers(plan, tiling, held) * request.threads)))
+    full, rest = divmod(tiling.tiles(plan, request.threads), request.sm_count * resident)
+    last = ceil(rest / request.sm_count)
+    return full * max(resident * busy, chain) + (max(last * busy, chain) if rest else 0.0)
+
+
+def _lines(plan: Plan, tiling: Tiling, held: Held, request: GpuRequest) -> float:
+    """Lines of the L1 cache that one read of a warp touches."""
+    lines = _touched(plan, held.leaf, tiling.widths(plan), tiling.split, tiling.lanes, held.vector, request.threads)
+    # What is held beside the first value begins anywhere in a line.
+    return lines + (0.5 if lines > 1 and held.size > tiling.lanes else 0.0)
+
+
+@lru_cache(maxsize=1 << 14)
+def _touched(
+    plan: Plan, leaf: Operand, widths: tuple[int, ...], split: int, lanes: int, vector: bool, threads: int
+) -> int:
+    """Lines that the first values of a leaf of a warp's threads lie in."""
+    thread = np.arange(min(WARP, threads))
+    itemsize = bits_of(leaf.dtype) / 8
+    group, lane = np.divmod(thread, split) if plan.sum_fast else np.divmod(thread, threads // split)[::-1]
+    own = 1 if plan.vector_is_output else lanes
+    place = np.zeros_like(thread)
+    long = [own if axis is plan.vector else 1 for axis in plan.long]
+    for axes, number, sizes in ((plan.order, group, widths), (plan.long, lane, long)):
+        for axis, width in zip(reversed(axes), reversed(sizes), strict=True):
+            step = _step(leaf, axis)
+            number, part = np.divmod(number, -(-axis.extent // width))
+            place = place + part * width * (_LINE * thread if step is None else step)
+    first = (place * itemsize).astype(np.int64)
+    last = first + int(itemsize * (lanes if vector else 1)) - 1
+    # Of so few numbers a set is built faster than NumPy begins to sort.
+    return len({*(first // _LINE).tolist(), *(last // _LINE).tolist()})
+
+
+def _fresh(plan: Plan, tiling: Tiling, held: Held) -> float:
+    """Bytes of a leaf that a thread reads and none of its neighbours does."""
+    count = 1.0
+    for kind, extent in zip(held.kinds, held.extents, strict=True):
+        count *= tiling.width(plan, kind[1]) * kind[3].across if kind[0] == "met" else extent
+    alike = plan.order and _step(held.leaf, plan.order[-1]) == 0
+    if alike and not (plan.sum_fast and held.long and tiling.split > 1):
+        # The same for all threads along the fastest axis.
+        count /= min(WARP, max(1, plan.order[-1].extent))
+    for kind in held.kinds:
+        met = [m for found in plan.meetings for m in found if kind[0] == "window" and m[1] is kind[1]]
+        if any(_step(held.leaf, axis) for axis, _, _ in met):
+            count /= kind[1].extent
+    return count * bits_of(held.leaf.dtype) / 8

@@ -1,0 +1,53 @@
+"""What tensor cores take: the types of operands and totals, and extents that are not mostly padding."""
+
+from __future__ import annotations
+
+from math import prod
+
+from tvm import tirx
+
+from souffle.schedule.gpu.forms.matrix_product import Contraction
+from souffle.schedule.gpu.rule import GpuRequest
+
+__all__ = ["type_refusal", "waste_refusal"]
+
+_SIDE = 16
+"""Rows, columns and products of one fragment."""
+
+_MAX_WASTE = 8
+"""Tensor cores are 8 to 16 times as fast as CUDA cores here, so more padding than this leaves no gain."""
+
+
+def type_refusal(problem: Contraction, request: GpuRequest) -> str | None:
+    """Why a problem's types, or what it does with them, are not those of tensor cores; or ``None``."""
+    digits = "".join(c for c in request.arch if c.isdigit())
+    if not digits or int(digits) < 70:
+        return f"{request.arch} has no tensor cores for fp16"
+    types = (problem.left.dtype, problem.right.dtype, problem.dtype)
+    if types != ("float16", "float16", "float32"):
+        return f"operands and total are {', '.join(types)}; fp16, fp16 and fp32 are needed"
+    if not _multiplies_in_fp32(problem):
+        return f"the total is updated by {problem.update}, not by a product in fp32"
+    if not isinstance(problem.initial, tirx.FloatImm) or float(problem.initial.value) != 0.0:
+        return "the total does not begin at 0"
+    return None
+
+
+def waste_refusal(problem: Contraction) -> str | None:
+    """Why filling fragments up would be too much of the work, or ``None``."""
+    extents = problem.extents[1:]
+    waste = prod(-(-e // _SIDE) * _SIDE for e in extents) / prod(extents)
+    if waste > _MAX_WASTE:
+        rows, columns, inner = extents
+        return f"{rows} x {columns} results of {inner} products, padded to 16, are {waste:.1f} times the work"
+    return None
+
+
+def _multiplies_in_fp32(problem: Contraction) -> bool:
+    """Whether the update is ``total + cast(left) * cast(right)``, the factors in either order."""
+    update = problem.update
+    product = update.b if isinstance(update, tirx.Add) and update.a.same_as(problem.total) else None
+    if not isinstance(product, tirx.Mul) or not all(isinstance(f, tirx.Cast) for f in (product.a, product.b)):
+        return False
+    factors, leaves = (product.a.value, product.b.value), (problem.left.leaf, problem.right.leaf)
+    return any(all(f.same_as(x) for f, x in zip(factors, order, strict=True)) for order in (leaves, leaves[::-1]))
