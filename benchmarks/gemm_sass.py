@@ -24,10 +24,11 @@ from souffle.codegen.cuda import emit_cuda
 from souffle.codegen.nvcc import compile_cubin
 from souffle.cost import predict_stage
 from souffle.cost.device import cost_device, product_names
+from souffle.decision import Refused
 from souffle.kernel.calls import kernel_of_stage
 from souffle.pipeline import stages_of
 from souffle.schedule.gpu.device import device_for
-from souffle.schedule.gpu.rule import GpuSchedule, Refusal
+from souffle.schedule.gpu.rule import GpuSchedule
 from souffle.schedule.gpu.rules.mma_contraction import mma_contraction
 from souffle.schedule.gpu.rules.tensor_core_contraction import tensor_core_contraction
 from souffle.schedule.gpu.scheduler import THREADS, gpu_request
@@ -88,8 +89,8 @@ def measure(tensors: list[te.Tensor], rule: object, arch: str) -> dict:
     device = device_for(arch)
     request = gpu_request(device)
     sketch = rule(primfunc_from_tensors(tensors, "stage"), request)
-    if isinstance(sketch, Refusal):
-        raise SystemExit(f"{arch}: {sketch.rule} refuses: {sketch.reason}")
+    if isinstance(sketch, Refused):
+        raise SystemExit(f"{arch}: this product is refused: {sketch.reason}")
     values = dict(sketch.choose())
     return {"values": values, **examined(sketch.make(values), arch)}
 

@@ -19,7 +19,7 @@ from souffle.analysis import Analysis
 from souffle.decision import Decision, Refused
 from souffle.errors import SouffleError
 from souffle.program import ExternTE
-from souffle.schedule.gpu import RULES, Refusal, Sketch
+from souffle.schedule.gpu import RULES, Sketch
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS, SHARING, GpuDevice
 from souffle.schedule.gpu.forms.blocks import ScheduleError, check_schedule, product
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
@@ -189,7 +189,7 @@ def _best(stage: Stage, logs: Sequence[TuningLog], device: GpuDevice, merged: bo
     return Refused(left_out or "no record")
 
 
-def replayed(record: Record, func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal:
+def replayed(record: Record, func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refused:
     """The schedule of a record, or why there is none."""
     if any(step[0] == "Tensorize" for step in record.trace[0]):
         # It registers the intrinsics that such steps name, and reading all of them takes TVM half a minute.
@@ -200,10 +200,10 @@ def replayed(record: Record, func: tirx.PrimFunc, request: GpuRequest) -> GpuSch
         return schedule_of_trace(sch, func, request)
     except _REPLAYING as error:
         lines = str(error).strip().splitlines()
-        return Refusal("log", f"{type(error).__name__}: {lines[-1][:200] if lines else ''}")
+        return Refused(f"{type(error).__name__}: {lines[-1][:200] if lines else ''}")
 
 
-def schedule_of_trace(sch: s_tir.Schedule, func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refusal:
+def schedule_of_trace(sch: s_tir.Schedule, func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refused:
     """The schedule that a replayed trace stands for.
 
     A trace with the annotation ``souffle.rule`` names one of our rules and the values of its knobs, and the rule makes
@@ -232,7 +232,7 @@ def schedule_of_trace(sch: s_tir.Schedule, func: tirx.PrimFunc, request: GpuRequ
         return native_schedule(sch.mod["main"].with_attr("global_symbol", "stage"), request)
     rules = dict(RULES)
     if rule not in rules:
-        return Refusal("log", f"there is no rule {rule!r} (any more)")
+        return Refused(f"there is no rule {rule!r} (any more)")
     sketch = rules[str(rule)](func, request)
     if not isinstance(sketch, Sketch):
         return sketch

@@ -10,8 +10,9 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import Trace
 
 from souffle.cost import CostDevice, predict_stage
+from souffle.decision import Refused
 from souffle.errors import SouffleError
-from souffle.schedule.gpu import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu import GpuRequest, GpuSchedule
 from souffle.schedule.log import RULE, workload_module
 from souffle.schedule.lower import DeviceFunction, lower_stage
 from souffle.schedule.resources import StageResources
@@ -106,14 +107,14 @@ class Evaluator:
         self.request = request
         self.target = target
         self.device = device
-        self.tried: dict[str, Candidate | Refusal] = {}
+        self.tried: dict[str, Candidate | Refused] = {}
         self._postprocs = None
 
     def key_of(self, trace: Trace) -> str:
         """What tells a trace apart."""
         return trace_key(plain(trace.as_json(remove_postproc=True)))
 
-    def candidate(self, space: Space, trace: Trace) -> Candidate | Refusal:
+    def candidate(self, space: Space, trace: Trace) -> Candidate | Refused:
         """The candidate of a trace, or why it is none."""
         key = self.key_of(trace)
         if key not in self.tried:
@@ -121,10 +122,10 @@ class Evaluator:
                 self.tried[key] = self._made(space, trace, key)
             except _FAILING as error:
                 lines = str(error).strip().splitlines()
-                self.tried[key] = Refusal(space.rule, f"{type(error).__name__}: {lines[-1] if lines else ''}")
+                self.tried[key] = Refused(f"{type(error).__name__}: {lines[-1] if lines else ''}")
         return self.tried[key]
 
-    def _made(self, space: Space, trace: Trace, key: str) -> Candidate | Refusal:
+    def _made(self, space: Space, trace: Trace, key: str) -> Candidate | Refused:
         # A postprocessor may draw too: from the candidate itself, so that it is the same whenever it is made.
         seed = random.Random(key).randrange(1, 2**31 - 1)
         sch = s_tir.Schedule(workload_module(self.func), seed=seed, debug_mask="none", error_render_level="none")
@@ -133,20 +134,20 @@ class Evaluator:
         if RULE not in dict(sch.get(sch.get_sblock("root")).annotations):
             for postproc in self._native_postprocs():
                 if not postproc.apply(sch):
-                    return Refusal(space.rule, f"{type(postproc).__name__} refuses it")
+                    return Refused(f"{type(postproc).__name__} refuses it")
             # Some steps of postprocessors do not replay; what a log cannot give back is no candidate.
             whole = s_tir.Schedule(workload_module(self.func), debug_mask="none", error_render_level="none")
             sch.trace.apply_to_schedule(whole, remove_postproc=False)
             sch = whole
         trace = sch.trace
         schedule = schedule_of_trace(sch, self.func, self.request)
-        if isinstance(schedule, Refusal):
+        if isinstance(schedule, Refused):
             return schedule
         functions = lower_stage("stage", schedule, self.target)
         shared = max(function.shared_bytes for function in functions)
         if shared > self.request.max_shared_bytes:
             most = self.request.max_shared_bytes
-            return Refusal(space.rule, f"{shared} bytes of shared memory, a block may use {most}")
+            return Refused(f"{shared} bytes of shared memory, a block may use {most}")
         cold, warm = predicted_seconds(functions, self.device)
         return Candidate(space, key, trace, schedule, functions, (cold + warm) / 2)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from tvm.s_tir.schedule import Trace
 
-from souffle.schedule.gpu import Refusal
+from souffle.decision import Refused
 from souffle.tuning.candidate import Candidate, Evaluator
 from souffle.tuning.space import Space, mutated, sampled
 
@@ -55,7 +55,7 @@ def next_candidates(
 
     def see(space: Space, trace: Trace) -> bool:
         candidate = evaluator.candidate(space, trace)
-        if isinstance(candidate, Refusal) or candidate.key in population:
+        if isinstance(candidate, Refused) or candidate.key in population:
             return False
         population[candidate.key] = candidate
         return True
@@ -91,9 +91,7 @@ def _choices(candidate: Candidate) -> Trace:
     return candidate.trace.simplified(remove_postproc=True)
 
 
-def _draw(
-    count: int, draw: Callable[[], tuple[Space, Trace]], see: Callable[[Space, Trace], bool]
-) -> None:
+def _draw(count: int, draw: Callable[[], tuple[Space, Trace]], see: Callable[[Space, Trace], bool]) -> None:
     """Draw until so many new candidates were seen, or too many draws gave none."""
     seen = tries = 0
     while seen < count and tries < count * _TRIES:

@@ -12,7 +12,8 @@ from tvm import s_tir
 from tvm.s_tir.schedule import Trace
 
 from souffle.cost import CostDevice
-from souffle.schedule.gpu import RULES, GpuRequest, Refusal, Sketch
+from souffle.decision import Refused
+from souffle.schedule.gpu import RULES, GpuRequest, Sketch
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.log import Record, workload_module
 from souffle.schedule.tuned import crowding
@@ -146,9 +147,9 @@ def _own_choice(one: _Tuning) -> Candidate | None:
             continue
         sketch = rules[space.rule](func, request)
         values = sketch.choose() if isinstance(sketch, Sketch) else sketch
-        if not isinstance(values, Refusal):
+        if not isinstance(values, Refused):
             candidate = one.evaluator.candidate(space, trace_with_values(space, values))
-            return None if isinstance(candidate, Refusal) else candidate
+            return None if isinstance(candidate, Refused) else candidate
     return None
 
 
@@ -171,7 +172,7 @@ def _recall(one: _Tuning, record: Record) -> None:
     if space is None:
         return
     candidate = one.evaluator.candidate(space, trace)
-    if isinstance(candidate, Refusal):
+    if isinstance(candidate, Refused):
         return
     _note(one, candidate, Figures((record.seconds,), record.origin.spill_bytes, record.origin.registers))
 

@@ -16,9 +16,10 @@ import tvm
 from tvm import te, tirx, topi
 
 from souffle.codegen.device_functions import with_device_functions
+from souffle.decision import Refused
 from souffle.emulator import compile_text
 from souffle.schedule.gpu.forms.blocks import check_schedule
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
 from souffle.schedule.gpu.rules.contraction import contraction
 from souffle.schedule.gpu.rules.tensor_core_contraction import tensor_core_contraction
 from souffle.schedule.gpu.sketch import Sketch
@@ -233,7 +234,7 @@ class Built:
     reference: object
 
 
-def scheduled(rule: Callable, func: object, request: GpuRequest) -> GpuSchedule | Refusal:
+def scheduled(rule: Callable, func: object, request: GpuRequest) -> GpuSchedule | Refused:
     """The rule's own choice."""
     answer = rule(func, request)
     return answer.chosen() if isinstance(answer, Sketch) else answer
@@ -455,14 +456,14 @@ def refusals() -> list[tuple[str, Tensors, str]]:
 )
 def test_refusal(name: str, tensors: Tensors, reason: str) -> None:
     answer = contraction(primfunc_from_tensors(list(tensors), name), H100)
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, Refused)
     assert reason in answer.reason
 
 
 def test_tensor_core_refusals() -> None:
     def reason(inputs: Tensors, result: te.Tensor, request: GpuRequest = H100) -> str:
         answer = tensor_core_contraction(primfunc_from_tensors([*inputs, result], "f"), request)
-        assert isinstance(answer, Refusal)
+        assert isinstance(answer, Refused)
         return answer.reason
 
     assert "float32, float32" in reason(*gemm(32, 32, 32))
@@ -488,5 +489,5 @@ def test_little_shared_memory() -> None:
     (a, b), product = gemm(256, 256, 256, dtype="float16")
     func = primfunc_from_tensors([a, b, product], "f")
     for rule in (contraction, tensor_core_contraction):
-        assert isinstance(scheduled(rule, func, GpuRequest("sm_90", max_shared_bytes=256)), Refusal)
+        assert isinstance(scheduled(rule, func, GpuRequest("sm_90", max_shared_bytes=256)), Refused)
         assert isinstance(scheduled(rule, func, GpuRequest("sm_90", max_shared_bytes=16 * 1024)), GpuSchedule)

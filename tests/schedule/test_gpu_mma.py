@@ -15,6 +15,7 @@ from tvm import te, tirx, topi
 
 from souffle.codegen.cuda import emit_cuda
 from souffle.codegen.nvcc import compile_cubin, find_nvcc
+from souffle.decision import Refused
 from souffle.emulator import compile_text
 from souffle.kernel import KernelShape
 from souffle.kernel.calls import Place, StageCall
@@ -22,7 +23,7 @@ from souffle.schedule.gpu.emit.async_copy import AsyncCopy, async_copy
 from souffle.schedule.gpu.emit.staging import choose_fetch
 from souffle.schedule.gpu.forms.blocks import check_schedule
 from souffle.schedule.gpu.forms.matrix_product import canonical_contraction
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
 from souffle.schedule.gpu.rules.mma_contraction import mma_contraction
 from souffle.schedule.gpu.sketch import Sketch
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, problem_of
@@ -183,8 +184,9 @@ def tiled_cases(count: int) -> list[Case]:
     """Shapes with values of knobs drawn at random, each number of stages and each split of the sum among them."""
     draw = random.Random(7)
     found = []
-    for number, (stages, along_inner) in enumerate(itertools.islice(itertools.cycle(
-        itertools.product((1, 2, 3, 4), (1, 2, 4))), count)):
+    for number, (stages, along_inner) in enumerate(
+        itertools.islice(itertools.cycle(itertools.product((1, 2, 3, 4), (1, 2, 4))), count)
+    ):
         types = draw.choice((("float16", "float16"), ("float32", "float16"), ("float16", "float16")))
         extents = [draw.choice((16, 29, 40, 64, 72, 130)) for _ in range(2)]
         inner = draw.choice((33, 64, 80, 160, 200))
@@ -292,7 +294,7 @@ def fetched(case: Case) -> list[AsyncCopy | str]:
     return list(problem_of(canonical_contraction(case.func), case.request).copies)
 
 
-def copied_bytes(case: Case) -> list[int | str]:
+def copied_bytes(case: Case) -> list[int | Refused]:
     return [copy.copy_bytes if isinstance(copy, AsyncCopy) else copy for copy in fetched(case)]
 
 
@@ -317,7 +319,7 @@ def test_which_operands_are_copied(name: str, expected: list[int | str]) -> None
     (case,) = (case for case in CASES if case.name == name)
     found = copied_bytes(case)
     for own, wanted in zip(found, expected, strict=True):
-        assert wanted in own if isinstance(wanted, str) else own == wanted
+        assert wanted in own.reason if isinstance(wanted, str) else own == wanted
 
 
 def test_copies_of_fp32_and_of_padding() -> None:
@@ -327,19 +329,19 @@ def test_copies_of_fp32_and_of_padding() -> None:
     result = te.compute((64, 40), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="c")
     problem = canonical_contraction(primfunc_from_tensors([a, b, result], "f"))
 
-    def copy(side: str, inner_last: bool | None, arch: str = "sm_80") -> AsyncCopy | str:
+    def copy(side: str, inner_last: bool | None, arch: str = "sm_80") -> AsyncCopy | Refused:
         return async_copy(choose_fetch(problem, side, (1, 32, 16), 128, inner_last, lambda _: 4), arch)
 
     assert copy("left", None).copy_bytes == copy("right", None).copy_bytes == 16
     assert copy("left", False).copy_bytes == 4
-    assert "sm_75" in copy("left", None, "sm_75")
+    assert "sm_75" in copy("left", None, "sm_75").reason
     for before, after, expected in (((0, 0), (16, 0), 16), ((0, 4), (16, 0), "not aligned")):
         x, w = data(48, 64 - before[1], name="x"), data(64, 32, name="w")
         padded = topi.nn.pad(x, before, after)
         problem = canonical_contraction(primfunc_from_tensors([x, w, matmul(padded, w)], "f"))
         # A condition on rows is one for all of a copy; one on columns may lie between two elements.
         own, _ = problem_of(problem, SMALL).copies
-        assert expected in own if isinstance(expected, str) else own.copy_bytes == expected
+        assert expected in own.reason if isinstance(expected, str) else own.copy_bytes == expected
 
 
 def test_vectors_barriers_and_stages_of_the_text() -> None:
@@ -398,19 +400,21 @@ def test_refusals() -> None:
     inputs, result = gemm(64, 64, 64)
     func = primfunc_from_tensors([*inputs, result], "f")
     answer = mma_contraction(func, GpuRequest("sm_75"))
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, Refused)
     assert "sm_75 has no mma" in answer.reason
     sketch = mma_contraction(func, A100)
     own = dict(sketch.choose())
     for changed, reason in (
         ({"warps_along_rows": 8, "warps_along_inner": 2}, "cannot be shared"),
         ({"warps_along_rows": 1, "warps_along_inner": 4, "step": 32}, "equal parts"),
-        ({"mma_rows": 4, "mma_columns": 8, "warps_along_rows": 8, "warps_along_inner": 1, "step": 64, "stages": 4},
-         "bytes of shared memory"),
+        (
+            {"mma_rows": 4, "mma_columns": 8, "warps_along_rows": 8, "warps_along_inner": 1, "step": 64, "stages": 4},
+            "bytes of shared memory",
+        ),
     ):
         made = sketch.with_values({**own, **changed})
-        assert isinstance(made, Refusal)
+        assert isinstance(made, Refused)
         assert reason in made.reason
     little = mma_contraction(func, GpuRequest("sm_80", max_shared_bytes=1024)).chosen()
-    assert isinstance(little, Refusal)
+    assert isinstance(little, Refused)
     assert "no tile fits 1024 bytes" in little.reason

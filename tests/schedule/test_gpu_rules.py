@@ -331,7 +331,7 @@ def test_barrier_needed() -> None:
 def test_few_long_rows_are_refused() -> None:
     x = data(2, 1 << 18)
     _, refusals = schedule_gpu(primfunc_from_tensors([x, topi.nn.softmax(x)], "f"), H100)
-    assert any(r.rule == "rowwise" and "idle" in r.reason for r in refusals)
+    assert any(r.reason.startswith("rowwise: would leave") and "idle" in r.reason for r in refusals)
 
 
 def test_the_work_of_scheduling_does_not_grow_with_the_data() -> None:

@@ -14,11 +14,12 @@ import pytest
 import tvm
 from tvm import te, tirx, topi
 
+from souffle.decision import Refused
 from souffle.emulator import compile_text
 from souffle.schedule.gpu.forms.blocks import check_schedule
 from souffle.schedule.gpu.forms.expressions import Axis
 from souffle.schedule.gpu.forms.one_reduction import Meeting, find_meeting
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
 from souffle.schedule.gpu.rules.window import direct_sketch, window
 from souffle.schedule.gpu.sketch import Sketch
 from souffle.tvm_compat import const_int, primfunc_from_tensors
@@ -274,7 +275,7 @@ def test_numbers_that_do_not_fit_are_refused() -> None:
     sketch = window(case.func, case.request)
     most = {knob.name: knob.values[-1] for knob in sketch.knobs}
     answer = sketch.with_values(most)
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, Refused)
     assert "registers" in answer.reason or "multiply-adds" in answer.reason
 
 
@@ -282,5 +283,5 @@ def test_windows_that_share_nothing_are_refused() -> None:
     x = data(2, 6, 8, 8)
     pool = topi.nn.pool2d(x, [2, 2], [2, 2], [1, 1], [0, 0, 0, 0], "max")
     answer = window(primfunc_from_tensors([x, pool], "f"), SMALL)
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, Refused)
     assert "share no input" in answer.reason

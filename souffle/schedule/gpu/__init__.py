@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 
 from tvm import s_tir, tirx
 
+from souffle.decision import Refused
 from souffle.schedule.gpu.forms.blocks import ScheduleError, check_schedule, is_reduction, product
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
 from souffle.schedule.gpu.rules.contraction import contraction
 from souffle.schedule.gpu.rules.elementwise import elementwise
 from souffle.schedule.gpu.rules.fallback import fallback
@@ -28,7 +29,6 @@ __all__ = [
     "GpuRequest",
     "GpuSchedule",
     "Knob",
-    "Refusal",
     "Rule",
     "ScheduleError",
     "Sketch",
@@ -40,7 +40,7 @@ __all__ = [
 _MOST_POINTS = 2**31 - 1
 """Of a loop, and of the loops of a tensor, which rules join."""
 
-Rule = Callable[[tirx.PrimFunc, GpuRequest], Sketch | Refusal]
+Rule = Callable[[tirx.PrimFunc, GpuRequest], Sketch | Refused]
 
 RULES: tuple[tuple[str, Rule], ...] = (
     ("mma_contraction", mma_contraction),
@@ -55,7 +55,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
 """The rules by name, in the order they are tried."""
 
 
-def schedule_gpu(func: tirx.PrimFunc, request: GpuRequest) -> tuple[GpuSchedule | None, tuple[Refusal, ...]]:
+def schedule_gpu(func: tirx.PrimFunc, request: GpuRequest) -> tuple[GpuSchedule | None, tuple[Refused, ...]]:
     """Schedule one stage by the rules alone, whether it can be lowered or not.
 
     Parameters
@@ -69,10 +69,10 @@ def schedule_gpu(func: tirx.PrimFunc, request: GpuRequest) -> tuple[GpuSchedule 
     schedule : GpuSchedule or None
         The first rule's that applies; ``None`` if the stage needs a barrier across the grid between two of its
         blocks, which the last refusal names. Such a stage has to be split there.
-    refusals : tuple of Refusal
-        Of the rules tried before, in order.
+    refusals : tuple of Refused
+        Of the rules tried before, in order, each with the name of its rule.
     """
-    refusals: list[Refusal] = []
+    refusals: list[Refused] = []
     for answer in answers(func, request):
         if isinstance(answer, GpuSchedule):
             return answer, tuple(refusals)
@@ -80,19 +80,20 @@ def schedule_gpu(func: tirx.PrimFunc, request: GpuRequest) -> tuple[GpuSchedule 
     return None, tuple(refusals)
 
 
-def answers(func: tirx.PrimFunc, request: GpuRequest) -> Iterator[GpuSchedule | Refusal]:
-    """What each rule says of a stage, in their order, each worked out when it is asked for."""
+def answers(func: tirx.PrimFunc, request: GpuRequest) -> Iterator[GpuSchedule | Refused]:
+    """What each rule says of a stage, in their order, each worked out when it is asked for; refusals name the rule."""
     longest = max((_points(block) for block in collect(func.body, s_tir.SBlock)), default=1)
     if longest > _MOST_POINTS:
         why = f"a tensor of {longest} elements is made, and threads count up to {_MOST_POINTS}; make it in parts"
-        yield Refusal("any rule", why)
+        yield Refused(f"any rule: {why}")
         return
     for name, rule in RULES:
         try:
             answer = rule(func, request)
-            yield answer.chosen() if isinstance(answer, Sketch) else answer
+            answer = answer.chosen() if isinstance(answer, Sketch) else answer
         except s_tir.ScheduleError as error:
-            yield Refusal(name, f"a scheduling step does not apply: {str(error).strip().splitlines()[0]}")
+            answer = Refused(f"a scheduling step does not apply: {str(error).strip().splitlines()[0]}")
+        yield Refused(f"{name}: {answer.reason}") if isinstance(answer, Refused) else answer
 
 
 def _points(block: s_tir.SBlock) -> int:

@@ -1,6 +1,6 @@
 """What a GPU schedule rule takes and gives.
 
-A rule is a function ``(func, request) -> Sketch | Refusal`` (``sketch.py``). The first rule whose sketch gives a
+A rule is a function ``(func, request) -> Sketch | Refused`` (``sketch.py``). The first rule whose sketch gives a
 schedule wins; the last one, the fallback, takes everything that needs no barrier across the grid.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
-__all__ = ["STARTS_IN_TILES", "GpuRequest", "GpuSchedule", "Refusal"]
+__all__ = ["STARTS_IN_TILES", "GpuRequest", "GpuSchedule"]
 
 STARTS_IN_TILES = "souffle.starts_in_tiles"
 """Attribute of a stage's function that holds a reduction to be computed in the tiles of its contraction (§6.3)."""
@@ -63,11 +63,3 @@ class GpuSchedule:
     tiles: int
     threads: int
     tensor_cores: bool = False
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A rule does not apply; `reason` names the block and what it lacks."""
-
-    rule: str
-    reason: str

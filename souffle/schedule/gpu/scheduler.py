@@ -8,10 +8,11 @@ from collections.abc import Callable
 import tvm
 from tvm import tirx
 
+from souffle.decision import Refused
 from souffle.schedule.drafts import Answer
 from souffle.schedule.gpu import RULES, answers, check_schedule
 from souffle.schedule.gpu.device import GpuDevice
-from souffle.schedule.gpu.rule import GpuRequest, Refusal
+from souffle.schedule.gpu.rule import GpuRequest
 from souffle.schedule.lower import DeviceFunction, LoweringError, cuda_target, lower_stage
 from souffle.tvm_compat import structural_digest
 
@@ -67,15 +68,15 @@ class GpuScheduler:
         return None if self._price is None else self._price(answer.functions)
 
     def _answer(self, func: tirx.PrimFunc) -> Answer:
-        refusals: list[Refusal] = []
+        refusals: list[Refused] = []
         for schedule in answers(func, self.request):
-            if isinstance(schedule, Refusal):
+            if isinstance(schedule, Refused):
                 refusals.append(schedule)
                 continue
             try:
                 functions = lower_stage("stage", schedule, self.target)
             except LoweringError as error:
-                refusals.append(Refusal(schedule.rule, str(error)))
+                refusals.append(Refused(f"{schedule.rule}: {error}"))
                 continue
             check_schedule(schedule, self.request)
             rank = [name for name, _ in RULES].index(schedule.rule)
@@ -84,5 +85,5 @@ class GpuScheduler:
         return Answer(None, "none", len(RULES), False, 0, _reasons(refusals))
 
 
-def _reasons(refusals: list[Refusal]) -> str:
-    return "; ".join(f"{refusal.rule}: {refusal.reason}" for refusal in refusals)
+def _reasons(refusals: list[Refused]) -> str:
+    return "; ".join(refusal.reason for refusal in refusals)

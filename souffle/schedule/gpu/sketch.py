@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 
+from souffle.decision import Refused
 from souffle.errors import OptionError
-from souffle.schedule.gpu.rule import GpuSchedule, Refusal
+from souffle.schedule.gpu.rule import GpuSchedule
 
 __all__ = ["Knob", "Sketch", "Values"]
 
@@ -53,20 +54,20 @@ class Sketch:
 
     rule: str
     knobs: tuple[Knob, ...]
-    choose: Callable[[], Values | Refusal]
-    make: Callable[[Values], GpuSchedule | Refusal]
+    choose: Callable[[], Values | Refused]
+    make: Callable[[Values], GpuSchedule | Refused]
 
     @property
     def size(self) -> int:
         """Combinations of values, those that do not go together too."""
         return prod(len(knob.values) for knob in self.knobs)
 
-    def chosen(self) -> GpuSchedule | Refusal:
+    def chosen(self) -> GpuSchedule | Refused:
         """The schedule with the rule's own values."""
         values = self.choose()
-        return values if isinstance(values, Refusal) else self.make(values)
+        return values if isinstance(values, Refused) else self.make(values)
 
-    def with_values(self, values: Values) -> GpuSchedule | Refusal:
+    def with_values(self, values: Values) -> GpuSchedule | Refused:
         """The schedule with given values.
 
         Raises
@@ -83,6 +84,6 @@ class Sketch:
         return self.make(values)
 
     @classmethod
-    def settled(cls, rule: str, make: Callable[[], GpuSchedule | Refusal]) -> Sketch:
+    def settled(cls, rule: str, make: Callable[[], GpuSchedule | Refused]) -> Sketch:
         """A sketch that leaves nothing open."""
         return cls(rule, (), dict, lambda values: make())

@@ -28,6 +28,7 @@ from typing import Any
 from tvm import tirx
 from tvm.ir import TensorLoad
 
+from souffle.decision import Refused
 from souffle.schedule.gpu.emit.staging import TileFetch
 from souffle.schedule.gpu.emit.statements import all_of, guarded, loop, sequence
 from souffle.schedule.gpu.forms.expressions import buffer_loads, dtype_of, is_constant, substitute_axes
@@ -124,7 +125,7 @@ class AsyncCopy:
         return loop("turn", fetch.turns, turn, "unrolled")
 
 
-def async_copy(fetch: TileFetch, arch: str) -> AsyncCopy | str:
+def async_copy(fetch: TileFetch, arch: str) -> AsyncCopy | Refused:
     """The asynchronous copies that bring a tile, or why none can.
 
     Parameters
@@ -137,29 +138,29 @@ def async_copy(fetch: TileFetch, arch: str) -> AsyncCopy | str:
 
     Returns
     -------
-    AsyncCopy or str
+    AsyncCopy or Refused
         The reason is that of an older architecture; of an operand that is more than one read of memory and conditions
         under which it is zero; or of elements that lie apart, or too narrow or unaligned for 4 bytes.
     """
     if compute_capability(arch) < _FIRST_CAPABILITY:
-        return f"{arch} has no asynchronous copies"
+        return Refused(f"{arch} has no asynchronous copies")
     operand = fetch.operand
     value, conditions = operand.value, []
     while is_branch(value):
         condition, then, other = value.args
         if not (is_constant(other) and float(other.value) == 0.0):
-            return "the operand is a choice between values"
+            return Refused("the operand is a choice between values")
         conditions.append(condition)
         value = then
     if not isinstance(value, TensorLoad):
-        return "the operand is computed from what is in memory"
+        return Refused("the operand is computed from what is in memory")
     if any(buffer_loads(part) for part in (*value.indices, *conditions)):
-        return "the operand is read at an index that depends on data"
+        return Refused("the operand is read at an index that depends on data")
     if dtype_of(value) != operand.dtype or bits_of(operand.dtype) % 8:
-        return "the operand is of another type in memory"
+        return Refused("the operand is of another type in memory")
     lanes = _widest(fetch, value, conditions)
     if lanes is None:
-        return "neighbours of the operand are not neighbours in memory, or are not aligned to 4 bytes"
+        return Refused("neighbours of the operand are not neighbours in memory, or are not aligned to 4 bytes")
     return AsyncCopy(replace(fetch, lanes=lanes), value, tuple(conditions))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tvm import tirx
 
+from souffle.decision import Refused
 from souffle.schedule.gpu.emit.async_copy import AsyncCopy, barrier, commit, wait
 from souffle.schedule.gpu.emit.mma_epilogue import Strips
 from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, INNER, ROWS, load_part, part_places, product
@@ -50,7 +51,7 @@ def emit_mma(
 class _Side:
     """One operand: where its tiles are, and how they come."""
 
-    def __init__(self, name: str, fetch: TileFetch, copy: AsyncCopy | str, buffers: int, first: int) -> None:
+    def __init__(self, name: str, fetch: TileFetch, copy: AsyncCopy | Refused, buffers: int, first: int) -> None:
         self.fetch, self.copy, self.buffers, self.first = fetch, copy, buffers, first
         self.asynchronous = isinstance(copy, AsyncCopy)
         # What is copied needs no registers.

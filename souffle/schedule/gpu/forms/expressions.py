@@ -36,7 +36,7 @@ COMPARE = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 
 
 class NotAContraction(Exception):
-    """Why a function has not the canonical form; becomes the reason of a ``Refusal``."""
+    """Why a function has not the canonical form; becomes the reason of a ``Refused``."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import TensorLoad
 
+from souffle.decision import Refused
 from souffle.schedule.gpu.forms.blocks import BlockView, is_reduction, same_buffer
 from souffle.schedule.gpu.forms.expressions import (
     Axis,
@@ -132,34 +133,34 @@ def _same(left: PrimExpr, right: PrimExpr, analyzer: tvm.sym.Analyzer) -> bool:
     return bool(tvm_ffi.structural_equal(simple(left), simple(right), map_free_vars=False))
 
 
-def read_sum(stage: Stage) -> Sum | str:
+def read_sum(stage: Stage) -> Sum | Refused:
     """The one reduction of a prepared stage; or the reason why it has not this form, naming the block."""
     if len(stage.chains) != 1 or stage.free:
-        return "blocks that do not depend on the reduction stand beside it"
+        return Refused("blocks that do not depend on the reduction stand beside it")
     chain = stage.chains[0]
     reductions = [index for index, view in enumerate(chain.blocks) if view.reduction]
     if len(reductions) != 1 or any(chain.columns(index) != 1 for index in range(len(chain.blocks))):
-        return "it is not one reduction whose readers take its elements in place"
+        return Refused("it is not one reduction whose readers take its elements in place")
     main = chain.blocks[reductions[0]]
     body, start = main.node.body, main.node.init
     if not isinstance(body, tirx.BufferStore) or not isinstance(start, tirx.BufferStore):
-        return f"block {main.name} keeps several totals"
+        return Refused(f"block {main.name} keeps several totals")
     if any(not same_buffer(buffer, body.buffer) for buffer in stage.private):
-        return f"block {main.name} is read through another intermediate"
+        return Refused(f"block {main.name} is read through another intermediate")
     kind = type(body.value)
     if kind not in (tirx.Add, tirx.Mul, tirx.Min, tirx.Max):
-        return f"block {main.name} combines by {kind.__name__}, not by sum, product, min or max"
+        return Refused(f"block {main.name} combines by {kind.__name__}, not by sum, product, min or max")
     both = (body.value.a, body.value.b)
     sides = [isinstance(side, TensorLoad) and same_buffer(side.source, body.buffer) for side in both]
     if sum(sides) != 1:
-        return f"block {main.name} does not combine its total with one term"
+        return Refused(f"block {main.name} does not combine its total with one term")
     term = body.value.b if sides[0] else body.value.a
     if any(same_buffer(load.source, body.buffer) for load in buffer_loads(term)):
-        return f"block {main.name} reads its total in what it adds"
+        return Refused(f"block {main.name} reads its total in what it adds")
     if kind in _NEUTRAL and not (is_constant(start.value) and float(start.value.value) == _NEUTRAL[kind]):
-        return f"block {main.name} does not start from the neutral element"
+        return Refused(f"block {main.name} does not start from the neutral element")
     if dtype_of(body.value) == "bool":
-        return f"block {main.name} combines truth values"
+        return Refused(f"block {main.name} combines truth values")
 
     mapping: dict[tirx.Var, PrimExpr] = {}
     axes: list[Axis] = []
@@ -185,11 +186,11 @@ def read_sum(stage: Stage) -> Sum | str:
         if index == reductions[0]:
             continue
         store = _store(chain, index, reductions[0], mapping, axes, total, body.buffer, known)
-        if isinstance(store, str):
+        if isinstance(store, Refused):
             return store
         stores.append(store)
     if max((prod(const_int(e) for e in b.shape) for b in _buffers(leaves, stores)), default=0) >= 2**31:
-        return f"block {main.name} touches a tensor too large for 32-bit indices"
+        return Refused(f"block {main.name} touches a tensor too large for 32-bit indices")
     return Sum(main.name, tuple(axes), tuple(inner), leaves, joint, kind, start.value, total, tuple(stores))
 
 
@@ -231,11 +232,11 @@ def _store(
     total: tirx.Var,
     buffer: object,
     analyzer: tvm.sym.Analyzer,
-) -> Store | str:
+) -> Store | Refused:
     """What a block after the reduction stores, over the reduction's axes."""
     view: BlockView = chain.blocks[index]
     if not isinstance(view.node.body, tirx.BufferStore):
-        return f"block {view.name} stores several values"
+        return Refused(f"block {view.name} stores several values")
     own, theirs = ([chain.blocks[i].node.iter_vars[p] for p in chain.rows[i]] for i in (index, main))
     place: dict[tirx.Var, PrimExpr] = {axis.var: tirx.IntImm("int32", 0) for axis in view.node.iter_vars}
     extents = [[const_int(axis.dom.extent) for axis in group] for group in (own, theirs)]

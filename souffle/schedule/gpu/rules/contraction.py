@@ -13,10 +13,11 @@ from functools import lru_cache
 
 from tvm import tirx
 
+from souffle.decision import Refused
 from souffle.schedule.gpu.emit.contraction_emission import emit_contraction
 from souffle.schedule.gpu.forms.expressions import NotAContraction
 from souffle.schedule.gpu.forms.matrix_product import Contraction, canonical_contraction
-from souffle.schedule.gpu.rule import STARTS_IN_TILES, GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.rule import STARTS_IN_TILES, GpuRequest, GpuSchedule
 from souffle.schedule.gpu.sketch import Sketch, Values
 from souffle.schedule.gpu.tiling.contraction_tiling import Tiling, choose_tiling, knobs_of, problem_of, refusal_of
 
@@ -25,7 +26,7 @@ __all__ = ["contraction", "estimated_clocks", "tile_of"]
 RULE = "contraction"
 
 
-def contraction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
+def contraction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refused:
     """Schedule a matrix product or convolution with its injective neighbours, on CUDA cores and in any type.
 
     Parameters
@@ -38,28 +39,28 @@ def contraction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
 
     Returns
     -------
-    Sketch or Refusal
+    Sketch or Refused
         A refusal names what is missing of the form, or why a reduction rule is the better one: fewer than
         4 rows or columns, or fewer than 4 products a sum.
     """
     problem = _read(func)
-    if isinstance(problem, str):
-        return Refusal(RULE, problem)
+    if isinstance(problem, Refused):
+        return problem
     refusal = refusal_of(problem, request)
     if refusal is not None:
-        return Refusal(RULE, f"block {problem.name}: {refusal}")
+        return Refused(f"block {problem.name}: {refusal}")
 
-    def choose() -> Values | Refusal:
+    def choose() -> Values | Refused:
         found = choose_tiling(problem, request)
         if found is None:
-            return Refusal(RULE, f"block {problem.name}: {_unfit(problem, request)}")
+            return Refused(f"block {problem.name}: {_unfit(problem, request)}")
         return found[1].values
 
-    def make(values: Values) -> GpuSchedule | Refusal:
+    def make(values: Values) -> GpuSchedule | Refused:
         tiling = Tiling.of(values, request.threads)
         reason = _unfit(problem, request) if tiling is None else problem_of(problem, tiling, request)
         if tiling is None or reason is not None:
-            return Refusal(RULE, f"block {problem.name}: {reason}")
+            return Refused(f"block {problem.name}: {reason}")
         kernel, tiles = emit_contraction(func, problem, tiling, request)
         return GpuSchedule(kernel, RULE, tiles, request.threads)
 
@@ -69,7 +70,7 @@ def contraction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
 def estimated_clocks(func: tirx.PrimFunc, request: GpuRequest) -> float | None:
     """The estimate of this rule's own choice, to compare another rule's with; ``None`` if it does not apply."""
     problem = _read(func)
-    if isinstance(problem, str):
+    if isinstance(problem, Refused):
         return None
     found = None if refusal_of(problem, request) is not None else choose_tiling(problem, request)
     return None if found is None else found[0]
@@ -78,19 +79,19 @@ def estimated_clocks(func: tirx.PrimFunc, request: GpuRequest) -> float | None:
 def tile_of(func: tirx.PrimFunc, request: GpuRequest) -> tuple[int, int] | None:
     """Rows and columns of the tile that this rule itself chooses; ``None`` if it does not apply."""
     problem = _read(func)
-    if isinstance(problem, str) or refusal_of(problem, request) is not None:
+    if isinstance(problem, Refused) or refusal_of(problem, request) is not None:
         return None
     found = choose_tiling(problem, request)
     return None if found is None else found[1].tile[1:]
 
 
 @lru_cache(maxsize=2)
-def _read(func: tirx.PrimFunc) -> Contraction | str:
+def _read(func: tirx.PrimFunc) -> Contraction | Refused:
     """The canonical form, or why there is none: the window rule asks for it before this one does."""
     try:
         return canonical_contraction(func, folds=STARTS_IN_TILES in func.attrs)
     except NotAContraction as reason:
-        return str(reason)
+        return Refused(str(reason))
 
 
 def _unfit(problem: Contraction, request: GpuRequest) -> str:

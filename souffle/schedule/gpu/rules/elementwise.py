@@ -6,6 +6,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
+from souffle.decision import Refused
 from souffle.schedule.gpu.forms.blocks import (
     Access,
     BlockView,
@@ -18,7 +19,7 @@ from souffle.schedule.gpu.forms.blocks import (
     product,
     same_buffer,
 )
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
 from souffle.schedule.gpu.sketch import Knob, Sketch, Values
 from souffle.tvm_compat import choice_parts, collect, const_int, is_choice, variables
 
@@ -30,7 +31,7 @@ _EACH = (1, 2, 4, 8)
 _VECTOR_TYPES = frozenset({"float32", "int32"})
 
 
-def elementwise(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
+def elementwise(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refused:
     """Schedule a stage without reductions.
 
     Intermediates are inlined, except those that are read more than once where they were computed: these stay in
@@ -44,18 +45,18 @@ def elementwise(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
 
     Returns
     -------
-    Sketch or Refusal
+    Sketch or Refused
         A refusal names the first reduction.
     """
     for view in block_views(open_schedule(func)):
         if view.reduction:
-            return Refusal("elementwise", f"block {view.name} reduces over {view.reduction_size} elements")
+            return Refused(f"block {view.name} reduces over {view.reduction_size} elements")
     most = max(_vector(view, request, busy=False) for view in block_views(_with_registers(func)))
 
     def choose() -> Values:
         return {"lanes": max(_vector(view, request) for view in block_views(_with_registers(func))), "each": 1}
 
-    def make(values: Values) -> GpuSchedule | Refusal:
+    def make(values: Values) -> GpuSchedule | Refused:
         return _scheduled(func, request, values["lanes"], values["each"])
 
     lanes = tuple(lanes for lanes in (1, 2, 4) if lanes <= most)

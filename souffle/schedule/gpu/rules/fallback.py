@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from tvm import tirx
 
+from souffle.decision import Refused
 from souffle.schedule.gpu.forms.blocks import finish, inlining_refusal
 from souffle.schedule.gpu.forms.rows import Layout, build, open_stage, private_bytes
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
 from souffle.schedule.gpu.sketch import Sketch
 from souffle.schedule.gpu.tiling.row_tiling import MAX_PRIVATE_BYTES
 
 __all__ = ["fallback"]
 
 
-def fallback(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
+def fallback(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refused:
     """Schedule any stage that can run without a grid barrier inside.
 
     Parameters
@@ -23,20 +24,20 @@ def fallback(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
 
     Returns
     -------
-    Sketch or Refusal
+    Sketch or Refused
         A refusal names two blocks with a barrier between them. Stages without reductions, and single reductions
         whose readers take its elements in place, are never refused.
     """
     reason = inlining_refusal(func)
     if reason is not None:
-        return Refusal("fallback", reason)
+        return Refused(reason)
     stage = open_stage(func)
     for chain in stage.chains:
         if chain.broken:
-            return Refusal("fallback", f"needs a grid-wide barrier: {chain.broken[0]}")
+            return Refused(f"needs a grid-wide barrier: {chain.broken[0]}")
     if private_bytes(stage, 1, False) > MAX_PRIVATE_BYTES:
         producer = next(view for chain in stage.chains for i, view in enumerate(chain.blocks) if chain.columns(i) > 1)
-        return Refusal("fallback", f"needs a grid-wide barrier after {producer.name}: a thread cannot keep its rows")
+        return Refused(f"needs a grid-wide barrier after {producer.name}: a thread cannot keep its rows")
     return Sketch.settled("fallback", lambda: _scheduled(func, request))
 
 

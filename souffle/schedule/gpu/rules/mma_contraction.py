@@ -12,11 +12,12 @@ from math import prod
 
 from tvm import tirx
 
+from souffle.decision import Refused
 from souffle.schedule.gpu.emit.async_copy import compute_capability
 from souffle.schedule.gpu.emit.mma_emission import emit_mma
 from souffle.schedule.gpu.forms.expressions import NotAContraction
 from souffle.schedule.gpu.forms.matrix_product import Contraction, canonical_contraction
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
 from souffle.schedule.gpu.sketch import Sketch, Values
 from souffle.schedule.gpu.tiling.contraction_tiling import refusal_of
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, choose_tiling, knobs_of, problem_of, tile_operands
@@ -30,7 +31,7 @@ _FIRST_CAPABILITY = 80
 """mma.m16n8k16 and asynchronous copies begin here."""
 
 
-def mma_contraction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
+def mma_contraction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refused:
     """Schedule a matrix product or convolution of fp16 operands with fp32 totals by ``mma.sync``.
 
     Parameters
@@ -41,35 +42,35 @@ def mma_contraction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusa
 
     Returns
     -------
-    Sketch or Refusal
+    Sketch or Refused
         A refusal names the architecture or type that does not fit, or one of the reasons of the other rules for
         contractions.
     """
     try:
         problem = canonical_contraction(func)
     except NotAContraction as reason:
-        return Refusal(RULE, str(reason))
+        return Refused(str(reason))
     reason = _refusal(problem, request)
     if reason is not None:
-        return Refusal(RULE, f"block {problem.name}: {reason}")
+        return Refused(f"block {problem.name}: {reason}")
     operands = problem_of(problem, request)
 
-    def choose() -> Values | Refusal:
+    def choose() -> Values | Refused:
         tiling = choose_tiling(problem, operands, request)
         if tiling is None:
-            return Refusal(
+            return Refused(
                 RULE, f"block {problem.name}: no tile fits {request.max_shared_bytes} bytes of shared memory"
             )
         return tiling.values
 
-    def make(values: Values) -> GpuSchedule | Refusal:
+    def make(values: Values) -> GpuSchedule | Refused:
         tiling = MmaTiling.of(values, request.threads)
         if tiling is None:
-            return Refusal(RULE, f"block {problem.name}: {request.threads // 32} warps cannot be shared so")
+            return Refused(f"block {problem.name}: {request.threads // 32} warps cannot be shared so")
         own = tile_operands(problem, tiling, request)
         unfit = tiling.refusal(own, request)
         if unfit is not None:
-            return Refusal(RULE, f"block {problem.name}: {unfit}")
+            return Refused(f"block {problem.name}: {unfit}")
         kernel = emit_mma(func, problem, tiling, own, request.threads)
         return GpuSchedule(kernel, RULE, prod(tiling.counts(problem.extents)), request.threads, tensor_cores=True)
 

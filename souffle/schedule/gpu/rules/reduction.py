@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from tvm import tirx
 
+from souffle.decision import Refused
 from souffle.schedule.gpu.forms.blocks import inlining_refusal
 from souffle.schedule.gpu.forms.rows import open_stage
-from souffle.schedule.gpu.rule import GpuRequest, Refusal
+from souffle.schedule.gpu.rule import GpuRequest
 from souffle.schedule.gpu.rules.rowwise import rows_sketch
 from souffle.schedule.gpu.rules.window import direct_sketch
 from souffle.schedule.gpu.sketch import Sketch
@@ -14,7 +15,7 @@ from souffle.schedule.gpu.sketch import Sketch
 __all__ = ["reduction"]
 
 
-def reduction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
+def reduction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refused:
     """Schedule reductions of which no other block needs more than the element that it computes from.
 
     Every output element is a row. Threads lie along whichever is contiguous in the largest input: the reduced axis,
@@ -29,21 +30,21 @@ def reduction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
 
     Returns
     -------
-    Sketch or Refusal
+    Sketch or Refused
         Refused are stages without a reduction, and chains, naming the two blocks.
     """
     reason = inlining_refusal(func)
     if reason is not None:
-        return Refusal("reduction", reason)
+        return Refused(reason)
     stage = open_stage(func)
     if not stage.reductions:
-        return Refusal("reduction", "no block reduces")
+        return Refused("no block reduces")
     for chain in stage.chains:
         if chain.broken:
-            return Refusal("reduction", chain.broken[0])
+            return Refused(chain.broken[0])
         reductions = [view.name for view in chain.blocks if view.reduction]
         if len(reductions) > 1:
-            return Refusal("reduction", f"blocks {reductions[0]} and {reductions[1]} both reduce")
+            return Refused(f"blocks {reductions[0]} and {reductions[1]} both reduce")
     direct = direct_sketch(func, request, "reduction")
     if isinstance(direct, Sketch):
         return direct

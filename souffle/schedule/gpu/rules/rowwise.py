@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tvm import ir, s_tir, tirx
 
+from souffle.decision import Refused
 from souffle.schedule.gpu.forms.blocks import (
     BlockView,
     block_views,
@@ -15,7 +16,7 @@ from souffle.schedule.gpu.forms.blocks import (
     same_buffer,
 )
 from souffle.schedule.gpu.forms.rows import Stage, build, open_stage
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
 from souffle.schedule.gpu.sketch import Knob, Sketch, Values
 from souffle.schedule.gpu.tiling.row_tiling import choose_layout, layout_with, row_threads
 
@@ -31,7 +32,7 @@ STARVED_SHARE = 8
 """A stage starves the device if fewer than one in so many multiprocessors have a tile."""
 
 
-def rowwise(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
+def rowwise(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refused:
     """Schedule blocks that share rows, each tile holding whole rows and what is kept of them in shared memory.
 
     Parameters
@@ -41,20 +42,20 @@ def rowwise(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
 
     Returns
     -------
-    Sketch or Refusal
+    Sketch or Refused
         Refused are stages without a chain (no reduction, or single ones), rows that do not fit on chip, and few rows of
         much work, which as separate stages would occupy more of the device.
     """
     reason = inlining_refusal(func)
     if reason is not None:
-        return Refusal("rowwise", reason)
+        return Refused(reason)
     stage = open_stage(func)
     if all(_single(stage, index) for index in range(len(stage.chains))):
-        return Refusal("rowwise", "no block reads a whole row that another block reduces")
+        return Refused("no block reads a whole row that another block reduces")
     for chain in stage.chains:
         if chain.row_count * STARVED_SHARE <= request.sm_count and chain.work >= STARVED_WORK:
             why = chain.broken[0] if chain.broken else f"{chain.row_count} row(s) of {chain.work} evaluations"
-            return Refusal("rowwise", f"would leave most of {request.sm_count} multiprocessors idle: {why}")
+            return Refused(f"would leave most of {request.sm_count} multiprocessors idle: {why}")
     return rows_sketch(func, request, "rowwise", _worth_keeping(func))
 
 
@@ -73,26 +74,26 @@ def rows_sketch(func: tirx.PrimFunc, request: GpuRequest, rule: str, worth: froz
     knobs = [Knob("threads_per_row", row_threads(request))]
     if worth:
         knobs.append(Knob("keep", (0, 1)))
-    known: dict[tuple[int, int], GpuSchedule | Refusal] = {}
+    known: dict[tuple[int, int], GpuSchedule | Refused] = {}
 
-    def make(values: Values) -> GpuSchedule | Refusal:
+    def make(values: Values) -> GpuSchedule | Refused:
         key = (values["threads_per_row"], values.get("keep", 0))
         if key not in known:
             try:
                 known[key] = _with_rows(func, request, rule, worth if key[1] else frozenset(), key[0])
             except s_tir.ScheduleError as error:
                 why = str(error).strip().splitlines()[0]
-                known[key] = Refusal(rule, f"{key[0]} threads a row: a scheduling step does not apply: {why}")
+                known[key] = Refused(f"{key[0]} threads a row: a scheduling step does not apply: {why}")
         return known[key]
 
-    def choose() -> Values | Refusal:
-        answer = Refusal(rule, "no layout")
+    def choose() -> Values | Refused:
+        answer = Refused("no layout")
         for keep in (1, 0) if worth else (0,):
             # A reduction that TVM cannot divide among threads (a combiner that it does not know) is left to one a row.
             for cross in (True, False):
                 layout = choose_layout(open_stage(func, worth if keep else frozenset()), request, cross)
-                if isinstance(layout, str):
-                    answer = Refusal(rule, layout)
+                if isinstance(layout, Refused):
+                    answer = layout
                     continue
                 values = {"threads_per_row": layout.inner, **({"keep": keep} if worth else {})}
                 made = make(values)
@@ -106,17 +107,17 @@ def rows_sketch(func: tirx.PrimFunc, request: GpuRequest, rule: str, worth: froz
 
 def _with_rows(
     func: tirx.PrimFunc, request: GpuRequest, rule: str, keep: frozenset[str], inner: int
-) -> GpuSchedule | Refusal:
+) -> GpuSchedule | Refused:
     """The schedule with so many threads on a row, keeping the injective blocks named in `keep` on chip."""
     stage = open_stage(func, keep)
     layout = layout_with(stage, request, inner)
-    if isinstance(layout, str):
-        return Refusal(rule, layout)
+    if isinstance(layout, Refused):
+        return layout
     if keep and inner == 1:
-        return Refusal(rule, "a thread that works on whole rows keeps no intermediates")
+        return Refused("a thread that works on whole rows keeps no intermediates")
     build(stage, layout)
     if inner > 1 and not _reduces_across_threads(stage):
-        return Refusal(rule, "the combiner of its reduction is none that threads can share")
+        return Refused("the combiner of its reduction is none that threads can share")
     return finish(stage.sch, request, rule, layout.tiles, layout.rows * layout.inner)
 
 

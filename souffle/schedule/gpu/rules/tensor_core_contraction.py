@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from tvm import tirx
 
+from souffle.decision import Refused
 from souffle.schedule.gpu.emit.wmma_emission import emit_wmma
 from souffle.schedule.gpu.forms.expressions import NotAContraction
 from souffle.schedule.gpu.forms.matrix_product import canonical_contraction
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Refusal
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
 from souffle.schedule.gpu.sketch import Sketch, Values
 from souffle.schedule.gpu.tiling.contraction_tiling import refusal_of
 from souffle.schedule.gpu.tiling.tensor_cores import type_refusal, waste_refusal
@@ -24,7 +25,7 @@ __all__ = ["tensor_core_contraction"]
 RULE = "tensor_core_contraction"
 
 
-def tensor_core_contraction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refusal:
+def tensor_core_contraction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refused:
     """Schedule a matrix product or convolution of fp16 operands with fp32 totals on tensor cores.
 
     Parameters
@@ -36,24 +37,24 @@ def tensor_core_contraction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch 
 
     Returns
     -------
-    Sketch or Refusal
+    Sketch or Refused
         A refusal names the type that does not fit, the extents that padding to 16 would enlarge more than
         8 times, or one of the reasons of the rule for CUDA cores.
     """
     try:
         problem = canonical_contraction(func)
     except NotAContraction as reason:
-        return Refusal(RULE, str(reason))
+        return Refused(str(reason))
     reason = type_refusal(problem, request) or refusal_of(problem, request) or waste_refusal(problem)
     if reason is not None:
-        return Refusal(RULE, f"block {problem.name}: {reason}")
-    unfit = Refusal(RULE, f"block {problem.name}: no tile fits {request.max_shared_bytes} bytes of shared memory")
+        return Refused(f"block {problem.name}: {reason}")
+    unfit = Refused(f"block {problem.name}: no tile fits {request.max_shared_bytes} bytes of shared memory")
 
-    def choose() -> Values | Refusal:
+    def choose() -> Values | Refused:
         tiling = choose_tiling(problem, request)
         return unfit if tiling is None else tiling.values
 
-    def make(values: Values) -> GpuSchedule | Refusal:
+    def make(values: Values) -> GpuSchedule | Refused:
         tiling = WmmaTiling.of(values, request.threads)
         if tiling.shared_bytes > request.max_shared_bytes or not tiling.fits_registers:
             return unfit

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 
+from souffle.decision import Refused
 from souffle.schedule.gpu.forms.expressions import Axis, buffer_loads, depends
 from souffle.schedule.gpu.forms.matrix_product import Operand
 from souffle.schedule.gpu.forms.memory_access import bits_of, lanes_along, memory_step
@@ -86,10 +87,10 @@ class Plan:
         return prod(axis.extent for axis in self.long)
 
 
-def plan_of(problem: Sum) -> Plan | str:
+def plan_of(problem: Sum) -> Plan | Refused:
     """What is settled of a sum before its numbers are chosen; or why it cannot be scheduled so."""
     if not problem.leaves:
-        return f"block {problem.name} reads nothing"
+        return Refused(f"block {problem.name} reads nothing")
     main = main_leaf(problem)
     meetings: list[tuple] = []
     window: list[Axis] = []

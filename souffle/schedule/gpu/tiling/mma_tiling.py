@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, prod
 
+from souffle.decision import Refused
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS, DEVICES
 from souffle.schedule.gpu.emit.async_copy import AsyncCopy, async_copy
 from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, INNER, ROWS
@@ -70,12 +71,12 @@ class Operands:
     Attributes
     ----------
     fetches : tuple of TileFetch
-    copies : tuple of AsyncCopy or str
+    copies : tuple of AsyncCopy or Refused
         The asynchronous copies, or why the operand passes through registers.
     """
 
     fetches: tuple[TileFetch, TileFetch]
-    copies: tuple[AsyncCopy | str, AsyncCopy | str]
+    copies: tuple[AsyncCopy | Refused, AsyncCopy | Refused]
 
     @cached_property
     def asynchronous(self) -> tuple[bool, bool]:

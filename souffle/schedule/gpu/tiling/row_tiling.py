@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tvm.sym import Analyzer
 
+from souffle.decision import Refused
 from souffle.schedule.gpu.forms.blocks import Access, BlockView, index_step, product
 from souffle.schedule.gpu.forms.rows import Chain, Layout, Stage, private_bytes
 from souffle.schedule.gpu.rule import GpuRequest
@@ -38,7 +39,7 @@ SCRATCH_BYTES_PER_THREAD = 16
 """Set aside for cross-thread reductions, which keep up to two values of a thread in shared memory."""
 
 
-def choose_layout(stage: Stage, request: GpuRequest, cross: bool = True) -> Layout | str:
+def choose_layout(stage: Stage, request: GpuRequest, cross: bool = True) -> Layout | Refused:
     """A layout for the chains of `stage`, or the reason why there is none.
 
     Parameters
@@ -78,13 +79,15 @@ def row_threads(request: GpuRequest) -> tuple[int, ...]:
     return tuple(1 << bit for bit in range((request.threads & -request.threads).bit_length()))
 
 
-def layout_with(stage: Stage, request: GpuRequest, inner: int) -> Layout | str:
+def layout_with(stage: Stage, request: GpuRequest, inner: int) -> Layout | Refused:
     """The layout with so many threads on a row, or the reason why there is none."""
     main = max(stage.chains, key=lambda chain: chain.work * chain.row_count)
     limit, rows = _limit(request), request.threads // inner
     if _too_large(stage, rows, inner, limit):
         taken, free = private_bytes(stage, rows, inner > 1), limit if inner > 1 else MAX_PRIVATE_BYTES * rows
-        return f"block {main.blocks[-1].name}: {rows} row(s) keep {taken} bytes of intermediates, {free} fit on chip"
+        return Refused(
+            f"block {main.blocks[-1].name}: {rows} row(s) keep {taken} bytes of intermediates, {free} fit on chip"
+        )
     return Layout(_tiles(stage, rows), rows, inner, _rows_are_near(main))
 
 
