@@ -34,7 +34,7 @@ from souffle.kernel import KernelShape
 from souffle.kernel.calls import kernel_of_stage
 from souffle.pipeline import LEVELS, transform_program
 from souffle.schedule.form_stages import JoinPolicy, form_stages
-from souffle.schedule.gpu import RULES, GpuRequest, GpuSchedule, ScheduleError, Sketch, check_schedule
+from souffle.schedule.gpu import RULES, GpuRequest, GpuSchedule, ScheduleError, Sketch, StageForms, check_schedule
 from souffle.schedule.gpu.scheduler import GpuScheduler, gpu_request
 from souffle.schedule.lower import DeviceFunction, LoweringError, cuda_target, lower_stage
 from souffle.schedule.resources import StageResources
@@ -121,11 +121,9 @@ def sampled(
     left: dict[str, int] = {}
     digests: set[str] = set()
     limit = math.inf
-    for _, rule in RULES:
-        try:
-            sketch = rule(stage.draft.func, request)
-        except s_tir.ScheduleError:
-            continue
+    forms = StageForms(stage.draft.func)
+    for rule in RULES.values():
+        sketch = rule.sketch(forms, request)
         if not isinstance(sketch, Sketch):
             continue
         for values, own in _values(sketch, chance, count):

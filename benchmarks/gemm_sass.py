@@ -27,10 +27,10 @@ from souffle.cost.device import cost_device, product_names
 from souffle.decision import Refused
 from souffle.kernel.calls import kernel_of_stage
 from souffle.pipeline import stages_of
+from souffle.schedule.gpu import GpuSchedule, Rule, StageForms
 from souffle.schedule.gpu.device import device_for
-from souffle.schedule.gpu.rule import GpuSchedule
-from souffle.schedule.gpu.rules.mma_contraction import mma_contraction
-from souffle.schedule.gpu.rules.tensor_core_contraction import tensor_core_contraction
+from souffle.schedule.gpu.rules.mma_contraction import MMA_CONTRACTION
+from souffle.schedule.gpu.rules.tensor_core_contraction import TENSOR_CORE_CONTRACTION
 from souffle.schedule.gpu.scheduler import THREADS, gpu_request
 from souffle.schedule.log import open_log
 from souffle.schedule.lower import cuda_target, lower_stage
@@ -39,7 +39,7 @@ from souffle.schedule.stage import flat_stages
 from souffle.schedule.tuned import tuned_stages
 from souffle.tvm_compat import primfunc_from_tensors
 
-RULES = (mma_contraction, tensor_core_contraction)
+RULES = (MMA_CONTRACTION, TENSOR_CORE_CONTRACTION)
 
 _PREDICTED = ("A100-SXM4-40GB", "H200-SXM5-141GB")
 
@@ -84,13 +84,13 @@ def _dense(rows: int, columns: int, inner: int, *, gelu: bool) -> list[te.Tensor
     return [a, b, bias, topi.cast(half, "float16")]
 
 
-def measure(tensors: list[te.Tensor], rule: object, arch: str) -> dict:
+def measure(tensors: list[te.Tensor], rule: Rule, arch: str) -> dict:
     """What one product takes by one rule, compiled for an architecture."""
     device = device_for(arch)
     request = gpu_request(device)
-    sketch = rule(primfunc_from_tensors(tensors, "stage"), request)
+    sketch = rule.sketch(StageForms(primfunc_from_tensors(tensors, "stage")), request)
     if isinstance(sketch, Refused):
-        raise SystemExit(f"{arch}: this product is refused: {sketch.reason}")
+        raise SystemExit(f"{arch}: {rule.name} refuses: {sketch.reason}")
     values = dict(sketch.choose())
     return {"values": values, **examined(sketch.make(values), arch)}
 

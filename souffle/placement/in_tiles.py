@@ -28,15 +28,13 @@ from souffle.decision import Decision, Refused
 from souffle.placement.trial import Trial, Trials, reduction_of, reductions_of_groups
 from souffle.placement.two_phase import Phases, Split, free_suffix, split_by_cost
 from souffle.program import TE, FusedTE, InTiles, Item, Tensor, TEProgram, fuse, parts_of
+from souffle.schedule.gpu import RULES
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.schedule.gpu.rules.contraction import tile_of
 
 __all__ = ["Start", "Started", "propagate", "start_by_cost", "started"]
 
 _SUFFIX = "_tiles"
-
-_RULE = "contraction"
-"""The rule whose tiles reductions can start in."""
 
 _LONGEST_WHOLE = 256
 """Values that a tile might hold all of; longer ones leave no room for tiles that keep the device busy."""
@@ -220,8 +218,9 @@ def start_by_cost(
     inside = tuple(placed.inside for placed in already)
     needed = (*_read_outside(trials.program, producer, already), *_results(inside))
     answer, draft = trials.answer(producer, *inside, needed=needed)
-    if answer.schedule is None or answer.rule != _RULE:
-        return Refused(f"the rule {answer.rule} computes its producer; reductions start in tiles of {_RULE}")
+    if answer.schedule is None or not RULES[answer.rule].starts_reductions:
+        able = ", ".join(rule.name for rule in RULES.values() if rule.starts_reductions)
+        return Refused(f"the rule {answer.rule} computes its producer; reductions start in tiles of {able}")
     if isinstance(split_by_cost(producer, trials), Split):
         return Refused("its producer is a sum in two phases: no tile has finished results")
     apart = _apart(reader, trials)
@@ -275,7 +274,7 @@ def _together(
     inside = (*(earlier.inside for earlier in already), placed.inside)
     needed = (*_read_outside(trials.program, producer, already, reader), *_results(inside))
     answer, draft = trials.answer(producer, *inside, needed=needed)
-    if answer.schedule is None or answer.rule != _RULE:
+    if answer.schedule is None or not RULES[answer.rule].starts_reductions:
         return Refused(f"no tile of its producer can hold it: {answer.reason}")
     rest = [] if placed.rest is None else trials.stages([placed.rest])
     return rest if isinstance(rest, Refused) else [trials.lowered(answer, draft), *rest]

@@ -19,9 +19,10 @@ from souffle.analysis import Analysis
 from souffle.decision import Decision, Refused
 from souffle.errors import SouffleError
 from souffle.program import ExternTE
-from souffle.schedule.gpu import RULES, Sketch
+from souffle.schedule.gpu import sketch_of
+from souffle.schedule.gpu.check import ScheduleError, check_schedule
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS, SHARING, GpuDevice
-from souffle.schedule.gpu.forms.blocks import ScheduleError, check_schedule, product
+from souffle.schedule.gpu.forms.blocks import product
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
 from souffle.schedule.gpu.scheduler import THREADS, gpu_request
 from souffle.schedule.log import KNOB, RULE, Record, TuningLog, workload_module
@@ -230,14 +231,14 @@ def schedule_of_trace(sch: s_tir.Schedule, func: tirx.PrimFunc, request: GpuRequ
             if str(key).startswith("souffle."):
                 sch.unannotate(root, key)
         return native_schedule(sch.mod["main"].with_attr("global_symbol", "stage"), request)
-    rules = dict(RULES)
-    if rule not in rules:
-        return Refused(f"there is no rule {rule!r} (any more)")
-    sketch = rules[str(rule)](func, request)
-    if not isinstance(sketch, Sketch):
+    sketch = sketch_of(str(rule), func, request)
+    if isinstance(sketch, Refused):
         return sketch
     values = {str(k).removeprefix(KNOB): const_int(v) for k, v in notes.items() if str(k).startswith(KNOB)}
-    return sketch.with_values(values)
+    schedule = sketch.with_values(values)
+    if isinstance(schedule, GpuSchedule):
+        check_schedule(schedule, request)
+    return schedule
 
 
 def native_schedule(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule:

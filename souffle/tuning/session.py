@@ -13,7 +13,7 @@ from tvm.s_tir.schedule import Trace
 
 from souffle.cost import CostDevice
 from souffle.decision import Refused
-from souffle.schedule.gpu import RULES, GpuRequest, Sketch
+from souffle.schedule.gpu import RULES, GpuRequest, Sketch, sketch_of
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.log import Record, workload_module
 from souffle.schedule.tuned import crowding
@@ -140,12 +140,11 @@ def _begin(
 
 def _own_choice(one: _Tuning) -> Candidate | None:
     """The schedule that the rules choose without a log, as a candidate."""
-    rules = dict(RULES)
     func, request = one.evaluator.func, one.evaluator.request
     for space in one.spaces:
-        if space.rule != one.task.stage.schedule.rule or space.rule not in rules:
+        if space.rule != one.task.stage.schedule.rule or space.rule not in RULES:
             continue
-        sketch = rules[space.rule](func, request)
+        sketch = sketch_of(space.rule, func, request)
         values = sketch.choose() if isinstance(sketch, Sketch) else sketch
         if not isinstance(values, Refused):
             candidate = one.evaluator.candidate(space, trace_with_values(space, values))

@@ -25,8 +25,8 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.logging import get_logging_func
 from tvm.s_tir.schedule import Instruction, Trace
 
-from souffle.schedule.gpu import RULES, GpuRequest, Sketch
-from souffle.schedule.gpu.sketch import Values
+from souffle.schedule.gpu import RULES, GpuRequest, Sketch, StageForms
+from souffle.schedule.gpu.rule import Values
 from souffle.schedule.log import KNOB, RULE, workload_module
 from souffle.schedule.tuned import NATIVE_RULE
 from souffle.tuning.tiles import TileAxis, draw_tiles, move_factor
@@ -105,13 +105,11 @@ def spaces_of(func: tirx.PrimFunc, request: GpuRequest, target: tvm.target.Targe
         Of what MetaSchedule draws while it makes sketches.
     """
     ours = []
-    for name, rule in RULES:
-        try:
-            sketch = rule(func, request)
-        except s_tir.ScheduleError:
-            continue
+    stage = StageForms(func)
+    for rule in RULES.values():
+        sketch = rule.sketch(stage, request)
         if isinstance(sketch, Sketch):
-            ours.append(Space(name, _knob_trace(func, sketch), size=sketch.size))
+            ours.append(Space(rule.name, _knob_trace(func, sketch), size=sketch.size))
     return (*ours, *_native_spaces(func, request, target, seed))
 
 
@@ -198,9 +196,7 @@ def native_context(func: tirx.PrimFunc, request: GpuRequest, target: tvm.target.
     return _Context(workload_module(func), target, generator, seed)
 
 
-def _native_spaces(
-    func: tirx.PrimFunc, request: GpuRequest, target: tvm.target.Target, seed: int
-) -> Iterator[Space]:
+def _native_spaces(func: tirx.PrimFunc, request: GpuRequest, target: tvm.target.Target, seed: int) -> Iterator[Space]:
     try:
         designs = native_context(func, request, target, seed).generate_design_space()
     except (RuntimeError, ValueError, TypeError, LookupError) as error:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from souffle.cost import Work, work_of
+from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.rule import GpuRequest
-from souffle.schedule.gpu.rules.mma_contraction import mma_contraction
+from souffle.schedule.gpu.rules.mma_contraction import MMA_CONTRACTION
 from souffle.schedule.lower import DeviceFunction, lower_stage
 from souffle.tvm_compat import primfunc_from_tensors
 from tests.cost.stages import TARGET, product
@@ -17,7 +18,7 @@ VALUES = {"warps_along_rows": 2, "warps_along_inner": 1, "mma_rows": 2, "mma_col
 def lowered(m: int, n: int, k: int, **values: int) -> DeviceFunction:
     """A product on tensor cores; without other values a tile is 64 x 64."""
     func = primfunc_from_tensors(product(m, n, k, "float16"), "stage")
-    sketch = mma_contraction(func, GpuRequest("sm_80", max_shared_bytes=100 * 1024))
+    sketch = MMA_CONTRACTION.sketch(StageForms(func), GpuRequest("sm_80", max_shared_bytes=100 * 1024))
     (function,) = lower_stage("stage", sketch.with_values({**VALUES, **values}), TARGET)
     return function
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +19,11 @@ from tvm import te, tirx, topi
 from souffle.codegen.device_functions import with_device_functions
 from souffle.decision import Refused
 from souffle.emulator import compile_text
-from souffle.schedule.gpu.forms.blocks import check_schedule
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
-from souffle.schedule.gpu.rules.contraction import contraction
-from souffle.schedule.gpu.rules.tensor_core_contraction import tensor_core_contraction
-from souffle.schedule.gpu.sketch import Sketch
+from souffle.schedule.gpu.check import check_schedule
+from souffle.schedule.gpu.forms.stage_forms import StageForms
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Rule, Sketch
+from souffle.schedule.gpu.rules.contraction import CONTRACTION
+from souffle.schedule.gpu.rules.tensor_core_contraction import TENSOR_CORE_CONTRACTION
 from souffle.schedule.gpu.tiling import contraction_tiling
 from souffle.tvm_compat import const_int, primfunc_from_tensors
 
@@ -234,18 +235,23 @@ class Built:
     reference: object
 
 
-def scheduled(rule: Callable, func: object, request: GpuRequest) -> GpuSchedule | Refused:
+def offered(rule: Rule, func: object, request: GpuRequest) -> Sketch | Refused:
+    """What a rule says of a stage alone."""
+    return rule.sketch(StageForms(func), request)
+
+
+def scheduled(rule: Rule, func: object, request: GpuRequest) -> GpuSchedule | Refused:
     """The rule's own choice."""
-    answer = rule(func, request)
+    answer = offered(rule, func, request)
     return answer.chosen() if isinstance(answer, Sketch) else answer
 
 
-def build(cases: list[Case], rule: Callable) -> Built:
+def build(cases: list[Case], choice: Callable) -> Built:
     """All cases as one CUDA text, since each compilation costs more than a case."""
     tvm.register_global_func("tvm_callback_cuda_compile", lambda code, target=None: b"x", override=True)
     schedules = {}
     for case in cases:
-        schedule = scheduled(rule, case.func, case.request)
+        schedule = choice(case.func, case.request)
         assert isinstance(schedule, GpuSchedule), f"{case.name}: {schedule}"
         check_schedule(schedule, case.request)
         schedules[case.name] = schedule
@@ -299,7 +305,7 @@ def compare(case: Case, built: Built, orders: tuple[str, ...] = ("fixed", "shuff
 
 @pytest.fixture(scope="module")
 def built() -> Built:
-    return build(CASES, contraction)
+    return build(CASES, partial(scheduled, CONTRACTION))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -309,7 +315,7 @@ def test_result(case: Case, built: Built) -> None:
 
 def sampled(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule:
     """A schedule with numbers drawn by chance, by asynchronous copies where the stage can have them."""
-    sketch = contraction(func, request)
+    sketch = offered(CONTRACTION, func, request)
     chance = random.Random(str(func.attrs["global_symbol"]))
     for _ in range(2000):
         values = {knob.name: chance.choice(knob.values) for knob in sketch.knobs}
@@ -376,7 +382,7 @@ TENSOR_CORE_CASES = tensor_core_cases()
 
 @pytest.fixture(scope="module")
 def built_tensor_core() -> Built:
-    return build(TENSOR_CORE_CASES, tensor_core_contraction)
+    return build(TENSOR_CORE_CASES, partial(scheduled, TENSOR_CORE_CONTRACTION))
 
 
 @pytest.mark.parametrize("case", TENSOR_CORE_CASES, ids=lambda case: case.name)
@@ -403,7 +409,7 @@ def large_cases(dtype: str) -> list[Case]:
 def test_registers(arch: str, tmp_path: Path) -> None:
     tvm.register_global_func("tvm_callback_cuda_compile", lambda code, target=None: b"x", override=True)
     kernels = {}
-    for dtype, rule in (("float32", contraction), ("float16", tensor_core_contraction)):
+    for dtype, rule in (("float32", CONTRACTION), ("float16", TENSOR_CORE_CONTRACTION)):
         for case in large_cases(dtype):
             kernels[case.name] = scheduled(rule, case.func, case.request).func
     text = tvm.compile(tvm.IRModule(kernels), target=target(arch)).mod.imports[0].inspect_source()
@@ -455,14 +461,14 @@ def refusals() -> list[tuple[str, Tensors, str]]:
     ("name", "tensors", "reason"), refusals(), ids=lambda value: value if isinstance(value, str) else ""
 )
 def test_refusal(name: str, tensors: Tensors, reason: str) -> None:
-    answer = contraction(primfunc_from_tensors(list(tensors), name), H100)
+    answer = offered(CONTRACTION, primfunc_from_tensors(list(tensors), name), H100)
     assert isinstance(answer, Refused)
     assert reason in answer.reason
 
 
 def test_tensor_core_refusals() -> None:
     def reason(inputs: Tensors, result: te.Tensor, request: GpuRequest = H100) -> str:
-        answer = tensor_core_contraction(primfunc_from_tensors([*inputs, result], "f"), request)
+        answer = offered(TENSOR_CORE_CONTRACTION, primfunc_from_tensors([*inputs, result], "f"), request)
         assert isinstance(answer, Refused)
         return answer.reason
 
@@ -478,16 +484,16 @@ def test_tensor_core_refusals() -> None:
 def test_of_tilings_about_as_fast_one_with_fewest_tiles_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     left, right = data(384, 768), data(768, 3072, name="y")
     func = primfunc_from_tensors([left, right, topi.matmul(left, right)], "f")
-    tiles = contraction(func, H100).chosen().tiles
+    tiles = offered(CONTRACTION, func, H100).chosen().tiles
     monkeypatch.setattr(contraction_tiling, "_ALIKE", 1.0)
-    fastest = contraction(func, H100).chosen().tiles
+    fastest = offered(CONTRACTION, func, H100).chosen().tiles
     monkeypatch.setattr(contraction_tiling, "_ALIKE", 100.0)
-    assert contraction(func, H100).chosen().tiles < tiles <= fastest
+    assert offered(CONTRACTION, func, H100).chosen().tiles < tiles <= fastest
 
 
 def test_little_shared_memory() -> None:
     (a, b), product = gemm(256, 256, 256, dtype="float16")
     func = primfunc_from_tensors([a, b, product], "f")
-    for rule in (contraction, tensor_core_contraction):
+    for rule in (CONTRACTION, TENSOR_CORE_CONTRACTION):
         assert isinstance(scheduled(rule, func, GpuRequest("sm_90", max_shared_bytes=256)), Refused)
         assert isinstance(scheduled(rule, func, GpuRequest("sm_90", max_shared_bytes=16 * 1024)), GpuSchedule)

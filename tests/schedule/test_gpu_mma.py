@@ -19,13 +19,13 @@ from souffle.decision import Refused
 from souffle.emulator import compile_text
 from souffle.kernel import KernelShape
 from souffle.kernel.calls import Place, StageCall
+from souffle.schedule.gpu.check import check_schedule
 from souffle.schedule.gpu.emit.async_copy import AsyncCopy, async_copy
 from souffle.schedule.gpu.emit.staging import choose_fetch
-from souffle.schedule.gpu.forms.blocks import check_schedule
 from souffle.schedule.gpu.forms.matrix_product import canonical_contraction
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
-from souffle.schedule.gpu.rules.mma_contraction import mma_contraction
-from souffle.schedule.gpu.sketch import Sketch
+from souffle.schedule.gpu.forms.stage_forms import StageForms
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Sketch
+from souffle.schedule.gpu.rules.mma_contraction import MMA_CONTRACTION
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, problem_of
 from souffle.schedule.lower import DeviceFunction, cuda_target, lower_stage
 from souffle.tvm_compat import const_int, primfunc_from_tensors
@@ -195,7 +195,7 @@ def tiled_cases(count: int) -> list[Case]:
         result = topi.nn.relu(topi.add(result, bias))
         result = topi.cast(result, "float16") if draw.random() < 0.5 else result
         request = draw.choice((SMALL, A100))
-        sketch = mma_contraction(primfunc_from_tensors([*inputs, bias, result], "f"), request)
+        sketch = MMA_CONTRACTION.sketch(StageForms(primfunc_from_tensors([*inputs, bias, result], "f")), request)
         knobs = {knob.name: knob.values for knob in sketch.knobs}
         while True:
             values = {name: draw.choice(choices) for name, choices in knobs.items()}
@@ -232,7 +232,7 @@ def kernels(schedules: Mapping[str, GpuSchedule], arch: str) -> tuple[str, dict[
 
 
 def scheduled(case: Case) -> GpuSchedule:
-    sketch = mma_contraction(case.func, case.request)
+    sketch = MMA_CONTRACTION.sketch(StageForms(case.func), case.request)
     assert isinstance(sketch, Sketch), f"{case.name}: {sketch}"
     schedule = sketch.with_values(dict(case.values)) if case.values else sketch.chosen()
     assert isinstance(schedule, GpuSchedule), f"{case.name}: {schedule}"
@@ -378,7 +378,7 @@ def test_no_choice_spills() -> None:
     schedules = {}
     for name, tensors in ptxas_cases().items():
         func = primfunc_from_tensors(list(tensors), name)
-        sketch = mma_contraction(func, A100)
+        sketch = MMA_CONTRACTION.sketch(StageForms(func), A100)
         schedules[name] = sketch.chosen()
         combinations = itertools.product(*(knob.values for knob in sketch.knobs))
         problem = canonical_contraction(func)
@@ -399,10 +399,10 @@ def test_no_choice_spills() -> None:
 def test_refusals() -> None:
     inputs, result = gemm(64, 64, 64)
     func = primfunc_from_tensors([*inputs, result], "f")
-    answer = mma_contraction(func, GpuRequest("sm_75"))
+    answer = MMA_CONTRACTION.sketch(StageForms(func), GpuRequest("sm_75"))
     assert isinstance(answer, Refused)
     assert "sm_75 has no mma" in answer.reason
-    sketch = mma_contraction(func, A100)
+    sketch = MMA_CONTRACTION.sketch(StageForms(func), A100)
     own = dict(sketch.choose())
     for changed, reason in (
         ({"warps_along_rows": 8, "warps_along_inner": 2}, "cannot be shared"),
@@ -415,6 +415,6 @@ def test_refusals() -> None:
         made = sketch.with_values({**own, **changed})
         assert isinstance(made, Refused)
         assert reason in made.reason
-    little = mma_contraction(func, GpuRequest("sm_80", max_shared_bytes=1024)).chosen()
+    little = MMA_CONTRACTION.sketch(StageForms(func), GpuRequest("sm_80", max_shared_bytes=1024)).chosen()
     assert isinstance(little, Refused)
     assert "no tile fits 1024 bytes" in little.reason

@@ -17,7 +17,16 @@ from tvm import te, tirx, topi
 
 from souffle.codegen.device_functions import with_device_functions
 from souffle.emulator import compile_text
-from souffle.schedule.gpu import RULES, GpuRequest, GpuSchedule, ScheduleError, Sketch, check_schedule, schedule_gpu
+from souffle.schedule.gpu import (
+    RULES,
+    GpuRequest,
+    GpuSchedule,
+    ScheduleError,
+    Sketch,
+    StageForms,
+    check_schedule,
+    schedule_gpu,
+)
 from souffle.tvm_compat import collect, const_int, primfunc_from_tensors
 from tests.testlib import calls_made
 
@@ -224,8 +233,8 @@ def chosen(case: Case) -> GpuSchedule | None:
 def sampled(case: Case) -> GpuSchedule | None:
     """The schedule of the same rule with numbers drawn by chance."""
     chance = random.Random(case.name)
-    for _, rule in RULES:
-        sketch = rule(case.func, case.request)
+    for rule in RULES.values():
+        sketch = rule.sketch(StageForms(case.func), case.request)
         own = sketch.chosen() if isinstance(sketch, Sketch) else sketch
         if not isinstance(own, GpuSchedule):
             continue

@@ -16,12 +16,13 @@ from tvm import te, tirx, topi
 
 from souffle.decision import Refused
 from souffle.emulator import compile_text
-from souffle.schedule.gpu.forms.blocks import check_schedule
+from souffle.schedule.gpu.check import check_schedule
 from souffle.schedule.gpu.forms.expressions import Axis
 from souffle.schedule.gpu.forms.one_reduction import Meeting, find_meeting
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
-from souffle.schedule.gpu.rules.window import direct_sketch, window
-from souffle.schedule.gpu.sketch import Sketch
+from souffle.schedule.gpu.forms.stage_forms import StageForms
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Sketch
+from souffle.schedule.gpu.rules.window import WINDOW, direct_sketch
+from souffle.schedule.gpu.tiling.direct_tiling import read_plan
 from souffle.tvm_compat import const_int, primfunc_from_tensors
 
 SMALL = GpuRequest("sm_90", threads=64, sm_count=4)
@@ -184,6 +185,14 @@ class Built:
     reference: object
 
 
+def offered(case: Case) -> Sketch | Refused:
+    """The schedules in registers, of windows and of what shares no input."""
+    stage = StageForms(case.func)
+    if case.shares:
+        return WINDOW.sketch(stage, case.request)
+    return direct_sketch(stage.read(read_plan), case.request, "reduction")
+
+
 @pytest.fixture(scope="module")
 def built() -> Built:
     """All kernels as one CUDA text, since each compilation costs more than a case."""
@@ -192,7 +201,7 @@ def built() -> Built:
     kernels: dict[str, list[tuple[str, GpuSchedule]]] = {}
     every = {}
     for case in CASES:
-        sketch = window(case.func, case.request) if case.shares else direct_sketch(case.func, case.request, "reduction")
+        sketch = offered(case)
         assert isinstance(sketch, Sketch), sketch
         choices = [sketch.choose()]
         while len(choices) < min(SAMPLES, sketch.size):
@@ -272,7 +281,7 @@ def test_where_outputs_meet() -> None:
 
 def test_numbers_that_do_not_fit_are_refused() -> None:
     case = next(case for case in CASES if case.name == "five")
-    sketch = window(case.func, case.request)
+    sketch = WINDOW.sketch(StageForms(case.func), case.request)
     most = {knob.name: knob.values[-1] for knob in sketch.knobs}
     answer = sketch.with_values(most)
     assert isinstance(answer, Refused)
@@ -282,6 +291,6 @@ def test_numbers_that_do_not_fit_are_refused() -> None:
 def test_windows_that_share_nothing_are_refused() -> None:
     x = data(2, 6, 8, 8)
     pool = topi.nn.pool2d(x, [2, 2], [2, 2], [1, 1], [0, 0, 0, 0], "max")
-    answer = window(primfunc_from_tensors([x, pool], "f"), SMALL)
+    answer = WINDOW.sketch(StageForms(primfunc_from_tensors([x, pool], "f")), SMALL)
     assert isinstance(answer, Refused)
     assert "share no input" in answer.reason

@@ -15,7 +15,7 @@ from tvm.s_tir import meta_schedule as ms
 
 import souffle
 from souffle.errors import OptionError
-from souffle.schedule.gpu import RULES, GpuRequest
+from souffle.schedule.gpu import GpuRequest, sketch_of
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.log import RECORDS, WORKLOADS, Origin, TuningLog, log_folders, open_log, workload_module
 from souffle.schedule.lower import cuda_target
@@ -40,7 +40,7 @@ def workload(name: str = "t", rows: int = ROWS):
 
 def values_of(func) -> list[dict[str, int]]:
     """Some values of the contraction rule's knobs that go together."""
-    sketch = dict(RULES)["contraction"](func, REQUEST)
+    sketch = sketch_of("contraction", func, REQUEST)
     own = dict(sketch.choose())
     found = [own]
     for knob in sketch.knobs:
@@ -137,9 +137,9 @@ def test_spills_come_last_and_what_is_worse_than_the_rule_is_not_used(tmp_path, 
     [
         b"not json at all\n",
         b"[0, [[[], []], [1e-6]]]\n",
-        b"[7, [[[],[]],[1e-6],{\"arch\":\"sm_90\"},[]]]\n",
+        b'[7, [[[],[]],[1e-6],{"arch":"sm_90"},[]]]\n',
         b"\xff\xfe\x00\n",
-        b"[0, [[[[\"Annotate\"]], []], [1e-6], {\"arch\": \"sm_90\"}, []]]\n",
+        b'[0, [[[["Annotate"]], []], [1e-6], {"arch": "sm_90"}, []]]\n',
     ],
 )
 def test_a_damaged_line_is_named_and_skipped(tmp_path, writer, func, choices, damage, caplog) -> None:

@@ -1,27 +1,17 @@
-"""GPU schedules of stages, by rules tried in order.
-
-A rule answers with a schedule or says why it does not apply; the first schedule wins. The rules go from the most to
-the least particular, and the last one takes everything that can run without a grid barrier inside.
-"""
+"""GPU schedules of stages, by rules tried in order: the first one that gives a schedule wins (``registry.py``)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from tvm import s_tir, tirx
 
 from souffle.decision import Refused
-from souffle.schedule.gpu.forms.blocks import ScheduleError, check_schedule, is_reduction, product
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
-from souffle.schedule.gpu.rules.contraction import contraction
-from souffle.schedule.gpu.rules.elementwise import elementwise
-from souffle.schedule.gpu.rules.fallback import fallback
-from souffle.schedule.gpu.rules.mma_contraction import mma_contraction
-from souffle.schedule.gpu.rules.reduction import reduction
-from souffle.schedule.gpu.rules.rowwise import rowwise
-from souffle.schedule.gpu.rules.tensor_core_contraction import tensor_core_contraction
-from souffle.schedule.gpu.rules.window import window
-from souffle.schedule.gpu.sketch import Knob, Sketch
+from souffle.schedule.gpu.check import ScheduleError, check_schedule
+from souffle.schedule.gpu.forms.blocks import is_reduction, product
+from souffle.schedule.gpu.forms.stage_forms import StageForms
+from souffle.schedule.gpu.registry import RULES, register_rule, sketch_of
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Knob, Rule, Sketch, does_not_apply
 from souffle.tvm_compat import collect, const_int
 
 __all__ = [
@@ -32,27 +22,16 @@ __all__ = [
     "Rule",
     "ScheduleError",
     "Sketch",
+    "StageForms",
     "answers",
     "check_schedule",
+    "register_rule",
     "schedule_gpu",
+    "sketch_of",
 ]
 
 _MOST_POINTS = 2**31 - 1
 """Of a loop, and of the loops of a tensor, which rules join."""
-
-Rule = Callable[[tirx.PrimFunc, GpuRequest], Sketch | Refused]
-
-RULES: tuple[tuple[str, Rule], ...] = (
-    ("mma_contraction", mma_contraction),
-    ("tensor_core_contraction", tensor_core_contraction),
-    ("window", window),
-    ("contraction", contraction),
-    ("rowwise", rowwise),
-    ("reduction", reduction),
-    ("elementwise", elementwise),
-    ("fallback", fallback),
-)
-"""The rules by name, in the order they are tried."""
 
 
 def schedule_gpu(func: tirx.PrimFunc, request: GpuRequest) -> tuple[GpuSchedule | None, tuple[Refused, ...]]:
@@ -81,19 +60,33 @@ def schedule_gpu(func: tirx.PrimFunc, request: GpuRequest) -> tuple[GpuSchedule 
 
 
 def answers(func: tirx.PrimFunc, request: GpuRequest) -> Iterator[GpuSchedule | Refused]:
-    """What each rule says of a stage, in their order, each worked out when it is asked for; refusals name the rule."""
+    """What each rule says of a stage, in their order, each worked out when it is asked for; refusals name the rule.
+
+    Raises
+    ------
+    ScheduleError
+        If a schedule breaks a rule of stages, which is a bug of the rule that made it.
+    """
     longest = max((_points(block) for block in collect(func.body, s_tir.SBlock)), default=1)
     if longest > _MOST_POINTS:
         why = f"a tensor of {longest} elements is made, and threads count up to {_MOST_POINTS}; make it in parts"
         yield Refused(f"any rule: {why}")
         return
-    for name, rule in RULES:
-        try:
-            answer = rule(func, request)
-            answer = answer.chosen() if isinstance(answer, Sketch) else answer
-        except s_tir.ScheduleError as error:
-            answer = Refused(f"a scheduling step does not apply: {str(error).strip().splitlines()[0]}")
-        yield Refused(f"{name}: {answer.reason}") if isinstance(answer, Refused) else answer
+    stage = StageForms(func)
+    for rule in RULES.values():
+        answer = _chosen(rule, stage, request)
+        if isinstance(answer, GpuSchedule):
+            check_schedule(answer, request)
+        yield Refused(f"{rule.name}: {answer.reason}") if isinstance(answer, Refused) else answer
+
+
+def _chosen(rule: Rule, stage: StageForms, request: GpuRequest) -> GpuSchedule | Refused:
+    """The schedule with the rule's own values."""
+    sketch = rule.sketch(stage, request)
+    try:
+        return sketch if isinstance(sketch, Refused) else sketch.chosen()
+    except s_tir.ScheduleError as error:
+        return does_not_apply(error)
 
 
 def _points(block: s_tir.SBlock) -> int:

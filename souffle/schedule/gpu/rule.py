@@ -1,16 +1,27 @@
-"""What a GPU schedule rule takes and gives.
+"""What a rule of the GPU is, what it takes and what it gives.
 
-A rule is a function ``(func, request) -> Sketch | Refused`` (``sketch.py``). The first rule whose sketch gives a
-schedule wins; the last one, the fallback, takes everything that needs no barrier across the grid.
+A rule looks at one form of a stage (``forms/``), such as its rows or its sum of products, and answers with a sketch
+(Ansor's word): the structure of the schedule is settled, its numbers are knobs. The rule's own choice of them costs no
+search; a tuned one comes from a log. Or it says why it does not apply.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
+from typing import Any
 
-from tvm import tirx
+from tvm import s_tir, tirx
 
-__all__ = ["STARTS_IN_TILES", "GpuRequest", "GpuSchedule"]
+from souffle.decision import Refused
+from souffle.errors import OptionError
+from souffle.schedule.gpu.forms.stage_forms import StageForms
+
+__all__ = ["STARTS_IN_TILES", "GpuRequest", "GpuSchedule", "Knob", "Rule", "Sketch", "Values", "does_not_apply"]
+
+Values = Mapping[str, int]
+"""A value for each knob, by its name."""
 
 STARTS_IN_TILES = "souffle.starts_in_tiles"
 """Attribute of a stage's function that holds a reduction to be computed in the tiles of its contraction (§6.3)."""
@@ -63,3 +74,111 @@ class GpuSchedule:
     tiles: int
     threads: int
     tensor_cores: bool = False
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One number to choose.
+
+    Attributes
+    ----------
+    name : str
+    values : tuple of int
+        Those that it may take, in ascending order. Not every combination with other knobs need be possible.
+    """
+
+    name: str
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Sketch:
+    """A stage's schedule with its numbers open.
+
+    Attributes
+    ----------
+    rule : str
+        The rule that it is of.
+    knobs : tuple of Knob
+        Empty where nothing is open.
+    choose : callable
+        The rule's own values, from an estimate; or the reason why there are none.
+    make : callable
+        The schedule with given values; or the reason why these do not go together, as where they need more shared
+        memory than a block may have.
+    """
+
+    rule: str
+    knobs: tuple[Knob, ...]
+    choose: Callable[[], Values | Refused]
+    make: Callable[[Values], GpuSchedule | Refused]
+
+    @property
+    def size(self) -> int:
+        """Combinations of values, those that do not go together too."""
+        return prod(len(knob.values) for knob in self.knobs)
+
+    def chosen(self) -> GpuSchedule | Refused:
+        """The schedule with the rule's own values."""
+        values = self.choose()
+        return values if isinstance(values, Refused) else self.make(values)
+
+    def with_values(self, values: Values) -> GpuSchedule | Refused:
+        """The schedule with given values.
+
+        Raises
+        ------
+        OptionError
+            If they are not of this sketch's knobs; the message names the knob and what it may be.
+        """
+        known = {knob.name: knob for knob in self.knobs}
+        if values.keys() != known.keys():
+            raise OptionError(f"rule {self.rule} has the knobs {', '.join(known)}, not {', '.join(values)}")
+        for name, value in values.items():
+            if value not in known[name].values:
+                raise OptionError(f"{name}={value} is none of {known[name].values}, which rule {self.rule} offers")
+        return self.make(values)
+
+    @classmethod
+    def settled(cls, rule: str, make: Callable[[], GpuSchedule | Refused]) -> Sketch:
+        """A sketch that leaves nothing open."""
+        return cls(rule, (), dict, lambda values: make())
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One way to schedule stages of one form.
+
+    Attributes
+    ----------
+    name : str
+        As ``explain`` shows it and a tuning log's records have it.
+    reads : callable
+        Finds the form in a stage, or says what the stage lacks of it; see
+        :meth:`souffle.schedule.gpu.forms.stage_forms.StageForms.read`.
+    apply : callable
+        From the form and a :class:`GpuRequest` to the sketch; or the reason why there is none, which names the block.
+    whole_rows : bool
+        Whether its tiles hold whole rows, so that reductions that depend on each other stay within a block.
+    starts_reductions : bool
+        Whether reductions over a sum of products can start in its tiles (``STARTS_IN_TILES``).
+    """
+
+    name: str
+    reads: Callable[[StageForms], Any]
+    apply: Callable[[Any, GpuRequest], Sketch | Refused]
+    whole_rows: bool = False
+    starts_reductions: bool = False
+
+    def sketch(self, stage: StageForms, request: GpuRequest) -> Sketch | Refused:
+        """What the rule offers for a stage."""
+        try:
+            form = stage.read(self.reads)
+            return form if isinstance(form, Refused) else self.apply(form, request)
+        except s_tir.ScheduleError as error:
+            return does_not_apply(error)
+
+
+def does_not_apply(error: s_tir.ScheduleError) -> Refused:
+    """What TVM's scheduling says of a step, as a rule's refusal."""
+    return Refused(f"a scheduling step does not apply: {str(error).strip().splitlines()[0]}")

@@ -10,7 +10,7 @@ from tvm import tirx
 
 from souffle.decision import Refused
 from souffle.schedule.drafts import Answer
-from souffle.schedule.gpu import RULES, answers, check_schedule
+from souffle.schedule.gpu import RULES, answers
 from souffle.schedule.gpu.device import GpuDevice
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.schedule.lower import DeviceFunction, LoweringError, cuda_target, lower_stage
@@ -78,10 +78,8 @@ class GpuScheduler:
             except LoweringError as error:
                 refusals.append(Refused(f"{schedule.rule}: {error}"))
                 continue
-            check_schedule(schedule, self.request)
-            rank = [name for name, _ in RULES].index(schedule.rule)
-            rowwise, why = schedule.rule == "rowwise", _reasons(refusals)
-            return Answer(schedule, schedule.rule, rank, rowwise, schedule.tiles, why, functions)
+            rank, rowwise = list(RULES).index(schedule.rule), RULES[schedule.rule].whole_rows
+            return Answer(schedule, schedule.rule, rank, rowwise, schedule.tiles, _reasons(refusals), functions)
         return Answer(None, "none", len(RULES), False, 0, _reasons(refusals))
 
 

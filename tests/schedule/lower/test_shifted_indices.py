@@ -18,7 +18,7 @@ from souffle.kernel.calls import Place, StageCall
 from souffle.program.evaluate import evaluate
 from souffle.program.flattening import has_shifted_division
 from souffle.program.llvm_pipeline import compile_llvm
-from souffle.schedule.gpu import RULES, GpuRequest
+from souffle.schedule.gpu import GpuRequest, sketch_of
 from souffle.schedule.lower import cuda_target, lower_stage
 from souffle.tvm_compat import primfunc_from_tensors
 
@@ -59,7 +59,7 @@ def stage(ring: tuple, softmax: bool) -> tuple[tirx.PrimFunc, np.ndarray, np.nda
 @pytest.mark.parametrize(("ring", "rule"), list(itertools.product(_RINGS, ["elementwise", "rowwise"])))
 def test_stages_of_the_gpu(ring: tuple, rule: str) -> None:
     func, x, wanted = stage(ring, rule == "rowwise")
-    schedule = dict(RULES)[rule](func, GpuRequest(ARCH, threads=64, sm_count=4)).chosen()
+    schedule = sketch_of(rule, func, GpuRequest(ARCH, threads=64, sm_count=4)).chosen()
     (function,) = lower_stage("ring", schedule, cuda_target(ARCH))
     sizes = tuple((str(p.ty.dtype), 0) for p in schedule.func.params)
     shape = KernelShape((StageCall((function,), (Place(0), Place(1)), False, ()),), sizes)

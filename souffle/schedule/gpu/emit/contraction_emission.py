@@ -25,20 +25,16 @@ _UNROLLED = 512
 """Multiply-adds in a row, between which shared memory's latency and its indices disappear; 64 totals, 8 deep."""
 
 
-def emit_contraction(
-    func: tirx.PrimFunc, problem: Contraction, tiling: Tiling, request: GpuRequest
-) -> tuple[tirx.PrimFunc, int]:
-    """`func` with its body replaced by the kernel, and the kernel's tiles.
+def emit_contraction(problem: Contraction, tiling: Tiling, request: GpuRequest) -> tuple[tirx.PrimFunc, int]:
+    """The stage with its body replaced by the kernel, and the kernel's tiles.
 
     Parameters
     ----------
-    func : PrimFunc
     problem : Contraction
-        Of `func`.
     tiling : Tiling
     request : GpuRequest
     """
-    kernel = _Kernel(func, problem, tiling, request)
+    kernel = _Kernel(problem, tiling, request)
     return kernel.func(), kernel.tiles
 
 
@@ -80,8 +76,8 @@ class _Side:
 
 
 class _Kernel:
-    def __init__(self, func: tirx.PrimFunc, problem: Contraction, tiling: Tiling, request: GpuRequest) -> None:
-        self.original, self.problem, self.tiling, self.threads = func, problem, tiling, request.threads
+    def __init__(self, problem: Contraction, tiling: Tiling, request: GpuRequest) -> None:
+        self.problem, self.tiling, self.threads = problem, tiling, request.threads
         self.counts = tiling.counts(problem.extents)
         self.steps = ceil(problem.extents[3] / tiling.step)
         batch, rows, columns = tiling.tile
@@ -115,7 +111,7 @@ class _Kernel:
         held = [buffer for pair in self.folded for buffer in pair]
         shared = [side.shared for side in self.sides]
         buffers = (*shared, *waiting, *parts, self.totals, *self.values, *held)
-        return kernel_func(self.original, self.tiles, self.threads, buffers, self.body)
+        return kernel_func(self.problem.func, self.tiles, self.threads, buffers, self.body)
 
     def body(self, block: PrimExpr, thread: PrimExpr) -> tirx.Stmt:
         counts, (_, along_rows, along_columns) = self.counts, self.tiling.across

@@ -31,11 +31,11 @@ __all__ = ["emit_direct"]
 _ALL_LANES = 0xFFFFFFFF
 
 
-def emit_direct(func: tirx.PrimFunc, plan: Plan, tiling: Tiling, threads: int) -> tuple[tirx.PrimFunc, int]:
+def emit_direct(plan: Plan, tiling: Tiling, threads: int) -> tuple[tirx.PrimFunc, int]:
     """The kernel of a sum with these numbers, and its tiles."""
     emitter = _Emitter(plan, tiling, threads)
     tiles = tiling.tiles(plan, threads)
-    return kernel_func(func, tiles, threads, emitter.buffers, emitter.body), tiles
+    return kernel_func(plan.problem.func, tiles, threads, emitter.buffers, emitter.body), tiles
 
 
 class _Emitter:

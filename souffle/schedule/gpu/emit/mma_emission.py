@@ -29,23 +29,19 @@ from souffle.tvm_compat import PrimExpr
 __all__ = ["emit_mma"]
 
 
-def emit_mma(
-    func: tirx.PrimFunc, problem: Contraction, tiling: MmaTiling, operands: Operands, threads: int
-) -> tirx.PrimFunc:
-    """`func` with its body replaced by the kernel.
+def emit_mma(problem: Contraction, tiling: MmaTiling, operands: Operands, threads: int) -> tirx.PrimFunc:
+    """The stage with its body replaced by the kernel.
 
     Parameters
     ----------
-    func : PrimFunc
     problem : Contraction
-        Of `func`.
     tiling : MmaTiling
     operands : Operands
         Of the tiling's tiles.
     threads : int
         Of a block.
     """
-    return _Kernel(func, problem, tiling, operands, threads).func()
+    return _Kernel(problem, tiling, operands, threads).func()
 
 
 class _Side:
@@ -70,10 +66,8 @@ class _Side:
 
 
 class _Kernel:
-    def __init__(
-        self, func: tirx.PrimFunc, problem: Contraction, tiling: MmaTiling, operands: Operands, threads: int
-    ) -> None:
-        self.original, self.problem, self.tiling, self.threads = func, problem, tiling, threads
+    def __init__(self, problem: Contraction, tiling: MmaTiling, operands: Operands, threads: int) -> None:
+        self.problem, self.tiling, self.threads = problem, tiling, threads
         self.counts = tiling.counts(problem.extents)
         self.steps = ceil(problem.extents[3] / tiling.step)
         down, across = tiling.parts
@@ -95,7 +89,7 @@ class _Kernel:
         held = tuple(side.held for side in self.sides if side.held is not None)
         buffers = (self.shared, *held, self.left_part, self.right_part, self.totals, *self.strips.buffers)
         tiles = self.counts[0] * self.counts[1] * self.counts[2]
-        return kernel_func(self.original, tiles, self.threads, buffers, self.body)
+        return kernel_func(self.problem.func, tiles, self.threads, buffers, self.body)
 
     def body(self, block: PrimExpr, thread: PrimExpr) -> tirx.Stmt:
         counts, warps = self.counts, self.tiling.warps

@@ -20,19 +20,17 @@ _MOST_LANES = 4
 """fp32 that one store takes."""
 
 
-def emit_wmma(func: tirx.PrimFunc, problem: Contraction, tiling: WmmaTiling, threads: int) -> tuple[tirx.PrimFunc, int]:
-    """`func` with its body replaced by the kernel, and the kernel's tiles.
+def emit_wmma(problem: Contraction, tiling: WmmaTiling, threads: int) -> tuple[tirx.PrimFunc, int]:
+    """The stage with its body replaced by the kernel, and the kernel's tiles.
 
     Parameters
     ----------
-    func : PrimFunc
     problem : Contraction
-        Of `func`.
     tiling : WmmaTiling
     threads : int
         Of a block.
     """
-    kernel = _Kernel(func, problem, tiling, threads)
+    kernel = _Kernel(problem, tiling, threads)
     return kernel.func(), kernel.tiles
 
 
@@ -61,8 +59,8 @@ class _Side:
 
 
 class _Kernel:
-    def __init__(self, func: tirx.PrimFunc, problem: Contraction, tiling: WmmaTiling, threads: int) -> None:
-        self.original, self.problem, self.tiling, self.threads = func, problem, tiling, threads
+    def __init__(self, problem: Contraction, tiling: WmmaTiling, threads: int) -> None:
+        self.problem, self.tiling, self.threads = problem, tiling, threads
         self.counts = tiling.counts(problem.extents)
         self.steps = ceil(problem.extents[3] / tiling.step)
         _, rows, columns = tiling.tile
@@ -87,7 +85,7 @@ class _Kernel:
         left, right = self.left, self.right
         shared, held, parts = ((getattr(left, n), getattr(right, n)) for n in ("shared", "held", "part"))
         buffers = (*shared, self.strip, *held, *parts, self.totals)
-        return kernel_func(self.original, self.tiles, self.threads, buffers, self.body)
+        return kernel_func(self.problem.func, self.tiles, self.threads, buffers, self.body)
 
     def body(self, block: PrimExpr, thread: PrimExpr) -> tirx.Stmt:
         counts = self.counts

@@ -1,7 +1,8 @@
-"""What the rules share: reading blocks of a PrimFunc, inlining, and the check of a finished schedule.
+"""What the forms of a stage share: reading blocks of a PrimFunc, and inlining.
 
 A stage runs without a grid barrier (the kernel has them only between stages), so nothing that one thread block writes
-may be read by another inside it. The functions here remove what would break that; :func:`check_schedule` asserts it.
+may be read by another inside it. The functions here remove what would break that;
+:func:`souffle.schedule.gpu.check.check_schedule` asserts it.
 """
 
 from __future__ import annotations
@@ -14,20 +15,15 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
-from souffle.errors import SouffleError
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
 from souffle.tvm_compat import collect, const_int
 
 __all__ = [
     "Access",
     "BlockView",
-    "ScheduleError",
     "block_loops",
     "block_views",
-    "check_schedule",
     "detach_outputs",
     "expression_cost",
-    "finish",
     "index_step",
     "inline_injective",
     "inlining_refusal",
@@ -46,10 +42,6 @@ MAX_LOADS = 1024
 
 _CHEAP_CALLS = frozenset({"if_then_else", "likely", "fabs", "reinterpret", "floor", "ceil", "trunc", "round"})
 """Operators without their namespace, which differs from one to the next and between versions of TVM."""
-
-
-class ScheduleError(SouffleError):
-    """A schedule breaks a rule of stages (a bug of the rule that made it); the message names the rule and buffer."""
 
 
 def same_buffer(left: ir.Var, right: ir.Var) -> bool:
@@ -146,13 +138,6 @@ def product(extents: Iterator[int] | Sequence[int]) -> int:
 def open_schedule(func: tirx.PrimFunc) -> s_tir.Schedule:
     """A schedule of `func` alone."""
     return s_tir.Schedule(func, debug_mask="none", error_render_level="none")
-
-
-def finish(sch: s_tir.Schedule, request: GpuRequest, rule: str, tiles: int, threads: int) -> GpuSchedule:
-    """The schedule as a stage, checked by :func:`check_schedule`."""
-    result = GpuSchedule(sch.mod["main"], rule, tiles, threads)
-    check_schedule(result, request)
-    return result
 
 
 def block_view(sch: s_tir.Schedule, rv: object) -> BlockView:
@@ -262,63 +247,3 @@ def index_step(access: Access, variable: tirx.Var, analyzer: Analyzer) -> int | 
     moved = tvm_ffi.structural_map(flat, (ir.Var, lambda var: variable + 1 if var.same_as(variable) else var))
     step = analyzer.simplify(moved - flat)
     return int(step.value) if isinstance(step, tirx.IntImm) else None
-
-
-def check_schedule(schedule: GpuSchedule, request: GpuRequest) -> None:
-    """Assert that `schedule` obeys the rules of stages.
-
-    Every root-level nest is bound to ``blockIdx.x``, all to ``schedule.tiles``; threads come to ``request.threads``,
-    or to fewer where no barrier is needed; no intermediate is in global memory; and no output is read, since another
-    thread may have written it.
-
-    Raises
-    ------
-    ScheduleError
-        Naming the rule, the buffer or the axis.
-    """
-    func, rule = schedule.func, schedule.rule
-    root = func.body.block
-    nests = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
-    extents: dict[str, set[int]] = {}
-    threads_of: list[tirx.Var] = []
-    for loop in collect(func.body, tirx.For):
-        if loop.thread_binding is not None:
-            extents.setdefault(loop.thread_binding.thread_tag, set()).add(const_int(loop.extent))
-            if loop.thread_binding.thread_tag.startswith("threadIdx"):
-                threads_of.append(loop.loop_var)
-    needs_barrier = False
-    for realize in collect(func.body, s_tir.SBlockRealize):
-        for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
-            if is_reduction(axis):
-                needs_barrier |= any(v.same_as(thread) for v in collect(value, ir.Var) for thread in threads_of)
-        for buffer in realize.block.alloc_buffers:
-            if buffer.scope() in ("", "global"):
-                raise ScheduleError(f"rule {rule}: intermediate {buffer.name} is in global memory")
-            needs_barrier |= buffer.scope().startswith("shared")
-    for nest in nests:
-        binding = nest.thread_binding if isinstance(nest, tirx.For) else None
-        if binding is None or binding.thread_tag != "blockIdx.x":
-            raise ScheduleError(f"rule {rule}: a root-level nest is not bound to blockIdx.x:\n{nest}")
-    for tag, values in extents.items():
-        if len(values) != 1:
-            raise ScheduleError(f"rule {rule}: nests bind {tag} to different extents {sorted(values)}")
-        if tag not in ("blockIdx.x", "threadIdx.x", "threadIdx.y", "threadIdx.z"):
-            raise ScheduleError(f"rule {rule}: binds {tag}, which kernels do not have")
-    if extents.get("blockIdx.x") != {schedule.tiles}:
-        raise ScheduleError(f"rule {rule}: {schedule.tiles} tiles, but blockIdx.x has {extents.get('blockIdx.x')}")
-    threads = product(min(values) for tag, values in extents.items() if tag.startswith("threadIdx"))
-    if threads != schedule.threads:
-        raise ScheduleError(f"rule {rule}: {schedule.threads} threads, but the loops bind {threads}")
-    if threads > request.threads or (needs_barrier and threads != request.threads):
-        raise ScheduleError(f"rule {rule}: binds {threads} threads, a block of this kernel has {request.threads}")
-    _check_outputs(func, rule)
-
-
-def _check_outputs(func: tirx.PrimFunc, rule: str) -> None:
-    written = [store.buffer for store in collect(func.body, tirx.BufferStore)]
-    # Statements alone: the regions that blocks declare still name an output that `cache_write` replaced in an index.
-    statements = [s for kind in (tirx.BufferStore, tirx.Bind, tirx.Evaluate) for s in collect(func.body, kind)]
-    read = [load.source for statement in statements for load in collect(statement, ir.TensorLoad)]
-    for parameter in func.params:
-        if any(parameter.same_as(w) for w in written) and any(parameter.same_as(r) for r in read):
-            raise ScheduleError(f"rule {rule}: output {parameter.name} is read in the stage that writes it")

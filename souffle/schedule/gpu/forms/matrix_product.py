@@ -21,6 +21,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import TensorLoad
 
+from souffle.decision import Refused
 from souffle.schedule.gpu.forms.behind_contraction import Block, Fold, Store, fold_of, fresh_axes, store_of
 from souffle.schedule.gpu.forms.expressions import (
     Axis,
@@ -35,9 +36,11 @@ from souffle.schedule.gpu.forms.expressions import (
     substitute_axes,
 )
 from souffle.schedule.gpu.forms.operands import narrow_operand, separate, split_term, straighten
+from souffle.schedule.gpu.forms.stage_forms import StageForms
+from souffle.schedule.gpu.rule import STARTS_IN_TILES
 from souffle.tvm_compat import PrimExpr, const_int
 
-__all__ = ["Contraction", "Operand", "Store", "canonical_contraction"]
+__all__ = ["Contraction", "Operand", "Store", "canonical_contraction", "read_contraction"]
 
 _MAX_EXPRESSION_NODES = 4000
 """Beyond it substituting the neighbours into the reduction would cost more compile time than a kernel of their own."""
@@ -68,6 +71,8 @@ class Contraction:
 
     Attributes
     ----------
+    func : PrimFunc
+        The stage.
     name : str
         The reduction block's name.
     batch, rows, columns, inner : tuple of Axis
@@ -89,6 +94,7 @@ class Contraction:
         ``columns``; axes that it keeps of these stand in ``batch``, whether or not both operands depend on them.
     """
 
+    func: tirx.PrimFunc
     name: str
     batch: tuple[Axis, ...]
     rows: tuple[Axis, ...]
@@ -172,6 +178,14 @@ def _index_vars(block: Block) -> None:
         not isinstance(index, tirx.Var) or not any(index.same_as(var) for var in spatial) for index in block.indices
     ):
         raise NotAContraction(f"block {block.name} does not write at its own axes")
+
+
+def read_contraction(stage: StageForms) -> Contraction | Refused:
+    """The sum of products of a stage; where it has the attribute ``STARTS_IN_TILES``, with reductions behind it."""
+    try:
+        return canonical_contraction(stage.func, folds=STARTS_IN_TILES in stage.func.attrs)
+    except NotAContraction as reason:
+        return Refused(str(reason))
 
 
 def canonical_contraction(func: tirx.PrimFunc, *, folds: bool = False) -> Contraction:
@@ -290,6 +304,7 @@ def canonical_contraction(func: tirx.PrimFunc, *, folds: bool = False) -> Contra
     if innermost is not None and any(axis is innermost for axis in rows):
         rows, columns, operands = columns, rows, operands[::-1]
     return Contraction(
+        func,
         main.name,
         tuple(batch),
         tuple(rows),

@@ -33,7 +33,8 @@ from souffle.schedule.gpu.forms.expressions import (
 from souffle.schedule.gpu.forms.matrix_product import Operand, Store
 from souffle.schedule.gpu.forms.memory_access import memory_step
 from souffle.schedule.gpu.forms.operands import narrow_operand, separate
-from souffle.schedule.gpu.forms.rows import Chain, Stage
+from souffle.schedule.gpu.forms.rows import Chain, read_rows
+from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.tvm_compat import PrimExpr, const_int
 
 __all__ = ["Meeting", "Sum", "find_meeting", "read_sum"]
@@ -51,6 +52,8 @@ class Sum:
 
     Attributes
     ----------
+    func : PrimFunc
+        The stage.
     name : str
         The reduction block's.
     axes, inner : tuple of Axis
@@ -69,6 +72,7 @@ class Sum:
         Over `axes` and `total`.
     """
 
+    func: tirx.PrimFunc
     name: str
     axes: tuple[Axis, ...]
     inner: tuple[Axis, ...]
@@ -133,11 +137,14 @@ def _same(left: PrimExpr, right: PrimExpr, analyzer: tvm.sym.Analyzer) -> bool:
     return bool(tvm_ffi.structural_equal(simple(left), simple(right), map_free_vars=False))
 
 
-def read_sum(stage: Stage) -> Sum | Refused:
-    """The one reduction of a prepared stage; or the reason why it has not this form, naming the block."""
-    if len(stage.chains) != 1 or stage.free:
+def read_sum(stage: StageForms) -> Sum | Refused:
+    """The one reduction of a stage; or the reason why it has not this form, naming the block."""
+    rows = stage.read(read_rows)
+    if isinstance(rows, Refused):
+        return rows
+    if len(rows.chains) != 1 or rows.free:
         return Refused("blocks that do not depend on the reduction stand beside it")
-    chain = stage.chains[0]
+    chain = rows.chains[0]
     reductions = [index for index, view in enumerate(chain.blocks) if view.reduction]
     if len(reductions) != 1 or any(chain.columns(index) != 1 for index in range(len(chain.blocks))):
         return Refused("it is not one reduction whose readers take its elements in place")
@@ -145,7 +152,7 @@ def read_sum(stage: Stage) -> Sum | Refused:
     body, start = main.node.body, main.node.init
     if not isinstance(body, tirx.BufferStore) or not isinstance(start, tirx.BufferStore):
         return Refused(f"block {main.name} keeps several totals")
-    if any(not same_buffer(buffer, body.buffer) for buffer in stage.private):
+    if any(not same_buffer(buffer, body.buffer) for buffer in rows.private):
         return Refused(f"block {main.name} is read through another intermediate")
     kind = type(body.value)
     if kind not in (tirx.Add, tirx.Mul, tirx.Min, tirx.Max):
@@ -191,7 +198,7 @@ def read_sum(stage: Stage) -> Sum | Refused:
         stores.append(store)
     if max((prod(const_int(e) for e in b.shape) for b in _buffers(leaves, stores)), default=0) >= 2**31:
         return Refused(f"block {main.name} touches a tensor too large for 32-bit indices")
-    return Sum(main.name, tuple(axes), tuple(inner), leaves, joint, kind, start.value, total, tuple(stores))
+    return Sum(stage.func, main.name, tuple(axes), tuple(inner), leaves, joint, kind, start.value, total, tuple(stores))
 
 
 def _buffers(leaves: Sequence[Operand], stores: Sequence[Store]) -> list:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from tvm import DataType, ir, s_tir, tirx
 from tvm.sym import Analyzer
 
+from souffle.decision import Refused
 from souffle.program.flattening import has_shifted_division
 from souffle.schedule.gpu.forms.blocks import (
     Access,
@@ -23,15 +24,18 @@ from souffle.schedule.gpu.forms.blocks import (
     block_views,
     detach_outputs,
     inline_injective,
+    inlining_refusal,
     intermediates,
     is_reduction,
     open_schedule,
     product,
     same_buffer,
 )
+from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.tvm_compat import collect, const_int, substitute
 
-__all__ = ["Chain", "Layout", "Stage", "build", "crosses", "open_stage", "private_bytes"]
+__all__ = ["Chain", "Layout", "Rows", "build", "crosses", "open_rows", "private_bytes", "read_rows"]
+
 
 @dataclass(frozen=True, eq=False)
 class Chain:
@@ -66,12 +70,15 @@ class Chain:
 
 
 @dataclass(frozen=True, eq=False)
-class Stage:
+class Rows:
     """A stage ready to be laid out: outputs detached, accumulators private, the rest inlined.
 
     Attributes
     ----------
+    func : PrimFunc
+        The stage as it was.
     sch : Schedule
+        What rules only look at, nobody builds on: see :meth:`opened`.
     chains : tuple of Chain
     free : tuple of BlockView
         Blocks that read no intermediate and write an output.
@@ -79,6 +86,7 @@ class Stage:
         The intermediates that are left.
     """
 
+    func: tirx.PrimFunc
     sch: s_tir.Schedule
     chains: tuple[Chain, ...]
     free: tuple[BlockView, ...]
@@ -88,6 +96,10 @@ class Stage:
     def reductions(self) -> list[BlockView]:
         """The blocks that reduce."""
         return [view for chain in self.chains for view in chain.blocks if view.reduction]
+
+    def opened(self, keep: frozenset[str] = frozenset()) -> Rows:
+        """The same stage once more, to be built on, with the injective blocks named in `keep` left as they are."""
+        return open_rows(self.func, keep)
 
 
 @dataclass(frozen=True)
@@ -112,7 +124,13 @@ class Layout:
     rows_fastest: bool
 
 
-def open_stage(func: tirx.PrimFunc, keep: frozenset[str] = frozenset()) -> Stage:
+def read_rows(stage: StageForms) -> Rows | Refused:
+    """The rows of a stage, or why its injective blocks should not be inlined."""
+    reason = inlining_refusal(stage.func)
+    return open_rows(stage.func) if reason is None else Refused(reason)
+
+
+def open_rows(func: tirx.PrimFunc, keep: frozenset[str] = frozenset()) -> Rows:
     """Prepare `func`: its chains, with the injective blocks inlined except those named in `keep`."""
     sch = open_schedule(func)
     detach_outputs(sch)
@@ -128,7 +146,7 @@ def open_stage(func: tirx.PrimFunc, keep: frozenset[str] = frozenset()) -> Stage
         touched = [a for a in (*view.reads, *view.writes) if any(same_buffer(a.buffer, b) for b in private)]
         (linked if touched else free).append(view)
     chains = tuple(_chain(blocks, private) for blocks in _components(linked, private))
-    return Stage(sch, chains, tuple(free), tuple(private))
+    return Rows(func, sch, chains, tuple(free), tuple(private))
 
 
 def _components(views: Sequence[BlockView], private: Sequence[ir.Var]) -> list[list[BlockView]]:
@@ -172,8 +190,10 @@ def _chain(views: list[BlockView], private: Sequence[ir.Var]) -> Chain:
             if producer is None or not any(same_buffer(read.buffer, b) for b in private):
                 continue
             for own, source in _read_axes(views[producer], view, read):
-                if own is not None and (consumer, own) in parent and _extent(view, own) == _extent(
-                    views[producer], source
+                if (
+                    own is not None
+                    and (consumer, own) in parent
+                    and _extent(view, own) == _extent(views[producer], source)
                 ):
                     parent[find((consumer, own))] = find((producer, source))
                 else:
@@ -236,7 +256,7 @@ def _read_axes(producer: BlockView, consumer: BlockView, read: Access) -> list[t
     return pairs
 
 
-def private_bytes(stage: Stage, rows: int, shared: bool) -> int:
+def private_bytes(stage: Rows, rows: int, shared: bool) -> int:
     """Bytes that the intermediates of `rows` rows take; if in shared memory, without those of one value a row."""
     total = 0
     for chain in stage.chains:
@@ -250,7 +270,7 @@ def private_bytes(stage: Stage, rows: int, shared: bool) -> int:
     return total
 
 
-def build(stage: Stage, layout: Layout) -> None:
+def build(stage: Rows, layout: Layout) -> None:
     """Lay the loops of `stage` out as `layout` says and place its intermediates on chip.
 
     The schedule of `stage` is changed in place; it cannot be built twice.
@@ -301,7 +321,7 @@ def _tags(layout: Layout) -> tuple[str, str]:
     return ("threadIdx.x", "threadIdx.y") if rows_on_x else ("threadIdx.y", "threadIdx.x")
 
 
-def _place(stage: Stage, chain: Chain, index: int, layout: Layout) -> None:
+def _place(stage: Rows, chain: Chain, index: int, layout: Layout) -> None:
     """Put what a block writes for the stage itself on chip, its row axes joined to one leading dimension.
 
     With one dimension for all row axes, a tile of rows is one range of it whatever the extents, so that only the tile
@@ -388,7 +408,7 @@ def _write_again(sch: s_tir.Schedule, view: BlockView, before: s_tir.SBlock, pla
     sch.state.replace(sch.get_sref(view.rv), written, {after: written})
 
 
-def _row_nest(stage: Stage, chain: Chain, index: int, layout: Layout) -> tuple[object, object]:
+def _row_nest(stage: Rows, chain: Chain, index: int, layout: Layout) -> tuple[object, object]:
     """Split the loops of a block into tiles, rows, threads of a row and the rest; give the first two."""
     sch = stage.sch
     on_chip = any(same_buffer(access.buffer, b) for access in chain.blocks[index].writes for b in stage.private)

@@ -6,24 +6,12 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
-from souffle.decision import Refused
-from souffle.schedule.gpu.forms.blocks import (
-    Access,
-    BlockView,
-    block_views,
-    detach_outputs,
-    finish,
-    inline_injective,
-    intermediates,
-    open_schedule,
-    product,
-    same_buffer,
-)
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
-from souffle.schedule.gpu.sketch import Knob, Sketch, Values
+from souffle.schedule.gpu.forms.blocks import BlockView, block_views, product
+from souffle.schedule.gpu.forms.elementwise_blocks import ElementwiseBlocks, read_elementwise
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Knob, Rule, Sketch, Values
 from souffle.tvm_compat import choice_parts, collect, const_int, is_choice, variables
 
-__all__ = ["elementwise"]
+__all__ = ["ELEMENTWISE"]
 
 _EACH = (1, 2, 4, 8)
 """Times that a thread loads and stores, a block apart."""
@@ -31,41 +19,31 @@ _EACH = (1, 2, 4, 8)
 _VECTOR_TYPES = frozenset({"float32", "int32"})
 
 
-def elementwise(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refused:
-    """Schedule a stage without reductions.
+def _apply(form: ElementwiseBlocks, request: GpuRequest) -> Sketch:
+    """A stage without reductions.
 
     Intermediates are inlined, except those that are read more than once where they were computed: these stay in
     registers, so that the text does not double with every square in a chain. Blocks of one shape share one nest of
     loops; all nests are joined under one ``blockIdx.x`` with as many tiles as the largest output needs.
-
-    Parameters
-    ----------
-    func : tirx.PrimFunc
-    request : GpuRequest
-
-    Returns
-    -------
-    Sketch or Refused
-        A refusal names the first reduction.
     """
-    for view in block_views(open_schedule(func)):
-        if view.reduction:
-            return Refused(f"block {view.name} reduces over {view.reduction_size} elements")
-    most = max(_vector(view, request, busy=False) for view in block_views(_with_registers(func)))
+    most = max(_vector(view, request, busy=False) for view in form.blocks)
 
     def choose() -> Values:
-        return {"lanes": max(_vector(view, request) for view in block_views(_with_registers(func))), "each": 1}
+        return {"lanes": max(_vector(view, request) for view in form.blocks), "each": 1}
 
-    def make(values: Values) -> GpuSchedule | Refused:
-        return _scheduled(func, request, values["lanes"], values["each"])
+    def make(values: Values) -> GpuSchedule:
+        return _scheduled(form, request, values["lanes"], values["each"])
 
     lanes = tuple(lanes for lanes in (1, 2, 4) if lanes <= most)
-    return Sketch("elementwise", (Knob("lanes", lanes), Knob("each", _EACH)), choose, make)
+    return Sketch(ELEMENTWISE.name, (Knob("lanes", lanes), Knob("each", _EACH)), choose, make)
 
 
-def _scheduled(func: tirx.PrimFunc, request: GpuRequest, lanes: int, each: int) -> GpuSchedule:
+ELEMENTWISE = Rule("elementwise", read_elementwise, _apply)
+
+
+def _scheduled(form: ElementwiseBlocks, request: GpuRequest, lanes: int, each: int) -> GpuSchedule:
     """With at most `lanes` elements at once, as many as the blocks of a shape allow, and `each` such times a thread."""
-    sch = _with_registers(func)
+    sch = form.opened()
     views = block_views(sch)
     widest = [min(lanes, _vector(view, request, busy=False)) for view in views]
     # One for all blocks of a shape, since what they share in registers is one thread's.
@@ -81,55 +59,7 @@ def _scheduled(func: tirx.PrimFunc, request: GpuRequest, lanes: int, each: int) 
     outer = [_nest(sch, members, vector, each, tiles, request.threads) for (_, vector), members in groups.items()]
     tile = sch.merge(*outer) if len(outer) > 1 else outer[0]
     sch.bind(tile, "blockIdx.x")
-    return finish(sch, request, "elementwise", tiles, request.threads)
-
-
-def _with_registers(func: tirx.PrimFunc) -> s_tir.Schedule:
-    """`func` with its intermediates inlined or, if read repeatedly in place, left in local memory."""
-    keep = _read_repeatedly(func)
-    while True:
-        sch = open_schedule(func)
-        detach_outputs(sch)
-        inline_injective(sch, keep)
-        private = intermediates(sch)
-        views = block_views(sch)
-        moved = {
-            producer.name
-            for view in views
-            for access in view.reads
-            for producer in views
-            if producer.writes_to(access.buffer) and not _in_place(view, producer, access)
-        }
-        if not moved:
-            break
-        keep -= moved
-    for view in views:
-        if any(view.writes_to(buffer) for buffer in private):
-            sch.set_scope(view.rv, 0, "local")
-    return sch
-
-
-def _read_repeatedly(func: tirx.PrimFunc) -> frozenset[str]:
-    """Blocks whose output stays in the stage and is read in several places."""
-    sch = open_schedule(func)
-    detach_outputs(sch)
-    views = block_views(sch)
-    private = intermediates(sch)
-    return frozenset(
-        producer.name
-        for producer in views
-        for written in producer.writes
-        if any(same_buffer(written.buffer, buffer) for buffer in private)
-        and sum(same_buffer(read.buffer, written.buffer) for view in views for read in view.reads) > 1
-    )
-
-
-def _in_place(consumer: BlockView, producer: BlockView, read: Access) -> bool:
-    """Whether `consumer` reads, for each of its elements, the same element of `producer`."""
-    return consumer.spatial_shape == producer.spatial_shape and all(
-        axis.var.same_as(index) or extent == 1
-        for axis, index, extent in zip(consumer.spatial, read.indices, read.shape, strict=len(read.shape) > 0)
-    )
+    return GpuSchedule(sch.mod["main"], ELEMENTWISE.name, tiles, request.threads)
 
 
 def _nest(sch: s_tir.Schedule, members: list[BlockView], vector: int, each: int, tiles: int, threads: int) -> object:

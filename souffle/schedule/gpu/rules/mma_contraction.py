@@ -10,46 +10,28 @@ from __future__ import annotations
 
 from math import prod
 
-from tvm import tirx
-
 from souffle.decision import Refused
 from souffle.schedule.gpu.emit.async_copy import compute_capability
 from souffle.schedule.gpu.emit.mma_emission import emit_mma
-from souffle.schedule.gpu.forms.expressions import NotAContraction
-from souffle.schedule.gpu.forms.matrix_product import Contraction, canonical_contraction
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
-from souffle.schedule.gpu.sketch import Sketch, Values
+from souffle.schedule.gpu.forms.matrix_product import Contraction, read_contraction
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Rule, Sketch, Values
 from souffle.schedule.gpu.tiling.contraction_tiling import refusal_of
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, choose_tiling, knobs_of, problem_of, tile_operands
 from souffle.schedule.gpu.tiling.tensor_cores import type_refusal, waste_refusal
 
-__all__ = ["mma_contraction"]
-
-RULE = "mma_contraction"
+__all__ = ["MMA_CONTRACTION"]
 
 _FIRST_CAPABILITY = 80
 """mma.m16n8k16 and asynchronous copies begin here."""
 
 
-def mma_contraction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refused:
-    """Schedule a matrix product or convolution of fp16 operands with fp32 totals by ``mma.sync``.
+def _apply(problem: Contraction, request: GpuRequest) -> Sketch | Refused:
+    """A matrix product or convolution of fp16 operands with fp32 totals, by ``mma.sync``.
 
-    Parameters
-    ----------
-    func : PrimFunc
-        As for :func:`souffle.schedule.gpu.rules.tensor_core_contraction.tensor_core_contraction`.
-    request : GpuRequest
-
-    Returns
-    -------
-    Sketch or Refused
-        A refusal names the architecture or type that does not fit, or one of the reasons of the other rules for
-        contractions.
+    The summed term is ``cast(float32, a) * cast(float32, b)`` with ``a`` and ``b`` in fp16 (read so, or cast before).
+    A refusal names the architecture or type that does not fit, or one of the reasons of the other rules for
+    contractions.
     """
-    try:
-        problem = canonical_contraction(func)
-    except NotAContraction as reason:
-        return Refused(str(reason))
     reason = _refusal(problem, request)
     if reason is not None:
         return Refused(f"block {problem.name}: {reason}")
@@ -58,9 +40,7 @@ def mma_contraction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refuse
     def choose() -> Values | Refused:
         tiling = choose_tiling(problem, operands, request)
         if tiling is None:
-            return Refused(
-                RULE, f"block {problem.name}: no tile fits {request.max_shared_bytes} bytes of shared memory"
-            )
+            return Refused(f"block {problem.name}: no tile fits {request.max_shared_bytes} bytes of shared memory")
         return tiling.values
 
     def make(values: Values) -> GpuSchedule | Refused:
@@ -71,10 +51,13 @@ def mma_contraction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refuse
         unfit = tiling.refusal(own, request)
         if unfit is not None:
             return Refused(f"block {problem.name}: {unfit}")
-        kernel = emit_mma(func, problem, tiling, own, request.threads)
-        return GpuSchedule(kernel, RULE, prod(tiling.counts(problem.extents)), request.threads, tensor_cores=True)
+        kernel, tiles = emit_mma(problem, tiling, own, request.threads), prod(tiling.counts(problem.extents))
+        return GpuSchedule(kernel, MMA_CONTRACTION.name, tiles, request.threads, tensor_cores=True)
 
-    return Sketch(RULE, knobs_of(problem, operands, request.threads), choose, make)
+    return Sketch(MMA_CONTRACTION.name, knobs_of(problem, operands, request.threads), choose, make)
+
+
+MMA_CONTRACTION = Rule("mma_contraction", read_contraction, _apply)
 
 
 def _refusal(problem: Contraction, request: GpuRequest) -> str | None:

@@ -9,18 +9,15 @@ from souffle.schedule.gpu.forms.blocks import (
     BlockView,
     block_views,
     expression_cost,
-    finish,
-    inlining_refusal,
     intermediates,
     open_schedule,
     same_buffer,
 )
-from souffle.schedule.gpu.forms.rows import Stage, build, open_stage
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
-from souffle.schedule.gpu.sketch import Knob, Sketch, Values
+from souffle.schedule.gpu.forms.rows import Chain, Rows, build, read_rows
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Knob, Rule, Sketch, Values
 from souffle.schedule.gpu.tiling.row_tiling import choose_layout, layout_with, row_threads
 
-__all__ = ["rows_sketch", "rowwise"]
+__all__ = ["ROWWISE", "rows_sketch"]
 
 WORTH_KEEPING = 8
 """Cost of an expression, as `expression_cost` counts, from which it is kept on chip for its readers: one function."""
@@ -32,39 +29,30 @@ STARVED_SHARE = 8
 """A stage starves the device if fewer than one in so many multiprocessors have a tile."""
 
 
-def rowwise(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refused:
-    """Schedule blocks that share rows, each tile holding whole rows and what is kept of them in shared memory.
+def _apply(rows: Rows, request: GpuRequest) -> Sketch | Refused:
+    """Blocks that share rows, each tile holding whole rows and what is kept of them in shared memory.
 
-    Parameters
-    ----------
-    func : tirx.PrimFunc
-    request : GpuRequest
-
-    Returns
-    -------
-    Sketch or Refused
-        Refused are stages without a chain (no reduction, or single ones), rows that do not fit on chip, and few rows of
-        much work, which as separate stages would occupy more of the device.
+    Refused are stages without a chain (no reduction, or single ones), rows that do not fit on chip, and few rows of
+    much work, which as separate stages would occupy more of the device.
     """
-    reason = inlining_refusal(func)
-    if reason is not None:
-        return Refused(reason)
-    stage = open_stage(func)
-    if all(_single(stage, index) for index in range(len(stage.chains))):
+    if all(_single(chain) for chain in rows.chains):
         return Refused("no block reads a whole row that another block reduces")
-    for chain in stage.chains:
+    for chain in rows.chains:
         if chain.row_count * STARVED_SHARE <= request.sm_count and chain.work >= STARVED_WORK:
             why = chain.broken[0] if chain.broken else f"{chain.row_count} row(s) of {chain.work} evaluations"
             return Refused(f"would leave most of {request.sm_count} multiprocessors idle: {why}")
-    return rows_sketch(func, request, "rowwise", _worth_keeping(func))
+    return rows_sketch(rows, request, ROWWISE.name, _worth_keeping(rows.func))
 
 
-def rows_sketch(func: tirx.PrimFunc, request: GpuRequest, rule: str, worth: frozenset[str] = frozenset()) -> Sketch:
+ROWWISE = Rule("rowwise", read_rows, _apply, whole_rows=True)
+
+
+def rows_sketch(rows: Rows, request: GpuRequest, rule: str, worth: frozenset[str] = frozenset()) -> Sketch:
     """Tiles of whole rows, with what may be chosen of them.
 
     Parameters
     ----------
-    func : tirx.PrimFunc
+    rows : Rows
     request : GpuRequest
     rule : str
         Whose sketch it is.
@@ -80,7 +68,7 @@ def rows_sketch(func: tirx.PrimFunc, request: GpuRequest, rule: str, worth: froz
         key = (values["threads_per_row"], values.get("keep", 0))
         if key not in known:
             try:
-                known[key] = _with_rows(func, request, rule, worth if key[1] else frozenset(), key[0])
+                known[key] = _with_rows(rows, request, rule, worth if key[1] else frozenset(), key[0])
             except s_tir.ScheduleError as error:
                 why = str(error).strip().splitlines()[0]
                 known[key] = Refused(f"{key[0]} threads a row: a scheduling step does not apply: {why}")
@@ -91,7 +79,7 @@ def rows_sketch(func: tirx.PrimFunc, request: GpuRequest, rule: str, worth: froz
         for keep in (1, 0) if worth else (0,):
             # A reduction that TVM cannot divide among threads (a combiner that it does not know) is left to one a row.
             for cross in (True, False):
-                layout = choose_layout(open_stage(func, worth if keep else frozenset()), request, cross)
+                layout = choose_layout(rows.opened(worth) if keep else rows, request, cross)
                 if isinstance(layout, Refused):
                     answer = layout
                     continue
@@ -105,34 +93,31 @@ def rows_sketch(func: tirx.PrimFunc, request: GpuRequest, rule: str, worth: froz
     return Sketch(rule, tuple(knobs), choose, make)
 
 
-def _with_rows(
-    func: tirx.PrimFunc, request: GpuRequest, rule: str, keep: frozenset[str], inner: int
-) -> GpuSchedule | Refused:
+def _with_rows(form: Rows, request: GpuRequest, rule: str, keep: frozenset[str], inner: int) -> GpuSchedule | Refused:
     """The schedule with so many threads on a row, keeping the injective blocks named in `keep` on chip."""
-    stage = open_stage(func, keep)
-    layout = layout_with(stage, request, inner)
+    rows = form.opened(keep)
+    layout = layout_with(rows, request, inner)
     if isinstance(layout, Refused):
         return layout
     if keep and inner == 1:
         return Refused("a thread that works on whole rows keeps no intermediates")
-    build(stage, layout)
-    if inner > 1 and not _reduces_across_threads(stage):
+    build(rows, layout)
+    if inner > 1 and not _reduces_across_threads(rows):
         return Refused("the combiner of its reduction is none that threads can share")
-    return finish(stage.sch, request, rule, layout.tiles, layout.rows * layout.inner)
+    return GpuSchedule(rows.sch.mod["main"], rule, layout.tiles, layout.rows * layout.inner)
 
 
-def _reduces_across_threads(stage: Stage) -> bool:
-    """Whether TVM can lower the cross-thread reductions of the built stage."""
+def _reduces_across_threads(rows: Rows) -> bool:
+    """Whether TVM can lower the cross-thread reductions of what was built."""
     try:
-        s_tir.transform.LowerCrossThreadReduction()(stage.sch.mod)
+        s_tir.transform.LowerCrossThreadReduction()(rows.sch.mod)
     except ValueError:
         return False
     return True
 
 
-def _single(stage: Stage, index: int) -> bool:
+def _single(chain: Chain) -> bool:
     """Whether a chain is one reduction whose readers take its elements in place."""
-    chain = stage.chains[index]
     reductions = [view for view in chain.blocks if view.reduction]
     return len(reductions) == 1 and all(chain.columns(i) == 1 for i in range(len(chain.blocks)))
 

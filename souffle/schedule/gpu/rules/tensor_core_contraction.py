@@ -8,43 +8,23 @@ defined, and what comes after the reduction is applied there in fp32.
 
 from __future__ import annotations
 
-from tvm import tirx
-
 from souffle.decision import Refused
 from souffle.schedule.gpu.emit.wmma_emission import emit_wmma
-from souffle.schedule.gpu.forms.expressions import NotAContraction
-from souffle.schedule.gpu.forms.matrix_product import canonical_contraction
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
-from souffle.schedule.gpu.sketch import Sketch, Values
+from souffle.schedule.gpu.forms.matrix_product import Contraction, read_contraction
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Rule, Sketch, Values
 from souffle.schedule.gpu.tiling.contraction_tiling import refusal_of
 from souffle.schedule.gpu.tiling.tensor_cores import type_refusal, waste_refusal
 from souffle.schedule.gpu.tiling.wmma_tiling import WmmaTiling, choose_tiling, knobs_of
 
-__all__ = ["tensor_core_contraction"]
-
-RULE = "tensor_core_contraction"
+__all__ = ["TENSOR_CORE_CONTRACTION"]
 
 
-def tensor_core_contraction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch | Refused:
-    """Schedule a matrix product or convolution of fp16 operands with fp32 totals on tensor cores.
+def _apply(problem: Contraction, request: GpuRequest) -> Sketch | Refused:
+    """A matrix product or convolution of fp16 operands with fp32 totals, on tensor cores of any architecture.
 
-    Parameters
-    ----------
-    func : PrimFunc
-        As for :func:`souffle.schedule.gpu.rules.contraction.contraction`; the summed term is
-        ``cast(float32, a) * cast(float32, b)`` with ``a`` and ``b`` in fp16 (read so, or cast to fp16 before).
-    request : GpuRequest
-
-    Returns
-    -------
-    Sketch or Refused
-        A refusal names the type that does not fit, the extents that padding to 16 would enlarge more than
-        8 times, or one of the reasons of the rule for CUDA cores.
+    The summed term is as for ``mma_contraction.py``. A refusal names the type that does not fit, the extents that
+    padding to 16 would enlarge more than 8 times, or one of the reasons of the rule for CUDA cores.
     """
-    try:
-        problem = canonical_contraction(func)
-    except NotAContraction as reason:
-        return Refused(str(reason))
     reason = type_refusal(problem, request) or refusal_of(problem, request) or waste_refusal(problem)
     if reason is not None:
         return Refused(f"block {problem.name}: {reason}")
@@ -58,7 +38,10 @@ def tensor_core_contraction(func: tirx.PrimFunc, request: GpuRequest) -> Sketch 
         tiling = WmmaTiling.of(values, request.threads)
         if tiling.shared_bytes > request.max_shared_bytes or not tiling.fits_registers:
             return unfit
-        kernel, tiles = emit_wmma(func, problem, tiling, request.threads)
-        return GpuSchedule(kernel, RULE, tiles, request.threads, tensor_cores=True)
+        kernel, tiles = emit_wmma(problem, tiling, request.threads)
+        return GpuSchedule(kernel, TENSOR_CORE_CONTRACTION.name, tiles, request.threads, tensor_cores=True)
 
-    return Sketch(RULE, knobs_of(problem, request), choose, make)
+    return Sketch(TENSOR_CORE_CONTRACTION.name, knobs_of(problem, request), choose, make)
+
+
+TENSOR_CORE_CONTRACTION = Rule("tensor_core_contraction", read_contraction, _apply)

@@ -13,8 +13,7 @@ from souffle.schedule.gpu.device import ASSUMED_REGISTERS
 from souffle.schedule.gpu.emit.folding import fold_bytes, fold_problem
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.forms.memory_access import bits_of
-from souffle.schedule.gpu.rule import GpuRequest
-from souffle.schedule.gpu.sketch import Knob, Values
+from souffle.schedule.gpu.rule import GpuRequest, Knob, Values
 from souffle.schedule.gpu.tiling.contraction_cost import Number, estimate, result_lanes_of, sides_of
 
 __all__ = ["PADDING", "VECTOR", "Tiling", "choose_tiling", "knobs_of", "problem_of", "refusal_of"]

@@ -12,8 +12,7 @@ from tvm.ir import Call
 from souffle.schedule.gpu.forms.expressions import COMPARE, Axis, depends
 from souffle.schedule.gpu.forms.matrix_product import Operand
 from souffle.schedule.gpu.forms.memory_access import bits_of, lanes_along, memory_step
-from souffle.schedule.gpu.rule import GpuRequest
-from souffle.schedule.gpu.sketch import Knob, Values
+from souffle.schedule.gpu.rule import GpuRequest, Knob, Values
 from souffle.schedule.gpu.tiling.direct_tiling import (
     WARP,
     Held,

@@ -18,7 +18,8 @@ from souffle.decision import Refused
 from souffle.schedule.gpu.forms.expressions import Axis, buffer_loads, depends
 from souffle.schedule.gpu.forms.matrix_product import Operand
 from souffle.schedule.gpu.forms.memory_access import bits_of, lanes_along, memory_step
-from souffle.schedule.gpu.forms.one_reduction import Meeting, Sum, find_meeting
+from souffle.schedule.gpu.forms.one_reduction import Meeting, Sum, find_meeting, read_sum
+from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.tvm_compat import PrimExpr, const_int
 
@@ -30,7 +31,7 @@ __all__ = [
     "held_of",
     "main_leaf",
     "parts_of",
-    "plan_of",
+    "read_plan",
     "shared_bytes",
     "split_problem",
 ]
@@ -87,8 +88,11 @@ class Plan:
         return prod(axis.extent for axis in self.long)
 
 
-def plan_of(problem: Sum) -> Plan | Refused:
-    """What is settled of a sum before its numbers are chosen; or why it cannot be scheduled so."""
+def read_plan(stage: StageForms) -> Plan | Refused:
+    """What is settled of a stage's sum before its numbers are chosen; or why it cannot be scheduled so."""
+    problem = stage.read(read_sum)
+    if isinstance(problem, Refused):
+        return problem
     if not problem.leaves:
         return Refused(f"block {problem.name} reads nothing")
     main = main_leaf(problem)

@@ -15,8 +15,7 @@ from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, INNER, ROWS
 from souffle.schedule.gpu.emit.staging import TileFetch, choose_fetch
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.forms.memory_access import bits_of
-from souffle.schedule.gpu.rule import GpuRequest
-from souffle.schedule.gpu.sketch import Knob, Values
+from souffle.schedule.gpu.rule import GpuRequest, Knob, Values
 
 __all__ = ["MmaTiling", "Operands", "choose_tiling", "knobs_of", "operands_of", "problem_of", "tile_operands"]
 

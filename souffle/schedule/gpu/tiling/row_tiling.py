@@ -6,7 +6,7 @@ from tvm.sym import Analyzer
 
 from souffle.decision import Refused
 from souffle.schedule.gpu.forms.blocks import Access, BlockView, index_step, product
-from souffle.schedule.gpu.forms.rows import Chain, Layout, Stage, private_bytes
+from souffle.schedule.gpu.forms.rows import Chain, Layout, Rows, private_bytes
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.tvm_compat import const_int
 
@@ -39,12 +39,12 @@ SCRATCH_BYTES_PER_THREAD = 16
 """Set aside for cross-thread reductions, which keep up to two values of a thread in shared memory."""
 
 
-def choose_layout(stage: Stage, request: GpuRequest, cross: bool = True) -> Layout | Refused:
+def choose_layout(stage: Rows, request: GpuRequest, cross: bool = True) -> Layout | Refused:
     """A layout for the chains of `stage`, or the reason why there is none.
 
     Parameters
     ----------
-    stage : Stage
+    stage : Rows
         With at least one chain.
     request : GpuRequest
     cross : bool
@@ -79,7 +79,7 @@ def row_threads(request: GpuRequest) -> tuple[int, ...]:
     return tuple(1 << bit for bit in range((request.threads & -request.threads).bit_length()))
 
 
-def layout_with(stage: Stage, request: GpuRequest, inner: int) -> Layout | Refused:
+def layout_with(stage: Rows, request: GpuRequest, inner: int) -> Layout | Refused:
     """The layout with so many threads on a row, or the reason why there is none."""
     main = max(stage.chains, key=lambda chain: chain.work * chain.row_count)
     limit, rows = _limit(request), request.threads // inner
@@ -96,12 +96,12 @@ def _limit(request: GpuRequest) -> int:
     return min(request.max_shared_bytes, STATIC_SHARED_BYTES) - SCRATCH_BYTES_PER_THREAD * request.threads
 
 
-def _too_large(stage: Stage, rows: int, inner: int, limit: int) -> bool:
+def _too_large(stage: Rows, rows: int, inner: int, limit: int) -> bool:
     taken = private_bytes(stage, rows, inner > 1)
     return taken > (limit if inner > 1 else MAX_PRIVATE_BYTES * rows)
 
 
-def _tiles(stage: Stage, rows: int) -> int:
+def _tiles(stage: Rows, rows: int) -> int:
     return max(-(-chain.row_count // rows) for chain in stage.chains)
 
 

@@ -20,6 +20,8 @@ _MAX_WASTE = 8
 
 def type_refusal(problem: Contraction, request: GpuRequest) -> str | None:
     """Why a problem's types, or what it does with them, are not those of tensor cores; or ``None``."""
+    if problem.folds:
+        return f"it has {1 + len(problem.folds)} reduction blocks, one is needed"
     digits = "".join(c for c in request.arch if c.isdigit())
     if not digits or int(digits) < 70:
         return f"{request.arch} has no tensor cores for fp16"

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from souffle.schedule.gpu.forms.matrix_product import Contraction
-from souffle.schedule.gpu.rule import GpuRequest
-from souffle.schedule.gpu.sketch import Knob, Values
+from souffle.schedule.gpu.rule import GpuRequest, Knob, Values
 
 __all__ = ["FRAGMENT", "PADDING", "SIDE", "WmmaTiling", "choose_tiling", "knobs_of"]
 
