@@ -55,7 +55,7 @@ def layout_of(plan: Any) -> dict[str, Any]:
     """What of a plan decides how it runs, but for texts and names."""
     return {
         "workspace_bytes": plan.workspace_bytes,
-        "grid_barrier": plan.grid_barrier,
+        "grid_barrier": getattr(plan, "options", plan).grid_barrier,
         "kernels": [
             [kernel.module, kernel.tiles, kernel.threads, kernel.dynamic_shared_bytes, kernel.grid_syncs]
             for kernel in plan.kernels

@@ -91,7 +91,7 @@ def _network(plan: Plan, options: argparse.Namespace, **more: Any) -> Network:
         return Network(plan, device="cuda", **more)
     plan = _rehearsed(plan)
     texts = {module.cubin: module.text for module in plan.modules}
-    arch = plan.arch[3:].rstrip("af")
+    arch = plan.options.arch[3:].rstrip("af")
     driver = RehearsalDriver(
         texts,
         types=_optional("cuda.bindings.driver"),
@@ -280,9 +280,10 @@ def _checked(task: _Task, options: argparse.Namespace, torch: Any) -> dict[str, 
     inputs, expected = _values(task.io)
     network = _network(plan, options, poison=True)
     first = network(inputs)
-    result: dict[str, Any] = {"constants": constants, "precision": plan.precision, "outputs": {}}
+    result: dict[str, Any] = {"constants": constants, "precision": plan.options.precision, "outputs": {}}
     if constants != "synthetic" and options.execute:
-        result["outputs"] = {name: compare(first[name], value, plan.precision) for name, value in expected.items()}
+        precision = plan.options.precision
+        result["outputs"] = {name: compare(first[name], value, precision) for name, value in expected.items()}
     errors = []
     for name, entry in result["outputs"].items():
         if not entry["ok"]:

@@ -223,7 +223,7 @@ class _Seen:
 
     def __call__(self, name: str, result: Any) -> Any:
         if name == "partition":
-            self.subprograms = tuple(result[0])
+            self.subprograms = result.subprograms
         elif name == "analysis":
             self.analysis = result
         return result

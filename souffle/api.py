@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -11,7 +12,8 @@ import onnx
 from souffle.cache import cache_root
 from souffle.errors import OptionError
 from souffle.frontend import import_onnx
-from souffle.pipeline import check_options, compile_cuda, compile_host, stages_of
+from souffle.options import Options
+from souffle.pipeline import check_names, compile_cuda, compile_host, stages_of
 from souffle.program import TEProgram
 from souffle.runtime import Network
 from souffle.runtime.detect import gpu_arch
@@ -75,7 +77,7 @@ def compile(
         ``"fp32"``, or ``"mixed"``: fp16 operands with fp32 accumulation for GEMM and convolution (paper, §7.1).
     partition : str
         ``"souffle"``, the paper's rule (§5.4), or ``"persistent"``, which cuts only where the cost model says that it
-        pays.
+        pays; or a planner of your own, as ``"mypackage.module:planner"`` (``docs/extending.md``).
     reductions : str
         ``"ordered"``: from V3 on, a reduction that leaves multiprocessors idle may be taken in two phases (§6.3),
         combined in a fixed order, so that results are the same bits in every run; ``"one_phase"``: none is.
@@ -121,29 +123,27 @@ def compile(
     """
     if target not in ("auto", "cuda", "cpu"):
         raise OptionError(f"target={target!r} is not valid; choose one of auto, cuda, cpu")
-    check_options(level, precision, partition, arch, reductions, verify, grid_barrier)
-    check_device(device)
-    present = gpu_arch() if target == "auto" or (target == "cuda" and arch is None) else None
-    progress("importing")
-    program = _program(model, batch)
-    if target == "cpu" or (target == "auto" and present is None):
-        return HostNetwork(compile_host(program, level=level, precision=precision, progress=progress, hook=hook))
-    compiled = compile_cuda(
-        program,
+    options = Options(
         level=level,
-        arch=arch or present or "sm_90",
         precision=precision,
         partition=partition,
+        arch=arch or "sm_90",
         reductions=reductions,
         grid_barrier=grid_barrier,
         verify=verify,
         tuning_log=tuning_log,
         cubin=cubin,
         cache_dir=Path(cache_dir) if cache_dir is not None else cache_root(),
-        progress=progress,
-        hook=hook,
     )
-    return Network(compiled.plan, device=device)
+    check_names(options)
+    check_device(device)
+    present = gpu_arch() if target == "auto" or (target == "cuda" and arch is None) else None
+    progress("importing")
+    program = _program(model, batch)
+    if target == "cpu" or (target == "auto" and present is None):
+        return HostNetwork(compile_host(program, options, progress=progress, hook=hook))
+    options = replace(options, arch=arch or present or "sm_90")
+    return Network(compile_cuda(program, options, progress=progress, hook=hook).plan, device=device)
 
 
 def tune(
@@ -205,19 +205,25 @@ def tune(
     """
     if trials < 1:
         raise OptionError(f"trials={trials} is not valid; at least 1, the rule's own schedule")
-    check_options(level, precision, partition, arch, reductions)
+    options = Options(
+        level=level,
+        precision=precision,
+        partition=partition,
+        arch=arch or "sm_90",
+        reductions=reductions,
+        cache_dir=Path(cache_dir) if cache_dir is not None else cache_root(),
+    )
+    check_names(options)
     present = gpu_arch()
     chosen = arch or present or "sm_90"
+    options = replace(options, arch=chosen)
     target = cuda_target(chosen)
     cost_device, bench = bench_for(chosen, target, device, present)
     units = []
     for model in models if isinstance(models, (list, tuple)) else (models,):
         progress("importing")
         program = _program(model, batch)
-        cache = Path(cache_dir) if cache_dir is not None else cache_root()
-        options = {"level": level, "arch": chosen, "precision": precision, "partition": partition}
-        options["reductions"] = reductions
-        units.append(stages_of(program, **options, cache_dir=cache, progress=progress))
+        units.append(stages_of(program, options, progress=progress))
     return search(
         tasks_of(units, tasks),
         trials=trials,

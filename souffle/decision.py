@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["Barrier", "Decision", "Refused"]
 
@@ -20,8 +21,7 @@ class Refused:
     reason: str
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """One choice.
 
     Attributes

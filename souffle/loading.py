@@ -33,6 +33,6 @@ def load(path: str | os.PathLike, *, device: str = "auto", **options: Any):
         If the file is damaged, foreign or of a later version.
     """
     plan = artifact.load(path)
-    if plan.arch.startswith("llvm"):
+    if plan.options.arch.startswith("llvm"):
         return importlib.import_module("souffle.runtime.host_network").HostNetwork(plan)
     return Network(plan, device=device, **options)

@@ -9,11 +9,8 @@ from pathlib import Path
 
 from souffle.certificate import CHECKS
 from souffle.errors import OptionError
-from souffle.kernel.grid_barrier import GRID_BARRIERS
-from souffle.partition import PLANNERS
-from souffle.schedule.gpu.device import device_for
 
-__all__ = ["LEVELS", "PRECISIONS", "REDUCTIONS", "CudaOptions", "Hook", "Level", "check_options", "keep"]
+__all__ = ["GRID_BARRIER_NAMES", "LEVELS", "PRECISIONS", "REDUCTIONS", "Hook", "Level", "Options", "keep", "quiet"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +52,7 @@ LEVELS = {
 
 PRECISIONS = ("fp32", "mixed")
 REDUCTIONS = ("ordered", "one_phase")
+GRID_BARRIER_NAMES = ("cooperative", "counter")
 
 Hook = Callable[[str, object], object]
 """Called between stages with the stage's name and its result; what it returns replaces the result."""
@@ -65,69 +63,57 @@ def keep(stage: str, result: object) -> object:
     return result
 
 
+def quiet(message: str) -> None:
+    """The progress that nobody is told of."""
+
+
 @dataclass(frozen=True)
-class CudaOptions:
-    """How to compile for a GPU.
+class Options:
+    """How a model is compiled: made once from what the caller says, checked as it is made, and kept in the plan.
 
     Attributes
     ----------
-    level, arch, precision, partition, grid_barrier, verify : str
+    level, precision, grid_barrier, verify : str
         See :func:`souffle.compile`.
+    partition : str
+        See :func:`souffle.compile`; the planner of that name is looked up by :func:`souffle.partition.planner_for`.
+    arch : str
+        Such as ``"sm_90"``; looked up by :func:`souffle.schedule.gpu.device.device_for`.
     reductions : str
         ``"ordered"``: from V3 on, a reduction may start in the tiles of what it reduces (§6.3), or become two phases
         where it leaves multiprocessors idle; both combine in a fixed order. ``"one_phase"``: none does.
     tuning_log : path, "auto" or None
-        See :func:`souffle.compile`.
+        See :func:`souffle.compile`. Not kept in files, as are the two below.
     cubin : bool
         Whether to run nvcc. Without, the result has CUDA text only, enough for the CPU device.
     cache_dir : Path, optional
         Where cubins are kept by their text's hash.
-    progress : callable, optional
-        Told in a few words what is being done.
-    hook : callable, optional
-        Called between stages, see ``docs/debugging.md``.
+
+    Raises
+    ------
+    OptionError
+        If a value is none of those that there are, naming these.
     """
 
     level: str = "V4"
-    arch: str = "sm_90"
     precision: str = "fp32"
     partition: str = "souffle"
+    arch: str = "sm_90"
     reductions: str = "ordered"
     grid_barrier: str = "cooperative"
     verify: str = "memory"
     tuning_log: str | os.PathLike | None = None
     cubin: bool = True
     cache_dir: Path | None = None
-    progress: Callable[[str], None] = lambda message: None
-    hook: Hook = keep
 
-
-def check_options(
-    level: str,
-    precision: str,
-    partition: str = "souffle",
-    arch: str | None = None,
-    reductions: str = "ordered",
-    verify: str = "memory",
-    grid_barrier: str = "cooperative",
-) -> Level:
-    """The level asked for.
-
-    Raises
-    ------
-    OptionError
-        If an option is not valid, naming those that are.
-    """
-    for name, value, allowed in (
-        ("level", level, tuple(LEVELS)),
-        ("precision", precision, PRECISIONS),
-        ("partition", partition, tuple(PLANNERS)),
-        ("reductions", reductions, REDUCTIONS),
-        ("verify", verify, CHECKS),
-        ("grid_barrier", grid_barrier, tuple(GRID_BARRIERS)),
-    ):
-        if value not in allowed:
-            raise OptionError(f"{name}={value!r} is not valid; choose one of {', '.join(allowed)}")
-    if arch is not None:
-        device_for(arch)
-    return LEVELS[level]
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("level", tuple(LEVELS)),
+            ("precision", PRECISIONS),
+            ("reductions", REDUCTIONS),
+            ("verify", CHECKS),
+            ("grid_barrier", GRID_BARRIER_NAMES),
+        ):
+            value = getattr(self, name)
+            if value not in allowed:
+                raise OptionError(f"{name}={value!r} is not valid; choose one of {', '.join(allowed)}")

@@ -9,7 +9,7 @@ from functools import partial
 import tvm
 
 from souffle.analysis import Analysis, analyze
-from souffle.codegen.assemble import CompiledKernels, Options, assemble
+from souffle.codegen.assemble import CompiledKernels, assemble
 from souffle.codegen.forecast import forecast_on, with_predictions
 from souffle.codegen.llvm import HostScheduler, assemble_host
 from souffle.codegen.plan import Plan
@@ -18,9 +18,9 @@ from souffle.cost.device import device_of_arch
 from souffle.cost.stage_price import price_on
 from souffle.decision import Decision
 from souffle.errors import OptionError
-from souffle.options import LEVELS, REDUCTIONS, CudaOptions, Hook, Level, check_options, keep
-from souffle.partition import PartitionRequest, Planner, one_kernel_per_stage, planner_for
-from souffle.placement.reductions import place_reductions
+from souffle.options import LEVELS, Hook, Level, Options, keep, quiet
+from souffle.partition import ONE_KERNEL_PER_STAGE, Partition, PartitionRequest, planner_for
+from souffle.placement import place_reductions
 from souffle.program import Loop, TEProgram
 from souffle.schedule.form_stages import JoinPolicy, form_stages
 from souffle.schedule.gpu.device import device_for
@@ -32,17 +32,78 @@ from souffle.schedule.tuned import tuned_stages
 from souffle.transform import horizontal, mixed_precision, narrow, roll, vertical
 from souffle.verify.compiled import certified
 
-__all__ = [
-    "LEVELS",
-    "REDUCTIONS",
-    "CudaOptions",
-    "Level",
-    "check_options",
-    "compile_cuda",
-    "compile_host",
-    "stages_of",
-    "transform_program",
-]
+__all__ = ["LEVELS", "check_names", "compile_cuda", "compile_host", "stages_of", "transform_program"]
+
+Progress = Callable[[str], None]
+
+
+def check_names(options: Options) -> None:
+    """Look up what the options name: a device and a planner.
+
+    Raises
+    ------
+    OptionError
+        If there is none of that name, listing those that there are.
+    """
+    device_for(options.arch)
+    planner_for(options.partition)
+
+
+def compile_cuda(
+    program: TEProgram,
+    options: Options | None = None,
+    *,
+    progress: Progress = quiet,
+    hook: Hook = keep,
+    **fields: object,
+) -> CompiledKernels:
+    """Compile a TE program to CUDA kernels.
+
+    Parameters
+    ----------
+    program : TEProgram
+        From the frontend, or built by hand.
+    options : Options, optional
+    progress : callable, optional
+        Told in a few words what is being done.
+    hook : callable, optional
+        Called between stages, see ``docs/debugging.md``.
+    fields
+        In the place of `options`: its fields by their names.
+
+    Raises
+    ------
+    OptionError
+        If an option is not valid.
+    CertificateError
+        If the result is refuted.
+    """
+    options = Options(**fields) if options is None else options
+    staged = _staged(program, options, progress, hook)
+    request, partition = staged.request, hook("partition", staged.partition)
+    progress(f"merging into {len(partition.subprograms)} kernels")
+    decisions = (*staged.decisions, *partition.decisions)
+    edit = partial(hook, "text")
+    compiled = assemble(request, partition.subprograms, decisions, options, staged.target, progress, edit)
+    plan = with_predictions(compiled.plan, partition.subprograms, request.forecast)
+    smaller = smaller_waves(plan, partition.subprograms, request)
+    compiled = replace(compiled, plan=replace(plan, decisions=(*plan.decisions, *smaller)))
+    return certified(compiled, options.verify, progress)
+
+
+def stages_of(
+    program: TEProgram, options: Options | None = None, *, progress: Progress = quiet, **fields: object
+) -> tuple[tuple[Unit, ...], Analysis]:
+    """The stages that a program is compiled to, as the rules schedule them, and the analysis of the program.
+
+    Parameters
+    ----------
+    program : TEProgram
+    options, progress, fields
+        See :func:`compile_cuda`.
+    """
+    request = _staged(program, Options(**fields) if options is None else options, progress, keep).request
+    return request.stages, request.analysis
 
 
 def transform_program(
@@ -52,10 +113,12 @@ def transform_program(
     if precision == "mixed" and any(isinstance(item, Loop) for item in program.tes):
         raise OptionError("precision='mixed' does not reach into loops; give the program before transform.roll")
     decisions: list[Decision] = []
-    passes = [("precision", mixed_precision, precision == "mixed")]
-    passes += [("horizontal", horizontal, level.horizontal), ("vertical", vertical, level.vertical)]
-    passes += [("narrow", partial(narrow, alike=level.merge), precision == "mixed" and level.vertical)]
-    for name, transformation, wanted in passes:
+    for name, transformation, wanted in (
+        ("precision", mixed_precision, precision == "mixed"),
+        ("horizontal", horizontal, level.horizontal),
+        ("vertical", vertical, level.vertical),
+        ("narrow", partial(narrow, alike=level.merge), precision == "mixed" and level.vertical),
+    ):
         if wanted:
             program, made = transformation(program)
             decisions.extend(made)
@@ -65,72 +128,22 @@ def transform_program(
 
 @dataclass(frozen=True, eq=False)
 class _Staged:
-    """A program as far as its stages are known, each scheduled and lowered.
+    """A program as far as its stages are known, each scheduled and lowered, and where its kernels end.
 
-    ``request`` is what a planner looks at: the stages, the analysis of the transformed program, and the forecast.
+    ``request`` is what the planner looked at: the stages, the analysis of the transformed program, and the forecast.
     """
 
-    level: Level
     target: tvm.target.Target
-    planner: Planner
     request: PartitionRequest
+    partition: Partition
     decisions: tuple[Decision, ...]
 
 
-def compile_cuda(program: TEProgram, **options: object) -> CompiledKernels:
-    """Compile a TE program to CUDA kernels.
-
-    Parameters
-    ----------
-    program : TEProgram
-        From the frontend, or built by hand.
-    options
-        See :class:`CudaOptions`.
-
-    Raises
-    ------
-    OptionError
-        If an option is not valid.
-    CertificateError
-        If the result is refuted.
-    """
-    chosen = CudaOptions(**options)
-    staged = _staged(program, chosen)
-    level, planner, request = staged.level, staged.planner, staged.request
-    planned = planner.plan(request) if level.merge else one_kernel_per_stage(request.stages)
-    subprograms, cuts = chosen.hook("partition", planned)
-    chosen.progress(f"merging into {len(subprograms)} kernels")
-    how = (chosen.level, chosen.precision, chosen.partition, chosen.arch, level.reuse, chosen.cubin, chosen.cache_dir)
-    how += (chosen.grid_barrier,)
-    decisions, edit = (*staged.decisions, *cuts), partial(chosen.hook, "text")
-    parts = (request, subprograms, decisions, Options(*how), staged.target)
-    compiled = assemble(*parts, chosen.progress, edit)
-    plan = with_predictions(compiled.plan, subprograms, request.forecast)
-    smaller = smaller_waves(plan, subprograms, request) if level.merge and planner.measures else ()
-    late = tuple((d.stage, d.subject, d.accepted, d.reason) for d in smaller)
-    compiled = replace(compiled, plan=replace(plan, decisions=(*plan.decisions, *late)))
-    return certified(compiled, chosen.verify, chosen.progress)
-
-
-def stages_of(program: TEProgram, **options: object) -> tuple[tuple[Unit, ...], Analysis]:
-    """The stages that a program is compiled to, as the rules schedule them, and the analysis of the program.
-
-    Parameters
-    ----------
-    program : TEProgram
-    options
-        See :class:`CudaOptions`.
-    """
-    request = _staged(program, CudaOptions(**options)).request
-    return tuple(request.stages), request.analysis
-
-
-def _staged(program: TEProgram, options: CudaOptions) -> _Staged:
-    """Transform a program, form, schedule and lower its stages, and say what each asks of the device."""
-    arch, hook, progress = options.arch, options.hook, options.progress
-    wanted = (options.level, options.precision, options.partition, arch, options.reductions, options.verify)
-    level = check_options(*wanted, options.grid_barrier)
-    device, described, planner = device_for(arch), device_of_arch(arch), planner_for(options.partition)
+def _staged(program: TEProgram, options: Options, progress: Progress, hook: Hook) -> _Staged:
+    """Transform a program; schedule, lower and partition its stages, again while a loop has to be taken apart."""
+    level, device, described = LEVELS[options.level], device_for(options.arch), device_of_arch(options.arch)
+    planner = planner_for(options.partition)
+    planner = planner if level.merge else ONE_KERNEL_PER_STAGE
     program = hook("frontend", program)
     progress("transforming")
     program, decided = transform_program(program, level, options.precision, hook)
@@ -139,53 +152,53 @@ def _staged(program: TEProgram, options: CudaOptions) -> _Staged:
         program, placed = place_reductions(program, described, scheduler)
         decided += placed
     program = hook("two_phase", program)
-    policy = JoinPolicy(level.vertical, level.reuse)
-    measure = options.cubin and level.merge and planner.measures
-    meter = StageMeter(arch, scheduler.target, measure=measure, cache_dir=options.cache_dir)
-    logs = open_log(options.tuning_log, arch)
-    unwanted: dict[str, str] = {}
+    measure = options.cubin and planner.measures
+    meter = StageMeter(options.arch, scheduler.target, measure=measure, cache_dir=options.cache_dir)
+    logs = open_log(options.tuning_log, options.arch)
+    unrolled: dict[str, str] = {}
     while True:
-        rolled, loops = roll(program, unwanted) if level.merge else (program, ())
+        rolled, loops = roll(program, unrolled) if level.merge else (program, ())
         rolled = hook("roll", rolled)
         analysis = hook("analysis", analyze(rolled.expanded()))
         progress(f"scheduling {len(rolled.tes)} TEs")
-        stages, joined = form_stages(rolled, analysis, scheduler, policy)
+        stages, joined = form_stages(rolled, analysis, scheduler, JoinPolicy(level.vertical, level.reuse))
         stages = hook("schedule", stages)
         if options.tuning_log is not None:
-            stages, found = tuned_stages(stages, analysis, logs, device, merged=level.merge)
-            joined += found
+            stages, tuned = tuned_stages(stages, analysis, logs, device, merged=level.merge)
+            joined += tuned
         progress(f"lowering {len(stages)} stages")
         stages = meter.measured(lower_stages(stages, scheduler.target))
-        request = PartitionRequest(stages, device, analysis, forecast_on(arch, analysis.program, stages))
+        forecast = forecast_on(options.arch, analysis.program, stages)
+        request = PartitionRequest(stages, device, analysis, forecast)
+        partition = planner.plan(request)
         # A loop that the planner would cut is taken apart: each of its kernels ends and begins as in one step.
-        beyond = planner.loops_to_take_apart(request) if level.merge else {}
-        if beyond.keys() <= unwanted.keys():
+        if partition.unroll.keys() <= unrolled.keys():
             break
-        unwanted |= beyond
+        unrolled |= partition.unroll
     # A loop that the program was given with stays one.
     whole = {unit.name for unit in stages if isinstance(unit, LoopStage)}
-    unrolled = [Decision("roll", name, False, reason) for name, reason in unwanted.items() if name not in whole]
-    return _Staged(level, scheduler.target, planner, request, (*decided, *loops, *unrolled, *joined))
+    apart = [Decision("roll", name, False, reason) for name, reason in unrolled.items() if name not in whole]
+    return _Staged(scheduler.target, request, partition, (*decided, *loops, *apart, *joined))
 
 
 def compile_host(
     program: TEProgram,
+    options: Options | None = None,
     *,
-    level: str = "V4",
-    precision: str = "fp32",
-    progress: Callable[[str], None] = lambda message: None,
+    progress: Progress = quiet,
     hook: Hook = keep,
+    **fields: object,
 ) -> Plan:
     """Compile a TE program to LLVM code for this machine; parameters as for :func:`compile_cuda`."""
-    chosen = check_options(level, precision)
+    options = Options(**fields) if options is None else options
+    level = LEVELS[options.level]
     program = hook("frontend", program)
     if any(isinstance(item, Loop) for item in program.tes):
         raise OptionError("loops run on target='cuda' only; for target='cpu' give the program before transform.roll")
     progress("transforming")
-    program, decided = transform_program(program, chosen, precision, hook)
+    program, decided = transform_program(program, level, options.precision, hook)
     analysis = hook("analysis", analyze(program.expanded()))
-    policy = JoinPolicy(across_operators=chosen.vertical, rowwise_across_operators=False)
+    policy = JoinPolicy(across_operators=level.vertical, rowwise_across_operators=False)
     stages, joined = form_stages(program, analysis, HostScheduler(), policy)
     stages = hook("schedule", stages)
-    program = analysis.program
-    return assemble_host(program, analysis, stages, (*decided, *joined), level, precision, progress)
+    return assemble_host(analysis.program, analysis, stages, (*decided, *joined), options, progress)

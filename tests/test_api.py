@@ -104,7 +104,7 @@ def test_auto_means_this_machine_s_processor_where_there_is_no_gpu(monkeypatch: 
     assert isinstance(souffle.compile(model()), HostNetwork)
     monkeypatch.setattr(api, "gpu_arch", lambda: "sm_80")
     net = souffle.compile(model(), cubin=False)
-    assert isinstance(net, Network) and net.plan.arch == "sm_80"
+    assert isinstance(net, Network) and net.plan.options.arch == "sm_80"
 
 
 def test_kernels_say_what_they_are() -> None:
@@ -136,8 +136,9 @@ def test_explain_shows_kernels_and_decisions(options: dict) -> None:
 
 def test_options_are_kept_in_the_plan() -> None:
     plan = souffle.compile(model(), level="V3", precision="mixed", partition="persistent", **CUDA).plan
-    assert (plan.level, plan.precision, plan.partition, plan.arch) == ("V3", "mixed", "persistent", "sm_90")
-    assert souffle.compile(model(), level="V2", target="cpu", precision="mixed").plan.precision == "mixed"
+    how = plan.options
+    assert (how.level, how.precision, how.partition, how.arch) == ("V3", "mixed", "persistent", "sm_90")
+    assert souffle.compile(model(), level="V2", target="cpu", precision="mixed").plan.options.precision == "mixed"
 
 
 TRANSFORMED = ("frontend", "precision", "horizontal", "vertical", "narrow")

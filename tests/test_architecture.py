@@ -25,10 +25,10 @@ ORDER = (
     *("placement", "partition", "kernel", "codegen", "verify"),
     *("emulator", "runtime", "calibrate", "mutation", "tuning"),
 )
-LOWEST = {"errors", "tvm_compat", "decision", "certificate", "cache", "parallel"}
+LOWEST = {"errors", "tvm_compat", "decision", "certificate", "cache", "options", "parallel"}
 # Written beside the compiler, with its errors.
 NETWORKS = {"models", "errors"}
-HIGHEST = {"options", "pipeline", "api", "loading", "cli", "__main__"}
+HIGHEST = {"pipeline", "api", "loading", "cli", "__main__"}
 
 
 def place(path: Path) -> str:

@@ -305,4 +305,4 @@ def test_flipped_bits_are_found_or_change_nothing(saved: Path, tmp_path: Path) -
 def test_machine_code_that_does_not_load_here(saved: Path) -> None:
     plan = replace(souffle.load(saved).plan, modules=(CudaModule("", b"of another machine"),))
     x = models.random_inputs(model())
-    refuses(ArtifactError, lambda: HostNetwork(plan)(x), plan.arch, "compile the model on this machine")
+    refuses(ArtifactError, lambda: HostNetwork(plan)(x), plan.options.arch, "compile the model on this machine")

@@ -18,6 +18,7 @@ from benchmarks.siege.body import ARCH, as_kernel, as_stage
 from souffle.codegen.cuda import text_of_functions
 from souffle.codegen.dataflow import Dataflow, StageUse
 from souffle.codegen.plan import Buffer, CudaModule, Kernel, Launch, Plan
+from souffle.options import Options
 from souffle.schedule.lower import cuda_target
 
 __all__ = ["Case", "plan_of", "read_case", "text_of", "write_case"]
@@ -103,7 +104,7 @@ def write_case(case: Case, path: Path, *comments: str) -> None:
         ],
         "launches": [asdict(one) for one in plan.launches],
         "workspace_bytes": plan.workspace_bytes,
-        "grid_barrier": plan.grid_barrier,
+        "grid_barrier": plan.options.grid_barrier,
         "dataflow": None if plan.dataflow is None else asdict(plan.dataflow),
         "defined": {name: [tiles, threads] for name, (_, tiles, threads) in case.definitions.items()},
     }
@@ -153,8 +154,8 @@ def plan_of(
 ) -> Plan:
     """A plan without text."""
     empty = (CudaModule("", b""),)
-    head = ("siege", "V3", "fp32", "souffle", ARCH)
-    return Plan(*head, buffers, {}, empty, kernels, launches, workspace_bytes, (), grid_barrier=grid_barrier)
+    options = Options(level="V3", arch=ARCH, grid_barrier=grid_barrier)
+    return Plan("siege", options, buffers, {}, empty, kernels, launches, workspace_bytes, ())
 
 
 def _dataflow(told: Mapping[str, Sequence]) -> Dataflow:

@@ -224,7 +224,7 @@ def _compile(arguments: argparse.Namespace, progress: Progress) -> int:
             for k in network.kernels
         ]
         proven = None if plan.certificate is None else certificate_to_json(plan.certificate)
-        record = {"file": str(path), "arch": plan.arch, "launches": len(plan.launches), "kernels": kernels}
+        record = {"file": str(path), "arch": plan.options.arch, "launches": len(plan.launches), "kernels": kernels}
         write_json({**record, "certificate": proven})
         return 0
     rows = [
@@ -233,7 +233,7 @@ def _compile(arguments: argparse.Namespace, progress: Progress) -> int:
     ]
     print(format_table(("kernel", "launches", "tiles", "threads", "registers", "shared B", "syncs", "TEs"), rows))
     size = human_bytes(path.stat().st_size)
-    print(f"{path}: {len(plan.launches)} launches of {len(plan.kernels)} kernels for {plan.arch}, {size}")
+    print(f"{path}: {len(plan.launches)} launches of {len(plan.kernels)} kernels for {plan.options.arch}, {size}")
     for line in certificate_lines(plan):
         print(line.removeprefix("  "))
     return 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import tvm
 
@@ -21,41 +20,14 @@ from souffle.kernel import CallPlan, KernelShape, MergedKernel, plan_calls
 from souffle.kernel.dependences import TileDependences
 from souffle.kernel.grid_barrier import barrier_for
 from souffle.kernel.waits import Expected
+from souffle.options import LEVELS, Options
 from souffle.parallel import map_in_threads
 from souffle.partition import PartitionRequest, Subprogram
 from souffle.program import Tensor
 from souffle.schedule.lower.stages import readable_name
 from souffle.schedule.stage import LoopStage, Unit
 
-__all__ = ["CompiledKernels", "Options", "assemble", "traffic"]
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to compile.
-
-    Attributes
-    ----------
-    level, precision, partition, arch : str
-        See :func:`souffle.compile`.
-    prefetch : bool
-        Whether weights of the next stage are prefetched before a grid sync (V4).
-    cubin : bool
-        Whether nvcc is run. Without, the network has CUDA text only, which the CPU device runs.
-    cache_dir : Path or None
-        Where cubins are kept by their text's hash.
-    grid_barrier : str
-        How blocks of a kernel wait for each other.
-    """
-
-    level: str
-    precision: str
-    partition: str
-    arch: str
-    prefetch: bool
-    cubin: bool
-    cache_dir: Path | None
-    grid_barrier: str = "cooperative"
+__all__ = ["CompiledKernels", "assemble", "traffic"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +74,7 @@ def assemble(
         calls = plan_calls(
             subprogram.stages,
             program.constants,
-            prefetch=options.prefetch,
+            prefetch=LEVELS[options.level].reuse,
             blocks_per_sm=subprogram.blocks_per_sm,
             expected=_expected(request, subprogram.stages),
             dependences=dependences,
@@ -136,10 +108,7 @@ def assemble(
     definitions = stage_definitions(request.stages, called)
     plan = Plan(
         name=program.name,
-        level=options.level,
-        precision=options.precision,
-        partition=options.partition,
-        arch=options.arch,
+        options=options,
         buffers=buffers,
         constants={tensor.name: array for tensor, array in program.constants.items()},
         modules=tuple(module for module, _ in modules),
@@ -154,8 +123,7 @@ def assemble(
             for number, tensors, sub in launches
         ),
         workspace_bytes=workspace,
-        decisions=tuple((d.stage, d.subject, d.accepted, d.reason) for d in decisions),
-        grid_barrier=options.grid_barrier,
+        decisions=tuple(decisions),
         tensor_ir=pack({k.name: k.func for k in merged}, {f.name: f.func for f in called}, definitions),
         compiler=_compiler() if options.cubin else "",
         dataflow=dataflow_of(program, request.stages, called),

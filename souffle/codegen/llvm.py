@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tvm import tirx
@@ -14,6 +15,7 @@ from souffle.codegen.assemble import traffic
 from souffle.codegen.memory import place_buffers
 from souffle.codegen.plan import CudaModule, Kernel, Launch, Plan
 from souffle.decision import Decision
+from souffle.options import Options
 from souffle.program import Tensor, TEProgram
 from souffle.schedule.cpu import build_cpu, host_target
 from souffle.schedule.drafts import Answer
@@ -38,8 +40,7 @@ def assemble_host(
     analysis: Analysis,
     stages: Sequence[Stage],
     decisions: Sequence[Decision],
-    level: str,
-    precision: str,
+    options: Options,
     progress: Callable[[str], None],
 ) -> Plan:
     """Compile each distinct stage to LLVM code and place buffers.
@@ -53,7 +54,7 @@ def assemble_host(
     stages : sequence of Stage
         In order of execution.
     decisions : sequence of Decision
-    level, precision : str
+    options : Options
     progress : callable
 
     Returns
@@ -88,10 +89,7 @@ def assemble_host(
     names = list(functions)
     return Plan(
         name=program.name,
-        level=level,
-        precision=precision,
-        partition="none",
-        arch=f"llvm {target.attrs.get('mcpu', 'generic')}",
+        options=replace(options, partition="none", arch=f"llvm {target.attrs.get('mcpu', 'generic')}"),
         buffers=buffers,
         constants={tensor.name: array for tensor, array in program.constants.items()},
         modules=(CudaModule("", image),),
@@ -106,7 +104,7 @@ def assemble_host(
             for stage in stages
         ),
         workspace_bytes=workspace,
-        decisions=tuple((d.stage, d.subject, d.accepted, d.reason) for d in decisions),
+        decisions=tuple(decisions),
     )
 
 

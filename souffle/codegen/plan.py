@@ -12,7 +12,8 @@ import numpy as np
 
 from souffle.certificate import Certificate
 from souffle.codegen.dataflow import Dataflow
-from souffle.decision import Barrier
+from souffle.decision import Barrier, Decision
+from souffle.options import Options
 
 __all__ = ["Buffer", "CudaModule", "Kernel", "Launch", "Plan", "PredictedKernel", "PredictedStage", "Resources"]
 
@@ -233,8 +234,9 @@ class Plan:
 
     Attributes
     ----------
-    name, level, precision, partition, arch : str
-        As asked for; ``arch`` such as ``"sm_90"``.
+    name : str
+    options : Options
+        As asked for.
     buffers : tuple of Buffer
         Inputs first, then outputs, constants, workspace and state.
     constants : mapping of str to array
@@ -244,12 +246,10 @@ class Plan:
     launches : tuple of Launch
         In the order to run.
     workspace_bytes : int
-    decisions : tuple of (stage, subject, accepted, reason)
+    decisions : tuple of Decision
         What ``explain`` shows.
     predicted_on : str
         The product that the kernels' times were predicted for; empty where they were not.
-    grid_barrier : str
-        How blocks of a kernel wait for each other, see :func:`souffle.compile`.
     tensor_ir : bytes
         What the texts were emitted from (:mod:`souffle.codegen.tensor_ir`); empty for LLVM code, and in files of before
         it was kept.
@@ -263,19 +263,15 @@ class Plan:
     """
 
     name: str
-    level: str
-    precision: str
-    partition: str
-    arch: str
+    options: Options
     buffers: tuple[Buffer, ...]
     constants: Mapping[str, np.ndarray]
     modules: tuple[CudaModule, ...]
     kernels: tuple[Kernel, ...]
     launches: tuple[Launch, ...]
     workspace_bytes: int
-    decisions: tuple[tuple[str, str, bool, str], ...]
+    decisions: tuple[Decision, ...]
     predicted_on: str = ""
-    grid_barrier: str = "cooperative"
     tensor_ir: bytes = b""
     compiler: str = ""
     certificate: Certificate | None = None

@@ -112,7 +112,7 @@ def text_of_module(plan: Plan, number: int, ir: TensorIR) -> str:
     """
     kernels = {kernel.name: ir.kernels[kernel.name] for kernel in plan.kernels if kernel.module == number}
     try:
-        return text_of_functions(kernels, ir.functions, cuda_target(plan.arch))
+        return text_of_functions(kernels, ir.functions, cuda_target(plan.options.arch))
     except (RuntimeError, ValueError, TypeError) as error:
         raise ArtifactError(f"{plan.name}: TVM emits no text of its TensorIR: {error}") from error
 

@@ -131,7 +131,7 @@ class Mutant:
         ValueError, TypeError, RuntimeError
             From TVM, if no text can be made of it.
         """
-        plan, target = self.plan, cuda_target(self.plan.arch)
+        plan, target = self.plan, cuda_target(self.plan.options.arch)
         callers = {k.module for k in plan.kernels if self.changed in (k.name, *k.stages)}
         modules = list(plan.modules)
         for number in callers:

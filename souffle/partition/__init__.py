@@ -1,15 +1,16 @@
 """Where kernels begin and end."""
 
-from souffle.partition.planner import Demand, Forecast, PartitionRequest, Planner, Subprogram
-from souffle.partition.registry import PLANNERS, one_kernel_per_stage, planner_for
+from souffle.partition.planner import Demand, Forecast, Partition, PartitionRequest, Planner, Subprogram
+from souffle.partition.registry import ONE_KERNEL_PER_STAGE, PLANNERS, planner_for
 
 __all__ = [
+    "ONE_KERNEL_PER_STAGE",
     "PLANNERS",
     "Demand",
     "Forecast",
+    "Partition",
     "PartitionRequest",
     "Planner",
     "Subprogram",
-    "one_kernel_per_stage",
     "planner_for",
 ]

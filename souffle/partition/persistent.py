@@ -11,12 +11,12 @@ that are no TEs are kernels of their own in any case. A loop stays whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from itertools import pairwise
 
 from souffle.decision import Decision
-from souffle.partition.planner import Demand, Forecast, PartitionRequest, Subprogram, is_extern
+from souffle.partition.planner import Demand, Forecast, Partition, PartitionRequest, Subprogram, is_extern
 from souffle.partition.priced import PricedRun, Segment
 from souffle.schedule.stage import Unit, flat_stages
 
@@ -29,8 +29,8 @@ class Persistent:
     name = "persistent"
     measures = True
 
-    def plan(self, request: PartitionRequest) -> tuple[tuple[Subprogram, ...], tuple[Decision, ...]]:
-        """See :meth:`souffle.partition.planner.Planner.plan`."""
+    def plan(self, request: PartitionRequest) -> Partition:
+        """See :meth:`souffle.partition.planner.Planner.plan`. Loops stay: their stages loop over tiles as all do."""
         runs: list[list[Unit]] = []
         decisions: list[Decision] = []
         for unit in request.stages:
@@ -53,11 +53,7 @@ class Persistent:
             if len(runs) == 1:
                 decisions.append(Decision("partition", "no cut", True, _waves(request)))
             decisions.append(Decision("partition", "cuts by predicted time", False, refusal))
-        return tuple(parts), tuple(decisions)
-
-    def loops_to_take_apart(self, request: PartitionRequest) -> Mapping[str, str]:
-        """None: a loop's stages loop over their tiles as all do."""
-        return {}
+        return Partition(tuple(parts), tuple(decisions))
 
 
 def _not_weighed(request: PartitionRequest) -> str:

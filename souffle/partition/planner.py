@@ -8,7 +8,7 @@ every grid of at least one block. So planners differ in what is fast, not in wha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from souffle.analysis import Analysis
@@ -21,6 +21,7 @@ from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
 __all__ = [
     "Demand",
     "Forecast",
+    "Partition",
     "PartitionRequest",
     "Planner",
     "Subprogram",
@@ -49,6 +50,27 @@ class Subprogram:
     def name(self) -> str:
         """The name of its last stage."""
         return self.stages[-1].name
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """What a planner answers.
+
+    Attributes
+    ----------
+    subprograms : tuple of Subprogram
+        In order of execution. Every stage of the request is in one, after those that it reads from; an operator that
+        is no TE is alone in its own.
+    decisions : tuple of Decision
+        Why it is so. Each cut names the stage, its TE, the resource and the figure.
+    unroll : mapping of str to str
+        Loops that a kernel cannot keep whole, by name, each with the reason. With any, the planner is asked again about
+        stages in which they are given step by step, as far as they were rolled by the compiler.
+    """
+
+    subprograms: tuple[Subprogram, ...]
+    decisions: tuple[Decision, ...] = ()
+    unroll: Mapping[str, str] = field(default_factory=dict)
 
 
 class Forecast(Protocol):
@@ -200,16 +222,8 @@ class Planner(Protocol):
     name: str
     measures: bool
 
-    def plan(self, request: PartitionRequest) -> tuple[tuple[Subprogram, ...], tuple[Decision, ...]]:
-        """The subprograms in order of execution, and why they are so.
-
-        Every stage of the request is in one subprogram, after those that it reads from; an operator that is no TE is
-        alone in its own. Each cut is a decision that names the stage, its TE, the resource and the figure.
-        """
-        ...
-
-    def loops_to_take_apart(self, request: PartitionRequest) -> Mapping[str, str]:
-        """The loops that a kernel cannot keep whole, by name, each with the reason; they are then given as steps."""
+    def plan(self, request: PartitionRequest) -> Partition:
+        """Where the kernels of these stages begin and end."""
         ...
 
 

@@ -13,11 +13,11 @@ own, so that any grid suits them. They still count on the right-hand side: the k
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import reduce
 
 from souffle.decision import Decision
-from souffle.partition.planner import Demand, PartitionRequest, Subprogram, breadth_first, is_extern
+from souffle.partition.planner import Demand, Partition, PartitionRequest, Subprogram, breadth_first, is_extern
 from souffle.schedule.gpu.device import GpuDevice
 from souffle.schedule.stage import LoopStage, Unit, flat_stages
 
@@ -30,7 +30,7 @@ class SouffleRule:
     name = "souffle"
     measures = True
 
-    def plan(self, request: PartitionRequest) -> tuple[tuple[Subprogram, ...], tuple[Decision, ...]]:
+    def plan(self, request: PartitionRequest) -> Partition:
         """See :meth:`souffle.partition.planner.Planner.plan`.
 
         With the cuts there is a decision for each memory-intensive stage that would have made one, had it counted.
@@ -63,16 +63,17 @@ class SouffleRule:
             total = both
         if total is not None and not cut:
             decisions.append(Decision("partition", "no cut", True, _within(total, device)))
-        return tuple(_subprogram(part, request) for part in parts), tuple(decisions)
+        return Partition(tuple(_subprogram(part, request) for part in parts), tuple(decisions), _unroll(request))
 
-    def loops_to_take_apart(self, request: PartitionRequest) -> Mapping[str, str]:
-        """Loops that hold a compute-intensive stage of more blocks than one wave: a kernel has to end inside."""
-        demands = {unit.name: request.demand(unit) for unit in request.stages if isinstance(unit, LoopStage)}
-        return {
-            name: f"{_beyond(demand, request.device)}; a kernel ends inside"
-            for name, demand in demands.items()
-            if demand.grid > demand.wave(request.device)
-        }
+
+def _unroll(request: PartitionRequest) -> dict[str, str]:
+    """Loops that hold a compute-intensive stage of more blocks than one wave: a kernel has to end inside."""
+    demands = {unit.name: request.demand(unit) for unit in request.stages if isinstance(unit, LoopStage)}
+    return {
+        name: f"{_beyond(demand, request.device)}; a kernel ends inside"
+        for name, demand in demands.items()
+        if demand.grid > demand.wave(request.device)
+    }
 
 
 def _subprogram(units: Sequence[Unit], request: PartitionRequest) -> Subprogram:

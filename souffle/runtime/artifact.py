@@ -23,6 +23,7 @@ import numpy as np
 
 from souffle import __version__
 from souffle.codegen.plan import Buffer, Plan
+from souffle.decision import Decision
 from souffle.errors import ArtifactError, OptionError
 from souffle.runtime.plan_json import PlanFormatError, plan_from_json, plan_to_json
 
@@ -145,10 +146,10 @@ def save(plan: Plan, path: str | Path, *, constants: str = "stored") -> None:
                     "format": FORMAT,
                     "souffle": __version__,
                     "name": plan.name,
-                    "level": plan.level,
-                    "precision": plan.precision,
-                    "partition": plan.partition,
-                    "arch": plan.arch,
+                    "level": plan.options.level,
+                    "precision": plan.options.precision,
+                    "partition": plan.options.partition,
+                    "arch": plan.options.arch,
                     "constants": "synthetic" if recipes else "stored",
                     "stored": stored,
                     "recipes": recipes,
@@ -344,7 +345,7 @@ def _read(reader: _Reader) -> Plan:
     decisions = plan.decisions
     if recipes:
         reason = "random values of the same shape, mean, deviation and range: good for timing, the outputs mean nothing"
-        decisions += (("artifact", f"{len(recipes)} constants", True, reason),)
+        decisions += (Decision("artifact", f"{len(recipes)} constants", True, reason),)
     return replace(plan, constants=constants, decisions=decisions)
 
 

@@ -63,7 +63,7 @@ class CudaCode:
                 f"{plan.name} was compiled without nvcc and holds no machine code; compile it again where nvcc "
                 '(CUDA 13) is on PATH, or run it with device="cpu"'
             )
-        cuda.require_arch(plan.arch)
+        cuda.require_arch(plan.options.arch)
         self.plan, self.cuda = plan, cuda
         owned: list[int] = []
         modules: list[Any] = []

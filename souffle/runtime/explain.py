@@ -61,10 +61,10 @@ def explain_data(plan: Plan) -> dict[str, Any]:
     total = _total_seconds(plan)
     return {
         "name": plan.name,
-        "level": plan.level,
-        "precision": plan.precision,
-        "partition": plan.partition,
-        "arch": plan.arch,
+        "level": plan.options.level,
+        "precision": plan.options.precision,
+        "partition": plan.options.partition,
+        "arch": plan.options.arch,
         "predicted_on": plan.predicted_on or None,
         "predicted_seconds": total,
         "certificate": None if plan.certificate is None else certificate_to_json(plan.certificate),
@@ -89,7 +89,7 @@ def explain_data(plan: Plan) -> dict[str, Any]:
             for kernel, count in zip(plan.kernels, launch_counts(plan), strict=True)
         ],
         "decisions": [
-            dict(zip(("stage", "subject", "accepted", "reason"), decision, strict=True)) for decision in plan.decisions
+            decision._asdict() for decision in plan.decisions
         ],
     }
 
@@ -101,7 +101,8 @@ def explain(plan: Plan) -> str:
     model says of their time; then where kernels end; then the other decisions by the compiler's stages in their order.
     Decisions that differ only in numbers inside of names, as those of equal layers do, are shown once with their count.
     """
-    lines = [f"{plan.name}: level {plan.level}, {plan.precision}, partition {plan.partition}, {plan.arch}"]
+    how = plan.options
+    lines = [f"{plan.name}: level {how.level}, {how.precision}, partition {how.partition}, {how.arch}"]
     lines += _summary(plan)
     lines += ["", "subprograms (of a stage: its runs, tiles of one run, what a block asks for alone, time of all runs)"]
     counts, total = launch_counts(plan), _total_seconds(plan)
@@ -133,13 +134,13 @@ def _summary(plan: Plan) -> list[str]:
             f"{_us(total - launching - waiting)}, grid syncs {_us(waiting)}, launches {_us(launching)}"
         )
     elif not plan.predicted_on:
-        lines.append(f"  no times are predicted: no description of a device for {plan.arch} was at hand")
+        lines.append(f"  no times are predicted: no description of a device for {plan.options.arch} was at hand")
     return [*lines, *certificate_lines(plan)]
 
 
 def certificate_lines(plan: Plan) -> list[str]:
     """The verdict in one line, and each reason where not all was decided; nothing for LLVM code."""
-    if plan.arch.startswith("llvm"):
+    if plan.options.arch.startswith("llvm"):
         return []
     if plan.certificate is None:
         return ["  certificate: none was made"]

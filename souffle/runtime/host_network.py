@@ -102,7 +102,7 @@ class _Loaded:
                 module = tvm.runtime.load_module(str(library))
             except (RuntimeError, OSError) as error:
                 raise ArtifactError(
-                    f"the machine code of {plan.name} was made for {plan.arch} and cannot be loaded here; "
+                    f"the machine code of {plan.name} was made for {plan.options.arch} and cannot be loaded here; "
                     f"compile the model on this machine: {error}"
                 ) from error
         self._functions = [module.get_function(kernel.name, query_imports=True) for kernel in plan.kernels]
@@ -157,7 +157,7 @@ class HostNetwork:
         return HostNetwork, (self._plan,)
 
     def __repr__(self) -> str:
-        return f"HostNetwork({self._plan.name!r}, {self._plan.level}, {self._plan.arch})"
+        return f"HostNetwork({self._plan.name!r}, {self._plan.options.level}, {self._plan.options.arch})"
 
     @property
     def plan(self) -> Plan:

@@ -180,7 +180,8 @@ class Network:
     def __repr__(self) -> str:
         plan = self._plan
         return (
-            f"Network({plan.name!r}, {plan.level}, {plan.arch}, device={self.device!r}, {len(plan.launches)} launches)"
+            f"Network({plan.name!r}, {plan.options.level}, {plan.options.arch}, device={self.device!r}, "
+            f"{len(plan.launches)} launches)"
         )
 
     @property

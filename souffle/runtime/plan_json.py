@@ -21,7 +21,9 @@ from souffle.codegen.plan import (
     PredictedStage,
     Resources,
 )
-from souffle.decision import Barrier
+from souffle.decision import Barrier, Decision
+from souffle.errors import OptionError
+from souffle.options import Options
 
 __all__ = ["PlanFormatError", "certificate_to_json", "plan_from_json", "plan_to_json"]
 
@@ -44,10 +46,10 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
     """Everything of a plan but its constants, its TensorIR and the contents of its modules."""
     return {
         "name": plan.name,
-        "level": plan.level,
-        "precision": plan.precision,
-        "partition": plan.partition,
-        "arch": plan.arch,
+        "level": plan.options.level,
+        "precision": plan.options.precision,
+        "partition": plan.options.partition,
+        "arch": plan.options.arch,
         "workspace_bytes": plan.workspace_bytes,
         "modules": len(plan.modules),
         "edited": [number for number, module in enumerate(plan.modules) if module.edited],
@@ -100,7 +102,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         ],
         "decisions": [list(decision) for decision in plan.decisions],
         "predicted_on": plan.predicted_on,
-        "grid_barrier": plan.grid_barrier,
+        "grid_barrier": plan.options.grid_barrier,
         "dataflow": None if plan.dataflow is None else asdict(plan.dataflow),
     }
 
@@ -269,10 +271,21 @@ def _launch(content: Any, index: int, kernels: int, buffers: int) -> Launch:
     )
 
 
-def _decision(content: Any) -> tuple[str, str, bool, str]:
+def _options(fields: _Fields) -> Options:
+    given = {name: fields.text(name) for name in ("level", "precision", "partition", "arch")}
+    # Networks saved before there was a choice lack it.
+    if fields.get("grid_barrier") is not None:
+        given["grid_barrier"] = fields.text("grid_barrier")
+    try:
+        return Options(**given)
+    except OptionError as error:
+        raise PlanFormatError(str(error)) from error
+
+
+def _decision(content: Any) -> Decision:
     if not isinstance(content, list) or [type(item) for item in content] != [str, str, bool, str]:
         raise PlanFormatError("a decision is not (stage, subject, accepted, reason)")
-    return (content[0], content[1], content[2], content[3])
+    return Decision(*content)
 
 
 def _dataflow(content: Any) -> Dataflow:
@@ -376,10 +389,7 @@ def plan_from_json(content: Any, texts: Sequence[str], cubins: Sequence[bytes]) 
             raise PlanFormatError(f"launches of kernel {kernels[launch.kernel].name} have different numbers of buffers")
     return Plan(
         name=fields.text("name"),
-        level=fields.text("level"),
-        precision=fields.text("precision"),
-        partition=fields.text("partition"),
-        arch=fields.text("arch"),
+        options=_options(fields),
         buffers=buffers,
         constants={},
         modules=tuple(
@@ -395,6 +405,4 @@ def plan_from_json(content: Any, texts: Sequence[str], cubins: Sequence[bytes]) 
         certificate=certificate,
         # Networks saved before it was kept lack it.
         dataflow=None if fields.get("dataflow") is None else _dataflow(fields.get("dataflow")),
-        # Networks saved before there was a choice lack it.
-        grid_barrier="cooperative" if fields.get("grid_barrier") is None else fields.text("grid_barrier"),
     )

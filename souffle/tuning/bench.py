@@ -21,6 +21,7 @@ from souffle.cost import CostDevice, cost_device, device_of_arch, product_names
 from souffle.errors import CompilerNotFoundError, CudaCompileError, DeviceError, OptionError
 from souffle.kernel import KernelShape
 from souffle.kernel.calls import kernel_of_stage
+from souffle.options import Options
 from souffle.parallel import map_in_threads
 from souffle.program import Tensor
 from souffle.runtime import Network
@@ -249,7 +250,7 @@ def _plan(draft: StageDraft, shape: KernelShape, name: str, module: CudaModule, 
     buffers = (*inputs, *outputs)
     kernel = Kernel(name, 0, shape.tiles, shape.threads, shape.shared_bytes, 0, used, (name,), (draft.name,))
     launch = Launch(0, tuple(range(len(buffers))), (draft.name,))
-    return Plan(name, "V3", "", "souffle", arch, buffers, {}, (module,), (kernel,), (launch,), 0, ())
+    return Plan(name, Options(level="V3", arch=arch), buffers, {}, (module,), (kernel,), (launch,), 0, ())
 
 
 def _random_inputs(draft: StageDraft) -> dict[str, np.ndarray]:

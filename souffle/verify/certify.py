@@ -138,7 +138,7 @@ class _KernelCheck:
         self.runs = {(e.name, e.tiles, e.threads): e for e in text.events if isinstance(e, StageRun)}
         for run in self.runs.values():
             self.stage(run)
-        self.findings += fit(kernel, text, device_for(plan.arch), self.static_bytes())
+        self.findings += fit(kernel, text, device_for(plan.options.arch), self.static_bytes())
         self.findings += mixed_numbers(kernel.name, text, library)
 
     def wrong(

@@ -63,8 +63,8 @@ def verify_plan(
     CudaCompileError
         If a text is compiled again and nvcc rejects it.
     """
-    if plan.arch.startswith("llvm"):
-        raise ArtifactError(f"{plan.name} was compiled for {plan.arch}; certificates are of CUDA kernels")
+    if plan.options.arch.startswith("llvm"):
+        raise ArtifactError(f"{plan.name} was compiled for {plan.options.arch}; certificates are of CUDA kernels")
     if not plan.tensor_ir:
         raise ArtifactError(
             f"{plan.name} holds no TensorIR, which is what the proof is about: an older Souffle saved it; "
@@ -156,8 +156,8 @@ def _rebuilt(plan: Plan, progress: Callable[[str], None]) -> tuple[list[Section]
             made, ours = _release(plan.compiler) or "an nvcc that the file does not name", _release(here)
             sections.append(Section(name, (), (f"{made} made it, and {ours} is here",), facts))
         else:
-            progress(f"nvcc: module {number + 1} of {len(plan.modules)} for {plan.arch}")
-            image, report = compile_cubin(module.text, plan.arch)
+            progress(f"nvcc: module {number + 1} of {len(plan.modules)} for {plan.options.arch}")
+            image, report = compile_cubin(module.text, plan.options.arch)
             measured |= report
             same = _OF_THE_FOLDER.sub(b"", image) == _OF_THE_FOLDER.sub(b"", module.cubin)
             kernels = ", ".join(kernel.name for kernel in plan.kernels if kernel.module == number)

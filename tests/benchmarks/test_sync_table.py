@@ -32,7 +32,7 @@ def together(program: TEProgram, level: str = "V3"):
         return result
 
     kernels = souffle.pipeline.compile_cuda(program, level=level, arch=ARCH, cubin=False, verify="off", hook=hook)
-    ((only,), _), analysis = seen["partition"], seen["analysis"]
+    (only,), analysis = seen["partition"].subprograms, seen["analysis"]
     assert isinstance(analysis, Analysis)
     return only.stages, analysis, kernels
 

@@ -58,7 +58,7 @@ def test_what_is_emitted(name: str) -> None:
 
 def test_kernels_that_do_not_wait_keep_nothing() -> None:
     plan = compiled("lstm", "counter", "V0").plan
-    assert plan.grid_barrier == "counter" and all(kernel.grid_syncs == 0 for kernel in plan.kernels)
+    assert plan.options.grid_barrier == "counter" and all(kernel.grid_syncs == 0 for kernel in plan.kernels)
     assert "state" not in {buffer.kind for buffer in plan.buffers}
     assert all(COUNTER_FUNCTION not in module.text for module in plan.modules)
 
@@ -94,8 +94,8 @@ def test_a_file_keeps_it(tmp_path: Path) -> None:
     network = compiled("lstm", "counter")
     save(network.plan, tmp_path / "lstm.souffle")
     plan = load(tmp_path / "lstm.souffle")
-    assert (plan.grid_barrier, plan.buffers, plan.launches) == (
-        network.plan.grid_barrier, network.plan.buffers, network.plan.launches,
+    assert (plan.options.grid_barrier, plan.buffers, plan.launches) == (
+        network.plan.options.grid_barrier, network.plan.buffers, network.plan.launches,
     )  # fmt: skip
     inputs = models.random_inputs(models.build("lstm"), seed=5)
     for key, value in Network(plan, device="cpu")(inputs).items():
@@ -188,4 +188,4 @@ extern "C" __global__ void one(float* a, float* b, float* c, int n) {
 def test_the_program_can_be_compiled_without_the_front_door() -> None:
     program = souffle.import_onnx(models.build("mmoe"))
     plan = compile_cuda(program, level="V3", arch="sm_80", cubin=False, grid_barrier="counter").plan
-    assert plan.grid_barrier == "counter"
+    assert plan.options.grid_barrier == "counter"

@@ -146,18 +146,18 @@ def assuming(units: Sequence[Unit]) -> tuple[Unit, ...]:
 
 
 def test_a_loop_that_a_wave_does_not_hold_is_named_with_the_figures() -> None:
-    given = asked(layers(5, width=16))
+    given = asked(layers(5, width=300))
     rule = planner_for("souffle")
-    assert rule.loops_to_take_apart(given) == {}
+    assert rule.plan(given).unroll == {}
     (loop,) = (unit for unit in given.stages if isinstance(unit, LoopStage))
-    none = dataclasses.replace(given, device=dataclasses.replace(given.device, sm_count=0))
-    ((name, reason),) = rule.loops_to_take_apart(none).items()
+    none = dataclasses.replace(given, device=dataclasses.replace(given.device, sm_count=1))
+    ((name, reason),) = rule.plan(none).unroll.items()
     assert name == loop.name
-    figures = r"1 blocks of \w+ exceed the 0 of one wave \(0 SMs × 2 .*: 128 registers.*\(assumed\).*ends inside"
+    figures = r"\d+ blocks of \w+ exceed the 2 of one wave \(1 SMs × 2 .*: 128 registers.*\(assumed\).*ends inside"
     assert re.match(figures, reason)
-    assert planner_for("persistent").loops_to_take_apart(none) == {}
+    assert planner_for("persistent").plan(none).unroll == {}
     for planner in PLANNERS.values():
-        assert [len(part.stages) for part in planner.plan(given)[0]] == [len(given.stages)]
+        assert [len(part.stages) for part in planner.plan(given).subprograms] == [len(given.stages)]
 
 
 def with_row_sums(steps: int) -> TEProgram:
@@ -189,8 +189,8 @@ def test_memory_intensive_stages_of_a_loop_do_not_count() -> None:
         return dataclasses.replace(given, stages=stages)
 
     rule = planner_for("souffle")
-    assert rule.loops_to_take_apart(with_tiles(others)) == {}
-    assert list(rule.loops_to_take_apart(with_tiles(list(intensive)))) == [loop.name]
+    assert rule.plan(with_tiles(others)).unroll == {}
+    assert list(rule.plan(with_tiles(list(intensive))).unroll) == [loop.name]
 
 
 def wide_layers(steps: int) -> TEProgram:

@@ -17,7 +17,7 @@ from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import LoopStage, Stage, flat_stages
 from tests.kernel.test_loops import asked, layers
 from tests.kernel.test_merge import kernel_of
-from tests.partition.test_planners import TINY, request, sizes
+from tests.partition.test_planners import TINY, planned, request, sizes
 
 PERSISTENT = planner_for("persistent")
 US = 1e-6
@@ -62,7 +62,7 @@ def throttled(slow: float, fast: float) -> Callable[[int, int, int], float]:
 
 
 def test_equal_costs_cut_nothing() -> None:
-    parts, (kept, refused) = PERSISTENT.plan(weighed([LEAN, HUNGRY, LEAN], lambda *_: 50.0))
+    parts, (kept, refused) = planned(PERSISTENT, weighed([LEAN, HUNGRY, LEAN], lambda *_: 50.0))
     assert sizes(parts) == [3]
     # Three stages, two barriers, a launch.
     assert kept.accepted and kept.subject == "no cut" and "predicted 154.0 µs on played as one kernel" in kept.reason
@@ -73,7 +73,7 @@ def test_equal_costs_cut_nothing() -> None:
 
 def test_a_wide_stage_is_freed_of_a_neighbour_s_registers() -> None:
     given = weighed([HUNGRY, LEAN, LEAN], throttled(41.2, 25.0))
-    parts, decisions = PERSISTENT.plan(given)
+    parts, decisions = planned(PERSISTENT, given)
     assert sizes(parts) == [1, 2]
     cut, total, refused, held = decisions
     assert cut.accepted and cut.subject == "cut before matmul1 (Matmul matmul1)"
@@ -93,13 +93,13 @@ def test_the_throttling_stage_may_stand_anywhere() -> None:
     for position in range(4):
         registers = [LEAN] * 4
         registers[position] = HUNGRY
-        parts, _ = PERSISTENT.plan(weighed(registers, throttled(400.0, 100.0)))
+        parts, _ = planned(PERSISTENT, weighed(registers, throttled(400.0, 100.0)))
         assert sizes(parts) == [n for n in (position, 1, 3 - position) if n]
 
 
 def test_shared_memory_throttles_too() -> None:
     given = weighed([LEAN, LEAN], throttled(100.0, 20.0), shared={1: 60 * 1024})
-    parts, (cut, *_) = PERSISTENT.plan(given)
+    parts, (cut, *_) = planned(PERSISTENT, given)
     assert sizes(parts) == [1, 1]
     assert f"{60 * 1024} bytes of shared memory of matmul1 leave 1 resident block" in cut.reason
 
@@ -107,31 +107,31 @@ def test_shared_memory_throttles_too() -> None:
 def test_shared_memory_takes_from_the_cache_without_taking_blocks() -> None:
     pool = 20 * 1024
     given = weighed([LEAN, LEAN], lambda number, blocks, shared: 90.0 if shared > number * pool else 30.0, {1: pool})
-    parts, (cut, *_) = PERSISTENT.plan(given)
+    parts, (cut, *_) = planned(PERSISTENT, given)
     assert sizes(parts) == [1, 1]
     assert f"{pool} bytes of shared memory of matmul1 leave less of the L1 cache to each of 4 resident" in cut.reason
 
 
 def test_a_gain_within_the_model_s_error_is_not_believed() -> None:
     """A quarter slower is what the model may be wrong by; that a cut would pay is then said, and it is not made."""
-    parts, (_, refused) = PERSISTENT.plan(weighed([HUNGRY, LEAN], throttled(1000.0, 801.0)))
+    parts, (_, refused) = planned(PERSISTENT, weighed([HUNGRY, LEAN], throttled(1000.0, 801.0)))
     assert sizes(parts) == [2]
     assert "stages would take 199.0 µs less" in refused.reason
     assert "a cut has to gain more than the factor 1.25 by which half of all predictions are off" in refused.reason
-    parts, _ = PERSISTENT.plan(weighed([HUNGRY, LEAN], throttled(1000.0, 790.0)))
+    parts, _ = planned(PERSISTENT, weighed([HUNGRY, LEAN], throttled(1000.0, 790.0)))
     assert sizes(parts) == [1, 1]
-    parts, _ = PERSISTENT.plan(weighed([HUNGRY, LEAN], throttled(1000.0, 801.0), error=1.0))
+    parts, _ = planned(PERSISTENT, weighed([HUNGRY, LEAN], throttled(1000.0, 801.0), error=1.0))
     assert sizes(parts) == [1, 1]
 
 
 def test_a_gain_below_a_launch_is_none() -> None:
     for slow, expected in ((3.0, [2]), (5.0, [1, 1])):
-        parts, _ = PERSISTENT.plan(weighed([HUNGRY, LEAN], throttled(slow, 1.0), error=1.0, grid_sync_seconds=0.0))
+        parts, _ = planned(PERSISTENT, weighed([HUNGRY, LEAN], throttled(slow, 1.0), error=1.0, grid_sync_seconds=0.0))
         assert sizes(parts) == expected
 
 
 def test_a_barrier_that_costs_more_than_a_launch_is_worth_a_cut() -> None:
-    parts, _ = PERSISTENT.plan(weighed([LEAN] * 3, lambda *_: 1.0, grid_sync_seconds=3.0 * US))
+    parts, _ = planned(PERSISTENT, weighed([LEAN] * 3, lambda *_: 1.0, grid_sync_seconds=3.0 * US))
     assert sizes(parts) == [1, 1, 1]
 
 
@@ -198,13 +198,13 @@ def test_a_thousand_stages_cost_a_prediction_each_for_each_kind_of_kernel() -> N
 
 def test_a_kernel_is_held_to_the_fewest_blocks_that_are_predicted_to_be_as_fast() -> None:
     def blocks(rule: Callable[[int, int, int], float]) -> Subprogram:
-        (part,), _ = PERSISTENT.plan(weighed([LEAN, LEAN], rule))
+        (part,), _ = planned(PERSISTENT, weighed([LEAN, LEAN], rule))
         return part
 
     assert blocks(lambda *_: 5.0).blocks_per_sm == 1
     assert blocks(lambda _, blocks, __: 10.0 / blocks).blocks_per_sm == 4
     assert blocks(lambda _, blocks, __: 10.0 / min(blocks, 2)).blocks_per_sm == 2
-    (part,), decisions = PERSISTENT.plan(weighed([LEAN], lambda *_: 5.0))
+    (part,), decisions = planned(PERSISTENT, weighed([LEAN], lambda *_: 5.0))
     assert part.blocks_per_sm == 1 and not any("resident block" in d.subject for d in decisions)
 
 
@@ -215,7 +215,7 @@ def test_without_predictions_or_measured_registers_nothing_is_cut() -> None:
         (replace(given, forecast=None), f"no device file describes {TINY.arch}"),
         (replace(given, stages=guessed), "assumed"),
     ):
-        parts, (kept, refused) = PERSISTENT.plan(other)
+        parts, (kept, refused) = planned(PERSISTENT, other)
         assert sizes(parts) == [2] and parts[0].blocks_per_sm == 1
         assert kept.subject == "no cut" and "stages loop over their tiles in waves of" in kept.reason
         assert not refused.accepted and reason in refused.reason
@@ -223,7 +223,7 @@ def test_without_predictions_or_measured_registers_nothing_is_cut() -> None:
 
 def test_operators_that_are_no_tes_bound_the_runs_that_are_weighed() -> None:
     given = weighed([LEAN, HUNGRY, LEAN, LEAN, HUNGRY], throttled(400.0, 100.0), kinds="ppspp")
-    parts, decisions = PERSISTENT.plan(given)
+    parts, decisions = planned(PERSISTENT, given)
     assert sizes(parts) == [1, 1, 1, 1, 1]
     assert tuple(s for part in parts for s in flat_stages(part.stages)) == given.stages
     assert sum("no TE" in d.reason for d in decisions) == 2
@@ -248,5 +248,5 @@ def test_a_loop_is_priced_step_by_step_with_its_barriers_and_stays_whole() -> No
     run = PricedRun(given.stages, given, played)
     assert runs > len(given.stages) and kernel.grid_syncs > 5
     assert run.seconds([run.whole]) == pytest.approx((7.0 * runs + 2.0 + 1.0 * kernel.grid_syncs) * US)
-    parts, _ = PERSISTENT.plan(given)
+    parts, _ = planned(PERSISTENT, given)
     assert [unit for part in parts for unit in part.stages] == list(given.stages)

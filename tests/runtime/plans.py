@@ -7,6 +7,8 @@ import hashlib
 import numpy as np
 
 from souffle.codegen.plan import Buffer, CudaModule, Kernel, Launch, Plan, Resources
+from souffle.decision import Decision
+from souffle.options import Options
 
 __all__ = ["cooperative_expected", "cooperative_plan", "machine_code", "many_types_plan"]
 
@@ -69,10 +71,7 @@ def cooperative_plan(*, arch: str = "sm_90", compiled: bool = True, constant: np
     resources = Resources(24, 0, 0, 0) if compiled else None
     return Plan(
         name="two_stage",
-        level="V3",
-        precision="fp32",
-        partition="souffle",
-        arch=arch,
+        options=Options(level="V3", arch=arch),
         buffers=(
             Buffer("x", (10, 10), "float32", "input", "input.1"),
             Buffer("y", (7,), "float32", "output", "scores"),
@@ -90,9 +89,9 @@ def cooperative_plan(*, arch: str = "sm_90", compiled: bool = True, constant: np
         launches=(Launch(0, (0, 4, 5, 1), ("t", "y")), Launch(1, (1, 2), ("z",)), Launch(1, (2, 3), ("again",))),
         workspace_bytes=1024,
         decisions=(
-            ("partition", "t, y", True, "one wave of 7 blocks"),
-            ("horizontal", "z, again", False, "again depends on z"),
-            ("partition", "y, z", False, "z is cheap"),
+            Decision("partition", "t, y", True, "one wave of 7 blocks"),
+            Decision("horizontal", "z, again", False, "again depends on z"),
+            Decision("partition", "y, z", False, "z is cheap"),
         ),
     )
 
@@ -121,10 +120,7 @@ def many_types_plan() -> Plan:
     """bool and a scalar int64 in, a float16 constant; bool, int64 and float32 out."""
     return Plan(
         name="types",
-        level="V0",
-        precision="fp32",
-        partition="souffle",
-        arch="sm_90",
+        options=Options(level="V0"),
         buffers=(
             Buffer("b", (3,), "bool", "input", "mask"),
             Buffer("n", (), "int64", "input", "count"),

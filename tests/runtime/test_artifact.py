@@ -58,7 +58,7 @@ def test_what_was_saved_comes_back(plan, tmp_path: Path) -> None:
     path = tmp_path / "net.souffle"
     save(plan, path)
     back = load(path)
-    for name in ("name", "level", "precision", "partition", "arch", "buffers", "modules", "kernels", "launches"):
+    for name in ("name", "options", "buffers", "modules", "kernels", "launches"):
         assert getattr(back, name) == getattr(plan, name)
     assert (back.workspace_bytes, back.decisions) == (plan.workspace_bytes, plan.decisions)
     assert list(back.constants) == list(plan.constants)
@@ -66,7 +66,7 @@ def test_what_was_saved_comes_back(plan, tmp_path: Path) -> None:
         assert back.constants[name].dtype == value.dtype
         np.testing.assert_array_equal(back.constants[name], value)
     assert sorted(tmp_path.iterdir()) == [path]
-    assert describe(path).constants == "stored" and describe(path).arch == plan.arch
+    assert describe(path).constants == "stored" and describe(path).arch == plan.options.arch
 
 
 def test_a_loaded_network_runs_and_saves_the_same_bytes(path: Path) -> None:

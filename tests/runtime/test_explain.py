@@ -9,6 +9,7 @@ import pytest
 
 from souffle.certificate import ACTIVE_LANES, Certificate, Section
 from souffle.codegen.plan import Plan, PredictedKernel, PredictedStage, Resources
+from souffle.decision import Decision
 from souffle.runtime.explain import explain, explain_data
 from souffle.runtime.plan_json import PlanFormatError, plan_from_json, plan_to_json
 from tests.runtime.plans import cooperative_plan
@@ -28,11 +29,13 @@ def predicted_plan() -> Plan:
     one = (PredictedStage("bump", 1, 7, 24, 0, 1.0 * US, "chain"),)
     bump = replace(bump, predicted=PredictedKernel(3.3 * US, 2.3 * US, 0.0, 64, one))
     layers = tuple(
-        ("vertical", f"layer_{n}_add into layer_{n}_mul (Add /layer.{n}/add)", True, f"layer_{n}_mul alone reads it")
+        Decision(
+            "vertical", f"layer_{n}_add into layer_{n}_mul (Add /layer.{n}/add)", True, f"layer_{n}_mul alone reads it"
+        )
         for n in range(10)
     )
-    tiles = tuple(("vertical", f"layer_{n}_sum", False, f"{n} tiles are too few") for n in (3, 4))
-    long = ("partition", "cut before y (MatMul y)", True, "230 registers of t leave 1 resident block; " * 6)
+    tiles = tuple(Decision("vertical", f"layer_{n}_sum", False, f"{n} tiles are too few") for n in (3, 4))
+    long = Decision("partition", "cut before y (MatMul y)", True, "230 registers of t leave 1 resident block; " * 6)
     return replace(
         plan,
         kernels=(fused, bump),

@@ -149,7 +149,7 @@ def _plan(barrier: str = _BARRIER) -> Plan:
         buffers=(*plan.buffers, Buffer("grid barrier", (32,), "uint32", "state", "grid barrier")),
         modules=(replace(module, text=text, cubin=machine_code(text)), plan.modules[1]),
         launches=(first, first, *plan.launches[1:]),
-        grid_barrier="counter",
+        options=replace(plan.options, grid_barrier="counter"),
     )
 
 

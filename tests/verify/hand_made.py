@@ -10,6 +10,7 @@ from tvm import tirx
 from tvm.backend.cuda.op import cuda_grid_sync, cuda_warp_sync
 
 from souffle.codegen.plan import Buffer, Kernel, Launch, Plan
+from souffle.options import Options
 from souffle.verify import Certificate, certify_plan
 
 THREADS = 64
@@ -152,4 +153,4 @@ def plan_of(buffers: Sequence[Buffer], runs: Sequence[Run], shared: int) -> Plan
     one = Kernel("kernel", 0, tiles, THREADS, shared, syncs, None, tuple(r.name for r in runs), ())
     work = max((b.offset + b.nbytes for b in buffers if b.kind == "workspace"), default=0)
     launch = Launch(0, tuple(range(len(buffers))), ())
-    return Plan("hand", "V3", "fp32", "souffle", "sm_90", tuple(buffers), {}, (), (one,), (launch,), work, ())
+    return Plan("hand", Options(level="V3"), tuple(buffers), {}, (), (one,), (launch,), work, ())
