@@ -18,6 +18,8 @@ from souffle.verify.expressions import Expr, const, interval, operation, unknown
 
 __all__ = [
     "BINARY",
+    "FUNCTIONS",
+    "REAL",
     "Claims",
     "bytes_of",
     "index_of",
@@ -57,14 +59,14 @@ _MAY_OVERFLOW = frozenset({"add", "sub", "mul", "div", "floordiv", "shl"})
 _DIVISIONS = frozenset({"div", "mod", "floordiv", "floormod"})
 
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
-_REAL = ("float32", "float64")
-_FUNCTIONS = {
+REAL = ("float32", "float64")
+FUNCTIONS = {
     f"{name}{end}": (op, dtype)
     for name, op in (
         *((name, name) for name in ("floor", "ceil", "trunc", "round", "rint", "nearbyint")),
         *(("fmin", "min"), ("fmax", "max")),
     )
-    for end, dtype in zip(("f", ""), _REAL, strict=True)
+    for end, dtype in zip(("f", ""), REAL, strict=True)
 }
 """What C calls operations on floating-point numbers, and their type."""
 
@@ -229,16 +231,16 @@ class _Indices:
             value, dtype = self.of(node.value), _element_type(node)
             if not is_float(node):
                 return self.truncated(value, node)
-            if dtype not in _REAL:
+            if dtype not in REAL:
                 return None
             return reals.calculated("cast", dtype, value) if is_float(node.value) else reals.counted(value, dtype)
         if isinstance(node, tirx.FloatImm):
-            return reals.literal(float(node.value), _element_type(node)) if _element_type(node) in _REAL else None
+            return reals.literal(float(node.value), _element_type(node)) if _element_type(node) in REAL else None
         operands, op = (), BINARY.get(type(node))
         if op is not None:
             operands, dtype = (node.a, node.b), _element_type(node.a)
-        elif isinstance(node, Call) and operator_name(node) in _FUNCTIONS:
-            operands, (op, dtype) = node.args[1:], _FUNCTIONS[operator_name(node)]
+        elif isinstance(node, Call) and operator_name(node) in FUNCTIONS:
+            operands, (op, dtype) = node.args[1:], FUNCTIONS[operator_name(node)]
         found = []
         for operand in operands:
             found.append(self.of(operand) if _element_type(operand) == dtype else unknown_of(operand))

@@ -16,7 +16,10 @@ import numpy as np
 
 from souffle.verify.expressions import Expr, compare, interval, tabulated, unknown
 
-__all__ = ["calculated", "chosen", "compared", "counted", "literal", "truncated"]
+__all__ = ["KNOWN", "Ends", "calculated", "chosen", "compared", "counted", "literal", "operated", "truncated"]
+
+Ends = tuple[np.ndarray, np.ndarray]
+"""`near` and `far`, each with an axis before all others for the least and the greatest number."""
 
 _MOST = 1 << 18
 """Numbers in a table."""
@@ -40,6 +43,9 @@ _WHOLE = {
 }
 """What C calls the functions that round to whole numbers."""
 
+KNOWN = frozenset({*_WHOLE, "cast", "select", "add", "sub", "mul", "div", "min", "max"})
+"""Operations."""
+
 
 def literal(value: float, dtype: str) -> Expr | None:
     """A number of the text."""
@@ -58,34 +64,38 @@ def counted(whole: Expr, dtype: str) -> Expr | None:
 def calculated(op: str, dtype: str, *operands: Expr) -> Expr | None:
     """An operation in a type, or a cast to it; ``None`` if nothing is known of what it gives."""
     aligned = _aligned(operands)
-    if aligned is None:
+    if aligned is None or op not in KNOWN:
         return None
-    leaves, ((near, far), *others) = aligned
+    leaves, ends = aligned
+    return _real(leaves, *operated(op, dtype, *ends))
+
+
+def operated(op: str, dtype: str, *operands: Ends) -> Ends:
+    """What one of :data:`KNOWN` makes of numbers, arrays with as many axes; no number where nothing is known of it."""
+    (near, far), *others = operands
     with np.errstate(all="ignore"):
         if op in _WHOLE:
-            return _real(leaves, _WHOLE[op](near))
+            return (_WHOLE[op](near),) * 2
         if op == "cast":
-            return _real(leaves, _rounded(near, dtype), _rounded(far, dtype))
+            return _rounded(near, dtype), _rounded(far, dtype)
+        if op == "select":
+            one, other = (np.where(near != 0, a, b) for a, b in zip(*others, strict=True))
+            return one, other
         (near_other, far_other) = others[0]
         if op in ("add", "sub"):
-            return _real(leaves, _sum(far, far_other if op == "add" else -far_other[::-1], dtype))
+            return (_sum(far, far_other if op == "add" else -far_other[::-1], dtype),) * 2
         if op in ("min", "max"):
             choose = np.minimum if op == "min" else np.maximum
-            return _real(leaves, choose(near, near_other), choose(far, far_other))
+            return choose(near, near_other), choose(far, far_other)
         if op == "mul":
-            return _real(leaves, *_product(near, near_other, dtype))
-        if op == "div" and not ((near_other[0] <= 0) & (near_other[1] >= 0)).any():
-            return _real(leaves, _ends(np.divide, near.astype(dtype), near_other.astype(dtype)).astype(np.float64))
-    return None
+            return _product(near, near_other, dtype)
+        divisor = np.where((near_other[0] <= 0) & (near_other[1] >= 0), np.nan, near_other)
+        return (_ends(np.divide, near.astype(dtype), divisor.astype(dtype)).astype(np.float64),) * 2
 
 
 def chosen(condition: Expr, one: Expr, other: Expr) -> Expr | None:
     """`one` where a condition holds, else `other`."""
-    aligned = _aligned((counted(condition, "float64"), one, other))
-    if aligned is None:
-        return None
-    leaves, ((holds, _), *ways) = aligned
-    return _real(leaves, *(np.where(holds != 0, a, b) for a, b in zip(*ways, strict=True)))
+    return calculated("select", "float64", counted(condition, "float64"), one, other)
 
 
 def compared(op: str, one: Expr, other: Expr) -> Expr | None:

@@ -41,6 +41,10 @@ operand was seen to be less, equal and more (:mod:`souffle.verify.values.sightin
 given up to 16 points until all were. What was not seen is named in the certificate. An agreement of such stages is
 evidence, without a bound.
 
+Integers and comparisons that are calculated in ``float32`` or ``float64`` from whole numbers alone, such as where the
+elements of a resized image lie, are those of the machine (:mod:`souffle.verify.values.positions`). What data are
+multiplied with is of the field, like all else.
+
 What is not run is not compared: by default the first and the last tile of a function, three more, and as many as take
 little work. For the others it is worked out where they write, unless that depends on data, so that an element that no
 tile writes is found.

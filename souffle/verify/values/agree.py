@@ -424,6 +424,8 @@ class _Check:
                 why = f"{len(wrong)} of {len(places)} elements that were compared are not what the definition says"
                 return self._wrong(number, run, i, int(places[wrong[0]]), why)
             elements.append((str(self.buffers[i].name), len(places)))
+        if run.unsure and not definition.unsure:
+            raise Undecided("an integer or a comparison that depends on how nvcc rounds, and not so in the definition")
         return tuple(elements)
 
     def _index(self, parameter: int, place: int) -> tuple[int, ...]:

@@ -117,6 +117,7 @@ class _Writes(Statements):
         except Undecided:
             return nothing
         slot = self.slot(node.var)
+        self.name(node.var, node.value)
 
         def bound(f: Frame, m: Mask) -> None:
             f[slot] = value(f, m)

@@ -125,8 +125,8 @@ class FunctionRun(Places):
         slot = self.slot(node.var)
         if is_steady(value):
             self.steady.add(slot)
-        if self.is_drawn(node.value):
-            self.drawn.add(node.var)
+        self.name(node.var, node.value)
+        if node.var in self.drawn:
 
             def kept(f: Frame, m: Mask) -> None:
                 # The memory may be written before the variable is used.

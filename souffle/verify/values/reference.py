@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,7 @@ class Definition(Scalars):
         self.sightings_of = sightings
         self.inputs = dict(inputs)
         self.blocks: dict[Any, _Block] = {}
-        self._evaluators: dict[int, Callable[[np.ndarray], None]] = {}
+        self._evaluators: dict[int, _BlockEvaluator] = {}
         self._known: dict[Any, _Known] = {}
         self._gather(func.body, {})
 
@@ -154,9 +154,10 @@ class Definition(Scalars):
         if len(wanted):
             block = self.blocks[buffer]
             if id(block) not in self._evaluators:
-                self._evaluators[id(block)] = _BlockEvaluator(self, block).evaluate
+                self._evaluators[id(block)] = _BlockEvaluator(self, block)
             for start in range(0, len(wanted), _CHUNK):
-                self._evaluators[id(block)](wanted[start : start + _CHUNK])
+                self._evaluators[id(block)].evaluate(wanted[start : start + _CHUNK])
+                self.unsure |= self._evaluators[id(block)].unsure
         return known.values[places]
 
     def defined(self, buffer: Any, places: np.ndarray, values: np.ndarray) -> None:
@@ -282,8 +283,7 @@ class _BlockEvaluator(Scalars):
         for part in parts:
             if isinstance(part, tirx.Bind):
                 value = self.of(part.value)
-                if self.is_drawn(part.value):
-                    self.drawn.add(part.var)
+                self.name(part.var, part.value)
                 found.append((self.slot(part.var), value))
             else:
                 found.append((self.slot(("new", part.buffer)), self.of(part.value)))

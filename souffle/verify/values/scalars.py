@@ -8,7 +8,9 @@ the field, integers and Booleans hold integers. Functions are ``f(frame, mask)``
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -23,6 +25,7 @@ from souffle.verify.expressions import Undecided
 from souffle.verify.indices import operator_name
 from souffle.verify.values.field import Number
 from souffle.verify.values.points import Numbers
+from souffle.verify.values.positions import decided
 from souffle.verify.values.sightings import Sighting, TextSightings
 from souffle.verify.vocabulary import OF_INTEGERS, function_name
 
@@ -76,14 +79,6 @@ def _floor_rest(a: Number, b: Number) -> Number:
     return a - _floor_quotient(a, b) * b
 
 
-def _shift_left(a: Number, b: Number) -> Number:
-    return a << b
-
-
-def _shift_right(a: Number, b: Number) -> Number:
-    return a >> b
-
-
 _INTEGER: dict[type, Callable[[Number, Number], Number]] = {
     tirx.Add: lambda a, b: a + b,
     tirx.Sub: lambda a, b: a - b,
@@ -94,8 +89,8 @@ _INTEGER: dict[type, Callable[[Number, Number], Number]] = {
     tirx.FloorMod: _floor_rest,
     tirx.Min: lambda a, b: min(a, b) if _uniform(a, b) else np.minimum(a, b),
     tirx.Max: lambda a, b: max(a, b) if _uniform(a, b) else np.maximum(a, b),
-    tirx.LShift: _shift_left,
-    tirx.RShift: _shift_right,
+    tirx.LShift: operator.lshift,
+    tirx.RShift: operator.rshift,
     tirx.BitwiseAnd: lambda a, b: a & b,
     tirx.BitwiseOr: lambda a, b: a | b,
     tirx.BitwiseXor: lambda a, b: a ^ b,
@@ -158,6 +153,10 @@ class Scalars:
         Variables that depend on what memory holds.
     slots : dict of Var to int
         Where a frame has the value of each variable.
+    named : dict of Var to expression
+        What the other variables of floating-point types stand for.
+    unsure : bool
+        Whether it decides an integer or a comparison how nvcc rounds.
     steady : set of int
         Slots of variables that never change; what is made of them is worked out once.
     """
@@ -166,12 +165,21 @@ class Scalars:
         self.numbers = numbers
         self.sightings = sightings
         self.drawn: set[Any] = set()
+        self.named: dict[Any, Any] = {}
+        self.unsure = False
         self.slots: dict[Any, int] = {}
         self.steady: set[int] = set()
 
     def slot(self, var: Any) -> int:
         """Where a frame has the value of a variable."""
         return self.slots.setdefault(var, len(self.slots))
+
+    def name(self, var: Any, value: Any) -> None:
+        """Note what a variable stands for."""
+        if self.is_drawn(value):
+            self.drawn.add(var)
+        elif is_float(dtype_of(var)):
+            self.named[var] = value
 
     def frame(self) -> Frame:
         """A frame with room for all variables seen so far."""
@@ -242,6 +250,7 @@ class Scalars:
             return self._shuffle(node)
         if kind is tirx.Let:
             value, slot = self.of(node.value), self.slot(node.var)
+            self.name(node.var, node.value)
             body = self.of(node.body)
 
             def let(f: Frame, m: Mask) -> Number:
@@ -274,6 +283,8 @@ class Scalars:
         return self.numbers.constant(value, dtype) if value == value else int(self.numbers.noise(1, "not a number")[0])
 
     def _comparison(self, kind: type, node: Any) -> Evaluator:
+        if is_float(dtype_of(node.a)) and not self.is_drawn(node):
+            return decided(_COMPARED[kind], (node.a, node.b), self)
         a, b, compare = self.of(node.a), self.of(node.b), _COMPARED[kind]
         ranks = self.numbers.ranks if is_float(dtype_of(node.a)) else None
         sighting = self.sighting(node)
@@ -292,6 +303,9 @@ class Scalars:
 
     def _extreme(self, kind: type, node: Any) -> Evaluator:
         """A minimum or a maximum."""
+        if is_float(dtype_of(node)) and not self.is_drawn(node):
+            with suppress(Undecided):
+                return self._choice((tirx.GE if kind is tirx.Max else tirx.LE)(node.a, node.b), node.a, node.b)
         a, b = self.of(node.a), self.of(node.b)
         table = _FIELD if is_float(dtype_of(node)) else _INTEGER
         operate = _INTEGER[kind] if table is _INTEGER else partial(table[kind], self.numbers)
@@ -369,9 +383,12 @@ class Scalars:
         if is_float(target):
             residue = self.numbers.residue
             return lambda f, m: residue(_as_integers(value(f, m)))
+        truth = target.startswith("bool")
+        if is_float(source) and not self.is_drawn(node):
+            return decided(lambda x: x != 0 if truth else np.trunc(x).astype(np.int64), (node.value,), self)
         if is_float(source):
             sighting = self.sighting(node)
-            convert = self.numbers.whole if not target.startswith("bool") else lambda number: _truth(number != 0)
+            convert = self.numbers.whole if not truth else lambda number: _truth(number != 0)
 
             def converted(f: Frame, m: Mask) -> Number:
                 found = convert(value(f, m))
@@ -380,7 +397,7 @@ class Scalars:
                 return found
 
             return converted
-        if target.startswith("bool"):
+        if truth:
             return lambda f, m: _truth(value(f, m) != 0)
         old, new = tvm.DataType(source), tvm.DataType(target)
         if source.startswith("bool") or (new.bits >= 32 and new.bits >= old.bits) or new.bits >= 64:
