@@ -18,6 +18,7 @@ from souffle.codegen.cuda import emit_cuda
 from souffle.codegen.nvcc import compile_cubin, find_nvcc
 from souffle.codegen.plan import Buffer, CudaModule, Kernel, Launch, Plan, Resources
 from souffle.cost import CostDevice, cost_device, device_of_arch, product_names
+from souffle.decision import Refused
 from souffle.errors import CompilerNotFoundError, CudaCompileError, DeviceError, OptionError
 from souffle.kernel import KernelShape
 from souffle.kernel.calls import kernel_of_stage
@@ -99,7 +100,7 @@ class PredictingBench:
             return [self._of(candidate, None) for candidate in candidates]
         built = _built(draft, candidates, self.cost_device.arch, self.target)
         return [
-            Figures(problem=one) if isinstance(one, str) else self._of(candidate, one.resources)
+            Figures(problem=one.reason) if isinstance(one, Refused) else self._of(candidate, one.resources)
             for candidate, one in zip(candidates, built, strict=True)
         ]
 
@@ -144,11 +145,13 @@ class MeasuringBench:
         inputs = _random_inputs(draft)
         if self._expected is None or self._expected[0] is not draft:
             (first,) = _built(draft, [reference or candidates[0]], self.arch, self.target)
-            if isinstance(first, str):
-                return [Figures(problem=first)] * len(candidates)
+            if isinstance(first, Refused):
+                return [Figures(problem=first.reason)] * len(candidates)
             self._expected = (draft, self._network(first)(inputs))
         built = _built(draft, candidates, self.arch, self.target)
-        return [Figures(problem=one) if isinstance(one, str) else self._measured(one, inputs) for one in built]
+        return [
+            Figures(problem=one.reason) if isinstance(one, Refused) else self._measured(one, inputs) for one in built
+        ]
 
     def _network(self, built: _Built) -> Network:
         return Network(built.plan, device="cuda", poison=True, driver=self.driver)
@@ -204,19 +207,19 @@ class _Built:
 
 def _built(
     draft: StageDraft, candidates: Sequence[Candidate], arch: str, target: tvm.target.Target
-) -> list[_Built | str]:
+) -> list[_Built | Refused]:
     """Each candidate compiled, or why it does not compile."""
     count = max(1, min(os.cpu_count() or 1, len(candidates) // _FEW))
     numbers = range(len(candidates))
     parts = [numbers[start::count] for start in range(count)]
-    found: dict[int, _Built | str] = {}
+    found: dict[int, _Built | Refused] = {}
 
-    def part(chosen: Sequence[int], text: str) -> dict[int, _Built | str]:
+    def part(chosen: Sequence[int], text: str) -> dict[int, _Built | Refused]:
         try:
             cubin, report = compile_cubin(text, arch)
         except CudaCompileError as error:
             if len(chosen) == 1:
-                return {chosen[0]: str(error)}
+                return {chosen[0]: Refused(str(error))}
             alone = ([number] for number in chosen)
             return {number: one for own in alone for number, one in part(own, texts_of(own)).items()}
         module = CudaModule(text, cubin)

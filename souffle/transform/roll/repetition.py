@@ -14,6 +14,7 @@ from functools import cached_property
 
 from tvm import tirx
 
+from souffle.decision import Refused
 from souffle.program import TE, FusedTE, Item, Tensor, TEProgram
 from souffle.program.loop import ALIGNMENT
 from souffle.program.shared import OncePer
@@ -26,7 +27,7 @@ __all__ = [
     "Moving",
     "Operand",
     "Piece",
-    "Refusal",
+    "BrokenRepeat",
     "Signature",
     "Stacked",
     "read_piece",
@@ -140,19 +141,18 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class BrokenRepeat(Refused):
     """Why a repeat is no loop.
 
     Attributes
     ----------
     step : int
         The first step that does not go on as those before it.
-    subject, reason : str
+    subject : str
     """
 
     step: int
     subject: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def _reads(item: TE | FusedTE) -> list[tuple[int, tuple[int, ...]]]:
     ]
 
 
-def read_piece(program: TEProgram, start: int, period: int, steps: int) -> Piece | Refusal:
+def read_piece(program: TEProgram, start: int, period: int, steps: int) -> Piece | BrokenRepeat:
     """Whether the items from `start` on are the steps of a loop.
 
     Parameters
@@ -248,7 +248,7 @@ def read_piece(program: TEProgram, start: int, period: int, steps: int) -> Piece
         for k, tensor in enumerate(copies[0].inputs):
             column = [item.inputs[k] for item in copies]
             operand = _operand(program, column, [m[k] for m in moves], home, period, j)
-            if isinstance(operand, Refusal):
+            if isinstance(operand, BrokenRepeat):
                 subject = f"{copies[0].name} and {steps - 1} like it, {period} TEs apart, reading {tensor.name}"
                 return replace(operand, subject=subject)
             row.append(operand)
@@ -259,7 +259,7 @@ def read_piece(program: TEProgram, start: int, period: int, steps: int) -> Piece
             tensor = column.tensors[0]
             subject = f"{items[0].name} and what follows it, {steps} times {period} TEs, with {tensor.name}"
             reason = f"several steps of it are needed, and its {tensor.nbytes} bytes are no multiple of {ALIGNMENT}"
-            return Refusal(0, subject, reason)
+            return BrokenRepeat(reason, 0, subject)
     return piece
 
 
@@ -295,7 +295,7 @@ def _operand(
     home: Mapping[Tensor, tuple[int, int]],
     period: int,
     j: int,
-) -> Operand | Refusal:
+) -> Operand | BrokenRepeat:
     """What an input is in all steps; the first step that does not go on as those before it, if it is nothing."""
     steps = len(column)
     change = next((s for s in range(1, steps) if column[s] is not column[0]), None)
@@ -303,14 +303,14 @@ def _operand(
         move = moves[0]
         changed = next((s for s in range(steps - 1) if moves[s] is None or moves[s] != move), None)
         if changed is not None:
-            return Refusal(changed + 1, "", "it is not read a fixed number of elements further in each step")
+            return BrokenRepeat("it is not read a fixed number of elements further in each step", changed + 1, "")
         if move * column[0].itemsize % ALIGNMENT:
             reason = f"each step reads {move * column[0].itemsize} bytes further, no multiple of {ALIGNMENT}"
-            return Refusal(0, "", reason)
+            return BrokenRepeat(reason, 0, "")
         return Moving(column[0], move) if move else Fixed(column[0])
     moved = next((s + 1 for s in range(steps - 1) if moves[s] != 0), None)
     if moved is not None:
-        return Refusal(moved, "", f"step {moved} reads another tensor, and at another place")
+        return BrokenRepeat(f"step {moved} reads another tensor, and at another place", moved, "")
     if all(tensor in program.constants for tensor in column):
         return Stacked(tuple(column))
     return _earlier(column, home, period, j)
@@ -318,7 +318,7 @@ def _operand(
 
 def _earlier(
     column: Sequence[Tensor], home: Mapping[Tensor, tuple[int, int]], period: int, j: int
-) -> Earlier | Refusal:
+) -> Earlier | BrokenRepeat:
     last = len(column) - 1
     if column[last] in home:
         number, output = home[column[last]]
@@ -332,9 +332,9 @@ def _earlier(
     return _other_operand(column, last)
 
 
-def _other_operand(column: Sequence[Tensor], step: int) -> Refusal:
+def _other_operand(column: Sequence[Tensor], step: int) -> BrokenRepeat:
     reason = (
         f"step {step} reads {column[step].name} where the step before reads {column[step - 1].name}: they are no "
         "constants, and not what steps at one distance compute"
     )
-    return Refusal(step, "", reason)
+    return BrokenRepeat(reason, step, "")

@@ -19,7 +19,7 @@ import numpy as np
 
 from souffle.decision import Decision
 from souffle.program import ExternTE, Item, Loop, TEProgram
-from souffle.transform.roll.repetition import Piece, Refusal, Signature, read_piece, signature
+from souffle.transform.roll.repetition import BrokenRepeat, Piece, Signature, read_piece, signature
 from souffle.transform.roll.rolled_loop import Rolled, build_loop
 
 __all__ = ["roll"]
@@ -86,7 +86,7 @@ class _Roller:
         tried = 0
         for repeat, order in sorted(repeats, key=lambda found: -found[0].saved):
             for piece in self.pieces(order, repeat):
-                if isinstance(piece, Refusal):
+                if isinstance(piece, BrokenRepeat):
                     tried += 1
                     self.decisions.append(Decision("roll", piece.subject, False, piece.reason))
                     continue
@@ -110,10 +110,10 @@ class _Roller:
         for item in piece.items(program):
             self.unwanted.setdefault(item.name, set()).add(piece.period)
 
-    def pieces(self, program: TEProgram, repeat: _Repeat) -> Iterator[Piece | Refusal]:
+    def pieces(self, program: TEProgram, repeat: _Repeat) -> Iterator[Piece | BrokenRepeat]:
         """The ways to roll a repeat, best first: where it starts decides how much is carried from step to step."""
         found: list[Piece] = []
-        refusals: list[Refusal] = []
+        refusals: list[BrokenRepeat] = []
         # A repeat whose steps are wired in two ways is cut where the wiring changes.
         pending = [(repeat.start + r, (repeat.length - r) // repeat.period) for r in range(repeat.period)]
         while pending:
