@@ -18,6 +18,7 @@ from souffle.cost.device import device_of_arch
 from souffle.cost.stage_price import price_on
 from souffle.decision import Decision
 from souffle.errors import OptionError
+from souffle.kernel.merged_program import merge_program
 from souffle.options import LEVELS, Hook, Level, Options, keep, quiet
 from souffle.partition import ONE_KERNEL_PER_STAGE, Partition, PartitionRequest, planner_for
 from souffle.placement import place_reductions
@@ -82,9 +83,9 @@ def compile_cuda(
     staged = _staged(program, options, progress, hook)
     request, partition = staged.request, hook("partition", staged.partition)
     progress(f"merging into {len(partition.subprograms)} kernels")
+    merged = merge_program(request, partition, options)
     decisions = (*staged.decisions, *partition.decisions)
-    edit = partial(hook, "text")
-    compiled = assemble(request, partition.subprograms, decisions, options, staged.target, progress, edit)
+    compiled = assemble(merged, request, decisions, options, staged.target, progress, partial(hook, "text"))
     plan = with_predictions(compiled.plan, partition.subprograms, request.forecast)
     smaller = smaller_waves(plan, partition.subprograms, request)
     compiled = replace(compiled, plan=replace(plan, decisions=(*plan.decisions, *smaller)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import tvm
 import tvm_ffi
@@ -14,7 +13,6 @@ from souffle.codegen.extrema import with_cuda_extrema
 from souffle.kernel.calls import KernelShape
 from souffle.kernel.grid_barrier import GRID_BARRIERS, GridBarrier
 from souffle.kernel.merge import MergedKernel, merge
-from souffle.tvm_compat import MIN_BLOCKS_ATTRIBUTE
 
 __all__ = ["emit_cuda", "module_text", "text_of_functions"]
 
@@ -48,15 +46,8 @@ def emit_cuda(
     """
     used = list(dict.fromkeys(f for _, shape in kernels for f in shape.functions))
     global_vars = {function: tvm.ir.GlobalVar(function.name) for function in used}
-    merged = tuple(_bounded(merge(name, shape, global_vars, barrier)) for name, shape in kernels)
+    merged = tuple(merge(name, shape, global_vars, barrier) for name, shape in kernels)
     return module_text(merged, {f.name: f.func for f in used}, target), merged
-
-
-def _bounded(kernel: MergedKernel) -> MergedKernel:
-    """A kernel that says itself with how many resident blocks of a multiprocessor its registers are counted."""
-    if kernel.shape.blocks_per_sm == 1:
-        return kernel
-    return replace(kernel, func=kernel.func.with_attr(MIN_BLOCKS_ATTRIBUTE, kernel.shape.blocks_per_sm))
 
 
 def module_text(

@@ -24,7 +24,7 @@ from souffle.kernel.assignment import Assignment
 from souffle.kernel.calls import KernelShape, LoopCall, Place, StageCall
 from souffle.kernel.grid_barrier import GRID_BARRIERS, GridBarrier
 from souffle.schedule.lower.device_function import DeviceFunction, LoweringError
-from souffle.tvm_compat import PrimExpr
+from souffle.tvm_compat import MIN_BLOCKS_ATTRIBUTE, PrimExpr
 
 __all__ = ["CHOICE_FUNCTION", "OFFSET_FUNCTION", "PREFETCH_FUNCTION", "MergedKernel", "merge"]
 
@@ -93,6 +93,9 @@ def merge(
     func = tirx.PrimFunc([*pointers, *state, num_blocks], body).with_attr("global_symbol", name)
     target = shape.functions[0].func.attrs["target"]
     func = func.with_attr("target", target).with_attr("calling_conv", 2).with_attr("tirx.is_global_func", True)
+    if shape.blocks_per_sm != 1:
+        # It says itself with how many resident blocks of a multiprocessor its registers are counted.
+        func = func.with_attr(MIN_BLOCKS_ATTRIBUTE, shape.blocks_per_sm)
     return MergedKernel(name, func, shape, barrier.state_words if state else 0)
 
 

@@ -35,6 +35,10 @@ _WIDEST = 16
 """Bytes of the widest access of a thread."""
 
 
+_WIDTHS = (1, 2, 4, 8, 16, 32)
+"""Of a shuffle (CUDA C++ Programming Guide, "Warp Shuffle Functions")."""
+
+
 class ExpressionReader:
     """What is known where an expression stands, and what was noted of those that were read.
 
@@ -105,6 +109,16 @@ class ExpressionReader:
                 key = (claim.value, conditions, claim.otherwise)
                 self.claimed.setdefault(key, replace(claim, conditions=conditions, statement=self.statement))
         return found
+
+    def shuffle_width(self, node: Call) -> None:
+        """Claim that the lanes that shuffle among themselves are a power of two, and no more than a warp has."""
+        width = self.index(node.args[3])
+        if width.op != "const":
+            self.problem(f"the width {node.args[3]} of a shuffle")
+        elif width.value not in _WIDTHS:
+            conditions = (*self.around, *self.claims.choices, *self.claims.shortcuts)
+            why = "shuffles among a number of lanes that is none of 1, 2, 4, 8, 16 and 32"
+            self.claimed.setdefault((node, conditions, why), Claim(width, 32, 32, conditions, why, self.statement))
 
     def uniform(self, node: Any) -> bool:
         return uniform(node, self.env, self.places, self.thread, self.alike)
@@ -198,6 +212,7 @@ class ExpressionReader:
             node.args[1:] if isinstance(node.args[0] if len(node.args) else None, tvm.ir.StringImm) else node.args
         )
         if name in SHUFFLES:
+            self.shuffle_width(node)
             mask, around = self.masks.mask(node.args[0]), (*self.claims.choices, *self.claims.shortcuts)
             if mask is ACTIVE and isinstance(node.args[0], TensorLoad):
                 # It was taken before the lanes parted.

@@ -40,7 +40,7 @@ def test_one_that_is_not_there() -> None:
 def test_what_is_emitted(name: str) -> None:
     """Wherever one barrier stands the other would, in loops too; only the counter has memory."""
     one, other = (compiled(name, barrier).plan for barrier in GRID_BARRIERS)
-    assert (one.grid_barrier, other.grid_barrier) == ("cooperative", "counter")
+    assert (one.options.grid_barrier, other.options.grid_barrier) == ("cooperative", "counter")
     text, counted = one.modules[0].text, other.modules[0].text
     assert COUNTER_FUNCTION not in text and "tvm_builtin_cuda_grid_sync" not in counted
     assert "cooperative_groups" not in counted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -187,5 +188,5 @@ def _cut(name: str, result: object) -> object:
     """The first stage in a kernel of its own."""
     if name != "partition":
         return result
-    (whole,), decisions = result
-    return (Subprogram(whole.stages[:1]), Subprogram(whole.stages[1:])), decisions
+    (whole,) = result.subprograms
+    return replace(result, subprograms=(Subprogram(whole.stages[:1]), Subprogram(whole.stages[1:])))

@@ -16,8 +16,8 @@ FULL = tirx.const(2**32 - 1, "uint32")
 ACTIVE = tirx.call_intrin("uint32", "tirx.cuda.__activemask")
 
 
-def shuffled(m: Memory, mask: object) -> tirx.Stmt:
-    given = tirx.call_intrin("float32", "tirx.cuda.__shfl_down_sync", mask, m.register[0], 1, 32)
+def shuffled(m: Memory, mask: object, width: int = 32) -> tirx.Stmt:
+    given = tirx.call_intrin("float32", "tirx.cuda.__shfl_down_sync", mask, m.register[0], 1, width)
     return tirx.BufferStore(m.register, given, [1])
 
 
@@ -170,3 +170,11 @@ def test_a_condition_on_data_leaves_it_open() -> None:
     found = under(lambda m: m.tid)
     assert found.verdict == UNKNOWN
     assert "what lanes do together under a condition on data" in found.unknown[0]
+
+
+@pytest.mark.parametrize("width", [1, 16, 32, 0, 24, 33, 64, -32])
+def test_a_width_is_a_power_of_two_up_to_a_warp(width: int) -> None:
+    found = proof(lambda m, shuffle: shuffled(m, FULL, width), FULL)
+    assert found.verdict == (PROVEN if width in (1, 16, 32) else REFUTED)
+    if found.verdict == REFUTED:
+        assert "shuffles among a number of lanes that is none of 1, 2, 4, 8, 16 and 32" in str(found)

@@ -1,0 +1,144 @@
+"""All kernels of a network: each subprogram merged, equal ones once, with their launches and when tensors are alive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import tvm
+
+from souffle.decision import Barrier
+from souffle.kernel.calls import CallPlan, KernelShape, plan_calls
+from souffle.kernel.dependences import TileDependences
+from souffle.kernel.grid_barrier import barrier_for
+from souffle.kernel.merge import MergedKernel, merge
+from souffle.kernel.waits import Expected
+from souffle.options import LEVELS, Options
+from souffle.partition import Partition, PartitionRequest
+from souffle.program import Tensor
+from souffle.schedule.lower.stages import readable_name
+from souffle.schedule.stage import Unit
+
+__all__ = ["MergedLaunch", "MergedProgram", "merge_program"]
+
+
+@dataclass(frozen=True, eq=False)
+class MergedLaunch:
+    """One launch of a merged kernel.
+
+    Attributes
+    ----------
+    kernel : int
+        Index into :attr:`MergedProgram.kernels`.
+    tensors : tuple of Tensor
+        For each of the kernel's tensor parameters.
+    stages : tuple of Stage or LoopStage
+        What it computes, in the order to run.
+    """
+
+    kernel: int
+    tensors: tuple[Tensor, ...]
+    stages: tuple[Unit, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class MergedProgram:
+    """The kernels of a network.
+
+    Attributes
+    ----------
+    kernels : tuple of MergedKernel
+        Distinct ones, in the order of their first launches.
+    barriers : tuple of tuple of Barrier
+        Why each kernel waits (in its first launch), in the order of its text.
+    launches : tuple of MergedLaunch
+        In the order to run.
+    first, last : mapping of Tensor to int
+        The epochs in which a tensor that kernels write is first written and last touched, over all launches.
+    """
+
+    kernels: tuple[MergedKernel, ...]
+    barriers: tuple[tuple[Barrier, ...], ...]
+    launches: tuple[MergedLaunch, ...]
+    first: Mapping[Tensor, int]
+    last: Mapping[Tensor, int]
+
+
+def merge_program(request: PartitionRequest, partition: Partition, options: Options) -> MergedProgram:
+    """Merge each subprogram into one kernel.
+
+    Parameters
+    ----------
+    request : PartitionRequest
+        The stages, lowered, and the analysis of their program.
+    partition : Partition
+        Where kernels begin and end.
+    options : Options
+        Its level says whether weights are asked for ahead of barriers (V4), and it names the grid barrier.
+    """
+    constants, dependences, live = request.analysis.program.constants, TileDependences(), _Liveness()
+    shapes: dict[KernelShape, int] = {}
+    reasons: list[tuple[Barrier, ...]] = []
+    launches: list[MergedLaunch] = []
+    for subprogram in partition.subprograms:
+        calls = plan_calls(
+            subprogram.stages,
+            constants,
+            prefetch=LEVELS[options.level].reuse,
+            blocks_per_sm=subprogram.blocks_per_sm,
+            expected=_expected(request, subprogram.stages),
+            dependences=dependences,
+        )
+        number = shapes.setdefault(calls.shape, len(shapes))
+        reasons += [calls.barriers] if number == len(reasons) else []
+        launches.append(MergedLaunch(number, calls.tensors, calls.stages))
+        live.kernel(calls)
+    names = _kernel_names(len(shapes), launches)
+    functions = dict.fromkeys(function for shape in shapes for function in shape.functions)
+    global_vars = {function: tvm.ir.GlobalVar(function.name) for function in functions}
+    barrier = barrier_for(options.grid_barrier)
+    kernels = tuple(merge(name, shape, global_vars, barrier) for name, shape in zip(names, shapes, strict=True))
+    return MergedProgram(kernels, tuple(reasons), tuple(launches), live.first, live.last)
+
+
+def _expected(request: PartitionRequest, units: Sequence[Unit]) -> Expected:
+    """What a kernel of these units is expected to find on the device."""
+    blocks, forecast = request.blocks(units), request.forecast
+    if forecast is None:
+        return Expected(blocks)
+    together = request.together(units)
+    # Half of the predictions are off by more than the error: what is saved is taken for the least that it may be.
+    saved = forecast.grid_sync_seconds / forecast.error
+    return Expected(blocks, saved, lambda stage: forecast.seconds(stage, together))
+
+
+class _Liveness:
+    """First and last epoch of each tensor, over all kernels of a network."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.first: dict[Tensor, int] = {}
+        self.last: dict[Tensor, int] = {}
+
+    def kernel(self, calls: CallPlan) -> None:
+        for touch in calls.touches:
+            if touch.writes:
+                begins = self.epoch + touch.first
+                self.first[touch.tensor] = min(begins, self.first.get(touch.tensor, begins))
+            if touch.tensor in self.first:
+                self.last[touch.tensor] = max(self.epoch + touch.last, self.last.get(touch.tensor, 0))
+        # What a kernel only reads nvcc may load with ld.global.nc, past the coherent cache: PTX wants such memory
+        # unwritten until the kernel ends, under whatever name.
+        written = {touch.tensor for touch in calls.touches if touch.writes}
+        for tensor in {touch.tensor for touch in calls.touches} & self.first.keys() - written:
+            self.last[tensor] = self.epoch + calls.length - 1
+        self.epoch += calls.length
+
+
+def _kernel_names(count: int, launches: Sequence[MergedLaunch]) -> list[str]:
+    """Names that say what the kernel computes: after the last stage of its first launch."""
+    names = [""] * count
+    for launch in launches:
+        name = f"kernel{launch.kernel}_{readable_name(launch.stages[-1].name)}"
+        names[launch.kernel] = names[launch.kernel] or name
+    return names
