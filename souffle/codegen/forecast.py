@@ -6,35 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from souffle.codegen.plan import Kernel, Plan, PredictedKernel, PredictedStage
-from souffle.cost import KernelForecast, device_of_arch
+from souffle.cost import KernelForecast
 from souffle.partition import Subprogram
-from souffle.program import TEProgram
 from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import LoopStage, Unit, flat_stages
 
-__all__ = ["forecast_on", "with_predictions"]
-
-
-def forecast_on(
-    arch: str,
-    program: TEProgram,
-    units: Sequence[Unit],
-) -> KernelForecast | None:
-    """The cost model of a program's stages on the product that stands for an architecture, if one is described.
-
-    Parameters
-    ----------
-    arch : str
-        Such as ``"sm_90"``.
-    program : TEProgram
-        That the stages are of.
-    units : sequence of Stage or LoopStage
-        Lowered, and with what each asks for.
-    """
-    device = device_of_arch(arch)
-    if device is None:
-        return None
-    return KernelForecast(device, units, {*program.inputs, *program.constants})
+__all__ = ["with_predictions"]
 
 
 def with_predictions(

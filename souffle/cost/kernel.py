@@ -13,15 +13,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from souffle.cost.counting import Work
-from souffle.cost.device import CostDevice
+from souffle.cost.device import CostDevice, device_of_arch
 from souffle.cost.predict import Terms, estimated_registers, predict_work
 from souffle.cost.work import work_of
-from souffle.program import Tensor
+from souffle.program import Tensor, TEProgram
 from souffle.schedule.lower import DeviceFunction
 from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import LoopStage, Stage, Unit
 
-__all__ = ["MEDIAN_ERROR", "KernelForecast"]
+__all__ = ["MEDIAN_ERROR", "KernelForecast", "forecast_on"]
 
 MEDIAN_ERROR = 1.21
 """Half of the kernels measured on an A100 were predicted within this factor while ours were tiled like them, as
@@ -103,6 +103,28 @@ class KernelForecast:
         if function not in self._works:
             self._works[function] = work_of(function)
         return self._works[function]
+
+
+def forecast_on(
+    arch: str,
+    program: TEProgram,
+    units: Sequence[Unit],
+) -> KernelForecast | None:
+    """The cost model of a program's stages on the product that stands for an architecture, if one is described.
+
+    Parameters
+    ----------
+    arch : str
+        Such as ``"sm_90"``.
+    program : TEProgram
+        That the stages are of.
+    units : sequence of Stage or LoopStage
+        Lowered, and with what each asks for.
+    """
+    device = device_of_arch(arch)
+    if device is None:
+        return None
+    return KernelForecast(device, units, {*program.inputs, *program.constants})
 
 
 def _estimated(stage: Stage) -> StageResources:

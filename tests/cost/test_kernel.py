@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from souffle.codegen.forecast import forecast_on
 from souffle.cost import MEDIAN_ERROR, KernelForecast, cost_device, device_of_arch, predict_stage
+from souffle.cost.kernel import forecast_on
 from souffle.errors import OptionError
 from souffle.program import Tensor, TEProgram
 from souffle.schedule.gpu.device import DEVICES
