@@ -10,9 +10,10 @@ from pathlib import Path
 import onnx
 
 from souffle.cache import cache_root
-from souffle.errors import OptionError
+from souffle.dump import Dump
+from souffle.errors import CertificateError, OptionError
 from souffle.frontend import import_onnx
-from souffle.options import Options
+from souffle.options import Hook, Options, keep
 from souffle.pipeline import check_names, compile_cuda, compile_host, stages_of
 from souffle.program import TEProgram
 from souffle.runtime import Network
@@ -58,7 +59,8 @@ def compile(
     cubin: bool = True,
     cache_dir: str | os.PathLike | None = None,
     progress: Callable[[str], None] = lambda message: None,
-    hook: Callable[[str, object], object] = lambda stage, result: result,
+    hook: Hook = keep,
+    dump: str | os.PathLike | None = None,
 ) -> Network | HostNetwork:
     """Compile a model.
 
@@ -104,6 +106,9 @@ def compile(
         Told in a few words what is being done.
     hook : callable, optional
         Sees, and may replace, what each stage of the compiler gives (``docs/debugging.md``).
+    dump : path, optional
+        A folder for what each stage of the compiler gives, as numbered files of text, in which a compilation that fails
+        leaves what it has (``docs/debugging.md``). The files of an earlier dump are replaced.
 
     Returns
     -------
@@ -138,12 +143,24 @@ def compile(
     check_names(options)
     check_device(device)
     present = gpu_arch() if target == "auto" or (target == "cuda" and arch is None) else None
+    dumped = None if dump is None else Dump(dump)
+    hook = hook if dumped is None else dumped.around(hook)
     progress("importing")
     program = _program(model, batch)
-    if target == "cpu" or (target == "auto" and present is None):
-        return HostNetwork(compile_host(program, options, progress=progress, hook=hook))
-    options = replace(options, arch=arch or present or "sm_90")
-    return Network(compile_cuda(program, options, progress=progress, hook=hook).plan, device=device)
+    on_host = target == "cpu" or (target == "auto" and present is None)
+    try:
+        if on_host:
+            plan = compile_host(program, options, progress=progress, hook=hook)
+        else:
+            options = replace(options, arch=arch or present or "sm_90")
+            plan = compile_cuda(program, options, progress=progress, hook=hook).plan
+    except CertificateError as error:
+        if dumped is not None:
+            dumped.certificate(error.certificate)
+        raise
+    if dumped is not None:
+        dumped.plan(plan)
+    return HostNetwork(plan) if on_host else Network(plan, device=device)
 
 
 def tune(

@@ -29,7 +29,7 @@ from souffle.schedule.gpu.device import device_for
 from souffle.schedule.gpu.scheduler import GpuScheduler
 from souffle.schedule.log import open_log
 from souffle.schedule.lower.stages import lower_stages
-from souffle.schedule.stage import LoopStage, Unit
+from souffle.schedule.stage import LoopStage, Stages
 from souffle.schedule.tuned import tuned_stages
 from souffle.transform import horizontal, mixed_precision, narrow, roll, vertical
 from souffle.verify.compiled import certified
@@ -84,7 +84,7 @@ def compile_cuda(
     staged = _staged(program, options, progress, hook)
     request, partition = staged.request, hook("partition", staged.partition)
     progress(f"merging into {len(partition.subprograms)} kernels")
-    merged = merge_program(request, partition, options)
+    merged = hook("merge", merge_program(request, partition, options))
     decisions = (*staged.decisions, *partition.decisions)
     compiled = assemble(merged, request, decisions, options, staged.target, progress, partial(hook, "text"))
     plan = with_predictions(compiled.plan, partition.subprograms, request.forecast)
@@ -95,7 +95,7 @@ def compile_cuda(
 
 def stages_of(
     program: TEProgram, options: Options | None = None, *, progress: Progress = quiet, **fields: object
-) -> tuple[tuple[Unit, ...], Analysis]:
+) -> tuple[Stages, Analysis]:
     """The stages that a program is compiled to, as the rules schedule them, and the analysis of the program.
 
     Parameters
@@ -105,7 +105,7 @@ def stages_of(
         See :func:`compile_cuda`.
     """
     request = _staged(program, Options(**fields) if options is None else options, progress, keep).request
-    return request.stages, request.analysis
+    return Stages(request.stages), request.analysis
 
 
 def transform_program(
@@ -164,12 +164,12 @@ def _staged(program: TEProgram, options: Options, progress: Progress, hook: Hook
         analysis = hook("analysis", analyze(rolled.expanded()))
         progress(f"scheduling {len(rolled.tes)} TEs")
         stages, joined = form_stages(rolled, analysis, scheduler, JoinPolicy(level.vertical, level.reuse))
-        stages = hook("schedule", stages)
+        stages = hook("schedule", Stages(stages))
         if options.tuning_log is not None:
             stages, tuned = tuned_stages(stages, analysis, logs, device, merged=level.merge)
             joined += tuned
         progress(f"lowering {len(stages)} stages")
-        stages = meter.measured(lower_stages(stages, scheduler.target))
+        stages = hook("lower", Stages(meter.measured(lower_stages(stages, scheduler.target))))
         forecast = forecast_on(options.arch, analysis.program, stages)
         request = PartitionRequest(stages, device, analysis, forecast)
         partition = planner.plan(request)
@@ -202,5 +202,5 @@ def compile_host(
     analysis = hook("analysis", analyze(program.expanded()))
     policy = JoinPolicy(across_operators=level.vertical, rowwise_across_operators=False)
     stages, joined = form_stages(program, analysis, HostScheduler(), policy)
-    stages = hook("schedule", stages)
+    stages = hook("schedule", Stages(stages))
     return assemble_host(analysis.program, analysis, stages, (*decided, *joined), options, progress)

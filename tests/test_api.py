@@ -147,7 +147,10 @@ TRANSFORMED = ("frontend", "precision", "horizontal", "vertical", "narrow")
 @pytest.mark.parametrize(
     ("options", "stages"),
     [
-        (CUDA, [*TRANSFORMED, "two_phase", "roll", "analysis", "schedule", "partition", "text"]),
+        (
+            CUDA,
+            [*TRANSFORMED, "two_phase", "roll", "analysis", "schedule", "lower", "partition", "merge", "text"],
+        ),
         ({"target": "cpu"}, [*TRANSFORMED, "analysis", "schedule"]),
     ],
     ids=["cuda", "cpu"],

@@ -28,7 +28,7 @@ ORDER = (
 LOWEST = {"errors", "tvm_compat", "decision", "certificate", "cache", "options", "parallel"}
 # Written beside the compiler, with its errors.
 NETWORKS = {"models", "errors"}
-HIGHEST = {"pipeline", "api", "loading", "cli", "__main__"}
+HIGHEST = {"pipeline", "dump", "api", "loading", "cli", "__main__"}
 
 
 def place(path: Path) -> str:

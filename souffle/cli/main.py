@@ -126,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("compile", parents=[common, options, one], help="compile a model and save it")
     command.add_argument("-o", "--output", metavar="FILE", help="the .souffle file (default: beside the model)")
+    command.add_argument("--dump", metavar="DIR", help="a folder for what each stage of the compiler gives, as text")
     command.set_defaults(command=_compile)
 
     command = commands.add_parser("run", parents=[common], help="run a saved network")
@@ -182,7 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _network(arguments: argparse.Namespace, progress: Progress):
+def _network(arguments: argparse.Namespace, progress: Progress, dump: str | None = None):
     return souffle.compile(
         arguments.model,
         level=arguments.level,
@@ -197,11 +198,18 @@ def _network(arguments: argparse.Namespace, progress: Progress):
         tuning_log=None if arguments.tuning_log == "none" else arguments.tuning_log,
         cubin=not arguments.no_cubin,
         progress=progress,
+        dump=dump,
     )
 
 
 def _compile(arguments: argparse.Namespace, progress: Progress) -> int:
-    network = _network(arguments, progress)
+    try:
+        network = _network(arguments, progress, arguments.dump)
+    except SouffleError:
+        progress.done()
+        if arguments.dump is not None and Path(arguments.dump).is_dir():
+            print(f"souffle: what was compiled before the error is in {arguments.dump}", file=sys.stderr)
+        raise
     path = Path(arguments.output or Path(arguments.model).with_suffix(".souffle"))
     progress(f"saving {path}")
     network.save(path)
@@ -225,7 +233,8 @@ def _compile(arguments: argparse.Namespace, progress: Progress) -> int:
         ]
         proven = None if plan.certificate is None else certificate_to_json(plan.certificate)
         record = {"file": str(path), "arch": plan.options.arch, "launches": len(plan.launches), "kernels": kernels}
-        write_json({**record, "certificate": proven})
+        dumped = {} if arguments.dump is None else {"dump": arguments.dump}
+        write_json({**record, **dumped, "certificate": proven})
         return 0
     rows = [
         (k.name, k.launches, k.grid[0], k.block[0], _or_dash(k.registers), k.shared_bytes, k.grid_syncs, len(k.tes))
@@ -236,6 +245,8 @@ def _compile(arguments: argparse.Namespace, progress: Progress) -> int:
     print(f"{path}: {len(plan.launches)} launches of {len(plan.kernels)} kernels for {plan.options.arch}, {size}")
     for line in certificate_lines(plan):
         print(line.removeprefix("  "))
+    if arguments.dump is not None:
+        print(f"{arguments.dump}: what each stage of the compiler gave, as text")
     return 0
 
 

@@ -23,6 +23,7 @@ from tvm import tirx
 from souffle.kernel.assignment import Assignment
 from souffle.kernel.calls import KernelShape, LoopCall, Place, StageCall
 from souffle.kernel.grid_barrier import GRID_BARRIERS, GridBarrier
+from souffle.kernel.text import format_calls
 from souffle.schedule.lower.device_function import DeviceFunction, LoweringError
 from souffle.tvm_compat import MIN_BLOCKS_ATTRIBUTE, PrimExpr
 
@@ -48,6 +49,9 @@ class MergedKernel:
     func: tirx.PrimFunc
     shape: KernelShape
     state_words: int = 0
+
+    def __str__(self) -> str:
+        return f"kernel {self.name}: {format_calls(self.shape)}\n\n{self.func.script()}"
 
 
 PREFETCH_FUNCTION = "souffle_prefetch_l2"

@@ -12,6 +12,7 @@ from souffle.kernel.calls import CallPlan, KernelShape, plan_calls
 from souffle.kernel.dependences import TileDependences
 from souffle.kernel.grid_barrier import barrier_for
 from souffle.kernel.merge import MergedKernel, merge
+from souffle.kernel.text import format_merged
 from souffle.kernel.waits import Expected
 from souffle.options import LEVELS, Options
 from souffle.partition import Partition, PartitionRequest
@@ -62,6 +63,9 @@ class MergedProgram:
     launches: tuple[MergedLaunch, ...]
     first: Mapping[Tensor, int]
     last: Mapping[Tensor, int]
+
+    def __str__(self) -> str:
+        return format_merged(self)
 
 
 def merge_program(request: PartitionRequest, partition: Partition, options: Options) -> MergedProgram:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from souffle.analysis import Analysis
 from souffle.decision import Decision
+from souffle.partition.text import format_partition, format_subprogram
 from souffle.program import ExternTE, Tensor
 from souffle.schedule.gpu.device import GpuDevice
 from souffle.schedule.resources import StageResources
@@ -51,6 +52,9 @@ class Subprogram:
         """The name of its last stage."""
         return self.stages[-1].name
 
+    def __str__(self) -> str:
+        return format_subprogram(self)
+
 
 @dataclass(frozen=True, eq=False)
 class Partition:
@@ -71,6 +75,9 @@ class Partition:
     subprograms: tuple[Subprogram, ...]
     decisions: tuple[Decision, ...] = ()
     unroll: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return format_partition(self)
 
 
 class Forecast(Protocol):

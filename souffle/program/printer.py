@@ -16,7 +16,7 @@ from souffle.tvm_compat import PrimExpr, const_int, is_load, load_indices, load_
 if TYPE_CHECKING:
     from souffle.program.te_program import TEProgram
 
-__all__ = ["format_program", "format_te"]
+__all__ = ["format_item", "format_program", "format_te", "loop_edges"]
 
 _DATA_NAMES = "ijklmn"
 _REDUCTION_NAMES = ("rk", "rl", "rm", "rn")
@@ -55,7 +55,7 @@ def format_program(program: TEProgram) -> str:
     ]
     lines += [f"const  {tensor!r}" for tensor in program.constants]
     for te_ in program.tes:
-        lines += _format_item(te_)
+        lines += format_item(te_)
     lines += [
         f"output {tensor.name}{'' if name == tensor.name else f'   # {name}'}"
         for name, tensor in zip(program.output_names, program.outputs, strict=True)
@@ -77,7 +77,8 @@ def format_te(te_: TE | FusedTE) -> str:
     )
 
 
-def _format_item(item: TE | FusedTE | ExternTE | Loop) -> list[str]:
+def format_item(item: TE | FusedTE | ExternTE | Loop) -> list[str]:
+    """The lines of anything that a program is a sequence of."""
     if isinstance(item, Loop):
         return _format_loop(item)
     return [_format_extern(item)] if isinstance(item, ExternTE) else format_te(item).splitlines()
@@ -98,19 +99,21 @@ def _statement(te_: TE, tensor: Tensor, body: PrimExpr) -> str:
     return f"{tensor.name}[{', '.join(writer.data)}] = {writer.body(body)}{writer.bounds()}"
 
 
-def _format_loop(loop: Loop) -> list[str]:
-    lines = [f"for s in 0 .. {loop.steps - 1}:   # {loop.name}"]
-    for p in loop.indexed:
-        lines.append(f"    {p.tensor!r} ← {p.source.name} from element s * {p.stride}")
+def loop_edges(loop: Loop) -> tuple[list[str], list[str]]:
+    """What stands before and after the body of a loop: what a step is given, and what is kept of it."""
+    given = [f"{p.tensor!r} ← {p.source.name} from element s * {p.stride}" for p in loop.indexed]
     for p in loop.carried:
         first = ", ".join(tensor.name for tensor in p.initial)
         steps = "the step before" if p.distance == 1 else f"{p.distance} steps before"
-        lines.append(f"    {p.tensor!r} ← {p.value.name} of {steps}; at first {first}")
-    for item in loop.body:
-        lines += [f"    {line}" for line in _format_item(item)]
-    for c in loop.collected:
-        lines.append(f"    {c.tensor!r} = {c.value.name} of {'every step' if c.every else 'the last step'}")
-    return lines
+        given.append(f"{p.tensor!r} ← {p.value.name} of {steps}; at first {first}")
+    kept = [f"{c.tensor!r} = {c.value.name} of {'every step' if c.every else 'the last step'}" for c in loop.collected]
+    return given, kept
+
+
+def _format_loop(loop: Loop) -> list[str]:
+    given, kept = loop_edges(loop)
+    body = [line for item in loop.body for line in format_item(item)]
+    return [f"for s in 0 .. {loop.steps - 1}:   # {loop.name}", *(f"    {line}" for line in (*given, *body, *kept))]
 
 
 def _format_extern(te_: ExternTE) -> str:

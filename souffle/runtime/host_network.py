@@ -18,6 +18,7 @@ from souffle.runtime import artifact
 from souffle.runtime.explain import explain
 from souffle.runtime.network import KernelInfo, signature_of
 from souffle.runtime.signature import Signature
+from souffle.runtime.stages import StageTable, stages_of_plan
 from souffle.schedule.cpu import SharedCores, host_target, machine_of
 
 __all__ = ["HostNetwork"]
@@ -189,6 +190,11 @@ class HostNetwork:
             KernelInfo(k.name, "", (1, 1, 1), (1, 1, 1), None, 0, None, None, 0, k.stages, k.tes, counts[i])
             for i, k in enumerate(self._plan.kernels)
         )
+
+    @property
+    def stages(self) -> StageTable:
+        """The stages, each a function of the library; ``print`` it for a table."""
+        return stages_of_plan(self._plan)
 
     def explain(self) -> str:
         """What was compiled and every decision with its reason."""

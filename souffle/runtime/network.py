@@ -21,6 +21,7 @@ from souffle.runtime.cuda import Cuda
 from souffle.runtime.cuda_runner import CudaRunner
 from souffle.runtime.explain import explain, launch_counts, shared_bytes, spilled_bytes, stack_bytes
 from souffle.runtime.signature import Signature, TensorSpec
+from souffle.runtime.stages import StageTable, stages_of_plan
 
 __all__ = ["KernelInfo", "Network", "check_device", "signature_of"]
 
@@ -251,6 +252,11 @@ class Network:
                 )
             )
         return tuple(infos)
+
+    @property
+    def stages(self) -> StageTable:
+        """The stages that the kernels call, as the plan has them; ``print`` it for a table."""
+        return stages_of_plan(self._plan)
 
     @property
     def counts(self) -> tuple[LaunchReport, ...]:

@@ -12,9 +12,10 @@ from souffle.program import TE, ExternTE, Loop, Tensor, TEProgram
 from souffle.schedule.gpu.rule import STARTS_IN_TILES
 from souffle.schedule.lower import DeviceFunction
 from souffle.schedule.resources import StageResources
+from souffle.schedule.text import format_loop_stage, format_stage
 from souffle.tvm_compat import primfunc_from_tensors, structural_digest
 
-__all__ = ["LoopStage", "Stage", "StageDraft", "Unit", "draft_stage", "flat_stages"]
+__all__ = ["LoopStage", "Stage", "StageDraft", "Stages", "Unit", "draft_stage", "flat_stages"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +91,9 @@ class Stage:
         """See :attr:`StageDraft.outputs`."""
         return self.draft.outputs
 
+    def __str__(self) -> str:
+        return format_stage(self)
+
 
 @dataclass(frozen=True, eq=False)
 class LoopStage:
@@ -125,9 +129,21 @@ class LoopStage:
         """What it defines for others."""
         return self.loop.outputs
 
+    def __str__(self) -> str:
+        return format_loop_stage(self)
+
 
 Unit = Stage | LoopStage
 """What a kernel is a sequence of."""
+
+
+class Stages(tuple[Unit, ...]):
+    """The stages of a program in topological order, which print as text."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self))
 
 
 def flat_stages(units: Iterable[Unit]) -> tuple[Stage, ...]:
