@@ -10,6 +10,7 @@ from tvm import tirx
 
 from souffle.codegen.device_functions import with_device_functions
 from souffle.codegen.extrema import with_cuda_extrema
+from souffle.codegen.short_integers import with_short_integers
 from souffle.kernel.calls import KernelShape
 from souffle.kernel.grid_barrier import GRID_BARRIERS, GridBarrier
 from souffle.kernel.merge import MergedKernel, merge
@@ -83,7 +84,7 @@ def text_of_functions(
         tvm_ffi.structural_walk(kernel.body, (tvm.ir.Call, see))
     for name, kernel in kernels.items():
         module[tvm.ir.GlobalVar(name)] = kernel
-    lowered = with_cuda_extrema(tirx.transform.LowerIntrin()(tvm.IRModule(module)))
+    lowered = with_short_integers(with_cuda_extrema(tirx.transform.LowerIntrin()(tvm.IRModule(module))))
     text = tvm.get_global_func("target.build.cuda")(lowered, target).inspect_source()
     for name in dict.fromkeys(calls):
         # Code that several places call stays one copy; code called once is the kernel's own.

@@ -3,7 +3,9 @@
 It takes numbers to be real: ``x - x`` and ``x * 0`` are 0 to it, ``x == x`` is true, ``(x + y) - y`` is ``x``, not
 ``x < y`` is ``y <= x``. Of NaN and infinities that is wrong, and of sums it forgets their rounding. It refuses
 ``x / 0`` where 0 is a constant. Of unsigned integers it makes ``0 - 1`` of ``x - (x + 1)`` and of ``x < x + 1``, and
-then refuses that for being below zero. (TVM 0.27; docs/tvm-defects.md has what watches each.)
+then refuses that for being below zero. And it bounds integers of 8 and 16 bits as if they did not wrap around: of
+``int32(x + 1)`` it believes that it is above zero where ``x`` is ``uint8``. (TVM 0.27; docs/tvm-defects.md has what
+watches each.)
 """
 
 from __future__ import annotations
@@ -12,15 +14,17 @@ import math
 from collections.abc import Sequence
 from typing import TypeVar
 
+import tvm
 import tvm_ffi
 from tvm import tirx
 
 from souffle.program.extrema import is_floating
-from souffle.tvm_compat import PrimExpr, dtype_of, reduce_node, same_expression
+from souffle.tvm_compat import PrimExpr, collect, dtype_of, reduce_node, same_expression
 
 __all__ = ["exact_bodies", "with_ieee_arithmetic"]
 
 _Node = TypeVar("_Node")
+_WRAPPING = (tirx.Add, tirx.Sub, tirx.Mul, tirx.LShift, tirx.Cast)
 _ORDERED = (tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 
 
@@ -35,6 +39,8 @@ def with_ieee_arithmetic(node: _Node) -> _Node:
             ((tirx.EQ, tirx.NE), _equality),
             (tirx.Not, _negation),
             (_ORDERED, _unsigned),
+            (tirx.Cast, _conversion),
+            ((tirx.FloorDiv, tirx.FloorMod), _floored),
         ],
     )
 
@@ -82,8 +88,39 @@ def _unsigned(node: _Node) -> _Node:
         return node
     if not any(isinstance(side, (tirx.Add, tirx.Sub, tirx.Mul)) for side in (node.a, node.b)):
         return node
-    # A call, which it does not look into.
-    return type(node)(node.a, tirx.bitwise_xor(node.b, tirx.const(0, dtype)))
+    return type(node)(node.a, _hidden(node.b))
+
+
+def _hidden(value: PrimExpr) -> PrimExpr:
+    """`value` as an operation on bits, which TVM does not look into."""
+    return tirx.bitwise_xor(value, tirx.const(0, dtype_of(value)))
+
+
+def _conversion(node: tirx.Cast) -> PrimExpr:
+    """Keep TVM from bounding an integer that wraps around: it compares and divides what has 32 bits by its bounds."""
+    return tirx.Cast(dtype_of(node), _hidden(node.value)) if _is_long(node) and _wraps(node.value) else node
+
+
+def _floored(node: tirx.FloorDiv | tirx.FloorMod) -> PrimExpr:
+    """The same of a division that it makes a truncated one where it takes both sides not to be negative."""
+    a, b = (_hidden(side) if _wraps(side) else side for side in (node.a, node.b))
+    return node if a.same_as(node.a) and b.same_as(node.b) else type(node)(a, b)
+
+
+def _is_long(node: PrimExpr) -> bool:
+    return dtype_of(node).startswith(("int", "uint")) and not _is_short(node)
+
+
+def _is_short(node: PrimExpr) -> bool:
+    """Whether it is an integer of 8 or 16 bits."""
+    return dtype_of(node).startswith(("int", "uint")) and tvm.DataType(dtype_of(node)).bits <= 16
+
+
+def _wraps(value: PrimExpr) -> bool:
+    """Whether a short integer is calculated with what may wrap around, and is not hidden yet."""
+    if not _is_short(value) or isinstance(value, tirx.BitwiseXor):
+        return False
+    return any(_is_short(part) for kind in _WRAPPING for part in collect(value, kind))
 
 
 def _quotient(node: tirx.Div) -> PrimExpr:

@@ -233,7 +233,7 @@ def operation(op: str, *args: Expr) -> Expr:
             raise Undecided("a division by zero")
         return const(int(_EVALUATE[op](*(np.int64(a.value) for a in args))))
     values = [a.value if a.op == "const" else None for a in args]
-    if op == "add" and 0 in values:
+    if op in ("add", "bor", "bxor") and 0 in values:
         return args[0] if values[1] == 0 else args[1]
     if op in ("sub", "shl", "shr") and values[1] == 0:
         return args[0]

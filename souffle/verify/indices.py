@@ -272,7 +272,7 @@ class _Indices:
             return operation(op, one, self.of(node.b))
 
     def held(self, op: str, node: Any, one: Expr, other: Expr) -> Expr:
-        """What an operation gives in `node`'s type: unsigned numbers wrap around, others must not leave it.
+        """What an operation gives in `node`'s type: unsigned and short numbers wrap around, others must not leave it.
 
         What data may push over the end of its type may be anything afterwards.
         """
@@ -290,7 +290,7 @@ class _Indices:
         if result.opaque:
             return unknown(least, most)
         fits = low >= -_EVALUATED and high <= _EVALUATED
-        if least == 0:
+        if least == 0 or most <= _MOST_OF_SHORT:
             return wrapped(result, least, most) if fits else unknown(least, most)
         self.claims.claim(result, least, most, f"overflows {dtype_of(node)}")
         return result if fits else unknown(least, most)
@@ -319,6 +319,9 @@ def is_float(node: Any) -> bool:
 def _element_type(node: Any) -> str:
     return dtype_of(node).split("x")[0]
 
+
+_MOST_OF_SHORT = 2**15 - 1
+"""The greatest signed number that wraps around: of ``int16``."""
 
 _ANYTHING = (-(2**64), 2**64)
 """What has no type of which the range is known."""

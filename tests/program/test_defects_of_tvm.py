@@ -84,6 +84,44 @@ def test_cancelling_unsigned_integers_leaves_them(kind: type) -> None:
         Analyzer().simplify(cancelled)
 
 
+SHORT = tirx.Var("x", "uint8")
+ONE, THREE = tirx.const(1, "uint8"), tirx.const(3, "uint8")
+
+
+@pytest.mark.parametrize(
+    ("calculated", "believed"),
+    [
+        (tirx.Cast("int32", SHORT + ONE) > 0, 1),
+        (tirx.Cast("int32", tirx.const(0, "uint8") - SHORT) > 0, 0),
+        (tirx.truncmod(tirx.Cast("int32", SHORT * THREE), 3), 0),
+        (tirx.Cast("int32", tirx.Cast("int8", tirx.Cast("int32", SHORT) + 100)) > 0, 1),
+    ],
+)
+def test_short_integers_are_bounded_as_if_they_did_not_wrap_around(calculated: PrimExpr, believed: int) -> None:
+    kept = Analyzer().simplify(with_ieee_arithmetic(calculated))
+    assert collect(kept, tirx.Cast)
+    assert with_ieee_arithmetic(kept).same_as(kept), "hidden twice"
+    found = Analyzer().simplify(calculated)
+    assert isinstance(found, tirx.IntImm), mended("_conversion in program/ieee.py")
+    assert int(found) == believed
+
+
+def test_divisions_of_short_integers_are_truncated_where_these_wrap_around() -> None:
+    """``floormod`` of a sum of two numbers that are not below zero; LowerIntrin takes the sum not to be, either."""
+    most, three = np.int8([127, 100]), tirx.const(3, "int8")
+    a, b = (te.placeholder((2,), "int8", name=name) for name in "ab")
+
+    def rest(i: tirx.Var) -> PrimExpr:
+        zero = tirx.const(0, "int8")
+        return tirx.floormod(tirx.Max(a[i], zero) + tirx.Max(b[i], zero), three)
+
+    function = te.create_prim_func([a, b, te.compute((2,), rest, name="result")])
+    exact = function.with_body(with_ieee_arithmetic(function.body))
+    wanted, blank = np.mod(most + most, 3), np.zeros(2, np.int8)
+    np.testing.assert_array_equal(run(exact, most, most, result=blank), wanted)
+    assert not np.array_equal(run(function, most, most, result=blank), wanted), mended("_floored in program/ieee.py")
+
+
 T = tirx.Var("t", "int32")
 
 

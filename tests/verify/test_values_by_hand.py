@@ -233,3 +233,26 @@ def test_a_section_of_the_certificate() -> None:
     assert wrong.counterexamples[0].rule == "wrong value"
     assert wrong.counterexamples[0].stages == ("hand1",)
     assert section(lambda m: extern("some_function", m.tid)).verdict == UNKNOWN
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
+def test_short_integers_wrap_around(dtype: str) -> None:
+    """What is calculated in a longer type, as C does, is another number; the same sum in another order is not."""
+
+    def half(x: object, long: str) -> object:
+        wide = tirx.Cast(long, x)
+        return tirx.Cast(dtype, tirx.truncdiv(wide * wide + wide, tirx.const(2, long)))
+
+    def hand(value: Callable[[object], object]):
+        def body(memory: Memory) -> tirx.Stmt:
+            return tirx.BufferStore(memory.tensors[1], value(memory.tensors[0][at(memory)]), [at(memory)])
+
+        x = te.placeholder((SIZE,), dtype, name="x")
+        wanted = te.create_prim_func([x, te.compute((SIZE,), lambda i: half(x[i], dtype), name="y")])
+        stages = [(stage("hand", [SIZE, SIZE], body, dtype=dtype), SIZE // THREADS, THREADS)]
+        return values_agree(wanted, stages)
+
+    assert isinstance(hand(lambda x: half(x, dtype)), Agreement)
+    in_another_order = hand(lambda x: tirx.truncdiv(x + x * x, tirx.const(2, dtype)))
+    assert isinstance(in_another_order, Agreement)
+    assert isinstance(hand(lambda x: half(x, "int32")), Mismatch)

@@ -14,6 +14,7 @@ from souffle.tvm_compat import const_int, same_expression
 from souffle.verify.expressions import Undecided
 from souffle.verify.values.field import Number
 from souffle.verify.values.inputs import Values, elements_of
+from souffle.verify.values.integers import in_type
 from souffle.verify.values.memory import Fault
 from souffle.verify.values.points import Numbers
 from souffle.verify.values.products import Factors, factors_of
@@ -345,7 +346,7 @@ def _folded(kind: type, so_far: Number, terms: np.ndarray, numbers: Numbers, dty
     """A reduction's terms, put to what it has."""
     if not is_float(dtype):
         operate = {tirx.Add: np.add, tirx.Mul: np.multiply, tirx.Max: np.maximum, tirx.Min: np.minimum}[kind]
-        return operate(so_far, operate.reduce(terms, axis=0))
+        return in_type(dtype, operate)(so_far, operate.reduce(terms, axis=0))
     if kind is tirx.Add:
         return numbers.add(so_far, numbers.sum_of(terms))
     if kind is tirx.Mul:

@@ -8,7 +8,6 @@ the field, integers and Booleans hold integers. Functions are ``f(frame, mask)``
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -24,6 +23,7 @@ from souffle.tvm_compat import const_int, dtype_of
 from souffle.verify.expressions import Undecided
 from souffle.verify.indices import operator_name
 from souffle.verify.values.field import Number
+from souffle.verify.values.integers import INTEGER_OPERATORS, as_integers, in_type, wrapped
 from souffle.verify.values.points import Numbers
 from souffle.verify.values.positions import decided
 from souffle.verify.values.sightings import Sighting, TextSightings
@@ -51,51 +51,6 @@ def none_of(mask: Mask) -> bool:
     return mask is not None and not mask.any()
 
 
-def _uniform(*values: Number) -> bool:
-    return all(isinstance(v, int) for v in values)
-
-
-def _truncated_quotient(a: Number, b: Number) -> Number:
-    if _uniform(a, b):
-        return (abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1) if b else 0
-    if isinstance(b, int) and b > 0:
-        return (a + ((a >> 63) & (b - 1))) // b
-    divisor = np.where(b == 0, 1, b)
-    quotient = a // divisor
-    return quotient + ((quotient < 0) & (quotient * divisor != a))
-
-
-def _floor_quotient(a: Number, b: Number) -> Number:
-    if _uniform(a, b) or isinstance(b, int):
-        return a // b if b else 0
-    return a // np.where(b == 0, 1, b)
-
-
-def _truncated_rest(a: Number, b: Number) -> Number:
-    return a - _truncated_quotient(a, b) * b
-
-
-def _floor_rest(a: Number, b: Number) -> Number:
-    return a - _floor_quotient(a, b) * b
-
-
-_INTEGER: dict[type, Callable[[Number, Number], Number]] = {
-    tirx.Add: lambda a, b: a + b,
-    tirx.Sub: lambda a, b: a - b,
-    tirx.Mul: lambda a, b: a * b,
-    tirx.Div: _truncated_quotient,
-    tirx.Mod: _truncated_rest,
-    tirx.FloorDiv: _floor_quotient,
-    tirx.FloorMod: _floor_rest,
-    tirx.Min: lambda a, b: min(a, b) if _uniform(a, b) else np.minimum(a, b),
-    tirx.Max: lambda a, b: max(a, b) if _uniform(a, b) else np.maximum(a, b),
-    tirx.LShift: operator.lshift,
-    tirx.RShift: operator.rshift,
-    tirx.BitwiseAnd: lambda a, b: a & b,
-    tirx.BitwiseOr: lambda a, b: a | b,
-    tirx.BitwiseXor: lambda a, b: a ^ b,
-}
-
 _FIELD: dict[type, Callable[[Numbers, Number, Number], Number]] = {
     tirx.Add: Numbers.add,
     tirx.Sub: Numbers.subtract,
@@ -115,14 +70,6 @@ _COMPARED: dict[type, Callable[[Number, Number], Any]] = {
     tirx.LE: lambda a, b: a <= b,
     tirx.GT: lambda a, b: a > b,
     tirx.GE: lambda a, b: a >= b,
-}
-
-_BITS = {
-    "tirx.shift_left": tirx.LShift,
-    "tirx.shift_right": tirx.RShift,
-    "tirx.bitwise_and": tirx.BitwiseAnd,
-    "tirx.bitwise_or": tirx.BitwiseOr,
-    "tirx.bitwise_xor": tirx.BitwiseXor,
 }
 
 
@@ -217,10 +164,10 @@ class Scalars:
         kind = type(node)
         if kind in _COMPARED:
             return self._comparison(kind, node)
-        if kind in _INTEGER:
+        if kind in INTEGER_OPERATORS:
             if kind in (tirx.Min, tirx.Max):
                 return self._extreme(kind, node)
-            table = _FIELD if is_float(dtype_of(node)) else _INTEGER
+            table = _FIELD if is_float(dtype_of(node)) else INTEGER_OPERATORS
             if kind is tirx.Add and table is _FIELD:
                 for product, other in ((node.a, node.b), (node.b, node.a)):
                     if isinstance(product, tirx.Mul):
@@ -230,13 +177,17 @@ class Scalars:
                 return self._function(_RESTS[kind], [self.of(node.a), self.of(node.b)], (node.a, node.b))
             if kind not in table:
                 raise Undecided(f"{kind.__name__} of {dtype_of(node)}")
-            operate = table[kind] if table is _INTEGER else partial(table[kind], self.numbers)
+            exact = table is INTEGER_OPERATORS
+            operate = in_type(dtype_of(node), table[kind]) if exact else partial(table[kind], self.numbers)
             return self._binary(operate, self.of(node.a), self.of(node.b))
         if kind in (tirx.And, tirx.Or):
             return self._connective(kind, self.of(node.a), self.of(node.b))
         if kind is tirx.Not:
             inner = self.of(node.a)
             return lambda f, m: _negated(inner(f, m))
+        if kind is tirx.BitwiseNot:
+            complement, bits = in_type(dtype_of(node), lambda value: ~as_integers(value)), self.of(node.a)
+            return lambda f, m: complement(bits(f, m))
         if kind is tirx.Select:
             return self._choice(node.condition, node.true_value, node.false_value)
         if kind is tirx.Cast:
@@ -307,8 +258,8 @@ class Scalars:
             with suppress(Undecided):
                 return self._choice((tirx.GE if kind is tirx.Max else tirx.LE)(node.a, node.b), node.a, node.b)
         a, b = self.of(node.a), self.of(node.b)
-        table = _FIELD if is_float(dtype_of(node)) else _INTEGER
-        operate = _INTEGER[kind] if table is _INTEGER else partial(table[kind], self.numbers)
+        table = _FIELD if is_float(dtype_of(node)) else INTEGER_OPERATORS
+        operate = INTEGER_OPERATORS[kind] if table is INTEGER_OPERATORS else partial(table[kind], self.numbers)
         if self.numbers.sums and table is _FIELD and self.is_drawn(node.a) and self.is_drawn(node.b):
             joined, most = self.numbers.joined, kind is tirx.Max
             return lambda f, m: joined(np.array(np.broadcast_arrays(a(f, m), b(f, m))), most)
@@ -382,13 +333,14 @@ class Scalars:
             return value
         if is_float(target):
             residue = self.numbers.residue
-            return lambda f, m: residue(_as_integers(value(f, m)))
+            return lambda f, m: residue(as_integers(value(f, m)))
         truth = target.startswith("bool")
         if is_float(source) and not self.is_drawn(node):
             return decided(lambda x: x != 0 if truth else np.trunc(x).astype(np.int64), (node.value,), self)
         if is_float(source):
             sighting = self.sighting(node)
-            convert = self.numbers.whole if not truth else lambda number: _truth(number != 0)
+            whole = in_type(target, self.numbers.whole)
+            convert = whole if not truth else lambda number: _truth(number != 0)
 
             def converted(f: Frame, m: Mask) -> Number:
                 found = convert(value(f, m))
@@ -401,12 +353,11 @@ class Scalars:
             return lambda f, m: _truth(value(f, m) != 0)
         old, new = tvm.DataType(source), tvm.DataType(target)
         if source.startswith("bool") or (new.bits >= 32 and new.bits >= old.bits) or new.bits >= 64:
-            return lambda f, m: _as_integers(value(f, m))
-        low, bits = 0 if target.startswith("u") else -(1 << (new.bits - 1)), (1 << new.bits) - 1
+            return lambda f, m: as_integers(value(f, m))
         if new.bits >= 32 and not target.startswith("u"):
             # Integers are exact here: TVM narrows indices to 32 bits where they fit.
             return value
-        return lambda f, m: ((_as_integers(value(f, m)) - low) & bits) + low
+        return lambda f, m: wrapped(target, as_integers(value(f, m)))
 
     def _shuffle(self, node: tirx.Shuffle) -> Evaluator:
         vectors = [self.of(v) for v in node.vectors]
@@ -428,12 +379,6 @@ class Scalars:
         if name in ("prim.likely", "tirx.likely"):
             return self.of(node.args[0])
         arguments = node.args[1:] if node.args and isinstance(node.args[0], tvm.ir.StringImm) else node.args
-        if name in _BITS:
-            a, b = (self.of(x) for x in arguments)
-            return self._binary(_INTEGER[_BITS[name]], a, b)
-        if name == "tirx.bitwise_not":
-            a = self.of(arguments[0])
-            return lambda f, m: ~_as_integers(a(f, m))
         if name in ("tirx.fma", "fmaf", "fma", "__fmaf_rn"):
             a, b, c = (self.of(x) for x in arguments)
             return self._multiply_add(a, b, c)
@@ -477,7 +422,3 @@ def _truth(value: Any) -> Number:
 
 def _negated(value: Number) -> Number:
     return int(not value) if isinstance(value, int) else value == 0
-
-
-def _as_integers(value: Number) -> Number:
-    return value.astype(np.int64) if isinstance(value, np.ndarray) and value.dtype == bool else value
