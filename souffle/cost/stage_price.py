@@ -1,29 +1,44 @@
-"""What a stage takes inside a kernel, for those who weigh one stage against two: on-chip reuse (paper §6.5)."""
+"""What a stage takes inside a kernel, for those who weigh one stage against two, or one schedule against another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from souffle.cost.device import CostDevice
+from souffle.cost.kernel import MEDIAN_ERROR
 from souffle.cost.predict import predict_stage, resources_in_kernel
 from souffle.schedule.lower import DeviceFunction
 
-__all__ = ["price_on", "stage_price"]
+__all__ = ["StagePrices", "price_on"]
 
 
-def price_on(device: CostDevice | None) -> Callable[[Sequence[DeviceFunction]], float] | None:
-    """:func:`stage_price` on a device; none where no product of an architecture is described."""
-    return None if device is None else partial(stage_price, device)
-
-
-def stage_price(device: CostDevice, functions: Sequence[DeviceFunction]) -> float:
-    """The predicted seconds of a lowered stage, with the grid sync before it.
+@dataclass(frozen=True)
+class StagePrices:
+    """Predicted seconds of stages on a device, each with the grid sync before it.
 
     A stage is one of several of its kernel: it finds what it reads in the L2 cache, and shares the multiprocessor as
     stages leave it to each other.
     """
-    # As if measured, so that they are taken as they are.
-    resources = replace(resources_in_kernel(functions), measured=True)
-    return predict_stage(functions, device, resources, start="sync", warm=True).seconds
+
+    device: CostDevice
+
+    def __call__(self, functions: Sequence[DeviceFunction]) -> float:
+        """The seconds of a lowered stage."""
+        # As if measured, so that they are taken as they are.
+        resources = replace(resources_in_kernel(functions), measured=True)
+        return predict_stage(functions, self.device, resources, start="sync", warm=True).seconds
+
+    def of_clocks(self, clocks: float) -> float:
+        """The seconds of a stage that takes so many clocks."""
+        return self.device.grid_sync_seconds + clocks / self.device.clock_hz
+
+    @property
+    def error(self) -> float:
+        """The factor by which two prices must differ to be told apart."""
+        return MEDIAN_ERROR
+
+
+def price_on(device: CostDevice | None) -> StagePrices | None:
+    """Prices on a device; none where no product of an architecture is described."""
+    return None if device is None else StagePrices(device)

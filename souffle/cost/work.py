@@ -26,6 +26,7 @@ from tvm.ir.expr import TensorLoad
 from souffle.cost.counting import BANK_BYTES, WARP, Counter, Surrounding, Work
 from souffle.cost.device_calls import DeviceCalls
 from souffle.index.arrays import Shape, Value, apply, constant, joined_shape
+from souffle.schedule.gpu.rule import GpuSchedule
 from souffle.schedule.lower import DeviceFunction
 from souffle.tvm_compat import const_int, dtype_of
 
@@ -88,14 +89,15 @@ def work_of(function: DeviceFunction) -> Work:
     Work
         The mean of the sampled tiles.
     """
-    if function not in _KNOWN:
-        _KNOWN[function] = _Walk(function).run()
-    return _KNOWN[function]
+    known = _KNOWN.setdefault(function.schedule, {})
+    if function.func not in known:
+        known[function.func] = _Walk(function).run()
+    return known[function.func]
 
 
-_KNOWN: WeakKeyDictionary[DeviceFunction, Work] = WeakKeyDictionary()
-"""Counted once for each function, whoever asks: whether to split a stage, to cut a kernel, and what to report of it.
-Gone with the function."""
+_KNOWN: WeakKeyDictionary[GpuSchedule, dict[tirx.PrimFunc, Work]] = WeakKeyDictionary()
+"""Counted once for each function, under whatever name, whoever asks: which rule to take, whether to split a stage, to
+cut a kernel, and what to report of it. Gone with the schedule."""
 
 
 class _Walk:

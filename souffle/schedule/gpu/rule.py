@@ -106,12 +106,19 @@ class Sketch:
     make : callable
         The schedule with given values; or the reason why these do not go together, as where they need more shared
         memory than a block may have.
+    clocks : callable, optional
+        The rule's own estimate of what the whole grid takes with its own values, in clocks; infinite if there are none.
+        A rule without one is taken by its place in the order alone.
+    least : float
+        Clocks below which that estimate cannot be, known without working it out.
     """
 
     rule: str
     knobs: tuple[Knob, ...]
     choose: Callable[[], Values | Refused]
     make: Callable[[Values], GpuSchedule | Refused]
+    clocks: Callable[[], float] | None = None
+    least: float = 0.0
 
     @property
     def size(self) -> int:
@@ -160,6 +167,8 @@ class Rule:
         From the form and a :class:`GpuRequest` to the sketch; or the reason why there is none, which names the block.
     whole_rows : bool
         Whether its tiles hold whole rows, so that reductions that depend on each other stay within a block.
+    yields : bool
+        Whether it is preferred only to those later rules that estimate no fewer clocks.
     starts_reductions : bool
         Whether reductions over a sum of products can start in its tiles (``STARTS_IN_TILES``).
     """
@@ -168,6 +177,7 @@ class Rule:
     reads: Callable[[StageForms], Any]
     apply: Callable[[Any, GpuRequest], Sketch | Refused]
     whole_rows: bool = False
+    yields: bool = False
     starts_reductions: bool = False
 
     def sketch(self, stage: StageForms, request: GpuRequest) -> Sketch | Refused:

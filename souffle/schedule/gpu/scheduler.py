@@ -1,25 +1,42 @@
-"""The GPU's scheduler, as the formation of stages asks it: rules in their order, and a schedule is only as good as the
-code that it gives."""
+"""The GPU's scheduler, as the formation of stages asks it: the preferred rule that gives code, or a cheaper one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import tvm
 from tvm import tirx
 
 from souffle.decision import Refused
 from souffle.schedule.drafts import Answer
-from souffle.schedule.gpu import RULES, answers
 from souffle.schedule.gpu.device import GpuDevice
-from souffle.schedule.gpu.rule import GpuRequest
+from souffle.schedule.gpu.offers import Offers
+from souffle.schedule.gpu.registry import RULES
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Rule
 from souffle.schedule.lower import DeviceFunction, LoweringError, cuda_target, lower_stage
 from souffle.tvm_compat import structural_digest
 
-__all__ = ["THREADS", "GpuScheduler", "gpu_request"]
+__all__ = ["THREADS", "GpuScheduler", "Prices", "gpu_request"]
 
 THREADS = 256
 """Of a block, the same for all stages, so that any of them can be merged."""
+
+
+class Prices(Protocol):
+    """Predicted seconds of stages in a kernel, each with the grid sync before it."""
+
+    error: float
+    """The factor by which two must differ to be told apart."""
+
+    def __call__(self, functions: Sequence[DeviceFunction]) -> float:
+        """Of a lowered stage."""
+        ...
+
+    def of_clocks(self, clocks: float) -> float:
+        """Of a stage by the estimate of its rule."""
+        ...
 
 
 def gpu_request(device: GpuDevice, threads: int = THREADS) -> GpuRequest:
@@ -27,14 +44,26 @@ def gpu_request(device: GpuDevice, threads: int = THREADS) -> GpuRequest:
     return GpuRequest(device.arch, threads, device.sm_count, device.shared_per_block)
 
 
+@dataclass(frozen=True, eq=False)
+class _Lowered:
+    """A rule's schedule and the code that it gives."""
+
+    rule: Rule
+    schedule: GpuSchedule
+    functions: tuple[DeviceFunction, ...]
+
+
 class GpuScheduler:
     """Schedules and lowers stages for one device, each distinct one once.
+
+    Of the rules that apply it takes the most preferred one, unless another's schedule is predicted to take less time by
+    more than the cost model's error.
 
     Parameters
     ----------
     device : GpuDevice
-    price : callable, optional
-        The predicted seconds of a lowered stage in a kernel, with the grid sync before it; without, none is known.
+    price : Prices, optional
+        Without it the order of the rules decides.
     threads : int
         Of a block.
 
@@ -45,12 +74,7 @@ class GpuScheduler:
         TVM's for the device.
     """
 
-    def __init__(
-        self,
-        device: GpuDevice,
-        price: Callable[[tuple[DeviceFunction, ...]], float] | None = None,
-        threads: int = THREADS,
-    ) -> None:
+    def __init__(self, device: GpuDevice, price: Prices | None = None, threads: int = THREADS) -> None:
         self.request = gpu_request(device, threads)
         self.target: tvm.target.Target = cuda_target(device.arch)
         self._price = price
@@ -68,20 +92,54 @@ class GpuScheduler:
         return None if self._price is None else self._price(answer.functions)
 
     def _answer(self, func: tirx.PrimFunc) -> Answer:
-        refusals: list[Refused] = []
-        for schedule in answers(func, self.request):
-            if isinstance(schedule, Refused):
-                refusals.append(schedule)
+        offers = Offers(func, self.request)
+        rules = offers.preferred()
+        reasons: list[str] = []
+        for rule in rules:
+            first = self._lowered(offers, rule)
+            if isinstance(first, Refused):
+                reasons.append(first.reason)
                 continue
-            try:
-                functions = lower_stage("stage", schedule, self.target)
-            except LoweringError as error:
-                refusals.append(Refused(f"{schedule.rule}: {error}"))
-                continue
-            rank, rowwise = list(RULES).index(schedule.rule), RULES[schedule.rule].whole_rows
-            return Answer(schedule, schedule.rule, rank, rowwise, schedule.tiles, _reasons(refusals), functions)
-        return Answer(None, "none", len(RULES), False, 0, _reasons(refusals))
+            chosen, reason = self._cheaper(offers, first, list(rules))
+            schedule = chosen.schedule
+            # As good as the preferred rule's, at least.
+            rank = list(RULES).index(first.rule.name)
+            why = "; ".join([*reasons, reason] if reason else reasons)
+            rowwise = chosen.rule.whole_rows
+            return Answer(schedule, schedule.rule, rank, rowwise, schedule.tiles, why, chosen.functions)
+        return Answer(None, "none", len(RULES), False, 0, "; ".join(reasons))
 
+    def _lowered(self, offers: Offers, rule: Rule) -> _Lowered | Refused:
+        schedule = offers.schedule(rule)
+        if isinstance(schedule, Refused):
+            return schedule
+        try:
+            return _Lowered(rule, schedule, lower_stage("stage", schedule, self.target))
+        except LoweringError as error:
+            return Refused(f"{rule.name}: {error}")
 
-def _reasons(refusals: list[Refused]) -> str:
-    return "; ".join(refusal.reason for refusal in refusals)
+    def _cheaper(self, offers: Offers, first: _Lowered, others: Sequence[Rule]) -> tuple[_Lowered, str]:
+        """The cheapest of a schedule and those of other rules, and why it is another one.
+
+        A prediction takes as long as the lowering before it, so it is asked for only where a rule's own estimate says
+        that it may be the cheapest: not more than the first's by their estimates, and less than it by the prediction.
+        """
+        price = self._price
+        if price is None or not offers.estimates(first.rule):
+            return first, ""
+        bound = price.error * offers.clocks(first.rule)
+        clocks = {rule: offers.clocks(rule, below=bound) for rule in others}
+        near = sorted((rule for rule in others if clocks[rule] < bound), key=clocks.__getitem__)
+        if not near:
+            return first, ""
+        own = price(first.functions)
+        best, least = first, own / price.error
+        for rule in near:
+            if price.of_clocks(clocks[rule]) >= least:
+                break
+            other = self._lowered(offers, rule)
+            if isinstance(other, _Lowered) and price(other.functions) < least:
+                best, least = other, price(other.functions)
+        if best is first:
+            return first, ""
+        return best, f"{first.rule.name}: {own * 1e6:.1f} µs predicted, {least * 1e6:.1f} by {best.rule.name}"

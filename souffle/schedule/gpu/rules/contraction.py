@@ -9,6 +9,9 @@ comes after the reduction is applied to the totals as they are written.
 
 from __future__ import annotations
 
+from functools import cache
+from math import inf
+
 from tvm import tirx
 
 from souffle.decision import Refused
@@ -16,9 +19,10 @@ from souffle.schedule.gpu.emit.contraction_emission import emit_contraction
 from souffle.schedule.gpu.forms.matrix_product import Contraction, read_contraction
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Rule, Sketch, Values
+from souffle.schedule.gpu.tiling.contraction_cost import least_clocks
 from souffle.schedule.gpu.tiling.contraction_tiling import Tiling, choose_tiling, knobs_of, problem_of, refusal_of
 
-__all__ = ["CONTRACTION", "estimated_clocks", "tile_of"]
+__all__ = ["CONTRACTION", "tile_of"]
 
 
 def _apply(problem: Contraction, request: GpuRequest) -> Sketch | Refused:
@@ -30,11 +34,17 @@ def _apply(problem: Contraction, request: GpuRequest) -> Sketch | Refused:
     if refusal is not None:
         return Refused(f"block {problem.name}: {refusal}")
 
+    @cache
+    def best() -> tuple[float, Tiling] | None:
+        return choose_tiling(problem, request)
+
     def choose() -> Values | Refused:
-        found = choose_tiling(problem, request)
-        if found is None:
-            return Refused(f"block {problem.name}: {_unfit(problem, request)}")
-        return found[1].values
+        found = best()
+        return Refused(f"block {problem.name}: {_unfit(problem, request)}") if found is None else found[1].values
+
+    def clocks() -> float:
+        found = best()
+        return inf if found is None else found[0]
 
     def make(values: Values) -> GpuSchedule | Refused:
         tiling = Tiling.of(values, request.threads)
@@ -44,16 +54,10 @@ def _apply(problem: Contraction, request: GpuRequest) -> Sketch | Refused:
         kernel, tiles = emit_contraction(problem, tiling, request)
         return GpuSchedule(kernel, CONTRACTION.name, tiles, request.threads)
 
-    return Sketch(CONTRACTION.name, knobs_of(problem, request), choose, make)
+    return Sketch(CONTRACTION.name, knobs_of(problem, request), choose, make, clocks, least_clocks(problem, request))
 
 
 CONTRACTION = Rule("contraction", read_contraction, _apply, starts_reductions=True)
-
-
-def estimated_clocks(problem: Contraction, request: GpuRequest) -> float | None:
-    """The estimate of this rule's own choice, to compare another rule's with; ``None`` if it does not apply."""
-    found = None if refusal_of(problem, request) is not None else choose_tiling(problem, request)
-    return None if found is None else found[0]
 
 
 def tile_of(func: tirx.PrimFunc, request: GpuRequest) -> tuple[int, int] | None:

@@ -8,7 +8,8 @@ so that no extent has to be a multiple of anything. Where rows and columns are f
 
 from __future__ import annotations
 
-from math import prod
+from functools import cache
+from math import inf, prod
 
 from souffle.decision import Refused
 from souffle.schedule.gpu.emit.async_copy import compute_capability
@@ -37,11 +38,19 @@ def _apply(problem: Contraction, request: GpuRequest) -> Sketch | Refused:
         return Refused(f"block {problem.name}: {reason}")
     operands = problem_of(problem, request)
 
+    @cache
+    def best() -> tuple[float, MmaTiling] | None:
+        return choose_tiling(problem, operands, request)
+
     def choose() -> Values | Refused:
-        tiling = choose_tiling(problem, operands, request)
-        if tiling is None:
+        found = best()
+        if found is None:
             return Refused(f"block {problem.name}: no tile fits {request.max_shared_bytes} bytes of shared memory")
-        return tiling.values
+        return found[1].values
+
+    def clocks() -> float:
+        found = best()
+        return inf if found is None else found[0]
 
     def make(values: Values) -> GpuSchedule | Refused:
         tiling = MmaTiling.of(values, request.threads)
@@ -54,7 +63,7 @@ def _apply(problem: Contraction, request: GpuRequest) -> Sketch | Refused:
         kernel, tiles = emit_mma(problem, tiling, own, request.threads), prod(tiling.counts(problem.extents))
         return GpuSchedule(kernel, MMA_CONTRACTION.name, tiles, request.threads, tensor_cores=True)
 
-    return Sketch(MMA_CONTRACTION.name, knobs_of(problem, operands, request.threads), choose, make)
+    return Sketch(MMA_CONTRACTION.name, knobs_of(problem, operands, request.threads), choose, make, clocks)
 
 
 MMA_CONTRACTION = Rule("mma_contraction", read_contraction, _apply)

@@ -8,6 +8,9 @@ defined, and what comes after the reduction is applied there in fp32.
 
 from __future__ import annotations
 
+from functools import cache
+from math import inf
+
 from souffle.decision import Refused
 from souffle.schedule.gpu.emit.wmma_emission import emit_wmma
 from souffle.schedule.gpu.forms.matrix_product import Contraction, read_contraction
@@ -30,9 +33,17 @@ def _apply(problem: Contraction, request: GpuRequest) -> Sketch | Refused:
         return Refused(f"block {problem.name}: {reason}")
     unfit = Refused(f"block {problem.name}: no tile fits {request.max_shared_bytes} bytes of shared memory")
 
+    @cache
+    def best() -> tuple[float, WmmaTiling] | None:
+        return choose_tiling(problem, request)
+
     def choose() -> Values | Refused:
-        tiling = choose_tiling(problem, request)
-        return unfit if tiling is None else tiling.values
+        found = best()
+        return unfit if found is None else found[1].values
+
+    def clocks() -> float:
+        found = best()
+        return inf if found is None else found[0]
 
     def make(values: Values) -> GpuSchedule | Refused:
         tiling = WmmaTiling.of(values, request.threads)
@@ -41,7 +52,7 @@ def _apply(problem: Contraction, request: GpuRequest) -> Sketch | Refused:
         kernel, tiles = emit_wmma(problem, tiling, request.threads)
         return GpuSchedule(kernel, TENSOR_CORE_CONTRACTION.name, tiles, request.threads, tensor_cores=True)
 
-    return Sketch(TENSOR_CORE_CONTRACTION.name, knobs_of(problem, request), choose, make)
+    return Sketch(TENSOR_CORE_CONTRACTION.name, knobs_of(problem, request), choose, make, clocks)
 
 
 TENSOR_CORE_CONTRACTION = Rule("tensor_core_contraction", read_contraction, _apply)

@@ -21,7 +21,7 @@ from souffle.schedule.gpu.forms.memory_access import lanes_along
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.tvm_compat import collect
 
-__all__ = ["Number", "Side", "estimate", "result_lanes_of", "sides_of"]
+__all__ = ["Number", "Side", "estimate", "least_clocks", "result_lanes_of", "sides_of"]
 
 _WARP, _LINE, _WIDE = 32, 128, 4
 _MEMORY_LATENCY, _SHARED_LATENCY, _BARRIER = 500.0, 30.0, 30.0
@@ -155,8 +155,7 @@ def estimate(
         index = index + reads * (side.index + np.where(copied, _COPY, 0.0))
         issued = issued + reads * np.where(copied, 1, 2)
         shared = shared + reads * np.where(copied, 1, 2) * max(1.0, side.lanes * 4 * _WARP / _LINE)
-    fp32_warps = _INT_WARPS if request.arch in _FEW_LANES else 2 * _INT_WARPS
-    busy = warps * _largest((issued + index) / _ISSUE, products / fp32_warps, index / _INT_WARPS, shared)
+    busy = warps * _largest((issued + index) / _ISSUE, products / _fp32_warps(request), index / _INT_WARPS, shared)
     own = busy + np.ceil(tiling.step / _DEPTH) * _SHARED_LATENCY + np.where(overlapped, 1, 2) * _BARRIER
     chain = np.maximum(own, _MEMORY_LATENCY / np.maximum(1, tiling.stages - 1))
     stored = np.array([result_lanes_of(problem, max(most, 1)) for most in range(_WIDE + 1)])[tiling.together]
@@ -171,6 +170,16 @@ def estimate(
     full, rest = np.divmod(tiles, request.sm_count * resident)
     last = np.where(rest > 0, np.maximum(np.ceil(rest / request.sm_count) * whole, alone), 0.0)
     return full * np.maximum(resident * whole, alone) + last
+
+
+def least_clocks(problem: Contraction, request: GpuRequest) -> float:
+    """What no tiling's estimate is below: its products, and what a block waits for its first operands."""
+    lanes = _fp32_warps(request) * _WARP
+    return max(_MEMORY_LATENCY, prod(problem.extents) / (request.sm_count * lanes))
+
+
+def _fp32_warps(request: GpuRequest) -> float:
+    return _INT_WARPS if request.arch in _FEW_LANES else 2 * _INT_WARPS
 
 
 def _largest(*values: float | np.ndarray) -> float | np.ndarray:

@@ -25,7 +25,7 @@ from souffle.schedule.gpu.tiling.direct_tiling import (
 )
 from souffle.tvm_compat import collect
 
-__all__ = ["choose_tiling", "estimate", "knobs_of", "problem_of", "tiling_of"]
+__all__ = ["choose_tiling", "estimate", "knobs_of", "least_clocks", "problem_of", "tiling_of"]
 
 _EACH = (1, 2, 3, 4, 7, 8)
 """Outputs of a thread along an axis: powers of two, and what divides the 7, 14, 28, 56 and 112 of image networks."""
@@ -77,11 +77,12 @@ def tiling_of(plan: Plan, values: Values) -> Tiling:
     return Tiling(each, values["lanes"], values["split"], values["turns"])
 
 
+@lru_cache(maxsize=4)
 def choose_tiling(plan: Plan, request: GpuRequest) -> tuple[float, Values] | None:
     """The values of least estimated time, and that time in clocks; ``None`` if none go together.
 
     Of those that are about as fast, it is those of the widest reads: they need fewer of what the estimate does not see,
-    such as slots for loads on their way.
+    such as slots for loads on their way. Two rules ask for it.
     """
     found = []
     # More turns do by hand what the compiler's own unrolling does; they are left to a search.
@@ -99,6 +100,12 @@ def choose_tiling(plan: Plan, request: GpuRequest) -> tuple[float, Values] | Non
     alike = [one for one in found if one[0] <= _ALIKE * least]
     time, _, values = min(alike, key=lambda one: (-one[2]["lanes"], one[1], one[0]))
     return time, values
+
+
+def least_clocks(plan: Plan, request: GpuRequest) -> float:
+    """What no estimate is below: its products, and what a block waits for memory."""
+    products = plan.problem.size * plan.problem.length
+    return max(2 * _MEMORY_LATENCY, products / (request.sm_count * _FP32_WARPS * WARP))
 
 
 def _registers(plan: Plan, tiling: Tiling, held: tuple[Held, ...]) -> int:

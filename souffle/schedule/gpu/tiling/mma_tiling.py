@@ -274,8 +274,8 @@ def _is_idle(extents: tuple[int, int, int, int], tiling: MmaTiling) -> bool:
     )
 
 
-def choose_tiling(problem: Contraction, operands: Operands, request: GpuRequest) -> MmaTiling | None:
-    """The tiling of least estimated time.
+def choose_tiling(problem: Contraction, operands: Operands, request: GpuRequest) -> tuple[float, MmaTiling] | None:
+    """The tiling of least estimated time, and that time in clocks.
 
     Of those that are about as fast, it is one with the fewest tiles, and of these with the least shared memory: a grid
     that fits one wave ends no kernel (§5.4).
@@ -286,7 +286,7 @@ def choose_tiling(problem: Contraction, operands: Operands, request: GpuRequest)
     found = [(_cost(problem, operands, tiling, request), tiling) for tiling in sharing or every]
     if not found:
         # Short and few: the smallest tile that there is.
-        found = [(0.0, t) for t in _smallest(problem, operands, request)]
+        found = [(_cost(problem, operands, t, request), t) for t in _smallest(problem, operands, request)]
     least = min((cost for cost, _ in found), default=0.0)
     alike = [(cost, tiling) for cost, tiling in found if cost <= _ALIKE * least]
 
@@ -294,7 +294,7 @@ def choose_tiling(problem: Contraction, operands: Operands, request: GpuRequest)
         cost, tiling = one
         return prod(tiling.counts(problem.extents)), tiling.shared_bytes(operands), cost
 
-    return min(alike, key=size)[1] if alike else None
+    return min(alike, key=size) if alike else None
 
 
 def _smallest(problem: Contraction, operands: Operands, request: GpuRequest) -> list[MmaTiling]:

@@ -94,8 +94,8 @@ def knobs_of(problem: Contraction, request: GpuRequest) -> tuple[Knob, ...]:
     )
 
 
-def choose_tiling(problem: Contraction, request: GpuRequest) -> WmmaTiling | None:
-    """The tiling of least estimated time; ``None`` if none fits shared memory."""
+def choose_tiling(problem: Contraction, request: GpuRequest) -> tuple[float, WmmaTiling] | None:
+    """The tiling of least estimated time, and that time in clocks; ``None`` if none fits shared memory."""
     best: tuple[float, WmmaTiling] | None = None
     warps = request.threads // 32
     along_rows, down, across, steps = (knob.values for knob in knobs_of(problem, request))
@@ -109,7 +109,7 @@ def choose_tiling(problem: Contraction, request: GpuRequest) -> WmmaTiling | Non
                 if best is None or cost < best[0]:
                     best = (cost, tiling)
                 break
-    return None if best is None else best[1]
+    return best
 
 
 def _cost(problem: Contraction, tiling: WmmaTiling, request: GpuRequest) -> float:
