@@ -20,7 +20,7 @@ from souffle.certificate import REFUTED
 from souffle.cli.output import format_table
 from souffle.errors import CertificateError
 from souffle.pipeline import compile_cuda
-from souffle.verify.compiled import certified
+from souffle.verify.certified_step import certified
 
 
 def prove(name: str, size: str, level: str, precision: str, arch: str, verify: str) -> dict:

@@ -1,8 +1,8 @@
 """Bytes of global memory that kernels touch, counted exactly from their TensorIR, without computing anything.
 
-The certificate's reader (:mod:`souffle.verify.reader`) gives each stage function as loops, conditions and accesses with
-integer expressions as addresses. Here that skeleton is written as C, compiled, and run for every tile and thread: it
-goes through the same accesses as the kernel and only counts them.
+The certificate's reader (:mod:`souffle.verify.function_reader`) gives each stage function as loops, conditions and
+accesses with integer expressions as addresses. Here that skeleton is written as C, compiled, and run for every tile and
+thread: it goes through the same accesses as the kernel and only counts them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from souffle.schedule.lower import DeviceFunction
 from souffle.tvm_compat import const_int
 from souffle.verify.accesses import Access, Branch, Function, Item, Loop
 from souffle.verify.expressions import Axis, Expr, interval
-from souffle.verify.reader import read_function
+from souffle.verify.function_reader import read_function
 
 __all__ = ["CountingError", "FunctionTraffic", "Moved", "ShapeTraffic", "count_functions", "count_shape"]
 

@@ -32,7 +32,7 @@ from souffle.schedule.lower.stages import lower_stages
 from souffle.schedule.stage import LoopStage, Stages
 from souffle.schedule.tuned import tuned_stages
 from souffle.transform import horizontal, mixed_precision, narrow, roll, vertical
-from souffle.verify.compiled import certified
+from souffle.verify.certified_step import certified
 
 __all__ = ["LEVELS", "check_names", "compile_cuda", "compile_host", "stages_of", "transform_program"]
 

@@ -24,7 +24,7 @@ from souffle.mutation.workspace import Alias, aliased, aliases, shared_changes
 from souffle.schedule.lower import cuda_target
 from souffle.verify import Certificate, certify_plan
 from souffle.verify.expressions import Undecided
-from souffle.verify.library import text_of
+from souffle.verify.stage_functions import text_of
 from souffle.verify.values import Agreement, Mismatch, values_agree
 
 __all__ = ["Mutant", "Mutation", "Mutations"]

@@ -165,7 +165,7 @@ class Branch:
     """`then` where `condition` holds, else `otherwise`.
 
     `uniform` says that where data decides it, it does so for all threads of a tile alike
-    (:func:`souffle.verify.by_data.uniform`).
+    (:func:`souffle.verify.data_addresses.uniform`).
     """
 
     condition: Expr

@@ -8,12 +8,12 @@ some grid and equal ones on one block of every grid; where a kernel takes tiles 
 
 - between grid barriers, no tile writes what another tile of any stage touches;
 - what threads of one tile touch, in one stage or in several, has a block barrier between, or one thread touches it,
-  and so has shared memory of any tiles that some block computes in a row (:mod:`souffle.verify.sequence`);
+  and so has shared memory of any tiles that some block computes in a row (:mod:`souffle.verify.tiles_in_a_row`);
 - lanes of a warp come to what they do together, all that are named;
 - barriers stand under conditions that are the same for all who wait;
 - what is read through pointers that are never written, and may be cached past barriers, is written through no other;
 - accesses stay in their buffers, and each read finds the definition, and the step's, that the program says
-  (:mod:`souffle.verify.contents`);
+  (:mod:`souffle.verify.definitions_found`);
 - a block has room on a multiprocessor, and a kernel with grid barriers is launched cooperatively;
 - grid barriers are known ones, and those that count in memory have it for themselves.
 
@@ -30,18 +30,18 @@ from souffle.certificate import ACTIVE_LANES, GRID_BARRIERS, PAIRS, Certificate,
 from souffle.codegen.plan import Buffer, Kernel, Plan
 from souffle.schedule.gpu.device import device_for
 from souffle.verify.accesses import Meeting, Wait, all_of, waits_of
-from souffle.verify.between import Located, Pairs
-from souffle.verify.contents import Contents
+from souffle.verify.bounds import calculated, fit, inside, outside_pointer
+from souffle.verify.definitions_found import Contents
 from souffle.verify.expressions import Undecided
 from souffle.verify.footprint import Footprint
-from souffle.verify.grid import counter_text, memory_of_its_own, not_renamed
-from souffle.verify.kernel import KernelText, read_kernel
-from souffle.verify.library import Library, shown, text_of
-from souffle.verify.limits import calculated, fit, inside, outside_pointer
+from souffle.verify.grid_barriers import counter_text, memory_of_its_own, not_renamed
+from souffle.verify.kernel_reader import KernelText, read_kernel
 from souffle.verify.named_barriers import mixed_numbers
+from souffle.verify.races_between_stages import Located, Pairs
+from souffle.verify.races_in_a_span import WARP
 from souffle.verify.registers import unwritten
-from souffle.verify.sequence import Prefetch, StageRun, Sync
-from souffle.verify.spans import WARP
+from souffle.verify.stage_functions import Library, shown, text_of
+from souffle.verify.tiles_in_a_row import Prefetch, StageRun, Sync
 
 if TYPE_CHECKING:
     from tvm import tirx

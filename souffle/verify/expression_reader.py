@@ -11,8 +11,8 @@ from tvm.ir import Call, TensorLoad
 
 from souffle.tvm_compat import const_int, dtype_of
 from souffle.verify.accesses import Access, Claim, Item, Meeting, Memory, Place
-from souffle.verify.by_data import uniform
-from souffle.verify.effects import NO_MEMORY, SHUFFLES
+from souffle.verify.data_addresses import uniform
+from souffle.verify.device_effects import NO_MEMORY, SHUFFLES
 from souffle.verify.expressions import Axis, Expr, Undecided, add, const, operation, variable
 from souffle.verify.indices import (
     BINARY,

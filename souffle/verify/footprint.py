@@ -11,8 +11,8 @@ import numpy as np
 
 from souffle.verify.accesses import Access, Function, Memory, accesses_of, always_waits, waits_of
 from souffle.verify.expressions import Expr, Undecided, asked_once, operation
+from souffle.verify.races_in_a_span import WARP
 from souffle.verify.ranges import Range, in_units, index_range, points
-from souffle.verify.spans import WARP
 
 __all__ = ["Footprint", "Touch", "WriteMap", "whatever_holds"]
 

@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm.ir import Call, TensorLoad
 
 from souffle.verify.accesses import Memory, Place
-from souffle.verify.effects import ACTIVE_MASKS
+from souffle.verify.device_effects import ACTIVE_MASKS
 from souffle.verify.expressions import Axis, Expr, const, operation
 from souffle.verify.indices import bytes_of, operator_name
 

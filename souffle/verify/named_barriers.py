@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from souffle.certificate import Counterexample
 from souffle.verify.accesses import Wait, all_of
 from souffle.verify.expressions import Undecided
-from souffle.verify.kernel import KernelText
-from souffle.verify.library import Library, text_of
-from souffle.verify.sequence import StageRun, Sync, unparted
+from souffle.verify.kernel_reader import KernelText
+from souffle.verify.stage_functions import Library, text_of
+from souffle.verify.tiles_in_a_row import StageRun, Sync, unparted
 
 __all__ = ["mixed_numbers"]
 

@@ -2,7 +2,7 @@
 
 Program order is the order of the text, and within loops that hold both, that of their turns. It is the order in which
 one thread makes its accesses. Where another thread wrote, a barrier must stand between, or the two race; that is the
-business of :mod:`souffle.verify.between`, as are elements that another tile writes.
+business of :mod:`souffle.verify.races_between_stages`, as are elements that another tile writes.
 """
 
 from __future__ import annotations

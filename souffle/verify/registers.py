@@ -18,9 +18,9 @@ from souffle.certificate import Counterexample
 from souffle.verify.accesses import Access, Memory, leaves
 from souffle.verify.expressions import Axis, Expr, Undecided, conjuncts, remade, variable
 from souffle.verify.footprint import Footprint, Touch, whatever_holds
-from souffle.verify.library import text_of
 from souffle.verify.own_writes import earliest
 from souffle.verify.ranges import in_units, points
+from souffle.verify.stage_functions import text_of
 
 __all__ = ["unwritten"]
 

@@ -18,8 +18,8 @@ from souffle.codegen.nvcc import compile_cubin, compiler_version, find_nvcc
 from souffle.codegen.plan import Plan, Resources
 from souffle.codegen.tensor_ir import TensorIR, called_names, text_of_module, unpack
 from souffle.errors import ArtifactError
+from souffle.verify.certified_step import of_what_runs, values_of
 from souffle.verify.certify import certify_plan
-from souffle.verify.compiled import of_what_runs, values_of
 
 __all__ = ["verify_plan"]
 

@@ -12,7 +12,7 @@ from tvm import tirx
 
 from souffle.verify import PROVEN, REFUTED, UNKNOWN, Certificate
 from souffle.verify.accesses import Access, Branch, Memory, Place, accesses_of
-from souffle.verify.by_data import settled
+from souffle.verify.data_addresses import settled
 from souffle.verify.expressions import Axis, Expr, Undecided, const, evaluate, operation, unknown, variable
 from souffle.verify.ranges import index_range, points
 from tests.verify.hand_made import THREADS, Run, barrier, certificate, sequence, stage, tensor

@@ -17,8 +17,8 @@ from souffle.verify import PROVEN, REFUTED, UNKNOWN, Certificate
 from souffle.verify.accesses import accesses_of
 from souffle.verify.certify import functions_of
 from souffle.verify.expressions import Axis, Expr, evaluate, interval, unknown, variable
+from souffle.verify.function_reader import read_function
 from souffle.verify.indices import index_of
-from souffle.verify.reader import read_function
 from tests.frontend.support import node_model
 from tests.verify.hand_made import THREADS, Memory, Run, certificate, stage, tensor
 

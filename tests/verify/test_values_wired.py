@@ -26,7 +26,7 @@ from souffle.schedule.gpu import scheduler
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.lower import cuda_target, partial_function
 from souffle.schedule.lower.stages import lower_stages
-from souffle.verify.compiled import values_of
+from souffle.verify.certified_step import values_of
 from souffle.verify.saved import verify_plan
 from tests.kernel.launch_shapes import ARCH, crosswise, rescheduled, staged
 from tests.testlib import Builder

@@ -56,11 +56,11 @@ that is missing, or an order of sums that cancels does not show. Nothing on over
 times what was never written is 0 here, a calculation with an infinity gives another number, zero has no sign, and no
 number is NaN, so that what a choice gives for one is not looked at.
 Nothing on integers of tensors beyond their type, which are exact. Other integers are shown to stay in theirs
-(:func:`souffle.verify.limits.calculated`), or nothing is said.
+(:func:`souffle.verify.bounds.calculated`), or nothing is said.
 
 Nothing on waiting: all threads go in step, copies arrive at once, and barriers do nothing. That is one of the orders in
 which threads may run; the certificate, which finds barriers that are missing, says that all orders give the same.
-Nothing on how a kernel calls its stages (:mod:`souffle.verify.contents`), nor on the translation of TensorIR to CUDA.
+Nothing on how a kernel calls its stages (``verify/definitions_found.py``), nor on the translation of TensorIR to CUDA.
 
 Identities of real numbers that a field does not have (``exp(a + b)``, ``max(a, b) + c``), and literals that are rounded
 when they are combined, would be reported as differences. No stage of the models or of the tests has one.
@@ -71,7 +71,7 @@ The idea of testing tensor programs in finite fields is that of Mirage (OSDI 202
 gives exponentials a second field; here the text of one thread is run, with its guards, copies and fragments.
 """
 
-from souffle.verify.values.agree import Agreement, Comparison, Mismatch, StageFunction, values_agree
+from souffle.verify.values.agreement import Agreement, Comparison, Mismatch, StageFunction, values_agree
 from souffle.verify.values.network import StageText, compare_stages, values_section
 
 __all__ = [

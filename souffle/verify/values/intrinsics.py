@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from souffle.verify.effects import ACTIVE_MASKS, COPY, TAKE
+from souffle.verify.device_effects import ACTIVE_MASKS, COPY, TAKE
 from souffle.verify.expressions import Undecided
 from souffle.verify.values.field import Number
 from souffle.verify.values.fragments import matrix_instruction

@@ -10,7 +10,7 @@ from tvm import tirx
 
 from souffle.certificate import Counterexample, Section
 from souffle.tvm_compat import structural_digest
-from souffle.verify.values.agree import Agreement, Mismatch, Result, StageFunction, values_agree
+from souffle.verify.values.agreement import Agreement, Mismatch, Result, StageFunction, values_agree
 
 __all__ = ["StageText", "compare_stages", "values_section"]
 

@@ -9,7 +9,7 @@ import numpy as np
 from tvm import tirx
 
 from souffle.tvm_compat import dtype_of, same_expression
-from souffle.verify.library import text_of
+from souffle.verify.stage_functions import text_of
 from souffle.verify.values.field import Number
 
 __all__ = ["Sighting", "TextSightings"]

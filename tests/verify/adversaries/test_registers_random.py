@@ -10,7 +10,7 @@ from tvm import tirx
 
 from souffle.tvm_compat import PrimExpr
 from souffle.verify.footprint import Footprint
-from souffle.verify.reader import read_function
+from souffle.verify.function_reader import read_function
 from souffle.verify.registers import unwritten
 from tests.verify.hand_made import Memory, sequence, stage
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from souffle.verify.accesses import Access, Meeting, leaves
+from souffle.verify.accesses_in_order import MOST_POINTS, Part, walked
 from souffle.verify.expressions import Expr, Undecided
+from souffle.verify.races_in_a_span import Found, NeedsTile, Wrong
 from souffle.verify.ranges import kinds
-from souffle.verify.spans import Found, NeedsTile, Wrong
-from souffle.verify.walk import MOST_POINTS, Part, walked
 
 __all__ = ["BlockReport", "check_block"]
 

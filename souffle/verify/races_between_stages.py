@@ -11,10 +11,10 @@ from souffle.certificate import Counterexample
 from souffle.verify.accesses import Memory
 from souffle.verify.expressions import Undecided, asked_once
 from souffle.verify.footprint import Footprint, WriteMap
-from souffle.verify.library import Library, shown, text_of
+from souffle.verify.races_in_a_span import RACE
 from souffle.verify.ranges import in_units
-from souffle.verify.sequence import Follows, StageRun, Sync, unparted
-from souffle.verify.spans import RACE
+from souffle.verify.stage_functions import Library, shown, text_of
+from souffle.verify.tiles_in_a_row import Follows, StageRun, Sync, unparted
 
 __all__ = ["Located", "Pairs"]
 

@@ -13,10 +13,10 @@ from souffle.schedule.gpu.device import GpuDevice
 from souffle.verify.accesses import Function
 from souffle.verify.expressions import Undecided, const, interval, linear_terms, operation
 from souffle.verify.footprint import Footprint, Touch
-from souffle.verify.kernel import KernelText
-from souffle.verify.library import text_of
+from souffle.verify.kernel_reader import KernelText
 from souffle.verify.ranges import index_range, points
-from souffle.verify.sequence import StageRun, Sync
+from souffle.verify.stage_functions import text_of
+from souffle.verify.tiles_in_a_row import StageRun, Sync
 
 __all__ = ["calculated", "fit", "inside", "outside_pointer"]
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from souffle.certificate import Counterexample
 from souffle.codegen.plan import Buffer, Kernel, Plan
 from souffle.verify.expressions import Undecided
-from souffle.verify.kernel import COUNTER_FUNCTION, KernelText
-from souffle.verify.library import Library
-from souffle.verify.sequence import Prefetch, StageRun
+from souffle.verify.kernel_reader import COUNTER_FUNCTION, KernelText
+from souffle.verify.stage_functions import Library
+from souffle.verify.tiles_in_a_row import Prefetch, StageRun
 
 __all__ = ["counter_text", "memory_of_its_own", "not_renamed"]
 

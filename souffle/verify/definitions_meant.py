@@ -6,7 +6,7 @@ is a part of a tensor from outside; what is collected of a step is the part of t
 
 Which run of the text is which stage of the program at which step is not taken from anybody: it is looked for. A run may
 be any use of its function whose inputs lie where its pointers point to, and the first in the program's order that was
-not seen yet is taken. No trust is needed in that choice (:mod:`souffle.verify.contents`).
+not seen yet is taken. No trust is needed in that choice (:mod:`souffle.verify.definitions_found`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from souffle.codegen.dataflow import Dataflow, Steps
-from souffle.verify.sequence import StageRun
+from souffle.verify.tiles_in_a_row import StageRun
 
 __all__ = ["Definition", "Part", "Program"]
 

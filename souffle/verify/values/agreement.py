@@ -11,10 +11,10 @@ import numpy as np
 import tvm_ffi
 from tvm import s_tir, tirx
 
+from souffle.verify.bounds import calculated
 from souffle.verify.expressions import Undecided
-from souffle.verify.library import text_of
-from souffle.verify.limits import calculated
-from souffle.verify.reader import read_function
+from souffle.verify.function_reader import read_function
+from souffle.verify.stage_functions import text_of
 from souffle.verify.values.coverage import mark_written
 from souffle.verify.values.function import FunctionRun
 from souffle.verify.values.inputs import blank, elements_of, integer_ranges, random_tensors

@@ -10,8 +10,8 @@ from tvm.ir import Call, TensorLoad
 
 from souffle.tvm_compat import const_int, dtype_of
 from souffle.verify.accesses import Access, Branch, Function, Item, Loop, Meeting, Memory, Place, Transfer, Wait
-from souffle.verify.by_data import settled
-from souffle.verify.effects import IGNORED, WHOLE_WARPS, Effect, effect_of
+from souffle.verify.data_addresses import settled
+from souffle.verify.device_effects import IGNORED, WHOLE_WARPS, Effect, effect_of
 from souffle.verify.expression_reader import ExpressionReader
 from souffle.verify.expressions import Axis, Expr, add, const, interval, operation, variable
 from souffle.verify.indices import bytes_of, operator_name

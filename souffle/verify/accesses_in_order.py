@@ -38,7 +38,7 @@ from souffle.verify.expressions import (
     linear_terms,
     operation,
 )
-from souffle.verify.spans import (
+from souffle.verify.races_in_a_span import (
     COPY_CODE,
     WARP,
     WARP_CODE,
@@ -81,7 +81,7 @@ class Part:
 class Walk:
     """The accesses of one block, span by span: of each part for one tile, or for any (None).
 
-    Raises :class:`souffle.verify.spans.Found` for what is wrong, :class:`souffle.verify.spans.NeedsTile` where the tile
+    Raises :class:`souffle.verify.races_in_a_span.Found` for what is wrong, ``NeedsTile`` of that module where the tile
     matters, and :class:`souffle.verify.expressions.Undecided`.
     """
 

@@ -9,13 +9,13 @@ import numpy as np
 from tvm import tirx
 
 from souffle.certificate import Counterexample
-from souffle.verify.block import BlockReport, check_block
+from souffle.verify.accesses_in_order import Part
 from souffle.verify.expressions import Undecided, asked_once
 from souffle.verify.footprint import Footprint
-from souffle.verify.reader import read_function
-from souffle.verify.sequence import Follows, StageRun
-from souffle.verify.spans import Wrong
-from souffle.verify.walk import Part
+from souffle.verify.function_reader import read_function
+from souffle.verify.races_in_a_block import BlockReport, check_block
+from souffle.verify.races_in_a_span import Wrong
+from souffle.verify.tiles_in_a_row import Follows, StageRun
 
 __all__ = ["Library", "shown", "text_of"]
 
@@ -104,7 +104,7 @@ class Library:
         ----------
         runs : tuple of StageRun
         globals_ : tuple
-            For each, what :class:`souffle.verify.block.Part` looks at too.
+            For each, what :class:`souffle.verify.races_in_a_block.Part` looks at too.
         tiles : tuple of int or Follows, optional
             The tile of each, or which of two stages may follow each other; by default all of them are run for the same
             tile, whichever.

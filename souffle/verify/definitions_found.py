@@ -1,8 +1,8 @@
 """What each read finds: the definition, and the step's, that the program says it reads, over all launches in order.
 
-Memory holds definitions (:mod:`souffle.verify.program`): an element of one is where it was written last, until anything
-else is written there. A run of a stage function is taken for a use of it in the program. Through each pointer it must
-find what that use reads, by a stage before or earlier in the same tile (:mod:`souffle.verify.own_writes`), and what it
+Memory holds definitions (:mod:`souffle.verify.definitions_meant`): an element of one is where it was written last,
+until anything else is written there. A run of a stage function is taken for a use of it in the program. Through each
+pointer it must find what that use reads, by a stage before or earlier in the same tile (:mod:`souffle.verify.own_writes`), and what it
 writes is from then on what that use makes. When all has run, each output holds the definition that the program returns,
 as a whole.
 
@@ -15,7 +15,7 @@ it overwrites is said to be lost. For which use it is taken does not matter: eac
 
 Where stages take turns in the tiles of a slot, a run is of the tiles at one place. What it writes is of the same
 definition though the other places have yet to come: no element is written in two tiles
-(:mod:`souffle.verify.between`), so none is one halfway.
+(:mod:`souffle.verify.races_between_stages`), so none is one halfway.
 
 So it does not matter either who chose the order of the stages, the slots of a ring or the memory of tensors. Where the
 program is not known, a definition is a tensor of the plan, and so much is shown that a read finds what was last written
@@ -33,12 +33,12 @@ import numpy as np
 
 from souffle.certificate import Counterexample
 from souffle.codegen.plan import Plan
+from souffle.verify.definitions_meant import Definition, Part, Program
 from souffle.verify.expressions import Undecided
 from souffle.verify.footprint import Footprint
-from souffle.verify.library import text_of
 from souffle.verify.own_writes import Missing, missing_read
-from souffle.verify.program import Definition, Part, Program
-from souffle.verify.sequence import StageRun
+from souffle.verify.stage_functions import text_of
+from souffle.verify.tiles_in_a_row import StageRun
 
 __all__ = ["Contents"]
 

@@ -26,7 +26,7 @@ from souffle.verify.expressions import (
     variable,
 )
 from souffle.verify.indices import bytes_of, index_of, operator_name
-from souffle.verify.sequence import Prefetch, StageRun, Sync
+from souffle.verify.tiles_in_a_row import Prefetch, StageRun, Sync
 
 __all__ = ["COUNTER_FUNCTION", "KernelText", "read_kernel"]
 
