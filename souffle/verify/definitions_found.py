@@ -3,8 +3,8 @@
 Memory holds definitions (:mod:`souffle.verify.definitions_meant`): an element of one is where it was written last,
 until anything else is written there. A run of a stage function is taken for a use of it in the program. Through each
 pointer it must find what that use reads, by a stage before or earlier in the same tile
-(:mod:`souffle.verify.own_writes`), and what it writes is from then on what that use makes. When all has run, each output holds the definition that the program returns,
-as a whole.
+(:mod:`souffle.verify.own_writes`), and what it writes is from then on what that use makes. When all has run, each
+output holds the definition that the program returns, as a whole.
 
 **Theorem.** If no read and no output is found to hold anything else, and each stage function computes its stage's TEs
 (:mod:`souffle.verify.values`), then the network computes the program. *Proof*, by induction over the runs, in any order
