@@ -1,42 +1,44 @@
-"""docs/extending.md: its blocks, followed literally from an empty folder."""
+"""docs/extending.md: each Python block runs, in order, and prints the text block below it."""
 
 from __future__ import annotations
 
-import os
+import contextlib
+import io
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-DOCUMENT = ROOT / "docs" / "extending.md"
-_BLOCK = re.compile(r"^```(?P<language>python|sh)\n(?P<code>.*?)^```\n", re.DOTALL | re.MULTILINE)
+import pytest
+
+from souffle.errors import OptionError
+from souffle.schedule.gpu import RULES, register_rule
+
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "extending.md"
+_BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```\n)?", re.DOTALL | re.MULTILINE)
 
 
-def section(title: str) -> list[tuple[str, str]]:
-    """The blocks of a section, each with its language."""
-    (text,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE)
-    return [(block["language"], block["code"]) for block in _BLOCK.finditer(text)]
+def test_the_tutorial_does_what_it_says() -> None:
+    before, text = dict(RULES), DOCUMENT.read_text()
+    blocks = list(_BLOCK.finditer(text))
+    assert len(blocks) == text.count("```python") >= 3
+    namespace: dict[str, object] = {}
+    try:
+        for block in blocks:
+            line = text.count("\n", 0, block.start()) + 1
+            printed = io.StringIO()
+            # Line numbers of an error are those of the document.
+            code = compile("\n" * line + block["code"], str(DOCUMENT), "exec")
+            with contextlib.redirect_stdout(printed):
+                exec(code, namespace)
+            assert printed.getvalue() == (block["output"] or ""), f"line {line}"
+        assert list(RULES) == list(before)
+    finally:
+        RULES.clear()
+        RULES.update(before)
 
 
-def run(commands: str, folder: Path) -> str:
-    """What the commands of a block print; they find Souffle as it is installed for these tests."""
-    printed = ""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    for command in commands.splitlines():
-        words = command.split()
-        assert words[0] == "python"
-        done = subprocess.run(
-            [sys.executable, *words[1:]], cwd=folder, env=environment, capture_output=True, text=True, timeout=250
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-        printed += done.stdout
-    return printed
-
-
-def test_a_planner_from_outside_of_the_package(tmp_path: Path) -> None:
-    (_, module), (_, commands), *_ = section("A planner of your own")
-    (tmp_path / "quarters.py").write_text(module)
-    printed = run(commands, tmp_path)
-    level, _, launches, *_, result = next(line.split() for line in printed.splitlines() if line.startswith("V3"))
-    assert (level, launches, result) == ("V3", "9", "ok"), printed
+def test_a_rule_has_a_name_of_its_own_and_a_place() -> None:
+    rule = RULES["window"]
+    with pytest.raises(OptionError, match="already"):
+        register_rule(rule, before="contraction")
+    with pytest.raises(OptionError, match="is no rule; the rules are mma_contraction"):
+        register_rule(rule, before="convolution")
