@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import grid_barriers, shared_memory
-from benchmarks.gpu_pack import pack
+from benchmarks.gpu_pack import pack, read_index
 from benchmarks.gpu_plan import Phase, chosen_cases, first_contact, steps_for
 from benchmarks.gpu_run import run_phases
 from benchmarks.gpu_table import across_barriers, phase_table, table
@@ -295,7 +295,7 @@ def _phases(options: argparse.Namespace, cases: dict[str, dict[str, Any]]) -> li
 
 
 def _run(options: argparse.Namespace) -> int:
-    index = json.loads((options.input / "index.json").read_text())
+    index = read_index(options.input)
     cases = chosen_cases(
         {name: case for name, case in index["cases"].items() if not options.models or case["model"] in options.models}
     )

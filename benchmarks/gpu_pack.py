@@ -21,6 +21,20 @@ _TRAVELS = ("souffle", "benchmarks")
 _log = logging.getLogger("gpu_host")
 
 
+def read_index(folder: Path) -> dict[str, Any]:
+    """What `build` says of the networks in a folder.
+
+    Raises
+    ------
+    SystemExit
+        If nothing was built there.
+    """
+    path = folder / "index.json"
+    if not path.is_file():
+        raise SystemExit(f"{folder} holds no networks: {path.name} is missing; make them with build --out {folder}")
+    return json.loads(path.read_text())
+
+
 def _files(names: Iterable[str], cases: dict[str, dict[str, Any]]) -> list[str]:
     keys = ("artifact", "io", "graph", "weights")
     return sorted({cases[name][key] for name in names for key in keys if cases[name].get(key)})
@@ -56,7 +70,7 @@ def _parts(folder: Path, index: dict[str, Any], room: float) -> list[list[str]]:
 
 def pack(options: argparse.Namespace) -> int:
     """Gather what must travel into folders that fit, each with the runtime, this script and its artifacts."""
-    index = json.loads((options.input / "index.json").read_text())
+    index = read_index(options.input)
     if options.models:
         index["cases"] = {name: case for name, case in index["cases"].items() if case["model"] in options.models}
     if options.to.exists() and any(options.to.iterdir()):

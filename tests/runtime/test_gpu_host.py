@@ -349,3 +349,9 @@ def test_the_model_is_added_to_artifacts_that_lack_it(built: Path, tmp_path: Pat
     for name, case in json.loads((folder / "index.json").read_text())["cases"].items():
         assert case["graph"] == f"mmoe-{case['size']}.graph.npz", name
         assert (folder / case["graph"]).exists()
+
+
+@pytest.mark.parametrize("command", [["latency", "--out", "out"], ["pack", "--to", "out"]])
+def test_a_folder_without_networks_says_so(command: list[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"holds no networks: index\.json is missing; make them with build"):
+        gpu_host.main([*command, "--in", str(tmp_path)])
