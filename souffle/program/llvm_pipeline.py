@@ -9,6 +9,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
+from souffle.program.divisors import positive_divisors
 from souffle.program.flattening import flatten_buffers
 from souffle.program.tvm_passes import function_pass, simplifying_passes
 from souffle.program.wide import with_long_shapes, with_wide_indices
@@ -66,11 +67,7 @@ def _passes() -> list[tvm.transform.Pass]:
 
 
 def _with_bytes(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A function whose own arrays of truth values are of bytes.
-
-    StorageRewrite takes a vector of truth values that is stored into such an array for one of ``int8``, and leaves the
-    array ``bool``, so that the two types clash (TVM 0.27); both should be truth values.
-    """
+    """A function whose own arrays of truth values are of bytes: StorageRewrite makes no vectors of bits right."""
     arrays = [a.buffer for a in collect(function.body, tirx.AllocBuffer) if str(a.buffer.dtype) == "bool"]
     bytes_of = {array: tirx.decl_buffer(array.shape, "uint8", array.name, scope=array.scope()) for array in arrays}
     if not bytes_of:
@@ -101,7 +98,7 @@ def _with_bytes(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _pipeline() -> tuple[tvm.transform.Pass, Callable, Callable]:
     low = tirx.transform
-    last = [low.LowerTVMBuiltin(), low.LowerIntrin()]
+    last = [low.LowerTVMBuiltin(), positive_divisors(), low.LowerIntrin()]
     _, _, of_device = tirx.get_tir_pipeline("s_tir")
     return tvm.transform.Sequential(_passes()), lambda: tvm.transform.Sequential(last), of_device
 

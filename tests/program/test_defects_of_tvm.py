@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -13,6 +14,7 @@ from tvm.ir.expr import TensorLoad
 from tvm.sym import Analyzer
 
 import souffle
+from benchmarks.fuzz.case import read_case
 from souffle.codegen import cuda
 from souffle.program import llvm_pipeline
 from souffle.program.extrema import with_infinite_identity, with_llvm_extrema
@@ -29,6 +31,8 @@ LLVM = tvm.target.Target("llvm")
 INF, NAN = np.inf, np.nan
 ZERO = tirx.const(0.0, "float32")
 VARIABLES = [tirx.Var(name, "float32") for name in "xy"]
+
+CORPUS = Path(__file__).parents[1] / "corpus"
 
 
 def run(function: tirx.PrimFunc, *arrays: np.ndarray, result: np.ndarray) -> np.ndarray:
@@ -224,3 +228,11 @@ def test_vectors_of_truth_values_get_another_type(monkeypatch: pytest.MonkeyPatc
         "_with_bytes in program/llvm_pipeline.py", TypeError, tvm.error.InternalError, match="dtype mis"
     ):
         compile_llvm({"main": function}, LLVM)
+
+
+def test_remainders_of_negative_numbers_are_bound_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = read_case(CORPUS / "gru_both_ways.json")
+    souffle.compile(case.model, target="cpu")
+    monkeypatch.setattr(llvm_pipeline, "positive_divisors", lambda: tvm.transform.Sequential([]))
+    with fails_without("program/divisors.py", tvm.error.InternalError, match="Binding of variable rmod"):
+        souffle.compile(case.model, target="cpu")

@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.tirx.build import split_host_device_mods
 
+from souffle.program.divisors import positive_divisors
 from souffle.program.flattening import flatten_buffers
 from souffle.program.ieee import with_ieee_arithmetic
 from souffle.program.tvm_passes import simplifying_passes
@@ -166,7 +167,9 @@ def _passes(vectorize: bool) -> tuple[tvm.transform.Pass, ...]:
 
 def _device_passes() -> tvm.transform.Pass:
     low = tirx.transform
-    return tvm.transform.Sequential([low.LowerWarpMemory(), low.StmtSimplify(), low.RemoveNoOp(), low.LowerIntrin()])
+    return tvm.transform.Sequential(
+        [low.LowerWarpMemory(), low.StmtSimplify(), low.RemoveNoOp(), positive_divisors(), low.LowerIntrin()]
+    )
 
 
 def lower_stage(name: str, schedule: GpuSchedule, target: tvm.target.Target) -> tuple[DeviceFunction, ...]:

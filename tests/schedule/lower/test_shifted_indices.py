@@ -116,7 +116,7 @@ def test_which_divisions_are_kept_from_the_simplifier(index: Callable[[], tirx.P
 
 @pytest.mark.parametrize("options", [{"target": "cpu"}, {"target": "cuda", "device": "cpu", "cubin": False}])
 def test_remainders_that_are_made_negative(options: dict) -> None:
-    """TVM simplifies 21 - -g % 2 * 21 to 21 + g % -2 * 21, of which it makes one remainder of two."""
+    """TVM simplifies 21 - -g % 2 * 21 to 21 + g % -2 * 21, cannot lower that, and makes one remainder of two."""
     x = te.placeholder((42,), name="x")
     result = te.compute(
         (4, 21),
