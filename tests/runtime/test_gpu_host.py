@@ -117,7 +117,7 @@ def test_mixed_precision_is_built_beside_fp32(tmp_path: Path) -> None:
     assert gpu_host.main([*options, "--sizes", "tiny", "--precision", "mixed", "--levels", "V3"]) == 0
     cases = json.loads((tmp_path / "index.json").read_text())["cases"]
     assert set(cases) == {"bert-tiny-mixed-V3", "bert-tiny-mixed-V3-counter"}
-    assert all(load(tmp_path / case["artifact"]).precision == "mixed" for case in cases.values())
+    assert all(load(tmp_path / case["artifact"]).options.precision == "mixed" for case in cases.values())
 
 
 def test_a_bad_case_does_not_stop_the_others(built: Path, tmp_path: Path) -> None:

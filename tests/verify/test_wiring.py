@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 import souffle
-import souffle.codegen.cuda
+import souffle.kernel.merged_program
 from souffle.certificate import PROVEN, REFUTED, UNKNOWN
 from souffle.errors import CertificateError, OptionError
 from souffle.runtime import Network
@@ -21,14 +21,14 @@ from tests.verify.wired import MODEL, compiled, run, without_grid_barrier
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     """A merger with a bug: it leaves out a kernel's first grid barrier."""
-    merge = souffle.codegen.cuda.merge
+    merge = souffle.kernel.merged_program.merge
 
     def forgets(*arguments, **options):
         merged = merge(*arguments, **options)
         func = without_grid_barrier(merged.func) if merged.shape.grid_syncs else merged.func
         return replace(merged, func=func)
 
-    monkeypatch.setattr(souffle.codegen.cuda, "merge", forgets)
+    monkeypatch.setattr(souffle.kernel.merged_program, "merge", forgets)
 
 
 def test_what_is_compiled_is_proven_and_says_so(network: Network) -> None:
