@@ -30,7 +30,7 @@ from souffle.verify.vocabulary import only_calculates
 
 __all__ = ["ExpressionReader"]
 
-_LEAVES = (tirx.IntImm, tirx.FloatImm, tvm.ir.StringImm, tvm.ir.Var)
+_LEAVES = (tirx.IntImm, tirx.FloatImm, tvm.ir.StringImm)
 _WIDEST = 16
 """Bytes of the widest access of a thread."""
 
@@ -142,13 +142,14 @@ class ExpressionReader:
         What is claimed of whole numbers that are no index is noted too, but where `covered`, being a part of one that
         :meth:`index` is asked about.
         """
-        if isinstance(node, _LEAVES):
+        kind = type(node)
+        if kind in _LEAVES or (kind not in BINARY and isinstance(node, tvm.ir.Var)):
             return
         if self.claims.shortcuts and is_hoisted(node):
             with self.claims.under(shortcuts=()):
                 self.loads(node, covered=covered)
             return
-        if type(node) in BINARY:
+        if kind in BINARY:
             whole = not is_float(node.a)
             if whole and not covered:
                 self.index(node)

@@ -171,13 +171,15 @@ class _Indices:
         if self.claims.shortcuts and is_hoisted(node):
             with self.claims.under(shortcuts=()):
                 return self.of(node)
-        if isinstance(node, tirx.IntImm):
+        # `isinstance` of TVM's classes, which have abstract base classes, is a good part of the reader's time.
+        kind = type(node)
+        if kind is tirx.IntImm:
             return const(int(node.value))
-        if isinstance(node, tvm.ir.Var):
+        if kind not in BINARY and isinstance(node, tvm.ir.Var):
             self.claims.found += self.claims.of_names.get(node, ())
             found = self.env.get(node)
             return unknown_of(node) if found is None else found
-        op = BINARY.get(type(node))
+        op = BINARY.get(kind)
         if op is not None and not is_float(node.a):
             return self.binary(op, node)
         if isinstance(node, TensorLoad):
@@ -276,6 +278,8 @@ class _Indices:
 
         What data may push over the end of its type may be anything afterwards.
         """
+        if op not in _DIVISIONS and op not in _MAY_OVERFLOW:
+            return operation(op, one, other)
         least, most = _type_range(dtype_of(node))
         if op in _DIVISIONS:
             low, high = interval(other)
@@ -308,7 +312,7 @@ class _Indices:
 
 def is_float(node: Any) -> bool:
     """Whether a number, or each of a vector, is no whole one."""
-    if isinstance(node, tirx.FloatImm):
+    if type(node) is tirx.FloatImm:
         return True
     try:
         return "float" in dtype_of(node)

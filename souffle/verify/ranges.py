@@ -94,7 +94,12 @@ def _group_range(axes: set[Axis], terms: dict[Expr, int], conditions: Sequence[E
 
 def _representatives(axis: Axis, nodes: Sequence[Expr]) -> np.ndarray:
     """Values of an axis, one for each way in which `nodes` depend on it."""
-    return np.sort(np.unique(kinds(axis, nodes), return_index=True)[1])
+    numbers = kinds(axis, nodes)
+    if not numbers.any():
+        return numbers[:1]
+    if numbers[-1] == axis.extent - 1 and np.array_equal(numbers, np.arange(axis.extent)):
+        return numbers
+    return np.sort(np.unique(numbers, return_index=True)[1])
 
 
 def kinds(axis: Axis, nodes: Sequence[Expr]) -> np.ndarray:
