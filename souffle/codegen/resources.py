@@ -28,7 +28,7 @@ from souffle.parallel import map_in_threads
 from souffle.partition import Demand, PartitionRequest, Subprogram
 from souffle.schedule.lower import DeviceFunction
 from souffle.schedule.resources import StageResources
-from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
+from souffle.schedule.stage import Stage, Unit, flat_stages, map_stages
 
 __all__ = ["StageMeter", "smaller_waves"]
 
@@ -81,16 +81,7 @@ class StageMeter:
             for key, report in self._compile(missing).items():
                 self._keep(key, report)
             used = {own: _resources(own, self.known[key]) for own, key in keys.items()}
-
-        def with_resources(stage: Stage) -> Stage:
-            return replace(stage, resources=used[stage.functions])
-
-        return tuple(
-            replace(unit, stages=tuple(map(with_resources, unit.stages)))
-            if isinstance(unit, LoopStage)
-            else with_resources(unit)
-            for unit in units
-        )
+        return map_stages(units, lambda stage: replace(stage, resources=used[stage.functions]))
 
     def _key(self, stage: Stage) -> str:
         text, _ = emit_cuda([("alone", _alone(stage, "stage"))], self.target)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import te, tirx
 
@@ -15,7 +15,7 @@ from souffle.schedule.resources import StageResources
 from souffle.schedule.text import format_loop_stage, format_stage
 from souffle.tvm_compat import primfunc_from_tensors, structural_digest
 
-__all__ = ["LoopStage", "Stage", "StageDraft", "Stages", "Unit", "draft_stage", "flat_stages"]
+__all__ = ["LoopStage", "Stage", "StageDraft", "Stages", "Unit", "draft_stage", "flat_stages", "map_stages"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,6 +149,14 @@ class Stages(tuple[Unit, ...]):
 def flat_stages(units: Iterable[Unit]) -> tuple[Stage, ...]:
     """The stages of some units, those of a loop once."""
     return tuple(stage for unit in units for stage in (unit.stages if isinstance(unit, LoopStage) else (unit,)))
+
+
+def map_stages(units: Iterable[Unit], change: Callable[[Stage], Stage]) -> tuple[Unit, ...]:
+    """Some units with each stage changed, those of a loop in their loop."""
+    return tuple(
+        replace(unit, stages=tuple(map(change, unit.stages))) if isinstance(unit, LoopStage) else change(unit)
+        for unit in units
+    )
 
 
 def draft_stage(

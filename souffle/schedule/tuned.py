@@ -7,7 +7,7 @@ stays valid when others are added.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import tvm
@@ -27,7 +27,7 @@ from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
 from souffle.schedule.gpu.scheduler import THREADS, gpu_request
 from souffle.schedule.log import KNOB, RULE, Record, TuningLog, workload_module
 from souffle.schedule.lower import DeviceFunction, LoweringError, cuda_target, lower_stage
-from souffle.schedule.stage import LoopStage, Stage, Unit
+from souffle.schedule.stage import LoopStage, Stage, Unit, map_stages
 from souffle.tvm_compat import collect, const_int
 
 __all__ = [
@@ -120,8 +120,12 @@ def tuned_stages(
     count = sum(stage.draft.digest in tuned for stage in wanted)
     where = ", ".join(log.name for log in logs) or f"no log for {device.arch}"
     summary = f"{count} of {len(wanted)} stages with a reduction found in tuning logs ({where})"
-    stages = tuple(_with_schedules(unit, tuned) for unit in units)
-    return stages, (*problems, *decisions, Decision("tuning", "summary", count > 0, summary))
+
+    def scheduled(stage: Stage) -> Stage:
+        best = tuned.get(stage.draft.digest)
+        return stage if best is None else replace(stage, schedule=best.schedule, functions=best.functions)
+
+    return map_stages(units, scheduled), (*problems, *decisions, Decision("tuning", "summary", count > 0, summary))
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,13 +135,6 @@ class _Tuned:
     schedule: GpuSchedule
     functions: tuple[DeviceFunction, ...]
     record: Record
-
-
-def _with_schedules(unit: Unit, tuned: Mapping[str, _Tuned]) -> Unit:
-    if isinstance(unit, LoopStage):
-        return replace(unit, stages=tuple(_with_schedules(stage, tuned) for stage in unit.stages))
-    best = tuned.get(unit.draft.digest)
-    return unit if best is None else replace(unit, schedule=best.schedule, functions=best.functions)
 
 
 def crowding(tiles: int, registers: int, shared_bytes: int, own_tiles: int, device: GpuDevice) -> str | None:

@@ -19,7 +19,7 @@ from souffle.program.evaluate import evaluate
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.lower import LoweringError
 from souffle.schedule.resources import StageResources
-from souffle.schedule.stage import LoopStage, Unit
+from souffle.schedule.stage import LoopStage, Unit, map_stages
 from souffle.transform import roll
 from tests.kernel.test_merge import ARCH, definition, kernel_of, skeleton
 from tests.testlib import Builder, inputs_for, run_on_cpu_device
@@ -137,12 +137,7 @@ def asked(program: TEProgram) -> PartitionRequest:
 
 def assuming(units: Sequence[Unit]) -> tuple[Unit, ...]:
     """Stages that need no shared memory, and whose registers are assumed."""
-    return tuple(
-        dataclasses.replace(unit, stages=assuming(unit.stages))
-        if isinstance(unit, LoopStage)
-        else dataclasses.replace(unit, resources=StageResources.assumed(0, 256))
-        for unit in units
-    )
+    return map_stages(units, lambda stage: dataclasses.replace(stage, resources=StageResources.assumed(0, 256)))
 
 
 def test_a_loop_that_a_wave_does_not_hold_is_named_with_the_figures() -> None:
@@ -184,9 +179,7 @@ def test_memory_intensive_stages_of_a_loop_do_not_count() -> None:
             stage: dataclasses.replace(stage, schedule=dataclasses.replace(stage.schedule, tiles=one + 1))
             for stage in changed
         }
-        body = dataclasses.replace(loop, stages=tuple(new.get(stage, stage) for stage in loop.stages))
-        stages = tuple(body if unit is loop else unit for unit in given.stages)
-        return dataclasses.replace(given, stages=stages)
+        return dataclasses.replace(given, stages=map_stages(given.stages, lambda stage: new.get(stage, stage)))
 
     rule = planner_for("souffle")
     assert rule.plan(with_tiles(others)).unroll == {}

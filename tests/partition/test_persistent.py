@@ -14,7 +14,7 @@ from souffle.partition import PartitionRequest, Subprogram, planner_for
 from souffle.partition.planner import depths
 from souffle.partition.priced import PricedRun, Segment
 from souffle.schedule.resources import StageResources
-from souffle.schedule.stage import LoopStage, Stage, flat_stages
+from souffle.schedule.stage import LoopStage, Stage, flat_stages, map_stages
 from tests.kernel.test_loops import asked, layers
 from tests.kernel.test_merge import kernel_of
 from tests.partition.test_planners import TINY, planned, request, sizes
@@ -235,12 +235,7 @@ def test_a_loop_is_priced_step_by_step_with_its_barriers_and_stays_whole() -> No
     program = layers(5, width=300)
     given = asked(program)
     lean = StageResources(LEAN, 0, 0, 256, 0, True)
-    stages = tuple(
-        replace(unit, stages=tuple(replace(stage, resources=lean) for stage in unit.stages))
-        if isinstance(unit, LoopStage)
-        else replace(unit, resources=lean)
-        for unit in given.stages
-    )
+    stages = map_stages(given.stages, lambda stage: replace(stage, resources=lean))
     played = Played(flat_stages(stages), lambda *_: 7.0)
     given = replace(given, stages=stages, device=TINY, forecast=played)
     runs = sum(unit.loop.steps * len(unit.stages) if isinstance(unit, LoopStage) else 1 for unit in given.stages)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import tvm
 
 from souffle.schedule.lower.device_function import DeviceFunction, lower_stage
-from souffle.schedule.stage import LoopStage, Stage, Unit
+from souffle.schedule.stage import Stage, Unit, map_stages
 from souffle.tvm_compat import structural_digest
 
 __all__ = ["lower_stages", "readable_name"]
@@ -52,10 +52,7 @@ def lower_stages(units: Sequence[Unit], target: tvm.target.Target) -> tuple[Unit
             known[digest] = tuple(replace(f, name=name) for f, name in zip(own, labels, strict=True))
         return replace(stage, functions=known[digest])
 
-    return tuple(
-        replace(unit, stages=tuple(map(lowered, unit.stages))) if isinstance(unit, LoopStage) else lowered(unit)
-        for unit in units
-    )
+    return map_stages(units, lowered)
 
 
 def readable_name(name: str) -> str:
