@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ __all__ = [
     "TVM_FFI_PIN",
     "TVM_PIN",
     "PrimExpr",
+    "StatementVisitor",
     "bounded_analyzer",
     "check_tvm_pair",
     "choice_parts",
@@ -43,8 +45,10 @@ __all__ = [
     "primfunc_from_tensors",
     "reduce_node",
     "same_expression",
+    "sequence",
     "silence_tvm_logging",
     "simplified_index",
+    "statements_of",
     "structural_digest",
     "structural_key",
     "substitute",
@@ -92,7 +96,7 @@ def _installed(distribution: str) -> str | None:
 check_tvm_pair(_installed("apache-tvm"), _installed("apache-tvm-ffi"))
 
 import tvm_ffi  # noqa: E402
-from tvm import te, tirx  # noqa: E402
+from tvm import s_tir, te, tirx  # noqa: E402
 from tvm.ir import Call  # noqa: E402
 from tvm.ir.expr import TensorLoad  # noqa: E402
 from tvm.libinfo import find_libtvm_runtime  # noqa: E402
@@ -261,6 +265,61 @@ def collect(root: Any, kind: type) -> list[Any]:
 
     tvm_ffi.structural_walk(root, (kind, visit))
     return found
+
+
+_STATEMENTS = {
+    s_tir.SBlockRealize: "visit_block",
+    tirx.AllocBuffer: "visit_alloc_buffer",
+    tirx.AttrStmt: "visit_attr",
+    tirx.Bind: "visit_bind",
+    tirx.BufferStore: "visit_buffer_store",
+    tirx.DeclBuffer: "visit_decl_buffer",
+    tirx.Evaluate: "visit_evaluate",
+    tirx.For: "visit_for",
+    tirx.IfThenElse: "visit_if_then_else",
+    tirx.SeqStmt: "visit_sequence",
+    tirx.While: "visit_while",
+}
+
+
+class StatementVisitor(ABC):
+    """A walk over statements. TVM 0.27 has none in Python.
+
+    A subclass has methods for the statements that it reads: ``visit_for(node, ...)`` and so on, one for a class, given
+    what its caller gave to :meth:`visit`. Sequences are walked through in order, and attributes are passed over, unless
+    it says otherwise; what has no method is for :meth:`visit_other`.
+    """
+
+    def visit(self, node: tirx.Stmt, *context: Any) -> Any:
+        """What the method for a statement's class returns."""
+        return getattr(self, _STATEMENTS.get(type(node), "visit_other"), self.visit_other)(node, *context)
+
+    def visit_sequence(self, node: tirx.SeqStmt, *context: Any) -> Any:
+        """Each of its statements."""
+        for part in node.seq:
+            self.visit(part, *context)
+
+    def visit_attr(self, node: tirx.AttrStmt, *context: Any) -> Any:
+        """The statement that has the attribute."""
+        return self.visit(node.body, *context)
+
+    @abstractmethod
+    def visit_other(self, node: tirx.Stmt, *context: Any) -> Any:
+        """A statement of which nothing is known. Passed over without a word it would be a hole in what is found."""
+
+
+def statements_of(body: tirx.Stmt) -> list[tirx.Stmt]:
+    """The statements of a sequence, or the only one."""
+    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+
+
+def sequence(*statements: tirx.Stmt | None) -> tirx.Stmt:
+    """One statement or more in order, without the missing ones; those in sequences stand among the others.
+
+    TVM's own sequence of sequences drops what does nothing, and fails where one statement is left.
+    """
+    parts = [part for statement in statements if statement is not None for part in statements_of(statement)]
+    return parts[0] if len(parts) == 1 else tirx.SeqStmt(parts)
 
 
 def only_calculates(expression: PrimExpr) -> bool:

@@ -28,7 +28,7 @@ from souffle.cost.device_calls import DeviceCalls
 from souffle.index.arrays import Shape, Value, apply, constant, joined_shape
 from souffle.schedule.gpu.rule import GpuSchedule
 from souffle.schedule.lower import DeviceFunction
-from souffle.tvm_compat import const_int, dtype_of
+from souffle.tvm_compat import StatementVisitor, const_int, dtype_of
 
 __all__ = ["work_of"]
 
@@ -100,7 +100,7 @@ _KNOWN: WeakKeyDictionary[GpuSchedule, dict[tirx.PrimFunc, Work]] = WeakKeyDicti
 cut a kernel, and what to report of it. Gone with the schedule."""
 
 
-class _Walk:
+class _Walk(StatementVisitor):
     def __init__(self, function: DeviceFunction) -> None:
         self.function = function
         body = function.func.body
@@ -119,40 +119,27 @@ class _Walk:
         self.computed: set[tuple[str, object]] = set()
 
     def run(self) -> Work:
-        self._statement(self.function.func.body)
+        self.visit(self.function.func.body)
         return self.counter.work()
 
     # Statements
 
-    def _statement(self, node: tirx.Stmt) -> None:
-        kind = type(node).__name__
-        handler = getattr(self, f"_on_{kind.lower()}", None)
-        if handler is not None:
-            handler(node)
-
-    def _on_seqstmt(self, node: tirx.SeqStmt) -> None:
-        for statement in node.seq:
-            self._statement(statement)
-
-    def _on_attrstmt(self, node: tirx.AttrStmt) -> None:
-        self._statement(node.body)
-
-    def _on_bind(self, node: tirx.Bind) -> None:
+    def visit_bind(self, node: tirx.Bind) -> None:
         self.names[node.var] = self._value(node.value)
 
-    def _on_ifthenelse(self, node: tirx.IfThenElse) -> None:
+    def visit_if_then_else(self, node: tirx.IfThenElse) -> None:
         condition = self._value(node.condition)
         with self.counter.where(condition):
-            self._statement(node.then_case)
+            self.visit(node.then_case)
         if node.else_case is not None:
             with self.counter.where(condition, negated=True):
-                self._statement(node.else_case)
+                self.visit(node.else_case)
 
-    def _on_while(self, node: tirx.While) -> None:
+    def visit_while(self, node: tirx.While) -> None:
         self._value(node.condition)
-        self._statement(node.body)
+        self.visit(node.body)
 
-    def _on_for(self, node: tirx.For) -> None:
+    def visit_for(self, node: tirx.For) -> None:
         turns = self._turns(node)
         barriers = _has_barrier(node.body)
         unrolled = node.kind == tirx.ForKind.UNROLLED or (not barriers and _turns(node) <= _UNROLLED_TURNS)
@@ -171,7 +158,7 @@ class _Walk:
             self.in_step |= barriers
             self.calls.in_step = self.in_step
             self.counter.turns = outer * (turns if barriers else -(-turns // _UNROLL))
-            self._statement(node.body)
+            self.visit(node.body)
             self.counter.settle()
             self.counter.turns, self.in_step = outer, step
             self.calls.in_step = step
@@ -179,7 +166,7 @@ class _Walk:
                 self.counter.total["arithmetic_waits"] += outer * turns
         else:
             self.counter.loops.append(Surrounding(turns, True))
-            self._statement(node.body)
+            self.visit(node.body)
         self.counter.loops.pop()
 
     def _turns(self, node: tirx.For) -> int:
@@ -187,15 +174,18 @@ class _Walk:
         extent = self._value(node.extent).array
         return 1 if extent is None else max(1, int(extent.max()))
 
-    def _on_bufferstore(self, node: tirx.BufferStore) -> None:
+    def visit_buffer_store(self, node: tirx.BufferStore) -> None:
         self.into_register = self.in_step and str(node.buffer.scope()) == "local"
         self._value(node.value)
         self.into_register = False
         itemsize = tvm.DataType(dtype_of(node.value)).itemsize
         self._access(node.buffer, node.indices, itemsize, tvm.DataType(dtype_of(node.value)).lanes, store=True)
 
-    def _on_evaluate(self, node: tirx.Evaluate) -> None:
+    def visit_evaluate(self, node: tirx.Evaluate) -> None:
         self._value(node.value)
+
+    def visit_other(self, node: tirx.Stmt) -> None:
+        """Declarations, and what no stage has, cost nothing."""
 
     # Expressions
 

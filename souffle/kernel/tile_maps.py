@@ -24,7 +24,7 @@ from souffle.index.expression import Expression, Node, NodeTable, Region
 from souffle.schedule.gpu.emit.async_copy import COPY_FUNCTION, COPY_OR_ZERO_FUNCTION
 from souffle.schedule.gpu.forms.memory_access import bits_of
 from souffle.schedule.gpu.rule import GpuSchedule
-from souffle.tvm_compat import Analyzer, PrimExpr, const_int
+from souffle.tvm_compat import Analyzer, PrimExpr, StatementVisitor, const_int
 
 __all__ = ["TileMaps", "tile_maps"]
 
@@ -83,8 +83,8 @@ def tile_maps(schedule: GpuSchedule) -> TileMaps:
     return found
 
 
-class _Reader:
-    """Walks the statements of one schedule."""
+class _Reader(StatementVisitor):
+    """Walks the statements of one schedule, each with the nodes that hold where it runs."""
 
     def __init__(self, schedule: GpuSchedule) -> None:
         self.tiles = schedule.tiles
@@ -96,7 +96,7 @@ class _Reader:
         self.analyzer = Analyzer()
         self.touched: dict[tuple[int, bool], dict[Expression, None]] = {}
         self.whole: set[tuple[int, bool]] = set()
-        self.statement(schedule.func.body, ())
+        self.visit(schedule.func.body, ())
 
     def union(self, position: int, writes: bool, tile: int | None = None) -> isl.Map | None:
         """All that was seen of a parameter, in all tiles or in one."""
@@ -128,45 +128,32 @@ class _Reader:
 
     # Statements
 
-    def statement(self, node: object, conditions: tuple[int, ...]) -> None:
-        """`conditions` are nodes that hold where the statement runs."""
-        if isinstance(node, tirx.SeqStmt):
-            for one in node.seq:
-                self.statement(one, conditions)
-        elif isinstance(node, tirx.For):
-            self.loop(node, conditions)
-        elif isinstance(node, s_tir.SBlockRealize):
-            self.block(node, conditions)
-        elif isinstance(node, tirx.IfThenElse):
-            self.values([node.condition], conditions)
-            condition = self.table.visit(node.condition)
-            self.statement(node.then_case, (*conditions, condition))
-            if node.else_case is not None:
-                self.statement(node.else_case, (*conditions, self.opposite(condition)))
-        elif isinstance(node, tirx.BufferStore):
-            self.values([node.value, *node.indices], conditions)
-            position = self.position_of(node.buffer)
-            if position >= 0:
-                self.touch(position, True, [self.table.visit(i) for i in node.indices], conditions)
-        elif isinstance(node, tirx.Bind):
-            self.values([node.value], conditions)
-            self.table.bind(node.var, self.table.visit(node.value))
-        elif isinstance(node, tirx.Evaluate):
-            self.evaluate(node.value, conditions)
-        elif isinstance(node, tirx.AttrStmt):
-            self.statement(node.body, conditions)
-        elif isinstance(node, tirx.AllocBuffer):
-            pass
-        else:
-            # A statement that is not known here may touch anything.
-            self.whole.update((i, w) for i in range(len(self.parameters)) for w in (False, True))
+    def visit_alloc_buffer(self, node: tirx.AllocBuffer, conditions: tuple[int, ...]) -> None:
+        """Memory of its own."""
 
-    def loop(self, node: tirx.For, conditions: tuple[int, ...]) -> None:
+    def visit_if_then_else(self, node: tirx.IfThenElse, conditions: tuple[int, ...]) -> None:
+        self.values([node.condition], conditions)
+        condition = self.table.visit(node.condition)
+        self.visit(node.then_case, (*conditions, condition))
+        if node.else_case is not None:
+            self.visit(node.else_case, (*conditions, self.opposite(condition)))
+
+    def visit_buffer_store(self, node: tirx.BufferStore, conditions: tuple[int, ...]) -> None:
+        self.values([node.value, *node.indices], conditions)
+        position = self.position_of(node.buffer)
+        if position >= 0:
+            self.touch(position, True, [self.table.visit(i) for i in node.indices], conditions)
+
+    def visit_bind(self, node: tirx.Bind, conditions: tuple[int, ...]) -> None:
+        self.values([node.value], conditions)
+        self.table.bind(node.var, self.table.visit(node.value))
+
+    def visit_for(self, node: tirx.For, conditions: tuple[int, ...]) -> None:
         tag = str(node.thread_binding.thread_tag) if node.thread_binding is not None else ""
         if tag == "blockIdx.x":
             axis = _TILE
         elif tag.startswith("blockIdx"):
-            self.whole.update((i, w) for i in range(len(self.parameters)) for w in (False, True))
+            self.visit_other(node, conditions)
             return
         else:
             first, extent = self.range(node)
@@ -179,7 +166,7 @@ class _Reader:
         elif not (isinstance(node.min, tirx.IntImm) and isinstance(node.extent, tirx.IntImm)):
             bounds = (node.loop_var >= node.min, node.loop_var < node.min + node.extent)
             conditions = (*conditions, *(self.table.visit(b) for b in bounds))
-        self.statement(node.body, conditions)
+        self.visit(node.body, conditions)
 
     def range(self, node: tirx.For) -> tuple[int, int]:
         """Constant bounds of a loop's variable, as far as they are known."""
@@ -190,7 +177,7 @@ class _Reader:
         low, high = max(low, -_UNKNOWN_BOUND), min(high, _UNKNOWN_BOUND)
         return low, max(high - low, 1)
 
-    def block(self, node: s_tir.SBlockRealize, conditions: tuple[int, ...]) -> None:
+    def visit_block(self, node: s_tir.SBlockRealize, conditions: tuple[int, ...]) -> None:
         block = node.block
         for axis, value in zip(block.iter_vars, node.iter_values, strict=True):
             self.table.bind(axis.var, self.table.visit(value))
@@ -201,11 +188,12 @@ class _Reader:
             if position >= 0:
                 self.whole.update([(position, False), (position, True)])
         if block.init is not None:
-            self.statement(block.init, conditions)
-        self.statement(block.body, conditions)
+            self.visit(block.init, conditions)
+        self.visit(block.body, conditions)
 
-    def evaluate(self, value: PrimExpr, conditions: tuple[int, ...]) -> None:
+    def visit_evaluate(self, node: tirx.Evaluate, conditions: tuple[int, ...]) -> None:
         """A call for its effect: of those that take pointers, asynchronous copies say how far they read."""
+        value = node.value
         if not isinstance(value, tvm.ir.Call):
             return
         arguments = list(value.args)
@@ -229,6 +217,10 @@ class _Reader:
             conditions = (*conditions, self.table.visit(tirx.NE(rest[0], tirx.IntImm("int32", 0))))
         self.touch(position, False, indices, conditions)
         self.values([*rest, *load.indices, *into.args[0].indices], conditions)
+
+    def visit_other(self, node: tirx.Stmt, conditions: tuple[int, ...]) -> None:
+        """A statement that is not known here may touch anything."""
+        self.whole.update((i, w) for i in range(len(self.parameters)) for w in (False, True))
 
     # Values
 

@@ -19,7 +19,7 @@ from tvm.backend.cuda.op import cuda_warp_sync
 from tvm.ir.expr import TensorLoad
 
 from souffle.errors import SouffleError
-from souffle.tvm_compat import Analyzer, PrimExpr, dtype_of
+from souffle.tvm_compat import Analyzer, PrimExpr, StatementVisitor, dtype_of, sequence
 
 __all__ = ["LoweringError", "Spread", "barrier_scope", "with_whole_warps"]
 
@@ -66,12 +66,14 @@ def with_whole_warps(name: str, body: tirx.Stmt, tid: tirx.Var, threads: int) ->
     """
     spread = Spread(name, tid, threads)
     if _SomeWarps(spread).found(body):
-        body = spread.statement(body, None)
+        body = spread.visit(body, None)
     return tvm_ffi.structural_map(body, (tirx.Evaluate, _written)) if "warp" in _scopes(body) else body
 
 
-class Spread:
+class Spread(StatementVisitor):
     """Puts conditions around what stands between barriers.
+
+    All threads come to a statement that is visited, and those for which its condition holds run it; ``None`` for all.
 
     Parameters
     ----------
@@ -90,70 +92,69 @@ class Spread:
         """The error for a barrier that not all threads would come to."""
         return LoweringError(f"stage {self.name}: {why}")
 
-    def barrier(self, node: tirx.Evaluate) -> tirx.Stmt:
+    def visit(self, node: tirx.Stmt, inside: PrimExpr | None) -> tirx.Stmt:
+        """The statement with barriers that all threads come to."""
+        if isinstance(node, tirx.SeqStmt) or _scopes(node):
+            return super().visit(node, inside)
+        return _under(inside, node)
+
+    def visit_evaluate(self, node: tirx.Evaluate, inside: PrimExpr | None) -> tirx.Stmt:
         """What is written for a barrier; the same here."""
         return node
 
-    def statement(self, node: tirx.Stmt, inside: PrimExpr | None) -> tirx.Stmt:
-        """A statement that all threads come to and those for which `inside` holds run; ``None`` for all."""
-        if isinstance(node, tirx.SeqStmt):
-            return self.sequence(list(node.seq), inside)
-        if not _scopes(node):
-            return _under(inside, node)
-        if isinstance(node, tirx.Evaluate):
-            return self.barrier(node)
-        if isinstance(node, tirx.AttrStmt):
-            return tirx.AttrStmt(node.node, node.attr_key, node.value, self.statement(node.body, inside))
-        if isinstance(node, tirx.For):
-            low, extent = (self.same(e, f"the loop over {node.loop_var.name}") for e in (node.min, node.extent))
-            body = self.statement(node.body, inside)
-            return tirx.For(node.loop_var, low, extent, node.kind, body, None, node.annotations)
-        if isinstance(node, tirx.IfThenElse):
-            return self.branch(node, inside)
-        raise self.refuse(f"a barrier stands in a statement of the kind {type(node).__name__}")
+    def visit_attr(self, node: tirx.AttrStmt, inside: PrimExpr | None) -> tirx.Stmt:
+        return tirx.AttrStmt(node.node, node.attr_key, node.value, self.visit(node.body, inside))
 
-    def branch(self, node: tirx.IfThenElse, inside: PrimExpr | None) -> tirx.Stmt:
+    def visit_for(self, node: tirx.For, inside: PrimExpr | None) -> tirx.Stmt:
+        low, extent = (self.same(e, f"the loop over {node.loop_var.name}") for e in (node.min, node.extent))
+        return tirx.For(node.loop_var, low, extent, node.kind, self.visit(node.body, inside), None, node.annotations)
+
+    def visit_if_then_else(self, node: tirx.IfThenElse, inside: PrimExpr | None) -> tirx.Stmt:
         condition = self.analyzer.simplify(node.condition) if self.varies(node.condition) else node.condition
         if not self.varies(condition):
-            then = self.statement(node.then_case, inside)
-            other = None if node.else_case is None else self.statement(node.else_case, inside)
+            then = self.visit(node.then_case, inside)
+            other = None if node.else_case is None else self.visit(node.else_case, inside)
             return tirx.IfThenElse(condition, then, other)
         # A barrier of the block under such a condition is a mistake of the schedule, which is not hidden.
         if _scopes(node) != {"warp"} or _touches(condition):
             raise self.refuse(f"a barrier stands under the condition {condition}, which not all threads meet")
-        parts = [self.statement(node.then_case, _both(inside, condition))]
+        parts = [self.visit(node.then_case, _both(inside, condition))]
         if node.else_case is not None:
-            parts.append(self.statement(node.else_case, _both(inside, tirx.Not(condition))))
-        return _joined(parts)
+            parts.append(self.visit(node.else_case, _both(inside, tirx.Not(condition))))
+        return sequence(*parts)
 
-    def sequence(self, nodes: list[tirx.Stmt], inside: PrimExpr | None) -> tirx.Stmt:
+    def visit_sequence(self, node: tirx.SeqStmt, inside: PrimExpr | None) -> tirx.Stmt:
+        parts = list(node.seq)
         done: list[tirx.Stmt] = []
         together: list[tirx.Stmt] = []
 
         def close() -> None:
             if together:
-                done.append(_under(inside, _joined(together)))
+                done.append(_under(inside, sequence(*together)))
                 together.clear()
 
-        for number, node in enumerate(nodes):
-            if isinstance(node, tirx.Bind) and self.varies(node.value):
-                self.different.append(node.var)
-            if isinstance(node, _Declaration):
+        for number, part in enumerate(parts):
+            if isinstance(part, tirx.Bind) and self.varies(part.value):
+                self.different.append(part.var)
+            if isinstance(part, _Declaration):
                 # A declaration under the condition would end with it.
                 close()
-                done.append(node)
-            elif isinstance(node, tirx.Bind) and (inside is None or _outlives(node.var, nodes[number + 1 :])):
+                done.append(part)
+            elif isinstance(part, tirx.Bind) and (inside is None or _outlives(part.var, parts[number + 1 :])):
                 close()
-                done.append(self.bind(node, inside))
-            elif _scopes(node):
+                done.append(self.bind(part, inside))
+            elif _scopes(part):
                 close()
-                done.append(self.statement(node, inside))
+                done.append(self.visit(part, inside))
             elif inside is None:
-                done.append(node)
+                done.append(part)
             else:
-                together.append(node)
+                together.append(part)
         close()
-        return _joined(done)
+        return sequence(*done)
+
+    def visit_other(self, node: tirx.Stmt, inside: PrimExpr | None) -> tirx.Stmt:
+        raise self.refuse(f"a barrier stands in a statement of the kind {type(node).__name__}")
 
     def bind(self, node: tirx.Bind, inside: PrimExpr | None) -> tirx.Stmt:
         """A variable that lives across barriers; where it is not safe to work it out, other threads have 0."""
@@ -236,10 +237,6 @@ def _under(inside: PrimExpr | None, node: tirx.Stmt) -> tirx.Stmt:
 
 def _both(one: PrimExpr | None, other: PrimExpr) -> PrimExpr:
     return other if one is None else tirx.And(one, other)
-
-
-def _joined(nodes: list[tirx.Stmt]) -> tirx.Stmt:
-    return nodes[0] if len(nodes) == 1 else tirx.SeqStmt(list(nodes))
 
 
 def _outlives(var: tirx.Var, later: list[tirx.Stmt]) -> bool:

@@ -23,6 +23,7 @@ from tvm import tirx
 
 from souffle.schedule.lower.barriers import LoweringError, Spread, barrier_scope
 from souffle.schedule.lower.device_function import DeviceFunction
+from souffle.tvm_compat import PrimExpr
 
 __all__ = ["BARRIER_FUNCTION", "fit_functions", "partial_function"]
 
@@ -105,7 +106,7 @@ class _Guard(Spread):
     def body(self) -> tirx.Stmt:
         """The function's body for whole warps."""
         self.check_warps()
-        return self.statement(self.func.body, self.func.params[1] < tirx.IntImm("int32", self.own))
+        return self.visit(self.func.body, self.func.params[1] < tirx.IntImm("int32", self.own))
 
     def refuse(self, why: str) -> LoweringError:
         return LoweringError(
@@ -113,7 +114,7 @@ class _Guard(Spread):
             f"more threads, but {why}; schedule it with a multiple of {_WARP} threads"
         )
 
-    def barrier(self, node: tirx.Evaluate) -> tirx.Stmt:
+    def visit_evaluate(self, node: tirx.Evaluate, inside: PrimExpr | None) -> tirx.Stmt:
         return _named(node, self.threads)
 
     def check_warps(self) -> None:

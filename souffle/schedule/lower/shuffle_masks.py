@@ -18,7 +18,16 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
-from souffle.tvm_compat import Analyzer, PrimExpr, collect, is_shuffle, only_calculates, substitute, variables
+from souffle.tvm_compat import (
+    Analyzer,
+    PrimExpr,
+    StatementVisitor,
+    collect,
+    is_shuffle,
+    only_calculates,
+    substitute,
+    variables,
+)
 
 __all__ = ["with_full_masks"]
 
@@ -39,7 +48,7 @@ def with_full_masks(body: tirx.Stmt, tid: tirx.Var, threads: int) -> tirx.Stmt:
         Threads that run the body.
     """
     masks = _Masks(tid, threads)
-    masks.statement(body, whole=True)
+    masks.visit(body, True)
     mask = tirx.const(_ALL_LANES, "uint32")
     if threads % _WARP:
         rest = tirx.const((1 << threads % _WARP) - 1, "uint32")
@@ -53,8 +62,10 @@ def with_full_masks(body: tirx.Stmt, tid: tirx.Var, threads: int) -> tirx.Stmt:
     return tvm_ffi.structural_map(body, (tirx.BufferStore, named)) if masks.whole else body
 
 
-class _Masks:
+class _Masks(StatementVisitor):
     """Which arrays hold nothing but the mask of active lanes, and are touched only where whole warps come.
+
+    Each statement is visited with whether whole warps come to it.
 
     Attributes
     ----------
@@ -77,39 +88,35 @@ class _Masks:
         """Whether an array's mask names all lanes wherever it is used."""
         return _among(buffer, self.whole) and not _among(buffer, self._broken)
 
-    def statement(self, node: tirx.Stmt, *, whole: bool) -> None:
-        """Look at a statement that whole warps come to, or parts of them."""
-        if isinstance(node, tirx.SeqStmt):
-            for part in node.seq:
-                self.statement(part, whole=whole)
-        elif isinstance(node, tirx.AttrStmt):
-            self.statement(node.body, whole=whole)
-        elif isinstance(node, tirx.For):
-            self.statement(node.body, whole=whole and self._same(node.min) and self._same(node.extent))
-        elif isinstance(node, tirx.IfThenElse):
-            self._loads(node.condition, whole=whole)
-            whole = whole and self._same(node.condition)
-            self.statement(node.then_case, whole=whole)
-            if node.else_case is not None:
-                self.statement(node.else_case, whole=whole)
-        elif isinstance(node, tirx.Bind):
-            self._bind(node)
-            self._loads(node.value, whole=whole)
-        elif isinstance(node, tirx.BufferStore):
-            # A mask within a choice, or of which more is known than that it names the active lanes, stays.
-            (self.whole if whole and _is_active(node.value) else self._broken).append(node.buffer)
-            self._loads(node.value, whole=whole)
-        elif isinstance(node, tirx.Evaluate):
-            self._loads(node.value, whole=whole)
-        elif not isinstance(node, (tirx.AllocBuffer, tirx.DeclBuffer)):
-            self._broken += [load.source for load in collect(node, TensorLoad)]
-            self._broken += [store.buffer for store in collect(node, tirx.BufferStore)]
+    def visit_for(self, node: tirx.For, whole: bool) -> None:
+        self.visit(node.body, whole and self._same(node.min) and self._same(node.extent))
 
-    def _bind(self, node: tirx.Bind) -> None:
+    def visit_if_then_else(self, node: tirx.IfThenElse, whole: bool) -> None:
+        self._loads(node.condition, whole=whole)
+        whole = whole and self._same(node.condition)
+        self.visit(node.then_case, whole)
+        if node.else_case is not None:
+            self.visit(node.else_case, whole)
+
+    def visit_bind(self, node: tirx.Bind, whole: bool) -> None:
         if isinstance(node.value.ty, tvm.ir.PrimType) and only_calculates(node.value):
             self._values[node.var] = substitute(node.value, self._values)
         else:
             self._unknown.append(node.var)
+        self._loads(node.value, whole=whole)
+
+    def visit_buffer_store(self, node: tirx.BufferStore, whole: bool) -> None:
+        # A mask within a choice, or of which more is known than that it names the active lanes, stays.
+        (self.whole if whole and _is_active(node.value) else self._broken).append(node.buffer)
+        self._loads(node.value, whole=whole)
+
+    def visit_evaluate(self, node: tirx.Evaluate, whole: bool) -> None:
+        self._loads(node.value, whole=whole)
+
+    def visit_other(self, node: tirx.Stmt, whole: bool) -> None:
+        """It is not known who comes to what is in it, or where the array is used that is declared in another."""
+        self._broken += [load.source for load in collect(node, TensorLoad)]
+        self._broken += [store.buffer for store in collect(node, tirx.BufferStore)]
 
     def _loads(self, node: PrimExpr, *, whole: bool) -> None:
         """Note what is read where parts of warps come, or is more than the mask of a shuffle."""

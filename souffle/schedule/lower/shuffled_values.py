@@ -17,7 +17,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
-from souffle.tvm_compat import collect, dtype_of, is_shuffle
+from souffle.tvm_compat import StatementVisitor, collect, dtype_of, is_shuffle, sequence, statements_of
 
 __all__ = ["with_written_values"]
 
@@ -26,7 +26,7 @@ def with_written_values(body: tirx.Stmt) -> tirx.Stmt:
     """A function's body in which lanes write zeros where they have nothing to hand on."""
     shuffles = [call for call in collect(body, tvm.ir.Call) if is_shuffle(call)]
     first = _FirstStores([load.source for call in shuffles for load in collect(call.args[1], TensorLoad)])
-    first.statement(body, 0)
+    first.visit(body, 0)
 
     def zero(store: tirx.BufferStore) -> tirx.BufferStore:
         return tirx.BufferStore(store.buffer, tirx.const(0, dtype_of(store.value)), store.indices)
@@ -35,13 +35,15 @@ def with_written_values(body: tirx.Stmt) -> tirx.Stmt:
         if not any(node.same_as(one) for one in first.guarded):
             return node
         zeros = [zero(store) for store in collect(node.then_case, tirx.BufferStore)]
-        return tirx.IfThenElse(node.condition, node.then_case, zeros[0] if len(zeros) == 1 else tirx.SeqStmt(zeros))
+        return tirx.IfThenElse(node.condition, node.then_case, sequence(*zeros))
 
     return tvm_ffi.structural_map(body, (tirx.IfThenElse, otherwise)) if first.guarded else body
 
 
-class _FirstStores:
+class _FirstStores(StatementVisitor):
     """Branches in which arrays that are handed on are written for the first time since they were declared.
+
+    Statements are visited in the order of the text, each with the number of loops around it.
 
     Attributes
     ----------
@@ -54,28 +56,26 @@ class _FirstStores:
         # With the number of loops around their declarations.
         self._fresh: list[tuple[tirx.Var, int]] = []
 
-    def statement(self, node: tirx.Stmt, loops: int) -> None:
-        """Look at a statement, in the order of the text."""
-        if isinstance(node, tirx.SeqStmt):
-            for part in node.seq:
-                self.statement(part, loops)
-        elif isinstance(node, tirx.AttrStmt):
-            self.statement(node.body, loops)
-        elif isinstance(node, tirx.For):
-            self.statement(node.body, loops + 1)
-        elif isinstance(node, tirx.AllocBuffer):
-            if any(node.buffer.same_as(one) for one in self._handed):
-                self._fresh.append((node.buffer, loops))
-        else:
-            if isinstance(node, tirx.IfThenElse) and self._begins(node, loops):
-                self.guarded.append(node)
-            stored = [store.buffer for store in collect(node, tirx.BufferStore)]
-            self._fresh = [fresh for fresh in self._fresh if not any(fresh[0].same_as(one) for one in stored)]
+    def visit_for(self, node: tirx.For, loops: int) -> None:
+        self.visit(node.body, loops + 1)
+
+    def visit_alloc_buffer(self, node: tirx.AllocBuffer, loops: int) -> None:
+        if any(node.buffer.same_as(one) for one in self._handed):
+            self._fresh.append((node.buffer, loops))
+
+    def visit_if_then_else(self, node: tirx.IfThenElse, loops: int) -> None:
+        if self._begins(node, loops):
+            self.guarded.append(node)
+        self.visit_other(node, loops)
+
+    def visit_other(self, node: tirx.Stmt, loops: int) -> None:
+        """What it stores to is written for the first time here at the latest."""
+        stored = [store.buffer for store in collect(node, tirx.BufferStore)]
+        self._fresh = [fresh for fresh in self._fresh if not any(fresh[0].same_as(one) for one in stored)]
 
     def _begins(self, node: tirx.IfThenElse, loops: int) -> bool:
-        parts = list(node.then_case.seq) if isinstance(node.then_case, tirx.SeqStmt) else [node.then_case]
         return node.else_case is None and all(
             isinstance(part, tirx.BufferStore)
             and any(part.buffer.same_as(array) and loops == around for array, around in self._fresh)
-            for part in parts
+            for part in statements_of(node.then_case)
         )
