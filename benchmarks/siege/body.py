@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm.backend.cuda.op import cuda_warp_sync
 
 from souffle.schedule.lower import cuda_target
-from souffle.tvm_compat import PrimExpr
+from souffle.tvm_compat import PrimExpr, sequence
 
 __all__ = ["ARCH", "FULL_MASK", "Body", "as_kernel", "as_stage", "call", "number", "pointer", "shuffle"]
 
@@ -186,6 +186,4 @@ class Body:
 
 
 def _sequence(statements: list[tirx.Stmt]) -> tirx.Stmt:
-    if not statements:
-        return tirx.Evaluate(number(0))
-    return tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
+    return sequence(*statements) if statements else tirx.Evaluate(number(0))

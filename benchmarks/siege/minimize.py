@@ -11,6 +11,7 @@ from tvm import tirx
 from benchmarks.siege.case import Case
 from benchmarks.siege.judge import UNDEFINED, Judge
 from souffle.mutation.statements import nothing, replaced, sites
+from souffle.tvm_compat import sequence
 from souffle.verify import PROVEN
 
 __all__ = ["minimized"]
@@ -73,7 +74,7 @@ def _shorter(root: tirx.Stmt, path: tuple[int, ...], parts: list[tirx.Stmt]) -> 
             rest = parts[:first] + parts[first + size :]
             declared = any(isinstance(p, (tirx.AllocBuffer, tirx.DeclBuffer)) for p in parts[first : first + size])
             if rest and not declared:
-                yield replaced(root, path, tirx.SeqStmt(rest) if len(rest) > 1 else rest[0])
+                yield replaced(root, path, sequence(*rest))
         size //= 2
 
 

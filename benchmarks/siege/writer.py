@@ -13,7 +13,7 @@ from benchmarks.siege.body import as_kernel, number, pointer
 from benchmarks.siege.setting import Stage
 from souffle.kernel.grid_barrier import COUNTER_FUNCTION, STATE_DTYPE
 from souffle.kernel.merge import OFFSET_FUNCTION
-from souffle.tvm_compat import PrimExpr
+from souffle.tvm_compat import PrimExpr, sequence
 
 __all__ = ["Assignment", "Call", "Step", "Tensor", "Writer"]
 
@@ -118,7 +118,7 @@ class Writer:
                 count += 1
             statements += self.calls(calls[place : place + count])
             place += count
-        body = tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
+        body = sequence(*statements)
         for tag, var, extent in (
             ("threadIdx.x", self.tid, number(self.threads)),
             ("blockIdx.x", self.block, self.blocks),
@@ -142,7 +142,7 @@ class Writer:
         loop = self.tiles(calls, step)
         if step is None:
             return [*before, loop]
-        return [tirx.For(step, 0, head.steps, tirx.ForKind.SERIAL, tirx.SeqStmt([*before, loop]) if before else loop)]
+        return [tirx.For(step, 0, head.steps, tirx.ForKind.SERIAL, sequence(*before, loop))]
 
     def wait(self) -> tirx.Stmt:
         if not self.counter:
@@ -164,7 +164,7 @@ class Writer:
             statements.append(inner)
             if one.after:
                 statements.append(_barrier())
-        body = tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
+        body = sequence(*statements)
         if assignment.together > 1:
             body = tirx.For(place, 0, assignment.together, tirx.ForKind.SERIAL, body)
         turns = tirx.truncdiv(number(slots - 1) + self.blocks, self.blocks)

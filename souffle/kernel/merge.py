@@ -25,7 +25,7 @@ from souffle.kernel.calls import KernelShape, LoopCall, Place, StageCall
 from souffle.kernel.grid_barrier import GRID_BARRIERS, GridBarrier
 from souffle.kernel.text import format_calls
 from souffle.schedule.lower.device_function import DeviceFunction, LoweringError
-from souffle.tvm_compat import MIN_BLOCKS_ATTRIBUTE, PrimExpr
+from souffle.tvm_compat import MIN_BLOCKS_ATTRIBUTE, PrimExpr, sequence
 
 __all__ = ["CHOICE_FUNCTION", "OFFSET_FUNCTION", "PREFETCH_FUNCTION", "MergedKernel", "merge"]
 
@@ -91,7 +91,7 @@ def merge(
     wait = barrier.wait(state, num_blocks)
     writer = _Writer(shape, global_vars, pointers, block, tid, num_blocks, wait)
     statements = [statement for call in shape.calls for statement in writer.call(call)]
-    body = tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
+    body = sequence(*statements)
     body = _thread("threadIdx.x", tid, tirx.IntImm("int32", shape.threads), body)
     body = _thread("blockIdx.x", block, num_blocks, body)
     func = tirx.PrimFunc([*pointers, *state, num_blocks], body).with_attr("global_symbol", name)
@@ -141,7 +141,7 @@ class _Writer:
             inside += self.stage(stage, step, call.steps, call.sync_first or number > 0)
         # Where no grid sync begins each step, the one before the first stands outside.
         before = [self.wait] if call.sync_first and not call.calls[0].sync_before else []
-        return [*before, tirx.For(step, 0, call.steps, tirx.ForKind.SERIAL, tirx.SeqStmt(inside))]
+        return [*before, tirx.For(step, 0, call.steps, tirx.ForKind.SERIAL, sequence(*inside))]
 
     def stage(self, call: StageCall, step: tirx.Var | None, steps: int, sync_first: bool) -> list[tirx.Stmt]:
         """A stage with the barrier before it; `sync_first` says whether a loop's first step waits there too."""
@@ -204,7 +204,7 @@ class _Writer:
             # The next tile, or the next stage, writes the pool that this one reads. All threads wait, also those that
             # the stage has no work for: else they would run ahead into the next stage and write the pool while this one
             # reads it, or use the number of this one's barrier with another count. They have nothing else to do before.
-            body = tirx.SeqStmt([body, _block_barrier()])
+            body = sequence(body, _block_barrier())
         if assignment is not None and assignment.per_slot > 1:
             body = tirx.For(place, 0, assignment.per_slot, tirx.ForKind.SERIAL, body)
         body = tirx.IfThenElse(slot < slots, body, None)

@@ -28,11 +28,10 @@ from souffle.schedule.cpu.nest import (
     map_buffer_loads,
     product,
     replace_variables,
-    sequence,
     stride_along,
     uses,
 )
-from souffle.tvm_compat import PrimExpr, dtype_of
+from souffle.tvm_compat import PrimExpr, dtype_of, sequence
 
 __all__ = ["Tiling", "emit_contraction", "materialized_rows", "tiling_of"]
 
@@ -210,7 +209,7 @@ def _panel(
     if remainder:
         last = kernel(remainder, tirx.const(rows - remainder, index))
         statements.append(last if chunks == 1 else tirx.IfThenElse(chunk == chunks - 1, last, None))
-    return sequence(statements)
+    return sequence(*statements)
 
 
 def _pack(
@@ -250,7 +249,7 @@ def _pack(
 
     def by_vectors() -> tirx.Stmt:
         def row(k: dict[tirx.Var, PrimExpr]) -> tirx.Stmt:
-            return sequence([*_column_pieces(valid, tiling.lanes, index, lambda c: element(k, c)), *zeros(k)])
+            return sequence(*_column_pieces(valid, tiling.lanes, index, lambda c: element(k, c)), *zeros(k))
 
         return _over(reduce, row)
 
@@ -273,8 +272,8 @@ def _pack(
             reduce[:-1],
             lambda k: loop(last.extent // block, lambda o: run(k, o), name=last.var.name, dtype=last.dtype),
         )
-        padding = _over(reduce, lambda k: sequence(zeros(k))) if valid < tiling.width else None
-        return filled if padding is None else sequence([filled, padding])
+        padding = _over(reduce, lambda k: sequence(*zeros(k))) if valid < tiling.width else None
+        return filled if padding is None else sequence(filled, padding)
 
     return by_vectors() if vectors and whole_rows else transposed()
 
@@ -361,7 +360,7 @@ def _micro_kernel(
 
     def rows(make: Callable[[tirx.Buffer, PrimExpr, PrimExpr], tirx.Stmt]) -> tirx.Stmt:
         return sequence(
-            [
+            *(
                 loop(
                     int(tile.shape[0]),
                     lambda r, tile=tile, row=row: make(tile, r, start + (r + row)),
@@ -370,7 +369,7 @@ def _micro_kernel(
                     dtype=index,
                 )
                 for row, tile in tiles
-            ]
+            )
         )
 
     def clear(tile: tirx.Buffer, r: PrimExpr, _: PrimExpr) -> tirx.Stmt:
@@ -396,7 +395,7 @@ def _micro_kernel(
             done = form.nest.bind({v: as_index(e, dtype_of(v)) for v, e in values.items()})
             return done.finish(tirx.BufferLoad(tile, [r, c]))
 
-        return sequence(_column_pieces(valid, tiling.lanes, index, element))
+        return sequence(*_column_pieces(valid, tiling.lanes, index, element))
 
     allocations = [tirx.AllocBuffer(tile) for _, tile in tiles]
-    return sequence([*allocations, rows(clear), _over(form.nest.reduce, step), rows(store)])
+    return sequence(*allocations, rows(clear), _over(form.nest.reduce, step), rows(store))

@@ -22,11 +22,10 @@ from souffle.schedule.cpu.nest import (
     flat_index,
     loop,
     map_buffer_loads,
-    sequence,
     simplify,
     uses,
 )
-from souffle.tvm_compat import PrimExpr, dtype_of
+from souffle.tvm_compat import PrimExpr, dtype_of, sequence
 
 __all__ = ["Piece", "collapse", "emit_injective", "pieces", "segments", "serial"]
 
@@ -175,7 +174,7 @@ def _row(nest: Nest, inner: Axis, lanes: int) -> tirx.Stmt:
         body = _decided(part.body, axis)
         for piece in pieces(extent, lanes):
             statements.append(_vectors(body, axis, piece))
-    return sequence(statements)
+    return sequence(*statements)
 
 
 def _decided(body: tirx.BufferStore, axis: Axis) -> tirx.BufferStore:

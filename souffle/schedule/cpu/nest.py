@@ -18,7 +18,7 @@ from tvm.ir.expr import Call, TensorLoad
 from tvm.s_tir.stmt import SBlockRealize
 from tvm.tirx import ForKind
 
-from souffle.tvm_compat import PrimExpr, dtype_of, is_branch
+from souffle.tvm_compat import PrimExpr, dtype_of, is_branch, statements_of
 
 __all__ = [
     "Axis",
@@ -35,7 +35,6 @@ __all__ = [
     "parse",
     "product",
     "replace_variables",
-    "sequence",
     "shape_of",
     "simplify",
     "stride_along",
@@ -277,14 +276,6 @@ def stride_along(load: TensorLoad, axis: Axis, axes: Sequence[Axis]) -> int | No
     return int(step.value) if isinstance(step, tirx.IntImm) else None
 
 
-def sequence(statements: Sequence[tirx.Stmt]) -> tirx.Stmt:
-    """Statements one after the other."""
-    flat: list[tirx.Stmt] = []
-    for statement in statements:
-        flat.extend(statement.seq if isinstance(statement, tirx.SeqStmt) else [statement])
-    return flat[0] if len(flat) == 1 else tirx.SeqStmt(flat)
-
-
 def loop(
     extent: int | PrimExpr,
     make: Callable[[PrimExpr], tirx.Stmt],
@@ -305,9 +296,7 @@ def parse(func: tirx.PrimFunc) -> Function:
     root = func.body
     if not isinstance(root, SBlockRealize) or root.block.iter_vars:
         return Function(func, (root,), ())
-    body = root.block.body
-    statements = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
-    items = tuple(_nest(statement) or statement for statement in statements)
+    items = tuple(_nest(statement) or statement for statement in statements_of(root.block.body))
     return Function(func, items, tuple(root.block.alloc_buffers))
 
 
@@ -348,5 +337,4 @@ def _nest(statement: tirx.Stmt) -> Nest | None:
 
 
 def _plain(body: tirx.Stmt) -> bool:
-    statements = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
-    return all(isinstance(s, tirx.BufferStore | tirx.Bind) for s in statements)
+    return all(isinstance(s, tirx.BufferStore | tirx.Bind) for s in statements_of(body))

@@ -21,11 +21,10 @@ from souffle.schedule.cpu.nest import (
     loop,
     map_buffer_loads,
     replace_variables,
-    sequence,
     stride_along,
     uses,
 )
-from souffle.tvm_compat import PrimExpr, dtype_of
+from souffle.tvm_compat import PrimExpr, dtype_of, sequence
 
 __all__ = ["emit_reduction", "reduces_along_memory"]
 
@@ -85,12 +84,10 @@ def _scalar(nest: Nest) -> tirx.Stmt:
         return tirx.BufferStore(total, combiner.apply(tirx.BufferLoad(total, [0]), value), [0])
 
     return sequence(
-        [
-            tirx.AllocBuffer(total),
-            tirx.BufferStore(total, combiner.identity, [0]),
-            serial(nest, nest.reduce, step),
-            nest.finish(tirx.BufferLoad(total, [0])),
-        ]
+        tirx.AllocBuffer(total),
+        tirx.BufferStore(total, combiner.identity, [0]),
+        serial(nest, nest.reduce, step),
+        nest.finish(tirx.BufferLoad(total, [0])),
     )
 
 
@@ -138,7 +135,7 @@ def _along_memory(nest: Nest, lanes: int) -> tirx.Stmt:
         if done < inner.extent:
             zero = tirx.const(0, inner.dtype)
             steps.append(loop(inner.extent - done, lambda t: add(body, t + done, zero), name="t", dtype=inner.dtype))
-        return sequence(steps)
+        return sequence(*steps)
 
     statements = [tirx.AllocBuffer(partial), _fill(partial, width, lanes, combiner.identity)]
     statements.append(serial(nest, outer, one_pass))
@@ -157,7 +154,7 @@ def _along_memory(nest: Nest, lanes: int) -> tirx.Stmt:
             )
         span = half
     statements.append(nest.finish(load(tirx.const(0, "int32"))))
-    return sequence(statements)
+    return sequence(*statements)
 
 
 def _fill(buffer: tirx.Buffer, extent: int, lanes: int, value: PrimExpr) -> tirx.Stmt:
@@ -195,7 +192,7 @@ def _columns(nest: Nest, lanes: int) -> tirx.Stmt:
                     dtype=column.dtype,
                 )
             )
-        return sequence(statements)
+        return sequence(*statements)
 
     if rows is None or rows.extent == height:
         return serial(nest, rest, tile)
@@ -288,20 +285,18 @@ def _tile(
                 value = map_buffer_loads(_rest(body).value, pick)
                 return update(r, offset + v, replace_variables(value, at_values(r, offset + v)))
 
-            return sequence([*own, loop(width, lane, ForKind.VECTORIZED, name="v", dtype=column.dtype)])
+            return sequence(*own, loop(width, lane, ForKind.VECTORIZED, name="v", dtype=column.dtype))
 
         common = stage(shared, tirx.const(0, column.dtype))
         kind = ForKind.UNROLLED
         rest = loop(height, row, kind, name="r", dtype=rows.dtype if rows is not None else column.dtype)
-        return sequence([*common, rest])
+        return sequence(*common, rest)
 
     return sequence(
-        [
-            tirx.AllocBuffer(tile),
-            each(lambda r, c: tirx.BufferStore(tile, combiner.identity, [r, c])),
-            serial(nest, nest.reduce, step),
-            each(lambda r, c: at(nest, r, c).finish(tirx.BufferLoad(tile, [r, c]))),
-        ]
+        tirx.AllocBuffer(tile),
+        each(lambda r, c: tirx.BufferStore(tile, combiner.identity, [r, c])),
+        serial(nest, nest.reduce, step),
+        each(lambda r, c: at(nest, r, c).finish(tirx.BufferLoad(tile, [r, c]))),
     )
 
 
@@ -346,7 +341,7 @@ def _every_second(base: TensorLoad, width: int) -> tuple[tirx.Stmt, tirx.Buffer]
         vector(half, lambda v: tirx.BufferStore(even, tirx.BufferLoad(both, [v * 2]), [v])),
         vector(half, lambda v: tirx.BufferStore(even, tirx.BufferLoad(both, [v * 2 + width + 1]), [v + half])),
     ]
-    return sequence(statements), even
+    return sequence(*statements), even
 
 
 def _plain(nest: Nest) -> tirx.Stmt:
@@ -357,6 +352,6 @@ def _plain(nest: Nest) -> tirx.Stmt:
         steps.append(serial(inner, inner.reduce, lambda body: body.body))
         if inner.epilogue is not None:
             steps.append(inner.epilogue)
-        return sequence(steps)
+        return sequence(*steps)
 
     return serial(nest, nest.spatial, point)

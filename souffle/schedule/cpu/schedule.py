@@ -31,11 +31,11 @@ from souffle.schedule.cpu.nest import (
     loop,
     parse,
     product,
-    sequence,
 )
 from souffle.schedule.cpu.reduction import emit_reduction, reduces_along_memory
 from souffle.schedule.cpu.widen import with_wide_sums
 from souffle.schedule.cpu.windows import hoist_windows
+from souffle.tvm_compat import sequence
 
 __all__ = ["schedule_cpu"]
 
@@ -89,7 +89,7 @@ def schedule_cpu(func: tirx.PrimFunc, *, target: tvm.target.Target) -> tirx.Prim
             depth, count = _shared_depth(run, machine)
             statements.append(_emit_group(run[:count], depth, machine))
             position += count
-    body = sequence([expand_elementary(statement) for statement in statements])
+    body = sequence(*(expand_elementary(statement) for statement in statements))
     parameters = list(func.params)
     used = _buffers(body)
     intermediates = [b for b in used if not any(b.same_as(p) for p in parameters)]
@@ -173,7 +173,7 @@ def _emit_group(group: Sequence[Nest], depth: int, machine: Machine) -> tirx.Stm
     extent = product(axis.extent for axis in group[0].spatial[:depth])
 
     def task(number: tirx.Var) -> tirx.Stmt:
-        return sequence([_emit(nest.bind(decode(number, nest.spatial[:depth])), machine) for nest in group])
+        return sequence(*(_emit(nest.bind(decode(number, nest.spatial[:depth])), machine) for nest in group))
 
     kind = ForKind.PARALLEL if sum(nest.work for nest in group) >= _SERIAL_WORK else ForKind.SERIAL
     return loop(extent, task, kind, name="task", dtype=_index_type(group))
@@ -228,4 +228,4 @@ def _emit_alone(nest: Nest, machine: Machine) -> tirx.Stmt:
                 dtype=index,
             )
         )
-    return sequence(statements)
+    return sequence(*statements)

@@ -25,8 +25,8 @@ from tvm.ir import Call
 from tvm.ir.expr import StringImm, TensorLoad
 from tvm.tirx import Div, FloorDiv, FloorMod, ForKind, Mod
 
-from souffle.schedule.cpu.nest import replace_variables, sequence
-from souffle.tvm_compat import PrimExpr, dtype_of, is_branch
+from souffle.schedule.cpu.nest import replace_variables
+from souffle.tvm_compat import PrimExpr, dtype_of, is_branch, sequence
 
 __all__ = ["Bind", "bind_calls"]
 
@@ -106,14 +106,14 @@ def bind_calls(statement: tirx.Stmt, chosen: Callable[[Call], bool], expand: Exp
         if body.same_as(node.body):
             return node
         rewritten = tirx.For(node.loop_var, node.min, node.extent, node.kind, body, None, node.annotations)
-        return sequence([*made.allocations, rewritten])
+        return sequence(*made.allocations, rewritten)
 
     def scalars(node: tirx.BufferStore | tirx.Bind) -> tirx.Stmt:
         if isinstance(node, tirx.BufferStore) and hash(node.buffer) in arrays:
             return node  # written in a vector loop, above
         made = _Temporaries(chosen, expand, arrays, ranges)
         body = made.leaf(node)
-        return node if body.same_as(node) else sequence([*made.allocations, body])
+        return node if body.same_as(node) else sequence(*made.allocations, body)
 
     statement = tvm_ffi.structural_map(statement, [(tirx.For, vectors), (tirx.SeqStmt, _flat)])
     return tvm_ffi.structural_map(statement, [((tirx.BufferStore, tirx.Bind), scalars), (tirx.SeqStmt, _flat)])
@@ -134,7 +134,7 @@ def _ranges(statement: tirx.Stmt) -> sym.Analyzer:
 
 
 def _flat(node: tirx.SeqStmt) -> tirx.Stmt:
-    return sequence(list(node.seq)) if any(isinstance(s, tirx.SeqStmt) for s in node.seq) else node
+    return sequence(*node.seq) if any(isinstance(s, tirx.SeqStmt) for s in node.seq) else node
 
 
 class _Temporaries:
@@ -200,12 +200,12 @@ class _Temporaries:
         result: list[tirx.Stmt] = []
         for _, group in groupby(steps, key=lambda step: step[0]):
             members = list(group)
-            block = sequence([store for _, _, store in members])
+            block = sequence(*(store for _, _, store in members))
             for condition in reversed(members[0][1]):
                 block = tirx.IfThenElse(condition, block, None)
             result.append(block)
         value = tvm_ffi.structural_map(replace_variables(value, table), (Call, self._selected))
-        return sequence([*result, _with_value(statement, value)])
+        return sequence(*result, _with_value(statement, value))
 
     def _selected(self, call: Call) -> PrimExpr:
         # With its calls gone, evaluating both sides costs less than a branch for each element of a vector.

@@ -7,7 +7,7 @@ from tvm import ir, s_tir, tirx
 from souffle.errors import SouffleError
 from souffle.schedule.gpu.forms.blocks import is_reduction, product
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
-from souffle.tvm_compat import collect, const_int
+from souffle.tvm_compat import collect, const_int, statements_of
 
 __all__ = ["ScheduleError", "check_schedule"]
 
@@ -29,8 +29,6 @@ def check_schedule(schedule: GpuSchedule, request: GpuRequest) -> None:
         Naming the rule, the buffer or the axis.
     """
     func, rule = schedule.func, schedule.rule
-    root = func.body.block
-    nests = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
     extents: dict[str, set[int]] = {}
     threads_of: list[tirx.Var] = []
     for loop in collect(func.body, tirx.For):
@@ -47,7 +45,7 @@ def check_schedule(schedule: GpuSchedule, request: GpuRequest) -> None:
             if buffer.scope() in ("", "global"):
                 raise ScheduleError(f"rule {rule}: intermediate {buffer.name} is in global memory")
             needs_barrier |= buffer.scope().startswith("shared")
-    for nest in nests:
+    for nest in statements_of(func.body.block.body):
         binding = nest.thread_binding if isinstance(nest, tirx.For) else None
         if binding is None or binding.thread_tag != "blockIdx.x":
             raise ScheduleError(f"rule {rule}: a root-level nest is not bound to blockIdx.x:\n{nest}")

@@ -38,7 +38,7 @@ from souffle.schedule.lower.tvm_defects import (
     without_names,
 )
 from souffle.schedule.lower.unrolled_indices import with_short_indices
-from souffle.tvm_compat import PrimExpr, const_int, substitute
+from souffle.tvm_compat import PrimExpr, const_int, sequence, substitute
 
 __all__ = [
     "DeviceFunction",
@@ -304,7 +304,7 @@ def _device_function(name: str, kernel: tirx.PrimFunc, schedule: GpuSchedule) ->
         body = with_whole_warps(name, body, tid, threads)
     body = with_full_masks(with_written_values(body), tid, threads)
     if pool_bytes:
-        body = tirx.SeqStmt([tirx.AllocBuffer(pool), body])
+        body = sequence(tirx.AllocBuffer(pool), body)
 
     original, parameters = schedule.func, [str(p.name) for p in schedule.func.params]
     by_name = {str(p.name).removesuffix("_ptr"): p for p in kernel.params}

@@ -17,7 +17,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
-from souffle.tvm_compat import PrimExpr, collect, dtype_of, only_calculates, variables
+from souffle.tvm_compat import PrimExpr, collect, dtype_of, only_calculates, sequence, variables
 
 __all__ = ["with_short_indices"]
 
@@ -48,7 +48,7 @@ def _shortened(loop: tirx.For) -> tirx.Stmt:
     if not moved.binds:
         return loop
     inner = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations)
-    return tirx.SeqStmt([*moved.binds, inner])
+    return sequence(*moved.binds, inner)
 
 
 class _Moved:

@@ -10,14 +10,14 @@ from tvm import tirx
 from souffle.schedule.gpu.emit.async_copy import AsyncCopy, async_copy, barrier, commit, wait
 from souffle.schedule.gpu.emit.folding import Part, fold_buffers, fold_results
 from souffle.schedule.gpu.emit.staging import TileFetch, choose_fetch
-from souffle.schedule.gpu.emit.statements import guarded, kernel_func, local_buffer, loop, sequence, shared_buffer
+from souffle.schedule.gpu.emit.statements import guarded, kernel_func, local_buffer, loop, shared_buffer
 from souffle.schedule.gpu.emit.writeback import write_results
 from souffle.schedule.gpu.forms.expressions import cast, substitute_axes
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.schedule.gpu.tiling.contraction_cost import result_lanes_of
 from souffle.schedule.gpu.tiling.contraction_tiling import PADDING, VECTOR, Tiling
-from souffle.tvm_compat import PrimExpr
+from souffle.tvm_compat import PrimExpr, sequence
 
 __all__ = ["emit_contraction"]
 

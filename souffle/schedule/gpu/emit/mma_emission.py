@@ -19,12 +19,11 @@ from souffle.schedule.gpu.emit.statements import (
     kernel_func,
     local_buffer,
     loop,
-    sequence,
     shared_buffer,
 )
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, Operands
-from souffle.tvm_compat import PrimExpr
+from souffle.tvm_compat import PrimExpr, sequence
 
 __all__ = ["emit_mma"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import tirx
 
-from souffle.schedule.gpu.emit.statements import Binder, all_of, guarded, loop, sequence
+from souffle.schedule.gpu.emit.statements import Binder, all_of, guarded, loop
 from souffle.schedule.gpu.forms.expressions import (
     Axis,
     buffer_loads,
@@ -21,7 +21,7 @@ from souffle.schedule.gpu.forms.expressions import (
 )
 from souffle.schedule.gpu.forms.matrix_product import Contraction, Operand
 from souffle.schedule.gpu.forms.memory_access import lanes_along, memory_step
-from souffle.tvm_compat import PrimExpr, is_branch
+from souffle.tvm_compat import PrimExpr, is_branch, sequence
 
 __all__ = ["Read", "TileFetch", "choose_fetch", "wide_operand"]
 

@@ -9,7 +9,7 @@ import tvm
 from tvm import tirx
 
 from souffle.schedule.gpu.forms.expressions import Axis
-from souffle.tvm_compat import PrimExpr
+from souffle.tvm_compat import PrimExpr, sequence
 
 __all__ = [
     "Binder",
@@ -18,15 +18,8 @@ __all__ = [
     "kernel_func",
     "local_buffer",
     "loop",
-    "sequence",
     "shared_buffer",
 ]
-
-
-def sequence(*statements: tirx.Stmt | None) -> tirx.Stmt:
-    """The statements in order, without the missing ones."""
-    present = [s for s in statements if s is not None]
-    return present[0] if len(present) == 1 else tirx.SeqStmt(present)
 
 
 def loop(name: str, extent: int, body: Callable[[PrimExpr], tirx.Stmt], kind: str = "serial") -> tirx.Stmt:

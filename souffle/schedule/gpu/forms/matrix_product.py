@@ -38,7 +38,7 @@ from souffle.schedule.gpu.forms.expressions import (
 from souffle.schedule.gpu.forms.operands import narrow_operand, separate, split_term, straighten
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.rule import STARTS_IN_TILES
-from souffle.tvm_compat import PrimExpr, const_int
+from souffle.tvm_compat import PrimExpr, const_int, statements_of
 
 __all__ = ["Contraction", "Operand", "Store", "canonical_contraction", "read_contraction"]
 
@@ -124,9 +124,8 @@ def _blocks(func: tirx.PrimFunc) -> list[Block]:
     root = func.body.block if hasattr(func.body, "block") else None
     if root is None:
         raise NotAContraction("the function has no root block")
-    nests = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
     blocks = []
-    for nest in nests:
+    for nest in statements_of(root.body):
         bound = {}
         while isinstance(nest, tirx.For):
             bound[nest.loop_var] = nest
