@@ -21,6 +21,8 @@ __all__ = [
     "PrimExpr",
     "StatementVisitor",
     "bounded_analyzer",
+    "buffer_loads",
+    "cast",
     "check_tvm_pair",
     "choice_parts",
     "collect",
@@ -322,6 +324,11 @@ def sequence(*statements: tirx.Stmt | None) -> tirx.Stmt:
     return parts[0] if len(parts) == 1 else tirx.SeqStmt(parts)
 
 
+def buffer_loads(root: Any) -> list[TensorLoad]:
+    """All reads of buffers in an expression or statement; repeated ones repeat."""
+    return collect(root, TensorLoad)
+
+
 def only_calculates(expression: PrimExpr) -> bool:
     """Whether an expression reads no memory, names no part of itself, and calls nothing but operations on bits."""
     calls = [str(getattr(call.op, "name", "")) for call in collect(expression, Call)]
@@ -366,6 +373,15 @@ def largest_value(expression: PrimExpr, axes: Iterable[tirx.IterVar]) -> int:
 def dtype_of(expression: PrimExpr) -> str:
     """The scalar type of an expression, such as ``"int32"``."""
     return str(expression.ty.dtype)
+
+
+def cast(expression: PrimExpr, dtype: str) -> PrimExpr:
+    """An expression in a type: itself where it has that, an integer literal of that type, or a conversion."""
+    if dtype_of(expression) == dtype:
+        return expression
+    if isinstance(expression, tirx.IntImm) and dtype.startswith("int"):
+        return tirx.IntImm(dtype, int(expression.value))
+    return tirx.Cast(dtype, expression)
 
 
 def fresh_axis(extent: int, name: str, *, reduction: bool = False) -> tirx.IterVar:

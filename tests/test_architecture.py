@@ -21,7 +21,7 @@ FILES = sorted({*PACKAGE.rglob("*.py"), *(PACKAGE / "models").rglob("*.py")})
 
 # The program is the frontend's result, so its data types come before the frontend.
 ORDER = (
-    *("program", "index", "frontend", "analysis", "transform", "schedule", "cost"),
+    *("index", "program", "frontend", "analysis", "transform", "schedule", "cost"),
     *("placement", "partition", "kernel", "codegen", "verify"),
     *("emulator", "runtime", "calibrate", "mutation", "tuning"),
 )

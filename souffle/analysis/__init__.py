@@ -6,7 +6,8 @@ from souffle.analysis.classify import Relies, is_one_to_one
 from souffle.analysis.fused import FusedAccess, access_of, share_elements
 from souffle.analysis.intensity import THRESHOLD, Arithmetic
 from souffle.analysis.reuse import Dependences, LiveRange, Reuse
-from souffle.index.expression import Expression, expression_of
+from souffle.analysis.te_expression import expression_of
+from souffle.index.expression import Expression
 
 __all__ = [
     "THRESHOLD",

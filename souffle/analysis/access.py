@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from souffle.analysis.counting import PointCounter
+from souffle.analysis.te_expression import expression_of
 from souffle.analysis.text import describe_read
 from souffle.index import isl
-from souffle.index.expression import Expression, Path, expression_of
+from souffle.index.expression import Expression, Path
 from souffle.index.quasi_affine import AffineView
 from souffle.program import TE, ExternTE, Loop, Tensor
 

@@ -6,7 +6,7 @@ import enum
 
 from souffle.analysis.access import Access
 from souffle.analysis.fused import access_of
-from souffle.index.expression import expression_of
+from souffle.analysis.te_expression import expression_of
 from souffle.program import TE, ExternTE, FusedTE, Loop, parts_of
 
 __all__ = ["Relies", "is_one_to_one", "relies_on", "relies_on_input"]

@@ -16,7 +16,8 @@ from functools import cached_property, lru_cache
 
 from souffle.analysis.counting import PointCounter
 from souffle.analysis.fused import access_of
-from souffle.index.expression import Expression, Node, expression_of
+from souffle.analysis.te_expression import expression_of
+from souffle.index.expression import Expression, Node
 from souffle.program import TE, ExternTE, FusedTE, Loop, parts_of
 from souffle.program.shared import OncePer
 

@@ -26,9 +26,10 @@ from tvm.ir.expr import TensorLoad
 from souffle.cost.counting import BANK_BYTES, WARP, Counter, Surrounding, Work
 from souffle.cost.device_calls import DeviceCalls
 from souffle.index.arrays import Shape, Value, apply, constant, joined_shape
+from souffle.index.operations import call_name, operation_of
 from souffle.schedule.gpu.rule import GpuSchedule
 from souffle.schedule.lower import DeviceFunction
-from souffle.tvm_compat import StatementVisitor, const_int, dtype_of
+from souffle.tvm_compat import StatementVisitor, choice_parts, const_int, dtype_of
 
 __all__ = ["work_of"]
 
@@ -71,9 +72,9 @@ _FRAGMENT_FMA = 16 * 16 * 16
 
 _WMMA_LOAD_INSTRUCTIONS, _WMMA_MMA_INSTRUCTIONS = 4, 2
 
-_BINARY = ("Add", "Sub", "Mul", "Div", "Mod", "FloorDiv", "FloorMod", "Min", "Max")
-_BITWISE = ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "LShift", "RShift")
-_COMPARE = ("LT", "LE", "GT", "GE", "EQ", "NE", "And", "Or")
+_DIVISIONS = frozenset(["div", "mod", "floordiv", "floormod"])
+_ARITHMETIC = _DIVISIONS | {"add", "sub", "mul", "min", "max"}
+_OF_ONE_INSTRUCTION = frozenset(["lt", "le", "gt", "ge", "eq", "ne", "bitand", "bitor", "bitxor", "shl", "shr"])
 
 
 def work_of(function: DeviceFunction) -> Work:
@@ -190,39 +191,40 @@ class _Walk(StatementVisitor):
     # Expressions
 
     def _value(self, node: object) -> Value:
-        kind = type(node).__name__
-        if kind in ("IntImm", "FloatImm"):
+        operation = operation_of(node)
+        if operation in ("int", "float"):
             return constant(node.value)
-        if kind in ("Var", "SizeVar"):
+        if operation == "variable":
             return self.names.get(node, Value.unknown(()))
-        if kind in _BINARY:
-            return self._binary(kind, node)
-        if kind in _COMPARE + _BITWISE:
+        if operation in _ARITHMETIC:
+            return self._arithmetic(operation, node)
+        if operation in _OF_ONE_INSTRUCTION:
+            return self._charged(self._known(apply(operation, self._value(node.a), self._value(node.b))), "int32", 1)
+        if operation in ("and", "or"):
             # A comparison takes the predicate that it is joined to along.
-            result = self._known(apply(kind, self._value(node.a), self._value(node.b)))
-            return self._charged(result, "int32", 0 if kind in ("And", "Or") else 1)
-        if kind == "Not":
-            return apply("Not", self._value(node.a))
-        if kind == "Cast":
+            return self._charged(self._known(apply(operation, self._value(node.a), self._value(node.b))), "int32", 0)
+        if operation in ("not", "bitnot"):
+            return apply(operation, self._value(node.a))
+        if operation == "cast":
             value = self._value(node.value)
             if "float" in dtype_of(node) or "float" in dtype_of(node.value):
                 self._charged(value, "fp32", 1)
                 return Value.unknown(value.shape)
             return value
-        if kind == "Select":
-            return self._choice(node.condition, node.true_value, node.false_value)
-        if isinstance(node, TensorLoad):
+        if operation == "choose":
+            return self._choice(*choice_parts(node))
+        if operation == "load":
             return self._load(node)
-        if isinstance(node, tvm.ir.Call):
+        if operation == "call":
             return self._call(node)
-        if kind == "Ramp":
+        if operation == "ramp":
             return self._value(node.base)
-        if kind == "Broadcast":
+        if operation == "broadcast":
             return self._value(node.value)
-        if kind == "Let":
+        if operation == "let":
             self.names[node.var] = self._value(node.value)
             return self._value(node.body)
-        if kind == "Shuffle":
+        if operation == "shuffle":
             return Value.unknown(joined_shape(*(self._value(v).shape for v in node.vectors)))
         return Value.unknown(())
 
@@ -240,27 +242,28 @@ class _Walk(StatementVisitor):
             self.counter.count(unit, self.counter.executions(value.shape, unrolled=unrolled), instructions * lanes)
         return value
 
-    def _binary(self, kind: str, node: object) -> Value:
+    def _arithmetic(self, operation: str, node: object) -> Value:
         dtype = tvm.DataType(dtype_of(node))
         left, right = self._value(node.a), self._value(node.b)
+        product = isinstance(node.a, tirx.Mul) or isinstance(node.b, tirx.Mul)
         if "float" in str(dtype):
             shape = joined_shape(left.shape, right.shape)
             value = Value.unknown(shape)
-            if kind == "Div":
+            if operation == "div":
                 self._charged(value, "fp32", _QUOTIENT[0], dtype.lanes)
                 self._charged(value, "special", _QUOTIENT[1], dtype.lanes)
-            elif kind in ("Add", "Sub") and "Mul" in (type(node.a).__name__, type(node.b).__name__):
+            elif operation in ("add", "sub") and product:
                 pass  # The product was counted, and takes the addition with it.
             else:
                 self._charged(value, "fp32", 1, dtype.lanes)
             return value
-        value = self._known(apply(kind, left, right))
-        if kind in ("Div", "Mod", "FloorDiv", "FloorMod"):
+        value = self._known(apply(operation, left, right))
+        if operation in _DIVISIONS:
             divisor = int(right.array.flat[0]) if right.array is not None and right.array.size == 1 else 3
             return self._charged(value, "int32", 1 if divisor & (divisor - 1) == 0 else _DIVISION)
-        if kind == "Mul":
+        if operation == "mul":
             return self._charged(value, "int32", 1)
-        if "Mul" in (type(node.a).__name__, type(node.b).__name__) and left.per_thread and right.per_thread:
+        if product and left.per_thread and right.per_thread:
             return value  # a multiply-add
         # What all threads add alike goes into an instruction's immediate offset, or into a pointer that is moved on.
         alike = not (left.per_thread and right.per_thread)
@@ -272,7 +275,7 @@ class _Walk(StatementVisitor):
             first = self._value(then)
         with self.counter.where(held, negated=True):
             second = self._value(other)
-        value = self._known(apply("Select", held, first, second))
+        value = self._known(apply("choose", held, first, second))
         return self._charged(value, "int32", 1)
 
     def _load(self, node: TensorLoad) -> Value:
@@ -281,9 +284,7 @@ class _Walk(StatementVisitor):
         return Value.unknown(shape)
 
     def _call(self, node: tvm.ir.Call) -> Value:
-        name = getattr(node.op, "name", "").split(".")[-1]
-        if name == "if_then_else":
-            return self._choice(*node.args)
+        name = call_name(node)
         if name == "tvm_storage_sync":
             self.counter.settle()
             self.calls.barrier()

@@ -15,10 +15,13 @@ from tvm.ir import Call
 from tvm.sym import Analyzer
 
 from souffle.frontend.inside import kept_inside
+from souffle.index.operations import ARITHMETIC, COMPARISONS
 from souffle.program.extrema import with_infinite_identity
 from souffle.tvm_compat import (
     PrimExpr,
+    cast,
     const_int,
+    dtype_of,
     fresh_axis,
     is_choice,
     is_load,
@@ -33,24 +36,6 @@ from souffle.tvm_compat import (
 __all__ = ["Expression", "narrowed"]
 
 _LIMIT = 2**31
-
-_BINARY = (
-    tirx.Add,
-    tirx.Sub,
-    tirx.Mul,
-    tirx.Div,
-    tirx.Mod,
-    tirx.FloorDiv,
-    tirx.FloorMod,
-    tirx.Min,
-    tirx.Max,
-    tirx.EQ,
-    tirx.NE,
-    tirx.LT,
-    tirx.LE,
-    tirx.GT,
-    tirx.GE,
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +65,7 @@ def narrowed(op: te.ComputeOp, scalars: Mapping[te.Operation, PrimExpr]) -> Expr
         expression = _with_scalars(expression, scalars)
         if not narrow:
             return kept_inside(substitute(expression, mapping), axes)
-        return _as_type(kept_inside(_simplified(_retyped(expression, mapping), axes), axes), dtype)
+        return cast(kept_inside(_simplified(_retyped(expression, mapping), axes), axes), dtype)
 
     return _rebuilt(tuple(op.axis), tuple(op.reduce_axis), tuple(op.body), types, rewrite, narrow)
 
@@ -94,7 +79,7 @@ def _rebuilt(axes, reduce_axes, bodies, types: Sequence[str], rewrite: Callable,
     if not isinstance(first, tirx.Reduce):
         parts = (rewrite(body, dtype, mapping, every) for body, dtype in zip(bodies, types, strict=True))
         return Expression(new_axes, new_reduce, tuple(parts))
-    types = [_dtype(identity) for identity in first.combiner.identity_element]
+    types = [dtype_of(identity) for identity in first.combiner.identity_element]
     sources = [rewrite(part, dtype, mapping, every) for part, dtype in zip(first.source, types, strict=True)]
     condition = rewrite(first.condition, "bool", mapping, every)
     inits = [rewrite(part, dtype, mapping, every) for part, dtype in zip(first.init, types, strict=False)]
@@ -142,19 +127,7 @@ def _elements(shape: Sequence) -> int:
 def _fresh(axis: tirx.IterVar, name: str, narrow: bool, *, reduction: bool) -> tirx.IterVar:
     if narrow:
         return fresh_axis(const_int(axis.dom.extent), name, reduction=reduction)
-    return tirx.IterVar(axis.dom, tirx.Var(name, _dtype(axis.var)), axis.iter_type)
-
-
-def _dtype(expression: PrimExpr) -> str:
-    return str(expression.ty.dtype)
-
-
-def _as_type(expression: PrimExpr, dtype: str) -> PrimExpr:
-    if _dtype(expression) == dtype:
-        return expression
-    if isinstance(expression, tirx.IntImm) and dtype.startswith("int"):
-        return tirx.IntImm(dtype, int(expression.value))
-    return tirx.Cast(dtype, expression)
+    return tirx.IterVar(axis.dom, tirx.Var(name, dtype_of(axis.var)), axis.iter_type)
 
 
 def _retyped(expression: PrimExpr, mapping: Mapping[tirx.Var, PrimExpr]) -> PrimExpr:
@@ -173,29 +146,28 @@ def _retyped(expression: PrimExpr, mapping: Mapping[tirx.Var, PrimExpr]) -> Prim
 
     def call(node: Call):
         if is_load(node):
-            indices = [_as_type(index, "int32") for index in node.args[1:]]
+            indices = [cast(index, "int32") for index in node.args[1:]]
             return load_tensor(node)(*indices)
         if is_choice(node):
             left, right = _unified(node.args[1], node.args[2])
             return tirx.if_then_else(node.args[0], left, right)
-        if _dtype(node) == "int64":
-            arguments = [_as_type(a, "int64") if _dtype(a) == "int32" else a for a in node.args]
+        if dtype_of(node) == "int64":
+            arguments = [cast(a, "int64") if dtype_of(a) == "int32" else a for a in node.args]
             return Call(node.op, arguments, node.attrs, node.ty_args, node.span, node.ty)
         return node
 
-    table = [(tirx.Var, variable), (Call, call), (tirx.Select, select)]
-    table.extend((kind, binary) for kind in _BINARY)
-    return tvm_ffi.structural_map(expression, table)
+    rules = [(tirx.Var, variable), (Call, call), (tirx.Select, select), ((*ARITHMETIC, *COMPARISONS), binary)]
+    return tvm_ffi.structural_map(expression, rules)
 
 
 def _unified(left: PrimExpr, right: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
     """Two operands of one type: int64 where one of them holds int64 data."""
-    if _dtype(left) == _dtype(right):
+    if dtype_of(left) == dtype_of(right):
         return left, right
-    if _dtype(left) == "int32" and isinstance(right, tirx.IntImm) and abs(int(right.value)) < _LIMIT:
+    if dtype_of(left) == "int32" and isinstance(right, tirx.IntImm) and abs(int(right.value)) < _LIMIT:
         return left, tirx.IntImm("int32", int(right.value))
-    if _dtype(right) == "int32" and isinstance(left, tirx.IntImm) and abs(int(left.value)) < _LIMIT:
+    if dtype_of(right) == "int32" and isinstance(left, tirx.IntImm) and abs(int(left.value)) < _LIMIT:
         return tirx.IntImm("int32", int(left.value)), right
-    if {_dtype(left), _dtype(right)} == {"int32", "int64"}:
-        return _as_type(left, "int64"), _as_type(right, "int64")
+    if {dtype_of(left), dtype_of(right)} == {"int32", "int64"}:
+        return cast(left, "int64"), cast(right, "int64")
     return left, right

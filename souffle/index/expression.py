@@ -1,4 +1,4 @@
-"""A TE's expression as plain data: numbered, deduplicated nodes that say nothing of TVM's objects or names.
+"""An expression as plain data: numbered, deduplicated nodes that say nothing of TVM's objects or names.
 
 Every analysis reads this form. Two TEs with the same :class:`Expression` have the same accesses and the same
 arithmetic, so identical layers of a network are analysed once.
@@ -6,52 +6,22 @@ arithmetic, so identical layers of a network are analysed once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from tvm import tirx
-from tvm.ir import Call, TensorLoad
 
-from souffle.program import TE, ProgramError
-from souffle.program.shared import OncePer
-from souffle.tvm_compat import bounded_analyzer, const_int, is_load, load_indices, load_tensor, reduce_node
+from souffle.index.operations import call_name, operands_of, operation_of
 
-__all__ = ["UNKNOWN", "Expression", "Node", "NodeTable", "Path", "Region", "expression_of"]
-
-_BINARY = {
-    tirx.Add: "add",
-    tirx.Sub: "sub",
-    tirx.Mul: "mul",
-    tirx.Div: "div",
-    tirx.Mod: "mod",
-    tirx.FloorDiv: "floordiv",
-    tirx.FloorMod: "floormod",
-    tirx.Min: "min",
-    tirx.Max: "max",
-    tirx.LT: "lt",
-    tirx.LE: "le",
-    tirx.GT: "gt",
-    tirx.GE: "ge",
-    tirx.EQ: "eq",
-    tirx.NE: "ne",
-    tirx.And: "and",
-    tirx.Or: "or",
-    tirx.BitwiseAnd: "bitand",
-    tirx.BitwiseOr: "bitor",
-    tirx.BitwiseXor: "bitxor",
-    tirx.LShift: "shl",
-    tirx.RShift: "shr",
-}
-_UNARY = {tirx.Not: "not", tirx.BitwiseNot: "bitnot"}
-
+__all__ = ["UNKNOWN", "Expression", "Node", "NodeTable", "Path", "Region", "cone"]
 
 _MOST_PATHS = 256
 UNKNOWN = -1
 """Stands in a path for a condition that is not tracked: it may hold or not."""
 
-_NO_LOWER_BOUND, _NO_UPPER_BOUND = -(2**31), 2**31
+_NOT_OF_ONE_NUMBER = ("opaque", "ramp", "broadcast", "shuffle")
 
 
 class Node(NamedTuple):
@@ -209,12 +179,15 @@ def _product(extents: Iterable[int]) -> int:
     return total
 
 
-_once: OncePer[Expression] = OncePer()
-
-
-def expression_of(te: TE) -> Expression:
-    """The expression of `te`, found once for all TEs of one ``te.ComputeOp``."""
-    return _once(te.op, lambda: _Builder(te).build())
+def cone(nodes: Sequence[Node], roots: Iterable[int]) -> list[int]:
+    """What some nodes are computed from, themselves included, in the order of their numbers."""
+    reached = set(roots)
+    stack = list(reached)
+    while stack:
+        new = set(nodes[stack.pop()].args) - reached
+        reached |= new
+        stack.extend(new)
+    return sorted(reached)
 
 
 class NodeTable:
@@ -263,7 +236,7 @@ class NodeTable:
                     stack.append(node.value)
                     continue
                 self.bind(node.var, self.seen[hash(node.value)][1])
-            children = _children(node)
+            children = operands_of(node)
             waiting = [child for child in children if hash(child) not in self.seen]
             if waiting:
                 stack.extend(waiting)
@@ -280,115 +253,18 @@ class NodeTable:
         return Node(kind, args, value, str(node.ty) if kind != "text" else "", data)
 
     def _kind(self, node: Any) -> tuple[str, Any]:
-        cls = type(node)
-        if cls in _BINARY:
-            return _BINARY[cls], None
-        if cls in _UNARY:
-            return _UNARY[cls], None
-        if isinstance(node, tirx.IntImm):
-            return "int", int(node.value)
-        if isinstance(node, tirx.FloatImm):
-            return "float", float(node.value)
-        if isinstance(node, tirx.Cast):
-            return "cast", None
-        if isinstance(node, tirx.Select):
-            return "choose", None
-        if is_load(node) or isinstance(node, TensorLoad):
-            return "load", self.input_of(node)
-        if isinstance(node, Call):
-            name = str(getattr(node.op, "name", node.op)).rpartition(".")[2]
-            return ("choose", None) if name == "if_then_else" else ("call", name)
-        if isinstance(node, tirx.Var):
+        operation = operation_of(node)
+        if operation == "int":
+            return operation, int(node.value)
+        if operation == "float":
+            return operation, float(node.value)
+        if operation == "load":
+            return operation, self.input_of(node)
+        if operation == "call":
+            return operation, call_name(node)
+        if operation == "variable":
             return "opaque", str(node.name)
-        if isinstance(getattr(node, "value", None), str):
-            return "text", node.value
-        return "opaque", str(node)
-
-
-class _Builder:
-    """The expression of one TE."""
-
-    def __init__(self, te: TE) -> None:
-        self.te = te
-        self.table = NodeTable(self.input_of)
-
-    def input_of(self, load: Any) -> int:
-        tensor = load_tensor(load)
-        return next(i for i, known in enumerate(self.te.placeholders) if known.same_as(tensor))
-
-    def build(self) -> Expression:
-        te, table = self.te, self.table
-        axes = te.axes + te.reduce_axes
-        for position, axis in enumerate(axes):
-            table.bind(axis.var, table.number(Node("axis", (), position, str(axis.var.ty), False)))
-        regions: list[Region] = []
-        combine: tuple[int, ...] = ()
-        reduce = reduce_node(te.body)
-        if reduce is None:
-            regions.append(Region(tuple(table.visit(body) for body in te.op.body), False))
-        else:
-            conditions = [table.visit(reduce.condition), *self.varying_bounds()]
-            holding = [c for c in conditions if not (table.nodes[c].kind == "int" and table.nodes[c].value)]
-            regions.append(Region(tuple(table.visit(source) for source in reduce.source), True, tuple(holding)))
-            if len(reduce.init):
-                regions.append(Region(tuple(table.visit(init) for init in reduce.init), False))
-            combiner = reduce.combiner
-            for position, variable in enumerate([*combiner.lhs, *combiner.rhs]):
-                table.bind(variable, table.number(Node("operand", (), position, str(variable.ty), True)))
-            combine = tuple(table.visit(result) for result in combiner.result)
-        extents = [self.range(axis) for axis in axes]
-        split = len(te.axes)
-        return Expression(
-            tuple(extents[:split]),
-            tuple(extents[split:]),
-            tuple((tensor.shape, tensor.dtype) for tensor in te.inputs),
-            tuple(table.nodes),
-            tuple(regions),
-            combine,
-        )
-
-    def range(self, axis: tirx.IterVar) -> tuple[int, int]:
-        first, extent = axis.dom.min, axis.dom.extent
-        if isinstance(first, tirx.IntImm) and isinstance(extent, tirx.IntImm):
-            return const_int(first), const_int(extent)
-        analyzer = bounded_analyzer(self.te.axes)
-        low = analyzer.const_int_bound(first).min_value
-        high = analyzer.const_int_bound(first + extent).max_value
-        if low <= _NO_LOWER_BOUND or high >= _NO_UPPER_BOUND:
-            raise ProgramError(
-                f"TE {self.te.name} ({self.te.origin}) reduces {axis.var.name} over [{first}, {first + extent}), which "
-                "has no constant bounds; a reduction's range may depend on its output index only"
-            )
-        return int(low), int(high - low)
-
-    def varying_bounds(self) -> list[int]:
-        """The bounds of the reduction axes whose range is not constant, as conditions."""
-        conditions: list[int] = []
-        for axis in self.te.reduce_axes:
-            first, extent = axis.dom.min, axis.dom.extent
-            if not isinstance(first, tirx.IntImm):
-                conditions.append(self.table.visit(axis.var >= first))
-            if not (isinstance(first, tirx.IntImm) and isinstance(extent, tirx.IntImm)):
-                conditions.append(self.table.visit(axis.var < first + extent))
-        return conditions
-
-
-def _children(node: Any) -> tuple[Any, ...]:
-    cls = type(node)
-    if cls in _BINARY:
-        return (node.a, node.b)
-    if cls in _UNARY:
-        return (node.a,)
-    if isinstance(node, tirx.Cast):
-        return (node.value,)
-    if isinstance(node, tirx.Select):
-        return (node.condition, node.true_value, node.false_value)
-    if isinstance(node, tirx.Let):
-        return (node.body,)
-    if is_load(node):
-        return load_indices(node)
-    if isinstance(node, TensorLoad):
-        return tuple(node.indices)
-    if isinstance(node, Call):
-        return tuple(node.args)
-    return ()
+        if operation in _NOT_OF_ONE_NUMBER:
+            text = getattr(node, "value", None)
+            return ("text", text) if isinstance(text, str) else ("opaque", str(node))
+        return operation, None

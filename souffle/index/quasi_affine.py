@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import operator
-import re
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
 
 from souffle.index import isl
-from souffle.index.expression import UNKNOWN, Expression, Node, Path
+from souffle.index.arrays import tabulate
+from souffle.index.expression import UNKNOWN, Expression, Node, Path, cone
 
 __all__ = ["AffineView", "Predicate"]
 
@@ -213,14 +212,15 @@ class AffineView:
     def _tabulated(self, number: int) -> isl.PwAff | None:
         """An integer function of one axis that is computed in floating point, as resizing does, from its values."""
         nodes = self.expression.nodes
-        order, positions = _cone(nodes, number)
+        order = cone(nodes, [number])
+        positions = {nodes[n].value for n in order if nodes[n].kind == "axis"}
         if len(positions) != 1 or not _integral(nodes[number].dtype):
             return None
         position = positions.pop()
         first, extent = self.bounds[position]
         if extent > _LARGEST_TABLE:
             return None
-        table = _evaluate(nodes, order, np.arange(first, first + extent))
+        table = tabulate(nodes, order, np.arange(first, first + extent))
         fit = None if table is None else _fit(first, table)
         if fit is None:
             return None
@@ -256,64 +256,6 @@ _COMPARE_INTEGERS = {
 
 def _integral(dtype: str) -> bool:
     return dtype.startswith(("int", "uint", "bool"))
-
-
-def _cone(nodes: Sequence[Node], number: int) -> tuple[list[int], set[int]]:
-    """The nodes that `number` is computed from, in order, and the axes among them."""
-    wanted, stack = set(), [number]
-    while stack:
-        current = stack.pop()
-        if current not in wanted:
-            wanted.add(current)
-            stack.extend(nodes[current].args)
-    return sorted(wanted), {nodes[n].value for n in wanted if nodes[n].kind == "axis"}
-
-
-_UFUNCS = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "min": np.minimum,
-    "max": np.maximum,
-    "floordiv": np.floor_divide,
-    "floormod": np.mod,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "trunc": np.trunc,
-    "nearbyint": np.rint,
-}
-
-
-def _evaluate(nodes: Sequence[Node], order: Sequence[int], axis: np.ndarray) -> np.ndarray | None:
-    """The last node of `order` at all values of the one axis, each step rounded to its own type."""
-    known: dict[int, np.ndarray] = {}
-    for number in order:
-        node = nodes[number]
-        args = [known[arg] for arg in node.args]
-        if node.kind == "axis":
-            value = axis
-        elif node.kind in ("int", "float"):
-            value = np.full(axis.shape, node.value)
-        elif node.kind == "cast":
-            value = args[0]
-        elif node.kind == "div" and not _integral(node.dtype):
-            value = np.divide(*args)
-        elif node.kind == "call" and node.value in ("round", "roundeven"):
-            # Halves away from zero or to even: both are what their names say in C.
-            even = node.value == "roundeven"
-            value = np.rint(args[0]) if even else np.copysign(np.floor(np.abs(args[0]) + 0.5), args[0])
-        else:
-            function = _UFUNCS.get(node.value if node.kind == "call" else node.kind)
-            if function is None or function.nin != len(args):
-                return None
-            value = function(*args)
-        if not _NUMPY_TYPE.fullmatch(node.dtype):
-            return None
-        known[number] = value.astype(node.dtype)
-    return known[order[-1]].astype(np.int64)
-
-
-_NUMPY_TYPE = re.compile("u?int(8|16|32|64)|float(16|32|64)")
 
 
 def _fit(first: int, table: np.ndarray) -> tuple[int, int, int, int, int] | None:

@@ -8,7 +8,7 @@ condition is not quasi-affine, or a tensor is handed on as a whole, the map hold
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from weakref import WeakKeyDictionary
@@ -20,7 +20,7 @@ from tvm.ir import TensorLoad
 
 from souffle.analysis.access import relation, whole_relation
 from souffle.index import isl
-from souffle.index.expression import Expression, Node, NodeTable, Region
+from souffle.index.expression import Expression, Node, NodeTable, Region, cone
 from souffle.schedule.gpu.emit.async_copy import COPY_FUNCTION, COPY_OR_ZERO_FUNCTION
 from souffle.schedule.gpu.forms.memory_access import bits_of
 from souffle.schedule.gpu.rule import GpuSchedule
@@ -267,7 +267,7 @@ class _Reader(StatementVisitor):
     def expression(self, roots: Sequence[int], conditions: tuple[int, ...]) -> Expression:
         """Nodes as an expression of their own, over the tile and the loops that matter to them."""
         nodes = self.table.nodes
-        numbers = sorted(set(_cone(nodes, [*roots, *conditions])))
+        numbers = cone(nodes, [*roots, *conditions])
         axes = sorted({nodes[n].value for n in numbers if nodes[n].kind == "axis"} - {_TILE})
         place = {_TILE: 0} | {axis: i + 1 for i, axis in enumerate(axes)}
         renumbered = {number: i for i, number in enumerate(numbers)}
@@ -281,17 +281,6 @@ class _Reader(StatementVisitor):
         bounds = tuple(self.bounds[axis] for axis in axes)
         inputs = tuple(zip(self.shapes, self.dtypes, strict=True))
         return Expression((self.bounds[_TILE],), bounds, inputs, tuple(own), (region,), ())
-
-
-def _cone(nodes: Sequence[Node], roots: Sequence[int]) -> Iterator[int]:
-    """What some nodes are computed from, themselves included."""
-    stack, seen = list(roots), set(roots)
-    while stack:
-        number = stack.pop()
-        yield number
-        new = set(nodes[number].args) - seen
-        seen |= new
-        stack.extend(new)
 
 
 @lru_cache(maxsize=1)

@@ -9,12 +9,12 @@ import tvm
 from tvm import tirx
 from tvm.ir import TensorLoad
 
+from souffle.index.operations import COMPARISONS
 from souffle.mutation.expressions import edited, heads, nodes_of
 from souffle.mutation.statements import Change, is_int, sites
 
 __all__ = ["comparison_changes"]
 
-_COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 _EXTREMES = (tirx.Min, tirx.Max)
 
 _LITERALS = {0.0: (1.0, -1.0), 1.0: (0.0, 2.0)}
@@ -48,7 +48,7 @@ def _of_data(node: Any) -> bool:
 
 def _other_operators(node: Any) -> Iterator[_Other]:
     if _of_data(node.a) or _of_data(node.b):
-        for kind in _COMPARISONS:
+        for kind in COMPARISONS:
             if kind is not type(node):
                 yield "operator", f"{kind.__name__} for {node}", lambda n, kind=kind: kind(n.a, n.b)
 
@@ -80,7 +80,7 @@ def _other_literals(node: Any) -> Iterator[_Other]:
 
 
 _COMPARED = (
-    (_COMPARISONS, _other_operators),
+    (COMPARISONS, _other_operators),
     (_EXTREMES, _other_extremes),
     ((tirx.Select, tvm.ir.Call), _other_arms),
     ((tirx.FloatImm,), _other_literals),

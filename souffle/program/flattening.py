@@ -16,12 +16,12 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
+from souffle.index.operations import DIVISIONS
 from souffle.program.tvm_passes import function_pass
 from souffle.tvm_compat import PrimExpr, collect, dtype_of, substitute
 
 __all__ = ["flatten_buffers", "has_shifted_division"]
 
-_DIVISIONS = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
 _SUMS = (tirx.Add, tirx.Sub, tirx.Mul)
 
 
@@ -32,7 +32,7 @@ def flatten_buffers() -> tvm.transform.Pass:
 
 def has_shifted_division(index: PrimExpr, loops: list[tirx.Var]) -> bool:
     """Whether an index divides anything but sums of loop variables, quotients and remainders, or by less than 1."""
-    divisions = [division for kind in _DIVISIONS for division in collect(index, kind)]
+    divisions = [division for kind in DIVISIONS for division in collect(index, kind)]
     return any(not (_is_plain(division.a, loops) and _is_positive(division.b)) for division in divisions)
 
 
@@ -49,7 +49,7 @@ def _is_plain(dividend: PrimExpr, loops: list[tirx.Var]) -> bool:
     if isinstance(dividend, tirx.Var):
         return any(dividend.same_as(loop) for loop in loops)
     # Their own dividends are looked at by themselves.
-    return isinstance(dividend, _DIVISIONS)
+    return isinstance(dividend, DIVISIONS)
 
 
 def _flattened(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -58,7 +58,7 @@ def _flattened(function: tirx.PrimFunc) -> tirx.PrimFunc:
     hidden: dict[tirx.Var, PrimExpr] = {}
 
     def hide(index: PrimExpr) -> PrimExpr:
-        if isinstance(index, _DIVISIONS) and has_shifted_division(index, loops) and not collect(index, TensorLoad):
+        if isinstance(index, DIVISIONS) and has_shifted_division(index, loops) and not collect(index, TensorLoad):
             variable = tirx.Var("division", dtype_of(index))
             hidden[variable] = index
             return variable

@@ -21,8 +21,9 @@ import numpy as np
 import tvm_ffi
 from tvm import te, tirx
 
+from souffle.analysis.te_expression import expression_of
 from souffle.decision import Decision
-from souffle.index.expression import Expression, expression_of
+from souffle.index.expression import Expression
 from souffle.program import TE, FusedTE, Item, Origin, Tensor, TEProgram, fuse, parts_of
 from souffle.program.shared import OncePer
 from souffle.transform.handles import read

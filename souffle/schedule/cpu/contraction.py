@@ -22,7 +22,6 @@ from souffle.schedule.cpu.nest import (
     Axis,
     Nest,
     as_index,
-    buffer_loads,
     decode,
     loop,
     map_buffer_loads,
@@ -31,7 +30,7 @@ from souffle.schedule.cpu.nest import (
     stride_along,
     uses,
 )
-from souffle.tvm_compat import PrimExpr, dtype_of, sequence
+from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, sequence
 
 __all__ = ["Tiling", "emit_contraction", "materialized_rows", "tiling_of"]
 

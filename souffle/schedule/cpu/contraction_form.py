@@ -10,16 +10,8 @@ from tvm import tirx
 from tvm.ir.expr import TensorLoad
 from tvm.tirx import Add, FloorDiv, Max, Min, Mul
 
-from souffle.schedule.cpu.nest import (
-    Axis,
-    Nest,
-    buffer_loads,
-    product,
-    simplify,
-    stride_along,
-    uses,
-)
-from souffle.tvm_compat import PrimExpr
+from souffle.schedule.cpu.nest import Axis, Nest, product, simplify, stride_along, uses
+from souffle.tvm_compat import PrimExpr, buffer_loads
 
 __all__ = ["Combiner", "Contraction", "Side", "combiner_of", "contraction_of", "split_groups", "without_units"]
 

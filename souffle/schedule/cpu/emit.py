@@ -14,18 +14,8 @@ from tvm.tirx import EQ, GE, GT, LE, LT, NE, FloorDiv, FloorMod, ForKind
 from souffle.program.ieee import with_ieee_arithmetic
 from souffle.schedule.cpu.contraction_form import without_units
 from souffle.schedule.cpu.host import Machine
-from souffle.schedule.cpu.nest import (
-    Axis,
-    Nest,
-    buffer_loads,
-    decode,
-    flat_index,
-    loop,
-    map_buffer_loads,
-    simplify,
-    uses,
-)
-from souffle.tvm_compat import PrimExpr, dtype_of, sequence
+from souffle.schedule.cpu.nest import Axis, Nest, decode, flat_index, loop, map_buffer_loads, simplify, uses
+from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, sequence
 
 __all__ = ["Piece", "collapse", "emit_injective", "pieces", "segments", "serial"]
 

@@ -16,16 +16,8 @@ from tvm.tirx import Div
 
 from souffle.schedule.cpu.contraction_form import combiner_of, contraction_of
 from souffle.schedule.cpu.elementary import is_expensive_call
-from souffle.schedule.cpu.nest import (
-    Nest,
-    buffer_loads,
-    map_buffer_loads,
-    product,
-    replace_variables,
-    shape_of,
-    uses,
-)
-from souffle.tvm_compat import PrimExpr, dtype_of, is_branch
+from souffle.schedule.cpu.nest import Nest, map_buffer_loads, product, replace_variables, shape_of, uses
+from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, is_branch
 
 __all__ = ["attach_epilogues", "inline_injective", "node_count", "without_trivial_reductions"]
 

@@ -18,14 +18,13 @@ from tvm.ir.expr import Call, TensorLoad
 from tvm.s_tir.stmt import SBlockRealize
 from tvm.tirx import ForKind
 
-from souffle.tvm_compat import PrimExpr, dtype_of, is_branch, statements_of
+from souffle.tvm_compat import PrimExpr, buffer_loads, cast, dtype_of, is_branch, statements_of
 
 __all__ = [
     "Axis",
     "Function",
     "Nest",
     "as_index",
-    "buffer_loads",
     "guarded_loads",
     "decode",
     "distinct",
@@ -174,7 +173,7 @@ def as_index(value: int | PrimExpr, dtype: str) -> PrimExpr:
     """`value` as an index expression of an integer type."""
     if isinstance(value, int):
         return tirx.const(value, dtype)
-    return value if dtype_of(value) == dtype else tirx.Cast(dtype, value)
+    return cast(value, dtype)
 
 
 def decode(value: PrimExpr, axes: Sequence[Axis]) -> dict[tirx.Var, PrimExpr]:
@@ -215,13 +214,6 @@ def replace_variables(node: Any, values: Mapping[tirx.Var, PrimExpr]) -> Any:
         return variable
 
     return tvm_ffi.structural_map(node, (tirx.Var, swap)) if table else node
-
-
-def buffer_loads(node: Any) -> list[TensorLoad]:
-    """All loads from buffers in an expression or statement."""
-    found: list[TensorLoad] = []
-    tvm_ffi.structural_walk(node, (TensorLoad, lambda load: found.append(load)))
-    return found
 
 
 def guarded_loads(node: Any) -> list[TensorLoad]:
@@ -265,7 +257,7 @@ def flat_index(buffer: Any, indices: Sequence[PrimExpr]) -> PrimExpr:
     """The row-major position of an element."""
     position: PrimExpr = tirx.const(0, "int64")
     for extent, index in zip(shape_of(buffer), indices, strict=True):
-        position = position * extent + (index if dtype_of(index) == "int64" else tirx.Cast("int64", index))
+        position = position * extent + cast(index, "int64")
     return position
 
 

@@ -16,7 +16,6 @@ from souffle.schedule.cpu.host import Machine
 from souffle.schedule.cpu.nest import (
     Axis,
     Nest,
-    buffer_loads,
     guarded_loads,
     loop,
     map_buffer_loads,
@@ -24,7 +23,7 @@ from souffle.schedule.cpu.nest import (
     stride_along,
     uses,
 )
-from souffle.tvm_compat import PrimExpr, dtype_of, sequence
+from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, sequence
 
 __all__ = ["emit_reduction", "reduces_along_memory"]
 

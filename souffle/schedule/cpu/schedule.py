@@ -22,20 +22,11 @@ from souffle.schedule.cpu.elementary import expand_elementary
 from souffle.schedule.cpu.emit import collapse, emit_injective, lanes_of
 from souffle.schedule.cpu.host import Machine, machine_of
 from souffle.schedule.cpu.inline import attach_epilogues, inline_injective, without_trivial_reductions
-from souffle.schedule.cpu.nest import (
-    Axis,
-    Nest,
-    buffer_loads,
-    decode,
-    distinct,
-    loop,
-    parse,
-    product,
-)
+from souffle.schedule.cpu.nest import Axis, Nest, decode, distinct, loop, parse, product
 from souffle.schedule.cpu.reduction import emit_reduction, reduces_along_memory
 from souffle.schedule.cpu.widen import with_wide_sums
 from souffle.schedule.cpu.windows import hoist_windows
-from souffle.tvm_compat import sequence
+from souffle.tvm_compat import buffer_loads, sequence
 
 __all__ = ["schedule_cpu"]
 

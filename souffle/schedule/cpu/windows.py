@@ -14,16 +14,16 @@ import tvm
 import tvm_ffi
 from tvm import sym, tirx
 from tvm.ir.expr import TensorLoad
-from tvm.tirx import EQ, GE, GT, LE, LT, NE, Mul
+from tvm.tirx import Mul
 
+from souffle.index.operations import COMPARISONS
 from souffle.schedule.cpu.contraction_form import combiner_of
-from souffle.schedule.cpu.nest import Axis, Nest, buffer_loads, product, simplify, uses
-from souffle.tvm_compat import PrimExpr, dtype_of
+from souffle.schedule.cpu.nest import Axis, Nest, product, simplify, uses
+from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of
 
 __all__ = ["hoist_windows"]
 
 _WORTHWHILE_REPEATS = 1.5
-_COMPARISONS = (LT, LE, GT, GE, EQ, NE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +140,7 @@ def _through(factor: PrimExpr, positions: Sequence[_Position], axes: Sequence[Ax
             return expression
         return simplify(found, own)
 
-    def compare(node: LT) -> PrimExpr:
+    def compare(node: PrimExpr) -> PrimExpr:
         if not dtype_of(node.a).startswith("int") or buffer_loads(node):
             return node
         difference = rewritten(node.a - node.b)
@@ -149,5 +149,5 @@ def _through(factor: PrimExpr, positions: Sequence[_Position], axes: Sequence[Ax
     def load(node: TensorLoad) -> PrimExpr:
         return tirx.BufferLoad(node.source, [rewritten(index) for index in node.indices])
 
-    stored = tvm_ffi.structural_map(factor, [(TensorLoad, load), (_COMPARISONS, compare)])
+    stored = tvm_ffi.structural_map(factor, [(TensorLoad, load), (COMPARISONS, compare)])
     return None if failed or uses(stored, axes) else stored

@@ -18,11 +18,10 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import TensorLoad
 
+from souffle.index.operations import COMPARISONS
 from souffle.tvm_compat import PrimExpr, collect, dtype_of, is_choice
 
 __all__ = ["has_vector_select", "with_plain_conditions"]
-
-_COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.And, tirx.Or)
 
 
 def with_plain_conditions(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -90,7 +89,7 @@ def _of_all_lanes(condition: PrimExpr) -> PrimExpr | None:
     if isinstance(condition, tirx.Not):
         inner = _of_all_lanes(condition.a)
         return None if inner is None else tirx.Not(inner)
-    if isinstance(condition, _COMPARISONS):
+    if isinstance(condition, (*COMPARISONS, tirx.And, tirx.Or)):
         sides = [_of_all_lanes(side) for side in (condition.a, condition.b)]
         return None if any(side is None for side in sides) else type(condition)(*sides)
     return None

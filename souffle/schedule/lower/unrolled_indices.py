@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
+from souffle.index.operations import DIVISIONS
 from souffle.tvm_compat import PrimExpr, collect, dtype_of, only_calculates, sequence, variables
 
 __all__ = ["with_short_indices"]
@@ -24,7 +25,6 @@ __all__ = ["with_short_indices"]
 _MANY = 3
 """Divisions, powers of two not counted, with which nvcc 13.0 was seen to leave a loop as it is."""
 
-_DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 _SUMS = (tirx.Add, tirx.Sub, tirx.Mul)
 
 
@@ -91,11 +91,11 @@ def _indexes_own(loop: tirx.For) -> bool:
 
 def _divisions(node: PrimExpr) -> int:
     """Of an index, by constants that are no power of two."""
-    divisors = [division.b for kind in _DIVISIONS for division in collect(node, kind)]
+    divisors = [division.b for kind in DIVISIONS for division in collect(node, kind)]
     return sum(isinstance(b, tirx.IntImm) and int(b.value).bit_count() != 1 for b in divisors)
 
 
 def _is_safe(node: PrimExpr) -> bool:
     """Whether it may be worked out anywhere: no division by what may be zero, and nothing is asked."""
-    divisors = [division.b for kind in _DIVISIONS for division in collect(node, kind)]
+    divisors = [division.b for kind in DIVISIONS for division in collect(node, kind)]
     return only_calculates(node) and all(isinstance(b, tirx.IntImm) and int(b.value) != 0 for b in divisors)

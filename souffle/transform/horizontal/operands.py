@@ -16,6 +16,7 @@ from typing import NamedTuple
 import tvm_ffi
 from tvm import tirx
 
+from souffle.index.operations import DIVISIONS
 from souffle.program import TE, Tensor
 from souffle.program.shared import OncePer
 from souffle.transform.handles import read
@@ -266,13 +267,11 @@ def _factors(indices: Sequence[PrimExpr], slots: Sequence[tirx.Var]) -> frozense
             sides.append(node.a)
 
     for index in indices:
-        tvm_ffi.structural_walk(index, ((tirx.Mul, tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod), see))
+        tvm_ffi.structural_walk(index, ((tirx.Mul, *DIVISIONS), see))
     return frozenset(i for i, slot in enumerate(slots) if any(slot.same_as(side) for side in sides))
 
 
-def _linear_in(
-    var: tirx.Var, bodies: Sequence[PrimExpr], found: Sequence[Load]
-) -> tuple[tuple[int, ...], ...] | None:
+def _linear_in(var: tirx.Var, bodies: Sequence[PrimExpr], found: Sequence[Load]) -> tuple[tuple[int, ...], ...] | None:
     """For each load and index the factor of `var`; ``None`` where it occurs otherwise."""
     rows: list[tuple[int | None, ...]] = []
 

@@ -12,12 +12,12 @@ from souffle.schedule.gpu.emit.folding import Part, fold_buffers, fold_results
 from souffle.schedule.gpu.emit.staging import TileFetch, choose_fetch
 from souffle.schedule.gpu.emit.statements import guarded, kernel_func, local_buffer, loop, shared_buffer
 from souffle.schedule.gpu.emit.writeback import write_results
-from souffle.schedule.gpu.forms.expressions import cast, substitute_axes
+from souffle.schedule.gpu.forms.expressions import substitute_axes
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.schedule.gpu.tiling.contraction_cost import result_lanes_of
 from souffle.schedule.gpu.tiling.contraction_tiling import PADDING, VECTOR, Tiling
-from souffle.tvm_compat import PrimExpr, sequence
+from souffle.tvm_compat import PrimExpr, cast, sequence
 
 __all__ = ["emit_contraction"]
 

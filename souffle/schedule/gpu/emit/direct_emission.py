@@ -18,12 +18,12 @@ from souffle.schedule.gpu.emit.statements import (
     loop,
     shared_buffer,
 )
-from souffle.schedule.gpu.forms.expressions import Axis, cast, depends, substitute_axes
+from souffle.schedule.gpu.forms.expressions import Axis, depends, substitute_axes
 from souffle.schedule.gpu.forms.matrix_product import Store
 from souffle.schedule.gpu.forms.memory_access import bits_of, lanes_along, memory_step
 from souffle.schedule.gpu.forms.one_reduction import Meeting
 from souffle.schedule.gpu.tiling.direct_tiling import WARP, Held, Plan, Tiling, held_of, parts_of
-from souffle.tvm_compat import PrimExpr, sequence
+from souffle.tvm_compat import PrimExpr, cast, sequence
 
 __all__ = ["emit_direct"]
 

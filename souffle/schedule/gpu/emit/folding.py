@@ -16,10 +16,10 @@ from tvm import tirx
 from souffle.schedule.gpu.emit.async_copy import barrier
 from souffle.schedule.gpu.emit.statements import Binder, guarded, local_buffer, loop, shared_buffer
 from souffle.schedule.gpu.forms.behind_contraction import Fold
-from souffle.schedule.gpu.forms.expressions import Axis, cast, dtype_of, substitute_axes
+from souffle.schedule.gpu.forms.expressions import Axis, substitute_axes
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.forms.memory_access import bits_of
-from souffle.tvm_compat import PrimExpr, sequence, variables
+from souffle.tvm_compat import PrimExpr, cast, dtype_of, sequence, variables
 
 __all__ = ["Part", "fold_buffers", "fold_bytes", "fold_problem", "fold_results"]
 

@@ -10,18 +10,10 @@ from typing import Any
 from tvm import tirx
 
 from souffle.schedule.gpu.emit.statements import Binder, all_of, guarded, loop
-from souffle.schedule.gpu.forms.expressions import (
-    Axis,
-    buffer_loads,
-    cast,
-    depends,
-    dtype_of,
-    is_constant,
-    substitute_axes,
-)
+from souffle.schedule.gpu.forms.expressions import Axis, depends, is_constant, substitute_axes
 from souffle.schedule.gpu.forms.matrix_product import Contraction, Operand
 from souffle.schedule.gpu.forms.memory_access import lanes_along, memory_step
-from souffle.tvm_compat import PrimExpr, is_branch, sequence
+from souffle.tvm_compat import PrimExpr, buffer_loads, cast, dtype_of, is_branch, sequence
 
 __all__ = ["Read", "TileFetch", "choose_fetch", "wide_operand"]
 

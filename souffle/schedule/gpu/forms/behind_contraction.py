@@ -22,13 +22,11 @@ from souffle.schedule.gpu.forms.expressions import (
     Axis,
     NotAContraction,
     bounded,
-    buffer_loads,
     depends,
-    dtype_of,
     narrow_indices,
     substitute_axes,
 )
-from souffle.tvm_compat import PrimExpr, const_int, is_branch
+from souffle.tvm_compat import PrimExpr, buffer_loads, const_int, dtype_of, is_branch
 
 __all__ = ["Block", "Fold", "Store", "fold_of", "fresh_axes", "store_of"]
 
@@ -218,9 +216,7 @@ def _term_of(block: Block, update: PrimExpr, own: tirx.Var) -> tuple[type, PrimE
     raise NotAContraction(f"block {block.name} does not combine its total with one term by sum, product, min or max")
 
 
-_View = tuple[
-    tuple[Axis, ...], "int | None", tirx.Var, PrimExpr, tuple[PrimExpr, ...], tvm.sym.Analyzer
-]
+_View = tuple[tuple[Axis, ...], "int | None", tirx.Var, PrimExpr, tuple[PrimExpr, ...], tvm.sym.Analyzer]
 
 
 def _whole(

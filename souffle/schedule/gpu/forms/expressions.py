@@ -11,28 +11,20 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Range, TensorLoad
 
+from souffle.index.operations import ARITHMETIC, COMPARISONS
 from souffle.program.ieee import with_ieee_arithmetic
-from souffle.tvm_compat import PrimExpr, substitute, variables
+from souffle.tvm_compat import PrimExpr, cast, dtype_of, substitute, variables
 
 __all__ = [
-    "BINARY",
-    "COMPARE",
     "Axis",
     "NotAContraction",
     "bounded",
-    "buffer_loads",
-    "cast",
     "count_nodes",
     "depends",
-    "dtype_of",
     "is_constant",
     "narrow_indices",
     "substitute_axes",
 ]
-
-BINARY = (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max, tirx.Div, tirx.Mod)
-
-COMPARE = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 
 
 class NotAContraction(Exception):
@@ -47,26 +39,9 @@ class Axis:
     extent: int
 
 
-def dtype_of(expression: PrimExpr) -> str:
-    """The scalar type of an expression."""
-    return str(expression.ty.dtype)
-
-
-def cast(expression: PrimExpr, dtype: str) -> PrimExpr:
-    """`expression` as `dtype`, unchanged if it is already."""
-    return expression if dtype_of(expression) == dtype else tirx.Cast(dtype, expression)
-
-
 def substitute_axes(expression: PrimExpr, mapping: Mapping[tirx.Var, PrimExpr]) -> PrimExpr:
     """Substitute variables, each value cast to the type of its variable."""
     return substitute(expression, {var: cast(value, dtype_of(var)) for var, value in mapping.items()})
-
-
-def buffer_loads(expression: PrimExpr) -> list[TensorLoad]:
-    """All reads of buffers in `expression`."""
-    found: list[TensorLoad] = []
-    tvm_ffi.structural_walk(expression, (TensorLoad, found.append))
-    return found
 
 
 def bounded(axes: Sequence[Axis]) -> tvm.sym.Analyzer:
@@ -88,7 +63,7 @@ def count_nodes(expression: PrimExpr) -> int:
         nonlocal count
         count += 1
 
-    tvm_ffi.structural_walk(expression, ((*BINARY, Call, TensorLoad, tirx.Cast, tirx.Select), see))
+    tvm_ffi.structural_walk(expression, ((*ARITHMETIC, Call, TensorLoad, tirx.Cast, tirx.Select), see))
     return count
 
 
@@ -120,7 +95,7 @@ def narrow_indices(expression: PrimExpr, analyzer: tvm.sym.Analyzer) -> PrimExpr
         a, b = small(node.a), small(node.b)
         if a is None or b is None:
             return node
-        if isinstance(node, COMPARE):
+        if isinstance(node, COMPARISONS):
             return type(node)(a, b)
         return tirx.Cast("int64", type(node)(a, b)) if fits(node) else node
 
@@ -135,5 +110,5 @@ def narrow_indices(expression: PrimExpr, analyzer: tvm.sym.Analyzer) -> PrimExpr
         chosen = [old if new is None else new for old, new in zip(load.indices, indices, strict=True)]
         return load.source[tuple(chosen)]
 
-    rules = [((*BINARY, *COMPARE), rewrite), (tirx.Cast, recast), (TensorLoad, reload)]
+    rules = [((*ARITHMETIC, *COMPARISONS), rewrite), (tirx.Cast, recast), (TensorLoad, reload)]
     return analyzer.simplify(with_ieee_arithmetic(tvm_ffi.structural_map(expression, rules)))

@@ -27,18 +27,15 @@ from souffle.schedule.gpu.forms.expressions import (
     Axis,
     NotAContraction,
     bounded,
-    buffer_loads,
-    cast,
     count_nodes,
     depends,
-    dtype_of,
     narrow_indices,
     substitute_axes,
 )
 from souffle.schedule.gpu.forms.operands import narrow_operand, separate, split_term, straighten
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.rule import STARTS_IN_TILES
-from souffle.tvm_compat import PrimExpr, const_int, statements_of
+from souffle.tvm_compat import PrimExpr, buffer_loads, cast, const_int, dtype_of, statements_of
 
 __all__ = ["Contraction", "Operand", "Store", "canonical_contraction", "read_contraction"]
 

@@ -10,8 +10,9 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import TensorLoad
 
-from souffle.schedule.gpu.forms.expressions import COMPARE, Axis, buffer_loads, depends, dtype_of, substitute_axes
-from souffle.tvm_compat import PrimExpr, const_int
+from souffle.index.operations import COMPARISONS
+from souffle.schedule.gpu.forms.expressions import Axis, depends, substitute_axes
+from souffle.tvm_compat import PrimExpr, buffer_loads, const_int, dtype_of
 
 __all__ = ["aligned_lanes", "bits_of", "has_condition_on", "lanes_along", "memory_step", "offset_of"]
 
@@ -59,7 +60,7 @@ def has_condition_on(value: PrimExpr, axis: Axis) -> bool:
         nonlocal found
         found = found or depends(node, axis)
 
-    tvm_ffi.structural_walk(value, (COMPARE, see))
+    tvm_ffi.structural_walk(value, (COMPARISONS, see))
     return found
 
 

@@ -11,20 +11,10 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 
-from souffle.schedule.gpu.forms.expressions import (
-    BINARY,
-    COMPARE,
-    Axis,
-    NotAContraction,
-    bounded,
-    buffer_loads,
-    depends,
-    dtype_of,
-    is_constant,
-    substitute_axes,
-)
+from souffle.index.operations import ARITHMETIC, COMPARISONS, DIVISIONS
+from souffle.schedule.gpu.forms.expressions import Axis, NotAContraction, bounded, depends, is_constant, substitute_axes
 from souffle.schedule.gpu.forms.memory_access import memory_step
-from souffle.tvm_compat import PrimExpr, is_branch, variables
+from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, is_branch, variables
 
 __all__ = ["Split", "narrow_operand", "separate", "split_term", "straighten"]
 
@@ -104,7 +94,7 @@ def split_term(term: PrimExpr, spatial: Sequence[Axis]) -> Split:
         return Split(left, right, lambda a, b: a * b, True)
     if is_branch(term) or isinstance(term, tirx.Select):
         return _split_branch(term, spatial)
-    if isinstance(term, (*BINARY, *COMPARE)):
+    if isinstance(term, (*ARITHMETIC, *COMPARISONS)):
         kind, first_side, second_side = type(term), term.a, term.b
         if is_constant(second_side):
             inner = split_term(first_side, spatial)
@@ -175,13 +165,13 @@ def _split_points(expressions: Sequence[PrimExpr], axis: Axis) -> list[int]:
         if not isinstance(node.b, tirx.IntImm) or not any(axis.var.same_as(v) for v in variables(node.a)):
             return
         value = abs(int(node.b.value))
-        if isinstance(node, tirx.FloorDiv | tirx.FloorMod | tirx.Div | tirx.Mod):
+        if isinstance(node, DIVISIONS):
             found.add(value)
         elif isinstance(node.a, tirx.Var):
             bounds = gcd(bounds, value + (1 if isinstance(node, tirx.LE | tirx.GT) else 0))
 
     for expression in expressions:
-        tvm_ffi.structural_walk(expression, ((tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod, *COMPARE), see))
+        tvm_ffi.structural_walk(expression, ((*DIVISIONS, *COMPARISONS), see))
     found.add(gcd(bounds, axis.extent))
     return sorted(c for c in found if 1 < c < axis.extent and axis.extent % c == 0)
 

@@ -12,10 +12,11 @@ from typing import Protocol
 
 import numpy as np
 
+from souffle.index.operations import COMPARISONS
 from souffle.schedule.gpu.emit.async_copy import AsyncCopy, async_copy
 from souffle.schedule.gpu.emit.staging import choose_fetch
 from souffle.schedule.gpu.emit.writeback import result_lanes
-from souffle.schedule.gpu.forms.expressions import COMPARE, Axis, depends
+from souffle.schedule.gpu.forms.expressions import Axis, depends
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.forms.memory_access import lanes_along
 from souffle.schedule.gpu.rule import GpuRequest
@@ -95,7 +96,7 @@ def sides_of(problem: Contraction, request: GpuRequest) -> tuple[Side, Side]:
         group = problem.inner if fetch.along_inner else own
         lanes = lanes_along(operand.value, group[-1], operand.dtype) if group and fetch.lanes > 1 else 1
         divisions = sum(_divisions(operand.value, axes) for axes in (problem.batch, own, problem.inner))
-        comparisons = sum(len(collect(operand.value, kind)) for kind in COMPARE)
+        comparisons = sum(len(collect(operand.value, kind)) for kind in COMPARISONS)
         copied = isinstance(async_copy(fetch, request.arch), AsyncCopy)
         found.append(Side(lanes, 6.0 + divisions + 2.0 * comparisons, fetch.along_inner, copied))
     return tuple(found)

@@ -9,7 +9,8 @@ from math import ceil, prod
 import numpy as np
 from tvm.ir import Call
 
-from souffle.schedule.gpu.forms.expressions import COMPARE, Axis, depends
+from souffle.index.operations import COMPARISONS
+from souffle.schedule.gpu.forms.expressions import Axis, depends
 from souffle.schedule.gpu.forms.matrix_product import Operand
 from souffle.schedule.gpu.forms.memory_access import bits_of, lanes_along, memory_step
 from souffle.schedule.gpu.rule import GpuRequest, Knob, Values
@@ -140,7 +141,7 @@ def _step(leaf: Operand, axis: Axis) -> int | None:
 
 @lru_cache(maxsize=1024)
 def _conditional(leaf: Operand) -> bool:
-    return any(collect(leaf.value, kind) for kind in COMPARE)
+    return any(collect(leaf.value, kind) for kind in COMPARISONS)
 
 
 @lru_cache(maxsize=64)
