@@ -6,7 +6,7 @@ arithmetic, so identical layers of a network are analysed once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -207,12 +207,12 @@ class NodeTable:
         self.input_of = input_of
         self.nodes: list[Node] = []
         self.numbers: dict[Node, int] = {}
-        # By the address of a TVM object, which is kept beside its number so that the address stays its own.
-        self.seen: dict[int, tuple[Any, int]] = {}
+        # An object is kept beside its number, so that its address stays its own.
+        self.seen: dict[Hashable, tuple[Any, int]] = {}
 
     def bind(self, variable: Any, number: int) -> None:
         """A variable stands for a node."""
-        self.seen[hash(variable)] = (variable, number)
+        self.seen[_identity(variable)] = (variable, number)
 
     def number(self, node: Node) -> int:
         """The number of a node."""
@@ -228,24 +228,24 @@ class NodeTable:
         stack = [root]
         while stack:
             node = stack[-1]
-            if hash(node) in self.seen:
+            if _identity(node) in self.seen:
                 stack.pop()
                 continue
-            if isinstance(node, tirx.Let) and hash(node.var) not in self.seen:
-                if hash(node.value) not in self.seen:
+            if isinstance(node, tirx.Let) and _identity(node.var) not in self.seen:
+                if _identity(node.value) not in self.seen:
                     stack.append(node.value)
                     continue
-                self.bind(node.var, self.seen[hash(node.value)][1])
+                self.bind(node.var, self.seen[_identity(node.value)][1])
             children = operands_of(node)
-            waiting = [child for child in children if hash(child) not in self.seen]
+            waiting = [child for child in children if _identity(child) not in self.seen]
             if waiting:
                 stack.extend(waiting)
                 continue
             stack.pop()
-            numbers = tuple(self.seen[hash(child)][1] for child in children)
+            numbers = tuple(self.seen[_identity(child)][1] for child in children)
             number = numbers[0] if isinstance(node, tirx.Let) else self.number(self._describe(node, numbers))
-            self.seen[hash(node)] = (node, number)
-        return self.seen[hash(root)][1]
+            self.seen[_identity(node)] = (node, number)
+        return self.seen[_identity(root)][1]
 
     def _describe(self, node: Any, args: tuple[int, ...]) -> Node:
         kind, value = self._kind(node)
@@ -268,3 +268,8 @@ class NodeTable:
             text = getattr(node, "value", None)
             return ("text", text) if isinstance(text, str) else ("opaque", str(node))
         return operation, None
+
+
+def _identity(node: Any) -> Hashable:
+    """Equal for one object of TVM, whose hash is its address; that of a literal is its value, and of -1 that of -2."""
+    return (int(node.value), str(node.ty)) if isinstance(node, tirx.IntImm) else hash(node)
