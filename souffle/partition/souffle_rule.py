@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
-from souffle.decision import Decision
+from souffle.decision import Decision, Refused
 from souffle.partition.planner import Demand, Partition, PartitionRequest, Subprogram, breadth_first, is_extern
 from souffle.schedule.gpu.device import GpuDevice
 from souffle.schedule.stage import LoopStage, Unit, flat_stages
@@ -56,9 +56,9 @@ class SouffleRule:
                 parts.append([unit])
                 total, cut = own, True
                 continue
-            refused = _stays(unit, own, total, both, device)
+            refused = _refused_cut(unit, own, total, both, device)
             if refused is not None:
-                decisions.append(Decision("partition", f"cut before {unit.name}", False, refused))
+                decisions.append(Decision("partition", f"cut before {unit.name}", False, refused.reason))
             parts[-1].append(unit)
             total = both
         if total is not None and not cut:
@@ -103,16 +103,16 @@ def _within(demand: Demand, device: GpuDevice) -> str:
     )
 
 
-def _stays(unit: Unit, own: Demand, before: Demand, both: Demand, device: GpuDevice) -> str | None:
+def _refused_cut(unit: Unit, own: Demand, before: Demand, both: Demand, device: GpuDevice) -> Refused | None:
     """Why a memory-intensive stage that one wave does not hold is not cut off, if it is one."""
     if own.grid:
         return None
     wave = both.wave(device)
     tiles = max(stage.schedule.tiles for stage in flat_stages([unit]))
     if tiles > wave:
-        return f"it is memory-intensive: a wave of {wave} blocks loops over its {tiles} tiles"
+        return Refused(f"it is memory-intensive: a wave of {wave} blocks loops over its {tiles} tiles")
     if both.grid > wave and before.grid <= before.wave(device):
-        return (
+        return Refused(
             f"it is memory-intensive, though it makes the wave smaller: {both.grid} tiles of {both.of_grid} take turns "
             f"on {wave} blocks ({both.figures(device)})"
         )

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from souffle.analysis import Analysis
-from souffle.decision import Decision
+from souffle.decision import Decision, Refused
 from souffle.errors import SouffleError
 from souffle.program import TE, ExternTE, FusedTE, Loop, TEProgram, body_program
 from souffle.schedule.drafts import Answer, Drafts, Formed, FormedLoop, Scheduler, stands_alone
@@ -65,15 +65,14 @@ def form_stages(
         One for each join tried.
     """
     formed, decisions = _formed(program, analysis, Drafts(analysis.program, scheduler), policy)
-    stages: list[Unit] = []
-    for f in formed:
-        loop = isinstance(f, FormedLoop)
-        made = [Stage(one.draft, one.answer.schedule, one.answer.functions) for one in (f.stages if loop else (f,))]
-        stages += [LoopStage(f.loop, tuple(made))] if loop else made
-        decisions += [
-            Decision("stage", one.draft.name, True, one.answer.summary) for one in (f.stages if loop else (f,))
-        ]
-    return tuple(stages), tuple(decisions)
+    units: list[Unit] = []
+    for item in formed:
+        loop = isinstance(item, FormedLoop)
+        members = item.stages if loop else (item,)
+        stages = tuple(Stage(member.draft, member.answer.schedule, member.answer.functions) for member in members)
+        units += [LoopStage(item.loop, stages)] if loop else stages
+        decisions += [Decision("stage", member.draft.name, True, member.answer.summary) for member in members]
+    return tuple(units), tuple(decisions)
 
 
 def _formed(
@@ -154,17 +153,20 @@ class _Former:
         stage = self.forming[max(self.stage_of[p] for p in producers)]
         if stands_alone(stage):
             return False
+        joined = self._joined(te_, stage)
+        self.decisions.append(_decision(te_, stage, joined))
+        if isinstance(joined, Refused):
+            return False
+        self._place(joined)
+        return True
+
+    def _joined(self, te_: TE, stage: Formed) -> Formed | Refused:
+        """The stage with `te_` in it, or why it must not join."""
         refusal = self._precheck(te_, stage)
-        joined = None
-        if refusal is None:
-            joined = self.drafts.formed([*stage.tes, te_])
-            refusal = self._compare(te_, stage, joined.answer)
-        reason = refusal or f"one schedule ({joined.answer.rule}) computes both"
-        subject = f"{te_.name} into the stage of {stage.draft.name}"
-        self.decisions.append(Decision("schedule", subject, refusal is None, reason))
-        if refusal is None:
-            self._place(joined)
-        return refusal is None
+        if refusal is not None:
+            return refusal
+        joined = self.drafts.formed([*stage.tes, te_])
+        return self._compare(te_, stage, joined.answer) or joined
 
     def _followers(self, te_: TE | ExternTE, start: int) -> list[TE]:
         """The TEs from `start` on that :meth:`_precheck` lets join the stage of `te_` one after another."""
@@ -193,11 +195,7 @@ class _Former:
             # A reduction behind its prologue is held to the schedule that it has alone.
             measure = next((te_ for te_ in followers[:count] if te_.is_reduction), followers[0])
             if self._compare(measure, stage, joined.answer) is None:
-                reason = f"one schedule ({joined.answer.rule}) computes both"
-                self.decisions.extend(
-                    Decision("schedule", f"{te_.name} into the stage of {stage.draft.name}", True, reason)
-                    for te_ in followers[:count]
-                )
+                self.decisions.extend(_decision(te_, stage, joined) for te_ in followers[:count])
                 self._place(joined)
                 return count
             count //= 2
@@ -209,43 +207,44 @@ class _Former:
             return self._precheck(followers[0], stage) is None
         return len({member.origin.group for member in (*stage.tes, *followers)}) == 1
 
-    def _precheck(self, te_: TE, stage: Formed) -> str | None:
+    def _precheck(self, te_: TE, stage: Formed) -> Refused | None:
         """Why `te_` must not join, before any schedule is tried; ``None`` if it may."""
         same_group = all(member.origin.group == te_.origin.group for member in stage.tes)
         if not same_group and not self.policy.across_operators:
-            return "TVM's operator fusion keeps them apart"
+            return Refused("TVM's operator fusion keeps them apart")
         between = self._reader_between(stage)
         if between is not None:
-            return f"{between.name} between them reads the stage"
+            return Refused(f"{between.name} between them reads the stage")
         if te_.is_reduction and _starts_in(te_, stage):
             return None
         has_reduction = any(member.is_reduction for member in stage.tes)
         if te_.is_reduction and has_reduction:
             if not same_group:
-                return "dependent reductions of different operators meet at a grid sync"
+                return Refused("dependent reductions of different operators meet at a grid sync")
             if any(m.is_reduction and self.analysis.is_compute_intensive(m) for m in (*stage.tes, te_)):
                 # A row at a time, every block would read the whole other operand again.
-                return "a compute-intensive reduction is tiled on its own"
+                return Refused("a compute-intensive reduction is tiled on its own")
             return None
         if te_.is_reduction:
             return self._precheck_prologue(te_, stage)
         if te_.outputs[0].size in {member.outputs[0].size for member in stage.tes}:
             return None
         if has_reduction:
-            return None if same_group else "its elements are not those of the stage: it would repeat the reduction"
+            reason = "its elements are not those of the stage: it would repeat the reduction"
+            return None if same_group else Refused(reason)
         if any(self.analysis.arithmetic(member).expensive for member in stage.tes):
-            return "its elements are not those of the stage: it would repeat an expensive expression"
+            return Refused("its elements are not those of the stage: it would repeat an expensive expression")
         return None
 
-    def _precheck_prologue(self, te_: TE, stage: Formed) -> str | None:
+    def _precheck_prologue(self, te_: TE, stage: Formed) -> Refused | None:
         outputs = [t for member in stage.tes for t in member.outputs]
         inside = {*stage.tes, te_}
         if any(consumer not in inside for t in outputs for consumer in self.program.consumers[t]):
-            return "other TEs read the stage too"
+            return Refused("other TEs read the stage too")
         if any(t in self.program.outputs for t in outputs):
-            return "the stage holds an output of the network"
+            return Refused("the stage holds an output of the network")
         if any(self.analysis.arithmetic(member).expensive for member in stage.tes):
-            return "the reduction would repeat an expensive expression"
+            return Refused("the reduction would repeat an expensive expression")
         return None
 
     def _reader_between(self, stage: Formed) -> TE | ExternTE | None:
@@ -255,18 +254,29 @@ class _Former:
         readers = (c for t in outputs for c in self.program.consumers[t])
         return next((c for c in readers if c not in inside and c in self.stage_of), None)
 
-    def _compare(self, te_: TE, stage: Formed, answer: Answer) -> str | None:
+    def _compare(self, te_: TE, stage: Formed, answer: Answer) -> Refused | None:
         if answer.schedule is None:
-            return answer.reason
+            return Refused(answer.reason)
         if te_.is_reduction and _starts_in(te_, stage):
-            return None if answer.rank <= stage.answer.rank else f"it cannot start in the tiles: {answer.reason}"
+            starts = answer.rank <= stage.answer.rank
+            return None if starts else Refused(f"it cannot start in the tiles: {answer.reason}")
         anchored = any(member.is_reduction for member in stage.tes)
         if te_.is_reduction and anchored:
-            return None if answer.rowwise else f"their tiles do not match: {answer.reason}"
+            return None if answer.rowwise else Refused(f"their tiles do not match: {answer.reason}")
         alone = self.drafts.formed([te_]).answer if te_.is_reduction else stage.answer
         if answer.rank > alone.rank:
-            return f"the joint schedule would be worse ({answer.rule} instead of {alone.rule}): {answer.reason}"
+            return Refused(
+                f"the joint schedule would be worse ({answer.rule} instead of {alone.rule}): {answer.reason}"
+            )
         return None
+
+
+def _decision(te_: TE, stage: Formed, joined: Formed | Refused) -> Decision:
+    """That a TE joined a stage, or why it did not."""
+    subject = f"{te_.name} into the stage of {stage.draft.name}"
+    if isinstance(joined, Refused):
+        return Decision("schedule", subject, False, joined.reason)
+    return Decision("schedule", subject, True, f"one schedule ({joined.answer.rule}) computes both")
 
 
 def _starts_in(te_: TE, stage: Formed) -> bool:

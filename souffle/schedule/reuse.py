@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from souffle.analysis import Analysis
-from souffle.decision import Decision
+from souffle.decision import Decision, Refused
 from souffle.program import TE, ExternTE, TEProgram
 from souffle.schedule.drafts import Drafts, Formed, FormedLoop, stands_alone
 
@@ -68,11 +68,12 @@ class _Joiner:
         if producers and not stands_alone(stage):
             before = self.placed[max(self.position[p] for p in producers)]
             if not stands_alone(before):
-                joined, refusal = self._join(before, stage)
+                joined = self._join(before, stage)
+                accepted = isinstance(joined, Formed)
                 subject = f"{stage.draft.name} on the tiles of {before.draft.name}"
-                reason = refusal or "what passes between them stays on chip"
-                self.decisions.append(Decision("reuse", subject, refusal is None, reason))
-                stage = joined if refusal is None else stage
+                reason = "what passes between them stays on chip" if accepted else joined.reason
+                self.decisions.append(Decision("reuse", subject, accepted, reason))
+                stage = joined if accepted else stage
         depth = self._depth(stage.tes)
         for member in stage.tes:
             if member in self.position:
@@ -81,37 +82,37 @@ class _Joiner:
             self.depth[member] = depth
         self.placed.append(stage)
 
-    def _join(self, before: Formed, stage: Formed) -> tuple[Formed | None, str | None]:
+    def _join(self, before: Formed, stage: Formed) -> Formed | Refused:
         members = (*before.tes, *stage.tes)
         heavy = next((m for m in members if m.is_reduction and self.analysis.is_compute_intensive(m)), None)
         if heavy is not None:
             # A row at a time, every block would read the whole other operand again.
-            return None, f"{heavy.name} is compute-intensive and tiled on its own"
+            return Refused(f"{heavy.name} is compute-intensive and tiled on its own")
         readers = [reader for reader in self._readers(before.tes) if reader not in members]
         between = next((r for r in readers if r in self.position), None)
         if between is not None:
-            return None, f"{between.name} between them reads the first"
+            return Refused(f"{between.name} between them reads the first")
         if readers and self._depth(members) > self._depth(before.tes):
-            return None, f"{readers[0].name} reads the first too and would wait for more grid syncs"
+            return Refused(f"{readers[0].name} reads the first too and would wait for more grid syncs")
         if len(members) > _LARGEST_STAGE:
-            return None, f"they are {len(members)} TEs together, more than {_LARGEST_STAGE}"
+            return Refused(f"they are {len(members)} TEs together, more than {_LARGEST_STAGE}")
         joined = self.drafts.formed(members)
         if joined.answer.schedule is None or not joined.answer.rowwise:
-            return None, f"their tiles do not match: {joined.answer.reason}"
+            return Refused(f"their tiles do not match: {joined.answer.reason}")
         seconds = self.drafts.scheduler.seconds
         together = seconds(joined.answer)
         if together is not None:
             apart = seconds(before.answer) + seconds(stage.answer)
             if together > apart:
-                return None, f"together they would take {together * 1e6:.1f} µs, apart {apart * 1e6:.1f} µs"
-            return joined, None
+                return Refused(f"together they would take {together * 1e6:.1f} µs, apart {apart * 1e6:.1f} µs")
+            return joined
         reads = sum(_points(member) for member in members) // joined.answer.tiles
         if reads > _READS_PER_BARRIER:
-            return None, (
+            return Refused(
                 f"a block would read {reads} elements alone, more than the {_READS_PER_BARRIER} that take as long as a "
                 "grid sync"
             )
-        return joined, None
+        return joined
 
     def _producers(self, tes: Sequence[TE | ExternTE]) -> set[TE | ExternTE]:
         found = {self.program.producers[t] for te_ in tes for t in te_.inputs if t in self.program.producers}

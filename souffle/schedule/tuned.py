@@ -137,7 +137,7 @@ class _Tuned:
     record: Record
 
 
-def crowding(tiles: int, registers: int, shared_bytes: int, own_tiles: int, device: GpuDevice) -> str | None:
+def crowding(tiles: int, registers: int, shared_bytes: int, own_tiles: int, device: GpuDevice) -> Refused | None:
     """Why a schedule leaves the other stages of its kernel no room, or ``None``.
 
     A kernel holds one wave of blocks, and as many of them as its hungriest stage allows (paper, §5.4). What is fastest
@@ -157,9 +157,9 @@ def crowding(tiles: int, registers: int, shared_bytes: int, own_tiles: int, devi
     bound = min(resident, key=lambda resource: resident[resource])
     if resident[bound] < SHARING:
         figure = f"{registers} registers" if bound == "registers" else f"{shared_bytes} bytes of shared memory"
-        return f"{figure} leave {resident[bound]} block on a multiprocessor"
+        return Refused(f"{figure} leave {resident[bound]} block on a multiprocessor")
     if tiles > max(own_tiles, wave):
-        return f"{tiles} tiles exceed a wave of {wave} blocks, and the rule's own {own_tiles} do not"
+        return Refused(f"{tiles} tiles exceed a wave of {wave} blocks, and the rule's own {own_tiles} do not")
     return None
 
 
@@ -174,7 +174,7 @@ def _best(stage: Stage, logs: Sequence[TuningLog], device: GpuDevice, merged: bo
         if merged and isinstance(answer, GpuSchedule):
             crowded = crowding(answer.tiles, *used, stage.schedule.tiles, device)
             if crowded is not None:
-                left_out = left_out or f"{record.summary}, not used in a kernel of several stages: {crowded}"
+                left_out = left_out or f"{record.summary}, not used in a kernel of several stages: {crowded.reason}"
                 continue
         if isinstance(answer, GpuSchedule):
             try:

@@ -16,7 +16,7 @@ import numpy as np
 from tvm import te, tirx
 
 from souffle.analysis import analyze
-from souffle.decision import Decision
+from souffle.decision import Decision, Refused
 from souffle.program import TE, Origin, Tensor, TEProgram
 from souffle.program.shared import OncePer
 from souffle.transform.handles import read
@@ -49,9 +49,10 @@ def mixed_precision(program: TEProgram) -> tuple[TEProgram, tuple[Decision, ...]
         if not isinstance(te_, TE) or not analysis.is_compute_intensive(te_):
             tes.append(te_)
             continue
-        reason = _why_not(te_)
-        decisions.append(Decision("precision", te_.name, reason is None, reason or "fp16 operands, fp32 accumulation"))
-        if reason is not None:
+        refusal = _refusal(te_)
+        reason = "fp16 operands, fp32 accumulation" if refusal is None else refusal.reason
+        decisions.append(Decision("precision", te_.name, refusal is None, reason))
+        if refusal is not None:
             tes.append(te_)
             continue
         for tensor in te_.inputs:
@@ -68,15 +69,17 @@ def mixed_precision(program: TEProgram) -> tuple[TEProgram, tuple[Decision, ...]
     return (program.with_tes(tes, constants=constants) if halves else program), tuple(decisions)
 
 
-def _why_not(te_: TE) -> str | None:
+def _refusal(te_: TE) -> Refused | None:
+    """Why the operands of a TE stay as they are, or ``None``."""
     reduce = reduce_node(te_.body)
     if reduce is None or len(te_.op.body) != 1:
-        return "it is no reduction to one tensor"
+        return Refused("it is no reduction to one tensor")
     source = reduce.source[0]
     if not (isinstance(source, tirx.Mul) and is_load(source.a) and is_load(source.b)):
-        return "its reduction is not over products of two operands"
-    if any(t.dtype != "float32" for t in (*te_.inputs, te_.output)):
-        return f"its tensors are {', '.join(sorted({t.dtype for t in (*te_.inputs, te_.output)}))}, not float32"
+        return Refused("its reduction is not over products of two operands")
+    dtypes = {tensor.dtype for tensor in (*te_.inputs, te_.output)}
+    if dtypes != {"float32"}:
+        return Refused(f"its tensors are {', '.join(sorted(dtypes))}, not float32")
     return None
 
 

@@ -26,7 +26,7 @@ from souffle.schedule.gpu.forms.matrix_product import canonical_contraction
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Sketch
 from souffle.schedule.gpu.rules.mma_contraction import MMA_CONTRACTION
-from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, problem_of
+from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, assumed_operands
 from souffle.schedule.lower import DeviceFunction, cuda_target, lower_stage
 from souffle.tvm_compat import const_int, primfunc_from_tensors
 
@@ -291,7 +291,7 @@ def test_each_number_of_stages_and_split_of_the_sum_is_among_the_cases() -> None
 
 
 def fetched(case: Case) -> list[AsyncCopy | str]:
-    return list(problem_of(canonical_contraction(case.func), case.request).copies)
+    return list(assumed_operands(canonical_contraction(case.func), case.request).copies)
 
 
 def copied_bytes(case: Case) -> list[int | Refused]:
@@ -340,7 +340,7 @@ def test_copies_of_fp32_and_of_padding() -> None:
         padded = topi.nn.pad(x, before, after)
         problem = canonical_contraction(primfunc_from_tensors([x, w, matmul(padded, w)], "f"))
         # A condition on rows is one for all of a copy; one on columns may lie between two elements.
-        own, _ = problem_of(problem, SMALL).copies
+        own, _ = assumed_operands(problem, SMALL).copies
         assert expected in own.reason if isinstance(expected, str) else own.copy_bytes == expected
 
 
@@ -383,7 +383,7 @@ def test_no_choice_spills() -> None:
         combinations = itertools.product(*(knob.values for knob in sketch.knobs))
         problem = canonical_contraction(func)
         tilings = [MmaTiling.of(dict(zip((k.name for k in sketch.knobs), c, strict=True)), 256) for c in combinations]
-        operands = problem_of(problem, A100)
+        operands = assumed_operands(problem, A100)
         fitting = [t for t in tilings if t is not None and t.refusal(operands, A100) is None]
         fitting.sort(key=lambda tiling: tiling.registers(operands, 256))
         for number, tiling in enumerate(fitting[-1:-8:-5]):

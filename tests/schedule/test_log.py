@@ -239,8 +239,8 @@ H200 = device_for("sm_90")
     ],
 )
 def test_what_a_schedule_leaves_to_the_others_of_its_kernel(tiles, registers, shared_bytes, own_tiles, reason) -> None:
-    found = crowding(tiles, registers, shared_bytes, own_tiles, H200)
-    assert found is None if reason is None else found.startswith(reason)
+    crowded = crowding(tiles, registers, shared_bytes, own_tiles, H200)
+    assert crowded is None if reason is None else crowded.reason.startswith(reason)
 
 
 def test_a_greedy_schedule_is_used_where_stages_are_kernels_of_their_own(tmp_path, writer, func, choices) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import prod
+from functools import cache
+from math import inf, prod
 from typing import Any
 
 from tvm import s_tir, tirx
@@ -145,6 +146,39 @@ class Sketch:
             if value not in known[name].values:
                 raise OptionError(f"{name}={value} is none of {known[name].values}, which rule {self.rule} offers")
         return self.make(values)
+
+    @classmethod
+    def of_least(
+        cls,
+        rule: str,
+        knobs: tuple[Knob, ...],
+        best: Callable[[], tuple[float, Any] | None],
+        unfit: Refused,
+        make: Callable[[Values], GpuSchedule | Refused],
+        least: float = 0.0,
+    ) -> Sketch:
+        """A sketch whose own values are those of least estimated time.
+
+        Parameters
+        ----------
+        best : callable
+            That time in clocks, with the tiling that has the values; ``None`` if none fit. Asked once at most.
+        unfit : Refused
+            Why there are none then.
+        rule, knobs, make, least
+            See :class:`Sketch`.
+        """
+        asked = cache(best)
+
+        def choose() -> Values | Refused:
+            timed = asked()
+            return unfit if timed is None else timed[1].values
+
+        def clocks() -> float:
+            timed = asked()
+            return inf if timed is None else timed[0]
+
+        return cls(rule, knobs, choose, make, clocks, least)
 
     @classmethod
     def settled(cls, rule: str, make: Callable[[], GpuSchedule | Refused]) -> Sketch:

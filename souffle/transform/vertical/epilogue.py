@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from souffle.analysis import Dependences, share_elements
-from souffle.decision import Decision
+from souffle.decision import Decision, Refused
 from souffle.program import TE, Item, TEProgram, fuse
 from souffle.transform.vertical.compose import work_of
 
@@ -101,17 +101,17 @@ class _Fuser:
 
     def place(self, item: Item) -> None:
         """Put an item into a group of one before it, or into one of its own."""
-        refusals: list[tuple[bool, str]] = []
+        refusals: list[tuple[bool, Refused]] = []
         for group in self._candidates(item):
-            found = self._why_apart(item, group)
-            if found is None:
+            refusal = self._refusal(item, group)
+            if refusal is None:
                 self._join(item, group)
                 return
-            refusals.append((item.output.size != group.size, found))
+            refusals.append((item.output.size != group.size, refusal))
         if refusals:
             # That of the nearest one of its own size tells most.
-            _, reason = min(refusals, key=lambda refusal: refusal[0])
-            self.decisions.append(Decision("vertical", item.name, False, reason))
+            _, nearest = min(refusals, key=lambda refusal: refusal[0])
+            self.decisions.append(Decision("vertical", item.name, False, nearest.reason))
         prologue = [g for g in self._before(item) if self._is_prologue(g, item)]
         members = [member for g in reversed(prologue) for member in g.items]
         before = [g for one in (*members, item) for g in self._before(one) if g not in prologue]
@@ -161,19 +161,21 @@ class _Fuser:
             return []
         return self._before(item)
 
-    def _why_apart(self, te_: TE, group: _Group) -> str | None:
+    def _refusal(self, te_: TE, group: _Group) -> Refused | None:
         """Why a TE does not join a group; ``None`` if it does."""
         if not group.open:
-            return f"{group.name} takes in no statement"
+            return Refused(f"{group.name} takes in no statement")
         if te_.output.size != group.size:
-            return f"its {te_.output.size} elements are not the {group.size} of {group.name}, which would be repeated"
+            return Refused(
+                f"its {te_.output.size} elements are not the {group.size} of {group.name}, which would be repeated"
+            )
         if len(group.items) >= _MOST_PARTS:
-            return f"{group.name} has {_MOST_PARTS} statements already"
+            return Refused(f"{group.name} has {_MOST_PARTS} statements already")
         if not share_elements([*group.items[group.prologue :], te_]):
-            return f"it does not read {group.name} at one element for each of its own, each at another"
-        return self._why_order_forbids(te_, group)
+            return Refused(f"it does not read {group.name} at one element for each of its own, each at another")
+        return self._refusal_by_order(te_, group)
 
-    def _why_order_forbids(self, te_: TE, group: _Group) -> str | None:
+    def _refusal_by_order(self, te_: TE, group: _Group) -> Refused | None:
         late = [g for g in self._before(te_) if g is not group and g.level >= group.level]
         if not late:
             return None
@@ -183,8 +185,8 @@ class _Fuser:
             return None
         for other in late:
             if any(self._depends(item, part) for item in other.items for part in group.items):
-                return f"{other.name} lies between: it needs {group.name} and is needed here"
-        return f"{waiting.name} reads {group.name} too and would wait for {late[0].name}"
+                return Refused(f"{other.name} lies between: it needs {group.name} and is needed here")
+        return Refused(f"{waiting.name} reads {group.name} too and would wait for {late[0].name}")
 
     def _depends(self, later: Item, earlier: Item) -> bool:
         if self._dependences is None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 
-from souffle.decision import Decision
+from souffle.decision import Decision, Refused
 from souffle.program import TE, Item, Tensor, TEProgram
 from souffle.transform.vertical.compose import composed, simplified, use_of, work_of
 from souffle.transform.vertical.epilogue import fuse_neighbours
@@ -118,9 +118,9 @@ class _Composer:
         readers = self._readers(te_.output)
         if not readers:
             return (position,)
-        reason = self._why_keep(te_, readers)
-        if reason is not None:
-            self.refused[position] = Decision("vertical", te_.name, False, reason)
+        refusal = self._refusal(te_, readers)
+        if refusal is not None:
+            self.refused[position] = Decision("vertical", te_.name, False, refusal.reason)
             return ()
         self.refused.pop(position, None)
         subject = f"{te_.name} into {self._names(readers)}"
@@ -164,10 +164,10 @@ class _Composer:
                 self._settle(position)
         return list(self.readers[tensor])
 
-    def _why_keep(self, te_: TE, readers: Iterable[int]) -> str | None:
+    def _refusal(self, te_: TE, readers: Iterable[int]) -> Refused | None:
         """Why a TE is not put into its readers; ``None`` if it is."""
         if not all(isinstance(self.items[reader], TE) for reader in readers):
-            return "an operator that is no TE reads it"
+            return Refused("an operator that is no TE reads it")
         work = work_of(te_)
         reads, grown = 0, {}
         for position in readers:
@@ -176,13 +176,15 @@ class _Composer:
             before = self.loads.get(position) or work_of(reader).loads
             grown[position] = before + (work.loads - 1) * use.occurrences
             if work.loads > 1 and grown[position] > _LARGEST_BODY:
-                return f"{reader.name} would read {grown[position] - before} more elements for each of its own"
+                return Refused(f"{reader.name} would read {grown[position] - before} more elements for each of its own")
             if work.expensive and use.occurrences > 1:
-                return f"{reader.name} would hold its expensive expression several times"
+                return Refused(f"{reader.name} would hold its expensive expression several times")
             reads += use.times
         if work.operations and reads > te_.output.size:
             kind = "expensive " if work.expensive else ""
-            return f"its {te_.output.size} elements are read {reads} times, which would repeat {kind}arithmetic"
+            return Refused(
+                f"its {te_.output.size} elements are read {reads} times, which would repeat {kind}arithmetic"
+            )
         self.loads.update(grown)
         return None
 

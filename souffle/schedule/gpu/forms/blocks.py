@@ -15,6 +15,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
+from souffle.decision import Refused
 from souffle.tvm_compat import collect, const_int
 
 __all__ = [
@@ -221,7 +222,7 @@ def inline_injective(sch: s_tir.Schedule, keep: frozenset[str] = frozenset()) ->
             sch.compute_inline(rv)
 
 
-def inlining_refusal(func: tirx.PrimFunc) -> str | None:
+def inlining_refusal(func: tirx.PrimFunc) -> Refused | None:
     """Why the injective blocks of `func` should not all be inlined: a chain of squares doubles at every step."""
     sch = open_schedule(func)
     views = block_views(sch)
@@ -230,7 +231,7 @@ def inlining_refusal(func: tirx.PrimFunc) -> str | None:
         makers = [next((p for p in views if p.writes_to(read.buffer)), None) for read in view.reads]
         total = sum(1 if maker is None or maker.reduction else loads[maker.name] for maker in makers)
         if total > MAX_LOADS:
-            return f"block {view.name} would have more than {MAX_LOADS} loads with its producers inlined"
+            return Refused(f"block {view.name} would have more than {MAX_LOADS} loads with its producers inlined")
         loads[view.name] = total
     return None
 

@@ -106,6 +106,10 @@ class Contraction:
     stores: tuple[Store, ...]
     folds: tuple[Fold, ...] = ()
 
+    def refused(self, reason: str) -> Refused:
+        """A rule's refusal of it."""
+        return Refused(f"block {self.name}: {reason}")
+
     @property
     def dtype(self) -> str:
         """Type of the accumulator."""

@@ -73,6 +73,10 @@ class Sum:
     total: tirx.Var
     stores: tuple[Store, ...]
 
+    def refused(self, reason: str) -> Refused:
+        """A rule's refusal of it."""
+        return Refused(f"block {self.name}: {reason}")
+
     @property
     def dtype(self) -> str:
         """Type of the totals."""

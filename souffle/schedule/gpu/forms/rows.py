@@ -126,8 +126,7 @@ class Layout:
 
 def read_rows(stage: StageForms) -> Rows | Refused:
     """The rows of a stage, or why its injective blocks should not be inlined."""
-    reason = inlining_refusal(stage.func)
-    return open_rows(stage.func) if reason is None else Refused(reason)
+    return inlining_refusal(stage.func) or open_rows(stage.func)
 
 
 def open_rows(func: tirx.PrimFunc, keep: frozenset[str] = frozenset()) -> Rows:

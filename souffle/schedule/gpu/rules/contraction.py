@@ -9,8 +9,7 @@ comes after the reduction is applied to the totals as they are written.
 
 from __future__ import annotations
 
-from functools import cache
-from math import inf
+from functools import partial
 
 from tvm import tirx
 
@@ -20,7 +19,13 @@ from souffle.schedule.gpu.forms.matrix_product import Contraction, read_contract
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Rule, Sketch, Values
 from souffle.schedule.gpu.tiling.contraction_cost import least_clocks
-from souffle.schedule.gpu.tiling.contraction_tiling import Tiling, choose_tiling, knobs_of, problem_of, refusal_of
+from souffle.schedule.gpu.tiling.contraction_tiling import (
+    Tiling,
+    choose_tiling,
+    knobs_of,
+    staging_refusal,
+    tiling_refusal,
+)
 
 __all__ = ["CONTRACTION", "tile_of"]
 
@@ -30,31 +35,25 @@ def _apply(problem: Contraction, request: GpuRequest) -> Sketch | Refused:
 
     Refused is what a reduction rule computes better: fewer than 4 rows or columns, or fewer than 4 products a sum.
     """
-    refusal = refusal_of(problem, request)
+    refusal = staging_refusal(problem, request)
     if refusal is not None:
-        return Refused(f"block {problem.name}: {refusal}")
-
-    @cache
-    def best() -> tuple[float, Tiling] | None:
-        return choose_tiling(problem, request)
-
-    def choose() -> Values | Refused:
-        found = best()
-        return Refused(f"block {problem.name}: {_unfit(problem, request)}") if found is None else found[1].values
-
-    def clocks() -> float:
-        found = best()
-        return inf if found is None else found[0]
+        return refusal
+    unfit = problem.refused(
+        f"no tile of {problem.left.dtype} and {problem.right.dtype} operands fits {request.threads} threads and "
+        f"{request.max_shared_bytes} bytes of shared memory"
+    )
 
     def make(values: Values) -> GpuSchedule | Refused:
         tiling = Tiling.of(values, request.threads)
-        reason = _unfit(problem, request) if tiling is None else problem_of(problem, tiling, request)
-        if tiling is None or reason is not None:
-            return Refused(f"block {problem.name}: {reason}")
+        refusal = unfit if tiling is None else tiling_refusal(problem, tiling, request)
+        if refusal is not None:
+            return refusal
         kernel, tiles = emit_contraction(problem, tiling, request)
         return GpuSchedule(kernel, CONTRACTION.name, tiles, request.threads)
 
-    return Sketch(CONTRACTION.name, knobs_of(problem, request), choose, make, clocks, least_clocks(problem, request))
+    best = partial(choose_tiling, problem, request)
+    knobs, least = knobs_of(problem, request), least_clocks(problem, request)
+    return Sketch.of_least(CONTRACTION.name, knobs, best, unfit, make, least)
 
 
 CONTRACTION = Rule("contraction", read_contraction, _apply, starts_reductions=True)
@@ -63,14 +62,7 @@ CONTRACTION = Rule("contraction", read_contraction, _apply, starts_reductions=Tr
 def tile_of(func: tirx.PrimFunc, request: GpuRequest) -> tuple[int, int] | None:
     """Rows and columns of the tile that this rule itself chooses; ``None`` if it does not apply."""
     problem = StageForms(func).read(read_contraction)
-    if isinstance(problem, Refused) or refusal_of(problem, request) is not None:
+    if isinstance(problem, Refused) or staging_refusal(problem, request) is not None:
         return None
     found = choose_tiling(problem, request)
     return None if found is None else found[1].tile[1:]
-
-
-def _unfit(problem: Contraction, request: GpuRequest) -> str:
-    return (
-        f"no tile of {problem.left.dtype} and {problem.right.dtype} operands fits {request.threads} threads and "
-        f"{request.max_shared_bytes} bytes of shared memory"
-    )

@@ -8,17 +8,16 @@ so that no extent has to be a multiple of anything. Where rows and columns are f
 
 from __future__ import annotations
 
-from functools import cache
-from math import inf, prod
+from functools import partial
+from math import prod
 
 from souffle.decision import Refused
 from souffle.schedule.gpu.emit.async_copy import compute_capability
 from souffle.schedule.gpu.emit.mma_emission import emit_mma
 from souffle.schedule.gpu.forms.matrix_product import Contraction, read_contraction
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Rule, Sketch, Values
-from souffle.schedule.gpu.tiling.contraction_tiling import refusal_of
-from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, choose_tiling, knobs_of, problem_of, tile_operands
-from souffle.schedule.gpu.tiling.tensor_cores import type_refusal, waste_refusal
+from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, assumed_operands, choose_tiling, knobs_of, tile_operands
+from souffle.schedule.gpu.tiling.tensor_cores import tensor_core_refusal
 
 __all__ = ["MMA_CONTRACTION"]
 
@@ -33,43 +32,27 @@ def _apply(problem: Contraction, request: GpuRequest) -> Sketch | Refused:
     A refusal names the architecture or type that does not fit, or one of the reasons of the other rules for
     contractions.
     """
-    reason = _refusal(problem, request)
-    if reason is not None:
-        return Refused(f"block {problem.name}: {reason}")
-    operands = problem_of(problem, request)
-
-    @cache
-    def best() -> tuple[float, MmaTiling] | None:
-        return choose_tiling(problem, operands, request)
-
-    def choose() -> Values | Refused:
-        found = best()
-        if found is None:
-            return Refused(f"block {problem.name}: no tile fits {request.max_shared_bytes} bytes of shared memory")
-        return found[1].values
-
-    def clocks() -> float:
-        found = best()
-        return inf if found is None else found[0]
+    if compute_capability(request.arch) < _FIRST_CAPABILITY:
+        return problem.refused(f"{request.arch} has no mma.m16n8k16")
+    refusal = tensor_core_refusal(problem, request)
+    if refusal is not None:
+        return refusal
+    operands = assumed_operands(problem, request)
+    unfit = problem.refused(f"no tile fits {request.max_shared_bytes} bytes of shared memory")
 
     def make(values: Values) -> GpuSchedule | Refused:
         tiling = MmaTiling.of(values, request.threads)
         if tiling is None:
-            return Refused(f"block {problem.name}: {request.threads // 32} warps cannot be shared so")
+            return problem.refused(f"{request.threads // 32} warps cannot be shared so")
         own = tile_operands(problem, tiling, request)
-        unfit = tiling.refusal(own, request)
-        if unfit is not None:
-            return Refused(f"block {problem.name}: {unfit}")
+        refusal = tiling.refusal(own, request)
+        if refusal is not None:
+            return problem.refused(refusal.reason)
         kernel, tiles = emit_mma(problem, tiling, own, request.threads), prod(tiling.counts(problem.extents))
         return GpuSchedule(kernel, MMA_CONTRACTION.name, tiles, request.threads, tensor_cores=True)
 
-    return Sketch(MMA_CONTRACTION.name, knobs_of(problem, operands, request.threads), choose, make, clocks)
+    best = partial(choose_tiling, problem, operands, request)
+    return Sketch.of_least(MMA_CONTRACTION.name, knobs_of(problem, operands, request.threads), best, unfit, make)
 
 
 MMA_CONTRACTION = Rule("mma_contraction", read_contraction, _apply)
-
-
-def _refusal(problem: Contraction, request: GpuRequest) -> str | None:
-    if compute_capability(request.arch) < _FIRST_CAPABILITY:
-        return f"{request.arch} has no mma.m16n8k16"
-    return type_refusal(problem, request) or refusal_of(problem, request) or waste_refusal(problem)

@@ -8,15 +8,13 @@ defined, and what comes after the reduction is applied there in fp32.
 
 from __future__ import annotations
 
-from functools import cache
-from math import inf
+from functools import partial
 
 from souffle.decision import Refused
 from souffle.schedule.gpu.emit.wmma_emission import emit_wmma
 from souffle.schedule.gpu.forms.matrix_product import Contraction, read_contraction
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Rule, Sketch, Values
-from souffle.schedule.gpu.tiling.contraction_tiling import refusal_of
-from souffle.schedule.gpu.tiling.tensor_cores import type_refusal, waste_refusal
+from souffle.schedule.gpu.tiling.tensor_cores import tensor_core_refusal
 from souffle.schedule.gpu.tiling.wmma_tiling import WmmaTiling, choose_tiling, knobs_of
 
 __all__ = ["TENSOR_CORE_CONTRACTION"]
@@ -28,22 +26,10 @@ def _apply(problem: Contraction, request: GpuRequest) -> Sketch | Refused:
     The summed term is as for ``mma_contraction.py``. A refusal names the type that does not fit, the extents that
     padding to 16 would enlarge more than 8 times, or one of the reasons of the rule for CUDA cores.
     """
-    reason = type_refusal(problem, request) or refusal_of(problem, request) or waste_refusal(problem)
-    if reason is not None:
-        return Refused(f"block {problem.name}: {reason}")
-    unfit = Refused(f"block {problem.name}: no tile fits {request.max_shared_bytes} bytes of shared memory")
-
-    @cache
-    def best() -> tuple[float, WmmaTiling] | None:
-        return choose_tiling(problem, request)
-
-    def choose() -> Values | Refused:
-        found = best()
-        return unfit if found is None else found[1].values
-
-    def clocks() -> float:
-        found = best()
-        return inf if found is None else found[0]
+    refusal = tensor_core_refusal(problem, request)
+    if refusal is not None:
+        return refusal
+    unfit = problem.refused(f"no tile fits {request.max_shared_bytes} bytes of shared memory")
 
     def make(values: Values) -> GpuSchedule | Refused:
         tiling = WmmaTiling.of(values, request.threads)
@@ -52,7 +38,8 @@ def _apply(problem: Contraction, request: GpuRequest) -> Sketch | Refused:
         kernel, tiles = emit_wmma(problem, tiling, request.threads)
         return GpuSchedule(kernel, TENSOR_CORE_CONTRACTION.name, tiles, request.threads, tensor_cores=True)
 
-    return Sketch(TENSOR_CORE_CONTRACTION.name, knobs_of(problem, request), choose, make, clocks)
+    best = partial(choose_tiling, problem, request)
+    return Sketch.of_least(TENSOR_CORE_CONTRACTION.name, knobs_of(problem, request), best, unfit, make)
 
 
 TENSOR_CORE_CONTRACTION = Rule("tensor_core_contraction", read_contraction, _apply)

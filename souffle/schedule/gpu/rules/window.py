@@ -13,7 +13,7 @@ from math import inf
 from souffle.decision import Refused
 from souffle.schedule.gpu.emit.direct_emission import emit_direct
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Rule, Sketch, Values
-from souffle.schedule.gpu.tiling.direct_cost import choose_tiling, knobs_of, least_clocks, problem_of, tiling_of
+from souffle.schedule.gpu.tiling.direct_cost import choose_tiling, knobs_of, least_clocks, tiling_of, tiling_refusal
 from souffle.schedule.gpu.tiling.direct_tiling import Plan, read_plan
 
 __all__ = ["WINDOW", "direct_sketch"]
@@ -25,7 +25,7 @@ def _apply(plan: Plan, request: GpuRequest) -> Sketch | Refused:
     Refused are stages that are not one reduction in this sense, and those whose outputs share no input.
     """
     if not any(plan.meetings):
-        return Refused(f"block {plan.problem.name}: neighbouring outputs share no input")
+        return plan.problem.refused("neighbouring outputs share no input")
 
     def clocks() -> float:
         found = choose_tiling(plan, request)
@@ -52,14 +52,14 @@ def direct_sketch(plan: Plan, request: GpuRequest, rule: str) -> Sketch:
     def choose() -> Values | Refused:
         found = choose_tiling(plan, request)
         if found is None:
-            return Refused(f"block {plan.problem.name}: no numbers fit {request.threads} threads")
+            return plan.problem.refused(f"no numbers fit {request.threads} threads")
         return found[1]
 
     def make(values: Values) -> GpuSchedule | Refused:
         tiling = tiling_of(plan, values)
-        reason = problem_of(plan, tiling, request)
-        if reason is not None:
-            return Refused(f"block {plan.problem.name}: {reason}")
+        refusal = tiling_refusal(plan, tiling, request)
+        if refusal is not None:
+            return refusal
         kernel, tiles = emit_direct(plan, tiling, request.threads)
         return GpuSchedule(kernel, rule, tiles, request.threads)
 

@@ -9,6 +9,7 @@ from math import prod
 
 import numpy as np
 
+from souffle.decision import Refused
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS
 from souffle.schedule.gpu.emit.folding import fold_bytes, fold_problem
 from souffle.schedule.gpu.forms.matrix_product import Contraction
@@ -16,7 +17,7 @@ from souffle.schedule.gpu.forms.memory_access import bits_of
 from souffle.schedule.gpu.rule import GpuRequest, Knob, Values
 from souffle.schedule.gpu.tiling.contraction_cost import Number, estimate, result_lanes_of, sides_of
 
-__all__ = ["PADDING", "VECTOR", "Tiling", "choose_tiling", "knobs_of", "problem_of", "refusal_of"]
+__all__ = ["PADDING", "VECTOR", "Tiling", "choose_tiling", "knobs_of", "staging_refusal", "tiling_refusal"]
 
 _MIN_SIDE = 4
 """Fewest rows and columns: a staged element is used that often, below it staging costs what it saves."""
@@ -135,17 +136,17 @@ def knobs_of(problem: Contraction, request: GpuRequest) -> tuple[Knob, ...]:
     )
 
 
-def refusal_of(problem: Contraction, request: GpuRequest) -> str | None:
+def staging_refusal(problem: Contraction, request: GpuRequest) -> Refused | None:
     """Why staging tiles would not pay, or ``None``."""
     _, rows, columns, inner = problem.extents
     if min(rows, columns) < _MIN_SIDE:
-        return (
+        return problem.refused(
             f"{rows} x {columns} results use an operand fewer than {_MIN_SIDE} times; a reduction rule splits the sum"
         )
     if inner < _MIN_INNER:
-        return f"sums of {inner} products are too short to stage operands for"
+        return problem.refused(f"sums of {inner} products are too short to stage operands for")
     if request.threads % 32:
-        return f"{request.threads} threads are not whole warps"
+        return problem.refused(f"{request.threads} threads are not whole warps")
     return None
 
 
@@ -210,7 +211,7 @@ def _with_step(problem: Contraction, many: Tiling, request: GpuRequest) -> Tilin
 
 
 def _fits(problem: Contraction, many: Tiling, request: GpuRequest) -> np.ndarray:
-    """Which of many tilings are possible: as :func:`problem_of`, of what the rule's own choice considers."""
+    """Which of many tilings are possible: as :func:`tiling_refusal`, of what the rule's own choice considers."""
     return (
         ((many.stages == 1) | (many.stages <= -(-problem.extents[3] // many.step)))
         & (_shared_bytes(problem, many) <= request.max_shared_bytes)
@@ -219,22 +220,22 @@ def _fits(problem: Contraction, many: Tiling, request: GpuRequest) -> np.ndarray
     )
 
 
-def problem_of(problem: Contraction, tiling: Tiling, request: GpuRequest) -> str | None:
+def tiling_refusal(problem: Contraction, tiling: Tiling, request: GpuRequest) -> Refused | None:
     """Why these numbers do not go together, or ``None``."""
     if tiling.across[0] > problem.extents[0]:
-        return f"{tiling.across[0]} threads along a batch of {problem.extents[0]}"
+        return problem.refused(f"{tiling.across[0]} threads along a batch of {problem.extents[0]}")
     if tiling.together > min(tiling.each[1], VECTOR):
-        return f"{tiling.together} neighbours of {tiling.each[1]} columns of a thread"
+        return problem.refused(f"{tiling.together} neighbours of {tiling.each[1]} columns of a thread")
     if tiling.stages > 1 and tiling.stages > -(-problem.extents[3] // tiling.step):
-        return f"{tiling.stages} stages are more than the steps of a sum"
+        return problem.refused(f"{tiling.stages} stages are more than the steps of a sum")
     if not fold_problem(problem, tiling.tile):
-        return f"a tile of {tiling.tile} is none that the reductions behind start in"
+        return problem.refused(f"a tile of {tiling.tile} is none that the reductions behind start in")
     taken = _shared_bytes(problem, tiling)
     if taken > request.max_shared_bytes:
-        return f"{taken} bytes of shared memory are more than {request.max_shared_bytes}"
+        return problem.refused(f"{taken} bytes of shared memory are more than {request.max_shared_bytes}")
     registers = _registers(problem, tiling, request.threads)
     if registers > _MOST_REGISTERS:
-        return f"a thread would need {registers} registers of {_MOST_REGISTERS}"
+        return problem.refused(f"a thread would need {registers} registers of {_MOST_REGISTERS}")
     return None
 
 

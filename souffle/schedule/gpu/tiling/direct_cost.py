@@ -9,6 +9,7 @@ from math import ceil, prod
 import numpy as np
 from tvm.ir import Call
 
+from souffle.decision import Refused
 from souffle.index.operations import COMPARISONS
 from souffle.schedule.gpu.forms.expressions import Axis, depends
 from souffle.schedule.gpu.forms.matrix_product import Operand
@@ -22,11 +23,11 @@ from souffle.schedule.gpu.tiling.direct_tiling import (
     held_of,
     main_leaf,
     shared_bytes,
-    split_problem,
+    split_refusal,
 )
 from souffle.tvm_compat import collect
 
-__all__ = ["choose_tiling", "estimate", "knobs_of", "least_clocks", "problem_of", "tiling_of"]
+__all__ = ["choose_tiling", "estimate", "knobs_of", "least_clocks", "tiling_of", "tiling_refusal"]
 
 _EACH = (1, 2, 3, 4, 7, 8)
 """Outputs of a thread along an axis: powers of two, and what divides the 7, 14, 28, 56 and 112 of image networks."""
@@ -63,7 +64,7 @@ def knobs_of(plan: Plan, request: GpuRequest) -> tuple[Knob, ...]:
         lanes = [1 << bit for bit in range(most.bit_length())]
     split = [1]
     if plan.long:
-        split = [d for d in range(1, request.threads + 1) if split_problem(plan, d, request) is None]
+        split = [d for d in range(1, request.threads + 1) if split_refusal(plan, d, request) is None]
         split = [d for d in split if request.threads % d == 0]
     turns = [n for n in _TURNS if n == 1 or n <= plan.terms]
     each = [
@@ -93,7 +94,7 @@ def choose_tiling(plan: Plan, request: GpuRequest) -> tuple[float, Values] | Non
         if prod(chosen[: len(plan.many)]) * values["lanes"] > _MOST_OUTPUTS:
             continue
         tiling = tiling_of(plan, values)
-        if problem_of(plan, tiling, request) is None:
+        if tiling_refusal(plan, tiling, request) is None:
             found.append((estimate(plan, tiling, request), tiling.tiles(plan, request.threads), values))
     if not found:
         return None
@@ -114,22 +115,22 @@ def _registers(plan: Plan, tiling: Tiling, held: tuple[Held, ...]) -> int:
     return _OWN_REGISTERS + totals + sum(one.registers for one in held)
 
 
-def problem_of(plan: Plan, tiling: Tiling, request: GpuRequest) -> str | None:
+def tiling_refusal(plan: Plan, tiling: Tiling, request: GpuRequest) -> Refused | None:
     """Why these numbers do not go together, or ``None``."""
     own = 1 if plan.vector_is_output else tiling.lanes
     if tiling.split * tiling.turns * own > max(plan.terms, 1) and tiling.split * tiling.turns * own > 1:
-        return (
+        return plan.problem.refused(
             f"{tiling.split} threads with {tiling.turns} turns of {own} are more than the {plan.terms} terms of a sum"
         )
     unrolled = tiling.outputs(plan) * prod(a.extent for a in plan.window) * own * tiling.turns
     if unrolled > _MOST_UNROLLED and tiling.outputs(plan) * tiling.turns > 1:
-        return f"{unrolled} multiply-adds in a turn are more than {_MOST_UNROLLED}"
+        return plan.problem.refused(f"{unrolled} multiply-adds in a turn are more than {_MOST_UNROLLED}")
     registers = _registers(plan, tiling, held_of(plan, tiling))
     if registers > _MOST_REGISTERS and tiling.outputs(plan) * tiling.turns * tiling.lanes > 1:
-        return f"a thread would need {registers} registers of {_MOST_REGISTERS}"
+        return plan.problem.refused(f"a thread would need {registers} registers of {_MOST_REGISTERS}")
     taken = shared_bytes(plan, tiling, request.threads)
     if taken > request.max_shared_bytes:
-        return f"{taken} bytes of shared memory are more than {request.max_shared_bytes}"
+        return plan.problem.refused(f"{taken} bytes of shared memory are more than {request.max_shared_bytes}")
     return None
 
 

@@ -33,7 +33,7 @@ __all__ = [
     "parts_of",
     "read_plan",
     "shared_bytes",
-    "split_problem",
+    "split_refusal",
 ]
 
 WARP = 32
@@ -290,18 +290,18 @@ def _held(plan: Plan, tiling: Tiling) -> tuple[Held, ...]:
     return tuple(found)
 
 
-def split_problem(plan: Plan, split: int, request: GpuRequest) -> str | None:
+def split_refusal(plan: Plan, split: int, request: GpuRequest) -> Refused | None:
     """Why a sum cannot be shared by so many threads, or ``None``."""
     threads = request.threads
     if split == 1:
         return None
     if threads % split or threads % WARP:
-        return f"{split} threads do not share {threads} evenly"
+        return Refused(f"{split} threads do not share {threads} evenly")
     fast = split if plan.sum_fast else threads // split
     if (fast < WARP and fast & (fast - 1)) or (fast > WARP and fast % WARP):
-        return f"{fast} neighbouring threads are no part of a warp and no whole warps"
+        return Refused(f"{fast} neighbouring threads are no part of a warp and no whole warps")
     if plan.terms < split:
-        return f"a sum of {plan.terms} steps has not one for each of {split} threads"
+        return Refused(f"a sum of {plan.terms} steps has not one for each of {split} threads")
     return None
 
 

@@ -17,7 +17,7 @@ from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.forms.memory_access import bits_of
 from souffle.schedule.gpu.rule import GpuRequest, Knob, Values
 
-__all__ = ["MmaTiling", "Operands", "choose_tiling", "knobs_of", "operands_of", "problem_of", "tile_operands"]
+__all__ = ["MmaTiling", "Operands", "assumed_operands", "choose_tiling", "knobs_of", "tile_operands"]
 
 _PADDING = 8
 """Elements between rows of a tile. Rows are then an odd multiple of 16 bytes apart, so the eight rows of a matrix that
@@ -192,23 +192,23 @@ class MmaTiling:
                 held += turns * (2 + ceil(fetch.lanes * bits_of(fetch.operand.dtype) / 32))
         return down * across * 4 + down * 4 + across * 2 + held + _OWN_REGISTERS
 
-    def refusal(self, operands: Operands, request: GpuRequest) -> str | None:
+    def refusal(self, operands: Operands, request: GpuRequest) -> Refused | None:
         """Why the parts of this tiling do not go together, or ``None``."""
         if prod(self.warps) * 32 != request.threads:
-            return f"{self.warps} warps are not {request.threads} threads"
+            return Refused(f"{self.warps} warps are not {request.threads} threads")
         if prod(self.parts) > _MOST_PARTS or self.registers(operands, request.threads) > _MOST_REGISTERS:
-            return "the totals and what is on its way do not fit the registers of a thread"
+            return Refused("the totals and what is on its way do not fit the registers of a thread")
         if self.step // INNER % self.warps[2]:
-            return f"a step of {self.step} products has no equal parts for {self.warps[2]} warps"
+            return Refused(f"a step of {self.step} products has no equal parts for {self.warps[2]} warps")
         if not any(operands.asynchronous) and self.stages > 2:
-            return "what passes through registers is one step ahead at most"
+            return Refused("what passes through registers is one step ahead at most")
         needed = self.shared_bytes(operands)
         if needed > request.max_shared_bytes:
-            return f"{needed} bytes of shared memory are more than {request.max_shared_bytes}"
+            return Refused(f"{needed} bytes of shared memory are more than {request.max_shared_bytes}")
         return None
 
 
-def operands_of(problem: Contraction, tile: tuple[int, int, int], step: int, threads: int, arch: str) -> Operands:
+def _operands(problem: Contraction, tile: tuple[int, int, int], step: int, request: GpuRequest) -> Operands:
     """How the operands of a block's tile come."""
 
     def padding(_: bool) -> int:
@@ -217,21 +217,21 @@ def operands_of(problem: Contraction, tile: tuple[int, int, int], step: int, thr
     fetches, copies = [], []
     for side, extent in (("left", tile[1]), ("right", tile[2])):
         whole = (1, extent, step)
-        copy = async_copy(choose_fetch(problem, side, whole, threads, None, padding), arch)
+        copy = async_copy(choose_fetch(problem, side, whole, request.threads, None, padding), request.arch)
         copies.append(copy)
-        through = choose_fetch(problem, side, whole, threads, None, padding, wide=True)
+        through = choose_fetch(problem, side, whole, request.threads, None, padding, wide=True)
         fetches.append(copy.fetch if isinstance(copy, AsyncCopy) else through)
     return Operands(tuple(fetches), tuple(copies))
 
 
-def problem_of(problem: Contraction, request: GpuRequest) -> Operands:
+def assumed_operands(problem: Contraction, request: GpuRequest) -> Operands:
     """How operands come in whatever tile: what the choice looks at."""
-    return operands_of(problem, (1, 64, 64), min(_steps(problem)), request.threads, request.arch)
+    return _operands(problem, (1, 64, 64), min(_steps(problem)), request)
 
 
 def tile_operands(problem: Contraction, tiling: MmaTiling, request: GpuRequest) -> Operands:
     """How the operands of this tiling's tiles come."""
-    return operands_of(problem, tiling.tile, tiling.step, request.threads, request.arch)
+    return _operands(problem, tiling.tile, tiling.step, request)
 
 
 def _steps(problem: Contraction) -> tuple[int, ...]:

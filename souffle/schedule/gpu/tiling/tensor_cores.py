@@ -6,10 +6,12 @@ from math import prod
 
 from tvm import tirx
 
+from souffle.decision import Refused
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.rule import GpuRequest
+from souffle.schedule.gpu.tiling.contraction_tiling import staging_refusal
 
-__all__ = ["type_refusal", "waste_refusal"]
+__all__ = ["tensor_core_refusal"]
 
 _SIDE = 16
 """Rows, columns and products of one fragment."""
@@ -18,30 +20,37 @@ _MAX_WASTE = 8
 """Tensor cores are 8 to 16 times as fast as CUDA cores here, so more padding than this leaves no gain."""
 
 
-def type_refusal(problem: Contraction, request: GpuRequest) -> str | None:
+def tensor_core_refusal(problem: Contraction, request: GpuRequest) -> Refused | None:
+    """Why a problem is none for tensor cores: its types, what it does with them, or its extents; or ``None``."""
+    return _type_refusal(problem, request) or staging_refusal(problem, request) or _waste_refusal(problem)
+
+
+def _type_refusal(problem: Contraction, request: GpuRequest) -> Refused | None:
     """Why a problem's types, or what it does with them, are not those of tensor cores; or ``None``."""
     if problem.folds:
-        return f"it has {1 + len(problem.folds)} reduction blocks, one is needed"
+        return problem.refused(f"it has {1 + len(problem.folds)} reduction blocks, one is needed")
     digits = "".join(c for c in request.arch if c.isdigit())
     if not digits or int(digits) < 70:
-        return f"{request.arch} has no tensor cores for fp16"
+        return problem.refused(f"{request.arch} has no tensor cores for fp16")
     types = (problem.left.dtype, problem.right.dtype, problem.dtype)
     if types != ("float16", "float16", "float32"):
-        return f"operands and total are {', '.join(types)}; fp16, fp16 and fp32 are needed"
+        return problem.refused(f"operands and total are {', '.join(types)}; fp16, fp16 and fp32 are needed")
     if not _multiplies_in_fp32(problem):
-        return f"the total is updated by {problem.update}, not by a product in fp32"
+        return problem.refused(f"the total is updated by {problem.update}, not by a product in fp32")
     if not isinstance(problem.initial, tirx.FloatImm) or float(problem.initial.value) != 0.0:
-        return "the total does not begin at 0"
+        return problem.refused("the total does not begin at 0")
     return None
 
 
-def waste_refusal(problem: Contraction) -> str | None:
+def _waste_refusal(problem: Contraction) -> Refused | None:
     """Why filling fragments up would be too much of the work, or ``None``."""
     extents = problem.extents[1:]
     waste = prod(-(-e // _SIDE) * _SIDE for e in extents) / prod(extents)
     if waste > _MAX_WASTE:
         rows, columns, inner = extents
-        return f"{rows} x {columns} results of {inner} products, padded to 16, are {waste:.1f} times the work"
+        return problem.refused(
+            f"{rows} x {columns} results of {inner} products, padded to 16, are {waste:.1f} times the work"
+        )
     return None
 
 
