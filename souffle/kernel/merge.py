@@ -108,27 +108,18 @@ def _thread(tag: str, var: tirx.Var, extent: object, body: tirx.Stmt) -> tirx.St
     return tirx.AttrStmt(axis, "thread_extent", extent, body)
 
 
+@dataclass(eq=False)
 class _Writer:
     """Writes the statements of one kernel."""
 
-    def __init__(
-        self,
-        shape: KernelShape,
-        global_vars: Mapping[DeviceFunction, tvm.ir.GlobalVar],
-        pointers: Sequence[tirx.Var],
-        block: tirx.Var,
-        tid: tirx.Var,
-        num_blocks: tirx.Var,
-        wait: tirx.Stmt,
-    ) -> None:
-        self.shape = shape
-        self.global_vars = global_vars
-        self.pointers = pointers
-        self.block = block
-        self.tid = tid
-        self.num_blocks = num_blocks
-        self.wait = wait
-        self.loops = 0
+    shape: KernelShape
+    global_vars: Mapping[DeviceFunction, tvm.ir.GlobalVar]
+    pointers: Sequence[tirx.Var]
+    block: tirx.Var
+    tid: tirx.Var
+    num_blocks: tirx.Var
+    wait: tirx.Stmt
+    loops: int = 0
 
     def call(self, call: StageCall | LoopCall) -> list[tirx.Stmt]:
         """A stage, or a loop over stages."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from souffle.decision import Barrier
@@ -60,13 +61,13 @@ def _summary(shape: KernelShape) -> str:
     )
 
 
+@dataclass(frozen=True, eq=False)
 class _Writer:
     """Writes the calls of one kernel; `reasons` has one barrier for each wait, in the order of the text."""
 
-    def __init__(self, shape: KernelShape, names: tuple[str, ...], reasons: Iterator[Barrier]) -> None:
-        self.shape = shape
-        self.names = names
-        self.reasons = reasons
+    shape: KernelShape
+    names: tuple[str, ...]
+    reasons: Iterator[Barrier]
 
     def text(self) -> str:
         """The kernel as a whole, its parameters, and its calls."""

@@ -7,7 +7,7 @@ The statements of a fused TE were found to belong together, so they are tried at
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from souffle.analysis import Analysis
@@ -78,29 +78,19 @@ def form_stages(
 def _formed(
     program: TEProgram, analysis: Analysis, drafts: Drafts, policy: JoinPolicy
 ) -> tuple[list[Formed | FormedLoop], list[Decision]]:
-    fused = {item.parts[0]: item.parts[1:] for item in program.tes if isinstance(item, FusedTE)}
-    bodies = {item.name: item for item in program.tes if isinstance(item, Loop)}
-    former = _Former(analysis.program, fused, bodies, analysis, drafts, policy)
+    former = _Former(program, analysis, drafts, policy)
     formed = former.run()
     if not policy.rowwise_across_operators:
         return formed, former.decisions
-    formed, joined = join_rows(formed, analysis.program, analysis, drafts)
+    formed, joined = join_rows(formed, analysis, drafts)
     return formed, [*former.decisions, *joined]
 
 
 class _Former:
-    def __init__(
-        self,
-        program: TEProgram,
-        fused: Mapping[TE, tuple[TE, ...]],
-        bodies: Mapping[str, Loop],
-        analysis: Analysis,
-        drafts: Drafts,
-        policy: JoinPolicy,
-    ) -> None:
-        self.program = program
-        self.fused = fused
-        self.bodies = bodies
+    def __init__(self, program: TEProgram, analysis: Analysis, drafts: Drafts, policy: JoinPolicy) -> None:
+        self.fused = {item.parts[0]: item.parts[1:] for item in program.tes if isinstance(item, FusedTE)}
+        self.bodies = {item.name: item for item in program.tes if isinstance(item, Loop)}
+        self.program = analysis.program
         self.analysis = analysis
         self.drafts = drafts
         self.policy = policy

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from souffle.analysis import Analysis
 from souffle.decision import Decision, Refused
-from souffle.program import TE, ExternTE, TEProgram
+from souffle.program import TE, ExternTE
 from souffle.schedule.drafts import Drafts, Formed, FormedLoop, stands_alone
 
 __all__ = ["join_rows"]
@@ -23,10 +23,7 @@ with the cube of its TEs; and stages of a repeated layer stay equal, which lets 
 
 
 def join_rows(
-    stages: Sequence[Formed | FormedLoop],
-    program: TEProgram,
-    analysis: Analysis,
-    drafts: Drafts,
+    stages: Sequence[Formed | FormedLoop], analysis: Analysis, drafts: Drafts
 ) -> tuple[list[Formed | FormedLoop], list[Decision]]:
     """Join dependent stages that can share tiles.
 
@@ -34,9 +31,8 @@ def join_rows(
     ----------
     stages : sequence of Formed or FormedLoop
         In topological order.
-    program : TEProgram
     analysis : Analysis
-        Of `program`.
+        Of their program.
     drafts : Drafts
         Where its scheduler predicts no times, a join must not read more in one block than takes as long as a grid sync.
 
@@ -46,15 +42,15 @@ def join_rows(
     decisions : list of Decision
         One for each pair tried.
     """
-    joiner = _Joiner(program, analysis, drafts)
+    joiner = _Joiner(analysis, drafts)
     for stage in stages:
         joiner.add(stage)
     return [stage for stage in joiner.placed if stage is not None], joiner.decisions
 
 
 class _Joiner:
-    def __init__(self, program: TEProgram, analysis: Analysis, drafts: Drafts) -> None:
-        self.program = program
+    def __init__(self, analysis: Analysis, drafts: Drafts) -> None:
+        self.program = analysis.program
         self.analysis = analysis
         self.drafts = drafts
         self.placed: list[Formed | FormedLoop | None] = []
