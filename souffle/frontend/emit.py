@@ -14,11 +14,12 @@ from tvm.relax.expr import TEPlaceholderOp
 from souffle.frontend.accumulation import with_wide_rounding, with_wide_sum
 from souffle.frontend.indices import narrowed
 from souffle.frontend.lowering import Step, Template
-from souffle.frontend.naming import NameSupply, identifier
+from souffle.frontend.naming import identifier
 from souffle.frontend.refusal import Obstacle
 from souffle.program import ELEMENT_TYPES, TE, ExternTE, Origin, Tensor, make_te
 from souffle.program.evaluate import run_tes
 from souffle.program.extrema import infinite
+from souffle.program.names import NameSupply
 from souffle.tvm_compat import PrimExpr, const_int, fresh_axis, is_load, load_indices, load_tensor, reduce_node
 
 __all__ = ["Emitter", "OperatorCall", "check_element_types"]

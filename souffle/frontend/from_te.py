@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from tvm import te
 
-from souffle.frontend.naming import NameSupply, identifier
+from souffle.frontend.naming import identifier
 from souffle.program import Origin, ProgramError, Tensor, TEProgram, make_te
+from souffle.program.names import NameSupply
 from souffle.program.te import with_fresh_axes
 from souffle.tvm_compat import const_int
 

@@ -20,10 +20,10 @@ from souffle.frontend.diagnosis import diagnosed, run_time_parameters
 from souffle.frontend.emit import Emitter, check_element_types
 from souffle.frontend.folding import RANDOM_OPERATORS, empty_outputs, evaluate_node
 from souffle.frontend.lowering import IMPORTER_ERRORS, NodeInput, Template, lower_node
-from souffle.frontend.naming import NameSupply
 from souffle.frontend.refusal import Obstacle, computed, is_text, position_name, refuse, version_of
 from souffle.frontend.values import Known, Scope, Stacked, Value
 from souffle.program import Tensor
+from souffle.program.names import NameSupply
 
 __all__ = ["BUILDER_OPSETS", "SPECIAL_OPERATORS", "Interpreter", "special"]
 

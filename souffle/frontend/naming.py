@@ -1,10 +1,10 @@
-"""Names: unique, and valid in C and CUDA."""
+"""Names that are valid in C and CUDA."""
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["NameSupply", "identifier"]
+__all__ = ["identifier"]
 
 _WORDS = """
 alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl concept const
@@ -27,21 +27,3 @@ def identifier(name: str) -> str:
     if not cleaned or cleaned[0].isdigit() or cleaned in _RESERVED:
         cleaned = f"t_{cleaned}" if cleaned else "t"
     return cleaned
-
-
-class NameSupply:
-    """Hands out names, each once."""
-
-    def __init__(self) -> None:
-        self._taken: set[str] = set()
-        self._next: dict[str, int] = {}
-
-    def fresh(self, wanted: str) -> str:
-        """`wanted`, or `wanted` with a number behind where it is taken."""
-        name = wanted
-        while name in self._taken:
-            count = self._next.get(wanted, 0) + 1
-            self._next[wanted] = count
-            name = f"{wanted}_{count}"
-        self._taken.add(name)
-        return name

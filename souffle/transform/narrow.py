@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import tvm_ffi
@@ -25,6 +26,7 @@ from souffle.analysis.te_expression import expression_of
 from souffle.decision import Decision
 from souffle.index.expression import Expression
 from souffle.program import TE, FusedTE, Item, Origin, Tensor, TEProgram, fuse, parts_of
+from souffle.program.names import NameSupply
 from souffle.program.shared import OncePer
 from souffle.transform.handles import read
 from souffle.transform.vertical.compose import use_of
@@ -144,8 +146,8 @@ class _Planner:
                     self.reads.setdefault(tensor, []).append(
                         _Read(item, part if isinstance(part, TE) else None, position)
                     )
-        self.names = {t.name for item in program.tes for part in parts_of(item) for t in part.outputs}
-        self.names |= {tensor.name for tensor in program.tensors()}
+        inner = (tensor for item in program.tes for part in parts_of(item) for tensor in part.outputs)
+        self.names = NameSupply(tensor.name for tensor in chain(program.tensors(), inner))
         self.plans: dict[Tensor, _Plan] = {}
         self.decisions: list[Decision] = []
         self._waiting: list[tuple[Tensor, str, list[_Read]]] = []
@@ -213,7 +215,7 @@ class _Planner:
                     self._accept(tensor, dtype, "beside", f"a {dtype} copy beside it, as TEs equal to it have")
 
     def _accept(self, tensor: Tensor, dtype: str, how: str, reason: str) -> None:
-        name = tensor.name if how == "retype" else _fresh(f"{tensor.name}_{_SUFFIX[dtype]}", self.names)
+        name = tensor.name if how == "retype" else self.names.fresh(f"{tensor.name}_{_SUFFIX[dtype]}")
         self.plans[tensor] = _Plan(Tensor(name, tensor.shape, dtype), how)
         self.decisions.append(Decision("narrow", tensor.name, True, reason))
 
@@ -363,11 +365,3 @@ def _constant_as(value: PrimExpr, dtype: str) -> PrimExpr:
 def _names(reads: Sequence[_Read]) -> str:
     names = list(dict.fromkeys(r.part.name for r in reads))
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _fresh(name: str, names: set[str]) -> str:
-    candidate, number = name, 1
-    while candidate in names:
-        candidate, number = f"{name}_{number}", number + 1
-    names.add(candidate)
-    return candidate

@@ -18,6 +18,7 @@ from tvm import te, tirx
 from souffle.analysis import analyze
 from souffle.decision import Decision, Refused
 from souffle.program import TE, Origin, Tensor, TEProgram
+from souffle.program.names import NameSupply
 from souffle.program.shared import OncePer
 from souffle.transform.handles import read
 from souffle.transform.narrow import conversion
@@ -43,7 +44,7 @@ def mixed_precision(program: TEProgram) -> tuple[TEProgram, tuple[Decision, ...]
     decisions: list[Decision] = []
     halves: dict[Tensor, Tensor] = {}
     constants: dict[Tensor, np.ndarray] = {}
-    names = {tensor.name for tensor in program.tensors()}
+    names = NameSupply(tensor.name for tensor in program.tensors())
     tes = []
     for te_ in program.tes:
         if not isinstance(te_, TE) or not analysis.is_compute_intensive(te_):
@@ -58,7 +59,7 @@ def mixed_precision(program: TEProgram) -> tuple[TEProgram, tuple[Decision, ...]
         for tensor in te_.inputs:
             if tensor in halves:
                 continue
-            name = _fresh(f"{tensor.name}_fp16", names)
+            name = names.fresh(f"{tensor.name}_fp16")
             half = Tensor(name, tensor.shape, "float16")
             halves[tensor] = half
             if tensor in program.constants:
@@ -105,11 +106,3 @@ def _halve(te_: TE) -> tuple[te.ComputeOp, tuple[te.Tensor, ...]]:
         return read(new[position], load_indices(load)).astype("float32")
 
     return compute_op(te_.name, te_.axes, map_bodies(te_.op.body, rewrite), te_.op.tag), new
-
-
-def _fresh(name: str, names: set[str]) -> str:
-    candidate, number = name, 1
-    while candidate in names:
-        candidate, number = f"{name}_{number}", number + 1
-    names.add(candidate)
-    return candidate

@@ -26,6 +26,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from souffle.decision import Decision
 from souffle.program import TE, Item, Tensor, TEProgram
+from souffle.program.names import NameSupply
 from souffle.transform.horizontal.build import followed_te, merged_te
 from souffle.transform.horizontal.operands import Member, Place, member_of
 from souffle.transform.horizontal.operators import Merge, contracts, costly_merges, operator_shape
@@ -88,9 +89,8 @@ class _Horizontal:
         self.moved: dict[Tensor, Place] = {}
         self.origins: dict[Tensor, tuple[Tensor, ...]] = {}
         self.tes: list[Item] = []
-        self.names = {tensor.name for tensor in program.tensors()}
-        self.suffixes: dict[str, int] = {}
-        self.packs = Packs(program.constants, self.fresh)
+        self.names = NameSupply(tensor.name for tensor in program.tensors())
+        self.packs = Packs(program.constants, self.names.fresh)
 
     def run(self) -> None:
         """Merge level by level; what is merged at one is read as such at the next."""
@@ -110,15 +110,6 @@ class _Horizontal:
         tes = [followed_te(member_of(te_, windows)) if isinstance(te_, TE) else te_ for te_ in self.tes]
         arrays = self.packs.arrays(tensor for te_ in tes for tensor in te_.inputs)
         return self.program.with_tes(tes, constants=arrays)
-
-    def fresh(self, name: str) -> str:
-        """A name that nothing has."""
-        candidate = name
-        while candidate in self.names:
-            self.suffixes[name] = self.suffixes.get(name, 0) + 1
-            candidate = f"{name}_{self.suffixes[name]}"
-        self.names.add(candidate)
-        return candidate
 
     def _may_merge(self, te_: TE) -> bool:
         return (
@@ -243,7 +234,7 @@ class _Horizontal:
     def _accept(self, plan: Plan, first: TE) -> None:
         """Merge; name and operator-fusion group are those of `first`, whatever the order of the plan."""
         tes = tuple(m.te for m in plan.members)
-        name = self.fresh(f"{first.name}_x{len(tes)}")
+        name = self.names.fresh(f"{first.name}_x{len(tes)}")
         origin = first.origin.merged(*(te_.origin for te_ in tes))
         merged = merged_te(plan, name, origin, self.packs)
         self.tes.append(merged)

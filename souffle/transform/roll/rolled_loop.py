@@ -23,6 +23,7 @@ from souffle.program import (
     make_te,
 )
 from souffle.program.loop import ALIGNMENT
+from souffle.program.names import NameSupply
 from souffle.transform.handles import Handles, read
 from souffle.transform.roll.repetition import Earlier, Fixed, Moving, Operand, Piece, Stacked
 from souffle.transform.vertical.selections import merge_selections
@@ -55,7 +56,7 @@ class _Builder:
     def __init__(self, program: TEProgram, piece: Piece) -> None:
         self.program = program
         self.piece = piece
-        self.names = {tensor.name for tensor in program.tensors()} | {item.name for item in program.tes}
+        self.names = NameSupply(named.name for named in (*program.tensors(), *program.tes))
         self.items = program.tes[piece.start : piece.start + piece.period * piece.steps]
         self.first = self.items[: piece.period]
         self.indexed: dict[tuple, Indexed] = {}
@@ -69,7 +70,7 @@ class _Builder:
         )
         collected, moved = self.results()
         origin = self.first[0].origin.merged(*(item.origin for item in self.first[1:]))
-        name = self.fresh(f"{self.first[-1].name}_for{self.piece.steps}")
+        name = self.names.fresh(f"{self.first[-1].name}_for{self.piece.steps}")
         indexed, carried = tuple(self.indexed.values()), tuple(self.carried.values())
         loop = Loop(name, self.piece.steps, body, indexed, carried, tuple(collected), origin)
         before = self.program.tes[: self.piece.start]
@@ -109,7 +110,7 @@ class _Builder:
         for step, tensor in enumerate(operand.tensors):
             array[step, : first.size] = self.program.constants[tensor].reshape(-1)
         array = array.reshape(-1, *first.shape) if array.shape[1] == first.size else array
-        whole = Tensor(self.fresh(f"{first.name}_for{self.piece.steps}"), array.shape, first.dtype)
+        whole = Tensor(self.names.fresh(f"{first.name}_for{self.piece.steps}"), array.shape, first.dtype)
         self.stacked[whole] = array
         return whole
 
@@ -120,7 +121,7 @@ class _Builder:
         for column in self.piece.columns(self.program):
             value = column.tensors[0]
             if column.every:
-                name = self.fresh(f"{value.name}_of_every_step")
+                name = self.names.fresh(f"{value.name}_of_every_step")
                 every = Tensor(name, (self.piece.steps, *value.shape), value.dtype)
                 collected.append(Collected(every, value, True))
                 moved.update((column.tensors[s], (every, s)) for s in column.wanted)
@@ -144,14 +145,7 @@ class _Builder:
         yield from rewritten
 
     def local(self, like: Tensor, suffix: str) -> Tensor:
-        return Tensor(self.fresh(f"{like.name}_{suffix}"), like.shape, like.dtype)
-
-    def fresh(self, name: str) -> str:
-        candidate, number = name, 1
-        while candidate in self.names:
-            candidate, number = f"{name}_{number}", number + 1
-        self.names.add(candidate)
-        return candidate
+        return Tensor(self.names.fresh(f"{like.name}_{suffix}"), like.shape, like.dtype)
 
 
 def _aligned(tensor: Tensor) -> int:
