@@ -42,6 +42,15 @@ def _program(model: Model, batch: int | None) -> TEProgram:
     return model
 
 
+def _options(arch: str | None, cache_dir: str | os.PathLike | None, **choices: object) -> Options:
+    """What a caller chose, checked before anything is done; where no architecture is given, for the options' own."""
+    given = {"arch": arch} if arch else {}
+    kept_in = Path(cache_dir) if cache_dir is not None else cache_root()
+    options = Options(**choices, **given, cache_dir=kept_in)
+    check_names(options)
+    return options
+
+
 def compile(
     model: Model,
     *,
@@ -128,19 +137,18 @@ def compile(
     """
     if target not in ("auto", "cuda", "cpu"):
         raise OptionError(f"target={target!r} is not valid; choose one of auto, cuda, cpu")
-    options = Options(
+    options = _options(
+        arch,
+        cache_dir,
         level=level,
         precision=precision,
         partition=partition,
-        arch=arch or "sm_90",
         reductions=reductions,
         grid_barrier=grid_barrier,
         verify=verify,
         tuning_log=tuning_log,
         cubin=cubin,
-        cache_dir=Path(cache_dir) if cache_dir is not None else cache_root(),
     )
-    check_names(options)
     check_device(device)
     present = gpu_arch() if target == "auto" or (target == "cuda" and arch is None) else None
     dumped = None if dump is None else Dump(dump)
@@ -152,7 +160,7 @@ def compile(
         if on_host:
             plan = compile_host(program, options, progress=progress, hook=hook)
         else:
-            options = replace(options, arch=arch or present or "sm_90")
+            options = replace(options, arch=arch or present or options.arch)
             plan = compile_cuda(program, options, progress=progress, hook=hook).plan
     except CertificateError as error:
         if dumped is not None:
@@ -222,20 +230,12 @@ def tune(
     """
     if trials < 1:
         raise OptionError(f"trials={trials} is not valid; at least 1, the rule's own schedule")
-    options = Options(
-        level=level,
-        precision=precision,
-        partition=partition,
-        arch=arch or "sm_90",
-        reductions=reductions,
-        cache_dir=Path(cache_dir) if cache_dir is not None else cache_root(),
-    )
-    check_names(options)
+    choices = {"level": level, "precision": precision, "partition": partition, "reductions": reductions}
+    options = _options(arch, cache_dir, **choices)
     present = gpu_arch()
-    chosen = arch or present or "sm_90"
-    options = replace(options, arch=chosen)
-    target = cuda_target(chosen)
-    cost_device, bench = bench_for(chosen, target, device, present)
+    options = replace(options, arch=arch or present or options.arch)
+    target = cuda_target(options.arch)
+    cost_device, bench = bench_for(options.arch, target, device, present)
     units = []
     for model in models if isinstance(models, (list, tuple)) else (models,):
         progress("importing")
@@ -244,11 +244,11 @@ def tune(
     return search(
         tasks_of(units, tasks),
         trials=trials,
-        request=gpu_request(device_for(chosen)),
+        request=gpu_request(device_for(options.arch)),
         target=target,
         cost_device=cost_device,
         bench=bench,
-        writer=LogWriter(Path(log), chosen, target),
+        writer=LogWriter(Path(log), options.arch, target),
         seed=seed,
         seconds=seconds,
         progress=progress,

@@ -11,6 +11,7 @@ import numpy as np
 
 import souffle
 from souffle.cli.compare import compare, onnxruntime_outputs, random_inputs
+from souffle.cli.compiler_options import compiler_options
 from souffle.cli.output import Progress, format_table, human_bytes, write_json
 from souffle.pipeline import LEVELS
 from souffle.runtime.detect import gpu_arch
@@ -61,12 +62,7 @@ def _model(model: str, arguments: argparse.Namespace, progress: Progress, gpu: s
             program,
             level=level,
             target="cuda",
-            arch=arguments.arch,
-            precision=arguments.precision,
-            partition=arguments.partition,
-            reductions=arguments.reductions,
-            grid_barrier=arguments.grid_barrier,
-            verify=arguments.verify,
+            **compiler_options(arguments),
             cubin=not arguments.no_cubin,
             device="cuda" if gpu else "cpu",
             progress=progress,

@@ -10,6 +10,7 @@ import numpy as np
 
 import souffle
 from souffle.cli.compare import compare, onnxruntime_outputs, random_inputs
+from souffle.cli.compiler_options import compiler_options
 from souffle.cli.output import Progress, format_table, write_json
 from souffle.emulator import CheckError, Finding
 from souffle.runtime.detect import gpu_arch
@@ -45,12 +46,7 @@ def _run_levels(arguments: argparse.Namespace, progress: Progress, gpu: str | No
             program,
             level=level,
             target="cuda",
-            arch=arguments.arch,
-            precision=arguments.precision,
-            partition=arguments.partition,
-            reductions=arguments.reductions,
-            grid_barrier=arguments.grid_barrier,
-            verify=arguments.verify,
+            **compiler_options(arguments),
             cubin=gpu is not None,
             device="cpu",
             progress=progress,

@@ -13,8 +13,9 @@ from types import FrameType, TracebackType
 from typing import NoReturn
 
 from souffle.cli.output import Progress
+from souffle.errors import CertificateError, SouffleError
 
-__all__ = ["INTERRUPTED", "interruptible", "run_process"]
+__all__ = ["INTERRUPTED", "interruptible", "run_process", "status_of"]
 
 INTERRUPTED = 130
 """The exit status of a command that Ctrl-C ended."""
@@ -69,6 +70,18 @@ def interruptible(work: Callable[[], int], progress: Progress) -> int:
         progress.done()
     _say()
     return INTERRUPTED
+
+
+def status_of(command: Callable[[], int], progress: Progress) -> int:
+    """The exit status of a command; an error of Souffle's own becomes one line, and 1 for a refuted kernel, else 2."""
+    try:
+        return command()
+    except SouffleError as error:
+        if progress.interrupted:
+            raise
+        progress.done()
+        print(f"souffle: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1 if isinstance(error, CertificateError) else 2
 
 
 class _Interruptions(contextlib.AbstractContextManager[None]):

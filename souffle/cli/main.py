@@ -16,12 +16,13 @@ import numpy as np
 
 import souffle
 from souffle.certificate import CHECKS
+from souffle.cli.compiler_options import compiler_options
 from souffle.cli.counts import counts_table
-from souffle.cli.interruption import interruptible, run_process
+from souffle.cli.interruption import interruptible, run_process, status_of
 from souffle.cli.measure_device import add_arguments as add_measure_device
 from souffle.cli.output import Progress, format_table, human_bytes, write_json
 from souffle.cli.tune import add_arguments as add_tune
-from souffle.errors import CertificateError, InputError, SouffleError
+from souffle.errors import InputError, SouffleError
 from souffle.runtime.explain import certificate_lines, explain_data
 from souffle.runtime.plan_json import certificate_to_json
 
@@ -54,13 +55,7 @@ def entry() -> None:
 
 def _status(arguments: argparse.Namespace, progress: Progress) -> int:
     try:
-        return arguments.command(arguments, progress)
-    except SouffleError as error:
-        if progress.interrupted:
-            raise
-        progress.done()
-        print(f"souffle: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1 if isinstance(error, CertificateError) else 2
+        return status_of(lambda: arguments.command(arguments, progress), progress)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in _COMPILER or progress.interrupted:
@@ -188,12 +183,7 @@ def _network(arguments: argparse.Namespace, progress: Progress, dump: str | None
         arguments.model,
         level=arguments.level,
         target=arguments.target,
-        arch=arguments.arch,
-        precision=arguments.precision,
-        partition=arguments.partition,
-        reductions=arguments.reductions,
-        grid_barrier=arguments.grid_barrier,
-        verify=arguments.verify,
+        **compiler_options(arguments),
         batch=arguments.batch,
         tuning_log=None if arguments.tuning_log == "none" else arguments.tuning_log,
         cubin=not arguments.no_cubin,

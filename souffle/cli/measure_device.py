@@ -8,15 +8,13 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from souffle.calibrate.measure_device import description, machine_code, measure, reference
-from souffle.cli.interruption import interruptible, run_process
+from souffle.cli.interruption import interruptible, run_process, status_of
 from souffle.cli.output import Progress, format_table, write_json
-from souffle.errors import SouffleError
 from souffle.runtime.cuda import Cuda
 
 __all__ = ["add_arguments", "main", "measure_device"]
@@ -79,18 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_arguments(parser)
     arguments = parser.parse_args(argv)
     progress = Progress(arguments.quiet)
-
-    def status() -> int:
-        try:
-            return arguments.command(arguments, progress)
-        except SouffleError as error:
-            if progress.interrupted:
-                raise
-            progress.done()
-            print(f"souffle: {type(error).__name__}: {error}", file=sys.stderr)
-            return 2
-
-    return interruptible(status, progress)
+    return interruptible(lambda: status_of(lambda: measure_device(arguments, progress), progress), progress)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import souffle
+from souffle.cli.compiler_options import compiler_options
 from souffle.cli.interruption import INTERRUPTED
 from souffle.cli.output import Progress, format_table, write_json
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from souffle.tuning import TaskReport, TuningReport
 
 __all__ = ["add_arguments", "tune"]
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
@@ -27,9 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--level", choices=("V0", "V1", "V2", "V3", "V4"), default="V4")
     parser.add_argument("--log", default="tuning_logs", metavar="DIR", help="folder of the logs (default: tuning_logs)")
-    parser.add_argument(
-        "--device", metavar="PRODUCT", help="predict for this product, and measure nothing"
-    )
+    parser.add_argument("--device", metavar="PRODUCT", help="predict for this product, and measure nothing")
     parser.add_argument("--tasks", default="", metavar="REGEX", help="only stages whose name it is found in")
     parser.add_argument("--time", type=float, metavar="SECONDS", help="build no further candidates after so long")
     parser.add_argument("--seed", type=int, default=0)
@@ -41,18 +41,15 @@ def tune(arguments: argparse.Namespace, progress: Progress) -> int:
     report = souffle.tune(
         arguments.models,
         trials=arguments.trials,
-        arch=arguments.arch,
         log=arguments.log,
         level=arguments.level,
-        precision=arguments.precision,
-        partition=arguments.partition,
-        reductions=arguments.reductions,
         batch=arguments.batch,
         device=arguments.device,
         tasks=arguments.tasks,
         seed=arguments.seed,
         seconds=arguments.time,
         progress=progress,
+        **compiler_options(arguments),
     )
     progress.done()
     if arguments.json:
