@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -48,7 +47,6 @@ __all__ = [
     "reduce_node",
     "same_expression",
     "sequence",
-    "silence_tvm_logging",
     "simplified_index",
     "statements_of",
     "structural_digest",
@@ -111,12 +109,6 @@ _TENSOR_LOAD = "te.tensor_load"
 _IF_THEN_ELSE = "prim.if_then_else"
 # Parts of the names of operations on whole numbers that are calls in TensorIR; ``likely`` is its argument.
 _ON_BITS = ("shift", "bitwise", "likely")
-
-
-def silence_tvm_logging() -> None:
-    """Stop TVM from printing Python-side warnings into a user's output."""
-
-    logging.getLogger("tvm").setLevel(logging.ERROR)
 
 
 # TVM registers no function that sets this without making the thread a pool.

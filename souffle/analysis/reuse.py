@@ -62,10 +62,6 @@ class LiveRange:
     definition: int
     last_use: int
 
-    def overlaps(self, other: LiveRange) -> bool:
-        """Whether both are alive at once, so that they cannot share memory."""
-        return self.definition <= other.last_use and other.definition <= self.last_use
-
 
 def find_live_ranges(program: TEProgram) -> dict[Tensor, LiveRange]:
     """The live range of every tensor of `program`."""

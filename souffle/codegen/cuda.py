@@ -12,7 +12,6 @@ from souffle.codegen.device_functions import with_device_functions
 from souffle.codegen.extrema import with_cuda_extrema
 from souffle.codegen.short_integers import with_short_integers
 from souffle.kernel.calls import KernelShape
-from souffle.kernel.grid_barrier import GRID_BARRIERS, GridBarrier
 from souffle.kernel.merge import MergedKernel, merge
 
 __all__ = ["emit_cuda", "module_text", "text_of_functions"]
@@ -25,9 +24,7 @@ def _text_only(code: str, target: object) -> bytes:
 
 
 def emit_cuda(
-    kernels: Sequence[tuple[str, KernelShape]],
-    target: tvm.target.Target,
-    barrier: GridBarrier = GRID_BARRIERS["cooperative"],
+    kernels: Sequence[tuple[str, KernelShape]], target: tvm.target.Target
 ) -> tuple[str, tuple[MergedKernel, ...]]:
     """The CUDA text of some kernels and of the stage functions that they call.
 
@@ -36,8 +33,6 @@ def emit_cuda(
     kernels : sequence of (name, shape)
         The names of the functions that they call are unique.
     target : Target
-    barrier : GridBarrier
-        How the blocks of a kernel wait for each other.
 
     Returns
     -------
@@ -47,7 +42,7 @@ def emit_cuda(
     """
     used = list(dict.fromkeys(f for _, shape in kernels for f in shape.functions))
     global_vars = {function: tvm.ir.GlobalVar(function.name) for function in used}
-    merged = tuple(merge(name, shape, global_vars, barrier) for name, shape in kernels)
+    merged = tuple(merge(name, shape, global_vars) for name, shape in kernels)
     return module_text(merged, {f.name: f.func for f in used}, target), merged
 
 

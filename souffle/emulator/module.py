@@ -88,10 +88,6 @@ class CpuModule:
         """Make a memory for several checked launches; its arrays are then the arguments."""
         return CheckedMemory(self._runtime, buffers, workspace_bytes)
 
-    def parameter_kinds(self, kernel: str) -> str:
-        """Give one letter for each parameter: ``p`` a pointer, ``i`` an integer, ``f`` a floating-point number."""
-        return self._entry(kernel).kinds.decode()
-
     def _entry(self, kernel: str) -> KernelEntry:
         if kernel not in self._table:
             raise DeviceError(f"no kernel {kernel!r} in the text; it has {', '.join(self.kernels) or 'none'}")

@@ -127,7 +127,7 @@ def _empty(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Valu
 @special("SequenceInsert")
 def _insert(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value]:
     sequence = list(inputs[0])
-    at = _position(node, inputs[2]) if len(inputs) > 2 and inputs[2] is not None else len(sequence)
+    at = _position(inputs[2]) if len(inputs) > 2 and inputs[2] is not None else len(sequence)
     sequence.insert(at + len(sequence) if at < 0 else at, inputs[1])
     return [sequence]
 
@@ -135,13 +135,13 @@ def _insert(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Val
 @special("SequenceErase")
 def _erase(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value]:
     sequence = list(inputs[0])
-    del sequence[_position(node, inputs[1]) if len(inputs) > 1 and inputs[1] is not None else -1]
+    del sequence[_position(inputs[1]) if len(inputs) > 1 and inputs[1] is not None else -1]
     return [sequence]
 
 
 @special("SequenceAt")
 def _at(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value]:
-    return [inputs[0][_position(node, inputs[1])]]
+    return [inputs[0][_position(inputs[1])]]
 
 
 @special("SequenceLength")
@@ -191,7 +191,7 @@ def _has_element(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequenc
     return [Known(np.array(bool(inputs) and inputs[0] is not None), node.name)]
 
 
-def _position(node: onnx.NodeProto, value: Value) -> int:
+def _position(value: Value) -> int:
     if not isinstance(value, Known):
         raise computed("position")
     return int(value.array.reshape(-1)[0])

@@ -111,7 +111,7 @@ def position_on_axis(index: PrimExpr, extent: int) -> PrimExpr:
     return tirx.max(tirx.min(counted, int_imm(extent - 1)), int_imm(0))
 
 
-def check_length(node: onnx.NodeProto, extent: int) -> None:
+def check_length(extent: int) -> None:
     """Refuse an axis that is too long for a definition of quadratic cost."""
     if extent > _LONGEST_AXIS:
         raise Obstacle(

@@ -66,7 +66,7 @@ def _cumulate(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | Non
     data, shape, dtype = operands.tensor(0), operands.shape(0), operands.dtype(0)
     axis = int(along.reshape(-1)[0]) % len(shape)
     extent = shape[axis]
-    check_length(node, extent)
+    check_length(extent)
     exclusive, reverse = attribute(node, "exclusive", 0), attribute(node, "reverse", 0)
     neutral = tirx.const(0 if node.op_type == "CumSum" else 1, dtype)
     combine = te.sum if node.op_type == "CumSum" else te.comm_reducer(lambda a, b: a * b, lambda t: tirx.const(1, t))
@@ -91,7 +91,7 @@ def _top_k(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
     data, shape = operands.tensor(0), operands.shape(0)
     axis = attribute(node, "axis", -1) % len(shape)
     extent, k = shape[axis], int(count.reshape(-1)[0])
-    check_length(node, extent)
+    check_length(extent)
     largest = attribute(node, "largest", 1)
 
     def rank(*at):
@@ -136,7 +136,7 @@ def _scatter_elements(node: onnx.NodeProto, operands: Operands) -> list[te.Tenso
     data, indices, updates = (operands.tensor(k) for k in range(3))
     axis = attribute(node, "axis", 0) % len(shape)
     extent = index_shape[axis]
-    check_length(node, extent)
+    check_length(extent)
 
     def at_update(at, r):
         return (*at[:axis], r, *at[axis + 1 :])
@@ -167,7 +167,7 @@ def _scatter_nd(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | N
     shape, index_shape = operands.shape(0), operands.shape(1)
     data, indices, updates = (operands.tensor(k) for k in range(3))
     depth, places = index_shape[-1], index_shape[:-1]
-    check_length(node, math.prod(places))
+    check_length(math.prod(places))
 
     def hits(at, *r):
         test: PrimExpr = tirx.const(True, "bool")

@@ -100,7 +100,7 @@ def _has_static_result(
     node: onnx.NodeProto, inputs: Sequence[NodeInput | None], opsets: Sequence[onnx.OperatorSetIdProto]
 ) -> bool:
     """Whether ONNX's own inference finds the shape of every output; also if it finds none of their ranks."""
-    model, _ = single_node_model(node, inputs, len(node.output), opsets)
+    model = single_node_model(node, inputs, len(node.output), opsets)
     try:
         inferred = onnx.shape_inference.infer_shapes(model)
     except onnx.shape_inference.InferenceError:

@@ -166,7 +166,7 @@ def lower_node(
     Obstacle
         Chained to what TVM's importer ended with, which :mod:`souffle.frontend.diagnosis` puts into words.
     """
-    model, feeds = single_node_model(node, inputs, outputs, opset_imports)
+    model = single_node_model(node, inputs, outputs, opset_imports)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
@@ -178,7 +178,7 @@ def lower_node(
             with _captured_te_calls() as of_operators:
                 module = relax.transform.LegalizeOps(enable_warning=False)(module)
             module = relax.transform.CanonicalizeBindings()(module)
-            return _Reader(module, of_importer | of_operators, feeds).template()
+            return _Reader(module, of_importer | of_operators).template()
     except IMPORTER_ERRORS as error:
         raise Obstacle(f"TVM's importer does not take this form of {node.op_type}") from error
 
@@ -203,13 +203,13 @@ def single_node_model(
     inputs: Sequence[NodeInput | None],
     outputs: int,
     opset_imports: Sequence[onnx.OperatorSetIdProto],
-) -> tuple[onnx.ModelProto, dict[str, int]]:
-    """A model that holds nothing but `node`, and the position of each of its inputs that is no constant."""
+) -> onnx.ModelProto:
+    """A model that holds nothing but `node`; its inputs are those of the node that are no constants."""
     single = onnx.NodeProto()
     single.CopyFrom(node)
     del single.input[:]
     del single.output[:]
-    values, initializers, feeds = [], [], {}
+    values, initializers = [], []
     for position, given in enumerate(inputs):
         name = "" if given is None else f"i{position}"
         single.input.append(name)
@@ -220,24 +220,22 @@ def single_node_model(
         else:
             element = helper.np_dtype_to_tensor_dtype(np.dtype(given.dtype))
             values.append(helper.make_tensor_value_info(name, element, given.shape))
-            feeds[name] = position
     single.output.extend(f"o{k}" for k in range(outputs))
     results = [helper.make_empty_tensor_value_info(name) for name in single.output]
     graph = helper.make_graph([single], "node", values, results, initializers)
-    return helper.make_model(graph, opset_imports=opset_imports), feeds
+    return helper.make_model(graph, opset_imports=opset_imports)
 
 
 class _Reader:
     """Reads a legalized Relax function into a template."""
 
-    def __init__(self, module: tvm.IRModule, captured, feeds: dict[str, int]):
+    def __init__(self, module: tvm.IRModule, captured):
         self.module = module
         self.captured = captured
         self.types: list[tuple[tuple[int, ...], str]] = []
         self.constants: dict[int, np.ndarray] = {}
         self.steps: list[Step] = []
         self.values: dict[str, tuple] = {}
-        self.feeds = feeds
 
     def template(self) -> Template:
         function = self.module["main"]

@@ -237,7 +237,7 @@ class _Reader(StatementVisitor):
             position = self.position(node)
             if position >= 0:
                 loaded.add(position)
-                named[position] = named.get(position, 0) - _named_by(node)
+                named[position] = named.get(position, 0) - _walk_names_sources()
 
         def pointer(node: tvm.ir.Call) -> None:
             if str(getattr(node.op, "name", "")).rpartition(".")[2] == "address_of":
@@ -284,18 +284,13 @@ class _Reader(StatementVisitor):
 
 
 @lru_cache(maxsize=1)
-def _walk_names_sources() -> bool:
-    """Whether a walk over a load comes to the variable of what it reads."""
+def _walk_names_sources() -> int:
+    """How often a walk over a load comes to the variable of what it reads."""
     buffer = tirx.decl_buffer((1,), "float32", "probe")
     found: list[object] = []
     load = tirx.BufferStore(buffer, buffer[0], [0]).value
     tvm_ffi.structural_walk(load, [(tirx.Var, found.append)])
-    return bool(found)
-
-
-def _named_by(load: TensorLoad) -> int:
-    """How often a walk over a load comes to the variable of what it reads."""
-    return int(_walk_names_sources())
+    return int(bool(found))
 
 
 @lru_cache(maxsize=8192)

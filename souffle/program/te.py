@@ -220,10 +220,6 @@ class TE(Computed):
                 return tensor
         raise ProgramError(f"TE {self.name} ({self.origin}) reads {placeholder}, which is none of its placeholders")
 
-    def placeholder_of(self, tensor: Tensor) -> te.Tensor:
-        """The placeholder that stands for `tensor`."""
-        return self.placeholders[self.inputs.index(tensor)]
-
     def on(self, arguments: Sequence[te.Tensor], name: str | None = None) -> tuple[te.Tensor, ...]:
         """The same expression over other ``te.Tensor`` s: ``op`` rebuilt to read ``arguments[i]`` for input ``i``.
 

@@ -91,7 +91,6 @@ class TEProgram:
         tes: Iterable[Item],
         *,
         constants: Mapping[Tensor, np.ndarray] | None = None,
-        outputs: Sequence[Tensor] | None = None,
     ) -> TEProgram:
         """A program of other TEs: sorted topologically, what no output needs dropped, and checked.
 
@@ -101,15 +100,12 @@ class TEProgram:
             In any order; ties keep the order given.
         constants : mapping, optional
             Constants to add to the present ones.
-        outputs : sequence of Tensor, optional
-            New output tensors, in the order of ``output_names``.
         """
         known = dict(self.constants) | dict(constants or {})
-        results = tuple(outputs) if outputs is not None else self.outputs
-        ordered = _live_in_order(list(tes), results)
+        ordered = _live_in_order(list(tes), self.outputs)
         read = {tensor for te_ in ordered for tensor in te_.inputs}
         kept = {tensor: array for tensor, array in known.items() if tensor in read}
-        program = replace(self, tes=tuple(ordered), constants=kept, outputs=results)
+        program = replace(self, tes=tuple(ordered), constants=kept)
         program.check()
         return program
 
@@ -169,9 +165,7 @@ _read_as: OncePer[tuple[tuple[tuple[int, ...], str], ...]] = OncePer()
 
 def _check_reads(te_: TE) -> None:
     """Each placeholder has the shape and type of the tensor that it stands for."""
-    declared = _read_as(
-        te_.op, lambda: tuple((tuple(map(const_int, p.shape)), str(p.dtype)) for p in te_.placeholders)
-    )
+    declared = _read_as(te_.op, lambda: tuple((tuple(map(const_int, p.shape)), str(p.dtype)) for p in te_.placeholders))
     for (shape, dtype), tensor in zip(declared, te_.inputs, strict=True):
         if shape != tensor.shape or dtype != tensor.dtype:
             raise ProgramError(f"TE {te_.name} ({te_.origin}) reads {tensor} as {dtype}{shape}")

@@ -159,9 +159,7 @@ def map_stages(units: Iterable[Unit], change: Callable[[Stage], Stage]) -> tuple
     )
 
 
-def draft_stage(
-    tes: Sequence[TE | ExternTE], program: TEProgram, build: Callable[..., tirx.PrimFunc] = primfunc_from_tensors
-) -> StageDraft:
+def draft_stage(tes: Sequence[TE | ExternTE], program: TEProgram) -> StageDraft:
     """One TensorIR function for some TEs of a program.
 
     Parameters
@@ -195,7 +193,7 @@ def draft_stage(
     for index, te_ in enumerate(tes):
         values.update(zip(te_.outputs, te_.on([values[t] for t in te_.inputs], name=f"t{index}"), strict=True))
     try:
-        func = build([values[t] for t in (*inputs, *outputs)], "stage")
+        func = primfunc_from_tensors([values[t] for t in (*inputs, *outputs)], "stage")
     except ValueError as error:
         # As where its simplifier joins (x // a) // b to a division by a number that 32 bits do not hold.
         names = ", ".join(te_.name for te_ in tes)

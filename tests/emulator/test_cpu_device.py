@@ -116,7 +116,6 @@ def test_three_dimensional_blocks(basics: CpuModule, order: str, seed: int):
 
 
 def test_scalars_are_converted_to_the_parameter_types(basics: CpuModule):
-    assert basics.parameter_kinds("scalars") == "ppiffiiifi"
     out = np.zeros(8)
     args = [out, np.zeros(1, np.float32), -3, 0.1, 0.1, 300, -(2**40), True, 0.1, np.int64(9)]
     basics.launch("scalars", grid=(1, 1, 1), block=(1, 1, 1), args=args)

@@ -160,13 +160,10 @@ class Function:
         Where it came from.
     items : tuple of Nest or Stmt
         Root-level nests in order; what is not a :class:`Nest` stays a statement.
-    allocated : tuple of Buffer
-        Intermediates.
     """
 
     func: tirx.PrimFunc
     items: tuple[Nest | tirx.Stmt, ...]
-    allocated: tuple[Any, ...]
 
 
 def as_index(value: int | PrimExpr, dtype: str) -> PrimExpr:
@@ -287,9 +284,9 @@ def parse(func: tirx.PrimFunc) -> Function:
     """Take a PrimFunc of ``te.create_prim_func`` apart."""
     root = func.body
     if not isinstance(root, SBlockRealize) or root.block.iter_vars:
-        return Function(func, (root,), ())
+        return Function(func, (root,))
     items = tuple(_nest(statement) or statement for statement in statements_of(root.block.body))
-    return Function(func, items, tuple(root.block.alloc_buffers))
+    return Function(func, items)
 
 
 def _constant(expression: Any) -> int | None:

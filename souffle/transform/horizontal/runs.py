@@ -154,9 +154,7 @@ def _orders(members: Sequence[Member]) -> Iterator[tuple[Member, ...]]:
         yield tuple(sorted(members, key=key))
 
 
-def _stacked(
-    column: Sequence[Operand], factors: frozenset[int], constant: _Constant
-) -> tuple[Run, ...]:
+def _stacked(column: Sequence[Operand], factors: frozenset[int], constant: _Constant) -> tuple[Run, ...]:
     tensors = tuple(o.tensor for o in column)
     if len(set(tensors)) > 1 and all(map(constant, tensors)) and len({t.shape for t in tensors}) == 1:
         fits = _fits([o.values for o in column], factors)
@@ -229,14 +227,12 @@ def _joined(
     rows = [_shifted(o.values, load.terms, factors, -at) for o, at in zip(column, offsets, strict=False)]
     tensors = tuple(o.tensor for o in column)
     if len(set(tensors)) > 1 and all(map(constant, tensors)):
-        packed = _packed(tensors, members, axis, rows, load.terms, factors)
+        packed = _packed(tensors, members, rows, load.terms, factors)
         if packed is not None:
             return (packed,)
     runs: list[Run] = []
     for number, (operand, row) in enumerate(zip(column, rows, strict=True)):
-        here = Run(
-            operand.tensor, number + 1, tuple(Fit(v) for v in operand.lead), tuple(Fit(v) for v in row)
-        )
+        here = Run(operand.tensor, number + 1, tuple(Fit(v) for v in operand.lead), tuple(Fit(v) for v in row))
         if runs and (runs[-1].tensor, runs[-1].lead, runs[-1].fits) == (here.tensor, here.lead, here.fits):
             runs.pop()
         runs.append(here)
@@ -253,7 +249,6 @@ def _shifted(values: tuple[int, ...], terms: Sequence[int], factors: Sequence[in
 def _packed(
     tensors: tuple[Tensor, ...],
     members: Sequence[Member],
-    axis: int,
     rows: Sequence[tuple[int, ...]],
     terms: Sequence[int],
     factors: Sequence[int],

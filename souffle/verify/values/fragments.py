@@ -42,7 +42,7 @@ def _fragment(run: FunctionRun, data: Any, index: Any, elements: int) -> tuple[P
     return pointer.memory, lambda f, m: number(f, m) * elements
 
 
-def _shape(run: FunctionRun, data: Any, m: int, n: int, k: int) -> tuple[int, int]:
+def _shape(data: Any, m: int, n: int, k: int) -> tuple[int, int]:
     scope = str(data.args[0].scope()) if isinstance(data, Call) else ""
     shapes = {"wmma.matrix_a": (m, k), "wmma.matrix_b": (k, n), "wmma.accumulator": (m, n)}
     if scope not in shapes:
@@ -69,7 +69,7 @@ def _places(extents: tuple[int, int]) -> np.ndarray:
 
 def _fill(run: FunctionRun, arguments: Sequence[Any]) -> Callable[[Frame, Mask], None]:
     data, *extents, index, value = arguments
-    shape = _shape(run, data, *(const_int(e) for e in extents))
+    shape = _shape(data, *(const_int(e) for e in extents))
     memory, start = _fragment(run, data, index, shape[0] * shape[1])
     filled, places = run.of(value), _places(shape)
 
@@ -82,7 +82,7 @@ def _fill(run: FunctionRun, arguments: Sequence[Any]) -> Callable[[Frame, Mask],
 def _transfer(run: FunctionRun, arguments: Sequence[Any], *, stores: bool) -> Callable[[Frame, Mask], None]:
     """A fragment from or to rows of another memory, or columns, so many elements apart."""
     data, *extents, index, outside, stride, layout = arguments
-    shape = _shape(run, data, *(const_int(e) for e in extents))
+    shape = _shape(data, *(const_int(e) for e in extents))
     memory, start = _fragment(run, data, index, shape[0] * shape[1])
     pointer, apart = run.pointer(outside), run.of(stride)
     if pointer is None or not isinstance(outside.args[0], TensorLoad):
@@ -113,7 +113,7 @@ def _product(run: FunctionRun, arguments: Sequence[Any]) -> Callable[[Frame, Mas
         _fragment(run, data, index, side * side) for data, index in zip(arguments[0::2], arguments[1::2], strict=True)
     ]
     for data in arguments[0::2]:
-        if _shape(run, data, side, side, side) != (side, side):
+        if _shape(data, side, side, side) != (side, side):
             raise Undecided(f"the fragment {data}")
     places = _places((side, side))
     warps = run.lanes.count // _WARP

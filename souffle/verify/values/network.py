@@ -66,14 +66,12 @@ def compare_stages(
     return tuple(found.values())
 
 
-def values_section(found: Sequence[tuple[StageText, Result]], kernel: str = "") -> Section:
+def values_section(found: Sequence[tuple[StageText, Result]]) -> Section:
     """What :func:`compare_stages` found, as a part of a certificate.
 
     Parameters
     ----------
     found : sequence of (StageText, result)
-    kernel : str
-        That the stages belong to, if it is one.
     """
     wrong, unknown, notes = [], [], []
     tiles = of = elements = points = covered = comparisons = seen = 0
@@ -83,7 +81,7 @@ def values_section(found: Sequence[tuple[StageText, Result]], kernel: str = "") 
             who = () if result.tile is None else (f"thread {result.thread} of tile {result.tile}",)
             texts = (result.statement,) if result.statement else ()
             element = f"{result.tensor}{list(result.element) if result.element else ''}"
-            wrong.append(Counterexample("wrong value", kernel, (name,), texts, who, element, result.reason))
+            wrong.append(Counterexample("wrong value", "", (name,), texts, who, element, result.reason))
         elif isinstance(result, Agreement):
             tiles += sum(len(c.tiles) for c in result.functions)
             of += sum(c.of for c in result.functions)

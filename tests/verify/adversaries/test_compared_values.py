@@ -60,10 +60,6 @@ def where(test: object, yes: object, no: object) -> object:
     return tirx.Select(test, yes, no)
 
 
-def lifted(value: float | object) -> object:
-    return number(value) if isinstance(value, (int, float)) else value
-
-
 def masked(mask: object, s: object) -> object:
     return where(mask == 0.0, number(-1e9), s)
 

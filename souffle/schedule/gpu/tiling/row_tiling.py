@@ -20,9 +20,6 @@ WARP = 32
 ELEMENTS_PER_LANE = 16
 """As many, before a second warp is worth the barriers of a reduction across warps."""
 
-SHORT_ROW = 32
-"""Rows shorter than a warp are left to one thread where neighbouring rows are neighbours in memory."""
-
 NEAR_STEP = 2
 """Distance in memory, in elements, up to which neighbouring rows share cache lines (2 is a pooling of stride 2)."""
 
