@@ -9,6 +9,8 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from souffle.wording import counted
+
 __all__ = [
     "ACTIVE_LANES",
     "CHECKS",
@@ -160,29 +162,25 @@ class Certificate:
     def assumed(self) -> str:
         """What the proof takes for granted that not every kernel needs; empty for most networks."""
         count = sum(number for section in self.kernels for what, number in section.facts if what == ACTIVE_LANES)
-        return f"lanes that are active together stay together, at {_count(count, 'shuffle')}" if count else ""
+        return f"lanes that are active together stay together, at {counted(count, 'shuffle')}" if count else ""
 
     @property
     def summary(self) -> str:
         """One line: ``"PROVEN (4 kernels, 23 grid barriers, 1204 pairs of accesses, values of stages)"``."""
         facts = [fact for section in self.kernels for fact in section.facts]
-        parts = [_count(len(self.kernels), "kernel")]
+        parts = [counted(len(self.kernels), "kernel")]
         for name, one in ((GRID_BARRIERS, "grid barrier"), (PAIRS, "pair")):
-            text = _count(sum(count for what, count in facts if what == name), one)
+            text = counted(sum(count for what, count in facts if what == name), one)
             parts.append(text + " of accesses" if name == PAIRS else text)
         parts += [section.name for section in self.others if section.name == VALUES]
         if self.counterexamples:
-            parts.append(_count(len(self.counterexamples), "counterexample"))
+            parts.append(counted(len(self.counterexamples), "counterexample"))
         if self.unknown:
             parts.append(f"{len(self.unknown)} undecided")
         return f"{self.verdict} ({', '.join(parts)})"
 
     def __str__(self) -> str:
         return printed(self)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def printed(certificate: Certificate) -> str:

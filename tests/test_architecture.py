@@ -25,7 +25,7 @@ ORDER = (
     *("placement", "partition", "kernel", "codegen", "verify"),
     *("emulator", "runtime", "calibrate", "mutation", "tuning"),
 )
-LOWEST = {"errors", "tvm_compat", "decision", "certificate", "cache", "options", "parallel"}
+LOWEST = {"errors", "tvm_compat", "decision", "certificate", "cache", "options", "parallel", "wording"}
 # Written beside the compiler, with its errors.
 NETWORKS = {"models", "errors"}
 HIGHEST = {"pipeline", "dump", "api", "loading", "cli", "__main__"}

@@ -12,13 +12,14 @@ from souffle.kernel.calls import CallPlan, KernelShape, plan_calls
 from souffle.kernel.dependences import TileDependences
 from souffle.kernel.grid_barrier import barrier_for
 from souffle.kernel.merge import MergedKernel, merge
-from souffle.kernel.text import format_merged
+from souffle.kernel.text import format_calls, format_parameters
 from souffle.kernel.waits import Expected
 from souffle.options import LEVELS, Options
 from souffle.partition import Partition, PartitionRequest
 from souffle.program import Tensor
 from souffle.schedule.lower.stages import readable_name
 from souffle.schedule.stage import Unit
+from souffle.wording import counted
 
 __all__ = ["MergedLaunch", "MergedProgram", "merge_program"]
 
@@ -65,7 +66,20 @@ class MergedProgram:
     last: Mapping[Tensor, int]
 
     def __str__(self) -> str:
-        return format_merged(self)
+        """The launches in their order, each kernel's calls at its first one; then the kernels' TensorIR."""
+        first: dict[int, int] = {}
+        texts = [f"{counted(len(self.launches), 'launch', 'launches')} of {counted(len(self.kernels), 'kernel')}"]
+        for number, launch in enumerate(self.launches):
+            kernel = self.kernels[launch.kernel]
+            name = f"launch {number}, {kernel.name}"
+            known = first.setdefault(launch.kernel, number)
+            if known == number:
+                texts.append(f"{name}: {format_calls(kernel.shape, launch.tensors, self.barriers[launch.kernel])}")
+            else:
+                given = format_parameters(kernel.shape, launch.tensors)
+                texts.append("\n".join([f"{name}: as launch {known}, given", *given]))
+        texts += [f"TensorIR of {kernel.name}\n{kernel.func.script().rstrip()}" for kernel in self.kernels]
+        return "\n\n".join(texts)
 
 
 def merge_program(request: PartitionRequest, partition: Partition, options: Options) -> MergedProgram:

@@ -1,21 +1,18 @@
-"""Kernels as text: which stages each runs, where each argument lies, where it waits and why, and its TensorIR."""
+"""Kernels as text: which stages each runs, where each argument lies, where it waits and why."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from souffle.decision import Barrier
 from souffle.kernel.assignment import Assignment, Digits
 from souffle.kernel.calls import KernelShape, LoopCall, Place, StageCall
 from souffle.program import Tensor
+from souffle.wording import counted
 
-if TYPE_CHECKING:
-    from souffle.kernel.merged_program import MergedProgram
-
-__all__ = ["format_calls", "format_merged"]
+__all__ = ["format_calls", "format_parameters"]
 
 _WIDTH = 120
 
@@ -34,30 +31,17 @@ def format_calls(shape: KernelShape, tensors: Sequence[Tensor] = (), reasons: Se
     return _Writer(shape, tuple(tensor.name for tensor in tensors), iter(reasons)).text()
 
 
-def format_merged(merged: MergedProgram) -> str:
-    """The launches in their order, each kernel's calls at its first one; then the kernels' TensorIR."""
-    first: dict[int, int] = {}
-    head = f"{_count(len(merged.launches), 'launch', 'launches')} of {_count(len(merged.kernels), 'kernel')}"
-    texts = [head]
-    for number, launch in enumerate(merged.launches):
-        kernel = merged.kernels[launch.kernel]
-        name = f"launch {number}, {kernel.name}"
-        known = first.setdefault(launch.kernel, number)
-        if known == number:
-            texts.append(f"{name}: {format_calls(kernel.shape, launch.tensors, merged.barriers[launch.kernel])}")
-        else:
-            names = tuple(tensor.name for tensor in launch.tensors)
-            lines = _Writer(kernel.shape, names, iter(())).parameters()
-            texts.append("\n".join([f"{name}: as launch {known}, given", *lines]))
-    texts += [f"TensorIR of {kernel.name}\n{kernel.func.script().rstrip()}" for kernel in merged.kernels]
-    return "\n\n".join(texts)
+def format_parameters(shape: KernelShape, tensors: Sequence[Tensor]) -> list[str]:
+    """The parameters of a kernel, a line each, with the tensors that a launch gives it."""
+    return _Writer(shape, tuple(tensor.name for tensor in tensors), iter(())).parameters()
 
 
 def _summary(shape: KernelShape) -> str:
     """One line of counts."""
+    stages = len(tuple(shape.stage_calls))
     return (
-        f"{_count(len(tuple(shape.stage_calls)), 'stage')}, {_count(shape.tiles, 'tile')} of {shape.threads} threads, "
-        f"{shape.shared_bytes} bytes of dynamic shared memory, {_count(shape.grid_syncs, 'grid barrier')}"
+        f"{counted(stages, 'stage')}, {counted(shape.tiles, 'tile')} of {shape.threads} threads, "
+        f"{shape.shared_bytes} bytes of dynamic shared memory, {counted(shape.grid_syncs, 'grid barrier')}"
     )
 
 
@@ -109,7 +93,7 @@ class _Writer:
         for function in call.functions:
             partial = ", its barriers its own" if function.partial else ""
             lines.append(
-                f"  {function.name}: {_count(function.tiles, 'tile')} of {function.threads} threads, "
+                f"  {function.name}: {counted(function.tiles, 'tile')} of {function.threads} threads, "
                 f"{function.shared_bytes} bytes shared{partial}"
             )
         if call.assignment is not None:
@@ -139,7 +123,7 @@ def _assigned(assignment: Assignment) -> str:
     parts = [str(assignment.start)] if assignment.start else []
     parts += [*_digits("slot", assignment.slots), *_digits("place", assignment.group)]
     return (
-        f"{_count(assignment.count, 'slot')} of {_count(assignment.per_slot, 'tile')}, each slot on one block: "
+        f"{counted(assignment.count, 'slot')} of {counted(assignment.per_slot, 'tile')}, each slot on one block: "
         f"tile = {' + '.join(parts) or '0'}"
     )
 
@@ -151,7 +135,3 @@ def _digits(name: str, digits: Digits) -> list[str]:
 
 def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}    ", break_on_hyphens=False)
-
-
-def _count(number: int, what: str, plural: str = "") -> str:
-    return f"{number} {what if number == 1 else plural or what + 's'}"

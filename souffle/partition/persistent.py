@@ -19,6 +19,7 @@ from souffle.decision import Decision
 from souffle.partition.planner import Demand, Forecast, Partition, PartitionRequest, Subprogram, is_extern
 from souffle.partition.priced import PricedRun, Segment
 from souffle.schedule.stage import Unit, flat_stages
+from souffle.wording import counted
 
 __all__ = ["Persistent"]
 
@@ -130,7 +131,7 @@ def _throttle(run: PricedRun, kernel: Segment, own: Segment) -> str:
     demand, device = run.demand(kernel), run.request.device
     fits = device.resident_blocks(demand.threads, demand.shared_bytes, demand.registers)
     bound = min(fits, key=lambda resource: fits[resource])
-    blocks = f"{fits[bound]} resident block{'s' if fits[bound] != 1 else ''} on a multiprocessor"
+    blocks = f"{counted(fits[bound], 'resident block')} on a multiprocessor"
     alone = run.resident(run.demand(own).registers, run.demand(own).shared_bytes)
     shared = f"{demand.shared_bytes} bytes of shared memory of {demand.of_shared}"
     if alone == fits[bound]:

@@ -13,11 +13,12 @@ from typing import Protocol
 
 from souffle.analysis import Analysis
 from souffle.decision import Decision
-from souffle.partition.text import format_partition, format_subprogram
+from souffle.partition.text import stage_table
 from souffle.program import ExternTE, Tensor
 from souffle.schedule.gpu.device import GpuDevice
 from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
+from souffle.wording import counted
 
 __all__ = [
     "Demand",
@@ -53,7 +54,10 @@ class Subprogram:
         return self.stages[-1].name
 
     def __str__(self) -> str:
-        return format_subprogram(self)
+        """Its name and bound, and a table of its stages."""
+        head = f"{self.name}: {counted(len(flat_stages(self.stages)), 'stage')}"
+        bound = f", {self.blocks_per_sm} resident blocks on each multiprocessor" if self.blocks_per_sm > 1 else ""
+        return "\n".join([head + bound, *stage_table(self.stages)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +81,16 @@ class Partition:
     unroll: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return format_partition(self)
+        """The kernels in the order in which they run, then the decisions, then the loops that are to be taken apart."""
+        stages = sum(len(flat_stages(subprogram.stages)) for subprogram in self.subprograms)
+        lines = [f"{counted(len(self.subprograms), 'kernel')} of {counted(stages, 'stage')}"]
+        for number, subprogram in enumerate(self.subprograms):
+            lines += ["", f"kernel {number} {subprogram}"]
+        if self.decisions:
+            lines += ["", "decisions", *(f"  {decision}" for decision in self.decisions)]
+        if self.unroll:
+            lines += ["", "loops to take apart", *(f"  {name}: {reason}" for name, reason in self.unroll.items())]
+        return "\n".join(lines)
 
 
 class Forecast(Protocol):

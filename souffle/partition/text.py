@@ -1,43 +1,23 @@
-"""Partitions as text: the kernels with their stages, and why they begin and end where they do."""
+"""Partitions as text: the table of a kernel's stages, with what decides where it begins and ends."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from souffle.schedule.gpu.rule import GpuSchedule
-from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
+from souffle.schedule.stage import LoopStage, Stage, Unit
 
-if TYPE_CHECKING:
-    from souffle.partition.planner import Partition, Subprogram
-
-__all__ = ["format_partition", "format_subprogram"]
+__all__ = ["stage_table"]
 
 _COLUMNS = ("stage", "rule", "tiles", "threads", "registers", "", "shared B", "TEs")
 _NUMBERS = frozenset({"tiles", "threads", "registers", "shared B", "TEs"})
 
 
-def format_partition(partition: Partition) -> str:
-    """The kernels in the order in which they run, then the decisions, then the loops that have to be taken apart."""
-    count = len(partition.subprograms)
-    stages = sum(len(flat_stages(subprogram.stages)) for subprogram in partition.subprograms)
-    lines = [f"{_count(count, 'kernel')} of {_count(stages, 'stage')}"]
-    for number, subprogram in enumerate(partition.subprograms):
-        lines += ["", f"kernel {number} {format_subprogram(subprogram)}"]
-    if partition.decisions:
-        lines += ["", "decisions", *(f"  {decision}" for decision in partition.decisions)]
-    if partition.unroll:
-        lines += ["", "loops to take apart", *(f"  {name}: {reason}" for name, reason in partition.unroll.items())]
-    return "\n".join(lines)
-
-
-def format_subprogram(subprogram: Subprogram) -> str:
-    """A kernel's name and bound, and a table of its stages; those of a loop are indented."""
-    bound = subprogram.blocks_per_sm
-    head = f"{subprogram.name}: {_count(len(flat_stages(subprogram.stages)), 'stage')}"
-    head += f", {bound} resident blocks on each multiprocessor" if bound > 1 else ""
-    rows = [row for unit in subprogram.stages for row in _rows(unit)]
+def stage_table(units: Sequence[Unit]) -> list[str]:
+    """A line for each stage, and one for the head of a loop, whose stages are indented."""
+    rows = [row for unit in units for row in _rows(unit)]
     widths = [max(len(cells[i]) for cells in (_COLUMNS, *rows) if len(cells) > 1) for i in range(len(_COLUMNS))]
-    return "\n".join([head, *(_line(cells, widths) for cells in (_COLUMNS, *rows))])
+    return [_line(cells, widths) for cells in (_COLUMNS, *rows)]
 
 
 def _rows(unit: Unit) -> list[tuple[str, ...]]:
@@ -69,7 +49,3 @@ def _line(cells: tuple[str, ...], widths: list[int]) -> str:
         for cell, width, column in zip(cells, widths, _COLUMNS, strict=True)
     )
     return f"  {'  '.join(aligned)}".rstrip()
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from tvm import tirx
 from tvm.ir import Call
@@ -13,10 +12,7 @@ from souffle.program.loop import Loop
 from souffle.program.te import TE, ExternTE, Tensor
 from souffle.tvm_compat import PrimExpr, const_int, is_load, load_indices, load_tensor, reduce_node
 
-if TYPE_CHECKING:
-    from souffle.program.te_program import TEProgram
-
-__all__ = ["format_item", "format_program", "format_te", "loop_edges"]
+__all__ = ["format_item", "format_te", "loop_edges"]
 
 _DATA_NAMES = "ijklmn"
 _REDUCTION_NAMES = ("rk", "rl", "rm", "rn")
@@ -41,26 +37,6 @@ _INFIX: dict[type, tuple[str, int]] = {
 }
 _UNARY_STRENGTH = 3
 _ATOM = 10
-
-
-def format_program(program: TEProgram) -> str:
-    """All of a program: its inputs, constants, TEs and outputs.
-
-    The text is the same for the same program in every run.
-    """
-    lines = [f"program {program.name}"]
-    lines += [
-        f"input  {tensor!r}{'' if name == tensor.name else f'   # {name}'}"
-        for name, tensor in zip(program.input_names, program.inputs, strict=True)
-    ]
-    lines += [f"const  {tensor!r}" for tensor in program.constants]
-    for te_ in program.tes:
-        lines += format_item(te_)
-    lines += [
-        f"output {tensor.name}{'' if name == tensor.name else f'   # {name}'}"
-        for name, tensor in zip(program.output_names, program.outputs, strict=True)
-    ]
-    return "\n".join(lines)
 
 
 def format_te(te_: TE | FusedTE) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from souffle.program.evaluate import evaluate
 from souffle.program.fused import FusedTE, parts_of
 from souffle.program.loop import Loop
-from souffle.program.printer import format_program
+from souffle.program.printer import format_item
 from souffle.program.shared import OncePer
 from souffle.program.te import ELEMENT_TYPES, TE, ExternTE, ProgramError, Tensor
 from souffle.tvm_compat import const_int
@@ -46,7 +46,20 @@ class TEProgram:
     name: str = field(default="main")
 
     def __str__(self) -> str:
-        return format_program(self)
+        """Its inputs, constants, TEs and outputs; the same for the same program in every run."""
+        lines = [f"program {self.name}"]
+        lines += [
+            f"input  {tensor!r}{'' if name == tensor.name else f'   # {name}'}"
+            for name, tensor in zip(self.input_names, self.inputs, strict=True)
+        ]
+        lines += [f"const  {tensor!r}" for tensor in self.constants]
+        for te_ in self.tes:
+            lines += format_item(te_)
+        lines += [
+            f"output {tensor.name}{'' if name == tensor.name else f'   # {name}'}"
+            for name, tensor in zip(self.output_names, self.outputs, strict=True)
+        ]
+        return "\n".join(lines)
 
     def run(self, inputs: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         """Run every TE on the CPU, one after another: the reference that the compiler is held to.

@@ -11,6 +11,7 @@ from tvm import tirx
 from souffle.program import TE, ExternTE, Loop, TEProgram
 from souffle.schedule.lower import DeviceFunction
 from souffle.schedule.stage import StageDraft, draft_stage
+from souffle.wording import counted
 
 __all__ = ["Answer", "Drafts", "Formed", "FormedLoop", "Scheduler", "stands_alone"]
 
@@ -49,7 +50,7 @@ class Answer:
     def summary(self) -> str:
         """The schedule in a few words, and why no better rule applies."""
         refused = f"; {self.reason}" if self.reason else ""
-        return f"rule {self.rule}, {self.tiles} tile{'s' if self.tiles != 1 else ''}{refused}"
+        return f"rule {self.rule}, {counted(self.tiles, 'tile')}{refused}"
 
 
 class Scheduler(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,10 +10,11 @@ from tvm import te, tirx
 
 from souffle.errors import ModelError
 from souffle.program import TE, ExternTE, Loop, Tensor, TEProgram
-from souffle.schedule.gpu.rule import STARTS_IN_TILES
+from souffle.program.printer import format_item, loop_edges
+from souffle.schedule.gpu.rule import STARTS_IN_TILES, GpuSchedule
 from souffle.schedule.lower import DeviceFunction
 from souffle.schedule.resources import StageResources
-from souffle.schedule.text import format_loop_stage, format_stage
+from souffle.schedule.text import block_text, labelled, rule_text, tiles_text
 from souffle.tvm_compat import primfunc_from_tensors, structural_digest
 
 __all__ = ["LoopStage", "Stage", "StageDraft", "Stages", "Unit", "draft_stage", "flat_stages", "map_stages"]
@@ -92,7 +94,14 @@ class Stage:
         return self.draft.outputs
 
     def __str__(self) -> str:
-        return format_stage(self)
+        """Its rule and tiles, what it asks for where that is known, what it reads and writes, and its TEs."""
+        rule = [rule_text(self.schedule)] if isinstance(self.schedule, GpuSchedule) else []
+        functions = [f"{f.name}: {tiles_text(f)}, {f.shared_bytes} bytes shared" for f in self.functions]
+        lines = [f"stage {self.name}", *labelled("rule", rule), *labelled("function", functions)]
+        lines += labelled("block", [block_text(self.resources)] if self.resources else [])
+        lines += [*labelled("reads", map(repr, self.inputs)), *labelled("writes", map(repr, self.outputs))]
+        lines += ["  computes", *(f"    {line}" for te_ in self.tes for line in format_item(te_))]
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +139,14 @@ class LoopStage:
         return self.loop.outputs
 
     def __str__(self) -> str:
-        return format_loop_stage(self)
+        """Its steps, what each is given and what is kept of it, and the stages of one step."""
+        given, kept = loop_edges(self.loop)
+        lines = [f"loop {self.name}: {self.loop.steps} steps"]
+        lines += [*labelled("reads", map(repr, self.inputs)), *labelled("writes", map(repr, self.outputs))]
+        lines += [*labelled("given", given), *labelled("kept", kept)]
+        for stage in self.stages:
+            lines += ["", *textwrap.indent(str(stage), "  ").splitlines()]
+        return "\n".join(lines)
 
 
 Unit = Stage | LoopStage

@@ -14,7 +14,6 @@ from souffle.errors import InputError, ModelError, OptionError, UnsupportedOpera
 from souffle.frontend import import_onnx
 from souffle.program import TE
 from souffle.program.evaluate import evaluate
-from souffle.program.printer import format_program
 from souffle.tvm_compat import loads
 from tests.frontend.support import assert_same, compare, model_of, node_model, random_inputs, reference
 
@@ -205,9 +204,9 @@ def test_functions_of_the_model_are_inlined():
 
 def test_paths_bytes_and_external_data(tmp_path):
     model = node_model("MatMul", [("float32", (3, 40)), weights(40, 40)])
-    texts = [format_program(import_onnx(m)) for m in (model, model.SerializeToString())]
+    texts = [str(import_onnx(m)) for m in (model, model.SerializeToString())]
     onnx.save(model, tmp_path / "a.onnx")
-    texts.append(format_program(import_onnx(tmp_path / "a.onnx")))
+    texts.append(str(import_onnx(tmp_path / "a.onnx")))
     onnx.save(
         model,
         tmp_path / "b.onnx",
@@ -218,7 +217,7 @@ def test_paths_bytes_and_external_data(tmp_path):
     )
     assert (tmp_path / "b.data").exists()
     program = import_onnx(str(tmp_path / "b.onnx"))
-    assert len({*texts, format_program(program)}) == 1
+    assert len({*texts, str(program)}) == 1
     model = onnx.load(tmp_path / "a.onnx")
     given = random_inputs(program)
     assert_same(evaluate(program, given), reference(model, given))
@@ -298,7 +297,7 @@ def test_printed_program():
     ]
     constants = {"w": weights(5, 7), "s": np.array([1]), "e": np.array([4])}
     program = import_onnx(model_of(nodes, {"x": ("float32", (3, 5))}, ["y"], constants))
-    assert format_program(program) == "\n".join(
+    assert str(program) == "\n".join(
         [
             "program test",
             "input  x: float32[3, 5]",
