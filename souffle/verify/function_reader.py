@@ -8,7 +8,7 @@ from typing import Any
 from tvm import tirx
 from tvm.ir import Call, TensorLoad
 
-from souffle.tvm_compat import const_int, dtype_of
+from souffle.tvm_compat import StatementVisitor, const_int, dtype_of
 from souffle.verify.accesses import Access, Branch, Function, Item, Loop, Meeting, Memory, Place, Transfer, Wait
 from souffle.verify.data_addresses import settled
 from souffle.verify.device_effects import IGNORED, WHOLE_WARPS, Effect, effect_of
@@ -39,7 +39,7 @@ def read_function(name: str, func: tirx.PrimFunc, tiles: int, threads: int) -> F
     return _Reader(name, func, tiles, threads).read()
 
 
-class _Reader(ExpressionReader):
+class _Reader(StatementVisitor, ExpressionReader):
     def __init__(self, name: str, func: tirx.PrimFunc, tiles: int, threads: int) -> None:
         super().__init__(Axis("tile", tiles), Axis("tid", threads))
         self.name = name
@@ -76,64 +76,64 @@ class _Reader(ExpressionReader):
         return found
 
     def visit(self, node: Any) -> None:
-        if isinstance(node, tirx.SeqStmt):
-            for part in node.seq:
-                self.visit(part)
-            return
         self.statement = node
-        if isinstance(node, tirx.AttrStmt):
-            if node.attr_key not in ("extern_scope", "reduce_scope", "fragment_shape", "fragment_layout"):
-                self.problem(f"the attribute {node.attr_key}")
-            self.visit(node.body)
-        elif isinstance(node, tirx.For):
-            self.loop(node)
-        elif isinstance(node, tirx.IfThenElse):
-            self.loads(node.condition, covered=True)
-            condition, alike = self.index(node.condition), self.uniform(node.condition)
-            known, masks = dict(self.known), self.masks.divided(condition)
-            self.masks = masks.copy()
-            then = self.inside(node.then_case, condition)
-            self.known, after = known, self.masks
-            self.masks = masks.copy()
-            otherwise = self.inside(node.else_case, operation("not", condition))
-            self.masks = masks.both(after, self.masks)
-            self.known.clear()
-            if condition.op == "const":
-                self.items += then if condition.value else otherwise
-            elif then or otherwise:
-                self.items.append(Branch(condition, then, otherwise, node, alike))
-        elif isinstance(node, tirx.Bind):
-            self.loads(node.value, covered=True)
-            place = self.pointer(node.value)
-            if place is not None:
-                self.places[node.var] = place
-            else:
-                self.env[node.var] = self.index(node.value, names=node.var)
-                if self.uniform(node.value):
-                    self.alike.add(node.var)
-        elif isinstance(node, tirx.AllocBuffer):
-            self.allocate(node.buffer)
-        elif isinstance(node, tirx.DeclBuffer):
-            place = self.pointer(node.data)
-            if place is None:
-                self.problem(f"the memory of the buffer {node.buffer.name}")
-            else:
-                self.places[node.buffer] = self.declared(place, node.buffer)
-        elif isinstance(node, tirx.BufferStore):
-            self.loads(node.value)
-            for index in node.indices:
-                self.loads(index, covered=True)
-            self.element(node.buffer, node.indices, True, dtype_of(node.value))
-            self.masks.store(node)
-            self.known.clear()
-        elif isinstance(node, tirx.Evaluate):
-            self.known.clear()
-            self.effect(node.value)
-            self.known.clear()
-        else:
-            self.problem(f"a statement of the kind {type(node).__name__}")
+        super().visit(node)
 
-    def loop(self, node: tirx.For) -> None:
+    def visit_attr(self, node: tirx.AttrStmt) -> None:
+        if node.attr_key not in ("extern_scope", "reduce_scope", "fragment_shape", "fragment_layout"):
+            self.problem(f"the attribute {node.attr_key}")
+        self.visit(node.body)
+
+    def visit_if_then_else(self, node: tirx.IfThenElse) -> None:
+        self.loads(node.condition, covered=True)
+        condition, alike = self.index(node.condition), self.uniform(node.condition)
+        known, masks = dict(self.known), self.masks.divided(condition)
+        self.masks = masks.copy()
+        then = self.inside(node.then_case, condition)
+        self.known, after = known, self.masks
+        self.masks = masks.copy()
+        otherwise = self.inside(node.else_case, operation("not", condition))
+        self.masks = masks.both(after, self.masks)
+        self.known.clear()
+        if condition.op == "const":
+            self.items += then if condition.value else otherwise
+        elif then or otherwise:
+            self.items.append(Branch(condition, then, otherwise, node, alike))
+
+    def visit_bind(self, node: tirx.Bind) -> None:
+        self.loads(node.value, covered=True)
+        place = self.pointer(node.value)
+        if place is not None:
+            self.places[node.var] = place
+        else:
+            self.env[node.var] = self.index(node.value, names=node.var)
+            if self.uniform(node.value):
+                self.alike.add(node.var)
+
+    def visit_decl_buffer(self, node: tirx.DeclBuffer) -> None:
+        place = self.pointer(node.data)
+        if place is None:
+            self.problem(f"the memory of the buffer {node.buffer.name}")
+        else:
+            self.places[node.buffer] = self.declared(place, node.buffer)
+
+    def visit_buffer_store(self, node: tirx.BufferStore) -> None:
+        self.loads(node.value)
+        for index in node.indices:
+            self.loads(index, covered=True)
+        self.element(node.buffer, node.indices, True, dtype_of(node.value))
+        self.masks.store(node)
+        self.known.clear()
+
+    def visit_evaluate(self, node: tirx.Evaluate) -> None:
+        self.known.clear()
+        self.effect(node.value)
+        self.known.clear()
+
+    def visit_other(self, node: Any) -> None:
+        self.problem(f"a statement of the kind {type(node).__name__}")
+
+    def visit_for(self, node: tirx.For) -> None:
         low, extent = self.index(node.min), self.index(node.extent)
         most = interval(extent)[1]
         kinds = (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED)
@@ -157,8 +157,8 @@ class _Reader(ExpressionReader):
         if body:
             self.items.append(Loop(axis, body))
 
-    def allocate(self, buffer: Any) -> None:
-        scope = str(buffer.scope())
+    def visit_alloc_buffer(self, node: tirx.AllocBuffer) -> None:
+        buffer, scope = node.buffer, str(node.buffer.scope())
         kind = "shared" if scope in ("shared", "shared.dyn") else "local"
         if kind == "local" and scope != "local" and not scope.startswith("wmma."):
             self.problem(f"memory of the scope {scope}")

@@ -14,6 +14,7 @@ import tvm
 from tvm import tirx
 from tvm.ir import Call
 
+from souffle.tvm_compat import StatementVisitor, statements_of
 from souffle.verify.expressions import (
     Axis,
     Expr,
@@ -114,7 +115,9 @@ def read_kernel(func: tirx.PrimFunc) -> KernelText:
     return _Reader(func).read()
 
 
-class _Reader:
+class _Reader(StatementVisitor):
+    """Reads each statement as the items that it is."""
+
     def __init__(self, func: tirx.PrimFunc) -> None:
         self.func = func
         self.blocks, self.block, self.thread = Axis("num_blocks", _MANY), Axis("block", _MANY), Axis("tid", 1024)
@@ -140,36 +143,35 @@ class _Reader:
         self.env[count] = variable(self.blocks)
         events: tuple[StageRun | Sync | Prefetch, ...] = ()
         try:
-            events = tuple(_unrolled(self.items(self.func.body), self.given, {}, ()))
+            events = tuple(_unrolled(self.visit(self.func.body), self.given, {}, ()))
         except Undecided as reason:
             self.problems[str(reason)] = None
         return KernelText(events, self.threads, tuple(self.problems), tuple(self.refuted), tuple(self.counters))
 
-    def items(self, node: Any) -> tuple[Any, ...]:
-        if node is None:
-            return ()
-        if isinstance(node, tirx.SeqStmt):
-            return tuple(item for part in node.seq for item in self.items(part))
-        if isinstance(node, tirx.AttrStmt):
-            return self.launch(node)
-        if isinstance(node, tirx.Bind):
-            self.env[node.var] = index_of(node.value, self.env)
-            return ()
-        if isinstance(node, tirx.For):
-            return self.loop(node)
-        if isinstance(node, tirx.IfThenElse):
-            condition = index_of(node.condition, self.env)
-            then, otherwise = self.items(node.then_case), self.items(node.else_case)
-            if condition.opaque or condition.axes & {self.block, self.thread, self.blocks}:
-                if any(_waits(item) for item in (*then, *otherwise)):
-                    self.refuted[f"a barrier under the condition {node.condition}, which not all threads meet"] = None
-                raise Undecided(f"a stage under the condition {node.condition}")
-            return (_If(condition, then, otherwise),)
-        if isinstance(node, tirx.Evaluate):
-            return self.call(node.value) if isinstance(node.value, Call) else ()
+    def visit_sequence(self, node: tirx.SeqStmt) -> tuple[Any, ...]:
+        return tuple(item for part in node.seq for item in self.visit(part))
+
+    def visit_bind(self, node: tirx.Bind) -> tuple[Any, ...]:
+        self.env[node.var] = index_of(node.value, self.env)
+        return ()
+
+    def visit_if_then_else(self, node: tirx.IfThenElse) -> tuple[Any, ...]:
+        condition, then = index_of(node.condition, self.env), self.visit(node.then_case)
+        otherwise = () if node.else_case is None else self.visit(node.else_case)
+        if condition.opaque or condition.axes & {self.block, self.thread, self.blocks}:
+            if any(_waits(item) for item in (*then, *otherwise)):
+                self.refuted[f"a barrier under the condition {node.condition}, which not all threads meet"] = None
+            raise Undecided(f"a stage under the condition {node.condition}")
+        return (_If(condition, then, otherwise),)
+
+    def visit_evaluate(self, node: tirx.Evaluate) -> tuple[Any, ...]:
+        return self.call(node.value) if isinstance(node.value, Call) else ()
+
+    def visit_other(self, node: Any) -> tuple[Any, ...]:
         raise Undecided(f"a statement of the kind {type(node).__name__} in a kernel")
 
-    def launch(self, node: tirx.AttrStmt) -> tuple[Any, ...]:
+    def visit_attr(self, node: tirx.AttrStmt) -> tuple[Any, ...]:
+        """An axis of the launch."""
         if node.attr_key != "thread_extent":
             raise Undecided(f"the attribute {node.attr_key} in a kernel")
         tag = str(node.node.thread_tag)
@@ -181,16 +183,16 @@ class _Reader:
             self.env[node.node.var] = variable(self.thread)
         else:
             raise Undecided(f"a kernel over {tag} of {node.value}")
-        return self.items(node.body)
+        return self.visit(node.body)
 
-    def loop(self, node: tirx.For) -> tuple[Any, ...]:
+    def visit_for(self, node: tirx.For) -> tuple[Any, ...]:
         low, extent = index_of(node.min, self.env), index_of(node.extent, self.env)
         if node.kind not in (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED) or node.step is not None:
             raise Undecided(f"the loop over {node.loop_var.name}")
         if extent.op == "const":
             axis = Axis(str(node.loop_var.name), max(1, extent.value))
             self.env[node.loop_var] = operation("add", low, variable(axis))
-            body = self.items(node.body)
+            body = self.visit(node.body)
             return (_Loop(axis, low, body),) if extent.value > 0 else ()
         if extent.opaque or extent.axes != {self.blocks} or low is not const(0):
             raise Undecided(f"the loop over {node.loop_var.name} of {node.extent} turns")
@@ -227,7 +229,7 @@ class _Reader:
         self, node: Any, tile: list[Expr], tiles: int | None, threads: int, marks: list[StageRun | _Barrier]
     ) -> None:
         """One turn: its calls and the barriers between them."""
-        for part in node.seq if isinstance(node, tirx.SeqStmt) else [node]:
+        for part in statements_of(node):
             if isinstance(part, tirx.IfThenElse) and part.else_case is None:
                 self.turn(part.then_case, tile, *self.guard(part.condition, tile, tiles, threads), marks)
                 continue

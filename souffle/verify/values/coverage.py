@@ -68,7 +68,7 @@ class _Writes(Statements):
                 self.outputs[node.buffer] = tensors[node.data]
         for call in called:
             self._check(call.value)
-        self.body = self.statement(func.body)
+        self.body = self.visit(func.body)
 
     def _check(self, call: Any) -> None:
         """Functions that are called write no output: what they do to one is not known here."""
@@ -84,21 +84,14 @@ class _Writes(Statements):
         if found:
             raise Undecided(f"a call that is given the output {found[0].name}")
 
-    def allocate(self, buffer: Any) -> None:
-        """Other memory is not looked at."""
-
-    def declare(self, node: tirx.DeclBuffer) -> None:
-        """Which buffers are outputs is known."""
-
-    def effect(self, node: tirx.Evaluate) -> Statement:
-        """Calls were looked at."""
-        return nothing
-
-    def statement(self, node: Any) -> Statement:
-        """Loops and conditions with no assignment to an output in them are left out."""
+    def visit(self, node: Any) -> Statement:
+        """What does not matter is left out: loops and conditions with no assignment to an output in them, other memory
+        than the outputs, which are known, and calls, which were looked at."""
+        if isinstance(node, (tirx.AllocBuffer, tirx.DeclBuffer, tirx.Evaluate)):
+            return nothing
         if isinstance(node, (tirx.For, tirx.IfThenElse)) and not self._writes(node):
             return nothing
-        return super().statement(node)
+        return super().visit(node)
 
     def _writes(self, node: Any) -> bool:
         found: list[Any] = []
@@ -110,7 +103,7 @@ class _Writes(Statements):
         tvm_ffi.structural_walk(node, (tirx.BufferStore, see))
         return bool(found)
 
-    def bind(self, node: tirx.Bind) -> Statement:
+    def visit_bind(self, node: tirx.Bind) -> Statement:
         """A variable; one that depends on data stays unbound, and whoever needs it is told."""
         try:
             value = self.of(node.value)
@@ -124,7 +117,7 @@ class _Writes(Statements):
 
         return bound
 
-    def store(self, node: tirx.BufferStore) -> Statement:
+    def visit_buffer_store(self, node: tirx.BufferStore) -> Statement:
         """An assignment to an output."""
         if node.buffer not in self.outputs:
             return nothing

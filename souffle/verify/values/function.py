@@ -84,7 +84,7 @@ class FunctionRun(Places):
         if len(lanes.tiles) == 1:
             self.initial[self.slot(tile)] = lanes.tiles[0]
         self.steady.update(self.initial)
-        self.body = self.statement(func.body)
+        self.body = self.visit(func.body)
 
     def run(self) -> None:
         """Execute it.
@@ -112,7 +112,7 @@ class FunctionRun(Places):
         self.statements.append(node)
         return len(self.statements) - 1
 
-    def bind(self, node: tirx.Bind) -> Statement:
+    def visit_bind(self, node: tirx.Bind) -> Statement:
         """A variable."""
         pointer = self.pointer(node.value)
         if pointer is not None:
@@ -153,7 +153,7 @@ class FunctionRun(Places):
         slots = [self.slot(loop.loop_var) for loop in nest.loops]
         counts = [const_int(loop.extent) for loop in nest.loops]
         axes = [np.arange(n).reshape((n,) + (1,) * (2 + len(counts) - 1 - i)) for i, n in enumerate(counts)]
-        body = self.statement(nest.body)
+        body = self.visit(nest.body)
 
         def together(f: Frame, m: Mask) -> None:
             for slot, low, axis in zip(slots, lows, axes):
@@ -175,7 +175,7 @@ class FunctionRun(Places):
         places = nest.alone(index, own, frame)
         return places is not None and len(np.unique(places)) == places.size == grid.shape[1]
 
-    def store(self, node: tirx.BufferStore) -> Statement:
+    def visit_buffer_store(self, node: tirx.BufferStore) -> Statement:
         """An assignment: all lanes read before any writes."""
         memory, at, size = self._element(node.buffer, node.indices)
         value, number, lanes = self.of(node.value), self.numbered(node), self.lanes.count
@@ -188,7 +188,7 @@ class FunctionRun(Places):
 
         return assign
 
-    def effect(self, node: tirx.Evaluate) -> Statement:
+    def visit_evaluate(self, node: tirx.Evaluate) -> Statement:
         """A call for what it does."""
         if not isinstance(node.value, Call):
             return nothing

@@ -20,7 +20,7 @@ from souffle.verify.values.memory import Lanes, Memory, PerBlock, PerThread, Per
 from souffle.verify.values.points import Numbers
 from souffle.verify.values.scalars import Evaluator, Frame, Mask
 from souffle.verify.values.sightings import TextSightings
-from souffle.verify.values.statements import Statements
+from souffle.verify.values.statements import Statement, Statements, nothing
 
 __all__ = ["Places", "Pointer"]
 
@@ -107,9 +107,9 @@ class Places(Statements):
         tvm_ffi.structural_walk(func.body, [(tirx.DeclBuffer, declared), (Call, called)])
         self.views, self.halves = sizes, halves
 
-    def allocate(self, buffer: Any) -> None:
+    def visit_alloc_buffer(self, node: tirx.AllocBuffer) -> Statement:
         """A memory for a buffer."""
-        scope, dtype = str(buffer.scope()), str(buffer.dtype)
+        buffer, scope, dtype = node.buffer, str(node.buffer.scope()), str(node.buffer.dtype)
         lanes, own = tvm.DataType(dtype).lanes, _element_size(dtype)
         elements = elements_of(buffer) * lanes
         name, noise = str(buffer.name), partial(self.numbers.noise, name=f"unwritten {len(self.places)}")
@@ -126,14 +126,16 @@ class Places(Statements):
         else:
             raise Undecided(f"memory of the scope {scope}")
         self.places[buffer] = Pointer(memory, _start, own, lanes)
+        return nothing
 
-    def declare(self, node: tirx.DeclBuffer) -> None:
+    def visit_decl_buffer(self, node: tirx.DeclBuffer) -> Statement:
         """A buffer at a place in a memory."""
         pointer = self.pointer(node.data)
         if pointer is None:
             raise Undecided(f"the memory of the buffer {node.buffer.name}")
         dtype = str(node.buffer.dtype)
         self.places[node.buffer] = Pointer(pointer.memory, pointer.at, _element_size(dtype), tvm.DataType(dtype).lanes)
+        return nothing
 
     def pointer(self, node: Any) -> Pointer | None:
         """What an expression points to; ``None`` where it is no pointer."""

@@ -10,7 +10,7 @@ import numpy as np
 from tvm import s_tir, tirx
 from tvm.ir import TensorLoad
 
-from souffle.tvm_compat import const_int, same_expression
+from souffle.tvm_compat import StatementVisitor, const_int, same_expression, statements_of
 from souffle.verify.expressions import Undecided
 from souffle.verify.values.field import Number
 from souffle.verify.values.inputs import Values, elements_of
@@ -60,7 +60,7 @@ class _Known:
         self.known = np.zeros(elements, bool)
 
 
-class Definition(Scalars):
+class Definition(StatementVisitor, Scalars):
     """A stage's definition with values for its inputs.
 
     Parameters
@@ -91,29 +91,28 @@ class Definition(Scalars):
         self.blocks: dict[Any, _Block] = {}
         self._evaluators: dict[int, _BlockEvaluator] = {}
         self._known: dict[Any, _Known] = {}
-        self._gather(func.body, {})
+        self.visit(func.body, {})
 
     # The blocks
 
-    def _gather(self, node: Any, loops: dict[Any, int]) -> None:
-        if isinstance(node, tirx.SeqStmt):
-            for part in node.seq:
-                self._gather(part, loops)
-        elif isinstance(node, tirx.For):
-            if not isinstance(node.min, tirx.IntImm) or int(node.min.value) or not isinstance(node.extent, tirx.IntImm):
-                raise Undecided(f"the loop over {node.loop_var.name} of the definition")
-            self._gather(node.body, {**loops, node.loop_var: int(node.extent.value)})
-        elif isinstance(node, s_tir.SBlockRealize):
-            block = node.block
-            if not block.iter_vars and not loops:
-                self._gather(block.body, loops)
-                return
-            self._block(node, loops)
-        else:
-            raise Undecided(f"a statement of the kind {type(node).__name__} in the definition")
+    def visit_for(self, node: tirx.For, loops: dict[Any, int]) -> None:
+        """A loop around blocks."""
+        if not isinstance(node.min, tirx.IntImm) or int(node.min.value) or not isinstance(node.extent, tirx.IntImm):
+            raise Undecided(f"the loop over {node.loop_var.name} of the definition")
+        self.visit(node.body, {**loops, node.loop_var: int(node.extent.value)})
 
-    def _block(self, node: Any, loops: dict[Any, int]) -> None:
+    def visit_other(self, node: Any, loops: dict[Any, int]) -> None:
+        """Refused, attributes too."""
+        raise Undecided(f"a statement of the kind {type(node).__name__} in the definition")
+
+    visit_attr = visit_other
+
+    def visit_block(self, node: s_tir.SBlockRealize, loops: dict[Any, int]) -> None:
+        """A block with axes of its own, or all of them."""
         block = node.block
+        if not block.iter_vars and not loops:
+            self.visit(block.body, loops)
+            return
         predicate = node.predicate
         if not (isinstance(predicate, tirx.IntImm) and int(predicate.value)) or len(block.match_buffers):
             raise Undecided(f"the block {block.name_hint} of the definition, which has conditions")
@@ -206,13 +205,11 @@ class Definition(Scalars):
 
 
 def _stores(body: Any) -> list[tirx.BufferStore]:
-    if isinstance(body, tirx.BufferStore):
-        return [body]
-    if isinstance(body, tirx.SeqStmt):
-        return [store for part in body.seq for store in _stores(part)]
-    if isinstance(body, tirx.Bind):
-        return []
-    raise Undecided(f"a statement of the kind {type(body).__name__} in a block of the definition")
+    stores = [part for part in statements_of(body) if not isinstance(part, tirx.Bind)]
+    for part in stores:
+        if not isinstance(part, tirx.BufferStore):
+            raise Undecided(f"a statement of the kind {type(part).__name__} in a block of the definition")
+    return stores
 
 
 class _BlockEvaluator(Scalars):
@@ -279,9 +276,8 @@ class _BlockEvaluator(Scalars):
 
     def _sequence(self, body: Any) -> list[tuple[int, Evaluator]]:
         """Assignments of variables and of elements, in order."""
-        parts = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
         found = []
-        for part in parts:
+        for part in statements_of(body):
             if isinstance(part, tirx.Bind):
                 value = self.of(part.value)
                 self.name(part.var, part.value)

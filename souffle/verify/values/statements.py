@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from tvm import tirx
 
+from souffle.tvm_compat import StatementVisitor
 from souffle.verify.expressions import Undecided
 from souffle.verify.values.scalars import Frame, Mask, Scalars, both, none_of
 
@@ -26,59 +26,33 @@ def nothing(f: Frame, m: Mask) -> None:
     """A statement that does nothing."""
 
 
-class Statements(Scalars, ABC):
-    """Translates statements. A subclass says what buffers, variables, assignments and calls are."""
+class Statements(StatementVisitor, Scalars):
+    """Translates statements, each into a function. A subclass says what buffers, variables, stores and calls are."""
 
-    @abstractmethod
-    def allocate(self, buffer: Any) -> None:
-        """A memory for a buffer."""
+    def visit_sequence(self, node: tirx.SeqStmt) -> Statement:
+        """One after the other."""
+        parts = [part for part in map(self.visit, node.seq) if part is not nothing]
 
-    @abstractmethod
-    def declare(self, node: tirx.DeclBuffer) -> None:
-        """A buffer at a place in a memory."""
+        def sequence(f: Frame, m: Mask) -> None:
+            for part in parts:
+                part(f, m)
 
-    @abstractmethod
-    def bind(self, node: tirx.Bind) -> Statement:
-        """A variable."""
+        return sequence
 
-    @abstractmethod
-    def store(self, node: tirx.BufferStore) -> Statement:
-        """An assignment."""
+    def visit_attr(self, node: tirx.AttrStmt) -> Statement:
+        """What has an attribute that changes nothing."""
+        if node.attr_key not in _ATTRIBUTES:
+            raise Undecided(f"the attribute {node.attr_key}")
+        return self.visit(node.body)
 
-    @abstractmethod
-    def effect(self, node: tirx.Evaluate) -> Statement:
-        """A call for what it does."""
-
-    def statement(self, node: Any) -> Statement:
-        """The function that executes a statement."""
-        if isinstance(node, tirx.SeqStmt):
-            return _sequence([self.statement(part) for part in node.seq])
-        if isinstance(node, tirx.AttrStmt):
-            if node.attr_key not in _ATTRIBUTES:
-                raise Undecided(f"the attribute {node.attr_key}")
-            return self.statement(node.body)
-        if isinstance(node, tirx.For):
-            return self.loop(node)
-        if isinstance(node, tirx.IfThenElse):
-            return self.branch(node)
-        if isinstance(node, tirx.Bind):
-            return self.bind(node)
-        if isinstance(node, tirx.AllocBuffer):
-            self.allocate(node.buffer)
-            return nothing
-        if isinstance(node, tirx.DeclBuffer):
-            self.declare(node)
-            return nothing
-        if isinstance(node, tirx.BufferStore):
-            return self.store(node)
-        if isinstance(node, tirx.Evaluate):
-            return self.effect(node)
+    def visit_other(self, node: Any) -> Statement:
+        """Refused."""
         raise Undecided(f"a statement of the kind {type(node).__name__}")
 
-    def branch(self, node: tirx.IfThenElse) -> Statement:
+    def visit_if_then_else(self, node: tirx.IfThenElse) -> Statement:
         """A condition."""
-        test, then = self.of(node.condition), self.statement(node.then_case)
-        otherwise = self.statement(node.else_case) if node.else_case is not None else nothing
+        test, then = self.of(node.condition), self.visit(node.then_case)
+        otherwise = self.visit(node.else_case) if node.else_case is not None else nothing
 
         def evaluate(f: Frame, m: Mask) -> None:
             known = test(f, m)
@@ -96,7 +70,7 @@ class Statements(Scalars, ABC):
 
         return evaluate
 
-    def loop(self, node: tirx.For) -> Statement:
+    def visit_for(self, node: tirx.For) -> Statement:
         """A loop: turn by turn, or all turns together where that is the same."""
         if node.kind not in (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED):
             raise Undecided(f"the loop over {node.loop_var.name}, whose kind is {node.kind}")
@@ -109,7 +83,7 @@ class Statements(Scalars, ABC):
 
     def _turns(self, node: tirx.For) -> Statement:
         low, extent, slot = self.of(node.min), self.of(node.extent), self.slot(node.loop_var)
-        body = self.statement(node.body)
+        body = self.visit(node.body)
 
         def turns(f: Frame, m: Mask) -> None:
             first, count = low(f, m), extent(f, m)
@@ -121,13 +95,3 @@ class Statements(Scalars, ABC):
                 body(f, m if isinstance(count, int) else both(m, turn < count))
 
         return turns
-
-
-def _sequence(parts: list[Statement]) -> Statement:
-    parts = [part for part in parts if part is not nothing]
-
-    def sequence(f: Frame, m: Mask) -> None:
-        for part in parts:
-            part(f, m)
-
-    return sequence
