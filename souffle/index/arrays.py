@@ -79,10 +79,6 @@ def _floored(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return a // np.where(b == 0, 1, b)
 
 
-def _away_from_zero(a: np.ndarray) -> np.ndarray:
-    return np.copysign(np.floor(np.abs(a) + 0.5), a)
-
-
 _ON_INTEGERS = {
     "div": _truncated,
     "mod": lambda a, b: a - b * _truncated(a, b),
@@ -104,8 +100,8 @@ _ON_REALS = {
     "ceil": np.ceil,
     "trunc": np.trunc,
     "nearbyint": np.rint,
-    # Halves away from zero or to even: both are what their names say in C.
-    "round": _away_from_zero,
+    # TVM's round is to even, whatever C calls it.
+    "round": np.rint,
     "roundeven": np.rint,
 }
 _ON_NUMBERS = {
