@@ -14,6 +14,7 @@ from souffle.kernel.grid_barrier import COUNTER_FUNCTION
 from souffle.mutation.statements import Change, Path, at, nothing, replaced, sites
 from souffle.schedule.gpu.emit.async_copy import COMMIT_FUNCTION, WAIT_FUNCTION
 from souffle.schedule.lower.fewer_threads import BARRIER_FUNCTION
+from souffle.tvm_compat import sequence
 
 __all__ = ["barrier_changes", "barrier_kind"]
 
@@ -155,20 +156,20 @@ def _moves(root: tirx.Stmt, path: Path):
 
 def _over(root: tirx.Stmt, around: Path, parts: list[tirx.Stmt], own: int, place: int) -> tirx.Stmt:
     rest = parts[:own] + parts[own + 1 :]
-    return replaced(root, around, tirx.SeqStmt([*rest[:place], parts[own], *rest[place:]]))
+    return replaced(root, around, sequence(*rest[:place], parts[own], *rest[place:]))
 
 
 def _into(root: tirx.Stmt, around: Path, parts: list[tirx.Stmt], own: int, place: int, *, at_end: bool) -> tirx.Stmt:
     target = parts[place]
     inside = target.body if isinstance(target, tirx.For) else target.then_case
-    inner = tirx.SeqStmt([inside, parts[own]] if at_end else [parts[own], inside])
+    inner = sequence(inside, parts[own]) if at_end else sequence(parts[own], inside)
     changed = [*parts]
     changed[place] = replaced(target, (0,), inner)
     changed[own] = nothing()
-    return replaced(root, around, tirx.SeqStmt(changed))
+    return replaced(root, around, sequence(*changed))
 
 
 def _out(root: tirx.Stmt, path: Path, outer: Path, *, before: bool) -> tirx.Stmt:
     barrier = at(root, path)
     without = at(replaced(root, path, nothing()), outer)
-    return replaced(root, outer, tirx.SeqStmt([barrier, without] if before else [without, barrier]))
+    return replaced(root, outer, sequence(*((barrier, without) if before else (without, barrier))))

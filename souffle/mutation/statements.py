@@ -10,6 +10,8 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from souffle.tvm_compat import sequence
+
 __all__ = ["Change", "Path", "Site", "at", "is_int", "mapped", "nothing", "replaced", "sites"]
 
 Path = tuple[int, ...]
@@ -63,7 +65,7 @@ def _parts(statement: tirx.Stmt) -> tuple[tirx.Stmt, ...]:
 def _with_parts(statement: tirx.Stmt, parts: Sequence[tirx.Stmt]) -> tirx.Stmt:
     """A statement with other statements inside."""
     if isinstance(statement, tirx.SeqStmt):
-        return tirx.SeqStmt(list(parts))
+        return sequence(*parts)
     if isinstance(statement, tirx.For):
         s = statement
         return tirx.For(s.loop_var, s.min, s.extent, s.kind, parts[0], s.thread_binding, s.annotations, s.step)

@@ -14,6 +14,7 @@ from tvm.ir import Call, TensorLoad
 
 from souffle.mutation.expressions import edited, heads, nodes_of, with_head
 from souffle.mutation.statements import Change, Path, Site, at, nothing, replaced, sites
+from souffle.tvm_compat import sequence
 
 __all__ = ["structure_changes"]
 
@@ -65,7 +66,7 @@ def _order(func: tirx.PrimFunc, site: Site) -> Iterator[Change]:
         last = [*parts[:place], *parts[place + 1 :], parts[place]]
         told = {"swap": "and the next are swapped", "again": "runs again after the next", "last": "becomes the last"}
         for (action, what), order in zip(told.items(), (swapped, again, last), strict=True):
-            make = partial(_replaced, func, site.path, tirx.SeqStmt(order))
+            make = partial(_replaced, func, site.path, sequence(*order))
             yield Change("order", action, f"a statement {what}", parts[place], make)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, TensorLoad
 
-from souffle.tvm_compat import same_expression, variables
+from souffle.tvm_compat import same_expression, statements_of, variables
 from souffle.verify.expressions import Undecided
 from souffle.verify.values.scalars import Frame, Scalars
 
@@ -83,16 +82,9 @@ def at_once(loop: tirx.For, most: int) -> Nest | None:
 
 def _leaf(body: Any) -> tirx.BufferStore | None:
     """The only assignment under conditions and variables."""
-    while True:
-        if isinstance(body, tirx.BufferStore):
-            return body
-        if isinstance(body, tirx.IfThenElse) and body.else_case is None:
-            body = body.then_case
-        elif isinstance(body, tirx.SeqStmt) and _are_names(body.seq[:-1]):
-            body = body.seq[len(body.seq) - 1]
-        else:
-            return None
-
-
-def _are_names(statements: Sequence[Any]) -> bool:
-    return all(isinstance(s, tirx.Bind) for s in statements)
+    *names, last = statements_of(body)
+    if not all(isinstance(name, tirx.Bind) for name in names):
+        return None
+    if isinstance(last, tirx.IfThenElse) and last.else_case is None:
+        return _leaf(last.then_case)
+    return last if isinstance(last, tirx.BufferStore) else None
