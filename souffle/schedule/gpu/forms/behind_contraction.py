@@ -55,6 +55,29 @@ class Block:
 
 
 @dataclass(frozen=True, eq=False)
+class Element:
+    """An element of a reduction, as what stands behind it reads it.
+
+    Attributes
+    ----------
+    block : Block
+        The reduction.
+    total : Var
+        What stands for the element.
+    where : tuple of expression
+        Its place in the block's buffer, over the axes of the canonical form.
+    """
+
+    block: Block
+    total: tirx.Var
+    where: tuple[PrimExpr, ...]
+
+    def is_read_by(self, load: TensorLoad) -> bool:
+        """Whether a load reads the reduction's buffer."""
+        return load.source.same_as(self.block.buffer)
+
+
+@dataclass(frozen=True, eq=False)
 class Fold:
     """A reduction over elements of the contraction, of which each tile combines what it has.
 
@@ -106,20 +129,12 @@ def fresh_axes(axes: Sequence[Axis]) -> tuple[dict[tirx.Var, PrimExpr], list[Axi
     return mapping, fresh
 
 
-def store_of(
-    block: Block,
-    value: PrimExpr,
-    main: Block,
-    total: tirx.Var,
-    where: Sequence[PrimExpr],
-    extents: Sequence[int],
-    analyzer: tvm.sym.Analyzer,
-) -> Store:
-    """One output block as a function of the place ``where`` in the reduction's buffer."""
+def store_of(block: Block, value: PrimExpr, element: Element, analyzer: tvm.sym.Analyzer) -> Store:
+    """One output block as a function of an element of the reduction."""
     mapping, axes = fresh_axes(block.spatial)
     local = bounded(axes)
-    value, place = _at_one_place(block, narrow_indices(substitute_axes(value, mapping), local), main, total, local)
-    inverse, conditions = _inverse(block, axes, place, where, extents, local)
+    value, place = _at_one_place(block, narrow_indices(substitute_axes(value, mapping), local), element, local)
+    inverse, conditions = _inverse(block, axes, place, element, local)
     whole = {axis.var: analyzer.simplify(e) for axis, e in zip(axes, inverse, strict=True)}
     place_of = {v: mapping[v] for v in (axis.var for axis in block.spatial)}
     indices = tuple(analyzer.simplify(substitute_axes(place_of[v], whole)) for v in block.indices)
@@ -131,10 +146,11 @@ def store_of(
 
 
 def _at_one_place(
-    block: Block, value: PrimExpr, main: Block, total: tirx.Var, local: tvm.sym.Analyzer
+    block: Block, value: PrimExpr, element: Element, local: tvm.sym.Analyzer
 ) -> tuple[PrimExpr, list[PrimExpr]]:
-    """A value with `total` for the element of the reduction that it reads, and where that is."""
-    reads = [load for load in buffer_loads(value) if load.source.same_as(main.buffer)]
+    """A value with the element's total for what it reads of the reduction, and where it reads it."""
+    main = element.block
+    reads = [load for load in buffer_loads(value) if element.is_read_by(load)]
     places = [[local.simplify(index) for index in load.indices] for load in reads]
     if not places:
         raise NotAContraction(f"block {block.name} does not read {main.name}")
@@ -142,9 +158,9 @@ def _at_one_place(
         if not all(local.can_prove_equal(a, b) for a, b in zip(places[0], place, strict=True)):
             raise NotAContraction(f"block {block.name} reads several elements of {main.name} for one of its own")
     value = tvm_ffi.structural_map(
-        value, (TensorLoad, lambda load: total if load.source.same_as(main.buffer) else load)
+        value, (TensorLoad, lambda load: element.total if element.is_read_by(load) else load)
     )
-    if any(load.source.same_as(main.buffer) for load in buffer_loads(value)):
+    if any(element.is_read_by(load) for load in buffer_loads(value)):
         raise NotAContraction(f"block {block.name} reads {main.name} at an index that depends on data")
     return value, places[0]
 
@@ -153,9 +169,7 @@ def fold_of(
     block: Block,
     update: PrimExpr,
     behind: Sequence[tuple[Block, PrimExpr]],
-    main: Block,
-    total: tirx.Var,
-    where: Sequence[PrimExpr],
+    element: Element,
     groups: Sequence[Sequence[Axis]],
     kept: bool,
 ) -> Fold:
@@ -168,12 +182,8 @@ def fold_of(
         Its value, with the blocks between it and the contraction substituted.
     behind : sequence of pairs of Block and expression
         Output blocks that are functions of the reduction, itself not among them.
-    main : Block
-        The contraction.
-    total : Var
-        That stands for an element of it.
-    where : sequence of expression
-        Its element, over `axes`.
+    element : Element
+        Of the contraction.
     groups : sequence of sequences of Axis
         Batch, rows and columns of the canonical form.
     kept : bool
@@ -184,68 +194,77 @@ def fold_of(
     NotAContraction
         If it is no such reduction.
     """
-    own = tirx.Var("folded", dtype_of(update))
-    combine, term = _term_of(block, update, own)
+    folded = tirx.Var("folded", dtype_of(update))
+    combine, term = term_of(block, update, folded)
     reasons = []
-    for view in (_chunked, _whole):
+    for read in (_chunked, _whole):
         try:
-            found = view(block, term, main, total, where, groups)
+            tiled = read(block, term, element, groups)
         except NotAContraction as reason:
             reasons.append(str(reason))
             continue
-        over, size, chunk, value, indices, analyzer = found
-        extents = [const_int(extent) for extent in block.buffer.shape]
-        stores = [Store(block.buffer, indices, own, None)] if kept else []
-        for one, expression in behind:
-            if any(load.source.same_as(main.buffer) for load in buffer_loads(expression)):
-                raise NotAContraction(f"block {one.name} reads both {main.name} and {block.name}")
-            stores.append(store_of(one, expression, block, own, indices, extents, analyzer))
-        return Fold(block.name, over, size, chunk, own, combine, block.initial, value, tuple(stores))
+        result = Element(block, folded, tiled.indices)
+        stores = [Store(block.buffer, tiled.indices, folded, None)] if kept else []
+        for output, value in behind:
+            if any(element.is_read_by(load) for load in buffer_loads(value)):
+                raise NotAContraction(f"block {output.name} reads both {element.block.name} and {block.name}")
+            stores.append(store_of(output, value, result, tiled.analyzer))
+        return Fold(
+            block.name, tiled.over, tiled.size, tiled.chunk, folded, combine, block.initial, tiled.value, tuple(stores)
+        )
     raise NotAContraction(reasons[-1])
 
 
-def _term_of(block: Block, update: PrimExpr, own: tirx.Var) -> tuple[type, PrimExpr]:
-    """How a reduction combines, and what."""
+def term_of(block: Block, update: PrimExpr, total: tirx.Var) -> tuple[type, PrimExpr]:
+    """How a reduction combines, and what; `total` stands for what it has so far.
+
+    Raises
+    ------
+    NotAContraction
+        If it does not combine its total with one term.
+    """
     update = tvm_ffi.structural_map(
-        update, (TensorLoad, lambda load: own if load.source.same_as(block.buffer) else load)
+        update, (TensorLoad, lambda load: total if load.source.same_as(block.buffer) else load)
     )
-    if isinstance(update, tirx.Add | tirx.Max | tirx.Min | tirx.Mul) and block.initial is not None:
-        for one, other in ((update.a, update.b), (update.b, update.a)):
-            if one.same_as(own):
-                return type(update), other
-    raise NotAContraction(f"block {block.name} does not combine its total with one term by sum, product, min or max")
+    if not isinstance(update, tirx.Add | tirx.Max | tirx.Min | tirx.Mul) or block.initial is None:
+        raise NotAContraction(
+            f"block {block.name} combines by {type(update).__name__}, not by sum, product, min or max"
+        )
+    if update.b.same_as(total):
+        return type(update), update.a
+    if update.a.same_as(total):
+        return type(update), update.b
+    raise NotAContraction(f"block {block.name} does not combine its total with one term")
 
 
-_View = tuple[tuple[Axis, ...], "int | None", tirx.Var, PrimExpr, tuple[PrimExpr, ...], tvm.sym.Analyzer]
+@dataclass(frozen=True, eq=False)
+class _Tiled:
+    """How tiles of the contraction have what a reduction combines; see :class:`Fold`.
+
+    ``indices`` is where its results are; ``analyzer`` knows the axes that these and ``value`` are over.
+    """
+
+    over: tuple[Axis, ...]
+    size: int | None
+    chunk: tirx.Var
+    value: PrimExpr
+    indices: tuple[PrimExpr, ...]
+    analyzer: tvm.sym.Analyzer
 
 
-def _whole(
-    block: Block,
-    term: PrimExpr,
-    main: Block,
-    total: tirx.Var,
-    where: Sequence[PrimExpr],
-    groups: Sequence[Sequence[Axis]],
-) -> _View:
+def _whole(block: Block, term: PrimExpr, element: Element, groups: Sequence[Sequence[Axis]]) -> _Tiled:
     """A reduction that one tile holds."""
     axes = [axis for group in groups for axis in group]
     kept, spatial = fresh_axes(block.spatial)
     reduced, inner = fresh_axes(block.reduction)
     own = [*spatial, *inner]
-    value, inverse = _inverted(block, substitute_axes(term, {**kept, **reduced}), own, main, total, where, axes)
+    value, inverse = _inverted(block, substitute_axes(term, {**kept, **reduced}), own, element, axes)
     over = _over(block, [inverse[axis.var] for axis in inner], [inverse[axis.var] for axis in spatial], groups)
     indices = tuple(substitute_axes(kept[v], inverse) for v in block.indices)
-    return over, None, tirx.Var("chunk", "int32"), value, indices, bounded(axes)
+    return _Tiled(over, None, tirx.Var("chunk", "int32"), value, indices, bounded(axes))
 
 
-def _chunked(
-    block: Block,
-    term: PrimExpr,
-    main: Block,
-    total: tirx.Var,
-    where: Sequence[PrimExpr],
-    groups: Sequence[Sequence[Axis]],
-) -> _View:
+def _chunked(block: Block, term: PrimExpr, element: Element, groups: Sequence[Sequence[Axis]]) -> _Tiled:
     """A reduction of chunks: its first data-parallel axis says which one, the reduced axis which element of it."""
     axes = [axis for group in groups for axis in group]
     inner = [axis for axis in block.reduction if axis.extent > 1]
@@ -265,7 +284,7 @@ def _chunked(
             all_, term = Axis(all_.var, int(condition.b.value)), term.args[1]
     if -(-all_.extent // size) != count:
         raise NotAContraction(f"block {block.name} has chunks beyond its elements")
-    value, inverse = _inverted(block, term, [*spatial, all_], main, total, where, axes)
+    value, inverse = _inverted(block, term, [*spatial, all_], element, axes)
     over = _over(block, [inverse[all_.var]], [inverse[axis.var] for axis in spatial], groups)
     linear: PrimExpr = tirx.IntImm("int32", 0)
     for axis in over:
@@ -277,25 +296,18 @@ def _chunked(
     known.bind(chunk, Range(0, count))
     places = {**kept, first.var: chunk}
     indices = tuple(substitute_axes(places[v], inverse) for v in block.indices)
-    return over, size, chunk, value, indices, known
+    return _Tiled(over, size, chunk, value, indices, known)
 
 
 def _inverted(
-    block: Block,
-    term: PrimExpr,
-    own: Sequence[Axis],
-    main: Block,
-    total: tirx.Var,
-    where: Sequence[PrimExpr],
-    axes: Sequence[Axis],
+    block: Block, term: PrimExpr, own: Sequence[Axis], element: Element, axes: Sequence[Axis]
 ) -> tuple[PrimExpr, dict[tirx.Var, PrimExpr]]:
     """What an element contributes, and the block's axes, both over those of the canonical form."""
     local, known = bounded(own), bounded(axes)
-    value, place = _at_one_place(block, narrow_indices(term, local), main, total, local)
-    extents = [const_int(extent) for extent in main.buffer.shape]
-    inverse, conditions = _inverse(block, own, place, where, extents, local)
+    value, place = _at_one_place(block, narrow_indices(term, local), element, local)
+    inverse, conditions = _inverse(block, own, place, element, local)
     if conditions:
-        raise NotAContraction(f"block {block.name} reads a part of {main.name}")
+        raise NotAContraction(f"block {block.name} reads a part of {element.block.name}")
     found = {axis.var: known.simplify(e) for axis, e in zip(own, inverse, strict=True)}
     return known.simplify(substitute_axes(value, found)), found
 
@@ -314,19 +326,15 @@ def _over(
 
 
 def _inverse(
-    block: Block,
-    axes: Sequence[Axis],
-    place: Sequence[PrimExpr],
-    where: Sequence[PrimExpr],
-    extents: Sequence[int],
-    analyzer: tvm.sym.Analyzer,
+    block: Block, axes: Sequence[Axis], place: Sequence[PrimExpr], element: Element, analyzer: tvm.sym.Analyzer
 ) -> tuple[list[PrimExpr], list[PrimExpr]]:
-    """The element of `block` that reads the reduction at `where`, and the conditions under which there is one."""
+    """What of `block` reads an element of the reduction, and the conditions under which there is something."""
     conditions: list[PrimExpr] = []
     maps: list[PrimExpr] = []
     points: list[PrimExpr] = []
     covered = 1
-    for index, target, extent in zip(place, where, extents, strict=True):
+    extents = [const_int(extent) for extent in element.block.buffer.shape]
+    for index, target, extent in zip(place, element.where, extents, strict=True):
         bound = analyzer.const_int_bound(index)
         low, high = int(bound.min_value), int(bound.max_value)
         if low < 0 or high >= extent:

@@ -22,7 +22,16 @@ from tvm import tirx
 from tvm.ir import TensorLoad
 
 from souffle.decision import Refused
-from souffle.schedule.gpu.forms.behind_contraction import Block, Fold, Store, fold_of, fresh_axes, store_of
+from souffle.schedule.gpu.forms.behind_contraction import (
+    Block,
+    Element,
+    Fold,
+    Store,
+    fold_of,
+    fresh_axes,
+    store_of,
+    term_of,
+)
 from souffle.schedule.gpu.forms.expressions import (
     Axis,
     NotAContraction,
@@ -207,117 +216,163 @@ def canonical_contraction(func: tirx.PrimFunc, *, folds: bool = False) -> Contra
     if len(reductions) != 1 and not (folds and reductions):
         raise NotAContraction(f"it has {len(reductions)} reduction blocks, one is needed")
     main = reductions[0]
-    intermediate = list(func.body.block.alloc_buffers)
-
-    def is_output(block: Block) -> bool:
-        return not any(block.buffer.same_as(b) for b in intermediate)
-
     for block in blocks:
         _index_vars(block)
-    inliner = _Inliner()
-    after = False
-    dependent: list[Block] = []
-    folded: list[tuple[Block, PrimExpr]] = []
-    values: dict[int, PrimExpr] = {}
-    term_value = main.value
-    for block in blocks:
-        if block is main:
-            term_value = inliner.expand(main.value)
-            after = True
-            continue
-        value = inliner.expand(block.value)
-        if block.reduction:
-            folded.append((block, value))
-            continue
-        inliner.define(block, value)
-        sources = (main.buffer, *(fold.buffer for fold, _ in folded))
-        reads_total = after and any(load.source.same_as(one) for load in buffer_loads(value) for one in sources)
-        if is_output(block):
-            if not reads_total:
-                raise NotAContraction(f"output block {block.name} does not depend on the reduction {main.name}")
-            dependent.append(block)
-            values[id(block)] = value
-
-    mapping, axes = fresh_axes(main.spatial)
-    reduce_mapping, inner = fresh_axes(main.reduction)
-    analyzer = bounded([*axes, *inner])
-    total = tirx.Var("total", dtype_of(main.value))
-
-    def accumulate(load: TensorLoad) -> PrimExpr:
-        return total if load.source.same_as(main.buffer) else load
-
-    update = tvm_ffi.structural_map(term_value, (TensorLoad, accumulate))
-    update = narrow_indices(substitute_axes(update, {**mapping, **reduce_mapping}), analyzer)
-    if not isinstance(update, tirx.Add | tirx.Max | tirx.Min | tirx.Mul) or main.initial is None:
-        raise NotAContraction(f"block {main.name} combines by {type(update).__name__}, not by sum, product, min or max")
-    if update.b.same_as(total):
-        combine, term = type(update), update.a
-    elif update.a.same_as(total):
-        combine, term = type(update), update.b
-    else:
-        raise NotAContraction(f"block {main.name} does not combine its total with one term")
-    split = split_term(term, axes)
-    wide = (dtype_of(split.left), dtype_of(split.right))
-    left, right = (narrow_operand(e) for e in (split.left, split.right))
-    left, right, separated, axes = separate(left, right, axes)
-    (left, right), straightened, axes = straighten((left, right), axes)
-    (left, right), _, inner = straighten((left, right), inner)
-    separated = {v: substitute_axes(e, straightened) for v, e in separated.items()} | straightened
-
-    groups: dict[tuple[bool, bool], list[Axis]] = {(x, y): [] for x in (True, False) for y in (True, False)}
-    for axis in axes:
-        groups[depends(left, axis), depends(right, axis)].append(axis)
-    batch, rows, columns = groups[True, True], groups[True, False] + groups[False, False], groups[False, True]
-
-    leaves = [tirx.Var(name, dtype_of(value)) for name, value in (("left", left), ("right", right))]
-    wrapped = split.wrap(*(cast(leaf, dtype) for leaf, dtype in zip(leaves, wide, strict=True)))
-    operands = [Operand(value, dtype_of(value), leaf) for value, leaf in zip((left, right), leaves, strict=True)]
-
-    place = {axis.var: mapping[axis.var] for axis in main.spatial}
-    where = [substitute_axes(place[v], separated) for v in main.indices]
-    extents = [const_int(e) for e in main.buffer.shape]
-    everything = bounded([*axes, *inner])
-    stores = []
-    if is_output(main):
-        stores.append(Store(main.buffer, tuple(where), total, None))
-    behind: dict[int, list[tuple[Block, PrimExpr]]] = {id(block): [] for block, _ in folded}
-    for block in dependent:
-        value = values[id(block)]
-        of = next((f for f, _ in folded if any(load.source.same_as(f.buffer) for load in buffer_loads(value))), None)
-        if of is not None:
-            behind[id(of)].append((block, value))
-            continue
-        stores.append(store_of(block, value, main, total, where, extents, everything))
-    parallel = (batch, rows, columns)
+    outputs = _Outputs(func)
+    around = _inlined(blocks, main, outputs)
+    factored = _factored(main, around.update)
+    element = Element(main, factored.total, factored.where)
+    analyzer = bounded([*factored.axes, *factored.inner])
+    stores = [Store(main.buffer, element.where, element.total, None)] if main in outputs else []
+    behind: dict[Block, list[tuple[Block, PrimExpr]]] = {block: [] for block, _ in around.folded}
+    for block, value in around.behind:
+        fold = next((fold for fold, _ in around.folded if _reads(value, fold)), None)
+        if fold is None:
+            stores.append(store_of(block, value, element, analyzer))
+        else:
+            behind[fold].append((block, value))
+    parallel = (factored.batch, factored.rows, factored.columns)
     started = [
-        fold_of(block, value, behind[id(block)], main, total, where, parallel, is_output(block))
-        for block, value in folded
+        fold_of(block, value, behind[block], element, parallel, block in outputs) for block, value in around.folded
     ]
-    batch, rows, columns = _apart(started, batch, rows, columns)
+    batch, rows, columns = _apart(started, *parallel)
     if not stores and not any(fold.stores for fold in started):
         raise NotAContraction("no output depends on the reduction")
-
+    left, right = factored.operands
     written = [*stores, *(store for fold in started for store in fold.stores)]
-    read = [fold.value for fold in started]
-    _demand_short_indices((left, right, *read), written, (batch, rows, columns, inner))
-    innermost = _innermost(stores[0].indices if stores else where, axes)
+    read = (left.value, right.value, *(fold.value for fold in started))
+    _demand_short_indices(read, written, (batch, rows, columns, factored.inner))
+    innermost = _innermost(stores[0].indices if stores else element.where, factored.axes)
     if innermost is not None and any(axis is innermost for axis in rows):
-        rows, columns, operands = columns, rows, operands[::-1]
+        rows, columns, left, right = columns, rows, right, left
     return Contraction(
         func,
         main.name,
         tuple(batch),
         tuple(rows),
         tuple(columns),
-        tuple(inner),
-        operands[0],
-        operands[1],
-        total,
-        combine(total, wrapped),
+        tuple(factored.inner),
+        left,
+        right,
+        element.total,
+        factored.update,
         main.initial,
-        split.product and combine is tirx.Add,
+        factored.product_sum,
         tuple(stores),
         tuple(started),
+    )
+
+
+class _Outputs:
+    """The blocks of a function that write what is not only used inside."""
+
+    def __init__(self, func: tirx.PrimFunc) -> None:
+        self._inside = list(func.body.block.alloc_buffers)
+
+    def __contains__(self, block: Block) -> bool:
+        return not any(block.buffer.same_as(buffer) for buffer in self._inside)
+
+
+def _reads(value: PrimExpr, block: Block) -> bool:
+    return any(load.source.same_as(block.buffer) for load in buffer_loads(value))
+
+
+@dataclass(frozen=True, eq=False)
+class _Inlined:
+    """A reduction with the blocks around it substituted into each other, as far as no reduction lies between.
+
+    Attributes
+    ----------
+    update : expression
+        What the reduction stores.
+    folded : tuple of pairs of Block and expression
+        The other reductions, and what they store.
+    behind : tuple of pairs of Block and expression
+        The outputs that depend on a reduction.
+    """
+
+    update: PrimExpr
+    folded: tuple[tuple[Block, PrimExpr], ...]
+    behind: tuple[tuple[Block, PrimExpr], ...]
+
+
+def _inlined(blocks: Sequence[Block], main: Block, outputs: _Outputs) -> _Inlined:
+    inliner = _Inliner()
+    update = None
+    folded: list[tuple[Block, PrimExpr]] = []
+    behind: list[tuple[Block, PrimExpr]] = []
+    for block in blocks:
+        value = inliner.expand(block.value)
+        if block is main:
+            update = value
+        elif block.reduction:
+            folded.append((block, value))
+        else:
+            inliner.define(block, value)
+            if block in outputs:
+                if update is None or not any(_reads(value, source) for source in (main, *(fold for fold, _ in folded))):
+                    raise NotAContraction(f"output block {block.name} does not depend on the reduction {main.name}")
+                behind.append((block, value))
+    return _Inlined(update, tuple(folded), tuple(behind))
+
+
+@dataclass(frozen=True, eq=False)
+class _Factored:
+    """A reduction as a sum over two operands; as in :class:`Contraction`, before its rows or columns may change places.
+
+    Attributes
+    ----------
+    axes : list of Axis
+        Batch, rows and columns in the order of the reduction's own axes.
+    where : tuple of expression
+        The place of an element in the reduction's buffer.
+    """
+
+    axes: list[Axis]
+    batch: list[Axis]
+    rows: list[Axis]
+    columns: list[Axis]
+    inner: list[Axis]
+    operands: tuple[Operand, Operand]
+    total: tirx.Var
+    update: PrimExpr
+    product_sum: bool
+    where: tuple[PrimExpr, ...]
+
+
+def _factored(main: Block, update: PrimExpr) -> _Factored:
+    """The axes of a reduction sorted by the operands that depend on them."""
+    mapping, axes = fresh_axes(main.spatial)
+    reduce_mapping, inner = fresh_axes(main.reduction)
+    total = tirx.Var("total", dtype_of(main.value))
+    update = tvm_ffi.structural_map(
+        update, (TensorLoad, lambda load: total if load.source.same_as(main.buffer) else load)
+    )
+    update = narrow_indices(substitute_axes(update, {**mapping, **reduce_mapping}), bounded([*axes, *inner]))
+    combine, term = term_of(main, update, total)
+    split = split_term(term, axes)
+    wide = (dtype_of(split.left), dtype_of(split.right))
+    left, right = (narrow_operand(factor) for factor in (split.left, split.right))
+    left, right, separated, axes = separate(left, right, axes)
+    (left, right), straightened, axes = straighten((left, right), axes)
+    (left, right), _, inner = straighten((left, right), inner)
+    separated = {var: substitute_axes(parts, straightened) for var, parts in separated.items()} | straightened
+    groups: dict[tuple[bool, bool], list[Axis]] = {(x, y): [] for x in (True, False) for y in (True, False)}
+    for axis in axes:
+        groups[depends(left, axis), depends(right, axis)].append(axis)
+    leaves = [tirx.Var(name, dtype_of(value)) for name, value in (("left", left), ("right", right))]
+    wrapped = split.wrap(*(cast(leaf, dtype) for leaf, dtype in zip(leaves, wide, strict=True)))
+    return _Factored(
+        axes,
+        groups[True, True],
+        groups[True, False] + groups[False, False],
+        groups[False, True],
+        inner,
+        tuple(Operand(value, dtype_of(value), leaf) for value, leaf in zip((left, right), leaves, strict=True)),
+        total,
+        combine(total, wrapped),
+        split.product and combine is tirx.Add,
+        tuple(substitute_axes(mapping[var], separated) for var in main.indices),
     )
 
 
