@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import os
 from collections.abc import Collection, Sequence
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from souffle.emulator.decode import findings_of, traffic_of, waits_of
 from souffle.emulator.divided import divided
 from souffle.emulator.places import TextMap
 from souffle.emulator.ptx_translation import translate_asm
-from souffle.emulator.reports import BarrierError, CheckError, LaunchReport
+from souffle.emulator.reports import BarrierError, CheckError, Finding, LaunchReport, Traffic
 from souffle.emulator.text_scan import (
     KernelDeclaration,
     blank_comments,
@@ -161,18 +162,7 @@ class CpuModule:
         """
         entry = self._entry(kernel)
         grid, block = _extent("grid", grid, _MAX_GRID), _extent("block", block, _MAX_BLOCK)
-        threads = block[0] * block[1] * block[2]
-        bounds = self._bounds[kernel]
-        if threads > _MAX_THREADS:
-            raise DeviceError(f"kernel {kernel}: a block of {block} has {threads} threads, more than {_MAX_THREADS}")
-        if bounds is not None and threads > bounds:
-            raise DeviceError(f"kernel {kernel}: a block of {block} exceeds its __launch_bounds__({bounds})")
-        if grid[0] * grid[1] * grid[2] >= 2**31:
-            raise DeviceError(f"kernel {kernel}: a grid of {grid} has more blocks than the CPU device can run")
-        if not 0 <= shared_bytes <= DYNAMIC_SHARED_LIMIT:
-            raise DeviceError(
-                f"kernel {kernel}: {shared_bytes} bytes of dynamic shared memory, not in 0 to {DYNAMIC_SHARED_LIMIT}"
-            )
+        self._demand_fitting(kernel, grid, block, shared_bytes)
         if order not in ("fixed", "shuffled"):
             raise DeviceError(f"order {order!r} is neither 'fixed' nor 'shuffled'")
         if workers is None:
@@ -180,12 +170,11 @@ class CpuModule:
         copied: dict[int, np.ndarray] = {}
         if self.checked and memory is None:
             memory, args, copied = self._copy_in(args, uninitialized)
-        packed = _pack(kernel, entry.kinds.decode(), args)
         has_dynamic = hasattr(self._handle, "souffle_dynamic_shared")
         spec = Spec(
             kernel=kernel.encode(),
             entry=entry.entry,
-            args=packed,
+            args=_pack(kernel, entry.kinds.decode(), args),
             grid=(ctypes.c_uint * 3)(*grid),
             block=(ctypes.c_uint * 3)(*block),
             shared_bytes=shared_bytes,
@@ -200,40 +189,26 @@ class CpuModule:
             dynamic_shared=ctypes.cast(self._handle.souffle_dynamic_shared, ctypes.c_void_p) if has_dynamic else None,
             shared_anchor=ctypes.cast(self._handle.souffle_shared_anchor, ctypes.c_void_p),
         )
-        waits = (WaitRecord * _WAITS)()
-        spec.wait, spec.wait_capacity = waits, _WAITS
-        found = (FindingRecord * (max_findings + _COPIES))()
-        if self.checked:
-            traffic = (TrafficRecord * memory.arena.slots)()
-            ranges = [value for array in self._map.shared for value in (array.offset, array.bytes)]
-            spec.arena, spec.traffic = ctypes.pointer(memory.arena), traffic
-            spec.shared_range, spec.shared_ranges = (ctypes.c_uint64 * len(ranges))(*ranges), len(ranges) // 2
-            spec.finding, spec.finding_capacity = found, len(found)
+        records = self._records(spec, memory if self.checked else None, max_findings)
         result = Result()
         self._runtime.souffle_launch(ctypes.byref(spec), ctypes.byref(result))
         for index, array in copied.items():
             array[...] = memory.arrays[index]
-        findings = findings_of(self._map, found[: result.findings], kernel, memory, grid, block, shared_bytes)
-        if result.synchronizes:
-            # Its blocks may well be ordered, by means that are not looked into.
-            findings = tuple(finding for finding in findings if finding.kind != "race")
-        if result.half_barriers:
-            findings = tuple(finding for finding in findings if not finding.within_block)
+        findings = findings_of(
+            self._map, records.findings[: result.findings], kernel, memory, grid, block, shared_bytes
+        )
+        findings = _told_apart(findings, result)
         left_out = result.findings_left_out + sum(finding.count for finding in findings[max_findings:])
         findings = findings[:max_findings]
         message = result.message.decode(errors="replace") if result.failed else ""
         if result.waits:
-            raise BarrierError(message, waits_of(self._map, waits[: result.waits]), findings)
+            raise BarrierError(message, waits_of(self._map, records.waits[: result.waits]), findings)
         message += _near_argument(result.fault_address, args)
         report = LaunchReport(kernel, result.grid_syncs, result.block_barriers, result.seconds)
         if self.checked:
             report = dataclasses.replace(
                 report,
-                buffers=tuple(
-                    (buffer.name, traffic_of(record))
-                    for buffer, record in zip(memory.buffers, traffic)
-                    if record.read or record.written or record.atomics
-                ),
+                buffers=records.moved(memory),
                 shared=traffic_of(result.shared),
                 findings=findings,
                 findings_left_out=left_out,
@@ -244,6 +219,34 @@ class CpuModule:
         if message:
             raise DeviceError(message)
         return report
+
+    def _demand_fitting(
+        self, kernel: str, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int
+    ) -> None:
+        """Refuse a launch that a GPU would not take, or that is too large here."""
+        threads, bounds = prod(block), self._bounds[kernel]
+        if threads > _MAX_THREADS:
+            raise DeviceError(f"kernel {kernel}: a block of {block} has {threads} threads, more than {_MAX_THREADS}")
+        if bounds is not None and threads > bounds:
+            raise DeviceError(f"kernel {kernel}: a block of {block} exceeds its __launch_bounds__({bounds})")
+        if prod(grid) >= 2**31:
+            raise DeviceError(f"kernel {kernel}: a grid of {grid} has more blocks than the CPU device can run")
+        if not 0 <= shared_bytes <= DYNAMIC_SHARED_LIMIT:
+            raise DeviceError(
+                f"kernel {kernel}: {shared_bytes} bytes of dynamic shared memory, not in 0 to {DYNAMIC_SHARED_LIMIT}"
+            )
+
+    def _records(self, spec: Spec, memory: CheckedMemory | None, max_findings: int) -> _Records:
+        """Room for what a launch tells, which `spec` points to; `memory` is that of a checked text."""
+        waits, findings, traffic = (WaitRecord * _WAITS)(), (FindingRecord * (max_findings + _COPIES))(), None
+        spec.wait, spec.wait_capacity = waits, _WAITS
+        if memory is not None:
+            traffic = (TrafficRecord * memory.arena.slots)()
+            ranges = [value for array in self._map.shared for value in (array.offset, array.bytes)]
+            spec.arena, spec.traffic = ctypes.pointer(memory.arena), traffic
+            spec.shared_range, spec.shared_ranges = (ctypes.c_uint64 * len(ranges))(*ranges), len(ranges) // 2
+            spec.finding, spec.finding_capacity = findings, len(findings)
+        return _Records(waits, findings, traffic)
 
     def _copy_in(
         self, args: Sequence[np.ndarray | int | float], uninitialized: Collection[int]
@@ -265,6 +268,32 @@ class CpuModule:
                 array[...] = origin
         moved = [memory.arrays[placed[v.ctypes.data]] if isinstance(v, np.ndarray) and v.ndim > 0 else v for v in args]
         return memory, moved, {i: origin for i, origin in enumerate(origins) if origin.flags.writeable}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Records:
+    """What the runtime writes during a launch; ``traffic`` of a checked text alone."""
+
+    waits: ctypes.Array
+    findings: ctypes.Array
+    traffic: ctypes.Array | None
+
+    def moved(self, memory: CheckedMemory) -> tuple[tuple[str, Traffic], ...]:
+        """The traffic of each buffer that has any."""
+        return tuple(
+            (buffer.name, traffic_of(record))
+            for buffer, record in zip(memory.buffers, self.traffic)
+            if record.read or record.written or record.atomics
+        )
+
+
+def _told_apart(findings: tuple[Finding, ...], result: Result) -> tuple[Finding, ...]:
+    """Findings without the races of what may well be ordered, by means that are not looked into."""
+    if result.synchronizes:
+        findings = tuple(finding for finding in findings if finding.kind != "race")
+    if result.half_barriers:
+        findings = tuple(finding for finding in findings if not finding.within_block)
+    return findings
 
 
 def _extent(what: str, value: Sequence[int], limits: tuple[int, int, int]) -> tuple[int, int, int]:
