@@ -25,6 +25,7 @@ from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Rule, Sketch
 from souffle.schedule.gpu.rules.contraction import CONTRACTION
 from souffle.schedule.gpu.rules.tensor_core_contraction import TENSOR_CORE_CONTRACTION
 from souffle.schedule.gpu.tiling import contraction_tiling
+from souffle.schedule.lower import cuda_target
 from souffle.tvm_compat import const_int, primfunc_from_tensors
 
 SMALL = GpuRequest("sm_90", threads=64, sm_count=4)
@@ -45,21 +46,6 @@ class Case:
     @property
     def func(self) -> tirx.PrimFunc:
         return primfunc_from_tensors([*self.inputs, *self.outputs], self.name)
-
-
-def target(arch: str) -> tvm.target.Target:
-    return tvm.target.Target(
-        {
-            "kind": "cuda",
-            "arch": arch,
-            "max_threads_per_block": 1024,
-            "max_shared_memory_per_block": 49152,
-            "thread_warp_size": 32,
-            "max_num_threads": 1024,
-            "registers_per_block": 65536,
-        },
-        host="llvm",
-    )
 
 
 def data(*shape: int, dtype: str = "float32", name: str = "x") -> te.Tensor:
@@ -256,7 +242,7 @@ def build(cases: list[Case], choice: Callable) -> Built:
         check_schedule(schedule, case.request)
         schedules[case.name] = schedule
     kernels = tvm.IRModule({name: schedule.func for name, schedule in schedules.items()})
-    text = tvm.compile(kernels, target=target("sm_90")).mod.imports[0].inspect_source()
+    text = tvm.compile(kernels, target=cuda_target("sm_90")).mod.imports[0].inspect_source()
     plain = tvm.IRModule({case.name: case.func for case in cases})
     text = with_device_functions(text)
     return Built(schedules, text, compile_text(text), tvm.compile(plain, target="llvm"))
@@ -412,7 +398,7 @@ def test_registers(arch: str, tmp_path: Path) -> None:
     for dtype, rule in (("float32", CONTRACTION), ("float16", TENSOR_CORE_CONTRACTION)):
         for case in large_cases(dtype):
             kernels[case.name] = scheduled(rule, case.func, case.request).func
-    text = tvm.compile(tvm.IRModule(kernels), target=target(arch)).mod.imports[0].inspect_source()
+    text = tvm.compile(tvm.IRModule(kernels), target=cuda_target(arch)).mod.imports[0].inspect_source()
     source = tmp_path / "kernels.cu"
     source.write_text(with_device_functions(text))
     command = ["nvcc", "-cubin", f"-arch={arch}", "-Xptxas", "-v", "-o", str(tmp_path / "kernels.cubin"), str(source)]

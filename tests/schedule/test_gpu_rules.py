@@ -27,21 +27,10 @@ from souffle.schedule.gpu import (
     check_schedule,
     schedule_gpu,
 )
+from souffle.schedule.lower import cuda_target
 from souffle.tvm_compat import collect, const_int, primfunc_from_tensors
 from tests.testlib import calls_made
 
-TARGET = tvm.target.Target(
-    {
-        "kind": "cuda",
-        "arch": "sm_90",
-        "max_threads_per_block": 1024,
-        "max_shared_memory_per_block": 49152,
-        "thread_warp_size": 32,
-        "max_num_threads": 1024,
-        "registers_per_block": 65536,
-    },
-    host="llvm",
-)
 SMALL = GpuRequest("sm_90", threads=64, sm_count=4)
 ODD = GpuRequest("sm_90", threads=96, sm_count=4)
 H100 = GpuRequest("sm_90")
@@ -256,7 +245,7 @@ def build(choice: Callable[[Case], GpuSchedule | None]) -> Built:
         if schedule is not None:
             schedules[case.name] = schedule
     kernels = tvm.IRModule({name: schedule.func for name, schedule in schedules.items()})
-    text = with_device_functions(tvm.compile(kernels, target=TARGET).mod.imports[0].inspect_source())
+    text = with_device_functions(tvm.compile(kernels, target=cuda_target("sm_90")).mod.imports[0].inspect_source())
     plain = tvm.IRModule({case.name: case.func for case in CASES})
     return Built(schedules, text, compile_text(text), tvm.compile(plain, target="llvm"))
 

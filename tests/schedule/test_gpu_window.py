@@ -23,23 +23,11 @@ from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Sketch
 from souffle.schedule.gpu.rules.window import WINDOW, direct_sketch
 from souffle.schedule.gpu.tiling.direct_tiling import read_plan
+from souffle.schedule.lower import cuda_target
 from souffle.tvm_compat import const_int, primfunc_from_tensors
 
 SMALL = GpuRequest("sm_90", threads=64, sm_count=4)
 ODD = GpuRequest("sm_90", threads=96, sm_count=4)
-
-TARGET = tvm.target.Target(
-    {
-        "kind": "cuda",
-        "arch": "sm_90",
-        "max_threads_per_block": 1024,
-        "max_shared_memory_per_block": 49152,
-        "thread_warp_size": 32,
-        "max_num_threads": 1024,
-        "registers_per_block": 65536,
-    },
-    host="llvm",
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,7 +201,7 @@ def built() -> Built:
         for name, one in kernels[case.name]:
             check_schedule(one, case.request)
             every[name] = one.func.with_attr("global_symbol", name)
-    text = tvm.compile(tvm.IRModule(every), target=TARGET).mod.imports[0].inspect_source()
+    text = tvm.compile(tvm.IRModule(every), target=cuda_target("sm_90")).mod.imports[0].inspect_source()
     plain = tvm.IRModule({case.name: case.func for case in CASES})
     return Built(kernels, text, compile_text(text), tvm.compile(plain, target="llvm"))
 
