@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -75,6 +76,16 @@ def test_what_one_tile_reads_is_its_part_of_what_all_read() -> None:
     maps = tile_maps(stage.schedule)
     for tile in range(maps.tiles):
         assert {*isl.points(maps.read_by(0, tile))} == touched(stage, stage.inputs[0])[tile]
+
+
+def test_a_statement_that_is_not_known_may_touch_anything() -> None:
+    (stage,) = lower(layers(1, 100)).stages
+    func = stage.schedule.func
+    maps = tile_maps(replace(stage.schedule, func=func.with_body(tirx.While(tirx.const(False, "bool"), func.body))))
+    for number, tensor in enumerate((*stage.inputs, *stage.outputs)):
+        everything = [(tile, at) for tile in range(maps.tiles) for at in np.ndindex(tensor.shape)]
+        for relation in (maps.reads(number), maps.writes(number)):
+            assert sorted((tile, tuple(at)) for (tile,), at in isl.pairs(relation)) == everything
 
 
 def test_an_index_from_data_may_read_any_row() -> None:

@@ -17,6 +17,7 @@ TID = tirx.Var("tid", "int32")
 TILE = tirx.Var("tile", "int32")
 X = tirx.decl_buffer((64,), "float32", name="x")
 OWN = tirx.decl_buffer((1,), "float32", name="own", scope="local")
+COPY = tirx.decl_buffer((1,), "uint32", name="copy", scope="local")
 MASK = tirx.decl_buffer((1,), "uint32", name="mask", scope="local")
 
 Around = Callable[[tirx.Stmt], tirx.Stmt]
@@ -84,6 +85,8 @@ def bound(value: object, make: Callable[[tirx.Var], Around]) -> Around:
         (turns(TID), False),
         (bound(tirx.truncmod(TID, 32), lambda var: under(var < 3)), False),
         (under(X[0] > tirx.FloatImm("float32", 0.0)), False),
+        (lambda body: tirx.While(TILE < 3, body), False),
+        (lambda body: tirx.SeqStmt([body, tirx.DeclBuffer(COPY, data=tirx.address_of(MASK[0]))]), False),
     ],
 )
 def test_where_all_lanes_come(around: Around, full: bool) -> None:
