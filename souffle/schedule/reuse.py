@@ -111,8 +111,8 @@ class _Joiner:
         return joined
 
     def _producers(self, tes: Sequence[TE | ExternTE]) -> set[TE | ExternTE]:
-        found = {self.program.producers[t] for te_ in tes for t in te_.inputs if t in self.program.producers}
-        return found - set(tes)
+        producers = {self.program.producers[t] for te_ in tes for t in te_.inputs if t in self.program.producers}
+        return producers - set(tes)
 
     def _readers(self, tes: Sequence[TE | ExternTE]) -> list[TE | ExternTE]:
         return [consumer for te_ in tes for t in te_.outputs for consumer in self.program.consumers[t]]

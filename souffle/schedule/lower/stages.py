@@ -46,10 +46,10 @@ def lower_stages(units: Sequence[Unit], target: tvm.target.Target) -> tuple[Unit
         if digest not in known:
             label = f"stage{len(known)}_{readable_name(stage.name)}"
             # A schedule may have been exchanged, which the functions of the one before outlive.
-            own = stage.functions if all(f.schedule is stage.schedule for f in stage.functions) else ()
-            own = own or lower_stage("stage", stage.schedule, target)
-            labels = [label] if len(own) == 1 else [f"{label}_{number}" for number in range(len(own))]
-            known[digest] = tuple(replace(f, name=name) for f, name in zip(own, labels, strict=True))
+            functions = stage.functions if all(f.schedule is stage.schedule for f in stage.functions) else ()
+            functions = functions or lower_stage("stage", stage.schedule, target)
+            labels = [label] if len(functions) == 1 else [f"{label}_{number}" for number in range(len(functions))]
+            known[digest] = tuple(replace(f, name=name) for f, name in zip(functions, labels, strict=True))
         return replace(stage, functions=known[digest])
 
     return map_stages(units, lowered)

@@ -257,8 +257,8 @@ def _whole(block: Block, term: PrimExpr, element: Element, groups: Sequence[Sequ
     axes = [axis for group in groups for axis in group]
     kept, spatial = fresh_axes(block.spatial)
     reduced, inner = fresh_axes(block.reduction)
-    own = [*spatial, *inner]
-    value, inverse = _inverted(block, substitute_axes(term, {**kept, **reduced}), own, element, axes)
+    block_axes = [*spatial, *inner]
+    value, inverse = _inverted(block, substitute_axes(term, {**kept, **reduced}), block_axes, element, axes)
     over = _over(block, [inverse[axis.var] for axis in inner], [inverse[axis.var] for axis in spatial], groups)
     indices = tuple(substitute_axes(kept[v], inverse) for v in block.indices)
     return _Tiled(over, None, tirx.Var("chunk", "int32"), value, indices, bounded(axes))
@@ -274,8 +274,8 @@ def _chunked(block: Block, term: PrimExpr, element: Element, groups: Sequence[Se
     kept, spatial = fresh_axes(block.spatial[1:])
     reduced, _ = fresh_axes([axis for axis in block.reduction if axis.extent == 1])
     all_ = Axis(tirx.Var("element", "int32"), count * size)
-    place = {first.var: tirx.floordiv(all_.var, size), inner[0].var: tirx.floormod(all_.var, size)}
-    term = substitute_axes(term, {**kept, **reduced, **place})
+    decoded = {first.var: tirx.floordiv(all_.var, size), inner[0].var: tirx.floormod(all_.var, size)}
+    term = substitute_axes(term, {**kept, **reduced, **decoded})
     term = narrow_indices(term, bounded([*spatial, all_]))
     # Beyond the end of the last chunk stands the identity.
     if is_branch(term) and tvm_ffi.structural_equal(term.args[2], block.initial):
@@ -289,38 +289,38 @@ def _chunked(block: Block, term: PrimExpr, element: Element, groups: Sequence[Se
     linear: PrimExpr = tirx.IntImm("int32", 0)
     for axis in over:
         linear = linear * axis.extent + axis.var
-    known = bounded(axes)
-    if not known.can_prove_equal(linear, inverse[all_.var]):
+    analyzer = bounded(axes)
+    if not analyzer.can_prove_equal(linear, inverse[all_.var]):
         raise NotAContraction(f"block {block.name} takes its elements in another order than tiles have them")
     chunk = tirx.Var("chunk", "int32")
-    known.bind(chunk, Range(0, count))
+    analyzer.bind(chunk, Range(0, count))
     places = {**kept, first.var: chunk}
     indices = tuple(substitute_axes(places[v], inverse) for v in block.indices)
-    return _Tiled(over, size, chunk, value, indices, known)
+    return _Tiled(over, size, chunk, value, indices, analyzer)
 
 
 def _inverted(
-    block: Block, term: PrimExpr, own: Sequence[Axis], element: Element, axes: Sequence[Axis]
+    block: Block, term: PrimExpr, block_axes: Sequence[Axis], element: Element, axes: Sequence[Axis]
 ) -> tuple[PrimExpr, dict[tirx.Var, PrimExpr]]:
     """What an element contributes, and the block's axes, both over those of the canonical form."""
-    local, known = bounded(own), bounded(axes)
+    local, known = bounded(block_axes), bounded(axes)
     value, place = _at_one_place(block, narrow_indices(term, local), element, local)
-    inverse, conditions = _inverse(block, own, place, element, local)
+    inverse, conditions = _inverse(block, block_axes, place, element, local)
     if conditions:
         raise NotAContraction(f"block {block.name} reads a part of {element.block.name}")
-    found = {axis.var: known.simplify(e) for axis, e in zip(own, inverse, strict=True)}
-    return known.simplify(substitute_axes(value, found)), found
+    inverted = {axis.var: known.simplify(e) for axis, e in zip(block_axes, inverse, strict=True)}
+    return known.simplify(substitute_axes(value, inverted)), inverted
 
 
 def _over(
     block: Block, reduced: Sequence[PrimExpr], kept: Sequence[PrimExpr], groups: Sequence[Sequence[Axis]]
 ) -> tuple[Axis, ...]:
     """The axes that are reduced: rows alone or columns alone, none of which is kept too."""
-    found = [tuple(axis for axis in group if any(depends(e, axis) for e in reduced)) for group in groups]
-    over = tuple(axis for some in found for axis in some)
+    parts = [tuple(axis for axis in group if any(depends(e, axis) for e in reduced)) for group in groups]
+    over = tuple(axis for some in parts for axis in some)
     if not over or any(depends(e, axis) for e in kept for axis in over):
         raise NotAContraction(f"block {block.name} does not reduce whole axes of the contraction")
-    if over not in found[1:]:
+    if over not in parts[1:]:
         raise NotAContraction(f"block {block.name} does not reduce rows alone or columns alone")
     return over
 

@@ -64,5 +64,5 @@ def tile_of(func: tirx.PrimFunc, request: GpuRequest) -> tuple[int, int] | None:
     problem = StageForms(func).read(read_contraction)
     if isinstance(problem, Refused) or staging_refusal(problem, request) is not None:
         return None
-    found = choose_tiling(problem, request)
-    return None if found is None else found[1].tile[1:]
+    timed = choose_tiling(problem, request)
+    return None if timed is None else timed[1].tile[1:]

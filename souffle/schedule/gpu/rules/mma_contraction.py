@@ -37,22 +37,22 @@ def _apply(problem: Contraction, request: GpuRequest) -> Sketch | Refused:
     refusal = tensor_core_refusal(problem, request)
     if refusal is not None:
         return refusal
-    operands = assumed_operands(problem, request)
+    assumed = assumed_operands(problem, request)
     unfit = problem.refused(f"no tile fits {request.max_shared_bytes} bytes of shared memory")
 
     def make(values: Values) -> GpuSchedule | Refused:
         tiling = MmaTiling.of(values, request.threads)
         if tiling is None:
             return problem.refused(f"{request.threads // 32} warps cannot be shared so")
-        own = tile_operands(problem, tiling, request)
-        refusal = tiling.refusal(own, request)
+        operands = tile_operands(problem, tiling, request)
+        refusal = tiling.refusal(operands, request)
         if refusal is not None:
             return problem.refused(refusal.reason)
-        kernel, tiles = emit_mma(problem, tiling, own, request.threads), prod(tiling.counts(problem.extents))
+        kernel, tiles = emit_mma(problem, tiling, operands, request.threads), prod(tiling.counts(problem.extents))
         return GpuSchedule(kernel, MMA_CONTRACTION.name, tiles, request.threads, tensor_cores=True)
 
-    best = partial(choose_tiling, problem, operands, request)
-    return Sketch.of_least(MMA_CONTRACTION.name, knobs_of(problem, operands, request.threads), best, unfit, make)
+    best = partial(choose_tiling, problem, assumed, request)
+    return Sketch.of_least(MMA_CONTRACTION.name, knobs_of(problem, assumed, request.threads), best, unfit, make)
 
 
 MMA_CONTRACTION = Rule("mma_contraction", read_contraction, _apply)

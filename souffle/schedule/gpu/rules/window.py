@@ -28,8 +28,8 @@ def _apply(plan: Plan, request: GpuRequest) -> Sketch | Refused:
         return plan.problem.refused("neighbouring outputs share no input")
 
     def clocks() -> float:
-        found = choose_tiling(plan, request)
-        return inf if found is None else found[0]
+        timed = choose_tiling(plan, request)
+        return inf if timed is None else timed[0]
 
     sketch = direct_sketch(plan, request, WINDOW.name)
     return replace(sketch, clocks=clocks, least=least_clocks(plan, request))
@@ -50,10 +50,10 @@ def direct_sketch(plan: Plan, request: GpuRequest, rule: str) -> Sketch:
     """
 
     def choose() -> Values | Refused:
-        found = choose_tiling(plan, request)
-        if found is None:
+        timed = choose_tiling(plan, request)
+        if timed is None:
             return plan.problem.refused(f"no numbers fit {request.threads} threads")
-        return found[1]
+        return timed[1]
 
     def make(values: Values) -> GpuSchedule | Refused:
         tiling = tiling_of(plan, values)

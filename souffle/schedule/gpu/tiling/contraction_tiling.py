@@ -178,7 +178,7 @@ def choose_tiling(problem: Contraction, request: GpuRequest) -> tuple[float, Til
 
 def _candidates(problem: Contraction, request: GpuRequest) -> Tiling:
     """The tilings that the rule's own choice considers, all of the shortest step."""
-    found: list[tuple[int, ...]] = []
+    candidates: list[tuple[int, ...]] = []
     knobs = {knob.name: knob.values for knob in knobs_of(problem, request)}
     batch, rows, columns, _ = problem.extents
     lanes = {each: result_lanes_of(problem, min(each, VECTOR)) for each in knobs["columns_each"]}
@@ -190,9 +190,9 @@ def _candidates(problem: Contraction, request: GpuRequest) -> Tiling:
             if along[0] * each[0] >= 2 * rows or along[1] * each[1] >= 2 * columns:
                 continue  # half of it or more would be idle
             for together in sorted({min(each[1], VECTOR), lanes[each[1]]}):
-                found += [(along_batch, *along, *each, together, stages) for stages in knobs["stages"]]
-    numbers = np.array(found, np.int64).reshape(-1, 7).T
-    shortest = np.full(len(found), min(_STEPS[0], problem.extents[3]))
+                candidates += [(along_batch, *along, *each, together, stages) for stages in knobs["stages"]]
+    numbers = np.array(candidates, np.int64).reshape(-1, 7).T
+    shortest = np.full(len(candidates), min(_STEPS[0], problem.extents[3]))
     return Tiling(tuple(numbers[:3]), tuple(numbers[3:5]), shortest, *numbers[5:])
 
 
@@ -255,6 +255,6 @@ def _registers(problem: Contraction, tiling: Tiling, threads: int) -> Number:
     batch, rows, columns = tiling.tile
     words = tiling.each[0] * tiling.each[1] * max(1, bits_of(problem.dtype) // 32)
     waiting = np.ceil(batch * tiling.step * (rows + columns) / threads)
-    for operand, own in ((problem.left, tiling.each[0]), (problem.right, tiling.each[1])):
-        words = words + own * max(1, bits_of(operand.dtype) // 32)
+    for operand, elements in ((problem.left, tiling.each[0]), (problem.right, tiling.each[1])):
+        words = words + elements * max(1, bits_of(operand.dtype) // 32)
     return _OWN_REGISTERS + words + waiting.astype(np.int64)

@@ -86,7 +86,7 @@ def choose_tiling(plan: Plan, request: GpuRequest) -> tuple[float, Values] | Non
     Of those that are about as fast, it is those of the widest reads: they need fewer of what the estimate does not see,
     such as slots for loads on their way. Two rules ask for it.
     """
-    found = []
+    estimated = []
     # More turns do by hand what the compiler's own unrolling does; they are left to a search.
     offered = {knob.name: knob.values for knob in knobs_of(plan, request)} | {"turns": (1,)}
     for chosen in itertools.product(*offered.values()):
@@ -95,12 +95,12 @@ def choose_tiling(plan: Plan, request: GpuRequest) -> tuple[float, Values] | Non
             continue
         tiling = tiling_of(plan, values)
         if tiling_refusal(plan, tiling, request) is None:
-            found.append((estimate(plan, tiling, request), tiling.tiles(plan, request.threads), values))
-    if not found:
+            estimated.append((estimate(plan, tiling, request), tiling.tiles(plan, request.threads), values))
+    if not estimated:
         return None
-    least = min(time for time, _, _ in found)
-    alike = [one for one in found if one[0] <= _ALIKE * least]
-    time, _, values = min(alike, key=lambda one: (-one[2]["lanes"], one[1], one[0]))
+    least = min(time for time, _, _ in estimated)
+    alike = [candidate for candidate in estimated if candidate[0] <= _ALIKE * least]
+    time, _, values = min(alike, key=lambda candidate: (-candidate[2]["lanes"], candidate[1], candidate[0]))
     return time, values
 
 
@@ -117,12 +117,12 @@ def _registers(plan: Plan, tiling: Tiling, held: tuple[Held, ...]) -> int:
 
 def tiling_refusal(plan: Plan, tiling: Tiling, request: GpuRequest) -> Refused | None:
     """Why these numbers do not go together, or ``None``."""
-    own = 1 if plan.vector_is_output else tiling.lanes
-    if tiling.split * tiling.turns * own > max(plan.terms, 1) and tiling.split * tiling.turns * own > 1:
+    lanes = 1 if plan.vector_is_output else tiling.lanes
+    if tiling.split * tiling.turns * lanes > max(plan.terms, 1) and tiling.split * tiling.turns * lanes > 1:
         return plan.problem.refused(
-            f"{tiling.split} threads with {tiling.turns} turns of {own} are more than the {plan.terms} terms of a sum"
+            f"{tiling.split} threads with {tiling.turns} turns of {lanes} are more than the {plan.terms} terms of a sum"
         )
-    unrolled = tiling.outputs(plan) * prod(a.extent for a in plan.window) * own * tiling.turns
+    unrolled = tiling.outputs(plan) * prod(a.extent for a in plan.window) * lanes * tiling.turns
     if unrolled > _MOST_UNROLLED and tiling.outputs(plan) * tiling.turns > 1:
         return plan.problem.refused(f"{unrolled} multiply-adds in a turn are more than {_MOST_UNROLLED}")
     registers = _registers(plan, tiling, held_of(plan, tiling))
@@ -155,18 +155,20 @@ def estimate(plan: Plan, tiling: Tiling, request: GpuRequest) -> float:
     """Estimated clocks: what a multiprocessor's busiest unit does, or the latencies of one block, wave by wave."""
     held = held_of(plan, tiling)
     warps = request.threads / WARP
-    own = 1 if plan.vector_is_output else tiling.lanes
-    rounds = ceil(plan.terms / own / (tiling.split * tiling.turns)) if plan.long else 1
+    terms_together = 1 if plan.vector_is_output else tiling.lanes
+    rounds = ceil(plan.terms / terms_together / (tiling.split * tiling.turns)) if plan.long else 1
     outputs = tiling.outputs(plan)
-    products = outputs * prod(a.extent for a in plan.window) * own * (tiling.turns if plan.long else 1) * rounds
+    products = (
+        outputs * prod(a.extent for a in plan.window) * terms_together * (tiling.turns if plan.long else 1) * rounds
+    )
     instructions, lines, fetched, index = 1.0 * products, 0.0, 0.0, 0.0
-    for one in held:
-        times = rounds if one.long else 1
-        reads = one.size / (tiling.lanes if one.vector else 1) * times
-        index += reads * (_CONDITIONAL_INDEX if _conditional(one.leaf) else 1.0)
+    for kept in held:
+        times = rounds if kept.long else 1
+        reads = kept.size / (tiling.lanes if kept.vector else 1) * times
+        index += reads * (_CONDITIONAL_INDEX if _conditional(kept.leaf) else 1.0)
         instructions += reads
-        lines += reads * _lines(plan, tiling, one, request)
-        fetched += times * _fresh(plan, tiling, one)
+        lines += reads * _lines(plan, tiling, kept, request)
+        fetched += times * _fresh(plan, tiling, kept)
     instructions += outputs * (4.0 + 12.0 * _calls(plan)) * (1 if tiling.split == 1 else 2)
     levels = 0
     if tiling.split > 1:
@@ -206,15 +208,15 @@ def _touched(
     thread = np.arange(min(WARP, threads))
     itemsize = bits_of(leaf.dtype) / 8
     group, lane = np.divmod(thread, split) if plan.sum_fast else np.divmod(thread, threads // split)[::-1]
-    own = 1 if plan.vector_is_output else lanes
-    place = np.zeros_like(thread)
-    long = [own if axis is plan.vector else 1 for axis in plan.long]
+    terms_together = 1 if plan.vector_is_output else lanes
+    position = np.zeros_like(thread)
+    long = [terms_together if axis is plan.vector else 1 for axis in plan.long]
     for axes, number, sizes in ((plan.order, group, widths), (plan.long, lane, long)):
         for axis, width in zip(reversed(axes), reversed(sizes), strict=True):
             step = _step(leaf, axis)
             number, part = np.divmod(number, -(-axis.extent // width))
-            place = place + part * width * (_LINE * thread if step is None else step)
-    first = (place * itemsize).astype(np.int64)
+            position = position + part * width * (_LINE * thread if step is None else step)
+    first = (position * itemsize).astype(np.int64)
     last = first + int(itemsize * (lanes if vector else 1)) - 1
     # Of so few numbers a set is built faster than NumPy begins to sort.
     return len({*(first // _LINE).tolist(), *(last // _LINE).tolist()})

@@ -147,8 +147,8 @@ class MmaTiling:
         """Elements of one tile of each operand in shared memory, by which of its axes is contiguous there."""
         extents = self.tile[1:]
         return tuple(
-            own * (self.step + _PADDING) if last else self.step * (own + _PADDING)
-            for own, last in zip(extents, inner_last, strict=True)
+            extent * (self.step + _PADDING) if last else self.step * (extent + _PADDING)
+            for extent, last in zip(extents, inner_last, strict=True)
         )
 
     @property
@@ -186,8 +186,8 @@ class MmaTiling:
         """
         down, across = self.parts
         held = 0
-        for fetch, own, extent in zip(operands.fetches, operands.asynchronous, self.tile[1:], strict=True):
-            if not own:
+        for fetch, asynchronous, extent in zip(operands.fetches, operands.asynchronous, self.tile[1:], strict=True):
+            if not asynchronous:
                 turns = ceil(extent * self.step / fetch.lanes / threads)
                 held += turns * (2 + ceil(fetch.lanes * bits_of(fetch.operand.dtype) / 32))
         return down * across * 4 + down * 4 + across * 2 + held + _OWN_REGISTERS
@@ -282,16 +282,16 @@ def choose_tiling(problem: Contraction, operands: Operands, request: GpuRequest)
     """
     every = list(_tilings(problem, operands, request))
     # What leaves room for a second block on a multiprocessor, so that other stages of its kernel have one, too.
-    sharing = [one for one in every if one.registers(operands, request.threads) <= ASSUMED_REGISTERS]
-    found = [(_cost(problem, operands, tiling, request), tiling) for tiling in sharing or every]
-    if not found:
+    sharing = [candidate for candidate in every if candidate.registers(operands, request.threads) <= ASSUMED_REGISTERS]
+    estimated = [(_cost(problem, operands, tiling, request), tiling) for tiling in sharing or every]
+    if not estimated:
         # Short and few: the smallest tile that there is.
-        found = [(_cost(problem, operands, t, request), t) for t in _smallest(problem, operands, request)]
-    least = min((cost for cost, _ in found), default=0.0)
-    alike = [(cost, tiling) for cost, tiling in found if cost <= _ALIKE * least]
+        estimated = [(_cost(problem, operands, t, request), t) for t in _smallest(problem, operands, request)]
+    least = min((cost for cost, _ in estimated), default=0.0)
+    alike = [(cost, tiling) for cost, tiling in estimated if cost <= _ALIKE * least]
 
-    def size(one: tuple[float, MmaTiling]) -> tuple[int, int, float]:
-        cost, tiling = one
+    def size(candidate: tuple[float, MmaTiling]) -> tuple[int, int, float]:
+        cost, tiling = candidate
         return prod(tiling.counts(problem.extents)), tiling.shared_bytes(operands), cost
 
     return min(alike, key=size) if alike else None
@@ -325,10 +325,10 @@ def _cost(problem: Contraction, operands: Operands, tiling: MmaTiling, request: 
     reads = tiling.warps[0] * tiling.warps[1] * pieces * (down * ROWS + across * COLUMNS) * INNER * 2
     shared = (reads + 2 * (rows + columns) * tiling.step) / _SHARED_BYTES
     fetched, issued, ahead = 0.0, threads * pieces / tiling.warps[2] * (down * across + down + across / 2), 0.0
-    for fetch, own, extent in zip(operands.fetches, operands.asynchronous, (rows, columns), strict=True):
+    for fetch, asynchronous, extent in zip(operands.fetches, operands.asynchronous, (rows, columns), strict=True):
         fetched += extent * tiling.step * bits_of(fetch.operand.dtype) / 8
-        issued += extent * tiling.step / fetch.lanes * (4.0 if own else 8.0 + 2.0 * fetch.lanes)
-        depth = tiling.stages - 1 if own else 1
+        issued += extent * tiling.step / fetch.lanes * (4.0 if asynchronous else 8.0 + 2.0 * fetch.lanes)
+        depth = tiling.stages - 1 if asynchronous else 1
         # With one stage copies are waited for at once; what passes through registers is still one step ahead.
         ahead = max(ahead, _LATENCY / depth if depth else 0.0)
     waits = _LATENCY * any(operands.asynchronous) if tiling.stages == 1 else 0.0
