@@ -133,7 +133,7 @@ def emit_contraction(form: Contraction, machine: Machine) -> tirx.Stmt:
         rest = tirx.floordiv(number, tirx.const(chunks, index))
         panel = tirx.floormod(rest, tirx.const(panels, index))
         batch = decode(tirx.floordiv(rest, tirx.const(panels, index)), form.batch)
-        return _task(form, tiling, batch, panel, chunk, per_chunk, chunks, index)
+        return _task(form, tiling, batch, panel, chunk, per_chunk, chunks)
 
     return loop(batches * panels * chunks, task, ForKind.PARALLEL, name="task", dtype=index)
 
@@ -155,19 +155,19 @@ def _task(
     form: Contraction,
     tiling: Tiling,
     batch: dict[tirx.Var, PrimExpr],
-    panel: PrimExpr,
+    number: PrimExpr,
     chunk: PrimExpr,
     per_chunk: int,
     chunks: int,
-    index: str,
 ) -> tirx.Stmt:
+    """One panel, times one run of tiles of rows."""
     columns = product(a.extent for a in form.columns)
     panels = -(-columns // tiling.width)
     valid = columns - (panels - 1) * tiling.width
-    first = panel * tiling.width
+    first = number * tiling.width
 
     def body(shape: Tiling, used: int) -> tirx.Stmt:
-        return _panel(form, shape, used, batch, first, tiling.rows, chunk, per_chunk, chunks, index)
+        return _Panel.of(form, shape, used, batch, first).times_rows(tiling.rows, chunk, per_chunk, chunks)
 
     last = body(replace(tiling, vectors=-(-valid // tiling.lanes)), valid)
     if panels == 1:
@@ -175,106 +175,208 @@ def _task(
     full = body(tiling, tiling.width)
     if valid == tiling.width:
         return full
-    return tirx.IfThenElse(panel < panels - 1, full, last)
+    return tirx.IfThenElse(number < panels - 1, full, last)
 
 
-def _panel(
-    form: Contraction,
-    tiling: Tiling,
-    valid: int,
-    batch: dict[tirx.Var, PrimExpr],
-    first: PrimExpr,
-    height: int,
-    chunk: PrimExpr,
-    per_chunk: int,
-    chunks: int,
-    index: str,
-) -> tirx.Stmt:
-    """One panel of `valid` columns from `first`, times one run of tiles of rows."""
-    extents = tuple(a.extent for a in form.nest.reduce)
-    packed = tirx.decl_buffer((*extents, tiling.width), dtype_of(form.vector.value), "panel")
-    rows = product(a.extent for a in form.rows)
-    start = chunk * per_chunk
-
-    def kernel(count: int, row: PrimExpr) -> tirx.Stmt:
-        return _micro_kernel(form, tiling, packed, valid, batch, first, row, count, index)
-
-    statements = [
-        tirx.AllocBuffer(packed),
-        _pack(form, tiling, packed, valid, batch, first, index),
-        loop(per_chunk, lambda t: kernel(height, (start + t) * height), name="tile", dtype=index),
-    ]
-    remainder = rows % height
-    if remainder:
-        last = kernel(remainder, tirx.const(rows - remainder, index))
-        statements.append(last if chunks == 1 else tirx.IfThenElse(chunk == chunks - 1, last, None))
-    return sequence(*statements)
+_Step = dict[tirx.Var, PrimExpr]
+"""Values of the axes that are summed over."""
 
 
-def _pack(
-    form: Contraction,
-    tiling: Tiling,
-    packed: tirx.Buffer,
-    valid: int,
-    batch: dict[tirx.Var, PrimExpr],
-    first: PrimExpr,
-    index: str,
-) -> tirx.Stmt:
-    axes = (*form.nest.spatial, *form.nest.reduce)
-    inner = form.columns[-1]
-    loads = [load for load in buffer_loads(form.vector.value) if uses(load, [inner])]
-    vectors = all(stride_along(load, inner, axes) == 1 for load in loads)
-    whole_rows = len(form.columns) == 1 or _columns_are_contiguous(form)
-    reduce = form.nest.reduce
+@dataclass(frozen=True, eq=False)
+class _Panel:
+    """As many columns of the vector factor as a tile has, packed for all steps of the sum.
 
-    def element(k: dict[tirx.Var, PrimExpr], column: PrimExpr) -> tirx.Stmt:
-        values = {**batch, **k, **decode(first + column, form.columns)}
-        stored = replace_variables(form.vector.value, values)
-        return tirx.BufferStore(packed, stored, [*(k[a.var] for a in reduce), column])
+    Attributes
+    ----------
+    form : Contraction
+    tiling : Tiling
+    valid : int
+        Columns that there are; zeros fill the rest of the panel.
+    batch : dict
+        Values of the batch axes.
+    first : expression
+        Its first column.
+    packed : Buffer
+        Shape: the steps of the sum, then the columns.
+    """
 
-    def zeros(k: dict[tirx.Var, PrimExpr]) -> list[tirx.Stmt]:
-        if valid == tiling.width:
-            return []
-        zero = tirx.const(0, str(packed.dtype))
-        indices = [k[a.var] for a in reduce]
-        return [
-            loop(
-                tiling.width - valid,
-                lambda v: tirx.BufferStore(packed, zero, [*indices, v + valid]),
-                name="z",
-                dtype=index,
-            )
+    form: Contraction
+    tiling: Tiling
+    valid: int
+    batch: dict[tirx.Var, PrimExpr]
+    first: PrimExpr
+    packed: tirx.Buffer
+
+    @classmethod
+    def of(
+        cls, form: Contraction, tiling: Tiling, valid: int, batch: dict[tirx.Var, PrimExpr], first: PrimExpr
+    ) -> _Panel:
+        extents = tuple(a.extent for a in form.nest.reduce)
+        packed = tirx.decl_buffer((*extents, tiling.width), dtype_of(form.vector.value), "panel")
+        return cls(form, tiling, valid, batch, first, packed)
+
+    @property
+    def index(self) -> str:
+        """The type of loop variables."""
+        return self.form.nest.spatial[-1].dtype
+
+    def times_rows(self, height: int, chunk: PrimExpr, per_chunk: int, chunks: int) -> tirx.Stmt:
+        """The products of the panel with one run of tiles of rows."""
+        rows = product(a.extent for a in self.form.rows)
+        start = chunk * per_chunk
+        statements = [
+            tirx.AllocBuffer(self.packed),
+            self.pack(),
+            loop(per_chunk, lambda t: self.tile((start + t) * height, height), name="tile", dtype=self.index),
         ]
+        remainder = rows % height
+        if remainder:
+            last = self.tile(tirx.const(rows - remainder, self.index), remainder)
+            statements.append(last if chunks == 1 else tirx.IfThenElse(chunk == chunks - 1, last, None))
+        return sequence(*statements)
 
-    def by_vectors() -> tirx.Stmt:
-        def row(k: dict[tirx.Var, PrimExpr]) -> tirx.Stmt:
-            return sequence(*_column_pieces(valid, tiling.lanes, index, lambda c: element(k, c)), *zeros(k))
+    def pack(self) -> tirx.Stmt:
+        """Fill the panel: in vectors along the columns, or along memory, which is then transposed."""
+        axes = (*self.form.nest.spatial, *self.form.nest.reduce)
+        inner = self.form.columns[-1]
+        loads = [load for load in buffer_loads(self.form.vector.value) if uses(load, [inner])]
+        vectors = all(stride_along(load, inner, axes) == 1 for load in loads)
+        whole_rows = len(self.form.columns) == 1 or _columns_are_contiguous(self.form)
+        return self._packed_by_vectors() if vectors and whole_rows else self._packed_transposed()
 
-        return _over(reduce, row)
+    def _packed_by_vectors(self) -> tirx.Stmt:
+        def row(k: _Step) -> tirx.Stmt:
+            return sequence(*self._valid_columns(lambda c: self._packed_element(k, c)), *self._zeros(k))
 
-    def transposed() -> tirx.Stmt:
-        last = reduce[-1]
+        return _over(self.form.nest.reduce, row)
+
+    def _packed_transposed(self) -> tirx.Stmt:
+        *others, last = self.form.nest.reduce
         block = _TRANSPOSE_BLOCK if last.extent % _TRANSPOSE_BLOCK == 0 else last.extent
 
-        def run(k: dict[tirx.Var, PrimExpr], outer: PrimExpr) -> tirx.Stmt:
+        def run(k: _Step, outer: PrimExpr) -> tirx.Stmt:
             def column(c: PrimExpr) -> tirx.Stmt:
                 return loop(
                     block,
-                    lambda i: element({**k, last.var: outer * block + i}, c),
+                    lambda i: self._packed_element({**k, last.var: outer * block + i}, c),
                     name=last.var.name,
                     dtype=last.dtype,
                 )
 
-            return loop(valid, column, name="c", dtype=index)
+            return loop(self.valid, column, name="c", dtype=self.index)
 
         filled = _over(
-            reduce[:-1],
+            tuple(others),
             lambda k: loop(last.extent // block, lambda o: run(k, o), name=last.var.name, dtype=last.dtype),
         )
-        padding = _over(reduce, lambda k: sequence(*zeros(k))) if valid < tiling.width else None
-        return filled if padding is None else sequence(filled, padding)
+        if self.valid == self.tiling.width:
+            return filled
+        return sequence(filled, _over(self.form.nest.reduce, lambda k: sequence(*self._zeros(k))))
 
-    return by_vectors() if vectors and whole_rows else transposed()
+    def _packed_element(self, k: _Step, column: PrimExpr) -> tirx.Stmt:
+        values = {**self.batch, **k, **decode(self.first + column, self.form.columns)}
+        stored = replace_variables(self.form.vector.value, values)
+        return tirx.BufferStore(self.packed, stored, [*self._position(k), column])
+
+    def _zeros(self, k: _Step) -> list[tirx.Stmt]:
+        """What fills the panel up at one step of the sum."""
+        if self.valid == self.tiling.width:
+            return []
+        zero = tirx.const(0, str(self.packed.dtype))
+        return [
+            loop(
+                self.tiling.width - self.valid,
+                lambda v: tirx.BufferStore(self.packed, zero, [*self._position(k), v + self.valid]),
+                name="z",
+                dtype=self.index,
+            )
+        ]
+
+    def _position(self, k: _Step) -> list[PrimExpr]:
+        return [k[axis.var] for axis in self.form.nest.reduce]
+
+    def _valid_columns(self, make: Callable[[PrimExpr], tirx.Stmt]) -> list[tirx.Stmt]:
+        """A statement for each column that there is, in vectors."""
+        statements = []
+        for piece in pieces(self.valid, self.tiling.lanes):
+            kind = ForKind.VECTORIZED if piece.width > 1 else ForKind.SERIAL
+            statements.append(
+                loop(
+                    piece.count,
+                    lambda o, piece=piece, kind=kind: loop(
+                        piece.width,
+                        lambda v: make(o * piece.width + v + piece.start),
+                        kind,
+                        name="v",
+                        dtype=self.index,
+                    ),
+                    ForKind.UNROLLED if piece.width > 1 else ForKind.SERIAL,
+                    name="o",
+                    dtype=self.index,
+                )
+            )
+        return statements
+
+    def _all_columns(self, make: Callable[[PrimExpr], tirx.Stmt]) -> tirx.Stmt:
+        """A statement for each column of the panel, in whole vectors."""
+        lanes = self.tiling.lanes
+        return loop(
+            self.tiling.vectors,
+            lambda u: loop(lanes, lambda v: make(u * lanes + v), ForKind.VECTORIZED, name="v", dtype=self.index),
+            ForKind.UNROLLED,
+            name="u",
+            dtype=self.index,
+        )
+
+    def tile(self, start: PrimExpr, height: int) -> tirx.Stmt:
+        """The products with `height` rows from `start`, whose totals are in registers."""
+        form = self.form
+        dtype = str(form.nest.body.buffer.dtype)
+        depth = max(1, _MAX_STACK_BYTES // (self.tiling.width * DataType(dtype).itemsize))
+        totals = [
+            (row, tirx.decl_buffer((min(depth, height - row), self.tiling.width), dtype, "tile"))
+            for row in range(0, height, depth)
+        ]
+
+        def rows(make: Callable[[tirx.Buffer, PrimExpr, PrimExpr], tirx.Stmt]) -> tirx.Stmt:
+            return sequence(
+                *(
+                    loop(
+                        int(tile.shape[0]),
+                        lambda r, tile=tile, row=row: make(tile, r, start + (r + row)),
+                        ForKind.UNROLLED,
+                        name="r",
+                        dtype=self.index,
+                    )
+                    for row, tile in totals
+                )
+            )
+
+        def clear(tile: tirx.Buffer, r: PrimExpr, _: PrimExpr) -> tirx.Stmt:
+            return self._all_columns(lambda c: tirx.BufferStore(tile, form.identity, [r, c]))
+
+        def step(k: _Step) -> tirx.Stmt:
+            def update(tile: tirx.Buffer, r: PrimExpr, row: PrimExpr) -> tirx.Stmt:
+                factor = replace_variables(form.scalar.value, {**self.batch, **k, **decode(row, form.rows)})
+
+                def element(c: PrimExpr) -> tirx.Stmt:
+                    term = factor * tirx.BufferLoad(self.packed, [*self._position(k), c])
+                    return tirx.BufferStore(tile, tirx.BufferLoad(tile, [r, c]) + term, [r, c])
+
+                return self._all_columns(element)
+
+            return rows(update)
+
+        def store(tile: tirx.Buffer, r: PrimExpr, row: PrimExpr) -> tirx.Stmt:
+            def element(c: PrimExpr) -> tirx.Stmt:
+                values = {**self.batch, **decode(row, form.rows), **decode(self.first + c, form.columns)}
+                done = form.nest.bind({v: as_index(e, dtype_of(v)) for v, e in values.items()})
+                return done.finish(tirx.BufferLoad(tile, [r, c]))
+
+            return sequence(*self._valid_columns(element))
+
+        allocations = [tirx.AllocBuffer(tile) for _, tile in totals]
+        return sequence(*allocations, rows(clear), _over(form.nest.reduce, step), rows(store))
 
 
 def _columns_are_contiguous(form: Contraction) -> bool:
@@ -304,97 +406,3 @@ def _over(axes: tuple[Axis, ...], make: Callable[[dict[tirx.Var, PrimExpr]], tir
         name=axis.var.name,
         dtype=axis.dtype,
     )
-
-
-def _column_pieces(extent: int, lanes: int, index: str, make: Callable[[PrimExpr], tirx.Stmt]) -> list[tirx.Stmt]:
-    statements = []
-    for piece in pieces(extent, lanes):
-        kind = ForKind.VECTORIZED if piece.width > 1 else ForKind.SERIAL
-        statements.append(
-            loop(
-                piece.count,
-                lambda o, piece=piece, kind=kind: loop(
-                    piece.width,
-                    lambda v: make(o * piece.width + v + piece.start),
-                    kind,
-                    name="v",
-                    dtype=index,
-                ),
-                ForKind.UNROLLED if piece.width > 1 else ForKind.SERIAL,
-                name="o",
-                dtype=index,
-            )
-        )
-    return statements
-
-
-def _micro_kernel(
-    form: Contraction,
-    tiling: Tiling,
-    packed: tirx.Buffer,
-    valid: int,
-    batch: dict[tirx.Var, PrimExpr],
-    first: PrimExpr,
-    start: PrimExpr,
-    height: int,
-    index: str,
-) -> tirx.Stmt:
-    dtype = str(form.nest.body.buffer.dtype)
-    depth = max(1, _MAX_STACK_BYTES // (tiling.width * DataType(dtype).itemsize))
-    tiles = [
-        (row, tirx.decl_buffer((min(depth, height - row), tiling.width), dtype, "tile"))
-        for row in range(0, height, depth)
-    ]
-
-    def columns(make: Callable[[PrimExpr], tirx.Stmt]) -> tirx.Stmt:
-        return loop(
-            tiling.vectors,
-            lambda u: loop(
-                tiling.lanes, lambda v: make(u * tiling.lanes + v), ForKind.VECTORIZED, name="v", dtype=index
-            ),
-            ForKind.UNROLLED,
-            name="u",
-            dtype=index,
-        )
-
-    def rows(make: Callable[[tirx.Buffer, PrimExpr, PrimExpr], tirx.Stmt]) -> tirx.Stmt:
-        return sequence(
-            *(
-                loop(
-                    int(tile.shape[0]),
-                    lambda r, tile=tile, row=row: make(tile, r, start + (r + row)),
-                    ForKind.UNROLLED,
-                    name="r",
-                    dtype=index,
-                )
-                for row, tile in tiles
-            )
-        )
-
-    def clear(tile: tirx.Buffer, r: PrimExpr, _: PrimExpr) -> tirx.Stmt:
-        return columns(lambda c: tirx.BufferStore(tile, form.identity, [r, c]))
-
-    def step(k: dict[tirx.Var, PrimExpr]) -> tirx.Stmt:
-        position = [k[a.var] for a in form.nest.reduce]
-
-        def update(tile: tirx.Buffer, r: PrimExpr, row: PrimExpr) -> tirx.Stmt:
-            factor = replace_variables(form.scalar.value, {**batch, **k, **decode(row, form.rows)})
-
-            def element(c: PrimExpr) -> tirx.Stmt:
-                term = factor * tirx.BufferLoad(packed, [*position, c])
-                return tirx.BufferStore(tile, tirx.BufferLoad(tile, [r, c]) + term, [r, c])
-
-            return columns(element)
-
-        return rows(update)
-
-    def store(tile: tirx.Buffer, r: PrimExpr, row: PrimExpr) -> tirx.Stmt:
-        def element(c: PrimExpr) -> tirx.Stmt:
-            values = {**batch, **decode(row, form.rows), **decode(first + c, form.columns)}
-            done = form.nest.bind({v: as_index(e, dtype_of(v)) for v, e in values.items()})
-            return done.finish(tirx.BufferLoad(tile, [r, c]))
-
-        return sequence(*_column_pieces(valid, tiling.lanes, index, element))
-
-    allocations = [tirx.AllocBuffer(tile) for _, tile in tiles]
-    return sequence(*allocations, rows(clear), _over(form.nest.reduce, step), rows(store))
