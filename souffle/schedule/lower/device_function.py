@@ -38,7 +38,7 @@ from souffle.schedule.lower.tvm_defects import (
     without_names,
 )
 from souffle.schedule.lower.unrolled_indices import with_short_indices
-from souffle.tvm_compat import PrimExpr, const_int, sequence, substitute
+from souffle.tvm_compat import PrimExpr, collect, const_int, sequence, substitute
 
 __all__ = [
     "DeviceFunction",
@@ -236,88 +236,96 @@ def _mapped(module: tvm.IRModule, *steps: Callable[[tirx.PrimFunc], tirx.PrimFun
 
 
 def _device_function(name: str, kernel: tirx.PrimFunc, schedule: GpuSchedule) -> DeviceFunction:
-    tile = tirx.Var("tile", "int32")
-    tid = tirx.Var("tid", "int32")
+    grid, block, bound = _launched(name, kernel)
+    tiles, threads = prod(grid), prod(block)
+    tile, tid = tirx.Var("tile", "int32"), tirx.Var("tid", "int32")
+    barrier = _waits(name, kernel)
+    body, pool, pool_bytes = _pooled(kernel)
+    coordinates = {**_coordinates("blockIdx", tile, grid), **_coordinates("threadIdx", tid, block)}
+    body = substitute(body, {var: coordinates[tag] for tag, var in bound})
+    body = with_wide_indices(body, {tile: tiles, tid: threads})
+    if barrier:
+        body = with_whole_warps(name, body, tid, threads)
+    body = with_full_masks(with_written_values(body), tid, threads)
+    if pool_bytes:
+        body = sequence(tirx.AllocBuffer(pool), body)
+    func = tirx.PrimFunc([tile, tid, *_pointers(name, kernel, schedule.func)], body).with_attr("global_symbol", name)
+    func = func.with_attr("tirx.noalias", True).with_attr("calling_conv", 0).with_attr("target", kernel.attrs["target"])
+    return DeviceFunction(func, tiles, threads, pool_bytes, barrier, schedule, name)
+
+
+def _launched(name: str, kernel: tirx.PrimFunc) -> tuple[list[int], list[int], list[tuple[str, tirx.Var]]]:
+    """Blocks and threads along x, y and z, and the variables of each."""
     several: dict[str, set[int]] = {}
     bound: list[tuple[str, tirx.Var]] = []
 
-    def see_extent(attr: tirx.AttrStmt) -> None:
+    def see(attr: tirx.AttrStmt) -> None:
         if attr.attr_key == "thread_extent":
             tag = str(attr.node.thread_tag)
             several.setdefault(tag, set()).add(const_int(attr.value))
             bound.append((tag, attr.node.var))
 
-    tvm_ffi.structural_walk(kernel.body, (tirx.AttrStmt, see_extent))
-    for tag, own in several.items():
-        if len(own) > 1:
-            raise LoweringError(f"stage {name} binds {tag} to {' and to '.join(map(str, sorted(own)))}")
-    extents = {tag: extent for tag, own in several.items() for extent in own}
+    tvm_ffi.structural_walk(kernel.body, (tirx.AttrStmt, see))
+    for tag, values in several.items():
+        if len(values) > 1:
+            raise LoweringError(f"stage {name} binds {tag} to {' and to '.join(map(str, sorted(values)))}")
+    extents = {tag: extent for tag, values in several.items() for extent in values}
     known = {f"{part}.{d}" for part in ("blockIdx", "threadIdx") for d in "xyz"}
     if not set(extents) <= known:
         raise LoweringError(f"stage {name} uses {sorted(set(extents) - known)}; stages use blockIdx and threadIdx only")
     grid, block = ([extents.get(f"{part}.{d}", 1) for d in "xyz"] for part in ("blockIdx", "threadIdx"))
-    threads = prod(block)
-    if threads > _MOST_THREADS:
-        raise LoweringError(f"stage {name} has blocks of {threads} threads; a block holds {_MOST_THREADS} at most")
+    if prod(block) > _MOST_THREADS:
+        raise LoweringError(f"stage {name} has blocks of {prod(block)} threads; a block holds {_MOST_THREADS} at most")
     if prod(grid) > _MOST_TILES:
         raise LoweringError(f"stage {name} has {prod(grid)} tiles; kernels count up to {_MOST_TILES}")
-    coordinates = {**_coordinates("blockIdx", tile, grid), **_coordinates("threadIdx", tid, block)}
+    return grid, block, bound
 
-    pool_bytes = 0
-    decls: list[tuple[tirx.AllocBuffer, int]] = []
-    scopes: set[str | None] = set()
 
-    def see_alloc(alloc: tirx.AllocBuffer) -> None:
-        nonlocal pool_bytes
-        if str(alloc.buffer.scope()) in ("shared", "shared.dyn"):
-            elements = 1
-            for extent in alloc.buffer.shape:
-                elements *= const_int(extent)
-            decls.append((alloc, pool_bytes))
-            element = tvm.DataType(str(alloc.buffer.dtype))
-            nbytes = elements * element.lanes * max(1, element.bits // 8)
-            pool_bytes += -(-nbytes // _POOL_ALIGNMENT) * _POOL_ALIGNMENT
-
-    def see_call(call: tvm.ir.Call) -> None:
-        scopes.add(barrier_scope(call))
-
-    tvm_ffi.structural_walk(kernel.body, [(tirx.AllocBuffer, see_alloc), (tvm.ir.Call, see_call)])
+def _waits(name: str, kernel: tirx.PrimFunc) -> bool:
+    """Whether threads wait for each other in it."""
+    scopes = {barrier_scope(call) for call in collect(kernel.body, tvm.ir.Call)}
     if "grid" in scopes:
         raise LoweringError(f"stage {name} waits for the whole grid; a kernel does that between its stages")
-    barrier = bool(scopes - {None})
+    return bool(scopes - {None})
 
+
+def _pooled(kernel: tirx.PrimFunc) -> tuple[tirx.Stmt, tirx.Buffer, int]:
+    """The body with its shared memory as parts of one pool, with no threads bound; the pool, and its bytes."""
+    pool_bytes = 0
+    offsets: list[tuple[tirx.Buffer, int]] = []
+    for alloc in collect(kernel.body, tirx.AllocBuffer):
+        if str(alloc.buffer.scope()) in ("shared", "shared.dyn"):
+            offsets.append((alloc.buffer, pool_bytes))
+            element = tvm.DataType(str(alloc.buffer.dtype))
+            elements = prod(const_int(extent) for extent in alloc.buffer.shape)
+            nbytes = elements * element.lanes * max(1, element.bits // 8)
+            pool_bytes += -(-nbytes // _POOL_ALIGNMENT) * _POOL_ALIGNMENT
     pool = tirx.decl_buffer((max(pool_bytes, 1),), "uint8", name="pool", scope="shared.dyn")
 
     def strip(attr: tirx.AttrStmt) -> tirx.Stmt:
         return attr.body if attr.attr_key == "thread_extent" else attr
 
     def place(alloc: tirx.AllocBuffer) -> tirx.Stmt:
-        offset = next((o for candidate, o in decls if candidate.buffer.same_as(alloc.buffer)), None)
+        offset = next((offset for buffer, offset in offsets if buffer.same_as(alloc.buffer)), None)
         if offset is None:
             return alloc
         return tirx.DeclBuffer(alloc.buffer, data=tirx.address_of(pool[offset]))
 
     body = tvm_ffi.structural_map(kernel.body, [(tirx.AttrStmt, strip), (tirx.AllocBuffer, place)])
-    body = substitute(body, {var: coordinates[tag] for tag, var in bound})
-    body = with_wide_indices(body, {tile: prod(grid), tid: threads})
-    if barrier:
-        body = with_whole_warps(name, body, tid, threads)
-    body = with_full_masks(with_written_values(body), tid, threads)
-    if pool_bytes:
-        body = sequence(tirx.AllocBuffer(pool), body)
+    return body, pool, pool_bytes
 
-    original, parameters = schedule.func, [str(p.name) for p in schedule.func.params]
+
+def _pointers(name: str, kernel: tirx.PrimFunc, original: tirx.PrimFunc) -> list[tirx.Var]:
+    """A pointer for each parameter that the function had before it was lowered."""
+    parameters = [str(p.name) for p in original.params]
     by_name = {str(p.name).removesuffix("_ptr"): p for p in kernel.params}
     unknown = set(by_name) - set(parameters)
     if unknown:
         raise LoweringError(f"stage {name} was lowered to a kernel with parameters {sorted(unknown)} that it lacks")
-    pointers = [
+    return [
         by_name.get(p) if p in by_name else tirx.Var(f"{p}_unused", _pointer(original, i))
         for i, p in enumerate(parameters)
     ]
-    func = tirx.PrimFunc([tile, tid, *pointers], body).with_attr("global_symbol", name)
-    func = func.with_attr("tirx.noalias", True).with_attr("calling_conv", 0).with_attr("target", kernel.attrs["target"])
-    return DeviceFunction(func, prod(grid), threads, pool_bytes, barrier, schedule, name)
 
 
 def _coordinates(part: str, linear: tirx.Var, extents: Sequence[int]) -> dict[str, PrimExpr]:
