@@ -11,6 +11,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from souffle.cli.measure_device import add_arguments as add_measure_device
 from souffle.cli.output import Progress, format_table, human_bytes, write_json
 from souffle.cli.tune import add_arguments as add_tune
 from souffle.errors import InputError, SouffleError
+from souffle.options import GRID_BARRIER_NAMES, LEVELS, PRECISIONS, REDUCTIONS
 from souffle.runtime.explain import certificate_lines, explain_data
 from souffle.runtime.plan_json import certificate_to_json
 
@@ -32,6 +34,7 @@ _COMPILER = frozenset({"islpy", "onnx", "onnxscript", "tvm", "tvm_ffi"})
 """What only the compiler imports."""
 
 Command = Callable[[argparse.Namespace, Progress], int]
+_Parents = Sequence[argparse.ArgumentParser]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,12 +92,26 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument("--json", action="store_true", help="print JSON on stdout")
     common.add_argument("--quiet", action="store_true", help="no progress on stderr")
 
+    options, waits, proofs = _compiler_parsers()
+    _add_compiling(commands, [common, options], [waits, proofs])
+    _add_files(commands, common)
+    _add_trials(commands, [common, options], [waits, proofs])
+    add_tune(commands.add_parser("tune", parents=[common, options], help="search schedules and write a tuning log"))
+
+    add_measure_device(
+        commands.add_parser("measure-device", parents=[common], help="describe the GPU at hand for the cost model")
+    )
+    return parser
+
+
+def _compiler_parsers() -> tuple[argparse.ArgumentParser, ...]:
+    """The options of the compiler: those of all commands that form stages, of those that make kernels, and proofs."""
     options = argparse.ArgumentParser(add_help=False)
-    options.add_argument("--precision", choices=("fp32", "mixed"), default="fp32")
+    options.add_argument("--precision", choices=PRECISIONS, default="fp32")
     options.add_argument("--partition", metavar="PLANNER", default="souffle", help="decides where kernels end")
     options.add_argument(
         "--reductions",
-        choices=("ordered", "one_phase"),
+        choices=REDUCTIONS,
         default="ordered",
         help="whether long reductions may take two phases",
     )
@@ -104,26 +121,36 @@ def _parser() -> argparse.ArgumentParser:
     waits = argparse.ArgumentParser(add_help=False)
     waits.add_argument(
         "--grid-barrier",
-        choices=("cooperative", "counter"),
+        choices=GRID_BARRIER_NAMES,
         default="cooperative",
         help="how the blocks of a kernel wait for each other",
     )
 
     proofs = argparse.ArgumentParser(add_help=False)
     proofs.add_argument("--verify", choices=CHECKS, default="memory", help="what is proven of the CUDA kernels")
+    return options, waits, proofs
 
-    one = argparse.ArgumentParser(add_help=False, parents=[waits, proofs])
+
+def _add_compiling(commands: Any, common: _Parents, kernels: _Parents) -> None:
+    """The commands that compile one model."""
+    one = argparse.ArgumentParser(add_help=False, parents=kernels)
     one.add_argument("model", metavar="MODEL", help="an ONNX file")
-    one.add_argument("--level", choices=("V0", "V1", "V2", "V3", "V4"), default="V4")
+    one.add_argument("--level", choices=tuple(LEVELS), default="V4")
     one.add_argument("--target", choices=("auto", "cuda", "cpu"), default="cuda")
     one.add_argument("--tuning-log", metavar="DIR", default="auto", help='folder of tuning logs, or "none"')
     one.add_argument("--no-cubin", action="store_true", help="emit CUDA text only; no CUDA compiler is needed")
 
-    command = commands.add_parser("compile", parents=[common, options, one], help="compile a model and save it")
+    command = commands.add_parser("compile", parents=[*common, one], help="compile a model and save it")
     command.add_argument("-o", "--output", metavar="FILE", help="the .souffle file (default: beside the model)")
     command.add_argument("--dump", metavar="DIR", help="a folder for what each stage of the compiler gives, as text")
     command.set_defaults(command=_compile)
 
+    command = commands.add_parser("explain", parents=[*common, one], help="print decisions with their reasons")
+    command.set_defaults(command=_explain)
+
+
+def _add_files(commands: Any, common: argparse.ArgumentParser) -> None:
+    """The commands about a saved network."""
     command = commands.add_parser("run", parents=[common], help="run a saved network")
     command.add_argument("file", metavar="FILE", help="a .souffle file")
     command.add_argument("--input", action="append", default=[], metavar="NAME=x.npy", help="once for each input")
@@ -143,39 +170,32 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.set_defaults(command=_command("souffle.cli.verify", "verify"))
 
-    command = commands.add_parser("explain", parents=[common, options, one], help="print decisions with their reasons")
-    command.set_defaults(command=_explain)
 
+def _add_trials(commands: Any, common: _Parents, kernels: _Parents) -> None:
+    """The commands that compile a model several times, or in several ways."""
     command = commands.add_parser(
-        "check", parents=[common, options, waits, proofs], help="compile at every level, run, compare with ONNX Runtime"
+        "check", parents=[*common, *kernels], help="compile at every level, run, compare with ONNX Runtime"
     )
     command.add_argument("model", metavar="MODEL", help="an ONNX file")
-    command.add_argument("--levels", nargs="+", default=["V0", "V1", "V2", "V3", "V4"], metavar="V")
+    command.add_argument("--levels", nargs="+", default=list(LEVELS), metavar="V")
     command.add_argument("--shuffled", type=int, default=0, metavar="N", help="also run in N shuffled thread orders")
     command.add_argument("--checked", action="store_true", help="also look at every memory access on the CPU")
     command.add_argument("--seed", type=int, default=0, help="of the random inputs")
     command.set_defaults(command=_command("souffle.cli.check", "check"))
 
-    command = commands.add_parser("ablate", parents=[common, options, waits, proofs], help="the table V0 to V4")
+    command = commands.add_parser("ablate", parents=[*common, *kernels], help="the table V0 to V4")
     command.add_argument("models", nargs="+", metavar="MODEL", help="ONNX files")
     command.add_argument("--no-run", action="store_true", help="compile only; no outputs are compared")
     command.add_argument("--no-cubin", action="store_true", help="do not run nvcc; no registers are reported")
     command.add_argument("--seed", type=int, default=0, help="of the random inputs")
     command.set_defaults(command=_command("souffle.cli.ablate", "ablate"))
 
-    command = commands.add_parser("mutate", parents=[common, options], help="test the certificate with wrong kernels")
+    command = commands.add_parser("mutate", parents=common, help="test the certificate with wrong kernels")
     command.add_argument("model", metavar="MODEL", help="an ONNX file")
-    command.add_argument("--level", choices=("V0", "V1", "V2", "V3", "V4"), default="V4")
+    command.add_argument("--level", choices=tuple(LEVELS), default="V4")
     command.add_argument("-n", "--mutants", type=int, default=20, metavar="N")
     command.add_argument("--seed", type=int, default=0, help="of the mutants and of the random inputs")
     command.set_defaults(command=_command("souffle.cli.mutate", "mutate"))
-
-    add_tune(commands.add_parser("tune", parents=[common, options], help="search schedules and write a tuning log"))
-
-    add_measure_device(
-        commands.add_parser("measure-device", parents=[common], help="describe the GPU at hand for the cost model")
-    )
-    return parser
 
 
 def _network(arguments: argparse.Namespace, progress: Progress, dump: str | None = None):

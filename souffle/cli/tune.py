@@ -10,6 +10,7 @@ import souffle
 from souffle.cli.compiler_options import compiler_options
 from souffle.cli.interruption import INTERRUPTED
 from souffle.cli.output import Progress, format_table, write_json
+from souffle.options import LEVELS
 
 if TYPE_CHECKING:
     from souffle.tuning import TaskReport, TuningReport
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="candidates of each task, with those that the log holds already",
     )
-    parser.add_argument("--level", choices=("V0", "V1", "V2", "V3", "V4"), default="V4")
+    parser.add_argument("--level", choices=tuple(LEVELS), default="V4")
     parser.add_argument("--log", default="tuning_logs", metavar="DIR", help="folder of the logs (default: tuning_logs)")
     parser.add_argument("--device", metavar="PRODUCT", help="predict for this product, and measure nothing")
     parser.add_argument("--tasks", default="", metavar="REGEX", help="only stages whose name it is found in")
