@@ -19,6 +19,7 @@ __all__ = [
     "TVM_PIN",
     "PrimExpr",
     "StatementVisitor",
+    "believed_bounds",
     "bounded_analyzer",
     "buffer_loads",
     "cast",
@@ -212,12 +213,21 @@ def substitute(expression: PrimExpr, mapping: Mapping[tirx.Var, PrimExpr]) -> Pr
 
 
 def simplified_index(index: PrimExpr, analyzer: Analyzer) -> PrimExpr:
-    """An index simplified for any value of the data in it.
-
-    TVM's analyzer corrupts memory when it is given a load of a ``te.Tensor``: variables stand for them meanwhile.
-    """
+    """An index simplified for any value of the data in it."""
     if not loads(index):
         return analyzer.simplify(index)
+    bare, hidden = _without_loads(index)
+    return substitute(analyzer.simplify(bare), hidden)
+
+
+def believed_bounds(value: PrimExpr) -> tuple[int, int]:
+    """The least and the greatest that TVM takes an integer expression to be, for any value of the data in it."""
+    bounds = Analyzer().const_int_bound(_without_loads(value)[0])
+    return int(bounds.min_value), int(bounds.max_value)
+
+
+def _without_loads(expression: PrimExpr) -> tuple[PrimExpr, dict[tirx.Var, PrimExpr]]:
+    """TVM's analyzer corrupts memory when it is given a load of a ``te.Tensor``: variables that stand for them."""
     hidden: dict[tirx.Var, PrimExpr] = {}
 
     def hide(node: Call, mutator: Any) -> PrimExpr:
@@ -226,8 +236,7 @@ def simplified_index(index: PrimExpr, analyzer: Analyzer) -> PrimExpr:
         hidden[tirx.Var(f"data{len(hidden)}", dtype_of(node))] = node
         return list(hidden)[-1]
 
-    bare = tvm_ffi.structural_mutate(index, [(Call, hide)])
-    return substitute(analyzer.simplify(bare), hidden)
+    return tvm_ffi.structural_mutate(expression, [(Call, hide)]), hidden
 
 
 def map_constants(expression: PrimExpr, rewrite: Callable[[int, str], PrimExpr]) -> PrimExpr:

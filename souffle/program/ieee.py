@@ -3,9 +3,9 @@
 It takes numbers to be real: ``x - x`` and ``x * 0`` are 0 to it, ``x == x`` is true, ``(x + y) - y`` is ``x``, not
 ``x < y`` is ``y <= x``. Of NaN and infinities that is wrong, and of sums it forgets their rounding. It refuses
 ``x / 0`` where 0 is a constant. Of unsigned integers it makes ``0 - 1`` of ``x - (x + 1)`` and of ``x < x + 1``, and
-then refuses that for being below zero. And it bounds integers of 8 and 16 bits as if they did not wrap around: of
-``int32(x + 1)`` it believes that it is above zero where ``x`` is ``uint8``. (TVM 0.27; docs/tvm-defects.md has what
-watches each.)
+then refuses that for being below zero. It bounds integers of 8 and 16 bits as if they did not wrap around: of
+``int32(x + 1)`` it believes that it is above zero where ``x`` is ``uint8``; and integers that lose their upper bits as
+if they had none, such as ``int32(int64(x) + 2**31)``. (TVM 0.27; docs/tvm-defects.md has what watches each.)
 """
 
 from __future__ import annotations
@@ -17,15 +17,20 @@ from typing import TypeVar
 import tvm
 import tvm_ffi
 from tvm import tirx
+from tvm.ir import TensorLoad
 
+from souffle.index.bounds import Bounder, Bounds, fits, limits
 from souffle.program.extrema import is_floating
-from souffle.tvm_compat import PrimExpr, collect, dtype_of, reduce_node, same_expression
+from souffle.tvm_compat import PrimExpr, believed_bounds, cast, collect, dtype_of, loads, reduce_node, same_expression
 
 __all__ = ["exact_bodies", "with_ieee_arithmetic"]
 
 _Node = TypeVar("_Node")
 _WRAPPING = (tirx.Add, tirx.Sub, tirx.Mul, tirx.LShift, tirx.Cast)
+_ANYTHING = (-(2**63), 2**63 - 1)
+"""What TVM says of a number of which it knows nothing."""
 _ORDERED = (tirx.LT, tirx.LE, tirx.GT, tirx.GE)
+_EXTREMES = (tirx.Min, tirx.Max)
 
 
 def with_ieee_arithmetic(node: _Node) -> _Node:
@@ -83,12 +88,22 @@ def _product(node: tirx.Mul) -> PrimExpr:
 
 def _unsigned(node: _Node) -> _Node:
     """Keep TVM from cancelling between two sides of unsigned integers: it refuses a difference that is negative."""
-    dtype = dtype_of(node.a)
-    if not dtype.startswith("uint") or any(isinstance(side, tirx.IntImm) for side in (node.a, node.b)):
+    if not dtype_of(node.a).startswith("uint"):
         return node
+    if isinstance(node.b, tirx.IntImm):
+        # It compares the limit of an extreme with that of the other side by their difference.
+        compared = isinstance(node, _ORDERED) and any(collect(node.a, kind) for kind in _EXTREMES)
+        return type(node)(_hidden(node.a), node.b) if compared and not _is_hidden(node.a) else node
+    if isinstance(node.a, tirx.IntImm):
+        compared = isinstance(node, _ORDERED) and any(collect(node.b, kind) for kind in _EXTREMES)
+        return type(node)(node.a, _hidden(node.b)) if compared and not _is_hidden(node.b) else node
     if not any(isinstance(side, (tirx.Add, tirx.Sub, tirx.Mul)) for side in (node.a, node.b)):
         return node
     return type(node)(node.a, _hidden(node.b))
+
+
+def _is_hidden(value: PrimExpr) -> bool:
+    return isinstance(value, tirx.BitwiseXor)
 
 
 def _hidden(value: PrimExpr) -> PrimExpr:
@@ -98,7 +113,36 @@ def _hidden(value: PrimExpr) -> PrimExpr:
 
 def _conversion(node: tirx.Cast) -> PrimExpr:
     """Keep TVM from bounding an integer that wraps around: it compares and divides what has 32 bits by its bounds."""
-    return tirx.Cast(dtype_of(node), _hidden(node.value)) if _is_long(node) and _wraps(node.value) else node
+    target = dtype_of(node)
+    if _is_long(node) and _wraps(node.value):
+        return tirx.Cast(target, _hidden(node.value))
+    if not _may_lose_bits(node):
+        return node
+    bounds, (least, most) = Bounder({}, {})(node.value), limits(target)
+    if fits(bounds, target):
+        return node
+    if bounds.low == bounds.high:
+        # Of a literal TVM refuses it.
+        return tirx.IntImm(target, (bounds.low - least) % (most - least + 1) + least)
+    if not _is_long(node) or _is_hidden(node.value):
+        return node
+    known = dtype_of(node.value).startswith("u") or believed_bounds(node.value) != _ANYTHING
+    return tirx.Cast(target, _hidden(cast(node.value, "int64"))) if known else node
+
+
+def _may_lose_bits(node: tirx.Cast) -> bool:
+    """Whether an integer that a literal or an element decides is converted to a type without all of its numbers."""
+    source, target = dtype_of(node.value), dtype_of(node)
+    if not all(dtype.startswith(("int", "uint")) and "x" not in dtype for dtype in (source, target)):
+        return False
+    if source == "uint64" or _holds(target, source):
+        return False
+    return isinstance(node.value, tirx.IntImm) or bool(collect(node.value, TensorLoad) or loads(node.value))
+
+
+def _holds(target: str, source: str) -> bool:
+    least, most = limits(source)
+    return fits(Bounds(least, most, True), target)
 
 
 def _floored(node: tirx.FloorDiv | tirx.FloorMod) -> PrimExpr:
@@ -118,7 +162,7 @@ def _is_short(node: PrimExpr) -> bool:
 
 def _wraps(value: PrimExpr) -> bool:
     """Whether a short integer is calculated with what may wrap around, and is not hidden yet."""
-    if not _is_short(value) or isinstance(value, tirx.BitwiseXor):
+    if not _is_short(value) or _is_hidden(value):
         return False
     return any(_is_short(part) for kind in _WRAPPING for part in collect(value, kind))
 

@@ -11,7 +11,7 @@ from tvm import tirx
 
 from souffle.verify.values.field import Number
 
-__all__ = ["INTEGER_OPERATORS", "as_integers", "in_type", "wrapped"]
+__all__ = ["INTEGER_OPERATORS", "as_integers", "in_type", "loses_nothing", "wrapped"]
 
 
 def _uniform(*values: Number) -> bool:
@@ -74,6 +74,14 @@ def wrapped(dtype: str, value: Number) -> Number:
     bits = tvm.DataType(dtype).bits
     low = 0 if dtype.startswith("u") else -(1 << (bits - 1))
     return ((value - low) & ((1 << bits) - 1)) + low
+
+
+def loses_nothing(source: str, target: str) -> bool:
+    """Whether an integer type holds every number of another; numbers of 64 bits are taken to fit."""
+    old, new = tvm.DataType(source).bits, tvm.DataType(target).bits
+    if source.startswith("u") == target.startswith("u"):
+        return new >= old
+    return new >= 64 or (source.startswith("u") and new > old)
 
 
 def in_type(dtype: str, operate: Callable[..., Number]) -> Callable[..., Number]:

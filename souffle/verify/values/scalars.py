@@ -23,7 +23,7 @@ from souffle.tvm_compat import const_int, dtype_of
 from souffle.verify.expressions import Undecided
 from souffle.verify.indices import operator_name
 from souffle.verify.values.field import Number
-from souffle.verify.values.integers import INTEGER_OPERATORS, as_integers, in_type, wrapped
+from souffle.verify.values.integers import INTEGER_OPERATORS, as_integers, in_type, loses_nothing, wrapped
 from souffle.verify.values.points import Numbers
 from souffle.verify.values.positions import decided
 from souffle.verify.values.sightings import Sighting, TextSightings
@@ -351,12 +351,8 @@ class Scalars:
             return converted
         if truth:
             return lambda f, m: _truth(value(f, m) != 0)
-        old, new = tvm.DataType(source), tvm.DataType(target)
-        if source.startswith("bool") or (new.bits >= 32 and new.bits >= old.bits) or new.bits >= 64:
+        if source.startswith("bool") or loses_nothing(source, target):
             return lambda f, m: as_integers(value(f, m))
-        if new.bits >= 32 and not target.startswith("u"):
-            # Integers are exact here: TVM narrows indices to 32 bits where they fit.
-            return value
         return lambda f, m: wrapped(target, as_integers(value(f, m)))
 
     def _shuffle(self, node: tirx.Shuffle) -> Evaluator:
