@@ -23,7 +23,7 @@ from souffle.program.ieee import with_ieee_arithmetic
 from souffle.program.llvm_pipeline import compile_llvm
 from souffle.program.wide import with_long_shapes
 from souffle.schedule.cpu.elementary import rounded_to_bfloat16
-from souffle.tvm_compat import PrimExpr, collect, substitute
+from souffle.tvm_compat import PrimExpr, believed_bounds, collect, substitute
 from tests.defects import fails_without, mended
 from tests.testlib import Builder
 
@@ -108,6 +108,41 @@ def test_short_integers_are_bounded_as_if_they_did_not_wrap_around(calculated: P
     found = Analyzer().simplify(calculated)
     assert isinstance(found, tirx.IntImm), mended("_conversion in program/ieee.py")
     assert int(found) == believed
+
+
+LONG, POSITIVE = te.placeholder((4,), "int32", name="x"), te.placeholder((4,), "uint32", name="u")
+
+
+@pytest.mark.parametrize(
+    "converted",
+    [
+        tirx.Cast("int32", tirx.Cast("int64", LONG[0]) + tirx.IntImm("int64", 2**31)),
+        tirx.Cast("int32", POSITIVE[0]),
+    ],
+)
+def test_integers_that_lose_their_upper_bits_are_bounded_as_if_they_had_none(converted: PrimExpr) -> None:
+    kept = with_ieee_arithmetic(converted)
+    assert believed_bounds(kept)[0] < 0
+    assert with_ieee_arithmetic(kept).same_as(kept), "hidden twice"
+    assert believed_bounds(converted)[0] == 0, mended("_conversion in program/ieee.py")
+
+
+def test_a_literal_that_its_new_type_does_not_hold_is_refused() -> None:
+    literal = tirx.Cast("uint8", tirx.IntImm("int32", -16))
+    assert int(with_ieee_arithmetic(literal).value) == 240
+    with fails_without("_conversion in program/ieee.py", tvm.error.InternalError, match="negative value"):
+        Analyzer().simplify(literal)
+
+
+def test_limits_of_unsigned_extremes_are_cancelled() -> None:
+    x = te.placeholder((2,), "uint32", name="x")
+    one, five = tirx.const(1, "uint32"), tirx.const(5, "uint32")
+    function = te.create_prim_func([x, te.compute((2,), lambda i: tirx.Min(x[i], one) < five, name="result")])
+    values, blank = np.uint32([0, 2**32 - 1]), np.zeros(2, bool)
+    exact = function.with_body(with_ieee_arithmetic(function.body))
+    np.testing.assert_array_equal(run(exact, values, result=blank), [True, True])
+    with fails_without("_unsigned in program/ieee.py", tvm.error.InternalError, match="negative uint"):
+        run(function, values, result=blank)
 
 
 def test_divisions_of_short_integers_are_truncated_where_these_wrap_around() -> None:
