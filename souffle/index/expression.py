@@ -6,12 +6,13 @@ arithmetic, so identical layers of a network are analysed once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from tvm import tirx
+from tvm.runtime import Object
 
 from souffle.index.operations import call_name, operands_of, operation_of
 
@@ -20,6 +21,9 @@ __all__ = ["UNKNOWN", "Expression", "Node", "NodeTable", "Path", "Region", "cone
 _MOST_PATHS = 256
 UNKNOWN = -1
 """Stands in a path for a condition that is not tracked: it may hold or not."""
+
+_address = Object.__hash__
+"""Of an object of TVM. The hash that Python asks a literal for is its value, and that of -1 is the one of -2."""
 
 _NOT_OF_ONE_NUMBER = ("opaque", "ramp", "broadcast", "shuffle")
 
@@ -208,11 +212,11 @@ class NodeTable:
         self.nodes: list[Node] = []
         self.numbers: dict[Node, int] = {}
         # An object is kept beside its number, so that its address stays its own.
-        self.seen: dict[Hashable, tuple[Any, int]] = {}
+        self.seen: dict[int, tuple[Any, int]] = {}
 
     def bind(self, variable: Any, number: int) -> None:
         """A variable stands for a node."""
-        self.seen[_identity(variable)] = (variable, number)
+        self.seen[_address(variable)] = (variable, number)
 
     def number(self, node: Node) -> int:
         """The number of a node."""
@@ -228,24 +232,24 @@ class NodeTable:
         stack = [root]
         while stack:
             node = stack[-1]
-            if _identity(node) in self.seen:
+            if _address(node) in self.seen:
                 stack.pop()
                 continue
-            if isinstance(node, tirx.Let) and _identity(node.var) not in self.seen:
-                if _identity(node.value) not in self.seen:
+            if isinstance(node, tirx.Let) and _address(node.var) not in self.seen:
+                if _address(node.value) not in self.seen:
                     stack.append(node.value)
                     continue
-                self.bind(node.var, self.seen[_identity(node.value)][1])
+                self.bind(node.var, self.seen[_address(node.value)][1])
             children = operands_of(node)
-            waiting = [child for child in children if _identity(child) not in self.seen]
+            waiting = [child for child in children if _address(child) not in self.seen]
             if waiting:
                 stack.extend(waiting)
                 continue
             stack.pop()
-            numbers = tuple(self.seen[_identity(child)][1] for child in children)
+            numbers = tuple(self.seen[_address(child)][1] for child in children)
             number = numbers[0] if isinstance(node, tirx.Let) else self.number(self._describe(node, numbers))
-            self.seen[_identity(node)] = (node, number)
-        return self.seen[_identity(root)][1]
+            self.seen[_address(node)] = (node, number)
+        return self.seen[_address(root)][1]
 
     def _describe(self, node: Any, args: tuple[int, ...]) -> Node:
         kind, value = self._kind(node)
@@ -268,8 +272,3 @@ class NodeTable:
             text = getattr(node, "value", None)
             return ("text", text) if isinstance(text, str) else ("opaque", str(node))
         return operation, None
-
-
-def _identity(node: Any) -> Hashable:
-    """Equal for one object of TVM, whose hash is its address; that of a literal is its value, and of -1 that of -2."""
-    return (int(node.value), str(node.ty)) if isinstance(node, tirx.IntImm) else hash(node)
