@@ -23,7 +23,7 @@ from souffle.kernel import KernelShape
 from souffle.kernel.calls import LoopCall, Place
 from souffle.schedule.lower import DeviceFunction
 from souffle.tvm_compat import const_int
-from souffle.verify.accesses import Access, Branch, Function, Item, Loop
+from souffle.verify.accesses import Branch, Function, Item, MemoryAccess, SerialLoop
 from souffle.verify.expressions import Axis, Expr, interval
 from souffle.verify.function_reader import read_function
 
@@ -135,9 +135,9 @@ class _Writer:
 
     def items(self, items: Sequence[Item]) -> None:
         for item in items:
-            if isinstance(item, Access):
+            if isinstance(item, MemoryAccess):
                 self.access(item)
-            elif isinstance(item, Loop) and _touches(item.body):
+            elif isinstance(item, SerialLoop) and _touches(item.body):
                 name = self.names[item.axis] = self.fresh("i")
                 self.lines.append(f"for (num {name} = 0; {name} < {item.axis.extent}; ++{name}) {{")
                 self.items(item.body)
@@ -153,7 +153,7 @@ class _Writer:
                 self.items(body)
                 self.lines.append("}")
 
-    def access(self, access: Access) -> None:
+    def access(self, access: MemoryAccess) -> None:
         memory = access.place.memory
         if memory.kind != "global":
             return
@@ -219,10 +219,10 @@ def _operation(node: Expr, arguments: list[str]) -> str:
 def _touches(items: Iterable[Item]) -> bool:
     """Whether global memory is accessed in these."""
     for item in items:
-        if isinstance(item, Access):
+        if isinstance(item, MemoryAccess):
             if item.place.memory.kind == "global":
                 return True
-        elif isinstance(item, Loop):
+        elif isinstance(item, SerialLoop):
             if _touches(item.body):
                 return True
         elif isinstance(item, Branch) and (_touches(item.then) or _touches(item.otherwise)):
@@ -236,11 +236,11 @@ def _sizes(function: Function) -> list[int]:
 
     def see(items: Iterable[Item]) -> None:
         for item in items:
-            if isinstance(item, Access) and item.place.memory.kind == "global":
+            if isinstance(item, MemoryAccess) and item.place.memory.kind == "global":
                 memory, within = item.place.memory, item.place.within
                 end = within[1] if within else interval(item.place.offset)[1] + item.width
                 sizes[memory.parameter] = max(sizes[memory.parameter], -(-end // memory.unit))
-            elif isinstance(item, Loop):
+            elif isinstance(item, SerialLoop):
                 see(item.body)
             elif isinstance(item, Branch):
                 see((*item.then, *item.otherwise))

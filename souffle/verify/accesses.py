@@ -9,17 +9,17 @@ from typing import TypeVar
 from souffle.verify.expressions import Axis, Expr, operation
 
 __all__ = [
-    "Access",
+    "Address",
+    "BarrierWait",
     "Branch",
     "Claim",
     "Function",
     "Item",
-    "Loop",
-    "Meeting",
     "Memory",
-    "Place",
+    "MemoryAccess",
+    "SerialLoop",
     "Transfer",
-    "Wait",
+    "WarpMeeting",
     "accesses_of",
     "all_of",
     "always_waits",
@@ -61,7 +61,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Place:
+class Address:
     """An address: so many bytes from the start of a memory.
 
     Attributes
@@ -79,12 +79,12 @@ class Place:
 
 
 @dataclass(frozen=True, eq=False)
-class Access:
+class MemoryAccess:
     """Reads or writes of `width` neighbouring bytes.
 
     Attributes
     ----------
-    place : Place
+    place : Address
     width : int
     writes : bool
     conditions : tuple of Expr
@@ -98,7 +98,7 @@ class Access:
         Bytes of which its address must be a multiple, for instructions that touch several elements at once.
     """
 
-    place: Place
+    place: Address
     width: int
     writes: bool
     conditions: tuple[Expr, ...]
@@ -108,7 +108,7 @@ class Access:
 
 
 @dataclass(frozen=True, eq=False)
-class Wait:
+class BarrierWait:
     """Where threads wait for each other.
 
     Attributes
@@ -135,7 +135,7 @@ class Transfer:
 
 
 @dataclass(frozen=True, eq=False)
-class Meeting:
+class WarpMeeting:
     """What lanes of a warp do together: those that the mask names have to come to it, and no others.
 
     Attributes
@@ -143,7 +143,7 @@ class Meeting:
     mask : Expr or None
         Of each thread, a bit for each lane; None for the lanes that ``__activemask()`` found together.
     conditions : tuple of Expr
-        As of :class:`Access`.
+        As of :class:`MemoryAccess`.
     statement : object
     """
 
@@ -153,7 +153,7 @@ class Meeting:
 
 
 @dataclass(frozen=True, eq=False)
-class Loop:
+class SerialLoop:
     """`body`, for each value of `axis` in turn."""
 
     axis: Axis
@@ -200,9 +200,9 @@ class Claim:
     statement: object
 
 
-_Kind = TypeVar("_Kind", Access, Wait, Transfer, Meeting)
-Leaf = Access | Wait | Transfer | Meeting
-Item = Leaf | Loop | Branch
+_Kind = TypeVar("_Kind", MemoryAccess, BarrierWait, Transfer, WarpMeeting)
+Leaf = MemoryAccess | BarrierWait | Transfer | WarpMeeting
+Item = Leaf | SerialLoop | Branch
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,7 +240,7 @@ def leaves(
 ) -> Iterator[tuple[Leaf, tuple[Expr, ...], tuple[Axis, ...]]]:
     """All but loops and branches in the order of the text, each with the conditions and the loops around it."""
     for item in items:
-        if isinstance(item, Loop):
+        if isinstance(item, SerialLoop):
             yield from leaves(item.body, conditions, (*loops, item.axis))
         elif isinstance(item, Branch):
             yield from leaves(item.then, (*conditions, item.condition), loops)
@@ -250,10 +250,10 @@ def leaves(
             yield item, conditions, loops
 
 
-def accesses_of(items: Sequence[Item]) -> Iterator[tuple[Access, tuple[Expr, ...]]]:
+def accesses_of(items: Sequence[Item]) -> Iterator[tuple[MemoryAccess, tuple[Expr, ...]]]:
     """All accesses in the order of the text, each with all conditions under which it is made."""
     for item, conditions, _ in leaves(items):
-        if isinstance(item, Access):
+        if isinstance(item, MemoryAccess):
             yield item, (*conditions, *item.conditions)
 
 
@@ -264,14 +264,14 @@ def all_of(items: Sequence[Item], kind: type[_Kind]) -> list[_Kind]:
 
 def waits_of(items: Sequence[Item], scopes: Sequence[str] = ("block", "grid", "part")) -> bool:
     """Whether there are barriers of these scopes anywhere in these."""
-    return any(wait.scope in scopes for wait in all_of(items, Wait))
+    return any(wait.scope in scopes for wait in all_of(items, BarrierWait))
 
 
 def always_waits(items: Sequence[Item]) -> bool:
     """Whether all threads of a block wait for each other in these, whatever conditions hold."""
     return any(
-        (isinstance(item, Wait) and item.scope == "block")
-        or (isinstance(item, Loop) and always_waits(item.body))
+        (isinstance(item, BarrierWait) and item.scope == "block")
+        or (isinstance(item, SerialLoop) and always_waits(item.body))
         or (isinstance(item, Branch) and always_waits(item.then) and always_waits(item.otherwise))
         for item in items
     )
@@ -279,4 +279,4 @@ def always_waits(items: Sequence[Item]) -> bool:
 
 def orders(items: Sequence[Item]) -> bool:
     """Whether the order matters in which these run: they hold a barrier or a group of copies."""
-    return bool(all_of(items, Wait) or all_of(items, Transfer))
+    return bool(all_of(items, BarrierWait) or all_of(items, Transfer))

@@ -13,15 +13,15 @@ from math import gcd
 import numpy as np
 
 from souffle.verify.accesses import (
-    Access,
+    BarrierWait,
     Branch,
     Function,
     Item,
-    Loop,
-    Meeting,
     Memory,
+    MemoryAccess,
+    SerialLoop,
     Transfer,
-    Wait,
+    WarpMeeting,
     all_of,
     leaves,
     orders,
@@ -51,7 +51,7 @@ from souffle.verify.races_in_a_span import (
     partial_warp,
 )
 
-__all__ = ["MOST_POINTS", "Part", "walked"]
+__all__ = ["MOST_POINTS", "FunctionInSpan", "walked"]
 
 _MOST_TURNS = 1 << 13
 _MOST_WAYS = 256
@@ -63,7 +63,7 @@ _NAMED_BARRIERS = 16
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class FunctionInSpan:
     """A function of a sequence that a block runs with no barrier between.
 
     Attributes
@@ -85,7 +85,7 @@ class Walk:
     matters, and :class:`souffle.verify.expressions.Undecided`.
     """
 
-    def __init__(self, parts: Sequence[Part], tiles: Sequence[int | None], way: Sequence[bool] = ()) -> None:
+    def __init__(self, parts: Sequence[FunctionInSpan], tiles: Sequence[int | None], way: Sequence[bool] = ()) -> None:
         self.parts = parts
         # What data decides at branches that all threads of a tile take alike, in the order in which they come there.
         self.way, self.branches = list(way), 0
@@ -95,7 +95,7 @@ class Walk:
         self.instances = 0
         self.seen: set[tuple] = set()
         self.met: set[tuple] = set()
-        self.own_reads: dict[Loop, tuple[tuple[str, slice], ...]] = {}
+        self.own_reads: dict[SerialLoop, tuple[tuple[str, slice], ...]] = {}
         # Who has touched static shared memory in a span, and whether to write it.
         self.static: dict[tuple[int, str], bool] = {}
         self.sets: dict[tuple, Touched | None] = {}
@@ -113,7 +113,7 @@ class Walk:
             # A function that runs twice may be given other pointers each time.
             names: dict[Memory, tuple[str, int]] = {}
             self.names_of.append(names)
-            for access in all_of(part.function.body, Access):
+            for access in all_of(part.function.body, MemoryAccess):
                 memory = access.place.memory
                 if memory.kind == "shared":
                     # All functions use one pool; other shared arrays are a function's own, whenever it runs.
@@ -145,27 +145,29 @@ class Walk:
         self, items: Sequence[Item], fixed: dict[Axis, int], free: tuple[Axis, ...], conditions: tuple[Expr, ...]
     ) -> None:
         for item in items:
-            if isinstance(item, Access):
+            if isinstance(item, MemoryAccess):
                 self.access(item, fixed, free, conditions)
-            elif isinstance(item, Wait):
+            elif isinstance(item, BarrierWait):
                 self.wait(item, fixed, conditions)
             elif isinstance(item, Transfer):
                 self.seen.clear()
                 comes = np.zeros(self.threads, bool)
                 comes[: self.part.function.thread.extent] = self.comes(conditions, fixed, (), "a group of copies")
                 self.span.transfer(item.pending, comes)
-            elif isinstance(item, Meeting):
+            elif isinstance(item, WarpMeeting):
                 self.meeting(item, fixed, conditions)
-            elif isinstance(item, Loop):
+            elif isinstance(item, SerialLoop):
                 self.loop(item, fixed, free, conditions)
-            elif orders((item,)) or (item.uniform and item.condition.opaque and all_of((item,), Meeting)):
+            elif orders((item,)) or (item.uniform and item.condition.opaque and all_of((item,), WarpMeeting)):
                 self.ordered_branch(item, fixed, free, conditions)
             else:
                 self.items(item.then, fixed, free, (*conditions, item.condition))
                 if item.otherwise:
                     self.items(item.otherwise, fixed, free, (*conditions, operation("not", item.condition)))
 
-    def loop(self, item: Loop, fixed: dict[Axis, int], free: tuple[Axis, ...], conditions: tuple[Expr, ...]) -> None:
+    def loop(
+        self, item: SerialLoop, fixed: dict[Axis, int], free: tuple[Axis, ...], conditions: tuple[Expr, ...]
+    ) -> None:
         waits = orders(item.body)
         if not waits and not self.hands_on(item):
             self.items(item.body, fixed, (*free, item.axis), conditions)
@@ -179,16 +181,16 @@ class Walk:
         for turn in range(turns):
             self.items(item.body, {**fixed, item.axis: turn}, free, conditions)
 
-    def hands_on(self, item: Loop) -> bool:
+    def hands_on(self, item: SerialLoop) -> bool:
         """Whether a loop may read of shared memory what nothing has written before it, and one of its turns writes."""
         if item not in self.own_reads:
             self.own_reads[item] = tuple(self.reads_of_own(item))
         return any(not self.span.states[name].defined[units].all() for name, units in self.own_reads[item])
 
-    def reads_of_own(self, item: Loop) -> Iterator[tuple[str, slice]]:
+    def reads_of_own(self, item: SerialLoop) -> Iterator[tuple[str, slice]]:
         """Where a loop reads shared memory that it also writes: the memory, and units of it."""
         reach: list[tuple[str, int, int, bool]] = []
-        for access in all_of(item.body, Access):
+        for access in all_of(item.body, MemoryAccess):
             if access.place.memory.kind == "shared":
                 name = self.names[access.place.memory][0]
                 unit = self.span.states[name].unit
@@ -230,7 +232,8 @@ class Walk:
     def some_warps(self, item: Branch, holds: np.ndarray) -> None:
         """Named barriers that are made for just the threads that come to them are none of the forms that are proven."""
         mine, others = int(np.count_nonzero(holds)), int(np.count_nonzero(~holds))
-        waits = [(wait, mine) for wait in all_of(item.then, Wait)] + [(w, others) for w in all_of(item.otherwise, Wait)]
+        waits = [(wait, mine) for wait in all_of(item.then, BarrierWait)]
+        waits += [(wait, others) for wait in all_of(item.otherwise, BarrierWait)]
         fits = all(w.scope == "part" and w.number and w.count == count for w, count in waits if w.scope != "warp")
         if holds.size % WARP:
             return
@@ -241,17 +244,17 @@ class Walk:
     def depends(self, items: Sequence[Item], axis: Axis) -> bool:
         """Whether what is looked at depends on an axis."""
         for item, conditions, _ in leaves(items):
-            if isinstance(item, Access) and item.place.memory not in self.names:
+            if isinstance(item, MemoryAccess) and item.place.memory not in self.names:
                 continue
-            own = (item.place.offset,) if isinstance(item, Access) else ()
-            own += item.conditions if isinstance(item, (Access, Meeting)) else ()
+            own = (item.place.offset,) if isinstance(item, MemoryAccess) else ()
+            own += item.conditions if isinstance(item, (MemoryAccess, WarpMeeting)) else ()
             if any(axis in node.axes for node in (*conditions, *own)):
                 return True
         return False
 
     # Waiting
 
-    def wait(self, item: Wait, fixed: dict[Axis, int], conditions: tuple[Expr, ...]) -> None:
+    def wait(self, item: BarrierWait, fixed: dict[Axis, int], conditions: tuple[Expr, ...]) -> None:
         if item.scope == "grid":
             raise Undecided("a grid barrier inside of a stage")
         self.seen.clear()
@@ -268,7 +271,7 @@ class Walk:
             # Not under `conditions`: branches around such barriers have been decided for all threads at once.
             self.span.barrier()
 
-    def waiting_warps(self, item: Wait, fixed: dict[Axis, int], conditions: tuple[Expr, ...]) -> np.ndarray:
+    def waiting_warps(self, item: BarrierWait, fixed: dict[Axis, int], conditions: tuple[Expr, ...]) -> np.ndarray:
         """Which warps come to a barrier of a warp, each as a whole."""
         comes = self.comes(conditions, fixed, (), "a barrier of a warp")
         warps = np.zeros(-(-self.threads // WARP), bool)
@@ -287,7 +290,7 @@ class Walk:
 
     # What lanes do together
 
-    def meeting(self, item: Meeting, fixed: dict[Axis, int], conditions: tuple[Expr, ...]) -> None:
+    def meeting(self, item: WarpMeeting, fixed: dict[Axis, int], conditions: tuple[Expr, ...]) -> None:
         """Of each warp that comes, in each turn of loops around, just the lanes that the mask names must come."""
         if item.mask is None:
             # That lanes stay together which are active together is assumed; the certificate says how often.
@@ -341,7 +344,7 @@ class Walk:
         return env
 
     def access(
-        self, access: Access, fixed: dict[Axis, int], free: tuple[Axis, ...], conditions: tuple[Expr, ...]
+        self, access: MemoryAccess, fixed: dict[Axis, int], free: tuple[Axis, ...], conditions: tuple[Expr, ...]
     ) -> None:
         if access.place.memory not in self.names:
             return
@@ -368,7 +371,7 @@ class Walk:
             if access.by == "copy":
                 self.span.issue(found)
 
-    def overlaid(self, access: Access) -> None:
+    def overlaid(self, access: MemoryAccess) -> None:
         """The compiler may lay static arrays of different functions over each other."""
         memory, mine = access.place.memory, self.part.function.name
         if memory.kind != "shared" or memory.pool:
@@ -381,7 +384,7 @@ class Walk:
 
     def touched(
         self,
-        access: Access,
+        access: MemoryAccess,
         offset: Expr,
         known: list[Expr],
         parts: Sequence[Expr],
@@ -442,7 +445,7 @@ class Walk:
         return Touched(access, self.tile, certain, by_data, perhaps, state, at[pairs], *who, again)
 
 
-def walked(parts: Sequence[Part], tiles: Sequence[int | None]) -> Walk:
+def walked(parts: Sequence[FunctionInSpan], tiles: Sequence[int | None]) -> Walk:
     """A walk on which nothing is wrong, whichever way data decides where it decides for all threads of a tile alike.
 
     Raises as :class:`Walk` does. Undecided where something is wrong on some ways only, which data may never choose; but
@@ -471,7 +474,7 @@ def walked(parts: Sequence[Part], tiles: Sequence[int | None]) -> Walk:
     raise Undecided(f"more than {_MOST_WAYS} ways past barriers under conditions on data")
 
 
-def _grain(access: Access, grain: int) -> int:
+def _grain(access: MemoryAccess, grain: int) -> int:
     """Bytes that never are touched in part: what divides all widths and all addresses."""
     terms, total = linear_terms(access.place.offset)
     return gcd(grain, access.width, total, *terms.values())

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from souffle.certificate import ACTIVE_LANES, GRID_BARRIERS, PAIRS, Certificate, Counterexample, Section
 from souffle.codegen.plan import Buffer, Kernel, Plan
 from souffle.schedule.gpu.device import device_for
-from souffle.verify.accesses import Meeting, Wait, all_of, waits_of
+from souffle.verify.accesses import BarrierWait, WarpMeeting, all_of, waits_of
 from souffle.verify.bounds import calculated, fit, inside, outside_pointer
 from souffle.verify.definitions_found import Contents
 from souffle.verify.expressions import Undecided
@@ -37,7 +37,7 @@ from souffle.verify.footprint import Footprint
 from souffle.verify.grid_barriers import counter_text, memory_of_its_own, not_renamed
 from souffle.verify.kernel_reader import KernelText, read_kernel
 from souffle.verify.named_barriers import mixed_numbers
-from souffle.verify.races_between_stages import Located, Pairs
+from souffle.verify.races_between_stages import Located, StagePairs
 from souffle.verify.races_in_a_span import WARP
 from souffle.verify.registers import unwritten
 from souffle.verify.stage_functions import Library, shown, text_of
@@ -126,7 +126,7 @@ class _KernelCheck:
         self.kernel = kernel
         self.text = text
         self.library = library
-        self.pairs = Pairs(library)
+        self.pairs = StagePairs(library)
         self.findings: list[Counterexample | Undecided] = [Undecided(p) for p in text.problems]
         self.bounded: set[tuple] = set()
         self.epochs = 0
@@ -179,7 +179,7 @@ class _KernelCheck:
 
     def grid_inside(self, run: StageRun, footprint: Footprint) -> None:
         """A grid barrier inside of a stage: each block comes to it once for each of its tiles."""
-        waits = [wait for wait in all_of(footprint.function.body, Wait) if wait.scope == "grid"]
+        waits = [wait for wait in all_of(footprint.function.body, BarrierWait) if wait.scope == "grid"]
         uneven = next((grid for grid in range(2, self.kernel.tiles + 1) if run.turns % grid), None)
         if waits and not self.kernel.cooperative:
             why = "a stage waits for the whole grid, and the kernel is not launched cooperatively"
@@ -250,7 +250,7 @@ class _KernelCheck:
             with suppress(Undecided):
                 footprint = self.library.footprint(run)
                 accesses += footprint.count
-                active += sum(shuffle.mask is None for shuffle in all_of(footprint.function.body, Meeting))
+                active += sum(shuffle.mask is None for shuffle in all_of(footprint.function.body, WarpMeeting))
         facts = (
             ("stages in a launch", sum(isinstance(e, StageRun) for e in events)),
             ("stage functions", len(self.runs)),

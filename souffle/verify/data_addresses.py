@@ -17,7 +17,7 @@ import tvm
 from tvm import tirx
 from tvm.ir import Call, TensorLoad
 
-from souffle.verify.accesses import Access, Branch, Item, Loop, Place
+from souffle.verify.accesses import Address, Branch, Item, MemoryAccess, SerialLoop
 from souffle.verify.expressions import (
     Axis,
     Expr,
@@ -48,13 +48,13 @@ def settled(items: Sequence[Item], conditions: tuple[Expr, ...] = ()) -> tuple[I
 
 
 def _settled(item: Item, conditions: tuple[Expr, ...]) -> Item:
-    if isinstance(item, Loop):
-        return Loop(item.axis, settled(item.body, conditions))
+    if isinstance(item, SerialLoop):
+        return SerialLoop(item.axis, settled(item.body, conditions))
     if isinstance(item, Branch):
         then = settled(item.then, (*conditions, item.condition))
         otherwise = settled(item.otherwise, (*conditions, operation("not", item.condition)))
         return replace(item, then=then, otherwise=otherwise)
-    if not isinstance(item, Access) or not item.place.offset.opaque:
+    if not isinstance(item, MemoryAccess) or not item.place.offset.opaque:
         return item
     terms, total = linear_terms(_under(item.place.offset, (*conditions, *item.conditions)))
     memo: dict[Expr, Expr] = {}
@@ -86,7 +86,7 @@ def _choices(expr: Expr, memo: dict[Expr, Expr]) -> Expr:
 
 
 def uniform(
-    node: Any, env: Mapping[Any, Expr], places: Mapping[Any, Place], thread: Axis, alike: Container[Any]
+    node: Any, env: Mapping[Any, Expr], places: Mapping[Any, Address], thread: Axis, alike: Container[Any]
 ) -> bool:
     """Whether an expression has one value for all threads of a block that come to it, in one tile and turn of loops.
 

@@ -33,7 +33,7 @@ import numpy as np
 
 from souffle.certificate import Counterexample
 from souffle.codegen.plan import Plan
-from souffle.verify.definitions_meant import Definition, Part, Program
+from souffle.verify.definitions_meant import Definition, Pointee, Program
 from souffle.verify.expressions import Undecided
 from souffle.verify.footprint import Footprint
 from souffle.verify.own_writes import Missing, missing_read
@@ -114,15 +114,15 @@ class Contents:
         self.lost: dict[tuple[str, Definition, int], str] = {}
         self.reads = self.writes = self.overwrites = 0
         edges: dict[tuple[str, str], int] = {}
-        self.outer: dict[int, Part] = {}
+        self.outer: dict[int, Pointee] = {}
         # Of calls whose stages take turns in the tiles of a slot: what they were taken for at the first place.
-        self.begun: dict[tuple[int, tuple[int, ...]], tuple[Part, ...] | None] = {}
+        self.begun: dict[tuple[int, tuple[int, ...]], tuple[Pointee, ...] | None] = {}
         if plan.dataflow is not None:
             for kind in ("input", "constant", "output"):
                 edges.update(((kind, label), tensor) for label, tensor in getattr(plan.dataflow, f"{kind}s"))
         for number, buffer in enumerate(self.buffers):
             if self.program is None:
-                self.outer[number] = Part(Definition(number))
+                self.outer[number] = Pointee(Definition(number))
             elif (buffer.kind, buffer.label) in edges:
                 self.outer[number] = self.program.outer(edges[buffer.kind, buffer.label])
             if buffer.kind in ("input", "constant") and number in self.outer:
@@ -187,17 +187,19 @@ class Contents:
 
     # Where definitions lie
 
-    def _parts(self, run: StageRun, footprint: Footprint, places: Sequence[tuple[int, int]]) -> tuple[Part, ...] | None:
+    def _parts(
+        self, run: StageRun, footprint: Footprint, places: Sequence[tuple[int, int]]
+    ) -> tuple[Pointee, ...] | None:
         """What the pointers of a run should point to."""
         if self.program is None:
-            return tuple(Part(Definition(number), at) for number, at in places)
+            return tuple(Pointee(Definition(number), at) for number, at in places)
         read = [
             p
             for p in range(len(places))
             if footprint.range_of(p, False) is not None and footprint.range_of(p, True) is None
         ]
 
-        def fits(parts: tuple[Part, ...]) -> bool:
+        def fits(parts: tuple[Pointee, ...]) -> bool:
             if len(parts) != len(places):
                 return False
             roles = (self._role(*places[p], parts[p]) for p in read)
@@ -208,7 +210,7 @@ class Contents:
         found = self.begun[run.call, run.step] = self.program.run(run, tuple(places), fits)
         return found
 
-    def _role(self, number: int, at: int, part: Part) -> _Role:
+    def _role(self, number: int, at: int, part: Pointee) -> _Role:
         """Of a pointer to byte `at` of a buffer that should point to this part of a definition."""
         buffer = self.buffers[number]
         shared = buffer.kind == "workspace"

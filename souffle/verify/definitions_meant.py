@@ -17,7 +17,7 @@ from typing import NamedTuple
 from souffle.codegen.dataflow import Dataflow, Steps
 from souffle.verify.tiles_in_a_row import StageRun
 
-__all__ = ["Definition", "Part", "Program"]
+__all__ = ["Definition", "Pointee", "Program"]
 
 
 class Definition(NamedTuple):
@@ -30,18 +30,18 @@ class Definition(NamedTuple):
     step: int = -1
 
 
-class Part(NamedTuple):
+class Pointee(NamedTuple):
     """What a pointer points to: a definition, so many bytes from its start."""
 
     of: Definition
     first: int = 0
 
 
-class Use(NamedTuple):
+class StageAtStep(NamedTuple):
     """A stage of the program, at one step: its functions, and what their pointers point to."""
 
     functions: tuple[tuple[tuple[str, int, int], ...], ...]
-    parts: tuple[Part, ...]
+    parts: tuple[Pointee, ...]
 
 
 class Program:
@@ -55,10 +55,10 @@ class Program:
     def __init__(self, dataflow: Dataflow) -> None:
         self.dataflow = dataflow
         self.equal: dict[int, int] = {}
-        self.open: dict[str, list[Use]] = {}
-        self.last: dict[str, Use] = {}
+        self.open: dict[str, list[StageAtStep]] = {}
+        self.last: dict[str, StageAtStep] = {}
         # A stage of several functions that has begun: it, those that are left, and where its tensors are.
-        self.begun: tuple[Use, int, tuple[object, ...]] | None = None
+        self.begun: tuple[StageAtStep, int, tuple[object, ...]] | None = None
         made: dict[tuple, tuple[int, ...]] = {}
         for item in dataflow.items:
             if isinstance(item, Steps):
@@ -69,19 +69,19 @@ class Program:
             # What the same functions make of the same tensors is the same.
             same = made.setdefault((item.functions, inputs), item.outputs)
             self.equal.update(zip(item.outputs, same, strict=True))
-            self._add(Use(item.functions, (*inputs, *map(self.outer, item.outputs))))
+            self._add(StageAtStep(item.functions, (*inputs, *map(self.outer, item.outputs))))
 
-    def _add(self, use: Use) -> None:
+    def _add(self, use: StageAtStep) -> None:
         for name, _, _ in use.functions[0]:
             self.open.setdefault(name, []).append(use)
 
-    def outer(self, tensor: int) -> Part:
+    def outer(self, tensor: int) -> Pointee:
         """A tensor that is not of a loop's body."""
-        return Part(Definition(self.equal.get(tensor, tensor)))
+        return Pointee(Definition(self.equal.get(tensor, tensor)))
 
     def run(
-        self, run: StageRun, places: tuple[object, ...], fits: Callable[[tuple[Part, ...]], bool]
-    ) -> tuple[Part, ...] | None:
+        self, run: StageRun, places: tuple[object, ...], fits: Callable[[tuple[Pointee, ...]], bool]
+    ) -> tuple[Pointee, ...] | None:
         """What the pointers of a run should point to: by the first use of its function that fits, else the first.
 
         The functions of one stage run in a row with the same tensors: what they leave halfway is no definition.
@@ -120,24 +120,24 @@ def _calls(run: StageRun, function: tuple[tuple[str, int, int], ...]) -> bool:
     return (run.name, run.tiles, run.threads) in function
 
 
-def _in_steps(loop: Steps, dataflow: Dataflow, outer: Callable[[int], Part]) -> Iterator[Use]:
+def _in_steps(loop: Steps, dataflow: Dataflow, outer: Callable[[int], Pointee]) -> Iterator[StageAtStep]:
     """The stages of a loop, step by step."""
     inside = {tensor for use in loop.body for tensor in use.outputs}
     kept = {value: (tensor, every) for tensor, value, every in loop.collected}
     indexed = {tensor: (source, stride) for tensor, source, stride in loop.indexed}
     carried = {tensor: (value, initial) for tensor, value, initial in loop.carried}
 
-    def made(value: int, step: int) -> Part:
+    def made(value: int, step: int) -> Pointee:
         tensor, every = kept.get(value, (-1, False))
         _, elements, size = dataflow.tensors[value]
         if every:
-            return Part(outer(tensor).of, step * elements * size)
-        return outer(tensor) if tensor >= 0 and step == loop.steps - 1 else Part(Definition(value, step))
+            return Pointee(outer(tensor).of, step * elements * size)
+        return outer(tensor) if tensor >= 0 and step == loop.steps - 1 else Pointee(Definition(value, step))
 
-    def at(tensor: int, step: int) -> Part:
+    def at(tensor: int, step: int) -> Pointee:
         if tensor in indexed:
             source, stride = indexed[tensor]
-            return Part(outer(source).of, step * stride * dataflow.tensors[source][2])
+            return Pointee(outer(source).of, step * stride * dataflow.tensors[source][2])
         if tensor in carried:
             value, initial = carried[tensor]
             return outer(initial[step]) if step < len(initial) else made(value, step - len(initial))
@@ -145,4 +145,4 @@ def _in_steps(loop: Steps, dataflow: Dataflow, outer: Callable[[int], Part]) -> 
 
     for step in range(loop.steps):
         for use in loop.body:
-            yield Use(use.functions, tuple(at(tensor, step) for tensor in (*use.inputs, *use.outputs)))
+            yield StageAtStep(use.functions, tuple(at(tensor, step) for tensor in (*use.inputs, *use.outputs)))

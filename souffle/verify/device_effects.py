@@ -24,7 +24,7 @@ class Effect:
         Bytes.
     writes, reads : bool
     by : str
-        As in :class:`souffle.verify.accesses.Access`.
+        As in :class:`souffle.verify.accesses.MemoryAccess`.
     condition : int or None
         The argument without which it does not happen.
     repeats : int

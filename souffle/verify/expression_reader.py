@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm.ir import Call, TensorLoad
 
 from souffle.tvm_compat import const_int, dtype_of
-from souffle.verify.accesses import Access, Claim, Item, Meeting, Memory, Place
+from souffle.verify.accesses import Address, Claim, Item, Memory, MemoryAccess, WarpMeeting
 from souffle.verify.data_addresses import uniform
 from souffle.verify.device_effects import NO_MEMORY, SHUFFLES
 from souffle.verify.expressions import Axis, Expr, Undecided, add, const, operation, variable
@@ -51,7 +51,7 @@ class ExpressionReader:
     ----------
     env : dict of Var to Expr
         Whole numbers that variables stand for.
-    places : dict of Var or Buffer to Place
+    places : dict of Var or Buffer to Address
         Where pointers and buffers lie.
     problems : dict of str to None
         What could not be read, in order.
@@ -74,7 +74,7 @@ class ExpressionReader:
     def __init__(self, tile: Axis, thread: Axis) -> None:
         self.tile, self.thread = tile, thread
         self.env: dict[Any, Expr] = {}
-        self.places: dict[Any, Place] = {}
+        self.places: dict[Any, Address] = {}
         self.problems: dict[str, None] = {}
         self.items: list[Item] = []
         self.statement: Any = None
@@ -221,7 +221,7 @@ class ExpressionReader:
             if mask is None:
                 self.problem(f"the mask {node.args[0]} of a shuffle")
             else:
-                self.items.append(Meeting(None if mask is ACTIVE else mask, around, self.statement))
+                self.items.append(WarpMeeting(None if mask is ACTIVE else mask, around, self.statement))
         if not only_calculates(name) and name not in NO_MEMORY:
             self.problem(f"a call of {name} in an expression")
         if any(self.pointer(a) is not None for a in arguments):
@@ -229,7 +229,7 @@ class ExpressionReader:
         for argument in arguments:
             self.loads(argument, covered=covered and name == "prim.likely")
 
-    def pointer(self, node: Any) -> Place | None:
+    def pointer(self, node: Any) -> Address | None:
         """What an expression points to; ``None`` where it is no pointer that the checker can follow."""
         if isinstance(node, tvm.ir.Var):
             return self.places.get(node)
@@ -246,7 +246,7 @@ class ExpressionReader:
             self.loads(load.indices[0], covered=True)
             unit = bytes_of(str(load.source.dtype))
             offset = add(base.offset, operation("mul", self.index(load.indices[0], address=True), const(unit)))
-            return Place(base.memory, offset, base.within)
+            return Address(base.memory, offset, base.within)
         return None
 
     def element(self, buffer: Any, indices: Any, writes: bool, dtype: str) -> None:
@@ -271,8 +271,8 @@ class ExpressionReader:
             return
         else:
             offset = self.index(index, address=True)
-        where = Place(place.memory, add(place.offset, operation("mul", offset, const(unit))), place.within)
+        where = Address(place.memory, add(place.offset, operation("mul", offset, const(unit))), place.within)
         # Vectors of CUDA are aligned to their size, but for those of three elements.
         alignment = width if width & (width - 1) == 0 and width <= _WIDEST else 1
         conditions = (*self.claims.choices, *self.claims.shortcuts)
-        self.items.append(Access(where, width, writes, conditions, "thread", self.statement, alignment))
+        self.items.append(MemoryAccess(where, width, writes, conditions, "thread", self.statement, alignment))

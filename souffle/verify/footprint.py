@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from souffle.verify.accesses import Access, Function, Memory, accesses_of, always_waits, waits_of
+from souffle.verify.accesses import Function, Memory, MemoryAccess, accesses_of, always_waits, waits_of
 from souffle.verify.expressions import Expr, Undecided, asked_once, operation
 from souffle.verify.races_in_a_span import WARP
 from souffle.verify.ranges import Range, in_units, index_range, points
@@ -21,7 +21,7 @@ __all__ = ["Footprint", "Touch", "WriteMap", "whatever_holds"]
 class Touch:
     """One access with its conditions, and the bytes that it may touch, first and last."""
 
-    access: Access
+    access: MemoryAccess
     conditions: tuple[Expr, ...]
     range: Range
 

@@ -9,7 +9,18 @@ from tvm import tirx
 from tvm.ir import Call, TensorLoad
 
 from souffle.tvm_compat import StatementVisitor, const_int, dtype_of
-from souffle.verify.accesses import Access, Branch, Function, Item, Loop, Meeting, Memory, Place, Transfer, Wait
+from souffle.verify.accesses import (
+    Address,
+    BarrierWait,
+    Branch,
+    Function,
+    Item,
+    Memory,
+    MemoryAccess,
+    SerialLoop,
+    Transfer,
+    WarpMeeting,
+)
 from souffle.verify.data_addresses import settled
 from souffle.verify.device_effects import IGNORED, WHOLE_WARPS, Effect, effect_of
 from souffle.verify.expression_reader import ExpressionReader
@@ -56,7 +67,7 @@ class _Reader(StatementVisitor, ExpressionReader):
         for number, pointer in enumerate(pointers):
             unit = bytes_of(str(pointer.ty.element_type.dtype))
             memory = Memory("global", str(pointer.name), 0, unit, number)
-            self.places[pointer] = Place(memory, const(0))
+            self.places[pointer] = Address(memory, const(0))
             parameters.append(memory)
         body = settled(self.inside(self.func.body))
         problems = tuple(self.problems)
@@ -155,7 +166,7 @@ class _Reader(StatementVisitor, ExpressionReader):
         if turned:
             body = (Branch(turned[0], body, (), node),)
         if body:
-            self.items.append(Loop(axis, body))
+            self.items.append(SerialLoop(axis, body))
 
     def visit_alloc_buffer(self, node: tirx.AllocBuffer) -> None:
         buffer, scope = node.buffer, str(node.buffer.scope())
@@ -166,16 +177,16 @@ class _Reader(StatementVisitor, ExpressionReader):
         unit = bytes_of(str(buffer.dtype))
         memory = Memory(kind, str(buffer.name), nbytes, unit, pool=scope == "shared.dyn", loops=self.loops)
         self.memories.append(memory)
-        self.places[buffer] = Place(memory, const(0), (0, nbytes))
+        self.places[buffer] = Address(memory, const(0), (0, nbytes))
 
-    def declared(self, place: Place, buffer: Any) -> Place:
+    def declared(self, place: Address, buffer: Any) -> Address:
         """A buffer at a place; its accesses stay in what it declares, and in what is allocated."""
         if place.offset.op != "const":
-            return Place(place.memory, place.offset)
+            return Address(place.memory, place.offset)
         first, last = place.offset.value, place.offset.value + _bytes_in(buffer)
         if place.memory.kind != "global":
             first, last = max(0, first), min(last, place.memory.nbytes)
-        return Place(place.memory, place.offset, (first, last))
+        return Address(place.memory, place.offset, (first, last))
 
     # Calls as statements
 
@@ -186,22 +197,22 @@ class _Reader(StatementVisitor, ExpressionReader):
         name = operator_name(call)
         wait, named = _WAIT.fullmatch(name), _NAMED.fullmatch(name)
         if name in WHOLE_WARPS:
-            self.items.append(Meeting(const(ALL_LANES), (), self.statement))
+            self.items.append(WarpMeeting(const(ALL_LANES), (), self.statement))
         if name == "tirx.tvm_storage_sync":
             scope = str(call.args[0].value)
             # TVM's CUDA generator writes nothing for that of a warp: it orders nothing.
             if scope not in ("shared", "shared.dyn", "warp") or len(call.args) > 1:
                 self.problem(f"the barrier {call}")
             elif scope != "warp":
-                self.items.append(Wait("block", self.statement))
+                self.items.append(BarrierWait("block", self.statement))
         elif name in ("tirx.cuda.grid_sync", "souffle_wait_for_grid"):
-            self.items.append(Wait("grid", self.statement))
+            self.items.append(BarrierWait("grid", self.statement))
         elif name == "tirx.cuda.warp_sync":
-            self.items.append(Wait("warp", self.statement))
+            self.items.append(BarrierWait("warp", self.statement))
         elif name == "tirx.cuda.cta_sync":
-            self.items.append(Wait("block", self.statement))
+            self.items.append(BarrierWait("block", self.statement))
         elif named:
-            self.items.append(Wait("part", self.statement, int(named.group(1)), int(named.group(2))))
+            self.items.append(BarrierWait("part", self.statement, int(named.group(1)), int(named.group(2))))
         elif name == _COMMIT or wait:
             self.items.append(Transfer(int(wait.group(1)) if wait else None, self.statement))
         elif name == "tirx.tvm_fill_fragment":
@@ -236,8 +247,8 @@ class _Reader(StatementVisitor, ExpressionReader):
         unit = bytes_of(str(load.source.dtype))
         row = variable(Axis("row", rows))
         apart = operation("mul", operation("mul", row, self.index(stride)), const(unit))
-        where = Place(place.memory, add(place.offset, apart), place.within)
-        self.items.append(Access(where, columns * unit, writes, (), "warp", self.statement))
+        where = Address(place.memory, add(place.offset, apart), place.within)
+        self.items.append(MemoryAccess(where, columns * unit, writes, (), "warp", self.statement))
 
     def fragment(self, data: Any, m: Any, n: Any, k: Any, index: Any, *, writes: bool) -> tuple[int, int] | None:
         """Rows and columns of a fragment, which is one of those that its array holds."""
@@ -250,15 +261,15 @@ class _Reader(StatementVisitor, ExpressionReader):
         self.held(place, index, 0 if shape is None else shape[0] * shape[1], writes=writes)
         return shape
 
-    def held(self, place: Place | None, index: Any, elements: int, *, writes: bool) -> None:
+    def held(self, place: Address | None, index: Any, elements: int, *, writes: bool) -> None:
         """The fragment of a number, of so many elements each."""
         if place is None or not elements or place.memory.kind != "local":
             self.problem("a fragment of a shape that is not known")
             return
         nbytes = elements * place.memory.unit
         where = add(place.offset, operation("mul", self.index(index), const(nbytes)))
-        there = Place(place.memory, where, place.within)
-        self.items.append(Access(there, nbytes, writes, (), "thread", self.statement))
+        there = Address(place.memory, where, place.within)
+        self.items.append(MemoryAccess(there, nbytes, writes, (), "thread", self.statement))
 
     def external(self, name: str, arguments: Any) -> None:
         effects = effect_of(name)
@@ -278,14 +289,14 @@ class _Reader(StatementVisitor, ExpressionReader):
         for effect in effects:
             self.touch(effect, pointers[effect.argument], arguments)
 
-    def touch(self, effect: Effect, place: Place, arguments: Any) -> None:
+    def touch(self, effect: Effect, place: Address, arguments: Any) -> None:
         conditions = ()
         if effect.condition is not None:
             conditions = (operation("ne", self.index(arguments[effect.condition]), const(0)),)
         if effect.distance is not None:
             apart = operation("mul", self.index(arguments[effect.distance[0]]), const(effect.distance[1]))
             step = operation("mul", variable(Axis("part", effect.repeats)), apart)
-            place = Place(place.memory, add(place.offset, step), place.within)
+            place = Address(place.memory, add(place.offset, step), place.within)
         if effect.writes:
             self.masks.forget(place.memory)
         if effect.by == "copy" and place.memory.kind != ("shared" if effect.writes else "global"):
@@ -293,5 +304,5 @@ class _Reader(StatementVisitor, ExpressionReader):
         for writes, wanted in ((False, effect.reads), (True, effect.writes)):
             if wanted:
                 by = effect.by if place.memory.kind != "local" else "thread"
-                access = Access(place, effect.width, writes, conditions, by, self.statement, effect.alignment)
+                access = MemoryAccess(place, effect.width, writes, conditions, by, self.statement, effect.alignment)
                 self.items.append(access)

@@ -9,7 +9,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, TensorLoad
 
-from souffle.verify.accesses import Memory, Place
+from souffle.verify.accesses import Address, Memory
 from souffle.verify.device_effects import ACTIVE_MASKS
 from souffle.verify.expressions import Axis, Expr, const, operation
 from souffle.verify.indices import bytes_of, operator_name
@@ -40,7 +40,7 @@ class LaneMasks:
 
     def __init__(
         self,
-        places: Mapping[Any, Place],
+        places: Mapping[Any, Address],
         thread: Axis,
         index: Callable[[Any], Expr],
         held: Mapping[tuple[Memory, int], Expr | str] | None = None,

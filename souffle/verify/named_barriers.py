@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from souffle.certificate import Counterexample
-from souffle.verify.accesses import Wait, all_of
+from souffle.verify.accesses import BarrierWait, all_of
 from souffle.verify.expressions import Undecided
 from souffle.verify.kernel_reader import KernelText
 from souffle.verify.stage_functions import Library, text_of
@@ -23,13 +23,13 @@ def mixed_numbers(kernel: str, text: KernelText, library: Library) -> Iterator[C
     """
     told: set[tuple[str, str, int]] = set()
 
-    def waits(run: StageRun) -> list[Wait]:
+    def waits(run: StageRun) -> list[BarrierWait]:
         try:
-            return [wait for wait in all_of(library.footprint(run).function.body, Wait) if wait.scope == "part"]
+            return [wait for wait in all_of(library.footprint(run).function.body, BarrierWait) if wait.scope == "part"]
         except Undecided:
             return []
 
-    def mixed(one: StageRun, wait: Wait, count: int, other: StageRun) -> Iterator[Counterexample]:
+    def mixed(one: StageRun, wait: BarrierWait, count: int, other: StageRun) -> Iterator[Counterexample]:
         key = (one.name, other.name, wait.number)
         if count != wait.count and key not in told:
             told.add(key)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from souffle.verify.accesses import Access, leaves
+from souffle.verify.accesses import MemoryAccess, leaves
 from souffle.verify.expressions import Axis, Undecided
 from souffle.verify.footprint import Footprint, Touch
 from souffle.verify.ranges import in_units, points
@@ -67,13 +67,13 @@ def missing_read(
     Undecided
         If it depends on data, or there is more to look at than is feasible.
     """
-    spots: dict[Access, _Spot] = {}
+    spots: dict[MemoryAccess, _Spot] = {}
     for touch in footprint.of(parameter, False):
         if all(held(elements).all() for elements, _, _ in footprint.elements(touch)):
             continue
         if not spots:
             text = enumerate(leaves(footprint.function.body))
-            spots = {leaf: _Spot(number, loops) for number, (leaf, _, loops) in text if isinstance(leaf, Access)}
+            spots = {leaf: _Spot(number, loops) for number, (leaf, _, loops) in text if isinstance(leaf, MemoryAccess)}
         writes = [w for w in footprint.of(parameter, True) if w.range.high >= touch.range.low]
         found = _missing(footprint, touch, writes, spots, held)
         if found is not None and not own:
@@ -89,7 +89,7 @@ def _missing(
     footprint: Footprint,
     touch: Touch,
     writes: Sequence[Touch],
-    spots: dict[Access, _Spot],
+    spots: dict[MemoryAccess, _Spot],
     held: Callable[[np.ndarray], np.ndarray],
 ) -> Missing | None:
     spot = spots[touch.access]

@@ -16,7 +16,7 @@ from souffle.verify.ranges import in_units
 from souffle.verify.stage_functions import Library, shown, text_of
 from souffle.verify.tiles_in_a_row import Follows, StageRun, Sync, unparted
 
-__all__ = ["Located", "Pairs"]
+__all__ = ["Located", "StagePairs"]
 
 _ONCE = "two tiles of a stage with slots write one element"
 
@@ -90,7 +90,7 @@ class _Conflicts:
     call_perhaps: bool = False
 
 
-class Pairs:
+class StagePairs:
     """Compares stages; equal pairs once."""
 
     def __init__(self, library: Library) -> None:

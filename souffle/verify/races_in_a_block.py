@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from souffle.verify.accesses import Access, Meeting, leaves
-from souffle.verify.accesses_in_order import MOST_POINTS, Part, walked
+from souffle.verify.accesses import MemoryAccess, WarpMeeting, leaves
+from souffle.verify.accesses_in_order import MOST_POINTS, FunctionInSpan, walked
 from souffle.verify.expressions import Expr, Undecided
 from souffle.verify.races_in_a_span import Found, NeedsTile, Wrong
 from souffle.verify.ranges import kinds
@@ -39,14 +39,14 @@ class BlockReport:
 
 
 def check_block(
-    parts: Sequence[Part],
+    parts: Sequence[FunctionInSpan],
     tiles: tuple[int, ...] | Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
 ) -> BlockReport:
     """Whether threads of one block that runs `parts` in turn, for one tile each, conflict.
 
     Parameters
     ----------
-    parts : sequence of Part
+    parts : sequence of FunctionInSpan
     tiles : tuple of int or callable, optional
         The tile of each part; or of two parts, whether a tile of one may come before a tile of the other, given arrays
         of them. By default all parts have the same tile, whichever.
@@ -79,7 +79,7 @@ def check_block(
 
 
 def _different_tiles(
-    parts: Sequence[Part], follows: Callable[[np.ndarray, np.ndarray], np.ndarray] | None
+    parts: Sequence[FunctionInSpan], follows: Callable[[np.ndarray, np.ndarray], np.ndarray] | None
 ) -> list[tuple[int, ...]]:
     """Tiles of each kind, of each part: between tiles of one kind nothing that is looked at differs."""
     different = [_kinds(part) for part in parts]
@@ -107,12 +107,12 @@ def _pair(
     return None
 
 
-def _kinds(part: Part) -> np.ndarray:
+def _kinds(part: FunctionInSpan) -> np.ndarray:
     wanted = {parameter for parameter, _, _ in part.globals_}
     nodes: dict[Expr, None] = {}
     for item, conditions, _ in leaves(part.function.body):
-        own: tuple[Expr, ...] = item.conditions if isinstance(item, Meeting) else ()
-        if isinstance(item, Access):
+        own: tuple[Expr, ...] = item.conditions if isinstance(item, WarpMeeting) else ()
+        if isinstance(item, MemoryAccess):
             memory = item.place.memory
             if memory.kind != "shared" and memory.parameter not in wanted:
                 continue

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from souffle.verify.accesses import Access
+from souffle.verify.accesses import MemoryAccess
 from souffle.verify.expressions import Undecided
 
 __all__ = [
@@ -162,7 +162,7 @@ class Touched:
     `again` says of which units a thread's copies touch them several times.
     """
 
-    access: Access
+    access: MemoryAccess
     tile: int | None
     certain: bool
     by_data: bool

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from souffle.certificate import Counterexample
-from souffle.verify.accesses import Access, Memory, leaves
+from souffle.verify.accesses import Memory, MemoryAccess, leaves
 from souffle.verify.expressions import Axis, Expr, Undecided, conjuncts, remade, variable
 from souffle.verify.footprint import Footprint, Touch, whatever_holds
 from souffle.verify.own_writes import earliest
@@ -58,7 +58,7 @@ def unwritten(kernel: str, footprint: Footprint) -> Iterator[Counterexample | Un
     touches = {touch.access: touch for touch in footprint.touches}
     arrays: dict[Memory, tuple[list[_Access], list[_Access]]] = {}
     for number, (leaf, _, loops) in enumerate(leaves(footprint.function.body)):
-        if isinstance(leaf, Access) and leaf.place.memory.kind == "local" and leaf in touches:
+        if isinstance(leaf, MemoryAccess) and leaf.place.memory.kind == "local" and leaf in touches:
             reads, writes = arrays.setdefault(leaf.place.memory, ([], []))
             (writes if leaf.writes else reads).append(_Access(number, touches[leaf], loops))
     for memory, (reads, writes) in arrays.items():

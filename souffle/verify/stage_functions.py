@@ -9,7 +9,7 @@ import numpy as np
 from tvm import tirx
 
 from souffle.certificate import Counterexample
-from souffle.verify.accesses_in_order import Part
+from souffle.verify.accesses_in_order import FunctionInSpan
 from souffle.verify.expressions import Undecided, asked_once
 from souffle.verify.footprint import Footprint
 from souffle.verify.function_reader import read_function
@@ -104,7 +104,7 @@ class Library:
         ----------
         runs : tuple of StageRun
         globals_ : tuple
-            For each, what :class:`souffle.verify.races_in_a_block.Part` looks at too.
+            For each, what :class:`souffle.verify.races_in_a_block.FunctionInSpan` looks at too.
         tiles : tuple of int or Follows, optional
             The tile of each, or which of two stages may follow each other; by default all of them are run for the same
             tile, whichever.
@@ -118,7 +118,10 @@ class Library:
         own = globals_ or ((),) * len(runs)
 
         def ask() -> BlockReport:
-            parts = [Part(self.footprint(run).function, looked_at) for run, looked_at in zip(runs, own, strict=True)]
+            parts = [
+                FunctionInSpan(self.footprint(run).function, looked_at)
+                for run, looked_at in zip(runs, own, strict=True)
+            ]
             return check_block(parts, tiles.holds if isinstance(tiles, Follows) else tiles)
 
         return asked_once(self._reports, key, ask)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tvm import tirx
 
 from souffle.verify import PROVEN, REFUTED, UNKNOWN, Certificate
-from souffle.verify.accesses import Access, Branch, Memory, Place, accesses_of
+from souffle.verify.accesses import Address, Branch, Memory, MemoryAccess, accesses_of
 from souffle.verify.data_addresses import settled
 from souffle.verify.expressions import Axis, Expr, Undecided, const, evaluate, operation, unknown, variable
 from souffle.verify.ranges import index_range, points
@@ -265,7 +265,7 @@ LEAVES = [unknown(VALUES[0], VALUES[-1]) for _ in range(2)]
 @given(expressions(LEAVES), conditions(LEAVES))
 def test_no_value_of_an_address_is_left_out(index: Expr, holds: list[Expr]) -> None:
     memory = Memory("global", "t", 0, 1, 0)
-    access = Access(Place(memory, index), 1, False, tuple(holds[:1]), "thread", None)
+    access = MemoryAccess(Address(memory, index), 1, False, tuple(holds[:1]), "thread", None)
     body = (access,)
     for condition in holds[1:]:
         body = (Branch(condition, body, (), None),)

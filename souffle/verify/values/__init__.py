@@ -71,12 +71,12 @@ The idea of testing tensor programs in finite fields is that of Mirage (OSDI 202
 gives exponentials a second field; here the text of one thread is run, with its guards, copies and fragments.
 """
 
-from souffle.verify.values.agreement import Agreement, Comparison, Mismatch, StageFunction, values_agree
+from souffle.verify.values.agreement import Agreement, FunctionComparison, Mismatch, StageFunction, values_agree
 from souffle.verify.values.network import StageText, compare_stages, values_section
 
 __all__ = [
     "Agreement",
-    "Comparison",
+    "FunctionComparison",
     "Mismatch",
     "StageFunction",
     "StageText",

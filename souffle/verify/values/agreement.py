@@ -30,11 +30,11 @@ from souffle.verify.values.points import (
     literals_of,
     numbers_at,
 )
-from souffle.verify.values.reference import Definition
+from souffle.verify.values.reference import DefinitionRun
 from souffle.verify.values.scalars import is_float
 from souffle.verify.values.sightings import Sighting, TextSightings
 
-__all__ = ["Agreement", "Comparison", "Mismatch", "StageFunction", "values_agree"]
+__all__ = ["Agreement", "FunctionComparison", "Mismatch", "StageFunction", "values_agree"]
 
 StageFunction = tuple[tirx.PrimFunc, int, int]
 """A function ``f(tile, tid, pointers...)`` with its tiles and its threads."""
@@ -65,7 +65,7 @@ _LANES = 2048
 
 
 @dataclass(frozen=True)
-class Comparison:
+class FunctionComparison:
     """What was compared of one function.
 
     Attributes
@@ -82,11 +82,11 @@ class Comparison:
     of: int
     elements: tuple[tuple[str, int], ...]
 
-    def with_(self, other: Comparison) -> Comparison:
+    def with_(self, other: FunctionComparison) -> FunctionComparison:
         """This one and another of the same function."""
         names = dict.fromkeys(name for name, _ in (*self.elements, *other.elements))
         counts = tuple((n, dict(self.elements).get(n, 0) + dict(other.elements).get(n, 0)) for n in names)
-        return Comparison(tuple(sorted({*self.tiles, *other.tiles})), self.of, counts)
+        return FunctionComparison(tuple(sorted({*self.tiles, *other.tiles})), self.of, counts)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Agreement:
 
     Attributes
     ----------
-    functions : tuple of Comparison
+    functions : tuple of FunctionComparison
     points : int
         How many different random inputs there were.
     covered : bool
@@ -106,7 +106,7 @@ class Agreement:
         Those of them that did not come out in all ways at any point.
     """
 
-    functions: tuple[Comparison, ...]
+    functions: tuple[FunctionComparison, ...]
     points: int
     covered: bool
     comparisons: int = 0
@@ -216,7 +216,9 @@ def values_agree(
     beyond = _beyond_types(functions)
     if beyond is not None:
         return beyond
-    together = tuple(reduce(Comparison.with_, own) for own in zip(*(one.functions for one in found), strict=True))
+    together = tuple(
+        reduce(FunctionComparison.with_, own) for own in zip(*(one.functions for one in found), strict=True)
+    )
     seen = sightings.all
     return Agreement(together, len(found), found[0].covered, len(seen), tuple(s for s in seen if s.open))
 
@@ -327,22 +329,22 @@ class _Check:
         Undecided
         """
         values = random_tensors(self.buffers, integers, self.numbers, self.kind.inputs, self.literals)
-        probe = Definition(self.reference, {}, self.numbers, {})
+        probe = DefinitionRun(self.reference, {}, self.numbers, {})
         outputs = [i for i, b in enumerate(self.buffers) if b in probe.blocks]
         given = {b: values[i] for i, b in enumerate(self.buffers) if i not in outputs}
-        definition = Definition(self.reference, given, self.numbers, self.sightings.definition)
+        definition = DefinitionRun(self.reference, given, self.numbers, self.sightings.definition)
         if any(not is_float(str(b.dtype)) for b in given):
             self._tried(definition, outputs)
         compared = []
         written = {i: np.zeros(elements_of(self.buffers[i]), bool) for i in outputs}
         for number, (func, count, threads) in enumerate(self.functions):
-            compared.append(Comparison((), count, ()))
+            compared.append(FunctionComparison((), count, ()))
             chosen = self._chosen(count, threads)
             while chosen:
                 found = self._function(number, func, Lanes(chosen, threads), values, definition, written)
                 if isinstance(found, Mismatch):
                     return found
-                compared[-1] = compared[-1].with_(Comparison(chosen, count, found))
+                compared[-1] = compared[-1].with_(FunctionComparison(chosen, count, found))
                 chosen = self._further(compared[-1], threads)
         complete = all(len(c.tiles) == c.of for c in compared)
         covered = complete or (not self.point and self._marked(written))
@@ -361,7 +363,7 @@ class _Check:
             return False
         return True
 
-    def _tried(self, definition: Definition, outputs: Sequence[int]) -> None:
+    def _tried(self, definition: DefinitionRun, outputs: Sequence[int]) -> None:
         """Evaluate a part of the definition, to see whether integers choose elements that there are."""
         random = np.random.default_rng(self.seed)
         for output in outputs:
@@ -380,7 +382,7 @@ class _Check:
         between = random.choice(np.arange(1, count - 1), max(0, most - 2), replace=False)
         return tuple(sorted({0, count - 1, *(int(t) for t in between)}))[-most:]
 
-    def _further(self, compared: Comparison, threads: int) -> tuple[int, ...]:
+    def _further(self, compared: FunctionComparison, threads: int) -> tuple[int, ...]:
         """Tiles that are run too, where those that were run took little work."""
         left = sorted(set(range(compared.of)) - set(compared.tiles))
         most = (_WORK - self.work) * len(compared.tiles) // max(self.work, 1)
@@ -397,7 +399,7 @@ class _Check:
         func: tirx.PrimFunc,
         lanes: Lanes,
         values: Sequence[np.ndarray],
-        definition: Definition,
+        definition: DefinitionRun,
         written: dict[int, np.ndarray],
     ) -> Mismatch | tuple[tuple[str, int], ...]:
         tensors = [blank(self.buffers[i], self.numbers) if i in written else v for i, v in enumerate(values)]

@@ -20,7 +20,7 @@ from tvm.ir import Call
 from souffle.tvm_compat import const_int
 from souffle.verify.expressions import Undecided
 from souffle.verify.indices import operator_name
-from souffle.verify.values.loops import Nest, at_once
+from souffle.verify.values.loops import LoopNest, at_once
 from souffle.verify.values.memory import Lanes
 from souffle.verify.values.places import Places
 from souffle.verify.values.points import Numbers
@@ -162,7 +162,7 @@ class FunctionRun(Places):
 
         return together
 
-    def _distinct(self, nest: Nest, index: Any) -> bool:
+    def _distinct(self, nest: LoopNest, index: Any) -> bool:
         """Whether an index that depends on the nest's own variables alone differs from turn to turn."""
         own = Scalars(self.numbers)
         frame = own.frame()

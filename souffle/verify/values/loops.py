@@ -14,11 +14,11 @@ from souffle.tvm_compat import same_expression, statements_of, variables
 from souffle.verify.expressions import Undecided
 from souffle.verify.values.scalars import Frame, Scalars
 
-__all__ = ["Nest", "at_once"]
+__all__ = ["LoopNest", "at_once"]
 
 
 @dataclass(frozen=True, eq=False)
-class Nest:
+class LoopNest:
     """Loops around each other, with what is in the innermost.
 
     Attributes
@@ -42,12 +42,12 @@ class Nest:
             return None
 
 
-def at_once(loop: tirx.For, most: int) -> Nest | None:
+def at_once(loop: tirx.For, most: int) -> LoopNest | None:
     """The nest that begins with a loop, if its turns may be run together and are not more than `most`.
 
     They may where each turn is one assignment to a buffer that it does not read: the last turn that writes an element
     wins, as it does in turn. Or where it reads the very element that it writes, and each turn has its own
-    (:attr:`Nest.selves`).
+    (:attr:`LoopNest.selves`).
     """
     loops: list[tirx.For] = []
     body: Any = loop
@@ -70,14 +70,14 @@ def at_once(loop: tirx.For, most: int) -> Nest | None:
         return None
     own = [load for load in found if load.source.same_as(leaf.buffer)]
     if not own:
-        return Nest(tuple(loops), body, ())
+        return LoopNest(tuple(loops), body, ())
     index = leaf.indices[0]
     inside = [loop.loop_var for loop in loops]
     if not all(same_expression(load.indices[0], index) for load in own) or isinstance(index, tirx.Ramp):
         return None
     if not all(any(v.same_as(w) for w in inside) for v in variables(index)):
         return None
-    return Nest(tuple(loops), body, (index,))
+    return LoopNest(tuple(loops), body, (index,))
 
 
 def _leaf(body: Any) -> tirx.BufferStore | None:

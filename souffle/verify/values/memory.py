@@ -17,7 +17,7 @@ from souffle.verify.expressions import Undecided
 from souffle.verify.values.field import Number
 from souffle.verify.values.scalars import Mask
 
-__all__ = ["Fault", "Lanes", "Memory", "PerBlock", "PerThread", "PerWarp", "TensorMemory", "Write"]
+__all__ = ["ElementMemory", "Fault", "Lanes", "PerBlock", "PerThread", "PerWarp", "TensorMemory", "Write"]
 
 Noise = Callable[[int], np.ndarray]
 """What a memory of so many numbers holds before it is written."""
@@ -84,7 +84,7 @@ class Lanes:
         return self.tiles[lane // self.threads], lane % self.threads
 
 
-class Memory(Protocol):
+class ElementMemory(Protocol):
     """What elements are read from and written to. Indices count units."""
 
     unit: int
@@ -151,13 +151,13 @@ class TensorMemory:
         self.writes: list[Write] = []
 
     def read(self, at: Number, size: int, mask: Mask) -> Number:
-        """See :class:`Memory`."""
+        """See :class:`ElementMemory`."""
         _sized(size, self.unit, f"tensor {self.name}")
         places = _bounded(np.atleast_1d(np.asarray(at)), len(self.values), mask, f"the tensor {self.name}")
         return self.values[places]
 
     def write(self, at: Number, size: int, value: Number, mask: Mask, statement: int) -> None:
-        """See :class:`Memory`; remembers who wrote."""
+        """See :class:`ElementMemory`; remembers who wrote."""
         _sized(size, self.unit, f"tensor {self.name}")
         places = _bounded(np.atleast_1d(np.asarray(at)), len(self.values), mask, self.name)
         places, lanes, values = _wanted(mask, places, np.arange(self.lanes), value)
@@ -201,7 +201,7 @@ class _Flat:
         self.sizes = _Sizes(total, unit) if mixed else None
 
     def read(self, at: Number, size: int, mask: Mask) -> Number:
-        """See :class:`Memory`."""
+        """See :class:`ElementMemory`."""
         places = self._places(at, size, mask)
         found = self.values[places]
         if self.sizes is None:
@@ -210,7 +210,7 @@ class _Flat:
         return found if sound.all() else np.where(sound, found, self.garbage[places])
 
     def write(self, at: Number, size: int, value: Number, mask: Mask, statement: int) -> None:
-        """See :class:`Memory`."""
+        """See :class:`ElementMemory`."""
         places = self._places(at, size, mask)
         places, values = _wanted(mask, places, value)
         self.values[places] = values
@@ -248,7 +248,7 @@ class PerThread:
         self.values = values.reshape(self.units, lanes.count)
 
     def read(self, at: Number, size: int, mask: Mask) -> Number:
-        """See :class:`Memory`. The result may be the memory itself: use it before the next write."""
+        """See :class:`ElementMemory`. The result may be the memory itself: use it before the next write."""
         _sized(size, self.unit, f"array {self.name}")
         if isinstance(at, int):
             return self.values[_bounded(at, self.units, None, self.name)]
@@ -256,7 +256,7 @@ class PerThread:
         return self.values[places[..., 0]] if places.shape[-1] == 1 else self.values[places, self.lane]
 
     def write(self, at: Number, size: int, value: Number, mask: Mask, statement: int) -> None:
-        """See :class:`Memory`."""
+        """See :class:`ElementMemory`."""
         _sized(size, self.unit, f"array {self.name}")
         if isinstance(at, int) and np.ndim(value) < 2 and np.ndim(mask) < 2:
             _bounded(at, self.units, None, self.name)

@@ -16,7 +16,7 @@ from tvm.ir import Call, TensorLoad
 from souffle.verify.expressions import Undecided
 from souffle.verify.indices import bytes_of, operator_name
 from souffle.verify.values.inputs import elements_of
-from souffle.verify.values.memory import Lanes, Memory, PerBlock, PerThread, PerWarp, TensorMemory
+from souffle.verify.values.memory import ElementMemory, Lanes, PerBlock, PerThread, PerWarp, TensorMemory
 from souffle.verify.values.points import Numbers
 from souffle.verify.values.scalars import Evaluator, Frame, Mask
 from souffle.verify.values.sightings import TextSightings
@@ -39,7 +39,7 @@ class Pointer:
 
     Attributes
     ----------
-    memory : Memory
+    memory : ElementMemory
     at : callable
         Its unit.
     size : int
@@ -48,7 +48,7 @@ class Pointer:
         How many of them each index is.
     """
 
-    memory: Memory
+    memory: ElementMemory
     at: Evaluator
     size: int
     lanes: int = 1
@@ -113,7 +113,7 @@ class Places(Statements):
         lanes, own = tvm.DataType(dtype).lanes, _element_size(dtype)
         elements = elements_of(buffer) * lanes
         name, noise = str(buffer.name), partial(self.numbers.noise, name=f"unwritten {len(self.places)}")
-        memory: Memory
+        memory: ElementMemory
         if scope in ("shared", "shared.dyn"):
             sizes = self.views.get(buffer, set()) or {own}
             memory = PerBlock(name, elements * own, min(sizes), len(sizes) > 1, self.lanes, noise)
@@ -174,7 +174,7 @@ class Places(Statements):
             return lambda f, m: start(f, m) + at(f, m)
         return lambda f, m: start(f, m) + at(f, m) * scale
 
-    def _element(self, buffer: Any, indices: Any) -> tuple[Memory, Evaluator, int]:
+    def _element(self, buffer: Any, indices: Any) -> tuple[ElementMemory, Evaluator, int]:
         if buffer not in self.places or len(indices) != 1:
             raise Undecided(f"an access of the buffer {buffer.name}")
         place = self.places[buffer]

@@ -21,7 +21,7 @@ from souffle.verify.values.products import Factors, factors_of
 from souffle.verify.values.scalars import Evaluator, Frame, Mask, Scalars, is_float
 from souffle.verify.values.sightings import TextSightings
 
-__all__ = ["Definition"]
+__all__ = ["DefinitionRun"]
 
 _SMALL = 1 << 16
 """Terms of reductions that are not worth being put together as matrices."""
@@ -60,7 +60,7 @@ class _Known:
         self.known = np.zeros(elements, bool)
 
 
-class Definition(StatementVisitor, Scalars):
+class DefinitionRun(StatementVisitor, Scalars):
     """A stage's definition with values for its inputs.
 
     Parameters
@@ -215,7 +215,7 @@ def _stores(body: Any) -> list[tirx.BufferStore]:
 class _BlockEvaluator(Scalars):
     """One block, for many elements at once."""
 
-    def __init__(self, definition: Definition, block: _Block) -> None:
+    def __init__(self, definition: DefinitionRun, block: _Block) -> None:
         super().__init__(definition.numbers, definition.sightings_of.setdefault(block.number, TextSightings()).again())
         self.definition = definition
         self.block = block
