@@ -66,7 +66,7 @@ def drawn_chain(seed: int, steps: int = 6) -> Chain:
                 low, high = ends
             text += f" → {target}"
             continue
-        number = int(one_of((1, 2, 3, 100, 127, 128, 255, 2**15, 2**31, 2**32 + 5, -1, -7, -200)))
+        number = int(one_of((1, 2, 3, 100, 127, 128, 255, 2**15, 2**31, 2**32 + 5, -1, -7, -200, -(2**31))))
         if kind == "mul":
             number = int(one_of((2, 3, 5)))
         if kind == "shift":

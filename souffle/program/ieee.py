@@ -43,7 +43,7 @@ def with_ieee_arithmetic(node: _Node) -> _Node:
             (tirx.Div, _quotient),
             ((tirx.EQ, tirx.NE), _equality),
             (tirx.Not, _negation),
-            (_ORDERED, _unsigned),
+            (_ORDERED, _compared),
             (tirx.Cast, _conversion),
             ((tirx.FloorDiv, tirx.FloorMod), _floored),
         ],
@@ -86,20 +86,36 @@ def _product(node: tirx.Mul) -> PrimExpr:
     return node
 
 
+def _compared(node: _Node) -> _Node:
+    """Keep TVM from taking a literal to the other side of a comparison where the type does not hold what comes out."""
+    dtype = dtype_of(node.a)
+    if not dtype.startswith("int"):
+        return _unsigned(node)
+    literals = {int(literal.value) for literal in collect(node, tirx.IntImm)}
+    if sum(map(abs, literals)) <= limits(dtype)[1] or "x" in dtype:
+        return node
+    plain = (tirx.IntImm, tirx.Var)
+    return _with_hidden(node, [not isinstance(side, plain) and not _is_hidden(side) for side in (node.a, node.b)])
+
+
 def _unsigned(node: _Node) -> _Node:
     """Keep TVM from cancelling between two sides of unsigned integers: it refuses a difference that is negative."""
     if not dtype_of(node.a).startswith("uint"):
         return node
-    if isinstance(node.b, tirx.IntImm):
+    sides = [node.a, node.b]
+    if any(isinstance(side, tirx.IntImm) for side in sides):
         # It compares the limit of an extreme with that of the other side by their difference.
-        compared = isinstance(node, _ORDERED) and any(collect(node.a, kind) for kind in _EXTREMES)
-        return type(node)(_hidden(node.a), node.b) if compared and not _is_hidden(node.a) else node
-    if isinstance(node.a, tirx.IntImm):
-        compared = isinstance(node, _ORDERED) and any(collect(node.b, kind) for kind in _EXTREMES)
-        return type(node)(node.a, _hidden(node.b)) if compared and not _is_hidden(node.b) else node
-    if not any(isinstance(side, (tirx.Add, tirx.Sub, tirx.Mul)) for side in (node.a, node.b)):
-        return node
-    return type(node)(node.a, _hidden(node.b))
+        hides = [any(collect(side, kind) for kind in _EXTREMES) and not _is_hidden(side) for side in sides]
+        hides = [hide and isinstance(node, _ORDERED) for hide in hides]
+    else:
+        sums = any(isinstance(side, (tirx.Add, tirx.Sub, tirx.Mul)) for side in sides)
+        hides = [False, sums and not _is_hidden(node.b)]
+    return _with_hidden(node, hides)
+
+
+def _with_hidden(node: _Node, hides: Sequence[bool]) -> _Node:
+    sides = [_hidden(side) if hide else side for side, hide in zip((node.a, node.b), hides, strict=True)]
+    return type(node)(*sides) if any(hides) else node
 
 
 def _is_hidden(value: PrimExpr) -> bool:
@@ -181,7 +197,9 @@ def _quotient(node: tirx.Div) -> PrimExpr:
 
 
 def _equality(node: tirx.EQ | tirx.NE) -> PrimExpr:
-    if not is_floating(dtype_of(node.a)) or not same_expression(node.a, node.b):
+    if not is_floating(dtype_of(node.a)):
+        return _compared(node) if dtype_of(node.a).startswith("int") else node
+    if not same_expression(node.a, node.b):
         return node
     number = tirx.LE(node.a, tirx.const(math.inf, dtype_of(node.a)))
     return number if isinstance(node, tirx.EQ) else _opposite(number)

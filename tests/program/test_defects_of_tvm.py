@@ -145,6 +145,15 @@ def test_limits_of_unsigned_extremes_are_cancelled() -> None:
         run(function, values, result=blank)
 
 
+@pytest.mark.parametrize("kind", [tirx.LT, tirx.EQ])
+def test_a_literal_is_taken_to_a_side_where_its_type_does_not_hold_it(kind: type) -> None:
+    compared = kind(tirx.Var("x", "int32") + tirx.IntImm("int32", -(2**31)), tirx.IntImm("int32", 127))
+    kept = Analyzer().simplify(with_ieee_arithmetic(compared))
+    assert with_ieee_arithmetic(kept).same_as(kept), "hidden twice"
+    with fails_without("_compared in program/ieee.py", ValueError, match="exceeds range of int32"):
+        Analyzer().simplify(compared)
+
+
 def test_divisions_of_short_integers_are_truncated_where_these_wrap_around() -> None:
     """``floormod`` of a sum of two numbers that are not below zero; LowerIntrin takes the sum not to be, either."""
     most, three = np.int8([127, 100]), tirx.const(3, "int8")
