@@ -3,7 +3,7 @@
 A log is a folder with one folder for each architecture, and in it MetaSchedule's own JSON database: a table of
 workloads (TensorIR before it is scheduled) and a table of records (a trace of scheduling steps and the seconds that it
 takes). What MetaSchedule has no field for is in the trace, as annotations of the root block behind its last step: see
-:class:`Origin`. Equal workloads are found by structure, so one log serves every network with the same TE.
+:class:`RecordOrigin`. Equal workloads are found by structure, so one log serves every network with the same TE.
 
 MetaSchedule refuses a file with one damaged line; here such a line is named and skipped. Nothing is decoded before a
 stage with the same parameters asks for it.
@@ -35,8 +35,8 @@ __all__ = [
     "RULE",
     "WORKLOADS",
     "LogProblem",
-    "Origin",
     "Record",
+    "RecordOrigin",
     "TuningLog",
     "log_folders",
     "open_log",
@@ -67,7 +67,7 @@ _PARSING = (ValueError, TypeError, RuntimeError, AttributeError, LookupError)
 
 
 @dataclass(frozen=True)
-class Origin:
+class RecordOrigin:
     """Where the figure of a record comes from.
 
     Attributes
@@ -103,7 +103,7 @@ class Origin:
             sch.annotate(root, _FIELD + name, value)
 
     @classmethod
-    def of_trace(cls, trace: Sequence[Any]) -> Origin:
+    def of_trace(cls, trace: Sequence[Any]) -> RecordOrigin:
         """Read from a trace as JSON.
 
         Raises
@@ -149,7 +149,7 @@ class Record:
         Line of the workload in its table, from 0.
     seconds : float
         The mean of its figures.
-    origin : Origin
+    origin : RecordOrigin
     trace : list
         MetaSchedule's trace as JSON.
     signature : tuple
@@ -159,7 +159,7 @@ class Record:
     where: str
     workload: int
     seconds: float
-    origin: Origin
+    origin: RecordOrigin
     trace: list
     signature: tuple
 
@@ -291,7 +291,7 @@ class TuningLog:
         if not mean > 0:
             raise ValueError(f"{mean} is no time")
         signature = tuple((tuple(int(extent) for extent in shape), dtype) for _, dtype, shape in parameters)
-        return Record(where, number, mean, Origin.of_trace(trace), trace, signature)
+        return Record(where, number, mean, RecordOrigin.of_trace(trace), trace, signature)
 
     def _is(self, number: int, func: tirx.PrimFunc) -> bool:
         if number not in self._modules:

@@ -15,7 +15,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Trace
 
 import souffle
-from souffle.schedule.log import FAILED_SECONDS, RECORDS, WORKLOADS, Origin, TuningLog, workload_module
+from souffle.schedule.log import FAILED_SECONDS, RECORDS, WORKLOADS, RecordOrigin, TuningLog, workload_module
 from souffle.tuning.space import plain
 from souffle.tvm_compat import TVM_PIN
 
@@ -25,10 +25,10 @@ _WORKLOAD_JSON = tvm.get_global_func("s_tir.meta_schedule.WorkloadAsJSON")
 _RECORD_JSON = tvm.get_global_func("s_tir.meta_schedule.TuningRecordAsJSON")
 
 
-def origin_now(figure: str, device: str, own_seconds: float = 0.0, **used: int) -> Origin:
+def origin_now(figure: str, device: str, own_seconds: float = 0.0, **used: int) -> RecordOrigin:
     """Where a figure comes from that is found now, by this version; `used` are what the schedule takes."""
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    return Origin(figure, device, TVM_PIN, souffle.__version__, today, own_seconds=own_seconds, **used)
+    return RecordOrigin(figure, device, TVM_PIN, souffle.__version__, today, own_seconds=own_seconds, **used)
 
 
 class LogWriter:
@@ -56,7 +56,7 @@ class LogWriter:
         """What the log holds now."""
         return TuningLog(self.folder, self.arch)
 
-    def add(self, func: tirx.PrimFunc, trace: Trace, seconds: Sequence[float], origin: Origin) -> None:
+    def add(self, func: tirx.PrimFunc, trace: Trace, seconds: Sequence[float], origin: RecordOrigin) -> None:
         """Append one record.
 
         Parameters
@@ -66,7 +66,7 @@ class LogWriter:
         trace : Trace
         seconds : sequence of float
             Empty for a candidate that cannot be used.
-        origin : Origin
+        origin : RecordOrigin
         """
         workload, number = self._workload(func)
         sch = s_tir.Schedule(workload.mod, debug_mask="none", error_render_level="none")

@@ -40,7 +40,7 @@ def test_the_choice_among_many_is_the_one_that_each_alone_gives(
     for place in np.flatnonzero(candidates.step):
         own = candidates.applied(lambda numbers, place=place: int(numbers[place]))
         assert tilings.tiling_refusal(given, own, request) is None
-        assert tilings.Tiling.of(own.values, request.threads) == own
+        assert tilings.ContractionTiling.of(own.values, request.threads) == own
         registers = max(int(tilings._registers(given, own, request.threads)), tilings.ASSUMED_REGISTERS)
         apart.append((float(estimate(given, own, sides, request, registers)), prod(own.counts(given.extents)), own))
     found = tilings.choose_tiling(given, request)

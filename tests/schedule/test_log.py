@@ -17,7 +17,7 @@ import souffle
 from souffle.errors import OptionError
 from souffle.schedule.gpu import GpuRequest, sketch_of
 from souffle.schedule.gpu.device import device_for
-from souffle.schedule.log import RECORDS, WORKLOADS, Origin, TuningLog, log_folders, open_log, workload_module
+from souffle.schedule.log import RECORDS, WORKLOADS, RecordOrigin, TuningLog, log_folders, open_log, workload_module
 from souffle.schedule.lower import cuda_target
 from souffle.schedule.tuned import crowding, replayed
 from souffle.tuning import LogWriter
@@ -69,11 +69,11 @@ def writer(tmp_path: Path) -> LogWriter:
     return LogWriter(tmp_path, "sm_90", cuda_target("sm_90"))
 
 
-def origin(figure: str = "predicted", device: str = "H200-SXM5-141GB", **more) -> Origin:
-    return Origin(figure, device, "0.27.0.post1", "0.1.0", "2026-01-01", **more)
+def origin(figure: str = "predicted", device: str = "H200-SXM5-141GB", **more) -> RecordOrigin:
+    return RecordOrigin(figure, device, "0.27.0.post1", "0.1.0", "2026-01-01", **more)
 
 
-def write(writer: LogWriter, func, values, seconds: float, where: Origin) -> None:
+def write(writer: LogWriter, func, values, seconds: float, where: RecordOrigin) -> None:
     space = next(s for s in spaces_of(func, REQUEST, writer.target, seed=1) if s.rule == "contraction")
     writer.add(func, trace_with_values(space, values), (seconds,), where)
 

@@ -15,7 +15,7 @@ from tvm import DataType, tirx
 from tvm.ir.expr import TensorLoad
 from tvm.tirx import ForKind
 
-from souffle.schedule.cpu.contraction_form import Contraction
+from souffle.schedule.cpu.contraction_form import CpuContraction
 from souffle.schedule.cpu.emit import pieces
 from souffle.schedule.cpu.host import Machine
 from souffle.schedule.cpu.nest import (
@@ -32,7 +32,7 @@ from souffle.schedule.cpu.nest import (
 )
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, sequence
 
-__all__ = ["Tiling", "emit_contraction", "materialized_rows", "tiling_of"]
+__all__ = ["CpuTiling", "emit_contraction", "materialized_rows", "tiling_of"]
 
 _TRANSPOSE_BLOCK = 32
 """Elements along k that are transposed together, so that both sides stay in the first-level cache."""
@@ -47,7 +47,7 @@ _MAX_STACK_BYTES = 1008
 
 
 @dataclass(frozen=True)
-class Tiling:
+class CpuTiling:
     """Shape of the micro-kernel: `rows` by `vectors` registers of `lanes` elements."""
 
     rows: int
@@ -60,7 +60,7 @@ class Tiling:
         return self.vectors * self.lanes
 
 
-def tiling_of(rows: int, columns: int, lanes: int, registers: int) -> Tiling:
+def tiling_of(rows: int, columns: int, lanes: int, registers: int) -> CpuTiling:
     """The micro-kernel that needs the least time, its remainders included.
 
     Parameters
@@ -70,7 +70,7 @@ def tiling_of(rows: int, columns: int, lanes: int, registers: int) -> Tiling:
     lanes, registers : int
         Elements of a vector register, and how many there are.
     """
-    best: tuple[float, Tiling] | None = None
+    best: tuple[float, CpuTiling] | None = None
     for vectors in range(4, 0, -1):
         # One register per vector for the panel and one for the broadcast element.
         highest = min((registers - 1 - vectors) // vectors, 14)
@@ -80,7 +80,7 @@ def tiling_of(rows: int, columns: int, lanes: int, registers: int) -> Tiling:
         cost = full * _steps(height, vectors) + (_steps(height, rest) if rest else 0)
         cost *= tiles
         if best is None or cost < best[0] * 0.995:
-            best = (cost, Tiling(height, vectors, lanes))
+            best = (cost, CpuTiling(height, vectors, lanes))
     assert best is not None
     return best[1]
 
@@ -90,7 +90,7 @@ def _steps(rows: int, vectors: int) -> float:
     return max(rows * vectors, 0.6 * (rows + vectors), 8)
 
 
-def materialized_rows(form: Contraction) -> tuple[Nest, Contraction] | None:
+def materialized_rows(form: CpuContraction) -> tuple[Nest, CpuContraction] | None:
     """A nest that computes the scalar factor into a buffer of its own, and the contraction that reads that buffer.
 
     ``None`` where the factor is a plain load already, or the buffer would be much larger than what it reads.
@@ -112,11 +112,11 @@ def materialized_rows(form: Contraction) -> tuple[Nest, Contraction] | None:
     store = tirx.BufferStore(buffer, stored, [f.var for f in fresh])
     nest = Nest(f"{form.nest.name}_rows", fresh, (), None, store)
     scalar = type(form.scalar)(tirx.BufferLoad(buffer, [a.var for a in axes]), form.scalar.private)
-    changed = Contraction(form.nest, scalar, form.vector, form.batch, form.rows, form.columns, form.identity)
+    changed = CpuContraction(form.nest, scalar, form.vector, form.batch, form.rows, form.columns, form.identity)
     return nest, changed
 
 
-def emit_contraction(form: Contraction, machine: Machine) -> tirx.Stmt:
+def emit_contraction(form: CpuContraction, machine: Machine) -> tirx.Stmt:
     """The loops of a contraction, a parallel one outermost."""
     dtype = str(form.nest.body.buffer.dtype)
     rows, columns = product(a.extent for a in form.rows), product(a.extent for a in form.columns)
@@ -152,8 +152,8 @@ def _chunks(tasks: int, tiles: int, cores: int) -> int:
 
 
 def _task(
-    form: Contraction,
-    tiling: Tiling,
+    form: CpuContraction,
+    tiling: CpuTiling,
     batch: dict[tirx.Var, PrimExpr],
     number: PrimExpr,
     chunk: PrimExpr,
@@ -166,7 +166,7 @@ def _task(
     valid = columns - (panels - 1) * tiling.width
     first = number * tiling.width
 
-    def body(shape: Tiling, used: int) -> tirx.Stmt:
+    def body(shape: CpuTiling, used: int) -> tirx.Stmt:
         return _Panel.of(form, shape, used, batch, first).times_rows(tiling.rows, chunk, per_chunk, chunks)
 
     last = body(replace(tiling, vectors=-(-valid // tiling.lanes)), valid)
@@ -188,8 +188,8 @@ class _Panel:
 
     Attributes
     ----------
-    form : Contraction
-    tiling : Tiling
+    form : CpuContraction
+    tiling : CpuTiling
     valid : int
         Columns that there are; zeros fill the rest of the panel.
     batch : dict
@@ -200,8 +200,8 @@ class _Panel:
         Shape: the steps of the sum, then the columns.
     """
 
-    form: Contraction
-    tiling: Tiling
+    form: CpuContraction
+    tiling: CpuTiling
     valid: int
     batch: dict[tirx.Var, PrimExpr]
     first: PrimExpr
@@ -209,7 +209,7 @@ class _Panel:
 
     @classmethod
     def of(
-        cls, form: Contraction, tiling: Tiling, valid: int, batch: dict[tirx.Var, PrimExpr], first: PrimExpr
+        cls, form: CpuContraction, tiling: CpuTiling, valid: int, batch: dict[tirx.Var, PrimExpr], first: PrimExpr
     ) -> _Panel:
         extents = tuple(a.extent for a in form.nest.reduce)
         packed = tirx.decl_buffer((*extents, tiling.width), dtype_of(form.vector.value), "panel")
@@ -379,7 +379,7 @@ class _Panel:
         return sequence(*allocations, rows(clear), _over(form.nest.reduce, step), rows(store))
 
 
-def _columns_are_contiguous(form: Contraction) -> bool:
+def _columns_are_contiguous(form: CpuContraction) -> bool:
     """Whether the columns, counted together, are read with stride 1 throughout."""
     axes = (*form.nest.spatial, *form.nest.reduce)
     for load in buffer_loads(form.vector.value):

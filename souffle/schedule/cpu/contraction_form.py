@@ -13,7 +13,7 @@ from tvm.tirx import Add, FloorDiv, Max, Min, Mul
 from souffle.schedule.cpu.nest import Axis, Nest, product, simplify, stride_along, uses
 from souffle.tvm_compat import PrimExpr, buffer_loads
 
-__all__ = ["Combiner", "Contraction", "Side", "combiner_of", "contraction_of", "split_groups", "without_units"]
+__all__ = ["Combiner", "CpuContraction", "Side", "combiner_of", "contraction_of", "split_groups", "without_units"]
 
 _FEW_ROWS = 16
 """Below this, packing the columns costs more than it saves if they can be read as vectors where they are."""
@@ -42,7 +42,7 @@ class Side:
 
 
 @dataclass(frozen=True, eq=False)
-class Contraction:
+class CpuContraction:
     """``C[batch, rows, columns] += scalar(batch, rows, k) * vector(batch, k, columns)``.
 
     Attributes
@@ -126,7 +126,7 @@ def simplify_loads(expression: PrimExpr, axes: Sequence[Axis]) -> PrimExpr:
     )
 
 
-def contraction_of(nest: Nest) -> Contraction | None:
+def contraction_of(nest: Nest) -> CpuContraction | None:
     """Read a nest as a contraction that is worth packing for; ``None`` if it is none."""
     first = combiner_of(nest)
     if first is None or first.operation is not Add or not isinstance(first.value, Mul):
@@ -157,7 +157,7 @@ def contraction_of(nest: Nest) -> Contraction | None:
     if height < _MIN_ROWS and (width < _FEW_ROWS or height < 2):
         return None
     batch = tuple(a for a in nest.spatial if a not in columns and a not in scalar.private)
-    return Contraction(nest, scalar, vector, batch, scalar.private, columns, combiner.identity)
+    return CpuContraction(nest, scalar, vector, batch, scalar.private, columns, combiner.identity)
 
 
 def _suffix(spatial: Sequence[Axis], private: Sequence[Axis]) -> tuple[Axis, ...]:

@@ -17,13 +17,13 @@ from souffle.schedule.cpu.host import Machine
 from souffle.schedule.cpu.nest import Axis, Nest, decode, flat_index, loop, map_buffer_loads, simplify, uses
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, sequence
 
-__all__ = ["Piece", "collapse", "emit_injective", "pieces", "segments", "serial"]
+__all__ = ["VectorRun", "collapse", "emit_injective", "pieces", "segments", "serial"]
 
 _MAX_SEGMENTS = 6
 
 
 @dataclass(frozen=True)
-class Piece:
+class VectorRun:
     """`count` vectors of `width` elements from `start`; width 1 is a scalar loop."""
 
     start: int
@@ -31,18 +31,18 @@ class Piece:
     width: int
 
 
-def pieces(extent: int, width: int) -> list[Piece]:
+def pieces(extent: int, width: int) -> list[VectorRun]:
     """Cover ``[0, extent)``: full vectors, then one vector of each smaller power of two, scalars for the last few."""
-    found: list[Piece] = []
+    found: list[VectorRun] = []
     start = 0
     while extent - start >= 4 and width >= 4:
         count = (extent - start) // width
         if count:
-            found.append(Piece(start, count, width))
+            found.append(VectorRun(start, count, width))
             start += count * width
         width //= 2
     if start < extent:
-        found.append(Piece(start, extent - start, 1))
+        found.append(VectorRun(start, extent - start, 1))
     return found
 
 
@@ -172,7 +172,7 @@ def _decided(body: tirx.BufferStore, axis: Axis) -> tirx.BufferStore:
     return tirx.BufferStore(body.buffer, simplify(with_ieee_arithmetic(body.value), [axis]), list(body.indices))
 
 
-def _vectors(body: tirx.BufferStore, axis: Axis, piece: Piece) -> tirx.Stmt:
+def _vectors(body: tirx.BufferStore, axis: Axis, piece: VectorRun) -> tirx.Stmt:
     def at(position: PrimExpr) -> tirx.Stmt:
         return tvm_ffi.structural_map(body, (tirx.Var, lambda v: position if v.same_as(axis.var) else v))
 

@@ -22,13 +22,13 @@ from souffle.tvm_compat import PrimExpr, buffer_loads, cast, dtype_of, is_branch
 
 __all__ = [
     "Axis",
-    "Function",
     "Nest",
+    "ParsedFunction",
     "as_index",
-    "guarded_loads",
     "decode",
     "distinct",
     "flat_index",
+    "guarded_loads",
     "loop",
     "map_buffer_loads",
     "parse",
@@ -151,7 +151,7 @@ class Nest:
 
 
 @dataclass(frozen=True, eq=False)
-class Function:
+class ParsedFunction:
     """A PrimFunc taken apart.
 
     Attributes
@@ -280,13 +280,13 @@ def loop(
     return tirx.For(variable, tirx.const(0, dtype), bound, kind, make(variable))
 
 
-def parse(func: tirx.PrimFunc) -> Function:
+def parse(func: tirx.PrimFunc) -> ParsedFunction:
     """Take a PrimFunc of ``te.create_prim_func`` apart."""
     root = func.body
     if not isinstance(root, SBlockRealize) or root.block.iter_vars:
-        return Function(func, (root,))
+        return ParsedFunction(func, (root,))
     items = tuple(_nest(statement) or statement for statement in statements_of(root.block.body))
-    return Function(func, items)
+    return ParsedFunction(func, items)
 
 
 def _constant(expression: Any) -> int | None:

@@ -17,7 +17,7 @@ from tvm.s_tir.stmt import SBlock, SBlockRealize
 from tvm.tirx import ForKind
 
 from souffle.schedule.cpu.contraction import emit_contraction, materialized_rows
-from souffle.schedule.cpu.contraction_form import Contraction, contraction_of, split_groups, without_units
+from souffle.schedule.cpu.contraction_form import CpuContraction, contraction_of, split_groups, without_units
 from souffle.schedule.cpu.elementary import expand_elementary
 from souffle.schedule.cpu.emit import collapse, emit_injective, lanes_of
 from souffle.schedule.cpu.host import Machine, machine_of
@@ -55,7 +55,7 @@ def schedule_cpu(func: tirx.PrimFunc, *, target: tvm.target.Target) -> tirx.Prim
     function = parse(func)
     items = inline_injective(with_wide_sums(without_trivial_reductions(function.items)), func.params)
     items = attach_epilogues(hoist_windows(items), func.params)
-    units: list[tuple[Nest | tirx.Stmt, Contraction | None]] = []
+    units: list[tuple[Nest | tirx.Stmt, CpuContraction | None]] = []
     for item in items:
         form = contraction_of(item) if isinstance(item, Nest) else None
         separate = materialized_rows(form) if form is not None else None
@@ -99,7 +99,7 @@ def _buffers(body: tirx.Stmt) -> list[tirx.Var]:
     return [b for b in distinct(stores) if not any(b.same_as(i) for i in inside)]
 
 
-def _run(units: Sequence[tuple[Nest | tirx.Stmt, Contraction | None]]) -> list[Nest]:
+def _run(units: Sequence[tuple[Nest | tirx.Stmt, CpuContraction | None]]) -> list[Nest]:
     """The nests at the start of `units`, up to a contraction or another statement."""
     found: list[Nest] = []
     for item, form in units:

@@ -8,7 +8,7 @@ from math import ceil, prod
 from tvm import tirx
 
 from souffle.schedule.gpu.emit.async_copy import AsyncCopy, async_copy, barrier, commit, wait
-from souffle.schedule.gpu.emit.folding import Part, fold_buffers, fold_results
+from souffle.schedule.gpu.emit.folding import ThreadShare, fold_buffers, fold_results
 from souffle.schedule.gpu.emit.staging import TileFetch, choose_fetch
 from souffle.schedule.gpu.emit.statements import guarded, kernel_func, local_buffer, loop, shared_buffer
 from souffle.schedule.gpu.emit.writeback import write_results
@@ -16,7 +16,7 @@ from souffle.schedule.gpu.forms.expressions import substitute_axes
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.schedule.gpu.tiling.contraction_cost import result_lanes_of
-from souffle.schedule.gpu.tiling.contraction_tiling import PADDING, VECTOR, Tiling
+from souffle.schedule.gpu.tiling.contraction_tiling import PADDING, VECTOR, ContractionTiling
 from souffle.tvm_compat import PrimExpr, cast, sequence
 
 __all__ = ["emit_contraction"]
@@ -25,13 +25,13 @@ _UNROLLED = 512
 """Multiply-adds in a row, between which shared memory's latency and its indices disappear; 64 totals, 8 deep."""
 
 
-def emit_contraction(problem: Contraction, tiling: Tiling, request: GpuRequest) -> tuple[tirx.PrimFunc, int]:
+def emit_contraction(problem: Contraction, tiling: ContractionTiling, request: GpuRequest) -> tuple[tirx.PrimFunc, int]:
     """The stage with its body replaced by the kernel, and the kernel's tiles.
 
     Parameters
     ----------
     problem : Contraction
-    tiling : Tiling
+    tiling : ContractionTiling
     request : GpuRequest
     """
     kernel = _Kernel(problem, tiling, request)
@@ -76,7 +76,7 @@ class _Side:
 
 
 class _Kernel:
-    def __init__(self, problem: Contraction, tiling: Tiling, request: GpuRequest) -> None:
+    def __init__(self, problem: Contraction, tiling: ContractionTiling, request: GpuRequest) -> None:
         self.problem, self.tiling, self.threads = problem, tiling, request.threads
         self.counts = tiling.counts(problem.extents)
         self.steps = ceil(problem.extents[3] / tiling.step)
@@ -244,7 +244,7 @@ class _Kernel:
         if self.problem.stores:
             vectors = columns // self.lanes
             written = loop("i", rows, lambda i: loop("j", vectors, lambda j: self._write(i, j), "unrolled"), "unrolled")
-        part = Part(
+        part = ThreadShare(
             self.tiling.across,
             self.tiling.each,
             self.tile,

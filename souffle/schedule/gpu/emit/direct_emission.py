@@ -22,7 +22,7 @@ from souffle.schedule.gpu.forms.expressions import Axis, depends, substitute_axe
 from souffle.schedule.gpu.forms.matrix_product import Store
 from souffle.schedule.gpu.forms.memory_access import bits_of, lanes_along, memory_step
 from souffle.schedule.gpu.forms.one_reduction import Meeting
-from souffle.schedule.gpu.tiling.direct_tiling import WARP, Held, Plan, Tiling, held_of, parts_of
+from souffle.schedule.gpu.tiling.direct_tiling import WARP, DirectTiling, Held, SumPlan, held_of, parts_of
 from souffle.tvm_compat import PrimExpr, cast, sequence
 
 __all__ = ["emit_direct"]
@@ -30,7 +30,7 @@ __all__ = ["emit_direct"]
 _ALL_LANES = 0xFFFFFFFF
 
 
-def emit_direct(plan: Plan, tiling: Tiling, threads: int) -> tuple[tirx.PrimFunc, int]:
+def emit_direct(plan: SumPlan, tiling: DirectTiling, threads: int) -> tuple[tirx.PrimFunc, int]:
     """The kernel of a sum with these numbers, and its tiles."""
     emitter = _Emitter(plan, tiling, threads)
     tiles = tiling.tiles(plan, threads)
@@ -38,7 +38,7 @@ def emit_direct(plan: Plan, tiling: Tiling, threads: int) -> tuple[tirx.PrimFunc
 
 
 class _Emitter:
-    def __init__(self, plan: Plan, tiling: Tiling, threads: int) -> None:
+    def __init__(self, plan: SumPlan, tiling: DirectTiling, threads: int) -> None:
         self.plan, self.tiling, self.threads = plan, tiling, threads
         problem = plan.problem
         self.held = held_of(plan, tiling)

@@ -21,11 +21,11 @@ from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.forms.memory_access import bits_of
 from souffle.tvm_compat import PrimExpr, cast, dtype_of, sequence, variables
 
-__all__ = ["Part", "fold_buffers", "fold_bytes", "fold_problem", "fold_results"]
+__all__ = ["ThreadShare", "fold_buffers", "fold_bytes", "fold_problem", "fold_results"]
 
 
 @dataclass(frozen=True)
-class Part:
+class ThreadShare:
     """What a thread has of a tile.
 
     Attributes
@@ -85,14 +85,14 @@ def fold_buffers(
 
 
 def fold_results(
-    problem: Contraction, part: Part, buffers: Sequence[tuple[Any, Any]], thread: PrimExpr, threads: int
+    problem: Contraction, part: ThreadShare, buffers: Sequence[tuple[Any, Any]], thread: PrimExpr, threads: int
 ) -> tirx.Stmt | None:
     """The statements of all reductions, behind the last of the contraction's sums; ``None`` if there are none.
 
     Parameters
     ----------
     problem : Contraction
-    part : Part
+    part : ThreadShare
     buffers : sequence
         See :func:`fold_buffers`.
     thread : expression
@@ -119,7 +119,7 @@ def _elements(problem: Contraction, fold: Fold, across: tuple[Any, Any, Any], ea
     return across[0] * across[3 - over] * each[2 - over] * (across[over] + 1)
 
 
-def _own_parts(problem: Contraction, fold: Fold, part: Part, held: Any, own: Any) -> tirx.Stmt:
+def _own_parts(problem: Contraction, fold: Fold, part: ThreadShare, held: Any, own: Any) -> tirx.Stmt:
     """Each thread's elements, combined in registers."""
     over = _over(problem, fold)
     kept = 3 - over
@@ -166,7 +166,7 @@ def _own_parts(problem: Contraction, fold: Fold, part: Part, held: Any, own: Any
 
 
 def _joined(
-    problem: Contraction, fold: Fold, part: Part, held: Any, own: Any, thread: PrimExpr, threads: int
+    problem: Contraction, fold: Fold, part: ThreadShare, held: Any, own: Any, thread: PrimExpr, threads: int
 ) -> tirx.Stmt:
     """What the threads of a tile have, combined in the order of the threads by one for each result, and stored."""
     over = _over(problem, fold)

@@ -15,11 +15,11 @@ from souffle.schedule.gpu.forms.matrix_product import Contraction, Operand
 from souffle.schedule.gpu.forms.memory_access import lanes_along, memory_step
 from souffle.tvm_compat import PrimExpr, buffer_loads, cast, dtype_of, is_branch, sequence
 
-__all__ = ["Read", "TileFetch", "choose_fetch", "wide_operand"]
+__all__ = ["StagingRead", "TileFetch", "choose_fetch", "wide_operand"]
 
 
 @dataclass(frozen=True, eq=False)
-class Read:
+class StagingRead:
     """One thread's read of `lanes` neighbours.
 
     Attributes
@@ -119,7 +119,7 @@ class TileFetch:
         own, inner = (second, first) if self.along_inner else (first, second)
         return binder, [batch, own, inner], conditions
 
-    def read_of(self, turn: PrimExpr, thread: PrimExpr, corner: Sequence[PrimExpr]) -> Read:
+    def read_of(self, turn: PrimExpr, thread: PrimExpr, corner: Sequence[PrimExpr]) -> StagingRead:
         """What one thread reads in one turn, of the tile whose batch, own and inner tile indices are `corner`."""
         binder, unit, exists = self._unit(turn, thread)
         groups = (self.batch, self.axes, self.inner)
@@ -143,7 +143,7 @@ class TileFetch:
             return {a.var: value + lane if width > 1 else value for a, value, width in located}
 
         first = tuple(p * width if width > 1 else p for p, width in zip(unit, widths, strict=True))
-        return Read(tuple(binder.statements), tuple(exists), tuple(inside), mapping, self.place(*first))
+        return StagingRead(tuple(binder.statements), tuple(exists), tuple(inside), mapping, self.place(*first))
 
     def fetch(self, registers: Any, thread: PrimExpr, corner: Sequence[PrimExpr]) -> tirx.Stmt:
         """Read the tile whose batch, own and inner tile indices are `corner`; outside the tensor it is zero."""

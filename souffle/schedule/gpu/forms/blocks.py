@@ -19,7 +19,7 @@ from souffle.decision import Refused
 from souffle.tvm_compat import collect, const_int
 
 __all__ = [
-    "Access",
+    "BlockAccess",
     "BlockView",
     "block_loops",
     "block_views",
@@ -51,7 +51,7 @@ def same_buffer(left: ir.Var, right: ir.Var) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Access:
+class BlockAccess:
     """One place in a block that reads or writes one element of `buffer`."""
 
     buffer: ir.Var
@@ -81,9 +81,9 @@ class BlockView:
         Its handle in the schedule.
     node : SBlock
     spatial, reduction : tuple of IterVar
-    reads : tuple of Access
+    reads : tuple of BlockAccess
         Without the reads of its own accumulators; repeated reads repeat.
-    writes : tuple of Access
+    writes : tuple of BlockAccess
         One per written buffer.
     """
 
@@ -91,8 +91,8 @@ class BlockView:
     node: s_tir.SBlock
     spatial: tuple[tirx.IterVar, ...]
     reduction: tuple[tirx.IterVar, ...]
-    reads: tuple[Access, ...]
-    writes: tuple[Access, ...]
+    reads: tuple[BlockAccess, ...]
+    writes: tuple[BlockAccess, ...]
 
     @property
     def name(self) -> str:
@@ -144,14 +144,14 @@ def open_schedule(func: tirx.PrimFunc) -> s_tir.Schedule:
 def block_view(sch: s_tir.Schedule, rv: object) -> BlockView:
     """Read the block `rv`."""
     node = sch.get(rv)
-    writes: list[Access] = []
-    reads: list[Access] = []
+    writes: list[BlockAccess] = []
+    reads: list[BlockAccess] = []
     for store in collect(node.body, tirx.BufferStore):
         if not any(same_buffer(store.buffer, access.buffer) for access in writes):
-            writes.append(Access(store.buffer, tuple(store.indices)))
+            writes.append(BlockAccess(store.buffer, tuple(store.indices)))
     for load in collect(node.body, ir.TensorLoad):
         if not any(same_buffer(load.source, access.buffer) for access in writes):
-            reads.append(Access(load.source, tuple(load.indices)))
+            reads.append(BlockAccess(load.source, tuple(load.indices)))
     axes = list(node.iter_vars)
     return BlockView(
         rv,
@@ -242,7 +242,7 @@ def expression_cost(node: s_tir.SBlock) -> int:
     return sum(1 if name in _CHEAP_CALLS else 8 for name in names)
 
 
-def index_step(access: Access, variable: tirx.Var, analyzer: Analyzer) -> int | None:
+def index_step(access: BlockAccess, variable: tirx.Var, analyzer: Analyzer) -> int | None:
     """How far in memory, in elements, a step of `variable` moves an access; ``None`` if that is not constant."""
     flat = access.flat
     moved = tvm_ffi.structural_map(flat, (ir.Var, lambda var: variable + 1 if var.same_as(variable) else var))

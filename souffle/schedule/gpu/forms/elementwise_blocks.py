@@ -8,7 +8,7 @@ from tvm import s_tir, tirx
 
 from souffle.decision import Refused
 from souffle.schedule.gpu.forms.blocks import (
-    Access,
+    BlockAccess,
     BlockView,
     block_views,
     detach_outputs,
@@ -90,7 +90,7 @@ def _read_repeatedly(func: tirx.PrimFunc) -> frozenset[str]:
     )
 
 
-def _in_place(consumer: BlockView, producer: BlockView, read: Access) -> bool:
+def _in_place(consumer: BlockView, producer: BlockView, read: BlockAccess) -> bool:
     """Whether `consumer` reads, for each of its elements, the same element of `producer`."""
     return consumer.spatial_shape == producer.spatial_shape and all(
         axis.var.same_as(index) or extent == 1

@@ -16,13 +16,13 @@ from souffle.schedule.gpu.forms.expressions import Axis, NotAContraction, bounde
 from souffle.schedule.gpu.forms.memory_access import memory_step
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, is_branch, variables
 
-__all__ = ["Split", "narrow_operand", "separate", "split_term", "straighten"]
+__all__ = ["TermSplit", "narrow_operand", "separate", "split_term", "straighten"]
 
 _Wrap = Callable[[PrimExpr, PrimExpr], PrimExpr]
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class TermSplit:
     """``term == wrap(left, right)``; `product` says that wrap multiplies them, up to casts of the result."""
 
     left: PrimExpr
@@ -48,7 +48,7 @@ def _nested(left: set[int], right: set[int]) -> bool:
     return left <= right or right <= left
 
 
-def split_term(term: PrimExpr, spatial: Sequence[Axis]) -> Split:
+def split_term(term: PrimExpr, spatial: Sequence[Axis]) -> TermSplit:
     """Find the two operands of a reduction's term.
 
     Parameters
@@ -71,7 +71,7 @@ def split_term(term: PrimExpr, spatial: Sequence[Axis]) -> Split:
     if isinstance(term, tirx.Cast):
         inner = split_term(term.value, spatial)
         dtype = dtype_of(term)
-        return Split(inner.left, inner.right, lambda a, b: tirx.Cast(dtype, inner.wrap(a, b)), inner.product)
+        return TermSplit(inner.left, inner.right, lambda a, b: tirx.Cast(dtype, inner.wrap(a, b)), inner.product)
     if isinstance(term, tirx.Mul):
         factors = _factors(term)
         sets = [spatial_set(f) for f in factors]
@@ -91,26 +91,26 @@ def split_term(term: PrimExpr, spatial: Sequence[Axis]) -> Split:
         # Keeps the operands in the order of the text, so that rounding is that of the original where there are two.
         order = sorted(groups)
         left, right = (_multiply(groups[i]) for i in order)
-        return Split(left, right, lambda a, b: a * b, True)
+        return TermSplit(left, right, lambda a, b: a * b, True)
     if is_branch(term) or isinstance(term, tirx.Select):
         return _split_branch(term, spatial)
     if isinstance(term, (*ARITHMETIC, *COMPARISONS)):
         kind, first_side, second_side = type(term), term.a, term.b
         if is_constant(second_side):
             inner = split_term(first_side, spatial)
-            return Split(inner.left, inner.right, lambda a, b: kind(inner.wrap(a, b), second_side), False)
+            return TermSplit(inner.left, inner.right, lambda a, b: kind(inner.wrap(a, b), second_side), False)
         if is_constant(first_side):
             inner = split_term(second_side, spatial)
-            return Split(inner.left, inner.right, lambda a, b: kind(first_side, inner.wrap(a, b)), False)
+            return TermSplit(inner.left, inner.right, lambda a, b: kind(first_side, inner.wrap(a, b)), False)
         if not _nested(spatial_set(term.a), spatial_set(term.b)):
-            return Split(term.a, term.b, lambda a, b: kind(a, b), False)
+            return TermSplit(term.a, term.b, lambda a, b: kind(a, b), False)
     if isinstance(term, Call) and len(term.args) == 1:
         inner = split_term(term.args[0], spatial)
-        return Split(inner.left, inner.right, lambda a, b: Call(term.op, [inner.wrap(a, b)], ret_ty=term.ty), False)
+        return TermSplit(inner.left, inner.right, lambda a, b: Call(term.op, [inner.wrap(a, b)], ret_ty=term.ty), False)
     raise NotAContraction("the summed term has one operand only")
 
 
-def _split_branch(term: PrimExpr, spatial: Sequence[Axis]) -> Split:
+def _split_branch(term: PrimExpr, spatial: Sequence[Axis]) -> TermSplit:
     """``if c: x * y else: z * w`` is ``(if c: x else z) * (if c: y else w)``; a constant 0 stands for ``0 * 0``."""
     if isinstance(term, tirx.Select):
         condition, yes, no = term.condition, term.true_value, term.false_value
@@ -136,7 +136,7 @@ def _split_branch(term: PrimExpr, spatial: Sequence[Axis]) -> Split:
             raise NotAContraction("the summed term selects between operands of different types")
         return both(a, b)
 
-    return Split(part("left"), part("right"), present[0].wrap, True)
+    return TermSplit(part("left"), part("right"), present[0].wrap, True)
 
 
 def narrow_operand(value: PrimExpr) -> PrimExpr:

@@ -17,7 +17,7 @@ from tvm.sym import Analyzer
 from souffle.decision import Refused
 from souffle.program.flattening import has_shifted_division
 from souffle.schedule.gpu.forms.blocks import (
-    Access,
+    BlockAccess,
     BlockView,
     block_loops,
     block_view,
@@ -244,7 +244,7 @@ def _position_is_row(view: BlockView, place: int) -> bool:
     return not is_reduction(axis) and const_int(axis.dom.extent) > 1
 
 
-def _read_axes(producer: BlockView, consumer: BlockView, read: Access) -> list[tuple[int | None, int]]:
+def _read_axes(producer: BlockView, consumer: BlockView, read: BlockAccess) -> list[tuple[int | None, int]]:
     """For each axis of `producer` longer than 1: the axis of `consumer` that it is read by, or ``None``."""
     write = next(access for access in producer.writes if same_buffer(access.buffer, read.buffer))
     pairs = []

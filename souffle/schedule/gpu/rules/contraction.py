@@ -20,7 +20,7 @@ from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Rule, Sketch, Values
 from souffle.schedule.gpu.tiling.contraction_cost import least_clocks
 from souffle.schedule.gpu.tiling.contraction_tiling import (
-    Tiling,
+    ContractionTiling,
     choose_tiling,
     knobs_of,
     staging_refusal,
@@ -44,7 +44,7 @@ def _apply(problem: Contraction, request: GpuRequest) -> Sketch | Refused:
     )
 
     def make(values: Values) -> GpuSchedule | Refused:
-        tiling = Tiling.of(values, request.threads)
+        tiling = ContractionTiling.of(values, request.threads)
         refusal = unfit if tiling is None else tiling_refusal(problem, tiling, request)
         if refusal is not None:
             return refusal

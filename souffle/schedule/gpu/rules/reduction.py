@@ -10,7 +10,7 @@ from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.rule import GpuRequest, Rule, Sketch
 from souffle.schedule.gpu.rules.rowwise import rows_sketch
 from souffle.schedule.gpu.rules.window import direct_sketch
-from souffle.schedule.gpu.tiling.direct_tiling import Plan, read_plan
+from souffle.schedule.gpu.tiling.direct_tiling import SumPlan, read_plan
 
 __all__ = ["REDUCTION"]
 
@@ -20,7 +20,7 @@ class _Reductions:
     """Reductions that do not depend on each other, and the plan of the only one."""
 
     rows: Rows
-    plan: Plan | Refused
+    plan: SumPlan | Refused
 
 
 def _read(stage: StageForms) -> _Reductions | Refused:

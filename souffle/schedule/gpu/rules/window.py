@@ -14,12 +14,12 @@ from souffle.decision import Refused
 from souffle.schedule.gpu.emit.direct_emission import emit_direct
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Rule, Sketch, Values
 from souffle.schedule.gpu.tiling.direct_cost import choose_tiling, knobs_of, least_clocks, tiling_of, tiling_refusal
-from souffle.schedule.gpu.tiling.direct_tiling import Plan, read_plan
+from souffle.schedule.gpu.tiling.direct_tiling import SumPlan, read_plan
 
 __all__ = ["WINDOW", "direct_sketch"]
 
 
-def _apply(plan: Plan, request: GpuRequest) -> Sketch | Refused:
+def _apply(plan: SumPlan, request: GpuRequest) -> Sketch | Refused:
     """Convolutions with few channels a group, and poolings: sums over windows that neighbours share.
 
     Refused are stages that are not one reduction in this sense, and those whose outputs share no input.
@@ -38,12 +38,12 @@ def _apply(plan: Plan, request: GpuRequest) -> Sketch | Refused:
 WINDOW = Rule("window", read_plan, _apply, yields=True)
 
 
-def direct_sketch(plan: Plan, request: GpuRequest, rule: str) -> Sketch:
+def direct_sketch(plan: SumPlan, request: GpuRequest, rule: str) -> Sketch:
     """A single reduction with a few outputs of a thread in its registers, whether or not its outputs share inputs.
 
     Parameters
     ----------
-    plan : Plan
+    plan : SumPlan
     request : GpuRequest
     rule : str
         Whose sketch it is.

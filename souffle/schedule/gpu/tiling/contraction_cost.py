@@ -22,7 +22,7 @@ from souffle.schedule.gpu.forms.memory_access import lanes_along
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.tvm_compat import collect
 
-__all__ = ["Number", "Side", "estimate", "least_clocks", "result_lanes_of", "sides_of"]
+__all__ = ["Number", "OperandReads", "estimate", "least_clocks", "result_lanes_of", "sides_of"]
 
 _WARP, _LINE, _WIDE = 32, 128, 4
 _MEMORY_LATENCY, _SHARED_LATENCY, _BARRIER = 500.0, 30.0, 30.0
@@ -65,7 +65,7 @@ class Tile(Protocol):
 
 
 @dataclass(frozen=True)
-class Side:
+class OperandReads:
     """How an operand is brought.
 
     Attributes
@@ -87,7 +87,7 @@ class Side:
 
 
 @lru_cache(maxsize=64)
-def sides_of(problem: Contraction, request: GpuRequest) -> tuple[Side, Side]:
+def sides_of(problem: Contraction, request: GpuRequest) -> tuple[OperandReads, OperandReads]:
     """Both operands', left and right."""
     found = []
     for side, operand, own in (("left", problem.left, problem.rows), ("right", problem.right, problem.columns)):
@@ -98,7 +98,7 @@ def sides_of(problem: Contraction, request: GpuRequest) -> tuple[Side, Side]:
         divisions = sum(_divisions(operand.value, axes) for axes in (problem.batch, own, problem.inner))
         comparisons = sum(len(collect(operand.value, kind)) for kind in COMPARISONS)
         copied = isinstance(async_copy(fetch, request.arch), AsyncCopy)
-        found.append(Side(lanes, 6.0 + divisions + 2.0 * comparisons, fetch.along_inner, copied))
+        found.append(OperandReads(lanes, 6.0 + divisions + 2.0 * comparisons, fetch.along_inner, copied))
     return tuple(found)
 
 
@@ -118,7 +118,7 @@ def result_lanes_of(problem: Contraction, most: int) -> int:
 
 
 def estimate(
-    problem: Contraction, tiling: Tile, sides: tuple[Side, Side], request: GpuRequest, registers: Number
+    problem: Contraction, tiling: Tile, sides: tuple[OperandReads, OperandReads], request: GpuRequest, registers: Number
 ) -> float | np.ndarray:
     """Clocks of the whole grid.
 
@@ -129,7 +129,7 @@ def estimate(
     ----------
     tiling : Tile
         Or many: the result is an array then.
-    sides : tuple of Side
+    sides : tuple of OperandReads
         See :func:`sides_of`.
     registers : int or ndarray
         Of a thread.

@@ -17,7 +17,7 @@ from souffle.schedule.gpu.forms.memory_access import bits_of
 from souffle.schedule.gpu.rule import GpuRequest, Knob, Values
 from souffle.schedule.gpu.tiling.contraction_cost import Number, estimate, result_lanes_of, sides_of
 
-__all__ = ["PADDING", "VECTOR", "Tiling", "choose_tiling", "knobs_of", "staging_refusal", "tiling_refusal"]
+__all__ = ["PADDING", "VECTOR", "ContractionTiling", "choose_tiling", "knobs_of", "staging_refusal", "tiling_refusal"]
 
 _MIN_SIDE = 4
 """Fewest rows and columns: a staged element is used that often, below it staging costs what it saves."""
@@ -57,7 +57,7 @@ VECTOR = 4
 
 
 @dataclass(frozen=True)
-class Tiling:
+class ContractionTiling:
     """One way to share a problem among blocks and threads, or many: each number is an array then.
 
     Attributes
@@ -99,7 +99,7 @@ class Tiling:
         }
 
     @classmethod
-    def of(cls, values: Values, threads: int) -> Tiling | None:
+    def of(cls, values: Values, threads: int) -> ContractionTiling | None:
         """The tiling of these values; the threads that they leave lie along the batch."""
         along = values["threads_along_rows"] * values["threads_along_columns"]
         if threads % along:
@@ -108,10 +108,10 @@ class Tiling:
         each = (values["rows_each"], values["columns_each"])
         return cls(across, each, values["step"], values["columns_together"], values["stages"])
 
-    def applied(self, function: Callable[[Number], Number]) -> Tiling:
+    def applied(self, function: Callable[[Number], Number]) -> ContractionTiling:
         """With each number replaced."""
         across, each = (tuple(map(function, numbers)) for numbers in (self.across, self.each))
-        return Tiling(across, each, function(self.step), function(self.together), function(self.stages))
+        return ContractionTiling(across, each, function(self.step), function(self.together), function(self.stages))
 
     def counts(self, extents: tuple[int, int, int, int]) -> tuple[Number, Number, Number]:
         """Tiles along batch, rows, columns."""
@@ -154,7 +154,7 @@ def _divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
-def choose_tiling(problem: Contraction, request: GpuRequest) -> tuple[float, Tiling] | None:
+def choose_tiling(problem: Contraction, request: GpuRequest) -> tuple[float, ContractionTiling] | None:
     """The tiling of least estimated time, and that time in clocks.
 
     Of those that are about as fast, it is one with the fewest tiles: a grid that fits one wave ends no kernel (§5.4).
@@ -176,7 +176,7 @@ def choose_tiling(problem: Contraction, request: GpuRequest) -> tuple[float, Til
     return float(cost[best]), many.applied(lambda numbers: int(numbers[best]))
 
 
-def _candidates(problem: Contraction, request: GpuRequest) -> Tiling:
+def _candidates(problem: Contraction, request: GpuRequest) -> ContractionTiling:
     """The tilings that the rule's own choice considers, all of the shortest step."""
     candidates: list[tuple[int, ...]] = []
     knobs = {knob.name: knob.values for knob in knobs_of(problem, request)}
@@ -193,10 +193,10 @@ def _candidates(problem: Contraction, request: GpuRequest) -> Tiling:
                 candidates += [(along_batch, *along, *each, together, stages) for stages in knobs["stages"]]
     numbers = np.array(candidates, np.int64).reshape(-1, 7).T
     shortest = np.full(len(candidates), min(_STEPS[0], problem.extents[3]))
-    return Tiling(tuple(numbers[:3]), tuple(numbers[3:5]), shortest, *numbers[5:])
+    return ContractionTiling(tuple(numbers[:3]), tuple(numbers[3:5]), shortest, *numbers[5:])
 
 
-def _with_step(problem: Contraction, many: Tiling, request: GpuRequest) -> Tiling:
+def _with_step(problem: Contraction, many: ContractionTiling, request: GpuRequest) -> ContractionTiling:
     """Each with the shortest step that gives every thread something to read and fits shared memory, or with 0."""
     chosen = np.zeros_like(many.step)
     going = np.ones(chosen.shape, bool)
@@ -210,7 +210,7 @@ def _with_step(problem: Contraction, many: Tiling, request: GpuRequest) -> Tilin
     return replace(many, step=chosen)
 
 
-def _fits(problem: Contraction, many: Tiling, request: GpuRequest) -> np.ndarray:
+def _fits(problem: Contraction, many: ContractionTiling, request: GpuRequest) -> np.ndarray:
     """Which of many tilings are possible: as :func:`tiling_refusal`, of what the rule's own choice considers."""
     return (
         ((many.stages == 1) | (many.stages <= -(-problem.extents[3] // many.step)))
@@ -220,7 +220,7 @@ def _fits(problem: Contraction, many: Tiling, request: GpuRequest) -> np.ndarray
     )
 
 
-def tiling_refusal(problem: Contraction, tiling: Tiling, request: GpuRequest) -> Refused | None:
+def tiling_refusal(problem: Contraction, tiling: ContractionTiling, request: GpuRequest) -> Refused | None:
     """Why these numbers do not go together, or ``None``."""
     if tiling.across[0] > problem.extents[0]:
         return problem.refused(f"{tiling.across[0]} threads along a batch of {problem.extents[0]}")
@@ -239,7 +239,7 @@ def tiling_refusal(problem: Contraction, tiling: Tiling, request: GpuRequest) ->
     return None
 
 
-def _shared_bytes(problem: Contraction, tiling: Tiling) -> Number:
+def _shared_bytes(problem: Contraction, tiling: ContractionTiling) -> Number:
     batch, rows, columns = tiling.tile
     # Padded along whichever axis is contiguous there.
     bits = np.maximum(rows + PADDING, rows * (tiling.step + PADDING) / tiling.step) * bits_of(problem.left.dtype)
@@ -250,7 +250,7 @@ def _shared_bytes(problem: Contraction, tiling: Tiling) -> Number:
     return np.ceil(batch * tiling.step * bits / 8).astype(np.int64) * tiling.stages + folded
 
 
-def _registers(problem: Contraction, tiling: Tiling, threads: int) -> Number:
+def _registers(problem: Contraction, tiling: ContractionTiling, threads: int) -> Number:
     """Of a thread, about: its totals, the parts of the operands that it multiplies, and those on their way."""
     batch, rows, columns = tiling.tile
     words = tiling.each[0] * tiling.each[1] * max(1, bits_of(problem.dtype) // 32)

@@ -17,9 +17,9 @@ from souffle.schedule.gpu.forms.memory_access import bits_of, lanes_along, memor
 from souffle.schedule.gpu.rule import GpuRequest, Knob, Values
 from souffle.schedule.gpu.tiling.direct_tiling import (
     WARP,
+    DirectTiling,
     Held,
-    Plan,
-    Tiling,
+    SumPlan,
     held_of,
     main_leaf,
     shared_bytes,
@@ -55,7 +55,7 @@ _ISSUE, _FP32_WARPS, _L2_BYTES, _LINE, _MOST_RESIDENT = 4.0, 2.0, 48.0, 128, 8
 _INDEX, _CONDITIONAL_INDEX, _UNROLLED = 4.0, 4.0, 4
 
 
-def knobs_of(plan: Plan, request: GpuRequest) -> tuple[Knob, ...]:
+def knobs_of(plan: SumPlan, request: GpuRequest) -> tuple[Knob, ...]:
     """What is open."""
     lanes = [1]
     if plan.vector is not None:
@@ -73,14 +73,14 @@ def knobs_of(plan: Plan, request: GpuRequest) -> tuple[Knob, ...]:
     return (*each, Knob("lanes", tuple(lanes)), Knob("split", tuple(split)), Knob("turns", tuple(turns)))
 
 
-def tiling_of(plan: Plan, values: Values) -> Tiling:
+def tiling_of(plan: SumPlan, values: Values) -> DirectTiling:
     """The tiling of these values."""
     each = tuple(values[f"each_{number}"] for number in range(len(plan.many)))
-    return Tiling(each, values["lanes"], values["split"], values["turns"])
+    return DirectTiling(each, values["lanes"], values["split"], values["turns"])
 
 
 @lru_cache(maxsize=4)
-def choose_tiling(plan: Plan, request: GpuRequest) -> tuple[float, Values] | None:
+def choose_tiling(plan: SumPlan, request: GpuRequest) -> tuple[float, Values] | None:
     """The values of least estimated time, and that time in clocks; ``None`` if none go together.
 
     Of those that are about as fast, it is those of the widest reads: they need fewer of what the estimate does not see,
@@ -104,18 +104,18 @@ def choose_tiling(plan: Plan, request: GpuRequest) -> tuple[float, Values] | Non
     return time, values
 
 
-def least_clocks(plan: Plan, request: GpuRequest) -> float:
+def least_clocks(plan: SumPlan, request: GpuRequest) -> float:
     """What no estimate is below: its products, and what a block waits for memory."""
     products = plan.problem.size * plan.problem.length
     return max(2 * _MEMORY_LATENCY, products / (request.sm_count * _FP32_WARPS * WARP))
 
 
-def _registers(plan: Plan, tiling: Tiling, held: tuple[Held, ...]) -> int:
+def _registers(plan: SumPlan, tiling: DirectTiling, held: tuple[Held, ...]) -> int:
     totals = -(-tiling.outputs(plan) * bits_of(plan.problem.dtype) // 32)
     return _OWN_REGISTERS + totals + sum(one.registers for one in held)
 
 
-def tiling_refusal(plan: Plan, tiling: Tiling, request: GpuRequest) -> Refused | None:
+def tiling_refusal(plan: SumPlan, tiling: DirectTiling, request: GpuRequest) -> Refused | None:
     """Why these numbers do not go together, or ``None``."""
     lanes = 1 if plan.vector_is_output else tiling.lanes
     if tiling.split * tiling.turns * lanes > max(plan.terms, 1) and tiling.split * tiling.turns * lanes > 1:
@@ -146,12 +146,12 @@ def _conditional(leaf: Operand) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _calls(plan: Plan) -> int:
+def _calls(plan: SumPlan) -> int:
     """Calls of functions in what is stored."""
     return sum(len(collect(store.value, Call)) for store in plan.problem.stores)
 
 
-def estimate(plan: Plan, tiling: Tiling, request: GpuRequest) -> float:
+def estimate(plan: SumPlan, tiling: DirectTiling, request: GpuRequest) -> float:
     """Estimated clocks: what a multiprocessor's busiest unit does, or the latencies of one block, wave by wave."""
     held = held_of(plan, tiling)
     warps = request.threads / WARP
@@ -193,7 +193,7 @@ def estimate(plan: Plan, tiling: Tiling, request: GpuRequest) -> float:
     return full * max(resident * busy, chain) + (max(last * busy, chain) if rest else 0.0)
 
 
-def _lines(plan: Plan, tiling: Tiling, held: Held, request: GpuRequest) -> float:
+def _lines(plan: SumPlan, tiling: DirectTiling, held: Held, request: GpuRequest) -> float:
     """Lines of the L1 cache that one read of a warp touches."""
     lines = _touched(plan, held.leaf, tiling.widths(plan), tiling.split, tiling.lanes, held.vector, request.threads)
     # What is held beside the first value begins anywhere in a line.
@@ -202,7 +202,7 @@ def _lines(plan: Plan, tiling: Tiling, held: Held, request: GpuRequest) -> float
 
 @lru_cache(maxsize=1 << 14)
 def _touched(
-    plan: Plan, leaf: Operand, widths: tuple[int, ...], split: int, lanes: int, vector: bool, threads: int
+    plan: SumPlan, leaf: Operand, widths: tuple[int, ...], split: int, lanes: int, vector: bool, threads: int
 ) -> int:
     """Lines that the first values of a leaf of a warp's threads lie in."""
     thread = np.arange(min(WARP, threads))
@@ -222,7 +222,7 @@ def _touched(
     return len({*(first // _LINE).tolist(), *(last // _LINE).tolist()})
 
 
-def _fresh(plan: Plan, tiling: Tiling, held: Held) -> float:
+def _fresh(plan: SumPlan, tiling: DirectTiling, held: Held) -> float:
     """Bytes of a leaf that a thread reads and none of its neighbours does."""
     count = 1.0
     for kind, extent in zip(held.kinds, held.extents, strict=True):

@@ -25,9 +25,9 @@ from souffle.tvm_compat import PrimExpr, buffer_loads, const_int
 
 __all__ = [
     "WARP",
+    "DirectTiling",
     "Held",
-    "Plan",
-    "Tiling",
+    "SumPlan",
     "held_of",
     "main_leaf",
     "parts_of",
@@ -46,7 +46,7 @@ _MOST_MANY = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class SumPlan:
     """What is settled of a sum before its numbers are chosen.
 
     Attributes
@@ -88,7 +88,7 @@ class Plan:
         return prod(axis.extent for axis in self.long)
 
 
-def read_plan(stage: StageForms) -> Plan | Refused:
+def read_plan(stage: StageForms) -> SumPlan | Refused:
     """What is settled of a stage's sum before its numbers are chosen; or why it cannot be scheduled so."""
     problem = stage.read(read_sum)
     if isinstance(problem, Refused):
@@ -136,7 +136,7 @@ def read_plan(stage: StageForms) -> Plan | Refused:
     rest = [axis for axis in order if axis is not vector]
     many = [axis for axis in rest if any(axis is one for one in overlap)]
     many += [a for a in reversed(rest) if any(a is one for one in reused) and not any(a is one for one in many)]
-    return Plan(problem, tuple(order), tuple(window), tuple(long), kept, vector, sum_fast, tuple(many[:_MOST_MANY]))
+    return SumPlan(problem, tuple(order), tuple(window), tuple(long), kept, vector, sum_fast, tuple(many[:_MOST_MANY]))
 
 
 def main_leaf(problem: Sum) -> Operand:
@@ -153,15 +153,15 @@ def _largest(value: PrimExpr) -> int:
 
 
 @dataclass(frozen=True)
-class Tiling:
+class DirectTiling:
     """The numbers.
 
     Attributes
     ----------
     each : tuple of int
-        Outputs of a thread along each of ``Plan.many``.
+        Outputs of a thread along each of ``SumPlan.many``.
     lanes : int
-        Elements of a read along ``Plan.vector``.
+        Elements of a read along ``SumPlan.vector``.
     split : int
         Threads that share a sum.
     turns : int
@@ -173,29 +173,29 @@ class Tiling:
     split: int
     turns: int
 
-    def width(self, plan: Plan, axis: Axis) -> int:
+    def width(self, plan: SumPlan, axis: Axis) -> int:
         """Outputs of a thread along an axis."""
         return next(width for one, width in zip(plan.order, self.widths(plan), strict=True) if one is axis)
 
-    def widths(self, plan: Plan) -> tuple[int, ...]:
-        """Outputs of a thread along each of ``Plan.order``."""
+    def widths(self, plan: SumPlan) -> tuple[int, ...]:
+        """Outputs of a thread along each of ``SumPlan.order``."""
         return _widths(plan, self.each, self.lanes)
 
-    def outputs(self, plan: Plan) -> int:
+    def outputs(self, plan: SumPlan) -> int:
         """Outputs of a thread."""
         return prod(self.widths(plan))
 
-    def groups(self, plan: Plan) -> int:
+    def groups(self, plan: SumPlan) -> int:
         """Threads that the outputs take, each once."""
         return prod(-(-axis.extent // width) for axis, width in zip(plan.order, self.widths(plan), strict=True))
 
-    def tiles(self, plan: Plan, threads: int) -> int:
+    def tiles(self, plan: SumPlan, threads: int) -> int:
         """Blocks of the grid."""
         return -(-self.groups(plan) // (threads // self.split))
 
 
 @lru_cache(maxsize=1024)
-def _widths(plan: Plan, each: tuple[int, ...], lanes: int) -> tuple[int, ...]:
+def _widths(plan: SumPlan, each: tuple[int, ...], lanes: int) -> tuple[int, ...]:
     found = []
     for axis in plan.order:
         own = lanes if plan.vector_is_output and axis is plan.vector else 1
@@ -248,13 +248,13 @@ def _widest(leaf: Operand, axis: Axis) -> int:
     return lanes_along(leaf.value, axis, leaf.dtype) if memory_step(leaf.value, axis) == 1 else 1
 
 
-def held_of(plan: Plan, tiling: Tiling) -> tuple[Held, ...]:
+def held_of(plan: SumPlan, tiling: DirectTiling) -> tuple[Held, ...]:
     """What a thread holds of each leaf."""
     return _held(plan, replace(tiling, split=1))
 
 
 @lru_cache(maxsize=1024)
-def _held(plan: Plan, tiling: Tiling) -> tuple[Held, ...]:
+def _held(plan: SumPlan, tiling: DirectTiling) -> tuple[Held, ...]:
     """The same however many threads share a sum."""
     found = []
     for leaf, meetings in zip(plan.problem.leaves, plan.meetings, strict=True):
@@ -290,7 +290,7 @@ def _held(plan: Plan, tiling: Tiling) -> tuple[Held, ...]:
     return tuple(found)
 
 
-def split_refusal(plan: Plan, split: int, request: GpuRequest) -> Refused | None:
+def split_refusal(plan: SumPlan, split: int, request: GpuRequest) -> Refused | None:
     """Why a sum cannot be shared by so many threads, or ``None``."""
     threads = request.threads
     if split == 1:
@@ -305,7 +305,7 @@ def split_refusal(plan: Plan, split: int, request: GpuRequest) -> Refused | None
     return None
 
 
-def parts_of(plan: Plan, split: int, threads: int) -> tuple[list[int], int]:
+def parts_of(plan: SumPlan, split: int, threads: int) -> tuple[list[int], int]:
     """Distances between the lanes of a warp that share a sum, and how many warps do."""
     fast = split if plan.sum_fast else threads // split
     if plan.sum_fast:
@@ -317,7 +317,7 @@ def parts_of(plan: Plan, split: int, threads: int) -> tuple[list[int], int]:
     return distances, threads // WARP
 
 
-def shared_bytes(plan: Plan, tiling: Tiling, threads: int) -> int:
+def shared_bytes(plan: SumPlan, tiling: DirectTiling, threads: int) -> int:
     """Bytes of shared memory of a block."""
     if tiling.split == 1:
         return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm.sym import Analyzer
 
 from souffle.decision import Refused
-from souffle.schedule.gpu.forms.blocks import Access, BlockView, index_step, product
+from souffle.schedule.gpu.forms.blocks import BlockAccess, BlockView, index_step, product
 from souffle.schedule.gpu.forms.rows import Chain, Layout, Rows, private_bytes
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.tvm_compat import const_int
@@ -128,7 +128,7 @@ def _rows_are_near(chain: Chain) -> bool:
     return abs(row_step) <= NEAR_STEP or abs(row_step) <= step
 
 
-def _anchor(chain: Chain) -> tuple[int, BlockView, Access] | None:
+def _anchor(chain: Chain) -> tuple[int, BlockView, BlockAccess] | None:
     """The read of the largest tensor from global memory, since its order in memory decides."""
     found = None
     for index, view in enumerate(chain.blocks):
