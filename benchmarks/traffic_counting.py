@@ -20,7 +20,7 @@ from tvm import tirx
 
 from souffle.errors import SouffleError
 from souffle.kernel import KernelShape
-from souffle.kernel.calls import LoopCall, Place
+from souffle.kernel.calls import ArgumentPlace, LoopCall
 from souffle.schedule.lower import DeviceFunction
 from souffle.tvm_compat import const_int
 from souffle.verify.accesses import Branch, Function, Item, MemoryAccess, SerialLoop
@@ -381,7 +381,7 @@ class _Memory:
         self.written: dict[int, np.ndarray] = {}
         self.units: dict[int, int] = {}
 
-    def touch(self, place: Place, steps: int, unit: int, read: np.ndarray, written: np.ndarray) -> None:
+    def touch(self, place: ArgumentPlace, steps: int, unit: int, read: np.ndarray, written: np.ndarray) -> None:
         for parameter, start in {_at(place, step, steps) for step in range(steps)}:
             self.units[parameter] = unit
             for table, touched in ((self.read, read), (self.written, written)):
@@ -395,8 +395,8 @@ class _Memory:
         return Moved(read, sum(int(one.sum()) * self.units[p] for p, one in self.written.items()))
 
 
-def _at(place: Place, step: int, steps: int) -> tuple[int, int]:
-    """The parameter and its element where an argument lies at a step (see :class:`souffle.kernel.calls.Place`)."""
+def _at(place: ArgumentPlace, step: int, steps: int) -> tuple[int, int]:
+    """The parameter, and the element in it, where an argument lies at a step."""
     if step < len(place.first):
         return place.first[step], 0
     if place.last is not None and step == steps - 1:

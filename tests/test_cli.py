@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import souffle
 from souffle import models
 from souffle.cli import ablate, check, compare, main
-from souffle.cli.compare import Comparison
+from souffle.cli.compare import OutputComparison
 from souffle.codegen import nvcc
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -161,7 +161,7 @@ def test_a_mismatch_is_exit_status_1(
     form: list[str], model: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (ablate, check):
-        monkeypatch.setattr(module, "compare", lambda *_: Comparison(0.5, False))
+        monkeypatch.setattr(module, "compare", lambda *_: OutputComparison(0.5, False))
     status, out, _ = run(capsys, "check", model, "--levels", "V0", "--arch", "sm_90", *form)
     assert status == 1 and ('"ok": false' if form else "MISMATCH") in out
     status, out, _ = run(capsys, "ablate", model, "--no-cubin", "--arch", "sm_90", *form)
@@ -246,7 +246,7 @@ def test_integers_must_be_equal_and_infinities_match() -> None:
     assert compare.compare({"y": whole}, {"y": whole}, "fp32").ok
     assert not compare.compare({"y": whole + 1}, {"y": whole}, "mixed").ok
     odd = np.array([np.inf, -np.inf, np.nan, 1], np.float32)
-    assert compare.compare({"y": odd}, {"y": odd}, "fp32") == Comparison(0.0, True)
+    assert compare.compare({"y": odd}, {"y": odd}, "fp32") == OutputComparison(0.0, True)
     assert not compare.compare({"y": np.array([1, -1, np.nan, 1], np.float32)}, {"y": odd}, "fp32").ok
     assert not compare.compare({"y": -odd}, {"y": odd}, "fp32").ok
     assert not compare.compare({}, {"y": whole}, "fp32").ok

@@ -15,14 +15,14 @@ try:
 except ImportError:
     onnxruntime = None
 
-__all__ = ["Comparison", "compare", "onnxruntime_outputs", "random_inputs"]
+__all__ = ["OutputComparison", "compare", "onnxruntime_outputs", "random_inputs"]
 
 FP32_RTOL, FP32_ATOL = 1e-3, 1e-5
 MIXED_TOLERANCE = 2e-2
 
 
 @dataclass(frozen=True)
-class Comparison:
+class OutputComparison:
     """How far outputs are from the reference.
 
     Attributes
@@ -39,15 +39,15 @@ class Comparison:
     ok: bool
 
 
-def compare(outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray], precision: str) -> Comparison:
+def compare(outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray], precision: str) -> OutputComparison:
     """Compare all outputs with the reference."""
     if set(outputs) != set(reference):
-        return Comparison(float("nan"), False)
+        return OutputComparison(float("nan"), False)
     worst, ok = 0.0, True
     for name, expected in reference.items():
         given = np.asarray(outputs[name])
         if given.shape != expected.shape or given.dtype != expected.dtype:
-            return Comparison(float("nan"), False)
+            return OutputComparison(float("nan"), False)
         if expected.dtype.kind not in "fc":
             equal = bool(np.array_equal(given, expected))
             worst, ok = max(worst, float(not equal)), ok and equal
@@ -55,7 +55,7 @@ def compare(outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarra
         # Infinities and NaN must stand where they are expected; the tolerance is for finite values.
         finite = np.isfinite(given) & np.isfinite(expected)
         if not np.all(finite | (given == expected) | (np.isnan(given) & np.isnan(expected))):
-            return Comparison(float("inf"), False)
+            return OutputComparison(float("inf"), False)
         wanted = expected[finite].astype(np.float64)
         difference = np.abs(given[finite].astype(np.float64) - wanted)
         largest = float(np.max(np.abs(wanted), initial=0.0))
@@ -65,7 +65,7 @@ def compare(outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarra
             ok = ok and error <= MIXED_TOLERANCE
         else:
             ok = ok and bool(np.all(difference <= FP32_ATOL * max(1.0, largest) + FP32_RTOL * np.abs(wanted)))
-    return Comparison(worst, ok)
+    return OutputComparison(worst, ok)
 
 
 def onnxruntime_outputs(model: onnx.ModelProto | str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

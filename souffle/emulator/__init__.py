@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from souffle.emulator.checked_memory import CheckedBuffer, CheckedMemory
 from souffle.emulator.module import CpuModule, compile_text
-from souffle.emulator.reports import BarrierError, CheckError, Finding, LaunchReport, Place, Traffic, Wait
+from souffle.emulator.reports import BarrierError, CheckError, Finding, LaunchReport, TextPlace, Traffic, WaitingThreads
 from souffle.emulator.toolchain import SHARED_STEMS
 
 __all__ = [
@@ -22,8 +22,8 @@ __all__ = [
     "CpuModule",
     "Finding",
     "LaunchReport",
-    "Place",
+    "TextPlace",
     "Traffic",
-    "Wait",
+    "WaitingThreads",
     "compile_text",
 ]

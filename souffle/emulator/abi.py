@@ -10,10 +10,10 @@ from souffle.errors import DeviceError
 __all__ = [
     "Arena",
     "Arg",
+    "CheckedRegion",
     "FindingRecord",
     "KernelEntry",
     "Order",
-    "Region",
     "Result",
     "Spec",
     "TrafficRecord",
@@ -57,7 +57,7 @@ class WarpOrder(ctypes.Structure):
     )
 
 
-class Region(ctypes.Structure):
+class CheckedRegion(ctypes.Structure):
     """One buffer of a checked memory."""
 
     _fields_ = (
@@ -86,7 +86,7 @@ class Arena(ctypes.Structure):
         ("bytes", ctypes.c_uint64),
         ("slot_bits", ctypes.c_uint),
         ("slots", ctypes.c_uint),
-        ("regions", ctypes.POINTER(Region)),
+        ("regions", ctypes.POINTER(CheckedRegion)),
         ("epoch", ctypes.c_uint),
     )
 

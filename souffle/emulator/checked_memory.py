@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from souffle.emulator.abi import Arena, Order, Region, WarpOrder
+from souffle.emulator.abi import Arena, CheckedRegion, Order, WarpOrder
 from souffle.errors import DeviceError
 
 __all__ = ["CheckedBuffer", "CheckedMemory"]
@@ -97,7 +97,7 @@ class CheckedMemory:
         if not base:
             raise DeviceError(f"no address space for checked runs of {count} buffers, the largest of {largest} bytes")
         self._release = weakref.finalize(self, runtime.souffle_release, base, count << bits)
-        self._regions = (Region * count)()
+        self._regions = (CheckedRegion * count)()
         self.arena = Arena(base, count << bits, bits, count, self._regions, 1)
         inside = [np.dtype(b.dtype).itemsize for b in self.buffers if b.offset is not None]
         grain = min(inside, default=4)

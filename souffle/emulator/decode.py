@@ -9,7 +9,7 @@ import numpy as np
 from souffle.emulator.abi import FindingRecord, TrafficRecord, WaitRecord
 from souffle.emulator.checked_memory import CheckedMemory
 from souffle.emulator.places import TextMap
-from souffle.emulator.reports import FINDING_KINDS, Finding, Traffic, Wait
+from souffle.emulator.reports import FINDING_KINDS, Finding, Traffic, WaitingThreads
 
 __all__ = ["findings_of", "traffic_of", "waits_of"]
 
@@ -90,11 +90,11 @@ def findings_of(
     return tuple(found)
 
 
-def waits_of(text: TextMap, records: Sequence[WaitRecord]) -> tuple[Wait, ...]:
+def waits_of(text: TextMap, records: Sequence[WaitRecord]) -> tuple[WaitingThreads, ...]:
     """Where threads, or blocks, wait."""
     places = text.places(record.pc for record in records)
     return tuple(
-        Wait(
+        WaitingThreads(
             _STATES[record.state],
             tuple(record.block),
             record.threads,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from souffle.emulator.reports import Place
+from souffle.emulator.reports import TextPlace
 from souffle.emulator.text_scan import matching
 
 __all__ = ["SharedArray", "TextMap", "shared_symbols"]
@@ -83,10 +83,10 @@ class TextMap:
         self._library, self._code = library, code
         # The first word of what dlopen gives is the address that the library is loaded at.
         self._base = ctypes.cast(handle._handle, ctypes.POINTER(ctypes.c_size_t))[0]
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, TextPlace] = {}
         self.shared, self.dynamic = shared_symbols(library)
 
-    def places(self, addresses: Iterable[int]) -> dict[int, Place]:
+    def places(self, addresses: Iterable[int]) -> dict[int, TextPlace]:
         """Give the place of each return address; without binutils all are unknown."""
         asked = [address for address in dict.fromkeys(addresses) if address]
         wanted = [address for address in asked if address not in self._places]
@@ -110,7 +110,7 @@ class TextMap:
             i += 2
         for address, offset in zip(wanted, offsets, strict=True):
             of_text = [(function, line) for function, line, own in frames.get(offset, ()) if own]
-            self._places[address] = Place(*of_text[-1], tuple(of_text[:-1])) if of_text else Place("", 0)
+            self._places[address] = TextPlace(*of_text[-1], tuple(of_text[:-1])) if of_text else TextPlace("", 0)
         return {address: self._places[address] for address in asked}
 
     @cached_property

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from souffle.errors import CudaCompileError
 
-__all__ = ["AsmStatement", "Operand", "split_list", "translate_instruction"]
+__all__ = ["AsmOperand", "AsmStatement", "split_list", "translate_instruction"]
 
 _CPP_TYPE = {
     "b8": "unsigned char", "u8": "unsigned char", "s8": "signed char",
@@ -26,7 +26,7 @@ _COMPARE = {
 
 
 @dataclass(frozen=True)
-class Operand:
+class AsmOperand:
     """A C++ operand of an ``asm`` statement: ``[name] "constraint" (expression)``."""
 
     constraint: str
@@ -38,7 +38,7 @@ class Operand:
 class AsmStatement:
     """One ``asm`` statement being translated, with what its instructions may name."""
 
-    operands: tuple[Operand, ...]
+    operands: tuple[AsmOperand, ...]
     registers: dict[str, str]  # name -> PTX type
     line: int
 

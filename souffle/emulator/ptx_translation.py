@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from souffle.emulator.ptx_instructions import AsmStatement, Operand, split_list, translate_instruction
+from souffle.emulator.ptx_instructions import AsmOperand, AsmStatement, split_list, translate_instruction
 from souffle.emulator.text_scan import blank_comments, matching
 from souffle.errors import CudaCompileError
 
@@ -50,7 +50,7 @@ def _split_outside_strings(text: str, separator: str) -> list[str]:
     return parts
 
 
-def _operands(text: str, line: int) -> list[Operand]:
+def _operands(text: str, line: int) -> list[AsmOperand]:
     found = []
     for part in _split_outside_strings(text, ","):
         if not part.strip():
@@ -58,11 +58,11 @@ def _operands(text: str, line: int) -> list[Operand]:
         match = _OPERAND.match(part)
         if match is None:
             raise CudaCompileError(f"line {line}: the operand `{part.strip()}` of an asm statement cannot be read")
-        found.append(Operand(match.group(2), " ".join(match.group(3).split("\n")).strip(), match.group(1)))
+        found.append(AsmOperand(match.group(2), " ".join(match.group(3).split("\n")).strip(), match.group(1)))
     return found
 
 
-def _letter(operand: Operand, line: int) -> str:
+def _letter(operand: AsmOperand, line: int) -> str:
     letter = operand.constraint.lstrip("=+&%")
     if letter not in ("r", "h", "l", "f", "d", "n"):
         raise CudaCompileError(f'line {line}: the constraint "{operand.constraint}" of an asm operand is not known')

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from souffle.errors import DeviceError
 
 __all__ = [
+    "FINDING_KINDS",
     "BarrierError",
     "CheckError",
-    "FINDING_KINDS",
     "Finding",
     "LaunchReport",
-    "Place",
+    "TextPlace",
     "Traffic",
-    "Wait",
+    "WaitingThreads",
     "describe_waits",
 ]
 
@@ -49,7 +49,7 @@ FINDING_KINDS = (
 
 
 @dataclass(frozen=True)
-class Place:
+class TextPlace:
     """A place of the CUDA text.
 
     Attributes
@@ -93,7 +93,7 @@ class Finding:
     kind : str
         One of :data:`FINDING_KINDS`.
     kernel : str
-    place, other_place : Place
+    place, other_place : TextPlace
         ``other_place`` of the other barrier, for findings about barriers; None otherwise.
     block, thread : tuple of int
         Indices along x, y, z. For a warp-wide matrix instruction, the thread is the one that came last.
@@ -121,7 +121,7 @@ class Finding:
 
     kind: str
     kernel: str
-    place: Place
+    place: TextPlace
     block: tuple[int, int, int]
     thread: tuple[int, int, int]
     space: str = ""
@@ -132,7 +132,7 @@ class Finding:
     write: bool = False
     count: int = 1
     other: str = ""
-    other_place: Place | None = None
+    other_place: TextPlace | None = None
     within_block: bool = False
     lanes: int = 0
 
@@ -164,7 +164,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Wait:
+class WaitingThreads:
     """Threads of one block in one state where nothing could go on; for a grid sync that not all reach, whole blocks.
 
     Attributes
@@ -185,7 +185,7 @@ class Wait:
         Threads at that barrier, and those that it waits for.
     mask : int
         Lanes of a warp operation.
-    place : Place or None
+    place : TextPlace or None
         None for threads that have exited.
     """
 
@@ -198,7 +198,7 @@ class Wait:
     arrived: int = 0
     expected: int = 0
     mask: int = 0
-    place: Place | None = None
+    place: TextPlace | None = None
 
     def __str__(self) -> str:
         if self.state == "exited":
@@ -217,11 +217,11 @@ class Wait:
         return f"{self.threads} thread{'s' * (self.threads > 1)} {what} (first: thread {self.first}{at})"
 
 
-def describe_waits(waits: Sequence[Wait]) -> str:
+def describe_waits(waits: Sequence[WaitingThreads]) -> str:
     """Give waits as text: by threads where they are of one block, by blocks otherwise."""
     if len({wait.block for wait in waits}) <= 1:
         return "; ".join(map(str, waits))
-    groups: dict[tuple[str, Place | None], list[Wait]] = {}
+    groups: dict[tuple[str, TextPlace | None], list[WaitingThreads]] = {}
     for wait in waits:
         groups.setdefault((wait.state, wait.place), []).append(wait)
     parts = []
@@ -321,12 +321,12 @@ class BarrierError(DeviceError):
 
     Attributes
     ----------
-    waits : tuple of Wait
+    waits : tuple of WaitingThreads
         Where all threads of the block are, or all blocks of the grid.
     findings : tuple of Finding
         What a checked launch had found before.
     """
 
-    def __init__(self, message: str, waits: tuple[Wait, ...], findings: tuple[Finding, ...] = ()) -> None:
+    def __init__(self, message: str, waits: tuple[WaitingThreads, ...], findings: tuple[Finding, ...] = ()) -> None:
         self.waits, self.findings = waits, findings
         super().__init__("\n".join([f"{message}: {describe_waits(waits)}", *map(str, findings)]))

@@ -13,7 +13,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 
-from souffle.frontend.indices import Expression
+from souffle.frontend.indices import TEBody
 from souffle.tvm_compat import PrimExpr, choice_parts, dtype_of, is_choice, reduce_node
 
 __all__ = ["NARROW", "with_wide_rounding", "with_wide_sum"]
@@ -25,7 +25,7 @@ _WIDE = "float32"
 _EXACT = (tirx.Add, tirx.Sub, tirx.Mul)
 
 
-def with_wide_sum(expression: Expression) -> Expression:
+def with_wide_sum(expression: TEBody) -> TEBody:
     """`expression` with a float32 sum where it is a sum of 16-bit floating-point numbers; others as they are."""
     reduction = reduce_node(expression.bodies[0])
     if reduction is None or len(expression.bodies) != 1 or not all(map(_is_zero, reduction.init)):
@@ -36,7 +36,7 @@ def with_wide_sum(expression: Expression) -> Expression:
     left, right = (tirx.Var(name, _WIDE) for name in ("x", "y"))
     wide = tirx.CommReducer([left], [right], [left + right], [tirx.const(0, _WIDE)])
     body = tirx.Reduce(wide, [_widened(source)], list(reduction.axis), reduction.condition, 0, None)
-    return Expression(expression.axes, expression.reduce_axes, (body,))
+    return TEBody(expression.axes, expression.reduce_axes, (body,))
 
 
 def with_wide_rounding(value: PrimExpr) -> PrimExpr:

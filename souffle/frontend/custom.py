@@ -15,15 +15,23 @@ from souffle.frontend.lowering import NodeInput, Step, Template
 from souffle.frontend.refusal import Obstacle
 from souffle.tvm_compat import PrimExpr, primfunc_from_tensors
 
-__all__ = ["OWN_DEFINITIONS", "Operands", "check_length", "custom_template", "defines", "int_imm", "position_on_axis"]
+__all__ = [
+    "OWN_DEFINITIONS",
+    "NodeOperands",
+    "check_length",
+    "custom_template",
+    "defines",
+    "int_imm",
+    "position_on_axis",
+]
 
-_Definition = Callable[[onnx.NodeProto, "Operands"], Sequence[te.Tensor] | None]
+_Definition = Callable[[onnx.NodeProto, "NodeOperands"], Sequence[te.Tensor] | None]
 OWN_DEFINITIONS: dict[str, _Definition] = {}
 # Beyond this a quadratic formulation costs more than it is worth.
 _LONGEST_AXIS = 65536
 
 
-class Operands:
+class NodeOperands:
     """The inputs of a node as placeholders; constants stay known."""
 
     def __init__(self, inputs: Sequence[NodeInput | None]):
@@ -68,7 +76,7 @@ def custom_template(node: onnx.NodeProto, inputs: Sequence[NodeInput | None]) ->
     definition = OWN_DEFINITIONS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
     if definition is None:
         return None
-    operands = Operands(inputs)
+    operands = NodeOperands(inputs)
     tensors = definition(node, operands)
     if tensors is None:
         return None

@@ -9,14 +9,14 @@ import onnx
 from tvm import te, tirx
 
 from souffle.frontend.attributes import attribute
-from souffle.frontend.custom import Operands, defines
+from souffle.frontend.custom import NodeOperands, defines
 from souffle.tvm_compat import PrimExpr
 
 __all__: list[str] = []
 
 
 @defines("ConvTranspose")
-def _dilated_transposed_convolution(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
+def _dilated_transposed_convolution(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor] | None:
     """Each element of the result takes those of the input that reach it, and nothing in between."""
     shape, filters = operands.shape(0), operands.shape(1)
     extents, kernel, rank = shape[2:], filters[2:], len(shape) - 2

@@ -12,14 +12,14 @@ from onnx import helper
 from tvm import DataType, te, tirx
 
 from souffle.frontend.attributes import attribute
-from souffle.frontend.custom import Operands, defines
+from souffle.frontend.custom import NodeOperands, defines
 from souffle.program.extrema import is_floating
 from souffle.tvm_compat import PrimExpr
 
 __all__: list[str] = []
 
 
-def _elementwise(name: str, operands: Operands, function: Callable[..., PrimExpr]) -> list[te.Tensor]:
+def _elementwise(name: str, operands: NodeOperands, function: Callable[..., PrimExpr]) -> list[te.Tensor]:
     """One TE: `function` of the operands' elements, which are broadcast as NumPy broadcasts."""
     tensors = [tensor for tensor in operands.placeholders if tensor is not None]
     shapes = [tuple(int(extent) for extent in tensor.shape) for tensor in tensors]
@@ -36,7 +36,7 @@ def _elementwise(name: str, operands: Operands, function: Callable[..., PrimExpr
 
 
 @defines("Max", "Min", "Sum", "Mean")
-def _fold(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
+def _fold(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor]:
     combine = {"Max": tirx.Max, "Min": tirx.Min}.get(node.op_type, tirx.Add)
 
     def folded(*values: PrimExpr) -> PrimExpr:
@@ -47,7 +47,7 @@ def _fold(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
 
 
 @defines("Sign")
-def _sign(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
+def _sign(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor]:
     zero, one = (tirx.const(value, operands.dtype(0)) for value in (0, 1))
     minus = zero if operands.dtype(0).startswith("uint") else tirx.const(-1, operands.dtype(0))
     # What is neither above nor below zero is zero or NaN, and its own sign.
@@ -55,7 +55,7 @@ def _sign(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
 
 
 @defines("Clip")
-def _clip(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
+def _clip(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor]:
     dtype = operands.dtype(0)
     low, high = (operands.present(position) for position in (1, 2))
     # By default the bounds are the least and the greatest finite number, so that infinities become these.
@@ -76,7 +76,7 @@ def _clip(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
 
 
 @defines("Sub")
-def _difference(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
+def _difference(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor] | None:
     dtype = operands.dtype(0)
     if not dtype.startswith("uint") or DataType(dtype).bits < 32:
         return None
@@ -92,13 +92,13 @@ def _difference(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | N
 
 
 @defines("ThresholdedRelu")
-def _thresholded_relu(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
+def _thresholded_relu(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor]:
     alpha, zero = (tirx.const(value, operands.dtype(0)) for value in (attribute(node, "alpha", 1.0), 0.0))
     return _elementwise("thresholded_relu", operands, lambda x: tirx.Select(x > alpha, x, zero))
 
 
 @defines("Elu", "Selu", "Celu")
-def _exponential_unit(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
+def _exponential_unit(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor]:
     dtype = operands.dtype(0)
     wide = "float64" if dtype == "float64" else "float32"
     alpha = attribute(node, "alpha", 1.67326319217681884765625 if node.op_type == "Selu" else 1.0)
@@ -116,7 +116,7 @@ def _exponential_unit(node: onnx.NodeProto, operands: Operands) -> list[te.Tenso
 
 
 @defines("LeakyRelu")
-def _leaky_relu(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
+def _leaky_relu(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor] | None:
     if attribute(node, "alpha", 0.01) != 0.0:
         return None
     # TVM takes a product with zero to be zero, also of an infinity.
@@ -125,7 +125,7 @@ def _leaky_relu(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | N
 
 
 @defines("Mul", "Div")
-def _with_zero(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
+def _with_zero(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor] | None:
     if not is_floating(operands.dtype(0)):
         return _divided(node, operands) if node.op_type == "Div" else None
     known = [operands.constant(k) for k in range(2)]
@@ -136,7 +136,7 @@ def _with_zero(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | No
     return _elementwise(node.op_type.lower(), operands, kind)
 
 
-def _divided(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
+def _divided(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor] | None:
     """A quotient or remainder of integers, which no divisor makes trap: by zero it is zero, as NumPy has it."""
     divisor, dtype = operands.constant(1), operands.dtype(0)
     signed = dtype.startswith("int")
@@ -162,7 +162,7 @@ def _divided(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None
 
 
 @defines("Cast")
-def _cast(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
+def _cast(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor] | None:
     source, target = operands.dtype(0), str(helper.tensor_dtype_to_np_dtype(attribute(node, "to")))
     if not (source.startswith("uint") and target.startswith("int")) or DataType(source).bits < DataType(target).bits:
         return None
@@ -178,7 +178,7 @@ def _cast(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
 
 
 @defines("Mod")
-def _mod(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
+def _mod(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor] | None:
     dtype = operands.dtype(0)
     if not is_floating(dtype):
         return _divided(node, operands)
@@ -201,7 +201,7 @@ def _mod(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
 
 
 @defines("BitShift")
-def _bit_shift(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
+def _bit_shift(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor]:
     dtype = operands.dtype(0)
     bits, right = DataType(dtype).bits, attribute(node, "direction") == b"RIGHT"
     zero, most = tirx.const(0, dtype), tirx.const(bits - 1, dtype)

@@ -8,14 +8,14 @@ from onnx import helper
 from tvm import te, tirx
 
 from souffle.frontend.attributes import attribute
-from souffle.frontend.custom import Operands, defines, int_imm, position_on_axis
+from souffle.frontend.custom import NodeOperands, defines, int_imm, position_on_axis
 from souffle.tvm_compat import PrimExpr
 
 __all__: list[str] = []
 
 
 @defines("Gather")
-def _gather(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
+def _gather(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor]:
     data, indices = operands.tensor(0), operands.tensor(1)
     shape, index_shape = operands.shape(0), operands.shape(1)
     axis = attribute(node, "axis", 0) % len(shape)
@@ -29,7 +29,7 @@ def _gather(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
 
 
 @defines("GatherElements")
-def _gather_elements(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
+def _gather_elements(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor]:
     data, indices = operands.tensor(0), operands.tensor(1)
     shape = operands.shape(0)
     axis = attribute(node, "axis", 0) % len(shape)
@@ -41,7 +41,7 @@ def _gather_elements(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor
 
 
 @defines("GatherND")
-def _gather_nd(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
+def _gather_nd(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor]:
     data, indices = operands.tensor(0), operands.tensor(1)
     shape, index_shape = operands.shape(0), operands.shape(1)
     batch = attribute(node, "batch_dims", 0)
@@ -56,7 +56,7 @@ def _gather_nd(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
 
 
 @defines("Pad")
-def _pad(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
+def _pad(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor] | None:
     if len(operands.inputs) > 1 and operands.constant(1) is None:
         return None
     data, shape, dtype = operands.tensor(0), operands.shape(0), operands.dtype(0)
@@ -104,7 +104,7 @@ def _pad(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
 
 
 @defines("OneHot")
-def _one_hot(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
+def _one_hot(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor] | None:
     if operands.constant(1) is None:
         return None
     depth = int(operands.constant(1).reshape(-1)[0])
@@ -122,7 +122,7 @@ def _one_hot(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None
 
 
 @defines("ReverseSequence")
-def _reverse_sequence(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
+def _reverse_sequence(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor]:
     data, lengths, shape = operands.tensor(0), operands.tensor(1), operands.shape(0)
     batch, time = attribute(node, "batch_axis", 1), attribute(node, "time_axis", 0)
 
@@ -140,7 +140,7 @@ def _reverse_sequence(node: onnx.NodeProto, operands: Operands) -> list[te.Tenso
 
 
 @defines("BitCast")
-def _bit_cast(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
+def _bit_cast(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor] | None:
     target = helper.tensor_dtype_to_np_dtype(attribute(node, "to"))
     if target.itemsize != np.dtype(operands.dtype(0)).itemsize or "bool" in (str(target), operands.dtype(0)):
         return None

@@ -13,7 +13,7 @@ import onnx
 from tvm import te, tirx
 
 from souffle.frontend.attributes import attribute
-from souffle.frontend.custom import Operands, check_length, defines, int_imm, position_on_axis
+from souffle.frontend.custom import NodeOperands, check_length, defines, int_imm, position_on_axis
 from souffle.program.extrema import infinite, is_floating
 from souffle.tvm_compat import PrimExpr, dtype_of
 
@@ -30,7 +30,7 @@ def _is_peak(value: PrimExpr, peak: PrimExpr) -> PrimExpr:
 
 
 @defines("ArgMax", "ArgMin")
-def _arg_reduce(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
+def _arg_reduce(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor]:
     data, shape = operands.tensor(0), operands.shape(0)
     axis = attribute(node, "axis", 0) % len(shape)
     extent, last = shape[axis], bool(attribute(node, "select_last_index", 0))
@@ -59,7 +59,7 @@ def _arg_reduce(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
 
 
 @defines("CumSum", "CumProd")
-def _cumulate(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
+def _cumulate(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor] | None:
     along = operands.constant(1)
     if along is None:
         return None
@@ -84,7 +84,7 @@ def _cumulate(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | Non
 
 
 @defines("TopK")
-def _top_k(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
+def _top_k(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor] | None:
     count = operands.constant(1) if operands.present(1) else np.array(attribute(node, "k", 1))
     if count is None:
         return None
@@ -131,7 +131,7 @@ def _top_k(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
 
 
 @defines("ScatterElements", "Scatter")
-def _scatter_elements(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
+def _scatter_elements(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor] | None:
     shape, index_shape = operands.shape(0), operands.shape(1)
     data, indices, updates = (operands.tensor(k) for k in range(3))
     axis = attribute(node, "axis", 0) % len(shape)
@@ -163,7 +163,7 @@ def _scatter_elements(node: onnx.NodeProto, operands: Operands) -> list[te.Tenso
 
 
 @defines("ScatterND")
-def _scatter_nd(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
+def _scatter_nd(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor] | None:
     shape, index_shape = operands.shape(0), operands.shape(1)
     data, indices, updates = (operands.tensor(k) for k in range(3))
     depth, places = index_shape[-1], index_shape[:-1]
@@ -179,7 +179,7 @@ def _scatter_nd(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | N
     return _scattered(node, operands, places, hits, lambda at, r: updates(*r, *at[depth:]), lambda at: data(*at))
 
 
-def _scattered(node: onnx.NodeProto, operands: Operands, places, hits, update, old) -> list[te.Tensor] | None:
+def _scattered(node: onnx.NodeProto, operands: NodeOperands, places, hits, update, old) -> list[te.Tensor] | None:
     """Scatter as a gather: every element looks for the updates that hit it."""
     shape, dtype = operands.shape(0), operands.dtype(0)
     reduction = attribute(node, "reduction", b"none").decode()
@@ -231,7 +231,7 @@ def _scattered(node: onnx.NodeProto, operands: Operands, places, hits, update, o
 
 
 @defines("Hardmax")
-def _hardmax(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor]:
+def _hardmax(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor]:
     data, shape, dtype = operands.tensor(0), operands.shape(0), operands.dtype(0)
     axis = attribute(node, "axis", -1) % len(shape)
     extent = shape[axis]

@@ -10,7 +10,7 @@ import onnx
 from tvm import te, tirx
 
 from souffle.frontend.attributes import attribute
-from souffle.frontend.custom import Operands, defines, int_imm, position_on_axis
+from souffle.frontend.custom import NodeOperands, defines, int_imm, position_on_axis
 from souffle.frontend.refusal import computed
 from souffle.frontend.resize import AxisResize, ResizePlan, interpolation_table, resize_plan
 from souffle.tvm_compat import PrimExpr
@@ -19,7 +19,7 @@ __all__: list[str] = []
 
 
 @defines("Resize")
-def _resize(node: onnx.NodeProto, operands: Operands) -> list[te.Tensor] | None:
+def _resize(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor] | None:
     roi, scales, sizes = (operands.constant(k) for k in (1, 2, 3))
     shape = operands.shape(0)
     crops = attribute(node, "coordinate_transformation_mode") == b"tf_crop_and_resize"
@@ -44,7 +44,7 @@ def _tvm_resizes(plan: ResizePlan, rank: int) -> bool:
     return plain and inner and known and bool(plan.axes)
 
 
-def _resized_nearest(plan: ResizePlan, operands: Operands, data: te.Tensor) -> te.Tensor:
+def _resized_nearest(plan: ResizePlan, operands: NodeOperands, data: te.Tensor) -> te.Tensor:
     shape = [int(extent) for extent in data.shape]
     resized = {axis.axis: axis for axis in plan.axes}
     tables = {k: interpolation_table(plan, axis) for k, axis in resized.items()}
@@ -61,7 +61,7 @@ def _resized_nearest(plan: ResizePlan, operands: Operands, data: te.Tensor) -> t
     return te.compute(result_shape, element, name="resize")
 
 
-def _nearest_index(operands: Operands, axis: AxisResize, table: np.ndarray) -> Callable[[PrimExpr], PrimExpr]:
+def _nearest_index(operands: NodeOperands, axis: AxisResize, table: np.ndarray) -> Callable[[PrimExpr], PrimExpr]:
     """Arithmetic that gives the table, so that what is read stays visible to the analysis; else the table."""
     i = np.arange(axis.after, dtype="int64")
     before, after = axis.before // math.gcd(axis.before, axis.after), axis.after // math.gcd(axis.before, axis.after)
@@ -77,7 +77,7 @@ def _nearest_index(operands: Operands, axis: AxisResize, table: np.ndarray) -> C
     return lambda at: position_on_axis(positions(at), axis.before)
 
 
-def _resized_axis(plan: ResizePlan, axis: AxisResize, operands: Operands, data: te.Tensor) -> te.Tensor:
+def _resized_axis(plan: ResizePlan, axis: AxisResize, operands: NodeOperands, data: te.Tensor) -> te.Tensor:
     shape, dtype = [int(extent) for extent in data.shape], str(data.dtype)
     k = axis.axis
     indices, weights, outside = interpolation_table(plan, axis)

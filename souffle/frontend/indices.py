@@ -33,13 +33,13 @@ from souffle.tvm_compat import (
     substitute,
 )
 
-__all__ = ["Expression", "narrowed"]
+__all__ = ["TEBody", "narrowed"]
 
 _LIMIT = 2**31
 
 
 @dataclass(frozen=True, eq=False)
-class Expression:
+class TEBody:
     """Axes, reduction axes and bodies of a TE."""
 
     axes: tuple[tirx.IterVar, ...]
@@ -47,7 +47,7 @@ class Expression:
     bodies: tuple[PrimExpr, ...]
 
 
-def narrowed(op: te.ComputeOp, scalars: Mapping[te.Operation, PrimExpr]) -> Expression:
+def narrowed(op: te.ComputeOp, scalars: Mapping[te.Operation, PrimExpr]) -> TEBody:
     """The expression of `op` with int32 indices.
 
     An expression over a tensor of 2**31 elements or more keeps its int64 indices.
@@ -70,7 +70,7 @@ def narrowed(op: te.ComputeOp, scalars: Mapping[te.Operation, PrimExpr]) -> Expr
     return _rebuilt(tuple(op.axis), tuple(op.reduce_axis), tuple(op.body), types, rewrite, narrow)
 
 
-def _rebuilt(axes, reduce_axes, bodies, types: Sequence[str], rewrite: Callable, narrow: bool) -> Expression:
+def _rebuilt(axes, reduce_axes, bodies, types: Sequence[str], rewrite: Callable, narrow: bool) -> TEBody:
     new_axes = tuple(_fresh(axis, f"i{k}", narrow, reduction=False) for k, axis in enumerate(axes))
     new_reduce = tuple(_fresh(axis, f"r{k}", narrow, reduction=True) for k, axis in enumerate(reduce_axes))
     every = (*new_axes, *new_reduce)
@@ -78,7 +78,7 @@ def _rebuilt(axes, reduce_axes, bodies, types: Sequence[str], rewrite: Callable,
     first = bodies[0]
     if not isinstance(first, tirx.Reduce):
         parts = (rewrite(body, dtype, mapping, every) for body, dtype in zip(bodies, types, strict=True))
-        return Expression(new_axes, new_reduce, tuple(parts))
+        return TEBody(new_axes, new_reduce, tuple(parts))
     types = [dtype_of(identity) for identity in first.combiner.identity_element]
     sources = [rewrite(part, dtype, mapping, every) for part, dtype in zip(first.source, types, strict=True)]
     condition = rewrite(first.condition, "bool", mapping, every)
@@ -90,7 +90,7 @@ def _rebuilt(axes, reduce_axes, bodies, types: Sequence[str], rewrite: Callable,
         tirx.Reduce(reduction.combiner, reduction.source, reduction.axis, reduction.condition, k, reduction.init)
         for k in range(1, len(bodies))
     )
-    return Expression(new_axes, new_reduce, (reduction, *others))
+    return TEBody(new_axes, new_reduce, (reduction, *others))
 
 
 def _with_scalars(expression: PrimExpr, scalars: Mapping[te.Operation, PrimExpr]) -> PrimExpr:

@@ -1,14 +1,14 @@
 """From the stages of a subprogram to one TensorIR kernel (paper §6.4, §6.5)."""
 
-from souffle.kernel.calls import CallPlan, KernelShape, LoopCall, Place, StageCall, plan_calls
+from souffle.kernel.calls import ArgumentPlace, CallPlan, KernelShape, LoopCall, StageCall, plan_calls
 from souffle.kernel.merge import MergedKernel, merge
 
 __all__ = [
+    "ArgumentPlace",
     "CallPlan",
     "KernelShape",
     "LoopCall",
     "MergedKernel",
-    "Place",
     "StageCall",
     "merge",
     "plan_calls",

@@ -21,11 +21,20 @@ from souffle.schedule.lower.device_function import DeviceFunction, LoweringError
 from souffle.schedule.lower.fewer_threads import fit_functions
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
 
-__all__ = ["CallPlan", "KernelShape", "LoopCall", "Place", "StageCall", "Touch", "kernel_of_stage", "plan_calls"]
+__all__ = [
+    "ArgumentPlace",
+    "CallPlan",
+    "KernelShape",
+    "LoopCall",
+    "StageCall",
+    "TensorTouch",
+    "kernel_of_stage",
+    "plan_calls",
+]
 
 
 @dataclass(frozen=True)
-class Place:
+class ArgumentPlace:
     """Where an argument of a stage lies: a parameter of the kernel, or a part of one that the step of a loop chooses.
 
     At step ``s`` of a loop of ``n`` steps it is ``first[s]`` where that is given, `last` where that is given and ``s``
@@ -61,11 +70,11 @@ class StageCall:
     functions : tuple of DeviceFunction
         What :func:`souffle.schedule.lower.lower_stage` gave for it, in the form that the kernel's threads ask for
         (:func:`souffle.schedule.lower.fewer_threads.fit_functions`).
-    arguments : tuple of Place
+    arguments : tuple of ArgumentPlace
         One for each parameter of the stage.
     sync_before : bool
         Whether a grid sync stands before it.
-    prefetch : tuple of (Place, int)
+    prefetch : tuple of (ArgumentPlace, int)
         What is asked into the L2 cache before the barrier that this stage waits at, and how many bytes (level V4,
         paper §6.5).
     block_sync_before : bool
@@ -75,9 +84,9 @@ class StageCall:
     """
 
     functions: tuple[DeviceFunction, ...]
-    arguments: tuple[Place, ...]
+    arguments: tuple[ArgumentPlace, ...]
     sync_before: bool = False
-    prefetch: tuple[tuple[Place, int], ...] = ()
+    prefetch: tuple[tuple[ArgumentPlace, int], ...] = ()
     block_sync_before: bool = False
     assignment: Assignment | None = None
 
@@ -175,12 +184,12 @@ def kernel_of_stage(
     """
     form = fit_functions(functions)
     named = tuple(replace(form[function], name=f"{prefix}{number}") for number, function in enumerate(functions))
-    places = tuple(Place(number) for number in range(len(parameters)))
+    places = tuple(ArgumentPlace(number) for number in range(len(parameters)))
     return KernelShape((StageCall(named, places),), tuple(parameters))
 
 
 @dataclass(frozen=True)
-class Touch:
+class TensorTouch:
     """A tensor of a kernel that is read or written from epoch `first` to epoch `last`, inclusive.
 
     Between two epochs all blocks wait for each other. The epochs of one step of a loop count each.
@@ -207,7 +216,7 @@ class CallPlan:
         Epochs in all, with those of one step of each loop.
     tensors : tuple of Tensor
         For each parameter of the kernel: tensors of the program, or the memory of a loop's carried values.
-    touches : tuple of Touch
+    touches : tuple of TensorTouch
     barriers : tuple of Barrier
         Why it waits, in the order of its text.
     """
@@ -217,7 +226,7 @@ class CallPlan:
     epochs: tuple[int, ...]
     length: int
     tensors: tuple[Tensor, ...]
-    touches: tuple[Touch, ...]
+    touches: tuple[TensorTouch, ...]
     barriers: tuple[Barrier, ...]
 
 
@@ -258,7 +267,7 @@ class _Planner:
         self.prefetch = prefetch
         self.waits = waits
         self.position: dict[Tensor, int] = {}
-        self.touches: dict[Touch, None] = {}
+        self.touches: dict[TensorTouch, None] = {}
 
     def plan(self, stages: Sequence[Unit], blocks_per_sm: int) -> CallPlan:
         self.form = fit_functions([function for stage in flat_stages(stages) for function in stage.functions])
@@ -290,7 +299,7 @@ class _Planner:
         return CallPlan(shape, order.units, order.epochs, start, tensors, tuple(self.touches), tuple(reasons))
 
     def stage(
-        self, stage: Stage, barrier: Barrier | None, places: Mapping[Tensor, Place], weights: Container[Tensor]
+        self, stage: Stage, barrier: Barrier | None, places: Mapping[Tensor, ArgumentPlace], weights: Container[Tensor]
     ) -> StageCall:
         """The call of a stage; `weights` are worth a prefetch."""
         scope = barrier.scope if barrier else ""
@@ -331,24 +340,24 @@ class _Planner:
         ]
         return LoopCall(loop.steps, tuple(calls), before is not None), reasons
 
-    def places(self, loop: Loop, span: range) -> dict[Tensor, Place]:
+    def places(self, loop: Loop, span: range) -> dict[Tensor, ArgumentPlace]:
         """Where the loop's parameters and results lie at each step."""
         _check_alignment(loop)
-        places = {p.tensor: Place(self.fixed(p.source).parameter, p.stride) for p in loop.indexed}
+        places = {p.tensor: ArgumentPlace(self.fixed(p.source).parameter, p.stride) for p in loop.indexed}
         kept = {c.value: c for c in loop.collected}
         longest: dict[Tensor, int] = {}
         for c in loop.carried:
             longest[c.value] = max(longest.get(c.value, 0), c.distance)
-        homes: dict[Tensor, Place] = {}
+        homes: dict[Tensor, ArgumentPlace] = {}
         for value in dict.fromkeys([*longest, *kept]):
             result = kept.get(value)
             if result is not None and result.every:
-                homes[value] = Place(self.fixed(result.tensor).parameter, value.size)
+                homes[value] = ArgumentPlace(self.fixed(result.tensor).parameter, value.size)
             elif value in longest:
                 ring = _ring(value, longest[value] + 1)
                 last = None if result is None else self.fixed(result.tensor).parameter
                 stride = ring.size // (longest[value] + 1)
-                homes[value] = Place(self.fixed(ring).parameter, stride, longest[value] + 1, last=last)
+                homes[value] = ArgumentPlace(self.fixed(ring).parameter, stride, longest[value] + 1, last=last)
                 self.touch((), (ring,), span)
             else:
                 homes[value] = self.fixed(result.tensor)
@@ -356,17 +365,17 @@ class _Planner:
         places.update({c.tensor: self.carried(c, homes[c.value]) for c in loop.carried})
         return places
 
-    def carried(self, carried: Carried, home: Place) -> Place:
+    def carried(self, carried: Carried, home: ArgumentPlace) -> ArgumentPlace:
         """Where what an earlier step has left lies."""
         first = tuple(self.fixed(tensor).parameter for tensor in carried.initial)
-        return Place(home.parameter, home.stride, home.ring, first)
+        return ArgumentPlace(home.parameter, home.stride, home.ring, first)
 
-    def fixed(self, tensor: Tensor) -> Place:
-        return Place(self.position.setdefault(tensor, len(self.position)))
+    def fixed(self, tensor: Tensor) -> ArgumentPlace:
+        return ArgumentPlace(self.position.setdefault(tensor, len(self.position)))
 
     def touch(self, reads: Sequence[Tensor], writes: Sequence[Tensor], span: range) -> None:
-        self.touches.update(dict.fromkeys(Touch(t, span.start, span.stop - 1, False) for t in reads))
-        self.touches.update(dict.fromkeys(Touch(t, span.start, span.stop - 1, True) for t in writes))
+        self.touches.update(dict.fromkeys(TensorTouch(t, span.start, span.stop - 1, False) for t in reads))
+        self.touches.update(dict.fromkeys(TensorTouch(t, span.start, span.stop - 1, True) for t in writes))
 
 
 def _ring(value: Tensor, slots: int) -> Tensor:

@@ -21,7 +21,7 @@ import tvm
 from tvm import tirx
 
 from souffle.kernel.assignment import Assignment
-from souffle.kernel.calls import KernelShape, LoopCall, Place, StageCall
+from souffle.kernel.calls import ArgumentPlace, KernelShape, LoopCall, StageCall
 from souffle.kernel.grid_barrier import GRID_BARRIERS, GridBarrier
 from souffle.kernel.text import format_calls
 from souffle.schedule.lower.device_function import DeviceFunction, LoweringError
@@ -150,7 +150,7 @@ class _Writer:
         statements += [self.tile_loop(function, arguments, call.assignment) for function in call.functions]
         return statements
 
-    def pointer(self, place: Place, step: tirx.Var | None, steps: int) -> PrimExpr:
+    def pointer(self, place: ArgumentPlace, step: tirx.Var | None, steps: int) -> PrimExpr:
         """A place, as a pointer."""
         here: PrimExpr = self.pointers[place.parameter]
         if place.stride:

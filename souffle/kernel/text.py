@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from souffle.decision import Barrier
 from souffle.kernel.assignment import Assignment, Digits
-from souffle.kernel.calls import KernelShape, LoopCall, Place, StageCall
+from souffle.kernel.calls import ArgumentPlace, KernelShape, LoopCall, StageCall
 from souffle.program import Tensor
 from souffle.wording import counted
 
@@ -106,7 +106,7 @@ class _Writer:
         return _wrapped(f"| {f'{scope} barrier' if reason is None else reason}", indent)
 
 
-def _place(place: Place) -> str:
+def _place(place: ArgumentPlace) -> str:
     """``g3``, or what part of it a step is given."""
     text = f"g{place.parameter}"
     if place.stride:

@@ -25,7 +25,7 @@ from tvm import tirx
 
 from souffle.cost.kernel import MEDIAN_ERROR
 from souffle.decision import Decision, Refused
-from souffle.placement.trial import Trial, Trials, reduction_of, reductions_of_groups
+from souffle.placement.trial import StageTrial, StageTrials, reduction_of, reductions_of_groups
 from souffle.placement.two_phase import Phases, Split, free_suffix, split_by_cost
 from souffle.program import TE, FusedTE, InTiles, Item, Tensor, TEProgram, fuse, parts_of
 from souffle.schedule.gpu import RULES
@@ -193,7 +193,7 @@ def _read_outside(
 
 
 def start_by_cost(
-    producer: TE | FusedTE, already: Sequence[Started], reader: TE | FusedTE, trials: Trials, request: GpuRequest
+    producer: TE | FusedTE, already: Sequence[Started], reader: TE | FusedTE, trials: StageTrials, request: GpuRequest
 ) -> Start | Refused:
     """Whether it pays that a reduction starts in the tiles of a contraction, and in chunks of what size.
 
@@ -206,7 +206,7 @@ def start_by_cost(
     ----------
     producer, already, reader
         See :data:`Choose`.
-    trials : Trials
+    trials : StageTrials
         Of the program that they stand in. Where its device is ``None``, everything is refused.
     request : GpuRequest
         What the schedules of the trials are made for.
@@ -257,7 +257,7 @@ def _sizes(func: tirx.PrimFunc, reader: TE | FusedTE, request: GpuRequest) -> li
     return [*sizes, None] if values <= _LONGEST_WHOLE else sizes
 
 
-def _apart(reader: TE | FusedTE, trials: Trials) -> list[Trial] | Refused:
+def _apart(reader: TE | FusedTE, trials: StageTrials) -> list[StageTrial] | Refused:
     """The stages that the reduction has of its own."""
     split = split_by_cost(reader, trials)
     phases = split if isinstance(split, Refused) else Phases.of(reader, split.parts)
@@ -265,8 +265,8 @@ def _apart(reader: TE | FusedTE, trials: Trials) -> list[Trial] | Refused:
 
 
 def _together(
-    producer: TE | FusedTE, already: Sequence[Started], reader: TE | FusedTE, size: int | None, trials: Trials
-) -> list[Trial] | Refused:
+    producer: TE | FusedTE, already: Sequence[Started], reader: TE | FusedTE, size: int | None, trials: StageTrials
+) -> list[StageTrial] | Refused:
     """The stages where the reduction starts in tiles."""
     placed = started(producer, reader, size)
     if isinstance(placed, Refused):

@@ -7,7 +7,7 @@ from functools import partial
 from souffle.cost.device import CostDevice
 from souffle.decision import Decision
 from souffle.placement.in_tiles import propagate, start_by_cost
-from souffle.placement.trial import Trials
+from souffle.placement.trial import StageTrials
 from souffle.placement.two_phase import split_by_cost, two_phase
 from souffle.program import TEProgram
 from souffle.schedule.gpu.scheduler import GpuScheduler
@@ -29,7 +29,7 @@ def place_reductions(
     scheduler : GpuScheduler
         Of the same device.
     """
-    trials = Trials(program, device, scheduler)
+    trials = StageTrials(program, device, scheduler)
     # First into tiles, which is compared with the split that would be made otherwise: a split one reads no whole.
     program, started = propagate(program, partial(start_by_cost, trials=trials, request=scheduler.request))
     program, split = two_phase(program, partial(split_by_cost, trials=trials))

@@ -20,11 +20,11 @@ from souffle.schedule.drafts import Answer, Scheduler
 from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import StageDraft, draft_stage
 
-__all__ = ["Trial", "Trials", "reduction_of", "reductions_of_groups", "seconds_of"]
+__all__ = ["StageTrial", "StageTrials", "reduction_of", "reductions_of_groups", "seconds_of"]
 
 
 @dataclass(frozen=True)
-class Trial:
+class StageTrial:
     """A lowered stage: the work of each of its functions with its tiles, and what its blocks ask for.
 
     ``far`` counts the bytes of tensors that no stage has brought into the cache, ``every`` those of all its tensors.
@@ -36,7 +36,7 @@ class Trial:
     every: int
 
 
-class Trials:
+class StageTrials:
     """Schedules, lowers and predicts stages of a program's items.
 
     Parameters
@@ -55,7 +55,7 @@ class Trials:
         self._scheduler = scheduler
         self._of_group = reductions_of_groups(program)
         self._far = frozenset((*program.inputs, *program.constants))
-        self._known: dict[tuple[str, int], Trial] = {}
+        self._known: dict[tuple[str, int], StageTrial] = {}
 
     def shares_rows(self, item: TE | FusedTE) -> bool:
         """Whether its operator has other reductions, as a softmax has, which one stage computes with it."""
@@ -79,7 +79,7 @@ class Trials:
         draft = draft_stage(parts, TEProgram(inputs, outputs, parts, {}, *names))
         return self._scheduler(draft.func), draft
 
-    def stages(self, items: Sequence[TE | FusedTE]) -> list[Trial] | Refused:
+    def stages(self, items: Sequence[TE | FusedTE]) -> list[StageTrial] | Refused:
         """Each item as a stage of its own."""
         stages = []
         for item in items:
@@ -89,7 +89,7 @@ class Trials:
             stages.append(self.lowered(answer, draft))
         return stages
 
-    def lowered(self, answer: Answer, draft: StageDraft) -> Trial:
+    def lowered(self, answer: Answer, draft: StageDraft) -> StageTrial:
         """A stage that has a schedule, lowered."""
         far = sum(tensor.nbytes for tensor in draft.inputs if tensor in self._far)
         if (draft.digest, far) not in self._known:
@@ -97,10 +97,10 @@ class Trials:
             resources = resources_in_kernel(functions)
             every = sum(tensor.nbytes for tensor in (*draft.inputs, *draft.outputs))
             works = tuple((work_of(function), function.tiles) for function in functions)
-            self._known[draft.digest, far] = Trial(works, resources, far, every)
+            self._known[draft.digest, far] = StageTrial(works, resources, far, every)
         return self._known[draft.digest, far]
 
-    def predicted(self, stages: Sequence[Trial]) -> list[Terms]:
+    def predicted(self, stages: Sequence[StageTrial]) -> list[Terms]:
         """Of stages that follow each other in one kernel, a grid sync before each."""
         kernel = StageResources.together(stage.resources for stage in stages)
         found = []
@@ -113,7 +113,7 @@ class Trials:
                 start = 0.0
         return found
 
-    def seconds(self, stages: Sequence[Trial]) -> list[float]:
+    def seconds(self, stages: Sequence[StageTrial]) -> list[float]:
         """Of each of some stages that follow each other in one kernel, with the grid sync before it."""
         terms = iter(self.predicted(stages))
         return [sum(seconds_of(next(terms)) for _ in stage.works) for stage in stages]

@@ -27,7 +27,7 @@ from tvm.ir import Range
 from souffle.cost.kernel import MEDIAN_ERROR
 from souffle.cost.predict import Terms
 from souffle.decision import Decision, Refused
-from souffle.placement.trial import Trials, reduction_of, seconds_of
+from souffle.placement.trial import StageTrials, reduction_of, seconds_of
 from souffle.program import TE, FusedTE, InTiles, Item, Tensor, TEProgram, fuse, parts_of
 from souffle.program.shared import OncePer
 from souffle.transform.handles import read
@@ -297,7 +297,7 @@ def _count(extent: int, wanted: int) -> int:
     return divisors[0] if divisors else wanted
 
 
-def split_by_cost(whole: TE | FusedTE, trials: Trials) -> Split | Refused:
+def split_by_cost(whole: TE | FusedTE, trials: StageTrials) -> Split | Refused:
     """Whether a reduction is worth two phases on a device, and of how many parts.
 
     A stage that has fewer tiles than the device has multiprocessors leaves some idle, and one block alone on each shows
@@ -308,7 +308,7 @@ def split_by_cost(whole: TE | FusedTE, trials: Trials) -> Split | Refused:
     ----------
     whole : TE or FusedTE
         That holds a reduction.
-    trials : Trials
+    trials : StageTrials
         Where its device is ``None``, everything is refused.
     """
     device = trials.device
@@ -338,7 +338,7 @@ def split_by_cost(whole: TE | FusedTE, trials: Trials) -> Split | Refused:
     return Split(parts, figures)
 
 
-def _fastest(whole: TE | FusedTE, most: int, trials: Trials) -> tuple[int, float] | Refused:
+def _fastest(whole: TE | FusedTE, most: int, trials: StageTrials) -> tuple[int, float] | Refused:
     """Parts and seconds: climbs from as many as give each multiprocessor a tile, in powers of two up to `most`."""
     powers = [2**n for n in range(1, most.bit_length())]
     times: dict[int, float | Refused] = {}
@@ -358,7 +358,7 @@ def _fastest(whole: TE | FusedTE, most: int, trials: Trials) -> tuple[int, float
     return best if isinstance(best, Refused) else (powers[number], best)
 
 
-def _seconds_of_phases(whole: TE | FusedTE, parts: int, trials: Trials) -> float | Refused:
+def _seconds_of_phases(whole: TE | FusedTE, parts: int, trials: StageTrials) -> float | Refused:
     """Of both phases in one kernel."""
     phases = Phases.of(whole, parts)
     stages = phases if isinstance(phases, Refused) else trials.stages((phases.partial, phases.total))

@@ -13,10 +13,10 @@ from souffle.errors import DeviceError
 from souffle.runtime import dlpack
 from souffle.runtime.cuda import Cuda
 
-__all__ = ["Block", "DeviceArray", "Handle", "Pool"]
+__all__ = ["DeviceArray", "Handle", "MemoryBlock", "Pool"]
 
 
-class Block:
+class MemoryBlock:
     """A piece of device memory that goes back to its pool when nothing refers to it."""
 
     def __init__(self, pool: Pool, address: int, nbytes: int) -> None:
@@ -58,13 +58,13 @@ class Pool:
         self._lock = threading.RLock()
         self._closed = False
 
-    def take(self, nbytes: int) -> Block:
+    def take(self, nbytes: int) -> MemoryBlock:
         """Memory that the pool's stream may write from now on."""
         with self._lock:
             self._sort()
             waiting = self._free.get(nbytes)
             address = waiting.pop() if waiting else self._alloc(nbytes)
-        return Block(self, address, nbytes)
+        return MemoryBlock(self, address, nbytes)
 
     def _alloc(self, nbytes: int) -> int:
         about = f"an output of {nbytes} bytes"
@@ -129,7 +129,7 @@ class DeviceArray:
     """
 
     def __init__(
-        self, runner_cuda: Cuda, stream: Any, ready: Any, block: Block, shape: tuple[int, ...], dtype: str
+        self, runner_cuda: Cuda, stream: Any, ready: Any, block: MemoryBlock, shape: tuple[int, ...], dtype: str
     ) -> None:
         self.shape, self.dtype = shape, dtype
         self._cuda, self._stream, self._ready, self._block = runner_cuda, stream, ready, block

@@ -1,13 +1,13 @@
 """Searches schedules of stages and writes tuning logs; compilation reads them (``souffle.schedule.log``)."""
 
-from souffle.tuning.bench import Bench, MeasuringBench, PredictingBench, bench_for
+from souffle.tuning.bench import CandidateBench, MeasuringBench, PredictingBench, bench_for
 from souffle.tuning.report import TaskReport, TuningReport
 from souffle.tuning.session import search
 from souffle.tuning.store import LogWriter
 from souffle.tuning.tasks import Task, tasks_of
 
 __all__ = [
-    "Bench",
+    "CandidateBench",
     "LogWriter",
     "MeasuringBench",
     "PredictingBench",

@@ -31,7 +31,7 @@ from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import StageDraft
 from souffle.tuning.candidate import Candidate, predicted_seconds
 
-__all__ = ["Bench", "Figures", "MeasuringBench", "PredictingBench", "bench_for"]
+__all__ = ["CandidateBench", "Figures", "MeasuringBench", "PredictingBench", "bench_for"]
 
 _REPEATS, _WARMUP = 30, 3
 """Runs of which the median counts, and runs before them."""
@@ -62,7 +62,7 @@ class Figures:
     problem: str = ""
 
 
-class Bench(Protocol):
+class CandidateBench(Protocol):
     """Gives figures."""
 
     figure: str
@@ -95,7 +95,7 @@ class PredictingBench:
         self.nvcc = nvcc and find_nvcc() is not None
 
     def figures(self, draft: StageDraft, candidates: Sequence[Candidate], reference: Candidate | None) -> list[Figures]:
-        """See :class:`Bench`."""
+        """See :class:`CandidateBench`."""
         if not self.nvcc:
             return [self._of(candidate, None) for candidate in candidates]
         built = _built(draft, candidates, self.cost_device.arch, self.target)
@@ -141,7 +141,7 @@ class MeasuringBench:
         self._expected: tuple[StageDraft, dict[str, np.ndarray]] | None = None
 
     def figures(self, draft: StageDraft, candidates: Sequence[Candidate], reference: Candidate | None) -> list[Figures]:
-        """See :class:`Bench`."""
+        """See :class:`CandidateBench`."""
         inputs = _random_inputs(draft)
         if self._expected is None or self._expected[0] is not draft:
             (first,) = _built(draft, [reference or candidates[0]], self.arch, self.target)
@@ -171,7 +171,7 @@ class MeasuringBench:
 
 def bench_for(
     arch: str, target: tvm.target.Target, product: str | None, present: str | None
-) -> tuple[CostDevice, Bench]:
+) -> tuple[CostDevice, CandidateBench]:
     """The cost model that ranks candidates, and the bench that gives their figures.
 
     Parameters

@@ -17,7 +17,7 @@ from souffle.schedule.gpu import RULES, GpuRequest, Sketch, sketch_of
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.log import Record, workload_module
 from souffle.schedule.tuned import crowding
-from souffle.tuning.bench import Bench, Figures
+from souffle.tuning.bench import CandidateBench, Figures
 from souffle.tuning.candidate import Candidate, Evaluator
 from souffle.tuning.evolution import next_candidates
 from souffle.tuning.report import TaskReport, TuningReport
@@ -55,7 +55,7 @@ def search(
     request: GpuRequest,
     target: tvm.target.Target,
     cost_device: CostDevice,
-    bench: Bench,
+    bench: CandidateBench,
     writer: LogWriter,
     seed: int = 0,
     seconds: float | None = None,
@@ -72,7 +72,7 @@ def search(
     target : Target
     cost_device : CostDevice
         Ranks what is not built yet.
-    bench : Bench
+    bench : CandidateBench
         Gives figures.
     writer : LogWriter
     seed : int
@@ -124,7 +124,7 @@ def _begin(
     request: GpuRequest,
     target: tvm.target.Target,
     cost_device: CostDevice,
-    bench: Bench,
+    bench: CandidateBench,
     seed: int,
 ) -> _Tuning:
     func = task.stage.draft.func
@@ -204,7 +204,7 @@ def _next(running: Sequence[_Tuning], trials: int) -> _Tuning | None:
     return min(open_, key=order, default=None)
 
 
-def _batch(one: _Tuning, count: int, bench: Bench, writer: LogWriter, seed: int) -> None:
+def _batch(one: _Tuning, count: int, bench: CandidateBench, writer: LogWriter, seed: int) -> None:
     rng = random.Random(f"{seed}:{one.task.stage.draft.digest}:{one.trials}")
     chosen: list[Candidate] = []
     if one.own is not None and one.own.key not in one.known:

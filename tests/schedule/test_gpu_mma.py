@@ -18,7 +18,7 @@ from souffle.codegen.nvcc import compile_cubin, find_nvcc
 from souffle.decision import Refused
 from souffle.emulator import compile_text
 from souffle.kernel import KernelShape
-from souffle.kernel.calls import Place, StageCall
+from souffle.kernel.calls import ArgumentPlace, StageCall
 from souffle.schedule.gpu.check import check_schedule
 from souffle.schedule.gpu.emit.async_copy import AsyncCopy, async_copy
 from souffle.schedule.gpu.emit.staging import choose_fetch
@@ -226,7 +226,7 @@ def kernels(schedules: Mapping[str, GpuSchedule], arch: str) -> tuple[str, dict[
     for name, schedule in schedules.items():
         (functions[name],) = lower_stage(name, schedule, target)
         sizes = tuple((str(p.ty.dtype), 0) for p in schedule.func.params)
-        call = StageCall((functions[name],), tuple(Place(i) for i in range(len(sizes))), False, ())
+        call = StageCall((functions[name],), tuple(ArgumentPlace(i) for i in range(len(sizes))), False, ())
         shapes.append((f"run_{name}", KernelShape((call,), sizes)))
     return emit_cuda(shapes, target)[0], functions
 

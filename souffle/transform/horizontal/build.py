@@ -10,9 +10,9 @@ from tvm import tirx
 from souffle.program import TE, Origin, Tensor, make_te
 from souffle.program.shared import OncePer
 from souffle.transform.handles import Handles, read
-from souffle.transform.horizontal.operands import Fit, Load, Member, Template
+from souffle.transform.horizontal.operands import Fit, Load, Member, TETemplate
 from souffle.transform.horizontal.packs import Pack, Packs
-from souffle.transform.horizontal.runs import Plan, Run
+from souffle.transform.horizontal.runs import MergePlan, Run
 from souffle.transform.vertical.compose import simplified
 from souffle.tvm_compat import PrimExpr, fresh_axis, load_indices, map_bodies, substitute
 
@@ -32,12 +32,12 @@ class _Built:
 _built: OncePer[_Built] = OncePer()
 
 
-def merged_te(plan: Plan, name: str, origin: Origin, packs: Packs) -> TE:
+def merged_te(plan: MergePlan, name: str, origin: Origin, packs: Packs) -> TE:
     """The TE that computes what the members of a plan compute.
 
     Parameters
     ----------
-    plan : Plan
+    plan : MergePlan
     name : str
         Of the TE and its output.
     origin : Origin
@@ -101,7 +101,7 @@ def _shared(kind: tuple, columns: Sequence[_Column], build, name: str, origin: O
     return replace(found.te, name=name, inputs=inputs, outputs=tuple(outputs), origin=origin)
 
 
-def _build(template: Template, plan: Plan, columns: Sequence[_Column], name: str, origin: Origin) -> TE:
+def _build(template: TETemplate, plan: MergePlan, columns: Sequence[_Column], name: str, origin: Origin) -> TE:
     handles = Handles()
     if plan.axis is None:
         group = fresh_axis(len(plan.members), "g")
@@ -122,7 +122,7 @@ def _tidied(te_: TE) -> TE:
 
 
 def _rewritten(
-    template: Template, columns: Sequence[_Column], handles: Handles, number: PrimExpr, offsets: Sequence[int]
+    template: TETemplate, columns: Sequence[_Column], handles: Handles, number: PrimExpr, offsets: Sequence[int]
 ) -> list[PrimExpr]:
     """The template's bodies, reading the columns' tensors.
 

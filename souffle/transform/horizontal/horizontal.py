@@ -28,10 +28,10 @@ from souffle.decision import Decision
 from souffle.program import TE, Item, Tensor, TEProgram
 from souffle.program.names import NameSupply
 from souffle.transform.horizontal.build import followed_te, merged_te
-from souffle.transform.horizontal.operands import Member, Place, member_of
+from souffle.transform.horizontal.operands import Member, PackedPlace, member_of
 from souffle.transform.horizontal.operators import Merge, contracts, costly_merges, operator_shape
 from souffle.transform.horizontal.packs import Pack, Packs
-from souffle.transform.horizontal.runs import Plan, joined_plan, stacked_plan
+from souffle.transform.horizontal.runs import MergePlan, joined_plan, stacked_plan
 
 __all__ = ["horizontal"]
 
@@ -86,7 +86,7 @@ class _Horizontal:
         self.refused = refused
         self.decisions: list[Decision] = []
         self.merges: list[Merge] = []
-        self.moved: dict[Tensor, Place] = {}
+        self.moved: dict[Tensor, PackedPlace] = {}
         self.origins: dict[Tensor, tuple[Tensor, ...]] = {}
         self.tes: list[Item] = []
         self.names = NameSupply(tensor.name for tensor in program.tensors())
@@ -178,13 +178,13 @@ class _Horizontal:
                 done |= self._merge(axis, part, merged, final=final)
         return done
 
-    def _plan(self, members: Sequence[Member], axis: int | None) -> Plan:
+    def _plan(self, members: Sequence[Member], axis: int | None) -> MergePlan:
         constants = self.program.constants
         if axis is None:
             return stacked_plan(members, constants.__contains__)
         return joined_plan(members, axis, constants.__contains__)
 
-    def _refusal(self, plan: Plan) -> tuple[str, Sequence[Sequence[Member]]]:
+    def _refusal(self, plan: MergePlan) -> tuple[str, Sequence[Sequence[Member]]]:
         """Why a plan does not pay, and which parts of the group may; no reason where it pays."""
         first = plan.members[0].te
         if plan.selections > _MOST_RUNS:
@@ -210,7 +210,7 @@ class _Horizontal:
         reason = "their operands are separate tensors, and an element-wise TE would spend more on selecting them"
         return reason, _by_tensors(plan)
 
-    def _homes(self, plan: Plan) -> dict[TE, tuple[Tensor, ...]]:
+    def _homes(self, plan: MergePlan) -> dict[TE, tuple[Tensor, ...]]:
         """For members that could be computed with an operand: the selected tensors that only they read."""
         group = {m.te for m in plan.members}
         homes: dict[TE, tuple[Tensor, ...]] = {}
@@ -231,7 +231,7 @@ class _Horizontal:
             return False
         return group > {reader for t in parts for reader in self.program.consumers[t]}
 
-    def _accept(self, plan: Plan, first: TE) -> None:
+    def _accept(self, plan: MergePlan, first: TE) -> None:
         """Merge; name and operator-fusion group are those of `first`, whatever the order of the plan."""
         tes = tuple(m.te for m in plan.members)
         name = self.names.fresh(f"{first.name}_x{len(tes)}")
@@ -267,7 +267,7 @@ def _differ(members: Sequence[Member], axis: int) -> bool:
     return len({m.shape[axis] for m in members}) > 1
 
 
-def _by_tensors(plan: Plan) -> list[list[Member]]:
+def _by_tensors(plan: MergePlan) -> list[list[Member]]:
     """Members that read the same tensor, where the plan selects among the fewest."""
     selected = [k for k, runs in enumerate(plan.runs) if len(runs) > 1 or runs[0].chosen]
     columns = [[m.operands[k].tensor for m in plan.members] for k in selected]

@@ -33,7 +33,7 @@ from souffle.tvm_compat import (
     variables,
 )
 
-__all__ = ["Fit", "Load", "Member", "Operand", "Place", "Template", "fit", "member_of", "template_of"]
+__all__ = ["Fit", "Load", "LoadOperand", "Member", "PackedPlace", "TETemplate", "fit", "member_of", "template_of"]
 
 
 class Fit(NamedTuple):
@@ -87,7 +87,7 @@ def fit(values: tuple[int, ...]) -> Fit | None:
 
 
 @dataclass(frozen=True)
-class Place:
+class PackedPlace:
     """Where a tensor stands in a larger one.
 
     Attributes
@@ -108,7 +108,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Load:
-    """One load of a :class:`Template`.
+    """One load of a :class:`TETemplate`.
 
     Attributes
     ----------
@@ -132,7 +132,7 @@ class Load:
 
 
 @dataclass(frozen=True, eq=False)
-class Template:
+class TETemplate:
     """A TE whose loads are taken apart, in the order of the text.
 
     Attributes
@@ -155,7 +155,7 @@ class Template:
     along: Mapping[int, tuple[str, tuple[tuple[int, ...], ...]]]
 
 
-class Operand(NamedTuple):
+class LoadOperand(NamedTuple):
     """What one load of a member reads: a tensor, at an index of its first axis (if it is one of a stack), and at the
     integers in the place of the load's slots."""
 
@@ -174,8 +174,8 @@ class Member:
     """A TE, and what its loads read after earlier TEs have been merged."""
 
     te: TE
-    template: Template
-    operands: tuple[Operand, ...]
+    template: TETemplate
+    operands: tuple[LoadOperand, ...]
     moved: bool
 
     @property
@@ -184,15 +184,15 @@ class Member:
         return self.te.outputs[0].shape
 
 
-_templates: OncePer[Template] = OncePer()
+_templates: OncePer[TETemplate] = OncePer()
 
 
-def template_of(te_: TE) -> Template:
+def template_of(te_: TE) -> TETemplate:
     """The template of a TE; worked out once for TEs of one expression."""
     return _templates(te_.op, lambda: _taken_apart(te_))
 
 
-def member_of(te_: TE, places: Mapping[Tensor, Place]) -> Member:
+def member_of(te_: TE, places: Mapping[Tensor, PackedPlace]) -> Member:
     """`te_`, reading the tensors of `places` where they now stand."""
     template = template_of(te_)
     operands = []
@@ -200,17 +200,17 @@ def member_of(te_: TE, places: Mapping[Tensor, Place]) -> Member:
         tensor = te_.inputs[load.input]
         place = places.get(tensor)
         if place is None:
-            operands.append(Operand(tensor, (), load.values))
+            operands.append(LoadOperand(tensor, (), load.values))
         elif place.index is not None:
-            operands.append(Operand(place.tensor, (place.index,), load.values))
+            operands.append(LoadOperand(place.tensor, (place.index,), load.values))
         else:
             term = load.terms[place.axis]
             values = (*load.values[:term], load.values[term] + place.offset, *load.values[term + 1 :])
-            operands.append(Operand(place.tensor, (), values))
+            operands.append(LoadOperand(place.tensor, (), values))
     return Member(te_, template, tuple(operands), any(t in places for t in te_.inputs))
 
 
-def _taken_apart(te_: TE) -> Template:
+def _taken_apart(te_: TE) -> TETemplate:
     found: list[Load] = []
 
     def rewrite(load: PrimExpr) -> PrimExpr:
@@ -249,7 +249,7 @@ def _taken_apart(te_: TE) -> Template:
                 for (shape, dtype), row in zip(shapes, used, strict=True)
             )
             along[position] = (f"{position}:{digest}:{te_.reduction_shape}:{masked}:{factors}", factors)
-    return Template(te_.axes, bodies, tuple(found), f"{digest}:{te_.reduction_shape}:{shapes}", along)
+    return TETemplate(te_.axes, bodies, tuple(found), f"{digest}:{te_.reduction_shape}:{shapes}", along)
 
 
 def _anonymous(load: PrimExpr) -> PrimExpr:

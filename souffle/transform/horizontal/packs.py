@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from souffle.program import Tensor
-from souffle.transform.horizontal.operands import Place
+from souffle.transform.horizontal.operands import PackedPlace
 
 __all__ = ["Pack", "Packs"]
 
@@ -69,7 +69,7 @@ class Packs:
         arrays = [self._constants[t] for t in pack.tensors]
         return np.stack(arrays) if pack.axis is None else np.concatenate(arrays, axis=pack.axis)
 
-    def windows(self) -> dict[Tensor, Place]:
+    def windows(self) -> dict[Tensor, PackedPlace]:
         """Packs that are a window of a longer one, and where it starts: each weight is kept once, whatever reads it.
 
         The cells on the wavefronts of an LSTM need the weights of layers 0 to 1, 0 to 2, 1 to 3, and so on. Packs that
@@ -90,11 +90,11 @@ class Packs:
                 home[column] = len(wholes) - 1
             for tensor in column:
                 holding.setdefault(tensor, set()).add(home[column])
-        found: dict[Tensor, Place] = {}
+        found: dict[Tensor, PackedPlace] = {}
         for column, packed in stacks.items():
             whole = wholes[home[column]]
             if whole != column:
-                found[packed] = Place(self.tensor(Pack(whole)), axis=0, offset=_start(whole, column))
+                found[packed] = PackedPlace(self.tensor(Pack(whole)), axis=0, offset=_start(whole, column))
         return found
 
 

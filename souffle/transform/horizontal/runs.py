@@ -1,6 +1,6 @@
 """Which members of a group read one tensor at one formula, and which members follow each other in what order.
 
-A :class:`Plan` is how a group becomes one TE: along a new first axis (*stacked*), or along an axis that they have
+A :class:`MergePlan` is how a group becomes one TE: along a new first axis (*stacked*), or along an axis that they have
 (*joined*, the paper's Figure 3), and for each operand its *runs*: consecutive members that read one tensor at indices
 given by one formula. One run needs no selection. Constants that differ are packed, and so make one run.
 """
@@ -14,10 +14,10 @@ from math import gcd
 from typing import NamedTuple
 
 from souffle.program import Tensor
-from souffle.transform.horizontal.operands import Fit, Member, Operand, Place, fit
+from souffle.transform.horizontal.operands import Fit, LoadOperand, Member, PackedPlace, fit
 from souffle.transform.horizontal.packs import Pack
 
-__all__ = ["Plan", "Run", "joined_plan", "stacked_plan"]
+__all__ = ["MergePlan", "Run", "joined_plan", "stacked_plan"]
 
 
 class Run(NamedTuple):
@@ -43,7 +43,7 @@ class Run(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class MergePlan:
     """How a group becomes one TE.
 
     Attributes
@@ -85,11 +85,11 @@ class Plan:
             for k, runs in enumerate(self.runs)
         )
 
-    def place(self, number: int, merged: Tensor) -> Place:
+    def place(self, number: int, merged: Tensor) -> PackedPlace:
         """Where the output of a member stands."""
         if self.axis is None:
-            return Place(merged, index=number)
-        return Place(merged, axis=self.axis, offset=self.offsets[number])
+            return PackedPlace(merged, index=number)
+        return PackedPlace(merged, axis=self.axis, offset=self.offsets[number])
 
     @property
     def granule(self) -> int:
@@ -100,31 +100,31 @@ class Plan:
 _Constant = Callable[[Tensor], bool]
 
 
-def stacked_plan(members: Sequence[Member], constant: _Constant) -> Plan:
+def stacked_plan(members: Sequence[Member], constant: _Constant) -> MergePlan:
     """The members along a new first axis, in the order that needs the fewest selections."""
 
-    def planned(order: tuple[Member, ...]) -> Plan:
+    def planned(order: tuple[Member, ...]) -> MergePlan:
         columns = (tuple(m.operands[k] for m in order) for k in range(len(order[0].operands)))
         loads = order[0].template.loads
         rows = (_stacked(c, load.factors, constant) for c, load in zip(columns, loads, strict=True))
-        return Plan(order, None, tuple(rows))
+        return MergePlan(order, None, tuple(rows))
 
     return _best(members, planned)
 
 
-def joined_plan(members: Sequence[Member], axis: int, constant: _Constant) -> Plan:
+def joined_plan(members: Sequence[Member], axis: int, constant: _Constant) -> MergePlan:
     """The members one after another along `axis`, in the order that needs the fewest selections."""
 
-    def planned(order: tuple[Member, ...]) -> Plan:
-        offsets = Plan(order, axis, ()).offsets
+    def planned(order: tuple[Member, ...]) -> MergePlan:
+        offsets = MergePlan(order, axis, ()).offsets
         rows = tuple(_joined(order, axis, k, offsets, constant) for k in range(len(order[0].operands)))
-        return Plan(order, axis, rows)
+        return MergePlan(order, axis, rows)
 
     return _best(members, planned)
 
 
-def _best(members: Sequence[Member], planned: Callable[[tuple[Member, ...]], Plan]) -> Plan:
-    best: Plan | None = None
+def _best(members: Sequence[Member], planned: Callable[[tuple[Member, ...]], MergePlan]) -> MergePlan:
+    best: MergePlan | None = None
     for order in _orders(members):
         plan = planned(order)
         if best is None or _cost(plan) < _cost(best):
@@ -134,7 +134,7 @@ def _best(members: Sequence[Member], planned: Callable[[tuple[Member, ...]], Pla
     return best
 
 
-def _cost(plan: Plan) -> tuple[int, int]:
+def _cost(plan: MergePlan) -> tuple[int, int]:
     return plan.selections, sum(len(runs) for runs in plan.runs)
 
 
@@ -154,7 +154,7 @@ def _orders(members: Sequence[Member]) -> Iterator[tuple[Member, ...]]:
         yield tuple(sorted(members, key=key))
 
 
-def _stacked(column: Sequence[Operand], factors: frozenset[int], constant: _Constant) -> tuple[Run, ...]:
+def _stacked(column: Sequence[LoadOperand], factors: frozenset[int], constant: _Constant) -> tuple[Run, ...]:
     tensors = tuple(o.tensor for o in column)
     if len(set(tensors)) > 1 and all(map(constant, tensors)) and len({t.shape for t in tensors}) == 1:
         fits = _fits([o.values for o in column], factors)
@@ -170,7 +170,7 @@ def _stacked(column: Sequence[Operand], factors: frozenset[int], constant: _Cons
     return tuple(runs)
 
 
-def _formulas(column: Sequence[Operand], members: range, factors: frozenset[int]) -> Iterator[Run]:
+def _formulas(column: Sequence[LoadOperand], members: range, factors: frozenset[int]) -> Iterator[Run]:
     """Runs of members that read one tensor: one if a formula fits them all."""
     lead = len(column[members.start].lead)
     fixed = frozenset(lead + f for f in factors)

@@ -21,15 +21,15 @@ from souffle.program.shared import OncePer
 from souffle.tvm_compat import PrimExpr, constant_term, load_indices, load_tensor, map_loads, structural_digest
 
 __all__ = [
+    "BrokenRepeat",
     "Column",
     "Earlier",
     "Fixed",
     "Moving",
-    "Operand",
     "Piece",
-    "BrokenRepeat",
     "Signature",
-    "Stacked",
+    "StepConstants",
+    "StepOperand",
     "read_piece",
     "signature",
 ]
@@ -54,7 +54,7 @@ class Moving:
 
 
 @dataclass(frozen=True)
-class Stacked:
+class StepConstants:
     """A constant of each step."""
 
     tensors: tuple[Tensor, ...]
@@ -73,7 +73,7 @@ class Earlier:
     initial: tuple[Tensor, ...]
 
 
-Operand = Fixed | Moving | Stacked | Earlier
+StepOperand = Fixed | Moving | StepConstants | Earlier
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,14 +84,14 @@ class Piece:
     ----------
     start, period, steps : int
         Step ``s`` is items ``start + s * period`` to ``start + (s + 1) * period`` of the program.
-    operands : tuple of tuples of Operand
+    operands : tuple of tuples of StepOperand
         For each item of the piece, and each of its inputs.
     """
 
     start: int
     period: int
     steps: int
-    operands: tuple[tuple[Operand, ...], ...]
+    operands: tuple[tuple[StepOperand, ...], ...]
 
     @cached_property
     def carried_bytes(self) -> int:
@@ -240,11 +240,11 @@ def read_piece(program: TEProgram, start: int, period: int, steps: int) -> Piece
     """
     items = program.tes[start : start + period * steps]
     home = {t: (n, k) for n, item in enumerate(items) for k, t in enumerate(item.outputs)}
-    operands: list[tuple[Operand, ...]] = []
+    operands: list[tuple[StepOperand, ...]] = []
     for j in range(period):
         copies = items[j::period]
         moves = _moves(copies)
-        row: list[Operand] = []
+        row: list[StepOperand] = []
         for k, tensor in enumerate(copies[0].inputs):
             column = [item.inputs[k] for item in copies]
             operand = _operand(program, column, [m[k] for m in moves], home, period, j)
@@ -295,7 +295,7 @@ def _operand(
     home: Mapping[Tensor, tuple[int, int]],
     period: int,
     j: int,
-) -> Operand | BrokenRepeat:
+) -> StepOperand | BrokenRepeat:
     """What an input is in all steps; the first step that does not go on as those before it, if it is nothing."""
     steps = len(column)
     change = next((s for s in range(1, steps) if column[s] is not column[0]), None)
@@ -312,7 +312,7 @@ def _operand(
     if moved is not None:
         return BrokenRepeat(f"step {moved} reads another tensor, and at another place", moved, "")
     if all(tensor in program.constants for tensor in column):
-        return Stacked(tuple(column))
+        return StepConstants(tuple(column))
     return _earlier(column, home, period, j)
 
 

@@ -25,7 +25,7 @@ from souffle.program import (
 from souffle.program.loop import ALIGNMENT
 from souffle.program.names import NameSupply
 from souffle.transform.handles import Handles, read
-from souffle.transform.roll.repetition import Earlier, Fixed, Moving, Operand, Piece, Stacked
+from souffle.transform.roll.repetition import Earlier, Fixed, Moving, Piece, StepConstants, StepOperand
 from souffle.transform.vertical.selections import merge_selections
 from souffle.tvm_compat import PrimExpr, fresh_axis, load_indices, load_tensor, map_bodies
 
@@ -79,7 +79,7 @@ class _Builder:
         tes = [*before, loop, *following]
         return Rolled(self.program.with_tes(tes, constants=self.stacked), loop)
 
-    def parameter(self, operand: Operand, tensor: Tensor) -> Tensor:
+    def parameter(self, operand: StepOperand, tensor: Tensor) -> Tensor:
         """What the body reads for an operand; `tensor` is what the first step reads."""
         if isinstance(operand, Fixed):
             return operand.tensor
@@ -102,7 +102,7 @@ class _Builder:
             self.indexed[key] = Indexed(self.local(tensor, "s"), source, stride)
         return self.indexed[key].tensor
 
-    def stack(self, operand: Stacked) -> Tensor:
+    def stack(self, operand: StepConstants) -> Tensor:
         """The constants of all steps as one."""
         first = operand.tensors[0]
         array = np.empty((self.piece.steps, _aligned(first)), self.program.constants[first].dtype)

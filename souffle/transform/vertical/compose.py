@@ -14,11 +14,11 @@ from souffle.transform.handles import Handles, instantiate, read
 from souffle.transform.vertical.selections import merge_selections
 from souffle.tvm_compat import PrimExpr, bounded_analyzer, load_indices, load_tensor, loads, map_bodies
 
-__all__ = ["Use", "Work", "composed", "simplified", "use_of", "work_of"]
+__all__ = ["InputUse", "TEWork", "composed", "simplified", "use_of", "work_of"]
 
 
 @dataclass(frozen=True)
-class Work:
+class TEWork:
     """What one TE does, of which its composition with others depends.
 
     Attributes
@@ -40,7 +40,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Use:
+class InputUse:
     """How one TE reads one of its inputs.
 
     Attributes
@@ -64,33 +64,33 @@ class _Prototype:
     sources: tuple[int, ...]
 
 
-_works: OncePer[Work] = OncePer()
-_uses: OncePer[Use] = OncePer()
+_works: OncePer[TEWork] = OncePer()
+_uses: OncePer[InputUse] = OncePer()
 _prototypes: OncePer[_Prototype] = OncePer()
 
 
-def work_of(te_: TE) -> Work:
+def work_of(te_: TE) -> TEWork:
     """What a TE does."""
     return _works(te_.op, lambda: _work(te_))
 
 
-def _work(te_: TE) -> Work:
+def _work(te_: TE) -> TEWork:
     arithmetic = Arithmetic(te_)
     found = [load for body in te_.op.body for load in loads(body)]
     nested = any(loads(index) for load in found for index in load_indices(load))
-    return Work(arithmetic.operations, arithmetic.expensive, len(found), nested)
+    return TEWork(arithmetic.operations, arithmetic.expensive, len(found), nested)
 
 
-def use_of(te_: TE, tensor: Tensor) -> Use:
+def use_of(te_: TE, tensor: Tensor) -> InputUse:
     """How a TE reads a tensor that is one of its inputs."""
     position = te_.inputs.index(tensor)
     return _uses((te_.op, position), lambda: _use(te_, position))
 
 
-def _use(te_: TE, position: int) -> Use:
+def _use(te_: TE, position: int) -> InputUse:
     placeholder = te_.placeholders[position]
     found = (load for body in te_.op.body for load in loads(body))
-    return Use(sum(load_tensor(load).same_as(placeholder) for load in found), Access(te_, position).times)
+    return InputUse(sum(load_tensor(load).same_as(placeholder) for load in found), Access(te_, position).times)
 
 
 def composed(te_: TE, producers: Mapping[Tensor, TE]) -> TE:

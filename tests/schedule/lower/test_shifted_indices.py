@@ -14,7 +14,7 @@ import souffle
 from souffle.codegen.cuda import emit_cuda
 from souffle.emulator import compile_text
 from souffle.kernel import KernelShape
-from souffle.kernel.calls import Place, StageCall
+from souffle.kernel.calls import ArgumentPlace, StageCall
 from souffle.program.evaluate import evaluate
 from souffle.program.flattening import has_shifted_division
 from souffle.program.llvm_pipeline import compile_llvm
@@ -62,7 +62,7 @@ def test_stages_of_the_gpu(ring: tuple, rule: str) -> None:
     schedule = sketch_of(rule, func, GpuRequest(ARCH, threads=64, sm_count=4)).chosen()
     (function,) = lower_stage("ring", schedule, cuda_target(ARCH))
     sizes = tuple((str(p.ty.dtype), 0) for p in schedule.func.params)
-    shape = KernelShape((StageCall((function,), (Place(0), Place(1)), False, ()),), sizes)
+    shape = KernelShape((StageCall((function,), (ArgumentPlace(0), ArgumentPlace(1)), False, ()),), sizes)
     text = emit_cuda([("run", shape)], cuda_target(ARCH))[0]
     found = np.zeros_like(wanted)
     compile_text(text).launch(
