@@ -49,7 +49,7 @@ import numpy as np
 from tvm import te, tirx
 
 import souffle
-from benchmarks.ranks import rank_correlation, scatter
+from benchmarks.ranks import pair_correlation, rank_correlation, scatter
 from benchmarks.record import save_results
 from souffle.analysis import analyze
 from souffle.cli.output import format_table
@@ -390,6 +390,7 @@ def summary(results: Sequence[dict]) -> list[dict]:
                 "kernels_of": label,
                 "kernels": len(members),
                 "spearman": round(rank_correlation(measured, [r["predicted_us"] for r in members]), 3),
+                "kendall": round(pair_correlation(measured, [r["predicted_us"] for r in members]), 3),
                 "roofline_spearman": round(rank_correlation(measured, [r["floor_us"] for r in members]), 3),
                 "median_ratio": round(float(np.median(ratios)), 3),
                 "within_factor_2": round(float(np.mean([0.5 <= ratio <= 2 for ratio in ratios])), 3),

@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-__all__ = ["Mark", "rank_correlation", "scatter"]
+__all__ = ["Mark", "pair_correlation", "rank_correlation", "scatter"]
 
 Mark = tuple[float, float, str, str]
 """Measured, predicted (both above 0), the kind that gives the colour, and what the mark says when pointed at."""
@@ -24,6 +24,13 @@ def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float:
     if len(left) < 3 or len(set(left)) == 1 or len(set(right)) == 1:
         return float("nan")
     return float(np.corrcoef(ranks(left), ranks(right))[0, 1])
+
+
+def pair_correlation(left: Sequence[float], right: Sequence[float]) -> float:
+    """Kendall's tau-b: pairs in the same order less pairs in the opposite one, over the pairs that differ."""
+    first, second = (np.sign(np.subtract.outer(values, values)) for values in map(np.asarray, (left, right)))
+    differing = math.sqrt(float((first != 0).sum()) * float((second != 0).sum()))
+    return float((first * second).sum()) / differing if len(left) >= 3 and differing else float("nan")
 
 
 def scatter(marks: Sequence[Mark], colors: Mapping[str, str], title: str, across: str, up: str) -> str:

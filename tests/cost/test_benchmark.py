@@ -18,6 +18,7 @@ from benchmarks.cost_against_measured import (
     rank_correlation,
     summary,
 )
+from benchmarks.ranks import pair_correlation
 from souffle.cost import cost_device
 
 
@@ -91,6 +92,15 @@ def test_names_that_give_their_shapes(name: str, kind: str, operations: float, s
 )
 def test_names_that_leave_a_doubt(name: str) -> None:
     assert problem_of(name) is None
+
+
+def test_correlation_of_pairs() -> None:
+    assert pair_correlation([1, 2, 3, 4], [10, 20, 30, 40]) == pytest.approx(1)
+    assert pair_correlation([1, 2, 3, 4], [8, 4, 2, 1]) == pytest.approx(-1)
+    # Of ten pairs two are turned around.
+    assert pair_correlation([1, 2, 3, 4, 5], [2, 1, 9, 8, 99]) == pytest.approx(0.6)
+    # One pair is equal on the left: 2 of sqrt(2 x 3).
+    assert pair_correlation([7, 7, 9], [1, 2, 3]) == pytest.approx(2 / 6**0.5)
 
 
 def test_rank_correlation() -> None:
