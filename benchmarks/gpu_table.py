@@ -17,20 +17,23 @@ def _micro(micro: dict[str, Any]) -> list[str]:
         return []
     described = micro["description"]
     more, value = described["more"], {name: figure["value"] for name, figure in described["figures"].items()}
-    node = more["graph_node_seconds"]["value"]
 
     def microseconds(seconds: float | None) -> str:
         return "-" if seconds is None else f"{seconds * 1e6:.2f}"
 
     waits = [(microseconds(one["seconds"]), f"{one['blocks']}x{one['threads']}") for one in more["grid_syncs"]]
     syncs = ", ".join(f"{time} ({shape})" for time, shape in waits)
-    through_l2 = value["l2_bytes_per_clock"] * value["clock_hz"] / 1e9
+    rates = {
+        "copy {} by the driver": more["driver_copy_bytes_per_second"],
+        "{} by a kernel": more["kernel_copy_bytes_per_second"],
+        "read {}": value["memory_bytes_per_second"],
+        "within the L2 cache {}": value["l2_bytes_per_clock"] * value["clock_hz"],
+    }
+    node = microseconds(value["graph_node_seconds"])
     return [
         f"grid sync µs (blocks x threads): {syncs}",
-        f"launch {microseconds(value['launch_seconds'])} µs, graph node {microseconds(node)} µs; GB/s: copy "
-        f"{more['driver_copy_bytes_per_second'] / 1e9:.0f} by the driver, "
-        f"{more['kernel_copy_bytes_per_second'] / 1e9:.0f} by a kernel, read "
-        f"{value['memory_bytes_per_second'] / 1e9:.0f}, within the L2 cache {through_l2:.0f}",
+        f"launch {microseconds(value['launch_seconds'])} µs, graph node {node} µs; GB/s: "
+        + ", ".join(text.format(f"{rate / 1e9:.0f}") for text, rate in rates.items()),
     ]
 
 

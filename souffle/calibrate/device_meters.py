@@ -13,7 +13,11 @@ import numpy as np
 from souffle.calibrate.device_bench import Bench, Cost, Pairs, cost
 from souffle.errors import DeviceError
 
-__all__ = ["GROUPS", "Reading", "capacity", "reading"]
+__all__ = ["GROUPS", "Points", "Reading", "capacity", "reading"]
+
+Points = tuple[tuple[int, float], ...]
+"""A figure that depends on a number: pairs of the number and the value."""
+
 
 _MOST_SPREAD = 0.5
 """Of the middle half of the runs, as a part of the median: beyond it a figure is noise."""
@@ -31,13 +35,13 @@ class Reading:
 
     Attributes
     ----------
-    value : float or None
+    value : float, Points or None
         None where it could not be measured.
     source : str
         How it was measured, or why it was not.
     """
 
-    value: float | None
+    value: float | Points | None
     source: str
 
 
@@ -358,27 +362,29 @@ class Meter:
             launches(count)()
             graphs.append(cuda.end_capture(bench.stream))
         found = bench.differences(tuple(lambda graph=graph: cuda.launch_graph(graph, bench.stream) for graph in graphs))
-        _keep("graph_node_seconds", reading(cost(found, extra), "the same as nodes of a CUDA graph"), more)
+        figures["graph_node_seconds"] = reading(cost(found, extra), "the same as nodes of a CUDA graph")
         for graph in graphs:
             cuda.destroy_graph(graph)
-        self.grid_syncs(figures, more, counts)
+        syncs = more["grid_syncs"] = self.grid_syncs(counts)
+        points = tuple((one["blocks"], one["seconds"]) for one in syncs if one["seconds"] is not None)
+        how = f"cooperative groups' grid syncs of 1 to {len(syncs)} blocks of {_BLOCK} threads on each multiprocessor"
+        figures["grid_sync_points"] = Reading(points or None, how if points else f"{how}; {syncs[-1]['source']}")
 
-    def grid_syncs(self, figures: dict[str, Reading], more: dict[str, Any], counts: tuple[int, int]) -> None:
+    def grid_syncs(self, counts: tuple[int, int]) -> list[dict[str, Any]]:
         """By how many blocks wait for each other, up to as many as the GPU holds at once."""
         bench, cuda = self.bench, self.bench.cuda
         most = cuda.resident_blocks(bench.function("measure_grid_sync"), _BLOCK, 0) // self.sms
         found = []
-        each = sorted({1 << power for power in range(most.bit_length()) if 1 << power <= most} | {most})
-        for blocks in each:
+        for blocks in range(1, most + 1):
             grid = blocks * self.sms
             pairs = bench.pairs(
                 "measure_grid_sync", grid=grid, threads=_BLOCK, steps=counts, results=grid * _BLOCK, dtype=np.uint32,
                 expected=lambda n: n, cooperative=True,
             )  # fmt: skip
             how = f"cooperative groups' grid sync of {grid} blocks of {_BLOCK} threads, all that are resident"
-            figures["grid_sync_seconds"] = reading(cost(pairs.seconds, counts[1] - counts[0]), how)
-            found.append({"blocks": grid, "threads": _BLOCK, "seconds": figures["grid_sync_seconds"].value})
-        more["grid_syncs"] = found
+            taken = reading(cost(pairs.seconds, counts[1] - counts[0]), how)
+            found.append({"blocks": grid, "threads": _BLOCK, "seconds": taken.value, "source": taken.source})
+        return found
 
 
 def capacity(found: dict[int, float | None], near: float | None, far: float | None) -> Reading:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from souffle.calibrate.device_bench import Bench
-from souffle.calibrate.device_meters import GROUPS, Meter, Reading
+from souffle.calibrate.device_meters import GROUPS, Meter, Points, Reading
 from souffle.codegen.nvcc import compile_cubin
 from souffle.errors import DeviceError
 from souffle.runtime.cuda import Cuda
@@ -53,7 +53,8 @@ FIGURES = (
     *("l2_bytes_per_clock_per_sm", "shared_bytes_per_clock_per_sm", "warp_instructions_per_clock_per_sm"),
     *("fp32_per_clock_per_sm", "int32_per_clock_per_sm", "special_per_clock_per_sm", "tensor_fma_per_clock_per_sm"),
     *("tensor_reach", "shared_latency_clocks", "l1_latency_clocks", "l2_latency_clocks", "memory_latency_clocks"),
-    *("arithmetic_latency_clocks", "barrier_clocks", "launch_seconds", "grid_sync_seconds"),
+    *("arithmetic_latency_clocks", "barrier_clocks", "launch_seconds", "graph_node_seconds"),
+    "grid_sync_points",
 )
 """Those of ``souffle.cost.device.CostDevice``, which a machine without the compiler cannot import."""
 
@@ -69,7 +70,7 @@ class Measured:
     figures : dict of str to Reading
         Those of a description.
     more : dict
-        What the cost model does not use: rates of other mixtures, grid syncs by blocks, copies.
+        What the cost model does not use: rates of other mixtures, how grid syncs were measured, copies.
     """
 
     name: str
@@ -197,7 +198,7 @@ def description(measured: Measured, **about: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _figure(value: float, kind: str, source: str) -> dict[str, Any]:
+def _figure(value: float | Points, kind: str, source: str) -> dict[str, Any]:
     return {"value": value, "kind": kind, "source": source}
 
 

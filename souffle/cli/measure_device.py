@@ -57,12 +57,16 @@ def table(described: dict[str, Any]) -> str:
     """
     nearest = reference(described["device"], described["arch"])
     shipped = {} if nearest is None else nearest[1]
+    label = "shipped" if nearest is None else nearest[0] if nearest[2] else f"{nearest[0]} (same architecture)"
     rows = []
     for name, figure in described["figures"].items():
         other = shipped[name]["value"] if name in shipped else None
+        if not isinstance(figure["value"], (int, float)):
+            rows += [(f"{name}, {number}", figure["kind"], f"{each:.6g}", "-", "-") for number, each in figure["value"]]
+            rows += [(f"{name}, {number}", label, "-", f"{each:.6g}", "-") for number, each in other or ()]
+            continue
         ratio = "-" if other is None else f"{figure['value'] / other:.3f}"
         rows.append((name, figure["kind"], f"{figure['value']:.6g}", "-" if other is None else f"{other:.6g}", ratio))
-    label = "shipped" if nearest is None else nearest[0] if nearest[2] else f"{nearest[0]} (same architecture)"
     text = format_table(("figure", "kind", "here", label, "ratio"), rows)
     estimates = [f"{name}: {figure['source']}" for name, figure in described["figures"].items()
                  if figure["kind"] == "estimate"]  # fmt: skip

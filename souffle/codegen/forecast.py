@@ -69,7 +69,7 @@ def _predicted(kernel: Kernel, units: Sequence[Unit], forecast: KernelForecast) 
                 longest = max(same, own, key=lambda one: one.seconds / one.runs)
                 own = replace(longest, runs=same.runs + runs, seconds=same.seconds + seconds)
             stages[own.name] = own
-    syncs = kernel.grid_syncs * forecast.grid_sync_seconds
+    syncs = kernel.grid_syncs * forecast.grid_sync_seconds(forecast.blocks(block, kernel.tiles))
     return PredictedKernel(
         forecast.launch_seconds + syncs + sum(stage.seconds for stage in stages.values()),
         forecast.launch_seconds,

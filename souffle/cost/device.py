@@ -11,10 +11,15 @@ from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 from souffle.errors import OptionError
-from souffle.schedule.gpu.device import GpuDevice, device_for
+from souffle.schedule.gpu.device import SHARING, GpuDevice, device_for
 
 __all__ = ["KINDS", "CostDevice", "Figure", "cost_device", "device_of_arch", "figures_of", "product_names"]
+
+Points = tuple[tuple[int, float], ...]
+"""A figure that depends on a number: pairs of the number and the value, the number rising."""
 
 KINDS = ("specification", "measurement", "estimate")
 """Where a figure may come from."""
@@ -28,14 +33,14 @@ class Figure:
 
     Attributes
     ----------
-    value : float
+    value : float or Points
     kind : str
         One of :data:`KINDS`.
     source : str
         A document, or the reasoning of an estimate.
     """
 
-    value: float
+    value: float | Points
     kind: str
     source: str
 
@@ -72,8 +77,10 @@ class CostDevice:
         From a load to its use.
     arithmetic_latency_clocks, barrier_clocks : float
         From an instruction to one that needs its result; of a block's barrier beyond the wait for its last warp.
-    launch_seconds, grid_sync_seconds : float
-        Between two kernels that are launched back to back; of a barrier of the whole grid.
+    launch_seconds, graph_node_seconds : float
+        Between two kernels that are launched back to back, and between two nodes of a CUDA graph.
+    grid_sync_points : tuple of (int, float)
+        Seconds of a barrier of a whole grid of so many blocks, which have nothing to wait for but each other.
     """
 
     product: str
@@ -104,7 +111,31 @@ class CostDevice:
     arithmetic_latency_clocks: float
     barrier_clocks: float
     launch_seconds: float
-    grid_sync_seconds: float
+    graph_node_seconds: float
+    grid_sync_points: Points
+
+    def grid_sync_seconds(self, blocks: int | np.ndarray) -> float | np.ndarray:
+        """What a grid of so many blocks waits for its barrier.
+
+        On the lines between the points; as long as at the first point for fewer blocks, and beyond the last point
+        rising as between the last two.
+
+        Parameters
+        ----------
+        blocks : int or array of int
+            That are resident, and arrive.
+        """
+        numbers, seconds = zip(*self.grid_sync_points, strict=True)
+        found = np.interp(blocks, numbers, seconds)
+        if len(numbers) > 1:
+            slope = (seconds[-1] - seconds[-2]) / (numbers[-1] - numbers[-2])
+            found = found + np.maximum(np.subtract(blocks, numbers[-1]), 0) * max(slope, 0.0)
+        return found if isinstance(blocks, np.ndarray) else float(found)
+
+    @property
+    def shared_sync_seconds(self) -> float:
+        """Of a barrier in a kernel that is not known yet, with the blocks that stages leave each other."""
+        return self.grid_sync_seconds(SHARING * self.sm_count)
 
     @property
     def limits(self) -> GpuDevice:
@@ -128,7 +159,8 @@ def product_names() -> tuple[str, ...]:
 
 def figures_of(product: str | Path) -> dict[str, Figure]:
     """Each figure of a product with its source; `product` and errors are those of :func:`cost_device`."""
-    return {name: Figure(**figure) for name, figure in _read(product)["figures"].items()}
+    figures = _read(product)["figures"]
+    return {name: Figure(**{**figure, "value": _value(figure["value"])}) for name, figure in figures.items()}
 
 
 def cost_device(product: str | Path) -> CostDevice:
@@ -155,10 +187,14 @@ def _product(product: str) -> CostDevice:
 def _device(described: dict) -> CostDevice:
     whole = {field.name for field in fields(CostDevice) if field.type == "int"}
     values = {
-        name: int(figure["value"]) if name in whole else float(figure["value"])
+        name: int(figure["value"]) if name in whole else _value(figure["value"])
         for name, figure in described["figures"].items()
     }
     return CostDevice(product=described["product"], arch=described["arch"], **values)
+
+
+def _value(value: float | list) -> float | Points:
+    return tuple((int(number), float(each)) for number, each in value) if isinstance(value, list) else float(value)
 
 
 def _read(product: str | Path) -> dict:
@@ -196,9 +232,28 @@ def _problem(described: object) -> str | None:
         if not isinstance(figure, dict) or set(figure) != {"value", "kind", "source"} or figure["kind"] not in KINDS:
             return f"figure {name} is not a value with its kind ({', '.join(KINDS)}) and source"
         value = figure["value"]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        if name in _BY_NUMBER:
+            if not _are_points(value):
+                return f"figure {name} is {value!r} and not pairs of a rising whole number and a positive number"
+        elif not _is_positive(value):
             return f"figure {name} is {value!r} and not a positive number"
     return None
+
+
+_BY_NUMBER = {field.name for field in fields(CostDevice) if field.type == "Points"}
+
+
+def _is_positive(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, (int, float)) and 0 < value < float("inf")
+
+
+def _are_points(value: object) -> bool:
+    if not isinstance(value, (list, tuple)) or not value:
+        return False
+    if not all(isinstance(pair, (list, tuple)) and len(pair) == 2 and all(map(_is_positive, pair)) for pair in value):
+        return False
+    numbers = [pair[0] for pair in value]
+    return all(isinstance(number, int) for number in numbers) and numbers == sorted(set(numbers))
 
 
 def device_of_arch(arch: str) -> CostDevice | None:

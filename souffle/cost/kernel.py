@@ -12,6 +12,8 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from souffle.cost.counting import Work
 from souffle.cost.device import CostDevice, device_of_arch
 from souffle.cost.predict import Terms, estimated_registers, predict_work
@@ -41,7 +43,7 @@ class KernelForecast:
 
     Attributes
     ----------
-    product, error, launch_seconds, grid_sync_seconds
+    product, error, launch_seconds
         See :class:`souffle.partition.Forecast`.
     """
 
@@ -55,7 +57,6 @@ class KernelForecast:
         self.product = device.product
         self.error = MEDIAN_ERROR
         self.launch_seconds = device.launch_seconds
-        self.grid_sync_seconds = device.grid_sync_seconds
         far = frozenset(distant)
         self._bytes = {s: moved for unit in units for s, moved in _bytes_moved(unit, far, device.l2_bytes).items()}
         self._resources = {stage: _estimated(stage) for stage in self._bytes}
@@ -69,6 +70,14 @@ class KernelForecast:
     def together(self, stages: Collection[Stage]) -> StageResources:
         """What a kernel of some stages asks for."""
         return StageResources.together(self.alone(stage) for stage in stages)
+
+    def grid_sync_seconds(self, blocks: int | np.ndarray) -> float | np.ndarray:
+        """See :meth:`souffle.partition.Forecast.grid_sync_seconds`."""
+        return self.device.grid_sync_seconds(blocks)
+
+    def blocks(self, kernel: StageResources, tiles: int) -> int:
+        """Those that a kernel of so many tiles is launched with."""
+        return max(1, min(tiles, self.resident(kernel) * self.device.sm_count))
 
     def seconds(self, stage: Stage, kernel: StageResources) -> float:
         """See :meth:`souffle.partition.Forecast.seconds`."""

@@ -126,7 +126,8 @@ def predict_stage(
     resources : StageResources, optional
         As ptxas reports them. Without, or where they are assumed, registers are estimated from the function's arrays.
     start : str
-        ``"launch"`` if the stage is a kernel of its own, ``"sync"`` if a grid sync comes before it, ``"none"``.
+        ``"launch"`` if the stage is a kernel of its own, ``"node"`` if it is one of a CUDA graph, ``"sync"`` if a grid
+        sync comes before it, in a kernel of as many blocks as stages leave each other, ``"none"``.
     warm : bool
         Whether what it reads and writes is in the L2 cache already, as far as it fits, as when one kernel is measured
         by running it again and again.
@@ -136,16 +137,19 @@ def predict_stage(
     OptionError
         If `start` is none of these, or a block does not fit on the device.
     """
-    starts = {"launch": device.launch_seconds, "sync": device.grid_sync_seconds, "none": 0.0}
+    starts = {
+        "launch": device.launch_seconds,
+        "node": device.graph_node_seconds,
+        "sync": device.shared_sync_seconds,
+        "none": 0.0,
+    }
     if start not in starts:
         raise OptionError(f"start={start!r} is not valid; choose one of {', '.join(starts)}")
     terms = []
     for number, function in enumerate(functions):
         own = resources
         if own is None or not own.measured:
-            own = StageResources(
-                estimated_registers(function), 0, function.shared_bytes, function.threads, 0, False
-            )
+            own = StageResources(estimated_registers(function), 0, function.shared_bytes, function.threads, 0, False)
         size = sum(_bytes_of_parameters(function))
         terms.append(
             predict_work(

@@ -31,7 +31,7 @@ class StagePrices:
 
     def of_clocks(self, clocks: float) -> float:
         """The seconds of a stage that takes so many clocks."""
-        return self.device.grid_sync_seconds + clocks / self.device.clock_hz
+        return self.device.shared_sync_seconds + clocks / self.device.clock_hz
 
     @property
     def error(self) -> float:

@@ -18,7 +18,7 @@ from souffle.options import LEVELS, Options
 from souffle.partition import Partition, PartitionRequest
 from souffle.program import Tensor
 from souffle.schedule.lower.stages import readable_name
-from souffle.schedule.stage import Unit
+from souffle.schedule.stage import Unit, flat_stages
 from souffle.wording import counted
 
 __all__ = ["MergedLaunch", "MergedProgram", "merge_program"]
@@ -126,7 +126,8 @@ def _expected(request: PartitionRequest, units: Sequence[Unit]) -> Expected:
         return Expected(blocks)
     together = request.together(units)
     # Half of the predictions are off by more than the error: what is saved is taken for the least that it may be.
-    saved = forecast.grid_sync_seconds / forecast.error
+    grid = min(blocks, max(stage.schedule.tiles for stage in flat_stages(units)))
+    saved = forecast.grid_sync_seconds(grid) / forecast.error
     return Expected(blocks, saved, lambda stage: forecast.seconds(stage, together))
 
 

@@ -16,7 +16,7 @@ from functools import reduce
 from itertools import pairwise
 
 from souffle.decision import Decision
-from souffle.partition.planner import Demand, Forecast, Partition, PartitionRequest, Subprogram, is_extern
+from souffle.partition.planner import Demand, Partition, PartitionRequest, Subprogram, is_extern
 from souffle.partition.priced import PricedRun, Segment
 from souffle.schedule.stage import Unit, flat_stages
 from souffle.wording import counted
@@ -123,7 +123,7 @@ def _why_cut(run: PricedRun, before: Segment, after: Segment) -> str:
     return (
         f"{_throttle(run, both, own)}; {run.units[worst].name} ({tiles} tiles) would take "
         f"{_us(run.unit_seconds(worst, both))} instead of {_us(run.unit_seconds(worst, own))}, all stages "
-        f"{_us(sum(lost.values()))} more; a launch costs {_launch(run.forecast)}"
+        f"{_us(sum(lost.values()))} more; a launch costs {_launch(run, both)}"
     )
 
 
@@ -150,7 +150,7 @@ def _refused(run: PricedRun, segments: Sequence[Segment], split: tuple[Segment, 
     gained = run.unit_sum(whole) - run.unit_sum(before) - run.unit_sum(after)
     reason = (
         f"of the cuts not made it is the best: it would give {_us(then)} in place of {_us(now)}, since stages would "
-        f"take {_us(gained)} less and a launch costs {_launch(run.forecast)}"
+        f"take {_us(gained)} less and a launch costs {_launch(run, whole)}"
     )
     if then < now:
         reason += (
@@ -160,8 +160,8 @@ def _refused(run: PricedRun, segments: Sequence[Segment], split: tuple[Segment, 
     return Decision("partition", f"cut before {run.units[after.first].name}", False, reason)
 
 
-def _launch(forecast: Forecast) -> str:
-    return f"{_us(forecast.launch_seconds)}, a grid sync {_us(forecast.grid_sync_seconds)}"
+def _launch(run: PricedRun, kernel: Segment) -> str:
+    return f"{_us(run.forecast.launch_seconds)}, a grid sync {_us(run.sync_seconds(kernel))}"
 
 
 def _us(seconds: float) -> str:

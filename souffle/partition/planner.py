@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from souffle.analysis import Analysis
 from souffle.decision import Decision
 from souffle.partition.text import stage_table
@@ -102,14 +104,17 @@ class Forecast(Protocol):
         The GPU that it speaks of.
     error : float
         By which factor half of the model's predictions are off at most, at least 1.
-    launch_seconds, grid_sync_seconds : float
-        Of a launch and of a grid-wide barrier.
+    launch_seconds : float
+        Of a launch.
     """
 
     product: str
     error: float
     launch_seconds: float
-    grid_sync_seconds: float
+
+    def grid_sync_seconds(self, blocks: int | np.ndarray) -> float | np.ndarray:
+        """The time of a barrier of so many blocks, all resident; of each where several numbers are given."""
+        ...
 
     def seconds(self, stage: Stage, kernel: StageResources) -> float:
         """The time of one run of a stage in a kernel whose blocks ask for these resources, barriers not counted.

@@ -4,12 +4,13 @@ A stage's time in a kernel depends on what the kernel's blocks ask for, which is
 So there are few distinct kernels in this sense (classes): one for each number of blocks that registers leave resident,
 times one for each amount of shared memory. For a run of ``n`` stages
 
-    cost(a..b) = sum over s in a..b of believed(s, class(a..b)) + barriers(a..b) × sync / error
+    cost(a..b) = sum over s in a..b of believed(s, class(a..b)) + barriers(a..b) × sync(blocks(a..b)) / error
     best(b)    = min over a of best(a - 1) + launch + cost(a..b)
 
 is exact, with ``believed(s, c) = max(0, seconds(s, c) / error - seconds(s alone))``: what a stage loses in a kernel
 counts as far as it exceeds what the model may be wrong by. A stage that loses nothing that is worth believing speaks
-for no cut, so equal costs give none.
+for no cut, so equal costs give none. A barrier costs by the kernel's blocks: as many as are resident, and no more than
+its widest stage has tiles.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class PricedRun:
         self.demands = [request.demand(unit) for unit in self.units]
         self.depth = np.array(depths(self.units))
         self.threads = max(demand.threads for demand in self.demands)
-        self._inner = [_barriers_inside(unit) for unit in self.units]
+        self._inner = np.array([_barriers_inside(unit) for unit in self.units])
+        self._tiles = np.array([max(stage.schedule.tiles for stage in flat_stages([unit])) for unit in self.units])
         # Registers matter by the blocks that they leave resident: the most of each such level stand for it.
         levels = [self.resident(demand.registers, 0) for demand in self.demands]
         most: dict[int, int] = {}
@@ -106,23 +108,42 @@ class PricedRun:
     def seconds(self, segments: Sequence[Segment]) -> float:
         """The predicted time of all: stages, barriers and launches."""
         stages = sum(self.unit_seconds(number, segment) for segment in segments for number in segment.numbers)
-        barriers = sum(self._inner) + sum(int(self.depth[s.last] - self.depth[s.first]) for s in segments)
-        forecast = self.forecast
-        return stages + barriers * forecast.grid_sync_seconds + len(segments) * forecast.launch_seconds
+        barriers = sum(map(self._barrier_seconds, segments))
+        return stages + barriers + len(segments) * self.forecast.launch_seconds
+
+    def sync_seconds(self, segment: Segment) -> float:
+        """The time of a grid sync in the kernel of a segment."""
+        here = slice(segment.first, segment.last + 1)
+        row, column = self._row[here].max(), self._column[here].max()
+        return float(self._sync(row, column, self._tiles[here].max()))
+
+    def _sync(self, row: np.ndarray, column: np.ndarray, tiles: np.ndarray) -> np.ndarray:
+        return self.forecast.grid_sync_seconds(np.maximum(1, np.minimum(tiles, self._blocks[row, column])))
+
+    def _barrier_seconds(self, segment: Segment) -> float:
+        """Of all barriers in the kernel of a segment."""
+        count = (
+            self._inner[segment.first : segment.last + 1].sum() + self.depth[segment.last] - self.depth[segment.first]
+        )
+        return float(count) * self.sync_seconds(segment)
 
     def best(self) -> tuple[Segment, ...]:
         """The segments of least cost, the fewest among equals."""
         count = len(self.units)
-        row, column, least = np.zeros(count, int), np.zeros(count, int), np.zeros(count + 1)
+        row, column, tiles = np.zeros(count, int), np.zeros(count, int), np.zeros(count, int)
+        least = np.zeros(count + 1)
         start = [0] * count
         sums = _sums(self._believed())
-        sync = self.forecast.grid_sync_seconds / self.forecast.error
+        inner = np.concatenate([[0], np.cumsum(self._inner)])
         for last in range(count):
             here = slice(0, last + 1)
             row[here] = np.maximum(row[here], self._row[last])
             column[here] = np.maximum(column[here], self._column[last])
+            tiles[here] = np.maximum(tiles[here], self._tiles[last])
             lost = sums[row[here], column[here], last + 1] - sums[row[here], column[here], np.arange(last + 1)]
-            cost = least[here] + lost + (self.depth[last] - self.depth[here]) * sync + self.forecast.launch_seconds
+            barriers = self.depth[last] - self.depth[here] + inner[last + 1] - inner[here]
+            waits = barriers * self._sync(row[here], column[here], tiles[here]) / self.forecast.error
+            cost = least[here] + lost + waits + self.forecast.launch_seconds
             start[last] = int(np.argmax(cost <= cost.min() + _EQUAL))
             least[last + 1] = cost[start[last]]
         segments: list[Segment] = []
@@ -141,15 +162,16 @@ class PricedRun:
             row, column = np.maximum.accumulate(self._row[here]), np.maximum.accumulate(self._column[here])
             back = (np.maximum.accumulate(axis[here][::-1])[::-1] for axis in (self._row, self._column))
             row_after, column_after = back
-            whole = self.unit_sum(segment)
+            whole = self.unit_sum(segment) + self._barrier_seconds(segment)
             for at in segment.numbers[1:]:
                 k = at - segment.first
                 before = sums[row[k - 1], column[k - 1], [at, segment.first]]
                 after = sums[row_after[k], column_after[k], [segment.last + 1, at]]
-                barrier = (self.depth[at] - self.depth[at - 1]) * self.forecast.grid_sync_seconds
-                gain = whole + barrier - (before[0] - before[1] + after[0] - after[1])
+                parts = Segment(segment.first, at - 1), Segment(at, segment.last)
+                waits = sum(map(self._barrier_seconds, parts))
+                gain = whole - waits - (before[0] - before[1] + after[0] - after[1])
                 if found is None or gain > found[0] + _EQUAL:
-                    found = (gain, Segment(segment.first, at - 1), Segment(at, segment.last))
+                    found = (gain, *parts)
         return None if found is None else found[1:]
 
     def unit_sum(self, segment: Segment) -> float:
@@ -178,6 +200,12 @@ class PricedRun:
             if sum(self._time(unit, registers, demand.shared_bytes) for unit in units) <= full + _EQUAL:
                 return asked, most
         return most, most
+
+    @cached_property
+    def _blocks(self) -> np.ndarray:
+        """That are resident on the device, of a kernel of each class."""
+        sms = self.request.device.sm_count
+        return np.array([[sms * self.resident(r, s) for s in self._shared] for r in self._registers])
 
     @cached_property
     def _seconds(self) -> np.ndarray:

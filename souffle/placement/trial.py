@@ -105,7 +105,7 @@ class StageTrials:
         kernel = StageResources.together(stage.resources for stage in stages)
         found = []
         for stage in stages:
-            start = self.device.grid_sync_seconds
+            start = self.device.shared_sync_seconds
             for work, tiles in stage.works:
                 # What comes from memory counts, if anything does; the rest was written by stages before.
                 moved, warm = (stage.far, False) if stage.far else (stage.every, True)

@@ -324,7 +324,7 @@ def split_by_cost(whole: TE | FusedTE, trials: StageTrials) -> Split | Refused:
     terms = trials.predicted([trials.lowered(answer, draft)])
     alone = sum(map(seconds_of, terms))
     now = f"{answer.tiles} tile{'s' * (answer.tiles != 1)} take {alone * 1e6:.1f} µs"
-    at_best = 2 * device.grid_sync_seconds + sum(map(_evenly, terms))
+    at_best = 2 * device.shared_sync_seconds + sum(map(_evenly, terms))
     if at_best * MEDIAN_ERROR >= alone:
         return Refused(f"{now}; spread evenly, and with a grid sync more, its work takes {at_best * 1e6:.1f} µs")
     most = min(_MOST_WAVES * device.sm_count // answer.tiles, prod(reduction_of(whole).reduction_shape))

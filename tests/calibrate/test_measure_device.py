@@ -184,13 +184,15 @@ def test_clocks_become_the_figures_of_the_gpu_that_they_are_of() -> None:
         "shared_bytes_per_clock_per_sm": 96, "warp_instructions_per_clock_per_sm": 4, "fp32_per_clock_per_sm": 128,
         "int32_per_clock_per_sm": 64, "special_per_clock_per_sm": 16, "tensor_fma_per_clock_per_sm": 1290,
         "shared_latency_clocks": 23, "l1_latency_clocks": 33, "l2_latency_clocks": 250, "memory_latency_clocks": 600,
-        "arithmetic_latency_clocks": 4, "barrier_clocks": 21, "launch_seconds": 2e-6, "grid_sync_seconds": 1.25e-6,
+        "arithmetic_latency_clocks": 4, "barrier_clocks": 21, "launch_seconds": 2e-6, "graph_node_seconds": 1e-6,
     }  # fmt: skip
+    blocks, seconds = zip(*found.pop("grid_sync_points"), strict=True)
+    assert blocks == tuple(100 * each for each in range(1, 9))
+    assert seconds == pytest.approx([1.25e-6 * each / 8 for each in range(1, 9)])
     assert found == pytest.approx(expected, rel=1e-6)
-    assert more["graph_node_seconds"]["value"] == pytest.approx(1e-6)
     assert more["int32_mixed_per_clock_per_sm"]["value"] == pytest.approx(120)
     assert more["memory_bytes_per_clock_per_sm"]["value"] == pytest.approx(50)
-    assert [one["blocks"] for one in more["grid_syncs"]] == [100, 200, 400, 800]
+    assert [one["blocks"] for one in more["grid_syncs"]] == list(blocks)
 
 
 # kernels

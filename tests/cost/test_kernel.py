@@ -112,6 +112,14 @@ def test_parts_of_a_step_come_from_memory_and_what_every_step_reads_does_not() -
         assert (terms.memory_bytes > 0) == any(tensor in moved for tensor in stage.inputs)
 
 
+def test_a_barrier_is_of_the_blocks_that_are_launched() -> None:
+    model = KernelForecast(H200, (), ())
+    wide, large = StageResources(32, 0, 0, 256, 0, True), StageResources(32, 0, 100 * 1024, 256, 0, True)
+    assert [model.blocks(wide, tiles) for tiles in (1, 500, 5000)] == [1, 500, 8 * 132]
+    assert model.blocks(large, 5000) == 2 * 132
+    assert model.grid_sync_seconds(2 * 132) == H200.grid_sync_seconds(2 * 132) < model.grid_sync_seconds(8 * 132)
+
+
 def test_registers_that_no_compiler_named_are_estimated() -> None:
     product, wide = (
         replace(stage, resources=StageResources.assumed(stage.functions[0].shared_bytes, 256))

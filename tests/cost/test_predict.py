@@ -87,9 +87,28 @@ def test_starts_differ_and_wrong_ones_are_named() -> None:
     _, function = lowered(affine(1 << 12))
     launch, sync, none = (predict_stage([function], A100, start=how).seconds for how in ("launch", "sync", "none"))
     assert launch - none == pytest.approx(A100.launch_seconds)
-    assert sync - none == pytest.approx(A100.grid_sync_seconds)
-    with pytest.raises(OptionError, match="launch, sync, none"):
+    assert sync - none == pytest.approx(A100.grid_sync_seconds(2 * 108))
+    node = predict_stage([function], A100, start="node").seconds
+    assert node - none == pytest.approx(A100.graph_node_seconds) and node < launch
+    with pytest.raises(OptionError, match="launch, node, sync, none"):
         predict_stage([function], A100, start="now")
+
+
+@pytest.mark.parametrize(
+    ("product", "blocks", "published"),
+    [("A100-SXM4-40GB", 130, 1.395), ("A100-SXM4-40GB", 261, 1.498), ("H200-SXM5-141GB", 130, 1.272),
+     ("H200-SXM5-141GB", 261, 1.552)],
+)  # fmt: skip
+def test_a_kernel_that_was_published_with_its_barrier(product: str, blocks: int, published: float) -> None:
+    """``A[i] = B[i] * 0.25`` on doubles by blocks of 256 threads, again and again, a grid sync between two."""
+    device = cost_device(product)
+    nbytes = 256 * 8.0
+    body = Work(
+        warp_instructions=8 * 6, fp32=256, int32=256, shared_bytes=2 * nbytes, requested_bytes=nbytes,
+        distinct_bytes=nbytes, written_bytes=nbytes, global_waits=1,
+    )  # fmt: skip
+    terms = predict_work(body, blocks, LIGHT, device, 2 * nbytes * blocks, device.grid_sync_seconds(blocks), warm=True)
+    assert seconds(terms) * 1e6 == pytest.approx(published, rel=0.05)
 
 
 def test_spills_and_registers_cost_time() -> None:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pytest
 
 from souffle.partition import PartitionRequest, Subprogram, planner_for
@@ -34,8 +35,11 @@ class Played:
     product: str = "played"
     error: float = 1.25
     launch_seconds: float = 2.0 * US
-    grid_sync_seconds: float = 1.0 * US
+    sync: Callable[[np.ndarray], np.ndarray] = lambda blocks: np.full(np.shape(blocks), 1.0 * US)
     asked: list[int] = field(default_factory=list)
+
+    def grid_sync_seconds(self, blocks: int | np.ndarray) -> float | np.ndarray:
+        return self.sync(blocks)
 
     def seconds(self, stage: Stage, kernel: StageResources) -> float:
         number = self.stages.index(stage)
@@ -49,10 +53,11 @@ def weighed(
     rule: Callable[[int, int, int], float],
     shared: dict[int, int] | None = None,
     kinds: str | None = None,
+    tiles: list[int] | None = None,
     **options,
 ) -> PartitionRequest:
     """A chain of products with these registers."""
-    given = request(kinds or "p" * len(registers), [8] * len(registers), shared, dict(enumerate(registers)))
+    given = request(kinds or "p" * len(registers), tiles or [8] * len(registers), shared, dict(enumerate(registers)))
     return replace(given, forecast=Played(given.stages, rule, **options))
 
 
@@ -126,13 +131,27 @@ def test_a_gain_within_the_model_s_error_is_not_believed() -> None:
 
 def test_a_gain_below_a_launch_is_none() -> None:
     for slow, expected in ((3.0, [2]), (5.0, [1, 1])):
-        parts, _ = planned(PERSISTENT, weighed([HUNGRY, LEAN], throttled(slow, 1.0), error=1.0, grid_sync_seconds=0.0))
+        parts, _ = planned(
+            PERSISTENT, weighed([HUNGRY, LEAN], throttled(slow, 1.0), error=1.0, sync=lambda blocks: 0.0 * blocks)
+        )
         assert sizes(parts) == expected
 
 
 def test_a_barrier_that_costs_more_than_a_launch_is_worth_a_cut() -> None:
-    parts, _ = planned(PERSISTENT, weighed([LEAN] * 3, lambda *_: 1.0, grid_sync_seconds=3.0 * US))
+    parts, _ = planned(PERSISTENT, weighed([LEAN] * 3, lambda *_: 1.0, sync=lambda blocks: 0.0 * blocks + 3.0 * US))
     assert sizes(parts) == [1, 1, 1]
+
+
+def test_a_barrier_of_many_blocks_costs_what_many_blocks_cost() -> None:
+    """As many blocks wait as are resident, four on each of four multiprocessors, and no more than there are tiles."""
+    each_block = {"sync": lambda blocks: blocks * 0.1 * US}
+    for tiles, expected in (([40, 40, 40], 5.0 + 2 * 1.6), ([3, 5, 2], 5.0 + 2 * 0.5), ([1, 1, 1], 5.0 + 2 * 0.1)):
+        given = weighed([LEAN] * 3, lambda *_: 1.0, tiles=tiles, **each_block)
+        run = PricedRun(given.stages, given, given.forecast)
+        assert run.seconds([run.whole]) == pytest.approx(expected * US)
+    # The wide stage goes for the barriers that it makes dear: 19 of 1.6 or 18 of 0.1 and a launch.
+    parts, _ = planned(PERSISTENT, weighed([LEAN] * 20, lambda *_: 1.0, tiles=[40] + [1] * 19, **each_block))
+    assert sizes(parts) == [1, 19]
 
 
 def cost(run: PricedRun, ends: tuple[int, ...], given: PartitionRequest) -> float:
@@ -143,7 +162,9 @@ def cost(run: PricedRun, ends: tuple[int, ...], given: PartitionRequest) -> floa
     for end in (*ends, len(run.units)):
         used = [stage.resources for stage in run.units[first:end]]
         kernel = StageResources(max(u.registers for u in used), 0, max(u.shared_bytes for u in used), 256, 0, True)
-        total += played.launch_seconds + (depth[end - 1] - depth[first]) * played.grid_sync_seconds / played.error
+        blocks = min(TINY.resident_blocks(256, kernel.shared_bytes, kernel.registers).values()) * TINY.sm_count
+        blocks = min(blocks, max(unit.schedule.tiles for unit in run.units[first:end]))
+        total += played.launch_seconds + (depth[end - 1] - depth[first]) * played.sync(blocks) / played.error
         for stage in run.units[first:end]:
             alone = played.seconds(stage, stage.resources)
             total += max(0.0, played.seconds(stage, kernel) / played.error - alone)
@@ -159,7 +180,15 @@ def test_no_other_segmentation_is_better(seed: int) -> None:
     table = [{blocks: rng.uniform(1, 12) for blocks in range(1, 9)} for _ in range(count)]
     shared = {i: rng.choice((0, 4096, 20_000, 40_000)) for i in range(count)}
     registers = [rng.choice((24, 64, 96, 160, 220)) for _ in range(count)]
-    given = weighed(registers, lambda n, blocks, pool: table[n][blocks] + pool / 2e4, shared, error=1.1)
+    waits = np.array([0.0, *(rng.uniform(0.2, 6.0) * US for _ in range(32))])
+    given = weighed(
+        registers,
+        lambda n, blocks, pool: table[n][blocks] + pool / 2e4,
+        shared,
+        tiles=[rng.randint(1, 40) for _ in range(count)],
+        error=1.1,
+        sync=waits.__getitem__,
+    )
     run = PricedRun(given.stages, given, given.forecast)
     ends = tuple(segment.first for segment in run.best()[1:])
     every = itertools.chain.from_iterable(itertools.combinations(range(1, count), n) for n in range(count))
@@ -171,7 +200,9 @@ def test_no_other_segmentation_is_better(seed: int) -> None:
 def test_the_refused_cut_is_the_best_one(seed: int) -> None:
     rng = random.Random(seed)
     table = [[rng.uniform(1, 50) for _ in range(9)] for _ in range(6)]
-    given = weighed([rng.choice((24, 96, 220)) for _ in range(6)], lambda n, blocks, _: table[n][blocks])
+    waits = np.array([0.0, *(rng.uniform(0.2, 6.0) * US for _ in range(32))])
+    registers, tiles = [rng.choice((24, 96, 220)) for _ in range(6)], [rng.randint(1, 40) for _ in range(6)]
+    given = weighed(registers, lambda n, blocks, _: table[n][blocks], tiles=tiles, sync=waits.__getitem__)
     run = PricedRun(given.stages, given, given.forecast)
     found = run.best_split([run.whole])
     least = min(run.seconds([Segment(0, at - 1), Segment(at, 5)]) for at in range(1, 6))
