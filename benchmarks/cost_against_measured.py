@@ -271,7 +271,7 @@ def problem_of(name: str) -> Problem | None:
 
 
 def floor_seconds(problem: Problem, tensors: Sequence[te.Tensor], device: CostDevice) -> float:
-    """What the device needs at its peak rates, its tensors in the L2 cache as far as they fit."""
+    """What the device needs at the rates that it reaches, its tensors in the L2 cache as far as they fit."""
     rate = 2.0 * device.sm_count * device.clock_hz
     rate *= device.tensor_fma_per_clock_per_sm if problem.kind == "dense fp16" else device.fp32_per_clock_per_sm
     nbytes = sum(math.prod(int(e) for e in t.shape) * (2 if str(t.dtype) == "float16" else 4) for t in tensors)
@@ -324,7 +324,9 @@ def measure(path: Path, device: CostDevice, nvcc: bool, cache: Path | None) -> t
     for (microseconds, name, records, problem), stages in zip(kernels, lowered, strict=True):
         least = floor_seconds(problem, problem.build(), device)
         if least * 1e6 > microseconds:
-            raise SystemExit(f"{name}: measured {microseconds} us, but at peak rates it takes {least * 1e6:.2f} us")
+            raise SystemExit(
+                f"{name}: measured {microseconds} us, at the rates that are reached it takes {least * 1e6:.2f}"
+            )
         predictions = [predict_stage(stage.functions, device, stage.resources, warm=True) for stage in stages]
         terms = [one for prediction in predictions for one in prediction.terms]
         slowest = max(terms, key=lambda one: max(one.multiprocessors, one.l2, one.memory))

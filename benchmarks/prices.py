@@ -90,7 +90,7 @@ def save(model: str, arch: str, precision: str, folder: Path) -> None:
     subprograms = kept["partition"].subprograms
     analyzed = kept["analysis"].program
     distant = frozenset((*analyzed.inputs, *analyzed.constants))
-    one = Kept(replace(compiled.plan, constants={}), subprograms, distant)
+    one = (replace(compiled.plan, constants={}), subprograms, distant)
     (folder / f"{model}-{arch}-{precision}.pkl").write_bytes(pickle.dumps(one))
 
 
@@ -110,11 +110,11 @@ def table(arguments: argparse.Namespace) -> None:
     results, rows = [], []
     for path in sorted(arguments.before.glob("*.pkl")):
         model, arch, precision = path.stem.split("-")
-        before = pickle.loads(path.read_bytes())
+        before = Kept(*pickle.loads(path.read_bytes()))
         found = {"then": microseconds(before.plan), "old_schedules": microseconds(before.predicted_now())}
         other = arguments.after / path.name
         if other.exists():
-            after = pickle.loads(other.read_bytes())
+            after = Kept(*pickle.loads(other.read_bytes()))
             found["new_schedules"] = microseconds(after.predicted_now())
             old, new = before.rules(), after.rules()
             found["rules"] = {name: [old[name], new[name]] for name in old if name in new and old[name] != new[name]}

@@ -13,7 +13,7 @@ import numpy as np
 from souffle.calibrate.device_bench import Bench, Cost, Pairs, cost
 from souffle.errors import DeviceError
 
-__all__ = ["GROUPS", "Points", "Reading", "capacity", "reading"]
+__all__ = ["GROUPS", "Points", "Reading", "capacity", "plateau", "reading"]
 
 Points = tuple[tuple[int, float], ...]
 """A figure that depends on a number: pairs of the number and the value."""
@@ -27,6 +27,8 @@ _LINE = 128
 """Bytes of a line of the caches."""
 _READ = 64
 """Bytes that a thread of measure_read reads in a round."""
+_PLATEAU = 0.9
+"""Part of a cache's best rate at which it still delivers what it holds."""
 
 
 @dataclass(frozen=True)
@@ -279,7 +281,24 @@ class Meter:
             cost(pairs.typical, self.extra(16) * moved), how.format(moved >> 10, "one of them")
         )
         bench.release(data)
+        self.l2(figures, more)
         self.memory(figures, more)
+
+    def l2(self, figures: dict[str, Reading], more: dict[str, Any]) -> None:
+        """How much all multiprocessors can read again and again from the L2 cache."""
+        size, threads = self.cuda.attribute("L2_CACHE_SIZE"), 512
+        turn = self.sms * threads * _READ
+        most = 2 if self.small else max(2, -(-size * 5 // 4 // turn))
+        data = self.filled(most * turn)
+        found = {}
+        for rounds in range(1, most + 1):
+            steps = self.steps(max(1, 32 // rounds))
+            pairs = self.read(self.sms, threads, data, steps, rounds)
+            rate = per_clock(cost(pairs.slowest, (steps[1] - steps[0]) * rounds * turn), "bytes read again and again")
+            found[rounds * turn] = rate.value
+        self.bench.release(data)
+        more["l2_bytes_per_clock_by_bytes"] = found
+        figures["l2_bytes"] = plateau(found)
 
     def memory(self, figures: dict[str, Reading], more: dict[str, Any]) -> None:
         """Of device memory: reads by all multiprocessors and by one, copies by a kernel and by the driver."""
@@ -400,6 +419,23 @@ def capacity(found: dict[int, float | None], near: float | None, far: float | No
     how = "the largest ring of addresses that a multiprocessor reads at its L1 cache's latency, with no shared memory"
     beyond = min(size for size in found if size > max(fits))
     return Reading(max(fits), f"{how}; the next one tried, {beyond} bytes, does not fit")
+
+
+def plateau(found: dict[int, float | None]) -> Reading:
+    """Bytes that a cache holds, from the rate at which so many are read again and again.
+
+    What is held is a part of the cache where halves of it keep copies of each other's lines. The rate falls beyond: the
+    most bytes before count.
+    """
+    best, held = 0.0, 0
+    for size, rate in sorted(found.items()):
+        if rate is None:
+            continue
+        if rate < _PLATEAU * best:
+            how = f"the most that is read again at {_PLATEAU:.0%} of the best rate by all multiprocessors"
+            return Reading(held, f"{how}; the next size tried, {size} bytes, is read at {rate / best:.0%}")
+        best, held = max(best, rate), size
+    return Reading(None, f"no size of {min(found)} to {max(found)} bytes is read slower than the ones before")
 
 
 GROUPS = (

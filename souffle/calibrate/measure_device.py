@@ -44,7 +44,6 @@ _ASKED = {
     "shared_per_block": "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
     "threads_per_sm": "MAX_THREADS_PER_MULTIPROCESSOR",
     "blocks_per_sm": "MAX_BLOCKS_PER_MULTIPROCESSOR",
-    "l2_bytes": "L2_CACHE_SIZE",
 }
 """What the driver knows."""
 FIGURES = (

@@ -60,11 +60,12 @@ class CostDevice:
     l1_bytes : int
         Shared memory and L1 cache of a multiprocessor together.
     l2_bytes : int
-        Of the device.
+        That all multiprocessors can read again and again from the L2 cache: less than the cache where its halves keep
+        copies of each other's lines.
     memory_bytes_per_second : float
-        Of device memory.
+        That reads of device memory achieve.
     l2_bytes_per_clock, l2_bytes_per_clock_per_sm : float
-        All that the L2 cache delivers, and what one multiprocessor can take.
+        All that the L2 cache delivers as measured, and what one multiprocessor can take.
     shared_bytes_per_clock_per_sm : float
         Of shared memory and the L1 cache, which share a data path.
     warp_instructions_per_clock_per_sm : float

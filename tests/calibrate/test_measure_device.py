@@ -19,7 +19,7 @@ import pytest
 from benchmarks.rehearsal_driver import RehearsalDriver
 from souffle.calibrate import measure_device
 from souffle.calibrate.device_bench import Cost, Pairs, cost
-from souffle.calibrate.device_meters import GROUPS, Meter, Reading, capacity, reading
+from souffle.calibrate.device_meters import GROUPS, Meter, Reading, capacity, plateau, reading
 from souffle.cli import measure_device as command
 from souffle.codegen.nvcc import find_nvcc
 from souffle.cost import CostDevice, cost_device, figures_of
@@ -64,6 +64,16 @@ def test_the_l1_cache_ends_where_the_latency_rises() -> None:
     assert capacity(found, 210.0, 33.0).value is None
 
 
+def test_the_l2_cache_ends_where_the_rate_falls() -> None:
+    found = {100: 4000.0, 200: 4100.0, 300: 3800.0, 400: 3600.0, 500: 4000.0}
+    assert plateau(found).value == 300
+    assert "400 bytes, is read at 88%" in plateau(found).source
+    assert plateau({100: None, 200: 4100.0, 300: None, 400: 1000.0}).value == 200
+    assert (
+        plateau({100: 4000.0, 200: 3999.0}).value is None and "100 to 200 bytes" in plateau({100: 1.0, 200: 1.0}).source
+    )
+
+
 _LATENCIES = {"shared": 23.0, "l1": 33.0, "l2": 250.0, "memory": 600.0}
 _ATTRIBUTES = {"L2_CACHE_SIZE": 40 << 20, "CLOCK_RATE": 1_500_000, "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 164 << 10}
 
@@ -71,7 +81,7 @@ _ATTRIBUTES = {"L2_CACHE_SIZE": 40 << 20, "CLOCK_RATE": 1_500_000, "MAX_SHARED_M
 class _Gpu:
     """A bench of a GPU that is known: clocks follow from what the kernels' comments say, plus a start that cancels."""
 
-    sms, clock, l1_bytes, l2_bytes = 100, 1.5e9, 100_000, 40 << 20
+    sms, clock, l1_bytes, l2_bytes = 100, 1.5e9, 100_000, 28 << 20
     launch_seconds, node_seconds, sync_seconds, memory_bandwidth = 2e-6, 1e-6, 1.25e-6, 2e12
 
     def __init__(self) -> None:
@@ -164,7 +174,8 @@ class _Gpu:
             each, wait = chains[name]
             return steps * each * wait
         if name == "measure_read":
-            return math.prod(integers) * 4 * 16 * threads * grid / (50.0 if grid == 1 else 4000.0)
+            held = integers[0] * 4 * 16 * threads * grid <= self.l2_bytes
+            return math.prod(integers) * 4 * 16 * threads * grid / (50.0 if grid == 1 else 4000.0 if held else 3000.0)
         if name == "measure_grid_sync":
             return steps * self.sync_seconds * grid / (8 * self.sms) * self.clock
         fits = name == "measure_chase_l1" and self.rings[data[0]] <= self.l1_bytes
@@ -186,6 +197,7 @@ def test_clocks_become_the_figures_of_the_gpu_that_they_are_of() -> None:
         "shared_latency_clocks": 23, "l1_latency_clocks": 33, "l2_latency_clocks": 250, "memory_latency_clocks": 600,
         "arithmetic_latency_clocks": 4, "barrier_clocks": 21, "launch_seconds": 2e-6, "graph_node_seconds": 1e-6,
     }  # fmt: skip
+    assert _Gpu.l2_bytes - 100 * 512 * 64 < found.pop("l2_bytes") <= _Gpu.l2_bytes
     blocks, seconds = zip(*found.pop("grid_sync_points"), strict=True)
     assert blocks == tuple(100 * each for each in range(1, 9))
     assert seconds == pytest.approx([1.25e-6 * each / 8 for each in range(1, 9)])

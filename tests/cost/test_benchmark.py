@@ -140,5 +140,5 @@ def test_each_kernel_counts_once_with_its_best(tmp_path: Path) -> None:
 
 
 def test_a_measurement_below_the_roofline_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="at peak rates"):
+    with pytest.raises(SystemExit, match="at the rates that are reached"):
         measure(_file(tmp_path, 1e-3), cost_device(PRODUCT), False, None)
