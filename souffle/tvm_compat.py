@@ -46,6 +46,7 @@ __all__ = [
     "only_calculates",
     "primfunc_from_tensors",
     "reduce_node",
+    "register_reducer",
     "same_expression",
     "sequence",
     "simplified_index",
@@ -120,6 +121,16 @@ _set_max_concurrency.argtypes, _set_max_concurrency.restype = (ctypes.c_int,), N
 def limit_parallel_loops(workers: int) -> None:
     """Let parallel loops of functions that the calling thread runs use so many workers; one needs no pool."""
     _set_max_concurrency(workers)
+
+
+def register_reducer(combine: Callable[[Any, Any], Any], start: Callable[[Any], Any]) -> None:
+    """Tell TVM of a combiner that threads may share: of one value, which starts from what `start` says for a value."""
+    combiner = tvm_ffi.convert(lambda left, right: [combine(left[0], right[0])])
+    identity = tvm_ffi.convert(lambda values: [start(values[0])])
+    for kept in (combiner, identity):
+        # TVM's list of reducers is taken down after the interpreter, when nothing of it may be called to free them.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+    tvm_ffi.get_global_func("s_tir.schedule.RegisterReducer")(1, combiner, identity)
 
 
 def is_load(node: Any) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 import tvm_ffi
 from tvm import tirx
 
-from souffle.tvm_compat import PrimExpr, dtype_of
+from souffle.tvm_compat import PrimExpr, dtype_of, register_reducer
 
 __all__ = ["infinite", "is_floating", "with_infinite_identity", "with_llvm_extrema"]
 
@@ -44,6 +44,11 @@ def with_infinite_identity(combiner: tirx.CommReducer) -> tirx.CommReducer:
     if all(new is old for new, old in zip(identity, starts, strict=True)):
         return combiner
     return tirx.CommReducer(list(combiner.lhs), list(combiner.rhs), list(combiner.result), identity)
+
+
+# TVM divides a reduction among threads where it knows the combiner with what it starts from.
+register_reducer(tirx.Max, lambda value: infinite(tirx.min_value(dtype_of(value))))
+register_reducer(tirx.Min, lambda value: infinite(tirx.max_value(dtype_of(value))))
 
 
 def with_llvm_extrema(function: tirx.PrimFunc) -> tirx.PrimFunc:

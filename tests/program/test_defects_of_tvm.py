@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -253,6 +256,38 @@ def test_maxima_start_from_the_least_finite_number() -> None:
     row = np.full(4, -INF, np.float32)
     found = run(largest, row, result=np.zeros(1, np.float32))
     assert found[0] != -INF, mended("with_infinite_identity in program/extrema.py")
+
+
+def test_threads_share_maxima_that_start_from_minus_infinity(tmp_path: Path) -> None:
+    """By themselves they do not: in a process in which nothing of Souffle was imported TVM refuses."""
+    text = """
+from tvm import s_tir
+from tvm.script import tirx as T
+{registered}
+@T.prim_func(s_tir=True)
+def largest(x: T.Buffer((4, 64), "float32"), y: T.Buffer((4,), "float32")):
+    for i, k in T.grid(4, 64):
+        with T.sblock("y"):
+            v, r = T.axis.remap("SR", [i, k])
+            with T.init():
+                y[v] = T.float32("-inf")
+            y[v] = T.max(y[v], x[v, r])
+schedule = s_tir.Schedule(largest)
+schedule.bind(schedule.get_loops(schedule.get_sblock("y"))[1], "threadIdx.x")
+s_tir.transform.LowerCrossThreadReduction()(schedule.mod)
+"""
+
+    def lowered(registered: str) -> subprocess.CompletedProcess:
+        (tmp_path / "largest.py").write_text(text.format(registered=registered))
+        command = [sys.executable, tmp_path / "largest.py"]
+        here = {**os.environ, "PYTHONPATH": str(Path(souffle.__file__).parents[1])}
+        return subprocess.run(command, env=here, capture_output=True, text=True, timeout=120)
+
+    alone = lowered("")
+    assert "No matched reducer" in alone.stderr, mended("register_reducer in program/extrema.py")
+    # The process ends in peace too: TVM's list outlives the interpreter.
+    told = lowered("import souffle.program.extrema")
+    assert (told.returncode, told.stderr) == (0, "")
 
 
 def test_vectors_of_truth_values_get_another_type(monkeypatch: pytest.MonkeyPatch) -> None:

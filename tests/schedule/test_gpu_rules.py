@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import tvm
 from tvm import te, tirx, topi
 
+import souffle
 from souffle.codegen.device_functions import with_device_functions
 from souffle.emulator import compile_text
+from souffle.pipeline import stages_of
 from souffle.schedule.gpu import (
     RULES,
     GpuRequest,
@@ -28,6 +31,7 @@ from souffle.schedule.gpu import (
     schedule_gpu,
 )
 from souffle.schedule.lower import cuda_target
+from souffle.schedule.stage import flat_stages
 from souffle.tvm_compat import collect, const_int, primfunc_from_tensors
 from tests.testlib import calls_made
 
@@ -340,6 +344,15 @@ def test_the_work_of_scheduling_does_not_grow_with_the_data() -> None:
 
     work(197, 768)
     assert work(4 * 197, 4 * 768) < 2 * work(197, 768)
+
+
+def test_threads_share_the_rows_of_a_softmax_from_a_model() -> None:
+    """Its maxima start from minus infinity, which TVM does not know by itself."""
+    node = onnx.helper.make_node("Softmax", ["x"], ["y"], axis=-1)
+    x, y = (onnx.helper.make_tensor_value_info(name, 1, [4608, 384]) for name in "xy")
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [x], [y]), ir_version=10)
+    (stage,) = flat_stages(stages_of(souffle.import_onnx(model), arch="sm_90", cubin=False)[0])
+    assert stage.schedule.rule == "rowwise" and stage.schedule.tiles >= 4608 // 8
 
 
 def unchecked(body: str) -> GpuSchedule:
