@@ -10,10 +10,11 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from souffle.codegen.nvcc import compile_cubin
 
-__all__ = ["KINDS", "count_instructions", "self_test"]
+__all__ = ["KINDS", "Code", "count_instructions", "loops_of", "self_test"]
 
 _INSTRUCTION_BYTES = 16
 
@@ -93,6 +94,64 @@ def count_instructions(image: bytes) -> dict[str, Counter[str]]:
     return found
 
 
+_BRANCH, _DIVERGE, _MEET, _IDLE = 0x947, 0x945, 0x941, 0x918
+"""BRA, BSSY, BSYNC, NOP."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """A kernel or a loop of it, without its inner loops.
+
+    Attributes
+    ----------
+    depth : int
+        0 for a kernel.
+    instructions : int
+        That stand in it.
+    guarded : int
+        Those of them that threads may jump over, to where they meet again (from BSSY to BSYNC).
+    """
+
+    depth: int
+    instructions: int
+    guarded: int
+
+
+def loops_of(image: bytes, arch: str) -> dict[str, tuple[Code, ...]]:
+    """By kernel, its code and that of its loops, which end in a jump back, in the order of their beginnings."""
+    found = {}
+    for name, code in _sections(image):
+        if not name.startswith(".text."):
+            continue
+        words = [struct.unpack_from("<QQ", code, at) for at in range(0, len(code), _INSTRUCTION_BYTES)]
+        operations = [low & 0xFFF for low, _ in words]
+        jumps = [(at + 1 + _target(*words[at], arch), at) for at, one in enumerate(operations) if one == _BRANCH]
+        # Behind the last EXIT stands a jump to itself.
+        ranges = [(0, len(words) - 1), *sorted((to, at) for to, at in jumps if to < at)]
+        rows = []
+        for first, last in ranges:
+            inner = [one for one in ranges if one != (first, last) and first <= one[0] and one[1] <= last]
+            own = [at for at in range(first, last + 1) if not any(a <= at <= b for a, b in inner)]
+            own = [at for at in own if operations[at] != _IDLE]
+            guarded = sum(_is_guarded(operations, at) for at in own)
+            depth = sum(a <= first and last <= b for a, b in ranges) - 1
+            rows.append(Code(depth, len(own), guarded))
+        found[name.removeprefix(".text.")] = tuple(rows)
+    return found
+
+
+def _target(low: int, high: int, arch: str) -> int:
+    """By how many instructions a BRA goes on from the next one: a count of words of 4 bytes, on sm_90 in two fields."""
+    words = low >> 34 | (high & 0x3FFFF) << 30
+    words -= words >> 47 << 48
+    return (words if arch == "sm_80" else words * 256 + (low >> 16 & 0xFF)) * 4 // _INSTRUCTION_BYTES
+
+
+def _is_guarded(operations: list[int], at: int) -> bool:
+    before = operations[:at]
+    return before.count(_DIVERGE) > before.count(_MEET)
+
+
 _COPY = (
     'extern "C" __global__ void {name}(const float* g, float* o) {{ extern __shared__ float s[]; '
     "unsigned a = (unsigned)__cvta_generic_to_shared(s + threadIdx.x * 4); "
@@ -123,6 +182,21 @@ extern "C" __global__ void matrices(const float* g, unsigned* o) {
 }
 """
 
+_LOOPS = """
+extern "C" __global__ void nested(const int* g, int* o, int n, int m) {
+  int x = g[threadIdx.x];
+#pragma unroll 1
+  for (int i = 0; i < n; ++i) {
+    asm volatile("prmt.b32 %0, %0, %0, 0x3210;" : "+r"(x));
+#pragma unroll 1
+    for (int j = 0; j < m; ++j) {
+      TEN
+    }
+  }
+  o[threadIdx.x] = x;
+}
+""".replace("TEN", 'asm volatile("lop3.b32 %0, %0, %0, %1, 0x96;" : "+r"(x) : "r"(m));\n' * 10)
+
 _EXPECTED = {
     "copy_cg_16": {"LDGSTS.BYPASS.128": 1, "BAR": 1, "STG": 1},
     "copy_ca_16": {"LDGSTS": 1, "BAR": 1, "STG": 1},
@@ -144,6 +218,11 @@ def self_test(arch: str) -> str | None:
     copies = (("cg", 16), ("ca", 16), ("ca", 8))
     text = "".join(_COPY.format(name=f"copy_{cache}_{size}", cache=cache, size=size) for cache, size in copies) + _REST
     found = count_instructions(compile_cubin(text, arch)[0])
+    nested = loops_of(compile_cubin(_LOOPS, arch)[0], arch)["nested"]
+    depths = [one.depth for one in nested]
+    # Ten operations, a counter, a comparison and the jump.
+    if depths != [0, 1, 2] or not 12 <= nested[2].instructions <= 14 or nested[1].instructions > 10:
+        return f"{arch}, kernel nested: expected two loops, the inner of some 13 instructions, found {nested}"
     for name, expected in _EXPECTED.items():
         # Two words of b are enough for a product, so a load may be shorter than it is written.
         own = dict(found[name])

@@ -3,8 +3,9 @@
 The function that a stage was lowered to is walked once, with its loops, for all threads of a few tiles that are spread
 over the grid. Every access to global memory is placed in the 32-byte sectors that its warps touch, so that coalescing,
 padding and threads without work are seen and not assumed. Arithmetic is counted as the compiler will emit it: a
-multiplication and an addition are one instruction, what does not vary in a loop is computed before it, an index that
-threads have in common costs nothing.
+multiplication and an addition are one instruction, what does not vary in a loop is computed before it, what has a name
+is computed where it is first needed, an element that stays in a register is converted once, an index that threads have
+in common costs nothing. ``benchmarks/tile_sass.py`` holds the counts against machine code.
 
 The chain is the time that a block needs for itself alone: the loads that wait for one another, the barriers, the
 additions into one total. Loads between two barriers wait together, those of a loop's turns as many turns at a time as
@@ -29,7 +30,7 @@ from souffle.index.arrays import Shape, Value, apply, constant, joined_shape
 from souffle.index.operations import call_name, operation_of
 from souffle.schedule.gpu.rule import GpuSchedule
 from souffle.schedule.lower import DeviceFunction
-from souffle.tvm_compat import StatementVisitor, choice_parts, const_int, dtype_of
+from souffle.tvm_compat import StatementVisitor, choice_parts, collect, const_int, dtype_of
 
 __all__ = ["work_of"]
 
@@ -105,8 +106,9 @@ class _Walk(StatementVisitor):
     def __init__(self, function: DeviceFunction) -> None:
         self.function = function
         body = function.func.body
-        self.written: list[tirx.Var] = []
-        tvm_ffi.structural_walk(body, (tirx.BufferStore, lambda store: self.written.append(store.buffer)))
+        self.written = _stored(body)
+        self.changing: list[tirx.Var] = []
+        self.later: dict[tirx.Var, tuple[object, int]] = {}
         count = min(_SAMPLED_TILES, function.tiles)
         tiles = (np.arange(count) * 2 + 1) * function.tiles // (2 * count)
         self.counter = Counter(tiles, function.threads)
@@ -126,7 +128,10 @@ class _Walk(StatementVisitor):
     # Statements
 
     def visit_bind(self, node: tirx.Bind) -> None:
-        self.names[node.var] = self._value(node.value)
+        if "int" in dtype_of(node.value) and not collect(node.value, TensorLoad):
+            self.later[node.var] = (node.value, len(self.counter.loops))
+        else:
+            self.names[node.var] = self._value(node.value)
 
     def visit_if_then_else(self, node: tirx.IfThenElse) -> None:
         condition = self._value(node.condition)
@@ -166,8 +171,11 @@ class _Walk(StatementVisitor):
             if not barriers and not _has_serial_loop(node.body):
                 self.counter.total["arithmetic_waits"] += outer * turns
         else:
+            first = not (self.counter.loops and self.counter.loops[-1].unrolled)
+            outside, self.changing = self.changing, _stored(node.body) if first else self.changing
             self.counter.loops.append(Surrounding(turns, True))
             self.visit(node.body)
+            self.changing = outside
         self.counter.loops.pop()
 
     def _turns(self, node: tirx.For) -> int:
@@ -195,6 +203,8 @@ class _Walk(StatementVisitor):
         if operation in ("int", "float"):
             return constant(node.value)
         if operation == "variable":
+            if node in self.later:
+                self._name(node)
             return self.names.get(node, Value.unknown(()))
         if operation in _ARITHMETIC:
             return self._arithmetic(operation, node)
@@ -208,7 +218,7 @@ class _Walk(StatementVisitor):
         if operation == "cast":
             value = self._value(node.value)
             if "float" in dtype_of(node) or "float" in dtype_of(node.value):
-                self._charged(value, "fp32", 1)
+                self._convert(node.value, value)
                 return Value.unknown(value.shape)
             return value
         if operation == "choose":
@@ -227,6 +237,31 @@ class _Walk(StatementVisitor):
         if operation == "shuffle":
             return Value.unknown(joined_shape(*(self._value(v).shape for v in node.vectors)))
         return Value.unknown(())
+
+    def _name(self, variable: tirx.Var) -> None:
+        """Count what a name stands for, at its first use: nvcc moves what only some threads need to where they do."""
+        value, depth = self.later.pop(variable)
+        loops = self.counter.loops
+        self.counter.loops = loops[:depth]
+        self.names[variable] = self._value(value)
+        self.counter.loops = loops
+
+    def _convert(self, node: object, value: Value) -> None:
+        """Count a conversion; an element kept in a register is converted once for all unrolled turns that use it."""
+        kept = isinstance(node, TensorLoad) and str(node.source.scope()) == "local"
+        place = self._value(node.indices[0]) if kept else Value.unknown(())
+        if place.array is None or place.per_thread or any(node.source.same_as(one) for one in self.changing):
+            self._charged(value, "fp32", 1)
+            return
+        shape, first = [self.counter.threads, 1], []
+        for depth, loop in enumerate(self.counter.loops):
+            axis = place.array.ndim - 3 - depth
+            varies = axis >= 0 and place.array.shape[axis] > 1
+            shape.append(loop.turns if varies or not loop.unrolled else 1)
+            first.append(slice(None) if loop.unrolled else slice(1))
+        places = place.array[(*reversed(first[: max(0, place.array.ndim - 2)]), ...)]
+        share = len(np.unique(places)) / places.size
+        self.counter.count("fp32", self.counter.executions(tuple(reversed(shape))) * share)
 
     def _known(self, value: Value) -> Value:
         """The value with a short key."""
@@ -366,6 +401,13 @@ def _function_cost(name: str) -> tuple[int, int]:
     if plain in ("fmax", "fmin", "fab", "fabs", "floor", "ceil", "trunc", "round", "nearbyint", "reinterpret"):
         return 1, 0
     return _FUNCTIONS.get(plain, _OTHER_FUNCTION)
+
+
+def _stored(node: tirx.Stmt) -> list[tirx.Var]:
+    """The buffers that a statement stores to."""
+    found: list[tirx.Var] = []
+    tvm_ffi.structural_walk(node, (tirx.BufferStore, lambda store: found.append(store.buffer)))
+    return found
 
 
 def _has_barrier(node: tirx.Stmt) -> bool:

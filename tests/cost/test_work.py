@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tvm import te, tirx
+from tvm import te, tirx, topi
 
 from souffle.cost import Work, work_of
-from souffle.schedule.lower import DeviceFunction
+from souffle.schedule.gpu import RULES, GpuRequest, StageForms
+from souffle.schedule.lower import DeviceFunction, cuda_target, lower_stage
+from souffle.tvm_compat import primfunc_from_tensors
 from tests.cost.stages import affine, lowered, product
 
 
@@ -59,6 +61,42 @@ def test_a_tile_on_tensor_cores() -> None:
     # Each of the tiles reads its rows of one operand and its columns of the other.
     assert work.distinct_bytes * function.tiles >= 2 * 64 * 128 * 2
     assert work.written_bytes * function.tiles == 64 * 64 * 4
+
+
+@pytest.mark.parametrize("each", [(4, 1, 2), (2, 2, 4), (1, 4, 1)])
+def test_an_element_in_a_register_is_converted_once(each: tuple[int, int, int]) -> None:
+    """A window of fp16 with fp32 sums: each held element once in a round, each product by one multiply-add."""
+    x = te.placeholder((1, 256, 58, 58), "float16", "x")
+    w = te.placeholder((256, 4, 3, 3), "float16", "w")
+    func = primfunc_from_tensors([x, w, topi.nn.group_conv2d_nchw(x, w, 1, 0, 1, 64, "float32")], "conv")
+    sketch = RULES["window"].sketch(StageForms(func), GpuRequest("sm_90", 256, 132, 227 * 1024))
+    schedule = sketch.make({**sketch.choose(), **{f"each_{n}": value for n, value in enumerate(each)}, "split": 1})
+    (function,) = lower_stage("stage", schedule, cuda_target("sm_90"))
+    rows, columns, channels = each
+    held = (rows + 2) * (columns + 2) + 9 * channels
+    outputs = function.tiles * function.threads * rows * columns * channels
+    assert outputs == 256 * 56 * 56
+    assert work_of(function).fp32 == 256 * 4 * (9 * rows * columns * channels + held)
+
+
+def test_what_only_some_threads_need_is_computed_by_them() -> None:
+    """Two steps of 32 inputs each, of which 36 or 63 are there: indices of the others are never worked out.
+
+    They have names, which stand before the condition.
+    """
+
+    def counted(channels: int) -> float:
+        x = te.placeholder((1, channels * 4, 58, 58), "float16", "x")
+        w = te.placeholder((4 * 8, channels, 3, 3), "float16", "w")
+        func = primfunc_from_tensors([x, w, topi.nn.group_conv2d_nchw(x, w, 1, 0, 1, 4, "float32")], "conv")
+        sketch = RULES["mma_contraction"].sketch(StageForms(func), GpuRequest("sm_90", 256, 132, 227 * 1024))
+        values = sketch.choose()
+        assert values["step"] == 32 and values["stages"] == 1
+        (function,) = lower_stage("stage", sketch.make(values), cuda_target("sm_90"))
+        return work_of(function).int32
+
+    # A first step and an eighth of another, or nearly two; some of it is not of the steps.
+    assert 0.55 * counted(7) < counted(4) < 0.8 * counted(7)
 
 
 def test_elements_far_apart_take_a_sector_each() -> None:
