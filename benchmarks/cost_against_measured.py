@@ -53,7 +53,7 @@ from benchmarks.ranks import pair_correlation, rank_correlation, scatter
 from benchmarks.record import save_results
 from souffle.analysis import analyze
 from souffle.cli.output import format_table
-from souffle.codegen.resources import StageMeter
+from souffle.codegen.stage_meter import StageMeter
 from souffle.cost import CostDevice, Terms, cost_device, predict_stage
 from souffle.pipeline import LEVELS, transform_program
 from souffle.schedule.form_stages import JoinPolicy, form_stages

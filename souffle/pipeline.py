@@ -13,7 +13,7 @@ from souffle.codegen.assemble import CompiledKernels, assemble
 from souffle.codegen.forecast import with_predictions
 from souffle.codegen.llvm import HostScheduler, assemble_host
 from souffle.codegen.plan import Plan
-from souffle.codegen.resources import StageMeter, smaller_waves
+from souffle.codegen.stage_meter import StageMeter, smaller_waves
 from souffle.cost.device import device_of_arch
 from souffle.cost.kernel import forecast_on
 from souffle.cost.stage_price import price_on

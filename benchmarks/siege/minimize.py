@@ -10,7 +10,7 @@ from tvm import tirx
 
 from benchmarks.siege.case import Case
 from benchmarks.siege.judge import UNDEFINED, Judge
-from souffle.mutation.statements import nothing, replaced, sites
+from souffle.mutation.statement_paths import nothing, replaced, sites
 from souffle.tvm_compat import sequence
 from souffle.verify import PROVEN
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from benchmarks.siege.case import Case
 from souffle.mutation.barriers import barrier_changes
 from souffle.mutation.comparisons import comparison_changes
-from souffle.mutation.expressions import index_changes, predicate_changes
+from souffle.mutation.expression_changes import index_changes, predicate_changes
 from souffle.mutation.numbers import number_changes
 from souffle.mutation.structure import structure_changes
 from souffle.mutation.workspace import aliased, aliases, shared_changes
@@ -29,7 +29,7 @@ class Mistake:
     Attributes
     ----------
     kind, action, what : str
-        As :class:`souffle.mutation.statements.Change` has them.
+        As :class:`souffle.mutation.statement_paths.Change` has them.
     make : callable
         Gives the spoiled case.
     """

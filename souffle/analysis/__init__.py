@@ -3,7 +3,7 @@
 from souffle.analysis.access import Access, MatrixForm, Relation, distinct_elements
 from souffle.analysis.analysis import Analysis, analyze
 from souffle.analysis.classify import Relies, is_one_to_one
-from souffle.analysis.fused import FusedAccess, access_of, share_elements
+from souffle.analysis.fused_access import FusedAccess, access_of, share_elements
 from souffle.analysis.intensity import THRESHOLD, Arithmetic
 from souffle.analysis.reuse import Dependences, LiveRange, Reuse
 from souffle.analysis.te_expression import expression_of

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from souffle.analysis.counting import PointCounter
+from souffle.analysis.evaluation_counts import PointCounter
 from souffle.analysis.te_expression import expression_of
 from souffle.analysis.text import describe_read
 from souffle.index import isl

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from souffle.analysis.access import Access
 from souffle.analysis.classify import Relies, relies_on, relies_on_input
-from souffle.analysis.fused import access_of
+from souffle.analysis.fused_access import access_of
 from souffle.analysis.intensity import Arithmetic
 from souffle.analysis.reuse import Dependences, LiveRange, Reuse, find_live_ranges, find_reuse
 from souffle.program import TE, ExternTE, FusedTE, Loop, Tensor, TEProgram, body_program

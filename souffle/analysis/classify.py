@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 
 from souffle.analysis.access import Access
-from souffle.analysis.fused import access_of
+from souffle.analysis.fused_access import access_of
 from souffle.analysis.te_expression import expression_of
 from souffle.program import TE, ExternTE, FusedTE, Loop, parts_of
 

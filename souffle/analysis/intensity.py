@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from souffle.analysis.counting import PointCounter
-from souffle.analysis.fused import access_of
+from souffle.analysis.evaluation_counts import PointCounter
+from souffle.analysis.fused_access import access_of
 from souffle.analysis.te_expression import expression_of
 from souffle.index.expression import Expression, Node
 from souffle.program import TE, ExternTE, FusedTE, Loop, parts_of

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from souffle.analysis.fused import access_of
+from souffle.analysis.fused_access import access_of
 from souffle.index import isl
 from souffle.program import TE, ExternTE, FusedTE, Tensor, TEProgram
 

@@ -11,10 +11,10 @@ import tvm
 from souffle.analysis import Access, Analysis, distinct_elements
 from souffle.codegen.cuda import module_text
 from souffle.codegen.definitions import StageDefinition, dataflow_of, stage_definitions
-from souffle.codegen.memory import place_buffers, with_barrier_state
 from souffle.codegen.nvcc import compile_cubin, compiler_version, find_nvcc
 from souffle.codegen.plan import CudaModule, Kernel, Launch, Plan, Resources
 from souffle.codegen.tensor_ir import pack
+from souffle.codegen.workspace_layout import place_buffers, with_barrier_state
 from souffle.decision import Decision
 from souffle.kernel import KernelShape, MergedKernel
 from souffle.kernel.merged_program import MergedLaunch, MergedProgram

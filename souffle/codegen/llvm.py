@@ -12,8 +12,8 @@ from tvm import tirx
 
 from souffle.analysis import Analysis
 from souffle.codegen.assemble import traffic
-from souffle.codegen.memory import place_buffers
 from souffle.codegen.plan import CudaModule, Kernel, Launch, Plan
+from souffle.codegen.workspace_layout import place_buffers
 from souffle.decision import Decision
 from souffle.options import Options
 from souffle.program import Tensor, TEProgram

@@ -8,8 +8,8 @@ import numpy as np
 
 from souffle.emulator.abi import FindingRecord, TrafficRecord, WaitRecord
 from souffle.emulator.checked_memory import CheckedMemory
-from souffle.emulator.places import TextMap
 from souffle.emulator.reports import FINDING_KINDS, Finding, Traffic, WaitingThreads
+from souffle.emulator.text_places import TextMap
 
 __all__ = ["findings_of", "traffic_of", "waits_of"]
 

@@ -15,9 +15,9 @@ from souffle.emulator.abi import Arg, FindingRecord, KernelEntry, Result, Spec, 
 from souffle.emulator.checked_memory import CheckedBuffer, CheckedMemory
 from souffle.emulator.decode import findings_of, traffic_of, waits_of
 from souffle.emulator.divided import divided
-from souffle.emulator.places import TextMap
 from souffle.emulator.ptx_translation import translate_asm
 from souffle.emulator.reports import BarrierError, CheckError, Finding, LaunchReport, Traffic
+from souffle.emulator.text_places import TextMap
 from souffle.emulator.text_scan import (
     KernelDeclaration,
     blank_comments,

@@ -13,7 +13,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 
-from souffle.frontend.indices import TEBody
+from souffle.frontend.narrow_indices import TEBody
 from souffle.tvm_compat import PrimExpr, choice_parts, dtype_of, is_choice, reduce_node
 
 __all__ = ["NARROW", "with_wide_rounding", "with_wide_sum"]

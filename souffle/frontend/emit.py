@@ -12,9 +12,9 @@ from tvm.ir import Call
 from tvm.relax.expr import TEPlaceholderOp
 
 from souffle.frontend.accumulation import with_wide_rounding, with_wide_sum
-from souffle.frontend.indices import narrowed
 from souffle.frontend.lowering import Step, Template
 from souffle.frontend.naming import identifier
+from souffle.frontend.narrow_indices import narrowed
 from souffle.frontend.refusal import Obstacle
 from souffle.program import ELEMENT_TYPES, TE, ExternTE, Origin, Tensor, make_te
 from souffle.program.evaluate import run_tes

@@ -15,10 +15,10 @@ from onnx import helper, numpy_helper
 
 from souffle.errors import UnsupportedOperatorError
 from souffle.frontend.accumulation import NARROW
+from souffle.frontend.constant_folding import RANDOM_OPERATORS, empty_outputs, evaluate_node
 from souffle.frontend.custom import custom_template
 from souffle.frontend.diagnosis import diagnosed, run_time_parameters
 from souffle.frontend.emit import Emitter, check_element_types
-from souffle.frontend.folding import RANDOM_OPERATORS, empty_outputs, evaluate_node
 from souffle.frontend.lowering import IMPORTER_ERRORS, NodeInput, Template, lower_node
 from souffle.frontend.refusal import Obstacle, computed, is_text, position_name, refuse, version_of
 from souffle.frontend.values import Known, Scope, Stacked, Value

@@ -19,7 +19,7 @@ from souffle.frontend import (  # noqa: F401  (these enter the operators that th
     empty,
     pooling,
     recurrent,
-    reductions,
+    reduction_operators,
     rewrites,
     stacks,
     structural,

@@ -99,7 +99,7 @@ def waits(shape: KernelShape) -> bool:
 # before it, and on hardware it waits for the writes of the whole multiprocessor that it orders. All of it is about the
 # generic proxy, which ordinary loads and stores and cp.async (not cp.async.bulk) use. ld.global.nc is outside of the
 # model: the compiler emits it for parameters that the kernel does not write, and no kernel writes their memory under
-# another name (souffle/codegen/memory.py).
+# another name (souffle/codegen/workspace_layout.py).
 #
 # The cost. One fence each way: acq_rel on the atom spares the last to arrive, which all others wait for, the round trip
 # of a load. No __nanosleep: one thread of a block polls, with one load on its way at a time, so that with the one to

@@ -11,7 +11,7 @@ from tvm import tirx
 from tvm.backend.cuda.op import cuda_grid_sync
 
 from souffle.kernel.grid_barrier import COUNTER_FUNCTION
-from souffle.mutation.statements import Change, Path, at, nothing, replaced, sites
+from souffle.mutation.statement_paths import Change, Path, at, nothing, replaced, sites
 from souffle.schedule.gpu.emit.async_copy import COMMIT_FUNCTION, WAIT_FUNCTION
 from souffle.schedule.lower.fewer_threads import BARRIER_FUNCTION
 from souffle.tvm_compat import sequence

@@ -10,8 +10,8 @@ from tvm import tirx
 from tvm.ir import TensorLoad
 
 from souffle.index.operations import COMPARISONS
-from souffle.mutation.expressions import edited, heads, nodes_of
-from souffle.mutation.statements import Change, is_int, sites
+from souffle.mutation.expression_changes import edited, heads, nodes_of
+from souffle.mutation.statement_paths import Change, is_int, sites
 
 __all__ = ["comparison_changes"]
 

@@ -16,9 +16,9 @@ from souffle.codegen.plan import CudaModule, Plan
 from souffle.kernel import MergedKernel
 from souffle.mutation.barriers import barrier_changes
 from souffle.mutation.comparisons import comparison_changes
-from souffle.mutation.expressions import index_changes, predicate_changes
+from souffle.mutation.expression_changes import index_changes, predicate_changes
 from souffle.mutation.numbers import number_changes
-from souffle.mutation.statements import Change
+from souffle.mutation.statement_paths import Change
 from souffle.mutation.structure import structure_changes
 from souffle.mutation.workspace import Alias, aliased, aliases, shared_changes
 from souffle.schedule.lower import cuda_target

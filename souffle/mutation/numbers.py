@@ -9,8 +9,8 @@ import tvm
 from tvm import tirx
 from tvm.ir import TensorLoad
 
-from souffle.mutation.expressions import edited, heads, nodes_of
-from souffle.mutation.statements import Change, Site, is_int, replaced, sites
+from souffle.mutation.expression_changes import edited, heads, nodes_of
+from souffle.mutation.statement_paths import Change, Site, is_int, replaced, sites
 
 __all__ = ["number_changes"]
 

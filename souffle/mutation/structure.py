@@ -12,8 +12,8 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, TensorLoad
 
-from souffle.mutation.expressions import edited, heads, nodes_of, with_head
-from souffle.mutation.statements import Change, Path, Site, at, nothing, replaced, sites
+from souffle.mutation.expression_changes import edited, heads, nodes_of, with_head
+from souffle.mutation.statement_paths import Change, Path, Site, at, nothing, replaced, sites
 from souffle.tvm_compat import sequence
 
 __all__ = ["structure_changes"]

@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm.ir import TensorLoad
 
 from souffle.codegen.plan import Plan
-from souffle.mutation.statements import Change, Site, replaced, sites
+from souffle.mutation.statement_paths import Change, Site, replaced, sites
 from souffle.tvm_compat import const_int
 
 __all__ = ["Alias", "aliased", "aliases", "shared_changes"]

@@ -25,7 +25,7 @@ from tvm import tirx
 
 from souffle.cost.kernel import MEDIAN_ERROR
 from souffle.decision import Decision, Refused
-from souffle.placement.trial import StageTrial, StageTrials, reduction_of, reductions_of_groups
+from souffle.placement.stage_trial import StageTrial, StageTrials, reduction_of, reductions_of_groups
 from souffle.placement.two_phase import Phases, Split, free_suffix, split_by_cost
 from souffle.program import TE, FusedTE, InTiles, Item, Tensor, TEProgram, fuse, parts_of
 from souffle.schedule.gpu import RULES

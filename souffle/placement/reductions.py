@@ -7,7 +7,7 @@ from functools import partial
 from souffle.cost.device import CostDevice
 from souffle.decision import Decision
 from souffle.placement.in_tiles import propagate, start_by_cost
-from souffle.placement.trial import StageTrials
+from souffle.placement.stage_trial import StageTrials
 from souffle.placement.two_phase import split_by_cost, two_phase
 from souffle.program import TEProgram
 from souffle.schedule.gpu.scheduler import GpuScheduler

@@ -27,7 +27,7 @@ from tvm.ir import Range
 from souffle.cost.kernel import MEDIAN_ERROR
 from souffle.cost.predict import Terms
 from souffle.decision import Decision, Refused
-from souffle.placement.trial import StageTrials, reduction_of, seconds_of
+from souffle.placement.stage_trial import StageTrials, reduction_of, seconds_of
 from souffle.program import TE, FusedTE, InTiles, Item, Tensor, TEProgram, fuse, parts_of
 from souffle.program.shared import OncePer
 from souffle.transform.handles import read

@@ -18,7 +18,7 @@ from souffle.runtime import artifact
 from souffle.runtime.explain import explain
 from souffle.runtime.network import KernelInfo, signature_of
 from souffle.runtime.signature import Signature
-from souffle.runtime.stages import StageTable, stages_of_plan
+from souffle.runtime.stage_table import StageTable, stages_of_plan
 from souffle.schedule.cpu import SharedCores, host_target, machine_of
 
 __all__ = ["HostNetwork"]

@@ -21,7 +21,7 @@ from souffle.runtime.cuda import Cuda
 from souffle.runtime.cuda_runner import CudaRunner
 from souffle.runtime.explain import explain, launch_counts, shared_bytes, spilled_bytes, stack_bytes
 from souffle.runtime.signature import Signature, TensorSpec
-from souffle.runtime.stages import StageTable, stages_of_plan
+from souffle.runtime.stage_table import StageTable, stages_of_plan
 
 __all__ = ["KernelInfo", "Network", "check_device", "signature_of"]
 

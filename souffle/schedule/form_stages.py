@@ -15,7 +15,7 @@ from souffle.decision import Decision, Refused
 from souffle.errors import SouffleError
 from souffle.program import TE, ExternTE, FusedTE, Loop, TEProgram, body_program
 from souffle.schedule.drafts import Answer, Drafts, Formed, FormedLoop, Scheduler, stands_alone
-from souffle.schedule.reuse import join_rows
+from souffle.schedule.on_chip_reuse import join_rows
 from souffle.schedule.stage import LoopStage, Stage, Unit
 
 __all__ = ["JoinPolicy", "StageError", "form_stages"]
@@ -36,7 +36,7 @@ class JoinPolicy:
         Below, stages stay within TVM's own fusion groups.
     rowwise_across_operators : bool
         Whether whole stages of different operators are joined when their tiles match, so that the tensors between them
-        stay on chip (V4, paper §6.5): see :mod:`souffle.schedule.reuse`.
+        stay on chip (V4, paper §6.5): see :mod:`souffle.schedule.on_chip_reuse`.
     """
 
     across_operators: bool

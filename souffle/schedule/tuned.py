@@ -20,10 +20,10 @@ from souffle.decision import Decision, Refused
 from souffle.errors import SouffleError
 from souffle.program import ExternTE
 from souffle.schedule.gpu import sketch_of
-from souffle.schedule.gpu.check import ScheduleError, check_schedule
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS, SHARING, GpuDevice
 from souffle.schedule.gpu.forms.blocks import product
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
+from souffle.schedule.gpu.schedule_check import ScheduleError, check_schedule
 from souffle.schedule.gpu.scheduler import THREADS, gpu_request
 from souffle.schedule.log import KNOB, RULE, Record, TuningLog, workload_module
 from souffle.schedule.lower import DeviceFunction, LoweringError, cuda_target, lower_stage

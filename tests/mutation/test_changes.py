@@ -10,7 +10,7 @@ from tvm import tirx
 from benchmarks.siege.kernels import random_case
 from souffle.mutation.comparisons import comparison_changes
 from souffle.mutation.numbers import number_changes
-from souffle.mutation.statements import Change
+from souffle.mutation.statement_paths import Change
 from souffle.mutation.structure import structure_changes
 from souffle.verify import PROVEN
 from tests.verify.hand_made import THREADS, Memory, Run, barrier, certificate, sequence, stage, tensor

@@ -14,10 +14,10 @@ from tvm import tirx
 from souffle.codegen.assemble import CompiledKernels
 from souffle.codegen.plan import Plan
 from souffle.mutation.barriers import barrier_changes, barrier_kind
-from souffle.mutation.expressions import predicate_changes
+from souffle.mutation.expression_changes import predicate_changes
 from souffle.mutation.mutants import Mutant, Mutation, Mutations
 from souffle.mutation.sandbox import Job, Sandbox
-from souffle.mutation.statements import sites
+from souffle.mutation.statement_paths import sites
 from souffle.mutation.trial import WRONG_VALUE, Trial, Trials, described, inputs_of, misses, tally
 from souffle.mutation.workspace import shared_changes
 from souffle.pipeline import compile_cuda

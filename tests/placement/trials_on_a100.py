@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from souffle.cost.device import cost_device
-from souffle.placement.trial import StageTrials
+from souffle.placement.stage_trial import StageTrials
 from souffle.program import TEProgram
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.gpu.scheduler import GpuScheduler, gpu_request

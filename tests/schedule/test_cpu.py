@@ -19,8 +19,8 @@ import souffle
 from souffle.program.evaluate import evaluate
 from souffle.schedule.cpu import build, build_cpu, host_target, machine_of, schedule_cpu, use_cores
 from souffle.schedule.cpu.contraction import tiling_of
-from souffle.schedule.cpu.emit import pieces
 from souffle.schedule.cpu.inline import node_count
+from souffle.schedule.cpu.loop_emission import pieces
 from tests.frontend.support import model_of
 from tests.testlib import inputs_for, random_program
 

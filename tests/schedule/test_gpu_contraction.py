@@ -19,11 +19,11 @@ from tvm import te, tirx, topi
 from souffle.codegen.device_functions import with_device_functions
 from souffle.decision import Refused
 from souffle.emulator import compile_text
-from souffle.schedule.gpu.check import check_schedule
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Rule, Sketch
 from souffle.schedule.gpu.rules.contraction import CONTRACTION
 from souffle.schedule.gpu.rules.tensor_core_contraction import TENSOR_CORE_CONTRACTION
+from souffle.schedule.gpu.schedule_check import check_schedule
 from souffle.schedule.gpu.tiling import contraction_tiling
 from souffle.schedule.lower import cuda_target
 from souffle.tvm_compat import const_int, primfunc_from_tensors

@@ -19,13 +19,13 @@ from souffle.decision import Refused
 from souffle.emulator import compile_text
 from souffle.kernel import KernelShape
 from souffle.kernel.calls import ArgumentPlace, StageCall
-from souffle.schedule.gpu.check import check_schedule
 from souffle.schedule.gpu.emit.async_copy import AsyncCopy, async_copy
 from souffle.schedule.gpu.emit.staging import choose_fetch
 from souffle.schedule.gpu.forms.matrix_product import canonical_contraction
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Sketch
 from souffle.schedule.gpu.rules.mma_contraction import MMA_CONTRACTION
+from souffle.schedule.gpu.schedule_check import check_schedule
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, assumed_operands
 from souffle.schedule.lower import DeviceFunction, cuda_target, lower_stage
 from souffle.tvm_compat import const_int, primfunc_from_tensors

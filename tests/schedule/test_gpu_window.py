@@ -16,12 +16,12 @@ from tvm import te, tirx, topi
 
 from souffle.decision import Refused
 from souffle.emulator import compile_text
-from souffle.schedule.gpu.check import check_schedule
-from souffle.schedule.gpu.forms.expressions import Axis
+from souffle.schedule.gpu.forms.contraction_expressions import Axis
 from souffle.schedule.gpu.forms.one_reduction import Meeting, find_meeting
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Sketch
 from souffle.schedule.gpu.rules.window import WINDOW, direct_sketch
+from souffle.schedule.gpu.schedule_check import check_schedule
 from souffle.schedule.gpu.tiling.direct_tiling import read_plan
 from souffle.schedule.lower import cuda_target
 from souffle.tvm_compat import const_int, primfunc_from_tensors

@@ -16,8 +16,8 @@ from tvm.ir.expr import TensorLoad
 from tvm.tirx import ForKind
 
 from souffle.schedule.cpu.contraction_form import CpuContraction
-from souffle.schedule.cpu.emit import pieces
 from souffle.schedule.cpu.host import Machine
+from souffle.schedule.cpu.loop_emission import pieces
 from souffle.schedule.cpu.nest import (
     Axis,
     Nest,

@@ -11,8 +11,8 @@ from tvm.ir.expr import TensorLoad
 from tvm.tirx import ForKind
 
 from souffle.schedule.cpu.contraction_form import Combiner, combiner_of, split_groups, without_units
-from souffle.schedule.cpu.emit import collapse, pieces, serial
 from souffle.schedule.cpu.host import Machine
+from souffle.schedule.cpu.loop_emission import collapse, pieces, serial
 from souffle.schedule.cpu.nest import (
     Axis,
     Nest,

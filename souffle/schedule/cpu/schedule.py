@@ -19,9 +19,9 @@ from tvm.tirx import ForKind
 from souffle.schedule.cpu.contraction import emit_contraction, materialized_rows
 from souffle.schedule.cpu.contraction_form import CpuContraction, contraction_of, split_groups, without_units
 from souffle.schedule.cpu.elementary import expand_elementary
-from souffle.schedule.cpu.emit import collapse, emit_injective, lanes_of
 from souffle.schedule.cpu.host import Machine, machine_of
 from souffle.schedule.cpu.inline import attach_epilogues, inline_injective, without_trivial_reductions
+from souffle.schedule.cpu.loop_emission import collapse, emit_injective, lanes_of
 from souffle.schedule.cpu.nest import Axis, Nest, decode, distinct, loop, parse, product
 from souffle.schedule.cpu.reduction import emit_reduction, reduces_along_memory
 from souffle.schedule.cpu.widen import with_wide_sums

@@ -9,11 +9,11 @@ from __future__ import annotations
 from tvm import tirx
 
 from souffle.decision import Refused
-from souffle.schedule.gpu.check import ScheduleError, check_schedule
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.offers import Offers
 from souffle.schedule.gpu.registry import RULES, register_rule, sketch_of
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Knob, Rule, Sketch
+from souffle.schedule.gpu.schedule_check import ScheduleError, check_schedule
 
 __all__ = [
     "RULES",

@@ -8,11 +8,11 @@ from math import inf
 from tvm import s_tir, tirx
 
 from souffle.decision import Refused
-from souffle.schedule.gpu.check import check_schedule
 from souffle.schedule.gpu.forms.blocks import is_reduction, product
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.registry import RULES
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Rule, Sketch, does_not_apply
+from souffle.schedule.gpu.schedule_check import check_schedule
 from souffle.tvm_compat import collect, const_int
 
 __all__ = ["Offers"]

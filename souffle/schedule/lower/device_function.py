@@ -23,7 +23,6 @@ from souffle.program.ieee import with_ieee_arithmetic
 from souffle.program.tvm_passes import simplifying_passes
 from souffle.program.wide import with_long_shapes, with_wide_indices
 from souffle.schedule.gpu.rule import GpuSchedule
-from souffle.schedule.lower.barriers import LoweringError, barrier_scope, with_whole_warps
 from souffle.schedule.lower.printed_conditions import has_vector_select, with_plain_conditions
 from souffle.schedule.lower.shuffle_masks import with_full_masks
 from souffle.schedule.lower.shuffled_values import with_written_values
@@ -37,6 +36,7 @@ from souffle.schedule.lower.tvm_defects import (
     without_gathers,
     without_names,
 )
+from souffle.schedule.lower.uniform_barriers import LoweringError, barrier_scope, with_whole_warps
 from souffle.schedule.lower.unrolled_indices import with_short_indices
 from souffle.tvm_compat import PrimExpr, collect, const_int, sequence, substitute
 

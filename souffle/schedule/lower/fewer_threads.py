@@ -21,8 +21,8 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from souffle.schedule.lower.barriers import LoweringError, Spread, barrier_scope
 from souffle.schedule.lower.device_function import DeviceFunction
+from souffle.schedule.lower.uniform_barriers import LoweringError, Spread, barrier_scope
 from souffle.tvm_compat import PrimExpr
 
 __all__ = ["BARRIER_FUNCTION", "fit_functions", "partial_function"]

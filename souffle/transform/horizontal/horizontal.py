@@ -27,7 +27,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from souffle.decision import Decision
 from souffle.program import TE, Item, Tensor, TEProgram
 from souffle.program.names import NameSupply
-from souffle.transform.horizontal.build import followed_te, merged_te
+from souffle.transform.horizontal.merged_te import followed_te, merged_te
 from souffle.transform.horizontal.operands import Member, PackedPlace, member_of
 from souffle.transform.horizontal.operators import Merge, contracts, costly_merges, operator_shape
 from souffle.transform.horizontal.packs import Pack, Packs

@@ -72,7 +72,7 @@ gives exponentials a second field; here the text of one thread is run, with its 
 """
 
 from souffle.verify.values.agreement import Agreement, FunctionComparison, Mismatch, StageFunction, values_agree
-from souffle.verify.values.network import StageText, compare_stages, values_section
+from souffle.verify.values.network_values import StageText, compare_stages, values_section
 
 __all__ = [
     "Agreement",

@@ -102,7 +102,7 @@ def test_barriers_of_a_warp_have_no_text(monkeypatch: pytest.MonkeyPatch) -> Non
     """48 threads of a row are no whole warps: TVM reduces them in shared memory, with barriers of warps in between."""
     check_row_sums(4, 96, across_threads(1, 48))
     monkeypatch.setattr(lower, "with_whole_warps", lambda name, body, tid, threads: body)
-    with fails_without("with_whole_warps in lower/barriers.py", CertificateError, match="race in a block"):
+    with fails_without("with_whole_warps in lower/uniform_barriers.py", CertificateError, match="race in a block"):
         compiled(row_sums(4, 96), across_threads(1, 48))
 
 

@@ -29,9 +29,9 @@ from tvm import tirx
 from tvm.ir import TensorLoad
 
 from souffle.decision import Refused
+from souffle.schedule.gpu.emit.contraction_statements import all_of, guarded, loop
 from souffle.schedule.gpu.emit.staging import TileFetch
-from souffle.schedule.gpu.emit.statements import all_of, guarded, loop
-from souffle.schedule.gpu.forms.expressions import is_constant, substitute_axes
+from souffle.schedule.gpu.forms.contraction_expressions import is_constant, substitute_axes
 from souffle.schedule.gpu.forms.memory_access import aligned_lanes, bits_of, has_condition_on, memory_step
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, is_branch, sequence
 

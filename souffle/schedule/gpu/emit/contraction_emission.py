@@ -8,11 +8,11 @@ from math import ceil, prod
 from tvm import tirx
 
 from souffle.schedule.gpu.emit.async_copy import AsyncCopy, async_copy, barrier, commit, wait
+from souffle.schedule.gpu.emit.contraction_statements import guarded, kernel_func, local_buffer, loop, shared_buffer
 from souffle.schedule.gpu.emit.folding import ThreadShare, fold_buffers, fold_results
 from souffle.schedule.gpu.emit.staging import TileFetch, choose_fetch
-from souffle.schedule.gpu.emit.statements import guarded, kernel_func, local_buffer, loop, shared_buffer
 from souffle.schedule.gpu.emit.writeback import write_results
-from souffle.schedule.gpu.forms.expressions import substitute_axes
+from souffle.schedule.gpu.forms.contraction_expressions import substitute_axes
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.schedule.gpu.tiling.contraction_cost import result_lanes_of

@@ -9,7 +9,7 @@ from typing import Any
 from tvm import tirx
 
 from souffle.schedule.gpu.emit.async_copy import barrier
-from souffle.schedule.gpu.emit.statements import (
+from souffle.schedule.gpu.emit.contraction_statements import (
     Binder,
     all_of,
     guarded,
@@ -18,7 +18,7 @@ from souffle.schedule.gpu.emit.statements import (
     loop,
     shared_buffer,
 )
-from souffle.schedule.gpu.forms.expressions import Axis, depends, substitute_axes
+from souffle.schedule.gpu.forms.contraction_expressions import Axis, depends, substitute_axes
 from souffle.schedule.gpu.forms.matrix_product import Store
 from souffle.schedule.gpu.forms.memory_access import bits_of, lanes_along, memory_step
 from souffle.schedule.gpu.forms.one_reduction import Meeting

@@ -14,9 +14,9 @@ from typing import Any
 from tvm import tirx
 
 from souffle.schedule.gpu.emit.async_copy import barrier
-from souffle.schedule.gpu.emit.statements import Binder, guarded, local_buffer, loop, shared_buffer
+from souffle.schedule.gpu.emit.contraction_statements import Binder, guarded, local_buffer, loop, shared_buffer
 from souffle.schedule.gpu.forms.behind_contraction import Fold
-from souffle.schedule.gpu.forms.expressions import Axis, substitute_axes
+from souffle.schedule.gpu.forms.contraction_expressions import Axis, substitute_axes
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.forms.memory_access import bits_of
 from souffle.tvm_compat import PrimExpr, cast, dtype_of, sequence, variables

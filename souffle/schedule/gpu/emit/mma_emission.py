@@ -10,10 +10,7 @@ from tvm import tirx
 
 from souffle.decision import Refused
 from souffle.schedule.gpu.emit.async_copy import AsyncCopy, barrier, commit, wait
-from souffle.schedule.gpu.emit.mma_epilogue import Strips
-from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, INNER, ROWS, load_part, part_places, product
-from souffle.schedule.gpu.emit.staging import TileFetch
-from souffle.schedule.gpu.emit.statements import (
+from souffle.schedule.gpu.emit.contraction_statements import (
     Binder,
     guarded,
     kernel_func,
@@ -21,6 +18,9 @@ from souffle.schedule.gpu.emit.statements import (
     loop,
     shared_buffer,
 )
+from souffle.schedule.gpu.emit.mma_epilogue import Strips
+from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, INNER, ROWS, load_part, part_places, product
+from souffle.schedule.gpu.emit.staging import TileFetch
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, Operands
 from souffle.tvm_compat import PrimExpr, sequence

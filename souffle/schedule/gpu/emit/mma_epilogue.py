@@ -13,8 +13,8 @@ from typing import Any
 from tvm import tirx
 
 from souffle.schedule.gpu.emit.async_copy import barrier
+from souffle.schedule.gpu.emit.contraction_statements import guarded, local_buffer, loop
 from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, ROWS, put_totals, take_totals
-from souffle.schedule.gpu.emit.statements import guarded, local_buffer, loop
 from souffle.schedule.gpu.emit.writeback import result_lanes, value_buffers, write_results
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling

@@ -7,8 +7,8 @@ from typing import Any
 
 from tvm import tirx
 
+from souffle.schedule.gpu.emit.contraction_statements import guarded, kernel_func, local_buffer, loop, shared_buffer
 from souffle.schedule.gpu.emit.staging import TileFetch, choose_fetch
-from souffle.schedule.gpu.emit.statements import guarded, kernel_func, local_buffer, loop, shared_buffer
 from souffle.schedule.gpu.emit.writeback import result_lanes, write_results
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.tiling.wmma_tiling import FRAGMENT, PADDING, SIDE, WmmaTiling

@@ -9,8 +9,8 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 
-from souffle.schedule.gpu.emit.statements import Binder, guarded, local_buffer, loop
-from souffle.schedule.gpu.forms.expressions import Axis, substitute_axes
+from souffle.schedule.gpu.emit.contraction_statements import Binder, guarded, local_buffer, loop
+from souffle.schedule.gpu.forms.contraction_expressions import Axis, substitute_axes
 from souffle.schedule.gpu.forms.matrix_product import Contraction, Store
 from souffle.schedule.gpu.forms.memory_access import has_condition_on, lanes_along, memory_step
 from souffle.tvm_compat import PrimExpr, sequence, variables

@@ -18,7 +18,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Range, TensorLoad
 
-from souffle.schedule.gpu.forms.expressions import (
+from souffle.schedule.gpu.forms.contraction_expressions import (
     Axis,
     NotAContraction,
     bounded,

@@ -2,7 +2,7 @@
 
 A stage runs without a grid barrier (the kernel has them only between stages), so nothing that one thread block writes
 may be read by another inside it. The functions here remove what would break that;
-:func:`souffle.schedule.gpu.check.check_schedule` asserts it.
+:func:`souffle.schedule.gpu.schedule_check.check_schedule` asserts it.
 """
 
 from __future__ import annotations

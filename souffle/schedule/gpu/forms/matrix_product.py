@@ -32,7 +32,7 @@ from souffle.schedule.gpu.forms.behind_contraction import (
     store_of,
     term_of,
 )
-from souffle.schedule.gpu.forms.expressions import (
+from souffle.schedule.gpu.forms.contraction_expressions import (
     Axis,
     NotAContraction,
     bounded,
@@ -41,8 +41,8 @@ from souffle.schedule.gpu.forms.expressions import (
     narrow_indices,
     substitute_axes,
 )
-from souffle.schedule.gpu.forms.operands import narrow_operand, separate, split_term, straighten
 from souffle.schedule.gpu.forms.stage_forms import StageForms
+from souffle.schedule.gpu.forms.term_operands import narrow_operand, separate, split_term, straighten
 from souffle.schedule.gpu.rule import STARTS_IN_TILES
 from souffle.tvm_compat import PrimExpr, buffer_loads, cast, const_int, dtype_of, statements_of
 

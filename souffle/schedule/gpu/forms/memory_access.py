@@ -11,7 +11,7 @@ from tvm import tirx
 from tvm.ir import TensorLoad
 
 from souffle.index.operations import COMPARISONS
-from souffle.schedule.gpu.forms.expressions import Axis, depends, substitute_axes
+from souffle.schedule.gpu.forms.contraction_expressions import Axis, depends, substitute_axes
 from souffle.tvm_compat import PrimExpr, buffer_loads, const_int, dtype_of
 
 __all__ = ["aligned_lanes", "bits_of", "has_condition_on", "lanes_along", "memory_step", "offset_of"]

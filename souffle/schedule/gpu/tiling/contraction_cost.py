@@ -16,7 +16,7 @@ from souffle.index.operations import COMPARISONS
 from souffle.schedule.gpu.emit.async_copy import AsyncCopy, async_copy
 from souffle.schedule.gpu.emit.staging import choose_fetch
 from souffle.schedule.gpu.emit.writeback import result_lanes
-from souffle.schedule.gpu.forms.expressions import Axis, depends
+from souffle.schedule.gpu.forms.contraction_expressions import Axis, depends
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.forms.memory_access import lanes_along
 from souffle.schedule.gpu.rule import GpuRequest

@@ -11,7 +11,7 @@ from tvm.ir import Call
 
 from souffle.decision import Refused
 from souffle.index.operations import COMPARISONS
-from souffle.schedule.gpu.forms.expressions import Axis, depends
+from souffle.schedule.gpu.forms.contraction_expressions import Axis, depends
 from souffle.schedule.gpu.forms.matrix_product import Operand
 from souffle.schedule.gpu.forms.memory_access import bits_of, lanes_along, memory_step
 from souffle.schedule.gpu.rule import GpuRequest, Knob, Values

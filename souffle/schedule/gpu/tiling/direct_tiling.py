@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from math import prod
 
 from souffle.decision import Refused
-from souffle.schedule.gpu.forms.expressions import Axis, depends
+from souffle.schedule.gpu.forms.contraction_expressions import Axis, depends
 from souffle.schedule.gpu.forms.matrix_product import Operand
 from souffle.schedule.gpu.forms.memory_access import bits_of, lanes_along, memory_step
 from souffle.schedule.gpu.forms.one_reduction import Meeting, Sum, find_meeting, read_sum

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import souffle
-from souffle.codegen.memory import ALIGNMENT, Lifetime, place
+from souffle.codegen.workspace_layout import ALIGNMENT, Lifetime, place
 from tests.testlib import random_program
 
 LIFETIMES = st.lists(

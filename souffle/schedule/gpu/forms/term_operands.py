@@ -12,7 +12,14 @@ from tvm import tirx
 from tvm.ir import Call
 
 from souffle.index.operations import ARITHMETIC, COMPARISONS, DIVISIONS
-from souffle.schedule.gpu.forms.expressions import Axis, NotAContraction, bounded, depends, is_constant, substitute_axes
+from souffle.schedule.gpu.forms.contraction_expressions import (
+    Axis,
+    NotAContraction,
+    bounded,
+    depends,
+    is_constant,
+    substitute_axes,
+)
 from souffle.schedule.gpu.forms.memory_access import memory_step
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, is_branch, variables
 

@@ -11,10 +11,10 @@ import pytest
 
 import souffle
 from souffle.cache import read_entry, write_entry
-from souffle.codegen import nvcc, resources
+from souffle.codegen import nvcc, stage_meter
 from souffle.codegen.nvcc import find_nvcc
 from souffle.codegen.plan import Resources
-from souffle.codegen.resources import StageMeter, smaller_waves
+from souffle.codegen.stage_meter import StageMeter, smaller_waves
 from souffle.decision import Decision
 from souffle.partition import PartitionRequest
 from souffle.program import TEProgram
@@ -54,7 +54,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         runs.append(len(report))
         return image, report
 
-    monkeypatch.setattr(resources, "compile_cubin", compile_cubin)
+    monkeypatch.setattr(stage_meter, "compile_cubin", compile_cubin)
     return runs
 
 
@@ -91,7 +91,7 @@ def test_figures_are_kept_for_other_networks(tmp_path: Path, monkeypatch: pytest
 @needs_nvcc
 def test_stages_are_split_over_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = counted(monkeypatch)
-    monkeypatch.setattr(resources.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(stage_meter.os, "cpu_count", lambda: 2)
     b = Builder()
     x = b.input(8, 8)
     outputs = [b.reduce(b.matmul(x, b.constant(weights(8, 8 * n))), 1) for n in range(1, 6)]
@@ -116,9 +116,9 @@ def test_spills_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         kernels = re.findall(r"__global__ void __launch_bounds__\(\d+\) (\w+)\(", text)
         return b"", {name: Resources(255, 16, 96, 100, 104) for name in kernels}
 
-    monkeypatch.setattr(resources, "compile_cubin", compile_cubin)
-    monkeypatch.setattr(resources, "find_nvcc", lambda: Path("nvcc"))
-    monkeypatch.setattr(resources, "compiler_version", lambda path: "1")
+    monkeypatch.setattr(stage_meter, "compile_cubin", compile_cubin)
+    monkeypatch.setattr(stage_meter, "find_nvcc", lambda: Path("nvcc"))
+    monkeypatch.setattr(stage_meter, "compiler_version", lambda path: "1")
     for used in measured(network()).values():
         assert (used.registers, used.static_shared_bytes, used.spill_bytes, used.measured) == (255, 16, 96, True)
         assert used.stack_bytes == 104
@@ -128,7 +128,7 @@ def test_spills_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_compiler_registers_are_assumed_and_memory_is_known(
     why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resources, "find_nvcc", lambda: None)
+    monkeypatch.setattr(stage_meter, "find_nvcc", lambda: None)
     lowered = lower(network())
     meter = StageMeter(ARCH, cuda_target(ARCH), measure=why == "no compiler")
     for stage in meter.measured(lowered.stages):

@@ -8,7 +8,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from souffle.schedule.gpu.forms.expressions import Axis
+from souffle.schedule.gpu.forms.contraction_expressions import Axis
 from souffle.tvm_compat import PrimExpr, sequence
 
 __all__ = [

@@ -93,9 +93,7 @@ def place_buffers(
     outer = dict.fromkeys((*program.inputs, *program.outputs, *program.constants))
     inner = [t for t in first if t not in outer]
     offsets, total = place([Lifetime(t.nbytes, first[t], last[t]) for t in inner])
-    buffers += [
-        Buffer(t.name, t.shape, t.dtype, "workspace", t.name, at) for t, at in zip(inner, offsets, strict=True)
-    ]
+    buffers += [Buffer(t.name, t.shape, t.dtype, "workspace", t.name, at) for t, at in zip(inner, offsets, strict=True)]
     return tuple(buffers), {t: i for i, t in enumerate([*outer, *inner])}, total
 
 

@@ -11,7 +11,7 @@ from tvm import tirx
 from tvm.ir import TensorLoad
 
 from souffle.kernel.merge import OFFSET_FUNCTION
-from souffle.mutation.statements import Change, Path, at, is_int, mapped, replaced, sites
+from souffle.mutation.statement_paths import Change, Path, at, is_int, mapped, replaced, sites
 
 __all__ = ["edited", "heads", "index_changes", "nodes_of", "predicate_changes", "with_head"]
 
@@ -51,7 +51,7 @@ def with_head(statement: tirx.Stmt, number: int, head: Any) -> tirx.Stmt:
 
 
 def nodes_of(head: Any, kinds: tuple[type, ...]) -> list[Any]:
-    """In the order of :func:`souffle.mutation.statements.mapped`."""
+    """In the order of :func:`souffle.mutation.statement_paths.mapped`."""
     found: list[Any] = []
     tvm_ffi.structural_walk(head, (kinds, found.append), order="post")
     return found
