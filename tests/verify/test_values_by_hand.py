@@ -256,3 +256,24 @@ def test_short_integers_wrap_around(dtype: str) -> None:
     in_another_order = hand(lambda x: tirx.truncdiv(x + x * x, tirx.const(2, dtype)))
     assert isinstance(in_another_order, Agreement)
     assert isinstance(hand(lambda x: half(x, "int32")), Mismatch)
+
+
+def test_what_is_divided_by_zero_does_not_cancel() -> None:
+    """In ``x - (x / 0 - x / 0)`` it would, as the mean of a normalization does in the sum of squares around it."""
+
+    def body(memory: Memory, divisor: float, factor: float) -> tirx.Stmt:
+        x = memory.tensors[0][at(memory)]
+        quotient = tirx.Div(x, tirx.const(divisor, "float32")) * tirx.const(factor, "float32")
+        value = x + x + (quotient - quotient)
+        return tirx.BufferStore(memory.tensors[1], value, [at(memory)])
+
+    assert isinstance(by_hand(doubled, lambda memory: body(memory, 3.0, 2.0)), Agreement)
+    for divisor, factor in ((0.0, 1.0), (3.0, float("inf")), (float("-inf"), 1.0)):
+        found = by_hand(doubled, lambda memory, d=divisor, f=factor: body(memory, d, f))
+        assert isinstance(found, Mismatch)
+        assert "is no number" in found.reason
+
+    def none(x: te.Tensor) -> te.Tensor:
+        return te.compute((SIZE,), lambda i: x[i] + x[i] + x[i] * tirx.const(float("inf"), "float32") * 0.0)
+
+    assert not isinstance(by_hand(none, lambda memory: body(memory, 0.0, 1.0)), Agreement)

@@ -13,7 +13,9 @@ that are equal over the rationals are equal here. Two that differ there agree at
 ``d / P``, for each element that is compared, where `d` is the degree of their difference, as polynomials over one
 denominator (Schwartz 1980, Zippel 1979): a few factors that stages multiply with each other, and one for each number in
 a sum of quotients. They must differ modulo `P` for that; literals whose difference is a multiple of `P` are taken for
-the same. A denominator is 0 with the same small probability, and its inverse is then taken for 0, on both sides.
+the same. A denominator is 0 with the same small probability, and its inverse is then taken for 0, on both sides. What
+divides by the literal 0, or calculates with an infinite one, is refuted where the definition does not
+(:mod:`souffle.verify.values.infinities`).
 
 ``exp``, ``erf`` and all else that is no field operation is a random function of its arguments, named alike on both
 sides: two calls are equal if names and arguments are, and otherwise with probability ``1 / P`` (random interpretation

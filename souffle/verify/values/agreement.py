@@ -17,6 +17,7 @@ from souffle.verify.function_reader import read_function
 from souffle.verify.stage_functions import text_of
 from souffle.verify.values.coverage import mark_written
 from souffle.verify.values.function import FunctionRun
+from souffle.verify.values.infinities import leaves_numbers
 from souffle.verify.values.inputs import blank, elements_of, integer_ranges, random_tensors
 from souffle.verify.values.intrinsics import intrinsic
 from souffle.verify.values.memory import Fault, Lanes
@@ -213,7 +214,7 @@ def values_agree(
         return doubt
     if not found:
         raise ValueError("values are compared at one point at least")
-    beyond = _beyond_types(functions)
+    beyond = _beyond_types(functions) or _beyond_numbers(reference, functions)
     if beyond is not None:
         return beyond
     together = tuple(
@@ -228,6 +229,18 @@ def _beyond_types(functions: Sequence[StageFunction]) -> Undecided | None:
     for number, (func, tiles, threads) in enumerate(functions):
         for finding in calculated("", read_function(f"function {number}", func, tiles, threads)):
             return finding if isinstance(finding, Undecided) else Undecided(f"{finding.reason}: {finding.element}")
+    return None
+
+
+def _beyond_numbers(reference: tirx.PrimFunc, functions: Sequence[StageFunction]) -> Mismatch | None:
+    """What a function makes that is no number, where its definition has nothing of the kind."""
+    if leaves_numbers(reference.body) is not None:
+        return None
+    for number, (func, _, _) in enumerate(functions):
+        node = leaves_numbers(func.body)
+        if node is not None:
+            reason = f"`{text_of(node)}` is no number, and nothing in its definition is none"
+            return Mismatch(number, None, None, "an element", (), "", reason)
     return None
 
 

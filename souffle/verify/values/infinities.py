@@ -1,0 +1,49 @@
+"""Arithmetic that leaves the numbers: a quotient by zero, or an infinity in a sum or a product.
+
+A field has an inverse of everything but zero, and no infinity that swallows what is added to it. So what is no number
+in a text may cancel in the field: of ``sum((x - m0) * (x - m))`` with the mean ``m`` any ``m0`` gives the same sum,
+also one that was divided by zero. It is looked for in what is written: a text may have it only where its definition
+does.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tvm_ffi
+from tvm import tirx
+
+__all__ = ["leaves_numbers"]
+
+_ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div)
+
+
+def leaves_numbers(root: Any) -> Any | None:
+    """The first operation on floating-point numbers whose result is none, whatever its other operand is.
+
+    Parameters
+    ----------
+    root : expression or statement
+
+    Returns
+    -------
+    expression, or None
+    """
+    found: list[Any] = []
+
+    def see(node: Any) -> None:
+        divisor = _literal(node.b)
+        infinite = any(literal is not None and not math.isfinite(literal) for literal in (_literal(node.a), divisor))
+        if infinite or (isinstance(node, tirx.Div) and divisor == 0):
+            found.append(node)
+
+    tvm_ffi.structural_walk(root, (_ARITHMETIC, see))
+    return found[0] if found else None
+
+
+def _literal(node: Any) -> float | None:
+    """The value of a floating-point literal, converted or of many lanes too."""
+    while isinstance(node, (tirx.Cast, tirx.Broadcast)):
+        node = node.value
+    return float(node.value) if isinstance(node, tirx.FloatImm) else None
