@@ -1,10 +1,13 @@
-"""docs/extending.md: each Python block runs, in order, and prints the text block below it."""
+"""docs/extending.md: its blocks, followed literally; each prints the text block below it."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,14 +15,24 @@ import pytest
 from souffle.errors import OptionError
 from souffle.schedule.gpu import RULES, register_rule
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "extending.md"
-_BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```\n)?", re.DOTALL | re.MULTILINE)
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENT = ROOT / "docs" / "extending.md"
+_BLOCK = re.compile(
+    r"^```(?P<language>python|sh)\n(?P<code>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```\n)?", re.DOTALL | re.MULTILINE
+)
 
 
-def test_the_tutorial_does_what_it_says() -> None:
+def section(title: str) -> list[re.Match[str]]:
+    """The Python and shell blocks below a heading that starts so, where they stand in the document."""
+    text = DOCUMENT.read_text()
+    (found,) = re.finditer(rf"^## {title}.*?(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+    return list(_BLOCK.finditer(text, found.start(), found.end()))
+
+
+def test_a_rule_from_outside_of_the_package() -> None:
     before, text = dict(RULES), DOCUMENT.read_text()
-    blocks = list(_BLOCK.finditer(text))
-    assert len(blocks) == text.count("```python") >= 3
+    blocks = section("A rule")
+    assert len(blocks) >= 3
     namespace: dict[str, object] = {}
     try:
         for block in blocks:
@@ -42,3 +55,27 @@ def test_a_rule_has_a_name_of_its_own_and_a_place() -> None:
         register_rule(rule, before="contraction")
     with pytest.raises(OptionError, match="is no rule; the rules are mma_contraction"):
         register_rule(rule, before="convolution")
+
+
+def run(commands: str, folder: Path) -> str:
+    """What the commands of a block print; they find Souffle as it is installed for these tests."""
+    printed = ""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for command in commands.splitlines():
+        words = command.split()
+        assert words[0] == "python"
+        done = subprocess.run(
+            [sys.executable, *words[1:]], cwd=folder, env=environment, capture_output=True, text=True, timeout=250
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        printed += done.stdout
+    return printed
+
+
+def test_a_planner_from_outside_of_the_package(tmp_path: Path) -> None:
+    """In an empty folder, from the command line."""
+    module, commands = section("A planner")
+    (tmp_path / "quarters.py").write_text(module["code"])
+    printed = run(commands["code"], tmp_path)
+    level, _, launches, *_, result = next(line.split() for line in printed.splitlines() if line.startswith("V3"))
+    assert (level, launches, result) == ("V3", "9", "ok"), printed
