@@ -277,3 +277,23 @@ def test_what_is_divided_by_zero_does_not_cancel() -> None:
         return te.compute((SIZE,), lambda i: x[i] + x[i] + x[i] * tirx.const(float("inf"), "float32") * 0.0)
 
     assert not isinstance(by_hand(none, lambda memory: body(memory, 0.0, 1.0)), Agreement)
+
+
+def test_the_last_turn_of_a_loop_is_what_a_register_holds() -> None:
+    """Turns that depend on nothing are run together, whatever they write."""
+
+    def body(memory: Memory, turns: int) -> tirx.Stmt:
+        turn = tirx.Var("turn", "int32")
+        x = memory.tensors[0][memory.tile * THREADS + tirx.floormod(memory.tid + turn, THREADS)]
+        loop = tirx.For(turn, 0, turns, tirx.ForKind.SERIAL, tirx.BufferStore(memory.register, x, [0]))
+        held = memory.register[0]
+        return sequence(loop, tirx.BufferStore(memory.tensors[1], held + held, [at(memory)]))
+
+    def turned(x: te.Tensor) -> te.Tensor:
+        return te.compute(
+            (SIZE,),
+            lambda i: x[i // THREADS * THREADS + (i + 2) % THREADS] + x[i // THREADS * THREADS + (i + 2) % THREADS],
+        )
+
+    assert isinstance(by_hand(turned, lambda memory: body(memory, 3)), Agreement)
+    assert isinstance(by_hand(turned, lambda memory: body(memory, 2)), Mismatch)

@@ -266,7 +266,9 @@ class PerThread:
                 np.copyto(self.values[at], value, where=mask)
             return
         places = _bounded(np.atleast_1d(np.asarray(at)), self.units, mask, self.name)
-        if mask is None and places.shape[-1] == 1:
+        here = (*places.shape[:-1], len(self.lane))
+        # Turns of a loop that are run together may write one place in turn: the last is seen.
+        if mask is None and places.shape[-1] == 1 and np.broadcast_shapes(np.shape(value), here) == here:
             self.values[places[..., 0]] = value
             return
         places, lane, values = _wanted(mask, places, self.lane, value)
