@@ -20,6 +20,7 @@ from tvm import tirx
 from tvm.ir import TensorLoad
 
 from souffle.index.bounds import Bounder, Bounds, fits, limits
+from souffle.index.operations import DIVISIONS
 from souffle.program.extrema import is_floating
 from souffle.tvm_compat import PrimExpr, believed_bounds, cast, collect, dtype_of, loads, reduce_node, same_expression
 
@@ -30,7 +31,8 @@ _WRAPPING = (tirx.Add, tirx.Sub, tirx.Mul, tirx.LShift, tirx.Cast)
 _ANYTHING = (-(2**63), 2**63 - 1)
 """What TVM says of a number of which it knows nothing."""
 _ORDERED = (tirx.LT, tirx.LE, tirx.GT, tirx.GE)
-_EXTREMES = (tirx.Min, tirx.Max)
+_BOUNDED = (tirx.Min, tirx.Max, *DIVISIONS, tirx.RShift, tirx.BitwiseAnd)
+"""Operations whose results TVM bounds more closely than by their type."""
 
 
 def with_ieee_arithmetic(node: _Node) -> _Node:
@@ -104,8 +106,8 @@ def _unsigned(node: _Node) -> _Node:
         return node
     sides = [node.a, node.b]
     if any(isinstance(side, tirx.IntImm) for side in sides):
-        # It compares the limit of an extreme with that of the other side by their difference.
-        hides = [any(collect(side, kind) for kind in _EXTREMES) and not _is_hidden(side) for side in sides]
+        # It compares the bounds of one side with the other by their difference.
+        hides = [any(collect(side, kind) for kind in _BOUNDED) and not _is_hidden(side) for side in sides]
         hides = [hide and isinstance(node, _ORDERED) for hide in hides]
     else:
         sums = any(isinstance(side, (tirx.Add, tirx.Sub, tirx.Mul)) for side in sides)
@@ -129,21 +131,22 @@ def _hidden(value: PrimExpr) -> PrimExpr:
 
 def _conversion(node: tirx.Cast) -> PrimExpr:
     """Keep TVM from bounding an integer that wraps around: it compares and divides what has 32 bits by its bounds."""
-    target = dtype_of(node)
-    if _is_long(node) and _wraps(node.value):
-        return tirx.Cast(target, _hidden(node.value))
+    target, value = dtype_of(node), node.value
+    if _is_long(node) and _wraps(value):
+        value = _hidden(value)
+        node = tirx.Cast(target, value)
     if not _may_lose_bits(node):
         return node
-    bounds, (least, most) = Bounder({}, {})(node.value), limits(target)
+    bounds, (least, most) = Bounder({}, {})(value), limits(target)
     if fits(bounds, target):
         return node
     if bounds.low == bounds.high:
         # Of a literal TVM refuses it.
         return tirx.IntImm(target, (bounds.low - least) % (most - least + 1) + least)
-    if not _is_long(node) or _is_hidden(node.value):
+    if not _is_long(node) or (_is_hidden(value) and dtype_of(value) == "int64"):
         return node
-    known = dtype_of(node.value).startswith("u") or believed_bounds(node.value) != _ANYTHING
-    return tirx.Cast(target, _hidden(cast(node.value, "int64"))) if known else node
+    known = dtype_of(value).startswith("u") or believed_bounds(value) != _ANYTHING
+    return tirx.Cast(target, _hidden(cast(value, "int64"))) if known else node
 
 
 def _may_lose_bits(node: tirx.Cast) -> bool:
