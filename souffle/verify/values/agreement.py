@@ -236,11 +236,11 @@ def _beyond_numbers(reference: tirx.PrimFunc, functions: Sequence[StageFunction]
     """What a function makes that is no number, where its definition has nothing of the kind."""
     if leaves_numbers(reference.body) is not None:
         return None
+    output = str(reference.params[-1].name)
     for number, (func, _, _) in enumerate(functions):
-        node = leaves_numbers(func.body)
-        if node is not None:
-            reason = f"`{text_of(node)}` is no number, and nothing in its definition is none"
-            return Mismatch(number, None, None, "an element", (), "", reason)
+        what = leaves_numbers(func.body)
+        if what is not None:
+            return Mismatch(number, None, None, output, (), "", f"{what}, and nowhere in its definition")
     return None
 
 

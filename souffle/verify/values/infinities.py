@@ -19,8 +19,8 @@ __all__ = ["leaves_numbers"]
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div)
 
 
-def leaves_numbers(root: Any) -> Any | None:
-    """The first operation on floating-point numbers whose result is none, whatever its other operand is.
+def leaves_numbers(root: Any) -> str | None:
+    """The first operation on floating-point numbers whose result is none, whatever its other operand is, in words.
 
     Parameters
     ----------
@@ -28,15 +28,17 @@ def leaves_numbers(root: Any) -> Any | None:
 
     Returns
     -------
-    expression, or None
+    str, or None
+        Not the operation itself: TVM prints none that divides by zero.
     """
-    found: list[Any] = []
+    found: list[str] = []
 
     def see(node: Any) -> None:
-        divisor = _literal(node.b)
-        infinite = any(literal is not None and not math.isfinite(literal) for literal in (_literal(node.a), divisor))
-        if infinite or (isinstance(node, tirx.Div) and divisor == 0):
-            found.append(node)
+        left, right = _literal(node.a), _literal(node.b)
+        if isinstance(node, tirx.Div) and right == 0:
+            found.append("a number is divided by the literal 0")
+        elif any(literal is not None and not math.isfinite(literal) for literal in (left, right)):
+            found.append(f"an infinite literal is an operand of {type(node).__name__}")
 
     tvm_ffi.structural_walk(root, (_ARITHMETIC, see))
     return found[0] if found else None
