@@ -1,4 +1,4 @@
-"""Floating-point expressions that TVM's simplifier would change, in a form that it leaves alone.
+"""Expressions that TVM's simplifier would change, in a form that it leaves alone: of floating point and of integers.
 
 It takes numbers to be real: ``x - x`` and ``x * 0`` are 0 to it, ``x == x`` is true, ``(x + y) - y`` is ``x``, not
 ``x < y`` is ``y <= x``. Of NaN and infinities that is wrong, and of sums it forgets their rounding. It refuses

@@ -106,14 +106,12 @@ def with_long_shapes(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 class _Wide:
-    """Bounds expressions, and writes those in 64 bits that may leave 32.
+    """Writes expressions in 64 bits that may leave 32 by their bounds.
 
     Parameters
     ----------
-    ranges : mapping of Var to pairs of expressions
-        The least value and the extent of each loop over a variable.
-    values : mapping of Var to expressions
-        What each name stands for.
+    ranges, values
+        See :class:`souffle.index.bounds.Bounder`.
     data : bool
         Whether to look at what an element decides in an index too.
     """
