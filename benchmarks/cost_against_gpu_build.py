@@ -73,7 +73,9 @@ def _stage(case: Case, device: CostDevice, target: tvm.target.Target) -> Stage:
     tensors = case.build()
     program, _ = transform_program(souffle.from_te(tensors[:-1], tensors[-1:]), LEVELS["V2"], "fp32")
     scheduler = GpuScheduler(device.limits)
-    stages = flat_stages(form_stages(program, analyze(program.expanded()), scheduler, JoinPolicy(True, True))[0])
+    stages = flat_stages(
+        form_stages(program, analyze(program.expanded()), scheduler, JoinPolicy(True, frozenset({"reuse"})))[0]
+    )
     if len(stages) != 1:
         raise SystemExit(f"{case.name} becomes {len(stages)} stages; a case is one")
     return stages[0]

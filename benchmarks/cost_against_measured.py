@@ -295,7 +295,7 @@ class Compiler:
             tensors = problem.build()
             program = souffle.from_te(tensors[:-1], tensors[-1:])
             program, _ = transform_program(program, LEVELS["V2"], "fp32")
-            stages, _ = form_stages(program, analyze(program.expanded()), self.scheduler, JoinPolicy(True, False))
+            stages, _ = form_stages(program, analyze(program.expanded()), self.scheduler, JoinPolicy(True))
             flat = lower_stages(flat_stages(stages), self.scheduler.target)
             every += flat
             counts.append(len(flat))

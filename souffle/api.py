@@ -61,6 +61,7 @@ def compile(
     partition: str = "souffle",
     reductions: str = "ordered",
     grid_barrier: str = "cooperative",
+    disable: Sequence[str] = (),
     batch: int | None = None,
     verify: str = "memory",
     tuning_log: str | os.PathLike | None = "auto",
@@ -95,6 +96,9 @@ def compile(
     grid_barrier : str
         How the blocks of a kernel wait for each other: ``"cooperative"``, by cooperative groups, or ``"counter"``, by
         our own counter of arrivals in memory of the network (§6.4).
+    disable : sequence of str
+        What V4 is to leave out, to see its effect alone: any of ``"attention"``, ``"normalization"``, ``"channels"``
+        and ``"reuse"`` (:data:`souffle.options.ON_CHIP`). Levels below have none of them.
     batch : int, optional
         The value of a symbolic first dimension of an ONNX model.
     verify : str
@@ -145,6 +149,7 @@ def compile(
         partition=partition,
         reductions=reductions,
         grid_barrier=grid_barrier,
+        disable=disable,
         verify=verify,
         tuning_log=tuning_log,
         cubin=cubin,
@@ -181,6 +186,7 @@ def tune(
     precision: str = "fp32",
     partition: str = "souffle",
     reductions: str = "ordered",
+    disable: Sequence[str] = (),
     batch: int | None = None,
     device: str | None = None,
     tasks: str = "",
@@ -205,7 +211,7 @@ def tune(
         As for :func:`compile`.
     log : path
         The folder of the logs. The architecture's own, inside, holds MetaSchedule's two files.
-    level, precision, partition, reductions, batch
+    level, precision, partition, reductions, disable, batch
         As for :func:`compile`; they decide which stages there are.
     device : str, optional
         The product to predict for, such as ``"A100-SXM4-40GB"``. Nothing is measured then.
@@ -230,8 +236,9 @@ def tune(
     """
     if trials < 1:
         raise OptionError(f"trials={trials} is not valid; at least 1, the rule's own schedule")
-    choices = {"level": level, "precision": precision, "partition": partition, "reductions": reductions}
-    options = _options(arch, cache_dir, **choices)
+    options = _options(
+        arch, cache_dir, level=level, precision=precision, partition=partition, reductions=reductions, disable=disable
+    )
     present = gpu_arch()
     options = replace(options, arch=arch or present or options.arch)
     target = cuda_target(options.arch)

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from souffle.certificate import CHECKS
 from souffle.errors import OptionError
 
-__all__ = ["GRID_BARRIER_NAMES", "LEVELS", "PRECISIONS", "REDUCTIONS", "Hook", "Level", "Options", "keep", "quiet"]
+__all__ = [
+    "GRID_BARRIER_NAMES",
+    "LEVELS",
+    "ON_CHIP",
+    "PRECISIONS",
+    "REDUCTIONS",
+    "Hook",
+    "Level",
+    "Options",
+    "keep",
+    "quiet",
+]
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,11 @@ LEVELS = {
     )
 }
 
+ON_CHIP = ("attention", "normalization", "channels", "reuse")
+"""What keeps tensors on chip at V4, each of which can be left out alone: a product, what follows it in rows and a
+second product in one stage; normalizations that become part of the products around them; tiles that own their channels
+through several operators; and stages joined whose tiles match."""
+
 PRECISIONS = ("fp32", "mixed")
 REDUCTIONS = ("ordered", "one_phase")
 GRID_BARRIER_NAMES = ("cooperative", "counter")
@@ -75,6 +91,8 @@ class Options:
     ----------
     level, precision, grid_barrier, verify : str
         See :func:`souffle.compile`.
+    disable : tuple of str
+        Names of :data:`ON_CHIP` that are left out of V4; kept in their order there, each once.
     partition : str
         See :func:`souffle.compile`; the planner of that name is looked up by :func:`souffle.partition.planner_for`.
     arch : str
@@ -101,6 +119,7 @@ class Options:
     arch: str = "sm_90"
     reductions: str = "ordered"
     grid_barrier: str = "cooperative"
+    disable: Sequence[str] = ()
     verify: str = "memory"
     tuning_log: str | os.PathLike | None = None
     cubin: bool = True
@@ -117,3 +136,13 @@ class Options:
             value = getattr(self, name)
             if value not in allowed:
                 raise OptionError(f"{name}={value!r} is not valid; choose one of {', '.join(allowed)}")
+        given = self.disable
+        wrong = given if isinstance(given, str) else next((name for name in given if name not in ON_CHIP), None)
+        if wrong is not None:
+            raise OptionError(f"disable={given!r} is not valid; give a list of names among {', '.join(ON_CHIP)}")
+        object.__setattr__(self, "disable", tuple(name for name in ON_CHIP if name in given))
+
+    @property
+    def on_chip(self) -> frozenset[str]:
+        """The names of :data:`ON_CHIP` that the level and `disable` leave on."""
+        return frozenset(ON_CHIP).difference(self.disable) if LEVELS[self.level].reuse else frozenset()

@@ -163,7 +163,7 @@ def _staged(program: TEProgram, options: Options, progress: Progress, hook: Hook
         rolled = hook("roll", rolled)
         analysis = hook("analysis", analyze(rolled.expanded()))
         progress(f"scheduling {len(rolled.tes)} TEs")
-        stages, joined = form_stages(rolled, analysis, scheduler, JoinPolicy(level.vertical, level.reuse))
+        stages, joined = form_stages(rolled, analysis, scheduler, JoinPolicy(level.vertical, options.on_chip))
         stages = hook("schedule", Stages(stages))
         if options.tuning_log is not None:
             stages, tuned = tuned_stages(stages, analysis, logs, device, merged=level.merge)
@@ -200,7 +200,7 @@ def compile_host(
     progress("transforming")
     program, decided = transform_program(program, level, options.precision, hook)
     analysis = hook("analysis", analyze(program.expanded()))
-    policy = JoinPolicy(across_operators=level.vertical, rowwise_across_operators=False)
+    policy = JoinPolicy(across_operators=level.vertical)
     stages, joined = form_stages(program, analysis, HostScheduler(), policy)
     stages = hook("schedule", Stages(stages))
     return assemble_host(analysis.program, analysis, stages, (*decided, *joined), options, progress)

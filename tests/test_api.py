@@ -14,7 +14,8 @@ import souffle
 from souffle import api, models
 from souffle.cache import cache_root
 from souffle.cli.compare import compare, onnxruntime_outputs
-from souffle.errors import CompilerNotFoundError
+from souffle.errors import CompilerNotFoundError, OptionError
+from souffle.options import ON_CHIP, Options
 from souffle.program import TEProgram
 from souffle.runtime import Network
 from souffle.runtime.host_network import HostNetwork
@@ -139,6 +140,27 @@ def test_options_are_kept_in_the_plan() -> None:
     how = plan.options
     assert (how.level, how.precision, how.partition, how.arch) == ("V3", "mixed", "persistent", "sm_90")
     assert souffle.compile(model(), level="V2", target="cpu", precision="mixed").plan.options.precision == "mixed"
+
+
+def test_what_keeps_tensors_on_chip_can_be_left_out(tmp_path: Path) -> None:
+    net = souffle.compile(model(), disable=["reuse", "attention", "reuse"], **CUDA)
+    assert net.plan.options.disable == ("attention", "reuse") and agrees(net(inputs()))
+    assert "level V4 without attention, reuse, fp32" in net.explain()
+    net.save(tmp_path / "net.souffle")
+    assert souffle.load(tmp_path / "net.souffle", device="cpu").plan.options.disable == net.plan.options.disable
+    tried = {decision.stage for decision in souffle.compile(model(), **CUDA).plan.decisions}
+    assert "reuse" in tried and "reuse" not in {decision.stage for decision in net.plan.decisions}
+
+
+def test_levels_say_what_is_on_chip() -> None:
+    assert Options().on_chip == set(ON_CHIP) and Options(disable=ON_CHIP[:1]).on_chip == set(ON_CHIP[1:])
+    assert all(not Options(level=level).on_chip for level in ("V0", "V1", "V2", "V3"))
+
+
+@pytest.mark.parametrize("wrong", ["attention", ["barriers"], ("reuse", "")])
+def test_what_cannot_be_left_out(wrong: object) -> None:
+    with pytest.raises(OptionError, match=r"is not valid; give a list of names among attention, normalization, ch"):
+        souffle.compile(model(), disable=wrong, **CUDA)
 
 
 TRANSFORMED = ("frontend", "precision", "horizontal", "vertical", "narrow")

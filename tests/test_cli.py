@@ -17,6 +17,7 @@ from souffle import models
 from souffle.cli import ablate, check, compare, main
 from souffle.cli.compare import OutputComparison
 from souffle.codegen import nvcc
+from souffle.options import ON_CHIP
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -154,6 +155,19 @@ def test_ablate(model: Path, capsys: pytest.CaptureFixture) -> None:
     assert all(r["error"] is None and r["latency_us"] is None and r["bytes_read"] > 0 for r in records)
     launches = [r["launches"] for r in records]
     assert launches == sorted(launches, reverse=True) and launches[-1] == 1
+    assert all(r["predicted_us"] > 0 and r["disable"] == [] for r in records)
+
+
+def test_ablate_leaves_out_each_name(model: Path, capsys: pytest.CaptureFixture) -> None:
+    status, out, _ = run(capsys, "ablate", model, "--no-cubin", "--arch", "sm_90", "--quiet", "--each")
+    assert status == 0 and "predicted µs" in out
+    assert all(f"\nV4 without {name} " in out for name in ON_CHIP) and out.count("without") == len(ON_CHIP)
+    status, out, _ = run(
+        capsys, "ablate", model, *["--no-cubin", "--no-run", "--quiet", "--json", "--each", "--disable", "reuse"]
+    )
+    left_out = [(r["level"], r["disable"]) for r in json.loads(out)]
+    assert status == 0 and left_out[:5] == [(f"V{n}", []) for n in range(4)] + [("V4", ["reuse"])]
+    assert left_out[5:] == [("V4", [name, "reuse"]) for name in ON_CHIP[:-1]]
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]], ids=["text", "json"])

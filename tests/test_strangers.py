@@ -250,14 +250,14 @@ def schedules_tried(program: TEProgram, policy: JoinPolicy) -> tuple[int, list[i
 @pytest.mark.parametrize("source", [chain(60), fan(24)], ids=["chain", "fan"])
 def test_an_operator_of_many_tes_is_not_scheduled_at_every_length(source: onnx.ModelProto) -> None:
     program = souffle.import_onnx(source)
-    asked, sizes = schedules_tried(program, JoinPolicy(across_operators=False, rowwise_across_operators=False))
+    asked, sizes = schedules_tried(program, JoinPolicy(across_operators=False, on_chip=frozenset()))
     assert sum(sizes) == len(program.tes)
     assert asked <= 8 * len(sizes)
 
 
 def test_stages_joined_on_chip_are_bounded() -> None:
     program = souffle.import_onnx(centred(34))
-    asked, sizes = schedules_tried(program, JoinPolicy(across_operators=True, rowwise_across_operators=True))
+    asked, sizes = schedules_tried(program, JoinPolicy(across_operators=True, on_chip=frozenset({"reuse"})))
     assert max(sizes) <= 64
     # Stages of the same operators are equal, and scheduled once.
     assert asked < len(program.tes)

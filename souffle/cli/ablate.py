@@ -1,10 +1,11 @@
-"""``souffle ablate``: the table V0 to V4 of one optimization at a time (paper, Tables 4 and 5)."""
+"""``souffle ablate``: the table V0 to V4 of one optimization at a time (paper, Tables 4 and 5), and of V4 with each of
+those left out that keep tensors on chip."""
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,9 @@ import souffle
 from souffle.cli.compare import compare, onnxruntime_outputs, random_inputs
 from souffle.cli.compiler_options import compiler_options
 from souffle.cli.output import Progress, format_table, human_bytes, write_json
-from souffle.pipeline import LEVELS
+from souffle.options import LEVELS, ON_CHIP
 from souffle.runtime.detect import gpu_arch
+from souffle.runtime.explain import predicted_seconds
 
 __all__ = ["ablate"]
 
@@ -44,7 +46,7 @@ def _report(arguments: argparse.Namespace, progress: Progress, records: list[dic
         rows = [_row(r) for r in records if r["model"] == model]
         print(f"\n{Path(model).stem}, {arguments.precision}, partition {arguments.partition}")
         header = ["level", "launches", "kernels", "syncs", "read", "written", "registers", "shared B", "compile s"]
-        print(format_table([*header, "largest error", "latency µs"], rows))
+        print(format_table([*header, "predicted µs", "largest error", "latency µs"], rows))
     print()
     print("\n".join(f"{level.name}: {level.summary}" for level in LEVELS.values()))
     print("read, written: bytes of global memory, each tensor that a stage touches counted once for that stage.")
@@ -55,23 +57,25 @@ def _report(arguments: argparse.Namespace, progress: Progress, records: list[dic
 def _model(model: str, arguments: argparse.Namespace, progress: Progress, gpu: str | None) -> Iterator[dict]:
     program = souffle.import_onnx(model, batch=arguments.batch)
     reference = inputs = None
-    for level in LEVELS:
-        progress.prefix = f"{Path(model).stem} {level}: "
+    for level, disabled in _variants(arguments):
+        progress.prefix = f"{Path(model).stem} {_named(level, disabled)}: "
         start = time.perf_counter()
         network = souffle.compile(
             program,
             level=level,
             target="cuda",
-            **compiler_options(arguments),
+            **compiler_options(arguments) | {"disable": disabled},
             cubin=not arguments.no_cubin,
             device="cuda" if gpu else "cpu",
             progress=progress,
         )
         seconds = time.perf_counter() - start
         plan = network.plan
+        predicted = predicted_seconds(plan)
         record = {
             "model": model,
             "level": level,
+            "disable": list(plan.options.disable),
             "launches": len(plan.launches),
             "kernels": len(plan.kernels),
             "grid_syncs": sum(plan.kernels[launch.kernel].grid_syncs for launch in plan.launches),
@@ -80,6 +84,7 @@ def _model(model: str, arguments: argparse.Namespace, progress: Progress, gpu: s
             "registers": max((k.registers for k in network.kernels if k.registers is not None), default=None),
             "shared_bytes": max(k.shared_bytes for k in network.kernels),
             "compile_s": round(seconds, 2),
+            "predicted_us": None if predicted is None else predicted * 1e6,
             "error": None,
             "ok": None,
             "latency_us": None,
@@ -97,13 +102,27 @@ def _model(model: str, arguments: argparse.Namespace, progress: Progress, gpu: s
         yield record
 
 
+def _variants(arguments: argparse.Namespace) -> list[tuple[str, list[str]]]:
+    """The levels with what is left out of them, in the order of the table."""
+    out = list(arguments.disable)
+    variants = [(name, out if level.reuse else []) for name, level in LEVELS.items()]
+    if arguments.each:
+        last = variants[-1][0]
+        variants += [(last, [*out, name]) for name in ON_CHIP if name not in out]
+    return variants
+
+
+def _named(level: str, disabled: Sequence[str]) -> str:
+    return f"{level} without {', '.join(disabled)}" if disabled else level
+
+
 def _row(record: dict) -> tuple:
     def shown(value, form: str = "") -> str:
         return "-" if value is None else format(value, form)
 
     error = shown(record["error"], ".1e") + (" MISMATCH" if record["ok"] is False else "")
     return (
-        record["level"],
+        _named(record["level"], record["disable"]),
         record["launches"],
         record["kernels"],
         record["grid_syncs"],
@@ -112,6 +131,7 @@ def _row(record: dict) -> tuple:
         shown(record["registers"]),
         record["shared_bytes"],
         record["compile_s"],
+        shown(record["predicted_us"], ".1f"),
         error,
         shown(record["latency_us"], ".1f"),
     )

@@ -24,7 +24,7 @@ from souffle.cli.measure_device import add_arguments as add_measure_device
 from souffle.cli.output import Progress, format_table, human_bytes, write_json
 from souffle.cli.tune import add_arguments as add_tune
 from souffle.errors import InputError, SouffleError
-from souffle.options import GRID_BARRIER_NAMES, LEVELS, PRECISIONS, REDUCTIONS
+from souffle.options import GRID_BARRIER_NAMES, LEVELS, ON_CHIP, PRECISIONS, REDUCTIONS
 from souffle.runtime.explain import certificate_lines, explain_data
 from souffle.runtime.plan_json import certificate_to_json
 
@@ -115,6 +115,13 @@ def _compiler_parsers() -> tuple[argparse.ArgumentParser, ...]:
         default="ordered",
         help="whether long reductions may take two phases",
     )
+    options.add_argument(
+        "--disable",
+        action="append",
+        choices=ON_CHIP,
+        default=[],
+        help="leave this out of V4, to see its effect alone; may be given several times",
+    )
     options.add_argument("--arch", help="GPU architecture, such as sm_90 (default: that of the GPU at hand, or sm_90)")
     options.add_argument("--batch", type=int, help="value of a symbolic first dimension")
 
@@ -185,6 +192,7 @@ def _add_trials(commands: Any, common: _Parents, kernels: _Parents) -> None:
 
     command = commands.add_parser("ablate", parents=[*common, *kernels], help="the table V0 to V4")
     command.add_argument("models", nargs="+", metavar="MODEL", help="ONNX files")
+    command.add_argument("--each", action="store_true", help="also V4 without each thing that keeps tensors on chip")
     command.add_argument("--no-run", action="store_true", help="compile only; no outputs are compared")
     command.add_argument("--no-cubin", action="store_true", help="do not run nvcc; no registers are reported")
     command.add_argument("--seed", type=int, default=0, help="of the random inputs")

@@ -17,6 +17,7 @@ __all__ = [
     "explain",
     "explain_data",
     "launch_counts",
+    "predicted_seconds",
     "shared_bytes",
     "spilled_bytes",
     "stack_bytes",
@@ -58,10 +59,11 @@ def stack_bytes(kernel: Kernel) -> int | None:
 
 def explain_data(plan: Plan) -> dict[str, Any]:
     """What :func:`explain` shows, as data for JSON; times in seconds."""
-    total = _total_seconds(plan)
+    total = predicted_seconds(plan)
     return {
         "name": plan.name,
         "level": plan.options.level,
+        "disable": list(plan.options.disable),
         "precision": plan.options.precision,
         "partition": plan.options.partition,
         "arch": plan.options.arch,
@@ -88,9 +90,7 @@ def explain_data(plan: Plan) -> dict[str, Any]:
             }
             for kernel, count in zip(plan.kernels, launch_counts(plan), strict=True)
         ],
-        "decisions": [
-            decision._asdict() for decision in plan.decisions
-        ],
+        "decisions": [decision._asdict() for decision in plan.decisions],
     }
 
 
@@ -102,10 +102,11 @@ def explain(plan: Plan) -> str:
     Decisions that differ only in numbers inside of names, as those of equal layers do, are shown once with their count.
     """
     how = plan.options
-    lines = [f"{plan.name}: level {how.level}, {how.precision}, partition {how.partition}, {how.arch}"]
+    level = how.level + (f" without {', '.join(how.disable)}" if how.disable else "")
+    lines = [f"{plan.name}: level {level}, {how.precision}, partition {how.partition}, {how.arch}"]
     lines += _summary(plan)
     lines += ["", "subprograms (of a stage: its runs, tiles of one run, what a block asks for alone, time of all runs)"]
-    counts, total = launch_counts(plan), _total_seconds(plan)
+    counts, total = launch_counts(plan), predicted_seconds(plan)
     for index in dict.fromkeys([*(launch.kernel for launch in plan.launches), *range(len(plan.kernels))]):
         lines += _kernel(plan.kernels[index], counts[index], total)
     groups: dict[str, list[tuple[str, bool, str]]] = {"partition": []}
@@ -125,7 +126,7 @@ def _summary(plan: Plan) -> list[str]:
         f"  {len(plan.launches)} launches of {len(plan.kernels)} kernels, {syncs} grid syncs; "
         f"{constants} bytes of constants, {plan.workspace_bytes} bytes of workspace"
     ]
-    total = _total_seconds(plan)
+    total = predicted_seconds(plan)
     if total is not None:
         parts = [plan.kernels[launch.kernel].predicted for launch in plan.launches]
         launching, waiting = sum(one.launch_seconds for one in parts), sum(one.sync_seconds for one in parts)
@@ -149,8 +150,8 @@ def certificate_lines(plan: Plan) -> list[str]:
     return [f"  certificate: {plan.certificate.summary}", *assumed, *undecided]
 
 
-def _total_seconds(plan: Plan) -> float | None:
-    """Of one run, if every kernel's time is predicted."""
+def predicted_seconds(plan: Plan) -> float | None:
+    """The time of one run, if every kernel's is predicted."""
     predicted = [plan.kernels[launch.kernel].predicted for launch in plan.launches]
     if not plan.predicted_on or any(one is None for one in predicted):
         return None

@@ -103,6 +103,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "decisions": [list(decision) for decision in plan.decisions],
         "predicted_on": plan.predicted_on,
         "grid_barrier": plan.options.grid_barrier,
+        "disable": list(plan.options.disable),
         "dataflow": None if plan.dataflow is None else asdict(plan.dataflow),
     }
 
@@ -272,10 +273,12 @@ def _launch(content: Any, index: int, kernels: int, buffers: int) -> Launch:
 
 
 def _options(fields: _Fields) -> Options:
-    given = {name: fields.text(name) for name in ("level", "precision", "partition", "arch")}
-    # Networks saved before there was a choice lack it.
+    given: dict[str, Any] = {name: fields.text(name) for name in ("level", "precision", "partition", "arch")}
+    # Networks saved before there was a choice lack these two.
     if fields.get("grid_barrier") is not None:
         given["grid_barrier"] = fields.text("grid_barrier")
+    if fields.get("disable") is not None:
+        given["disable"] = fields.texts("disable")
     try:
         return Options(**given)
     except OptionError as error:

@@ -34,13 +34,14 @@ class JoinPolicy:
     across_operators : bool
         Whether one-relies-on-one TEs join the stage of a producer from another operator-fusion group (V2 and later).
         Below, stages stay within TVM's own fusion groups.
-    rowwise_across_operators : bool
-        Whether whole stages of different operators are joined when their tiles match, so that the tensors between them
-        stay on chip (V4, paper §6.5): see :mod:`souffle.schedule.on_chip_reuse`.
+    on_chip : frozenset of str
+        Which of :data:`souffle.options.ON_CHIP` may keep tensors on chip across operators (V4, paper §6.5). With
+        ``"reuse"``, whole stages of different operators are joined when their tiles match: see
+        :mod:`souffle.schedule.on_chip_reuse`.
     """
 
     across_operators: bool
-    rowwise_across_operators: bool
+    on_chip: frozenset[str] = frozenset()
 
 
 def form_stages(
@@ -80,7 +81,7 @@ def _formed(
 ) -> tuple[list[Formed | FormedLoop], list[Decision]]:
     former = _Former(program, analysis, drafts, policy)
     formed = former.run()
-    if not policy.rowwise_across_operators:
+    if "reuse" not in policy.on_chip:
         return formed, former.decisions
     formed, joined = join_rows(formed, analysis, drafts)
     return formed, [*former.decisions, *joined]

@@ -164,7 +164,7 @@ def test_a_form_is_made_once() -> None:
 def test_kernels_of_different_sizes_share_a_stage_in_both_forms() -> None:
     """A kernel has blocks of its widest stage; a stage that is as wide itself keeps its own barriers."""
     program = rows_and_products()
-    stages, _ = form_stages(program, analyze(program), GpuScheduler(device_for(ARCH)), JoinPolicy(False, False))
+    stages, _ = form_stages(program, analyze(program), GpuScheduler(device_for(ARCH)), JoinPolicy(False))
     how = {0: crosswise(96), 1: staged(4, 24, 4)}
     stages = lower_stages(rescheduled(how)("schedule", stages), cuda_target(ARCH))
 

@@ -27,7 +27,7 @@ from souffle.schedule.stage import Stage
 from tests.testlib import Builder, inputs_for, random_program, run_on_cpu_device
 
 ARCH = "sm_90"
-APART = JoinPolicy(across_operators=False, rowwise_across_operators=False)
+APART = JoinPolicy(across_operators=False)
 
 
 @dataclass(frozen=True)

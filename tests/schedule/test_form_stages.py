@@ -19,9 +19,9 @@ from souffle.schedule.form_stages import JoinPolicy, StageError, form_stages
 from souffle.schedule.stage import Stage, draft_stage
 from tests.testlib import Builder, random_program
 
-FUSED = JoinPolicy(across_operators=False, rowwise_across_operators=False)
-ACROSS = JoinPolicy(across_operators=True, rowwise_across_operators=False)
-ON_CHIP = JoinPolicy(across_operators=True, rowwise_across_operators=True)
+FUSED = JoinPolicy(across_operators=False)
+ACROSS = JoinPolicy(across_operators=True)
+ON_CHIP = JoinPolicy(across_operators=True, on_chip=frozenset({"reuse"}))
 
 
 class Played:

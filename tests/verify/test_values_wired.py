@@ -136,7 +136,7 @@ def test_partial_forms_are_compared_too() -> None:
 
 def test_a_stage_that_is_called_in_two_forms_has_two_definitions() -> None:
     program = products()
-    policy = JoinPolicy(False, False)
+    policy = JoinPolicy(False)
     stages, _ = form_stages(program, analyze(program), scheduler.GpuScheduler(device_for(ARCH)), policy)
     stages = lower_stages(rescheduled(HOW)("schedule", stages), cuda_target(ARCH))
     (first,) = stages[0].functions

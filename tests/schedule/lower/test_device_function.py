@@ -45,7 +45,7 @@ def stages() -> tuple[Stage, ...]:
     b = Builder()
     x, y, z = b.input(600), b.input(600), b.input(700)
     program = b.program(b.relu(x), b.relu(y), b.relu(z))
-    return form_stages(program, analyze(program), GpuScheduler(device_for(ARCH)), JoinPolicy(False, False))[0]
+    return form_stages(program, analyze(program), GpuScheduler(device_for(ARCH)), JoinPolicy(False))[0]
 
 
 def test_a_stage_is_lowered_once() -> None:
