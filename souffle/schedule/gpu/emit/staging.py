@@ -11,8 +11,9 @@ from tvm import tirx
 
 from souffle.schedule.gpu.emit.contraction_statements import Binder, all_of, guarded, loop
 from souffle.schedule.gpu.forms.contraction_expressions import Axis, depends, is_constant, substitute_axes
-from souffle.schedule.gpu.forms.matrix_product import Contraction, Operand
+from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.forms.memory_access import lanes_along, memory_step
+from souffle.schedule.gpu.forms.two_operands import Operand
 from souffle.tvm_compat import PrimExpr, buffer_loads, cast, dtype_of, is_branch, sequence
 
 __all__ = ["StagingRead", "TileFetch", "choose_fetch", "wide_operand"]

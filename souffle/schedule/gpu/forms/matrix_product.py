@@ -15,60 +15,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
-import tvm_ffi
 from tvm import tirx
-from tvm.ir import TensorLoad
 
 from souffle.decision import Refused
-from souffle.schedule.gpu.forms.behind_contraction import (
-    Block,
-    Element,
-    Fold,
-    Store,
-    fold_of,
-    fresh_axes,
-    store_of,
-    term_of,
-)
-from souffle.schedule.gpu.forms.contraction_expressions import (
-    Axis,
-    NotAContraction,
-    bounded,
-    count_nodes,
-    depends,
-    narrow_indices,
-    substitute_axes,
-)
+from souffle.schedule.gpu.forms.behind_contraction import Block, Element, Fold, Store, fold_of, store_of
+from souffle.schedule.gpu.forms.contraction_expressions import Axis, NotAContraction, bounded, depends
+from souffle.schedule.gpu.forms.stage_blocks import Inliner, OutputBlocks, demand_own_axes, reads_block, stage_blocks
 from souffle.schedule.gpu.forms.stage_forms import StageForms
-from souffle.schedule.gpu.forms.term_operands import narrow_operand, separate, split_term, straighten
+from souffle.schedule.gpu.forms.two_operands import Operand, factored_reduction
 from souffle.schedule.gpu.rule import STARTS_IN_TILES
-from souffle.tvm_compat import PrimExpr, buffer_loads, cast, const_int, dtype_of, statements_of
+from souffle.tvm_compat import PrimExpr, buffer_loads, const_int
 
-__all__ = ["Contraction", "Operand", "Store", "canonical_contraction", "read_contraction"]
-
-_MAX_EXPRESSION_NODES = 4000
-"""Beyond it substituting the neighbours into the reduction would cost more compile time than a kernel of their own."""
-
-
-@dataclass(frozen=True, eq=False)
-class Operand:
-    """One factor of the products.
-
-    Attributes
-    ----------
-    value : expression
-        Over the variables of the axes it depends on; reads global buffers only.
-    dtype : str
-        Its type, before a widening cast that ``Contraction.update`` applies instead.
-    leaf : Var
-        What stands for it in ``Contraction.update``.
-    """
-
-    value: PrimExpr
-    dtype: str
-    leaf: tirx.Var
+__all__ = ["Contraction", "Store", "canonical_contraction", "read_contraction"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,65 +89,6 @@ class Contraction:
         return tuple(prod(a.extent for a in group) for group in (self.batch, self.rows, self.columns, self.inner))
 
 
-def _blocks(func: tirx.PrimFunc) -> list[Block]:
-    root = func.body.block if hasattr(func.body, "block") else None
-    if root is None:
-        raise NotAContraction("the function has no root block")
-    blocks = []
-    for nest in statements_of(root.body):
-        bound = {}
-        while isinstance(nest, tirx.For):
-            bound[nest.loop_var] = nest
-            nest = nest.body
-        if not hasattr(nest, "block"):
-            raise NotAContraction("a nest is not loops around one block")
-        block = nest.block
-        if not isinstance(block.body, tirx.BufferStore):
-            raise NotAContraction(f"block {block.name_hint} stores more than one value")
-        kinds: dict[bool, list[Axis]] = {True: [], False: []}
-        for axis in block.iter_vars:
-            kinds[axis.iter_type == tirx.IterVar.CommReduce].append(Axis(axis.var, const_int(axis.dom.extent)))
-        store = block.body
-        initial = block.init.value if isinstance(block.init, tirx.BufferStore) else None
-        spatial, reduction = tuple(kinds[False]), tuple(kinds[True])
-        blocks.append(
-            Block(block.name_hint, spatial, reduction, store.buffer, tuple(store.indices), store.value, initial)
-        )
-    return blocks
-
-
-class _Inliner:
-    """Substitutes the values of injective blocks into reads of their buffers."""
-
-    def __init__(self) -> None:
-        self._known: list[tuple[Any, Block, PrimExpr]] = []
-
-    def define(self, block: Block, value: PrimExpr) -> None:
-        self._known.append((block.buffer, block, value))
-
-    def expand(self, expression: PrimExpr) -> PrimExpr:
-        def inline(load: TensorLoad) -> PrimExpr:
-            for buffer, block, value in self._known:
-                if load.source.same_as(buffer):
-                    mapping = dict(zip(block.indices, load.indices, strict=True))
-                    return substitute_axes(value, mapping)
-            return load
-
-        result = tvm_ffi.structural_map(expression, (TensorLoad, inline))
-        if count_nodes(result) > _MAX_EXPRESSION_NODES:
-            raise NotAContraction("substituting the blocks around the reduction makes its expression too long")
-        return result
-
-
-def _index_vars(block: Block) -> None:
-    """Demand that a block writes each element at its own axes."""
-    spatial = [axis.var for axis in block.spatial]
-    if len(block.indices) != len(spatial) or any(
-        not isinstance(index, tirx.Var) or not any(index.same_as(var) for var in spatial) for index in block.indices
-    ):
-        raise NotAContraction(f"block {block.name} does not write at its own axes")
-
-
 def read_contraction(stage: StageForms) -> Contraction | Refused:
     """The sum of products of a stage; where it has the attribute ``STARTS_IN_TILES``, with reductions behind it."""
     try:
@@ -211,22 +111,22 @@ def canonical_contraction(func: tirx.PrimFunc, *, folds: bool = False) -> Contra
     NotAContraction
         With the reason, naming the block.
     """
-    blocks = _blocks(func)
+    blocks = stage_blocks(func)
     reductions = [b for b in blocks if b.reduction]
     if len(reductions) != 1 and not (folds and reductions):
         raise NotAContraction(f"it has {len(reductions)} reduction blocks, one is needed")
     main = reductions[0]
     for block in blocks:
-        _index_vars(block)
-    outputs = _Outputs(func)
+        demand_own_axes(block)
+    outputs = OutputBlocks(func)
     around = _inlined(blocks, main, outputs)
-    factored = _factored(main, around.update)
+    factored = factored_reduction(main, around.update)
     element = Element(main, factored.total, factored.where)
     analyzer = bounded([*factored.axes, *factored.inner])
     stores = [Store(main.buffer, element.where, element.total, None)] if main in outputs else []
     behind: dict[Block, list[tuple[Block, PrimExpr]]] = {block: [] for block, _ in around.folded}
     for block, value in around.behind:
-        fold = next((fold for fold, _ in around.folded if _reads(value, fold)), None)
+        fold = next((fold for fold, _ in around.folded if reads_block(value, fold)), None)
         if fold is None:
             stores.append(store_of(block, value, element, analyzer))
         else:
@@ -263,20 +163,6 @@ def canonical_contraction(func: tirx.PrimFunc, *, folds: bool = False) -> Contra
     )
 
 
-class _Outputs:
-    """The blocks of a function that write what is not only used inside."""
-
-    def __init__(self, func: tirx.PrimFunc) -> None:
-        self._inside = list(func.body.block.alloc_buffers)
-
-    def __contains__(self, block: Block) -> bool:
-        return not any(block.buffer.same_as(buffer) for buffer in self._inside)
-
-
-def _reads(value: PrimExpr, block: Block) -> bool:
-    return any(load.source.same_as(block.buffer) for load in buffer_loads(value))
-
-
 @dataclass(frozen=True, eq=False)
 class _Inlined:
     """A reduction with the blocks around it substituted into each other, as far as no reduction lies between.
@@ -296,8 +182,8 @@ class _Inlined:
     behind: tuple[tuple[Block, PrimExpr], ...]
 
 
-def _inlined(blocks: Sequence[Block], main: Block, outputs: _Outputs) -> _Inlined:
-    inliner = _Inliner()
+def _inlined(blocks: Sequence[Block], main: Block, outputs: OutputBlocks) -> _Inlined:
+    inliner = Inliner()
     update = None
     folded: list[tuple[Block, PrimExpr]] = []
     behind: list[tuple[Block, PrimExpr]] = []
@@ -310,70 +196,10 @@ def _inlined(blocks: Sequence[Block], main: Block, outputs: _Outputs) -> _Inline
         else:
             inliner.define(block, value)
             if block in outputs:
-                if update is None or not any(_reads(value, source) for source in (main, *(fold for fold, _ in folded))):
+                if update is None or not any(reads_block(value, b) for b in (main, *(f for f, _ in folded))):
                     raise NotAContraction(f"output block {block.name} does not depend on the reduction {main.name}")
                 behind.append((block, value))
     return _Inlined(update, tuple(folded), tuple(behind))
-
-
-@dataclass(frozen=True, eq=False)
-class _Factored:
-    """A reduction as a sum over two operands; as in :class:`Contraction`, before its rows or columns may change places.
-
-    Attributes
-    ----------
-    axes : list of Axis
-        Batch, rows and columns in the order of the reduction's own axes.
-    where : tuple of expression
-        The place of an element in the reduction's buffer.
-    """
-
-    axes: list[Axis]
-    batch: list[Axis]
-    rows: list[Axis]
-    columns: list[Axis]
-    inner: list[Axis]
-    operands: tuple[Operand, Operand]
-    total: tirx.Var
-    update: PrimExpr
-    product_sum: bool
-    where: tuple[PrimExpr, ...]
-
-
-def _factored(main: Block, update: PrimExpr) -> _Factored:
-    """The axes of a reduction sorted by the operands that depend on them."""
-    mapping, axes = fresh_axes(main.spatial)
-    reduce_mapping, inner = fresh_axes(main.reduction)
-    total = tirx.Var("total", dtype_of(main.value))
-    update = tvm_ffi.structural_map(
-        update, (TensorLoad, lambda load: total if load.source.same_as(main.buffer) else load)
-    )
-    update = narrow_indices(substitute_axes(update, {**mapping, **reduce_mapping}), bounded([*axes, *inner]))
-    combine, term = term_of(main, update, total)
-    split = split_term(term, axes)
-    wide = (dtype_of(split.left), dtype_of(split.right))
-    left, right = (narrow_operand(factor) for factor in (split.left, split.right))
-    left, right, separated, axes = separate(left, right, axes)
-    (left, right), straightened, axes = straighten((left, right), axes)
-    (left, right), _, inner = straighten((left, right), inner)
-    separated = {var: substitute_axes(parts, straightened) for var, parts in separated.items()} | straightened
-    groups: dict[tuple[bool, bool], list[Axis]] = {(x, y): [] for x in (True, False) for y in (True, False)}
-    for axis in axes:
-        groups[depends(left, axis), depends(right, axis)].append(axis)
-    leaves = [tirx.Var(name, dtype_of(value)) for name, value in (("left", left), ("right", right))]
-    wrapped = split.wrap(*(cast(leaf, dtype) for leaf, dtype in zip(leaves, wide, strict=True)))
-    return _Factored(
-        axes,
-        groups[True, True],
-        groups[True, False] + groups[False, False],
-        groups[False, True],
-        inner,
-        tuple(Operand(value, dtype_of(value), leaf) for value, leaf in zip((left, right), leaves, strict=True)),
-        total,
-        combine(total, wrapped),
-        split.product and combine is tirx.Add,
-        tuple(substitute_axes(mapping[var], separated) for var in main.indices),
-    )
 
 
 def _apart(

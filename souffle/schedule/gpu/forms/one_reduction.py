@@ -27,11 +27,12 @@ from souffle.schedule.gpu.forms.contraction_expressions import (
     narrow_indices,
     substitute_axes,
 )
-from souffle.schedule.gpu.forms.matrix_product import Operand, Store
+from souffle.schedule.gpu.forms.matrix_product import Store
 from souffle.schedule.gpu.forms.memory_access import memory_step
 from souffle.schedule.gpu.forms.rows import Chain, read_rows
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.forms.term_operands import narrow_operand, separate
+from souffle.schedule.gpu.forms.two_operands import Operand
 from souffle.tvm_compat import PrimExpr, buffer_loads, cast, const_int, dtype_of
 
 __all__ = ["Meeting", "Sum", "find_meeting", "read_sum"]

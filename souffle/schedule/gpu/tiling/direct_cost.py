@@ -12,8 +12,8 @@ from tvm.ir import Call
 from souffle.decision import Refused
 from souffle.index.operations import COMPARISONS
 from souffle.schedule.gpu.forms.contraction_expressions import Axis, depends
-from souffle.schedule.gpu.forms.matrix_product import Operand
 from souffle.schedule.gpu.forms.memory_access import bits_of, lanes_along, memory_step
+from souffle.schedule.gpu.forms.two_operands import Operand
 from souffle.schedule.gpu.rule import GpuRequest, Knob, Values
 from souffle.schedule.gpu.tiling.direct_tiling import (
     WARP,

@@ -16,10 +16,10 @@ from math import prod
 
 from souffle.decision import Refused
 from souffle.schedule.gpu.forms.contraction_expressions import Axis, depends
-from souffle.schedule.gpu.forms.matrix_product import Operand
 from souffle.schedule.gpu.forms.memory_access import bits_of, lanes_along, memory_step
 from souffle.schedule.gpu.forms.one_reduction import Meeting, Sum, find_meeting, read_sum
 from souffle.schedule.gpu.forms.stage_forms import StageForms
+from souffle.schedule.gpu.forms.two_operands import Operand
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.tvm_compat import PrimExpr, buffer_loads, const_int
 
