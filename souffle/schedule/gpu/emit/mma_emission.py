@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import ceil
-from typing import Any
 
 from tvm import tirx
 
-from souffle.decision import Refused
-from souffle.schedule.gpu.emit.async_copy import AsyncCopy, barrier, commit, wait
+from souffle.schedule.gpu.emit.async_copy import barrier, commit, wait
 from souffle.schedule.gpu.emit.contraction_statements import (
     Binder,
     guarded,
@@ -19,8 +17,8 @@ from souffle.schedule.gpu.emit.contraction_statements import (
     shared_buffer,
 )
 from souffle.schedule.gpu.emit.mma_epilogue import Strips
-from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, INNER, ROWS, load_part, part_places, product
-from souffle.schedule.gpu.emit.staging import TileFetch
+from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, ROWS
+from souffle.schedule.gpu.emit.mma_pieces import FragmentSource, TileRing, add_products, first_place, warp_place
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, Operands
 from souffle.tvm_compat import PrimExpr, sequence
@@ -43,27 +41,6 @@ def emit_mma(problem: Contraction, tiling: MmaTiling, operands: Operands, thread
     return _Kernel(problem, tiling, operands, threads).func()
 
 
-class _Side:
-    """One operand: where its tiles are, and how they come."""
-
-    def __init__(self, name: str, fetch: TileFetch, copy: AsyncCopy | Refused, buffers: int, first: int) -> None:
-        self.fetch, self.copy, self.buffers, self.first = fetch, copy, buffers, first
-        self.asynchronous = isinstance(copy, AsyncCopy)
-        # What is copied needs no registers.
-        self.held = None
-        if not self.asynchronous:
-            self.held = local_buffer(f"{name}_next", fetch.register_elements, fetch.operand.dtype)
-
-    @property
-    def elements(self) -> int:
-        return self.fetch.shared_elements * self.buffers
-
-    def start(self, turn: PrimExpr) -> PrimExpr:
-        """The element of shared memory at which the tile of a step begins."""
-        own = tirx.floormod(turn, self.buffers) if self.buffers > 1 else tirx.IntImm("int32", 0)
-        return self.first + own * self.fetch.shared_elements
-
-
 class _Kernel:
     def __init__(self, problem: Contraction, tiling: MmaTiling, operands: Operands, threads: int) -> None:
         self.problem, self.tiling, self.threads = problem, tiling, threads
@@ -74,7 +51,7 @@ class _Kernel:
         first = 0
         buffers = operands.buffers(tiling.stages)
         for name, fetch, copy, count in zip(("left", "right"), operands.fetches, operands.copies, buffers, strict=True):
-            sides.append(_Side(name, fetch, copy, count, first))
+            sides.append(TileRing(name, fetch, copy, count, first))
             first += sides[-1].elements
         self.left, self.right = sides
         self.sides = tuple(sides)
@@ -91,14 +68,11 @@ class _Kernel:
         return kernel_func(self.problem.func, tiles, self.threads, buffers, self.body)
 
     def body(self, block: PrimExpr, thread: PrimExpr) -> tirx.Stmt:
-        counts, warps = self.counts, self.tiling.warps
+        counts = self.counts
         binder = Binder()
         self.thread = thread
         self.lane = binder.name("lane", tirx.floormod(thread, 32))
-        warp = tirx.floordiv(thread, 32)
-        self.warp_column = binder.name("warp_column", tirx.floormod(warp, warps[1]))
-        self.warp_row = binder.name("warp_row", tirx.floormod(tirx.floordiv(warp, warps[1]), warps[0]))
-        self.slice = binder.name("slice", tirx.floordiv(warp, warps[0] * warps[1]))
+        self.warp_row, self.warp_column, self.slice = warp_place(binder, thread, self.tiling.warps)
         column_tile = binder.name("column_tile", tirx.floormod(block, counts[2]))
         row_tile = binder.name("row_tile", tirx.floormod(tirx.floordiv(block, counts[2]), counts[1]))
         batch_tile = binder.name("batch_tile", tirx.floordiv(block, counts[1] * counts[2]))
@@ -118,10 +92,9 @@ class _Kernel:
     def _total_count(self) -> int:
         return self.tiling.parts[0] * self.tiling.parts[1] * 4
 
-    def _first_place(self, side: _Side, start: PrimExpr, *, rows: bool) -> PrimExpr:
-        own, inner = part_places(self.lane, rows=rows, inner_last=side.fetch.inner_last)
+    def _first_place(self, side: TileRing, start: PrimExpr, *, rows: bool) -> PrimExpr:
         per = self.tiling.step // self.tiling.warps[2]
-        return side.fetch.place(tirx.IntImm("int32", 0), start + own, self.slice * per + inner)
+        return first_place(side.fetch, self.lane, start, self.slice * per, rows=rows)
 
     # Bringing tiles
 
@@ -199,28 +172,10 @@ class _Kernel:
     # Arithmetic
 
     def _products(self, turn: PrimExpr) -> tirx.Stmt:
-        down, across = self.tiling.parts
         binder = Binder()
         left_at = binder.name("left_at", self.left.start(turn) + self.places[0])
         right_at = binder.name("right_at", self.right.start(turn) + self.places[1])
-
-        def part(registers: Any, side: _Side, at: PrimExpr, count: int, apart: int, k: PrimExpr) -> tirx.Stmt:
-            def one(i: PrimExpr) -> tirx.Stmt:
-                place = at + side.fetch.place(tirx.IntImm("int32", 0), i * apart, k * INNER)
-                return load_part(registers, i * 4, self.shared, place, transposed=not side.fetch.inner_last)
-
-            return loop("i", count, one, "unrolled")
-
-        def piece(k: PrimExpr) -> tirx.Stmt:
-            def one(i: PrimExpr, j: PrimExpr) -> tirx.Stmt:
-                return product(self.totals, (i * across + j) * 4, self.left_part, i * 4, self.right_part, j * 2)
-
-            # Fragments of rows of one warp lie apart by those of the others, so that a strip of them is whole rows.
-            return sequence(
-                part(self.left_part, self.left, left_at, down, self.tiling.warps[0] * ROWS, k),
-                part(self.right_part, self.right, right_at, across // 2, 2 * COLUMNS, k),
-                loop("i", down, lambda i: loop("j", across, lambda j: one(i, j), "unrolled"), "unrolled"),
-            )
-
-        pieces = self.tiling.step // INNER // self.tiling.warps[2]
-        return sequence(*binder.statements, loop("k", pieces, piece, "unrolled"))
+        left = FragmentSource(self.left.fetch, left_at, self.left_part)
+        right = FragmentSource(self.right.fetch, right_at, self.right_part)
+        products = add_products(self.tiling, self.tiling.step, self.shared, self.totals, left, right)
+        return sequence(*binder.statements, products)

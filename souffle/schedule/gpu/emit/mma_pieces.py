@@ -1,0 +1,143 @@
+"""What kernels of ``mma.sync`` are made of: rings of tiles in shared memory, places of warps, products of fragments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tvm import tirx
+
+from souffle.decision import Refused
+from souffle.schedule.gpu.emit.async_copy import AsyncCopy
+from souffle.schedule.gpu.emit.contraction_statements import Binder, local_buffer, loop
+from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, INNER, ROWS, load_part, part_places, product
+from souffle.schedule.gpu.emit.staging import TileFetch
+from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling
+from souffle.tvm_compat import PrimExpr, sequence
+
+__all__ = ["FragmentSource", "TileRing", "add_products", "first_place", "warp_place"]
+
+
+class TileRing:
+    """The tiles of one operand in shared memory, and how they come.
+
+    Parameters
+    ----------
+    name : str
+    fetch : TileFetch
+    copy : AsyncCopy or Refused
+        The asynchronous copies, or why there are none.
+    buffers : int
+        Tiles in shared memory.
+    first : int
+        The element of shared memory with which they begin.
+
+    Attributes
+    ----------
+    held : buffer or None
+        Registers of what is on its way where there are no asynchronous copies.
+    """
+
+    def __init__(self, name: str, fetch: TileFetch, copy: AsyncCopy | Refused, buffers: int, first: int) -> None:
+        self.fetch, self.copy, self.buffers, self.first = fetch, copy, buffers, first
+        self.asynchronous = isinstance(copy, AsyncCopy)
+        # What is copied needs no registers.
+        self.held = None
+        if not self.asynchronous:
+            self.held = local_buffer(f"{name}_next", fetch.register_elements, fetch.operand.dtype)
+
+    @property
+    def elements(self) -> int:
+        """Elements of shared memory of all tiles."""
+        return self.fetch.shared_elements * self.buffers
+
+    def start(self, turn: PrimExpr) -> PrimExpr:
+        """The element of shared memory at which the tile of a step begins."""
+        own = tirx.floormod(turn, self.buffers) if self.buffers > 1 else tirx.IntImm("int32", 0)
+        return self.first + own * self.fetch.shared_elements
+
+
+class Placed(Protocol):
+    """Where an element of a matrix is in shared memory."""
+
+    inner_last: bool
+    """Whether the inner axis is contiguous."""
+
+    def place(self, batch: PrimExpr, own: PrimExpr, inner: PrimExpr) -> PrimExpr:
+        """Index into shared memory."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class FragmentSource:
+    """A matrix in shared memory from which a thread loads its part of fragments.
+
+    Attributes
+    ----------
+    placed : Placed
+    at : expression
+        Where the thread's first pointer goes: the start of the matrix and :func:`first_place`.
+    registers : buffer
+    """
+
+    placed: Placed
+    at: PrimExpr
+    registers: Any
+
+
+def warp_place(binder: Binder, thread: PrimExpr, warps: tuple[int, int, int]) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
+    """The place of a thread's warp along rows, columns and the inner axis."""
+    warp = tirx.floordiv(thread, 32)
+    column = binder.name("warp_column", tirx.floormod(warp, warps[1]))
+    row = binder.name("warp_row", tirx.floormod(tirx.floordiv(warp, warps[1]), warps[0]))
+    return row, column, binder.name("slice", tirx.floordiv(warp, warps[0] * warps[1]))
+
+
+def first_place(placed: Placed, lane: PrimExpr, start: PrimExpr, inner_start: PrimExpr, *, rows: bool) -> PrimExpr:
+    """Where a thread's first pointer into a matrix goes, from which all its parts are constants away.
+
+    Parameters
+    ----------
+    placed : Placed
+    lane : expression
+    start, inner_start : expression
+        Own (row or column) and inner index of the first of the warp's fragments.
+    rows : bool
+        Whether the matrix is the left operand.
+    """
+    own, inner = part_places(lane, rows=rows, inner_last=placed.inner_last)
+    return placed.place(tirx.IntImm("int32", 0), start + own, inner_start + inner)
+
+
+def add_products(
+    tiling: MmaTiling,
+    step: int,
+    shared: Any,
+    totals: Any,
+    left: FragmentSource,
+    right: FragmentSource,
+    first: PrimExpr | int = 0,
+) -> tirx.Stmt:
+    """Add the products of `step` inner elements to a warp's totals, of which the first is at `first`."""
+    down, across = tiling.parts
+
+    def part(source: FragmentSource, count: int, apart: int, k: PrimExpr) -> tirx.Stmt:
+        def one(i: PrimExpr) -> tirx.Stmt:
+            place = source.at + source.placed.place(tirx.IntImm("int32", 0), i * apart, k * INNER)
+            return load_part(source.registers, i * 4, shared, place, transposed=not source.placed.inner_last)
+
+        return loop("i", count, one, "unrolled")
+
+    def piece(k: PrimExpr) -> tirx.Stmt:
+        def one(i: PrimExpr, j: PrimExpr) -> tirx.Stmt:
+            at = (i * across + j) * 4
+            return product(totals, first + at, left.registers, i * 4, right.registers, j * 2)
+
+        # Fragments of rows of one warp lie apart by those of the others, so that a strip of them is whole rows.
+        return sequence(
+            part(left, down, tiling.warps[0] * ROWS, k),
+            part(right, across // 2, 2 * COLUMNS, k),
+            loop("i", down, lambda i: loop("j", across, lambda j: one(i, j), "unrolled"), "unrolled"),
+        )
+
+    return loop("k", step // INNER // tiling.warps[2], piece, "unrolled")
