@@ -62,6 +62,7 @@ def compile(
     reductions: str = "ordered",
     grid_barrier: str = "cooperative",
     disable: Sequence[str] = (),
+    graph: bool = False,
     batch: int | None = None,
     verify: str = "memory",
     tuning_log: str | os.PathLike | None = "auto",
@@ -99,6 +100,9 @@ def compile(
     disable : sequence of str
         What V4 is to leave out, to see its effect alone: any of ``"attention"``, ``"normalization"``, ``"channels"``
         and ``"reuse"`` (:data:`souffle.options.ON_CHIP`). Levels below have none of them.
+    graph : bool
+        Whether the network is to run as one CUDA graph on a GPU, whose kernels follow each other sooner than those that
+        are launched one by one, and whose inputs and outputs are copied. At V4, kernels end where that pays then.
     batch : int, optional
         The value of a symbolic first dimension of an ONNX model.
     verify : str
@@ -150,6 +154,7 @@ def compile(
         reductions=reductions,
         grid_barrier=grid_barrier,
         disable=disable,
+        graph=graph,
         verify=verify,
         tuning_log=tuning_log,
         cubin=cubin,

@@ -91,6 +91,9 @@ class Options:
     ----------
     level, precision, grid_barrier, verify : str
         See :func:`souffle.compile`.
+    graph : bool
+        Whether the network is to run as one CUDA graph: what a kernel's launch costs depends on it, and with that where
+        kernels end.
     disable : tuple of str
         Names of :data:`ON_CHIP` that are left out of V4; kept in their order there, each once.
     partition : str
@@ -120,6 +123,7 @@ class Options:
     reductions: str = "ordered"
     grid_barrier: str = "cooperative"
     disable: Sequence[str] = ()
+    graph: bool = False
     verify: str = "memory"
     tuning_log: str | os.PathLike | None = None
     cubin: bool = True

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 
 import tvm
 
 from souffle.analysis import Analysis, analyze
+from souffle.choice import JoinTrials, KernelPrices, choose_kernels, with_parts
 from souffle.codegen.assemble import CompiledKernels, assemble
 from souffle.codegen.forecast import with_predictions
 from souffle.codegen.llvm import HostScheduler, assemble_host
@@ -19,6 +21,7 @@ from souffle.cost.kernel import forecast_on
 from souffle.cost.stage_price import price_on
 from souffle.decision import Decision
 from souffle.errors import OptionError
+from souffle.kernel.dependences import TileDependences
 from souffle.kernel.merged_program import merge_program
 from souffle.options import LEVELS, Hook, Level, Options, keep, quiet
 from souffle.partition import ONE_KERNEL_PER_STAGE, Partition, PartitionRequest, planner_for
@@ -29,7 +32,7 @@ from souffle.schedule.gpu.device import device_for
 from souffle.schedule.gpu.scheduler import GpuScheduler
 from souffle.schedule.log import open_log
 from souffle.schedule.lower.stages import lower_stages
-from souffle.schedule.stage import LoopStage, Stages
+from souffle.schedule.stage import LoopStage, Stages, Unit, flat_stages, map_stages
 from souffle.schedule.tuned import tuned_stages
 from souffle.transform import horizontal, mixed_precision, narrow, roll, vertical
 from souffle.verify.certified_step import certified
@@ -84,7 +87,7 @@ def compile_cuda(
     staged = _staged(program, options, progress, hook)
     request, partition = staged.request, hook("partition", staged.partition)
     progress(f"merging into {len(partition.subprograms)} kernels")
-    merged = hook("merge", merge_program(request, partition, options))
+    merged = hook("merge", merge_program(request, partition, options, staged.dependences))
     decisions = (*staged.decisions, *partition.decisions)
     compiled = assemble(merged, request, decisions, options, staged.target, progress, partial(hook, "text"))
     plan = with_predictions(compiled.plan, partition.subprograms, request.forecast)
@@ -133,19 +136,20 @@ class _Staged:
     """A program as far as its stages are known, each scheduled and lowered, and where its kernels end.
 
     ``request`` is what the planner looked at: the stages, the analysis of the transformed program, and the forecast.
+    ``seconds`` is what the kernels are predicted to take, where they were chosen by it.
     """
 
     target: tvm.target.Target
     request: PartitionRequest
     partition: Partition
     decisions: tuple[Decision, ...]
+    dependences: TileDependences
+    seconds: float = 0.0
 
 
 def _staged(program: TEProgram, options: Options, progress: Progress, hook: Hook) -> _Staged:
     """Transform a program; schedule, lower and partition its stages, again while a loop has to be taken apart."""
     level, device, described = LEVELS[options.level], device_for(options.arch), device_of_arch(options.arch)
-    planner = planner_for(options.partition)
-    planner = planner if level.merge else ONE_KERNEL_PER_STAGE
     program = hook("frontend", program)
     progress("transforming")
     program, decided = transform_program(program, level, options.precision, hook)
@@ -154,33 +158,106 @@ def _staged(program: TEProgram, options: Options, progress: Progress, hook: Hook
         program, placed = place_reductions(program, described, scheduler)
         decided += placed
     program = hook("two_phase", program)
-    measure = options.cubin and planner.measures
-    meter = StageMeter(options.arch, scheduler.target, measure=measure, cache_dir=options.cache_dir)
-    logs = open_log(options.tuning_log, options.arch)
-    unrolled: dict[str, str] = {}
-    while True:
-        rolled, loops = roll(program, unrolled) if level.merge else (program, ())
+    return _Staging(program, decided, options, scheduler, progress, hook).best()
+
+
+class _Staging:
+    """Makes the stages of a transformed program, with as many of its repetitions rolled into loops as is best."""
+
+    def __init__(
+        self,
+        program: TEProgram,
+        decided: tuple[Decision, ...],
+        options: Options,
+        scheduler: GpuScheduler,
+        progress: Progress,
+        hook: Hook,
+    ) -> None:
+        self.program, self.decided, self.options, self.scheduler = program, decided, options, scheduler
+        self.progress, self.hook = progress, hook
+        self.level, self.device = LEVELS[options.level], device_for(options.arch)
+        planner = planner_for(options.partition)
+        self.planner = planner if self.level.merge else ONE_KERNEL_PER_STAGE
+        measure = options.cubin and self.planner.measures
+        self.meter = StageMeter(options.arch, scheduler.target, measure=measure, cache_dir=options.cache_dir)
+        self.logs = open_log(options.tuning_log, options.arch)
+        self.dependences = TileDependences()
+        self.given = frozenset(item.name for item in program.tes if isinstance(item, Loop))
+
+    def best(self) -> _Staged:
+        """Of what was tried, what is predicted to take least; what no cost model knows is tried once.
+
+        A loop that the planner would cut is taken apart: each of its kernels ends and begins as in one step.
+        """
+        waiting: list[dict[str, str]] = [{}]
+        whole: list[tuple[_Staged, dict[str, str]]] = []
+        for unrolled in waiting:
+            staged, wanted = self.tried(unrolled)
+            if staged.partition.unroll.keys() <= unrolled.keys():
+                whole.append((staged, unrolled))
+            more = [unrolled | loops for loops in wanted if not loops.keys() <= unrolled.keys()]
+            waiting += [loops for loops in more if all(loops.keys() != known.keys() for known in waiting)]
+        best, unrolled = min(whole, key=lambda one: one[0].seconds)
+        # What a hook has seen last is what is compiled.
+        return best if best is whole[-1][0] else self.tried(unrolled)[0]
+
+    def tried(self, unrolled: Mapping[str, str]) -> tuple[_Staged, list[Mapping[str, str]]]:
+        """The stages and kernels with some loops taken apart, and which others may be worth it."""
+        level, options, hook = self.level, self.options, self.hook
+        rolled, loops = roll(self.program, unrolled) if level.merge else (self.program, ())
         rolled = hook("roll", rolled)
         analysis = hook("analysis", analyze(rolled.expanded()))
-        progress(f"scheduling {len(rolled.tes)} TEs")
-        stages, joined = form_stages(rolled, analysis, scheduler, JoinPolicy(level.vertical, options.on_chip))
+        self.progress(f"scheduling {len(rolled.tes)} TEs")
+        policy = JoinPolicy(level.vertical, options.on_chip)
+        stages, joined = form_stages(rolled, analysis, self.scheduler, policy)
+        stages, chosen, wanted = self.with_joins_that_pay(stages, analysis, unrolled)
         stages = hook("schedule", Stages(stages))
-        if options.tuning_log is not None:
-            stages, tuned = tuned_stages(stages, analysis, logs, device, merged=level.merge)
-            joined += tuned
-        progress(f"lowering {len(stages)} stages")
-        stages = hook("lower", Stages(meter.measured(lower_stages(stages, scheduler.target))))
-        forecast = forecast_on(options.arch, analysis.program, stages)
-        request = PartitionRequest(stages, device, analysis, forecast)
-        partition = planner.plan(request)
-        # A loop that the planner would cut is taken apart: each of its kernels ends and begins as in one step.
-        if partition.unroll.keys() <= unrolled.keys():
-            break
-        unrolled |= partition.unroll
-    # A loop that the program was given with stays one.
-    whole = {unit.name for unit in stages if isinstance(unit, LoopStage)}
-    apart = [Decision("roll", name, False, reason) for name, reason in unrolled.items() if name not in whole]
-    return _Staged(scheduler.target, request, partition, (*decided, *loops, *apart, *joined))
+        stages, tuned = self.tuned(stages, analysis)
+        self.progress(f"lowering {len(stages)} stages")
+        stages = hook("lower", Stages(self.meter.measured(lower_stages(stages, self.scheduler.target))))
+        forecast = forecast_on(options.arch, analysis.program, stages, graph=options.graph)
+        request = PartitionRequest(stages, self.device, analysis, forecast)
+        partition, seconds = self.planner.plan(request), 0.0
+        wanted = [*wanted, partition.unroll]
+        if level.reuse and forecast is not None:
+            prices = KernelPrices(analysis.program.constants, self.dependences)
+            kernels = choose_kernels(partition, request, forecast, prices, self.given)
+            partition, seconds = kernels.partition, kernels.seconds
+            wanted.append(kernels.worth_unrolling)
+        # A loop that the program was given with stays one.
+        kept = {unit.name for unit in stages if isinstance(unit, LoopStage)}
+        apart = [Decision("roll", name, False, reason) for name, reason in unrolled.items() if name not in kept]
+        decisions = (*self.decided, *loops, *apart, *joined, *chosen, *tuned)
+        staged = _Staged(self.scheduler.target, request, partition, decisions, self.dependences, seconds)
+        return staged, wanted
+
+    def with_joins_that_pay(
+        self, stages: tuple[Unit, ...], analysis: Analysis, unrolled: Mapping[str, str]
+    ) -> tuple[tuple[Unit, ...], tuple[Decision, ...], list[Mapping[str, str]]]:
+        """The stages with those joins that make the network faster; and loops that may be worth taking apart."""
+        every = with_parts(stages)
+        if device_of_arch(self.options.arch) is None or len(flat_stages(every)) == len(flat_stages(stages)):
+            return stages, (), []
+        ready = self.meter.measured(lower_stages(self.tuned(every, analysis)[0], self.scheduler.target))
+        forecast = forecast_on(self.options.arch, analysis.program, ready, graph=self.options.graph)
+        prices = KernelPrices(analysis.program.constants, self.dependences)
+        lowered = dict(zip(flat_stages(every), flat_stages(ready), strict=True))
+
+        def predicted(units: Sequence[Unit]) -> tuple[float, Mapping[str, str]]:
+            request = PartitionRequest(map_stages(units, lowered.__getitem__), self.device, analysis, forecast)
+            partition = self.planner.plan(request)
+            if not partition.unroll.keys() <= unrolled.keys():
+                return inf, partition.unroll
+            return choose_kernels(partition, request, forecast, prices, self.given).seconds, {}
+
+        trials = JoinTrials(analysis.program, stages, predicted)
+        return *trials.best(), trials.unroll
+
+    def tuned(self, stages: Sequence[Unit], analysis: Analysis) -> tuple[Sequence[Unit], tuple[Decision, ...]]:
+        """The stages with the schedules that a log has for them."""
+        if self.options.tuning_log is None:
+            return stages, ()
+        return tuned_stages(stages, analysis, self.logs, self.device, merged=self.level.merge)
 
 
 def compile_host(

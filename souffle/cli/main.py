@@ -133,6 +133,8 @@ def _compiler_parsers() -> tuple[argparse.ArgumentParser, ...]:
         help="how the blocks of a kernel wait for each other",
     )
 
+    waits.add_argument("--graph", action="store_true", help="the network is to run as one CUDA graph")
+
     proofs = argparse.ArgumentParser(add_help=False)
     proofs.add_argument("--verify", choices=CHECKS, default="memory", help="what is proven of the CUDA kernels")
     return options, waits, proofs

@@ -40,6 +40,8 @@ class KernelForecast:
         The program's, lowered, and with what each asks for alone.
     distant : collection of Tensor
         The program's constants and inputs, which no stage has brought into the cache.
+    graph : bool
+        Whether kernels are the nodes of a CUDA graph. Otherwise each is launched.
 
     Attributes
     ----------
@@ -52,11 +54,13 @@ class KernelForecast:
         device: CostDevice,
         units: Sequence[Unit],
         distant: Collection[Tensor],
+        *,
+        graph: bool = False,
     ) -> None:
         self.device = device
         self.product = device.product
         self.error = MEDIAN_ERROR
-        self.launch_seconds = device.launch_seconds
+        self.launch_seconds = device.graph_node_seconds if graph else device.launch_seconds
         far = frozenset(distant)
         self._bytes = {s: moved for unit in units for s, moved in _bytes_moved(unit, far, device.l2_bytes).items()}
         self._resources = {stage: _estimated(stage) for stage in self._bytes}
@@ -118,6 +122,8 @@ def forecast_on(
     arch: str,
     program: TEProgram,
     units: Sequence[Unit],
+    *,
+    graph: bool = False,
 ) -> KernelForecast | None:
     """The cost model of a program's stages on the product that stands for an architecture, if one is described.
 
@@ -129,11 +135,13 @@ def forecast_on(
         That the stages are of.
     units : sequence of Stage or LoopStage
         Lowered, and with what each asks for.
+    graph : bool
+        See :class:`KernelForecast`.
     """
     device = device_of_arch(arch)
     if device is None:
         return None
-    return KernelForecast(device, units, {*program.inputs, *program.constants})
+    return KernelForecast(device, units, {*program.inputs, *program.constants}, graph=graph)
 
 
 def _estimated(stage: Stage) -> StageResources:

@@ -21,7 +21,7 @@ from souffle.schedule.lower.stages import readable_name
 from souffle.schedule.stage import Unit, flat_stages
 from souffle.wording import counted
 
-__all__ = ["MergedLaunch", "MergedProgram", "merge_program"]
+__all__ = ["MergedLaunch", "MergedProgram", "expected_in", "merge_program"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,9 @@ class MergedProgram:
         return "\n\n".join(texts)
 
 
-def merge_program(request: PartitionRequest, partition: Partition, options: Options) -> MergedProgram:
+def merge_program(
+    request: PartitionRequest, partition: Partition, options: Options, dependences: TileDependences | None = None
+) -> MergedProgram:
     """Merge each subprogram into one kernel.
 
     Parameters
@@ -93,8 +95,11 @@ def merge_program(request: PartitionRequest, partition: Partition, options: Opti
         Where kernels begin and end.
     options : Options
         Its level says whether weights are asked for ahead of barriers (V4), and it names the grid barrier.
+    dependences : TileDependences, optional
+        Those that are known already.
     """
-    constants, dependences, live = request.analysis.program.constants, TileDependences(), _Liveness()
+    constants, live = request.analysis.program.constants, _Liveness()
+    dependences = TileDependences() if dependences is None else dependences
     shapes: dict[KernelShape, int] = {}
     reasons: list[tuple[Barrier, ...]] = []
     launches: list[MergedLaunch] = []
@@ -104,7 +109,7 @@ def merge_program(request: PartitionRequest, partition: Partition, options: Opti
             constants,
             prefetch=LEVELS[options.level].reuse,
             blocks_per_sm=subprogram.blocks_per_sm,
-            expected=_expected(request, subprogram.stages),
+            expected=expected_in(request, subprogram.stages),
             dependences=dependences,
         )
         number = shapes.setdefault(calls.shape, len(shapes))
@@ -119,7 +124,7 @@ def merge_program(request: PartitionRequest, partition: Partition, options: Opti
     return MergedProgram(kernels, tuple(reasons), tuple(launches), live.first, live.last)
 
 
-def _expected(request: PartitionRequest, units: Sequence[Unit]) -> Expected:
+def expected_in(request: PartitionRequest, units: Sequence[Unit]) -> Expected:
     """What a kernel of these units is expected to find on the device."""
     blocks, forecast = request.blocks(units), request.forecast
     if forecast is None:

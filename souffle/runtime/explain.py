@@ -64,6 +64,7 @@ def explain_data(plan: Plan) -> dict[str, Any]:
         "name": plan.name,
         "level": plan.options.level,
         "disable": list(plan.options.disable),
+        "graph": plan.options.graph,
         "precision": plan.options.precision,
         "partition": plan.options.partition,
         "arch": plan.options.arch,
@@ -103,7 +104,8 @@ def explain(plan: Plan) -> str:
     """
     how = plan.options
     level = how.level + (f" without {', '.join(how.disable)}" if how.disable else "")
-    lines = [f"{plan.name}: level {level}, {how.precision}, partition {how.partition}, {how.arch}"]
+    runs = ", for a CUDA graph" if how.graph else ""
+    lines = [f"{plan.name}: level {level}, {how.precision}, partition {how.partition}, {how.arch}{runs}"]
     lines += _summary(plan)
     lines += ["", "subprograms (of a stage: its runs, tiles of one run, what a block asks for alone, time of all runs)"]
     counts, total = launch_counts(plan), predicted_seconds(plan)

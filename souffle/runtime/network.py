@@ -121,6 +121,7 @@ class Network:
         ``"cuda"`` or ``"cuda:N"`` for a GPU, which ``"auto"`` means too; ``"cpu"`` for the emitted text on the CPU.
     graph
         On a GPU, replay one CUDA graph instead of launching each kernel; inputs and outputs are then copied there.
+        Where not given, as the network was compiled for.
     poison
         On a GPU, set outputs and workspace to NaN before each call. The CPU device always does.
     blocks
@@ -147,7 +148,7 @@ class Network:
         plan: Plan,
         *,
         device: str = "auto",
-        graph: bool = False,
+        graph: bool | None = None,
         poison: bool = False,
         blocks: int = 4,
         order: str = "fixed",
@@ -165,6 +166,7 @@ class Network:
             raise OptionError('graph=True is for a GPU; device="cpu" has no CUDA graphs')
         if checked and device != "cpu":
             raise OptionError(f'checked=True is for device="cpu", not {device!r}; a GPU has compute-sanitizer')
+        graph = (plan.options.graph and device != "cpu") if graph is None else graph
         self._plan = plan
         self._on_cpu = device == "cpu"
         self._ordinal = ordinal
@@ -282,7 +284,7 @@ class Network:
 
     def on(self, device: str, **options: Any) -> Network:
         """The same network on another device or with other options."""
-        kept = {**self._options, "graph": False, "checked": self._options["checked"] and device == "cpu"}
+        kept = {**self._options, "graph": None, "checked": self._options["checked"] and device == "cpu"}
         return Network(self._plan, device=device, **{**kept, **options})
 
     def open(self) -> None:

@@ -104,6 +104,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "predicted_on": plan.predicted_on,
         "grid_barrier": plan.options.grid_barrier,
         "disable": list(plan.options.disable),
+        "graph": plan.options.graph,
         "dataflow": None if plan.dataflow is None else asdict(plan.dataflow),
     }
 
@@ -161,6 +162,12 @@ class _Fields:
         if any(not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high for value in values):
             raise PlanFormatError(f"{self._what} has {key} {values!r}, not whole numbers from {low} to {high}")
         return tuple(values)
+
+    def flag(self, key: str) -> bool:
+        value = self._content.get(key)
+        if not isinstance(value, bool):
+            raise PlanFormatError(f"{self._what} has {key} {value!r}, which is neither true nor false")
+        return value
 
     def texts(self, key: str) -> tuple[str, ...]:
         values = self.items(key)
@@ -274,11 +281,13 @@ def _launch(content: Any, index: int, kernels: int, buffers: int) -> Launch:
 
 def _options(fields: _Fields) -> Options:
     given: dict[str, Any] = {name: fields.text(name) for name in ("level", "precision", "partition", "arch")}
-    # Networks saved before there was a choice lack these two.
+    # Networks saved before there was a choice lack these three.
     if fields.get("grid_barrier") is not None:
         given["grid_barrier"] = fields.text("grid_barrier")
     if fields.get("disable") is not None:
         given["disable"] = fields.texts("disable")
+    if fields.get("graph") is not None:
+        given["graph"] = fields.flag("graph")
     try:
         return Options(**given)
     except OptionError as error:

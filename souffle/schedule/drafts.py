@@ -10,7 +10,7 @@ from tvm import tirx
 
 from souffle.program import TE, ExternTE, Loop, TEProgram
 from souffle.schedule.lower import DeviceFunction
-from souffle.schedule.stage import StageDraft, draft_stage
+from souffle.schedule.stage import Stage, StageDraft, draft_stage
 from souffle.wording import counted
 
 __all__ = ["Answer", "Drafts", "Formed", "FormedLoop", "Scheduler", "stands_alone"]
@@ -67,11 +67,20 @@ class Scheduler(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Formed:
-    """A stage being formed, with what the scheduler said about it."""
+    """A stage being formed, with what the scheduler said about it.
+
+    ``parts`` are the stages that it was joined of to keep what passes between them on chip; none where TEs became it.
+    """
 
     tes: tuple[TE | ExternTE, ...]
     draft: StageDraft
     answer: Answer
+    parts: tuple[Formed, ...] = ()
+
+    def stage(self) -> Stage:
+        """As a stage, with its parts as stages."""
+        parts = tuple(part.stage() for part in self.parts)
+        return Stage(self.draft, self.answer.schedule, self.answer.functions, parts=parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,9 +113,17 @@ class Drafts:
         """For another program, with what the scheduler has answered already."""
         return Drafts(program, self.scheduler, self._answers)
 
-    def formed(self, tes: Sequence[TE | ExternTE]) -> Formed:
-        """Some TEs as one stage; its answer may hold no schedule."""
+    def formed(self, tes: Sequence[TE | ExternTE], parts: Sequence[Formed] = ()) -> Formed:
+        """Some TEs as one stage; its answer may hold no schedule.
+
+        Parameters
+        ----------
+        tes : sequence of TE or ExternTE
+        parts : sequence of Formed
+            Stages of these TEs that the stage is to take the place of. Whether it does is decided again when all stages
+            of the program are known, and their resources with them.
+        """
         draft = draft_stage(tes, self.program)
         if draft.digest not in self._answers:
             self._answers[draft.digest] = self.scheduler(draft.func)
-        return Formed(tuple(tes), draft, self._answers[draft.digest])
+        return Formed(tuple(tes), draft, self._answers[draft.digest], tuple(parts))

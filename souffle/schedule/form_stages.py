@@ -8,7 +8,7 @@ The statements of a fused TE were found to belong together, so they are tried at
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from souffle.analysis import Analysis
 from souffle.decision import Decision, Refused
@@ -16,7 +16,7 @@ from souffle.errors import SouffleError
 from souffle.program import TE, ExternTE, FusedTE, Loop, TEProgram, body_program
 from souffle.schedule.drafts import Answer, Drafts, Formed, FormedLoop, Scheduler, stands_alone
 from souffle.schedule.on_chip_reuse import join_rows
-from souffle.schedule.stage import LoopStage, Stage, Unit
+from souffle.schedule.stage import LoopStage, Unit
 
 __all__ = ["JoinPolicy", "StageError", "form_stages"]
 
@@ -70,7 +70,7 @@ def form_stages(
     for item in formed:
         loop = isinstance(item, FormedLoop)
         members = item.stages if loop else (item,)
-        stages = tuple(Stage(member.draft, member.answer.schedule, member.answer.functions) for member in members)
+        stages = tuple(member.stage() for member in members)
         units += [LoopStage(item.loop, stages)] if loop else stages
         decisions += [Decision("stage", member.draft.name, True, member.answer.summary) for member in members]
     return tuple(units), tuple(decisions)
@@ -83,8 +83,15 @@ def _formed(
     formed = former.run()
     if "reuse" not in policy.on_chip:
         return formed, former.decisions
-    formed, joined = join_rows(formed, analysis, drafts)
-    return formed, [*former.decisions, *joined]
+    together, joined = join_rows(formed, analysis, drafts)
+    return [_with_parts(stage, formed) for stage in together], [*former.decisions, *joined]
+
+
+def _with_parts(stage: Formed | FormedLoop, apart: Sequence[Formed | FormedLoop]) -> Formed | FormedLoop:
+    """A stage that knows of which it was joined: where a join has not said so, of those before all joins."""
+    if isinstance(stage, FormedLoop) or stage.parts or any(stage is one for one in apart):
+        return stage
+    return replace(stage, parts=tuple(one for one in apart if set(one.tes) <= set(stage.tes)))
 
 
 class _Former:

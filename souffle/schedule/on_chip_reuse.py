@@ -92,7 +92,7 @@ class _Joiner:
             return Refused(f"{readers[0].name} reads the first too and would wait for more grid syncs")
         if len(members) > _LARGEST_STAGE:
             return Refused(f"they are {len(members)} TEs together, more than {_LARGEST_STAGE}")
-        joined = self.drafts.formed(members)
+        joined = self.drafts.formed(members, (before, stage))
         if joined.answer.schedule is None or not joined.answer.rowwise:
             return Refused(f"their tiles do not match: {joined.answer.reason}")
         seconds = self.drafts.scheduler.seconds

@@ -61,12 +61,15 @@ class Stage:
         What `schedule` was lowered to, for CUDA, in the order in which they run; usually one. Equal stages share them.
     resources : StageResources or None
         What a block of it asks of a multiprocessor, once that is known.
+    parts : tuple of Stage
+        The stages that it was joined of to keep what passes between them on chip; none where TEs became it.
     """
 
     draft: StageDraft
     schedule: object
     functions: tuple[DeviceFunction, ...] = ()
     resources: StageResources | None = None
+    parts: tuple[Stage, ...] = ()
 
     @property
     def label(self) -> str:

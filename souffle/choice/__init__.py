@@ -1,0 +1,7 @@
+"""What is taken of what the compiler could do on chip, by the predicted time of whole networks (paper §5.4, §6.5)."""
+
+from souffle.choice.joins import JoinTrials, with_parts
+from souffle.choice.kernels import ChosenKernels, choose_kernels
+from souffle.choice.prices import KernelPrice, KernelPrices
+
+__all__ = ["ChosenKernels", "JoinTrials", "KernelPrice", "KernelPrices", "choose_kernels", "with_parts"]

@@ -1,0 +1,107 @@
+"""What a kernel is predicted to take, with the barriers that it really has.
+
+A kernel waits as often as the longest path of its dependent stages has edges that leave their block
+(:mod:`souffle.kernel.waits`): stages that do not depend on each other share a barrier, and tiles that stay on one block
+need none. So a stage has no barrier of its own, and what a barrier costs is known of whole kernels only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from souffle.cost import KernelForecast
+from souffle.kernel import plan_calls
+from souffle.kernel.dependences import TileDependences
+from souffle.kernel.merged_program import expected_in
+from souffle.partition import Partition, PartitionRequest, Subprogram
+from souffle.program import Tensor
+from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
+
+__all__ = ["KernelPrice", "KernelPrices", "runs_of"]
+
+
+@dataclass(frozen=True)
+class KernelPrice:
+    """Predicted seconds of one launch of a kernel.
+
+    Attributes
+    ----------
+    launch, waiting, stages : float
+        Of the launch or graph node, of all barriers, of all runs of its stages.
+    grid_syncs : int
+        Barriers of the whole grid.
+    """
+
+    launch: float
+    waiting: float
+    stages: float
+    grid_syncs: int
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.launch + self.waiting + self.stages
+
+
+class KernelPrices:
+    """Prices kernels, each distinct one once.
+
+    Parameters
+    ----------
+    constants : mapping of Tensor
+        Of the program.
+    dependences : TileDependences
+        What is found out about the tiles of stages is kept in it.
+    """
+
+    def __init__(self, constants: Mapping[Tensor, object], dependences: TileDependences) -> None:
+        self.constants = constants
+        self.dependences = dependences
+        self._known: dict[tuple[object, ...], KernelPrice] = {}
+
+    def kernel(self, subprogram: Subprogram, request: PartitionRequest, forecast: KernelForecast) -> KernelPrice:
+        """The price of a subprogram as one kernel."""
+        units = subprogram.stages
+        key = tuple((unit.loop, *unit.stages) if isinstance(unit, LoopStage) else unit for unit in units)
+        if key not in self._known:
+            self._known[key] = self._priced(subprogram, request, forecast)
+        return self._known[key]
+
+    def partition(self, partition: Partition, request: PartitionRequest, forecast: KernelForecast) -> float:
+        """The seconds of all kernels of a partition."""
+        return sum(self.kernel(subprogram, request, forecast).seconds for subprogram in partition.subprograms)
+
+    def apart(self, unit: Unit, forecast: KernelForecast) -> float:
+        """The seconds of a unit where each of its stages is a kernel of its own, in each step of a loop."""
+        launches = [forecast.launch_seconds + forecast.seconds(s, forecast.together([s])) for s in flat_stages([unit])]
+        return runs_of(unit) * sum(launches)
+
+    def _priced(self, subprogram: Subprogram, request: PartitionRequest, forecast: KernelForecast) -> KernelPrice:
+        units = subprogram.stages
+        block = forecast.together(flat_stages(units))
+        stages = sum(runs_of(unit) * forecast.seconds(stage, block) for unit in units for stage in flat_stages([unit]))
+        if not math.isfinite(stages):
+            return KernelPrice(forecast.launch_seconds, 0.0, math.inf, 0)
+        if _is_one_stage(units):
+            return KernelPrice(forecast.launch_seconds, 0.0, stages, 0)
+        shape = plan_calls(
+            units,
+            self.constants,
+            prefetch=False,
+            blocks_per_sm=subprogram.blocks_per_sm,
+            expected=expected_in(request, units),
+            dependences=self.dependences,
+        ).shape
+        waiting = shape.grid_syncs * forecast.grid_sync_seconds(forecast.blocks(block, shape.tiles))
+        return KernelPrice(forecast.launch_seconds, waiting, stages, shape.grid_syncs)
+
+
+def runs_of(unit: Unit) -> int:
+    """How often a kernel runs each stage of a unit."""
+    return unit.loop.steps if isinstance(unit, LoopStage) else 1
+
+
+def _is_one_stage(units: Sequence[Unit]) -> bool:
+    return len(units) == 1 and isinstance(units[0], Stage)
