@@ -17,15 +17,14 @@ _READS_PER_BARRIER = 32 * 1024
 """Elements that one multiprocessor reads in the time of a grid sync: about 1.3 µs at about 100 GB/s. It decides where
 no product of the architecture is described, so that no time can be predicted."""
 
-_LARGEST_STAGE = 64
-"""TEs in a stage joined here. One grid sync among so many costs little, while a stage takes time to schedule that grows
-with the cube of its TEs; and stages of a repeated layer stay equal, which lets them share a function."""
-
 
 def join_rows(
     stages: Sequence[Formed | FormedLoop], analysis: Analysis, drafts: Drafts
 ) -> tuple[list[Formed | FormedLoop], list[Decision]]:
     """Join dependent stages that can share tiles.
+
+    In rounds, in each of which a stage is joined once at most: scheduling a stage takes time that grows with the cube
+    of its TEs, so that stages of a chain grow together, and those of repeated layers stay equal and are scheduled once.
 
     Parameters
     ----------
@@ -42,14 +41,24 @@ def join_rows(
     decisions : list of Decision
         One for each pair tried.
     """
-    joiner = _Joiner(analysis, drafts)
-    for stage in stages:
-        joiner.add(stage)
-    return [stage for stage in joiner.placed if stage is not None], joiner.decisions
+    tried: set[tuple[Formed, Formed]] = set()
+    decisions: list[Decision] = []
+    while True:
+        joiner = _Joiner(analysis, drafts, tried)
+        for stage in stages:
+            joiner.add(stage)
+        stages = [stage for stage in joiner.placed if stage is not None]
+        decisions += joiner.decisions
+        if not joiner.made:
+            return stages, decisions
 
 
 class _Joiner:
-    def __init__(self, analysis: Analysis, drafts: Drafts) -> None:
+    """One round; ``tried`` are the pairs of those before, ``made`` is what was joined in this one."""
+
+    def __init__(self, analysis: Analysis, drafts: Drafts, tried: set[tuple[Formed, Formed]]) -> None:
+        self.tried = tried
+        self.made: set[Formed] = set()
         self.program = analysis.program
         self.analysis = analysis
         self.drafts = drafts
@@ -63,13 +72,8 @@ class _Joiner:
         producers = self._producers(stage.tes)
         if producers and not stands_alone(stage):
             before = self.placed[max(self.position[p] for p in producers)]
-            if not stands_alone(before):
-                joined = self._join(before, stage)
-                accepted = isinstance(joined, Formed)
-                subject = f"{stage.draft.name} on the tiles of {before.draft.name}"
-                reason = "what passes between them stays on chip" if accepted else joined.reason
-                self.decisions.append(Decision("reuse", subject, accepted, reason))
-                stage = joined if accepted else stage
+            if not stands_alone(before) and before not in self.made and (before, stage) not in self.tried:
+                stage = self._joined(before, stage)
         depth = self._depth(stage.tes)
         for member in stage.tes:
             if member in self.position:
@@ -77,6 +81,19 @@ class _Joiner:
             self.position[member] = len(self.placed)
             self.depth[member] = depth
         self.placed.append(stage)
+
+    def _joined(self, before: Formed, stage: Formed) -> Formed:
+        """The two as one stage, or the second alone."""
+        self.tried.add((before, stage))
+        joined = self._join(before, stage)
+        accepted = isinstance(joined, Formed)
+        subject = f"{stage.draft.name} on the tiles of {before.draft.name}"
+        reason = "what passes between them stays on chip" if accepted else joined.reason
+        self.decisions.append(Decision("reuse", subject, accepted, reason))
+        if not accepted:
+            return stage
+        self.made.add(joined)
+        return joined
 
     def _join(self, before: Formed, stage: Formed) -> Formed | Refused:
         members = (*before.tes, *stage.tes)
@@ -90,8 +107,6 @@ class _Joiner:
             return Refused(f"{between.name} between them reads the first")
         if readers and self._depth(members) > self._depth(before.tes):
             return Refused(f"{readers[0].name} reads the first too and would wait for more grid syncs")
-        if len(members) > _LARGEST_STAGE:
-            return Refused(f"they are {len(members)} TEs together, more than {_LARGEST_STAGE}")
         joined = self.drafts.formed(members, (before, stage))
         if joined.answer.schedule is None or not joined.answer.rowwise:
             return Refused(f"their tiles do not match: {joined.answer.reason}")
