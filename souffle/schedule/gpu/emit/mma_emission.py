@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import ceil
 
 from tvm import tirx
 
-from souffle.schedule.gpu.emit.async_copy import barrier, commit, wait
 from souffle.schedule.gpu.emit.contraction_statements import (
     Binder,
-    guarded,
     kernel_func,
     local_buffer,
     loop,
@@ -19,6 +16,7 @@ from souffle.schedule.gpu.emit.contraction_statements import (
 from souffle.schedule.gpu.emit.mma_epilogue import Strips
 from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, ROWS
 from souffle.schedule.gpu.emit.mma_pieces import FragmentSource, TileRing, add_products, first_place, warp_place
+from souffle.schedule.gpu.emit.mma_pipeline import Pipeline
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, Operands
 from souffle.tvm_compat import PrimExpr, sequence
@@ -70,24 +68,25 @@ class _Kernel:
     def body(self, block: PrimExpr, thread: PrimExpr) -> tirx.Stmt:
         counts = self.counts
         binder = Binder()
-        self.thread = thread
         self.lane = binder.name("lane", tirx.floormod(thread, 32))
         self.warp_row, self.warp_column, self.slice = warp_place(binder, thread, self.tiling.warps)
         column_tile = binder.name("column_tile", tirx.floormod(block, counts[2]))
         row_tile = binder.name("row_tile", tirx.floormod(tirx.floordiv(block, counts[2]), counts[1]))
         batch_tile = binder.name("batch_tile", tirx.floordiv(block, counts[1] * counts[2]))
-        self.corners = ((batch_tile, row_tile), (batch_tile, column_tile))
         # The thread's pointers into a tile, from which all parts are constants away.
         left_place = self._first_place(self.left, self.warp_row * ROWS, rows=True)
         right_place = self._first_place(self.right, self.warp_column * (self.tiling.parts[1] * COLUMNS), rows=False)
         self.places = (binder.name("left_place", left_place), binder.name("right_place", right_place))
         zero = tirx.const(0, "float32")
         clear = loop("i", self._total_count(), lambda i: tirx.BufferStore(self.totals, zero, [i]), "unrolled")
-        pipeline = self._single() if self.tiling.stages == 1 else self._pipeline()
+        corners = (lambda turn: (batch_tile, row_tile, turn), lambda turn: (batch_tile, column_tile, turn))
+        rings = tuple(zip(self.sides, corners, strict=True))
+        pipeline = Pipeline(self.shared, rings, self.steps, self.tiling.stages, thread)
+        steps = loop("turn", self.steps, lambda turn: pipeline.turn(turn, self._products(turn)), "rolled")
         results = self.strips.write(
             (batch_tile, row_tile, column_tile), (self.warp_row, self.warp_column, self.slice), self.lane, thread
         )
-        return sequence(*binder.statements, clear, *pipeline, results)
+        return sequence(*binder.statements, clear, *pipeline.opening, steps, *pipeline.closing, results)
 
     def _total_count(self) -> int:
         return self.tiling.parts[0] * self.tiling.parts[1] * 4
@@ -95,81 +94,6 @@ class _Kernel:
     def _first_place(self, side: TileRing, start: PrimExpr, *, rows: bool) -> PrimExpr:
         per = self.tiling.step // self.tiling.warps[2]
         return first_place(side.fetch, self.lane, start, self.slice * per, rows=rows)
-
-    # Bringing tiles
-
-    def _copies(self, turn: PrimExpr) -> list[tirx.Stmt]:
-        return [
-            side.copy.copies(self.shared, side.start(turn), self.thread, (*corner, turn))
-            for side, corner in zip(self.sides, self.corners, strict=True)
-            if side.asynchronous
-        ]
-
-    def _fetches(self, turn: PrimExpr) -> list[tirx.Stmt]:
-        return [
-            side.fetch.fetch(side.held, self.thread, (*corner, turn))
-            for side, corner in zip(self.sides, self.corners, strict=True)
-            if not side.asynchronous
-        ]
-
-    def _puts(self, turn: PrimExpr) -> list[tirx.Stmt]:
-        return [
-            side.fetch.put(side.held, self.shared, self.thread, side.start(turn))
-            for side in self.sides
-            if not side.asynchronous
-        ]
-
-    def _ahead(self, make: Callable[[PrimExpr], list[tirx.Stmt]], turn: PrimExpr, distance: int) -> list[tirx.Stmt]:
-        """What is done for a step further on, if there is one."""
-        if self.steps <= distance:
-            return []
-        found = make(turn + distance)
-        return [guarded([tirx.LT(turn + distance, self.steps)], sequence(*found))] if found else []
-
-    def _pipeline(self) -> list[tirx.Stmt]:
-        """Two stages or more: one barrier a step; see :mod:`souffle.schedule.gpu.emit.async_copy`."""
-        some = any(side.asynchronous for side in self.sides)
-        ahead = self.tiling.stages - 1
-        first: list[tirx.Stmt] = []
-        for number in range(ahead if some else 0):
-            turn = tirx.IntImm("int32", number)
-            first += [*(self._copies(turn) if number < self.steps else []), commit()]
-        zero = tirx.IntImm("int32", 0)
-        first += [*self._fetches(zero), *self._puts(zero)]
-
-        def advance(turn: PrimExpr) -> tirx.Stmt:
-            closing = [*self._ahead(self._copies, turn, ahead), commit()] if some else []
-            return sequence(
-                wait(ahead - 1) if some else None,
-                barrier(),
-                *closing,
-                *self._ahead(self._fetches, turn, 1),
-                self._products(turn),
-                *self._ahead(self._puts, turn, 1),
-            )
-
-        # Totals pass through where tiles were, which other warps may still read.
-        return [*first, loop("turn", self.steps, advance, "rolled"), barrier()]
-
-    def _single(self) -> list[tirx.Stmt]:
-        """One stage: what is copied is waited for, what passes through registers is read a step ahead."""
-        some = any(side.asynchronous for side in self.sides)
-
-        def advance(turn: PrimExpr) -> tirx.Stmt:
-            return sequence(
-                *self._copies(turn),
-                *([commit()] if some else []),
-                *self._puts(turn),
-                *self._ahead(self._fetches, turn, 1),
-                wait(0) if some else None,
-                barrier(),
-                self._products(turn),
-                barrier(),
-            )
-
-        return [*self._fetches(tirx.IntImm("int32", 0)), loop("turn", self.steps, advance, "rolled")]
-
-    # Arithmetic
 
     def _products(self, turn: PrimExpr) -> tirx.Stmt:
         binder = Binder()

@@ -28,7 +28,7 @@ from souffle.schedule.gpu.forms.contraction_expressions import (
 )
 from souffle.tvm_compat import PrimExpr, buffer_loads, const_int, dtype_of, is_branch
 
-__all__ = ["Block", "Fold", "Store", "fold_of", "fresh_axes", "store_of"]
+__all__ = ["Block", "Element", "Fold", "Store", "fold_of", "fresh_axes", "inverted", "store_of", "term_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,7 +258,7 @@ def _whole(block: Block, term: PrimExpr, element: Element, groups: Sequence[Sequ
     kept, spatial = fresh_axes(block.spatial)
     reduced, inner = fresh_axes(block.reduction)
     block_axes = [*spatial, *inner]
-    value, inverse = _inverted(block, substitute_axes(term, {**kept, **reduced}), block_axes, element, axes)
+    value, inverse = inverted(block, substitute_axes(term, {**kept, **reduced}), block_axes, element, axes)
     over = _over(block, [inverse[axis.var] for axis in inner], [inverse[axis.var] for axis in spatial], groups)
     indices = tuple(substitute_axes(kept[v], inverse) for v in block.indices)
     return _Tiled(over, None, tirx.Var("chunk", "int32"), value, indices, bounded(axes))
@@ -284,7 +284,7 @@ def _chunked(block: Block, term: PrimExpr, element: Element, groups: Sequence[Se
             all_, term = Axis(all_.var, int(condition.b.value)), term.args[1]
     if -(-all_.extent // size) != count:
         raise NotAContraction(f"block {block.name} has chunks beyond its elements")
-    value, inverse = _inverted(block, term, [*spatial, all_], element, axes)
+    value, inverse = inverted(block, term, [*spatial, all_], element, axes)
     over = _over(block, [inverse[all_.var]], [inverse[axis.var] for axis in spatial], groups)
     linear: PrimExpr = tirx.IntImm("int32", 0)
     for axis in over:
@@ -299,7 +299,7 @@ def _chunked(block: Block, term: PrimExpr, element: Element, groups: Sequence[Se
     return _Tiled(over, size, chunk, value, indices, analyzer)
 
 
-def _inverted(
+def inverted(
     block: Block, term: PrimExpr, block_axes: Sequence[Axis], element: Element, axes: Sequence[Axis]
 ) -> tuple[PrimExpr, dict[tirx.Var, PrimExpr]]:
     """What an element contributes, and the block's axes, both over those of the canonical form."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tvm_ffi
@@ -53,8 +54,12 @@ def stage_blocks(func: tirx.PrimFunc) -> list[Block]:
 class Inliner:
     """Substitutes the values of injective blocks into reads of their buffers."""
 
-    def __init__(self) -> None:
-        self._known: list[tuple[Any, Block, PrimExpr]] = []
+    def __init__(self, known: Sequence[tuple[Any, Block, PrimExpr]] = ()) -> None:
+        self._known = list(known)
+
+    def copy(self) -> Inliner:
+        """One more that knows the same blocks."""
+        return Inliner(self._known)
 
     def define(self, block: Block, value: PrimExpr) -> None:
         """What stands for an element of a block's buffer, over the block's axes."""

@@ -16,10 +16,30 @@ from souffle.schedule.gpu.emit.staging import TileFetch, choose_fetch
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.forms.memory_access import bits_of
 from souffle.schedule.gpu.rule import GpuRequest, Knob, Values
+from souffle.schedule.gpu.tiling.mma_figures import (
+    BARRIER,
+    L2_BYTES,
+    LATENCY,
+    LOAD_LATENCY,
+    MOST_PARTS,
+    MOST_REGISTERS,
+    OWN_REGISTERS,
+    SHARED_BYTES,
+    TENSOR_FMA,
+)
 
-__all__ = ["MmaTiling", "Operands", "assumed_operands", "choose_tiling", "knobs_of", "tile_operands"]
+__all__ = [
+    "MMA_PADDING",
+    "MmaTiling",
+    "Operands",
+    "assumed_operands",
+    "choose_tiling",
+    "knobs_of",
+    "operand_source",
+    "tile_operands",
+]
 
-_PADDING = 8
+MMA_PADDING = 8
 """Elements between rows of a tile. Rows are then an odd multiple of 16 bytes apart, so the eight rows of a matrix that
 ``ldmatrix`` takes at once lie in different banks."""
 
@@ -32,15 +52,6 @@ _PARTS_DOWN = (1, 2, 4)
 _PARTS_ACROSS = (2, 4, 8)
 """Fragments of 8 columns of a warp, an even number: ``ldmatrix.x4`` brings two."""
 
-_MOST_PARTS = 32
-"""Fragments of totals of a warp: 4 registers of each thread for one, so half of the 255 that there are."""
-
-_MOST_REGISTERS = 216
-"""Of a thread, as estimated by :meth:`MmaTiling.registers`; ptxas reports up to 255 without spilling."""
-
-_OWN_REGISTERS = 56
-"""Of a thread beside fragments and what is on its way: addresses, indices, bounds."""
-
 _STEPS = (32, 64)
 
 _STAGES = (1, 2, 3, 4)
@@ -51,16 +62,6 @@ kernel, and a grid that does not fit one wave ends a kernel (§5.4); a search ma
 
 _ALIKE = 1.04
 """Estimates of time closer than this factor are not told apart."""
-
-_TENSOR_FMA = 1024.0
-"""Multiply-adds of a multiprocessor in a clock: 4 tensor cores of 256 on sm_80; newer ones do not reach more than about
-that by mma.sync."""
-
-_SHARED_BYTES, _L2_BYTES = 128.0, 40.0
-"""Bytes in a clock of a multiprocessor: of shared memory, and of its part of what the L2 cache delivers."""
-
-_LATENCY, _LOAD_LATENCY, _BARRIER = 700.0, 30.0, 40.0
-"""Clocks: from a copy or load of global memory to its use, of shared memory, and of a barrier."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +148,7 @@ class MmaTiling:
         """Elements of one tile of each operand in shared memory, by which of its axes is contiguous there."""
         extents = self.tile[1:]
         return tuple(
-            extent * (self.step + _PADDING) if last else self.step * (extent + _PADDING)
+            extent * (self.step + MMA_PADDING) if last else self.step * (extent + MMA_PADDING)
             for extent, last in zip(extents, inner_last, strict=True)
         )
 
@@ -190,13 +191,13 @@ class MmaTiling:
             if not asynchronous:
                 turns = ceil(extent * self.step / fetch.lanes / threads)
                 held += turns * (2 + ceil(fetch.lanes * bits_of(fetch.operand.dtype) / 32))
-        return down * across * 4 + down * 4 + across * 2 + held + _OWN_REGISTERS
+        return down * across * 4 + down * 4 + across * 2 + held + OWN_REGISTERS
 
     def refusal(self, operands: Operands, request: GpuRequest) -> Refused | None:
         """Why the parts of this tiling do not go together, or ``None``."""
         if prod(self.warps) * 32 != request.threads:
             return Refused(f"{self.warps} warps are not {request.threads} threads")
-        if prod(self.parts) > _MOST_PARTS or self.registers(operands, request.threads) > _MOST_REGISTERS:
+        if prod(self.parts) > MOST_PARTS or self.registers(operands, request.threads) > MOST_REGISTERS:
             return Refused("the totals and what is on its way do not fit the registers of a thread")
         if self.step // INNER % self.warps[2]:
             return Refused(f"a step of {self.step} products has no equal parts for {self.warps[2]} warps")
@@ -208,20 +209,25 @@ class MmaTiling:
         return None
 
 
-def _operands(problem: Contraction, tile: tuple[int, int, int], step: int, request: GpuRequest) -> Operands:
-    """How the operands of a block's tile come."""
+def operand_source(
+    problem: Contraction, side: str, tile: tuple[int, int, int], request: GpuRequest
+) -> tuple[TileFetch, AsyncCopy | Refused]:
+    """How an operand comes, ``"left"`` or ``"right"``, in tiles of so many batch, own and inner elements."""
 
     def padding(_: bool) -> int:
-        return _PADDING
+        return MMA_PADDING
 
-    fetches, copies = [], []
-    for side, extent in (("left", tile[1]), ("right", tile[2])):
-        whole = (1, extent, step)
-        copy = async_copy(choose_fetch(problem, side, whole, request.threads, None, padding), request.arch)
-        copies.append(copy)
-        through = choose_fetch(problem, side, whole, request.threads, None, padding, wide=True)
-        fetches.append(copy.fetch if isinstance(copy, AsyncCopy) else through)
-    return Operands(tuple(fetches), tuple(copies))
+    copy = async_copy(choose_fetch(problem, side, tile, request.threads, None, padding), request.arch)
+    if isinstance(copy, AsyncCopy):
+        return copy.fetch, copy
+    return choose_fetch(problem, side, tile, request.threads, None, padding, wide=True), copy
+
+
+def _operands(problem: Contraction, tile: tuple[int, int, int], step: int, request: GpuRequest) -> Operands:
+    """How the operands of a block's tile come."""
+    sides = (("left", tile[1]), ("right", tile[2]))
+    sources = [operand_source(problem, side, (1, extent, step), request) for side, extent in sides]
+    return Operands(*(tuple(one) for one in zip(*sources, strict=True)))
 
 
 def assumed_operands(problem: Contraction, request: GpuRequest) -> Operands:
@@ -321,24 +327,24 @@ def _cost(problem: Contraction, operands: Operands, tiling: MmaTiling, request: 
     threads = request.threads
     steps = ceil(problem.extents[3] / tiling.step)
     pieces = tiling.step // INNER
-    tensor = rows * columns * tiling.step / _TENSOR_FMA
+    tensor = rows * columns * tiling.step / TENSOR_FMA
     reads = tiling.warps[0] * tiling.warps[1] * pieces * (down * ROWS + across * COLUMNS) * INNER * 2
-    shared = (reads + 2 * (rows + columns) * tiling.step) / _SHARED_BYTES
+    shared = (reads + 2 * (rows + columns) * tiling.step) / SHARED_BYTES
     fetched, issued, ahead = 0.0, threads * pieces / tiling.warps[2] * (down * across + down + across / 2), 0.0
     for fetch, asynchronous, extent in zip(operands.fetches, operands.asynchronous, (rows, columns), strict=True):
         fetched += extent * tiling.step * bits_of(fetch.operand.dtype) / 8
         issued += extent * tiling.step / fetch.lanes * (4.0 if asynchronous else 8.0 + 2.0 * fetch.lanes)
         depth = tiling.stages - 1 if asynchronous else 1
         # With one stage copies are waited for at once; what passes through registers is still one step ahead.
-        ahead = max(ahead, _LATENCY / depth if depth else 0.0)
-    waits = _LATENCY * any(operands.asynchronous) if tiling.stages == 1 else 0.0
-    step = max(tensor, shared, fetched / _L2_BYTES, issued / 128)
-    alone = step + _BARRIER * (2 if tiling.stages == 1 else 1) + _LOAD_LATENCY * pieces / tiling.warps[2]
+        ahead = max(ahead, LATENCY / depth if depth else 0.0)
+    waits = LATENCY * any(operands.asynchronous) if tiling.stages == 1 else 0.0
+    step = max(tensor, shared, fetched / L2_BYTES, issued / 128)
+    alone = step + BARRIER * (2 if tiling.stages == 1 else 1) + LOAD_LATENCY * pieces / tiling.warps[2]
     totals = rows * columns
-    end = max(totals * 4 * (tiling.warps[2] + 1) / _SHARED_BYTES, totals * 8.0 / 128, totals * 4 / _L2_BYTES)
-    end += 4 * _BARRIER
+    end = max(totals * 4 * (tiling.warps[2] + 1) / SHARED_BYTES, totals * 8.0 / 128, totals * 4 / L2_BYTES)
+    end += 4 * BARRIER
     busy = steps * step + end
-    chain = _LATENCY + steps * (waits + max(alone, ahead)) + end
+    chain = LATENCY + steps * (waits + max(alone, ahead)) + end
     tiles = prod(tiling.counts(problem.extents))
     resident = _resident(tiling, operands, request)
     full, rest = divmod(tiles, request.sm_count * resident)

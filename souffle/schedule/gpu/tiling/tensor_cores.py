@@ -11,7 +11,7 @@ from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.schedule.gpu.tiling.contraction_tiling import staging_refusal
 
-__all__ = ["tensor_core_refusal"]
+__all__ = ["tensor_core_refusal", "type_refusal"]
 
 _SIDE = 16
 """Rows, columns and products of one fragment."""
@@ -22,10 +22,10 @@ _MAX_WASTE = 8
 
 def tensor_core_refusal(problem: Contraction, request: GpuRequest) -> Refused | None:
     """Why a problem is none for tensor cores: its types, what it does with them, or its extents; or ``None``."""
-    return _type_refusal(problem, request) or staging_refusal(problem, request) or _waste_refusal(problem)
+    return type_refusal(problem, request) or staging_refusal(problem, request) or _waste_refusal(problem)
 
 
-def _type_refusal(problem: Contraction, request: GpuRequest) -> Refused | None:
+def type_refusal(problem: Contraction, request: GpuRequest) -> Refused | None:
     """Why a problem's types, or what it does with them, are not those of tensor cores; or ``None``."""
     if problem.folds:
         return problem.refused(f"it has {1 + len(problem.folds)} reduction blocks, one is needed")

@@ -1,0 +1,34 @@
+"""What the estimates of tensor-core tilings reckon with: registers of a thread, and figures of a multiprocessor."""
+
+from __future__ import annotations
+
+__all__ = [
+    "BARRIER",
+    "L2_BYTES",
+    "LATENCY",
+    "LOAD_LATENCY",
+    "MOST_PARTS",
+    "MOST_REGISTERS",
+    "OWN_REGISTERS",
+    "SHARED_BYTES",
+    "TENSOR_FMA",
+]
+
+MOST_PARTS = 32
+"""Fragments of totals of a warp: 4 registers of each thread for one, so half of the 255 that there are."""
+
+MOST_REGISTERS = 216
+"""Of a thread, as estimated by :meth:`MmaTiling.registers`; ptxas reports up to 255 without spilling."""
+
+OWN_REGISTERS = 56
+"""Of a thread beside fragments and what is on its way: addresses, indices, bounds."""
+
+TENSOR_FMA = 1024.0
+"""Multiply-adds of a multiprocessor in a clock: 4 tensor cores of 256 on sm_80; newer ones do not reach more than about
+that by mma.sync."""
+
+SHARED_BYTES, L2_BYTES = 128.0, 40.0
+"""Bytes in a clock of a multiprocessor: of shared memory, and of its part of what the L2 cache delivers."""
+
+LATENCY, LOAD_LATENCY, BARRIER = 700.0, 30.0, 40.0
+"""Clocks: from a copy or load of global memory to its use, of shared memory, and of a barrier."""
