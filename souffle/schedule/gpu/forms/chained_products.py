@@ -131,7 +131,7 @@ def _either_way(func: tirx.PrimFunc, blocks: Sequence[Block], first: Block, last
             raise NotAContraction(f"output block {block.name} does not depend on the product {first.name}")
         inliner.define(block, inliner.expand(block.value))
     factored = factored_reduction(first, inliner.expand(first.value))
-    if not factored.product_sum or not factored.rows or not factored.columns:
+    if not factored.product_sum or not (factored.rows or factored.columns):
         raise NotAContraction(f"block {first.name} is no product of rows and columns")
     reasons: list[NotAContraction] = []
     for swapped in (False, True):
@@ -169,6 +169,8 @@ class _Reader:
         self.element = Element(self.first, factored.total, factored.where)
 
     def read(self) -> ChainedProducts:
+        if not self.columns:
+            raise NotAContraction(f"block {self.first.name} has one column for each row")
         between = self.blocks[self.blocks.index(self.first) + 1 : self.blocks.index(self.last)]
         for block in (self.first, *between):
             if block in self.outputs:
@@ -268,7 +270,7 @@ class _Reader:
         # What the other operand tells rows apart by, a tile has to have one of.
         moved = [axis for axis in self.rows if depends(other_value, axis)]
         batch, rows = [*self.batch, *moved], [axis for axis in self.rows if axis not in moved]
-        if not rows:
+        if moved and not rows:
             raise NotAContraction(f"block {last.name} multiplies each row of {self.first.name} by a matrix of its own")
         where = tuple(known.simplify(substitute_axes(index, inverse)) for index in factored.where)
         element = Element(last, factored.total, where)

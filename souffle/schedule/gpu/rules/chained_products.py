@@ -1,0 +1,66 @@
+"""The rule for two products with work on rows between them, on tensor cores (sm_80 and newer), such as attention.
+
+A block computes whole rows of the first product, what reductions of rows and functions of elements make of them, and
+the second product's tile of the same rows. What lies between stays in registers and shared memory: no element of it is
+in global memory, and no block waits for another (paper §6.5).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from math import prod
+
+from souffle.decision import Refused
+from souffle.schedule.gpu.emit.async_copy import compute_capability
+from souffle.schedule.gpu.emit.chain_emission import emit_chain
+from souffle.schedule.gpu.forms.chained_products import ChainedProducts, read_chained_products
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Rule, Sketch, Values
+from souffle.schedule.gpu.tiling.chain_tiling import (
+    ChainTiling,
+    assumed_sources,
+    chain_knobs,
+    choose_chain,
+    tile_sources,
+)
+from souffle.schedule.gpu.tiling.tensor_cores import type_refusal
+
+__all__ = ["CHAINED_PRODUCTS"]
+
+_FIRST_CAPABILITY = 80
+"""mma.m16n8k16 and asynchronous copies begin here."""
+
+
+def _apply(form: ChainedProducts, request: GpuRequest) -> Sketch | Refused:
+    """Products of fp16 operands with fp32 totals, and values of rows in fp32, whose rows fit a block's registers."""
+    if compute_capability(request.arch) < _FIRST_CAPABILITY:
+        return form.first.refused(f"{request.arch} has no mma.m16n8k16")
+    if request.threads % 32:
+        return form.first.refused(f"{request.threads} threads are not whole warps")
+    refusal = type_refusal(form.first, request) or type_refusal(form.second, request)
+    if refusal is not None:
+        return refusal
+    other = next((r for r in form.reductions if str(r.result.ty.dtype) != "float32"), None)
+    if other is not None:
+        return form.first.refused(f"its rows are reduced in {other.result.ty.dtype} by {other.name}; fp32 is needed")
+    assumed = assumed_sources(form, request)
+    unfit = form.first.refused(
+        f"rows of {form.first.extents[2]} fit the registers of no block, or {request.max_shared_bytes} bytes of shared "
+        "memory no tile"
+    )
+
+    def make(values: Values) -> GpuSchedule | Refused:
+        tiling = ChainTiling.of(values, form, request.threads)
+        if tiling is None:
+            return form.first.refused(f"{request.threads // 32} warps cannot be shared so")
+        sources = tile_sources(form, tiling, request)
+        refusal = tiling.refusal(form, sources, request)
+        if refusal is not None:
+            return form.first.refused(refusal.reason)
+        kernel, tiles = emit_chain(form, tiling, sources, request.threads), prod(tiling.counts(form))
+        return GpuSchedule(kernel, CHAINED_PRODUCTS.name, tiles, request.threads, tensor_cores=True)
+
+    best = partial(choose_chain, form, assumed, request)
+    return Sketch.of_least(CHAINED_PRODUCTS.name, chain_knobs(form, assumed, request.threads), best, unfit, make)
+
+
+CHAINED_PRODUCTS = Rule("chained_products", read_chained_products, _apply, whole_rows=True)

@@ -1,0 +1,365 @@
+"""How two chained products are shared among the warps of a block: what may be chosen, and what to choose."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil, prod
+
+from souffle.decision import Refused
+from souffle.schedule.gpu.device import ASSUMED_REGISTERS, DEVICES
+from souffle.schedule.gpu.emit.async_copy import AsyncCopy
+from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, INNER, ROWS
+from souffle.schedule.gpu.emit.staging import TileFetch
+from souffle.schedule.gpu.forms.chained_products import ChainedProducts
+from souffle.schedule.gpu.forms.contraction_expressions import count_nodes
+from souffle.schedule.gpu.forms.matrix_product import Contraction
+from souffle.schedule.gpu.forms.memory_access import bits_of
+from souffle.schedule.gpu.rule import GpuRequest, Knob, Values
+from souffle.schedule.gpu.tiling.mma_figures import (
+    BARRIER,
+    L2_BYTES,
+    LATENCY,
+    LOAD_LATENCY,
+    MOST_PARTS,
+    MOST_REGISTERS,
+    OWN_REGISTERS,
+    SHARED_BYTES,
+    TENSOR_FMA,
+)
+from souffle.schedule.gpu.tiling.mma_tiling import MMA_PADDING, MmaTiling, operand_source
+
+__all__ = ["ChainSources", "ChainTiling", "Source", "assumed_sources", "chain_knobs", "choose_chain", "tile_sources"]
+
+_PARTS_DOWN = (1, 2)
+"""Fragments of 16 rows of a warp in the first product."""
+
+_PARTS_ACROSS = (2, 4, 8)
+"""Fragments of 8 columns of a warp in one chunk of the first product."""
+
+_STEPS = (16, 32, 64)
+
+_STAGES = (1, 2, 3)
+
+_FUNCTION_INSTRUCTIONS = 8.0
+"""Of an exponential or a division, about."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """How an operand comes in tiles.
+
+    Attributes
+    ----------
+    fetch : TileFetch
+    copy : AsyncCopy or Refused
+        The asynchronous copies, or why the operand passes through registers.
+    """
+
+    fetch: TileFetch
+    copy: AsyncCopy | Refused
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether it comes by asynchronous copies."""
+        return isinstance(self.copy, AsyncCopy)
+
+    def buffers(self, stages: int) -> int:
+        """Tiles in shared memory. What passes through registers is at most one step ahead."""
+        return stages if self.asynchronous else min(stages, 2)
+
+    def elements(self, extent: int, step: int) -> int:
+        """Elements of shared memory of a tile of so many own and inner ones."""
+        return extent * (step + MMA_PADDING) if self.fetch.inner_last else step * (extent + MMA_PADDING)
+
+
+@dataclass(frozen=True, eq=False)
+class ChainSources:
+    """How the three operands come: the rows' of the first product, the columns' of the first, and the second's."""
+
+    left: Source
+    right: Source
+    other: Source
+
+
+@dataclass(frozen=True)
+class ChainTiling:
+    """One way to share a problem.
+
+    Attributes
+    ----------
+    first : MmaTiling
+        Of one chunk of columns of the first product; its warps do not share the inner axis.
+    chunks : int
+        Chunks that make all columns. A block holds all of them, in registers.
+    second : MmaTiling
+        Of the second product; a tile has as many rows as the first's, and all columns.
+    """
+
+    first: MmaTiling
+    chunks: int
+    second: MmaTiling
+
+    @classmethod
+    def of(cls, values: Values, form: ChainedProducts, threads: int) -> ChainTiling | None:
+        """The tiling of these values; ``None`` if the block's warps cannot be shared so."""
+        warps = threads // 32
+        along = values["warps_along_rows"]
+        again = values["second_warps_along_rows"] * values["second_warps_along_inner"]
+        fragments = along * values["mma_rows"]
+        if warps % along or warps % again or fragments % values["second_warps_along_rows"]:
+            return None
+        first = MmaTiling(
+            (along, warps // along, 1),
+            (values["mma_rows"], values["mma_columns"]),
+            values["step"],
+            values["stages"],
+        )
+        across = warps // again
+        columns = 2 * ceil(form.second.extents[2] / (across * COLUMNS * 2))
+        second = MmaTiling(
+            (values["second_warps_along_rows"], across, values["second_warps_along_inner"]),
+            (fragments // values["second_warps_along_rows"], columns),
+            values["second_step"],
+            values["stages"],
+        )
+        return cls(first, ceil(form.first.extents[2] / first.tile[2]), second)
+
+    @property
+    def values(self) -> Values:
+        """As the knobs of the sketch say it."""
+        return {
+            "warps_along_rows": self.first.warps[0],
+            "mma_rows": self.first.parts[0],
+            "mma_columns": self.first.parts[1],
+            "step": self.first.step,
+            "second_warps_along_rows": self.second.warps[0],
+            "second_warps_along_inner": self.second.warps[2],
+            "second_step": self.second.step,
+            "stages": self.stages,
+        }
+
+    @property
+    def rows(self) -> int:
+        """Rows of a block's tile."""
+        return self.first.tile[1]
+
+    @property
+    def width(self) -> int:
+        """Columns of all chunks, of which the last ones may lie beyond the end."""
+        return self.chunks * self.first.tile[2]
+
+    @property
+    def row_pitch(self) -> int:
+        """fp16 from one row of the second product's left operand to the next."""
+        return self.width + MMA_PADDING
+
+    @property
+    def stages(self) -> int:
+        """Tiles of an operand in shared memory."""
+        return self.first.stages
+
+    def counts(self, form: ChainedProducts) -> tuple[int, int]:
+        """Tiles along batch and rows."""
+        return form.first.extents[0], ceil(form.first.extents[1] / self.rows)
+
+    def inner_steps(self, form: ChainedProducts) -> tuple[int, int]:
+        """Steps along the inner axes of a chunk of the first product, and of the second."""
+        return ceil(form.first.extents[3] / self.first.step), ceil(form.first.extents[2] / self.second.step)
+
+    def ring_elements(self, sources: ChainSources) -> int:
+        """fp16 of the tiles of the operands of columns, of which one follows the other."""
+        return max(
+            source.buffers(self.stages) * source.elements(tiling.tile[2], tiling.step)
+            for source, tiling in ((sources.right, self.first), (sources.other, self.second))
+        )
+
+    def shared_elements(self, form: ChainedProducts, sources: ChainSources) -> int:
+        """fp16 of shared memory: tiles, all of the rows' operand, and the rows; in the end totals take their place."""
+        left = self.inner_steps(form)[0] * sources.left.elements(self.rows, self.first.step)
+        needed = self.ring_elements(sources) + left + self.rows * self.row_pitch
+        return max(needed, self.second.strip_bytes(1) // 2)
+
+    def shared_bytes(self, form: ChainedProducts, sources: ChainSources) -> int:
+        """Bytes of shared memory of a block."""
+        return 2 * self.shared_elements(form, sources) + 4 * self.part_elements(form)
+
+    def part_elements(self, form: ChainedProducts) -> int:
+        """fp32 that warps hand each other of values of rows; twice, so that one reduction need not wait for another."""
+        most = max((len(step.reductions) for step in form.steps), default=0)
+        return 2 * most * self.rows * self.first.warps[1] if self.first.warps[1] > 1 else 0
+
+    def strip_parts(self, form: ChainedProducts, sources: ChainSources) -> int:
+        """How many fragments of rows of each warp pass through shared memory at a time."""
+        down = self.second.parts[0]
+        free = 2 * self.shared_elements(form, sources)
+        return max(n for n in range(1, down + 1) if down % n == 0 and self.second.strip_bytes(n) <= free)
+
+    def registers(self, form: ChainedProducts, sources: ChainSources, threads: int) -> int:
+        """Registers of a thread, about."""
+        down, across = self.first.parts
+        rows = 2 * down * (1 + len(form.reductions))
+        first = self.chunks * down * across * 4 + down * 4 + across * 2 + rows
+        first += _held(sources.right, self.first, threads)
+        second = prod(self.second.parts) * 4 + self.second.parts[0] * 4 + self.second.parts[1] * 2
+        second += _held(sources.other, self.second, threads)
+        return max(first, second) + OWN_REGISTERS
+
+    def refusal(self, form: ChainedProducts, sources: ChainSources, request: GpuRequest) -> Refused | None:
+        """Why the parts of this tiling do not go together, or ``None``."""
+        if self.chunks * prod(self.first.parts) > MOST_PARTS or prod(self.second.parts) > MOST_PARTS:
+            return Refused("the totals of whole rows do not fit the registers of a block's threads")
+        if self.registers(form, sources, request.threads) > MOST_REGISTERS:
+            return Refused("the totals and what is on its way do not fit the registers of a thread")
+        if self.width % self.second.step:
+            return Refused(f"rows of {self.width} are no steps of {self.second.step}")
+        if self.second.step // INNER % self.second.warps[2]:
+            return Refused(f"a step of {self.second.step} has no equal parts for {self.second.warps[2]} warps")
+        if not (sources.right.asynchronous or sources.other.asynchronous) and self.stages > 2:
+            return Refused("what passes through registers is one step ahead at most")
+        needed = self.shared_bytes(form, sources)
+        if needed > request.max_shared_bytes:
+            return Refused(f"{needed} bytes of shared memory are more than {request.max_shared_bytes}")
+        return None
+
+
+def _held(source: Source, tiling: MmaTiling, threads: int) -> int:
+    """Registers of a thread for what is on its way, as :meth:`MmaTiling.registers` counts them."""
+    if source.asynchronous:
+        return 0
+    turns = ceil(tiling.tile[2] * tiling.step / source.fetch.lanes / threads)
+    return turns * (2 + ceil(source.fetch.lanes * bits_of(source.fetch.operand.dtype) / 32))
+
+
+def _source(problem: Contraction, side: str, tile: tuple[int, int, int], request: GpuRequest) -> Source:
+    return Source(*operand_source(problem, side, tile, request))
+
+
+def assumed_sources(form: ChainedProducts, request: GpuRequest) -> ChainSources:
+    """How operands come in whatever tile: what the choice looks at."""
+    tile = (1, 64, min(64, INNER * ceil(form.first.extents[3] / INNER)))
+    first = (_source(form.first, side, tile, request) for side in ("left", "right"))
+    return ChainSources(*first, _source(form.second, "right", (1, 64, 64), request))
+
+
+def tile_sources(form: ChainedProducts, tiling: ChainTiling, request: GpuRequest) -> ChainSources:
+    """How the operands of this tiling's tiles come."""
+    first, second = tiling.first, tiling.second
+    return ChainSources(
+        _source(form.first, "left", (1, first.tile[1], first.step), request),
+        _source(form.first, "right", (1, first.tile[2], first.step), request),
+        _source(form.second, "right", (1, second.tile[2], second.step), request),
+    )
+
+
+def chain_knobs(form: ChainedProducts, sources: ChainSources, threads: int) -> tuple[Knob, ...]:
+    """What is open."""
+    divisors = tuple(d for d in range(1, threads // 32 + 1) if threads // 32 % d == 0)
+
+    def steps(inner: int) -> tuple[int, ...]:
+        return tuple(s for s in _STEPS if s < 2 * max(inner, INNER))
+
+    some = sources.right.asynchronous or sources.other.asynchronous
+    return (
+        Knob("warps_along_rows", divisors),
+        Knob("mma_rows", _PARTS_DOWN),
+        Knob("mma_columns", _PARTS_ACROSS),
+        Knob("step", steps(form.first.extents[3])),
+        Knob("second_warps_along_rows", divisors),
+        Knob("second_warps_along_inner", divisors),
+        Knob("second_step", steps(form.first.extents[2])),
+        Knob("stages", _STAGES if some else _STAGES[:2]),
+    )
+
+
+def _tilings(form: ChainedProducts, sources: ChainSources, request: GpuRequest) -> Iterator[ChainTiling]:
+    knobs = chain_knobs(form, sources, request.threads)
+    names = [knob.name for knob in knobs]
+    rows = form.first.extents[1]
+    for values in itertools.product(*(knob.values for knob in knobs)):
+        tiling = ChainTiling.of(dict(zip(names, values, strict=True)), form, request.threads)
+        if tiling is None or tiling.rows >= 2 * max(rows, ROWS):
+            continue
+        if tiling.refusal(form, sources, request) is None:
+            yield tiling
+
+
+def choose_chain(form: ChainedProducts, sources: ChainSources, request: GpuRequest) -> tuple[float, ChainTiling] | None:
+    """The tiling of least estimated time, and that time in clocks.
+
+    Where some do, it leaves room for a second block on a multiprocessor, so that other stages of its kernel have one.
+    """
+    modest = replace(request, max_shared_bytes=request.max_shared_bytes // 2)
+    every = list(_tilings(form, sources, modest)) or list(_tilings(form, sources, request))
+    sharing = [t for t in every if t.registers(form, sources, request.threads) <= ASSUMED_REGISTERS]
+    estimated = [(_cost(form, sources, tiling, request), tiling) for tiling in sharing or every]
+    return min(estimated, key=lambda pair: pair[0], default=None)
+
+
+def _instructions(form: ChainedProducts) -> float:
+    """Instructions for an element between the products, about."""
+    values = [form.second.left.value]
+    for step in form.steps:
+        values += [] if step.update is None else [step.update]
+        values += [reduction.term for reduction in step.reductions]
+    return sum(1.0 + _FUNCTION_INSTRUCTIONS * ("exp" in str(value) or "/" in str(value)) for value in values) + sum(
+        count_nodes(value) for value in values
+    )
+
+
+def _cost(form: ChainedProducts, sources: ChainSources, tiling: ChainTiling, request: GpuRequest) -> float:
+    """Estimated clocks of a multiprocessor, as :func:`souffle.schedule.gpu.tiling.mma_tiling.choose_tiling` has them.
+
+    A tile keeps a multiprocessor busy with both products and with its rows. Alone it also waits: for its first tiles,
+    at the barrier of each step, for fragments, and where the warps of a row hand each other its values.
+    """
+    first_steps, second_steps = tiling.inner_steps(form)
+    products = (
+        (tiling.first, sources.right, first_steps * tiling.chunks),
+        (tiling.second, sources.other, second_steps),
+    )
+    busy, chain = 0.0, LATENCY
+    for one, source, steps in products:
+        step, alone = _step_clocks(one, source, request.threads)
+        ahead = LATENCY / (tiling.stages - 1) if source.asynchronous and tiling.stages > 1 else LATENCY
+        busy += steps * step
+        chain += steps * max(alone, ahead) if steps >= tiling.stages else LATENCY + steps * alone
+    inner = form.first.extents[3]
+    busy += tiling.rows * inner * 2 / L2_BYTES
+    between = tiling.rows * tiling.width * _instructions(form) / 128
+    waits = 4 * (BARRIER + LOAD_LATENCY) * len(form.reductions) + 2 * BARRIER
+    totals = tiling.rows * form.second.extents[2]
+    end = totals * (4 * (tiling.second.warps[2] + 1) / SHARED_BYTES + 4 / L2_BYTES) + 4 * BARRIER
+    busy += between + end
+    chain += between + waits + end
+    tiles = prod(tiling.counts(form))
+    resident = _resident(form, sources, tiling, request)
+    full, rest = divmod(tiles, request.sm_count * resident)
+    last = ceil(rest / request.sm_count)
+    return full * max(resident * busy, chain) + (max(last * busy, chain) if rest else 0.0)
+
+
+def _step_clocks(tiling: MmaTiling, source: Source, threads: int) -> tuple[float, float]:
+    """Clocks of a step that a multiprocessor is busy, and that a block takes alone."""
+    _, rows, columns = tiling.tile
+    down, across = tiling.parts
+    pieces = tiling.step // INNER
+    tensor = rows * columns * tiling.step / TENSOR_FMA
+    reads = tiling.warps[0] * tiling.warps[1] * pieces * (down * ROWS + across * COLUMNS) * INNER * 2
+    shared = (reads + 2 * columns * tiling.step) / SHARED_BYTES
+    fetched = columns * tiling.step * bits_of(source.fetch.operand.dtype) / 8
+    issued = threads * pieces / tiling.warps[2] * (down * across + down + across / 2)
+    each = 4.0 if source.asynchronous else 8.0 + 2 * source.fetch.lanes
+    issued += columns * tiling.step / source.fetch.lanes * each
+    step = max(tensor, shared, fetched / L2_BYTES, issued / 128)
+    alone = step + BARRIER * (2 if tiling.stages == 1 else 1) + LOAD_LATENCY * pieces / tiling.warps[2]
+    return step, alone
+
+
+def _resident(form: ChainedProducts, sources: ChainSources, tiling: ChainTiling, request: GpuRequest) -> int:
+    """Blocks that a multiprocessor holds at once."""
+    device = DEVICES.get(request.arch, DEVICES["sm_80"])
+    registers = tiling.registers(form, sources, request.threads)
+    held = device.resident_blocks(request.threads, tiling.shared_bytes(form, sources), registers)
+    return max(1, min(held.values()))
