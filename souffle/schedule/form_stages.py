@@ -14,6 +14,7 @@ from souffle.analysis import Analysis
 from souffle.decision import Decision, Refused
 from souffle.errors import SouffleError
 from souffle.program import TE, ExternTE, FusedTE, Loop, TEProgram, body_program
+from souffle.schedule.chain_joins import join_chains
 from souffle.schedule.drafts import Answer, Drafts, Formed, FormedLoop, Scheduler, stands_alone
 from souffle.schedule.on_chip_reuse import join_rows
 from souffle.schedule.stage import LoopStage, Unit
@@ -80,11 +81,13 @@ def _formed(
     program: TEProgram, analysis: Analysis, drafts: Drafts, policy: JoinPolicy
 ) -> tuple[list[Formed | FormedLoop], list[Decision]]:
     former = _Former(program, analysis, drafts, policy)
-    formed = former.run()
-    if "reuse" not in policy.on_chip:
-        return formed, former.decisions
-    together, joined = join_rows(formed, analysis, drafts)
-    return [_with_parts(stage, formed) for stage in together], [*former.decisions, *joined]
+    formed, decisions = former.run(), former.decisions
+    for name, join in (("attention", join_chains), ("reuse", join_rows)):
+        if name in policy.on_chip:
+            together, joined = join(formed, analysis, drafts)
+            formed = [_with_parts(stage, formed) for stage in together]
+            decisions += joined
+    return formed, decisions
 
 
 def _with_parts(stage: Formed | FormedLoop, apart: Sequence[Formed | FormedLoop]) -> Formed | FormedLoop:
