@@ -15,6 +15,7 @@ the compiler unrolls.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
@@ -284,7 +285,7 @@ class _Walk(StatementVisitor):
         if "float" in str(dtype):
             shape = joined_shape(left.shape, right.shape)
             value = Value.unknown(shape)
-            if operation == "div":
+            if operation == "div" and not _is_power_of_two(node.b):
                 self._charged(value, "fp32", _QUOTIENT[0], dtype.lanes)
                 self._charged(value, "special", _QUOTIENT[1], dtype.lanes)
             elif operation in ("add", "sub") and product:
@@ -391,6 +392,11 @@ class _Walk(StatementVisitor):
             self.counter.global_access(str(buffer.name), places, unit, store=store, fixed=fixed)
         mask = self.counter.mask
         return joined_shape(place.shape, () if mask is None else mask.shape) if fixed else self.counter.full_shape()
+
+
+def _is_power_of_two(node: object) -> bool:
+    """Whether a division by an expression is a product with its reciprocal, which is exact."""
+    return isinstance(node, tirx.FloatImm) and abs(math.frexp(float(node.value))[0]) == 0.5
 
 
 def _function_cost(name: str) -> tuple[int, int]:

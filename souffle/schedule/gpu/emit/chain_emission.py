@@ -10,8 +10,9 @@ second product takes its left operand from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from tvm import tirx
@@ -29,6 +30,7 @@ from souffle.schedule.gpu.emit.mma_epilogue import Strips
 from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, ROWS
 from souffle.schedule.gpu.emit.mma_pieces import FragmentSource, TileRing, add_products, first_place, warp_place
 from souffle.schedule.gpu.emit.mma_pipeline import Pipeline
+from souffle.schedule.gpu.emit.row_quotients import row_quotients
 from souffle.schedule.gpu.forms.chained_products import ChainedProducts, RowReduction, RowStep
 from souffle.schedule.gpu.forms.contraction_expressions import Axis, substitute_axes
 from souffle.schedule.gpu.tiling.chain_tiling import ChainSources, ChainTiling
@@ -86,24 +88,26 @@ class _Kernel:
         self.shared = shared_buffer("tiles", tiling.shared_elements(form, sources), "float16")
         parts = tiling.part_elements(form)
         self.parts = shared_buffer("row_parts", parts, "float32") if parts else None
-        down, across = tiling.first.parts
-        self.totals = local_buffer("elements", tiling.chunks * down * across * 4, "float32")
-        self.results = {r.result: local_buffer(str(r.result.name), down * 2, "float32") for r in form.reductions}
+        first, second = tiling.first.parts, tiling.second.parts
+        # What the first product has in registers is done with when the second begins.
+        most = max(tiling.chunks * prod(first), prod(second)) * 4
+        self.totals = local_buffer("totals", most, "float32")
+        self.left_part = local_buffer("left_part", max(first[0], second[0]) * 4, "uint32")
+        self.right_part = local_buffer("right_part", max(first[1], second[1]) * 2, "uint32")
+        rows = {r.result: local_buffer(str(r.result.name), first[0] * 2, "float32") for r in form.reductions}
+        self.results = rows
         self.pair = local_buffer("pair", 2, "float16")
-        self.left_part = local_buffer("left_part", down * 4, "uint32")
-        self.right_part = local_buffer("right_part", across * 2, "uint32")
-        again = tiling.second.parts
-        self.second_totals = local_buffer("totals", again[0] * again[1] * 4, "float32")
-        self.rows_part = local_buffer("rows_part", again[0] * 4, "uint32")
-        self.other_part = local_buffer("other_part", again[1] * 2, "uint32")
+        # fp32 that one instruction reads of shared memory.
+        across = tiling.first.warps[1]
+        self._taken = next(width for width in (4, 2, 1) if across % width == 0)
+        self.taken = local_buffer("taken", self._taken, "float32")
         strips = tiling.strip_parts(form, sources)
-        self.strips = Strips(form.second, tiling.second, strips, self.shared, self.second_totals, threads)
+        self.strips = Strips(form.second, tiling.second, strips, self.shared, self.totals, threads)
 
     def func(self) -> tirx.PrimFunc:
         held = tuple(ring.held for ring in (self.left, self.right, self.other) if ring.held is not None)
-        fragments = (self.left_part, self.right_part, self.rows_part, self.other_part)
-        buffers = (self.shared, *([] if self.parts is None else [self.parts]), *held, *fragments, self.totals)
-        buffers = (*buffers, *self.results.values(), self.pair, self.second_totals, *self.strips.buffers)
+        buffers = (self.shared, *([] if self.parts is None else [self.parts]), *held, self.left_part, self.right_part)
+        buffers = (*buffers, self.totals, *self.results.values(), self.pair, self.taken, *self.strips.buffers)
         return kernel_func(self.form.first.func, self.counts[0] * self.counts[1], self.threads, buffers, self.body)
 
     def body(self, block: PrimExpr, thread: PrimExpr) -> tirx.Stmt:
@@ -113,7 +117,7 @@ class _Kernel:
         self.row_tile = binder.name("row_tile", tirx.floormod(block, self.counts[1]))
         self.batch_tile = binder.name("batch_tile", tirx.floordiv(block, self.counts[1]))
         located = binder.locate(self.form.first.batch, self.batch_tile, lambda axis: True)
-        self.batch = dict(located)
+        self.batch = located
         first = self._first()
         # The second product's tiles are on their way while the rows are worked on.
         opening, products = self._second()
@@ -148,7 +152,7 @@ class _Kernel:
             return loop("inner", steps, step, "rolled")
 
         chunks = loop("chunk", self.tiling.chunks, chunk, "unrolled")
-        clear = _cleared(self.totals)
+        clear = self._cleared(self.tiling.chunks * count)
         return [*binder.statements, clear, *self._left(), *pipeline.opening, chunks, *pipeline.closing]
 
     def _left(self) -> list[tirx.Stmt]:
@@ -172,6 +176,10 @@ class _Kernel:
     def _place(self, placed: Any, start: PrimExpr, *, rows: bool) -> PrimExpr:
         return first_place(placed, self.lane, start, _NONE, rows=rows)
 
+    def _cleared(self, count: int) -> tirx.Stmt:
+        zero = tirx.const(0, "float32")
+        return loop("i", count, lambda i: tirx.BufferStore(self.totals, zero, [i]), "unrolled")
+
     # The rows
 
     def _between(self) -> list[tirx.Stmt]:
@@ -188,18 +196,15 @@ class _Kernel:
             for r in step.reductions
         ]
 
-        def element(own: PrimExpr, at: PrimExpr, e: PrimExpr, mapping: Mapping[tirx.Var, PrimExpr]) -> tirx.Stmt:
-            update = None
-            if step.update is not None:
-                update = tirx.BufferStore(self.totals, substitute_axes(step.update, mapping), [at])
-            folds = [
-                self._keep(r, own, r.combine(self.results[r.result][own], substitute_axes(r.term, mapping)))
-                for r in step.reductions
-            ]
-            return sequence(update, *folds)
+        updates = [] if step.update is None else [step.update]
 
-        values = [step.update, *(r.term for r in step.reductions)]
-        through = self._elements([value for value in values if value is not None], element)
+        def element(own: PrimExpr, at: PrimExpr, e: PrimExpr, values: Sequence[PrimExpr]) -> tirx.Stmt:
+            stores = [tirx.BufferStore(self.totals, values[0], [at])] if updates else []
+            terms = zip(step.reductions, values[len(updates) :], strict=True)
+            folds = [self._keep(r, own, r.combine(self.results[r.result][own], term)) for r, term in terms]
+            return sequence(*stores, *folds)
+
+        through = self._elements([*updates, *(r.term for r in step.reductions)], element)
         return [*begin, through, *self._among_lanes(step), *self._among_warps(number, step)]
 
     def _keep(self, reduction: RowReduction, own: PrimExpr, value: PrimExpr) -> tirx.Stmt:
@@ -208,7 +213,7 @@ class _Kernel:
     def _elements(
         self,
         values: list[PrimExpr],
-        element: Callable[[PrimExpr, PrimExpr, PrimExpr, Mapping[tirx.Var, PrimExpr]], tirx.Stmt],
+        element: Callable[[PrimExpr, PrimExpr, PrimExpr, Sequence[PrimExpr]], tirx.Stmt],
         outside: Callable[[PrimExpr], tirx.Stmt] | None = None,
         finish: Callable[[PrimExpr, PrimExpr], tirx.Stmt] | None = None,
     ) -> tirx.Stmt:
@@ -217,10 +222,10 @@ class _Kernel:
         Parameters
         ----------
         values : list of expression
-            What `element` substitutes into.
+            Over the axes, the element and results of rows.
         element : callable
-            From the number of the thread's row, the element's place in ``totals``, which neighbour it is, and what
-            stands for axes, the element and the results of rows.
+            From the number of the thread's row, the element's place in ``totals``, which neighbour it is, and the
+            values for it.
         outside : callable, optional
             From the number of a neighbour to what is done where there is no such element.
         finish : callable, optional
@@ -228,6 +233,7 @@ class _Kernel:
         """
         tiling, form = self.tiling.first, self.form.first
         down, across = tiling.parts
+        quotients = row_quotients(values, list(self.results))
         names = [v for value in values for v in variables(value)]
         _, rows, columns, _ = form.extents
 
@@ -242,6 +248,7 @@ class _Kernel:
             at_row = binder.name("at_row", self.row_tile * self.tiling.rows + place)
             mapping: dict[tirx.Var, PrimExpr] = self.batch | binder.locate(form.rows, at_row, used)
             mapping |= {result: buffer[own] for result, buffer in self.results.items()}
+            reciprocals = quotients.bound(lambda value: substitute_axes(value, mapping))
             ends = [tirx.LT(at_row, rows)] if rows % self.tiling.rows else []
 
             def fragment(chunk: PrimExpr, j: PrimExpr) -> tirx.Stmt:
@@ -254,7 +261,8 @@ class _Kernel:
                     at = ((chunk * down + part) * across + j) * 4 + half * 2 + e
                     whole = mapping | inner.locate(form.columns, column, used) | {form.total: self.totals[at]}
                     inside = [*ends, *([tirx.LT(column, columns)] if columns % self.tiling.width else [])]
-                    own_statement = element(own, at, e, whole)
+                    here = [substitute_axes(value, whole) for value in quotients.values]
+                    own_statement = element(own, at, e, here)
                     if outside is not None and inside:
                         other = outside(e)
                         condition = inside[0] if len(inside) == 1 else tirx.And(*inside)
@@ -267,7 +275,8 @@ class _Kernel:
             def chunks(chunk: PrimExpr) -> tirx.Stmt:
                 return loop("j", across, lambda j: fragment(chunk, j), "unrolled")
 
-            return sequence(*binder.statements, loop("chunk", self.tiling.chunks, chunks, "unrolled"))
+            every = loop("chunk", self.tiling.chunks, chunks, "unrolled")
+            return sequence(*binder.statements, *reciprocals, every)
 
         return loop("own", 2 * down, row, "unrolled")
 
@@ -293,7 +302,7 @@ class _Kernel:
         if warps[1] == 1 or not step.reductions:
             return []
         count = 2 * self.tiling.first.parts[0]
-        plane = self.tiling.rows * warps[1]
+        plane, width = self.tiling.rows * warps[1], self._taken
         # Others may still read what the reductions before have put there.
         start = (number % 2) * (self.parts.shape[0] // 2)
 
@@ -310,12 +319,19 @@ class _Kernel:
                 return tirx.BufferStore(self.parts, self.results[r.result][own], [at + place(own) + self.warp[1]])
 
             def take(own: PrimExpr, r: RowReduction = reduction, at: Any = first) -> tirx.Stmt:
-                def more(other: PrimExpr) -> tirx.Stmt:
-                    value = r.combine(self.results[r.result][own], self.parts[at + place(own) + other + 1])
-                    return self._keep(r, own, value)
+                def several(group: PrimExpr) -> tirx.Stmt:
+                    first = at + place(own) + group * width
 
-                begin = self._keep(r, own, self.parts[at + place(own)])
-                return sequence(begin, loop("other", warps[1] - 1, more, "unrolled"))
+                    def read(which: PrimExpr) -> tirx.Stmt:
+                        return tirx.BufferStore(self.taken, self.parts[first + which], [which])
+
+                    def add(which: PrimExpr) -> tirx.Stmt:
+                        return self._keep(r, own, r.combine(self.results[r.result][own], self.taken[which]))
+
+                    return sequence(loop("which", width, read, "vectorized"), loop("which", width, add, "unrolled"))
+
+                begin = self._keep(r, own, _initial(r))
+                return sequence(begin, loop("group", warps[1] // width, several, "unrolled"))
 
             puts.append(loop("own", count, put, "unrolled"))
             takes.append(loop("own", count, take, "unrolled"))
@@ -327,8 +343,8 @@ class _Kernel:
         """The rows as the second product reads them; zeros beyond their end."""
         value = self.form.second.left.value
 
-        def element(own: PrimExpr, at: PrimExpr, e: PrimExpr, mapping: Mapping[tirx.Var, PrimExpr]) -> tirx.Stmt:
-            return tirx.BufferStore(self.pair, cast(substitute_axes(value, mapping), "float16"), [e])
+        def element(own: PrimExpr, at: PrimExpr, e: PrimExpr, values: Sequence[PrimExpr]) -> tirx.Stmt:
+            return tirx.BufferStore(self.pair, cast(values[0], "float16"), [e])
 
         def outside(e: PrimExpr) -> tirx.Stmt:
             return tirx.BufferStore(self.pair, tirx.const(0, "float16"), [e])
@@ -358,20 +374,15 @@ class _Kernel:
         pipeline = Pipeline(self.shared, [(self.other, corner)], steps, tiling.stages, self.thread)
 
         def step(turn: PrimExpr) -> tirx.Stmt:
-            left = FragmentSource(self.rows, self.rows.first + rows_place + turn * tiling.step, self.rows_part)
-            right = FragmentSource(self.other.fetch, self.other.start(turn) + other_place, self.other_part)
-            products = add_products(tiling, tiling.step, self.shared, self.second_totals, left, right)
+            left = FragmentSource(self.rows, self.rows.first + rows_place + turn * tiling.step, self.left_part)
+            right = FragmentSource(self.other.fetch, self.other.start(turn) + other_place, self.right_part)
+            products = add_products(tiling, tiling.step, self.shared, self.totals, left, right)
             return pipeline.turn(turn, products)
 
         results = self.strips.write((self.batch_tile, self.row_tile, _NONE), warp, self.lane, self.thread)
         turns = loop("turn", steps, step, "rolled")
-        clear = _cleared(self.second_totals)
+        clear = self._cleared(prod(tiling.parts) * 4)
         return pipeline.opening, [*binder.statements, clear, turns, *pipeline.closing, results]
-
-
-def _cleared(buffer: Any) -> tirx.Stmt:
-    zero = tirx.const(0, "float32")
-    return loop("i", int(buffer.shape[0]), lambda i: tirx.BufferStore(buffer, zero, [i]), "unrolled")
 
 
 def _initial(reduction: RowReduction) -> PrimExpr:

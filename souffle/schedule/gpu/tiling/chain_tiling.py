@@ -7,13 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Call, TensorLoad
+
 from souffle.decision import Refused
+from souffle.index.operations import ARITHMETIC
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS, DEVICES
 from souffle.schedule.gpu.emit.async_copy import AsyncCopy
 from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, INNER, ROWS
 from souffle.schedule.gpu.emit.staging import TileFetch
 from souffle.schedule.gpu.forms.chained_products import ChainedProducts
-from souffle.schedule.gpu.forms.contraction_expressions import count_nodes
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.forms.memory_access import bits_of
 from souffle.schedule.gpu.rule import GpuRequest, Knob, Values
@@ -27,12 +31,14 @@ from souffle.schedule.gpu.tiling.mma_figures import (
     OWN_REGISTERS,
     SHARED_BYTES,
     TENSOR_FMA,
+    THREADS,
 )
 from souffle.schedule.gpu.tiling.mma_tiling import MMA_PADDING, MmaTiling, operand_source
+from souffle.tvm_compat import PrimExpr, dtype_of
 
 __all__ = ["ChainSources", "ChainTiling", "Source", "assumed_sources", "chain_knobs", "choose_chain", "tile_sources"]
 
-_PARTS_DOWN = (1, 2)
+_PARTS_DOWN = (1, 2, 3, 4)
 """Fragments of 16 rows of a warp in the first product."""
 
 _PARTS_ACROSS = (2, 4, 8)
@@ -303,58 +309,82 @@ def _instructions(form: ChainedProducts) -> float:
     for step in form.steps:
         values += [] if step.update is None else [step.update]
         values += [reduction.term for reduction in step.reductions]
-    return sum(1.0 + _FUNCTION_INSTRUCTIONS * ("exp" in str(value) or "/" in str(value)) for value in values) + sum(
-        count_nodes(value) for value in values
-    )
+    return sum(map(_of_value, values)) + len(form.reductions)
+
+
+def _of_value(value: PrimExpr) -> float:
+    """Instructions of an expression: of each function about as many, of all other operations on data one."""
+    total = 0.0
+
+    def see(node: object) -> None:
+        nonlocal total
+        if "float" in dtype_of(node):
+            total += _FUNCTION_INSTRUCTIONS if isinstance(node, Call) else 1.0
+
+    tvm_ffi.structural_walk(value, ((*ARITHMETIC, Call, TensorLoad, tirx.Cast, tirx.Select), see))
+    return total
+
+
+@dataclass
+class _Work:
+    """What a tile asks of the units of a multiprocessor: bytes, multiply-adds, instructions; and what it waits for."""
+
+    tensor: float = 0.0
+    shared: float = 0.0
+    fetched: float = 0.0
+    issued: float = 0.0
+    waits: float = 0.0
+    ahead: float = 0.0
+
+    def add_product(self, tiling: MmaTiling, source: Source, steps: int, threads: int) -> None:
+        """A product of so many steps, of which the left operand is in shared memory."""
+        _, rows, columns = tiling.tile
+        down, across = tiling.parts
+        pieces = tiling.step // INNER
+        loads = tiling.warps[0] * tiling.warps[1] * pieces * (down * ROWS + across * COLUMNS) * INNER * 2
+        instructions = threads * pieces / tiling.warps[2] * (down * across + down + across / 2)
+        each = 4.0 if source.asynchronous else 8.0 + 2 * source.fetch.lanes
+        self.tensor += steps * rows * columns * tiling.step
+        self.shared += steps * (loads + 2 * columns * tiling.step)
+        self.fetched += steps * columns * tiling.step * bits_of(source.fetch.operand.dtype) / 8
+        self.issued += steps * (instructions + columns * tiling.step / source.fetch.lanes * each)
+        barriers = 2 if tiling.stages == 1 else 1
+        self.waits += steps * (barriers * BARRIER + LOAD_LATENCY * pieces / tiling.warps[2])
+        depth = tiling.stages - 1 if source.asynchronous else 1
+        self.ahead += LATENCY * steps / depth if depth else 0.0
+        self.waits += 0.0 if depth else LATENCY * steps
+
+    @property
+    def busy(self) -> float:
+        """Clocks of a multiprocessor with all latencies hidden."""
+        return max(self.tensor / TENSOR_FMA, self.shared / SHARED_BYTES, self.fetched / L2_BYTES, self.issued / THREADS)
+
+    @property
+    def chain(self) -> float:
+        """Clocks of a block alone."""
+        return LATENCY + max(self.waits + self.busy, self.ahead)
 
 
 def _cost(form: ChainedProducts, sources: ChainSources, tiling: ChainTiling, request: GpuRequest) -> float:
-    """Estimated clocks of a multiprocessor, as :func:`souffle.schedule.gpu.tiling.mma_tiling.choose_tiling` has them.
-
-    A tile keeps a multiprocessor busy with both products and with its rows. Alone it also waits: for its first tiles,
-    at the barrier of each step, for fragments, and where the warps of a row hand each other its values.
-    """
+    """Estimated clocks of a multiprocessor: those of its waves, as :mod:`souffle.cost.predict` adds them up."""
     first_steps, second_steps = tiling.inner_steps(form)
-    products = (
-        (tiling.first, sources.right, first_steps * tiling.chunks),
-        (tiling.second, sources.other, second_steps),
-    )
-    busy, chain = 0.0, LATENCY
-    for one, source, steps in products:
-        step, alone = _step_clocks(one, source, request.threads)
-        ahead = LATENCY / (tiling.stages - 1) if source.asynchronous and tiling.stages > 1 else LATENCY
-        busy += steps * step
-        chain += steps * max(alone, ahead) if steps >= tiling.stages else LATENCY + steps * alone
-    inner = form.first.extents[3]
-    busy += tiling.rows * inner * 2 / L2_BYTES
-    between = tiling.rows * tiling.width * _instructions(form) / 128
-    waits = 4 * (BARRIER + LOAD_LATENCY) * len(form.reductions) + 2 * BARRIER
-    totals = tiling.rows * form.second.extents[2]
-    end = totals * (4 * (tiling.second.warps[2] + 1) / SHARED_BYTES + 4 / L2_BYTES) + 4 * BARRIER
-    busy += between + end
-    chain += between + waits + end
+    rows, elements = tiling.rows, tiling.rows * tiling.width
+    work = _Work()
+    work.add_product(tiling.first, sources.right, first_steps * tiling.chunks, request.threads)
+    work.add_product(tiling.second, sources.other, second_steps, request.threads)
+    work.fetched += rows * form.first.extents[3] * 2
+    work.issued += elements * _instructions(form)
+    work.shared += elements * 2 + 4 * tiling.part_elements(form) * tiling.first.warps[1]
+    work.waits += len(form.reductions) * (BARRIER + 4 * LOAD_LATENCY) + 4 * BARRIER
+    totals = rows * form.second.extents[2]
+    work.shared += totals * 4 * (tiling.second.warps[2] + 1)
+    work.issued += totals * 8.0
+    work.fetched += totals * 4
     tiles = prod(tiling.counts(form))
     resident = _resident(form, sources, tiling, request)
     full, rest = divmod(tiles, request.sm_count * resident)
     last = ceil(rest / request.sm_count)
-    return full * max(resident * busy, chain) + (max(last * busy, chain) if rest else 0.0)
-
-
-def _step_clocks(tiling: MmaTiling, source: Source, threads: int) -> tuple[float, float]:
-    """Clocks of a step that a multiprocessor is busy, and that a block takes alone."""
-    _, rows, columns = tiling.tile
-    down, across = tiling.parts
-    pieces = tiling.step // INNER
-    tensor = rows * columns * tiling.step / TENSOR_FMA
-    reads = tiling.warps[0] * tiling.warps[1] * pieces * (down * ROWS + across * COLUMNS) * INNER * 2
-    shared = (reads + 2 * columns * tiling.step) / SHARED_BYTES
-    fetched = columns * tiling.step * bits_of(source.fetch.operand.dtype) / 8
-    issued = threads * pieces / tiling.warps[2] * (down * across + down + across / 2)
-    each = 4.0 if source.asynchronous else 8.0 + 2 * source.fetch.lanes
-    issued += columns * tiling.step / source.fetch.lanes * each
-    step = max(tensor, shared, fetched / L2_BYTES, issued / 128)
-    alone = step + BARRIER * (2 if tiling.stages == 1 else 1) + LOAD_LATENCY * pieces / tiling.warps[2]
-    return step, alone
+    return full * max(resident * work.busy, work.chain) + (max(last * work.busy, work.chain) if rest else 0.0)
 
 
 def _resident(form: ChainedProducts, sources: ChainSources, tiling: ChainTiling, request: GpuRequest) -> int:

@@ -12,6 +12,7 @@ __all__ = [
     "OWN_REGISTERS",
     "SHARED_BYTES",
     "TENSOR_FMA",
+    "THREADS",
 ]
 
 MOST_PARTS = 32
@@ -32,3 +33,6 @@ SHARED_BYTES, L2_BYTES = 128.0, 40.0
 
 LATENCY, LOAD_LATENCY, BARRIER = 700.0, 30.0, 40.0
 """Clocks: from a copy or load of global memory to its use, of shared memory, and of a barrier."""
+
+THREADS = 128.0
+"""Instructions of threads that a multiprocessor issues in a clock: four warps."""

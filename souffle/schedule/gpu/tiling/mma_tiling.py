@@ -26,6 +26,7 @@ from souffle.schedule.gpu.tiling.mma_figures import (
     OWN_REGISTERS,
     SHARED_BYTES,
     TENSOR_FMA,
+    THREADS,
 )
 
 __all__ = [
@@ -338,10 +339,10 @@ def _cost(problem: Contraction, operands: Operands, tiling: MmaTiling, request: 
         # With one stage copies are waited for at once; what passes through registers is still one step ahead.
         ahead = max(ahead, LATENCY / depth if depth else 0.0)
     waits = LATENCY * any(operands.asynchronous) if tiling.stages == 1 else 0.0
-    step = max(tensor, shared, fetched / L2_BYTES, issued / 128)
+    step = max(tensor, shared, fetched / L2_BYTES, issued / THREADS)
     alone = step + BARRIER * (2 if tiling.stages == 1 else 1) + LOAD_LATENCY * pieces / tiling.warps[2]
     totals = rows * columns
-    end = max(totals * 4 * (tiling.warps[2] + 1) / SHARED_BYTES, totals * 8.0 / 128, totals * 4 / L2_BYTES)
+    end = max(totals * 4 * (tiling.warps[2] + 1) / SHARED_BYTES, totals * 8.0 / THREADS, totals * 4 / L2_BYTES)
     end += 4 * BARRIER
     busy = steps * step + end
     chain = LATENCY + steps * (waits + max(alone, ahead)) + end
