@@ -299,8 +299,9 @@ def choose_chain(form: ChainedProducts, sources: ChainSources, request: GpuReque
     modest = replace(request, max_shared_bytes=request.max_shared_bytes // 2)
     every = list(_tilings(form, sources, modest)) or list(_tilings(form, sources, request))
     sharing = [t for t in every if t.registers(form, sources, request.threads) <= ASSUMED_REGISTERS]
-    estimated = [(_cost(form, sources, tiling, request), tiling) for tiling in sharing or every]
-    return min(estimated, key=lambda pair: pair[0], default=None)
+    estimated = [(*_cost(form, sources, tiling, request), tiling) for tiling in sharing or every]
+    best = min(estimated, key=lambda candidate: candidate[:2], default=None)
+    return None if best is None else (best[0], best[2])
 
 
 def _instructions(form: ChainedProducts) -> float:
@@ -365,8 +366,10 @@ class _Work:
         return LATENCY + max(self.waits + self.busy, self.ahead)
 
 
-def _cost(form: ChainedProducts, sources: ChainSources, tiling: ChainTiling, request: GpuRequest) -> float:
-    """Estimated clocks of a multiprocessor: those of its waves, as :mod:`souffle.cost.predict` adds them up."""
+def _cost(
+    form: ChainedProducts, sources: ChainSources, tiling: ChainTiling, request: GpuRequest
+) -> tuple[float, float]:
+    """Estimated clocks of a multiprocessor, its waves as :mod:`souffle.cost.predict` adds them up; and of one tile."""
     first_steps, second_steps = tiling.inner_steps(form)
     rows, elements = tiling.rows, tiling.rows * tiling.width
     work = _Work()
@@ -384,7 +387,8 @@ def _cost(form: ChainedProducts, sources: ChainSources, tiling: ChainTiling, req
     resident = _resident(form, sources, tiling, request)
     full, rest = divmod(tiles, request.sm_count * resident)
     last = ceil(rest / request.sm_count)
-    return full * max(resident * work.busy, work.chain) + (max(last * work.busy, work.chain) if rest else 0.0)
+    chain = work.chain
+    return full * max(resident * work.busy, chain) + (max(last * work.busy, chain) if rest else 0.0), chain
 
 
 def _resident(form: ChainedProducts, sources: ChainSources, tiling: ChainTiling, request: GpuRequest) -> int:
