@@ -27,11 +27,11 @@ __all__ = ["RULES", "register_rule", "sketch_of"]
 RULES: dict[str, Rule] = {
     rule.name: rule
     for rule in (
-        CHAINED_PRODUCTS,
         MMA_CONTRACTION,
         TENSOR_CORE_CONTRACTION,
         WINDOW,
         CONTRACTION,
+        CHAINED_PRODUCTS,
         ROWWISE,
         REDUCTION,
         ELEMENTWISE,
