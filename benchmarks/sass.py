@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
+from souffle.codegen.machine_code import sections
 from souffle.codegen.nvcc import compile_cubin
 
 __all__ = ["KINDS", "Code", "count_instructions", "loops_of", "self_test"]
@@ -57,17 +57,6 @@ _K16 = 1 << 11
 """In the upper 8 bytes of HMMA: sixteen products, not eight."""
 
 
-def _sections(image: bytes) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the sections of a 64-bit ELF file."""
-    (table,) = struct.unpack_from("<Q", image, 0x28)
-    size, count, names = struct.unpack_from("<HHH", image, 0x3A)
-    headers = [struct.unpack_from("<IIQQQQ", image, table + i * size) for i in range(count)]
-    start = headers[names][4]
-    for header in headers:
-        end = image.index(b"\0", start + header[0])
-        yield image[start + header[0] : end].decode(), image[header[4] : header[4] + header[5]]
-
-
 def _kind(low: int, high: int) -> str | None:
     name = _OPCODES.get(low & 0xFFF)
     wide = high >> _SIZE_SHIFT & _SIZE_MASK == _SIZE_128
@@ -87,7 +76,7 @@ def count_instructions(image: bytes) -> dict[str, Counter[str]]:
         A cubin.
     """
     found = {}
-    for name, code in _sections(image):
+    for name, code in sections(image):
         if name.startswith(".text."):
             words = [struct.unpack_from("<QQ", code, at) for at in range(0, len(code), _INSTRUCTION_BYTES)]
             found[name.removeprefix(".text.")] = Counter(kind for kind in (_kind(*w) for w in words) if kind)
@@ -120,7 +109,7 @@ class Code:
 def loops_of(image: bytes, arch: str) -> dict[str, tuple[Code, ...]]:
     """By kernel, its code and that of its loops, which end in a jump back, in the order of their beginnings."""
     found = {}
-    for name, code in _sections(image):
+    for name, code in sections(image):
         if not name.startswith(".text."):
             continue
         words = [struct.unpack_from("<QQ", code, at) for at in range(0, len(code), _INSTRUCTION_BYTES)]

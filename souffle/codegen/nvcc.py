@@ -9,9 +9,11 @@ import re
 import shutil
 import subprocess
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from souffle.cache import read_entry, write_entry
+from souffle.codegen.machine_code import code_bytes
 from souffle.codegen.plan import Resources
 from souffle.errors import CompilerNotFoundError, CudaCompileError
 
@@ -62,7 +64,7 @@ def compile_cubin(text: str, arch: str, *, cache_dir: Path | None = None) -> tup
     -------
     cubin : bytes
     resources : dict of str to Resources
-        By kernel name, from ptxas' report.
+        By kernel name, from ptxas' report and the cubin.
 
     Raises
     ------
@@ -81,7 +83,7 @@ def compile_cubin(text: str, arch: str, *, cache_dir: Path | None = None) -> tup
     if cache_dir is not None:
         image, words = read_entry(cache_dir / f"{key}.cubin"), read_entry(cache_dir / f"{key}.txt")
         if image is not None and words is not None:
-            return image, _parse_report(words.decode())
+            return image, _with_code(_parse_report(words.decode()), image)
     with tempfile.TemporaryDirectory(prefix="souffle-nvcc-") as folder:
         source, cubin = Path(folder) / "kernels.cu", Path(folder) / "kernels.cubin"
         source.write_text(text)
@@ -94,7 +96,12 @@ def compile_cubin(text: str, arch: str, *, cache_dir: Path | None = None) -> tup
     if cache_dir is not None:
         write_entry(cache_dir / f"{key}.txt", report.encode())
         write_entry(cache_dir / f"{key}.cubin", image)
-    return image, _parse_report(report)
+    return image, _with_code(_parse_report(report), image)
+
+
+def _with_code(found: dict[str, Resources], image: bytes) -> dict[str, Resources]:
+    sizes = code_bytes(image)
+    return {name: replace(used, code_bytes=sizes.get(name)) for name, used in found.items()}
 
 
 def _parse_report(report: str) -> dict[str, Resources]:

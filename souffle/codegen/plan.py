@@ -69,6 +69,8 @@ class Resources:
     stack_bytes : int or None
         Of a thread, in local memory: spilled registers, and arrays that are indexed at run time, of the kernel and of
         the functions that it calls. None in files of before it was kept.
+    code_bytes : int or None
+        Of machine code, with the functions that it calls. None in files of before it was kept.
     """
 
     registers: int
@@ -76,6 +78,7 @@ class Resources:
     spill_store_bytes: int
     spill_load_bytes: int
     stack_bytes: int | None = None
+    code_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,7 @@ def explain_data(plan: Plan) -> dict[str, Any]:
                 "registers": kernel.resources.registers if kernel.resources else None,
                 "spill_bytes": spilled_bytes(kernel),
                 "stack_bytes": stack_bytes(kernel),
+                "code_bytes": None if kernel.resources is None else kernel.resources.code_bytes,
                 "shared_bytes": shared_bytes(kernel),
                 "predicted": None if kernel.predicted is None else asdict(kernel.predicted),
                 "share": count * kernel.predicted.seconds / total if kernel.predicted and total else None,
@@ -167,6 +168,8 @@ def _kernel(kernel: Kernel, count: int, total: float | None) -> list[str]:
         spills, stack = spilled_bytes(kernel), stack_bytes(kernel)
         used = f"{kernel.resources.registers} registers" + (f", {spills} bytes spilled" if spills else "")
         used += f", {stack} bytes of stack{_with_a_stack(kernel)}" if stack else ""
+        code = kernel.resources.code_bytes
+        used += f", {code} bytes of machine code" if code else ""
     head = f"{kernel.name} x{count}"
     if predicted is not None:
         head += f": {_us(count * predicted.seconds)} µs" + (

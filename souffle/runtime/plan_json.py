@@ -82,6 +82,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
                     "spill_store_bytes": kernel.resources.spill_store_bytes,
                     "spill_load_bytes": kernel.resources.spill_load_bytes,
                     "stack_bytes": kernel.resources.stack_bytes,
+                    "code_bytes": kernel.resources.code_bytes,
                 },
                 "stages": list(kernel.stages),
                 "tes": list(kernel.tes),
@@ -219,8 +220,9 @@ def _kernel(content: Any, index: int, modules: int) -> Kernel:
             static_shared_bytes=used.whole("static_shared_bytes"),
             spill_store_bytes=used.whole("spill_store_bytes"),
             spill_load_bytes=used.whole("spill_load_bytes"),
-            # Networks saved before it was kept lack it.
+            # Networks saved before these were kept lack them.
             stack_bytes=None if used.get("stack_bytes") is None else used.whole("stack_bytes"),
+            code_bytes=None if used.get("code_bytes") is None else used.whole("code_bytes"),
         )
     return Kernel(
         name=fields.text("name"),

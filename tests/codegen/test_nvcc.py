@@ -78,6 +78,8 @@ def test_a_kernel_compiles_and_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     assert cubin[:4] == b"\x7fELF"
     used = resources["twice"]
     assert used.registers > 0 and used.static_shared_bytes == 256 and used.spill_store_bytes == 0
+    # Instructions of 16 bytes, in lines of 128.
+    assert 128 <= used.code_bytes < 2048 and used.code_bytes % 128 == 0
     real = nvcc.subprocess.run
 
     def only_version(command: list[str], **options):

@@ -130,10 +130,12 @@ def test_a_stack_is_told_with_the_stages_that_have_one_alone() -> None:
     fused, bump = plan.kernels
     scale, total = fused.predicted.stages
     predicted = replace(fused.predicted, stages=(scale, replace(total, stack_bytes=128)))
-    fused = replace(fused, predicted=predicted, resources=Resources(24, 0, 8, 8, 136))
+    fused = replace(fused, predicted=predicted, resources=Resources(24, 0, 8, 8, 136, 4096))
     plan = replace(plan, kernels=(fused, bump))
-    assert "16 bytes spilled, 136 bytes of stack (alone: total 128)" in " ".join(explain(plan).split())
+    said = "16 bytes spilled, 136 bytes of stack (alone: total 128), 4096 bytes of machine code"
+    assert said in " ".join(explain(plan).split())
     assert [kernel["stack_bytes"] for kernel in explain_data(plan)["kernels"]] == [136, None]
+    assert [kernel["code_bytes"] for kernel in explain_data(plan)["kernels"]] == [4096, None]
     assert round_trip(plan).kernels == plan.kernels
 
 
@@ -146,10 +148,10 @@ def test_what_the_certificate_assumes_is_said() -> None:
     assert round_trip(plan).certificate == plan.certificate
 
 
-def test_plans_saved_before_stacks_were_kept_load() -> None:
+def test_plans_saved_before_stacks_and_code_sizes_were_kept_load() -> None:
     def older(content: dict) -> None:
         for kernel in content["kernels"]:
-            del kernel["resources"]["stack_bytes"]
+            del kernel["resources"]["stack_bytes"], kernel["resources"]["code_bytes"]
             for stage in kernel["predicted"]["stages"]:
                 del stage["stack_bytes"]
 
