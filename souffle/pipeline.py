@@ -155,7 +155,7 @@ def _staged(program: TEProgram, options: Options, progress: Progress, hook: Hook
     program, decided = transform_program(program, level, options.precision, hook)
     scheduler = GpuScheduler(device, price_on(described))
     if level.merge and options.reductions == "ordered":
-        program, placed = place_reductions(program, described, scheduler)
+        program, placed = place_reductions(program, described, scheduler, options.on_chip)
         decided += placed
     program = hook("two_phase", program)
     return _Staging(program, decided, options, scheduler, progress, hook).best()

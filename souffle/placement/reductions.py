@@ -6,6 +6,7 @@ from functools import partial
 
 from souffle.cost.device import CostDevice
 from souffle.decision import Decision
+from souffle.placement.chain_ends import ChainEnds
 from souffle.placement.in_tiles import propagate, start_by_cost
 from souffle.placement.stage_trial import StageTrials
 from souffle.placement.two_phase import split_by_cost, two_phase
@@ -16,7 +17,10 @@ __all__ = ["place_reductions"]
 
 
 def place_reductions(
-    program: TEProgram, device: CostDevice | None, scheduler: GpuScheduler
+    program: TEProgram,
+    device: CostDevice | None,
+    scheduler: GpuScheduler,
+    on_chip: frozenset[str] = frozenset(),
 ) -> tuple[TEProgram, tuple[Decision, ...]]:
     """A program whose reductions are computed where the cost model predicts them to be fastest.
 
@@ -28,9 +32,12 @@ def place_reductions(
         ``None`` where no product of the architecture is described: nothing changes then.
     scheduler : GpuScheduler
         Of the same device.
+    on_chip : frozenset of str
+        With ``"attention"``, products that end a chain are left whole.
     """
     trials = StageTrials(program, device, scheduler)
     # First into tiles, which is compared with the split that would be made otherwise: a split one reads no whole.
     program, started = propagate(program, partial(start_by_cost, trials=trials, request=scheduler.request))
-    program, split = two_phase(program, partial(split_by_cost, trials=trials))
+    whole = (ChainEnds(program, trials).refusal,) if "attention" in on_chip else ()
+    program, split = two_phase(program, partial(split_by_cost, trials=trials), *whole)
     return program, (*started, *split)

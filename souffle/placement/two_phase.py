@@ -49,10 +49,13 @@ class Split:
         Among how many blocks the range of one element is shared, about; at least 2.
     reason : str
         Why, with the figures that decided.
+    seconds : float
+        Predicted of both phases, where the cost model decided.
     """
 
     parts: int
     reason: str
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,9 @@ class Phases:
 
 
 def two_phase(
-    program: TEProgram, choose: Callable[[TE | FusedTE], Split | Refused]
+    program: TEProgram,
+    choose: Callable[[TE | FusedTE], Split | Refused],
+    whole: Callable[[TE | FusedTE, Split], Refused | None] = lambda item, split: None,
 ) -> tuple[TEProgram, tuple[Decision, ...]]:
     """Share long reductions among blocks.
 
@@ -132,6 +137,8 @@ def two_phase(
     choose : callable
         Says into how many parts, for a TE or fused TE that holds a reduction, as :func:`split_by_cost` does. Asked once
         for equal ones, so that repeated layers stay equal.
+    whole : callable, optional
+        Says of one that would be split why it is not where it stands.
 
     Returns
     -------
@@ -152,6 +159,7 @@ def two_phase(
         if key not in answers:
             answers[key] = choose(item)
         answer = answers[key]
+        answer = answer if isinstance(answer, Refused) else whole(item, answer) or answer
         phases = answer if isinstance(answer, Refused) else Phases.of(item, answer.parts, suffix)
         if isinstance(phases, Refused):
             items.append(item)
@@ -335,7 +343,7 @@ def split_by_cost(whole: TE | FusedTE, trials: StageTrials) -> Split | Refused:
     figures = f"{now}, {parts} parts and their combination {seconds * 1e6:.1f} µs with a grid sync more"
     if seconds * MEDIAN_ERROR >= alone:
         return Refused(f"{figures}, which is not less by the factor {MEDIAN_ERROR} that the model may err")
-    return Split(parts, figures)
+    return Split(parts, figures, seconds)
 
 
 def _fastest(whole: TE | FusedTE, most: int, trials: StageTrials) -> tuple[int, float] | Refused:
