@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from tvm import te, topi
 
-__all__ = ["AttentionCase", "random_tensors", "with_operator", "written_out"]
+__all__ = ["AttentionCase", "by_hand", "random_tensors", "with_operator", "written_out"]
 
 
 @dataclass(frozen=True)
@@ -110,3 +112,19 @@ def with_operator(case: AttentionCase) -> onnx.ModelProto:
     """ONNX's own operator."""
     node = helper.make_node("Attention", ["q", "k", "v"], ["y"], is_causal=int(case.causal))
     return _model(case, [node], [], 23)
+
+
+def by_hand(q: te.Tensor, k: te.Tensor, v: te.Tensor, scores: Callable[[te.Tensor], te.Tensor]) -> te.Tensor:
+    """Of matrices in fp16, in te, with something done to the products of queries and keys before the softmax."""
+    queries, head = (int(extent) for extent in q.shape)
+    keys = int(k.shape[0])
+    d, n = te.reduce_axis((0, head), name="d"), te.reduce_axis((0, keys), name="n")
+    products = te.compute(
+        (queries, keys), lambda i, j: te.sum(q[i, d].astype("float32") * k[j, d].astype("float32"), axis=d), "products"
+    )
+    weights = topi.cast(topi.nn.softmax(scores(products), axis=-1), "float16")
+    return te.compute(
+        (queries, int(v.shape[1])),
+        lambda i, j: te.sum(weights[i, n].astype("float32") * v[n, j].astype("float32"), axis=n),
+        "attended",
+    )
