@@ -76,7 +76,8 @@ def chain() -> TEProgram:
 
 
 def test_what_a_kernel_with_barriers_and_prefetches_prints(golden) -> None:
-    merged = steps_of(chain())["merge"]
+    # With tiles that own their columns through all products it would be one stage.
+    merged = steps_of(chain(), disable=("channels",))["merge"]
     text = str(merged)
     golden("print_merge_of_a_chain.txt", f"{text}\n")
     (kernel,), (reasons,), (launch,) = merged.kernels, merged.barriers, merged.launches

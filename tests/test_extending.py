@@ -53,7 +53,7 @@ def test_a_rule_has_a_name_of_its_own_and_a_place() -> None:
     rule = RULES["window"]
     with pytest.raises(OptionError, match="already"):
         register_rule(rule, before="contraction")
-    with pytest.raises(OptionError, match="is no rule; the rules are mma_contraction"):
+    with pytest.raises(OptionError, match="is no rule; the rules are channel_owned, mma_contraction"):
         register_rule(rule, before="convolution")
 
 

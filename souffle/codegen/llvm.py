@@ -31,6 +31,9 @@ class HostScheduler:
         """See :class:`souffle.schedule.drafts.Scheduler`."""
         return Answer(func, "llvm", 0, False, 1, "")
 
+    def least_seconds(self, func: tirx.PrimFunc) -> None:
+        """See :class:`souffle.schedule.drafts.Scheduler`: nothing predicts times of the host."""
+
     def seconds(self, answer: Answer) -> None:
         """None is known."""
 

@@ -60,6 +60,10 @@ class Scheduler(Protocol):
         """The answer about a stage that is one TensorIR function."""
         ...
 
+    def least_seconds(self, func: tirx.PrimFunc) -> float | None:
+        """What a stage takes in a kernel at least, known before it is scheduled; ``None`` if unknown."""
+        ...
+
     def seconds(self, answer: Answer) -> float | None:
         """What a stage that has a schedule takes in a kernel, with the grid sync before it; ``None`` if unknown."""
         ...
@@ -113,7 +117,7 @@ class Drafts:
         """For another program, with what the scheduler has answered already."""
         return Drafts(program, self.scheduler, self._answers)
 
-    def formed(self, tes: Sequence[TE | ExternTE], parts: Sequence[Formed] = ()) -> Formed:
+    def formed(self, tes: Sequence[TE | ExternTE], parts: Sequence[Formed] = (), *, owned: bool = False) -> Formed:
         """Some TEs as one stage; its answer may hold no schedule.
 
         Parameters
@@ -122,8 +126,10 @@ class Drafts:
         parts : sequence of Formed
             Stages of these TEs that the stage is to take the place of. Whether it does is decided again when all stages
             of the program are known, and their resources with them.
+        owned : bool
+            See :func:`souffle.schedule.stage.draft_stage`.
         """
-        draft = draft_stage(tes, self.program)
+        draft = draft_stage(tes, self.program, owned=owned)
         if draft.digest not in self._answers:
             self._answers[draft.digest] = self.scheduler(draft.func)
         return Formed(tuple(tes), draft, self._answers[draft.digest], tuple(parts))

@@ -17,6 +17,7 @@ from souffle.program import TE, ExternTE, FusedTE, Loop, TEProgram, body_program
 from souffle.schedule.chain_joins import join_chains
 from souffle.schedule.drafts import Answer, Drafts, Formed, FormedLoop, Scheduler, stands_alone
 from souffle.schedule.on_chip_reuse import join_rows
+from souffle.schedule.owned_tiles import join_owned
 from souffle.schedule.stage import LoopStage, Unit
 
 __all__ = ["JoinPolicy", "StageError", "form_stages"]
@@ -38,7 +39,8 @@ class JoinPolicy:
     on_chip : frozenset of str
         Which of :data:`souffle.options.ON_CHIP` may keep tensors on chip across operators (V4, paper §6.5). With
         ``"reuse"``, whole stages of different operators are joined when their tiles match: see
-        :mod:`souffle.schedule.on_chip_reuse`.
+        :mod:`souffle.schedule.on_chip_reuse`; with ``"channels"`` where tiles can own units of an axis through all of
+        them: see :mod:`souffle.schedule.owned_tiles`.
     """
 
     across_operators: bool
@@ -82,7 +84,7 @@ def _formed(
 ) -> tuple[list[Formed | FormedLoop], list[Decision]]:
     former = _Former(program, analysis, drafts, policy)
     formed, decisions = former.run(), former.decisions
-    for name, join in (("attention", join_chains), ("reuse", join_rows)):
+    for name, join in (("attention", join_chains), ("reuse", join_rows), ("channels", join_owned)):
         if name in policy.on_chip:
             together, joined = join(formed, analysis, drafts)
             formed = [_with_parts(stage, formed) for stage in together]

@@ -11,7 +11,7 @@ from tvm import te, tirx
 from souffle.errors import ModelError
 from souffle.program import TE, ExternTE, Loop, Tensor, TEProgram
 from souffle.program.printer import format_item, loop_edges
-from souffle.schedule.gpu.rule import STARTS_IN_TILES, GpuSchedule
+from souffle.schedule.gpu.rule import OWNS_TILES, STARTS_IN_TILES, GpuSchedule
 from souffle.schedule.lower import DeviceFunction
 from souffle.schedule.resources import StageResources
 from souffle.schedule.text import block_text, labelled, rule_text, tiles_text
@@ -178,7 +178,7 @@ def map_stages(units: Iterable[Unit], change: Callable[[Stage], Stage]) -> tuple
     )
 
 
-def draft_stage(tes: Sequence[TE | ExternTE], program: TEProgram) -> StageDraft:
+def draft_stage(tes: Sequence[TE | ExternTE], program: TEProgram, *, owned: bool = False) -> StageDraft:
     """One TensorIR function for some TEs of a program.
 
     Parameters
@@ -187,6 +187,8 @@ def draft_stage(tes: Sequence[TE | ExternTE], program: TEProgram) -> StageDraft:
         In topological order.
     program : TEProgram
         Says which of their tensors others need: those become outputs, the rest stays inside.
+    owned : bool
+        Whether its tiles are to own what they compute, from its first TE to its last (``OWNS_TILES``).
 
     Raises
     ------
@@ -222,6 +224,8 @@ def draft_stage(tes: Sequence[TE | ExternTE], program: TEProgram) -> StageDraft:
         ) from error
     if any(te_.placement is not None for te_ in tes):
         func = func.with_attr(STARTS_IN_TILES, True)
+    if owned:
+        func = func.with_attr(OWNS_TILES, True)
     return StageDraft(tuple(tes), inputs, outputs, func, structural_digest(func))
 
 

@@ -13,6 +13,7 @@ from souffle.errors import OptionError
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.rule import GpuRequest, Rule, Sketch
 from souffle.schedule.gpu.rules.chained_products import CHAINED_PRODUCTS
+from souffle.schedule.gpu.rules.channel_owned import CHANNEL_OWNED
 from souffle.schedule.gpu.rules.contraction import CONTRACTION
 from souffle.schedule.gpu.rules.elementwise import ELEMENTWISE
 from souffle.schedule.gpu.rules.fallback import FALLBACK
@@ -27,6 +28,7 @@ __all__ = ["RULES", "register_rule", "sketch_of"]
 RULES: dict[str, Rule] = {
     rule.name: rule
     for rule in (
+        CHANNEL_OWNED,
         MMA_CONTRACTION,
         TENSOR_CORE_CONTRACTION,
         WINDOW,

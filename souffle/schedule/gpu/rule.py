@@ -19,13 +19,26 @@ from souffle.decision import Refused
 from souffle.errors import OptionError
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 
-__all__ = ["STARTS_IN_TILES", "GpuRequest", "GpuSchedule", "Knob", "Rule", "Sketch", "Values", "does_not_apply"]
+__all__ = [
+    "OWNS_TILES",
+    "STARTS_IN_TILES",
+    "GpuRequest",
+    "GpuSchedule",
+    "Knob",
+    "Rule",
+    "Sketch",
+    "Values",
+    "does_not_apply",
+]
 
 Values = Mapping[str, int]
 """A value for each knob, by its name."""
 
 STARTS_IN_TILES = "souffle.starts_in_tiles"
 """Attribute of a stage's function that holds a reduction to be computed in the tiles of its contraction (§6.3)."""
+
+OWNS_TILES = "souffle.owns_tiles"
+"""Attribute of a stage's function whose tiles are to own what they compute from its first block to its last (§6.5)."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from souffle.schedule.drafts import Answer
 from souffle.schedule.gpu.device import GpuDevice
 from souffle.schedule.gpu.offers import Offers
 from souffle.schedule.gpu.registry import RULES
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Rule
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Rule, Sketch
 from souffle.schedule.lower import DeviceFunction, LoweringError, cuda_target, lower_stage
 from souffle.tvm_compat import structural_digest
 
@@ -86,6 +86,13 @@ class GpuScheduler:
         if digest not in self._answers:
             self._answers[digest] = self._answer(func)
         return self._answers[digest]
+
+    def least_seconds(self, func: tirx.PrimFunc) -> float | None:
+        """See :class:`souffle.schedule.drafts.Scheduler`: by the first rule that offers something."""
+        offers = Offers(func, self.request)
+        offered = (offers.sketch(rule) for rule in RULES.values())
+        least = next((sketch.least for sketch in offered if isinstance(sketch, Sketch)), 0.0)
+        return None if self._price is None else self._price.of_clocks(least)
 
     def seconds(self, answer: Answer) -> float | None:
         """See :class:`souffle.schedule.drafts.Scheduler`."""

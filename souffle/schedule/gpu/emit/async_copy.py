@@ -140,7 +140,8 @@ def async_copy(fetch: TileFetch, arch: str) -> AsyncCopy | Refused:
     -------
     AsyncCopy or Refused
         The reason is that of an older architecture; of an operand that is more than one read of memory and conditions
-        under which it is zero; or of elements that lie apart, or too narrow or unaligned for 4 bytes.
+        under which it is zero, or is in shared memory already; or of elements that lie apart, or too narrow or
+        unaligned for 4 bytes.
     """
     if compute_capability(arch) < _FIRST_CAPABILITY:
         return Refused(f"{arch} has no asynchronous copies")
@@ -154,6 +155,8 @@ def async_copy(fetch: TileFetch, arch: str) -> AsyncCopy | Refused:
         value = then
     if not isinstance(value, TensorLoad):
         return Refused("the operand is computed from what is in memory")
+    if str(value.source.scope()) not in ("", "global"):
+        return Refused("the operand is on chip already")
     if any(buffer_loads(part) for part in (*value.indices, *conditions)):
         return Refused("the operand is read at an index that depends on data")
     if dtype_of(value) != operand.dtype or bits_of(operand.dtype) % 8:

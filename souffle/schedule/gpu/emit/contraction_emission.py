@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, prod
+from typing import Any
 
 from tvm import tirx
 
@@ -19,7 +20,7 @@ from souffle.schedule.gpu.tiling.contraction_cost import result_lanes_of
 from souffle.schedule.gpu.tiling.contraction_tiling import PADDING, VECTOR, ContractionTiling
 from souffle.tvm_compat import PrimExpr, cast, sequence
 
-__all__ = ["emit_contraction"]
+__all__ = ["ContractionKernel", "emit_contraction"]
 
 _UNROLLED = 512
 """Multiply-adds in a row, between which shared memory's latency and its indices disappear; 64 totals, 8 deep."""
@@ -34,7 +35,7 @@ def emit_contraction(problem: Contraction, tiling: ContractionTiling, request: G
     tiling : ContractionTiling
     request : GpuRequest
     """
-    kernel = _Kernel(problem, tiling, request)
+    kernel = ContractionKernel(problem, tiling, request)
     return kernel.func(), kernel.tiles
 
 
@@ -75,18 +76,31 @@ class _Side:
         return tirx.floormod(turn, self.buffers) * self.fetch.shared_elements if self.buffers > 1 else 0
 
 
-class _Kernel:
-    def __init__(self, problem: Contraction, tiling: ContractionTiling, request: GpuRequest) -> None:
-        self.problem, self.tiling, self.threads = problem, tiling, request.threads
-        self.counts = tiling.counts(problem.extents)
-        self.steps = ceil(problem.extents[3] / tiling.step)
-        batch, rows, columns = tiling.tile
+class ContractionKernel:
+    """A sum of products' kernel: what one block does, with the buffers that it needs.
+
+    Parameters
+    ----------
+    problem : Contraction
+    tiling : ContractionTiling
+    request : GpuRequest
+    slices : int
+        Parts of a sum, of which threads that lie along the batch elsewhere have one each. Then there is no batch,
+        `step` is that of each part, and zeros change nothing.
+    """
+
+    def __init__(self, problem: Contraction, tiling: ContractionTiling, request: GpuRequest, slices: int = 1) -> None:
+        self.problem, self.tiling, self.threads, self.slices = problem, tiling, request.threads, slices
+        self.step = tiling.step * slices
+        batch, rows, columns = self.shape = (tiling.tile[0] // slices, *tiling.tile[1:])
+        self.counts = tuple(-(-extent // size) for extent, size in zip(problem.extents, self.shape, strict=False))
+        self.steps = ceil(problem.extents[3] / self.step)
         row_lanes = min(tiling.each[0], VECTOR)
         lanes = (row_lanes, tiling.together)
         self.left, self.right = self.sides = tuple(
             _Side(
                 name,
-                choose_fetch(problem, name, (batch, extent, tiling.step), request.threads, False, _padding),
+                choose_fetch(problem, name, (batch, extent, self.step), request.threads, False, _padding),
                 request.arch,
                 tiling.stages,
                 _Vectors(each, own, threads),
@@ -100,20 +114,29 @@ class _Kernel:
         stores = problem.stores if self.lanes > 1 else ()
         self.values = [local_buffer(f"result{n}", self.lanes, str(s.buffer.dtype)) for n, s in enumerate(stores)]
         self.folded = fold_buffers(problem, tiling.across, tiling.each)
+        self.sums = [shared_buffer("sums", slices * rows * columns, problem.dtype)] if slices > 1 else []
+        self.joined = [local_buffer("joined", 1, problem.dtype)] if slices > 1 else []
 
     @property
     def tiles(self) -> int:
+        """Blocks of the grid."""
         return prod(self.counts)
 
-    def func(self) -> tirx.PrimFunc:
+    @property
+    def buffers(self) -> tuple[Any, ...]:
+        """Registers and shared memory."""
         waiting = [side.held for side in self.sides if side.copy is None]
         parts = [side.part for side in self.sides]
         held = [buffer for pair in self.folded for buffer in pair]
         shared = [side.shared for side in self.sides]
-        buffers = (*shared, *waiting, *parts, self.totals, *self.values, *held)
-        return kernel_func(self.problem.func, self.tiles, self.threads, buffers, self.body)
+        return (*shared, *waiting, *parts, self.totals, *self.values, *held, *self.sums, *self.joined)
+
+    def func(self) -> tirx.PrimFunc:
+        """The stage with this body."""
+        return kernel_func(self.problem.func, self.tiles, self.threads, self.buffers, self.body)
 
     def body(self, block: PrimExpr, thread: PrimExpr) -> tirx.Stmt:
+        """What a thread of a block does."""
         counts, (_, along_rows, along_columns) = self.counts, self.tiling.across
         column_tile = tirx.floormod(block, counts[2])
         row_tile = tirx.floormod(tirx.floordiv(block, counts[2]), counts[1])
@@ -123,7 +146,7 @@ class _Kernel:
         thread_row = tirx.floormod(tirx.floordiv(thread, along_columns), along_rows)
         self.place = (tirx.floordiv(thread, along_columns * along_rows), thread_row, thread_column)
         pipeline = self._single() if self.tiling.stages == 1 else self._pipeline()
-        return sequence(self._clear(), *pipeline, self._results())
+        return sequence(self._clear(), *pipeline, self._results() if self.slices == 1 else self._joined_results())
 
     # Bringing tiles
 
@@ -225,11 +248,12 @@ class _Kernel:
 
     def _load(self, side: _Side, thread: PrimExpr, turn: PrimExpr, k: PrimExpr) -> tirx.Stmt:
         """A thread's part of an operand's tile, at one place of the inner axis."""
-        start, lanes = side.start(turn), side.vectors.lanes
+        start, lanes, zero = side.start(turn), side.vectors.lanes, tirx.IntImm("int32", 0)
 
         def group(j: PrimExpr) -> tirx.Stmt:
             def lane(i: PrimExpr) -> tirx.Stmt:
-                place = side.fetch.place(self.place[0], side.vectors.place(j, thread) + i, k)
+                batch, inner = (self.place[0], k) if self.slices == 1 else (zero, self.place[0] * self.tiling.step + k)
+                place = side.fetch.place(batch, side.vectors.place(j, thread) + i, inner)
                 return tirx.BufferStore(side.part, side.shared[start + place], [j * lanes + i])
 
             return loop("lane", lanes, lane, "vectorized")
@@ -254,6 +278,44 @@ class _Kernel:
             lambda i, j: self.totals[i * columns + j],
         )
         return sequence(written, fold_results(self.problem, part, self.folded, self.thread, self.threads))
+
+    def _joined_results(self) -> tirx.Stmt:
+        """The parts of the sums put together, and written by all threads."""
+        (sums,), (joined,), (_, rows, columns) = self.sums, self.joined, self.shape
+        own, across = self.left.vectors, self.right.vectors
+
+        def part(i: PrimExpr, group: PrimExpr) -> tirx.Stmt:
+            row = self.place[0] * rows + own.position(i, self.place[1])
+
+            def one(lane: PrimExpr) -> tirx.Stmt:
+                place = row * columns + across.place(group, self.place[2]) + lane
+                return tirx.BufferStore(sums, self.totals[i * across.count + group * across.lanes + lane], [place])
+
+            return loop("lane", across.lanes, one, "vectorized")
+
+        def result(turn: PrimExpr) -> tirx.Stmt:
+            place = turn * self.threads + self.thread
+            inside = [tirx.LT(place, rows * columns)] if rows * columns % self.threads else []
+
+            def add(number: PrimExpr) -> tirx.Stmt:
+                total = joined[0] + sums[(number + 1) * (rows * columns) + place]
+                return tirx.BufferStore(joined, total, [0])
+
+            written = write_results(
+                self.problem,
+                self.tile[0],
+                self.tile[1] * rows + tirx.floordiv(place, columns),
+                self.tile[2] * columns + tirx.floormod(place, columns),
+                1,
+                lambda lane: joined[0],
+                self.shape,
+            )
+            first = tirx.BufferStore(joined, sums[place], [0])
+            return guarded(inside, sequence(first, loop("part", self.slices - 1, add, "unrolled"), written))
+
+        groups = across.count // across.lanes
+        put = loop("i", own.count, lambda i: loop("group", groups, lambda g: part(i, g), "unrolled"), "unrolled")
+        return sequence(put, barrier(), loop("turn", ceil(rows * columns / self.threads), result, "unrolled"))
 
     def _write(self, i: PrimExpr, j: PrimExpr) -> tirx.Stmt:
         """The i-th row's j-th vector of results."""

@@ -25,19 +25,20 @@ from souffle.schedule.gpu.forms.one_reduction import Meeting
 from souffle.schedule.gpu.tiling.direct_tiling import WARP, DirectTiling, Held, SumPlan, held_of, parts_of
 from souffle.tvm_compat import PrimExpr, cast, sequence
 
-__all__ = ["emit_direct"]
+__all__ = ["DirectKernel", "emit_direct"]
 
 _ALL_LANES = 0xFFFFFFFF
 
 
 def emit_direct(plan: SumPlan, tiling: DirectTiling, threads: int) -> tuple[tirx.PrimFunc, int]:
     """The kernel of a sum with these numbers, and its tiles."""
-    emitter = _Emitter(plan, tiling, threads)
-    tiles = tiling.tiles(plan, threads)
-    return kernel_func(plan.problem.func, tiles, threads, emitter.buffers, emitter.body), tiles
+    kernel = DirectKernel(plan, tiling, threads)
+    return kernel_func(plan.problem.func, kernel.tiles, threads, kernel.buffers, kernel.body), kernel.tiles
 
 
-class _Emitter:
+class DirectKernel:
+    """A sum's kernel: what one block does, with the buffers that it needs."""
+
     def __init__(self, plan: SumPlan, tiling: DirectTiling, threads: int) -> None:
         self.plan, self.tiling, self.threads = plan, tiling, threads
         problem = plan.problem
@@ -64,6 +65,11 @@ class _Emitter:
                 buffer = local_buffer(f"result{number}", self._lanes(store), str(store.buffer.dtype))
                 self.buffers.append(buffer)
             self.results.append(buffer)
+
+    @property
+    def tiles(self) -> int:
+        """Blocks of the grid."""
+        return self.tiling.tiles(self.plan, self.threads)
 
     # Places
 
@@ -204,6 +210,7 @@ class _Emitter:
     # The whole
 
     def body(self, block: PrimExpr, thread: PrimExpr) -> tirx.Stmt:
+        """What a thread of a block does."""
         plan, tiling = self.plan, self.tiling
         binder = Binder()
         base, lane, conditions = self._group(block, thread, binder)

@@ -22,7 +22,7 @@ from souffle.schedule.gpu.forms.memory_access import lanes_along
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.tvm_compat import collect
 
-__all__ = ["Number", "OperandReads", "estimate", "least_clocks", "result_lanes_of", "sides_of"]
+__all__ = ["Number", "OperandReads", "estimate", "fp32_lanes", "least_clocks", "result_lanes_of", "sides_of"]
 
 _WARP, _LINE, _WIDE = 32, 128, 4
 _MEMORY_LATENCY, _SHARED_LATENCY, _BARRIER = 500.0, 30.0, 30.0
@@ -175,8 +175,12 @@ def estimate(
 
 def least_clocks(problem: Contraction, request: GpuRequest) -> float:
     """What no tiling's estimate is below: its products, and what a block waits for its first operands."""
-    lanes = _fp32_warps(request) * _WARP
-    return max(_MEMORY_LATENCY, prod(problem.extents) / (request.sm_count * lanes))
+    return max(_MEMORY_LATENCY, prod(problem.extents) / (request.sm_count * fp32_lanes(request)))
+
+
+def fp32_lanes(request: GpuRequest) -> float:
+    """Products of a clock of one multiprocessor."""
+    return _fp32_warps(request) * _WARP
 
 
 def _fp32_warps(request: GpuRequest) -> float:

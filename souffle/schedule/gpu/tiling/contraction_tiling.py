@@ -17,7 +17,18 @@ from souffle.schedule.gpu.forms.memory_access import bits_of
 from souffle.schedule.gpu.rule import GpuRequest, Knob, Values
 from souffle.schedule.gpu.tiling.contraction_cost import Number, estimate, result_lanes_of, sides_of
 
-__all__ = ["PADDING", "VECTOR", "ContractionTiling", "choose_tiling", "knobs_of", "staging_refusal", "tiling_refusal"]
+__all__ = [
+    "PADDING",
+    "VECTOR",
+    "ContractionTiling",
+    "choose_tiling",
+    "contraction_shared_bytes",
+    "estimated_clocks",
+    "knobs_of",
+    "possible_tilings",
+    "staging_refusal",
+    "tiling_refusal",
+]
 
 _MIN_SIDE = 4
 """Fewest rows and columns: a staged element is used that often, below it staging costs what it saves."""
@@ -162,15 +173,25 @@ def choose_tiling(problem: Contraction, request: GpuRequest) -> tuple[float, Con
     # Half of what one block may have leaves room for a second one, beside what every multiprocessor has.
     most = request.max_shared_bytes
     modest = replace(request, max_shared_bytes=max(most // 2, min(most, _ALWAYS)))
+    many = possible_tilings(problem, request, modest)
+    return None if many is None else _cheapest(problem, many, request)
+
+
+def possible_tilings(problem: Contraction, request: GpuRequest, modest: GpuRequest) -> ContractionTiling | None:
+    """The tilings that the rule's own choice considers and `modest` has room for, if there are any."""
     many = _with_step(problem, _candidates(problem, request), modest)
-    if not many.step.any():
-        return None
-    # The kernel that it becomes part of has the registers of its hungriest stage.
-    registers = np.maximum(_registers(problem, many, request.threads), ASSUMED_REGISTERS)
     possible = many.step > 0
-    many = many.applied(lambda numbers: numbers[possible])
-    cost = estimate(problem, many, sides_of(problem, request), request, registers[possible])
-    tiles = prod(many.counts(problem.extents))
+    return many.applied(lambda numbers: numbers[possible]) if possible.any() else None
+
+
+def estimated_clocks(problem: Contraction, many: ContractionTiling, request: GpuRequest) -> np.ndarray:
+    """Of many tilings, in a kernel that has the registers of its hungriest stage."""
+    registers = np.maximum(_registers(problem, many, request.threads), ASSUMED_REGISTERS)
+    return estimate(problem, many, sides_of(problem, request), request, registers)
+
+
+def _cheapest(problem: Contraction, many: ContractionTiling, request: GpuRequest) -> tuple[float, ContractionTiling]:
+    cost, tiles = estimated_clocks(problem, many, request), prod(many.counts(problem.extents))
     alike = np.flatnonzero(cost <= _ALIKE * cost.min())
     best = alike[np.lexsort((many.stages[alike], cost[alike], tiles[alike]))[0]]
     return float(cost[best]), many.applied(lambda numbers: int(numbers[best]))
@@ -214,7 +235,7 @@ def _fits(problem: Contraction, many: ContractionTiling, request: GpuRequest) ->
     """Which of many tilings are possible: as :func:`tiling_refusal`, of what the rule's own choice considers."""
     return (
         ((many.stages == 1) | (many.stages <= -(-problem.extents[3] // many.step)))
-        & (_shared_bytes(problem, many) <= request.max_shared_bytes)
+        & (contraction_shared_bytes(problem, many) <= request.max_shared_bytes)
         & (_registers(problem, many, request.threads) <= _MOST_REGISTERS)
         & fold_problem(problem, many.tile)
     )
@@ -230,7 +251,7 @@ def tiling_refusal(problem: Contraction, tiling: ContractionTiling, request: Gpu
         return problem.refused(f"{tiling.stages} stages are more than the steps of a sum")
     if not fold_problem(problem, tiling.tile):
         return problem.refused(f"a tile of {tiling.tile} is none that the reductions behind start in")
-    taken = _shared_bytes(problem, tiling)
+    taken = contraction_shared_bytes(problem, tiling)
     if taken > request.max_shared_bytes:
         return problem.refused(f"{taken} bytes of shared memory are more than {request.max_shared_bytes}")
     registers = _registers(problem, tiling, request.threads)
@@ -239,7 +260,8 @@ def tiling_refusal(problem: Contraction, tiling: ContractionTiling, request: Gpu
     return None
 
 
-def _shared_bytes(problem: Contraction, tiling: ContractionTiling) -> Number:
+def contraction_shared_bytes(problem: Contraction, tiling: ContractionTiling) -> Number:
+    """Bytes of shared memory of a block."""
     batch, rows, columns = tiling.tile
     # Padded along whichever axis is contiguous there.
     bits = np.maximum(rows + PADDING, rows * (tiling.step + PADDING) / tiling.step) * bits_of(problem.left.dtype)

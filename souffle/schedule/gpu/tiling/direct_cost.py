@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from functools import lru_cache
 from math import ceil, prod
 
@@ -21,13 +22,20 @@ from souffle.schedule.gpu.tiling.direct_tiling import (
     Held,
     SumPlan,
     held_of,
-    main_leaf,
     shared_bytes,
     split_refusal,
 )
 from souffle.tvm_compat import collect
 
-__all__ = ["choose_tiling", "estimate", "knobs_of", "least_clocks", "tiling_of", "tiling_refusal"]
+__all__ = [
+    "choose_serial_tiling",
+    "choose_tiling",
+    "estimate",
+    "knobs_of",
+    "least_clocks",
+    "tiling_of",
+    "tiling_refusal",
+]
 
 _EACH = (1, 2, 3, 4, 7, 8)
 """Outputs of a thread along an axis: powers of two, and what divides the 7, 14, 28, 56 and 112 of image networks."""
@@ -46,6 +54,9 @@ _MOST_REGISTERS = 128
 _OWN_REGISTERS = 32
 """Of a thread beside its arrays: addresses, indices, what is being computed."""
 
+_MOST_IDLE = 4
+"""One in so many threads has something to do, at least, where threads have several outputs one block after another."""
+
 _ALIKE = 1.05
 """Estimates of time closer than this factor are not told apart."""
 
@@ -59,8 +70,7 @@ def knobs_of(plan: SumPlan, request: GpuRequest) -> tuple[Knob, ...]:
     """What is open."""
     lanes = [1]
     if plan.vector is not None:
-        main = main_leaf(plan.problem)
-        most = lanes_along(main.value, plan.vector, main.dtype)
+        most = lanes_along(plan.main.value, plan.vector, plan.main.dtype)
         lanes = [1 << bit for bit in range(most.bit_length())]
     split = [1]
     if plan.long:
@@ -102,6 +112,31 @@ def choose_tiling(plan: SumPlan, request: GpuRequest) -> tuple[float, Values] | 
     alike = [candidate for candidate in estimated if candidate[0] <= _ALIKE * least]
     time, _, values = min(alike, key=lambda candidate: (-candidate[2]["lanes"], candidate[1], candidate[0]))
     return time, values
+
+
+@lru_cache(maxsize=64)
+def choose_serial_tiling(plan: SumPlan, request: GpuRequest) -> tuple[float, DirectTiling] | None:
+    """The tiling for one block that computes all tiles one after another, and its clocks; ``None`` if none fits.
+
+    Considered are those that keep most threads busy and share sums only where outputs are too few for the threads.
+    """
+    best: tuple[float, DirectTiling] | None = None
+    offered = {knob.name: knob.values for knob in knobs_of(plan, request)}
+    for chosen in itertools.product(*offered.values()):
+        tiling = tiling_of(plan, dict(zip(offered, chosen, strict=True)))
+        if tiling.outputs(plan) > _MOST_OUTPUTS:
+            continue
+        working = tiling.groups(plan) * tiling.split
+        idle = working * _MOST_IDLE < request.threads and tiling.outputs(plan) > 1
+        if idle or (tiling.split > 1 and working > 2 * request.threads):
+            continue
+        if tiling_refusal(plan, tiling, request) is not None:
+            continue
+        tiles = tiling.tiles(plan, request.threads)
+        clocks = tiles * estimate(plan, tiling, replace(request, sm_count=tiles))
+        if best is None or clocks < best[0]:
+            best = (clocks, tiling)
+    return best
 
 
 def least_clocks(plan: SumPlan, request: GpuRequest) -> float:

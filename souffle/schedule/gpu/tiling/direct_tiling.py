@@ -10,6 +10,7 @@ memory beyond it. Reads and stores take up to 16 bytes along the axis that is co
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
@@ -29,9 +30,10 @@ __all__ = [
     "Held",
     "SumPlan",
     "held_of",
-    "main_leaf",
     "parts_of",
+    "plan_sum",
     "read_plan",
+    "read_tile_plan",
     "shared_bytes",
     "split_refusal",
 ]
@@ -52,6 +54,8 @@ class SumPlan:
     Attributes
     ----------
     problem : Sum
+    main : Operand
+        The leaf whose order in memory decides.
     order : tuple of Axis
         The outputs' axes as threads count them, the last one fastest.
     window : tuple of Axis
@@ -69,6 +73,7 @@ class SumPlan:
     """
 
     problem: Sum
+    main: Operand
     order: tuple[Axis, ...]
     window: tuple[Axis, ...]
     long: tuple[Axis, ...]
@@ -93,9 +98,23 @@ def read_plan(stage: StageForms) -> SumPlan | Refused:
     problem = stage.read(read_sum)
     if isinstance(problem, Refused):
         return problem
+    return plan_sum(problem, lambda leaf: _largest(leaf.value))
+
+
+def read_tile_plan(stage: StageForms) -> SumPlan | Refused:
+    """As :func:`read_plan`, for a sum of one tile: what it reads most of decides, however large the tensors are."""
+    problem = stage.read(read_sum)
+    if isinstance(problem, Refused):
+        return problem
+    axes = (*problem.axes, *problem.inner)
+    return plan_sum(problem, lambda leaf: prod(axis.extent for axis in axes if depends(leaf.value, axis)))
+
+
+def plan_sum(problem: Sum, weight: Callable[[Operand], int]) -> SumPlan | Refused:
+    """What is settled of a sum; the order in memory of the leaf of most `weight` decides."""
     if not problem.leaves:
         return Refused(f"block {problem.name} reads nothing")
-    main = main_leaf(problem)
+    main = max(problem.leaves, key=weight)
     meetings: list[tuple] = []
     window: list[Axis] = []
     for leaf in problem.leaves:
@@ -136,12 +155,9 @@ def read_plan(stage: StageForms) -> SumPlan | Refused:
     rest = [axis for axis in order if axis is not vector]
     many = [axis for axis in rest if any(axis is one for one in overlap)]
     many += [a for a in reversed(rest) if any(a is one for one in reused) and not any(a is one for one in many)]
-    return SumPlan(problem, tuple(order), tuple(window), tuple(long), kept, vector, sum_fast, tuple(many[:_MOST_MANY]))
-
-
-def main_leaf(problem: Sum) -> Operand:
-    """The leaf that reads the largest tensor: its order in memory decides."""
-    return max(problem.leaves, key=lambda leaf: _largest(leaf.value))
+    return SumPlan(
+        problem, main, tuple(order), tuple(window), tuple(long), kept, vector, sum_fast, tuple(many[:_MOST_MANY])
+    )
 
 
 def _index(problem: Sum, leaf: object) -> int:

@@ -1,0 +1,103 @@
+"""The kernel of a chain whose tiles own units: its steps one after another, each as its own rule would write it.
+
+A step that is a kernel of its own elsewhere has a block for each of its tiles; here one block runs through them. What
+steps leave to each other is in shared memory, and a barrier stands before each step that reads some of it.
+"""
+
+from __future__ import annotations
+
+from math import ceil, prod
+from typing import Any
+
+from tvm import tirx
+from tvm.ir import Call
+
+from souffle.schedule.gpu.emit.async_copy import barrier
+from souffle.schedule.gpu.emit.contraction_emission import ContractionKernel
+from souffle.schedule.gpu.emit.contraction_statements import Binder, guarded, kernel_func, local_buffer, loop
+from souffle.schedule.gpu.emit.direct_emission import DirectKernel
+from souffle.schedule.gpu.forms.contraction_expressions import depends, substitute_axes
+from souffle.schedule.gpu.rule import GpuRequest
+from souffle.schedule.gpu.tiling.direct_tiling import DirectTiling
+from souffle.schedule.gpu.tiling.owned_steps import Mapped, OwnedStep
+from souffle.schedule.gpu.tiling.owned_tiling import OwnedTiling
+from souffle.schedule.gpu.tiling.sliced_tiling import SlicedTiling
+from souffle.tvm_compat import PrimExpr, collect, sequence
+
+__all__ = ["emit_owned"]
+
+
+def emit_owned(tiling: OwnedTiling, request: GpuRequest) -> tuple[tirx.PrimFunc, int]:
+    """The stage with its body replaced by the kernel, and the kernel's tiles."""
+    tile = tiling.tile
+    kernels = [_kernel(step, numbers, request) for step, numbers in zip(tile.steps, tiling.steps, strict=True)]
+    buffers = [*tile.buffers, *(buffer for kernel in kernels for buffer in kernel.buffers)]
+
+    def body(block: PrimExpr, thread: PrimExpr) -> tirx.Stmt:
+        statements: list[tirx.Stmt | None] = [tirx.Bind(tile.number, block)]
+        for step, kernel in zip(tile.steps, kernels, strict=True):
+            statements.append(barrier() if step.waits else None)
+            statements.append(_rounds(kernel, thread))
+        return sequence(*statements)
+
+    return kernel_func(tile.chain.func, tile.tiles, request.threads, buffers, body), tile.tiles
+
+
+class _MappedKernel:
+    """A step that reduces nothing: its elements one after another, several in one access where they are neighbours."""
+
+    def __init__(self, mapped: Mapped, lanes: int, threads: int) -> None:
+        self.mapped, self.lanes, self.threads = mapped, lanes, threads
+        self.units = prod(axis.extent for axis in mapped.axes) // lanes
+        self.tiles = ceil(self.units / threads)
+        computed = lanes > 1 and bool(collect(mapped.store.value, Call))
+        self.result = local_buffer("result", lanes, str(mapped.store.buffer.dtype)) if computed else None
+        self.buffers: tuple[Any, ...] = () if self.result is None else (self.result,)
+
+    def body(self, block: PrimExpr, thread: PrimExpr) -> tirx.Stmt:
+        """What a thread does in a round."""
+        axes, store, lanes = self.mapped.axes, self.mapped.store, self.lanes
+        binder = Binder()
+        unit = binder.name("unit", block * self.threads + thread)
+        conditions = [tirx.LT(unit, self.units)] if self.units % self.threads else []
+        parts = (store.value, *store.indices)
+        places = binder.locate(axes, unit, lambda axis: any(depends(part, axis) for part in parts), lanes)
+
+        def here(lane: PrimExpr) -> dict[tirx.Var, PrimExpr]:
+            last = axes[-1].var if axes else None
+            return {var: place + lane if var is last and lanes > 1 else place for var, place in places.items()}
+
+        def value(lane: PrimExpr) -> PrimExpr:
+            return substitute_axes(store.value, here(lane))
+
+        def write(lane: PrimExpr, held: Any = None) -> tirx.Stmt:
+            own = value(lane) if held is None else held[lane]
+            return tirx.BufferStore(store.buffer, own, [substitute_axes(index, here(lane)) for index in store.indices])
+
+        if self.result is None:
+            stored = loop("lane", lanes, write, "vectorized")
+        else:
+            result = self.result
+            stored = sequence(
+                loop("lane", lanes, lambda lane: tirx.BufferStore(result, value(lane), [lane]), "unrolled"),
+                loop("lane", lanes, lambda lane: write(lane, result), "vectorized"),
+            )
+        return sequence(*binder.statements, guarded(conditions, stored))
+
+
+def _kernel(step: OwnedStep, numbers: Any, request: GpuRequest) -> DirectKernel | ContractionKernel | _MappedKernel:
+    if isinstance(numbers, DirectTiling):
+        return DirectKernel(step.sum, numbers, request.threads)
+    if isinstance(numbers, SlicedTiling):
+        return ContractionKernel(step.product, numbers.tiling, request, numbers.slices)
+    return _MappedKernel(step.mapped, numbers, request.threads)
+
+
+def _rounds(kernel: DirectKernel | ContractionKernel | _MappedKernel, thread: PrimExpr) -> tirx.Stmt:
+    """All tiles of a step. What they have in shared memory for themselves is used again by the next."""
+    own = any(str(buffer.scope()) == "shared" for buffer in kernel.buffers)
+
+    def one(number: PrimExpr) -> tirx.Stmt:
+        return sequence(kernel.body(number, thread), barrier() if own and kernel.tiles > 1 else None)
+
+    return loop("round", kernel.tiles, one, "rolled")

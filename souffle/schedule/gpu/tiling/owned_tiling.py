@@ -1,0 +1,154 @@
+"""Choosing how many units a tile of a chain owns, and how the threads of a block share each of its steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from souffle.decision import Refused
+from souffle.schedule.gpu.forms.memory_access import lanes_along, memory_step
+from souffle.schedule.gpu.forms.owned_chain import OwnedChain
+from souffle.schedule.gpu.rule import GpuRequest
+from souffle.schedule.gpu.tiling.contraction_cost import fp32_lanes
+from souffle.schedule.gpu.tiling.contraction_tiling import staging_refusal
+from souffle.schedule.gpu.tiling.direct_cost import choose_serial_tiling
+from souffle.schedule.gpu.tiling.direct_tiling import DirectTiling, shared_bytes
+from souffle.schedule.gpu.tiling.owned_steps import Mapped, OwnedStep, OwnedTile, cut_tile, kept_bytes
+from souffle.schedule.gpu.tiling.sliced_tiling import SlicedTiling, choose_sliced_tiling
+
+__all__ = ["OwnedTiling", "choose_width", "least_clocks", "mapped_lanes", "tiling_of_width", "widths"]
+
+_BARRIER = 40.0
+_STORE = 8.0
+"""Clocks of a barrier, and instructions of a store with its address."""
+
+_LATENCY = 500.0
+
+_L2_BYTES = 64.0
+"""That a multiprocessor reads in a clock, at most."""
+
+_MOST_WIDTHS = 3
+"""Widths that the rule's own choice considers: about as many tiles as there are multiprocessors."""
+
+_MOST_REPEATED = 1 << 18
+"""Evaluations that every tile repeats, beyond which they take longer than several grid syncs."""
+
+_MOST_ROUNDS = 64
+"""Tiles of a step that one block computes one after another."""
+
+_RESIDENT = 2
+"""Blocks that share a multiprocessor: a tile asks for no more shared memory than that leaves, if it can."""
+
+_BUSY = 0.6
+"""Of a tile's time its units are busy, about; the rest another one's arithmetic can fill."""
+
+
+@dataclass(frozen=True, eq=False)
+class OwnedTiling:
+    """The numbers of a chain.
+
+    Attributes
+    ----------
+    tile : OwnedTile
+    steps : tuple of DirectTiling, SlicedTiling or int
+        How each step is shared by the threads; of a mapped one the elements of an access.
+    clocks : float
+        Estimated, of the whole grid.
+    """
+
+    tile: OwnedTile
+    steps: tuple[DirectTiling | SlicedTiling | int, ...]
+    clocks: float
+
+
+def widths(chain: OwnedChain) -> tuple[int, ...]:
+    """How many units a tile may own: what divides them, so that no tile is cut off."""
+    return tuple(width for width in range(1, chain.units + 1) if chain.units % width == 0)
+
+
+def least_clocks(chain: OwnedChain, request: GpuRequest) -> float:
+    """What no tiling takes less than: its arithmetic on CUDA cores, and what every multiprocessor reads."""
+    arithmetic = (chain.evaluations / request.sm_count + chain.repeated) / fp32_lanes(request)
+    return max(arithmetic, chain.common_bytes / _L2_BYTES)
+
+
+def choose_width(chain: OwnedChain, request: GpuRequest) -> OwnedTiling | Refused:
+    """The tiling of least estimated time among widths that occupy the device; or why none is possible."""
+    if chain.repeated > _MOST_REPEATED:
+        return chain.refused(f"each tile would repeat {chain.repeated} evaluations, more than {_MOST_REPEATED}")
+    least = kept_bytes(chain, 1)
+    if least > request.max_shared_bytes:
+        return chain.refused(
+            f"1 of {chain.units} units keeps {least} bytes on chip, a block may have {request.max_shared_bytes}"
+        )
+    wanted = math.log(request.sm_count)
+    near = sorted(widths(chain), key=lambda width: (abs(math.log(chain.units / width) - wanted), width))
+    best: OwnedTiling | Refused = chain.refused("no width fits")
+    for shared in (request.max_shared_bytes // _RESIDENT, request.max_shared_bytes):
+        for width in near[:_MOST_WIDTHS]:
+            tried = tiling_of_width(chain, width, replace(request, max_shared_bytes=shared))
+            if isinstance(tried, Refused):
+                best = tried if isinstance(best, Refused) else best
+            elif isinstance(best, Refused) or tried.clocks < best.clocks:
+                best = tried
+        if isinstance(best, OwnedTiling):
+            break
+    return best
+
+
+def tiling_of_width(chain: OwnedChain, width: int, request: GpuRequest) -> OwnedTiling | Refused:
+    """How a tile of `width` units is shared by the threads, or why it cannot be."""
+    taken = kept_bytes(chain, width)
+    if taken > request.max_shared_bytes:
+        return chain.refused(
+            f"{width} of {chain.units} units keep {taken} bytes on chip, a block may have {request.max_shared_bytes}"
+        )
+    tile = cut_tile(chain, width)
+    if isinstance(tile, Refused):
+        return tile
+    chosen: list[DirectTiling | SlicedTiling | int] = []
+    clocks = 0.0
+    for step in tile.steps:
+        left = request.max_shared_bytes - taken
+        timed = _step(step, replace(request, max_shared_bytes=left))
+        if timed is None:
+            return chain.refused(
+                f"block {step.name} has no tiling for {request.threads} threads and {left} bytes of shared memory"
+            )
+        clocks += timed[0] + (_BARRIER if step.waits else 0.0)
+        chosen.append(timed[1])
+        taken += timed[2]
+    together = math.ceil(tile.tiles / request.sm_count)
+    return OwnedTiling(tile, tuple(chosen), clocks * max(1.0, _BUSY * together))
+
+
+def _step(step: OwnedStep, request: GpuRequest) -> tuple[float, DirectTiling | SlicedTiling | int, int] | None:
+    """Clocks, numbers and shared memory of a step; ``None`` if none fit."""
+    if step.mapped is not None:
+        lanes = mapped_lanes(step.mapped)
+        elements = math.prod(axis.extent for axis in step.mapped.axes)
+        rounds = math.ceil(elements / (lanes * request.threads))
+        # Reads of what is in shared memory do not wait for global memory.
+        return rounds * _STORE * request.threads / 32 / 4 + (0.0 if step.waits else _LATENCY), lanes, 0
+    found: list[tuple[float, DirectTiling | SlicedTiling | int, int]] = []
+    if step.sum is not None:
+        timed = choose_serial_tiling(step.sum, request)
+        if timed is not None and timed[1].tiles(step.sum, request.threads) <= _MOST_ROUNDS:
+            found.append((*timed, shared_bytes(step.sum, timed[1], request.threads)))
+    if step.product is not None and staging_refusal(step.product, request) is None:
+        sliced = choose_sliced_tiling(step.product, request)
+        if sliced is not None:
+            found.append(sliced)
+    return min(found, key=lambda one: one[0], default=None)
+
+
+def mapped_lanes(mapped: Mapped) -> int:
+    """Elements of one access of a step that reduces nothing."""
+    if not mapped.axes:
+        return 1
+    axis, store = mapped.axes[-1], mapped.store
+    target = store.buffer[store.indices]
+    dtype = str(store.buffer.dtype)
+    if memory_step(target, axis) != 1:
+        return 1
+    return min(lanes_along(target, axis, dtype), lanes_along(store.value, axis, dtype))

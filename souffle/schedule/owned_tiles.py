@@ -1,0 +1,109 @@
+"""Stages joined where tiles can own units of an axis, such as channels, through all of them (paper §6.5).
+
+A convolution within channels and the pooling of its result, the products that all need beside what they scale: each
+pair of stages of which one reads the other is a candidate. It is legal where the rule ``channel_owned`` finds such an
+axis and room on chip, and taken where one stage is predicted to take less time than two with the grid sync between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from souffle.analysis import Analysis
+from souffle.decision import Decision, Refused
+from souffle.program import TE, ExternTE
+from souffle.schedule.drafts import Drafts, Formed, FormedLoop, stands_alone
+from souffle.schedule.stage import draft_stage
+
+__all__ = ["join_owned"]
+
+_LARGEST_STAGE = 64
+"""TEs in a stage, beyond which scheduling it takes longer than it can be worth."""
+
+
+def join_owned(
+    stages: Sequence[Formed | FormedLoop], analysis: Analysis, drafts: Drafts
+) -> tuple[list[Formed | FormedLoop], list[Decision]]:
+    """Join dependent stages whose tiles can own what they compute.
+
+    Parameters
+    ----------
+    stages : sequence of Formed or FormedLoop
+        In topological order.
+    analysis : Analysis
+        Of their program.
+    drafts : Drafts
+        Where its scheduler predicts no times, nothing is joined.
+
+    Returns
+    -------
+    stages : list of Formed or FormedLoop
+    decisions : list of Decision
+        One for each pair tried.
+    """
+    joiner = _Joiner(analysis, drafts)
+    for stage in stages:
+        joiner.add(stage)
+    return [stage for stage in joiner.placed if stage is not None], joiner.decisions
+
+
+class _Joiner:
+    def __init__(self, analysis: Analysis, drafts: Drafts) -> None:
+        self.program = analysis.program
+        self.drafts = drafts
+        self.placed: list[Formed | FormedLoop | None] = []
+        self.position: dict[TE | ExternTE, int] = {}
+        self.decisions: list[Decision] = []
+
+    def add(self, stage: Formed | FormedLoop) -> None:
+        """Place a stage, joined with the stage of its latest producer where that pays."""
+        producers = self._producers(stage.tes)
+        if producers and not stands_alone(stage):
+            before = self.placed[max(self.position[p] for p in producers)]
+            if not stands_alone(before):
+                joined = self._join(before, stage)
+                subject = f"{stage.draft.name} in the tiles of {before.draft.name}"
+                if isinstance(joined, Refused):
+                    self.decisions.append(Decision("channels", subject, False, joined.reason))
+                else:
+                    stage, reason = joined
+                    self.decisions.append(Decision("channels", subject, True, reason))
+        for member in stage.tes:
+            if member in self.position:
+                self.placed[self.position[member]] = None
+            self.position[member] = len(self.placed)
+        self.placed.append(stage)
+
+    def _join(self, before: Formed, stage: Formed) -> tuple[Formed, str] | Refused:
+        members = (*before.tes, *stage.tes)
+        between = [
+            reader
+            for te_ in before.tes
+            for tensor in te_.outputs
+            for reader in self.program.consumers[tensor]
+            if reader not in members and reader in self.position
+        ]
+        if between:
+            return Refused(f"{between[0].name} between them reads the first")
+        if len(members) > _LARGEST_STAGE:
+            return Refused(f"they are {len(members)} TEs together, more than {_LARGEST_STAGE}")
+        scheduler = self.drafts.scheduler
+        prices = [scheduler.seconds(one.answer) for one in (before, stage)]
+        if None in prices:
+            return Refused("no product of the architecture is described, and whether it pays depends on times")
+        apart = sum(prices)
+        least = scheduler.least_seconds(draft_stage(members, self.program, owned=True).func)
+        if least > apart:
+            return Refused(f"together they would take {least * 1e6:.1f} µs at least, apart {apart * 1e6:.1f} µs")
+        joined = self.drafts.formed(members, (before, stage), owned=True)
+        if joined.answer.schedule is None or not joined.answer.rowwise:
+            return Refused(f"no tiles own what they compute: {joined.answer.reason}")
+        together = scheduler.seconds(joined.answer)
+        if together > apart:
+            return Refused(f"together they would take {together * 1e6:.1f} µs, apart {apart * 1e6:.1f} µs")
+        tiles = joined.answer.tiles
+        return joined, f"{tiles} tiles take {together * 1e6:.1f} µs, apart they take {apart * 1e6:.1f} µs"
+
+    def _producers(self, tes: Sequence[TE | ExternTE]) -> set[TE | ExternTE]:
+        producers = {self.program.producers[t] for te_ in tes for t in te_.inputs if t in self.program.producers}
+        return producers - set(tes)

@@ -1,0 +1,268 @@
+"""Tiles that own channels through several operators: what is one, and that every width gives the plain function."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+from tvm import te, tirx, topi
+
+import souffle
+from souffle.decision import Refused
+from souffle.emulator import compile_text
+from souffle.schedule.gpu.emit.async_copy import async_copy
+from souffle.schedule.gpu.emit.staging import choose_fetch
+from souffle.schedule.gpu.forms.owned_chain import OwnedChain, read_owned_chain
+from souffle.schedule.gpu.forms.stage_forms import StageForms
+from souffle.schedule.gpu.rule import OWNS_TILES, GpuRequest, GpuSchedule
+from souffle.schedule.gpu.rules.channel_owned import CHANNEL_OWNED
+from souffle.schedule.gpu.schedule_check import check_schedule
+from souffle.schedule.gpu.tiling.owned_steps import cut_tile
+from souffle.schedule.lower import cuda_target
+from souffle.tvm_compat import const_int, primfunc_from_tensors
+
+SMALL = GpuRequest("sm_90", threads=64, sm_count=4)
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A stage whose tiles are to own what they compute."""
+
+    name: str
+    inputs: tuple[te.Tensor, ...]
+    outputs: tuple[te.Tensor, ...]
+    request: GpuRequest = SMALL
+
+    @property
+    def func(self) -> tirx.PrimFunc:
+        return primfunc_from_tensors([*self.inputs, *self.outputs], self.name).with_attr(OWNS_TILES, True)
+
+    @property
+    def chain(self) -> OwnedChain | Refused:
+        return read_owned_chain(StageForms(self.func))
+
+
+def data(name: str, *shape: int, dtype: str = "float32") -> te.Tensor:
+    return te.placeholder(shape, dtype, name=name)
+
+
+def swish(x: te.Tensor, b: te.Tensor) -> te.Tensor:
+    y = te.compute(x.shape, lambda n, c, *at: x(n, c, *at) + b[c], name="biased")
+    return te.compute(x.shape, lambda *at: y[at] * tirx.sigmoid(y[at]), name="swish")
+
+
+def pooled(x: te.Tensor) -> te.Tensor:
+    height, width = const_int(x.shape[2]), const_int(x.shape[3])
+    i, j = te.reduce_axis((0, height), name="i"), te.reduce_axis((0, width), name="j")
+    total = te.compute(x.shape[:2], lambda n, c: te.sum(x[n, c, i, j], [i, j]), name="pooled")
+    return te.compute(total.shape, lambda *at: total[at] / float(height * width), name="mean")
+
+
+def bottleneck(
+    name: str, batch: int, inner: int, channels: int, side: int, k: int, stride: int, pads: tuple[int, ...], **given
+) -> Case:
+    """Expansion, depthwise convolution and pooling, with the convolution an output as well."""
+    dtype = given.pop("dtype", "float32")
+    x, w = data("x", batch, inner, side, side, dtype=dtype), data("w", channels, inner, 1, 1, dtype=dtype)
+    b, v, d = data("b", channels), data("v", channels, 1, k, k), data("d", channels)
+    expanded = swish(topi.nn.conv2d_nchw(x, w, 1, 0, 1, "float32"), b)
+    convolved = swish(topi.nn.depthwise_conv2d_nchw(expanded, v, stride, pads, given.pop("dilation", 1)), d)
+    return Case(name, (x, w, b, v, d), (convolved, pooled(convolved)), **given)
+
+
+def excitation(name: str, channels: int, reduced: int, side: int) -> Case:
+    """Two products of which all need the first, and what the second one scales."""
+    p, a, b = data("p", 1, channels), data("a", reduced, channels), data("b", channels, reduced)
+    x = data("x", 1, channels, side, side)
+    first = topi.nn.relu(topi.nn.dense(p, a))
+    second = topi.sigmoid(topi.nn.dense(first, b))
+    return Case(
+        name,
+        (p, a, b, x),
+        (te.compute(x.shape, lambda n, c, i, j: x[n, c, i, j] * second[n, c], name="scaled"),),
+    )
+
+
+def groups(name: str, parts: int, grain: int, rows: int, columns: int) -> Case:
+    """A product over groups of what is computed first: a tile owns a group of it."""
+    x, w, v = data("x", columns, 5), data("w", parts * grain, 5), data("v", rows, parts * grain)
+    first = topi.tanh(topi.nn.dense(w, x))
+    r = te.reduce_axis((0, grain), name="r")
+    second = te.compute(
+        (parts, rows, columns),
+        lambda p, i, j: te.sum(v[i, p * grain + r] * first[p * grain + r, j], [r]),
+        name="parts",
+    )
+    return Case(name, (x, w, v), (second,))
+
+
+def products(name: str) -> Case:
+    """Two products in a row, of which the second one reads the first through shared memory."""
+    x, w, v = data("x", 24, 16), data("w", 32, 16), data("v", 20, 32)
+    return Case(name, (x, w, v), (topi.nn.dense(topi.tanh(topi.nn.dense(x, w)), v),))
+
+
+CASES = [
+    bottleneck("plain", 1, 8, 12, 7, 3, 1, (1, 1, 1, 1)),
+    bottleneck("strided", 1, 20, 6, 9, 5, 2, (2, 1, 0, 3)),
+    bottleneck("dilated", 1, 3, 7, 8, 3, 1, (2, 2, 2, 2), dilation=2),
+    bottleneck("batch", 3, 4, 5, 6, 1, 1, (0, 0, 0, 0)),
+    bottleneck("narrow", 1, 32, 8, 8, 3, 1, (1, 1, 1, 1), dtype="float16"),
+    bottleneck("warps", 1, 32, 8, 11, 7, 1, (3, 3, 3, 3), request=GpuRequest("sm_80", threads=256, sm_count=4)),
+    excitation("excited", 20, 5, 6),
+    groups("grouped", 4, 6, 8, 3),
+    products("chained"),
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    kernels: dict[str, list[tuple[str, GpuSchedule]]]
+    text: str
+    module: object
+    reference: object
+
+
+@pytest.fixture(scope="module")
+def built() -> Built:
+    """All kernels as one CUDA text, since each compilation costs more than a case."""
+    tvm.register_global_func("tvm_callback_cuda_compile", lambda code, target=None: b"x", override=True)
+    kernels: dict[str, list[tuple[str, GpuSchedule]]] = {}
+    every = {}
+    for case in CASES:
+        sketch = CHANNEL_OWNED.sketch(StageForms(case.func), case.request)
+        assert not isinstance(sketch, Refused), sketch
+        made = [sketch.chosen(), *(sketch.with_values({"width": width}) for width in sketch.knobs[0].values[:2])]
+        assert isinstance(made[0], GpuSchedule), made[0]
+        good = [one for one in made if isinstance(one, GpuSchedule)]
+        kernels[case.name] = [(f"{case.name}_n{number}", one) for number, one in enumerate(good)]
+        for name, one in kernels[case.name]:
+            check_schedule(one, case.request)
+            every[name] = one.func.with_attr("global_symbol", name)
+    text = tvm.compile(tvm.IRModule(every), target=cuda_target("sm_90")).mod.imports[0].inspect_source()
+    plain = tvm.IRModule({case.name: case.func for case in CASES})
+    return Built(kernels, text, compile_text(text), tvm.compile(plain, target="llvm"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_result(case: Case, built: Built) -> None:
+    chance = np.random.default_rng(5)
+    inputs = [chance.uniform(-1, 1, tuple(map(const_int, t.shape))).astype(str(t.dtype)) for t in case.inputs]
+    outputs = [np.zeros(tuple(map(const_int, t.shape)), str(t.dtype)) for t in case.outputs]
+    expected = [tvm.runtime.tensor(array) for array in outputs]
+    built.reference[case.name](*(tvm.runtime.tensor(array) for array in inputs), *expected)
+    for name, schedule in built.kernels[case.name]:
+        signature = re.search(rf"\b{name}_kernel\(([^)]*)\) {{", built.text)
+        parameters = [re.sub(r"_ptr$", "", p.split()[-1]) for p in signature.group(1).split(",")]
+        by_name = dict(zip([v.name for v in schedule.func.params], (*inputs, *outputs), strict=True))
+        for order in ("fixed", "shuffled"):
+            for output in outputs:
+                output.fill(7)
+            built.module.launch(
+                f"{name}_kernel",
+                grid=(schedule.tiles, 1, 1),
+                block=(schedule.threads, 1, 1),
+                args=[by_name[p] for p in parameters],
+                order=order,
+            )
+            for output, wanted in zip(outputs, expected, strict=True):
+                np.testing.assert_allclose(output, wanted.numpy(), rtol=2e-5, atol=2e-5, err_msg=name)
+
+
+def test_copies_do_not_start_in_shared_memory() -> None:
+    tile = cut_tile(next(case for case in CASES if case.name == "chained").chain, 4)
+    first, second = (step.product for step in tile.steps)
+    reasons = []
+    for problem in (first, second):
+        fetches = [choose_fetch(problem, side, (1, 4, 8), 64, False, lambda crossing: 0) for side in ("left", "right")]
+        answers = [async_copy(fetch, "sm_80") for fetch in fetches]
+        reasons.append([answer.reason for answer in answers if isinstance(answer, Refused)])
+    assert reasons == [[], ["the operand is on chip already"]]
+
+
+def test_what_tiles_own() -> None:
+    chain = CASES[0].chain
+    assert chain.units == 12
+    assert {owner.grain for owner in chain.owners.values()} == {1}
+    # All but the zeros around the input, which belong to no channel of the result.
+    assert [block.name for block in chain.blocks if block not in chain.owners] == ["pad_temp"]
+    assert [group[-1].name for group in chain.groups] == ["swish", "swish_1", "mean"]
+    assert chain.repeated == 0
+
+
+def test_what_every_tile_repeats() -> None:
+    chain = next(case for case in CASES if case.name == "excited").chain
+    assert chain.units == 20
+    assert chain.repeated == 5 * 20
+    grouped = next(case for case in CASES if case.name == "grouped").chain
+    assert (grouped.units, {owner.grain for owner in grouped.owners.values()}) == (4, {1, 6})
+
+
+def test_reads_across_are_named() -> None:
+    x, w, v = data("x", 6, 5), data("w", 8, 5), data("v", 7, 8)
+    first = topi.nn.dense(w, x)
+    k = te.reduce_axis((0, 8), name="k")
+    second = te.compute((7, 6), lambda i, j: te.sum(v[i, k] * first[k, j], [k]), name="second")
+    k2 = te.reduce_axis((0, 7), name="k2")
+    # By rows, then by columns: neither axis is the tiles' own, and both products are outputs.
+    third = te.compute((5, 7), lambda i, j: te.sum(x[k2 % 6, i] * second[k2, j % 6], [k2]), name="third")
+    refusal = Case("across", (x, w, v), (first, second, third)).chain
+    assert isinstance(refusal, Refused)
+    assert "is an output that is no part of the tiles" in refusal.reason
+
+
+def test_what_does_not_fit_says_how_much_it_is() -> None:
+    case = bottleneck("large", 1, 4, 8, 96, 3, 1, (1, 1, 1, 1))
+    refusal = CHANNEL_OWNED.sketch(StageForms(case.func), SMALL).chosen()
+    assert isinstance(refusal, Refused)
+    assert f"1 of 8 units keeps {2 * 96 * 96 * 4} bytes on chip, a block may have {48 * 1024}" in refusal.reason
+
+
+def test_only_where_it_is_asked_for() -> None:
+    stage = StageForms(CASES[0].func.without_attr(OWNS_TILES))
+    assert isinstance(CHANNEL_OWNED.sketch(stage, SMALL), Refused)
+
+
+def squeeze_and_excite(side: int = 14, channels: int = 48) -> bytes:
+    """Depthwise convolution, pooling, two products, scaling."""
+    chance = np.random.default_rng(3)
+    weights = {
+        "wd": chance.standard_normal((channels, 1, 3, 3)) / 3,
+        "w1": chance.standard_normal((4, channels, 1, 1)) / channels**0.5,
+        "w2": chance.standard_normal((channels, 4, 1, 1)),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "wd"], ["d"], group=channels, pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["d"], ["a"]),
+        helper.make_node("GlobalAveragePool", ["a"], ["p"]),
+        helper.make_node("Conv", ["p", "w1"], ["f"]),
+        helper.make_node("Relu", ["f"], ["g"]),
+        helper.make_node("Conv", ["g", "w2"], ["h"]),
+        helper.make_node("Sigmoid", ["h"], ["s"]),
+        helper.make_node("Mul", ["s", "a"], ["y"]),
+    ]
+    shape = [1, channels, side, side]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "xy"]
+    constants = [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "excitation", ends[:1], ends[1:], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+
+
+def test_network_needs_one_barrier_and_is_proven() -> None:
+    ort = pytest.importorskip("onnxruntime")
+    model = squeeze_and_excite()
+    x = np.random.default_rng(4).standard_normal((1, 48, 14, 14)).astype(np.float32)
+    (expected,) = ort.InferenceSession(model).run(None, {"x": x})
+    options = {"arch": "sm_80", "target": "cuda", "device": "cpu", "cubin": False, "level": "V4"}
+    net = souffle.compile(model, **options, verify="values")
+    apart = souffle.compile(model, **options, verify="off", disable=("channels",))
+    assert net.plan.certificate.verdict == "PROVEN"
+    np.testing.assert_allclose(net({"x": x})["y"], expected, rtol=1e-4, atol=1e-5)
+    assert [d.accepted for d in net.plan.decisions if d.stage == "channels"].count(True) >= 2
+    assert not any(d.stage == "channels" for d in apart.plan.decisions)
+    syncs, syncs_apart = (sum(kernel.grid_syncs for kernel in n.plan.kernels) for n in (net, apart))
+    assert syncs <= 1 < syncs_apart
