@@ -33,7 +33,7 @@ from souffle.schedule.gpu.scheduler import GpuScheduler
 from souffle.schedule.log import open_log
 from souffle.schedule.lower.stages import lower_stages
 from souffle.schedule.stage import LoopStage, Stages, Unit, flat_stages, map_stages
-from souffle.schedule.tuned import tuned_stages
+from souffle.schedule.tuned import TunedAnswers, tuned_stages
 from souffle.transform import horizontal, mixed_precision, narrow, roll, vertical
 from souffle.verify.certified_step import certified
 
@@ -153,9 +153,12 @@ def _staged(program: TEProgram, options: Options, progress: Progress, hook: Hook
     program = hook("frontend", program)
     progress("transforming")
     program, decided = transform_program(program, level, options.precision, hook)
-    scheduler = GpuScheduler(device, price_on(described))
+    price = price_on(described)
+    scheduler = GpuScheduler(device, price)
+    logs = open_log(options.tuning_log, options.arch)
     if level.merge and options.reductions == "ordered":
-        program, placed = place_reductions(program, described, scheduler, options.on_chip)
+        tuned = TunedAnswers(logs, device, price) if logs and price is not None else None
+        program, placed = place_reductions(program, described, scheduler, options.on_chip, tuned)
         decided += placed
     program = hook("two_phase", program)
     return _Staging(program, decided, options, scheduler, progress, hook).best()
@@ -257,7 +260,8 @@ class _Staging:
         """The stages with the schedules that a log has for them."""
         if self.options.tuning_log is None:
             return stages, ()
-        return tuned_stages(stages, analysis, self.logs, self.device, merged=self.level.merge)
+        price = price_on(device_of_arch(self.options.arch))
+        return tuned_stages(stages, analysis, self.logs, self.device, merged=self.level.merge, price=price)
 
 
 def compile_host(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from souffle.cost.device import CostDevice
 from souffle.cost.kernel import MEDIAN_ERROR
 from souffle.cost.predict import predict_stage, resources_in_kernel
+from souffle.schedule.gpu.device import ASSUMED_REGISTERS
 from souffle.schedule.lower import DeviceFunction
 
 __all__ = ["StagePrices", "price_on"]
@@ -28,6 +29,10 @@ class StagePrices:
         # As if measured, so that they are taken as they are.
         resources = replace(resources_in_kernel(functions), measured=True)
         return predict_stage(functions, self.device, resources, start="sync", warm=True).seconds
+
+    def crowds(self, functions: Sequence[DeviceFunction]) -> bool:
+        """Whether a stage takes more registers, as estimated, than stages leave each other."""
+        return resources_in_kernel(functions).registers > ASSUMED_REGISTERS
 
     def of_clocks(self, clocks: float) -> float:
         """The seconds of a stage that takes so many clocks."""

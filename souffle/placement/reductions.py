@@ -8,10 +8,12 @@ from souffle.cost.device import CostDevice
 from souffle.decision import Decision
 from souffle.placement.chain_ends import ChainEnds
 from souffle.placement.in_tiles import propagate, start_by_cost
+from souffle.placement.normalization import normalize_by_cost, normalize_in_products
 from souffle.placement.stage_trial import StageTrials
 from souffle.placement.two_phase import split_by_cost, two_phase
 from souffle.program import TEProgram
 from souffle.schedule.gpu.scheduler import GpuScheduler
+from souffle.schedule.tuned import TunedAnswers
 
 __all__ = ["place_reductions"]
 
@@ -21,6 +23,7 @@ def place_reductions(
     device: CostDevice | None,
     scheduler: GpuScheduler,
     on_chip: frozenset[str] = frozenset(),
+    tuned: TunedAnswers | None = None,
 ) -> tuple[TEProgram, tuple[Decision, ...]]:
     """A program whose reductions are computed where the cost model predicts them to be fastest.
 
@@ -33,11 +36,19 @@ def place_reductions(
     scheduler : GpuScheduler
         Of the same device.
     on_chip : frozenset of str
-        With ``"attention"``, products that end a chain are left whole.
+        Of :data:`souffle.options.ON_CHIP`. With ``"normalization"``, products take normalizations in; with
+        ``"attention"``, products that end a chain are left whole.
+    tuned : TunedAnswers, optional
+        What tuning logs hold, by which the first is decided.
     """
+    normalized: tuple[Decision, ...] = ()
+    if "normalization" in on_chip:
+        known = {} if tuned is None else {"tuned": tuned}
+        trials = StageTrials(program, device, scheduler, **known)
+        program, normalized = normalize_in_products(program, partial(normalize_by_cost, trials=trials))
     trials = StageTrials(program, device, scheduler)
     # First into tiles, which is compared with the split that would be made otherwise: a split one reads no whole.
     program, started = propagate(program, partial(start_by_cost, trials=trials, request=scheduler.request))
     whole = (ChainEnds(program, trials).refusal,) if "attention" in on_chip else ()
     program, split = two_phase(program, partial(split_by_cost, trials=trials), *whole)
-    return program, (*started, *split)
+    return program, (*normalized, *started, *split)

@@ -7,7 +7,7 @@ merged kernels take the registers of their most demanding stage.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from souffle.cost.counting import Work
@@ -47,12 +47,20 @@ class StageTrials:
     device : CostDevice or None
         Needed for predictions.
     scheduler : Scheduler
+    tuned : callable, optional
+        From a stage's draft and what the scheduler says of it to what it will have in the end, such as from a log.
     """
 
-    def __init__(self, program: TEProgram, device: CostDevice | None, scheduler: Scheduler) -> None:
+    def __init__(
+        self,
+        program: TEProgram,
+        device: CostDevice | None,
+        scheduler: Scheduler,
+        tuned: Callable[[StageDraft, Answer], Answer] = lambda draft, answer: answer,
+    ) -> None:
         self.program = program
         self.device = device
-        self._scheduler = scheduler
+        self._scheduler, self._tuned = scheduler, tuned
         self._of_group = reductions_of_groups(program)
         self._far = frozenset((*program.inputs, *program.constants))
         self._known: dict[tuple[str, int], StageTrial] = {}
@@ -71,13 +79,17 @@ class StageTrials:
         needed : sequence of Tensor, optional
             What others need of what they define; without, all that they define for others.
         """
+        draft = self.draft(*items, needed=needed)
+        return self._tuned(draft, self._scheduler(draft.func)), draft
+
+    def draft(self, *items: TE | FusedTE, needed: Sequence[Tensor] | None = None) -> StageDraft:
+        """Some items as one stage; parameters as for :meth:`answer`."""
         parts = tuple(part for item in items for part in parts_of(item))
         defined = {tensor for part in parts for tensor in part.outputs}
         inputs = tuple(dict.fromkeys(t for item in items for t in item.inputs if t not in defined))
         outputs = tuple(t for item in items for t in item.outputs) if needed is None else tuple(needed)
         names = [tuple(tensor.name for tensor in tensors) for tensors in (inputs, outputs)]
-        draft = draft_stage(parts, TEProgram(inputs, outputs, parts, {}, *names))
-        return self._scheduler(draft.func), draft
+        return draft_stage(parts, TEProgram(inputs, outputs, parts, {}, *names))
 
     def stages(self, items: Sequence[TE | FusedTE]) -> list[StageTrial] | Refused:
         """Each item as a stage of its own."""

@@ -151,8 +151,14 @@ def two_phase(
     decisions: list[Decision] = []
     items: list[Item] = []
     suffix = free_suffix(program, "_partial")
+    # A normalization needs the tiles of its products whole.
+    placements = [item.placement for item in program.tes if isinstance(item, (TE, FusedTE)) and item.placement]
+    tiled = {placement.contraction for placement in placements if placement.phase != "results"}
     for item in program.tes:
         if not isinstance(item, (TE, FusedTE)) or not item.is_reduction or item.placement is not None:
+            items.append(item)
+            continue
+        if reduction_of(item).name in tiled:
             items.append(item)
             continue
         key = item.wiring if isinstance(item, FusedTE) else item.op

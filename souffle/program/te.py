@@ -124,12 +124,16 @@ class InTiles:
     ----------
     contraction : str
         The name of the TE in whose tiles.
+    phase : {"results", "moments", "rows"}
+        What it is of: any reduction of a tile's results; one of a normalization (of these one may read another that has
+        the same chunks); or, ahead of the contraction, what its left operand or what stands behind it reads of a row.
     """
 
     contraction: str
+    phase: str = "results"
 
     def __str__(self) -> str:
-        return f"in the tiles of {self.contraction}"
+        return f"{'for the rows' if self.phase == 'rows' else 'in the tiles'} of {self.contraction}"
 
 
 class Computed:

@@ -119,7 +119,9 @@ class _Former:
                 self._place(self._loop(te_))
                 done += 1
                 continue
-            if not self._try_join(te_):
+            if _is_ahead(te_):
+                te_, done = self._ahead(done)
+            elif not self._try_join(te_):
                 self._place(self._alone(te_))
             done += 1
             rest = self.fused.get(te_)
@@ -132,6 +134,19 @@ class _Former:
             where = f"TE {te_.name} ({te_.origin}), shape {te_.outputs[0].shape}"
             raise StageError(f"{where}, cannot be scheduled: {formed.answer.reason}")
         return formed
+
+    def _ahead(self, start: int) -> tuple[TE, int]:
+        """Place a contraction with what is ahead of it for its rows, from `start` on; it, and where it stands."""
+        end = start
+        while _is_ahead(self.program.tes[end]):
+            end += 1
+        formed = self.drafts.formed(self.program.tes[start : end + 1])
+        if formed.answer.schedule is None:
+            contraction = self.program.tes[end]
+            where = f"TE {contraction.name} ({contraction.origin}), with {end - start} TEs for its rows"
+            raise StageError(f"{where}, cannot be scheduled: {formed.answer.reason}")
+        self._place(formed)
+        return self.program.tes[end], end
 
     def _loop(self, loop: Loop) -> FormedLoop:
         """A loop; what belongs together in its body is known from the program before its parts were taken apart."""
@@ -280,6 +295,11 @@ def _decision(te_: TE, stage: Formed, joined: Formed | Refused) -> Decision:
     if isinstance(joined, Refused):
         return Decision("schedule", subject, False, joined.reason)
     return Decision("schedule", subject, True, f"one schedule ({joined.answer.rule}) computes both")
+
+
+def _is_ahead(te_: TE | ExternTE) -> bool:
+    """Whether a transformation made it to be computed for the rows of the contraction that follows it."""
+    return isinstance(te_, TE) and te_.placement is not None and te_.placement.phase == "rows"
 
 
 def _starts_in(te_: TE, stage: Formed) -> bool:

@@ -11,7 +11,7 @@ from tvm import te, tirx
 from souffle.errors import ModelError
 from souffle.program import TE, ExternTE, Loop, Tensor, TEProgram
 from souffle.program.printer import format_item, loop_edges
-from souffle.schedule.gpu.rule import OWNS_TILES, STARTS_IN_TILES, GpuSchedule
+from souffle.schedule.gpu.rule import NORMALIZES, OWNS_TILES, STARTS_IN_TILES, GpuSchedule
 from souffle.schedule.lower import DeviceFunction
 from souffle.schedule.resources import StageResources
 from souffle.schedule.text import block_text, labelled, rule_text, tiles_text
@@ -226,6 +226,10 @@ def draft_stage(tes: Sequence[TE | ExternTE], program: TEProgram, *, owned: bool
         func = func.with_attr(STARTS_IN_TILES, True)
     if owned:
         func = func.with_attr(OWNS_TILES, True)
+    normalizing = {te_.placement.contraction for te_ in tes if te_.placement and te_.placement.phase != "results"}
+    for index, te_ in enumerate(tes):
+        if te_.name in normalizing:
+            func = func.with_attr(NORMALIZES, f"t{index}")
     return StageDraft(tuple(tes), inputs, outputs, func, structural_digest(func))
 
 

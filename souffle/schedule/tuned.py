@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import tvm
 import tvm_ffi
@@ -18,7 +19,8 @@ from tvm.s_tir.schedule import Trace
 from souffle.analysis import Analysis
 from souffle.decision import Decision, Refused
 from souffle.errors import SouffleError
-from souffle.program import ExternTE
+from souffle.program import ExternTE, TEProgram
+from souffle.schedule.drafts import Answer
 from souffle.schedule.gpu import sketch_of
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS, SHARING, GpuDevice
 from souffle.schedule.gpu.forms.blocks import product
@@ -27,11 +29,12 @@ from souffle.schedule.gpu.schedule_check import ScheduleError, check_schedule
 from souffle.schedule.gpu.scheduler import THREADS, gpu_request
 from souffle.schedule.log import KNOB, RULE, Record, TuningLog, workload_module
 from souffle.schedule.lower import DeviceFunction, LoweringError, cuda_target, lower_stage
-from souffle.schedule.stage import LoopStage, Stage, Unit, map_stages
+from souffle.schedule.stage import LoopStage, Stage, StageDraft, Unit, draft_stage, map_stages
 from souffle.tvm_compat import collect, const_int
 
 __all__ = [
     "NATIVE_RULE",
+    "TunedAnswers",
     "crowding",
     "native_schedule",
     "replayed",
@@ -47,6 +50,18 @@ _REPLAYING = (ValueError, TypeError, RuntimeError, AttributeError, LookupError, 
 """What a trace raises that does not fit the workload, or is no trace."""
 
 _TENSOR_CORE_CALLS = ("tvm_mma_sync", "ptx_mma", "mma_sync")
+
+
+class Price(Protocol):
+    """Predictions of lowered stages in a kernel of several."""
+
+    def __call__(self, functions: Sequence[DeviceFunction]) -> float:
+        """Seconds."""
+        ...
+
+    def crowds(self, functions: Sequence[DeviceFunction]) -> bool:
+        """Whether it takes more registers than stages leave each other, as estimated."""
+        ...
 
 
 def searched_stages(units: Sequence[Unit], analysis: Analysis) -> Iterator[tuple[Stage, int]]:
@@ -78,6 +93,7 @@ def tuned_stages(
     device: GpuDevice,
     *,
     merged: bool = False,
+    price: Price | None = None,
 ) -> tuple[tuple[Unit, ...], tuple[Decision, ...]]:
     """Give stages the schedules that logs hold for them.
 
@@ -94,6 +110,9 @@ def tuned_stages(
     merged : bool
         Whether stages share kernels. A schedule is then not used if it would take that from the others
         (:func:`crowding`), however fast it is alone.
+    price : Price, optional
+        With it a product that normalizes takes the schedule of the record that
+        the same product has without, where it is predicted to be faster so.
 
     Returns
     -------
@@ -107,7 +126,9 @@ def tuned_stages(
     for stage in wanted:
         digest = stage.draft.digest
         if digest not in answers:
-            answers[digest] = _best(stage, logs, device, merged)
+            answers[digest] = _best(stage, stage.draft.func, logs, device, merged)
+            if isinstance(answers[digest], Refused) and price is not None:
+                answers[digest] = _best_of_product(stage, logs, device, merged, price) or answers[digest]
         best = answers[digest]
         if isinstance(best, Refused):
             reason = f"{best.reason}; rule {stage.schedule.rule}'s own choice"
@@ -137,6 +158,27 @@ class _Tuned:
     record: Record
 
 
+@dataclass(frozen=True, eq=False)
+class TunedAnswers:
+    """What logs hold for stages on trial, in a kernel of several stages; parameters as for :func:`tuned_stages`."""
+
+    logs: Sequence[TuningLog]
+    device: GpuDevice
+    price: Price
+
+    def __call__(self, draft: StageDraft, answer: Answer) -> Answer:
+        """The answer with the schedule that :func:`tuned_stages` would give the stage."""
+        if answer.schedule is None:
+            return answer
+        stage = Stage(draft, answer.schedule, answer.functions)
+        best = _best(stage, draft.func, self.logs, self.device, merged=True)
+        if isinstance(best, Refused):
+            best = _best_of_product(stage, self.logs, self.device, True, self.price)
+        if best is None:
+            return answer
+        return replace(answer, schedule=best.schedule, tiles=best.schedule.tiles, functions=best.functions)
+
+
 def crowding(tiles: int, registers: int, shared_bytes: int, own_tiles: int, device: GpuDevice) -> Refused | None:
     """Why a schedule leaves the other stages of its kernel no room, or ``None``.
 
@@ -163,11 +205,34 @@ def crowding(tiles: int, registers: int, shared_bytes: int, own_tiles: int, devi
     return None
 
 
-def _best(stage: Stage, logs: Sequence[TuningLog], device: GpuDevice, merged: bool) -> _Tuned | Refused:
-    """The best record's schedule, or why there is none; what does not fit any more is noted in its log and skipped."""
+def _best_of_product(
+    stage: Stage, logs: Sequence[TuningLog], device: GpuDevice, merged: bool, price: Price
+) -> _Tuned | None:
+    """The schedule that the stage's product has in a log without normalizing, where it is the faster one with it."""
+    tes = [te_ for te_ in stage.tes if not isinstance(te_, ExternTE) and te_.placement is None]
+    if len(tes) == len(stage.tes) or not tes:
+        return None
+    defined = {tensor for te_ in tes for tensor in te_.outputs}
+    inputs = tuple(dict.fromkeys(t for te_ in tes for t in te_.inputs if t not in defined))
+    outputs = tuple(t for te_ in tes for t in te_.outputs if t in stage.outputs)
+    names = [tuple(tensor.name for tensor in tensors) for tensors in (inputs, outputs)]
+    alone = draft_stage(tes, TEProgram(inputs, outputs, tuple(tes), {}, *names))
+    best = _best(stage, alone.func, logs, device, merged)
+    if isinstance(best, Refused) or price.crowds(best.functions):
+        return None
+    return best if price(best.functions) < price(stage.functions) else None
+
+
+def _best(
+    stage: Stage, recorded: tirx.PrimFunc, logs: Sequence[TuningLog], device: GpuDevice, merged: bool
+) -> _Tuned | Refused:
+    """The schedule of the best record of `recorded`, or why there is none.
+
+    What does not fit any more is noted in its log and skipped, if it is the stage's own record.
+    """
     left_out = ""
     func, request, target = stage.draft.func, gpu_request(device), cuda_target(device.arch)
-    records = [(record, log) for log in logs for record in log.of(func) if record.useful]
+    records = [(record, log) for log in logs for record in log.of(recorded) if record.useful]
     for record, log in sorted(records, key=lambda pair: pair[0].rank(device.name)):
         answer = replayed(record, func, request)
         used = (record.origin.registers, record.origin.shared_bytes)
@@ -183,7 +248,8 @@ def _best(stage: Stage, logs: Sequence[TuningLog], device: GpuDevice, merged: bo
                 reason = str(error)
         else:
             reason = answer.reason
-        log.problem(record.where, f"its schedule does not fit any more: {reason}")
+        if recorded is func:
+            log.problem(record.where, f"its schedule does not fit any more: {reason}")
     return Refused(left_out or "no record")
 
 

@@ -20,6 +20,7 @@ from souffle.errors import OptionError
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 
 __all__ = [
+    "NORMALIZES",
     "OWNS_TILES",
     "STARTS_IN_TILES",
     "GpuRequest",
@@ -39,6 +40,10 @@ STARTS_IN_TILES = "souffle.starts_in_tiles"
 
 OWNS_TILES = "souffle.owns_tiles"
 """Attribute of a stage's function whose tiles are to own what they compute from its first block to its last (§6.5)."""
+
+NORMALIZES = "souffle.normalizes"
+"""Attribute of a stage's function whose contraction normalizes what it reads, or begins to normalize what it computes:
+the name of its block. Reductions ahead of it are of its rows, those behind it moments of its results."""
 
 
 @dataclass(frozen=True)
@@ -218,6 +223,8 @@ class Rule:
         Whether it is preferred only to those later rules that estimate no fewer clocks.
     starts_reductions : bool
         Whether reductions over a sum of products can start in its tiles (``STARTS_IN_TILES``).
+    normalizes : bool
+        Whether its tiles can begin and finish the normalization of rows (``NORMALIZES``).
     """
 
     name: str
@@ -226,6 +233,7 @@ class Rule:
     whole_rows: bool = False
     yields: bool = False
     starts_reductions: bool = False
+    normalizes: bool = False
 
     def sketch(self, stage: StageForms, request: GpuRequest) -> Sketch | Refused:
         """What the rule offers for a stage."""

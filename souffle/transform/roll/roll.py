@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from souffle.decision import Decision
-from souffle.program import ExternTE, Item, Loop, TEProgram
+from souffle.program import TE, ExternTE, FusedTE, Item, Loop, TEProgram
 from souffle.transform.roll.repetition import BrokenRepeat, Piece, Signature, read_piece, signature
 from souffle.transform.roll.rolled_loop import Rolled, build_loop
 
@@ -115,7 +115,8 @@ class _Roller:
         found: list[Piece] = []
         refusals: list[BrokenRepeat] = []
         # A repeat whose steps are wired in two ways is cut where the wiring changes.
-        pending = [(repeat.start + r, (repeat.length - r) // repeat.period) for r in range(repeat.period)]
+        starts = [r for r in range(repeat.period) if not _in_one_stage(program.tes, repeat.start + r)]
+        pending = [(repeat.start + r, (repeat.length - r) // repeat.period) for r in starts]
         while pending:
             start, steps = pending.pop(0)
             subject = program.tes[start].name, repeat.period, steps
@@ -151,11 +152,26 @@ def _accepted(piece: Piece, rolled: Rolled) -> Decision:
 def _late(program: TEProgram) -> TEProgram:
     """The same program with every TE as late as its readers allow, so that what only the end needs parts no steps."""
     to_end: dict[Item, int] = {}
-    for item in reversed(program.tes):
-        readers = (reader for tensor in item.outputs for reader in program.consumers[tensor])
-        to_end[item] = max((to_end[reader] + 1 for reader in readers), default=0)
+    stage: list[Item] = []
+    for number in reversed(range(len(program.tes))):
+        stage.append(program.tes[number])
+        if _in_one_stage(program.tes, number):
+            continue
+        readers = (reader for item in stage for tensor in item.outputs for reader in program.consumers[tensor])
+        distance = max((to_end[reader] + 1 for reader in readers if reader not in stage), default=0)
+        to_end |= dict.fromkeys(stage, distance)
+        stage = []
     ordered = tuple(sorted(program.tes, key=lambda item: -to_end[item]))
     return program if ordered == program.tes else replace(program, tes=ordered)
+
+
+def _in_one_stage(items: Sequence[Item], number: int) -> bool:
+    """Whether an item is computed in one stage with the one before it, by what a normalization says of either."""
+    before = items[number - 1] if number else None
+    phases = [
+        item.placement and item.placement.phase for item in (before, items[number]) if isinstance(item, TE | FusedTE)
+    ]
+    return bool(phases) and (phases[-1] == "moments" or (len(phases) == 2 and phases[0] == "rows"))
 
 
 def _repeats(signatures: Sequence[Signature]) -> Iterator[_Repeat]:
@@ -176,5 +192,3 @@ def _repeats(signatures: Sequence[Signature]) -> Iterator[_Repeat]:
 def _holds_extern(items: Sequence[Item]) -> bool:
     """Loops hold TEs alone: an operator that is no TE is a kernel of its own."""
     return any(isinstance(item, (ExternTE, Loop)) for item in items)
-
-

@@ -6,6 +6,7 @@ from math import ceil
 
 from tvm import tirx
 
+from souffle.schedule.gpu.emit.async_copy import barrier
 from souffle.schedule.gpu.emit.contraction_statements import (
     Binder,
     kernel_func,
@@ -17,6 +18,8 @@ from souffle.schedule.gpu.emit.mma_epilogue import Strips
 from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, ROWS
 from souffle.schedule.gpu.emit.mma_pieces import FragmentSource, TileRing, add_products, first_place, warp_place
 from souffle.schedule.gpu.emit.mma_pipeline import Pipeline
+from souffle.schedule.gpu.emit.normalized_fetch import NormalizedFetch
+from souffle.schedule.gpu.emit.row_statements import RowStatements
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, Operands
 from souffle.tvm_compat import PrimExpr, sequence
@@ -57,11 +60,19 @@ class _Kernel:
         self.left_part = local_buffer("left_part", down * 4, "uint32")
         self.right_part = local_buffer("right_part", across * 2, "uint32")
         self.totals = local_buffer("totals", down * across * 4, "float32")
-        self.strips = Strips(problem, tiling, tiling.strip_parts(operands), self.shared, self.totals, threads)
+        self.rows = RowStatements(problem, 1, tiling.tile[1], threads)
+        # What is copied is not normalized.
+        self.normalized = None
+        if self.rows.held is not None and not self.left.asynchronous:
+            self.left.source = self.normalized = NormalizedFetch(self.left.fetch, problem.row_values)
+        parts = tiling.strip_parts(operands)
+        self.strips = Strips(problem, tiling, parts, self.shared, self.totals, threads, self.rows)
 
     def func(self) -> tirx.PrimFunc:
         held = tuple(side.held for side in self.sides if side.held is not None)
-        buffers = (self.shared, *held, self.left_part, self.right_part, self.totals, *self.strips.buffers)
+        own = (self.left_part, self.right_part, self.totals, *self.strips.buffers, *self.rows.buffers)
+        own += () if self.normalized is None else self.normalized.buffers
+        buffers = (self.shared, *held, *own)
         tiles = self.counts[0] * self.counts[1] * self.counts[2]
         return kernel_func(self.problem.func, tiles, self.threads, buffers, self.body)
 
@@ -81,7 +92,8 @@ class _Kernel:
         clear = loop("i", self._total_count(), lambda i: tirx.BufferStore(self.totals, zero, [i]), "unrolled")
         corners = (lambda turn: (batch_tile, row_tile, turn), lambda turn: (batch_tile, column_tile, turn))
         rings = tuple(zip(self.sides, corners, strict=True))
-        pipeline = Pipeline(self.shared, rings, self.steps, self.tiling.stages, thread)
+        rows = self._row_values((batch_tile, row_tile), thread)
+        pipeline = Pipeline(self.shared, rings, self.steps, self.tiling.stages, thread, rows)
         steps = loop("turn", self.steps, lambda turn: pipeline.turn(turn, self._products(turn)), "rolled")
         results = self.strips.write(
             (batch_tile, row_tile, column_tile), (self.warp_row, self.warp_column, self.slice), self.lane, thread
@@ -94,6 +106,14 @@ class _Kernel:
     def _first_place(self, side: TileRing, start: PrimExpr, *, rows: bool) -> PrimExpr:
         per = self.tiling.step // self.tiling.warps[2]
         return first_place(side.fetch, self.lane, start, self.slice * per, rows=rows)
+
+    def _row_values(self, corner: tuple[PrimExpr, PrimExpr], thread: PrimExpr) -> list[tirx.Stmt]:
+        """What is worked out for the rows of the tile, and a barrier after it."""
+        statements = self.rows.work_out(corner, thread)
+        if statements is None:
+            return []
+        taken = None if self.normalized is None else self.normalized.take(self.rows.values, thread)
+        return [statements, barrier(), *([] if taken is None else [taken])]
 
     def _products(self, turn: PrimExpr) -> tirx.Stmt:
         binder = Binder()

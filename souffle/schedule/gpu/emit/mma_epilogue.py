@@ -3,7 +3,8 @@
 In a fragment a thread holds two neighbours of a row. A strip of rows of all warps is put into shared memory and read
 back in rows, so that each thread computes and stores neighbours, index arithmetic is done once for all of them, and
 what comes after the reduction is a short loop. Warps that have shared the inner axis put their totals into planes,
-which are added from the first to the last: the result does not depend on which warp is done first.
+which are added from the first to the last: the result does not depend on which warp is done first. Moments of the rows
+that a normalization begins with are taken of them on their way.
 """
 
 from __future__ import annotations
@@ -15,15 +16,14 @@ from tvm import tirx
 from souffle.schedule.gpu.emit.async_copy import barrier
 from souffle.schedule.gpu.emit.contraction_statements import guarded, local_buffer, loop
 from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, ROWS, put_totals, take_totals
+from souffle.schedule.gpu.emit.mma_moments import MOST_LANES, RowMoments
+from souffle.schedule.gpu.emit.row_statements import RowStatements
 from souffle.schedule.gpu.emit.writeback import result_lanes, value_buffers, write_results
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling
 from souffle.tvm_compat import PrimExpr, sequence
 
 __all__ = ["Strips"]
-
-_MOST_LANES = 4
-"""fp32 that one instruction reads of shared memory."""
 
 
 class Strips:
@@ -40,21 +40,32 @@ class Strips:
     totals : buffer
         The fragments of a thread.
     threads : int
+    rows : RowStatements, optional
+        Where the values of the tile's rows are, if it has some.
     """
 
     def __init__(
-        self, problem: Contraction, tiling: MmaTiling, parts: int, shared: Any, totals: Any, threads: int
+        self,
+        problem: Contraction,
+        tiling: MmaTiling,
+        parts: int,
+        shared: Any,
+        totals: Any,
+        threads: int,
+        rows: RowStatements | None = None,
     ) -> None:
         self.problem, self.tiling, self.parts = problem, tiling, parts
+        self.rows = rows or RowStatements(problem, 1, tiling.tile[1], threads)
         self.shared, self.totals, self.threads = shared, totals, threads
-        self.lanes = result_lanes(problem, _MOST_LANES, apart=True)
+        self.lanes = result_lanes(problem, MOST_LANES, apart=True)
         self.sums = local_buffer("sums", self.lanes, "float32")
-        self.values = value_buffers(problem, self.lanes)
+        self.moments = RowMoments(problem, self.lanes, tiling.tile[2])
+        self.values = value_buffers(problem, self.lanes, self.moments.kept)
 
     @property
     def buffers(self) -> tuple[Any, ...]:
         """Registers that it needs."""
-        return (self.sums, *(value for value in self.values if value is not None))
+        return (self.sums, *(value for value in self.values if value is not None), *self.moments.buffers)
 
     def write(
         self,
@@ -98,18 +109,22 @@ class Strips:
                     tiling.warps[2],
                     plane,
                 )
+                in_tile = number * rows + row
+                of_row = self.rows.values(tirx.IntImm("int32", 0), in_tile)
                 results = write_results(
                     self.problem,
                     batch_tile,
-                    row_tile * tiling.tile[1] + number * rows + row,
+                    row_tile * tiling.tile[1] + in_tile,
                     column_tile * vectors + column,
                     self.lanes,
                     lambda which: self.sums[which],
                     tiling.tile,
                     self.values,
+                    of_row,
                 )
+                moments = self.moments.write(corner, tiling.tile, in_tile, column, self.sums, self.values, of_row)
                 inside = [tirx.LT(unit, units)] if units % self.threads else []
-                return guarded(inside, sequence(take, results))
+                return guarded(inside, sequence(take, results, moments))
 
             return sequence(
                 loop("i", self.parts, lambda i: loop("j", across, lambda j: put(i, j), "unrolled"), "unrolled"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,6 +17,14 @@ from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling
 from souffle.tvm_compat import PrimExpr, sequence
 
 __all__ = ["FragmentSource", "TileRing", "add_products", "first_place", "warp_place"]
+
+
+class Fetch(Protocol):
+    """Brings tiles into registers."""
+
+    def fetch(self, registers: Any, thread: PrimExpr, corner: Sequence[PrimExpr]) -> tirx.Stmt:
+        """Read the tile whose batch, own and inner tile indices are `corner`."""
+        ...
 
 
 class TileRing:
@@ -36,10 +45,13 @@ class TileRing:
     ----------
     held : buffer or None
         Registers of what is on its way where there are no asynchronous copies.
+    source : Fetch
+        What brings it into these; the fetch itself, if nothing else is put in its place.
     """
 
     def __init__(self, name: str, fetch: TileFetch, copy: AsyncCopy | Refused, buffers: int, first: int) -> None:
         self.fetch, self.copy, self.buffers, self.first = fetch, copy, buffers, first
+        self.source: Fetch = fetch
         self.asynchronous = isinstance(copy, AsyncCopy)
         # What is copied needs no registers.
         self.held = None

@@ -32,12 +32,21 @@ class Pipeline:
     stages : int
         Tiles of a ring that comes by asynchronous copies. With one, what is copied is waited for.
     thread : expression
+    before : sequence of Stmt
+        What comes before the first fetch through registers, while copies are on their way.
     """
 
     def __init__(
-        self, shared: Any, rings: Sequence[tuple[TileRing, Corner]], steps: int, stages: int, thread: PrimExpr
+        self,
+        shared: Any,
+        rings: Sequence[tuple[TileRing, Corner]],
+        steps: int,
+        stages: int,
+        thread: PrimExpr,
+        before: Sequence[tirx.Stmt] = (),
     ) -> None:
         self.shared, self.rings, self.steps, self.stages, self.thread = shared, rings, steps, stages, thread
+        self.before = list(before)
         self.some = any(ring.asynchronous for ring, _ in rings)
 
     @property
@@ -45,12 +54,12 @@ class Pipeline:
         """What is on its way before the first step."""
         zero = tirx.IntImm("int32", 0)
         if self.stages == 1:
-            return self._fetches(zero)
+            return [*self.before, *self._fetches(zero)]
         first: list[tirx.Stmt] = []
         for number in range(self.stages - 1 if self.some else 0):
             turn = tirx.IntImm("int32", number)
             first += [*(self._copies(turn) if number < self.steps else []), commit()]
-        return [*first, *self._fetches(zero), *self._puts(zero)]
+        return [*first, *self.before, *self._fetches(zero), *self._puts(zero)]
 
     def turn(self, turn: PrimExpr, products: tirx.Stmt) -> tirx.Stmt:
         """One step around what is done with its tiles."""
@@ -91,7 +100,7 @@ class Pipeline:
 
     def _fetches(self, turn: PrimExpr) -> list[tirx.Stmt]:
         return [
-            ring.fetch.fetch(ring.held, self.thread, corner(turn))
+            ring.source.fetch(ring.held, self.thread, corner(turn))
             for ring, corner in self.rings
             if not ring.asynchronous
         ]

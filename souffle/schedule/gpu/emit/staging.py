@@ -35,6 +35,8 @@ class StagingRead:
         From the lane to the values of the operand's axes.
     place : expression
         Of the first lane in the tile in shared memory.
+    own : callable
+        From the lane to batch and own index in the tile.
     """
 
     statements: tuple[tirx.Stmt, ...]
@@ -42,6 +44,7 @@ class StagingRead:
     inside: tuple[PrimExpr, ...]
     mapping: Callable[[PrimExpr], Mapping[tirx.Var, PrimExpr]]
     place: PrimExpr
+    own: Callable[[PrimExpr], tuple[PrimExpr, PrimExpr]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +147,11 @@ class TileFetch:
             return {a.var: value + lane if width > 1 else value for a, value, width in located}
 
         first = tuple(p * width if width > 1 else p for p, width in zip(unit, widths, strict=True))
-        return StagingRead(tuple(binder.statements), tuple(exists), tuple(inside), mapping, self.place(*first))
+
+        def own(lane: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
+            return first[0], first[1] if self.along_inner else first[1] + lane
+
+        return StagingRead(tuple(binder.statements), tuple(exists), tuple(inside), mapping, self.place(*first), own)
 
     def fetch(self, registers: Any, thread: PrimExpr, corner: Sequence[PrimExpr]) -> tirx.Stmt:
         """Read the tile whose batch, own and inner tile indices are `corner`; outside the tensor it is zero."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tvm_ffi
@@ -47,11 +47,17 @@ def _value_lanes(store: Store, axis: Axis) -> int:
     return 1 if _calls(store.value) else lanes_along(store.value, axis, str(store.buffer.dtype))
 
 
-def value_buffers(contraction: Contraction, lanes: int) -> tuple[Any | None, ...]:
-    """For each output registers where a vector is put together from single values; ``None`` where it needs none."""
+def value_buffers(contraction: Contraction, lanes: int, kept: Collection[int] = ()) -> tuple[Any | None, ...]:
+    """For each output registers where a vector is put together from single values; ``None`` where it needs none.
+
+    Parameters
+    ----------
+    kept : collection of int
+        Numbers of outputs whose values are needed again.
+    """
     return tuple(
         local_buffer(f"value_{number}", lanes, str(store.buffer.dtype))
-        if lanes > 1 and _value_lanes(store, contraction.columns[-1]) < lanes
+        if number in kept or (lanes > 1 and _value_lanes(store, contraction.columns[-1]) < lanes)
         else None
         for number, store in enumerate(contraction.stores)
     )
@@ -72,6 +78,7 @@ def write_results(
     total: Callable[[PrimExpr], PrimExpr],
     tile: tuple[int, int, int],
     apart: Sequence[Any] = (),
+    of_row: Mapping[tirx.Var, PrimExpr] | None = None,
 ) -> tirx.Stmt:
     """Store all outputs that depend on `lanes` neighbouring totals.
 
@@ -85,10 +92,12 @@ def write_results(
         Extents of the tile, to know which groups have a ragged end.
     apart : sequence of buffer
         For each output what :func:`value_buffers` gives; needed where :func:`result_lanes` was asked so.
+    of_row : mapping, optional
+        What stands for the variables of the row.
     """
     binder = Binder()
     conditions = []
-    mapping: dict[tirx.Var, PrimExpr] = {}
+    mapping: dict[tirx.Var, PrimExpr] = dict(of_row or {})
     last: Axis | None = contraction.columns[-1] if lanes > 1 else None
     names = [
         v

@@ -26,7 +26,7 @@ from souffle.schedule.gpu.forms.contraction_expressions import (
     narrow_indices,
     substitute_axes,
 )
-from souffle.tvm_compat import PrimExpr, buffer_loads, const_int, dtype_of, is_branch
+from souffle.tvm_compat import PrimExpr, buffer_loads, const_int, dtype_of, is_branch, variables
 
 __all__ = ["Block", "Element", "Fold", "Store", "fold_of", "fresh_axes", "inverted", "store_of", "term_of"]
 
@@ -99,7 +99,8 @@ class Fold:
     initial : expression
         Its identity.
     value : expression
-        What an element contributes, over the axes and the contraction's own total.
+        What an element contributes, over the axes, the contraction's own total, and totals of earlier reductions of the
+        same chunks.
     stores : tuple of Store
         Over the axes that are kept, ``chunk`` and ``total``.
     """
@@ -172,6 +173,7 @@ def fold_of(
     element: Element,
     groups: Sequence[Sequence[Axis]],
     kept: bool,
+    before: Sequence[tuple[Block, Fold]] = (),
 ) -> Fold:
     """A reduction behind the contraction, over the axes of the canonical form.
 
@@ -188,6 +190,8 @@ def fold_of(
         Batch, rows and columns of the canonical form.
     kept : bool
         Whether the reduction's own result is an output.
+    before : sequence of pairs of Block and Fold
+        Reductions whose results this one may read: of each the one at its own place.
 
     Raises
     ------
@@ -195,7 +199,7 @@ def fold_of(
         If it is no such reduction.
     """
     folded = tirx.Var("folded", dtype_of(update))
-    combine, term = term_of(block, update, folded)
+    combine, term = term_of(block, _with_totals(block, update, before), folded)
     reasons = []
     for read in (_chunked, _whole):
         try:
@@ -203,6 +207,9 @@ def fold_of(
         except NotAContraction as reason:
             reasons.append(str(reason))
             continue
+        for fold in (fold for _, fold in before if any(fold.total.same_as(v) for v in variables(tiled.value))):
+            if (*tiled.over, tiled.size) != (*fold.over, fold.size):
+                raise NotAContraction(f"block {block.name} has other chunks than {fold.name}, which it reads")
         result = Element(block, folded, tiled.indices)
         stores = [Store(block.buffer, tiled.indices, folded, None)] if kept else []
         for output, value in behind:
@@ -213,6 +220,21 @@ def fold_of(
             block.name, tiled.over, tiled.size, tiled.chunk, folded, combine, block.initial, tiled.value, tuple(stores)
         )
     raise NotAContraction(reasons[-1])
+
+
+def _with_totals(block: Block, update: PrimExpr, before: Sequence[tuple[Block, Fold]]) -> PrimExpr:
+    """What a reduction stores, with the totals of earlier ones for what it reads of them at its own place."""
+
+    for load in buffer_loads(update):
+        for other, _ in before:
+            own = all(a.same_as(b) for a, b in zip(load.indices, block.indices, strict=False))
+            if load.source.same_as(other.buffer) and not (own and len(load.indices) == len(block.indices)):
+                raise NotAContraction(f"block {block.name} reads {other.name} at another place than its own")
+
+    def total(load: TensorLoad) -> PrimExpr:
+        return next((fold.total for other, fold in before if load.source.same_as(other.buffer)), load)
+
+    return tvm_ffi.structural_map(update, (TensorLoad, total))
 
 
 def term_of(block: Block, update: PrimExpr, total: tirx.Var) -> tuple[type, PrimExpr]:

@@ -38,6 +38,7 @@ from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.forms.stage_blocks import Inliner, OutputBlocks, demand_own_axes, reads_block, stage_blocks
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.forms.two_operands import Factored, Operand, factored_reduction
+from souffle.schedule.gpu.rule import NORMALIZES
 from souffle.tvm_compat import PrimExpr, buffer_loads, const_int, dtype_of, variables
 
 __all__ = ["ChainedProducts", "RowReduction", "RowStep", "read_chained_products"]
@@ -110,6 +111,8 @@ class ChainedProducts:
 
 def read_chained_products(stage: StageForms) -> ChainedProducts | Refused:
     """The two products of a stage and what lies between, or what the stage lacks of it."""
+    if NORMALIZES in stage.func.attrs:
+        return Refused("it has a product that normalizes, which is tiled alone")
     try:
         blocks = stage_blocks(stage.func)
         reductions = [block for block in blocks if block.reduction]

@@ -8,12 +8,14 @@ never stored: the index arithmetic stays inside ``L`` and ``R``.
 
 Blocks ahead of the reduction are substituted into ``L`` and ``R``. Blocks after it must read the reduction at one place
 ``h(v)`` for their element ``v``, with ``h`` invertible on its image; they are then functions of ``(b, m, n)``.
+Reductions that do not depend on it, where a normalization put them ahead of it, have to be of its rows
+(:mod:`souffle.schedule.gpu.forms.row_values`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from tvm import tirx
@@ -21,10 +23,11 @@ from tvm import tirx
 from souffle.decision import Refused
 from souffle.schedule.gpu.forms.behind_contraction import Block, Element, Fold, Store, fold_of, store_of
 from souffle.schedule.gpu.forms.contraction_expressions import Axis, NotAContraction, bounded, depends
+from souffle.schedule.gpu.forms.row_values import NO_ROW_VALUES, RowValues
 from souffle.schedule.gpu.forms.stage_blocks import Inliner, OutputBlocks, demand_own_axes, reads_block, stage_blocks
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.forms.two_operands import Operand, factored_reduction
-from souffle.schedule.gpu.rule import STARTS_IN_TILES
+from souffle.schedule.gpu.rule import NORMALIZES, STARTS_IN_TILES
 from souffle.tvm_compat import PrimExpr, buffer_loads, const_int
 
 __all__ = ["Contraction", "Store", "canonical_contraction", "read_contraction"]
@@ -57,6 +60,8 @@ class Contraction:
     folds : tuple of Fold
         Reductions over elements that start in the tile that has them. What each reduces is all of ``rows`` or all of
         ``columns``; axes that it keeps of these stand in ``batch``, whether or not both operands depend on them.
+    row_values : RowValues
+        What is worked out for each row ahead of the sum; in ``left``, ``stores`` and ``folds`` by its variables.
     """
 
     func: tirx.PrimFunc
@@ -73,6 +78,12 @@ class Contraction:
     product_sum: bool
     stores: tuple[Store, ...]
     folds: tuple[Fold, ...] = ()
+    row_values: RowValues = NO_ROW_VALUES
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether its rows need something ahead of it, or its reductions are moments, one of which may read another."""
+        return NORMALIZES in self.func.attrs
 
     def refused(self, reason: str) -> Refused:
         """A rule's refusal of it."""
@@ -90,14 +101,19 @@ class Contraction:
 
 
 def read_contraction(stage: StageForms) -> Contraction | Refused:
-    """The sum of products of a stage; where it has the attribute ``STARTS_IN_TILES``, with reductions behind it."""
+    """The sum of products of a stage; where it has the attribute ``STARTS_IN_TILES``, with reductions behind it.
+
+    Where it has ``NORMALIZES``, that says which of its reductions the sum of products is: others may be ahead of it.
+    """
+    attributes = stage.func.attrs
+    name = str(attributes[NORMALIZES]) if NORMALIZES in attributes else None
     try:
-        return canonical_contraction(stage.func, folds=STARTS_IN_TILES in stage.func.attrs)
+        return canonical_contraction(stage.func, folds=STARTS_IN_TILES in attributes, name=name)
     except NotAContraction as reason:
         return Refused(str(reason))
 
 
-def canonical_contraction(func: tirx.PrimFunc, *, folds: bool = False) -> Contraction:
+def canonical_contraction(func: tirx.PrimFunc, *, folds: bool = False, name: str | None = None) -> Contraction:
     """Bring a function of one sum of products and injective blocks around it to canonical form.
 
     Parameters
@@ -105,6 +121,8 @@ def canonical_contraction(func: tirx.PrimFunc, *, folds: bool = False) -> Contra
     func : PrimFunc
     folds : bool
         Whether reductions over elements of the sum of products may stand behind it.
+    name : str, optional
+        Of its block; else it is the first reduction. The others that do not depend on it are of its rows then.
 
     Raises
     ------
@@ -115,11 +133,13 @@ def canonical_contraction(func: tirx.PrimFunc, *, folds: bool = False) -> Contra
     reductions = [b for b in blocks if b.reduction]
     if len(reductions) != 1 and not (folds and reductions):
         raise NotAContraction(f"it has {len(reductions)} reduction blocks, one is needed")
-    main = reductions[0]
+    main = reductions[0] if name is None else next((b for b in reductions if b.name == name), None)
+    if main is None:
+        raise NotAContraction(f"block {name} is no reduction")
     for block in blocks:
         demand_own_axes(block)
     outputs = OutputBlocks(func)
-    around = _inlined(blocks, main, outputs)
+    around = _inlined(blocks, main, outputs, normalizes=name is not None)
     factored = factored_reduction(main, around.update)
     element = Element(main, factored.total, factored.where)
     analyzer = bounded([*factored.axes, *factored.inner])
@@ -132,9 +152,10 @@ def canonical_contraction(func: tirx.PrimFunc, *, folds: bool = False) -> Contra
         else:
             behind[fold].append((block, value))
     parallel = (factored.batch, factored.rows, factored.columns)
-    started = [
-        fold_of(block, value, behind[block], element, parallel, block in outputs) for block, value in around.folded
-    ]
+    started: list[Fold] = []
+    for block, value in around.folded:
+        before = list(zip((b for b, _ in around.folded), started, strict=False)) if name is not None else []
+        started.append(fold_of(block, value, behind[block], element, parallel, block in outputs, before))
     batch, rows, columns = _apart(started, *parallel)
     if not stores and not any(fold.stores for fold in started):
         raise NotAContraction("no output depends on the reduction")
@@ -145,7 +166,7 @@ def canonical_contraction(func: tirx.PrimFunc, *, folds: bool = False) -> Contra
     innermost = _innermost(stores[0].indices if stores else element.where, factored.axes)
     if innermost is not None and any(axis is innermost for axis in rows):
         rows, columns, left, right = columns, rows, right, left
-    return Contraction(
+    problem = Contraction(
         func,
         main.name,
         tuple(batch),
@@ -161,6 +182,23 @@ def canonical_contraction(func: tirx.PrimFunc, *, folds: bool = False) -> Contra
         tuple(stores),
         tuple(started),
     )
+    return _with_row_values(problem, around.ahead) if around.ahead else problem
+
+
+def _with_row_values(problem: Contraction, ahead: Sequence[tuple[Block, PrimExpr]]) -> Contraction:
+    """A contraction with variables in the place of what it reads of reductions ahead of it."""
+    stores, folds = problem.stores, problem.folds
+    expressions = [problem.left.value, *(s.value for s in stores), *(f.value for f in folds)]
+    if any(reads_block(problem.right.value, block) for block, _ in ahead):
+        raise NotAContraction("a reduction ahead of the contraction is read along its columns")
+    values, (left, *rest) = RowValues.of(ahead, (*problem.batch, *problem.rows), expressions)
+    return replace(
+        problem,
+        left=replace(problem.left, value=left),
+        stores=tuple(replace(s, value=v) for s, v in zip(stores, rest, strict=False)),
+        folds=tuple(replace(f, value=v) for f, v in zip(folds, rest[len(stores) :], strict=True)),
+        row_values=values,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,6 +209,8 @@ class _Inlined:
     ----------
     update : expression
         What the reduction stores.
+    ahead : tuple of pairs of Block and expression
+        The reductions that do not depend on it, and what they store.
     folded : tuple of pairs of Block and expression
         The other reductions, and what they store.
     behind : tuple of pairs of Block and expression
@@ -178,13 +218,15 @@ class _Inlined:
     """
 
     update: PrimExpr
+    ahead: tuple[tuple[Block, PrimExpr], ...]
     folded: tuple[tuple[Block, PrimExpr], ...]
     behind: tuple[tuple[Block, PrimExpr], ...]
 
 
-def _inlined(blocks: Sequence[Block], main: Block, outputs: OutputBlocks) -> _Inlined:
+def _inlined(blocks: Sequence[Block], main: Block, outputs: OutputBlocks, *, normalizes: bool) -> _Inlined:
     inliner = Inliner()
     update = None
+    ahead: list[tuple[Block, PrimExpr]] = []
     folded: list[tuple[Block, PrimExpr]] = []
     behind: list[tuple[Block, PrimExpr]] = []
     for block in blocks:
@@ -192,14 +234,15 @@ def _inlined(blocks: Sequence[Block], main: Block, outputs: OutputBlocks) -> _In
         if block is main:
             update = value
         elif block.reduction:
-            folded.append((block, value))
+            depends_on_main = any(reads_block(value, b) for b in (main, *(f for f, _ in folded)))
+            (ahead if normalizes and not depends_on_main else folded).append((block, value))
         else:
             inliner.define(block, value)
             if block in outputs:
                 if update is None or not any(reads_block(value, b) for b in (main, *(f for f, _ in folded))):
                     raise NotAContraction(f"output block {block.name} does not depend on the reduction {main.name}")
                 behind.append((block, value))
-    return _Inlined(update, tuple(folded), tuple(behind))
+    return _Inlined(update, tuple(ahead), tuple(folded), tuple(behind))
 
 
 def _apart(

@@ -35,6 +35,8 @@ def _apply(problem: Contraction, request: GpuRequest) -> Sketch | Refused:
 
     Refused is what a reduction rule computes better: fewer than 4 rows or columns, or fewer than 4 products a sum.
     """
+    if problem.normalizes:
+        return problem.refused("it normalizes rows, which tiles on CUDA cores do not")
     refusal = staging_refusal(problem, request)
     if refusal is not None:
         return refusal

@@ -16,7 +16,14 @@ from souffle.schedule.gpu.emit.async_copy import compute_capability
 from souffle.schedule.gpu.emit.mma_emission import emit_mma
 from souffle.schedule.gpu.forms.matrix_product import Contraction, read_contraction
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Rule, Sketch, Values
-from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, assumed_operands, choose_tiling, knobs_of, tile_operands
+from souffle.schedule.gpu.tiling.mma_tiling import (
+    MmaTiling,
+    assumed_operands,
+    choose_tiling,
+    knobs_of,
+    tile_operands,
+    tiling_refusal,
+)
 from souffle.schedule.gpu.tiling.tensor_cores import tensor_core_refusal
 
 __all__ = ["MMA_CONTRACTION"]
@@ -45,7 +52,7 @@ def _apply(problem: Contraction, request: GpuRequest) -> Sketch | Refused:
         if tiling is None:
             return problem.refused(f"{request.threads // 32} warps cannot be shared so")
         operands = tile_operands(problem, tiling, request)
-        refusal = tiling.refusal(operands, request)
+        refusal = tiling_refusal(problem, tiling, operands, request)
         if refusal is not None:
             return problem.refused(refusal.reason)
         kernel, tiles = emit_mma(problem, tiling, operands, request.threads), prod(tiling.counts(problem.extents))
@@ -55,4 +62,4 @@ def _apply(problem: Contraction, request: GpuRequest) -> Sketch | Refused:
     return Sketch.of_least(MMA_CONTRACTION.name, knobs_of(problem, assumed, request.threads), best, unfit, make)
 
 
-MMA_CONTRACTION = Rule("mma_contraction", read_contraction, _apply)
+MMA_CONTRACTION = Rule("mma_contraction", read_contraction, _apply, normalizes=True)

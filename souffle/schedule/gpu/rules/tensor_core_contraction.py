@@ -26,6 +26,8 @@ def _apply(problem: Contraction, request: GpuRequest) -> Sketch | Refused:
     The summed term is as for ``mma_contraction.py``. A refusal names the type that does not fit, the extents that
     padding to 16 would enlarge more than 8 times, or one of the reasons of the rule for CUDA cores.
     """
+    if problem.normalizes:
+        return problem.refused("wmma fragments have no rows to normalize")
     refusal = tensor_core_refusal(problem, request)
     if refusal is not None:
         return refusal

@@ -12,6 +12,8 @@ from souffle.decision import Refused
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS, DEVICES
 from souffle.schedule.gpu.emit.async_copy import AsyncCopy, async_copy
 from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, INNER, ROWS
+from souffle.schedule.gpu.emit.mma_moments import moments_refusal
+from souffle.schedule.gpu.emit.row_statements import row_bytes
 from souffle.schedule.gpu.emit.staging import TileFetch, choose_fetch
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.forms.memory_access import bits_of
@@ -38,6 +40,7 @@ __all__ = [
     "knobs_of",
     "operand_source",
     "tile_operands",
+    "tiling_refusal",
 ]
 
 MMA_PADDING = 8
@@ -210,6 +213,12 @@ class MmaTiling:
         return None
 
 
+def tiling_refusal(problem: Contraction, tiling: MmaTiling, operands: Operands, request: GpuRequest) -> Refused | None:
+    """Why a contraction cannot be shared so, or ``None``."""
+    left = request.max_shared_bytes - row_bytes(problem, tiling.tile[1])
+    return moments_refusal(problem, tiling.tile) or tiling.refusal(operands, replace(request, max_shared_bytes=left))
+
+
 def operand_source(
     problem: Contraction, side: str, tile: tuple[int, int, int], request: GpuRequest
 ) -> tuple[TileFetch, AsyncCopy | Refused]:
@@ -267,7 +276,9 @@ def _tilings(problem: Contraction, operands: Operands, request: GpuRequest) -> I
     extents = problem.extents
     for values in itertools.product(*(knob.values for knob in knobs)):
         tiling = MmaTiling.of(dict(zip(names, values, strict=True)), request.threads)
-        if tiling is not None and not _is_idle(extents, tiling) and tiling.refusal(operands, modest) is None:
+        if tiling is None or _is_idle(extents, tiling):
+            continue
+        if tiling_refusal(problem, tiling, operands, modest) is None:
             yield tiling
 
 
@@ -311,7 +322,7 @@ def _smallest(problem: Contraction, operands: Operands, request: GpuRequest) -> 
         MmaTiling.of(dict(zip(names, values, strict=True)), request.threads)
         for values in itertools.product(*(knob.values for knob in knobs))
     ]
-    fitting = [t for t in tilings if t is not None and t.refusal(operands, request) is None]
+    fitting = [t for t in tilings if t is not None and tiling_refusal(problem, t, operands, request) is None]
     return sorted(fitting, key=lambda t: (prod(t.tile), t.shared_bytes(operands)))[:1]
 
 

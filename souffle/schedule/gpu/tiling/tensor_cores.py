@@ -27,7 +27,7 @@ def tensor_core_refusal(problem: Contraction, request: GpuRequest) -> Refused | 
 
 def type_refusal(problem: Contraction, request: GpuRequest) -> Refused | None:
     """Why a problem's types, or what it does with them, are not those of tensor cores; or ``None``."""
-    if problem.folds:
+    if problem.folds and not problem.normalizes:
         return problem.refused(f"it has {1 + len(problem.folds)} reduction blocks, one is needed")
     digits = "".join(c for c in request.arch if c.isdigit())
     if not digits or int(digits) < 70:
