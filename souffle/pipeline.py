@@ -25,7 +25,7 @@ from souffle.kernel.dependences import TileDependences
 from souffle.kernel.merged_program import merge_program
 from souffle.options import LEVELS, Hook, Level, Options, keep, quiet
 from souffle.partition import ONE_KERNEL_PER_STAGE, Partition, PartitionRequest, planner_for
-from souffle.placement import place_reductions
+from souffle.placement import place_reductions, reduce_in_tiles
 from souffle.program import Loop, TEProgram
 from souffle.schedule.form_stages import JoinPolicy, form_stages
 from souffle.schedule.gpu.device import device_for
@@ -160,8 +160,18 @@ def _staged(program: TEProgram, options: Options, progress: Progress, hook: Hook
         tuned = TunedAnswers(logs, device, price) if logs and price is not None else None
         program, placed = place_reductions(program, described, scheduler, options.on_chip, tuned)
         decided += placed
-    program = hook("two_phase", program)
-    return _Staging(program, decided, options, scheduler, progress, hook).best()
+    ways = [(program, decided)]
+    if "channels" in options.on_chip and options.reductions == "ordered":
+        parted, placed = reduce_in_tiles(program, described, scheduler)
+        ways = [(program, (*decided, *placed))] if parted is program else [*ways, (parted, (*decided, *placed))]
+
+    def staged(program: TEProgram, decided: tuple[Decision, ...]) -> _Staged:
+        return _Staging(hook("two_phase", program), decided, options, scheduler, progress, hook).best()
+
+    found = [staged(*way) for way in ways]
+    best = min(range(len(ways)), key=lambda number: found[number].seconds)
+    # What a hook has seen last is what is compiled.
+    return found[best] if best == len(ways) - 1 or hook is keep else staged(*ways[best])
 
 
 class _Staging:

@@ -2,6 +2,7 @@
 
 from souffle.placement.in_tiles import propagate
 from souffle.placement.reductions import place_reductions
+from souffle.placement.tile_parts import reduce_in_tiles
 from souffle.placement.two_phase import two_phase
 
-__all__ = ["place_reductions", "propagate", "two_phase"]
+__all__ = ["place_reductions", "propagate", "reduce_in_tiles", "two_phase"]

@@ -69,7 +69,9 @@ class StageTrials:
         """Whether its operator has other reductions, as a softmax has, which one stage computes with it."""
         return any(part.is_reduction and self._of_group[part.origin.group] > 1 for part in parts_of(item))
 
-    def answer(self, *items: TE | FusedTE, needed: Sequence[Tensor] | None = None) -> tuple[Answer, StageDraft]:
+    def answer(
+        self, *items: TE | FusedTE, needed: Sequence[Tensor] | None = None, owned: bool = False
+    ) -> tuple[Answer, StageDraft]:
         """What the scheduler says of some items as one stage, and the stage's draft.
 
         Parameters
@@ -78,18 +80,24 @@ class StageTrials:
             In topological order.
         needed : sequence of Tensor, optional
             What others need of what they define; without, all that they define for others.
+        owned : bool
+            See :func:`souffle.schedule.stage.draft_stage`.
         """
-        draft = self.draft(*items, needed=needed)
+        draft = self.draft(*items, needed=needed, owned=owned)
         return self._tuned(draft, self._scheduler(draft.func)), draft
 
-    def draft(self, *items: TE | FusedTE, needed: Sequence[Tensor] | None = None) -> StageDraft:
+    def draft(self, *items: TE | FusedTE, needed: Sequence[Tensor] | None = None, owned: bool = False) -> StageDraft:
         """Some items as one stage; parameters as for :meth:`answer`."""
         parts = tuple(part for item in items for part in parts_of(item))
         defined = {tensor for part in parts for tensor in part.outputs}
         inputs = tuple(dict.fromkeys(t for item in items for t in item.inputs if t not in defined))
         outputs = tuple(t for item in items for t in item.outputs) if needed is None else tuple(needed)
         names = [tuple(tensor.name for tensor in tensors) for tensors in (inputs, outputs)]
-        return draft_stage(parts, TEProgram(inputs, outputs, parts, {}, *names))
+        return draft_stage(parts, TEProgram(inputs, outputs, parts, {}, *names), owned=owned)
+
+    def price(self, answer: Answer) -> float:
+        """Seconds of a stage that has a schedule, in a kernel, with the grid sync before it."""
+        return self._scheduler.seconds(answer)
 
     def stages(self, items: Sequence[TE | FusedTE]) -> list[StageTrial] | Refused:
         """Each item as a stage of its own."""

@@ -127,6 +127,8 @@ def two_phase(
     program: TEProgram,
     choose: Callable[[TE | FusedTE], Split | Refused],
     whole: Callable[[TE | FusedTE, Split], Refused | None] = lambda item, split: None,
+    *,
+    label: str = "two-phase",
 ) -> tuple[TEProgram, tuple[Decision, ...]]:
     """Share long reductions among blocks.
 
@@ -139,6 +141,8 @@ def two_phase(
         for equal ones, so that repeated layers stay equal.
     whole : callable, optional
         Says of one that would be split why it is not where it stands.
+    label : str
+        Of the decisions.
 
     Returns
     -------
@@ -169,10 +173,10 @@ def two_phase(
         phases = answer if isinstance(answer, Refused) else Phases.of(item, answer.parts, suffix)
         if isinstance(phases, Refused):
             items.append(item)
-            decisions.append(Decision("two-phase", item.name, False, phases.reason))
+            decisions.append(Decision(label, item.name, False, phases.reason))
         else:
             items += [phases.partial, phases.total]
-            decisions.append(Decision("two-phase", item.name, True, answer.reason))
+            decisions.append(Decision(label, item.name, True, answer.reason))
     changed = any(decision.accepted for decision in decisions)
     return (program.with_tes(items) if changed else program), tuple(decisions)
 

@@ -84,7 +84,7 @@ def _formed(
 ) -> tuple[list[Formed | FormedLoop], list[Decision]]:
     former = _Former(program, analysis, drafts, policy)
     formed, decisions = former.run(), former.decisions
-    for name, join in (("attention", join_chains), ("reuse", join_rows), ("channels", join_owned)):
+    for name, join in (("attention", join_chains), ("channels", join_owned), ("reuse", join_rows)):
         if name in policy.on_chip:
             together, joined = join(formed, analysis, drafts)
             formed = [_with_parts(stage, formed) for stage in together]

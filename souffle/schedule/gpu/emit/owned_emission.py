@@ -6,11 +6,14 @@ steps leave to each other is in shared memory, and a barrier stands before each 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from math import ceil, prod
 from typing import Any
 
+import tvm_ffi
 from tvm import tirx
-from tvm.ir import Call
+from tvm.ir import Call, TensorLoad
 
 from souffle.schedule.gpu.emit.async_copy import barrier
 from souffle.schedule.gpu.emit.contraction_emission import ContractionKernel
@@ -22,7 +25,7 @@ from souffle.schedule.gpu.tiling.direct_tiling import DirectTiling
 from souffle.schedule.gpu.tiling.owned_steps import Mapped, OwnedStep
 from souffle.schedule.gpu.tiling.owned_tiling import OwnedTiling
 from souffle.schedule.gpu.tiling.sliced_tiling import SlicedTiling
-from souffle.tvm_compat import PrimExpr, collect, sequence
+from souffle.tvm_compat import PrimExpr, collect, const_int, sequence
 
 __all__ = ["emit_owned"]
 
@@ -31,16 +34,68 @@ def emit_owned(tiling: OwnedTiling, request: GpuRequest) -> tuple[tirx.PrimFunc,
     """The stage with its body replaced by the kernel, and the kernel's tiles."""
     tile = tiling.tile
     kernels = [_kernel(step, numbers, request) for step, numbers in zip(tile.steps, tiling.steps, strict=True)]
-    buffers = [*tile.buffers, *(buffer for kernel in kernels for buffer in kernel.buffers)]
+    registers = _Registers([kernel.buffers for kernel in kernels])
+    shared = [buffer for kernel in kernels for buffer in kernel.buffers if not _in_registers(buffer)]
+    buffers = [*tile.buffers, *shared, *registers.buffers]
 
     def body(block: PrimExpr, thread: PrimExpr) -> tirx.Stmt:
         statements: list[tirx.Stmt | None] = [tirx.Bind(tile.number, block)]
         for step, kernel in zip(tile.steps, kernels, strict=True):
             statements.append(barrier() if step.waits else None)
-            statements.append(_rounds(kernel, thread))
+            statements.append(registers.used_by(_rounds(kernel, thread)))
         return sequence(*statements)
 
     return kernel_func(tile.chain.func, tile.tiles, request.threads, buffers, body), tile.tiles
+
+
+def _in_registers(buffer: Any) -> bool:
+    return str(buffer.scope()) == "local"
+
+
+class _Registers:
+    """The arrays of all steps in one set: a step has nothing in registers for the next, so that arrays are used again.
+
+    Parameters
+    ----------
+    steps : sequence of sequence of buffer
+        Those of each step, with its shared memory.
+    """
+
+    def __init__(self, steps: Sequence[Sequence[Any]]) -> None:
+        sizes: dict[tuple[str, int], int] = {}
+        places: list[tuple[Any, tuple[str, int]]] = []
+        for step in steps:
+            own = sorted(filter(_in_registers, step), key=_elements, reverse=True)
+            counts: Counter[str] = Counter()
+            for buffer in own:
+                dtype = str(buffer.dtype)
+                key = (dtype, counts[dtype])
+                counts[dtype] += 1
+                sizes[key] = max(sizes.get(key, 0), _elements(buffer))
+                places.append((buffer, key))
+        made = {key: local_buffer(f"held_{key[0]}_{key[1]}", size, key[0]) for key, size in sizes.items()}
+        self.buffers = list(made.values())
+        self._shared = [(buffer, made[key]) for buffer, key in places]
+
+    def used_by(self, statement: tirx.Stmt) -> tirx.Stmt:
+        """A step's statement with the common arrays in place of its own."""
+
+        def place(buffer: Any) -> Any:
+            return next((common for own, common in self._shared if own.same_as(buffer)), buffer)
+
+        def load(node: TensorLoad) -> PrimExpr:
+            common = place(node.source)
+            return node if common.same_as(node.source) else common[tuple(node.indices)]
+
+        def store(node: tirx.BufferStore) -> tirx.Stmt:
+            common = place(node.buffer)
+            return node if common.same_as(node.buffer) else tirx.BufferStore(common, node.value, node.indices)
+
+        return tvm_ffi.structural_map(statement, [(TensorLoad, load), (tirx.BufferStore, store)])
+
+
+def _elements(buffer: Any) -> int:
+    return prod(map(const_int, buffer.shape))
 
 
 class _MappedKernel:
