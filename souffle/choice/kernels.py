@@ -72,8 +72,10 @@ def choose_kernels(
             continue
         parts = [_Alone.of(unit, request, forecast, prices) for unit in units]
         alone = sum(part.seconds for part in parts)
-        split = len(parts) > 1 and alone < merged.seconds
-        steps = [part for part in parts if part.in_steps < part.seconds and part.name not in given]
+        # What a cut gains must be more than launches may cost beyond what they are said to.
+        doubt = (forecast.error - 1) * forecast.launch_seconds
+        split = len(parts) > 1 and alone + (len(parts) - 1) * doubt < merged.seconds
+        steps = [p for p in parts if p.in_steps + p.launches * doubt < p.seconds and p.name not in given]
         if alone - sum(part.seconds - part.in_steps for part in steps) < min(alone, merged.seconds):
             unroll |= {
                 part.name: f"{_us(part.in_steps)} predicted with a kernel for each stage of its steps, "
@@ -95,12 +97,13 @@ class _Alone:
     name: str
     seconds: float
     in_steps: float
+    launches: int
 
     @classmethod
     def of(cls, unit: Unit, request: PartitionRequest, forecast: KernelForecast, prices: KernelPrices) -> _Alone:
         in_steps = prices.apart(unit, forecast)
         whole = in_steps if isinstance(unit, Stage) else prices.kernel(Subprogram((unit,)), request, forecast).seconds
-        return cls(unit.name, whole, in_steps)
+        return cls(unit.name, whole, in_steps, runs_of(unit) * len(flat_stages([unit])))
 
 
 def _figures(units: Sequence[Unit], merged: KernelPrice, forecast: KernelForecast) -> str:

@@ -7,11 +7,11 @@ need none. So a stage has no barrier of its own, and what a barrier costs is kno
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from souffle.cost import KernelForecast
+from souffle.cost.kernel import KernelTimes
 from souffle.kernel import plan_calls
 from souffle.kernel.dependences import TileDependences
 from souffle.kernel.merged_program import expected_in
@@ -24,25 +24,15 @@ __all__ = ["KernelPrice", "KernelPrices", "runs_of"]
 
 @dataclass(frozen=True)
 class KernelPrice:
-    """Predicted seconds of one launch of a kernel.
+    """What one launch of a kernel takes, and its barriers of the whole grid."""
 
-    Attributes
-    ----------
-    launch, waiting, stages : float
-        Of the launch or graph node, of all barriers, of all runs of its stages.
-    grid_syncs : int
-        Barriers of the whole grid.
-    """
-
-    launch: float
-    waiting: float
-    stages: float
+    times: KernelTimes
     grid_syncs: int
 
     @property
     def seconds(self) -> float:
         """All of it."""
-        return self.launch + self.waiting + self.stages
+        return self.times.seconds
 
 
 class KernelPrices:
@@ -81,11 +71,9 @@ class KernelPrices:
     def _priced(self, subprogram: Subprogram, request: PartitionRequest, forecast: KernelForecast) -> KernelPrice:
         units = subprogram.stages
         block = forecast.together(flat_stages(units))
-        stages = sum(runs_of(unit) * forecast.seconds(stage, block) for unit in units for stage in flat_stages([unit]))
-        if not math.isfinite(stages):
-            return KernelPrice(forecast.launch_seconds, 0.0, math.inf, 0)
-        if _is_one_stage(units):
-            return KernelPrice(forecast.launch_seconds, 0.0, stages, 0)
+        if not forecast.resident(block) or _is_one_stage(units):
+            tiles = max(stage.schedule.tiles for stage in flat_stages(units))
+            return KernelPrice(forecast.times(units, block, tiles, 0, fewer=True), 0)
         shape = plan_calls(
             units,
             self.constants,
@@ -94,8 +82,7 @@ class KernelPrices:
             expected=expected_in(request, units),
             dependences=self.dependences,
         ).shape
-        waiting = shape.grid_syncs * forecast.grid_sync_seconds(forecast.blocks(block, shape.tiles))
-        return KernelPrice(forecast.launch_seconds, waiting, stages, shape.grid_syncs)
+        return KernelPrice(forecast.times(units, block, shape.tiles, shape.grid_syncs, fewer=True), shape.grid_syncs)
 
 
 def runs_of(unit: Unit) -> int:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from souffle.codegen.plan import Kernel, Plan, PredictedKernel, PredictedStage
 from souffle.cost import KernelForecast
+from souffle.options import LEVELS
 from souffle.partition import Subprogram
 from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import LoopStage, Unit, flat_stages
@@ -21,6 +22,8 @@ def with_predictions(
 ) -> Plan:
     """The plan with the predicted times of its kernels, as far as the cost model knows the device.
 
+    At V4, kernels are launched with fewer blocks than fit where barriers then take less by more than stages take more.
+
     Parameters
     ----------
     plan : Plan
@@ -31,28 +34,27 @@ def with_predictions(
     if forecast is None:
         return plan
     first = {launch.kernel: sub for launch, sub in zip(reversed(plan.launches), reversed(subprograms), strict=True)}
-    kernels = [
-        replace(kernel, predicted=_predicted(kernel, first[number].stages, forecast))
-        for number, kernel in enumerate(plan.kernels)
-    ]
+    fewer = LEVELS[plan.options.level].reuse
+    kernels = [_predicted(kernel, first[number].stages, forecast, fewer) for number, kernel in enumerate(plan.kernels)]
     return replace(plan, kernels=tuple(kernels), predicted_on=forecast.product)
 
 
-def _predicted(kernel: Kernel, units: Sequence[Unit], forecast: KernelForecast) -> PredictedKernel | None:
-    """A kernel's times, at the occupancy that it has as compiled, or that its stages ask for if it is not compiled."""
+def _predicted(kernel: Kernel, units: Sequence[Unit], forecast: KernelForecast, fewer: bool) -> Kernel:
+    """A kernel with its times, at the occupancy that it has as compiled, or that its stages ask for if it is not."""
     block = forecast.together(flat_stages(units))
     if kernel.resources is not None:
         used = kernel.resources
         block = StageResources(
             used.registers, used.static_shared_bytes, kernel.dynamic_shared_bytes, kernel.threads, 0, True
         )
-    if not forecast.resident(block):
-        return None
+    times = forecast.times(units, block, kernel.tiles, kernel.grid_syncs, fewer=fewer)
+    if not times.blocks:
+        return kernel
     stages: dict[str, PredictedStage] = {}
     for unit in units:
         runs = unit.loop.steps if isinstance(unit, LoopStage) else 1
         for stage in flat_stages([unit]):
-            seconds, alone = runs * forecast.seconds(stage, block), forecast.alone(stage)
+            seconds, alone = runs * forecast.seconds(stage, block, times.blocks), forecast.alone(stage)
             own = PredictedStage(
                 stage.label,
                 runs,
@@ -60,7 +62,7 @@ def _predicted(kernel: Kernel, units: Sequence[Unit], forecast: KernelForecast) 
                 alone.registers,
                 alone.shared_bytes,
                 seconds,
-                forecast.bound(stage, block),
+                forecast.bound(stage, block, times.blocks),
                 alone.stack_bytes,
             )
             same = stages.get(own.name)
@@ -69,11 +71,9 @@ def _predicted(kernel: Kernel, units: Sequence[Unit], forecast: KernelForecast) 
                 longest = max(same, own, key=lambda one: one.seconds / one.runs)
                 own = replace(longest, runs=same.runs + runs, seconds=same.seconds + seconds)
             stages[own.name] = own
-    syncs = kernel.grid_syncs * forecast.grid_sync_seconds(forecast.blocks(block, kernel.tiles))
-    return PredictedKernel(
-        forecast.launch_seconds + syncs + sum(stage.seconds for stage in stages.values()),
-        forecast.launch_seconds,
-        syncs,
-        forecast.resident(block),
-        tuple(stages.values()),
+    each = forecast.device.sm_count
+    fewer_than_fit = times.blocks < forecast.resident(block) * each
+    predicted = PredictedKernel(
+        times.seconds, times.launch, times.waiting, -(-times.blocks // each), tuple(stages.values())
     )
+    return replace(kernel, predicted=predicted, most_blocks=times.blocks if fewer_than_fit else None)

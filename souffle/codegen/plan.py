@@ -169,6 +169,8 @@ class Kernel:
         None where no device file describes the GPU.
     barriers : tuple of Barrier
         Why it waits (of one of its launches), in the order of its text; those in a loop once.
+    most_blocks : int or None
+        With how many blocks it is launched at most, where fewer than fit are predicted to be faster.
     """
 
     name: str
@@ -182,6 +184,7 @@ class Kernel:
     tes: tuple[str, ...]
     predicted: PredictedKernel | None = None
     barriers: tuple[Barrier, ...] = ()
+    most_blocks: int | None = None
 
     @property
     def cooperative(self) -> bool:

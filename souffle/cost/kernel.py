@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,13 +21,40 @@ from souffle.cost.work import work_of
 from souffle.program import Tensor, TEProgram
 from souffle.schedule.lower import DeviceFunction
 from souffle.schedule.resources import StageResources
-from souffle.schedule.stage import LoopStage, Stage, Unit
+from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
 
-__all__ = ["MEDIAN_ERROR", "KernelForecast", "forecast_on"]
+__all__ = ["MEDIAN_ERROR", "KernelForecast", "KernelTimes", "forecast_on"]
 
 MEDIAN_ERROR = 1.21
 """Half of the kernels measured on an A100 were predicted within this factor while ours were tiled like them, as
 ``docs/results/cost_against_measured.json`` records. What a decision gains must exceed it."""
+
+
+_WIDE_STAGES = 4
+"""Grids of as many blocks as a stage has tiles are tried for so many stages, those of the most tiles."""
+
+
+@dataclass(frozen=True)
+class KernelTimes:
+    """Predicted seconds of a launch of a kernel.
+
+    Attributes
+    ----------
+    launch, waiting, stages : float
+        Of the launch or graph node, of all barriers, of all runs of its stages.
+    blocks : int
+        With which it is launched at most; 0 where none fits, and the times are infinite.
+    """
+
+    launch: float
+    waiting: float
+    stages: float
+    blocks: int
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.launch + self.waiting + self.stages
 
 
 class KernelForecast:
@@ -79,33 +106,72 @@ class KernelForecast:
         """See :meth:`souffle.partition.Forecast.grid_sync_seconds`."""
         return self.device.grid_sync_seconds(blocks)
 
-    def blocks(self, kernel: StageResources, tiles: int) -> int:
-        """Those that a kernel of so many tiles is launched with."""
-        return max(1, min(tiles, self.resident(kernel) * self.device.sm_count))
-
-    def seconds(self, stage: Stage, kernel: StageResources) -> float:
-        """See :meth:`souffle.partition.Forecast.seconds`."""
-        terms = self.terms(stage, kernel)
+    def seconds(self, stage: Stage, kernel: StageResources, most: int | None = None) -> float:
+        """See :meth:`souffle.partition.Forecast.seconds`; in a grid of `most` blocks where more would fit."""
+        terms = self.terms(stage, kernel, most)
         return sum(_seconds(one) for one in terms) if terms else math.inf
 
-    def terms(self, stage: Stage, kernel: StageResources) -> tuple[Terms, ...]:
+    def times(
+        self, units: Sequence[Unit], block: StageResources, tiles: int, grid_syncs: int, *, fewer: bool
+    ) -> KernelTimes:
+        """The times of a kernel of some units.
+
+        Parameters
+        ----------
+        units : sequence of Stage or LoopStage
+        block : StageResources
+            What a block of it asks for.
+        tiles : int
+            That its widest stage has.
+        grid_syncs : int
+            Barriers of one launch.
+        fewer : bool
+            Whether it may be launched with fewer blocks than fit: barriers take less then, and stages more. That is
+            done where it is worth it though both may be wrong by the model's error.
+        """
+        runs = [(s, u.loop.steps if isinstance(u, LoopStage) else 1) for u in units for s in flat_stages([u])]
+
+        def with_blocks(most: int) -> KernelTimes:
+            stages = sum(count * self.seconds(stage, block, most) for stage, count in runs)
+            waiting = grid_syncs * self.grid_sync_seconds(max(1, min(tiles, most)))
+            return KernelTimes(self.launch_seconds, waiting, stages, most)
+
+        fit = self.resident(block) * self.device.sm_count
+        if not fit:
+            return KernelTimes(self.launch_seconds, 0.0, math.inf, 0)
+        found = with_blocks(fit)
+        for most in self._fewer_blocks(runs, min(fit, tiles)) if fewer and grid_syncs else ():
+            other = with_blocks(most)
+            if found.waiting - other.waiting > self.error * max(0.0, other.stages - found.stages):
+                found = other
+        return found
+
+    def _fewer_blocks(self, runs: Sequence[tuple[Stage, int]], blocks: int) -> list[int]:
+        """Grids that may be worth it: as many blocks on each multiprocessor, or one for each tile of a wide stage."""
+        each = self.device.sm_count
+        wide = sorted({stage.schedule.tiles for stage, _ in runs if each < stage.schedule.tiles < blocks})
+        return sorted({*range(each, blocks, each), *wide[-_WIDE_STAGES:]}, reverse=True)
+
+    def terms(self, stage: Stage, kernel: StageResources, most: int | None = None) -> tuple[Terms, ...]:
         """What :meth:`seconds` is made of, for each function of the stage; none where no block of the kernel fits."""
-        resident = self.resident(kernel)
-        if resident < 1:
+        fit = self.resident(kernel) * self.device.sm_count
+        if not fit:
             return ()
+        blocks = fit if most is None else min(most, fit)
         functions, spills = stage.functions, self._resources[stage].spill_bytes
-        key = (functions, self._bytes[stage], resident, kernel.shared_bytes, kernel.threads, spills)
+        key = (functions, self._bytes[stage], blocks, kernel.shared_bytes, kernel.threads, spills)
         if key not in self._known:
             own = replace(kernel, spill_bytes=spills)
             cold, every = self._bytes[stage]
             self._known[key] = tuple(
-                predict_work(self._work(f), f.tiles, own, self.device, cold or every, warm=not cold) for f in functions
+                predict_work(self._work(f), f.tiles, own, self.device, cold or every, warm=not cold, most=blocks)
+                for f in functions
             )
         return self._known[key]
 
-    def bound(self, stage: Stage, kernel: StageResources) -> str:
+    def bound(self, stage: Stage, kernel: StageResources, most: int | None = None) -> str:
         """What bounds a stage that fits: the deciding term of its longest function."""
-        return max(self.terms(stage, kernel), key=_seconds).bound
+        return max(self.terms(stage, kernel, most), key=_seconds).bound
 
     def resident(self, kernel: StageResources) -> int:
         """Blocks of a kernel on one multiprocessor."""

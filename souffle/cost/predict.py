@@ -169,6 +169,7 @@ def predict_work(
     start: float = 0.0,
     *,
     warm: bool = False,
+    most: int | None = None,
 ) -> Terms:
     """The terms of `tiles` tiles of some work.
 
@@ -185,6 +186,8 @@ def predict_work(
         Seconds of the launch or grid sync.
     warm : bool
         See :func:`predict_stage`.
+    most : int, optional
+        Blocks with which the kernel is launched, where fewer than fit.
 
     Raises
     ------
@@ -196,6 +199,8 @@ def predict_work(
     if resident < 1:
         lacking = min(fits, key=fits.__getitem__)
         raise OptionError(f"{device.product} has not enough {lacking} for one block of {resources}")
+    at_once = min(device.sm_count * resident, device.sm_count * resident if most is None else most)
+    resident = -(-at_once // device.sm_count)
     work = _with_spills(work, resources)
     read = _l2_bytes(work, device, resident * resources.shared_bytes, resident, -(-tiles // device.sm_count))
     through_l2 = read + work.written_bytes
@@ -219,7 +224,6 @@ def predict_work(
         + busy
     )
     chain = work.global_waits * latency + max(own, work.prefetched_waits * latency)
-    at_once = device.sm_count * resident
     full, rest = divmod(tiles, at_once)
     last = -(-rest // device.sm_count)
     spent = full * max(resident * busy, chain) + (max(last * busy, chain) if rest else 0.0)

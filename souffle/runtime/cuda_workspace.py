@@ -91,7 +91,7 @@ class CudaCode:
                         f"multiprocessor of {cuda.label}; compile for this device"
                     )
             functions.append(function)
-            grids.append(max(1, min(kernel.tiles, limit)))
+            grids.append(max(1, min(kernel.tiles, limit, kernel.most_blocks or limit)))
         self.functions = tuple(functions)
         self.grids = Grids([kernel.name for kernel in plan.kernels], grids)
         self.registers = tuple(cuda.registers(function) for function in functions)

@@ -78,6 +78,7 @@ def explain_data(plan: Plan) -> dict[str, Any]:
                 "launches": count,
                 "grid_syncs": kernel.grid_syncs,
                 "tiles": kernel.tiles,
+                "most_blocks": kernel.most_blocks,
                 "threads": kernel.threads,
                 "registers": kernel.resources.registers if kernel.resources else None,
                 "spill_bytes": spilled_bytes(kernel),
@@ -184,6 +185,9 @@ def _kernel(kernel: Kernel, count: int, total: float | None) -> list[str]:
         stages = _wrapped(f"stages {', '.join(kernel.stages)}", 4)
         return [*_wrapped(head, 2), *_wrapped(facts, 4), *stages, *waits]
     facts += f", {predicted.blocks_per_sm} resident blocks on a multiprocessor"
+    facts += f", launched with {kernel.most_blocks}, whose barriers take less than those of all that fit" * (
+        kernel.most_blocks is not None
+    )
     if count > 1:
         facts += f"; each launch {_us(predicted.seconds)} µs"
     return [*_wrapped(head, 2), *_wrapped(facts, 4), *_stages(predicted.stages, predicted.seconds), *waits]

@@ -71,6 +71,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
                 "name": kernel.name,
                 "module": kernel.module,
                 "tiles": kernel.tiles,
+                "most_blocks": kernel.most_blocks,
                 "threads": kernel.threads,
                 "dynamic_shared_bytes": kernel.dynamic_shared_bytes,
                 "grid_syncs": kernel.grid_syncs,
@@ -237,6 +238,7 @@ def _kernel(content: Any, index: int, modules: int) -> Kernel:
         # Networks saved before times were predicted lack it.
         predicted=None if fields.get("predicted") is None else _predicted(fields.get("predicted"), index),
         barriers=() if fields.get("barriers") is None else _barriers(fields, index),
+        most_blocks=None if fields.get("most_blocks") is None else fields.whole("most_blocks", 1),
     )
 
 

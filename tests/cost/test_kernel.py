@@ -115,8 +115,9 @@ def test_parts_of_a_step_come_from_memory_and_what_every_step_reads_does_not() -
 def test_a_barrier_is_of_the_blocks_that_are_launched() -> None:
     model = KernelForecast(H200, (), ())
     wide, large = StageResources(32, 0, 0, 256, 0, True), StageResources(32, 0, 100 * 1024, 256, 0, True)
-    assert [model.blocks(wide, tiles) for tiles in (1, 500, 5000)] == [1, 500, 8 * 132]
-    assert model.blocks(large, 5000) == 2 * 132
+    waiting = [model.times((), wide, tiles, 1, fewer=False).waiting for tiles in (1, 500, 5000)]
+    assert waiting == [H200.grid_sync_seconds(blocks) for blocks in (1, 500, 8 * 132)]
+    assert model.times((), large, 5000, 1, fewer=False).waiting == H200.grid_sync_seconds(2 * 132)
     assert model.grid_sync_seconds(2 * 132) == H200.grid_sync_seconds(2 * 132) < model.grid_sync_seconds(8 * 132)
 
 
@@ -145,3 +146,30 @@ def test_an_architecture_stands_for_the_product_that_schedules_are_made_for() ->
     with pytest.raises(OptionError, match="sm_12"):
         device_of_arch("sm_12")
     assert forecast_on("sm_75", chain(), ()) is None
+
+
+def test_barriers_that_cost_much_are_shared_by_fewer_blocks() -> None:
+    """Where stages lose less than the barriers gain, beyond the model's error; never otherwise."""
+    model, stages = forecast(chain(256))
+    block = model.together(stages)
+    fit = model.resident(block) * H200.sm_count
+    tiles = 2 * fit
+    for grid_syncs in (0, 1, 100, 10_000):
+        most = model.times(stages, block, tiles, grid_syncs, fewer=False)
+        found = model.times(stages, block, tiles, grid_syncs, fewer=True)
+        assert most.blocks == fit and most.stages == pytest.approx(sum(model.seconds(s, block) for s in stages))
+        assert most.waiting == pytest.approx(grid_syncs * H200.grid_sync_seconds(fit))
+        assert found.seconds <= most.seconds and found.launch == most.launch == H200.launch_seconds
+        if found.blocks < most.blocks:
+            assert most.waiting - found.waiting > model.error * (found.stages - most.stages)
+    assert found.blocks == H200.sm_count and model.times(stages, block, tiles, 0, fewer=True).blocks == fit
+    narrow = model.times(stages, block, H200.sm_count // 2, 10_000, fewer=True)
+    assert narrow.blocks == fit, "a grid has no more blocks than tiles in any case"
+
+
+def test_a_smaller_grid_leaves_a_stage_more_waves() -> None:
+    model, (product, _) = forecast(chain())
+    block = model.alone(product)
+    (most,), (fewer,) = model.terms(product, block), model.terms(product, block, 100)
+    assert (fewer.resident, fewer.waves) == (1, -(-most.tiles // 100)) and most.waves < fewer.waves
+    assert model.seconds(product, block, 100) > model.seconds(product, block)

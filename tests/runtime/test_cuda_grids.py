@@ -125,3 +125,14 @@ def test_calls_that_meet_the_same_refusal_halve_it_once() -> None:
     assert tuple(grids) == (4, 6), "a graph with a grid that is smaller by now"
     grids.halve({0: 4, 1: 6}, error)
     assert tuple(grids) == (2, 3)
+
+
+@pytest.mark.usefixtures("both_modes")
+def test_a_kernel_may_be_launched_with_fewer_blocks_than_fit() -> None:
+    plan = cooperative_plan()
+    fused, bump = plan.kernels
+    plan = replace(plan, kernels=(replace(fused, most_blocks=3), bump))
+    driver = driver_of(plan)
+    network = Network(plan, driver=driver)
+    _agrees(network(_X))
+    assert _grids(driver) == [(3, (3,))] and network.kernels[0].grid == (3, 1, 1)

@@ -139,6 +139,16 @@ def test_a_stack_is_told_with_the_stages_that_have_one_alone() -> None:
     assert round_trip(plan).kernels == plan.kernels
 
 
+def test_a_smaller_grid_is_told() -> None:
+    plan = predicted_plan()
+    fused, bump = plan.kernels
+    plan = replace(plan, kernels=(replace(fused, most_blocks=3), bump))
+    said = "multiprocessor, launched with 3, whose barriers take less than those of all that fit"
+    assert said in " ".join(explain(plan).split()) and said not in explain(predicted_plan())
+    assert [kernel["most_blocks"] for kernel in explain_data(plan)["kernels"]] == [3, None]
+    assert round_trip(plan).kernels == plan.kernels
+
+
 def test_what_the_certificate_assumes_is_said() -> None:
     kernel, launches = Section("fused", (), (), ((ACTIVE_LANES, 3),)), Section("memory over all launches", (), (), ())
     plan = replace(predicted_plan(), certificate=Certificate((kernel,), launches))
