@@ -1,7 +1,9 @@
 """The kernel of two chained products: fragments of whole rows stay in registers from the first to the second.
 
 A block computes some rows of the first product, all columns of them, in chunks that follow each other through the
-tensor cores while the tiles of the next come. In a fragment a thread holds two neighbours of each of two rows (see
+tensor cores while the tiles of the next come. Where all columns do not fit its registers, they are computed a panel at
+a time: once for each step of the rows that reduces them, and once more for the second product, which adds up over the
+panels. In a fragment a thread holds two neighbours of each of two rows (see
 :mod:`souffle.schedule.gpu.emit.mma_instructions`), so that a value of a row is combined in three steps, each in a
 fixed order: by a thread over its elements, by shuffles among the four threads that have parts of the row, and by way of
 shared memory among the warps that share its columns. What rows become is stored as fp16 to shared memory, where the
@@ -89,9 +91,11 @@ class _Kernel:
         parts = tiling.part_elements(form)
         self.parts = shared_buffer("row_parts", parts, "float32") if parts else None
         first, second = tiling.first.parts, tiling.second.parts
-        # What the first product has in registers is done with when the second begins.
-        most = max(tiling.chunks * prod(first), prod(second)) * 4
-        self.totals = local_buffer("totals", most, "float32")
+        # What the first product has in registers is done with when the second begins, unless there are more panels.
+        sizes = (tiling.chunks * prod(first) * 4, prod(second) * 4)
+        self.totals = local_buffer("totals", max(sizes) if tiling.panels == 1 else sizes[0], "float32")
+        several = tiling.panels > 1
+        self.second_totals = local_buffer("second_totals", sizes[1], "float32") if several else self.totals
         self.left_part = local_buffer("left_part", max(first[0], second[0]) * 4, "uint32")
         self.right_part = local_buffer("right_part", max(first[1], second[1]) * 2, "uint32")
         rows = {r.result: local_buffer(str(r.result.name), first[0] * 2, "float32") for r in form.reductions}
@@ -102,11 +106,12 @@ class _Kernel:
         self._taken = next(width for width in (4, 2, 1) if across % width == 0)
         self.taken = local_buffer("taken", self._taken, "float32")
         strips = tiling.strip_parts(form, sources)
-        self.strips = Strips(form.second, tiling.second, strips, self.shared, self.totals, threads)
+        self.strips = Strips(form.second, tiling.second, strips, self.shared, self.second_totals, threads)
 
     def func(self) -> tirx.PrimFunc:
         held = tuple(ring.held for ring in (self.left, self.right, self.other) if ring.held is not None)
         buffers = (self.shared, *([] if self.parts is None else [self.parts]), *held, self.left_part, self.right_part)
+        buffers += () if self.second_totals is self.totals else (self.second_totals,)
         buffers = (*buffers, self.totals, *self.results.values(), self.pair, self.taken, *self.strips.buffers)
         return kernel_func(self.form.first.func, self.counts[0] * self.counts[1], self.threads, buffers, self.body)
 
@@ -118,33 +123,90 @@ class _Kernel:
         self.batch_tile = binder.name("batch_tile", tirx.floordiv(block, self.counts[1]))
         located = binder.locate(self.form.first.batch, self.batch_tile, lambda axis: True)
         self.batch = located
-        first = self._first()
+        first, second = Binder(), Binder()
+        self._places(first, second)
+        self.panel: PrimExpr = _NONE
+        work = self._panels() if self.tiling.panels > 1 else self._at_once()
+        return sequence(*binder.statements, *first.statements, *second.statements, *work, self._results())
+
+    def _at_once(self) -> list[tirx.Stmt]:
+        """All columns in registers."""
+        statements: list[tirx.Stmt] = []
+        reduced = 0
+        for step in self.form.steps:
+            statements += [*self._begun(step), *self._through(step), *self._among_lanes(step)]
+            statements += self._among_warps(reduced, step)
+            reduced += bool(step.reductions)
         # The second product's tiles are on their way while the rows are worked on.
         opening, products = self._second()
-        return sequence(*binder.statements, *first, *opening, *self._between(), *products)
+        clear = self._cleared(self.second_totals, prod(self.tiling.second.parts) * 4)
+        return [*self._left(), *self._first(), *opening, *statements, self._store(), clear, *products]
+
+    def _panels(self) -> list[tirx.Stmt]:
+        """A panel of columns at a time, again for each reduction of rows."""
+        steps = self.form.steps
+        statements = [*self._left()]
+        reduced = 0
+        for number, step in enumerate(steps):
+            if step.reductions:
+                before = steps[:number]
+                statements += [*self._begun(step), self._each_panel(lambda b=before, s=step: self._reducing(b, s))]
+                statements += [*self._among_lanes(step), *self._among_warps(reduced, step)]
+                reduced += 1
+        clear = self._cleared(self.second_totals, prod(self.tiling.second.parts) * 4)
+        return [*statements, clear, self._each_panel(self._multiplying)]
+
+    def _each_panel(self, work: Callable[[], list[tirx.Stmt]]) -> tirx.Stmt:
+        def panel(number: PrimExpr) -> tirx.Stmt:
+            self.panel = number
+            return sequence(*work())
+
+        return loop("panel", self.tiling.panels, panel, "rolled")
+
+    def _reducing(self, before: Sequence[RowStep], step: RowStep) -> list[tirx.Stmt]:
+        updates = [statement for one in before for statement in self._through(RowStep(one.update, ()))]
+        return [*self._first(), *updates, *self._through(step)]
+
+    def _multiplying(self) -> list[tirx.Stmt]:
+        updates = [statement for one in self.form.steps for statement in self._through(RowStep(one.update, ()))]
+        opening, products = self._second()
+        return [*self._first(), *opening, *updates, self._store(), *products]
+
+    def _places(self, first: Binder, second: Binder) -> None:
+        """Where the thread's pointers into tiles of either product go."""
+        tiling = self.tiling.first
+        self.warp = warp_place(first, self.thread, tiling.warps)
+        left = first_place(self.left.fetch, self.lane, self.warp[0] * ROWS, _NONE, rows=True)
+        columns = self.warp[1] * (tiling.parts[1] * COLUMNS)
+        right = first_place(self.right.fetch, self.lane, columns, _NONE, rows=False)
+        self.left_place, self.right_place = first.name("left_place", left), first.name("right_place", right)
+        tiling = self.tiling.second
+        self.second_warp = warp = warp_place(second, self.thread, tiling.warps)
+        per = tiling.step // tiling.warps[2]
+        rows = first_place(self.rows, self.lane, warp[0] * ROWS, warp[2] * per, rows=True)
+        columns = warp[1] * (tiling.parts[1] * COLUMNS)
+        other = first_place(self.other.fetch, self.lane, columns, warp[2] * per, rows=False)
+        self.rows_place, self.other_place = second.name("rows_place", rows), second.name("other_place", other)
 
     # The first product
 
     def _first(self) -> list[tirx.Stmt]:
+        """The elements of the panel."""
         tiling, steps = self.tiling.first, self.steps[0]
-        binder = Binder()
-        self.warp = warp_place(binder, self.thread, tiling.warps)
-        left_place = binder.name("left_place", self._place(self.left.fetch, self.warp[0] * ROWS, rows=True))
-        across = tiling.parts[1] * COLUMNS
-        right_place = binder.name("right_place", self._place(self.right.fetch, self.warp[1] * across, rows=False))
 
         def corner(turn: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
-            return self.batch_tile, tirx.floordiv(turn, steps), tirx.floormod(turn, steps)
+            chunk = self.panel * self.tiling.chunks + tirx.floordiv(turn, steps)
+            return self.batch_tile, chunk, tirx.floormod(turn, steps)
 
         turns = self.tiling.chunks * steps
         pipeline = Pipeline(self.shared, [(self.right, corner)], turns, tiling.stages, self.thread)
-        count = tiling.parts[0] * tiling.parts[1] * 4
+        count = prod(tiling.parts) * 4
 
         def chunk(number: PrimExpr) -> tirx.Stmt:
             def step(inner: PrimExpr) -> tirx.Stmt:
                 turn = number * steps + inner
-                left = FragmentSource(self.left.fetch, self.left.start(inner) + left_place, self.left_part)
-                right = FragmentSource(self.right.fetch, self.right.start(turn) + right_place, self.right_part)
+                left = FragmentSource(self.left.fetch, self.left.start(inner) + self.left_place, self.left_part)
+                right = FragmentSource(self.right.fetch, self.right.start(turn) + self.right_place, self.right_part)
                 first = number * count
                 products = add_products(tiling, tiling.step, self.shared, self.totals, left, right, first)
                 return pipeline.turn(turn, products)
@@ -152,8 +214,8 @@ class _Kernel:
             return loop("inner", steps, step, "rolled")
 
         chunks = loop("chunk", self.tiling.chunks, chunk, "unrolled")
-        clear = self._cleared(self.tiling.chunks * count)
-        return [*binder.statements, clear, *self._left(), *pipeline.opening, chunks, *pipeline.closing]
+        clear = self._cleared(self.totals, self.tiling.chunks * count)
+        return [clear, *pipeline.opening, chunks, *pipeline.closing]
 
     def _left(self) -> list[tirx.Stmt]:
         """All tiles of the rows' operand; they are there behind the barrier of the first step."""
@@ -170,32 +232,24 @@ class _Kernel:
 
         tiles = [loop("inner", self.steps[0], tile, "rolled")]
         # Else they belong to the first group of the other operand's tiles.
-        alone = ring.asynchronous and not self.right.asynchronous
+        alone = ring.asynchronous and (self.tiling.panels > 1 or not self.right.asynchronous)
         return [*tiles, commit(), wait(0)] if alone else tiles
 
-    def _place(self, placed: Any, start: PrimExpr, *, rows: bool) -> PrimExpr:
-        return first_place(placed, self.lane, start, _NONE, rows=rows)
-
-    def _cleared(self, count: int) -> tirx.Stmt:
+    def _cleared(self, buffer: Any, count: int) -> tirx.Stmt:
         zero = tirx.const(0, "float32")
-        return loop("i", count, lambda i: tirx.BufferStore(self.totals, zero, [i]), "unrolled")
+        return loop("i", count, lambda i: tirx.BufferStore(buffer, zero, [i]), "unrolled")
 
     # The rows
 
-    def _between(self) -> list[tirx.Stmt]:
-        statements: list[tirx.Stmt] = []
-        reduced = 0
-        for step in self.form.steps:
-            statements += self._step(reduced, step)
-            reduced += bool(step.reductions)
-        return [*statements, self._store()]
-
-    def _step(self, number: int, step: RowStep) -> list[tirx.Stmt]:
-        begin = [
-            loop("own", 2 * self.tiling.first.parts[0], lambda own, r=r: self._keep(r, own, _initial(r)), "unrolled")
-            for r in step.reductions
+    def _begun(self, step: RowStep) -> list[tirx.Stmt]:
+        """Reductions of rows before their first element."""
+        count = 2 * self.tiling.first.parts[0]
+        return [
+            loop("own", count, lambda own, r=r: self._keep(r, own, _initial(r)), "unrolled") for r in step.reductions
         ]
 
+    def _through(self, step: RowStep) -> list[tirx.Stmt]:
+        """A step over the elements that the thread has."""
         updates = [] if step.update is None else [step.update]
 
         def element(own: PrimExpr, at: PrimExpr, e: PrimExpr, values: Sequence[PrimExpr]) -> tirx.Stmt:
@@ -204,8 +258,8 @@ class _Kernel:
             folds = [self._keep(r, own, r.combine(self.results[r.result][own], term)) for r, term in terms]
             return sequence(*stores, *folds)
 
-        through = self._elements([*updates, *(r.term for r in step.reductions)], element)
-        return [*begin, through, *self._among_lanes(step), *self._among_warps(number, step)]
+        values = [*updates, *(r.term for r in step.reductions)]
+        return [self._elements(values, element)] if values else []
 
     def _keep(self, reduction: RowReduction, own: PrimExpr, value: PrimExpr) -> tirx.Stmt:
         return tirx.BufferStore(self.results[reduction.result], value, [own])
@@ -257,10 +311,11 @@ class _Kernel:
 
                 def one(e: PrimExpr) -> tirx.Stmt:
                     inner = Binder()
-                    column = inner.name("column", first + e)
+                    column = inner.name("column", self.panel * self.tiling.width + first + e)
                     at = ((chunk * down + part) * across + j) * 4 + half * 2 + e
                     whole = mapping | inner.locate(form.columns, column, used) | {form.total: self.totals[at]}
-                    inside = [*ends, *([tirx.LT(column, columns)] if columns % self.tiling.width else [])]
+                    every = self.tiling.panels * self.tiling.width
+                    inside = [*ends, *([tirx.LT(column, columns)] if columns < every else [])]
                     here = [substitute_axes(value, whole) for value in quotients.values]
                     own_statement = element(own, at, e, here)
                     if outside is not None and inside:
@@ -358,31 +413,26 @@ class _Kernel:
     # The second product
 
     def _second(self) -> tuple[list[tirx.Stmt], list[tirx.Stmt]]:
-        """What is on its way before its first step, and all else."""
+        """The products of the panel: what is on its way before their first step, and all else."""
         tiling, steps = self.tiling.second, self.steps[1]
-        binder = Binder()
-        warp = warp_place(binder, self.thread, tiling.warps)
-        per = tiling.step // tiling.warps[2]
-        across = tiling.parts[1] * COLUMNS
-        rows = first_place(self.rows, self.lane, warp[0] * ROWS, warp[2] * per, rows=True)
-        columns = first_place(self.other.fetch, self.lane, warp[1] * across, warp[2] * per, rows=False)
-        rows_place, other_place = binder.name("rows_place", rows), binder.name("other_place", columns)
 
         def corner(turn: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
-            return self.batch_tile, _NONE, turn
+            return self.batch_tile, _NONE, self.panel * steps + turn
 
         pipeline = Pipeline(self.shared, [(self.other, corner)], steps, tiling.stages, self.thread)
 
         def step(turn: PrimExpr) -> tirx.Stmt:
-            left = FragmentSource(self.rows, self.rows.first + rows_place + turn * tiling.step, self.left_part)
-            right = FragmentSource(self.other.fetch, self.other.start(turn) + other_place, self.right_part)
-            products = add_products(tiling, tiling.step, self.shared, self.totals, left, right)
+            rows = self.rows.first + self.rows_place + turn * tiling.step
+            left = FragmentSource(self.rows, rows, self.left_part)
+            right = FragmentSource(self.other.fetch, self.other.start(turn) + self.other_place, self.right_part)
+            products = add_products(tiling, tiling.step, self.shared, self.second_totals, left, right)
             return pipeline.turn(turn, products)
 
-        results = self.strips.write((self.batch_tile, self.row_tile, _NONE), warp, self.lane, self.thread)
-        turns = loop("turn", steps, step, "rolled")
-        clear = self._cleared(prod(tiling.parts) * 4)
-        return pipeline.opening, [*binder.statements, clear, turns, *pipeline.closing, results]
+        return pipeline.opening, [loop("turn", steps, step, "rolled"), *pipeline.closing]
+
+    def _results(self) -> tirx.Stmt:
+        corner = (self.batch_tile, self.row_tile, _NONE)
+        return self.strips.write(corner, self.second_warp, self.lane, self.thread)
 
 
 def _initial(reduction: RowReduction) -> PrimExpr:

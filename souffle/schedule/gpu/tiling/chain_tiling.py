@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, prod
 
 import tvm_ffi
@@ -47,6 +47,12 @@ _PARTS_ACROSS = (2, 4, 8)
 _STEPS = (16, 32, 64)
 
 _STAGES = (1, 2, 3)
+
+_CHUNKS = (0, 1, 2, 3, 4)
+"""Chunks of columns that a block has in registers at once; 0: all."""
+
+_ALONE = 1.5
+"""By how much faster a tiling has to be that fills a multiprocessor with one block."""
 
 _FUNCTION_INSTRUCTIONS = 8.0
 """Of an exponential or a division, about."""
@@ -98,7 +104,10 @@ class ChainTiling:
     first : MmaTiling
         Of one chunk of columns of the first product; its warps do not share the inner axis.
     chunks : int
-        Chunks that make all columns. A block holds all of them, in registers.
+        Chunks that a block holds in registers: a panel.
+    panels : int
+        Panels that make all columns. With several, each reduction of rows and the second product compute the elements
+        of the first again.
     second : MmaTiling
         Of the second product; a tile has as many rows as the first's, and all columns.
     """
@@ -106,6 +115,7 @@ class ChainTiling:
     first: MmaTiling
     chunks: int
     second: MmaTiling
+    panels: int = 1
 
     @classmethod
     def of(cls, values: Values, form: ChainedProducts, threads: int) -> ChainTiling | None:
@@ -130,7 +140,10 @@ class ChainTiling:
             values["second_step"],
             values["stages"],
         )
-        return cls(first, ceil(form.first.extents[2] / first.tile[2]), second)
+        every = ceil(form.first.extents[2] / first.tile[2])
+        chunks = values["chunks"] or every
+        # Else the last panel would begin beyond the end.
+        return None if every % chunks else cls(first, chunks, second, every // chunks)
 
     @property
     def values(self) -> Values:
@@ -140,6 +153,7 @@ class ChainTiling:
             "mma_rows": self.first.parts[0],
             "mma_columns": self.first.parts[1],
             "step": self.first.step,
+            "chunks": self.chunks if self.panels > 1 else 0,
             "second_warps_along_rows": self.second.warps[0],
             "second_warps_along_inner": self.second.warps[2],
             "second_step": self.second.step,
@@ -153,7 +167,7 @@ class ChainTiling:
 
     @property
     def width(self) -> int:
-        """Columns of all chunks, of which the last ones may lie beyond the end."""
+        """Columns of a panel, of which the last ones may lie beyond the end."""
         return self.chunks * self.first.tile[2]
 
     @property
@@ -171,8 +185,9 @@ class ChainTiling:
         return form.first.extents[0], ceil(form.first.extents[1] / self.rows)
 
     def inner_steps(self, form: ChainedProducts) -> tuple[int, int]:
-        """Steps along the inner axes of a chunk of the first product, and of the second."""
-        return ceil(form.first.extents[3] / self.first.step), ceil(form.first.extents[2] / self.second.step)
+        """Steps along the inner axes of a chunk of the first product, and of a panel of the second."""
+        columns = self.width if self.panels > 1 else form.first.extents[2]
+        return ceil(form.first.extents[3] / self.first.step), ceil(columns / self.second.step)
 
     def ring_elements(self, sources: ChainSources) -> int:
         """fp16 of the tiles of the operands of columns, of which one follows the other."""
@@ -210,7 +225,8 @@ class ChainTiling:
         first += _held(sources.right, self.first, threads)
         second = prod(self.second.parts) * 4 + self.second.parts[0] * 4 + self.second.parts[1] * 2
         second += _held(sources.other, self.second, threads)
-        return max(first, second) + OWN_REGISTERS
+        # With several panels the second product goes on while the first has its elements.
+        return (max(first, second) if self.panels == 1 else first + second) + OWN_REGISTERS
 
     def refusal(self, form: ChainedProducts, sources: ChainSources, request: GpuRequest) -> Refused | None:
         """Why the parts of this tiling do not go together, or ``None``."""
@@ -218,6 +234,11 @@ class ChainTiling:
             return Refused("the totals of whole rows do not fit the registers of a block's threads")
         if self.registers(form, sources, request.threads) > MOST_REGISTERS:
             return Refused("the totals and what is on its way do not fit the registers of a thread")
+        if self.panels > 1 and prod(self.second.parts) + self.chunks * prod(self.first.parts) > MOST_PARTS:
+            return Refused("the totals of both products do not fit the registers of a block's threads")
+        beyond = self.panels * self.width - form.first.extents[2]
+        if self.panels > 1 and beyond >= self.second.step and form.first.extents[2] % self.second.step == 0:
+            return Refused(f"{self.panels} panels of {self.width} columns end with a whole step beyond the end")
         if self.width % self.second.step:
             return Refused(f"rows of {self.width} are no steps of {self.second.step}")
         if self.second.step // INNER % self.second.warps[2]:
@@ -272,6 +293,7 @@ def chain_knobs(form: ChainedProducts, sources: ChainSources, threads: int) -> t
         Knob("mma_rows", _PARTS_DOWN),
         Knob("mma_columns", _PARTS_ACROSS),
         Knob("step", steps(form.first.extents[3])),
+        Knob("chunks", _CHUNKS),
         Knob("second_warps_along_rows", divisors),
         Knob("second_warps_along_inner", divisors),
         Knob("second_step", steps(form.first.extents[2])),
@@ -282,11 +304,14 @@ def chain_knobs(form: ChainedProducts, sources: ChainSources, threads: int) -> t
 def _tilings(form: ChainedProducts, sources: ChainSources, request: GpuRequest) -> Iterator[ChainTiling]:
     knobs = chain_knobs(form, sources, request.threads)
     names = [knob.name for knob in knobs]
-    rows = form.first.extents[1]
+    rows, chunks = form.first.extents[1], names.index("chunks")
     for values in itertools.product(*(knob.values for knob in knobs)):
         tiling = ChainTiling.of(dict(zip(names, values, strict=True)), form, request.threads)
         if tiling is None or tiling.rows >= 2 * max(rows, ROWS):
             continue
+        whole = tiling.panels * tiling.chunks * prod(tiling.first.parts)
+        if values[chunks] and (tiling.panels == 1 or whole <= MOST_PARTS):
+            continue  # Rows that fit are computed once.
         if tiling.refusal(form, sources, request) is None:
             yield tiling
 
@@ -294,14 +319,19 @@ def _tilings(form: ChainedProducts, sources: ChainSources, request: GpuRequest) 
 def choose_chain(form: ChainedProducts, sources: ChainSources, request: GpuRequest) -> tuple[float, ChainTiling] | None:
     """The tiling of least estimated time, and that time in clocks.
 
-    Where some do, it leaves room for a second block on a multiprocessor, so that other stages of its kernel have one.
+    One that leaves no room for a second block on a multiprocessor leaves none to the other stages of its kernel either,
+    and has to be as much faster.
     """
-    modest = replace(request, max_shared_bytes=request.max_shared_bytes // 2)
-    every = list(_tilings(form, sources, modest)) or list(_tilings(form, sources, request))
-    sharing = [t for t in every if t.registers(form, sources, request.threads) <= ASSUMED_REGISTERS]
-    estimated = [(*_cost(form, sources, tiling, request), tiling) for tiling in sharing or every]
-    best = min(estimated, key=lambda candidate: candidate[:2], default=None)
-    return None if best is None else (best[0], best[2])
+    half = request.max_shared_bytes // 2
+
+    def weighed(tiling: ChainTiling) -> tuple[float, float, float, ChainTiling]:
+        modest = tiling.registers(form, sources, request.threads) <= ASSUMED_REGISTERS
+        modest &= tiling.shared_bytes(form, sources) <= half
+        cost, chain = _cost(form, sources, tiling, request)
+        return cost * (1.0 if modest else _ALONE), chain, cost, tiling
+
+    best = min(map(weighed, _tilings(form, sources, request)), key=lambda found: found[:2], default=None)
+    return None if best is None else best[2:]
 
 
 def _instructions(form: ChainedProducts) -> float:
@@ -371,12 +401,14 @@ def _cost(
 ) -> tuple[float, float]:
     """Estimated clocks of a multiprocessor, its waves as :mod:`souffle.cost.predict` adds them up; and of one tile."""
     first_steps, second_steps = tiling.inner_steps(form)
-    rows, elements = tiling.rows, tiling.rows * tiling.width
+    rows, elements = tiling.rows, tiling.rows * tiling.width * tiling.panels
+    times = 1 + sum(bool(step.reductions) for step in form.steps) if tiling.panels > 1 else 1
     work = _Work()
-    work.add_product(tiling.first, sources.right, first_steps * tiling.chunks, request.threads)
-    work.add_product(tiling.second, sources.other, second_steps, request.threads)
+    work.add_product(tiling.first, sources.right, times * tiling.panels * first_steps * tiling.chunks, request.threads)
+    work.add_product(tiling.second, sources.other, tiling.panels * second_steps, request.threads)
     work.fetched += rows * form.first.extents[3] * 2
-    work.issued += elements * _instructions(form)
+    # Half of what is computed of rows is computed again, on average.
+    work.issued += elements * _instructions(form) * (1 + times) / 2
     work.shared += elements * 2 + 4 * tiling.part_elements(form) * tiling.first.warps[1]
     work.waits += len(form.reductions) * (BARRIER + 4 * LOAD_LATENCY) + 4 * BARRIER
     totals = rows * form.second.extents[2]
