@@ -70,7 +70,9 @@ def choose_kernels(
             subprograms.append(subprogram)
             total += merged.seconds
             continue
-        parts = [_Alone.of(unit, request, forecast, prices) for unit in units]
+        # A loop's stages go on sharing multiprocessors as they did.
+        kernels = [Subprogram((unit,), 1 if isinstance(unit, Stage) else subprogram.blocks_per_sm) for unit in units]
+        parts = [_Alone.of(kernel, request, forecast, prices) for kernel in kernels]
         alone = sum(part.seconds for part in parts)
         # What a cut gains must be more than launches may cost beyond what they are said to.
         doubt = (forecast.error - 1) * forecast.launch_seconds
@@ -82,7 +84,7 @@ def choose_kernels(
                 f"{_us(part.seconds)} as one kernel"
                 for part in steps
             }
-        subprograms += [Subprogram((unit,)) for unit in units] if split else [subprogram]
+        subprograms += kernels if split else [subprogram]
         total += alone if split else merged.seconds
         figures = _figures(units, merged, forecast)
         decisions.append(Decision("choice", f"one kernel for {subprogram.name}", not split, figures))
@@ -100,9 +102,12 @@ class _Alone:
     launches: int
 
     @classmethod
-    def of(cls, unit: Unit, request: PartitionRequest, forecast: KernelForecast, prices: KernelPrices) -> _Alone:
+    def of(
+        cls, kernel: Subprogram, request: PartitionRequest, forecast: KernelForecast, prices: KernelPrices
+    ) -> _Alone:
+        (unit,) = kernel.stages
         in_steps = prices.apart(unit, forecast)
-        whole = in_steps if isinstance(unit, Stage) else prices.kernel(Subprogram((unit,)), request, forecast).seconds
+        whole = in_steps if isinstance(unit, Stage) else prices.kernel(kernel, request, forecast).seconds
         return cls(unit.name, whole, in_steps, runs_of(unit) * len(flat_stages([unit])))
 
 
