@@ -22,6 +22,7 @@ from souffle.schedule.gpu.rule import OWNS_TILES, GpuRequest, GpuSchedule
 from souffle.schedule.gpu.rules.channel_owned import CHANNEL_OWNED
 from souffle.schedule.gpu.schedule_check import check_schedule
 from souffle.schedule.gpu.tiling.owned_steps import cut_tile
+from souffle.schedule.gpu.tiling.owned_tiling import choose_width
 from souffle.schedule.lower import cuda_target
 from souffle.tvm_compat import const_int, primfunc_from_tensors
 
@@ -100,6 +101,17 @@ def groups(name: str, parts: int, grain: int, rows: int, columns: int) -> Case:
     return Case(name, (x, w, v), (second,))
 
 
+def projection(name: str, channels: int, reduced: int, rows: int, columns: int) -> Case:
+    """An excitation whose scaled channels are only read by a product: blocks share its rows and columns."""
+    p, a, b = data("p", 1, channels), data("a", reduced, channels), data("b", channels, reduced)
+    x, w = data("x", channels, columns), data("w", rows, channels)
+    scale = topi.sigmoid(topi.nn.dense(topi.nn.relu(topi.nn.dense(p, a)), b))
+    scaled = te.compute(x.shape, lambda c, i: x[c, i] * scale[0, c], name="scaled")
+    c = te.reduce_axis((0, channels), name="c")
+    product = te.compute((rows, columns), lambda i, j: te.sum(w[i, c] * scaled[c, j], [c]), name="product")
+    return Case(name, (p, a, b, x, w), (product,), GpuRequest("sm_80", threads=64, sm_count=64))
+
+
 def products(name: str) -> Case:
     """Two products in a row, of which the second one reads the first through shared memory."""
     x, w, v = data("x", 24, 16), data("w", 32, 16), data("v", 20, 32)
@@ -116,6 +128,7 @@ CASES = [
     excitation("excited", 20, 5, 6),
     groups("grouped", 4, 6, 8, 3),
     products("chained"),
+    projection("spread", 24, 5, 40, 90),
 ]
 
 
@@ -200,6 +213,16 @@ def test_what_every_tile_repeats() -> None:
     assert chain.repeated == 5 * 20
     grouped = next(case for case in CASES if case.name == "grouped").chain
     assert (grouped.units, {owner.grain for owner in grouped.owners.values()}) == (4, {1, 6})
+
+
+def test_blocks_share_the_last_step_where_tiles_are_few() -> None:
+    case = next(case for case in CASES if case.name == "spread")
+    tiling = choose_width(case.chain, case.request)
+    assert tiling.spread > 1 and tiling.tiles == tiling.tile.tiles * tiling.spread
+    # Not where an earlier step writes an output: two blocks would write it.
+    product = case.outputs[0].op.input_tensors[1]
+    both = Case("both", case.inputs, (product, *case.outputs), case.request).chain
+    assert isinstance(both, Refused) or not both.spreads
 
 
 def test_reads_across_are_named() -> None:

@@ -39,13 +39,18 @@ def emit_owned(tiling: OwnedTiling, request: GpuRequest) -> tuple[tirx.PrimFunc,
     buffers = [*tile.buffers, *shared, *registers.buffers]
 
     def body(block: PrimExpr, thread: PrimExpr) -> tirx.Stmt:
-        statements: list[tirx.Stmt | None] = [tirx.Bind(tile.number, block)]
+        number, part = block, None
+        if tiling.spread > 1:
+            number, part = tirx.floordiv(block, tiling.spread), tirx.floormod(block, tiling.spread)
+        statements: list[tirx.Stmt | None] = [tirx.Bind(tile.number, number)]
         for step, kernel in zip(tile.steps, kernels, strict=True):
             statements.append(barrier() if step.waits else None)
-            statements.append(registers.used_by(_rounds(kernel, thread)))
+            last = step is tile.steps[-1] and part is not None
+            own = kernel.body(part, thread) if last else _rounds(kernel, thread)
+            statements.append(registers.used_by(own))
         return sequence(*statements)
 
-    return kernel_func(tile.chain.func, tile.tiles, request.threads, buffers, body), tile.tiles
+    return kernel_func(tile.chain.func, tiling.tiles, request.threads, buffers, body), tiling.tiles
 
 
 def _in_registers(buffer: Any) -> bool:

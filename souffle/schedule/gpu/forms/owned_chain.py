@@ -95,11 +95,22 @@ class OwnedChain:
         return sum(_evaluations(block) for block in self.owners if block.reduction)
 
     @property
+    def spreads(self) -> bool:
+        """Whether several blocks may share a tile: each computes all groups for itself, and a part of the last one.
+
+        No other group writes to global memory, where two blocks would write the same.
+        """
+        return self.outputs <= {*self.groups[-1]}
+
+    @property
     def common_bytes(self) -> int:
         """What every tile reads from global memory: of each tensor no more than its elements."""
         found: dict[Any, int] = {}
         inside = [block.buffer for block in self.blocks]
+        shared = {*self.groups[-1]} if self.spreads else set()
         for block in self.blocks:
+            if block in shared:
+                continue
             owner = self.owners.get(block)
             for load in buffer_loads(block.value):
                 own = owner is not None and any(depends(i, block.spatial[owner.place]) for i in load.indices)

@@ -10,7 +10,7 @@ from souffle.schedule.gpu.forms.memory_access import lanes_along, memory_step
 from souffle.schedule.gpu.forms.owned_chain import OwnedChain
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.schedule.gpu.tiling.contraction_cost import fp32_lanes
-from souffle.schedule.gpu.tiling.contraction_tiling import staging_refusal
+from souffle.schedule.gpu.tiling.contraction_tiling import choose_tiling, staging_refusal
 from souffle.schedule.gpu.tiling.direct_cost import choose_serial_tiling
 from souffle.schedule.gpu.tiling.direct_tiling import DirectTiling, shared_bytes
 from souffle.schedule.gpu.tiling.owned_steps import Mapped, OwnedStep, OwnedTile, cut_tile, kept_bytes
@@ -54,11 +54,19 @@ class OwnedTiling:
         How each step is shared by the threads; of a mapped one the elements of an access.
     clocks : float
         Estimated, of the whole grid.
+    spread : int
+        Blocks that share a tile, each with a part of its last step.
     """
 
     tile: OwnedTile
     steps: tuple[DirectTiling | SlicedTiling | int, ...]
     clocks: float
+    spread: int = 1
+
+    @property
+    def tiles(self) -> int:
+        """Blocks of the grid."""
+        return self.tile.tiles * self.spread
 
 
 def widths(chain: OwnedChain) -> tuple[int, ...]:
@@ -83,9 +91,12 @@ def choose_width(chain: OwnedChain, request: GpuRequest) -> OwnedTiling | Refuse
         )
     wanted = math.log(request.sm_count)
     near = sorted(widths(chain), key=lambda width: (abs(math.log(chain.units / width) - wanted), width))
+    near = near[:_MOST_WIDTHS]
+    if chain.spreads and chain.units not in near:
+        near.append(chain.units)
     best: OwnedTiling | Refused = chain.refused("no width fits")
     for shared in (request.max_shared_bytes // _RESIDENT, request.max_shared_bytes):
-        for width in near[:_MOST_WIDTHS]:
+        for width in near:
             tried = tiling_of_width(chain, width, replace(request, max_shared_bytes=shared))
             if isinstance(tried, Refused):
                 best = tried if isinstance(best, Refused) else best
@@ -110,7 +121,14 @@ def tiling_of_width(chain: OwnedChain, width: int, request: GpuRequest) -> Owned
     clocks = 0.0
     for step in tile.steps:
         left = request.max_shared_bytes - taken
-        timed = _step(step, replace(request, max_shared_bytes=left))
+        own = replace(request, max_shared_bytes=left)
+        if step is tile.steps[-1] and chain.spreads:
+            spread = _spread(step, own, tile.tiles)
+            if spread is not None:
+                numbers, blocks, last = spread
+                together = math.ceil(tile.tiles * blocks / request.sm_count)
+                return OwnedTiling(tile, (*chosen, numbers), clocks * max(1.0, _BUSY * together) + last, blocks)
+        timed = _step(step, own)
         if timed is None:
             return chain.refused(
                 f"block {step.name} has no tiling for {request.threads} threads and {left} bytes of shared memory"
@@ -120,6 +138,18 @@ def tiling_of_width(chain: OwnedChain, width: int, request: GpuRequest) -> Owned
         taken += timed[2]
     together = math.ceil(tile.tiles / request.sm_count)
     return OwnedTiling(tile, tuple(chosen), clocks * max(1.0, _BUSY * together))
+
+
+def _spread(step: OwnedStep, request: GpuRequest, tiles: int) -> tuple[SlicedTiling, int, float] | None:
+    """The last step shared by the multiprocessors that its tile has: numbers, blocks and clocks; ``None`` if by one."""
+    multiprocessors = request.sm_count // tiles
+    if multiprocessors < 2 or step.product is None or staging_refusal(step.product, request) is not None:
+        return None
+    timed = choose_tiling(step.product, replace(request, sm_count=multiprocessors))
+    if timed is None:
+        return None
+    blocks = math.prod(timed[1].counts(step.product.extents))
+    return (SlicedTiling(timed[1], 1), blocks, timed[0]) if blocks > 1 else None
 
 
 def _step(step: OwnedStep, request: GpuRequest) -> tuple[float, DirectTiling | SlicedTiling | int, int] | None:
