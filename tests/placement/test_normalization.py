@@ -105,6 +105,16 @@ def test_layer_normalization_between_products(rows: int, width: int, size: int) 
     assert_normalizes(network(rows, width), size)
 
 
+@pytest.mark.parametrize(("width", "size"), [(96, 32), (128, 64), (112, 64)])
+def test_on_cuda_cores(width: int, size: int) -> None:
+    assert_normalizes(network(40, width), size, precision="fp32")
+    assert_normalizes(network(17, width, batch=3), size, precision="fp32")
+
+
+def test_on_cuda_cores_with_more_rows_than_threads() -> None:
+    assert_normalizes(network(300, 256), 64, precision="fp32")
+
+
 def test_a_normalization_without_a_mean() -> None:
     assert_normalizes(network(norm=rms_norm), 32)
 
@@ -121,8 +131,9 @@ def test_a_large_mean() -> None:
     assert_normalizes(network(shift=1e4), 32)
 
 
-def test_values_are_proven() -> None:
-    kernels, _ = forced(network(24, 64), 32, verify="values")
+@pytest.mark.parametrize("precision", ["mixed", "fp32"])
+def test_values_are_proven(precision: str) -> None:
+    kernels, _ = forced(network(24, 64), 32, precision, verify="values")
     certificate = certify(kernels)
     assert certificate.verdict == PROVEN, printed(certificate)
 

@@ -11,6 +11,8 @@ from tvm import tirx
 from souffle.schedule.gpu.emit.async_copy import AsyncCopy, async_copy, barrier, commit, wait
 from souffle.schedule.gpu.emit.contraction_statements import guarded, kernel_func, local_buffer, loop, shared_buffer
 from souffle.schedule.gpu.emit.folding import ThreadShare, fold_buffers, fold_results
+from souffle.schedule.gpu.emit.normalized_fetch import NormalizedFetch
+from souffle.schedule.gpu.emit.row_statements import RowStatements
 from souffle.schedule.gpu.emit.staging import TileFetch, choose_fetch
 from souffle.schedule.gpu.emit.writeback import write_results
 from souffle.schedule.gpu.forms.contraction_expressions import substitute_axes
@@ -63,6 +65,7 @@ class _Side:
         copy = async_copy(fetch, arch) if stages > 1 else None
         self.copy = copy if isinstance(copy, AsyncCopy) else None
         self.fetch = fetch if self.copy is None else self.copy.fetch
+        self.source: TileFetch | NormalizedFetch = self.fetch
         # What comes by way of registers is stored just before it is read, so that two of its tiles are enough.
         self.buffers = min(stages, 2) if self.copy is None else stages
         self.vectors = vectors
@@ -109,6 +112,10 @@ class ContractionKernel:
                 ("left", "right"), (rows, columns), tiling.each, lanes, tiling.across[1:], strict=True
             )
         )
+        self.rows = RowStatements(problem, batch, rows, request.threads)
+        self.normalized = None
+        if self.rows.held is not None and self.left.copy is None:
+            self.left.source = self.normalized = NormalizedFetch(self.left.fetch, problem.row_values)
         self.totals = local_buffer("totals", prod(tiling.each), problem.dtype)
         self.lanes = result_lanes_of(problem, tiling.together)
         stores = problem.stores if self.lanes > 1 else ()
@@ -129,7 +136,9 @@ class ContractionKernel:
         parts = [side.part for side in self.sides]
         held = [buffer for pair in self.folded for buffer in pair]
         shared = [side.shared for side in self.sides]
-        return (*shared, *waiting, *parts, self.totals, *self.values, *held, *self.sums, *self.joined)
+        normalizing = (*self.rows.buffers, *(() if self.normalized is None else self.normalized.buffers))
+        own = (*self.values, *held, *self.sums, *self.joined, *normalizing)
+        return (*shared, *waiting, *parts, self.totals, *own)
 
     def func(self) -> tirx.PrimFunc:
         """The stage with this body."""
@@ -156,7 +165,7 @@ class ContractionKernel:
     def _fetches(self, turn: PrimExpr) -> tirx.Stmt | None:
         """Reads, into registers, of what copies do not bring."""
         reads = [
-            side.fetch.fetch(side.held, self.thread, self._corner(side, turn))
+            side.source.fetch(side.held, self.thread, self._corner(side, turn))
             for side in self.sides
             if side.copy is None
         ]
@@ -191,7 +200,7 @@ class ContractionKernel:
         def advance(turn: PrimExpr) -> tirx.Stmt:
             return sequence(self._puts(turn), self._next_fetches(turn), self._products(turn))
 
-        return [self._fetches(tirx.IntImm("int32", 0)), loop("turn", self.steps, advance)]
+        return [*self._row_values(), self._fetches(tirx.IntImm("int32", 0)), loop("turn", self.steps, advance)]
 
     def _pipeline(self) -> list[tirx.Stmt | None]:
         """Several, brought by copies; see :mod:`souffle.schedule.gpu.emit.async_copy`."""
@@ -206,7 +215,16 @@ class ContractionKernel:
             )
 
         first = [sequence(self._copies(tirx.IntImm("int32", turn)), commit()) for turn in range(stages - 1)]
-        return [*first, self._fetches(tirx.IntImm("int32", 0)), loop("turn", self.steps, advance)]
+        fetches = self._fetches(tirx.IntImm("int32", 0))
+        return [*first, *self._row_values(), fetches, loop("turn", self.steps, advance)]
+
+    def _row_values(self) -> list[tirx.Stmt | None]:
+        """What is worked out for the rows of the tile, and a barrier after it."""
+        statements = self.rows.work_out(self.tile[:2], self.thread)
+        if statements is None:
+            return []
+        taken = None if self.normalized is None else self.normalized.take(self.rows.values, self.thread)
+        return [statements, barrier(), taken]
 
     # Arithmetic
 
@@ -276,6 +294,7 @@ class ContractionKernel:
             lambda i: self.left.vectors.position(i, self.place[1]),
             lambda j: self.right.vectors.position(j, self.place[2]),
             lambda i, j: self.totals[i * columns + j],
+            self.rows.values,
         )
         return sequence(written, fold_results(self.problem, part, self.folded, self.thread, self.threads))
 
@@ -322,7 +341,8 @@ class ContractionKernel:
         lanes, (batch, rows, columns) = self.lanes, self.tiling.tile
         thread_batch, thread_row, thread_column = self.place
         own, across = self.left.vectors, self.right.vectors
-        row = self.tile[1] * rows + own.place(tirx.floordiv(i, own.lanes), thread_row) + tirx.floormod(i, own.lanes)
+        in_tile = own.place(tirx.floordiv(i, own.lanes), thread_row) + tirx.floormod(i, own.lanes)
+        row = self.tile[1] * rows + in_tile
         # Vectors of results are parts of those that a thread has in a row.
         vectors = across.lanes // lanes
         group = tirx.floordiv(j, vectors) * across.threads + thread_column
@@ -336,6 +356,7 @@ class ContractionKernel:
             lambda lane: self.totals[i * self.tiling.each[1] + j * lanes + lane],
             self.tiling.tile,
             apart=self.values,
+            of_row=self.rows.values(thread_batch, in_tile),
         )
 
 

@@ -1,12 +1,13 @@
 """Writing reductions over the elements of a contraction: each tile combines what it has (paper §6.3).
 
 A thread combines its own elements in registers, then one thread for each result what the threads of a row or column of
-the tile have, by way of shared memory. Both go in a fixed order, so that the result has the same bits in every run.
+the tile have, by way of shared memory. Both go in a fixed order, so that the result has the same bits in every run. A
+moment that is about the mean of another's results comes after it, which leaves these in shared memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any
@@ -42,6 +43,8 @@ class ThreadShare:
         From the number of one of the thread's rows or columns to its place in the tile.
     total : callable
         From both numbers to the finished total.
+    of_row : callable
+        From a batch and a row of the tile to what stands there for the variables of the row.
     """
 
     across: tuple[int, int, int]
@@ -51,6 +54,7 @@ class ThreadShare:
     row: Callable[[PrimExpr], PrimExpr]
     column: Callable[[PrimExpr], PrimExpr]
     total: Callable[[PrimExpr, PrimExpr], PrimExpr]
+    of_row: Callable[[PrimExpr, PrimExpr], Mapping[tirx.Var, PrimExpr]] = lambda batch, row: {}
 
 
 def fold_problem(problem: Contraction, tile: tuple[Any, Any, Any]) -> Any:
@@ -67,25 +71,34 @@ def fold_bytes(problem: Contraction, across: tuple[Any, Any, Any], each: tuple[A
     """Bytes of shared memory that a tile's reductions take; arrays where these are."""
     taken: Any = 0
     for fold in problem.folds:
-        taken = taken + _elements(problem, fold, across, each) * (bits_of(dtype_of(fold.total)) // 8)
+        elements = _elements(problem, fold, across, each)
+        if _is_read(problem, fold):
+            elements = elements + _results(problem, fold, across, each)
+        taken = taken + elements * (bits_of(dtype_of(fold.total)) // 8)
     return taken
 
 
 def fold_buffers(
     problem: Contraction, across: tuple[int, int, int], each: tuple[int, int]
-) -> tuple[tuple[Any, Any], ...]:
-    """For each reduction shared memory for the threads' parts, and a register."""
-    return tuple(
-        (
-            shared_buffer(f"folded_{number}", _elements(problem, fold, across, each), dtype_of(fold.total)),
-            local_buffer(f"fold_{number}", 1, dtype_of(fold.total)),
-        )
-        for number, fold in enumerate(problem.folds)
-    )
+) -> tuple[tuple[Any, ...], ...]:
+    """For each reduction shared memory for the threads' parts, a register, and shared memory for results if another
+    one reads these.
+    """
+    buffers: list[tuple[Any, ...]] = []
+    for number, fold in enumerate(problem.folds):
+        dtype = dtype_of(fold.total)
+        held = shared_buffer(f"folded_{number}", _elements(problem, fold, across, each), dtype)
+        own = local_buffer(f"fold_{number}", 1, dtype)
+        if _is_read(problem, fold):
+            results = shared_buffer(f"results_{number}", _results(problem, fold, across, each), dtype)
+            buffers.append((held, own, results))
+        else:
+            buffers.append((held, own))
+    return tuple(buffers)
 
 
 def fold_results(
-    problem: Contraction, part: ThreadShare, buffers: Sequence[tuple[Any, Any]], thread: PrimExpr, threads: int
+    problem: Contraction, part: ThreadShare, buffers: Sequence[tuple[Any, ...]], thread: PrimExpr, threads: int
 ) -> tirx.Stmt | None:
     """The statements of all reductions, behind the last of the contraction's sums; ``None`` if there are none.
 
@@ -102,10 +115,30 @@ def fold_results(
     """
     if not problem.folds:
         return None
-    pairs = list(zip(problem.folds, buffers, strict=True))
-    parts = [_own_parts(problem, fold, part, *held) for fold, held in pairs]
-    results = [_joined(problem, fold, part, *held, thread, threads) for fold, held in pairs]
-    return sequence(*parts, barrier(), *results)
+    statements: list[tirx.Stmt] = []
+    found: list[tuple[Fold, Any]] = []
+    left = list(zip(problem.folds, buffers, strict=True))
+    while left:
+        ready = [(fold, held) for fold, held in left if not _read_of(fold, [other for other, _ in left])]
+        left = [(fold, held) for fold, held in left if all(fold is not other for other, _ in ready)]
+        if statements:
+            statements.append(barrier())
+        statements += [_own_parts(problem, fold, part, *held[:2], found) for fold, held in ready]
+        statements.append(barrier())
+        statements += [_joined(problem, fold, part, held, thread, threads) for fold, held in ready]
+        found += [(fold, held[2]) for fold, held in ready if len(held) > 2]
+    return sequence(*statements)
+
+
+def _is_read(problem: Contraction, fold: Fold) -> bool:
+    """Whether another reduction reads its results."""
+    return any(_read_of(other, [fold]) for other in problem.folds if other is not fold)
+
+
+def _read_of(fold: Fold, others: Sequence[Fold]) -> list[Fold]:
+    """Those of some reductions whose results another one reads."""
+    read = variables(fold.value)
+    return [other for other in others if any(other.total.same_as(v) for v in read)]
 
 
 def _over(problem: Contraction, fold: Fold) -> int:
@@ -116,11 +149,19 @@ def _over(problem: Contraction, fold: Fold) -> int:
 def _elements(problem: Contraction, fold: Fold, across: tuple[Any, Any, Any], each: tuple[Any, Any]) -> Any:
     over = _over(problem, fold)
     # One more than threads share a result: what neighbouring results read lies in different banks.
-    return across[0] * across[3 - over] * each[2 - over] * (across[over] + 1)
+    return _results(problem, fold, across, each) * (across[over] + 1)
 
 
-def _own_parts(problem: Contraction, fold: Fold, part: ThreadShare, held: Any, own: Any) -> tirx.Stmt:
-    """Each thread's elements, combined in registers."""
+def _results(problem: Contraction, fold: Fold, across: tuple[Any, Any, Any], each: tuple[Any, Any]) -> Any:
+    """Results of a tile."""
+    over = _over(problem, fold)
+    return across[0] * across[3 - over] * each[2 - over]
+
+
+def _own_parts(
+    problem: Contraction, fold: Fold, part: ThreadShare, held: Any, own: Any, found: Sequence[tuple[Fold, Any]]
+) -> tirx.Stmt:
+    """Each thread's elements, combined in registers; `found`: reductions before, and where their results are."""
     over = _over(problem, fold)
     kept = 3 - over
     groups = (problem.batch, problem.rows, problem.columns)
@@ -145,15 +186,18 @@ def _own_parts(problem: Contraction, fold: Fold, part: ThreadShare, held: Any, o
         first, inside_batch, mapping = located(0, batch, part.across[0])
         second, inside_kept, more = located(kept, part.tile[kept] * extent(kept) + place, extent(kept))
         mapping = mapping | more
+        number = part.thread[0] * extent(kept) + place
+        results = {other.total: buffer[number] for other, buffer in found}
 
         def add(y: PrimExpr) -> tirx.Stmt:
             third, inside, last = located(over, part.tile[over] * extent(over) + places[over](y), extent(over))
             total = part.total(*((x, y) if over == 2 else (y, x)))
-            term = substitute_axes(fold.value, mapping | last | {problem.total: total})
+            of_row = part.of_row(part.thread[0], place if over == 2 else part.row(y))
+            known = {problem.total: total, **of_row, **results}
+            term = substitute_axes(fold.value, mapping | last | known)
             combined = tirx.BufferStore(own, fold.combine(own[0], term), [0])
             return sequence(*third, guarded([*inside_batch, *inside_kept, *inside], combined))
 
-        number = part.thread[0] * extent(kept) + place
         return sequence(
             *first,
             *second,
@@ -166,9 +210,18 @@ def _own_parts(problem: Contraction, fold: Fold, part: ThreadShare, held: Any, o
 
 
 def _joined(
-    problem: Contraction, fold: Fold, part: ThreadShare, held: Any, own: Any, thread: PrimExpr, threads: int
+    problem: Contraction,
+    fold: Fold,
+    part: ThreadShare,
+    buffers: tuple[Any, ...],
+    thread: PrimExpr,
+    threads: int,
 ) -> tirx.Stmt:
-    """What the threads of a tile have, combined in the order of the threads by one for each result, and stored."""
+    """What the threads of a tile have, combined in the order of the threads by one for each result, and stored.
+
+    Where other reductions read it, it stays in shared memory, too.
+    """
+    held, own, *kept_results = buffers
     over = _over(problem, fold)
     kept = 3 - over
     size = part.across[kept] * part.each[kept - 1]
@@ -198,6 +251,7 @@ def _joined(
         more = part.across[over] - 1
         combined = [tirx.BufferStore(own, held[base], [0])]
         combined += [loop("other", more, add, "unrolled")] if more else []
+        combined += [tirx.BufferStore(buffer, own[0], [at]) for buffer in kept_results]
         stores = []
         for store in fold.stores:
             where = [] if store.where is None else [substitute_axes(store.where, mapping)]

@@ -35,8 +35,6 @@ def _apply(problem: Contraction, request: GpuRequest) -> Sketch | Refused:
 
     Refused is what a reduction rule computes better: fewer than 4 rows or columns, or fewer than 4 products a sum.
     """
-    if problem.normalizes:
-        return problem.refused("it normalizes rows, which tiles on CUDA cores do not")
     refusal = staging_refusal(problem, request)
     if refusal is not None:
         return refusal
@@ -58,7 +56,7 @@ def _apply(problem: Contraction, request: GpuRequest) -> Sketch | Refused:
     return Sketch.of_least(CONTRACTION.name, knobs, best, unfit, make, least)
 
 
-CONTRACTION = Rule("contraction", read_contraction, _apply, starts_reductions=True)
+CONTRACTION = Rule("contraction", read_contraction, _apply, starts_reductions=True, normalizes=True)
 
 
 def tile_of(func: tirx.PrimFunc, request: GpuRequest) -> tuple[int, int] | None:

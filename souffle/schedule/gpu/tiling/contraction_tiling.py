@@ -12,6 +12,7 @@ import numpy as np
 from souffle.decision import Refused
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS
 from souffle.schedule.gpu.emit.folding import fold_bytes, fold_problem
+from souffle.schedule.gpu.emit.row_statements import row_bytes
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.forms.memory_access import bits_of
 from souffle.schedule.gpu.rule import GpuRequest, Knob, Values
@@ -268,7 +269,7 @@ def contraction_shared_bytes(problem: Contraction, tiling: ContractionTiling) ->
     bits += np.maximum(columns + PADDING, columns * (tiling.step + PADDING) / tiling.step) * bits_of(
         problem.right.dtype
     )
-    folded = fold_bytes(problem, tiling.across, tiling.each)
+    folded = fold_bytes(problem, tiling.across, tiling.each) + row_bytes(problem, batch * rows)
     return np.ceil(batch * tiling.step * bits / 8).astype(np.int64) * tiling.stages + folded
 
 
