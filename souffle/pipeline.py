@@ -10,7 +10,7 @@ from math import inf
 import tvm
 
 from souffle.analysis import Analysis, analyze
-from souffle.choice import JoinTrials, KernelPrices, choose_kernels, with_parts
+from souffle.choice import JoinTrials, KernelPrices, accepted, choose_kernels, ways_taken, with_parts
 from souffle.codegen.assemble import CompiledKernels, assemble
 from souffle.codegen.forecast import with_predictions
 from souffle.codegen.llvm import HostScheduler, assemble_host
@@ -156,22 +156,26 @@ def _staged(program: TEProgram, options: Options, progress: Progress, hook: Hook
     price = price_on(described)
     scheduler = GpuScheduler(device, price)
     logs = open_log(options.tuning_log, options.arch)
+    ways = {(): (program, decided)}
     if level.merge and options.reductions == "ordered":
         tuned = TunedAnswers(logs, device, price) if logs and price is not None else None
-        program, placed = place_reductions(program, described, scheduler, options.on_chip, tuned)
-        decided += placed
-    ways = [(program, decided)]
-    if "channels" in options.on_chip and options.reductions == "ordered":
-        parted, placed = reduce_in_tiles(program, described, scheduler)
-        ways = [(program, (*decided, *placed))] if parted is program else [*ways, (parted, (*decided, *placed))]
+        # As at V3, and with what is placed on chip, which may be the same.
+        place = partial(place_reductions, program, described, scheduler, tuned=tuned)
+        placements = [place(on_chip) for on_chip in dict.fromkeys((frozenset[str](), options.on_chip))]
+        ways = {accepted(placed): (made, (*decided, *placed)) for made, placed in placements}
+        if "channels" in options.on_chip:
+            made, before = ways[accepted(placements[-1][1])]
+            parted, placed = reduce_in_tiles(made, described, scheduler)
+            ways[accepted((*placements[-1][1], *placed))] = (parted, (*before, *placed))
 
     def staged(program: TEProgram, decided: tuple[Decision, ...]) -> _Staged:
         return _Staging(hook("two_phase", program), decided, options, scheduler, progress, hook).best()
 
-    found = [staged(*way) for way in ways]
-    best = min(range(len(ways)), key=lambda number: found[number].seconds)
+    found = {done: staged(*way) for done, way in ways.items()}
+    best = min(found, key=lambda done: found[done].seconds)
     # What a hook has seen last is what is compiled.
-    return found[best] if best == len(ways) - 1 or hook is keep else staged(*ways[best])
+    last = found[best] if best == list(found)[-1] or hook is keep else staged(*ways[best])
+    return replace(last, decisions=(*last.decisions, *ways_taken({done: one.seconds for done, one in found.items()})))
 
 
 class _Staging:
@@ -221,8 +225,7 @@ class _Staging:
         rolled = hook("roll", rolled)
         analysis = hook("analysis", analyze(rolled.expanded()))
         self.progress(f"scheduling {len(rolled.tes)} TEs")
-        policy = JoinPolicy(level.vertical, options.on_chip)
-        stages, joined = form_stages(rolled, analysis, self.scheduler, policy)
+        stages, joined = form_stages(rolled, analysis, self.scheduler, JoinPolicy(level.vertical, options.on_chip))
         stages, chosen, wanted = self.with_joins_that_pay(stages, analysis, unrolled)
         stages = hook("schedule", Stages(stages))
         stages, tuned = self.tuned(stages, analysis)

@@ -3,5 +3,15 @@
 from souffle.choice.joins import JoinTrials, with_parts
 from souffle.choice.kernels import ChosenKernels, choose_kernels
 from souffle.choice.prices import KernelPrice, KernelPrices
+from souffle.choice.ways import accepted, ways_taken
 
-__all__ = ["ChosenKernels", "JoinTrials", "KernelPrice", "KernelPrices", "choose_kernels", "with_parts"]
+__all__ = [
+    "ChosenKernels",
+    "JoinTrials",
+    "KernelPrice",
+    "KernelPrices",
+    "accepted",
+    "choose_kernels",
+    "ways_taken",
+    "with_parts",
+]
