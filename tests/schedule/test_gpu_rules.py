@@ -336,6 +336,18 @@ def test_few_long_rows_are_refused() -> None:
     assert any(r.reason.startswith("rowwise: would leave") and "idle" in r.reason for r in refusals)
 
 
+def test_rows_whose_elements_lie_in_pieces_have_threads_of_their_own() -> None:
+    """Patches merged: a row is four pieces of memory, and neighbouring rows are as far apart as pieces are long."""
+    x = data(14, 14, 64)
+    rows = te.compute((49, 256), lambda i, j: x[i // 7 * 2 + j // 64 % 2, i % 7 * 2 + j // 128, j % 64], "merged")
+    k, n = te.reduce_axis((0, 256), "k"), te.reduce_axis((0, 256), "n")
+    mean = te.compute((49,), lambda i: te.sum(rows[i, k], axis=k), "mean")
+    square = te.compute((49,), lambda i: te.sum((rows[i, n] - mean[i]) * (rows[i, n] - mean[i]), axis=n), "square")
+    result = te.compute((49, 256), lambda i, j: rows[i, j] - mean[i] * square[i], "result")
+    schedule, _ = schedule_gpu(primfunc_from_tensors([x, result], "f"), H100)
+    assert (schedule.rule, schedule.tiles) == ("rowwise", 49)
+
+
 def test_the_work_of_scheduling_does_not_grow_with_the_data() -> None:
     def work(*shape: int) -> int:
         x, g = data(*shape), data(shape[1], name="g")

@@ -121,10 +121,12 @@ def _rows_are_near(chain: Chain) -> bool:
     inside = [axis for place, axis in enumerate(view.node.iter_vars) if place not in places]
     steps = [index_step(access, axis.var, analyzer) for axis in inside if const_int(axis.dom.extent) > 1]
     step = min((abs(s) for s in steps if s), default=None)
+    # Elements whose distance is not known, as behind a division, are as a rule neighbours in pieces.
+    in_pieces = None in steps
     if not row_step:
-        return step is None
+        return step is None and not in_pieces
     if step is None:
-        return True
+        return not in_pieces or abs(row_step) <= NEAR_STEP
     return abs(row_step) <= NEAR_STEP or abs(row_step) <= step
 
 
