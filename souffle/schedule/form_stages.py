@@ -137,9 +137,9 @@ class _Former:
 
     def _ahead(self, start: int) -> tuple[TE, int]:
         """Place a contraction with what is ahead of it for its rows, from `start` on; it, and where it stands."""
-        end = start
-        while _is_ahead(self.program.tes[end]):
-            end += 1
+        end = next((n for n in range(start, len(self.program.tes)) if not _is_ahead(self.program.tes[n])), None)
+        if end is None:
+            raise StageError(f"TE {self.program.tes[start].name} is for the rows of a contraction that does not follow")
         formed = self.drafts.formed(self.program.tes[start : end + 1])
         if formed.answer.schedule is None:
             contraction = self.program.tes[end]

@@ -115,14 +115,15 @@ class _Roller:
         found: list[Piece] = []
         refusals: list[BrokenRepeat] = []
         # A repeat whose steps are wired in two ways is cut where the wiring changes.
-        starts = [r for r in range(repeat.period) if not _in_one_stage(program.tes, repeat.start + r)]
-        pending = [(repeat.start + r, (repeat.length - r) // repeat.period) for r in starts]
+        pending = [(repeat.start + r, (repeat.length - r) // repeat.period) for r in range(repeat.period)]
         while pending:
             start, steps = pending.pop(0)
             subject = program.tes[start].name, repeat.period, steps
             if steps < FEWEST_STEPS or subject in self.refused:
                 continue
             if _holds_extern(program.tes[start : start + repeat.period]):
+                continue
+            if any(_in_one_stage(program.tes, start + step * repeat.period) for step in range(steps + 1)):
                 continue
             piece = read_piece(program, start, repeat.period, steps)
             if isinstance(piece, Piece):
@@ -167,11 +168,13 @@ def _late(program: TEProgram) -> TEProgram:
 
 def _in_one_stage(items: Sequence[Item], number: int) -> bool:
     """Whether an item is computed in one stage with the one before it, by what a normalization says of either."""
-    before = items[number - 1] if number else None
+    if not 0 < number < len(items):
+        return False
+    before = items[number - 1]
     phases = [
         item.placement and item.placement.phase for item in (before, items[number]) if isinstance(item, TE | FusedTE)
     ]
-    return bool(phases) and (phases[-1] == "moments" or (len(phases) == 2 and phases[0] == "rows"))
+    return len(phases) == 2 and (phases[1] == "moments" or phases[0] == "rows")
 
 
 def _repeats(signatures: Sequence[Signature]) -> Iterator[_Repeat]:
