@@ -11,9 +11,9 @@ import pytest
 from tvm import te, topi
 
 import souffle
+from benchmarks.attentions import AttentionCase, by_hand, random_tensors, with_operator, written_out
 from souffle.runtime.network import Network
 from souffle.schedule.stage import Stages, flat_stages
-from tests.attentions import AttentionCase, by_hand, random_tensors, with_operator, written_out
 
 CASES = (
     AttentionCase(1, 33, 32, 4, 4),
