@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import souffle
 from souffle import models
-from souffle.choice import KernelPrices
+from souffle.choice import ChosenKernels, KernelPrices, choose_kernels
 from souffle.cli.compare import compare, onnxruntime_outputs
-from souffle.cost import cost_device
+from souffle.cost import KernelForecast, cost_device
 from souffle.cost.kernel import forecast_on
 from souffle.kernel.dependences import TileDependences
 from souffle.partition import PartitionRequest
@@ -62,10 +64,53 @@ def products(count: int) -> TEProgram:
     return b.program(x)
 
 
-def test_what_a_launch_costs_decides_where_kernels_end() -> None:
-    """On an H200 a node of a graph costs less than a barrier of two blocks on each multiprocessor, a launch more."""
-    device = cost_device("H200-SXM5-141GB")
-    assert device.graph_node_seconds < device.shared_sync_seconds < device.launch_seconds
+def unequal() -> TEProgram:
+    """Products that no loop runs."""
+    b = Builder()
+    x, widths = b.input(64, 256), (192, 320, 128, 256)
+    for inner, outer in zip((256, *widths), widths, strict=False):
+        x = b.matmul(x, b.constant(np.full((inner, outer), 1 / inner, np.float32)))
+    return b.program(x)
+
+
+def chosen(program: TEProgram, sync: float) -> ChosenKernels:
+    """The kernels of a program on a GPU whose barriers take so many seconds."""
+    seen: dict[str, object] = {}
+
+    def hook(step: str, result: object) -> object:
+        seen[step] = result
+        return result
+
+    souffle.compile(program, level="V3", hook=hook, **HOW)
+    stages, analysis, partition = seen["lower"], seen["analysis"], seen["partition"]
+    device = replace(cost_device("H200-SXM5-141GB"), grid_sync_points=((16, sync),))
+    forecast = KernelForecast(device, stages, {*analysis.program.inputs, *analysis.program.constants})
+    request = PartitionRequest(stages, device_for("sm_90"), analysis, forecast)
+    prices = KernelPrices(analysis.program.constants, TileDependences())
+    return choose_kernels(partition, request, forecast, prices)
+
+
+def test_where_barriers_cost_more_than_launches_stages_are_kernels() -> None:
+    whole, apart = chosen(unequal(), 1e-6), chosen(unequal(), 50e-6)
+    (count,) = (len(subprogram.stages) for subprogram in whole.partition.subprograms)
+    assert count >= 4 and whole.partition.decisions[-1].accepted
+    assert [len(subprogram.stages) for subprogram in apart.partition.subprograms] == [1] * count
+    decision = apart.partition.decisions[-1]
+    assert not decision.accepted and f"grid syncs; the {count} runs of its stages" in decision.reason
+    # With launches, which cost what they did, as much as is said of the stages on their own.
+    assert f"kernels of their own {apart.seconds * 1e6:.1f} µs launched one by one" in decision.reason
+    assert not whole.worth_unrolling and not apart.worth_unrolling
+
+
+def test_a_loop_whose_steps_would_be_kernels_is_worth_taking_apart() -> None:
+    whole, apart = chosen(products(6), 1e-6), chosen(products(6), 50e-6)
+    assert not whole.worth_unrolling
+    ((name, reason),) = apart.worth_unrolling.items()
+    assert "predicted with a kernel for each stage of its steps" in reason
+    assert name in {unit.name for subprogram in apart.partition.subprograms for unit in subprogram.stages}
+
+
+def test_a_network_for_a_graph_is_right() -> None:
     model = models.build("bert")
     launched, graph = (souffle.compile(model, graph=graph, **HOW) for graph in (False, True))
     assert predicted_seconds(graph.plan) < predicted_seconds(launched.plan)
@@ -75,15 +120,13 @@ def test_what_a_launch_costs_decides_where_kernels_end() -> None:
     assert result.ok, result
 
 
-@pytest.mark.parametrize("level", ["V3", "V4"])
-def test_levels_below_v4_keep_their_kernels(level: str) -> None:
-    launched, graph = (souffle.compile(products(6), level=level, graph=graph, **HOW) for graph in (False, True))
+def test_levels_below_v4_keep_their_kernels() -> None:
+    launched, graph = (souffle.compile(products(6), level="V3", graph=graph, **HOW) for graph in (False, True))
     assert len(launched.plan.launches) == 1
-    if level == "V3":
-        assert graph.plan.kernels[0].grid_syncs == launched.plan.kernels[0].grid_syncs
-        saved = predicted_seconds(launched.plan) - predicted_seconds(graph.plan)
-        device = cost_device("H200-SXM5-141GB")
-        assert saved == pytest.approx(device.launch_seconds - device.graph_node_seconds)
+    assert graph.plan.kernels[0].grid_syncs == launched.plan.kernels[0].grid_syncs
+    saved = predicted_seconds(launched.plan) - predicted_seconds(graph.plan)
+    device = cost_device("H200-SXM5-141GB")
+    assert saved == pytest.approx(device.launch_seconds - device.graph_node_seconds)
 
 
 def test_the_option_is_kept(tmp_path) -> None:
