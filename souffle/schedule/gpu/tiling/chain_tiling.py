@@ -54,6 +54,9 @@ _CHUNKS = (0, 1, 2, 3, 4)
 _ALONE = 1.5
 """By how much faster a tiling has to be that fills a multiprocessor with one block."""
 
+_OF_FIRST = 4
+"""Knobs that say how a block shares the first product's rows and columns; they come first."""
+
 _FUNCTION_INSTRUCTIONS = 8.0
 """Of an exponential or a division, about."""
 
@@ -292,8 +295,8 @@ def chain_knobs(form: ChainedProducts, sources: ChainSources, threads: int) -> t
         Knob("warps_along_rows", divisors),
         Knob("mma_rows", _PARTS_DOWN),
         Knob("mma_columns", _PARTS_ACROSS),
-        Knob("step", steps(form.first.extents[3])),
         Knob("chunks", _CHUNKS),
+        Knob("step", steps(form.first.extents[3])),
         Knob("second_warps_along_rows", divisors),
         Knob("second_warps_along_inner", divisors),
         Knob("second_step", steps(form.first.extents[2])),
@@ -302,18 +305,29 @@ def chain_knobs(form: ChainedProducts, sources: ChainSources, threads: int) -> t
 
 
 def _tilings(form: ChainedProducts, sources: ChainSources, request: GpuRequest) -> Iterator[ChainTiling]:
+    """Those that fit. The first product's numbers are looked at alone first: few of them do."""
     knobs = chain_knobs(form, sources, request.threads)
-    names = [knob.name for knob in knobs]
-    rows, chunks = form.first.extents[1], names.index("chunks")
-    for values in itertools.product(*(knob.values for knob in knobs)):
-        tiling = ChainTiling.of(dict(zip(names, values, strict=True)), form, request.threads)
-        if tiling is None or tiling.rows >= 2 * max(rows, ROWS):
+    first, second = knobs[:_OF_FIRST], knobs[_OF_FIRST:]
+    rows, columns = form.first.extents[1:3]
+    for values in _products(first):
+        warps, down, across = values["warps_along_rows"], values["mma_rows"], values["mma_columns"]
+        every = ceil(columns / (request.threads // 32 // warps * across * COLUMNS))
+        fits = every * down * across <= MOST_PARTS
+        # Rows that fit are computed once.
+        if warps * down * ROWS >= 2 * max(rows, ROWS) or fits != (values["chunks"] == 0) or values["chunks"] >= every:
             continue
-        whole = tiling.panels * tiling.chunks * prod(tiling.first.parts)
-        if values[chunks] and (tiling.panels == 1 or whole <= MOST_PARTS):
-            continue  # Rows that fit are computed once.
-        if tiling.refusal(form, sources, request) is None:
-            yield tiling
+        if values["chunks"] * down * across >= MOST_PARTS or every % (values["chunks"] or every):
+            continue
+        for more in _products(second):
+            tiling = ChainTiling.of({**values, **more}, form, request.threads)
+            if tiling is not None and tiling.refusal(form, sources, request) is None:
+                yield tiling
+
+
+def _products(knobs: tuple[Knob, ...]) -> Iterator[dict[str, int]]:
+    names = [knob.name for knob in knobs]
+    for values in itertools.product(*(knob.values for knob in knobs)):
+        yield dict(zip(names, values, strict=True))
 
 
 def choose_chain(form: ChainedProducts, sources: ChainSources, request: GpuRequest) -> tuple[float, ChainTiling] | None:
@@ -323,11 +337,12 @@ def choose_chain(form: ChainedProducts, sources: ChainSources, request: GpuReque
     and has to be as much faster.
     """
     half = request.max_shared_bytes // 2
+    each = _instructions(form)
 
     def weighed(tiling: ChainTiling) -> tuple[float, float, float, ChainTiling]:
         modest = tiling.registers(form, sources, request.threads) <= ASSUMED_REGISTERS
         modest &= tiling.shared_bytes(form, sources) <= half
-        cost, chain = _cost(form, sources, tiling, request)
+        cost, chain = _cost(form, sources, tiling, request, each)
         return cost * (1.0 if modest else _ALONE), chain, cost, tiling
 
     best = min(map(weighed, _tilings(form, sources, request)), key=lambda found: found[:2], default=None)
@@ -397,9 +412,12 @@ class _Work:
 
 
 def _cost(
-    form: ChainedProducts, sources: ChainSources, tiling: ChainTiling, request: GpuRequest
+    form: ChainedProducts, sources: ChainSources, tiling: ChainTiling, request: GpuRequest, each: float
 ) -> tuple[float, float]:
-    """Estimated clocks of a multiprocessor, its waves as :mod:`souffle.cost.predict` adds them up; and of one tile."""
+    """Estimated clocks of a multiprocessor, its waves as :mod:`souffle.cost.predict` adds them up; and of one tile.
+
+    Between the products `each` instructions are for an element.
+    """
     first_steps, second_steps = tiling.inner_steps(form)
     rows, elements = tiling.rows, tiling.rows * tiling.width * tiling.panels
     times = 1 + sum(bool(step.reductions) for step in form.steps) if tiling.panels > 1 else 1
@@ -408,7 +426,7 @@ def _cost(
     work.add_product(tiling.second, sources.other, tiling.panels * second_steps, request.threads)
     work.fetched += rows * form.first.extents[3] * 2
     # Half of what is computed of rows is computed again, on average.
-    work.issued += elements * _instructions(form) * (1 + times) / 2
+    work.issued += elements * each * (1 + times) / 2
     work.shared += elements * 2 + 4 * tiling.part_elements(form) * tiling.first.warps[1]
     work.waits += len(form.reductions) * (BARRIER + 4 * LOAD_LATENCY) + 4 * BARRIER
     totals = rows * form.second.extents[2]
