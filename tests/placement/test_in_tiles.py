@@ -6,6 +6,7 @@ And which of them the cost model lets start there: those that gain by it, by mor
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -79,7 +80,9 @@ def convolved(images: int, channels: int, height: int, width: int, out: int = 16
     return g, g.node("Relu", y)
 
 
-def forced(model: onnx.ModelProto, size: int | None, level: str = "V3", precision: str = "fp32"):
+def forced(
+    model: onnx.ModelProto, size: int | None, level: str = "V3", precision: str = "fp32", disable: Sequence[str] = ()
+):
     """Kernels in which every reduction that reads a contraction starts in its tiles, and what became of it."""
     seen: dict[str, object] = {}
 
@@ -90,10 +93,10 @@ def forced(model: onnx.ModelProto, size: int | None, level: str = "V3", precisio
         return result
 
     options = {"level": level, "precision": precision, "reductions": "one_phase", "cubin": False, "arch": "sm_80"}
-    return compile_cuda(souffle.import_onnx(model), hook=hook, **options), seen
+    return compile_cuda(souffle.import_onnx(model), hook=hook, disable=disable, **options), seen
 
 
-def assert_starts_in_tiles(model: onnx.ModelProto, size: int | None, count: int = 1, **options: str) -> None:
+def assert_starts_in_tiles(model: onnx.ModelProto, size: int | None, count: int = 1, **options: object) -> None:
     """The reductions are in stages of contractions; results are right, the same bits in any order, and proven."""
     kernels, seen = forced(model, size, **options)
     plan, certificate = kernels.plan, certify(kernels)
@@ -190,7 +193,9 @@ def test_what_stands_before_the_reduction() -> None:
 def test_with_reuse_between_operators(size: int | None) -> None:
     g, y = convolved(1, 12, 7, 7, side=3)
     gate = g.node("Sigmoid", g.node("GlobalAveragePool", y))
-    assert_starts_in_tiles(g.model(g.node("Conv", g.node("Mul", y, gate), g.weight(8, 16, 1, 1))), size, level="V4")
+    model = g.model(g.node("Conv", g.node("Mul", y, gate), g.weight(8, 16, 1, 1)))
+    # Tiles that own channels would take all of it.
+    assert_starts_in_tiles(model, size, level="V4", disable=["channels"])
 
 
 def test_a_transposed_result() -> None:
