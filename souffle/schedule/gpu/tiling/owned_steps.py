@@ -7,8 +7,9 @@ shared memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -30,9 +31,9 @@ from souffle.schedule.gpu.forms.owned_chain import OwnedChain, local_shape
 from souffle.schedule.gpu.forms.stage_blocks import Inliner
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.tiling.direct_tiling import SumPlan, read_tile_plan
-from souffle.tvm_compat import PrimExpr, buffer_loads, sequence
+from souffle.tvm_compat import PrimExpr, buffer_loads, sequence, structural_digest
 
-__all__ = ["Mapped", "OwnedStep", "OwnedTile", "cut_tile", "kept_bytes"]
+__all__ = ["Mapped", "OwnedStep", "OwnedTile", "StepGroup", "cut_tile", "kept_bytes"]
 
 _ALIGNED = 16
 """Bytes to which each array begins at a multiple."""
@@ -46,6 +47,51 @@ class Mapped:
     store: Store
 
 
+class StepGroup:
+    """Blocks around one reduction, as a stage whose forms are read when they are asked for.
+
+    Parameters
+    ----------
+    func : PrimFunc
+    placed : callable
+        From stores in the tile to those in global memory, where that is where they go.
+    where : hashable
+        What `placed` goes by.
+
+    Attributes
+    ----------
+    key : hashable
+        Equal for groups that take the same time with the same numbers.
+    """
+
+    def __init__(
+        self, func: tirx.PrimFunc, placed: Callable[[Sequence[Store]], tuple[Store, ...]], where: Hashable
+    ) -> None:
+        self._stage, self._placed = StageForms(func), placed
+        self.key = (structural_digest(func), where)
+
+    @cached_property
+    def sum(self) -> SumPlan | None:
+        """See :attr:`OwnedStep.sum`."""
+        read = self._stage.read(read_tile_plan)
+        if isinstance(read, Refused):
+            return None
+        return replace(read, problem=replace(read.problem, stores=self._placed(read.problem.stores)))
+
+    @cached_property
+    def product(self) -> Contraction | None:
+        """See :attr:`OwnedStep.product`."""
+        read = self._stage.read(read_contraction)
+        return None if isinstance(read, Refused) else replace(read, stores=self._placed(read.stores))
+
+    @property
+    def refusal(self) -> str | None:
+        """Why it is neither."""
+        if self.sum is not None or self.product is not None:
+            return None
+        return "; ".join(self._stage.read(read).reason for read in (read_tile_plan, read_contraction))
+
+
 @dataclass(frozen=True, eq=False)
 class OwnedStep:
     """What the threads of a block do between two barriers.
@@ -54,9 +100,8 @@ class OwnedStep:
     ----------
     name : str
         The block's that it computes.
-    sum : SumPlan or None
-    product : Contraction or None
-        The same, where it is a sum of products.
+    group : StepGroup or None
+        Where it reduces something.
     mapped : Mapped or None
         Where it reduces nothing.
     writes : bool
@@ -66,11 +111,20 @@ class OwnedStep:
     """
 
     name: str
-    sum: SumPlan | None = None
-    product: Contraction | None = None
+    group: StepGroup | None = None
     mapped: Mapped | None = None
     writes: bool = False
     waits: bool = False
+
+    @property
+    def sum(self) -> SumPlan | None:
+        """The group as a sum, if it is one."""
+        return None if self.group is None else self.group.sum
+
+    @property
+    def product(self) -> Contraction | None:
+        """The same, where it is a sum of products."""
+        return None if self.group is None else self.group.product
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,16 +203,14 @@ class _Cutter:
                 if isinstance(mapped, Refused)
                 else OwnedStep(last.name, mapped=mapped, writes=writes, waits=waits)
             )
-        stage = StageForms(self._func(group, blocks))
-        summed, product = stage.read(read_tile_plan), stage.read(read_contraction)
-        if isinstance(summed, Refused) and isinstance(product, Refused):
-            return self.chain.refused(f"block {last.name}: {summed.reason}; {product.reason}")
-        plan = factored = None
-        if isinstance(summed, SumPlan):
-            plan = replace(summed, problem=replace(summed.problem, stores=self._placed(summed.problem.stores)))
-        if isinstance(product, Contraction):
-            factored = replace(product, stores=self._placed(product.stores))
-        return OwnedStep(last.name, plan, factored, None, writes, waits)
+        outputs = [block for block in group if block in self.chain.outputs - self.chain.kept]
+        where = tuple((local_shape(self.chain, block, self.chain.units), self._place_of(block)) for block in outputs)
+        return OwnedStep(last.name, StepGroup(self._func(group, blocks), self._placed, where), None, writes, waits)
+
+    def _place_of(self, block: Block) -> tuple[int, int] | None:
+        """Which axis of an output a tile owns, and how much of it."""
+        owner = self.chain.owners.get(block)
+        return None if owner is None or self.width == self.chain.units else (owner.place, self.width * owner.grain)
 
     def copy(self, block: Block) -> OwnedStep:
         """The step that writes an output from where it is kept."""
@@ -166,7 +218,7 @@ class _Cutter:
         held = self.local[block][tuple(axis.var for axis in axes)]
         indices = tuple(self._beyond(block, place, axis.var) for place, axis in enumerate(axes))
         mapped = _without_units(axes, Store(block.buffer, indices, held, None))
-        return OwnedStep(block.name, None, None, mapped, True, True)
+        return OwnedStep(block.name, None, mapped, True, True)
 
     def _extent(self, block: Block, axis: Axis) -> int:
         owner = self.chain.owners.get(block)

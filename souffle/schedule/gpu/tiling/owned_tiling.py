@@ -97,7 +97,8 @@ def choose_width(chain: OwnedChain, request: GpuRequest) -> OwnedTiling | Refuse
     best: OwnedTiling | Refused = chain.refused("no width fits")
     for shared in (request.max_shared_bytes // _RESIDENT, request.max_shared_bytes):
         for width in near:
-            tried = tiling_of_width(chain, width, replace(request, max_shared_bytes=shared))
+            bound = best.clocks if isinstance(best, OwnedTiling) else math.inf
+            tried = tiling_of_width(chain, width, replace(request, max_shared_bytes=shared), bound)
             if isinstance(tried, Refused):
                 best = tried if isinstance(best, Refused) else best
             elif isinstance(best, Refused) or tried.clocks < best.clocks:
@@ -107,8 +108,10 @@ def choose_width(chain: OwnedChain, request: GpuRequest) -> OwnedTiling | Refuse
     return best
 
 
-def tiling_of_width(chain: OwnedChain, width: int, request: GpuRequest) -> OwnedTiling | Refused:
-    """How a tile of `width` units is shared by the threads, or why it cannot be."""
+def tiling_of_width(
+    chain: OwnedChain, width: int, request: GpuRequest, bound: float = math.inf
+) -> OwnedTiling | Refused:
+    """How a tile of `width` units is shared by the threads in less than `bound` clocks, or why it cannot be."""
     taken = kept_bytes(chain, width)
     if taken > request.max_shared_bytes:
         return chain.refused(
@@ -119,16 +122,21 @@ def tiling_of_width(chain: OwnedChain, width: int, request: GpuRequest) -> Owned
         return tile
     chosen: list[DirectTiling | SlicedTiling | int] = []
     clocks = 0.0
+    together = max(1.0, _BUSY * math.ceil(tile.tiles / request.sm_count))
     for step in tile.steps:
+        if clocks * together >= bound:
+            return chain.refused(f"tiles of {width} units would take longer than others")
         left = request.max_shared_bytes - taken
         own = replace(request, max_shared_bytes=left)
         if step is tile.steps[-1] and chain.spreads:
             spread = _spread(step, own, tile.tiles)
             if spread is not None:
                 numbers, blocks, last = spread
-                together = math.ceil(tile.tiles * blocks / request.sm_count)
-                return OwnedTiling(tile, (*chosen, numbers), clocks * max(1.0, _BUSY * together) + last, blocks)
-        timed = _step(step, own)
+                shared = max(1.0, _BUSY * math.ceil(tile.tiles * blocks / request.sm_count))
+                return OwnedTiling(tile, (*chosen, numbers), clocks * shared + last, blocks)
+        timed = _step_within(step, request, own)
+        if isinstance(timed, Refused):
+            return chain.refused(f"block {step.name}: {timed.reason}")
         if timed is None:
             return chain.refused(
                 f"block {step.name} has no tiling for {request.threads} threads and {left} bytes of shared memory"
@@ -136,8 +144,7 @@ def tiling_of_width(chain: OwnedChain, width: int, request: GpuRequest) -> Owned
         clocks += timed[0] + (_BARRIER if step.waits else 0.0)
         chosen.append(timed[1])
         taken += timed[2]
-    together = math.ceil(tile.tiles / request.sm_count)
-    return OwnedTiling(tile, tuple(chosen), clocks * max(1.0, _BUSY * together))
+    return OwnedTiling(tile, tuple(chosen), clocks * together)
 
 
 def _spread(step: OwnedStep, request: GpuRequest, tiles: int) -> tuple[SlicedTiling, int, float] | None:
@@ -150,6 +157,31 @@ def _spread(step: OwnedStep, request: GpuRequest, tiles: int) -> tuple[SlicedTil
         return None
     blocks = math.prod(timed[1].counts(step.product.extents))
     return (SlicedTiling(timed[1], 1), blocks, timed[0]) if blocks > 1 else None
+
+
+_Timed = tuple[float, DirectTiling | SlicedTiling | int, int]
+
+_known: dict[object, _Timed | Refused | None] = {}
+"""What steps take: as a chain grows, and in layers that are equal, most of them are met again."""
+
+_MOST_KNOWN = 20_000
+
+
+def _step_within(step: OwnedStep, request: GpuRequest, own: GpuRequest) -> _Timed | Refused | None:
+    """What a step takes with the shared memory of `own`: as with all of it, where that is enough."""
+    if step.group is None:
+        return _step(step, own)
+    for asked in (request, own):
+        key = (step.group.key, step.waits, asked)
+        if key not in _known:
+            if len(_known) >= _MOST_KNOWN:
+                _known.clear()
+            refusal = step.group.refusal
+            _known[key] = _step(step, asked) if refusal is None else Refused(refusal)
+        timed = _known[key]
+        if not isinstance(timed, tuple) or timed[2] <= own.max_shared_bytes:
+            break
+    return timed
 
 
 def _step(step: OwnedStep, request: GpuRequest) -> tuple[float, DirectTiling | SlicedTiling | int, int] | None:
