@@ -130,13 +130,29 @@ def choose_serial_tiling(plan: SumPlan, request: GpuRequest) -> tuple[float, Dir
         idle = working * _MOST_IDLE < request.threads and tiling.outputs(plan) > 1
         if idle or (tiling.split > 1 and working > 2 * request.threads):
             continue
+        tiles = tiling.tiles(plan, request.threads)
+        if best is not None and tiles * _least_of_tile(plan, tiling, request) >= best[0]:
+            continue
         if tiling_refusal(plan, tiling, request) is not None:
             continue
-        tiles = tiling.tiles(plan, request.threads)
         clocks = tiles * estimate(plan, tiling, replace(request, sm_count=tiles))
         if best is None or clocks < best[0]:
             best = (clocks, tiling)
     return best
+
+
+def _least_of_tile(plan: SumPlan, tiling: DirectTiling, request: GpuRequest) -> float:
+    """What :func:`estimate` is not below for a tile alone: its products, and the latencies of its turns."""
+    rounds, products = _products(plan, tiling)
+    return _MEMORY_LATENCY * (ceil(rounds / _UNROLLED) + 1) + request.threads / WARP * products / _FP32_WARPS
+
+
+def _products(plan: SumPlan, tiling: DirectTiling) -> tuple[int, float]:
+    """Turns of a thread over the terms of its sums, and its products in all of them."""
+    together = 1 if plan.vector_is_output else tiling.lanes
+    rounds = ceil(plan.terms / together / (tiling.split * tiling.turns)) if plan.long else 1
+    window = prod(a.extent for a in plan.window) * together * (tiling.turns if plan.long else 1)
+    return rounds, tiling.outputs(plan) * window * rounds
 
 
 def least_clocks(plan: SumPlan, request: GpuRequest) -> float:
@@ -190,12 +206,8 @@ def estimate(plan: SumPlan, tiling: DirectTiling, request: GpuRequest) -> float:
     """Estimated clocks: what a multiprocessor's busiest unit does, or the latencies of one block, wave by wave."""
     held = held_of(plan, tiling)
     warps = request.threads / WARP
-    terms_together = 1 if plan.vector_is_output else tiling.lanes
-    rounds = ceil(plan.terms / terms_together / (tiling.split * tiling.turns)) if plan.long else 1
+    rounds, products = _products(plan, tiling)
     outputs = tiling.outputs(plan)
-    products = (
-        outputs * prod(a.extent for a in plan.window) * terms_together * (tiling.turns if plan.long else 1) * rounds
-    )
     instructions, lines, fetched, index = 1.0 * products, 0.0, 0.0, 0.0
     for kept in held:
         times = rounds if kept.long else 1
