@@ -12,6 +12,7 @@ from tvm import te, topi
 
 import souffle
 from benchmarks.attentions import AttentionCase, by_hand, random_tensors, with_operator, written_out
+from souffle.options import ON_CHIP
 from souffle.runtime.network import Network
 from souffle.schedule.stage import Stages, flat_stages
 
@@ -69,13 +70,15 @@ def test_checked() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "mixed"])
 def test_without(precision: str) -> None:
-    """In fp32 there are no tensor cores, and left out it is what it was."""
+    """In fp32 there are no tensor cores; and with nothing kept on chip it is what it was."""
     model = written_out(AttentionCase(64, 64, 64))
-    _, stages = compiled(model, precision=precision, disable=["attention"])
-    _, expected = compiled(model, precision=precision, level="V3")
-    assert rules(stages) == rules(expected)
-    assert "chained_products" not in rules(stages)
-    assert "chained_products" in rules(compiled(model, precision=precision)[1]) or precision == "fp32"
+    _, apart = compiled(model, precision=precision, disable=["attention"])
+    assert "chained_products" not in rules(apart)
+    _, bare = compiled(model, precision=precision, disable=ON_CHIP)
+    _, before = compiled(model, precision=precision, level="V3")
+    assert rules(bare) == rules(before)
+    _, joined = compiled(model, precision=precision)
+    assert ("chained_products" in rules(joined)) == (precision == "mixed")
 
 
 def test_what_is_not_a_number_stays_so() -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 __all__ = ["code_bytes", "sections"]
 
+_ELF = b"\x7fELF"
+
 _CODE = ".text."
 
 
@@ -25,5 +27,8 @@ def code_bytes(image: bytes) -> dict[str, int]:
     """The machine code of each kernel of a cubin, with that of the functions that it calls, which stand in its section.
 
     An instruction takes 16 bytes. What a kernel executes once is fetched from the L2 cache once by each multiprocessor.
+    Of what is no ELF file nothing is known.
     """
+    if not image.startswith(_ELF):
+        return {}
     return {name.removeprefix(_CODE): len(code) for name, code in sections(image) if name.startswith(_CODE)}
