@@ -148,7 +148,8 @@ def test_what_keeps_tensors_on_chip_can_be_left_out(tmp_path: Path) -> None:
     assert "level V4 without attention, reuse, fp32" in net.explain()
     net.save(tmp_path / "net.souffle")
     assert souffle.load(tmp_path / "net.souffle", device="cpu").plan.options.disable == net.plan.options.disable
-    tried = {decision.stage for decision in souffle.compile(model(), **CUDA).plan.decisions}
+    # Tiles that own channels leave nothing for rows to join.
+    tried = {decision.stage for decision in souffle.compile(model(), disable=["channels"], **CUDA).plan.decisions}
     assert "reuse" in tried and "reuse" not in {decision.stage for decision in net.plan.decisions}
 
 

@@ -49,7 +49,7 @@ def _compiled(kind: str) -> Network | souffle.HostNetwork:
     if kind == "LLVM":
         return souffle.compile(_model(), target="cpu")
     barrier = "cooperative" if kind.endswith("cooperative") else "counter"
-    network = souffle.compile(_model(), target="cuda", cubin=False, grid_barrier=barrier)
+    network = souffle.compile(_model(), target="cuda", level="V3", cubin=False, grid_barrier=barrier)
     assert sum(kernel.grid_syncs for kernel in network.kernels) > 0
     return network
 
