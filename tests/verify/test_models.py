@@ -65,7 +65,7 @@ def with_kernel(kernels: CompiledKernels, func: tirx.PrimFunc) -> Certificate:
 
 def test_a_grid_barrier_that_is_taken_away_is_missed_where_the_result_changes() -> None:
     """The certificate against the text itself, run with a block for each tile, in several orders."""
-    kernels = compiled("bert", "V4", "fp32")
+    kernels = compiled("bert", "V3", "fp32")
     inputs = models.random_inputs(models.build("bert"), seed=1)
     before = None
     refuted = 0
