@@ -291,7 +291,7 @@ def test_each_number_of_stages_and_split_of_the_sum_is_among_the_cases() -> None
 
 
 def fetched(case: Case) -> list[AsyncCopy | str]:
-    return list(assumed_operands(canonical_contraction(case.func), case.request).copies)
+    return [one.copy for one in assumed_operands(canonical_contraction(case.func), case.request).both]
 
 
 def copied_bytes(case: Case) -> list[int | Refused]:
@@ -340,7 +340,7 @@ def test_copies_of_fp32_and_of_padding() -> None:
         padded = topi.nn.pad(x, before, after)
         problem = canonical_contraction(primfunc_from_tensors([x, w, matmul(padded, w)], "f"))
         # A condition on rows is one for all of a copy; one on columns may lie between two elements.
-        own, _ = assumed_operands(problem, SMALL).copies
+        own = assumed_operands(problem, SMALL).left.copy
         assert expected in own.reason if isinstance(expected, str) else own.copy_bytes == expected
 
 

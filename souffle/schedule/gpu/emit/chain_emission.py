@@ -81,11 +81,11 @@ class _Kernel:
         self.counts = tiling.counts(form)
         self.steps = tiling.inner_steps(form)
         self.right, self.other = (
-            TileRing(name, source.fetch, source.copy, source.buffers(tiling.stages), 0)
+            TileRing(name, source, source.buffers(tiling.stages), 0)
             for name, source in (("right", sources.right), ("other", sources.other))
         )
         ring = tiling.ring_elements(sources)
-        self.left = TileRing("left", sources.left.fetch, sources.left.copy, self.steps[0], ring)
+        self.left = TileRing("left", sources.left, self.steps[0], ring)
         self.rows = _Rows(ring + self.left.elements, tiling.row_pitch)
         self.shared = shared_buffer("tiles", tiling.shared_elements(form, sources), "float16")
         parts = tiling.part_elements(form)

@@ -50,9 +50,8 @@ class _Kernel:
         down, across = tiling.parts
         sides = []
         first = 0
-        buffers = operands.buffers(tiling.stages)
-        for name, fetch, copy, count in zip(("left", "right"), operands.fetches, operands.copies, buffers, strict=True):
-            sides.append(TileRing(name, fetch, copy, count, first))
+        for name, comes in zip(("left", "right"), operands.both, strict=True):
+            sides.append(TileRing(name, comes, comes.buffers(tiling.stages), first))
             first += sides[-1].elements
         self.left, self.right = sides
         self.sides = tuple(sides)

@@ -8,12 +8,10 @@ from typing import Any, Protocol
 
 from tvm import tirx
 
-from souffle.decision import Refused
-from souffle.schedule.gpu.emit.async_copy import AsyncCopy
 from souffle.schedule.gpu.emit.contraction_statements import Binder, local_buffer, loop
 from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, INNER, ROWS, load_part, part_places, product
-from souffle.schedule.gpu.emit.staging import TileFetch
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling
+from souffle.schedule.gpu.tiling.operand_source import OperandSource
 from souffle.tvm_compat import PrimExpr, sequence
 
 __all__ = ["FragmentSource", "TileRing", "add_products", "first_place", "warp_place"]
@@ -33,9 +31,7 @@ class TileRing:
     Parameters
     ----------
     name : str
-    fetch : TileFetch
-    copy : AsyncCopy or Refused
-        The asynchronous copies, or why there are none.
+    comes : OperandSource
     buffers : int
         Tiles in shared memory.
     first : int
@@ -49,14 +45,14 @@ class TileRing:
         What brings it into these; the fetch itself, if nothing else is put in its place.
     """
 
-    def __init__(self, name: str, fetch: TileFetch, copy: AsyncCopy | Refused, buffers: int, first: int) -> None:
-        self.fetch, self.copy, self.buffers, self.first = fetch, copy, buffers, first
-        self.source: Fetch = fetch
-        self.asynchronous = isinstance(copy, AsyncCopy)
+    def __init__(self, name: str, comes: OperandSource, buffers: int, first: int) -> None:
+        self.fetch, self.copy, self.buffers, self.first = comes.fetch, comes.copy, buffers, first
+        self.source: Fetch = comes.fetch
+        self.asynchronous = comes.asynchronous
         # What is copied needs no registers.
         self.held = None
         if not self.asynchronous:
-            self.held = local_buffer(f"{name}_next", fetch.register_elements, fetch.operand.dtype)
+            self.held = local_buffer(f"{name}_next", self.fetch.register_elements, self.fetch.operand.dtype)
 
     @property
     def elements(self) -> int:

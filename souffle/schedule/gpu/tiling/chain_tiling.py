@@ -14,11 +14,8 @@ from tvm.ir import Call, TensorLoad
 from souffle.decision import Refused
 from souffle.index.operations import ARITHMETIC
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS, DEVICES
-from souffle.schedule.gpu.emit.async_copy import AsyncCopy
 from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, INNER, ROWS
-from souffle.schedule.gpu.emit.staging import TileFetch
 from souffle.schedule.gpu.forms.chained_products import ChainedProducts
-from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.forms.memory_access import bits_of
 from souffle.schedule.gpu.rule import GpuRequest, Knob, Values
 from souffle.schedule.gpu.tiling.mma_figures import (
@@ -33,10 +30,11 @@ from souffle.schedule.gpu.tiling.mma_figures import (
     TENSOR_FMA,
     THREADS,
 )
-from souffle.schedule.gpu.tiling.mma_tiling import MMA_PADDING, MmaTiling, operand_source
+from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling
+from souffle.schedule.gpu.tiling.operand_source import OperandSource, matrix_pitch, operand_source
 from souffle.tvm_compat import PrimExpr, dtype_of
 
-__all__ = ["ChainSources", "ChainTiling", "Source", "assumed_sources", "chain_knobs", "choose_chain", "tile_sources"]
+__all__ = ["ChainSources", "ChainTiling", "assumed_sources", "chain_knobs", "choose_chain", "tile_sources"]
 
 _PARTS_DOWN = (1, 2, 3, 4)
 """Fragments of 16 rows of a warp in the first product."""
@@ -62,40 +60,12 @@ _FUNCTION_INSTRUCTIONS = 8.0
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
-    """How an operand comes in tiles.
-
-    Attributes
-    ----------
-    fetch : TileFetch
-    copy : AsyncCopy or Refused
-        The asynchronous copies, or why the operand passes through registers.
-    """
-
-    fetch: TileFetch
-    copy: AsyncCopy | Refused
-
-    @property
-    def asynchronous(self) -> bool:
-        """Whether it comes by asynchronous copies."""
-        return isinstance(self.copy, AsyncCopy)
-
-    def buffers(self, stages: int) -> int:
-        """Tiles in shared memory. What passes through registers is at most one step ahead."""
-        return stages if self.asynchronous else min(stages, 2)
-
-    def elements(self, extent: int, step: int) -> int:
-        """Elements of shared memory of a tile of so many own and inner ones."""
-        return extent * (step + MMA_PADDING) if self.fetch.inner_last else step * (extent + MMA_PADDING)
-
-
-@dataclass(frozen=True, eq=False)
 class ChainSources:
     """How the three operands come: the rows' of the first product, the columns' of the first, and the second's."""
 
-    left: Source
-    right: Source
-    other: Source
+    left: OperandSource
+    right: OperandSource
+    other: OperandSource
 
 
 @dataclass(frozen=True)
@@ -176,7 +146,7 @@ class ChainTiling:
     @property
     def row_pitch(self) -> int:
         """fp16 from one row of the second product's left operand to the next."""
-        return self.width + MMA_PADDING
+        return matrix_pitch(self.width)
 
     @property
     def stages(self) -> int:
@@ -225,9 +195,9 @@ class ChainTiling:
         down, across = self.first.parts
         rows = 2 * down * (1 + len(form.reductions))
         first = self.chunks * down * across * 4 + down * 4 + across * 2 + rows
-        first += _held(sources.right, self.first, threads)
+        first += sources.right.registers(self.first.tile[2], self.first.step, threads)
         second = prod(self.second.parts) * 4 + self.second.parts[0] * 4 + self.second.parts[1] * 2
-        second += _held(sources.other, self.second, threads)
+        second += sources.other.registers(self.second.tile[2], self.second.step, threads)
         # With several panels the second product goes on while the first has its elements.
         return (max(first, second) if self.panels == 1 else first + second) + OWN_REGISTERS
 
@@ -254,32 +224,20 @@ class ChainTiling:
         return None
 
 
-def _held(source: Source, tiling: MmaTiling, threads: int) -> int:
-    """Registers of a thread for what is on its way, as :meth:`MmaTiling.registers` counts them."""
-    if source.asynchronous:
-        return 0
-    turns = ceil(tiling.tile[2] * tiling.step / source.fetch.lanes / threads)
-    return turns * (2 + ceil(source.fetch.lanes * bits_of(source.fetch.operand.dtype) / 32))
-
-
-def _source(problem: Contraction, side: str, tile: tuple[int, int, int], request: GpuRequest) -> Source:
-    return Source(*operand_source(problem, side, tile, request))
-
-
 def assumed_sources(form: ChainedProducts, request: GpuRequest) -> ChainSources:
     """How operands come in whatever tile: what the choice looks at."""
     tile = (1, 64, min(64, INNER * ceil(form.first.extents[3] / INNER)))
-    first = (_source(form.first, side, tile, request) for side in ("left", "right"))
-    return ChainSources(*first, _source(form.second, "right", (1, 64, 64), request))
+    first = (operand_source(form.first, side, tile, request) for side in ("left", "right"))
+    return ChainSources(*first, operand_source(form.second, "right", (1, 64, 64), request))
 
 
 def tile_sources(form: ChainedProducts, tiling: ChainTiling, request: GpuRequest) -> ChainSources:
     """How the operands of this tiling's tiles come."""
     first, second = tiling.first, tiling.second
     return ChainSources(
-        _source(form.first, "left", (1, first.tile[1], first.step), request),
-        _source(form.first, "right", (1, first.tile[2], first.step), request),
-        _source(form.second, "right", (1, second.tile[2], second.step), request),
+        operand_source(form.first, "left", (1, first.tile[1], first.step), request),
+        operand_source(form.first, "right", (1, first.tile[2], first.step), request),
+        operand_source(form.second, "right", (1, second.tile[2], second.step), request),
     )
 
 
@@ -382,18 +340,17 @@ class _Work:
     waits: float = 0.0
     ahead: float = 0.0
 
-    def add_product(self, tiling: MmaTiling, source: Source, steps: int, threads: int) -> None:
+    def add_product(self, tiling: MmaTiling, source: OperandSource, steps: int, threads: int) -> None:
         """A product of so many steps, of which the left operand is in shared memory."""
         _, rows, columns = tiling.tile
         down, across = tiling.parts
         pieces = tiling.step // INNER
         loads = tiling.warps[0] * tiling.warps[1] * pieces * (down * ROWS + across * COLUMNS) * INNER * 2
         instructions = threads * pieces / tiling.warps[2] * (down * across + down + across / 2)
-        each = 4.0 if source.asynchronous else 8.0 + 2 * source.fetch.lanes
         self.tensor += steps * rows * columns * tiling.step
         self.shared += steps * (loads + 2 * columns * tiling.step)
         self.fetched += steps * columns * tiling.step * bits_of(source.fetch.operand.dtype) / 8
-        self.issued += steps * (instructions + columns * tiling.step / source.fetch.lanes * each)
+        self.issued += steps * (instructions + source.instructions(columns * tiling.step))
         barriers = 2 if tiling.stages == 1 else 1
         self.waits += steps * (barriers * BARRIER + LOAD_LATENCY * pieces / tiling.warps[2])
         depth = tiling.stages - 1 if source.asynchronous else 1

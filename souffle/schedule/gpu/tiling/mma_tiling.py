@@ -5,16 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import ceil, prod
 
 from souffle.decision import Refused
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS, DEVICES
-from souffle.schedule.gpu.emit.async_copy import AsyncCopy, async_copy
 from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, INNER, ROWS
 from souffle.schedule.gpu.emit.mma_moments import moments_refusal
 from souffle.schedule.gpu.emit.row_statements import row_bytes
-from souffle.schedule.gpu.emit.staging import TileFetch, choose_fetch
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.forms.memory_access import bits_of
 from souffle.schedule.gpu.rule import GpuRequest, Knob, Values
@@ -30,22 +27,17 @@ from souffle.schedule.gpu.tiling.mma_figures import (
     TENSOR_FMA,
     THREADS,
 )
+from souffle.schedule.gpu.tiling.operand_source import OperandSource, operand_source
 
 __all__ = [
-    "MMA_PADDING",
     "MmaTiling",
     "Operands",
     "assumed_operands",
     "choose_tiling",
     "knobs_of",
-    "operand_source",
     "tile_operands",
     "tiling_refusal",
 ]
-
-MMA_PADDING = 8
-"""Elements between rows of a tile. Rows are then an odd multiple of 16 bytes apart, so the eight rows of a matrix that
-``ldmatrix`` takes at once lie in different banks."""
 
 STRIP_PADDING = 8
 """fp32 between rows of totals: rows that are 8 banks apart let a warp store 4 rows of pairs at once."""
@@ -70,26 +62,15 @@ _ALIKE = 1.04
 
 @dataclass(frozen=True, eq=False)
 class Operands:
-    """How the two operands of a block's tile come, left and right.
+    """How the two operands of a block's tile come."""
 
-    Attributes
-    ----------
-    fetches : tuple of TileFetch
-    copies : tuple of AsyncCopy or Refused
-        The asynchronous copies, or why the operand passes through registers.
-    """
+    left: OperandSource
+    right: OperandSource
 
-    fetches: tuple[TileFetch, TileFetch]
-    copies: tuple[AsyncCopy | Refused, AsyncCopy | Refused]
-
-    @cached_property
-    def asynchronous(self) -> tuple[bool, bool]:
-        """Whether each comes by asynchronous copies."""
-        return tuple(isinstance(copy, AsyncCopy) for copy in self.copies)
-
-    def buffers(self, stages: int) -> tuple[int, int]:
-        """Tiles of each operand in shared memory. What passes through registers is at most one step ahead."""
-        return tuple(stages if own else min(stages, 2) for own in self.asynchronous)
+    @property
+    def both(self) -> tuple[OperandSource, OperandSource]:
+        """The left one first."""
+        return self.left, self.right
 
 
 @dataclass(frozen=True)
@@ -148,14 +129,6 @@ class MmaTiling:
         """Tiles along batch, rows, columns."""
         return tuple(ceil(extent / size) for extent, size in zip(extents, self.tile, strict=False))
 
-    def tile_elements(self, inner_last: tuple[bool, bool]) -> tuple[int, int]:
-        """Elements of one tile of each operand in shared memory, by which of its axes is contiguous there."""
-        extents = self.tile[1:]
-        return tuple(
-            extent * (self.step + MMA_PADDING) if last else self.step * (extent + MMA_PADDING)
-            for extent, last in zip(extents, inner_last, strict=True)
-        )
-
     @property
     def strip_pitch(self) -> int:
         """fp32 from one row of totals to the next, as they pass through shared memory."""
@@ -167,8 +140,11 @@ class MmaTiling:
 
     def operand_bytes(self, operands: Operands) -> int:
         """Shared memory of all tiles of both operands."""
-        elements = self.tile_elements(tuple(fetch.inner_last for fetch in operands.fetches))
-        return 2 * sum(size * count for size, count in zip(elements, operands.buffers(self.stages), strict=True))
+        sizes = (
+            one.elements(extent, self.step) * one.buffers(self.stages)
+            for one, extent in zip(operands.both, self.tile[1:], strict=True)
+        )
+        return 2 * sum(sizes)
 
     def shared_bytes(self, operands: Operands) -> int:
         """Bytes of shared memory of a block; in the end totals pass through where the tiles were."""
@@ -184,17 +160,10 @@ class MmaTiling:
         return fitting[-1]
 
     def registers(self, operands: Operands, threads: int) -> int:
-        """Registers of a thread, about.
-
-        What is on its way takes as many as it is long, an element that is read alone a whole one, and each read two
-        more for its address and condition: its loop is unrolled.
-        """
+        """Registers of a thread, about."""
         down, across = self.parts
-        held = 0
-        for fetch, asynchronous, extent in zip(operands.fetches, operands.asynchronous, self.tile[1:], strict=True):
-            if not asynchronous:
-                turns = ceil(extent * self.step / fetch.lanes / threads)
-                held += turns * (2 + ceil(fetch.lanes * bits_of(fetch.operand.dtype) / 32))
+        extents = zip(operands.both, self.tile[1:], strict=True)
+        held = sum(one.registers(extent, self.step, threads) for one, extent in extents)
         return down * across * 4 + down * 4 + across * 2 + held + OWN_REGISTERS
 
     def refusal(self, operands: Operands, request: GpuRequest) -> Refused | None:
@@ -205,7 +174,7 @@ class MmaTiling:
             return Refused("the totals and what is on its way do not fit the registers of a thread")
         if self.step // INNER % self.warps[2]:
             return Refused(f"a step of {self.step} products has no equal parts for {self.warps[2]} warps")
-        if not any(operands.asynchronous) and self.stages > 2:
+        if not any(one.asynchronous for one in operands.both) and self.stages > 2:
             return Refused("what passes through registers is one step ahead at most")
         needed = self.shared_bytes(operands)
         if needed > request.max_shared_bytes:
@@ -219,25 +188,10 @@ def tiling_refusal(problem: Contraction, tiling: MmaTiling, operands: Operands, 
     return moments_refusal(problem, tiling.tile) or tiling.refusal(operands, replace(request, max_shared_bytes=left))
 
 
-def operand_source(
-    problem: Contraction, side: str, tile: tuple[int, int, int], request: GpuRequest
-) -> tuple[TileFetch, AsyncCopy | Refused]:
-    """How an operand comes, ``"left"`` or ``"right"``, in tiles of so many batch, own and inner elements."""
-
-    def padding(_: bool) -> int:
-        return MMA_PADDING
-
-    copy = async_copy(choose_fetch(problem, side, tile, request.threads, None, padding), request.arch)
-    if isinstance(copy, AsyncCopy):
-        return copy.fetch, copy
-    return choose_fetch(problem, side, tile, request.threads, None, padding, wide=True), copy
-
-
 def _operands(problem: Contraction, tile: tuple[int, int, int], step: int, request: GpuRequest) -> Operands:
     """How the operands of a block's tile come."""
     sides = (("left", tile[1]), ("right", tile[2]))
-    sources = [operand_source(problem, side, (1, extent, step), request) for side, extent in sides]
-    return Operands(*(tuple(one) for one in zip(*sources, strict=True)))
+    return Operands(*(operand_source(problem, side, (1, extent, step), request) for side, extent in sides))
 
 
 def assumed_operands(problem: Contraction, request: GpuRequest) -> Operands:
@@ -265,7 +219,7 @@ def knobs_of(problem: Contraction, operands: Operands, threads: int) -> tuple[Kn
         Knob("mma_rows", _PARTS_DOWN),
         Knob("mma_columns", _PARTS_ACROSS),
         Knob("step", steps),
-        Knob("stages", _STAGES if any(operands.asynchronous) else _STAGES[:2]),
+        Knob("stages", _STAGES if any(one.asynchronous for one in operands.both) else _STAGES[:2]),
     )
 
 
@@ -343,13 +297,13 @@ def _cost(problem: Contraction, operands: Operands, tiling: MmaTiling, request: 
     reads = tiling.warps[0] * tiling.warps[1] * pieces * (down * ROWS + across * COLUMNS) * INNER * 2
     shared = (reads + 2 * (rows + columns) * tiling.step) / SHARED_BYTES
     fetched, issued, ahead = 0.0, threads * pieces / tiling.warps[2] * (down * across + down + across / 2), 0.0
-    for fetch, asynchronous, extent in zip(operands.fetches, operands.asynchronous, (rows, columns), strict=True):
-        fetched += extent * tiling.step * bits_of(fetch.operand.dtype) / 8
-        issued += extent * tiling.step / fetch.lanes * (4.0 if asynchronous else 8.0 + 2.0 * fetch.lanes)
-        depth = tiling.stages - 1 if asynchronous else 1
+    for one, extent in zip(operands.both, (rows, columns), strict=True):
+        fetched += extent * tiling.step * bits_of(one.fetch.operand.dtype) / 8
+        issued += one.instructions(extent * tiling.step)
+        depth = tiling.stages - 1 if one.asynchronous else 1
         # With one stage copies are waited for at once; what passes through registers is still one step ahead.
         ahead = max(ahead, LATENCY / depth if depth else 0.0)
-    waits = LATENCY * any(operands.asynchronous) if tiling.stages == 1 else 0.0
+    waits = LATENCY * any(one.asynchronous for one in operands.both) if tiling.stages == 1 else 0.0
     step = max(tensor, shared, fetched / L2_BYTES, issued / THREADS)
     alone = step + BARRIER * (2 if tiling.stages == 1 else 1) + LOAD_LATENCY * pieces / tiling.warps[2]
     totals = rows * columns

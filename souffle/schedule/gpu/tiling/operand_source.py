@@ -1,0 +1,80 @@
+"""How the operands of tensor-core kernels come to shared memory, and what that takes of a block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from souffle.decision import Refused
+from souffle.schedule.gpu.emit.async_copy import AsyncCopy, async_copy
+from souffle.schedule.gpu.emit.staging import TileFetch, choose_fetch
+from souffle.schedule.gpu.forms.matrix_product import Contraction
+from souffle.schedule.gpu.forms.memory_access import bits_of
+from souffle.schedule.gpu.rule import GpuRequest
+
+__all__ = ["OperandSource", "matrix_pitch", "operand_source"]
+
+_PADDING = 8
+"""Elements between rows of a tile. Rows are then an odd multiple of 16 bytes apart, so the eight rows of a matrix that
+``ldmatrix`` takes at once lie in different banks."""
+
+
+@dataclass(frozen=True, eq=False)
+class OperandSource:
+    """How one operand comes in tiles.
+
+    Attributes
+    ----------
+    fetch : TileFetch
+    copy : AsyncCopy or Refused
+        The asynchronous copies, or why the operand passes through registers.
+    """
+
+    fetch: TileFetch
+    copy: AsyncCopy | Refused
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether it comes by asynchronous copies."""
+        return isinstance(self.copy, AsyncCopy)
+
+    def buffers(self, stages: int) -> int:
+        """Tiles in shared memory. What passes through registers is at most one step ahead."""
+        return stages if self.asynchronous else min(stages, 2)
+
+    def elements(self, extent: int, step: int) -> int:
+        """Elements of shared memory of a tile of so many own and inner ones."""
+        return matrix_pitch(step) * extent if self.fetch.inner_last else step * matrix_pitch(extent)
+
+    def registers(self, extent: int, step: int, threads: int) -> int:
+        """Registers of a thread for a tile on its way.
+
+        It takes as many as it is long, an element that is read alone a whole one, and each read two more for its
+        address and condition: its loop is unrolled.
+        """
+        if self.asynchronous:
+            return 0
+        turns = ceil(extent * step / self.fetch.lanes / threads)
+        return turns * (2 + ceil(self.fetch.lanes * bits_of(self.fetch.operand.dtype) / 32))
+
+    def instructions(self, elements: int) -> float:
+        """Of all threads to bring so many elements: 4 for each copy, 8 for each vector through registers."""
+        return elements / self.fetch.lanes * (4.0 if self.asynchronous else 8.0 + 2.0 * self.fetch.lanes)
+
+
+def matrix_pitch(extent: int) -> int:
+    """Elements from one row of a matrix in shared memory to the next."""
+    return extent + _PADDING
+
+
+def operand_source(problem: Contraction, side: str, tile: tuple[int, int, int], request: GpuRequest) -> OperandSource:
+    """How an operand comes, ``"left"`` or ``"right"``, in tiles of so many batch, own and inner elements."""
+
+    def padding(_: bool) -> int:
+        return _PADDING
+
+    fetch = choose_fetch(problem, side, tile, request.threads, None, padding)
+    copy = async_copy(fetch, request.arch)
+    if isinstance(copy, AsyncCopy):
+        return OperandSource(copy.fetch, copy)
+    return OperandSource(choose_fetch(problem, side, tile, request.threads, None, padding, wide=True), copy)
