@@ -7,7 +7,6 @@ and in two phases it would be no end of a chain any more, whose rows could stay 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import inf
 
 from souffle.analysis.intensity import Arithmetic
@@ -15,6 +14,7 @@ from souffle.decision import Refused
 from souffle.placement.stage_trial import StageTrials
 from souffle.placement.two_phase import Split
 from souffle.program import TE, FusedTE, Item, TEProgram, parts_of
+from souffle.schedule.chains import ChainSearch
 
 __all__ = ["ChainEnds"]
 
@@ -33,14 +33,16 @@ class ChainEnds:
     """
 
     def __init__(self, program: TEProgram, trials: StageTrials) -> None:
-        self.program, self.trials = program, trials
-        self._position = {item: number for number, item in enumerate(program.tes)}
+        self.trials = trials
+        self._search = ChainSearch(
+            program.tes, lambda item: (item.inputs, item.outputs), program.outputs, _is_te, _is_product, _LONGEST
+        )
 
     def refusal(self, last: TE | FusedTE, split: Split) -> Refused | None:
         """Why a product is not to be split as it would be by itself; ``None`` if it is."""
         if not _is_product(last):
             return None
-        for chain in self._chains((last,), set()):
+        for chain in self._search.to(last):
             together = self._seconds(chain)
             if together is None:
                 continue
@@ -71,33 +73,10 @@ class ChainEnds:
             return None
         return sum(self.trials.seconds([self.trials.lowered(answer, draft)]))
 
-    def _chains(
-        self, chain: tuple[TE | FusedTE, ...], seen: set[frozenset[Item]]
-    ) -> Iterator[tuple[TE | FusedTE, ...]]:
-        """Chains that end in `chain`, of items that nothing else reads, back to another product."""
-        for item in self._feeding(chain):
-            longer = tuple(sorted((item, *chain), key=self._position.__getitem__))
-            if frozenset(longer) in seen:
-                continue
-            seen.add(frozenset(longer))
-            if _is_product(item):
-                yield longer
-            elif len(longer) < _LONGEST:
-                yield from self._chains(longer, seen)
 
-    def _feeding(self, chain: tuple[TE | FusedTE, ...]) -> list[TE | FusedTE]:
-        inside = set(chain)
-        read = (tensor for item in chain for tensor in item.inputs)
-        producers = {self.program.producers[t] for t in read if t in self.program.producers} - inside
-        feeding = [item for item in producers if isinstance(item, (TE, FusedTE)) and self._only_for(item, inside)]
-        return sorted(feeding, key=self._position.__getitem__, reverse=True)
-
-    def _only_for(self, item: TE | FusedTE, inside: set[Item]) -> bool:
-        outputs = item.outputs
-        if any(tensor in self.program.outputs for tensor in outputs):
-            return False
-        return all(reader in inside for tensor in outputs for reader in self.program.consumers[tensor])
+def _is_te(item: Item) -> bool:
+    return isinstance(item, (TE, FusedTE))
 
 
-def _is_product(item: TE | FusedTE) -> bool:
-    return any(part.is_reduction and Arithmetic(part).compute_intensive for part in parts_of(item))
+def _is_product(item: Item) -> bool:
+    return _is_te(item) and any(part.is_reduction and Arithmetic(part).compute_intensive for part in parts_of(item))
