@@ -129,7 +129,10 @@ class Drafts:
         owned : bool
             See :func:`souffle.schedule.stage.draft_stage`.
         """
-        draft = draft_stage(tes, self.program, owned=owned)
+        return self.answered(draft_stage(tes, self.program, owned=owned), parts)
+
+    def answered(self, draft: StageDraft, parts: Sequence[Formed] = ()) -> Formed:
+        """A draft with what the scheduler says of it; `parts` as for :meth:`formed`."""
         if draft.digest not in self._answers:
             self._answers[draft.digest] = self.scheduler(draft.func)
-        return Formed(tuple(tes), draft, self._answers[draft.digest], tuple(parts))
+        return Formed(draft.tes, draft, self._answers[draft.digest], tuple(parts))

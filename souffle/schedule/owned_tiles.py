@@ -92,10 +92,11 @@ class _Joiner:
         if None in prices:
             return Refused("no product of the architecture is described, and whether it pays depends on times")
         apart = sum(prices)
-        least = scheduler.least_seconds(draft_stage(members, self.program, owned=True).func)
+        draft = draft_stage(members, self.program, owned=True)
+        least = scheduler.least_seconds(draft.func)
         if least > apart:
             return Refused(f"together they would take {least * 1e6:.1f} µs at least, apart {apart * 1e6:.1f} µs")
-        joined = self.drafts.formed(members, (before, stage), owned=True)
+        joined = self.drafts.answered(draft, (before, stage))
         if joined.answer.schedule is None or not joined.answer.rowwise:
             return Refused(f"no tiles own what they compute: {joined.answer.reason}")
         together = scheduler.seconds(joined.answer)

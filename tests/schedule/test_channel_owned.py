@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.rule import OWNS_TILES, GpuRequest, GpuSchedule
 from souffle.schedule.gpu.rules.channel_owned import CHANNEL_OWNED
 from souffle.schedule.gpu.schedule_check import check_schedule
+from souffle.schedule.gpu.tiling import direct_cost
+from souffle.schedule.gpu.tiling.direct_tiling import DirectTiling, SumPlan
 from souffle.schedule.gpu.tiling.owned_steps import cut_tile
 from souffle.schedule.gpu.tiling.owned_tiling import choose_width
 from souffle.schedule.lower import cuda_target
@@ -213,6 +216,24 @@ def test_what_every_tile_repeats() -> None:
     assert chain.repeated == 5 * 20
     grouped = next(case for case in CASES if case.name == "grouped").chain
     assert (grouped.units, {owner.grain for owner in grouped.owners.values()}) == (4, {1, 6})
+
+
+def test_tiling_of_one_block_is_the_cheapest_of_all() -> None:
+    """Estimates come in the order of what they are not below, and most of them are never made."""
+    chain = bottleneck("block", 1, 3, 6, 8, 3, 1, (1, 1, 1, 1)).chain
+    plans = [step.sum for step in cut_tile(chain, 2).steps if step.sum is not None]
+    assert len(plans) == 3
+    for plan in plans:
+        offered = {knob.name: knob.values for knob in direct_cost.knobs_of(plan, SMALL)}
+        every = [direct_cost.tiling_of(plan, dict(zip(offered, v, strict=True))) for v in product(*offered.values())]
+        fitting = [tiling for tiling in every if direct_cost.tiling_refusal(plan, tiling, SMALL) is None]
+        clocks, chosen = direct_cost.choose_serial_tiling(plan, SMALL)
+
+        def alone(tiling: DirectTiling, plan: SumPlan = plan) -> float:
+            tiles = tiling.tiles(plan, SMALL.threads)
+            return tiles * direct_cost.estimate(plan, tiling, replace(SMALL, sm_count=tiles))
+
+        assert clocks == alone(chosen) == min(map(alone, fitting))
 
 
 def test_blocks_share_the_last_step_where_tiles_are_few() -> None:

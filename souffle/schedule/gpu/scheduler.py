@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -79,27 +79,38 @@ class GpuScheduler:
         self.target: tvm.target.Target = cuda_target(device.arch)
         self._price = price
         self._answers: dict[str, Answer] = {}
+        self._least: dict[str, float] = {}
+        self._offered: tuple[str, Offers] | None = None
 
     def __call__(self, func: tirx.PrimFunc) -> Answer:
         """See :class:`souffle.schedule.drafts.Scheduler`."""
         digest = structural_digest(func)
         if digest not in self._answers:
-            self._answers[digest] = self._answer(func)
+            self._answers[digest] = self._answer(self._offers(func, digest))
         return self._answers[digest]
 
     def least_seconds(self, func: tirx.PrimFunc) -> float | None:
         """See :class:`souffle.schedule.drafts.Scheduler`: by the first rule that offers something."""
-        offers = Offers(func, self.request)
-        offered = (offers.sketch(rule) for rule in RULES.values())
-        least = next((sketch.least for sketch in offered if isinstance(sketch, Sketch)), 0.0)
-        return None if self._price is None else self._price.of_clocks(least)
+        if self._price is None:
+            return None
+        digest = structural_digest(func)
+        if digest not in self._least:
+            offers = self._offers(func, digest)
+            offered = (offers.sketch(rule) for rule in RULES.values())
+            self._least[digest] = next((sketch.least for sketch in offered if isinstance(sketch, Sketch)), 0.0)
+        return self._price.of_clocks(self._least[digest])
 
     def seconds(self, answer: Answer) -> float | None:
         """See :class:`souffle.schedule.drafts.Scheduler`."""
         return None if self._price is None else self._price(answer.functions)
 
-    def _answer(self, func: tirx.PrimFunc) -> Answer:
-        offers = Offers(func, self.request)
+    def _offers(self, func: tirx.PrimFunc, digest: str) -> Offers:
+        """What rules offer for a stage: one that is not refused for the least that it takes is asked about next."""
+        if self._offered is None or self._offered[0] != digest:
+            self._offered = (digest, Offers(func, self.request))
+        return self._offered[1]
+
+    def _answer(self, offers: Offers) -> Answer:
         rules = offers.preferred()
         reasons: list[str] = []
         for rule in rules:
@@ -107,7 +118,7 @@ class GpuScheduler:
             if isinstance(first, Refused):
                 reasons.append(first.reason)
                 continue
-            chosen, reason = self._cheaper(offers, first, list(rules))
+            chosen, reason = self._cheaper(offers, first, rules)
             schedule = chosen.schedule
             # As good as the preferred rule's, at least.
             rank = list(RULES).index(first.rule.name)
@@ -125,7 +136,7 @@ class GpuScheduler:
         except LoweringError as error:
             return Refused(f"{rule.name}: {error}")
 
-    def _cheaper(self, offers: Offers, first: _Lowered, others: Sequence[Rule]) -> tuple[_Lowered, str]:
+    def _cheaper(self, offers: Offers, first: _Lowered, rest: Iterable[Rule]) -> tuple[_Lowered, str]:
         """The cheapest of a schedule and those of other rules, and why it is another one.
 
         A prediction takes as long as the lowering before it, so it is asked for only where a rule's own estimate says
@@ -134,6 +145,7 @@ class GpuScheduler:
         price = self._price
         if price is None or not offers.estimates(first.rule):
             return first, ""
+        others = list(rest)
         bound = price.error * offers.clocks(first.rule)
         clocks = {rule: offers.clocks(rule, below=bound) for rule in others}
         near = sorted((rule for rule in others if clocks[rule] < bound), key=clocks.__getitem__)

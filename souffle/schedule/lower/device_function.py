@@ -112,10 +112,11 @@ def cuda_target(arch: str) -> tvm.target.Target:
     )
 
 
-def _passes(vectorize: bool) -> tuple[tvm.transform.Pass, ...]:
+def _passes(vectorize: bool, compact: bool) -> tuple[tvm.transform.Pass, ...]:
     """TVM's pipeline from TensorIR blocks to per-thread code with barriers, as ``default_s_tir_pipeline`` orders it.
 
-    In five parts: the second makes vectors and gives out memory, and the fourth makes the barriers.
+    In five parts: the second makes vectors and gives out memory, and the fourth makes the barriers. Without `compact`,
+    buffers keep the size that they are declared with.
     """
     tensor_ir, low = s_tir.transform, tirx.transform
     first = tvm.transform.Sequential(
@@ -126,7 +127,7 @@ def _passes(vectorize: bool) -> tuple[tvm.transform.Pass, ...]:
             tensor_ir.ConvertBlocksToOpaque(),
             tensor_ir.LiftThreadBinding(),
             tensor_ir.ManifestSharedMemoryLocalStage(),
-            tensor_ir.CompactBufferAllocation(),
+            *([tensor_ir.CompactBufferAllocation()] if compact else []),
             tensor_ir.LowerAutoCopy(),
             tensor_ir.UnifyThreadBinding(),
             tensor_ir.LowerMatchBuffer(),
@@ -213,9 +214,12 @@ def _device_kernels(
     try:
         with tvm.transform.PassContext(opt_level=3):
             module = s_tir.transform.CanonicalizeLoop()(tirx.transform.BindTarget(target)(module))
-            first, second, third, barriers, last = _passes(vectorize)
+            # In a kernel that is written out, without blocks, buffers have the size that they need. To find that takes
+            # longer than all other passes together, as the square of its statements; and CompactBufferAllocation
+            # would cut buffers down to the elements that pointers are taken of, without what they lead to.
+            first, second, third, barriers, last = _passes(vectorize, compact=_has_blocks(function))
             module = first(_mapped(module, paired_conditions))
-            module = second(_mapped(module, without_names, without_gathers, named_results))
+            module = second(_mapped(module, without_gathers, named_results))
             module = third(_mapped(module, without_names))
             _, device = split_host_device_mods(last(synchronized(module, barriers)))
             plain = [
@@ -226,6 +230,11 @@ def _device_kernels(
         raise LoweringError(
             f"stage {name} (rule {schedule.rule}) cannot be lowered: {str(error).strip().splitlines()[-1]}"
         ) from error
+
+
+def _has_blocks(function: tirx.PrimFunc) -> bool:
+    """Whether a function has blocks inside its root block, as a schedule of TVM's has."""
+    return len(collect(function.body, s_tir.SBlock)) > 1
 
 
 def _mapped(module: tvm.IRModule, *steps: Callable[[tirx.PrimFunc], tirx.PrimFunc]) -> tvm.IRModule:

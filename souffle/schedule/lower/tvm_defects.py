@@ -130,8 +130,7 @@ def named_results(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def without_names(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Drop statements that only name a buffer, as :func:`named_results` makes them, and
-    ``kernel_func`` of ``emit/contraction_statements.py``, whose buffers have their sizes after TVM's first passes."""
+    """Drop statements that only name a buffer, as :func:`named_results` makes them."""
 
     def unnamed(statement: tirx.Evaluate) -> tirx.Evaluate:
         name = getattr(getattr(statement.value, "op", None), "name", "")

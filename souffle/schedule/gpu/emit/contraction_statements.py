@@ -121,10 +121,7 @@ def kernel_func(
     # All buffers are allocated, and touched, in one scope. Otherwise TVM's StorageRewrite gives the memory of fp16
     # tiles to fp32 results, and then rejects pointers into it for their type.
     inside = tirx.AttrStmt(zero, "extern_scope", zero, inside)
-    # A buffer that is named as a whole is used as a whole: otherwise CompactBufferAllocation cuts it down to the
-    # elements that pointers are taken of, without what they lead to. The names go when a stage is lowered.
-    whole = [tirx.Evaluate(buffer.data) for buffer in buffers]
-    inside = sequence(*(tirx.AllocBuffer(buffer) for buffer in buffers), *whole, inside)
+    inside = sequence(*(tirx.AllocBuffer(buffer) for buffer in buffers), inside)
     nest = bind(block, tiles, "blockIdx.x", bind(thread, threads, "threadIdx.x", inside))
     root = func.body.block
     new_root = tvm.s_tir.SBlock([], [], [], root.name_hint, nest)

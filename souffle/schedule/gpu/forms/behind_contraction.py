@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -52,6 +53,19 @@ class Block:
     indices: tuple[PrimExpr, ...]
     value: PrimExpr
     initial: PrimExpr | None
+
+    @cached_property
+    def loads(self) -> tuple[TensorLoad, ...]:
+        """All reads in its value; repeated ones repeat."""
+        return tuple(buffer_loads(self.value))
+
+    @cached_property
+    def _sources(self) -> frozenset[Any]:
+        return frozenset(load.source for load in self.loads)
+
+    def reads(self, other: Block) -> bool:
+        """Whether it reads what another block writes."""
+        return other.buffer in self._sources
 
 
 @dataclass(frozen=True, eq=False)

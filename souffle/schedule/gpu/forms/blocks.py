@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import tvm_ffi
@@ -144,6 +145,12 @@ def open_schedule(func: tirx.PrimFunc) -> s_tir.Schedule:
 def block_view(sch: s_tir.Schedule, rv: object) -> BlockView:
     """Read the block `rv`."""
     node = sch.get(rv)
+    return BlockView(rv, node, *_read(node))
+
+
+@lru_cache(maxsize=1024)
+def _read(node: s_tir.SBlock) -> tuple[tuple[Any, ...], ...]:
+    """A block's axes and accesses, as :class:`BlockView` has them: rules look at it several times between two steps."""
     writes: list[BlockAccess] = []
     reads: list[BlockAccess] = []
     for store in collect(node.body, tirx.BufferStore):
@@ -153,9 +160,7 @@ def block_view(sch: s_tir.Schedule, rv: object) -> BlockView:
         if not any(same_buffer(load.source, access.buffer) for access in writes):
             reads.append(BlockAccess(load.source, tuple(load.indices)))
     axes = list(node.iter_vars)
-    return BlockView(
-        rv,
-        node,
+    return (
         tuple(axis for axis in axes if not is_reduction(axis)),
         tuple(axis for axis in axes if is_reduction(axis)),
         tuple(reads),
@@ -193,14 +198,16 @@ def detach_outputs(sch: s_tir.Schedule) -> None:
     by a block of its own.
     """
     private = intermediates(sch)
-    for view in block_views(sch):
+    found = block_views(sch)
+    for view in found[:]:
         for index, access in enumerate(view.writes):
             if any(same_buffer(access.buffer, buffer) for buffer in private):
                 continue
-            readers = [other.rv for other in block_views(sch) if other.reads_from(access.buffer)]
+            readers = [other.rv for other in found if other.reads_from(access.buffer)]
             if readers:
                 position = _write_index(view, access.buffer)
                 sch.cache_write(view.rv, position if position is not None else index, "local", readers)
+                found = block_views(sch)
 
 
 def _write_index(view: BlockView, buffer: ir.Var) -> int | None:
@@ -213,9 +220,9 @@ def _write_index(view: BlockView, buffer: ir.Var) -> int | None:
 
 def inline_injective(sch: s_tir.Schedule, keep: frozenset[str] = frozenset()) -> None:
     """Inline every block without reduction whose output stays in the stage, except those named in `keep`."""
+    private = intermediates(sch)
     for rv in sch.get_child_blocks(sch.get_sblock("root")):
         view = block_view(sch, rv)
-        private = intermediates(sch)
         if view.reduction or view.name in keep:
             continue
         if all(any(same_buffer(a.buffer, buffer) for buffer in private) for a in view.writes):

@@ -26,10 +26,10 @@ from tvm.ir import Call
 from souffle.decision import Refused
 from souffle.schedule.gpu.forms.behind_contraction import Block
 from souffle.schedule.gpu.forms.contraction_expressions import NotAContraction, depends
-from souffle.schedule.gpu.forms.stage_blocks import OutputBlocks, demand_own_axes, reads_block, stage_blocks
+from souffle.schedule.gpu.forms.stage_blocks import OutputBlocks, demand_own_axes, stage_blocks
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.rule import OWNS_TILES
-from souffle.tvm_compat import buffer_loads, collect, const_int
+from souffle.tvm_compat import collect, const_int
 
 __all__ = ["OwnedChain", "Owner", "local_shape", "read_owned_chain"]
 
@@ -112,7 +112,7 @@ class OwnedChain:
             if block in shared:
                 continue
             owner = self.owners.get(block)
-            for load in buffer_loads(block.value):
+            for load in block.loads:
                 own = owner is not None and any(depends(i, block.spatial[owner.place]) for i in load.indices)
                 if own or any(load.source.same_as(buffer) for buffer in inside):
                     continue
@@ -183,22 +183,22 @@ def _owners(blocks: Sequence[Block], place: int, outputs: frozenset[Block]) -> d
     pending = [block for block in blocks if block is not last]
     # Backwards from readers to what they read; a block that nothing in the stage reads has an axis by what it reads.
     for block in reversed(pending):
-        readers = [other for other in blocks if other is not block and reads_block(other.value, block)]
+        readers = [other for other in blocks if other is not block and other.reads(block)]
         if not readers:
             continue
         found = _read_by(block, readers, owners, units)
         if found is not None:
             owners[block] = found
     for block in pending:
-        if block not in owners and not any(reads_block(other.value, block) for other in blocks if other is not block):
-            found = _reading(block, [p for p in blocks if reads_block(block.value, p)], owners, units)
+        if block not in owners and not any(other.reads(block) for other in blocks if other is not block):
+            found = _reading(block, [p for p in blocks if block.reads(p)], owners, units)
             if found is not None:
                 owners[block] = found
     for block in blocks:
         if block not in owners and block in outputs:
             return Refused(f"block {block.name} is an output that is no part of the tiles along axis {place}")
         for producer in blocks:
-            if producer is block or producer not in owners or not reads_block(block.value, producer):
+            if producer is block or producer not in owners or not block.reads(producer):
                 continue
             if block not in owners or _matching(block, owners[block], producer, owners[producer]) is None:
                 axis = producer.spatial[owners[producer].place].var.name
@@ -235,7 +235,7 @@ def _matching(reader: Block, own: Owner, producer: Block, other: Owner) -> int |
     factor, rest = divmod(other.grain, own.grain)
     if rest:
         return None
-    for load in buffer_loads(reader.value):
+    for load in reader.loads:
         if not load.source.same_as(producer.buffer):
             continue
         index = load.indices[other.place]
@@ -272,14 +272,14 @@ def _groups(blocks: Sequence[Block], outputs: frozenset[Block]) -> tuple[tuple[B
         """The grouped blocks that it reads, through those that are computed where they are read."""
         found = []
         for other in blocks:
-            if other is not block and reads_block(block.value, other):
+            if other is not block and block.reads(other):
                 found += sources(other) if other in inside else [other]
         return found
 
     def through(block: Block) -> list[Block]:
         found = []
         for other in inside:
-            if reads_block(block.value, other):
+            if block.reads(other):
                 found += [one for one in (*through(other), other) if one not in found]
         return found
 
@@ -305,7 +305,7 @@ def _elementwise(block: Block, main: Block, read: Sequence[Block], group: Sequen
     """Whether a block has an element for each of a reduction, and reads those of its group at its own place."""
     if [axis.extent for axis in block.spatial] != [axis.extent for axis in main.spatial]:
         return False
-    for load in buffer_loads(block.value):
+    for load in block.loads:
         if any(load.source.same_as(one.buffer) for one in group if one in read or one is main):
             own = zip(load.indices, block.indices, block.spatial, strict=True)
             if not all(index.same_as(mine) or axis.extent == 1 for index, mine, axis in own):
@@ -321,7 +321,7 @@ def _functions(block: Block) -> int:
 
 def _reads_across(group: Sequence[Block], block: Block, own: Sequence[Block]) -> bool:
     """Whether a group reads a block that is no part of it."""
-    return block not in group and any(reads_block(reader.value, block) for reader in group if reader not in own)
+    return block not in group and any(reader.reads(block) for reader in group if reader not in own)
 
 
 def local_shape(chain: OwnedChain, block: Block, width: int) -> tuple[int, ...]:

@@ -57,6 +57,9 @@ _OWN_REGISTERS = 32
 _MOST_IDLE = 4
 """One in so many threads has something to do, at least, where threads have several outputs one block after another."""
 
+_ROUNDED = 1 - 1e-9
+"""Below a sum that is added up in another order."""
+
 _ALIKE = 1.05
 """Estimates of time closer than this factor are not told apart."""
 
@@ -120,9 +123,9 @@ def choose_serial_tiling(plan: SumPlan, request: GpuRequest) -> tuple[float, Dir
 
     Considered are those that keep most threads busy and share sums only where outputs are too few for the threads.
     """
-    best: tuple[float, DirectTiling] | None = None
     offered = {knob.name: knob.values for knob in knobs_of(plan, request)}
-    for chosen in itertools.product(*offered.values()):
+    considered: list[tuple[float, int, DirectTiling]] = []
+    for number, chosen in enumerate(itertools.product(*offered.values())):
         tiling = tiling_of(plan, dict(zip(offered, chosen, strict=True)))
         if tiling.outputs(plan) > _MOST_OUTPUTS:
             continue
@@ -130,21 +133,44 @@ def choose_serial_tiling(plan: SumPlan, request: GpuRequest) -> tuple[float, Dir
         idle = working * _MOST_IDLE < request.threads and tiling.outputs(plan) > 1
         if idle or (tiling.split > 1 and working > 2 * request.threads):
             continue
-        tiles = tiling.tiles(plan, request.threads)
-        if best is not None and tiles * _least_of_tile(plan, tiling, request) >= best[0]:
-            continue
+        least = tiling.tiles(plan, request.threads) * _least_of_tile(plan, tiling, request)
+        considered.append((least, number, tiling))
+    best: tuple[float, int, DirectTiling] | None = None
+    # An estimate takes a hundred times as long as what it is not below: those that may be the best come first.
+    for least, number, tiling in sorted(considered, key=lambda one: one[:2]):
+        if best is not None and least * _ROUNDED > best[0]:
+            break
         if tiling_refusal(plan, tiling, request) is not None:
             continue
+        tiles = tiling.tiles(plan, request.threads)
         clocks = tiles * estimate(plan, tiling, replace(request, sm_count=tiles))
-        if best is None or clocks < best[0]:
-            best = (clocks, tiling)
-    return best
+        if best is None or (clocks, number) < best[:2]:
+            best = (clocks, number, tiling)
+    return None if best is None else (best[0], best[2])
 
 
 def _least_of_tile(plan: SumPlan, tiling: DirectTiling, request: GpuRequest) -> float:
-    """What :func:`estimate` is not below for a tile alone: its products, and the latencies of its turns."""
+    """What :func:`estimate` is not below for a tile alone: its products and results, and the latencies of its turns."""
     rounds, products = _products(plan, tiling)
-    return _MEMORY_LATENCY * (ceil(rounds / _UNROLLED) + 1) + request.threads / WARP * products / _FP32_WARPS
+    outputs, levels = tiling.outputs(plan), _levels(tiling)
+    instructions = products + _of_results(plan, outputs, levels)
+    busy = request.threads / WARP * max(instructions / _ISSUE, products / _FP32_WARPS)
+    return _MEMORY_LATENCY * (ceil(rounds / _UNROLLED) + 1) + busy + _latency_of_sums(outputs, levels, products)
+
+
+def _levels(tiling: DirectTiling) -> int:
+    """Shuffles of a total, one after another."""
+    return max(1, min(tiling.split, WARP).bit_length() - 1) if tiling.split > 1 else 0
+
+
+def _of_results(plan: SumPlan, outputs: int, levels: int) -> float:
+    """Instructions of a thread that join its totals with others' and store what becomes of them."""
+    return outputs * (4.0 + 12.0 * _calls(plan)) * (2 if levels else 1) + 3.0 * outputs * levels
+
+
+def _latency_of_sums(outputs: int, levels: int, products: float) -> float:
+    """Clocks of what waits for the last addition into a total, or for another thread's."""
+    return levels * _SHUFFLE_LATENCY + _ADD_LATENCY * products / outputs
 
 
 def _products(plan: SumPlan, tiling: DirectTiling) -> tuple[int, float]:
@@ -216,12 +242,9 @@ def estimate(plan: SumPlan, tiling: DirectTiling, request: GpuRequest) -> float:
         instructions += reads
         lines += reads * _lines(plan, tiling, kept, request)
         fetched += times * _fresh(plan, tiling, kept)
-    instructions += outputs * (4.0 + 12.0 * _calls(plan)) * (1 if tiling.split == 1 else 2)
-    levels = 0
-    if tiling.split > 1:
-        levels = max(1, min(tiling.split, WARP).bit_length() - 1)
-        instructions += 3.0 * outputs * levels
-        lines += outputs * levels
+    levels = _levels(tiling)
+    instructions += _of_results(plan, outputs, levels)
+    lines += outputs * levels
     if len(plan.long) > 1:
         index += _INDEX * 2 * (len(plan.long) - 1) * rounds * tiling.turns
     shared = shared_bytes(plan, tiling, request.threads)
@@ -233,7 +256,7 @@ def estimate(plan: SumPlan, tiling: DirectTiling, request: GpuRequest) -> float:
         request.threads * fetched / _L2_BYTES,
     )
     chain = _MEMORY_LATENCY * (ceil(rounds / _UNROLLED) + 1) + busy
-    chain += levels * _SHUFFLE_LATENCY + (2 * _BARRIER if shared else 0.0) + _ADD_LATENCY * products / outputs
+    chain += _latency_of_sums(outputs, levels, products) + (2 * _BARRIER if shared else 0.0)
     resident = max(1, min(_MOST_RESIDENT, 65536 // (_registers(plan, tiling, held) * request.threads)))
     full, rest = divmod(tiling.tiles(plan, request.threads), request.sm_count * resident)
     last = ceil(rest / request.sm_count)
