@@ -30,7 +30,7 @@ from souffle.program import Loop, TEProgram
 from souffle.schedule.form_stages import JoinPolicy, form_stages
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.gpu.scheduler import GpuScheduler
-from souffle.schedule.log import open_log
+from souffle.schedule.log import TuningLog, open_log
 from souffle.schedule.lower.stages import lower_stages
 from souffle.schedule.stage import LoopStage, Stages, Unit, flat_stages, map_stages
 from souffle.schedule.tuned import TunedAnswers, tuned_stages
@@ -169,7 +169,7 @@ def _staged(program: TEProgram, options: Options, progress: Progress, hook: Hook
             ways[accepted((*placements[-1][1], *placed))] = (parted, (*before, *placed))
 
     def staged(program: TEProgram, decided: tuple[Decision, ...]) -> _Staged:
-        return _Staging(hook("two_phase", program), decided, options, scheduler, progress, hook).best()
+        return _Staging(hook("two_phase", program), decided, options, scheduler, logs, progress, hook).best()
 
     found = {done: staged(*way) for done, way in ways.items()}
     best = min(found, key=lambda done: found[done].seconds)
@@ -187,17 +187,17 @@ class _Staging:
         decided: tuple[Decision, ...],
         options: Options,
         scheduler: GpuScheduler,
+        logs: Sequence[TuningLog],
         progress: Progress,
         hook: Hook,
     ) -> None:
         self.program, self.decided, self.options, self.scheduler = program, decided, options, scheduler
-        self.progress, self.hook = progress, hook
+        self.logs, self.progress, self.hook = logs, progress, hook
         self.level, self.device = LEVELS[options.level], device_for(options.arch)
         planner = planner_for(options.partition)
         self.planner = planner if self.level.merge else ONE_KERNEL_PER_STAGE
         measure = options.cubin and self.planner.measures
         self.meter = StageMeter(options.arch, scheduler.target, measure=measure, cache_dir=options.cache_dir)
-        self.logs = open_log(options.tuning_log, options.arch)
         self.dependences = TileDependences()
         self.given = frozenset(item.name for item in program.tes if isinstance(item, Loop))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import tvm
@@ -167,7 +167,12 @@ def _union(parts: Sequence[Bounds]) -> Bounds:
 
 def scalar_type(node: PrimExpr) -> str:
     """The type of a number, or of each of a vector."""
-    return str(tvm.DataType(dtype_of(node)).with_lanes(1))
+    return _scalar_type(dtype_of(node))
+
+
+@cache
+def _scalar_type(dtype: str) -> str:
+    return str(tvm.DataType(dtype).with_lanes(1))
 
 
 def limits(dtype: str) -> tuple[int, int]:

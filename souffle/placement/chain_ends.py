@@ -67,7 +67,8 @@ class ChainEnds:
         return seconds
 
     def _seconds(self, chain: tuple[TE | FusedTE, ...]) -> float | None:
-        """What a chain takes as one stage that keeps its rows, if it is one."""
+        """What a chain takes as one stage that keeps its rows, if it is one: by the price that a split was found by,
+        to which what comes from memory is far."""
         answer, draft = self.trials.answer(*chain, needed=chain[-1].outputs)
         if answer.schedule is None or not answer.rowwise:
             return None

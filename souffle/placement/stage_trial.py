@@ -86,6 +86,10 @@ class StageTrials:
         draft = self.draft(*items, needed=needed, owned=owned)
         return self._tuned(draft, self._scheduler(draft.func)), draft
 
+    def least_seconds(self, *items: TE | FusedTE, needed: Sequence[Tensor] | None = None, owned: bool = False) -> float:
+        """What some items take as one stage at least, before it is scheduled; parameters as for :meth:`answer`."""
+        return self._scheduler.least_seconds(self.draft(*items, needed=needed, owned=owned).func)
+
     def draft(self, *items: TE | FusedTE, needed: Sequence[Tensor] | None = None, owned: bool = False) -> StageDraft:
         """Some items as one stage; parameters as for :meth:`answer`."""
         parts = tuple(part for item in items for part in parts_of(item))

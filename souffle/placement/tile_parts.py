@@ -23,6 +23,8 @@ from souffle.decision import Decision, Refused
 from souffle.placement.stage_trial import StageTrials, reduction_of
 from souffle.placement.two_phase import Phases, Split, two_phase
 from souffle.program import TE, FusedTE, Item, TEProgram
+from souffle.schedule.gpu.forms.owned_chain import OwnedChain, read_owned_chain
+from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.scheduler import GpuScheduler
 
 __all__ = ["reduce_in_tiles"]
@@ -69,36 +71,49 @@ def _parts(whole: TE | FusedTE, trials: StageTrials) -> Split | Refused:
     producers = [one for one in producers if isinstance(one, (TE, FusedTE)) and one.is_reduction]
     if len(producers) != 1 or producers[0].placement is not None:
         return Refused("it reduces no result of one other reduction")
-    chain = _chain(producers[0], trials)
-    together = _seconds(trials, [*chain, whole], _needed([*chain, whole], program), owned=True)
-    alone = [_seconds(trials, chain, _needed(chain, program), owned=len(chain) > 1)]
-    alone.append(_seconds(trials, [whole], whole.outputs, owned=False))
-    if None in alone:
-        return Refused("no time is predicted of it")
-    if together is not None and together < sum(alone):
-        return Refused("one stage computes it with what it reduces")
     readers = _readers(whole, trials)
     if not readers:
         return Refused("nothing that reads it could combine its parts")
+    if _is_owned(producers[0], whole, trials):
+        return Refused("the tiles that own what it reduces own it, too")
+    chain = _chain(producers[0], trials)
     tiles = trials.answer(*chain, needed=_needed(chain, program), owned=len(chain) > 1)[0].tiles
     phases = Phases.of(whole, tiles) if tiles > 1 else Refused(f"{tiles} tile makes what it reduces")
     if isinstance(phases, Refused):
         return phases
+    alone = [_seconds(trials, chain, _needed(chain, program), owned=len(chain) > 1)]
+    alone.append(_seconds(trials, [whole], whole.outputs, owned=False))
+    if None in alone:
+        return Refused("no time is predicted of it")
+    if _seconds(trials, [*chain, whole], _needed([*chain, whole], program), owned=True, below=sum(alone)) is not None:
+        return Refused("one stage computes it with what it reduces")
     behind = _seconds(trials, readers, _needed(readers, program), owned=False)
-    repeated = _seconds(trials, [whole, *readers], _needed(readers, program), owned=True)
-    ways = [repeated, None if behind is None else alone[1] + behind]
-    now = alone[0] + min((way for way in ways if way is not None), default=inf)
+    apart = inf if behind is None else alone[1] + behind
+    repeated = _seconds(trials, [whole, *readers], _needed(readers, program), owned=True, below=apart)
+    now = alone[0] + (apart if repeated is None else repeated)
+    nowhere = Refused(
+        f"its {tiles} parts have no place in the tiles of what it reduces, or in those of its readers, in less time"
+    )
     started = [*chain, phases.partial]
     needed = (*_needed(chain, program, besides=whole), *phases.partial.outputs)
-    first = _seconds(trials, started, needed, owned=True)
-    second = _seconds(trials, [phases.total, *readers], _needed(readers, program), owned=True)
-    if first is None or second is None:
-        return Refused(f"its {tiles} parts have no place in the tiles of what it reduces, or in those of its readers")
+    first = _seconds(trials, started, needed, owned=True, below=now)
+    if first is None:
+        return nowhere
+    second = _seconds(trials, [phases.total, *readers], _needed(readers, program), owned=True, below=now - first)
+    if second is None:
+        return nowhere
     figures = (
         f"in {tiles} parts the stages before it take {first * 1e6:.1f} µs and those behind it {second * 1e6:.1f} µs, "
         f"all of them {now * 1e6:.1f} µs as it stands"
     )
-    return Split(tiles, figures) if first + second < now else Refused(figures)
+    return Split(tiles, figures)
+
+
+def _is_owned(producer: TE | FusedTE, whole: TE | FusedTE, trials: StageTrials) -> bool:
+    """Whether tiles of one stage can own both, none repeating anything: in parts, the second would only take longer."""
+    draft = trials.draft(producer, whole, needed=_needed([producer, whole], trials.program), owned=True)
+    chain = StageForms(draft.func).read(read_owned_chain)
+    return isinstance(chain, OwnedChain) and not chain.repeated
 
 
 def _chain(last: TE | FusedTE, trials: StageTrials) -> list[TE | FusedTE]:
@@ -112,8 +127,11 @@ def _chain(last: TE | FusedTE, trials: StageTrials) -> list[TE | FusedTE]:
             break
         longer = [before[0], *chain]
         alone = _seconds(trials, before, before[0].outputs, owned=False)
-        together = _seconds(trials, longer, _needed(longer, trials.program), owned=True)
-        if alone is None or together is None or together > alone + seconds:
+        if alone is None:
+            break
+        needed = _needed(longer, trials.program)
+        together = _seconds(trials, longer, needed, owned=True, below=alone + seconds)
+        if together is None:
             break
         chain, seconds = longer, together
     return chain
@@ -146,7 +164,18 @@ def _needed(items: Sequence[Item], program: TEProgram, besides: Item | None = No
     )
 
 
-def _seconds(trials: StageTrials, items: Sequence[TE | FusedTE], needed: Sequence, *, owned: bool) -> float | None:
-    """Of some items as one stage with the grid sync before it; ``None`` if they are none."""
+def _seconds(
+    trials: StageTrials, items: Sequence[TE | FusedTE], needed: Sequence, *, owned: bool, below: float = inf
+) -> float | None:
+    """Of some items as one stage with the grid sync before it; ``None`` if they are none, or one of `below` or more.
+
+    By the price that joins are decided by (``schedule/owned_tiles.py``), which finds what a stage reads in the cache:
+    what is placed here has to be joined there.
+    """
+    if below < inf and trials.least_seconds(*items, needed=needed, owned=owned) >= below:
+        return None
     answer, _ = trials.answer(*items, needed=needed, owned=owned)
-    return None if answer.schedule is None else trials.price(answer)
+    if answer.schedule is None:
+        return None
+    seconds = trials.price(answer)
+    return seconds if seconds < below else None

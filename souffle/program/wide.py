@@ -166,7 +166,7 @@ class _Wide:
 
     def leaves(self, node: Any) -> bool:
         """Whether a number of 32 bits may leave them, and is to be calculated in 64."""
-        if tvm.DataType(dtype_of(node)).with_lanes(1) != "int32":
+        if scalar_type(node) != "int32":
             return False
         bounds = self.bounds(node)
         return not fits(bounds, "int32") and (self.data or not bounds.data)

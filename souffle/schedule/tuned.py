@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Protocol
 
 import tvm
@@ -231,10 +232,10 @@ def _best(
     What does not fit any more is noted in its log and skipped, if it is the stage's own record.
     """
     left_out = ""
-    func, request, target = stage.draft.func, gpu_request(device), cuda_target(device.arch)
+    workload, request = _Workload(stage.draft.digest, stage.draft.func), gpu_request(device)
     records = [(record, log) for log in logs for record in log.of(recorded) if record.useful]
     for record, log in sorted(records, key=lambda pair: pair[0].rank(device.name)):
-        answer = replayed(record, func, request)
+        answer = _replayed(record, workload, request)
         used = (record.origin.registers, record.origin.shared_bytes)
         if merged and isinstance(answer, GpuSchedule):
             crowded = crowding(answer.tiles, *used, stage.schedule.tiles, device)
@@ -242,15 +243,36 @@ def _best(
                 left_out = left_out or f"{record.summary}, not used in a kernel of several stages: {crowded.reason}"
                 continue
         if isinstance(answer, GpuSchedule):
-            try:
-                return _Tuned(answer, lower_stage("stage", answer, target), record)
-            except LoweringError as error:
-                reason = str(error)
-        else:
-            reason = answer.reason
-        if recorded is func:
-            log.problem(record.where, f"its schedule does not fit any more: {reason}")
+            functions = _lowered(answer, device.arch)
+            if not isinstance(functions, Refused):
+                return _Tuned(answer, functions, record)
+            answer = functions
+        if recorded is workload.func:
+            log.problem(record.where, f"its schedule does not fit any more: {answer.reason}")
     return Refused(left_out or "no record")
+
+
+@dataclass(frozen=True)
+class _Workload:
+    """A stage's function, equal to others of the same structure."""
+
+    digest: str
+    func: tirx.PrimFunc = field(compare=False)
+
+
+@lru_cache(maxsize=256)
+def _replayed(record: Record, workload: _Workload, request: GpuRequest) -> GpuSchedule | Refused:
+    """As :func:`replayed`. The same stages are asked about with some reductions placed otherwise, or joined."""
+    return replayed(record, workload.func, request)
+
+
+@lru_cache(maxsize=256)
+def _lowered(schedule: GpuSchedule, arch: str) -> tuple[DeviceFunction, ...] | Refused:
+    """What a schedule is lowered to, or why it cannot be."""
+    try:
+        return lower_stage("stage", schedule, cuda_target(arch))
+    except LoweringError as error:
+        return Refused(str(error))
 
 
 def replayed(record: Record, func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refused:
