@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from souffle.analysis import Analysis
 from souffle.decision import Decision, Refused
 from souffle.program import TE, ExternTE
-from souffle.schedule.drafts import Drafts, Formed, FormedLoop, stands_alone
+from souffle.schedule.drafts import Drafts, Formed, FormedLoop
+from souffle.schedule.placed_stages import PlacedStages
 
 __all__ = ["join_rows"]
 
@@ -47,7 +48,7 @@ def join_rows(
         joiner = _Joiner(analysis, drafts, tried)
         for stage in stages:
             joiner.add(stage)
-        stages = [stage for stage in joiner.placed if stage is not None]
+        stages = joiner.placed.stages
         decisions += joiner.decisions
         if not joiner.made:
             return stages, decisions
@@ -59,28 +60,19 @@ class _Joiner:
     def __init__(self, analysis: Analysis, drafts: Drafts, tried: set[tuple[Formed, Formed]]) -> None:
         self.tried = tried
         self.made: set[Formed] = set()
-        self.program = analysis.program
         self.analysis = analysis
         self.drafts = drafts
-        self.placed: list[Formed | FormedLoop | None] = []
-        self.position: dict[TE | ExternTE, int] = {}
+        self.placed = PlacedStages(analysis.program)
         self.depth: dict[TE | ExternTE, int] = {}
         self.decisions: list[Decision] = []
 
     def add(self, stage: Formed | FormedLoop) -> None:
         """Place a stage, joined with the stage of its latest producer where that pays."""
-        producers = self._producers(stage.tes)
-        if producers and not stands_alone(stage):
-            before = self.placed[max(self.position[p] for p in producers)]
-            if not stands_alone(before) and before not in self.made and (before, stage) not in self.tried:
-                stage = self._joined(before, stage)
-        depth = self._depth(stage.tes)
-        for member in stage.tes:
-            if member in self.position:
-                self.placed[self.position[member]] = None
-            self.position[member] = len(self.placed)
-            self.depth[member] = depth
-        self.placed.append(stage)
+        before = self.placed.before(stage)
+        if before is not None and before not in self.made and (before, stage) not in self.tried:
+            stage = self._joined(before, stage)
+        self.depth |= dict.fromkeys(stage.tes, self._depth(stage.tes))
+        self.placed.place(stage)
 
     def _joined(self, before: Formed, stage: Formed) -> Formed:
         """The two as one stage, or the second alone."""
@@ -101,8 +93,8 @@ class _Joiner:
         if heavy is not None:
             # A row at a time, every block would read the whole other operand again.
             return Refused(f"{heavy.name} is compute-intensive and tiled on its own")
-        readers = [reader for reader in self._readers(before.tes) if reader not in members]
-        between = next((r for r in readers if r in self.position), None)
+        readers = self.placed.other_readers(before, members)
+        between = self.placed.first_placed(readers)
         if between is not None:
             return Refused(f"{between.name} between them reads the first")
         if readers and self._depth(members) > self._depth(before.tes):
@@ -125,16 +117,9 @@ class _Joiner:
             )
         return joined
 
-    def _producers(self, tes: Sequence[TE | ExternTE]) -> set[TE | ExternTE]:
-        producers = {self.program.producers[t] for te_ in tes for t in te_.inputs if t in self.program.producers}
-        return producers - set(tes)
-
-    def _readers(self, tes: Sequence[TE | ExternTE]) -> list[TE | ExternTE]:
-        return [consumer for te_ in tes for t in te_.outputs for consumer in self.program.consumers[t]]
-
     def _depth(self, tes: Sequence[TE | ExternTE]) -> int:
         """Stages on the longest path to these TEs."""
-        return max((self.depth[p] + 1 for p in self._producers(tes)), default=0)
+        return max((self.depth[p] + 1 for p in self.placed.producers(tes)), default=0)
 
 
 def _points(te_: TE) -> int:

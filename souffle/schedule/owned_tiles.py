@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from souffle.analysis import Analysis
 from souffle.decision import Decision, Refused
-from souffle.program import TE, ExternTE
-from souffle.schedule.drafts import Drafts, Formed, FormedLoop, stands_alone
+from souffle.schedule.drafts import Drafts, Formed, FormedLoop
+from souffle.schedule.placed_stages import PlacedStages
 from souffle.schedule.stage import draft_stage
 
 __all__ = ["join_owned"]
@@ -44,47 +44,34 @@ def join_owned(
     joiner = _Joiner(analysis, drafts)
     for stage in stages:
         joiner.add(stage)
-    return [stage for stage in joiner.placed if stage is not None], joiner.decisions
+    return joiner.placed.stages, joiner.decisions
 
 
 class _Joiner:
     def __init__(self, analysis: Analysis, drafts: Drafts) -> None:
         self.program = analysis.program
         self.drafts = drafts
-        self.placed: list[Formed | FormedLoop | None] = []
-        self.position: dict[TE | ExternTE, int] = {}
+        self.placed = PlacedStages(analysis.program)
         self.decisions: list[Decision] = []
 
     def add(self, stage: Formed | FormedLoop) -> None:
         """Place a stage, joined with the stage of its latest producer where that pays."""
-        producers = self._producers(stage.tes)
-        if producers and not stands_alone(stage):
-            before = self.placed[max(self.position[p] for p in producers)]
-            if not stands_alone(before):
-                joined = self._join(before, stage)
-                subject = f"{stage.draft.name} in the tiles of {before.draft.name}"
-                if isinstance(joined, Refused):
-                    self.decisions.append(Decision("channels", subject, False, joined.reason))
-                else:
-                    stage, reason = joined
-                    self.decisions.append(Decision("channels", subject, True, reason))
-        for member in stage.tes:
-            if member in self.position:
-                self.placed[self.position[member]] = None
-            self.position[member] = len(self.placed)
-        self.placed.append(stage)
+        before = self.placed.before(stage)
+        if before is not None:
+            joined = self._join(before, stage)
+            subject = f"{stage.draft.name} in the tiles of {before.draft.name}"
+            if isinstance(joined, Refused):
+                self.decisions.append(Decision("channels", subject, False, joined.reason))
+            else:
+                stage, reason = joined
+                self.decisions.append(Decision("channels", subject, True, reason))
+        self.placed.place(stage)
 
     def _join(self, before: Formed, stage: Formed) -> tuple[Formed, str] | Refused:
         members = (*before.tes, *stage.tes)
-        between = [
-            reader
-            for te_ in before.tes
-            for tensor in te_.outputs
-            for reader in self.program.consumers[tensor]
-            if reader not in members and reader in self.position
-        ]
-        if between:
-            return Refused(f"{between[0].name} between them reads the first")
+        between = self.placed.first_placed(self.placed.other_readers(before, members))
+        if between is not None:
+            return Refused(f"{between.name} between them reads the first")
         if len(members) > _LARGEST_STAGE:
             return Refused(f"they are {len(members)} TEs together, more than {_LARGEST_STAGE}")
         scheduler = self.drafts.scheduler
@@ -104,7 +91,3 @@ class _Joiner:
             return Refused(f"together they would take {together * 1e6:.1f} µs, apart {apart * 1e6:.1f} µs")
         tiles = joined.answer.tiles
         return joined, f"{tiles} tiles take {together * 1e6:.1f} µs, apart they take {apart * 1e6:.1f} µs"
-
-    def _producers(self, tes: Sequence[TE | ExternTE]) -> set[TE | ExternTE]:
-        producers = {self.program.producers[t] for te_ in tes for t in te_.inputs if t in self.program.producers}
-        return producers - set(tes)

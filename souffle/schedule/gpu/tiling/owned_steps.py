@@ -50,6 +50,8 @@ class Mapped:
 class StepGroup:
     """Blocks around one reduction, as a stage whose forms are read when they are asked for.
 
+    Groups are equal that take the same time with the same numbers.
+
     Parameters
     ----------
     func : PrimFunc
@@ -57,18 +59,19 @@ class StepGroup:
         From stores in the tile to those in global memory, where that is where they go.
     where : hashable
         What `placed` goes by.
-
-    Attributes
-    ----------
-    key : hashable
-        Equal for groups that take the same time with the same numbers.
     """
 
     def __init__(
         self, func: tirx.PrimFunc, placed: Callable[[Sequence[Store]], tuple[Store, ...]], where: Hashable
     ) -> None:
         self._stage, self._placed = StageForms(func), placed
-        self.key = (structural_digest(func), where)
+        self._key = (structural_digest(func), where)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StepGroup) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
 
     @cached_property
     def sum(self) -> SumPlan | None:
@@ -84,7 +87,7 @@ class StepGroup:
         read = self._stage.read(read_contraction)
         return None if isinstance(read, Refused) else replace(read, stores=self._placed(read.stores))
 
-    @property
+    @cached_property
     def refusal(self) -> str | None:
         """Why it is neither."""
         if self.sum is not None or self.product is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from souffle.decision import Refused
 from souffle.schedule.gpu.forms.memory_access import lanes_along, memory_step
@@ -13,7 +14,7 @@ from souffle.schedule.gpu.tiling.contraction_cost import fp32_lanes
 from souffle.schedule.gpu.tiling.contraction_tiling import choose_tiling, staging_refusal
 from souffle.schedule.gpu.tiling.direct_cost import choose_serial_tiling
 from souffle.schedule.gpu.tiling.direct_tiling import DirectTiling, shared_bytes
-from souffle.schedule.gpu.tiling.owned_steps import Mapped, OwnedStep, OwnedTile, cut_tile, kept_bytes
+from souffle.schedule.gpu.tiling.owned_steps import Mapped, OwnedStep, OwnedTile, StepGroup, cut_tile, kept_bytes
 from souffle.schedule.gpu.tiling.sliced_tiling import SlicedTiling, choose_sliced_tiling
 
 __all__ = ["OwnedTiling", "choose_width", "least_clocks", "mapped_lanes", "tiling_of_width", "widths"]
@@ -160,45 +161,44 @@ def _spread(step: OwnedStep, request: GpuRequest, tiles: int) -> tuple[SlicedTil
 
 
 _Timed = tuple[float, DirectTiling | SlicedTiling | int, int]
-
-_known: dict[object, _Timed | Refused | None] = {}
-"""What steps take: as a chain grows, and in layers that are equal, most of them are met again."""
-
-_MOST_KNOWN = 20_000
+"""Clocks, numbers and shared memory of a step."""
 
 
 def _step_within(step: OwnedStep, request: GpuRequest, own: GpuRequest) -> _Timed | Refused | None:
     """What a step takes with the shared memory of `own`: as with all of it, where that is enough."""
     if step.group is None:
-        return _step(step, own)
+        return _mapped(step, request)
     for asked in (request, own):
-        key = (step.group.key, step.waits, asked)
-        if key not in _known:
-            if len(_known) >= _MOST_KNOWN:
-                _known.clear()
-            refusal = step.group.refusal
-            _known[key] = _step(step, asked) if refusal is None else Refused(refusal)
-        timed = _known[key]
+        timed = _group(step.group, asked)
         if not isinstance(timed, tuple) or timed[2] <= own.max_shared_bytes:
             break
     return timed
 
 
-def _step(step: OwnedStep, request: GpuRequest) -> tuple[float, DirectTiling | SlicedTiling | int, int] | None:
-    """Clocks, numbers and shared memory of a step; ``None`` if none fit."""
-    if step.mapped is not None:
-        lanes = mapped_lanes(step.mapped)
-        elements = math.prod(axis.extent for axis in step.mapped.axes)
-        rounds = math.ceil(elements / (lanes * request.threads))
-        # Reads of what is in shared memory do not wait for global memory.
-        return rounds * _STORE * request.threads / 32 / 4 + (0.0 if step.waits else _LATENCY), lanes, 0
-    found: list[tuple[float, DirectTiling | SlicedTiling | int, int]] = []
-    if step.sum is not None:
-        timed = choose_serial_tiling(step.sum, request)
-        if timed is not None and timed[1].tiles(step.sum, request.threads) <= _MOST_ROUNDS:
-            found.append((*timed, shared_bytes(step.sum, timed[1], request.threads)))
-    if step.product is not None and staging_refusal(step.product, request) is None:
-        sliced = choose_sliced_tiling(step.product, request)
+def _mapped(step: OwnedStep, request: GpuRequest) -> _Timed:
+    """What a step takes that reduces nothing."""
+    lanes = mapped_lanes(step.mapped)
+    elements = math.prod(axis.extent for axis in step.mapped.axes)
+    rounds = math.ceil(elements / (lanes * request.threads))
+    # Reads of what is in shared memory do not wait for global memory.
+    return rounds * _STORE * request.threads / 32 / 4 + (0.0 if step.waits else _LATENCY), lanes, 0
+
+
+@lru_cache(maxsize=2048)
+def _group(group: StepGroup, request: GpuRequest) -> _Timed | Refused | None:
+    """What a step takes that reduces something, or why it has no form; ``None`` if no tiling fits.
+
+    As a chain grows, and in layers that are equal, most are met again.
+    """
+    if group.refusal is not None:
+        return Refused(group.refusal)
+    found: list[_Timed] = []
+    if group.sum is not None:
+        timed = choose_serial_tiling(group.sum, request)
+        if timed is not None and timed[1].tiles(group.sum, request.threads) <= _MOST_ROUNDS:
+            found.append((*timed, shared_bytes(group.sum, timed[1], request.threads)))
+    if group.product is not None and staging_refusal(group.product, request) is None:
+        sliced = choose_sliced_tiling(group.product, request)
         if sliced is not None:
             found.append(sliced)
     return min(found, key=lambda one: one[0], default=None)
