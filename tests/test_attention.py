@@ -59,6 +59,18 @@ def test_results_and_proofs(case: AttentionCase, make: Callable[[AttentionCase],
     np.testing.assert_array_equal(first, second)
 
 
+def test_long_rows_run_along() -> None:
+    """They are computed once, a panel of keys after the other."""
+    case = AttentionCase(2048, 2048, 64, 1, 1)
+    model, inputs = written_out(case), random_tensors(case)
+    network, stages = compiled(model)
+    (stage,) = flat_stages(stages)
+    assert stage.schedule.way.endswith("panels of 256 with a running maximum and sum")
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (reference,) = session.run(None, inputs)
+    np.testing.assert_allclose(network(inputs)["y"], reference, rtol=1e-2, atol=2e-3)
+
+
 def test_checked() -> None:
     """No access is out of bounds, no thread races, and all barriers are met."""
     case = AttentionCase(33, 50, 40, 2, 1, causal=False)

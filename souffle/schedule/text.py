@@ -18,7 +18,8 @@ _LABEL = 10
 def rule_text(schedule: GpuSchedule) -> str:
     """The rule, and how it divides the work."""
     cores = ", on tensor cores" if schedule.tensor_cores else ""
-    return f"{schedule.rule}, {tiles_text(schedule)}{cores}"
+    way = f", {schedule.way}" if schedule.way else ""
+    return f"{schedule.rule}, {tiles_text(schedule)}{cores}{way}"
 
 
 def tiles_text(divided: GpuSchedule | DeviceFunction) -> str:

@@ -2,53 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-import tvm
 from tvm import te, tirx, topi
 
-from souffle.codegen.cuda import emit_cuda
-from souffle.emulator import compile_text
-from souffle.kernel import KernelShape
-from souffle.kernel.calls import ArgumentPlace, StageCall
 from souffle.schedule.gpu.forms.stage_forms import StageForms
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Sketch
+from souffle.schedule.gpu.rule import GpuSchedule, Sketch
 from souffle.schedule.gpu.rules.chained_products import CHAINED_PRODUCTS
-from souffle.schedule.gpu.schedule_check import check_schedule
-from souffle.schedule.lower import DeviceFunction, cuda_target, lower_stage
-from souffle.tvm_compat import const_int, primfunc_from_tensors
-
-A100 = GpuRequest("sm_80", sm_count=108, max_shared_bytes=163 * 1024)
-SMALL = GpuRequest("sm_80", threads=128, sm_count=4, max_shared_bytes=163 * 1024)
-
-Tensors = tuple[te.Tensor, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Case:
-    """A stage with what is asked for, and values for the knobs where they are not the rule's own."""
-
-    name: str
-    inputs: Tensors
-    outputs: Tensors
-    request: GpuRequest = SMALL
-    values: tuple[tuple[str, int], ...] = ()
-
-    @property
-    def func(self) -> tirx.PrimFunc:
-        return primfunc_from_tensors([*self.inputs, *self.outputs], self.name)
-
-
-def data(*shape: int, dtype: str = "float16", name: str = "x") -> te.Tensor:
-    return te.placeholder(shape, dtype, name=name)
-
-
-def shape_of(tensor: te.Tensor) -> tuple[int, ...]:
-    return tuple(const_int(extent) for extent in tensor.shape)
+from souffle.tvm_compat import primfunc_from_tensors
+from tests.schedule.stage_kernels import (
+    A100,
+    SMALL,
+    Built,
+    Case,
+    Tensors,
+    build,
+    compare,
+    data,
+    launched,
+    random_inputs,
+    shape_of,
+)
 
 
 def half(tensor: te.Tensor) -> te.Tensor:
@@ -79,15 +57,26 @@ def softmax(scores: te.Tensor) -> te.Tensor:
     return topi.nn.softmax(scores, axis=-1)
 
 
+def softmax_of_infinities(scores: te.Tensor) -> te.Tensor:
+    """As the frontend writes it: the maximum starts from minus infinity."""
+    greatest = te.comm_reducer(lambda a, b: tirx.Max(a, b), lambda dtype: tirx.const(-math.inf, dtype), name="greatest")
+    n, other = (te.reduce_axis((0, shape_of(scores)[-1]), name=name) for name in ("n", "other"))
+    most = te.compute(scores.shape[:-1], lambda *at: greatest(scores(*at, n), axis=n), name="most")
+    exponential = te.compute(scores.shape, lambda *at: tirx.exp(scores(*at) - most(*at[:-1])), name="exponential")
+    total = te.compute(scores.shape[:-1], lambda *at: te.sum(exponential(*at, other), axis=other), name="total")
+    return te.compute(scores.shape, lambda *at: exponential(*at) / total(*at[:-1]), name="weights")
+
+
 def attention(
     queries: tuple[int, ...],
     keys: tuple[int, ...],
     values: tuple[int, ...],
     scores: Callable[[te.Tensor], te.Tensor] = lambda s: topi.divide(s, tirx.const(4.0, "float32")),
     types: str = "float16",
+    weigh: Callable[[te.Tensor], te.Tensor] = softmax,
 ) -> tuple[Tensors, te.Tensor]:
     q, k, v = (data(*shape, dtype=types, name=name) for shape, name in zip((queries, keys, values), "qkv", strict=True))
-    weights = softmax(scores(product(q, k, transposed=True)))
+    weights = weigh(scores(product(q, k, transposed=True)))
     return (q, k, v), topi.cast(product(weights, v), "float16")
 
 
@@ -124,6 +113,24 @@ def chain(
     return (x, w, bias, u, residual), topi.add(result, residual)
 
 
+def running(
+    along_rows: int = 2, chunks: int = 1, *, second_along_rows: int = 1, second_along_inner: int = 1
+) -> tuple[tuple[str, int], ...]:
+    """Values of knobs for panels with a running maximum and sum."""
+    return (
+        ("warps_along_rows", along_rows),
+        ("mma_rows", 1),
+        ("mma_columns", 2),
+        ("chunks", chunks),
+        ("running", 1),
+        ("step", 16),
+        ("second_warps_along_rows", second_along_rows),
+        ("second_warps_along_inner", second_along_inner),
+        ("second_step", 16 * second_along_inner),
+        ("stages", 2),
+    )
+
+
 def plain_cases() -> list[Case]:
     found = []
     for name, arguments, request in (
@@ -144,6 +151,19 @@ def plain_cases() -> list[Case]:
     mask = data(1, 40, 56, dtype="float32", name="mask")
     inputs, result = attention((3, 40, 32), (3, 56, 32), (3, 56, 32), lambda s: topi.add(s, mask))
     found.append(Case("mask", (*inputs, mask), (result,)))
+    for name, arguments, values in (
+        ("running", ((2, 40, 32), (2, 100, 32), (2, 100, 40)), running()),
+        ("running_same_rows", ((1, 70, 16), (1, 130, 16), (1, 130, 23)), running(4, 1, second_along_rows=4)),
+        ("running_shared_sums", ((2, 17, 29), (2, 161, 29), (2, 161, 13)), running(1, 1, second_along_inner=2)),
+    ):
+        inputs, result = attention(*arguments, weigh=softmax_of_infinities)
+        found.append(Case(name, inputs, (result,), values=values))
+    mask = data(2, 40, 130, dtype="float32", name="mask")
+    inputs, result = attention(
+        (2, 40, 32), (2, 130, 32), (2, 130, 40), lambda s: topi.add(s, mask), weigh=softmax_of_infinities
+    )
+    for name, values in (("infinite", ()), ("running_infinite", running())):
+        found.append(Case(name, (*inputs, mask), (result,), values=values))
     for name, between in (("gelu", topi.tanh), ("norm", normalized), ("nothing", lambda x: x)):
         inputs, result = chain(40, 48, 72, 40, between)
         found.append(Case(f"chain_{name}", inputs, (result,)))
@@ -155,6 +175,7 @@ def drawn_cases(count: int) -> list[Case]:
     draw = random.Random(11)
     found = []
     while len(found) < count:
+        way = draw.choice((0, 1))
         rows, keys, head, last = (draw.choice((2, 16, 23, 32, 64, 100)) for _ in range(4))
         batch = draw.choice((1, 2, 3))
         scores = draw.choice((causal, normalized, lambda s: s))
@@ -166,75 +187,40 @@ def drawn_cases(count: int) -> list[Case]:
         knobs = {knob.name: knob.values for knob in sketch.knobs}
         for _ in range(200):
             values = {name: draw.choice(choices) for name, choices in knobs.items()}
+            values["running"] = way if 1 in knobs["running"] else 0
             if isinstance(sketch.make(values), GpuSchedule):
                 found.append(Case(f"drawn_{len(found)}", inputs, (result,), request, tuple(values.items())))
                 break
     return found
 
 
-CASES = [*plain_cases(), *drawn_cases(10)]
-
-
-@dataclass(frozen=True, eq=False)
-class Built:
-    """All cases as one CUDA text, since each compilation costs more than a case."""
-
-    schedules: Mapping[str, GpuSchedule]
-    functions: Mapping[str, DeviceFunction]
-    module: object
-    reference: object
-
-
-def scheduled(case: Case) -> GpuSchedule:
-    sketch = CHAINED_PRODUCTS.sketch(StageForms(case.func), case.request)
-    assert isinstance(sketch, Sketch), f"{case.name}: {sketch}"
-    schedule = sketch.with_values(dict(case.values)) if case.values else sketch.chosen()
-    assert isinstance(schedule, GpuSchedule), f"{case.name}: {schedule}"
-    check_schedule(schedule, case.request)
-    return schedule
+CASES = [*plain_cases(), *drawn_cases(14)]
 
 
 @pytest.fixture(scope="module")
 def built() -> Built:
-    schedules = {case.name: scheduled(case) for case in CASES}
-    target = cuda_target("sm_80")
-    functions: dict[str, DeviceFunction] = {}
-    shapes = []
-    for name, schedule in schedules.items():
-        (functions[name],) = lower_stage(name, schedule, target)
-        sizes = tuple((str(p.ty.dtype), 0) for p in schedule.func.params)
-        call = StageCall((functions[name],), tuple(ArgumentPlace(i) for i in range(len(sizes))), False, ())
-        shapes.append((f"run_{name}", KernelShape((call,), sizes)))
-    text = emit_cuda(shapes, target)[0]
-    plain = tvm.IRModule({case.name: case.func for case in CASES})
-    return Built(schedules, functions, compile_text(text), tvm.compile(plain, target="llvm"))
+    return build(CASES, CHAINED_PRODUCTS)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_result(case: Case, built: Built) -> None:
-    generator = np.random.default_rng(3)
-    inputs = [
-        np.asarray(generator.uniform(-1, 1, shape_of(tensor)), np.dtype(str(tensor.dtype))) for tensor in case.inputs
-    ]
-    outputs = [np.full(shape_of(tensor), 7, str(tensor.dtype)) for tensor in case.outputs]
-    expected = [tvm.runtime.tensor(array) for array in (*inputs, *outputs)]
-    built.reference[case.name](*expected)
-    schedule, function = built.schedules[case.name], built.functions[case.name]
-    seen = []
-    for order, blocks in (("fixed", schedule.tiles), ("shuffled", max(1, schedule.tiles // 2))):
-        for output in outputs:
-            output.fill(7)
-        built.module.launch(
-            f"run_{case.name}",
-            grid=(blocks, 1, 1),
-            block=(schedule.threads, 1, 1),
-            args=[*inputs, *outputs, blocks],
-            shared_bytes=function.shared_bytes,
-            order=order,
-        )
-        for output, reference in zip(outputs, expected[len(inputs) :], strict=True):
-            scale = max(1.0, float(np.abs(reference.numpy()).max()))
-            np.testing.assert_allclose(output, reference.numpy(), rtol=1e-2, atol=1e-2 * scale)
-        seen.append([output.copy() for output in outputs])
-    # Sums are added in one order, whichever warp comes first.
-    assert all(np.array_equal(a, b) for a, b in zip(*seen, strict=True))
+    compare(case, built)
+
+
+@pytest.mark.parametrize("name", ["infinite", "running_infinite"])
+def test_rows_of_infinities(name: str, built: Built) -> None:
+    """Rows that begin, or end, or are all minus infinity; and NaN and infinity, which make a row NaN."""
+    case = next(case for case in CASES if case.name == name)
+    inputs = [one * 4 for one in random_inputs(case)]
+    mask = inputs[3]
+    mask[0, 1] = mask[1, 2, :90] = mask[1, 3, 1:] = mask[0, 4, 16:] = -np.inf
+    mask[0, 5, 100], mask[1, 6, 3], mask[1, 7, :100], mask[1, 7, 120] = np.nan, np.inf, -np.inf, np.nan
+    mask[0, 8], mask[0, 9, 64:96] = -1e30, 300.0
+    q, k, v = (one.astype(np.float64) for one in inputs[:3])
+    with np.errstate(invalid="ignore"):
+        scores = q @ k.swapaxes(1, 2) + mask
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        expected = weights / weights.sum(-1, keepdims=True) @ v
+    assert np.isnan(expected).any(-1).sum() == 4
+    (found,) = launched(case, built, inputs)
+    np.testing.assert_allclose(found, expected, rtol=2e-2, atol=2e-2)

@@ -5,58 +5,34 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-import numpy as np
 import pytest
-import tvm
 from tvm import te, tirx, topi
 
-from souffle.codegen.cuda import emit_cuda
 from souffle.codegen.nvcc import compile_cubin, find_nvcc
 from souffle.decision import Refused
-from souffle.emulator import compile_text
-from souffle.kernel import KernelShape
-from souffle.kernel.calls import ArgumentPlace, StageCall
 from souffle.schedule.gpu.emit.async_copy import AsyncCopy, async_copy
 from souffle.schedule.gpu.emit.staging import choose_fetch
 from souffle.schedule.gpu.forms.matrix_product import canonical_contraction
 from souffle.schedule.gpu.forms.stage_forms import StageForms
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Sketch
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
 from souffle.schedule.gpu.rules.mma_contraction import MMA_CONTRACTION
-from souffle.schedule.gpu.schedule_check import check_schedule
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, assumed_operands
-from souffle.schedule.lower import DeviceFunction, cuda_target, lower_stage
-from souffle.tvm_compat import const_int, primfunc_from_tensors
-
-A100 = GpuRequest("sm_80", sm_count=108, max_shared_bytes=163 * 1024)
-SMALL = GpuRequest("sm_80", threads=128, sm_count=4, max_shared_bytes=163 * 1024)
-
-Tensors = tuple[te.Tensor, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Case:
-    """A stage with what is asked for, and values for the knobs where they are not the rule's own."""
-
-    name: str
-    inputs: Tensors
-    outputs: Tensors
-    request: GpuRequest = SMALL
-    values: tuple[tuple[str, int], ...] = ()
-
-    @property
-    def func(self) -> tirx.PrimFunc:
-        return primfunc_from_tensors([*self.inputs, *self.outputs], self.name)
-
-
-def data(*shape: int, dtype: str = "float16", name: str = "x") -> te.Tensor:
-    return te.placeholder(shape, dtype, name=name)
-
-
-def shape_of(tensor: te.Tensor) -> tuple[int, ...]:
-    return tuple(const_int(extent) for extent in tensor.shape)
+from souffle.tvm_compat import primfunc_from_tensors
+from tests.schedule.stage_kernels import (
+    A100,
+    SMALL,
+    Built,
+    Case,
+    Tensors,
+    build,
+    compare,
+    data,
+    kernels,
+    scheduled,
+    shape_of,
+)
 
 
 def matmul(a: te.Tensor, b: te.Tensor, *, ta: bool = False, tb: bool = False) -> te.Tensor:
@@ -209,80 +185,14 @@ def tiled_cases(count: int) -> list[Case]:
 CASES = [*plain_cases(), *neighbour_cases(), *convolution_cases(), *tiled_cases(12)]
 
 
-@dataclass(frozen=True, eq=False)
-class Built:
-    """All cases as one CUDA text, since each compilation costs more than a case."""
-
-    schedules: Mapping[str, GpuSchedule]
-    functions: Mapping[str, DeviceFunction]
-    module: object
-    reference: object
-
-
-def kernels(schedules: Mapping[str, GpuSchedule], arch: str) -> tuple[str, dict[str, DeviceFunction]]:
-    target = cuda_target(arch)
-    functions = {}
-    shapes = []
-    for name, schedule in schedules.items():
-        (functions[name],) = lower_stage(name, schedule, target)
-        sizes = tuple((str(p.ty.dtype), 0) for p in schedule.func.params)
-        call = StageCall((functions[name],), tuple(ArgumentPlace(i) for i in range(len(sizes))), False, ())
-        shapes.append((f"run_{name}", KernelShape((call,), sizes)))
-    return emit_cuda(shapes, target)[0], functions
-
-
-def scheduled(case: Case) -> GpuSchedule:
-    sketch = MMA_CONTRACTION.sketch(StageForms(case.func), case.request)
-    assert isinstance(sketch, Sketch), f"{case.name}: {sketch}"
-    schedule = sketch.with_values(dict(case.values)) if case.values else sketch.chosen()
-    assert isinstance(schedule, GpuSchedule), f"{case.name}: {schedule}"
-    check_schedule(schedule, case.request)
-    return schedule
-
-
 @pytest.fixture(scope="module")
 def built() -> Built:
-    schedules = {case.name: scheduled(case) for case in CASES}
-    text, functions = kernels(schedules, "sm_80")
-    plain = tvm.IRModule({case.name: case.func for case in CASES})
-    return Built(schedules, functions, compile_text(text), tvm.compile(plain, target="llvm"))
+    return build(CASES, MMA_CONTRACTION)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_result(case: Case, built: Built) -> None:
-    generator = np.random.default_rng(3)
-    inputs = []
-    for tensor in case.inputs:
-        dtype = np.dtype(str(tensor.dtype))
-        values = (
-            generator.integers(0, 72, shape_of(tensor))
-            if dtype.kind == "i"
-            else generator.uniform(-1, 1, shape_of(tensor))
-        )
-        inputs.append(np.asarray(values, dtype))
-    outputs = [np.full(shape_of(tensor), 7, str(tensor.dtype)) for tensor in case.outputs]
-    expected = [tvm.runtime.tensor(array) for array in (*inputs, *outputs)]
-    built.reference[case.name](*expected)
-    schedule, function = built.schedules[case.name], built.functions[case.name]
-    seen = []
-    for order, blocks in (("fixed", schedule.tiles), ("shuffled", max(1, schedule.tiles // 2))):
-        for output in outputs:
-            output.fill(7)
-        built.module.launch(
-            f"run_{case.name}",
-            grid=(blocks, 1, 1),
-            block=(schedule.threads, 1, 1),
-            args=[*inputs, *outputs, blocks],
-            shared_bytes=function.shared_bytes,
-            order=order,
-        )
-        for output, reference in zip(outputs, expected[len(inputs) :], strict=True):
-            tolerance = 1e-2 if "16" in str(output.dtype) else 2e-5
-            scale = max(1.0, float(np.abs(reference.numpy()).max()))
-            np.testing.assert_allclose(output, reference.numpy(), rtol=tolerance, atol=tolerance * scale)
-        seen.append([output.copy() for output in outputs])
-    # Sums are added in one order, whichever warp comes first.
-    assert all(np.array_equal(a, b) for a, b in zip(*seen, strict=True))
+    compare(case, built, wide=2e-5)
 
 
 def test_each_number_of_stages_and_split_of_the_sum_is_among_the_cases() -> None:
@@ -347,7 +257,7 @@ def test_copies_of_fp32_and_of_padding() -> None:
 def test_vectors_barriers_and_stages_of_the_text() -> None:
     (inputs, result), (wide_in, wide) = gemm(384, 768, 768), gemm(384, 768, 768, types=("float32", "float16"))
     cases = [Case("copied", inputs, (result,), A100), Case("wide", wide_in, (wide,), A100)]
-    text, _ = kernels({case.name: scheduled(case) for case in cases}, "sm_80")
+    text, _ = kernels({case.name: scheduled(case, MMA_CONTRACTION) for case in cases}, "sm_80")
     parts = {case.name: text[text.rindex(f" {case.name}(int tile") :].split("\n}\n")[0] for case in cases}
     for part in parts.values():
         # One a step, one before totals take the place of tiles, one before they are read, one before the next strip's.

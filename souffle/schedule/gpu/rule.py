@@ -86,6 +86,8 @@ class GpuSchedule:
         Product of the extents of ``threadIdx``.
     tensor_cores : bool
         Whether it uses tensor-core instructions.
+    way : str
+        Which of several ways of its rule it takes, in a few words.
     """
 
     func: tirx.PrimFunc
@@ -93,6 +95,7 @@ class GpuSchedule:
     tiles: int
     threads: int
     tensor_cores: bool = False
+    way: str = ""
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,10 @@ Nothing on waiting: all threads go in step, copies arrive at once, and barriers 
 which threads may run; the certificate, which finds barriers that are missing, says that all orders give the same.
 Nothing on how a kernel calls its stages (``verify/definitions_found.py``), nor on the translation of TensorIR to CUDA.
 
-Identities of real numbers that a field does not have (``exp(a + b)``, ``max(a, b) + c``), and literals that are rounded
-when they are combined, would be reported as differences. No stage of the models or of the tests has one.
+Identities of real numbers that a field does not have (``max(a, b) + c``), and literals that are rounded when they are
+combined, would be reported as differences. No stage of the models or of the tests has one, but for ``exp(a + b) =
+exp(a) exp(b)``: texts that differ at the first point are compared again with numbers in which that holds
+(:mod:`souffle.verify.values.exponentials`).
 
 What cannot be said is :class:`souffle.verify.expressions.Undecided`, with the reason.
 
@@ -73,8 +75,9 @@ The idea of testing tensor programs in finite fields is that of Mirage (OSDI 202
 gives exponentials a second field; here the text of one thread is run, with its guards, copies and fragments.
 """
 
-from souffle.verify.values.agreement import Agreement, FunctionComparison, Mismatch, StageFunction, values_agree
+from souffle.verify.values.agreement import StageFunction, values_agree
 from souffle.verify.values.network_values import StageText, compare_stages, values_section
+from souffle.verify.values.results import Agreement, FunctionComparison, Mismatch
 
 __all__ = [
     "Agreement",

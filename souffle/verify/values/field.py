@@ -108,7 +108,7 @@ class Field:
 
     def power(self, a: Number, exponent: int) -> Number:
         """An element times itself, so many times."""
-        result: Number = 1
+        result: Number = self.residue(1)
         while exponent:
             if exponent & 1:
                 result = self.multiply(result, a)

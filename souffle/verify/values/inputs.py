@@ -102,12 +102,13 @@ def random_tensors(
     found: list[Values] = []
     for number, buffer in enumerate(buffers):
         count = elements_of(buffer)
-        plain = inputs == "random" and numbers.prime == P
+        plain = inputs == "random" and numbers.plain and not numbers.mixes
         if plain and count <= _MOST_STORED:
             low, high = (0, numbers.prime) if is_float(str(buffer.dtype)) else _range(str(buffer.dtype), integers)
             found.append(np.random.default_rng((numbers.seed, number)).integers(low, high, count, np.int64))
             continue
-        draw = _drawing(buffer, number, integers, numbers, inputs, literals)
+        own = "random" if inputs == "cut" and number != numbers.seed % len(buffers) else inputs
+        draw = _drawing(buffer, number, integers, numbers, own, literals)
         found.append(draw(np.arange(count)) if count <= _MOST_FILLED else DrawnTensor(count, draw))
     return found
 
@@ -127,31 +128,35 @@ def _drawing(
     dtype, count = str(buffer.dtype), elements_of(buffer)
     random = np.random.default_rng((numbers.seed, number))
     name = f"input {number}"
-    level = _level(buffer, random, numbers, inputs) if numbers.prime != P else lambda places: places
+    last = const_int(buffer.shape[-1]) if buffer.shape else 1
+    level = _level(buffer, random, numbers, inputs) if numbers.mixes else lambda places: places
     if is_float(dtype):
         if inputs in ("rising", "falling"):
             step, start = max(1, P // (4 * count)), int(random.integers(P // 4))
             sign, start = (1, start) if inputs == "rising" else (-1, start + count * step)
-            return lambda places: (start + sign * step * places) % numbers.prime
-        choices = numbers.choices if inputs == "few" or numbers.prime != P else None
+            return lambda places: numbers.in_order(name, start + sign * step * places)
+        choices = numbers.choices if inputs == "few" or numbers.mixes else None
     else:
         low, high = _range(dtype, integers)
         if inputs in ("rising", "falling"):
             ahead = (lambda places: places) if inputs == "rising" else (lambda places: count - 1 - places)
             return lambda places: low + ahead(places) * (high - low) // count
         near = {c for one in (*literals.whole, low, high - 1) for c in (one, 2 * one) if low <= c < high}
-        choices = np.array(sorted(near), np.int64) if inputs == "few" or numbers.prime != P else None
+        choices = np.array(sorted(near), np.int64) if inputs == "few" or numbers.mixes else None
 
     def draw(places: np.ndarray) -> np.ndarray:
         keys = level(places)
-        any_number = numbers.function_of(name, [keys])
+        any_number = numbers.element(name, keys)
         if not is_float(dtype):
             any_number = low + numbers.bits(name, keys) % (high - low)
+        if inputs == "cut" and is_float(dtype):
+            line, place = np.divmod(places, last)
+            return np.where(place < numbers.bits(f"cut {name}", line) % (last + 1), numbers.lowest, any_number)
         if choices is None:
             return any_number
         which = numbers.bits(f"which {name}", keys)
         chosen = (which & 1) == 0
-        if is_float(dtype) and numbers.prime != P:
+        if is_float(dtype) and numbers.mixes:
             # In a small field all numbers are as often as literals. Those of lines should be infinite now and then.
             chosen &= keys >= count
         return np.where(chosen, choices[(which >> 1) % len(choices)], any_number)

@@ -10,7 +10,8 @@ from tvm import tirx
 
 from souffle.certificate import Counterexample, Section
 from souffle.tvm_compat import structural_digest
-from souffle.verify.values.agreement import Agreement, Mismatch, Result, StageFunction, values_agree
+from souffle.verify.values.agreement import Result, StageFunction, values_agree
+from souffle.verify.values.results import Agreement, Mismatch
 
 __all__ = ["StageText", "compare_stages", "values_section"]
 
@@ -74,7 +75,7 @@ def values_section(found: Sequence[tuple[StageText, Result]]) -> Section:
     found : sequence of (StageText, result)
     """
     wrong, unknown, notes = [], [], []
-    tiles = of = elements = points = covered = comparisons = seen = 0
+    tiles = of = elements = points = covered = comparisons = seen = exponentials = 0
     for stage, result in found:
         if isinstance(result, Mismatch):
             name = stage.names[result.function]
@@ -88,6 +89,7 @@ def values_section(found: Sequence[tuple[StageText, Result]]) -> Section:
             elements += sum(count for c in result.functions for _, count in c.elements)
             points += result.points
             covered += result.covered
+            exponentials += result.exponentials
             comparisons += result.comparisons
             seen += result.comparisons - len(result.unseen)
             notes += [f"{stage.names[0]}: {one}" for one in result.unseen]
@@ -102,6 +104,7 @@ def values_section(found: Sequence[tuple[StageText, Result]]) -> Section:
         ("elements compared", elements),
         ("comparisons of data", comparisons),
         ("seen to come out in all ways", seen),
+        *((("equal by exp(a + b) = exp(a) exp(b)", exponentials),) if exponentials else ()),
     )
     return Section("values of stages", tuple(wrong), tuple(unknown), facts, tuple(dict.fromkeys(notes)))
 

@@ -21,6 +21,7 @@ from souffle.tvm_compat import dtype_of
 from souffle.verify.values.field import Field, Number, P
 
 __all__ = [
+    "CUT",
     "FURTHER",
     "KINDS",
     "SEARCH",
@@ -56,6 +57,7 @@ class Kind:
         ``"random"``: each element drawn alone. ``"rising"``, ``"falling"``: by their place, so that the last or the
         first of those that are compared wins. ``"few"``: half of them one of the literals. ``"level"``: equal along
         some axes of their tensor, such as all of a row, and then often a literal; some rows of small fields always are.
+        ``"cut"``: of one tensor, each row begins with some that are minus infinity; others are random.
     sums : bool
         The largest of two numbers that are no literals is their sum, where neither is infinite, and so is the least, in
         another way. Then each term of a maximum shows, whether it wins or not. But a term may well be taken twice.
@@ -64,7 +66,7 @@ class Kind:
     small: bool
     order: Literal["random", "natural"]
     literals: Literal["first", "last", "among"]
-    inputs: Literal["random", "rising", "falling", "few", "level"]
+    inputs: Literal["random", "rising", "falling", "few", "level", "cut"]
     sums: bool = False
 
 
@@ -79,6 +81,9 @@ KINDS = (
 """Of the first points, in turn; where no reduction compares, the first four will do."""
 
 WITHOUT_REDUCTIONS = 4
+
+CUT = Kind(False, "random", "first", "cut")
+"""Of as many points as there are tensors, where infinities are those of IEEE 754: each is cut once."""
 
 FURTHER = (KINDS[2], KINDS[3], Kind(False, "random", "among", "few"))
 """Of those that follow: in which comparisons come to equality."""
@@ -143,7 +148,16 @@ class Numbers(Field):
         See :class:`Kind`.
     literals : sequence of Fraction
         In their order.
+
+    Attributes
+    ----------
+    mixes : bool
+        Whether inputs are literals, or equal along an axis, now and then: those of small fields.
+    plain : bool
+        Whether each integer below the prime is a number.
     """
+
+    plain = True
 
     def __init__(
         self,
@@ -158,23 +172,28 @@ class Numbers(Field):
         super().__init__(prime)
         self.seed = seed
         self.sums = sums
+        self.mixes = prime != P
         # An odd factor permutes 32-bit integers.
         random = int(_mixed(np.array([_key("order", seed)], np.uint64))[0])
         self._factor, self._start = ((random | 1) & _BITS, random >> 32) if order == "random" else (1, 0)
+        self._table: np.ndarray | None = None
+        self.arrange(literals, place)
+        if prime != P:
+            self._table = self._ranked(np.arange(prime))
+
+    def arrange(self, literals: Sequence[Fraction], place: str) -> None:
+        """Give literals and infinities their place in the order."""
         elements = [self.rational(one) for one in literals]
         self.choices = np.array([*dict.fromkeys((*elements, self.smallest, self.lowest))], np.int64)
-        self._special: list[tuple[int, int]] = []
-        self._table: np.ndarray | None = None
+        self.special: list[tuple[int, int]] = []
         apart = len(set(elements)) == len(elements)
         own = [int(r) for r in self._spread(np.array(elements, np.int64))]
         first = {"first": -len(own), "last": _BITS + 1}
         ranks = sorted(own) if place == "among" else [first[place] + i for i in range(len(own))]
         if apart:
-            self._special += zip(elements, ranks)
-        self._special += [(self.smallest, -len(own) - 1), (self.greatest, _BITS + len(own) + 1)]
-        self._special += [(self.lowest, -len(own) - 2), (self.highest, _BITS + len(own) + 2)]
-        if prime != P:
-            self._table = self._ranked(np.arange(prime))
+            self.special += zip(elements, ranks)
+        self.special += [(self.smallest, -len(own) - 1), (self.greatest, _BITS + len(own) + 1)]
+        self.special += [(self.lowest, -len(own) - 2), (self.highest, _BITS + len(own) + 2)]
 
     def rational(self, value: Fraction) -> int:
         """The element that a fraction is."""
@@ -186,7 +205,7 @@ class Numbers(Field):
 
     def _ranked(self, a: np.ndarray) -> np.ndarray:
         ranks = self._spread(a)
-        for element, rank in self._special:
+        for element, rank in self.special:
             ranks[a == element] = rank
         return ranks
 
@@ -226,13 +245,25 @@ class Numbers(Field):
         result = (state % np.uint64(self.prime)).astype(np.int64)
         return int(result[0]) if all(isinstance(a, int) for a in arguments) else result
 
+    def differ(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """Where results are not the same."""
+        return a != b
+
     def bits(self, name: str, argument: np.ndarray) -> np.ndarray:
         """Random integers of 31 bits, functions of an integer."""
         return (_mixed(argument.astype(np.uint64) + np.uint64(_key(name, self.seed))) >> np.uint64(33)).astype(np.int64)
 
     def noise(self, count: int, name: str, start: int = 0) -> np.ndarray:
         """So many random elements, of a sequence that a name has."""
-        return self.function_of(name, [np.arange(start, start + count)])
+        return self.element(name, np.arange(start, start + count))
+
+    def element(self, name: str, keys: np.ndarray) -> np.ndarray:
+        """Random elements, functions of integers."""
+        return self.function_of(name, [keys])
+
+    def in_order(self, name: str, places: np.ndarray) -> np.ndarray:
+        """Elements that are ordered as their integers are, where the order is natural."""
+        return places % self.prime
 
     def whole(self, a: Number) -> Number:
         """The integer that a number becomes when its fraction is dropped.

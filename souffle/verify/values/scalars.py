@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,14 +50,15 @@ def none_of(mask: Mask) -> bool:
     return mask is not None and not mask.any()
 
 
-_FIELD: dict[type, Callable[[Numbers, Number, Number], Number]] = {
-    tirx.Add: Numbers.add,
-    tirx.Sub: Numbers.subtract,
-    tirx.Mul: Numbers.multiply,
-    tirx.Div: Numbers.divide,
-    tirx.Max: Numbers.largest,
-    tirx.Min: Numbers.least,
+_FIELD = {
+    tirx.Add: "add",
+    tirx.Sub: "subtract",
+    tirx.Mul: "multiply",
+    tirx.Div: "divide",
+    tirx.Max: "largest",
+    tirx.Min: "least",
 }
+"""What numbers call an operator."""
 
 _RESTS = {tirx.Mod: "fmod", tirx.FloorMod: "floored rest"}
 """Of floating-point types: functions of which nothing is known."""
@@ -178,7 +178,7 @@ class Scalars:
             if kind not in table:
                 raise Undecided(f"{kind.__name__} of {dtype_of(node)}")
             exact = table is INTEGER_OPERATORS
-            operate = in_type(dtype_of(node), table[kind]) if exact else partial(table[kind], self.numbers)
+            operate = in_type(dtype_of(node), table[kind]) if exact else getattr(self.numbers, table[kind])
             return self._binary(operate, self.of(node.a), self.of(node.b))
         if kind in (tirx.And, tirx.Or):
             return self._connective(kind, self.of(node.a), self.of(node.b))
@@ -259,7 +259,7 @@ class Scalars:
                 return self._choice((tirx.GE if kind is tirx.Max else tirx.LE)(node.a, node.b), node.a, node.b)
         a, b = self.of(node.a), self.of(node.b)
         table = _FIELD if is_float(dtype_of(node)) else INTEGER_OPERATORS
-        operate = INTEGER_OPERATORS[kind] if table is INTEGER_OPERATORS else partial(table[kind], self.numbers)
+        operate = INTEGER_OPERATORS[kind] if table is INTEGER_OPERATORS else getattr(self.numbers, table[kind])
         if self.numbers.sums and table is _FIELD and self.is_drawn(node.a) and self.is_drawn(node.b):
             joined, most = self.numbers.joined, kind is tirx.Max
             return lambda f, m: joined(np.array(np.broadcast_arrays(a(f, m), b(f, m))), most)
@@ -384,7 +384,7 @@ class Scalars:
 
             def sigmoid(f: Frame, m: Mask) -> Number:
                 exponential = numbers.function_of("exp", [numbers.negative(a(f, m))])
-                return numbers.inverse(numbers.add(exponential, 1))
+                return numbers.inverse(numbers.add(exponential, numbers.residue(1)))
 
             return sigmoid
         if name in ("tirx.isnan", "tirx.isinf", "tirx.isfinite"):

@@ -33,12 +33,13 @@ from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, ROWS
 from souffle.schedule.gpu.emit.mma_pieces import FragmentSource, TileRing, add_products, first_place, warp_place
 from souffle.schedule.gpu.emit.mma_pipeline import Pipeline
 from souffle.schedule.gpu.emit.row_quotients import row_quotients
-from souffle.schedule.gpu.forms.chained_products import ChainedProducts, RowReduction, RowStep
+from souffle.schedule.gpu.forms.chained_products import ChainedProducts
 from souffle.schedule.gpu.forms.contraction_expressions import Axis, substitute_axes
+from souffle.schedule.gpu.forms.row_steps import RowReduction, RowStep
 from souffle.schedule.gpu.tiling.chain_tiling import ChainSources, ChainTiling
 from souffle.tvm_compat import PrimExpr, cast, dtype_of, sequence, variables
 
-__all__ = ["emit_chain"]
+__all__ = ["ChainKernel"]
 
 _SHUFFLE = "tirx.cuda.__shfl_xor_sync"
 _ALL_LANES = 2**32 - 1
@@ -46,21 +47,6 @@ _SHARING = (1, 2)
 """By how much the lanes differ that have parts of the same rows of a fragment."""
 
 _NONE = tirx.IntImm("int32", 0)
-
-
-def emit_chain(form: ChainedProducts, tiling: ChainTiling, sources: ChainSources, threads: int) -> tirx.PrimFunc:
-    """The stage with its body replaced by the kernel.
-
-    Parameters
-    ----------
-    form : ChainedProducts
-    tiling : ChainTiling
-    sources : ChainSources
-        Of the tiling's tiles.
-    threads : int
-        Of a block.
-    """
-    return _Kernel(form, tiling, sources, threads).func()
 
 
 @dataclass(frozen=True)
@@ -75,7 +61,19 @@ class _Rows:
         return own * self.pitch + inner
 
 
-class _Kernel:
+class ChainKernel:
+    """The kernel.
+
+    Parameters
+    ----------
+    form : ChainedProducts
+    tiling : ChainTiling
+    sources : ChainSources
+        Of the tiling's tiles.
+    threads : int
+        Of a block.
+    """
+
     def __init__(self, form: ChainedProducts, tiling: ChainTiling, sources: ChainSources, threads: int) -> None:
         self.form, self.tiling, self.sources, self.threads = form, tiling, sources, threads
         self.counts = tiling.counts(form)
@@ -109,11 +107,17 @@ class _Kernel:
         self.strips = Strips(form.second, tiling.second, strips, self.shared, self.second_totals, threads)
 
     def func(self) -> tirx.PrimFunc:
+        """The stage with its body replaced by the kernel."""
         held = tuple(ring.held for ring in (self.left, self.right, self.other) if ring.held is not None)
         buffers = (self.shared, *([] if self.parts is None else [self.parts]), *held, self.left_part, self.right_part)
         buffers += () if self.second_totals is self.totals else (self.second_totals,)
         buffers = (*buffers, self.totals, *self.results.values(), self.pair, self.taken, *self.strips.buffers)
+        buffers += self.further_buffers()
         return kernel_func(self.form.first.func, self.counts[0] * self.counts[1], self.threads, buffers, self.body)
+
+    def further_buffers(self) -> tuple[Any, ...]:
+        """What else it needs."""
+        return ()
 
     def body(self, block: PrimExpr, thread: PrimExpr) -> tirx.Stmt:
         binder = Binder()
@@ -126,37 +130,49 @@ class _Kernel:
         first, second = Binder(), Binder()
         self._places(first, second)
         self.panel: PrimExpr = _NONE
-        work = self._panels() if self.tiling.panels > 1 else self._at_once()
+        work = self.rows_and_products()
         return sequence(*binder.statements, *first.statements, *second.statements, *work, self._results())
+
+    def rows_and_products(self) -> list[tirx.Stmt]:
+        """Both products and the rows between, with the totals of the second in their registers in the end."""
+        return self._panels() if self.tiling.panels > 1 else self._at_once()
 
     def _at_once(self) -> list[tirx.Stmt]:
         """All columns in registers."""
         statements: list[tirx.Stmt] = []
         reduced = 0
         for step in self.form.steps:
-            statements += [*self._begun(step), *self._through(step), *self._among_lanes(step)]
-            statements += self._among_warps(reduced, step)
+            statements += [*self.begun(step), *self.through(step), *self.among_lanes(step)]
+            statements += self.among_warps(reduced, step)
             reduced += bool(step.reductions)
         # The second product's tiles are on their way while the rows are worked on.
-        opening, products = self._second()
-        clear = self._cleared(self.second_totals, prod(self.tiling.second.parts) * 4)
-        return [*self._left(), *self._first(), *opening, *statements, self._store(), clear, *products]
+        opening, products = self.second_products()
+        clear = self.cleared(self.second_totals, prod(self.tiling.second.parts) * 4)
+        return [
+            *self.load_left(),
+            *self.first_products(),
+            *opening,
+            *statements,
+            self.store_rows(self.form.second.left.value),
+            clear,
+            *products,
+        ]
 
     def _panels(self) -> list[tirx.Stmt]:
         """A panel of columns at a time, again for each reduction of rows."""
         steps = self.form.steps
-        statements = [*self._left()]
+        statements = [*self.load_left()]
         reduced = 0
         for number, step in enumerate(steps):
             if step.reductions:
                 before = steps[:number]
-                statements += [*self._begun(step), self._each_panel(lambda b=before, s=step: self._reducing(b, s))]
-                statements += [*self._among_lanes(step), *self._among_warps(reduced, step)]
+                statements += [*self.begun(step), self.each_panel(lambda b=before, s=step: self._reducing(b, s))]
+                statements += [*self.among_lanes(step), *self.among_warps(reduced, step)]
                 reduced += 1
-        clear = self._cleared(self.second_totals, prod(self.tiling.second.parts) * 4)
-        return [*statements, clear, self._each_panel(self._multiplying)]
+        clear = self.cleared(self.second_totals, prod(self.tiling.second.parts) * 4)
+        return [*statements, clear, self.each_panel(self._multiplying)]
 
-    def _each_panel(self, work: Callable[[], list[tirx.Stmt]]) -> tirx.Stmt:
+    def each_panel(self, work: Callable[[], list[tirx.Stmt]]) -> tirx.Stmt:
         def panel(number: PrimExpr) -> tirx.Stmt:
             self.panel = number
             return sequence(*work())
@@ -164,13 +180,13 @@ class _Kernel:
         return loop("panel", self.tiling.panels, panel, "rolled")
 
     def _reducing(self, before: Sequence[RowStep], step: RowStep) -> list[tirx.Stmt]:
-        updates = [statement for one in before for statement in self._through(RowStep(one.update, ()))]
-        return [*self._first(), *updates, *self._through(step)]
+        updates = [statement for one in before for statement in self.through(RowStep(one.update, ()))]
+        return [*self.first_products(), *updates, *self.through(step)]
 
     def _multiplying(self) -> list[tirx.Stmt]:
-        updates = [statement for one in self.form.steps for statement in self._through(RowStep(one.update, ()))]
-        opening, products = self._second()
-        return [*self._first(), *opening, *updates, self._store(), *products]
+        updates = [statement for one in self.form.steps for statement in self.through(RowStep(one.update, ()))]
+        opening, products = self.second_products()
+        return [*self.first_products(), *opening, *updates, self.store_rows(self.form.second.left.value), *products]
 
     def _places(self, first: Binder, second: Binder) -> None:
         """Where the thread's pointers into tiles of either product go."""
@@ -190,7 +206,7 @@ class _Kernel:
 
     # The first product
 
-    def _first(self) -> list[tirx.Stmt]:
+    def first_products(self) -> list[tirx.Stmt]:
         """The elements of the panel."""
         tiling, steps = self.tiling.first, self.steps[0]
 
@@ -214,10 +230,10 @@ class _Kernel:
             return loop("inner", steps, step, "rolled")
 
         chunks = loop("chunk", self.tiling.chunks, chunk, "unrolled")
-        clear = self._cleared(self.totals, self.tiling.chunks * count)
+        clear = self.cleared(self.totals, self.tiling.chunks * count)
         return [clear, *pipeline.opening, chunks, *pipeline.closing]
 
-    def _left(self) -> list[tirx.Stmt]:
+    def load_left(self) -> list[tirx.Stmt]:
         """All tiles of the rows' operand; they are there behind the barrier of the first step."""
         ring = self.left
 
@@ -235,36 +251,36 @@ class _Kernel:
         alone = ring.asynchronous and (self.tiling.panels > 1 or not self.right.asynchronous)
         return [*tiles, commit(), wait(0)] if alone else tiles
 
-    def _cleared(self, buffer: Any, count: int) -> tirx.Stmt:
+    def cleared(self, buffer: Any, count: int) -> tirx.Stmt:
         zero = tirx.const(0, "float32")
         return loop("i", count, lambda i: tirx.BufferStore(buffer, zero, [i]), "unrolled")
 
     # The rows
 
-    def _begun(self, step: RowStep) -> list[tirx.Stmt]:
+    def begun(self, step: RowStep) -> list[tirx.Stmt]:
         """Reductions of rows before their first element."""
         count = 2 * self.tiling.first.parts[0]
         return [
-            loop("own", count, lambda own, r=r: self._keep(r, own, _initial(r)), "unrolled") for r in step.reductions
+            loop("own", count, lambda own, r=r: self.keep(r, own, _initial(r)), "unrolled") for r in step.reductions
         ]
 
-    def _through(self, step: RowStep) -> list[tirx.Stmt]:
+    def through(self, step: RowStep) -> list[tirx.Stmt]:
         """A step over the elements that the thread has."""
         updates = [] if step.update is None else [step.update]
 
         def element(own: PrimExpr, at: PrimExpr, e: PrimExpr, values: Sequence[PrimExpr]) -> tirx.Stmt:
             stores = [tirx.BufferStore(self.totals, values[0], [at])] if updates else []
             terms = zip(step.reductions, values[len(updates) :], strict=True)
-            folds = [self._keep(r, own, r.combine(self.results[r.result][own], term)) for r, term in terms]
+            folds = [self.keep(r, own, r.combine(self.results[r.result][own], term)) for r, term in terms]
             return sequence(*stores, *folds)
 
         values = [*updates, *(r.term for r in step.reductions)]
-        return [self._elements(values, element)] if values else []
+        return [self.each_element(values, element)] if values else []
 
-    def _keep(self, reduction: RowReduction, own: PrimExpr, value: PrimExpr) -> tirx.Stmt:
+    def keep(self, reduction: RowReduction, own: PrimExpr, value: PrimExpr) -> tirx.Stmt:
         return tirx.BufferStore(self.results[reduction.result], value, [own])
 
-    def _elements(
+    def each_element(
         self,
         values: list[PrimExpr],
         element: Callable[[PrimExpr, PrimExpr, PrimExpr, Sequence[PrimExpr]], tirx.Stmt],
@@ -335,14 +351,14 @@ class _Kernel:
 
         return loop("own", 2 * down, row, "unrolled")
 
-    def _among_lanes(self, step: RowStep) -> list[tirx.Stmt]:
+    def among_lanes(self, step: RowStep) -> list[tirx.Stmt]:
         """Combine what the lanes have of a row; all of them get the same bits, since each combines two at a time."""
 
         def combined(reduction: RowReduction, distance: int, own: PrimExpr) -> tirx.Stmt:
             held = self.results[reduction.result][own]
             mask = tirx.const(_ALL_LANES, "uint32")
             other = tirx.call_intrin("float32", _SHUFFLE, mask, held, tirx.IntImm("int32", distance), 32)
-            return self._keep(reduction, own, reduction.combine(held, other))
+            return self.keep(reduction, own, reduction.combine(held, other))
 
         count = 2 * self.tiling.first.parts[0]
         return [
@@ -351,7 +367,7 @@ class _Kernel:
             for r in step.reductions
         ]
 
-    def _among_warps(self, number: int, step: RowStep) -> list[tirx.Stmt]:
+    def among_warps(self, number: int, step: RowStep) -> list[tirx.Stmt]:
         """Combine what the warps have of a row, from the first to the last."""
         warps = self.tiling.first.warps
         if warps[1] == 1 or not step.reductions:
@@ -381,11 +397,11 @@ class _Kernel:
                         return tirx.BufferStore(self.taken, self.parts[first + which], [which])
 
                     def add(which: PrimExpr) -> tirx.Stmt:
-                        return self._keep(r, own, r.combine(self.results[r.result][own], self.taken[which]))
+                        return self.keep(r, own, r.combine(self.results[r.result][own], self.taken[which]))
 
                     return sequence(loop("which", width, read, "vectorized"), loop("which", width, add, "unrolled"))
 
-                begin = self._keep(r, own, _initial(r))
+                begin = self.keep(r, own, _initial(r))
                 return sequence(begin, loop("group", warps[1] // width, several, "unrolled"))
 
             puts.append(loop("own", count, put, "unrolled"))
@@ -394,9 +410,8 @@ class _Kernel:
         one = tirx.EQ(tirx.floormod(self.lane, 4), 0)
         return [guarded([one], sequence(*puts)), barrier(), *takes]
 
-    def _store(self) -> tirx.Stmt:
-        """The rows as the second product reads them; zeros beyond their end."""
-        value = self.form.second.left.value
+    def store_rows(self, value: PrimExpr) -> tirx.Stmt:
+        """The rows as the second product reads them, a value for each element; zeros beyond their end."""
 
         def element(own: PrimExpr, at: PrimExpr, e: PrimExpr, values: Sequence[PrimExpr]) -> tirx.Stmt:
             return tirx.BufferStore(self.pair, cast(values[0], "float16"), [e])
@@ -408,11 +423,11 @@ class _Kernel:
             start = self.rows.first + self.rows.place(_NONE, row, column)
             return loop("e", 2, lambda e: tirx.BufferStore(self.shared, self.pair[e], [start + e]), "vectorized")
 
-        return self._elements([value], element, outside, finish)
+        return self.each_element([value], element, outside, finish)
 
     # The second product
 
-    def _second(self) -> tuple[list[tirx.Stmt], list[tirx.Stmt]]:
+    def second_products(self) -> tuple[list[tirx.Stmt], list[tirx.Stmt]]:
         """The products of the panel: what is on its way before their first step, and all else."""
         tiling, steps = self.tiling.second, self.steps[1]
 

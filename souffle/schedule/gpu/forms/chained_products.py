@@ -34,55 +34,16 @@ from souffle.schedule.gpu.forms.contraction_expressions import (
     narrow_indices,
     substitute_axes,
 )
-from souffle.schedule.gpu.forms.matrix_product import Contraction
+from souffle.schedule.gpu.forms.matrix_product import Contraction, demand_short_indices
+from souffle.schedule.gpu.forms.row_steps import RowReduction, RowStep
+from souffle.schedule.gpu.forms.running_rows import RunningRows, read_running_rows
 from souffle.schedule.gpu.forms.stage_blocks import Inliner, OutputBlocks, demand_own_axes, reads_block, stage_blocks
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.forms.two_operands import Factored, Operand, factored_reduction
 from souffle.schedule.gpu.rule import NORMALIZES
-from souffle.tvm_compat import PrimExpr, buffer_loads, const_int, dtype_of, variables
+from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, variables
 
-__all__ = ["ChainedProducts", "RowReduction", "RowStep", "read_chained_products"]
-
-
-@dataclass(frozen=True, eq=False)
-class RowReduction:
-    """One value for each row of the first product.
-
-    Attributes
-    ----------
-    name : str
-        The reduction block's name.
-    result : Var
-        What stands for it in later expressions.
-    combine : type
-        ``tirx.Add``, ``tirx.Mul``, ``tirx.Max`` or ``tirx.Min``.
-    initial : expression
-        Its identity.
-    term : expression
-        What an element contributes, over the axes, the element and earlier results.
-    """
-
-    name: str
-    result: tirx.Var
-    combine: type
-    initial: PrimExpr
-    term: PrimExpr
-
-
-@dataclass(frozen=True, eq=False)
-class RowStep:
-    """A pass over the elements of rows.
-
-    Attributes
-    ----------
-    update : expression or None
-        What each element becomes first, over the axes, the element and results of earlier steps.
-    reductions : tuple of RowReduction
-        Of the elements as they are then; none reads another's result.
-    """
-
-    update: PrimExpr | None
-    reductions: tuple[RowReduction, ...]
+__all__ = ["ChainedProducts", "read_chained_products"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,11 +58,14 @@ class ChainedProducts:
     second : Contraction
         Its batch and rows are those of the first, its inner axes the first's columns. Its left operand is a value over
         these, the element, and results of rows.
+    running : RunningRows or Refused
+        How rows are reduced along with the second product, or why they cannot be.
     """
 
     first: Contraction
     steps: tuple[RowStep, ...]
     second: Contraction
+    running: RunningRows | Refused
 
     @property
     def reductions(self) -> tuple[RowReduction, ...]:
@@ -307,8 +271,10 @@ class _Reader:
             True,
             self._stores(element, known),
         )
-        _demand_short_indices(first, second)
-        return ChainedProducts(first, tuple(self.steps), second)
+        expressions = (left.value, right.value, value, other_value)
+        demand_short_indices(expressions, second.stores, (*groups, columns, self.factored.inner))
+        running = read_running_rows(self.factored.total, self.steps, value, self.columns)
+        return ChainedProducts(first, tuple(self.steps), second, running)
 
     def _stores(self, element: Element, known: tvm.sym.Analyzer) -> tuple[Store, ...]:
         last = self.last
@@ -324,14 +290,3 @@ class _Reader:
         if not stores:
             raise NotAContraction("no output depends on the second product")
         return tuple(stores)
-
-
-def _demand_short_indices(first: Contraction, second: Contraction) -> None:
-    """Kernels index in 32 bits."""
-    values = [first.left.value, first.right.value, second.left.value, second.right.value]
-    values += [store.value for store in second.stores]
-    buffers = [load.source for value in values for load in buffer_loads(value)]
-    buffers += [store.buffer for store in second.stores]
-    sizes = [prod(const_int(extent) for extent in buffer.shape) for buffer in buffers]
-    if max([*sizes, *first.extents, *second.extents]) >= 2**31:
-        raise NotAContraction(f"{max(sizes)} elements are too many for 32-bit indices")

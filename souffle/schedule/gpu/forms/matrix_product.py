@@ -30,7 +30,7 @@ from souffle.schedule.gpu.forms.two_operands import Operand, factored_reduction
 from souffle.schedule.gpu.rule import NORMALIZES, STARTS_IN_TILES
 from souffle.tvm_compat import PrimExpr, buffer_loads, const_int
 
-__all__ = ["Contraction", "Store", "canonical_contraction", "read_contraction"]
+__all__ = ["Contraction", "Store", "canonical_contraction", "demand_short_indices", "read_contraction"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +162,7 @@ def canonical_contraction(func: tirx.PrimFunc, *, folds: bool = False, name: str
     left, right = factored.operands
     written = [*stores, *(store for fold in started for store in fold.stores)]
     read = (left.value, right.value, *(fold.value for fold in started))
-    _demand_short_indices(read, written, (batch, rows, columns, factored.inner))
+    demand_short_indices(read, written, (batch, rows, columns, factored.inner))
     innermost = _innermost(stores[0].indices if stores else element.where, factored.axes)
     if innermost is not None and any(axis is innermost for axis in rows):
         rows, columns, left, right = columns, rows, right, left
@@ -260,10 +260,23 @@ def _apart(
     return batch, rows, columns
 
 
-def _demand_short_indices(
+def demand_short_indices(
     operands: Sequence[PrimExpr], stores: Sequence[Store], groups: Sequence[Sequence[Axis]]
 ) -> None:
-    """Kernels index in 32 bits."""
+    """Demand that a kernel can index in 32 bits.
+
+    Parameters
+    ----------
+    operands : sequence of expression
+        What it reads, but for what stores read.
+    stores : sequence of Store
+    groups : sequence of sequences of Axis
+        Each of which it counts in one.
+
+    Raises
+    ------
+    NotAContraction
+    """
     expressions = (*operands, *(store.value for store in stores))
     buffers = [load.source for e in expressions for load in buffer_loads(e)] + [store.buffer for store in stores]
     sizes = [prod(const_int(e) for e in buffer.shape) for buffer in buffers]

@@ -1,8 +1,9 @@
 """The rule for two products with work on rows between them, on tensor cores (sm_80 and newer), such as attention.
 
 A block computes whole rows of the first product, what reductions of rows and functions of elements make of them, and
-the second product's tile of the same rows. What lies between stays in registers and shared memory: no element of it is
-in global memory, and no block waits for another (paper §6.5).
+the second product's tile of the same rows: all columns at once, in panels of columns that are computed again for each
+reduction, or in panels with a running maximum and sum, whichever is estimated to take least. What lies between stays in
+registers and shared memory: no element of it is in global memory, and no block waits for another (paper §6.5).
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from math import prod
 
 from souffle.decision import Refused
 from souffle.schedule.gpu.emit.async_copy import compute_capability
-from souffle.schedule.gpu.emit.chain_emission import emit_chain
+from souffle.schedule.gpu.emit.chain_emission import ChainKernel
+from souffle.schedule.gpu.emit.running_rows import RunningKernel
 from souffle.schedule.gpu.forms.chained_products import ChainedProducts, read_chained_products
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Rule, Sketch, Values
 from souffle.schedule.gpu.tiling.chain_tiling import (
@@ -31,7 +33,7 @@ _FIRST_CAPABILITY = 80
 
 
 def _apply(form: ChainedProducts, request: GpuRequest) -> Sketch | Refused:
-    """Products of fp16 operands with fp32 totals, and values of rows in fp32, whose rows fit a block's registers."""
+    """Products of fp16 operands with fp32 totals, and values of rows in fp32."""
     if compute_capability(request.arch) < _FIRST_CAPABILITY:
         return form.first.refused(f"{request.arch} has no mma.m16n8k16")
     if request.threads % 32:
@@ -52,12 +54,16 @@ def _apply(form: ChainedProducts, request: GpuRequest) -> Sketch | Refused:
         tiling = ChainTiling.of(values, form, request.threads)
         if tiling is None:
             return form.first.refused(f"{request.threads // 32} warps cannot be shared so")
+        if tiling.running and isinstance(form.running, Refused):
+            return form.first.refused(form.running.reason)
         sources = tile_sources(form, tiling, request)
         refusal = tiling.refusal(form, sources, request)
         if refusal is not None:
             return form.first.refused(refusal.reason)
-        kernel, tiles = emit_chain(form, tiling, sources, request.threads), prod(tiling.counts(form))
-        return GpuSchedule(kernel, CHAINED_PRODUCTS.name, tiles, request.threads, tensor_cores=True)
+        kernel = (RunningKernel if tiling.running else ChainKernel)(form, tiling, sources, request.threads)
+        tiles = prod(tiling.counts(form))
+        name, threads, way = CHAINED_PRODUCTS.name, request.threads, tiling.way
+        return GpuSchedule(kernel.func(), name, tiles, threads, tensor_cores=True, way=way)
 
     best = partial(choose_chain, form, assumed, request)
     return Sketch.of_least(CHAINED_PRODUCTS.name, chain_knobs(form, assumed, request.threads), best, unfit, make)

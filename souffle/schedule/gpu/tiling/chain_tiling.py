@@ -52,7 +52,7 @@ _CHUNKS = (0, 1, 2, 3, 4)
 _ALONE = 1.5
 """By how much faster a tiling has to be that fills a multiprocessor with one block."""
 
-_OF_FIRST = 4
+_OF_FIRST = 5
 """Knobs that say how a block shares the first product's rows and columns; they come first."""
 
 _FUNCTION_INSTRUCTIONS = 8.0
@@ -83,12 +83,16 @@ class ChainTiling:
         of the first again.
     second : MmaTiling
         Of the second product; a tile has as many rows as the first's, and all columns.
+    running : bool
+        Whether rows are reduced along with the second product instead, one panel after the other, see
+        :mod:`souffle.schedule.gpu.forms.running_rows`.
     """
 
     first: MmaTiling
     chunks: int
     second: MmaTiling
     panels: int = 1
+    running: bool = False
 
     @classmethod
     def of(cls, values: Values, form: ChainedProducts, threads: int) -> ChainTiling | None:
@@ -115,8 +119,11 @@ class ChainTiling:
         )
         every = ceil(form.first.extents[2] / first.tile[2])
         chunks = values["chunks"] or every
+        running = bool(values["running"])
         # Else the last panel would begin beyond the end.
-        return None if every % chunks else cls(first, chunks, second, every // chunks)
+        if every % chunks or (running and every == chunks):
+            return None
+        return cls(first, chunks, second, every // chunks, running)
 
     @property
     def values(self) -> Values:
@@ -127,11 +134,20 @@ class ChainTiling:
             "mma_columns": self.first.parts[1],
             "step": self.first.step,
             "chunks": self.chunks if self.panels > 1 else 0,
+            "running": int(self.running),
             "second_warps_along_rows": self.second.warps[0],
             "second_warps_along_inner": self.second.warps[2],
             "second_step": self.second.step,
             "stages": self.stages,
         }
+
+    @property
+    def way(self) -> str:
+        """How whole rows are computed."""
+        if self.panels == 1:
+            return f"rows of {self.width} in registers"
+        how = "with a running maximum and sum" if self.running else "again for each reduction"
+        return f"{self.panels} panels of {self.width} {how}"
 
     @property
     def rows(self) -> int:
@@ -177,7 +193,17 @@ class ChainTiling:
 
     def shared_bytes(self, form: ChainedProducts, sources: ChainSources) -> int:
         """Bytes of shared memory of a block."""
-        return 2 * self.shared_elements(form, sources) + 4 * self.part_elements(form)
+        return 2 * self.shared_elements(form, sources) + 4 * (self.part_elements(form) + self.factor_elements)
+
+    @property
+    def same_rows(self) -> bool:
+        """Whether each warp has the rows of the second product that it has of the first, all columns of them."""
+        return self.first.warps == self.second.warps
+
+    @property
+    def factor_elements(self) -> int:
+        """fp32 of what totals of rows are multiplied with, where other warps have them than the rows before."""
+        return self.rows if self.running and not self.same_rows else 0
 
     def part_elements(self, form: ChainedProducts) -> int:
         """fp32 that warps hand each other of values of rows; twice, so that one reduction need not wait for another."""
@@ -193,7 +219,7 @@ class ChainTiling:
     def registers(self, form: ChainedProducts, sources: ChainSources, threads: int) -> int:
         """Registers of a thread, about."""
         down, across = self.first.parts
-        rows = 2 * down * (1 + len(form.reductions))
+        rows = 2 * down * (1 + len(form.reductions) + 2 * self.running)
         first = self.chunks * down * across * 4 + down * 4 + across * 2 + rows
         first += sources.right.registers(self.first.tile[2], self.first.step, threads)
         second = prod(self.second.parts) * 4 + self.second.parts[0] * 4 + self.second.parts[1] * 2
@@ -254,6 +280,7 @@ def chain_knobs(form: ChainedProducts, sources: ChainSources, threads: int) -> t
         Knob("mma_rows", _PARTS_DOWN),
         Knob("mma_columns", _PARTS_ACROSS),
         Knob("chunks", _CHUNKS),
+        Knob("running", (0,) if isinstance(form.running, Refused) else (0, 1)),
         Knob("step", steps(form.first.extents[3])),
         Knob("second_warps_along_rows", divisors),
         Knob("second_warps_along_inner", divisors),
@@ -271,8 +298,11 @@ def _tilings(form: ChainedProducts, sources: ChainSources, request: GpuRequest) 
         warps, down, across = values["warps_along_rows"], values["mma_rows"], values["mma_columns"]
         every = ceil(columns / (request.threads // 32 // warps * across * COLUMNS))
         fits = every * down * across <= MOST_PARTS
-        # Rows that fit are computed once.
-        if warps * down * ROWS >= 2 * max(rows, ROWS) or fits != (values["chunks"] == 0) or values["chunks"] >= every:
+        if warps * down * ROWS >= 2 * max(rows, ROWS) or values["chunks"] >= every:
+            continue
+        # Rows that fit are computed once; those that do not, in panels.
+        panels, running = values["chunks"] > 0, values["running"] > 0
+        if (panels and fits and not running) or (not panels and (running or not fits)):
             continue
         if values["chunks"] * down * across >= MOST_PARTS or every % (values["chunks"] or every):
             continue
@@ -377,7 +407,8 @@ def _cost(
     """
     first_steps, second_steps = tiling.inner_steps(form)
     rows, elements = tiling.rows, tiling.rows * tiling.width * tiling.panels
-    times = 1 + sum(bool(step.reductions) for step in form.steps) if tiling.panels > 1 else 1
+    again = tiling.panels > 1 and not tiling.running
+    times = 1 + sum(bool(step.reductions) for step in form.steps) if again else 1
     work = _Work()
     work.add_product(tiling.first, sources.right, times * tiling.panels * first_steps * tiling.chunks, request.threads)
     work.add_product(tiling.second, sources.other, tiling.panels * second_steps, request.threads)
@@ -387,6 +418,12 @@ def _cost(
     work.shared += elements * 2 + 4 * tiling.part_elements(form) * tiling.first.warps[1]
     work.waits += len(form.reductions) * (BARRIER + 4 * LOAD_LATENCY) + 4 * BARRIER
     totals = rows * form.second.extents[2]
+    if tiling.running:
+        # Each panel rescales what there is; exponentials of a row are its own threads'.
+        each_row = _FUNCTION_INSTRUCTIONS * 4 * tiling.first.warps[1]
+        work.issued += tiling.panels * (totals * tiling.second.warps[2] + rows * (each_row + 8))
+        barriers = (tiling.first.warps[1] > 1) + (not tiling.same_rows)
+        work.waits += (tiling.panels - 1) * (barriers * BARRIER + 4 * LOAD_LATENCY)
     work.shared += totals * 4 * (tiling.second.warps[2] + 1)
     work.issued += totals * 8.0
     work.fetched += totals * 4
