@@ -13,6 +13,7 @@ from souffle.schedule.gpu.emit.mma_instructions import (
     LOAD_TRANSPOSED_FUNCTION,
     PRODUCT_FUNCTION,
     PUT_FUNCTION,
+    SCALE_FUNCTION,
     TAKE_FUNCTION,
 )
 from souffle.schedule.lower.fewer_threads import BARRIER_FUNCTION
@@ -125,12 +126,26 @@ static __device__ __forceinline__ int {TAKE_FUNCTION}(float* result, const void*
 }}
 """
 
+_SCALE_TEXT = f"""
+static __device__ __forceinline__ int {SCALE_FUNCTION}(unsigned* part, const half* factors) {{
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {{
+    __half2 elements;
+    memcpy(&elements, part + i, 4);
+    elements = __hfma2(elements, __half2half2(factors[i % 2 * 2]), __half2half2(factors[i % 2 * 2 + 1]));
+    memcpy(part + i, &elements, 4);
+  }}
+  return 0;
+}}
+"""
+
 _TEXTS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((PREFETCH_FUNCTION,), _PREFETCH_TEXT),
     ((OFFSET_FUNCTION, CHOICE_FUNCTION), _STEP_TEXT),
     ((BARRIER_FUNCTION,), _NAMED_BARRIER_TEXT),
     ((COPY_FUNCTION, COMMIT_FUNCTION, WAIT_FUNCTION), _COPY_TEXT),
     ((LOAD_FUNCTION, PRODUCT_FUNCTION, PUT_FUNCTION, TAKE_FUNCTION), _MMA_TEXT),
+    ((SCALE_FUNCTION,), _SCALE_TEXT),
     *EXTREMA_TEXTS,
     *(((barrier.function,), barrier.text) for barrier in GRID_BARRIERS.values() if barrier.function),
 )

@@ -26,6 +26,7 @@ from souffle.schedule.gpu.emit.mma_instructions import (
     PRODUCT_FUNCTION,
     PUT_FUNCTION,
     ROWS,
+    SCALE_FUNCTION,
     TAKE_FUNCTION,
 )
 from souffle.tvm_compat import dtype_of
@@ -77,6 +78,7 @@ class DeviceCalls:
             PRODUCT_FUNCTION: self._product,
             PUT_FUNCTION: self._put,
             TAKE_FUNCTION: self._take,
+            SCALE_FUNCTION: self._scale,
         }.get(name)
         if handler is None:
             return False
@@ -130,6 +132,10 @@ class DeviceCalls:
         executions = self.counter.executions((), all_loops=True)
         self.counter.count("fp32", executions, lanes * (planes - 1))
         self.counter.waiting["shared_waits"] = True
+
+    def _scale(self, _: list[int], __: Sequence[object]) -> None:
+        # A multiply-add of pairs for each register.
+        self.counter.count("fp32", self.counter.executions((), all_loops=True), 4)
 
     def _shared(self, pointer: object, width: int, times: int) -> None:
         element = _element(pointer)

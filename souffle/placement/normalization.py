@@ -20,12 +20,17 @@ large as the mean is against the deviation, of which nothing is known at compile
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import NamedTuple
+
+import numpy as np
 
 from souffle.cost.kernel import MEDIAN_ERROR
 from souffle.decision import Decision, Refused
+from souffle.placement.centred import centred
+from souffle.placement.folded_weights import FoldedProduct, folded_product
 from souffle.placement.moments import Moment, chunked_square, chunked_sum, is_sum, second_moment, sums_elements
 from souffle.placement.stage_trial import StageTrial, StageTrials, reduction_of
 from souffle.placement.two_phase import Split, free_suffix, split_by_cost
@@ -70,6 +75,11 @@ class Normalization:
         """The reductions of rows."""
         return tuple(item for item in self.of_rows if item.is_reduction)
 
+    @property
+    def rows(self) -> Tensor:
+        """What is normalized."""
+        return next(t for t in reduction_of(self.moments[0]).inputs if t in self.producer.outputs)
+
 
 @dataclass(frozen=True, eq=False)
 class Product:
@@ -87,14 +97,33 @@ class Product:
 
 @dataclass(frozen=True, eq=False)
 class Rewritten:
-    """What became of the producer and the readers of a normalization."""
+    """What became of the producer and the readers of a normalization, and which products have other constants."""
 
     producer: Product
     readers: tuple[Product, ...]
+    folded: tuple[FoldedProduct, ...] = ()
+
+    def constants(self, known: Mapping[Tensor, np.ndarray]) -> dict[Tensor, np.ndarray] | Refused:
+        """The new constants, of those that are known; or why they would not be as good."""
+        made: dict[Tensor, np.ndarray] = {}
+        for product in self.folded:
+            own = product.constants(known)
+            if isinstance(own, Refused):
+                return own
+            made |= own
+        return made
 
 
-Choose = Callable[[Normalization, dict[Item, Product]], tuple[int, str] | Refused]
-"""Of a normalization, and of what products stand as so far: elements of a chunk, and why; or why none."""
+class Chosen(NamedTuple):
+    """How a normalization becomes part of products: elements of a chunk, whether readers take copies, and why."""
+
+    size: int
+    copies: bool
+    reason: str
+
+
+Choose = Callable[[Normalization, dict[Item, Product]], Chosen | Refused]
+"""Of a normalization, and of what products stand as so far."""
 
 
 def normalize_in_products(program: TEProgram, choose: Choose) -> tuple[TEProgram, tuple[Decision, ...]]:
@@ -115,7 +144,8 @@ def normalize_in_products(program: TEProgram, choose: Choose) -> tuple[TEProgram
         One for each normalization asked about.
     """
     products: dict[Item, Product] = {}
-    answers: dict[object, tuple[int, str] | Refused] = {}
+    answers: dict[object, Chosen | Refused] = {}
+    constants: dict[Tensor, np.ndarray] = {}
     decisions: list[Decision] = []
     suffix = free_suffix(program, "_rows")
     for item in program.tes:
@@ -130,17 +160,19 @@ def normalize_in_products(program: TEProgram, choose: Choose) -> tuple[TEProgram
         if key not in answers:
             answers[key] = choose(found, products)
         answer = answers[key]
-        made = answer if isinstance(answer, Refused) else rewritten(found, products, answer[0], suffix)
-        if isinstance(made, Refused):
-            decisions.append(Decision("normalization", subject, False, made.reason))
+        made = answer if isinstance(answer, Refused) else rewritten(program, found, products, answer, suffix)
+        folded = made if isinstance(made, Refused) else made.constants(program.constants)
+        if isinstance(folded, Refused):
+            decisions.append(Decision("normalization", subject, False, folded.reason))
             continue
-        decisions.append(Decision("normalization", subject, True, answer[1]))
+        decisions.append(Decision("normalization", subject, True, answer.reason))
+        constants |= folded
         products[found.producer] = made.producer
         products |= dict(zip(found.readers, made.readers, strict=True))
     if not products:
         return program, tuple(decisions)
     items = [part for item in program.tes for part in (products[item].items if item in products else (item,))]
-    return program.with_tes(items), tuple(decisions)
+    return program.with_tes(items, constants=constants), tuple(decisions)
 
 
 def normalization_of(program: TEProgram, producer: Item) -> Normalization | Refused | None:
@@ -231,31 +263,50 @@ def _key(found: Normalization, products: dict[Item, Product]) -> tuple[object, .
 
 
 def rewritten(
-    found: Normalization, products: dict[Item, Product], size: int, suffix: str = "_rows"
+    program: TEProgram, found: Normalization, products: dict[Item, Product], chosen: Chosen, suffix: str = "_rows"
 ) -> Rewritten | Refused:
-    """The producer with moments of chunks of `size`, and the readers with the normalization ahead of them.
+    """The producer with moments of chunks, and the readers with the normalization ahead of them.
 
     Parameters
     ----------
+    program : TEProgram
     found : Normalization
     products : dict
         What products stand as so far.
-    size : int
+    chosen : Chosen
     suffix : str
         Of the names of what is worked out for rows.
     """
-    chunked = _chunked(found, size)
+    chunked = _chunked(found, chosen.size)
     if isinstance(chunked, Refused):
         return chunked
     totals = dict(zip(found.moments, (moment.total for moment in chunked), strict=True))
-    parts = [part for item in (*found.of_rows, *found.elements) for part in parts_of(totals.get(item, item))]
+    inside = [moment.inside for moment in chunked]
+    parts = [part for item in found.of_rows for part in parts_of(totals.get(item, item))]
+    copied = None
+    if chosen.copies:
+        rows, contraction = found.rows, reduction_of(found.producer).name
+        copied = centred(found.moments, chunked, found.of_rows, found.elements, rows, chosen.size, contraction)
+        if isinstance(copied, Refused):
+            return copied
+        inside.append(copied.copy)
+        parts += [*copied.of_chunks, copied.normal]
+    parts += [part for item in found.elements for part in parts_of(item)]
     producer = products.get(found.producer, Product(found.producer))
-    readers = []
+    readers: list[Product] = []
+    folded: list[FoldedProduct] = []
     for number, reader in enumerate(found.readers):
         before = products.get(reader, Product(reader))
+        if copied is not None and copied.target in reduction_of(before.item).inputs:
+            product = folded_product(before.item, copied, program.constants, suffix)
+            if isinstance(product, Refused):
+                return product
+            folded.append(product)
+            before = replace(before, item=product.item)
         readers.append(_with_rows(before, parts, f"{suffix}{number}"))
-    inside = tuple(moment.inside for moment in chunked)
-    return Rewritten(replace(producer, inside=(*producer.inside, *inside)), tuple(readers))
+    if copied is not None and not folded:
+        return Refused("none of its readers multiplies 16 bits of it")
+    return Rewritten(replace(producer, inside=(*producer.inside, *inside)), tuple(readers), tuple(folded))
 
 
 def _chunked(found: Normalization, size: int) -> list[Moment] | Refused:
@@ -306,7 +357,7 @@ def _with_rows(reader: Product, parts: Sequence[TE], suffix: str) -> Product:
 
 def normalize_by_cost(
     found: Normalization, products: dict[Item, Product], trials: StageTrials
-) -> tuple[int, str] | Refused:
+) -> Chosen | Refused:
     """Whether it pays that a normalization becomes part of the products around it, and of what size its chunks are.
 
     What falls away is its own stage with its grid sync. What is added is arithmetic of the producer's tiles, a tile
@@ -325,15 +376,20 @@ def normalize_by_cost(
     split = next((p.item for p in around if isinstance(split_by_cost(p.item, trials), Split)), None)
     if split is not None:
         return Refused(f"{split.name} is a sum in two phases: no tile has finished results")
-    seconds: dict[int, float] = {}
+    seconds: dict[Chosen, float] = {}
     refusal = Refused("no chunk is of a tile's size")
     for size in _sizes(prod(reduction_of(found.moments[0]).reduction_shape)):
-        made = rewritten(found, products, size)
-        stages = made if isinstance(made, Refused) else _stages((made.producer, *made.readers), trials)
-        if isinstance(stages, Refused):
-            refusal = stages
-        else:
-            seconds[size] = sum(trials.seconds(stages))
+        for copies in (True, False):
+            chosen = Chosen(size, copies, "")
+            made = rewritten(trials.program, found, products, chosen)
+            if isinstance(made, Rewritten):
+                trials.add_constants([product.weights for product in made.folded])
+            stages = made if isinstance(made, Refused) else _stages((made.producer, *made.readers), trials)
+            if isinstance(stages, Refused):
+                refusal = stages
+            else:
+                seconds[chosen] = sum(trials.seconds(stages))
+                break
     if not seconds:
         return refusal
     needed = [tensor for element in found.elements for tensor in element.outputs]
@@ -342,15 +398,16 @@ def normalize_by_cost(
     if answer.schedule is None or isinstance(stages, Refused):
         return Refused("it is no stage of its own, which could be compared with")
     *apart, saved = trials.seconds([*stages, trials.lowered(answer, draft)])
-    size, after = min(seconds.items(), key=lambda pair: pair[1])
+    best, after = min(seconds.items(), key=lambda pair: pair[1])
     before, added = sum(apart), after - sum(apart)
     figures = (
         f"{before * 1e6:.1f} + {saved * 1e6:.1f} µs as a stage of its own; {after * 1e6:.1f} µs where it begins in "
-        f"tiles of {size} columns and its {len(found.readers)} readers finish it"
+        f"tiles of {best.size} columns and its {len(found.readers)} readers finish it"
+        f"{', of copies about the means of these' if best.copies else ''}"
     )
     if added * MEDIAN_ERROR >= saved:
         return Refused(f"{figures}: the {added * 1e6:.1f} µs added are not less by the factor {MEDIAN_ERROR}")
-    return size, figures
+    return best._replace(reason=figures)
 
 
 def _sizes(values: int) -> list[int]:

@@ -62,8 +62,12 @@ class StageTrials:
         self.device = device
         self._scheduler, self._tuned = scheduler, tuned
         self._of_group = reductions_of_groups(program)
-        self._far = frozenset((*program.inputs, *program.constants))
+        self._far = {*program.inputs, *program.constants}
         self._known: dict[tuple[str, int], StageTrial] = {}
+
+    def add_constants(self, tensors: Sequence[Tensor]) -> None:
+        """Constants that the program would have, besides its own."""
+        self._far.update(tensors)
 
     def shares_rows(self, item: TE | FusedTE) -> bool:
         """Whether its operator has other reductions, as a softmax has, which one stage computes with it."""

@@ -96,6 +96,8 @@ def effect_of(name: str) -> tuple[Effect, ...] | None:
         return Effect(0, 16, writes=True), Effect(1, 16, reads=True, by="warp", alignment=16)
     if name == "souffle_add_product":
         return Effect(0, 16, reads=True, writes=True), Effect(1, 16, reads=True), Effect(2, 8, reads=True)
+    if name == "souffle_scale_part":
+        return Effect(0, 16, reads=True, writes=True), Effect(1, 8, reads=True)
     if name == "souffle_put_totals":
         return Effect(0, 8, writes=True, alignment=8), Effect(1, 8, reads=True)
     return None

@@ -48,6 +48,8 @@ def intrinsic(run: FunctionRun, name: str, arguments: Sequence[Any]) -> Statemen
         return _load_matrices(run, "transposed" in name, arguments)
     if name == "souffle_add_product":
         return _add_product(run, arguments)
+    if name == "souffle_scale_part":
+        return _scaled(run, arguments)
     return matrix_instruction(run, name, arguments)
 
 
@@ -91,6 +93,24 @@ def _copy(run: FunctionRun, nbytes: int, may_zero: bool, arguments: Sequence[Any
         into.memory.write(_at(into, f, m) + step, size, values, m, run.current)
 
     return copy
+
+
+def _scaled(run: FunctionRun, arguments: Sequence[Any]) -> Statement:
+    """Eight 16-bit numbers in four registers times a factor plus a term, which are of 16 bits as well; those of odd
+    registers follow those of even ones.
+    """
+    part, factors = (_pointer(run, argument) for argument in arguments)
+    steps = _elements(run, 8, 2, part.memory.unit)
+    own = 2 * (np.arange(8)[:, None] // 2 % 2)
+    scale = 2 // factors.memory.unit
+
+    def scaled(f: Frame, m: Mask) -> None:
+        numbers, at, first = run.numbers, _at(part, f, m) + steps, _at(factors, f, m)
+        by, plus = (factors.memory.read(first + (own + n) * scale, 2, m) for n in range(2))
+        found = numbers.add(numbers.multiply(part.memory.read(at, 2, m), by), plus)
+        part.memory.write(at, 2, found, m, run.current)
+
+    return scaled
 
 
 def _take(run: FunctionRun, lanes: int, planes: int, arguments: Sequence[Any]) -> Statement:

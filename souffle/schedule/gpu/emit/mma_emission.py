@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil
 
 from tvm import tirx
@@ -9,13 +10,15 @@ from tvm import tirx
 from souffle.schedule.gpu.emit.async_copy import barrier
 from souffle.schedule.gpu.emit.contraction_statements import (
     Binder,
+    guarded,
     kernel_func,
     local_buffer,
     loop,
     shared_buffer,
 )
+from souffle.schedule.gpu.emit.finished_fragments import FinishedFragments
 from souffle.schedule.gpu.emit.mma_epilogue import Strips
-from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, ROWS
+from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, INNER, ROWS
 from souffle.schedule.gpu.emit.mma_pieces import FragmentSource, TileRing, add_products, first_place, warp_place
 from souffle.schedule.gpu.emit.mma_pipeline import Pipeline
 from souffle.schedule.gpu.emit.normalized_fetch import NormalizedFetch
@@ -59,11 +62,14 @@ class _Kernel:
         self.left_part = local_buffer("left_part", down * 4, "uint32")
         self.right_part = local_buffer("right_part", across * 2, "uint32")
         self.totals = local_buffer("totals", down * across * 4, "float32")
-        self.rows = RowStatements(problem, 1, tiling.tile[1], threads)
+        self.rows = RowStatements(problem, 1, tiling.tile[1], threads, operands.left.finished)
         # What is copied is not normalized.
         self.normalized = None
         if self.rows.held is not None and not self.left.asynchronous:
             self.left.source = self.normalized = NormalizedFetch(self.left.fetch, problem.row_values)
+        self.finished = None
+        if operands.left.finished is not None:
+            self.finished = FinishedFragments(self.rows, self.left_part, down, tiling.warps[0] * ROWS)
         parts = tiling.strip_parts(operands)
         self.strips = Strips(problem, tiling, parts, self.shared, self.totals, threads, self.rows)
 
@@ -71,6 +77,7 @@ class _Kernel:
         held = tuple(side.held for side in self.sides if side.held is not None)
         own = (self.left_part, self.right_part, self.totals, *self.strips.buffers, *self.rows.buffers)
         own += () if self.normalized is None else self.normalized.buffers
+        own += () if self.finished is None else self.finished.buffers
         buffers = (self.shared, *held, *own)
         tiles = self.counts[0] * self.counts[1] * self.counts[2]
         return kernel_func(self.problem.func, tiles, self.threads, buffers, self.body)
@@ -118,7 +125,23 @@ class _Kernel:
         binder = Binder()
         left_at = binder.name("left_at", self.left.start(turn) + self.places[0])
         right_at = binder.name("right_at", self.right.start(turn) + self.places[1])
-        left = FragmentSource(self.left.fetch, left_at, self.left_part)
+        rows, finish = self._finishing(turn)
+        left = FragmentSource(self.left.fetch, left_at, self.left_part, finish)
         right = FragmentSource(self.right.fetch, right_at, self.right_part)
         products = add_products(self.tiling, self.tiling.step, self.shared, self.totals, left, right)
-        return sequence(*binder.statements, products)
+        return sequence(*binder.statements, rows, products)
+
+    def _finishing(self, turn: PrimExpr) -> tuple[tirx.Stmt | None, Callable[[PrimExpr], tirx.Stmt] | None]:
+        """What is taken before the products of a step, and what finishes each of its pieces."""
+        finished = self.finished
+        if finished is None:
+            return None, None
+        step, row = self.tiling.step, self.warp_row * ROWS
+        first = turn * step + self.slice * (step // self.tiling.warps[2])
+        chunks = self.problem.row_values.chunks
+        size = self.problem.extents[3] if chunks is None else chunks.size
+        if size % step == 0:
+            begins = [tirx.EQ(tirx.floormod(turn, size // step), 0)] if size > step else []
+            rows = guarded(begins, finished.take_rows(turn * step, row, self.lane))
+            return rows, lambda k: finished.finish()
+        return None, lambda k: sequence(finished.take_rows(first + k * INNER, row, self.lane), finished.finish())

@@ -22,11 +22,13 @@ __all__ = [
     "PRODUCT_FUNCTION",
     "PUT_FUNCTION",
     "ROWS",
+    "SCALE_FUNCTION",
     "TAKE_FUNCTION",
     "load_part",
     "part_places",
     "product",
     "put_totals",
+    "scale_part",
     "take_totals",
 ]
 
@@ -43,6 +45,10 @@ PUT_FUNCTION = "souffle_put_totals"
 
 TAKE_FUNCTION = "souffle_take_totals"
 """``<lanes, planes>(result, shared, distance)``: sums of as many planes, `distance` fp32 apart, from first to last."""
+
+SCALE_FUNCTION = "souffle_scale_part"
+"""``(part, factors)``: of each row that a thread has of a 16 x 16 part, its elements times the first number of its pair
+of factors plus the second, in fp16."""
 
 ROWS, COLUMNS, INNER = 16, 8, 16
 """Rows, columns and products of one instruction."""
@@ -78,6 +84,11 @@ def product(totals: Any, at: PrimExpr, left: Any, left_at: PrimExpr, right: Any,
     """Add a product of fragments to four totals."""
     pointers = (totals[at], left[left_at], right[right_at])
     return _call(PRODUCT_FUNCTION, *(tirx.address_of(p) for p in pointers))
+
+
+def scale_part(part: Any, at: PrimExpr, factors: Any, factors_at: PrimExpr) -> tirx.Stmt:
+    """Scale and shift the elements of four registers, those of two rows, by two pairs of factors."""
+    return _call(SCALE_FUNCTION, tirx.address_of(part[at]), tirx.address_of(factors[factors_at]))
 
 
 def put_totals(shared: Any, place: PrimExpr, totals: Any, at: PrimExpr) -> tirx.Stmt:

@@ -2,13 +2,14 @@
 
 As a strip of totals is read back from shared memory in rows, neighbouring lanes of a warp have the results of a row.
 Each lane combines its own in order, then lanes exchange what they have by shuffles in a butterfly, after which
-all of them have the moment of the row: the next moment may be one about the mean that this one gives. The order is
-fixed, so a result has the same bits in every run.
+all of them have the moment of the row: the next moment may be one about the mean that this one gives, and what is made
+of an element and the moments of its chunk is stored last. The order is fixed, so a result has the same bits in every
+run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tvm import tirx
@@ -65,17 +66,21 @@ class RowMoments:
         # What is stored is at hand: a moment of it does not work it out again.
         self._values = [tirx.Var(f"value_{n}", dtype_of(store.value)) for n, store in enumerate(problem.stores)]
         self._terms = [self._of_values(fold.value) for fold in problem.folds]
+        self._last = [self._of_values(store.value) for store in problem.finished]
+        self._made = [
+            local_buffer(f"finished_{n}", lanes, str(store.buffer.dtype)) for n, store in enumerate(problem.finished)
+        ]
         self._held = [local_buffer(f"moment_{n}", 1, "float32") for n, _ in enumerate(problem.folds)]
 
     @property
     def buffers(self) -> tuple[Any, ...]:
         """Registers that it needs."""
-        return tuple(self._held)
+        return (*self._held, *self._made)
 
     @property
     def kept(self) -> tuple[int, ...]:
         """Numbers of the outputs whose values it reads."""
-        read = [v for term in self._terms for v in variables(term)]
+        read = [v for term in (*self._terms, *self._last) for v in variables(term)]
         return tuple(n for n, value in enumerate(self._values) if any(value.same_as(v) for v in read))
 
     def _of_values(self, term: PrimExpr) -> PrimExpr:
@@ -146,12 +151,27 @@ class RowMoments:
             mapping[fold.total] = own[0]
             first = [*inside, tirx.EQ(vector, 0)]
             statements.append(guarded(first, self._stored(fold, mapping | {fold.chunk: tile[2]})))
+        statements += [guarded(inside, self._finished(number, here)) for number in range(len(self._last))]
         return sequence(*binder.statements, *statements)
 
+    def _finished(self, number: int, here: Callable[[PrimExpr], Mapping[tirx.Var, PrimExpr]]) -> tirx.Stmt:
+        """What is made of the thread's elements and the moments of their chunk."""
+        store, value, made = self.problem.finished[number], self._last[number], self._made[number]
+
+        def collect(lane: PrimExpr) -> tirx.Stmt:
+            return tirx.BufferStore(made, substitute_axes(value, here(lane)), [lane])
+
+        def write(lane: PrimExpr) -> tirx.Stmt:
+            return tirx.BufferStore(store.buffer, made[lane], [substitute_axes(i, here(lane)) for i in store.indices])
+
+        where = [] if store.where is None else [substitute_axes(store.where, here(tirx.IntImm("int32", 0)))]
+        stored = loop("lane", self.lanes, write, "vectorized")
+        return guarded(where, sequence(loop("lane", self.lanes, collect, "unrolled"), stored))
+
     def _expressions(self) -> list[PrimExpr]:
-        stores = [store for fold in self.problem.folds for store in fold.stores]
+        stores = [*(store for fold in self.problem.folds for store in fold.stores), *self.problem.finished]
         parts = [e for s in stores for e in (*s.indices, s.value, s.where) if e is not None]
-        return [*self._terms, *parts]
+        return [*self._terms, *self._last, *parts]
 
     def _exchanged(self, fold: Fold, own: Any) -> list[tirx.Stmt]:
         """What the lanes of a row have, combined."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -86,11 +86,14 @@ class FragmentSource:
     at : expression
         Where the thread's first pointer goes: the start of the matrix and :func:`first_place`.
     registers : buffer
+    finish : callable, optional
+        From the number of a piece of 16 inner elements in the step to what is done with its parts when they are there.
     """
 
     placed: Placed
     at: PrimExpr
     registers: Any
+    finish: Callable[[PrimExpr], tirx.Stmt] | None = None
 
 
 def warp_place(binder: Binder, thread: PrimExpr, warps: tuple[int, int, int]) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
@@ -144,6 +147,7 @@ def add_products(
         # Fragments of rows of one warp lie apart by those of the others, so that a strip of them is whole rows.
         return sequence(
             part(left, down, tiling.warps[0] * ROWS, k),
+            None if left.finish is None else left.finish(k),
             part(right, across // 2, 2 * COLUMNS, k),
             loop("i", down, lambda i: loop("j", across, lambda j: one(i, j), "unrolled"), "unrolled"),
         )

@@ -7,6 +7,7 @@ in every run, and puts what is made of them into shared memory. Rows beyond the 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 from math import ceil
 from typing import Any
 
@@ -14,16 +15,18 @@ from tvm import tirx
 
 from souffle.schedule.gpu.emit.contraction_statements import Binder, guarded, local_buffer, loop, shared_buffer
 from souffle.schedule.gpu.forms.contraction_expressions import substitute_axes
+from souffle.schedule.gpu.forms.finished_operand import FinishedOperand
 from souffle.schedule.gpu.forms.matrix_product import Contraction
-from souffle.schedule.gpu.forms.row_values import RowReduction
+from souffle.schedule.gpu.forms.row_values import RowReduction, RowValue
 from souffle.tvm_compat import PrimExpr, cast, dtype_of, sequence, variables
 
 __all__ = ["RowStatements", "row_bytes"]
 
 
-def row_bytes(problem: Contraction, rows: int) -> int:
+def row_bytes(problem: Contraction, rows: int, finished: FinishedOperand | None = None) -> int:
     """Bytes of shared memory for the values of so many rows."""
-    return 4 * rows * len(problem.row_values.values)
+    pairs = 0 if finished is None else finished.scale.count
+    return 4 * rows * (problem.row_values.count - pairs)
 
 
 class RowStatements:
@@ -35,30 +38,49 @@ class RowStatements:
     batch, rows : int
         Extents of a tile.
     threads : int
+    finished : FinishedOperand, optional
+        Whose scale and shift are kept as pairs of fp16.
     """
 
-    def __init__(self, problem: Contraction, batch: int, rows: int, threads: int) -> None:
+    def __init__(
+        self, problem: Contraction, batch: int, rows: int, threads: int, finished: FinishedOperand | None = None
+    ) -> None:
         self.problem, self.batch, self.rows, self.threads = problem, batch, rows, threads
         known = problem.row_values
+        pair = () if finished is None else (finished.scale, finished.shift)
+        self._pair = pair
+        self._single = tuple(value for value in known.values if value not in pair)
         self.totals = [local_buffer(f"row_total_{n}", 1, dtype_of(r.total)) for n, r in enumerate(known.reductions)]
-        count = batch * rows * len(known.values)
+        *first, count = accumulate((value.count for value in self._single), initial=0)
+        self._first = dict(zip((value.var for value in self._single), first, strict=True))
+        count *= batch * rows
         self.held = shared_buffer("row_values", count, "float32") if count else None
+        pairs = 2 * rows * pair[0].count if pair else 0
+        self.factors = shared_buffer("row_factors", pairs, "float16") if pairs else None
 
     @property
     def buffers(self) -> tuple[Any, ...]:
         """Registers and shared memory that it needs."""
-        return () if self.held is None else (self.held, *self.totals)
+        held = [buffer for buffer in (self.held, self.factors) if buffer is not None]
+        return (*held, *self.totals) if held else ()
 
     def values(self, batch: PrimExpr, row: PrimExpr) -> Mapping[tirx.Var, PrimExpr]:
-        """The values of a row of the tile, when they are there."""
+        """The values of a row of the tile that are for all of it, when they are there."""
         return {
-            value.var: cast(self.held[self._place(number, batch * self.rows + row)], dtype_of(value.var))
-            for number, value in enumerate(self.problem.row_values.values)
+            value.var: cast(self.held[self._place(value, batch * self.rows + row)], dtype_of(value.var))
+            for value in self._single
+            if value.chunks is None
         }
+
+    def factor_place(self, row: PrimExpr, position: PrimExpr) -> PrimExpr:
+        """Where the pair of factors of a row of the tile begins, for the chunk at a position along the inner axis."""
+        chunks = self._pair[0].chunks
+        chunk = 0 if chunks is None else tirx.floordiv(position, chunks.size)
+        return (chunk * self.rows + row) * 2
 
     def work_out(self, corner: tuple[PrimExpr, PrimExpr], thread: PrimExpr) -> tirx.Stmt | None:
         """The statements, for the tile at `corner` along batch and rows; they are there after a barrier."""
-        if self.held is None:
+        if not self.buffers:
             return None
         known, problem = self.problem.row_values, self.problem
         names = [v for part in (*known.reductions, *known.values) for v in variables(part.value)]
@@ -80,16 +102,35 @@ class RowStatements:
             for reduction, held in zip(known.reductions, self.totals, strict=True):
                 statements.append(_reduced(reduction, held, mapping))
                 mapping[reduction.total] = held[0]
-            for place, value in enumerate(known.values):
-                result = cast(substitute_axes(value.value, mapping), "float32")
-                statements.append(tirx.BufferStore(self.held, result, [self._place(place, at)]))
+            for value in self._single:
+                statements.append(self._stored(value, mapping, at))
+            statements += [self._stored_factors(mapping, at)] if self._pair else []
             inside = [tirx.LT(at, count)] if count % self.threads else []
             return sequence(*binder.statements, guarded(inside, sequence(*statements)))
 
         return loop("turn", ceil(count / self.threads), turn)
 
-    def _place(self, number: int, row: PrimExpr) -> PrimExpr:
-        return number * (self.batch * self.rows) + row
+    def _stored(self, value: RowValue, mapping: Mapping[tirx.Var, PrimExpr], row: PrimExpr) -> tirx.Stmt:
+        def one(chunk: PrimExpr) -> tirx.Stmt:
+            places = mapping if value.chunks is None else {**mapping, value.chunks.axis.var: chunk}
+            result = cast(substitute_axes(value.value, places), "float32")
+            return tirx.BufferStore(self.held, result, [self._place(value, row, chunk)])
+
+        return loop("chunk", value.count, one, "unrolled")
+
+    def _stored_factors(self, mapping: Mapping[tirx.Var, PrimExpr], row: PrimExpr) -> tirx.Stmt:
+        def one(chunk: PrimExpr) -> tirx.Stmt:
+            stores = []
+            for number, value in enumerate(self._pair):
+                places = mapping if value.chunks is None else {**mapping, value.chunks.axis.var: chunk}
+                at = (chunk * self.rows + row) * 2 + number
+                stores.append(tirx.BufferStore(self.factors, substitute_axes(value.value, places), [at]))
+            return sequence(*stores)
+
+        return loop("chunk", self._pair[0].count, one, "unrolled")
+
+    def _place(self, value: RowValue, row: PrimExpr, chunk: PrimExpr | int = 0) -> PrimExpr:
+        return (self._first[value.var] + chunk) * (self.batch * self.rows) + row
 
 
 def _reduced(reduction: RowReduction, held: Any, mapping: Mapping[tirx.Var, PrimExpr]) -> tirx.Stmt:

@@ -30,7 +30,7 @@ def result_lanes(contraction: Contraction, most: int, *, apart: bool = False) ->
         return 1
     axis = contraction.columns[-1]
     lanes = most
-    for store in contraction.stores:
+    for store in (*contraction.stores, *contraction.finished):
         target = store.buffer[store.indices] if store.indices else None
         if target is None or (store.where is not None and has_condition_on(store.where, axis)):
             return 1

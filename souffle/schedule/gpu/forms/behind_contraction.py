@@ -144,13 +144,38 @@ def fresh_axes(axes: Sequence[Axis]) -> tuple[dict[tirx.Var, PrimExpr], list[Axi
     return mapping, fresh
 
 
-def store_of(block: Block, value: PrimExpr, element: Element, analyzer: tvm.sym.Analyzer) -> Store:
-    """One output block as a function of an element of the reduction."""
+def store_of(
+    block: Block,
+    value: PrimExpr,
+    element: Element,
+    analyzer: tvm.sym.Analyzer,
+    folds: Sequence[tuple[Block, Fold]] = (),
+) -> Store:
+    """One output block as a function of an element of the reduction.
+
+    Parameters
+    ----------
+    block : Block
+    value : expression
+        What it stores, with the blocks between it and the contraction substituted.
+    element : Element
+        Of the contraction.
+    analyzer : Analyzer
+        That knows the axes of the canonical form.
+    folds : sequence of pairs of Block and Fold
+        Reductions behind the contraction that the value may read, each where the element's own chunk is.
+
+    Raises
+    ------
+    NotAContraction
+        If there is no such function.
+    """
     mapping, axes = fresh_axes(block.spatial)
     local = bounded(axes)
     value, place = _at_one_place(block, narrow_indices(substitute_axes(value, mapping), local), element, local)
     inverse, conditions = _inverse(block, axes, place, element, local)
     whole = {axis.var: analyzer.simplify(e) for axis, e in zip(axes, inverse, strict=True)}
+    value = _with_own_chunks(block, value, whole, folds, analyzer)
     place_of = {v: mapping[v] for v in (axis.var for axis in block.spatial)}
     indices = tuple(analyzer.simplify(substitute_axes(place_of[v], whole)) for v in block.indices)
     final = analyzer.simplify(substitute_axes(value, whole))
@@ -158,6 +183,37 @@ def store_of(block: Block, value: PrimExpr, element: Element, analyzer: tvm.sym.
     for condition in conditions:
         guard = condition if guard is None else tirx.And(guard, condition)
     return Store(block.buffer, indices, final, guard)
+
+
+def _with_own_chunks(
+    block: Block,
+    value: PrimExpr,
+    whole: dict[tirx.Var, PrimExpr],
+    folds: Sequence[tuple[Block, Fold]],
+    analyzer: tvm.sym.Analyzer,
+) -> PrimExpr:
+    """A value with the totals of reductions for what it reads of them, which has to be where its element belongs."""
+    for load in buffer_loads(value):
+        found = next(((own, fold) for own, fold in folds if load.source.same_as(own.buffer)), None)
+        if found is None:
+            continue
+        own, fold = found
+        stored = next((store for store in fold.stores if store.buffer.same_as(own.buffer)), None)
+        if stored is None or fold.size is None:
+            raise NotAContraction(f"block {block.name} reads {own.name}, which has no chunks that are stored")
+        linear: PrimExpr = tirx.IntImm("int32", 0)
+        for axis in fold.over:
+            linear = linear * axis.extent + axis.var
+        chunk = {fold.chunk: tirx.floordiv(linear, fold.size)}
+        expected = [substitute_axes(index, chunk) for index in stored.indices]
+        places = [substitute_axes(index, whole) for index in load.indices]
+        if not all(analyzer.can_prove_equal(a, b) for a, b in zip(expected, places, strict=True)):
+            raise NotAContraction(f"block {block.name} reads {own.name} of another chunk than its element's")
+
+    def total(load: TensorLoad) -> PrimExpr:
+        return next((fold.total for own, fold in folds if load.source.same_as(own.buffer)), load)
+
+    return tvm_ffi.structural_map(value, (TensorLoad, total)) if folds else value
 
 
 def _at_one_place(

@@ -62,6 +62,9 @@ class Contraction:
         ``columns``; axes that it keeps of these stand in ``batch``, whether or not both operands depend on them.
     row_values : RowValues
         What is worked out for each row ahead of the sum; in ``left``, ``stores`` and ``folds`` by its variables.
+    finished : tuple of Store
+        Outputs over the axes, ``total`` and the totals of chunks in ``folds``: what is made of an element when the
+        reductions of its chunk are done.
     """
 
     func: tirx.PrimFunc
@@ -79,6 +82,7 @@ class Contraction:
     stores: tuple[Store, ...]
     folds: tuple[Fold, ...] = ()
     row_values: RowValues = NO_ROW_VALUES
+    finished: tuple[Store, ...] = ()
 
     @property
     def normalizes(self) -> bool:
@@ -145,10 +149,13 @@ def canonical_contraction(func: tirx.PrimFunc, *, folds: bool = False, name: str
     analyzer = bounded([*factored.axes, *factored.inner])
     stores = [Store(main.buffer, element.where, element.total, None)] if main in outputs else []
     behind: dict[Block, list[tuple[Block, PrimExpr]]] = {block: [] for block, _ in around.folded}
+    after: list[tuple[Block, PrimExpr]] = []
     for block, value in around.behind:
         fold = next((fold for fold, _ in around.folded if reads_block(value, fold)), None)
         if fold is None:
             stores.append(store_of(block, value, element, analyzer))
+        elif name is not None and reads_block(value, main):
+            after.append((block, value))
         else:
             behind[fold].append((block, value))
     parallel = (factored.batch, factored.rows, factored.columns)
@@ -156,11 +163,13 @@ def canonical_contraction(func: tirx.PrimFunc, *, folds: bool = False, name: str
     for block, value in around.folded:
         before = list(zip((b for b, _ in around.folded), started, strict=False)) if name is not None else []
         started.append(fold_of(block, value, behind[block], element, parallel, block in outputs, before))
+    pairs = list(zip((block for block, _ in around.folded), started, strict=True))
+    finished = [store_of(block, value, element, analyzer, pairs) for block, value in after]
     batch, rows, columns = _apart(started, *parallel)
     if not stores and not any(fold.stores for fold in started):
         raise NotAContraction("no output depends on the reduction")
     left, right = factored.operands
-    written = [*stores, *(store for fold in started for store in fold.stores)]
+    written = [*stores, *finished, *(store for fold in started for store in fold.stores)]
     read = (left.value, right.value, *(fold.value for fold in started))
     demand_short_indices(read, written, (batch, rows, columns, factored.inner))
     innermost = _innermost(stores[0].indices if stores else element.where, factored.axes)
@@ -181,21 +190,24 @@ def canonical_contraction(func: tirx.PrimFunc, *, folds: bool = False, name: str
         factored.product_sum,
         tuple(stores),
         tuple(started),
+        finished=tuple(finished),
     )
     return _with_row_values(problem, around.ahead) if around.ahead else problem
 
 
 def _with_row_values(problem: Contraction, ahead: Sequence[tuple[Block, PrimExpr]]) -> Contraction:
     """A contraction with variables in the place of what it reads of reductions ahead of it."""
-    stores, folds = problem.stores, problem.folds
+    stores, folds = (*problem.stores, *problem.finished), problem.folds
     expressions = [problem.left.value, *(s.value for s in stores), *(f.value for f in folds)]
     if any(reads_block(problem.right.value, block) for block, _ in ahead):
         raise NotAContraction("a reduction ahead of the contraction is read along its columns")
-    values, (left, *rest) = RowValues.of(ahead, (*problem.batch, *problem.rows), expressions)
+    values, (left, *rest) = RowValues.of(ahead, (*problem.batch, *problem.rows), problem.inner, expressions)
+    written = tuple(replace(s, value=v) for s, v in zip(stores, rest, strict=False))
     return replace(
         problem,
         left=replace(problem.left, value=left),
-        stores=tuple(replace(s, value=v) for s, v in zip(stores, rest, strict=False)),
+        stores=written[: len(problem.stores)],
+        finished=written[len(problem.stores) :],
         folds=tuple(replace(f, value=v) for f, v in zip(folds, rest[len(stores) :], strict=True)),
         row_values=values,
     )

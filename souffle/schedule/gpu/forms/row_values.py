@@ -8,8 +8,11 @@ form a variable stands for each largest part that depends on nothing but the row
     left[m, k] = (x[m, k] - s[m] / n) * rsqrt(v[m] / n + e)      s, v: reductions of the stage
     left[m, k] = (x[m, k] - mean) * scale                        mean = s[m] / n, scale = rsqrt(v[m] / n + e)
 
+A part may vary from chunk to chunk of the row, as one does that a normalization of chunks needs: what is left of the
+inner axis in it is the number ``k // n`` of its chunk.
+
 Legal because a reduction of the stage has the same value wherever it is read, and the parts read nothing else that
-varies within the row.
+varies within the row, or within a chunk of it.
 """
 
 from __future__ import annotations
@@ -29,12 +32,13 @@ from souffle.schedule.gpu.forms.contraction_expressions import (
     NotAContraction,
     bounded,
     count_nodes,
+    depends,
     narrow_indices,
     substitute_axes,
 )
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, variables
 
-__all__ = ["NO_ROW_VALUES", "RowReduction", "RowValue", "RowValues", "replaced_parts"]
+__all__ = ["NO_ROW_VALUES", "Chunks", "RowReduction", "RowValue", "RowValues", "replaced_parts"]
 
 _PARTS = (*ARITHMETIC, Call, tirx.Cast, tirx.Select, TensorLoad)
 
@@ -72,13 +76,35 @@ class RowReduction:
 
 
 @dataclass(frozen=True, eq=False)
+class Chunks:
+    """Chunks of a row.
+
+    Attributes
+    ----------
+    axis : Axis
+        Which chunk it is.
+    size : int
+        Neighbours along the inner axis that are one chunk.
+    """
+
+    axis: Axis
+    size: int
+
+
+@dataclass(frozen=True, eq=False)
 class RowValue:
     """What is made of the reductions of a row: `value`, over the axes of batch and rows and totals; `var` stands for it
-    in the contraction.
+    in the contraction. With `chunks` there is one for each chunk of the row, and `value` is over their axis as well.
     """
 
     var: tirx.Var
     value: PrimExpr
+    chunks: Chunks | None = None
+
+    @property
+    def count(self) -> int:
+        """How many of them a row has."""
+        return 1 if self.chunks is None else self.chunks.axis.extent
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,9 +114,23 @@ class RowValues:
     reductions: tuple[RowReduction, ...] = ()
     values: tuple[RowValue, ...] = ()
 
+    @property
+    def chunks(self) -> Chunks | None:
+        """The chunks of rows for which some values are."""
+        return next((value.chunks for value in self.values if value.chunks is not None), None)
+
+    @property
+    def count(self) -> int:
+        """Values of a row."""
+        return sum(value.count for value in self.values)
+
     @classmethod
     def of(
-        cls, ahead: Sequence[tuple[Block, PrimExpr]], row_axes: Sequence[Axis], expressions: Sequence[PrimExpr]
+        cls,
+        ahead: Sequence[tuple[Block, PrimExpr]],
+        row_axes: Sequence[Axis],
+        inner: Sequence[Axis],
+        expressions: Sequence[PrimExpr],
     ) -> tuple[RowValues, list[PrimExpr]]:
         """The values, and the expressions with their variables.
 
@@ -100,6 +140,7 @@ class RowValues:
             The reductions ahead of the contraction, and what they store.
         row_axes : sequence of Axis
             Batch and rows.
+        inner : sequence of Axis
         expressions : sequence of expression
             That read them.
 
@@ -108,7 +149,11 @@ class RowValues:
         NotAContraction
             If one of them is read at a place that varies within a row, or cannot be worked out so.
         """
-        finder = _Finder(ahead, row_axes)
+        chunks = _chunks_of(inner, expressions)
+        if chunks is not None:
+            number = tirx.floordiv(inner[0].var, chunks.size)
+            expressions = [replaced_parts(e, number, chunks.axis.var) for e in expressions]
+        finder = _Finder(ahead, row_axes, chunks)
         while True:
             parts = [part for e in expressions for part in finder.parts(e)]
             if not parts:
@@ -116,6 +161,8 @@ class RowValues:
             part = max(parts, key=count_nodes)
             var = finder.value(part)
             expressions = [replaced_parts(e, part, var) for e in expressions]
+        if chunks is not None:
+            expressions = [substitute_axes(e, {chunks.axis.var: number}) for e in expressions]
         for expression in expressions:
             finder.demand_none(expression)
         return cls(tuple(finder.reductions), tuple(finder.values)), list(expressions)
@@ -126,15 +173,18 @@ NO_ROW_VALUES = RowValues()
 
 
 class _Finder:
-    def __init__(self, ahead: Sequence[tuple[Block, PrimExpr]], row_axes: Sequence[Axis]) -> None:
+    def __init__(
+        self, ahead: Sequence[tuple[Block, PrimExpr]], row_axes: Sequence[Axis], chunks: Chunks | None
+    ) -> None:
         self._ahead = ahead
         self._row_axes = row_axes
+        self._chunks = chunks
         self._known: list[tuple[TensorLoad, tirx.Var]] = []
         self.reductions: list[RowReduction] = []
         self.values: list[RowValue] = []
 
     def parts(self, expression: PrimExpr) -> list[PrimExpr]:
-        """The parts of an expression that read the reductions and vary with the row alone."""
+        """The parts of an expression that read the reductions and vary with the row and its chunk alone."""
         found: list[PrimExpr] = []
 
         def see(part: PrimExpr) -> None:
@@ -147,7 +197,8 @@ class _Finder:
     def value(self, part: PrimExpr) -> tirx.Var:
         """A variable for one of the parts."""
         var = tirx.Var(f"row_value_{len(self.values)}", dtype_of(part))
-        self.values.append(RowValue(var, self._over_totals(part)))
+        apart = self._chunks is not None and depends(part, self._chunks.axis)
+        self.values.append(RowValue(var, self._over_totals(part), self._chunks if apart else None))
         return var
 
     def demand_none(self, expression: PrimExpr) -> None:
@@ -164,7 +215,8 @@ class _Finder:
         return any(self._source(load) is not None for load in buffer_loads(part))
 
     def _of_row(self, part: PrimExpr) -> bool:
-        known = (*(axis.var for axis in self._row_axes), *(load.source for load in buffer_loads(part)))
+        axes = (*self._row_axes, *(() if self._chunks is None else (self._chunks.axis,)))
+        known = (*(axis.var for axis in axes), *(load.source for load in buffer_loads(part)))
         return all(any(v.same_as(other) for other in known) for v in variables(part))
 
     def _over_totals(self, expression: PrimExpr) -> PrimExpr:
@@ -202,6 +254,24 @@ class _Finder:
             raise NotAContraction(f"block {block.name} has {reduction.terms} terms a row, more than {_LONGEST}")
         self.reductions.append(reduction)
         return total
+
+
+def _chunks_of(inner: Sequence[Axis], expressions: Sequence[PrimExpr]) -> Chunks | None:
+    """The chunks of rows that expressions tell apart, if all are of one size, which divides the inner axis."""
+    if len(inner) != 1:
+        return None
+    sizes = set()
+
+    def see(node: tirx.FloorDiv) -> None:
+        if node.a.same_as(inner[0].var) and isinstance(node.b, tirx.IntImm):
+            sizes.add(int(node.b.value))
+
+    for expression in expressions:
+        tvm_ffi.structural_walk(expression, (tirx.FloorDiv, see))
+    if len(sizes) != 1 or inner[0].extent % min(sizes):
+        return None
+    size = sizes.pop()
+    return Chunks(Axis(tirx.Var("chunk", "int32"), inner[0].extent // size), size)
 
 
 def _places(block: Block, load: TensorLoad) -> list[PrimExpr]:

@@ -38,6 +38,8 @@ def _apply(problem: Contraction, request: GpuRequest) -> Sketch | Refused:
     refusal = staging_refusal(problem, request)
     if refusal is not None:
         return refusal
+    if problem.finished or problem.row_values.chunks is not None:
+        return problem.refused("copies about the means of chunks are for fragments of tensor cores")
     unfit = problem.refused(
         f"no tile of {problem.left.dtype} and {problem.right.dtype} operands fits {request.threads} threads and "
         f"{request.max_shared_bytes} bytes of shared memory"

@@ -164,6 +164,7 @@ class MmaTiling:
         down, across = self.parts
         extents = zip(operands.both, self.tile[1:], strict=True)
         held = sum(one.registers(extent, self.step, threads) for one, extent in extents)
+        held += operands.left.row_registers(down)
         return down * across * 4 + down * 4 + across * 2 + held + OWN_REGISTERS
 
     def refusal(self, operands: Operands, request: GpuRequest) -> Refused | None:
@@ -184,8 +185,24 @@ class MmaTiling:
 
 def tiling_refusal(problem: Contraction, tiling: MmaTiling, operands: Operands, request: GpuRequest) -> Refused | None:
     """Why a contraction cannot be shared so, or ``None``."""
-    left = request.max_shared_bytes - row_bytes(problem, tiling.tile[1])
-    return moments_refusal(problem, tiling.tile) or tiling.refusal(operands, replace(request, max_shared_bytes=left))
+    left = request.max_shared_bytes - row_bytes(problem, tiling.tile[1], operands.left.finished)
+    return (
+        moments_refusal(problem, tiling.tile)
+        or _finished_refusal(problem, tiling, operands)
+        or tiling.refusal(operands, replace(request, max_shared_bytes=left))
+    )
+
+
+def _finished_refusal(problem: Contraction, tiling: MmaTiling, operands: Operands) -> Refused | None:
+    """Why an operand that has values of chunks, or that is finished in fragments, cannot come in such steps."""
+    finished, chunks = operands.left.finished, problem.row_values.chunks
+    if finished is None:
+        return None if chunks is None else Refused("values of chunks are applied to fragments of copies alone")
+    if problem.extents[3] % tiling.step or not operands.left.fetch.inner_last:
+        return Refused(f"{problem.extents[3]} products are not finished in steps of {tiling.step}")
+    if chunks is not None and chunks.size % INNER:
+        return Refused(f"fragments lie in several chunks of {chunks.size}")
+    return None
 
 
 def _operands(problem: Contraction, tile: tuple[int, int, int], step: int, request: GpuRequest) -> Operands:
@@ -303,6 +320,7 @@ def _cost(problem: Contraction, operands: Operands, tiling: MmaTiling, request: 
         depth = tiling.stages - 1 if one.asynchronous else 1
         # With one stage copies are waited for at once; what passes through registers is still one step ahead.
         ahead = max(ahead, LATENCY / depth if depth else 0.0)
+    issued += threads * pieces / tiling.warps[2] * operands.left.finishing(down)
     waits = LATENCY * any(one.asynchronous for one in operands.both) if tiling.stages == 1 else 0.0
     step = max(tensor, shared, fetched / L2_BYTES, issued / THREADS)
     alone = step + BARRIER * (2 if tiling.stages == 1 else 1) + LOAD_LATENCY * pieces / tiling.warps[2]

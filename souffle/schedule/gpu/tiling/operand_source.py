@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from souffle.decision import Refused
 from souffle.schedule.gpu.emit.async_copy import AsyncCopy, async_copy
 from souffle.schedule.gpu.emit.staging import TileFetch, choose_fetch
+from souffle.schedule.gpu.forms.finished_operand import FinishedOperand, finished_operand
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.forms.memory_access import bits_of
 from souffle.schedule.gpu.rule import GpuRequest
@@ -28,10 +29,13 @@ class OperandSource:
     fetch : TileFetch
     copy : AsyncCopy or Refused
         The asynchronous copies, or why the operand passes through registers.
+    finished : FinishedOperand, optional
+        What is made of what was copied, where fragments are taken.
     """
 
     fetch: TileFetch
     copy: AsyncCopy | Refused
+    finished: FinishedOperand | None = None
 
     @property
     def asynchronous(self) -> bool:
@@ -62,6 +66,15 @@ class OperandSource:
         return elements / self.fetch.lanes * (4.0 if self.asynchronous else 8.0 + 2.0 * self.fetch.lanes)
 
 
+    def finishing(self, fragments: int) -> float:
+        """Instructions of a thread to finish its parts of so many fragments: a multiply-add for each register."""
+        return 0.0 if self.finished is None else 4.0 * fragments
+
+    def row_registers(self, fragments: int) -> int:
+        """Registers of a thread for scale and shift of its rows in so many fragments, alone and on their way."""
+        return 0 if self.finished is None else 2 * fragments + 4
+
+
 def matrix_pitch(extent: int) -> int:
     """Elements from one row of a matrix in shared memory to the next."""
     return extent + _PADDING
@@ -77,4 +90,10 @@ def operand_source(problem: Contraction, side: str, tile: tuple[int, int, int], 
     copy = async_copy(fetch, request.arch)
     if isinstance(copy, AsyncCopy):
         return OperandSource(copy.fetch, copy)
+    finished = finished_operand(problem) if side == "left" else None
+    if isinstance(finished, FinishedOperand):
+        plain = choose_fetch(replace(problem, left=finished.plain), side, tile, request.threads, None, padding)
+        own = async_copy(plain, request.arch)
+        if isinstance(own, AsyncCopy) and not own.conditions:
+            return OperandSource(own.fetch, own, finished)
     return OperandSource(choose_fetch(problem, side, tile, request.threads, None, padding, wide=True), copy)

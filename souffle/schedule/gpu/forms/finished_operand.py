@@ -1,0 +1,56 @@
+"""A left operand that is a copy of memory, scaled and shifted: copied by tiles, finished where fragments are taken.
+
+A left operand that values of rows are applied to is no plain memory, so that asynchronous copies cannot bring it. If it
+is an element of 16 bits times a value of the element's row, plus another (:mod:`souffle.schedule.gpu.forms.row_values`),
+then that element can be copied, and each thread scales and shifts those of its fragments, two in an instruction::
+
+    left[m, k] = copy[m, k] * scale[m] + shift[m]        all in fp16; scale and shift may differ from chunk to chunk
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tvm import tirx
+from tvm.ir import TensorLoad
+
+from souffle.decision import Refused
+from souffle.schedule.gpu.forms.matrix_product import Contraction
+from souffle.schedule.gpu.forms.row_values import RowValue
+from souffle.schedule.gpu.forms.two_operands import Operand
+from souffle.tvm_compat import PrimExpr, dtype_of
+
+__all__ = ["FinishedOperand", "finished_operand"]
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedOperand:
+    """How an operand is finished.
+
+    Attributes
+    ----------
+    plain : Operand
+        What is copied.
+    scale, shift : RowValue
+    """
+
+    plain: Operand
+    scale: RowValue
+    shift: RowValue
+
+
+def finished_operand(problem: Contraction) -> FinishedOperand | Refused:
+    """The left operand of a contraction as a copy and what is made of it; or why it is none."""
+    value = problem.left.value
+    if not isinstance(value, tirx.Add) or not isinstance(value.a, tirx.Mul) or dtype_of(value) != "float16":
+        return Refused("its left operand is no element of 16 bits times a value of its row, plus another")
+    element, scale, shift = value.a.a, _row_value(problem, value.a.b), _row_value(problem, value.b)
+    if not isinstance(element, TensorLoad) or scale is None or shift is None:
+        return Refused("its left operand is scaled or shifted by what is no value of its row")
+    if (scale.count, shift.count) != (scale.count, scale.count) or scale is shift or problem.batch:
+        return Refused("its scale and shift are not one each for the same chunks of rows")
+    return FinishedOperand(replace(problem.left, value=element), scale, shift)
+
+
+def _row_value(problem: Contraction, expression: PrimExpr) -> RowValue | None:
+    return next((value for value in problem.row_values.values if value.var.same_as(expression)), None)
