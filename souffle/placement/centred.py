@@ -15,9 +15,9 @@ and ``M`` sum and second moment of a chunk of ``n`` elements, and ``d = M / n``:
 The second line is exact for the copy before it is rounded, since ``h`` is affine; weight and bias go into the product's
 constants (:mod:`souffle.placement.folded_weights`). Products take the second line in fp16, with scale and shift rounded
 to it. Where one rounding was, of ``y`` to fp16, there are now at most four: of the copy, its scale, its shift and the
-result, each half a unit of fp16 of what it rounds. With ``u`` half a unit, an element of the normalized row is off by at
-most ``u * (2 * |h(x) - h(S / n)| + |h(S / n)| + |h(x)|)``. None of these is larger than a few deviations of the row,
-however large its mean is. A chunk whose squares overflow has 0 for a copy, and normalizes to what it would: its row's
+result, each half a unit of fp16 of what it rounds. With ``u`` half a unit, an element of the normalized row is off by
+at most ``u * (2 * |h(x) - h(S / n)| + |h(S / n)| + |h(x)|)``. None of these is larger than a few deviations of the
+row, however large its mean is. A chunk whose squares overflow has 0 for a copy, and normalizes to what it would: its row's
 deviation is infinite. An element that is infinite or no number makes its row no number, here as there, by way of ``S``.
 """
 
@@ -127,8 +127,9 @@ def centred(
     ((target, whole),) = narrow.items()
     sources = (rows, *(t for t in about if t is not None), *row_tensors)
     numbers = tuple(sources.index(t) if t in sources else -1 for t in whole.inputs)
+    dims = len(rows.shape) - len(reduction_of(moments[0]).reduction_shape)
     key = (whole.op, numbers, tuple((t.shape, t.dtype) if t else None for t in (rows, *about)), size)
-    prototype = _prototypes(key, lambda: _Maker(whole, rows, *about, row_tensors, size).made())
+    prototype = _prototypes(key, lambda: _Maker(whole, rows, *about, row_tensors, size, dims).made())
     if isinstance(prototype, Refused):
         return prototype
     return prototype.of(whole, rows, about, target, InTiles(contraction, "moments"))
@@ -160,9 +161,14 @@ def _reads_in_order(reduction: TE, element: PrimExpr, rows: Tensor) -> bool:
     found = loads(element)
     if len(found) != 1 or not same_expression(found[0], element) or reduction.input_of(load_tensor(found[0])) != rows:
         return False
-    axes = (*reduction.axes, *reduction.reduce_axes)
-    indices = load_indices(found[0])
-    return len(axes) == len(indices) and all(i.same_as(a.var) for i, a in zip(indices, axes, strict=True))
+    # What extends over one element has no order.
+    axes = [a for a in reduction.axes if const_int(a.dom.extent) > 1]
+    at = [i for i, extent in zip(load_indices(found[0]), rows.shape, strict=True) if extent > 1]
+    inner = [a for a in reduction.reduce_axes if const_int(a.dom.extent) > 1]
+    last = rows.shape[len(rows.shape) - len(reduction.reduce_axes) :]
+    wanted = [*axes, *inner]
+    same = len(wanted) == len(at) and all(i.same_as(a.var) for i, a in zip(at, wanted, strict=True))
+    return same and last == reduction.reduction_shape
 
 
 @dataclass(frozen=True)
@@ -171,7 +177,7 @@ class _Prototype:
 
     copy: TE
     scale: TE
-    shift: TE
+    shift: TE | None
     normal: TE
     weight: Tensor | None
     bias: Tensor | None
@@ -186,13 +192,15 @@ class _Prototype:
         made = []
         kinds = ("copy", "scale", "shift", "normal")
         for part, kind in zip((self.copy, self.scale, self.shift, self.normal), kinds, strict=True):
+            if part is None:
+                continue
             tensor = replace(part.output, name=f"{rows.name}_{kind}")
             inputs = tuple(own[t] for t in part.inputs)
             made.append(replace(part, name=tensor.name, inputs=inputs, outputs=(tensor,), origin=whole.origin))
             own[part.output] = tensor
-        copy, scale, shift, normal = made
+        copy, *of_chunks, normal = made
         weight, bias = (None if t is None else own[t] for t in (self.weight, self.bias))
-        return Centred(copy.placed(placement), (scale, shift), normal, target, weight, bias)
+        return Centred(copy.placed(placement), tuple(of_chunks), normal, target, weight, bias)
 
 
 _prototypes: OncePer[_Prototype | Refused] = OncePer()
@@ -211,18 +219,26 @@ class _Maker:
     row_tensors : sequence of Tensor
         Values of rows.
     size : int
+    dims : int
+        Of `rows`, those that are not along a row.
     """
 
     def __init__(
-        self, whole: TE, rows: Tensor, sums: Tensor | None, squares: Tensor, row_tensors: Sequence[Tensor], size: int
+        self,
+        whole: TE,
+        rows: Tensor,
+        sums: Tensor | None,
+        squares: Tensor,
+        row_tensors: Sequence[Tensor],
+        size: int,
+        dims: int,
     ) -> None:
         self.whole, self.rows, self.sums, self.squares, self.size = whole, rows, sums, squares, size
         self.handles = Handles()
         (self.body,) = self.handles.opened(whole)
         self.source = self.handles.of(rows)
         self.of_rows = [self.handles.of(t) for t in row_tensors]
-        # Chunks are counted along the first axis of what is made of them.
-        self.dims = len(squares.shape) - 1
+        self.dims = dims
 
     def made(self) -> _Prototype | Refused:
         """The TEs, or why there are none."""
@@ -230,8 +246,8 @@ class _Maker:
         if not elements or any(not same_expression(load, elements[0]) for load in elements):
             return Refused(f"{self.whole.name} reads several elements of its rows")
         at = load_indices(elements[0])
-        places = [load_indices(load) for load in loads(self.body) if self._is_of_rows(load)]
-        if not places or any(not self._same_place(place, at) for place in places):
+        of_rows = [load for load in loads(self.body) if self._is_of_rows(load)]
+        if not of_rows or any(not self._same_place(load, at) for load in of_rows):
             return Refused(f"{self.whole.name} reads values of another row than its element's")
         self.row_vars = [v for index in at[: self.dims] for v in variables(index)]
         affine = self._affine(self.body)
@@ -241,17 +257,28 @@ class _Maker:
         slope = self._walk(affine, tirx.const(1.0, "float32"))
         copy = self._copy()
         scale = self._of_chunk("scale", lambda m, _: self._at_rows(slope, m) * te.sqrt(self._clamped(m)))
-        shift = self._of_chunk("shift", lambda m, c: self._at_rows(affine, m, center=c))
-        normal = self._normal(at, copy.output, scale.output, shift.output)
+        # About zero, nothing is left of a function that adds nothing.
+        shifts = self.sums is not None or self._adds(affine)
+        shift = self._of_chunk("shift", lambda m, c: self._at_rows(affine, m, center=c)) if shifts else None
+        normal = self._normal(at, copy.output, scale.output, None if shift is None else shift.output)
         given = (self.rows, *([] if self.sums is None else [self.sums]), self.squares, *self.whole.inputs)
         return _Prototype(copy, scale, shift, normal, *outer, given)
 
     def _is_of_rows(self, load: PrimExpr) -> bool:
         return any(load_tensor(load).same_as(handle) for handle in self.of_rows)
 
-    def _same_place(self, place: Sequence[PrimExpr], at: Sequence[PrimExpr]) -> bool:
-        pairs = zip(place, at, strict=False)
-        return len(place) == self.dims and all(same_expression(a, b) for a, b in pairs)
+    def _same_place(self, load: PrimExpr, at: Sequence[PrimExpr]) -> bool:
+        """Whether a value of a row is that of an element's; dimensions of one element do not count."""
+        shape = [const_int(extent) for extent in load_tensor(load).shape]
+        place = [index for index, extent in zip(load_indices(load), shape, strict=True) if extent > 1]
+        own = [index for index, extent in zip(at[: self.dims], self.rows.shape, strict=False) if extent > 1]
+        return len(place) == len(own) and all(same_expression(a, b) for a, b in zip(place, own, strict=True))
+
+    def _read_of_row(self, handle: te.Tensor, at: Sequence[PrimExpr], first: Sequence[PrimExpr] = ()) -> PrimExpr:
+        """A value of the row of an element, whose first indices are given."""
+        own = iter(index for index, extent in zip(at[: self.dims], self.rows.shape, strict=False) if extent > 1)
+        shape = [const_int(extent) for extent in handle.shape[len(first) :]]
+        return read(handle, [*first, *(next(own) if extent > 1 else 0 for extent in shape)])
 
     def _reads_element(self, expression: PrimExpr) -> bool:
         return any(load_tensor(load).same_as(self.source) for load in loads(expression))
@@ -331,18 +358,18 @@ class _Maker:
             source = load_tensor(load)
             if source.same_as(self.source):
                 return center
-            return read(source, list(places))
+            return self._read_of_row(source, places)
 
         return map_loads(expression, rewrite)
 
     def _mean_square(self, chunk: PrimExpr, places: Sequence[PrimExpr]) -> PrimExpr:
-        total = read(self.handles.of(self.squares), [chunk, *places])
+        total = self._read_of_row(self.handles.of(self.squares), places, [chunk])
         return total * tirx.const(1.0 / self.size, "float32")
 
     def _center(self, chunk: PrimExpr, places: Sequence[PrimExpr]) -> PrimExpr:
         if self.sums is None:
             return tirx.const(0.0, "float32")
-        return read(self.handles.of(self.sums), [chunk, *places]) * tirx.const(1.0 / self.size, "float32")
+        return self._read_of_row(self.handles.of(self.sums), places, [chunk]) * tirx.const(1.0 / self.size, "float32")
 
     def _copy(self) -> TE:
         axes = [fresh_axis(extent, f"i{n}") for n, extent in enumerate(self.rows.shape)]
@@ -359,7 +386,7 @@ class _Maker:
         return tirx.floordiv(linear, self.size)
 
     def _of_chunk(self, name: str, value: Callable[[Sequence[PrimExpr], PrimExpr], PrimExpr]) -> TE:
-        count, *shape = self.squares.shape
+        count, shape = self.squares.shape[0], self.rows.shape[: self.dims]
         axes = [fresh_axis(count, "chunk"), *(fresh_axis(extent, f"i{n}") for n, extent in enumerate(shape))]
         self._chunk = axes[0].var
         places = [axis.var for axis in axes[1:]]
@@ -370,8 +397,16 @@ class _Maker:
         square = self._mean_square(self._chunk, places) + tirx.const(_SMALLEST, "float32")
         return tirx.min(square, tirx.const(_LARGEST, "float32"))
 
-    def _normal(self, at: Sequence[PrimExpr], copy: Tensor, scale: Tensor, shift: Tensor) -> TE:
+    def _adds(self, expression: PrimExpr) -> bool:
+        """Whether anything is added to the element on its way through an affine part."""
+        if isinstance(expression, (tirx.Add, tirx.Sub)):
+            return True
+        if not isinstance(expression, (tirx.Mul, tirx.Div)):
+            return False
+        return self._adds(expression.a if self._reads_element(expression.a) else expression.b)
+
+    def _normal(self, at: Sequence[PrimExpr], copy: Tensor, scale: Tensor, shift: Tensor | None) -> TE:
         place = [self._chunk_of(at), *at[: self.dims]]
-        own, factor, term = (self.handles.of(t) for t in (copy, scale, shift))
-        value = read(own, list(at)) * read(factor, place) + read(term, place)
+        value = read(self.handles.of(copy), list(at)) * read(self.handles.of(scale), place)
+        value = value if shift is None else value + read(self.handles.of(shift), place)
         return make_te("normal", list(self.whole.axes), [value], self.handles.pairs(), self.whole.origin)

@@ -197,7 +197,7 @@ def _is_sum_with(part: TE, node: tirx.Add, tensor: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class _Prototype:
-    """The dimension of the constant along places of a row, and what adds the bias to the sum: of these, in this order."""
+    """The dimension of the constant along places of a row, and what adds the bias, which it reads after the sum."""
 
     dimension: int
     adding: TE | None

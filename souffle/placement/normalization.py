@@ -355,9 +355,7 @@ def _with_rows(reader: Product, parts: Sequence[TE], suffix: str) -> Product:
     return replace(reader, item=item, ahead=(*reader.ahead, *ahead))
 
 
-def normalize_by_cost(
-    found: Normalization, products: dict[Item, Product], trials: StageTrials
-) -> Chosen | Refused:
+def normalize_by_cost(found: Normalization, products: dict[Item, Product], trials: StageTrials) -> Chosen | Refused:
     """Whether it pays that a normalization becomes part of the products around it, and of what size its chunks are.
 
     What falls away is its own stage with its grid sync. What is added is arithmetic of the producer's tiles, a tile

@@ -15,7 +15,7 @@ from souffle.decision import Refused
 from souffle.models.builder import GraphBuilder
 from souffle.models.layers import gelu, layer_norm, linear, reshape
 from souffle.pipeline import compile_cuda
-from souffle.placement.normalization import normalize_by_cost, normalize_in_products
+from souffle.placement.normalization import Chosen, normalize_by_cost, normalize_in_products
 from souffle.program import parts_of
 from souffle.schedule.stage import flat_stages
 from souffle.verify import PROVEN, certify, printed
@@ -64,13 +64,13 @@ def network(
     return b.model()
 
 
-def forced(model: onnx.ModelProto, size: int, precision: str = "mixed", **options: object):
+def forced(model: onnx.ModelProto, size: int, precision: str = "mixed", *, copies: bool = False, **options: object):
     """Kernels in which normalizations that can become part of products do, and what the compiler saw."""
     seen: dict[str, object] = {}
 
     def hook(stage: str, result: object) -> object:
         if stage == "narrow":
-            result, seen["decisions"] = normalize_in_products(result, lambda *_: (size, "asked for"))
+            result, seen["decisions"] = normalize_in_products(result, lambda *_: Chosen(size, copies, "asked for"))
         seen[stage] = result
         return result
 

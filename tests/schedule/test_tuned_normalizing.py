@@ -12,7 +12,7 @@ import souffle
 from souffle.models.builder import GraphBuilder
 from souffle.models.layers import layer_norm, linear
 from souffle.pipeline import compile_cuda
-from souffle.placement.normalization import normalize_in_products
+from souffle.placement.normalization import Chosen, normalize_in_products
 from souffle.program import TEProgram
 from souffle.schedule.drafts import Answer
 from souffle.schedule.gpu import GpuRequest, sketch_of
@@ -54,7 +54,8 @@ def stage() -> Stage:
 
     def hook(step: str, result: object) -> object:
         seen[step] = result
-        return normalize_in_products(result, lambda *_: (32, "asked for"))[0] if step == "narrow" else result
+        chosen = Chosen(32, False, "asked for")
+        return normalize_in_products(result, lambda *_: chosen)[0] if step == "narrow" else result
 
     options = {"precision": "mixed", "reductions": "one_phase", "cubin": False, "arch": "sm_90", "tuning_log": None}
     options["disable"] = ["attention", "channels", "reuse"]

@@ -1,7 +1,7 @@
 """Finishing an operand that was copied, as a thread takes its part of fragments.
 
 Of a 16 x 16 part of the left operand a thread has two neighbours along the inner axis in each of four registers: of row
-``t / 4`` in the first and third, of the row 8 further in the others (:mod:`souffle.schedule.gpu.emit.mma_instructions`).
+``t / 4`` in the first and third, of the row 8 further in the others (:mod:`.mma_instructions`).
 So it needs scale and shift of two rows for each of its fragments, which it takes from shared memory when their chunk
 begins.
 """

@@ -25,8 +25,11 @@ __all__ = ["RowStatements", "row_bytes"]
 
 def row_bytes(problem: Contraction, rows: int, finished: FinishedOperand | None = None) -> int:
     """Bytes of shared memory for the values of so many rows."""
-    pairs = 0 if finished is None else finished.scale.count
-    return 4 * rows * (problem.row_values.count - pairs)
+    single = problem.row_values.count
+    if finished is not None:
+        # A pair takes the place of one value.
+        single -= 0 if finished.shift is None else finished.shift.count
+    return 4 * rows * single
 
 
 class RowStatements:
@@ -122,9 +125,12 @@ class RowStatements:
         def one(chunk: PrimExpr) -> tirx.Stmt:
             stores = []
             for number, value in enumerate(self._pair):
-                places = mapping if value.chunks is None else {**mapping, value.chunks.axis.var: chunk}
                 at = (chunk * self.rows + row) * 2 + number
-                stores.append(tirx.BufferStore(self.factors, substitute_axes(value.value, places), [at]))
+                factor = tirx.const(0, "float16")
+                if value is not None:
+                    places = mapping if value.chunks is None else {**mapping, value.chunks.axis.var: chunk}
+                    factor = substitute_axes(value.value, places)
+                stores.append(tirx.BufferStore(self.factors, factor, [at]))
             return sequence(*stores)
 
         return loop("chunk", self._pair[0].count, one, "unrolled")

@@ -79,8 +79,8 @@ def write_results(
     tile: tuple[int, int, int],
     apart: Sequence[Any] = (),
     of_row: Mapping[tirx.Var, PrimExpr] | None = None,
-) -> tirx.Stmt:
-    """Store all outputs that depend on `lanes` neighbouring totals.
+) -> tirx.Stmt | None:
+    """Store all outputs that depend on `lanes` neighbouring totals, if there are such.
 
     Parameters
     ----------
@@ -95,6 +95,8 @@ def write_results(
     of_row : mapping, optional
         What stands for the variables of the row.
     """
+    if not contraction.stores:
+        return None
     binder = Binder()
     conditions = []
     mapping: dict[tirx.Var, PrimExpr] = dict(of_row or {})

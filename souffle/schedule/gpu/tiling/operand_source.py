@@ -65,7 +65,6 @@ class OperandSource:
         """Of all threads to bring so many elements: 4 for each copy, 8 for each vector through registers."""
         return elements / self.fetch.lanes * (4.0 if self.asynchronous else 8.0 + 2.0 * self.fetch.lanes)
 
-
     def finishing(self, fragments: int) -> float:
         """Instructions of a thread to finish its parts of so many fragments: a multiply-add for each register."""
         return 0.0 if self.finished is None else 4.0 * fragments
