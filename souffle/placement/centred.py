@@ -17,8 +17,9 @@ constants (:mod:`souffle.placement.folded_weights`). Products take the second li
 to it. Where one rounding was, of ``y`` to fp16, there are now at most four: of the copy, its scale, its shift and the
 result, each half a unit of fp16 of what it rounds. With ``u`` half a unit, an element of the normalized row is off by
 at most ``u * (2 * |h(x) - h(S / n)| + |h(S / n)| + |h(x)|)``. None of these is larger than a few deviations of the
-row, however large its mean is. A chunk whose squares overflow has 0 for a copy, and normalizes to what it would: its row's
-deviation is infinite. An element that is infinite or no number makes its row no number, here as there, by way of ``S``.
+row, however large its mean is. A chunk whose squares overflow has 0 for a copy, and normalizes to what it would: its
+row's deviation is infinite. An element that is infinite or no number makes its row no number, here as there, by way of
+``S``.
 """
 
 from __future__ import annotations

@@ -371,9 +371,6 @@ def normalize_by_cost(found: Normalization, products: dict[Item, Product], trial
     if trials.device is None:
         return Refused("no product of this architecture is described, so that no time can be predicted")
     around = [products.get(item, Product(item)) for item in (found.producer, *found.readers)]
-    split = next((p.item for p in around if isinstance(split_by_cost(p.item, trials), Split)), None)
-    if split is not None:
-        return Refused(f"{split.name} is a sum in two phases: no tile has finished results")
     seconds: dict[Chosen, float] = {}
     refusal = Refused("no chunk is of a tile's size")
     for size in _sizes(prod(reduction_of(found.moments[0]).reduction_shape)):
@@ -392,12 +389,15 @@ def normalize_by_cost(found: Normalization, products: dict[Item, Product], trial
         return refusal
     needed = [tensor for element in found.elements for tensor in element.outputs]
     answer, draft = trials.answer(*found.of_rows, *found.elements, needed=needed)
-    stages = _stages(around, trials)
+    # A sum in two phases has no tile with finished results: it would have to become whole again.
+    splits = [_split_alone(product, trials) for product in around]
+    stages = _stages([p for p, split in zip(around, splits, strict=True) if split is None], trials)
     if answer.schedule is None or isinstance(stages, Refused):
         return Refused("it is no stage of its own, which could be compared with")
     *apart, saved = trials.seconds([*stages, trials.lowered(answer, draft)])
     best, after = min(seconds.items(), key=lambda pair: pair[1])
-    before, added = sum(apart), after - sum(apart)
+    before = sum(apart) + sum(split.seconds for split in splits if split is not None)
+    added = after - before
     figures = (
         f"{before * 1e6:.1f} + {saved * 1e6:.1f} µs as a stage of its own; {after * 1e6:.1f} µs where it begins in "
         f"tiles of {best.size} columns and its {len(found.readers)} readers finish it"
@@ -406,6 +406,12 @@ def normalize_by_cost(found: Normalization, products: dict[Item, Product], trial
     if added * MEDIAN_ERROR >= saved:
         return Refused(f"{figures}: the {added * 1e6:.1f} µs added are not less by the factor {MEDIAN_ERROR}")
     return best._replace(reason=figures)
+
+
+def _split_alone(product: Product, trials: StageTrials) -> Split | None:
+    """How a product is shared among more blocks, if nothing asks for its tiles yet and that pays."""
+    split = Refused("its tiles are whole") if product.ahead or product.inside else split_by_cost(product.item, trials)
+    return split if isinstance(split, Split) else None
 
 
 def _sizes(values: int) -> list[int]:
