@@ -11,6 +11,7 @@ import pytest
 from tvm import te, topi
 
 import souffle
+from benchmarks import attentions
 from benchmarks.attentions import AttentionCase, by_hand, random_tensors, with_operator, written_out
 from souffle.options import ON_CHIP
 from souffle.runtime.network import Network
@@ -25,6 +26,7 @@ CASES = (
     AttentionCase(16, 16, 256),
 )
 MAKERS = (written_out, with_operator)
+BOTH = (CASES[2], CASES[4])
 
 
 def compiled(model: object, **options: object) -> tuple[Network, Stages]:
@@ -57,6 +59,21 @@ def test_results_and_proofs(case: AttentionCase, make: Callable[[AttentionCase],
     first, second = (one(inputs)["y"] for one in (network, shuffled))
     np.testing.assert_allclose(first, reference, rtol=1e-2, atol=1e-2)
     np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("form", ["exported", "te"])
+@pytest.mark.parametrize("case", BOTH, ids=lambda case: case.name)
+def test_masks_that_are_calculated(case: AttentionCase, form: str) -> None:
+    inputs, precision = random_tensors(case), "mixed"
+    session = onnxruntime.InferenceSession(written_out(case).SerializeToString(), providers=["CPUExecutionProvider"])
+    (reference,) = session.run(None, inputs)
+    if form == "te":
+        inputs, precision = {name: array.astype(np.float16) for name, array in inputs.items()}, "fp32"
+    network, stages = compiled(attentions.MAKERS[form](case), verify="values", precision=precision)
+    assert network.plan.certificate.verdict == "PROVEN"
+    assert rules(stages) == ["chained_products"]
+    (found,) = network(inputs).values()
+    np.testing.assert_allclose(found, reference, rtol=1e-2, atol=1e-2)
 
 
 def test_long_rows_run_along() -> None:

@@ -1,0 +1,32 @@
+"""What attention of many forms becomes, one line each. Nothing is run here, and nothing proven."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.attention import outcome
+from benchmarks.attentions import AttentionCase
+
+LONG = AttentionCase(4096, 4096, 64, 2, 2)
+CASES = (
+    *(
+        (AttentionCase(length, length, 64, 12, 12), form, "sm_90")
+        for length, form in ((1, "operator"), (17, "te"), (128, "exported"), (384, "operator"))
+    ),
+    (AttentionCase(1000, 1000, 64, 2, 2), "exported", "sm_90"),
+    *((LONG, form, "sm_90") for form in ("operator", "exported", "te")),
+    (AttentionCase(384, 384, 64, 12, 12, causal=True), "exported", "sm_90"),
+    (AttentionCase(1000, 1000, 64, 2, 2, causal=True), "te", "sm_90"),
+    (AttentionCase(4096, 4096, 64, 2, 2, causal=True), "te", "sm_90"),
+    *((AttentionCase(128, 128, head, 4, 4), "exported", "sm_90") for head in (32, 256)),
+    (AttentionCase(128, 128, 64, 4, 4, 3), "operator", "sm_90"),
+    (AttentionCase(64, 200, 64, 4, 4), "te", "sm_90"),
+    (AttentionCase(1, 384, 64, 8, 2), "exported", "sm_90"),
+    (AttentionCase(128, 128, 64, 8, 2, 2, causal=True), "operator", "sm_90"),
+    (LONG, "exported", "sm_80"),
+    (AttentionCase(384, 384, 64, 12, 12), "te", "sm_80"),
+)
+
+
+def test_outcomes(golden: Callable[[str, str], None]) -> None:
+    golden("attention.txt", "".join(f"{outcome(*case)}\n" for case in CASES))
