@@ -62,6 +62,7 @@ def compile(
     reductions: str = "ordered",
     grid_barrier: str = "cooperative",
     disable: Sequence[str] = (),
+    reuse_policy: str = "belady",
     graph: bool = False,
     batch: int | None = None,
     verify: str = "memory",
@@ -98,8 +99,11 @@ def compile(
         How the blocks of a kernel wait for each other: ``"cooperative"``, by cooperative groups, or ``"counter"``, by
         our own counter of arrivals in memory of the network (§6.4).
     disable : sequence of str
-        What V4 is to leave out, to see its effect alone: any of ``"attention"``, ``"normalization"``, ``"channels"``
-        and ``"reuse"`` (:data:`souffle.options.ON_CHIP`). Levels below have none of them.
+        What V4 is to leave out, to see its effect alone: any of ``"attention"``, ``"normalization"``, ``"channels"``,
+        ``"reuse"`` and ``"resident"`` (:data:`souffle.options.ON_CHIP`). Levels below have none of them.
+    reuse_policy : str
+        Which tensors stay in shared memory where not all have room that could: ``"belady"``, those that are needed
+        soonest, or ``"lru"``, those that were used last (the paper's, §6.5).
     graph : bool
         Whether the network is to run as one CUDA graph on a GPU, whose kernels follow each other sooner than those that
         are launched one by one, and whose inputs and outputs are copied. At V4, kernels end where that pays then.
@@ -154,6 +158,7 @@ def compile(
         reductions=reductions,
         grid_barrier=grid_barrier,
         disable=disable,
+        reuse_policy=reuse_policy,
         graph=graph,
         verify=verify,
         tuning_log=tuning_log,

@@ -16,6 +16,7 @@ __all__ = [
     "ON_CHIP",
     "PRECISIONS",
     "REDUCTIONS",
+    "REUSE_POLICIES",
     "Hook",
     "Level",
     "Options",
@@ -61,10 +62,14 @@ LEVELS = {
     )
 }
 
-ON_CHIP = ("attention", "normalization", "channels", "reuse")
+ON_CHIP = ("attention", "normalization", "channels", "reuse", "resident")
 """What keeps tensors on chip at V4, each of which can be left out alone: a product, what follows it in rows and a
 second product in one stage; normalizations that become part of the products around them; tiles that own their channels
-through several operators; and stages joined whose tiles match."""
+through several operators; stages joined whose tiles match; and tensors that stay in a block's shared memory from one
+stage to a later one."""
+
+REUSE_POLICIES = ("belady", "lru")
+"""Which tensors stay there while there is room: those needed soonest, or those used last (the paper's)."""
 
 PRECISIONS = ("fp32", "mixed")
 REDUCTIONS = ("ordered", "one_phase")
@@ -96,6 +101,8 @@ class Options:
         kernels end.
     disable : tuple of str
         Names of :data:`ON_CHIP` that are left out of V4; kept in their order there, each once.
+    reuse_policy : str
+        One of :data:`REUSE_POLICIES`.
     partition : str
         See :func:`souffle.compile`; the planner of that name is looked up by :func:`souffle.partition.planner_for`.
     arch : str
@@ -123,6 +130,7 @@ class Options:
     reductions: str = "ordered"
     grid_barrier: str = "cooperative"
     disable: Sequence[str] = ()
+    reuse_policy: str = "belady"
     graph: bool = False
     verify: str = "memory"
     tuning_log: str | os.PathLike | None = None
@@ -136,6 +144,7 @@ class Options:
             ("reductions", REDUCTIONS),
             ("verify", CHECKS),
             ("grid_barrier", GRID_BARRIER_NAMES),
+            ("reuse_policy", REUSE_POLICIES),
         ):
             value = getattr(self, name)
             if value not in allowed:

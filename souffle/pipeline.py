@@ -23,6 +23,7 @@ from souffle.decision import Decision
 from souffle.errors import OptionError
 from souffle.kernel.dependences import TileDependences
 from souffle.kernel.merged_program import merge_program
+from souffle.kernel.resident import keep_on_chip
 from souffle.options import LEVELS, Hook, Level, Options, keep, quiet
 from souffle.partition import ONE_KERNEL_PER_STAGE, Partition, PartitionRequest, planner_for
 from souffle.placement import place_reductions, reduce_in_tiles
@@ -85,7 +86,7 @@ def compile_cuda(
     """
     options = Options(**fields) if options is None else options
     staged = _staged(program, options, progress, hook)
-    request, partition = staged.request, hook("partition", staged.partition)
+    request, partition = keep_on_chip(staged.request, hook("partition", staged.partition), options, staged.dependences)
     progress(f"merging into {len(partition.subprograms)} kernels")
     merged = hook("merge", merge_program(request, partition, options, staged.dependences))
     decisions = (*staged.decisions, *partition.decisions)
@@ -194,8 +195,7 @@ class _Staging:
         self.program, self.decided, self.options, self.scheduler = program, decided, options, scheduler
         self.logs, self.progress, self.hook = logs, progress, hook
         self.level, self.device = LEVELS[options.level], device_for(options.arch)
-        planner = planner_for(options.partition)
-        self.planner = planner if self.level.merge else ONE_KERNEL_PER_STAGE
+        self.planner = planner_for(options.partition) if self.level.merge else ONE_KERNEL_PER_STAGE
         measure = options.cubin and self.planner.measures
         self.meter = StageMeter(options.arch, scheduler.target, measure=measure, cache_dir=options.cache_dir)
         self.dependences = TileDependences()

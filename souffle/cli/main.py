@@ -24,7 +24,7 @@ from souffle.cli.measure_device import add_arguments as add_measure_device
 from souffle.cli.output import Progress, format_table, human_bytes, write_json
 from souffle.cli.tune import add_arguments as add_tune
 from souffle.errors import InputError, SouffleError
-from souffle.options import GRID_BARRIER_NAMES, LEVELS, ON_CHIP, PRECISIONS, REDUCTIONS
+from souffle.options import GRID_BARRIER_NAMES, LEVELS, ON_CHIP, PRECISIONS, REDUCTIONS, REUSE_POLICIES
 from souffle.runtime.explain import certificate_lines, explain_data
 from souffle.runtime.plan_json import certificate_to_json
 
@@ -133,6 +133,12 @@ def _compiler_parsers() -> tuple[argparse.ArgumentParser, ...]:
         help="how the blocks of a kernel wait for each other",
     )
 
+    waits.add_argument(
+        "--reuse-policy",
+        choices=REUSE_POLICIES,
+        default="belady",
+        help="which tensors stay in shared memory where not all have room",
+    )
     waits.add_argument("--graph", action="store_true", help="the network is to run as one CUDA graph")
 
     proofs = argparse.ArgumentParser(add_help=False)

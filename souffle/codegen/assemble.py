@@ -114,7 +114,7 @@ def _names_of_tes(launch: MergedLaunch) -> tuple[str, ...]:
 def traffic(stages: Sequence[Unit], analysis: Analysis) -> tuple[int, int]:
     """Bytes of global memory that stages read and write: distinct elements of each tensor, counted for each stage.
 
-    The stages of a loop count as often as they run.
+    The stages of a loop count as often as they run; what stays in the shared memory of a block is none of them.
     """
     read = written = 0
     for stage in stages:
@@ -126,8 +126,9 @@ def traffic(stages: Sequence[Unit], analysis: Analysis) -> tuple[int, int]:
         for te_ in stage.tes:
             for access in analysis.accesses(te_):
                 accesses.setdefault(access.tensor, []).append(access)
-        read += sum(distinct_elements(accesses[t]) * t.itemsize for t in stage.inputs)
-        written += sum(t.nbytes for t in stage.outputs)
+        near = {tensor for tensor, _ in stage.windows}
+        read += sum(distinct_elements(accesses[t]) * t.itemsize for t in stage.inputs if t not in near)
+        written += sum(t.nbytes for t in stage.outputs if t not in near)
     return read, written
 
 

@@ -6,7 +6,7 @@ import re
 
 from souffle.codegen.extrema import EXTREMA_TEXTS
 from souffle.kernel.grid_barrier import GRID_BARRIERS
-from souffle.kernel.merge import CHOICE_FUNCTION, OFFSET_FUNCTION, PREFETCH_FUNCTION
+from souffle.kernel.merge import CHOICE_FUNCTION, OFFSET_FUNCTION, PREFETCH_FUNCTION, WINDOW_FUNCTION
 from souffle.schedule.gpu.emit.async_copy import COMMIT_FUNCTION, COPY_FUNCTION, COPY_OR_ZERO_FUNCTION, WAIT_FUNCTION
 from souffle.schedule.gpu.emit.mma_instructions import (
     LOAD_FUNCTION,
@@ -37,6 +37,15 @@ template <typename T> static __device__ __forceinline__ T* {OFFSET_FUNCTION}(T* 
 }}
 template <typename T> static __device__ __forceinline__ T* {CHOICE_FUNCTION}(bool condition, T* one, T* other) {{
   return condition ? one : other;
+}}
+"""
+
+_WINDOW_TEXT = f"""
+template <typename T> static __device__ __forceinline__ T* {WINDOW_FUNCTION}(T* data, int start, int turns, int bytes,
+                                                                             int turn, int tile) {{
+  extern __shared__ __align__(64) unsigned char souffle_windows[];
+  int64_t part = (int64_t)(size_t)souffle_windows + start + ((int64_t)turn - tile) * bytes;
+  return turn < turns ? (T*)(size_t)part : data;
 }}
 """
 
@@ -142,6 +151,7 @@ static __device__ __forceinline__ int {SCALE_FUNCTION}(unsigned* part, const hal
 _TEXTS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((PREFETCH_FUNCTION,), _PREFETCH_TEXT),
     ((OFFSET_FUNCTION, CHOICE_FUNCTION), _STEP_TEXT),
+    ((WINDOW_FUNCTION,), _WINDOW_TEXT),
     ((BARRIER_FUNCTION,), _NAMED_BARRIER_TEXT),
     ((COPY_FUNCTION, COMMIT_FUNCTION, WAIT_FUNCTION), _COPY_TEXT),
     ((LOAD_FUNCTION, PRODUCT_FUNCTION, PUT_FUNCTION, TAKE_FUNCTION), _MMA_TEXT),

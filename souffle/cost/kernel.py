@@ -224,7 +224,7 @@ def _bytes_moved(unit: Unit, distant: frozenset[Tensor], l2_bytes: int) -> dict[
     """For each stage, the bytes of the tensors that it finds in or leaves to device memory, and of all its tensors.
 
     In a loop, tensors that a step has its own part of come from far in each step; what every step reads is near after
-    the first.
+    the first. What stays in a block's shared memory is none of them.
     """
     if isinstance(unit, LoopStage):
         far = {p.tensor for p in unit.loop.indexed if p.source in distant}
@@ -233,7 +233,8 @@ def _bytes_moved(unit: Unit, distant: frozenset[Tensor], l2_bytes: int) -> dict[
         far, stages = distant.intersection((*unit.inputs, *unit.outputs)), (unit,)
     found = {}
     for stage in stages:
-        tensors = (*stage.inputs, *stage.outputs)
+        near = {tensor for tensor, _ in stage.windows}
+        tensors = [tensor for tensor in (*stage.inputs, *stage.outputs) if tensor not in near]
         cold = sum(tensor.nbytes for tensor in tensors if tensor in far or tensor.nbytes > l2_bytes)
         found[stage] = (cold, sum(tensor.nbytes for tensor in tensors))
     return found

@@ -30,7 +30,7 @@ from souffle.cost.device_calls import DeviceCalls
 from souffle.index.arrays import Shape, Value, apply, constant, joined_shape
 from souffle.index.operations import call_name, operation_of
 from souffle.schedule.gpu.rule import GpuSchedule
-from souffle.schedule.lower import DeviceFunction
+from souffle.schedule.lower import WINDOWS, DeviceFunction
 from souffle.tvm_compat import StatementVisitor, choice_parts, collect, const_int, dtype_of
 
 __all__ = ["work_of"]
@@ -113,7 +113,12 @@ class _Walk(StatementVisitor):
         count = min(_SAMPLED_TILES, function.tiles)
         tiles = (np.arange(count) * 2 + 1) * function.tiles // (2 * count)
         self.counter = Counter(tiles, function.threads)
-        tile, thread = list(function.func.params)[:2]
+        tile, thread, *pointers = function.func.params
+        attributes = function.func.attrs
+        near = attributes[WINDOWS] if attributes is not None and WINDOWS in attributes else ()
+        windows = [pointers[int(number)] for number in near]
+        # What is read and written through such a pointer is in shared memory, though its type does not say so.
+        self.windows = [d.buffer for d in collect(body, tirx.DeclBuffer) if any(d.data.same_as(w) for w in windows)]
         self.names: dict[tirx.Var, Value] = {tile: self.counter.tile, thread: self.counter.thread}
         self.calls = DeviceCalls(self.counter, self._value)
         self.in_step = False
@@ -371,7 +376,7 @@ class _Walk(StatementVisitor):
         """Count a load or store and give the shape of what is loaded."""
         scope, index = str(buffer.scope()), indices[0]
         place = self._value(index)
-        shared = scope.startswith("shared")
+        shared = scope.startswith("shared") or any(buffer.same_as(window) for window in self.windows)
         if scope not in ("", "global") and not shared:
             return self.counter.full_shape()  # a register
         stride = const_int(index.stride) if isinstance(index, tirx.Ramp) else 1

@@ -18,6 +18,7 @@ __all__ = [
     "affine_row",
     "are_equal",
     "axis",
+    "bounds",
     "box",
     "choose",
     "constant",
@@ -209,6 +210,13 @@ def projected(points_: Set, position: int) -> Set:
     """One dimension of a set."""
     count = points_.dim(_SET)
     return points_.project_out(_SET, position + 1, count - position - 1).project_out(_SET, 0, position)
+
+
+def bounds(points_: Set) -> list[tuple[int, int]]:
+    """First and last value of each dimension of a bounded set; none for an empty one."""
+    if points_.is_empty():
+        return []
+    return [(_number(points_.dim_min_val(d)), _number(points_.dim_max_val(d))) for d in range(points_.dim(_SET))]
 
 
 def unknowns(points_: Set) -> int:

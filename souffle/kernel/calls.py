@@ -19,7 +19,7 @@ from souffle.program import Carried, Loop, Tensor
 from souffle.program.loop import ALIGNMENT
 from souffle.schedule.lower.device_function import DeviceFunction, LoweringError
 from souffle.schedule.lower.fewer_threads import fit_functions
-from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
+from souffle.schedule.stage import LoopStage, Stage, Unit, Window, flat_stages
 
 __all__ = [
     "ArgumentPlace",
@@ -52,6 +52,8 @@ class ArgumentPlace:
         Parameters for the first steps.
     last : int or None
         The parameter for the last step.
+    window : Window or None
+        Where the parts of a block's tiles lie instead, as far as it has room for them.
     """
 
     parameter: int
@@ -59,6 +61,7 @@ class ArgumentPlace:
     ring: int = 0
     first: tuple[int, ...] = ()
     last: int | None = None
+    window: Window | None = None
 
 
 @dataclass(frozen=True)
@@ -152,8 +155,9 @@ class KernelShape:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory: all stages use one pool from its start."""
-        return max(f.shared_bytes for f in self.functions)
+        """Dynamic shared memory: all stages use one pool from its start, and what stays between them lies behind."""
+        windows = [place.window.end for call in self.stage_calls for place in call.arguments if place.window]
+        return max([*windows, *(f.shared_bytes for f in self.functions)])
 
     @property
     def grid_syncs(self) -> int:
@@ -305,7 +309,8 @@ class _Planner:
         scope = barrier.scope if barrier else ""
         ahead = self.prefetch and barrier is not None
         prefetch = tuple((places[t], t.nbytes) for t in stage.inputs if t in weights) if ahead else ()
-        arguments = tuple(places[t] for t in (*stage.inputs, *stage.outputs))
+        windows = dict(stage.windows)
+        arguments = tuple(replace(places[t], window=windows.get(t)) for t in (*stage.inputs, *stage.outputs))
         assignment = self.waits.assignments.get(stage)
         functions = tuple(self.form[function] for function in stage.functions)
         return StageCall(functions, arguments, scope == "grid", prefetch, scope == "block", assignment)

@@ -25,9 +25,10 @@ from souffle.kernel.calls import ArgumentPlace, KernelShape, LoopCall, StageCall
 from souffle.kernel.grid_barrier import GRID_BARRIERS, GridBarrier
 from souffle.kernel.text import format_calls
 from souffle.schedule.lower.device_function import DeviceFunction, LoweringError
+from souffle.schedule.stage import Window
 from souffle.tvm_compat import MIN_BLOCKS_ATTRIBUTE, PrimExpr, sequence
 
-__all__ = ["CHOICE_FUNCTION", "OFFSET_FUNCTION", "PREFETCH_FUNCTION", "MergedKernel", "merge"]
+__all__ = ["CHOICE_FUNCTION", "OFFSET_FUNCTION", "PREFETCH_FUNCTION", "WINDOW_FUNCTION", "MergedKernel", "merge"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +63,10 @@ OFFSET_FUNCTION = "souffle_at"
 
 CHOICE_FUNCTION = "souffle_choose"
 """One of two pointers."""
+
+WINDOW_FUNCTION = "souffle_window"
+"""Where a tensor would begin if all of it lay around the part of a tile that stays in shared memory; or where it does
+begin, in global memory, if that part has no room."""
 
 
 def merge(
@@ -147,7 +152,8 @@ class _Writer:
         if call.block_sync_before:
             statements.append(_block_barrier())
         arguments = [self.pointer(place, step, steps) for place in call.arguments]
-        statements += [self.tile_loop(function, arguments, call.assignment) for function in call.functions]
+        windows = [place.window for place in call.arguments]
+        statements += [self.tile_loop(function, arguments, windows, call.assignment) for function in call.functions]
         return statements
 
     def pointer(self, place: ArgumentPlace, step: tirx.Var | None, steps: int) -> PrimExpr:
@@ -165,23 +171,39 @@ class _Writer:
             here = self.choice(step < number + 1, self.pointers[place.first[number]], here)
         return here
 
+    def in_window(self, pointer: PrimExpr, window: Window, turn: PrimExpr, tile: PrimExpr) -> PrimExpr:
+        """A tensor, as a tile finds its part of it."""
+        numbers = (window.start, window.turns, window.nbytes)
+        return tirx.call_extern(
+            pointer.ty, WINDOW_FUNCTION, pointer, *(tirx.IntImm("int32", n) for n in numbers), turn, tile
+        )
+
     def choice(self, condition: PrimExpr, one: tirx.Var, other: PrimExpr) -> PrimExpr:
         return tirx.call_extern(one.ty, CHOICE_FUNCTION, condition, one, other)
 
     def tile_loop(
-        self, function: DeviceFunction, arguments: Sequence[PrimExpr], assignment: Assignment | None
+        self,
+        function: DeviceFunction,
+        arguments: Sequence[PrimExpr],
+        windows: Sequence[Window | None],
+        assignment: Assignment | None,
     ) -> tirx.Stmt:
         """All tiles of a stage that are this block's; conditions are uniform in a block, so barriers are safe."""
         it = tirx.Var("it", "int32")
         callee = self.global_vars[function]
         slot = it * self.num_blocks + self.block
-        slots, place, tile = function.tiles, None, slot
+        slots, place, tile, turn = function.tiles, None, slot, it
         if assignment is not None:
             if assignment.count * assignment.per_slot != function.tiles:
                 raise LoweringError(f"{callee.name_hint} has {function.tiles} tiles, which are not those of its slots")
             slots, place = assignment.count, tirx.Var("place", "int32")
             inside = place if assignment.per_slot > 1 else tirx.IntImm("int32", 0)
             tile = assignment.start + _digits(slot, assignment.slots) + _digits(inside, assignment.group)
+            turn = it * assignment.per_slot + inside
+        arguments = [
+            argument if window is None else self.in_window(argument, window, turn, tile)
+            for argument, window in zip(arguments, windows, strict=True)
+        ]
         body: tirx.Stmt = tirx.Evaluate(tvm.ir.Call(callee, [tile, self.tid, *arguments]))
         if function.threads < self.shape.threads:
             if function.has_barrier and not function.partial:
@@ -191,7 +213,7 @@ class _Writer:
                 )
             # Whole warps, where the stage has barriers of their own.
             body = tirx.IfThenElse(self.tid < function.threads, body, None)
-        if function.shared_bytes or function.partial:
+        if function.shared_bytes or function.partial or any(windows):
             # The next tile, or the next stage, writes the pool that this one reads. All threads wait, also those that
             # the stage has no work for: else they would run ahead into the next stage and write the pool while this one
             # reads it, or use the number of this one's barrier with another count. They have nothing else to do before.

@@ -106,6 +106,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "predicted_on": plan.predicted_on,
         "grid_barrier": plan.options.grid_barrier,
         "disable": list(plan.options.disable),
+        "reuse_policy": plan.options.reuse_policy,
         "graph": plan.options.graph,
         "dataflow": None if plan.dataflow is None else asdict(plan.dataflow),
     }
@@ -285,11 +286,13 @@ def _launch(content: Any, index: int, kernels: int, buffers: int) -> Launch:
 
 def _options(fields: _Fields) -> Options:
     given: dict[str, Any] = {name: fields.text(name) for name in ("level", "precision", "partition", "arch")}
-    # Networks saved before there was a choice lack these three.
+    # Networks saved before there was a choice lack these four.
     if fields.get("grid_barrier") is not None:
         given["grid_barrier"] = fields.text("grid_barrier")
     if fields.get("disable") is not None:
         given["disable"] = fields.texts("disable")
+    if fields.get("reuse_policy") is not None:
+        given["reuse_policy"] = fields.text("reuse_policy")
     if fields.get("graph") is not None:
         given["graph"] = fields.flag("graph")
     try:

@@ -17,7 +17,7 @@ from souffle.schedule.resources import StageResources
 from souffle.schedule.text import block_text, labelled, rule_text, tiles_text
 from souffle.tvm_compat import primfunc_from_tensors, structural_digest
 
-__all__ = ["LoopStage", "Stage", "StageDraft", "Stages", "Unit", "draft_stage", "flat_stages", "map_stages"]
+__all__ = ["LoopStage", "Stage", "StageDraft", "Stages", "Unit", "Window", "draft_stage", "flat_stages", "map_stages"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +48,32 @@ class StageDraft:
         return self.tes[-1].name
 
 
+@dataclass(frozen=True)
+class Window:
+    """Where the parts that tiles make of a tensor stay, in the shared memory of the block that computes the tiles.
+
+    Of the tiles of a block the first `turns` have a part each, one behind the other; of others it is in the tensor's
+    own place in global memory, and so is all of it that the block does not hold.
+
+    Attributes
+    ----------
+    start : int
+        Bytes from the start of the block's pool.
+    turns : int
+    nbytes : int
+        Of a part; tile ``t`` makes bytes ``t * nbytes`` to ``(t + 1) * nbytes`` of the tensor, and no others.
+    """
+
+    start: int
+    turns: int
+    nbytes: int
+
+    @property
+    def end(self) -> int:
+        """The byte behind the last."""
+        return self.start + self.turns * self.nbytes
+
+
 @dataclass(frozen=True, eq=False)
 class Stage:
     """A draft with its schedule, and from step to step what is known of it.
@@ -63,6 +89,8 @@ class Stage:
         What a block of it asks of a multiprocessor, once that is known.
     parts : tuple of Stage
         The stages that it was joined of to keep what passes between them on chip; none where TEs became it.
+    windows : tuple of (Tensor, Window)
+        What it reads or writes in shared memory, of its inputs and outputs.
     """
 
     draft: StageDraft
@@ -70,6 +98,7 @@ class Stage:
     functions: tuple[DeviceFunction, ...] = ()
     resources: StageResources | None = None
     parts: tuple[Stage, ...] = ()
+    windows: tuple[tuple[Tensor, Window], ...] = ()
 
     @property
     def label(self) -> str:

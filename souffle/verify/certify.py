@@ -12,6 +12,8 @@ some grid and equal ones on one block of every grid; where a kernel takes tiles 
 - lanes of a warp come to what they do together, all that are named;
 - barriers stand under conditions that are the same for all who wait;
 - what is read through pointers that are never written, and may be cached past barriers, is written through no other;
+- what stays in shared memory from one stage to a later one does as it would in global memory
+  (:mod:`souffle.verify.shared_parts`);
 - accesses stay in their buffers, and each read finds the definition, and the step's, that the program says
   (:mod:`souffle.verify.definitions_found`);
 - a block has room on a multiprocessor, and a kernel with grid barriers is launched cooperatively;
@@ -40,6 +42,7 @@ from souffle.verify.named_barriers import mixed_numbers
 from souffle.verify.races_between_stages import Located, StagePairs
 from souffle.verify.races_in_a_span import WARP
 from souffle.verify.registers import unwritten
+from souffle.verify.shared_parts import outside_part, unordered
 from souffle.verify.stage_functions import Library, shown, text_of
 from souffle.verify.tiles_in_a_row import Prefetch, StageRun, Sync
 
@@ -83,6 +86,7 @@ def certify_plan(plan: Plan, kernels: dict[str, tirx.PrimFunc], functions: dict[
     for launch in plan.launches:
         check = checks[plan.kernels[launch.kernel].name]
         check.launch(launch.buffers)
+        contents.launch()
         findings += _contents(contents, check.kernel.name, check.text, library, launch.buffers)
     findings += contents.outputs()
     if not library.understood or any(text.problems for text in texts.values()):
@@ -195,6 +199,7 @@ class _KernelCheck:
         self.findings += memory_of_its_own(self.plan, self.kernel, self.text, buffers)
         self.findings += not_renamed(self.plan, self.kernel, self.text, self.library, buffers)
         span: list[tuple[StageRun, tuple[Located, ...]] | Sync] = []
+        self.in_shared_memory(buffers)
         for event in self.text.events:
             if isinstance(event, Prefetch):
                 buffer = self.plan.buffers[buffers[event.pointer[0]]]
@@ -210,6 +215,21 @@ class _KernelCheck:
                 self.bound(event, buffers)
                 span.append((event, tuple(self.place(buffers[p], start) for p, start in event.pointers)))
         self.span(span)
+
+    def in_shared_memory(self, buffers: Sequence[int]) -> None:
+        """What stays there from one stage to a later one."""
+        if not any(event.shared for event in self.text.events if isinstance(event, StageRun)):
+            return
+        span: list[tuple[StageRun, tuple[int, ...]] | Sync] = []
+        for event in (*self.text.events, Sync("grid")):
+            if isinstance(event, StageRun):
+                span.append((event, tuple(buffers[p] for p, _ in event.pointers)))
+            elif isinstance(event, Sync) and event.scope == "grid":
+                with suppress(Undecided):
+                    self.findings += unordered(self.kernel.name, span, self.library)
+                span = []
+            elif isinstance(event, Sync):
+                span.append(event)
 
     def span(self, events: list[tuple[StageRun, tuple[Located, ...]] | Sync]) -> None:
         try:
@@ -231,11 +251,12 @@ class _KernelCheck:
             return
         for parameter, (index, start) in enumerate(run.pointers):
             buffer = self.plan.buffers[buffers[index]]
-            key = (id(footprint), parameter, start, buffer.nbytes, buffer.offset, buffer.kind)
+            key = (id(footprint), parameter, start, buffer.nbytes, buffer.offset, buffer.kind, run.shared)
             if key in self.bounded:
                 continue
             self.bounded.add(key)
             self.bounds += 1
+            self.findings += outside_part(self.kernel.name, run, footprint, parameter, self.kernel.dynamic_shared_bytes)
             if buffer.kind == "workspace" and not 0 <= buffer.offset <= self.plan.workspace_bytes - buffer.nbytes:
                 end = buffer.offset + buffer.nbytes
                 why = f"it takes bytes {buffer.offset} to {end} of {self.plan.workspace_bytes}"

@@ -37,6 +37,7 @@ from souffle.verify.definitions_meant import Definition, Pointee, Program
 from souffle.verify.expressions import Undecided
 from souffle.verify.footprint import Footprint
 from souffle.verify.own_writes import Missing, missing_read
+from souffle.verify.shared_parts import pool_bytes
 from souffle.verify.stage_functions import text_of
 from souffle.verify.tiles_in_a_row import StageRun
 
@@ -76,6 +77,10 @@ class _Held:
         Why what it holds is not known for certain.
     overwritten : str
         Who has last destroyed a part.
+    near : tuple
+        How it is in shared memory, and since which launch; empty for what is where its pointer says.
+    gone : str
+        Who has used that shared memory since.
     """
 
     role: _Role
@@ -85,6 +90,8 @@ class _Held:
     mask: np.ndarray | None = None
     doubt: str = ""
     overwritten: str = ""
+    near: tuple = ()
+    gone: str = ""
 
     @property
     def some(self) -> np.ndarray:
@@ -112,7 +119,7 @@ class Contents:
         self.program = None if plan.dataflow is None else Program(plan.dataflow)
         self.held: dict[str, dict[tuple[Definition, int], _Held]] = {}
         self.lost: dict[tuple[str, Definition, int], str] = {}
-        self.reads = self.writes = self.overwrites = 0
+        self.reads = self.writes = self.overwrites = self.launches = 0
         edges: dict[tuple[str, str], int] = {}
         self.outer: dict[int, Pointee] = {}
         # Of calls whose stages take turns in the tiles of a slot: what they were taken for at the first place.
@@ -127,6 +134,10 @@ class Contents:
                 self.outer[number] = self.program.outer(edges[buffer.kind, buffer.label])
             if buffer.kind in ("input", "constant") and number in self.outer:
                 self._register(self._role(number, 0, self.outer[number])).full = True
+
+    def launch(self) -> None:
+        """The next launch: what the last had in shared memory is gone."""
+        self.launches += 1
 
     def run(
         self, kernel: str, run: StageRun, footprint: Footprint, places: Sequence[tuple[int, int]]
@@ -143,9 +154,11 @@ class Contents:
             yield Counterexample(_WRONG, kernel, (run.name,), (), (), run.name, why)
             return
         roles = [self._role(number, at, part) for (number, at), part in zip(places, parts, strict=True)]
+        self._take(run, 0, pool_bytes(footprint))
         for parameter, role in enumerate(roles):
             if footprint.range_of(parameter, False) is None:
                 continue
+            yield from self._near(kernel, run, parameter, role)
             meet = {other for other in range(len(roles)) if self._meet(footprint, parameter, other, False, roles)}
             own = all(roles[other].key != role.key for other in meet)
             yield from self._read(kernel, run, footprint, parameter, role, own)
@@ -165,6 +178,43 @@ class Contents:
                     one, two = self._name(role.of), self._name(roles[other].of)
                     yield Undecided(f"which of {one} and {two} {run.name} writes last in memory that they share")
             self._write(run, footprint, parameter, role)
+            self._written_near(run, footprint, parameter, role)
+
+    # What stays in shared memory
+
+    def _how(self, run: StageRun, parameter: int) -> tuple:
+        """How a run finds a tensor in shared memory."""
+        parts = run.parts(parameter)
+        return () if parts is None else (parts, self.launches, run.tiles, run.slots, run.ranks)
+
+    def _near(self, kernel: str, run: StageRun, parameter: int, role: _Role) -> Iterator[Counterexample]:
+        """A read that looks for a definition elsewhere than it was written, or too late."""
+        held, how = self._find(role), self._how(run, parameter)
+        if held is None or (held.near == how and not held.gone):
+            return
+        why = f"but {held.gone} has used its shared memory" if held.gone else "but not where it was written"
+        if held.near != how:
+            why = f"{why}: in {_shown(how)}, and it is in {_shown(held.near)}" if not held.gone else why
+        element = f"{self._name(role.of)}, which stays in shared memory"
+        yield Counterexample(_STALE, kernel, (run.name,), (), (), element, f"{run.name} reads it, {why}")
+
+    def _written_near(self, run: StageRun, footprint: Footprint, parameter: int, role: _Role) -> None:
+        """A definition is written where a run has it."""
+        if footprint.range_of(parameter, True) is None:
+            return
+        held, how = self._register(role), self._how(run, parameter)
+        if held.near and held.near != how:
+            held.doubt = f"{run.name} writes it in {_shown(how)}, and a part of it is in {_shown(held.near)}"
+        held.near, held.gone = how, ""
+        if how:
+            self._take(run, how[0].start, how[0].end, held)
+
+    def _take(self, run: StageRun, first: int, end: int, but: _Held | None = None) -> None:
+        """A run uses bytes of a block's shared memory."""
+        for inside in self.held.values():
+            for held in inside.values():
+                if held is not but and held.near and held.near[0].meets(first, end):
+                    held.gone = run.name
 
     def outputs(self) -> Iterator[Counterexample | Undecided]:
         """After the last launch, each output holds all its elements."""
@@ -387,3 +437,12 @@ class Contents:
             held.full, held.overwritten = False, by
             if not certain:
                 held.doubt = f"{run.name} may write {self._name(role.of)} over it"
+
+
+def _shown(how: tuple) -> str:
+    """Where a run looks for a definition, for messages."""
+    if not how:
+        return "global memory"
+    parts, launch, tiles, *_ = how
+    where = f"bytes {parts.start} to {parts.end} of shared memory in launch {launch}"
+    return f"{where}, {parts.turns} parts of {parts.nbytes} bytes of {tiles} tiles"

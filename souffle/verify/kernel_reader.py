@@ -27,9 +27,13 @@ from souffle.verify.expressions import (
     variable,
 )
 from souffle.verify.indices import bytes_of, index_of, operator_name
-from souffle.verify.tiles_in_a_row import Prefetch, StageRun, Sync
+from souffle.verify.kernel_pointers import Choice, Pointer, moved, number_at, resolved
+from souffle.verify.tiles_in_a_row import Prefetch, SharedParts, StageRun, Sync
 
 __all__ = ["COUNTER_FUNCTION", "KernelText", "read_kernel"]
+
+WINDOW_FUNCTION = "souffle_window"
+"""A tensor whose parts lie in the shared memory of the blocks that make them."""
 
 COUNTER_FUNCTION = "souffle_wait_for_grid"
 """A grid barrier that counts arrivals in memory: ``COUNTER_FUNCTION(state, num_blocks)``."""
@@ -69,20 +73,6 @@ class KernelText:
     counters: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
-class _Pointer:
-    parameter: int
-    unit: int
-    offset: Expr
-
-
-@dataclass(frozen=True, eq=False)
-class _Choice:
-    condition: Expr
-    one: _Pointer | _Choice
-    other: _Pointer | _Choice
-
-
 @dataclass(frozen=True)
 class _Barrier:
     """All threads of a block wait, in the turns of slots below a bound, or in all."""
@@ -92,7 +82,7 @@ class _Barrier:
 
 @dataclass(frozen=True, eq=False)
 class _Ahead:
-    pointer: _Pointer | _Choice
+    pointer: Pointer | Choice
     nbytes: Expr
 
 
@@ -122,23 +112,24 @@ class _Reader(StatementVisitor):
         self.func = func
         self.blocks, self.block, self.thread = Axis("num_blocks", _MANY), Axis("block", _MANY), Axis("tid", 1024)
         self.env: dict[Any, Expr] = {}
-        self.pointers: dict[Any, _Pointer] = {}
+        self.pointers: dict[Any, Pointer] = {}
         self.threads = 0
         self.problems: dict[str, None] = {}
         self.refuted: dict[str, None] = {}
         self.counters: dict[int, None] = {}
         # Of each call of a stage, before it is known at which step.
-        self.given: list[tuple[_Pointer | _Choice, ...]] = []
+        self.given: list[tuple[Pointer | Choice, ...]] = []
         # The loop over the tiles of a slot that is being read.
         self.places: Axis | None = None
         # Of one loop over tiles: how many stages stand before each grid barrier in a turn, and the barrier.
         self.grid_waits: list[tuple[int, Any]] = []
+        self.turn_axis = Axis("it", _MANY)
         self.loops = 0
 
     def read(self) -> KernelText:
         *pointers, count = self.func.params
         for number, pointer in enumerate(pointers):
-            self.pointers[pointer] = _Pointer(number, bytes_of(str(pointer.ty.element_type.dtype)), const(0))
+            self.pointers[pointer] = Pointer(number, bytes_of(str(pointer.ty.element_type.dtype)), const(0))
         # The number of blocks is an axis from 0; nothing below reads its value 0 as a grid.
         self.env[count] = variable(self.blocks)
         events: tuple[StageRun | Sync | Prefetch, ...] = ()
@@ -209,7 +200,7 @@ class _Reader(StatementVisitor):
         often. One before all stages of a turn is read as one before the loop, one after them as one after it; others
         are not counted on.
         """
-        turn = variable(Axis("it", _MANY))
+        turn = variable(self.turn_axis)
         blocks, block = variable(self.blocks), variable(self.block)
         products = (operation("mul", turn, blocks), operation("mul", blocks, turn))
         sums = [f for p in products for f in (operation("add", p, block), operation("add", block, p))]
@@ -306,12 +297,36 @@ class _Reader(StatementVisitor):
             raise Undecided(f"the thread {call.args[1]} of {name}")
         if tiles is None:
             raise Undecided(f"the tiles of {name}, which have no bound")
-        self.given.append(tuple(self.pointer(a) for a in call.args[2:]))
-        own, number = index_of(call.args[0], self.env), len(self.given) - 1
+        own = index_of(call.args[0], self.env)
+        found = [self.in_shared(a, own) for a in call.args[2:]]
+        self.given.append(tuple(pointer for pointer, _ in found))
+        number, shared = len(self.given) - 1, tuple(parts for _, parts in found)
+        shared = shared if any(shared) else ()
         if self.places is None and any(own is t for t in tile):
-            return StageRun(name, max(0, tiles), threads, call=number)
+            return StageRun(name, max(0, tiles), threads, call=number, shared=shared)
         slots, ranks = self.slots(name, own, tile, max(0, tiles))
-        return StageRun(name, len(slots), threads, slots=slots, ranks=ranks, call=number)
+        return StageRun(name, len(slots), threads, slots=slots, ranks=ranks, call=number, shared=shared)
+
+    def in_shared(self, node: Any, own: Expr) -> tuple[Pointer | Choice, SharedParts | None]:
+        """A pointer, and where parts of its tensor lie in its place.
+
+        ``souffle_window(data, start, turns, nbytes, turn, tile)`` is the address from which byte ``tile * nbytes`` is
+        byte ``start + turn * nbytes`` of the pool, if ``turn < turns``, and else `data`. With `turn` the number of the
+        block's tile and `tile` its own, both up to a constant, that is :class:`SharedParts`.
+        """
+        if not (isinstance(node, Call) and operator_name(node) == WINDOW_FUNCTION):
+            return self.pointer(node), None
+        start, turns, nbytes, turn, tile = (index_of(a, self.env) for a in node.args[2:])
+        if not (start.op == turns.op == nbytes.op == "const" and nbytes.value > 0):
+            raise Undecided(f"the window {node}")
+        each = 1 if self.places is None else self.places.extent
+        counted = {variable(self.turn_axis): each} | ({variable(self.places): 1} if self.places else {})
+        numbers, later = linear_terms(turn)
+        further, other = linear_terms(operation("sub", tile, own))
+        if numbers != {term: factor for term, factor in counted.items() if factor} or further:
+            raise Undecided(f"which part of the window {node} a tile has")
+        first = start.value + (later - other) * nbytes.value
+        return self.pointer(node.args[1]), SharedParts(first, turns.value - later, nbytes.value)
 
     def slots(self, name: str, own: Expr, tile: list[Expr], count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The slot and the rank of each tile, where the tile is a function of the slot and of the place in it."""
@@ -350,7 +365,7 @@ class _Reader(StatementVisitor):
 
     # Pointers and calls
 
-    def pointer(self, node: Any) -> _Pointer | _Choice:
+    def pointer(self, node: Any) -> Pointer | Choice:
         if isinstance(node, tvm.ir.Var) and node in self.pointers:
             return self.pointers[node]
         if isinstance(node, Call):
@@ -358,10 +373,10 @@ class _Reader(StatementVisitor):
             if name == "souffle_at":
                 base = self.pointer(node.args[1])
                 offset = index_of(node.args[2], self.env)
-                return _moved(base, offset)
+                return moved(base, offset)
             if name == "souffle_choose":
                 condition = index_of(node.args[1], self.env)
-                return _Choice(condition, self.pointer(node.args[2]), self.pointer(node.args[3]))
+                return Choice(condition, self.pointer(node.args[2]), self.pointer(node.args[3]))
         raise Undecided(f"the pointer {node}")
 
     def call(self, call: Call) -> tuple[Any, ...]:
@@ -380,7 +395,7 @@ class _Reader(StatementVisitor):
     def counter(self, call: Call) -> Sync:
         """A barrier that counts: every one in the same memory, and each block of the launch once."""
         state = self.pointer(call.args[1])
-        if not isinstance(state, _Pointer) or state.offset is not const(0):
+        if not isinstance(state, Pointer) or state.offset is not const(0):
             raise Undecided(f"the memory {call.args[1]} of a grid barrier")
         self.counters[state.parameter] = None
         if index_of(call.args[2], self.env) is not variable(self.blocks):
@@ -421,13 +436,6 @@ def _replaced(expr: Expr, forms: list[Expr], by: Expr) -> Expr:
     return operation(expr.op, *(_replaced(arg, forms, by) for arg in expr.args))
 
 
-def _moved(pointer: _Pointer | _Choice, offset: Expr) -> _Pointer | _Choice:
-    if isinstance(pointer, _Choice):
-        return _Choice(pointer.condition, _moved(pointer.one, offset), _moved(pointer.other, offset))
-    scaled = operation("mul", offset, const(pointer.unit))
-    return _Pointer(pointer.parameter, pointer.unit, operation("add", pointer.offset, scaled))
-
-
 def _waits(item: Any) -> bool:
     if isinstance(item, _Loop):
         return any(_waits(i) for i in item.body)
@@ -436,15 +444,9 @@ def _waits(item: Any) -> bool:
     return isinstance(item, Sync) or (isinstance(item, StageRun) and (item.before or item.after))
 
 
-def _number(expr: Expr, values: dict[Axis, np.int64]) -> int:
-    if expr.opaque or not all(a in values for a in expr.axes):
-        raise Undecided(f"the value of {expr} in a kernel")
-    return expr.value if expr.op == "const" else int(evaluate(expr, values, {}))
-
-
 def _unrolled(
     items: tuple[Any, ...],
-    given: Sequence[tuple[_Pointer | _Choice, ...]],
+    given: Sequence[tuple[Pointer | Choice, ...]],
     values: dict[Axis, np.int64],
     step: tuple[int, ...],
 ) -> Iterator[StageRun | Sync | Prefetch]:
@@ -453,16 +455,12 @@ def _unrolled(
             for turn in range(item.axis.extent):
                 yield from _unrolled(item.body, given, {**values, item.axis: np.int64(turn)}, (*step, turn))
         elif isinstance(item, _If):
-            yield from _unrolled(item.then if _number(item.condition, values) else item.otherwise, given, values, step)
+            yield from _unrolled(
+                item.then if number_at(item.condition, values) else item.otherwise, given, values, step
+            )
         elif isinstance(item, StageRun) and item.tiles:
-            yield replace(item, pointers=tuple(_resolved(p, values) for p in given[item.call]), step=step)
+            yield replace(item, pointers=tuple(resolved(p, values) for p in given[item.call]), step=step)
         elif isinstance(item, _Ahead):
-            yield Prefetch(_resolved(item.pointer, values), _number(item.nbytes, values))
+            yield Prefetch(resolved(item.pointer, values), number_at(item.nbytes, values))
         elif not isinstance(item, StageRun):
             yield item
-
-
-def _resolved(pointer: _Pointer | _Choice, values: dict[Axis, np.int64]) -> tuple[int, int]:
-    while isinstance(pointer, _Choice):
-        pointer = pointer.one if _number(pointer.condition, values) else pointer.other
-    return pointer.parameter, _number(pointer.offset, values)

@@ -14,7 +14,34 @@ from itertools import groupby
 
 import numpy as np
 
-__all__ = ["Follows", "Prefetch", "StageRun", "Sync", "unparted"]
+__all__ = ["Follows", "Prefetch", "SharedParts", "StageRun", "Sync", "unparted"]
+
+
+@dataclass(frozen=True)
+class SharedParts:
+    """Where a run finds the parts of a tensor that its tiles touch, instead of behind a pointer.
+
+    Of the tiles that a block computes in a loop, the one of number ``n`` has bytes ``start + n * nbytes`` on of the
+    block's pool for part ``tile`` of the tensor, which is bytes ``tile * nbytes`` on, if ``n < turns``; else it is
+    where the pointer says.
+
+    Attributes
+    ----------
+    start, turns, nbytes : int
+    """
+
+    start: int
+    turns: int
+    nbytes: int
+
+    @property
+    def end(self) -> int:
+        """The byte of the pool behind the last."""
+        return self.start + self.turns * self.nbytes
+
+    def meets(self, first: int, end: int) -> bool:
+        """Whether some of its bytes are among others."""
+        return self.start < end and first < self.end
 
 
 @dataclass(frozen=True)
@@ -46,6 +73,8 @@ class StageRun:
         Of each slot's tiles, the one that the run computes, where stages take turns in them; ``None`` for all.
     call : int
         Which call of the kernel's text it is, the same at all places.
+    shared : tuple of SharedParts or None
+        For each pointer parameter; empty where all tensors lie behind their pointers.
     """
 
     name: str
@@ -61,6 +90,11 @@ class StageRun:
     loop: int = 0
     place: int | None = None
     call: int = 0
+    shared: tuple[SharedParts | None, ...] = ()
+
+    def parts(self, parameter: int) -> SharedParts | None:
+        """Where the parts of one tensor lie."""
+        return self.shared[parameter] if self.shared else None
 
     @property
     def turns(self) -> int:

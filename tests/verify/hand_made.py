@@ -75,6 +75,17 @@ def stage(
 
 
 @dataclass(frozen=True)
+class Window:
+    """Where parts of a tensor are, as a kernel says it; `turn` and `tile` are added to what it says of these."""
+
+    start: int
+    turns: int
+    nbytes: int
+    turn: int = 0
+    tile: int = 0
+
+
+@dataclass(frozen=True)
 class Run:
     """A stage in a kernel: its function, tiles, the kernel's parameters that it is given, and barriers around it."""
 
@@ -89,6 +100,8 @@ class Run:
     """Whether it stands in the turns of the run before it."""
     places: int = 1
     """Of the first run of a turn: how many tiles a slot has, which all of the turn are called for, one by one."""
+    windows: tuple[Window | None, ...] = ()
+    """For each parameter, where the parts that tiles make of it are in shared memory."""
 
 
 def kernel(runs: Sequence[Run], parameters: int, name: str = "kernel") -> tirx.PrimFunc:
@@ -112,6 +125,13 @@ def kernel(runs: Sequence[Run], parameters: int, name: str = "kernel") -> tirx.P
         calls: dict[int, list[tirx.Stmt]] = {}
         for run in turn:
             arguments = [tile, tid, *(pointers[i] for i in run.parameters)]
+            for number, window in enumerate(run.windows):
+                if window is not None:
+                    numbers = [tirx.IntImm("int32", n) for n in (window.start, window.turns, window.nbytes)]
+                    turn = (it if places == 1 else it * places + place) + window.turn
+                    given = arguments[2 + number]
+                    found = tirx.call_extern(given.ty, "souffle_window", given, *numbers, turn, tile + window.tile)
+                    arguments[2 + number] = found
             body: tirx.Stmt = tirx.Evaluate(tvm.ir.Call(callees[run.name], arguments))
             if run.threads < THREADS:
                 body = tirx.IfThenElse(tid < run.threads, body, None)

@@ -41,6 +41,7 @@ from souffle.schedule.lower.unrolled_indices import with_short_indices
 from souffle.tvm_compat import PrimExpr, collect, const_int, sequence, substitute
 
 __all__ = [
+    "WINDOWS",
     "DeviceFunction",
     "LoweringError",
     "cuda_target",
@@ -56,6 +57,9 @@ _MOST_THREADS = 1024
 _MOST_TILES = 2**30
 """Of a stage: a kernel counts them and the blocks of its grid, of which there are no more, in 32 bits together."""
 
+
+WINDOWS = "souffle.windows"
+"""Attribute of a device function whose tensors are in part in shared memory: their numbers, from 0."""
 
 _UNWRITTEN = (has_vector_gather, has_vector_select, has_vector_without_type)
 """Vectors that TVM's CUDA generator writes wrong text for, or none."""

@@ -1,0 +1,62 @@
+"""Networks whose tensors stay in shared memory, for the tests of those who keep them there and of those who check it.
+
+On sm_86, of which no cost model knows, whatever can stay does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from tvm import te
+
+import souffle.pipeline
+from souffle.codegen.assemble import CompiledKernels
+from souffle.decision import Decision
+from souffle.program import Tensor, TEProgram
+from tests.testlib import Builder
+
+ARCH = "sm_86"
+
+
+def weight(b: Builder, rows: int, columns: int) -> Tensor:
+    """Small whole numbers, whose products and sums are exact in every order."""
+    return b.constant(np.random.default_rng(rows + columns).integers(-2, 3, (rows, columns)).astype(np.float32))
+
+
+def residual(rows: int = 128, columns: int = 128) -> TEProgram:
+    """``t = relu(x W)``, ``c = t W + t``, ``y = c W + c + t``: the last product's tiles find those of `t`."""
+    b = Builder()
+    x = b.input(rows, 96)
+    t = b.relu(b.matmul(x, weight(b, 96, columns)))
+    c = b.plus(b.matmul(t, weight(b, columns, columns)), t)
+    return b.program(b.plus(b.plus(b.matmul(c, weight(b, columns, columns)), c), t))
+
+
+def narrow() -> TEProgram:
+    """Three products of few columns: a tile has whole rows, so that the next product's rows are of the same block."""
+    b = Builder()
+    x = b.input(96, 32)
+    t = b.plus(b.matmul(b.relu(x), weight(b, 32, 32)), x)
+    c = b.plus(b.matmul(t, weight(b, 32, 32)), t)
+    return b.program(b.map(lambda v: v * 0.5, b.matmul(c, weight(b, 32, 32))))
+
+
+def gated(rows: int = 64, columns: int = 96) -> TEProgram:
+    """Row sums that all rows need, by which each row is then scaled: nobody else reads the rows."""
+    b = Builder()
+    x = b.input(rows, columns)
+    t = b.tanh(x)
+    sums = b.reduce(t, 1)
+    gate = b.matmul(b.reshape(sums, 1, rows), weight(b, rows, rows))
+    gates = b.relu(b.reshape(gate, rows))
+    return b.program(b.add(lambda p, q: te.compute(p.shape, lambda i, j: p(i, j) * q(i)), t, gates, name="scaled"))
+
+
+def compiled(program: TEProgram, **options: object) -> CompiledKernels:
+    """Compiled without a CUDA compiler, with values proven."""
+    given = {"level": "V4", "arch": ARCH, "cubin": False, "verify": "values", **options}
+    return souffle.pipeline.compile_cuda(program, **given)
+
+
+def kept(net: CompiledKernels) -> list[Decision]:
+    """The tensors that stay."""
+    return [d for d in net.plan.decisions if d.stage == "resident" and d.accepted]
