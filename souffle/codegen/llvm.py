@@ -27,6 +27,8 @@ __all__ = ["HostScheduler", "assemble_host"]
 class HostScheduler:
     """Every draft can be one function on the CPU; dependent reductions stay apart, since they would not share loops."""
 
+    error = 1.0
+
     def __call__(self, func: tirx.PrimFunc) -> Answer:
         """See :class:`souffle.schedule.drafts.Scheduler`."""
         return Answer(func, "llvm", 0, False, 1, "")

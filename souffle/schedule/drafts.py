@@ -56,6 +56,9 @@ class Answer:
 class Scheduler(Protocol):
     """Schedules stages for one target."""
 
+    error: float
+    """The factor by which two predicted times must differ to be told apart."""
+
     def __call__(self, func: tirx.PrimFunc) -> Answer:
         """The answer about a stage that is one TensorIR function."""
         ...

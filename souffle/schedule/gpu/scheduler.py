@@ -72,11 +72,14 @@ class GpuScheduler:
     request : GpuRequest
     target : Target
         TVM's for the device.
+    error : float
+        See :class:`souffle.schedule.drafts.Scheduler`.
     """
 
     def __init__(self, device: GpuDevice, price: Prices | None = None, threads: int = THREADS) -> None:
         self.request = gpu_request(device, threads)
         self.target: tvm.target.Target = cuda_target(device.arch)
+        self.error = 1.0 if price is None else price.error
         self._price = price
         self._answers: dict[str, Answer] = {}
         self._least: dict[str, float] = {}
