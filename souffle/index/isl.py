@@ -24,6 +24,7 @@ __all__ = [
     "constant",
     "count_points",
     "divide_floor",
+    "extremes",
     "first_dimensions",
     "identity",
     "is_bijection",
@@ -148,6 +149,16 @@ def rational_floor(value: PwAff, slope: int, offset: int, divisor: int) -> PwAff
 def choose(condition: Set, otherwise: Set, then: PwAff, other: PwAff) -> PwAff:
     """`then` on `condition` and `other` on its complement `otherwise`."""
     return then.intersect_domain(condition).union_add(other.intersect_domain(otherwise))
+
+
+def extremes(value: PwAff, domain: Set) -> tuple[int, int] | None:
+    """The least and the greatest value at the points of a bounded set; ``None`` if it has none, or isl finds none."""
+
+    def found() -> tuple[int, int] | None:
+        own = value.intersect_domain(domain)
+        return None if domain.is_empty() else (_number(own.min_val()), _number(own.max_val()))
+
+    return within_budget(found)
 
 
 def nothing(dimensions: int) -> Set:

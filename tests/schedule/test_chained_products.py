@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tvm import te, tirx, topi
 
+from souffle.schedule.gpu.forms.chained_products import ChainedProducts, read_chained_products
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.rule import GpuSchedule, Sketch
 from souffle.schedule.gpu.rules.chained_products import CHAINED_PRODUCTS
@@ -89,6 +90,20 @@ def causal(scores: te.Tensor) -> te.Tensor:
     return te.compute(scores.shape, masked, name="masked")
 
 
+def seen_between(before: int, after: int) -> Callable[[te.Tensor], te.Tensor]:
+    """Each row sees the columns from so many before its own to so many after it."""
+
+    def masked(scores: te.Tensor) -> te.Tensor:
+        def element(*index):
+            *_, row, column = index
+            seen = tirx.And(column >= row - before, column <= row + after)
+            return tirx.if_then_else(seen, scores(*index), tirx.const(-math.inf, "float32"))
+
+        return te.compute(scores.shape, element, name="masked")
+
+    return masked
+
+
 def normalized(scores: te.Tensor) -> te.Tensor:
     """Rows without their mean, by their deviation."""
     columns = shape_of(scores)[-1]
@@ -164,6 +179,15 @@ def plain_cases() -> list[Case]:
     )
     for name, values in (("infinite", ()), ("running_infinite", running())):
         found.append(Case(name, (*inputs, mask), (result,), values=values))
+    for name, rows, columns, before, after, values in (
+        ("causal", 70, 100, 200, 30, running()),
+        ("window", 100, 100, 40, 0, running(1)),
+        ("far", 64, 161, -90, 200, running(1)),
+        ("short", 90, 65, 3, 3, running()),
+    ):
+        shapes = ((2, rows, 32), (2, columns, 32), (2, columns, 24))
+        inputs, result = attention(*shapes, seen_between(before, after), weigh=softmax_of_infinities)
+        found.append(Case(f"running_{name}", inputs, (result,), values=values))
     for name, between in (("gelu", topi.tanh), ("norm", normalized), ("nothing", lambda x: x)):
         inputs, result = chain(40, 48, 72, 40, between)
         found.append(Case(f"chain_{name}", inputs, (result,)))
@@ -224,3 +248,24 @@ def test_rows_of_infinities(name: str, built: Built) -> None:
     assert np.isnan(expected).any(-1).sum() == 4
     (found,) = launched(case, built, inputs)
     np.testing.assert_allclose(found, expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        (seen_between(1000, 0), (-69, 0)),
+        (seen_between(5, 7), (-5, 7)),
+        (seen_between(-2, 7), (2, 7)),
+        (lambda s: topi.multiply(seen_between(5, 0)(s), tirx.const(0.5, "float32")), (-5, 0)),
+        (lambda s: topi.add(seen_between(5, 0)(s), tirx.const(1.5, "float32")), (-5, 0)),
+        (lambda s: topi.multiply(seen_between(5, 0)(s), tirx.const(-0.5, "float32")), None),
+        (causal, None),
+        (lambda s: s, None),
+    ],
+)
+def test_which_columns_are_seen(mask: Callable[[te.Tensor], te.Tensor], expected: tuple[int, int] | None) -> None:
+    inputs, result = attention((2, 70, 16), (2, 70, 16), (2, 70, 16), mask, weigh=softmax_of_infinities)
+    form = read_chained_products(StageForms(primfunc_from_tensors([*inputs, result], "f")))
+    assert isinstance(form, ChainedProducts), form
+    seen = form.running.seen
+    assert (None if seen is None else (seen.least, seen.greatest)) == expected

@@ -12,19 +12,20 @@ from tvm import tirx
 from tvm.ir import Call, TensorLoad
 
 import souffle
-from benchmarks.attentions import AttentionCase, written_out
+from benchmarks.attentions import AttentionCase, as_te, written_out
 from souffle.pipeline import stages_of
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Sketch
 from souffle.schedule.gpu.rules.chained_products import CHAINED_PRODUCTS
 from souffle.schedule.lower import cuda_target, lower_stage
 from souffle.schedule.stage import flat_stages
-from souffle.tvm_compat import choice_parts
+from souffle.tvm_compat import choice_parts, substitute, variables
 from souffle.verify.values import Agreement, Mismatch, StageFunction, StageText, values_agree, values_section
 from souffle.verify.values.exponentials import PairedNumbers, Q, R
 
 NUMBERS = PairedNumbers(3)
-NAN, LOWEST, HIGHEST = (NUMBERS.multiply(0, NUMBERS.lowest), NUMBERS.lowest, NUMBERS.highest)
+LOWEST, HIGHEST = NUMBERS.lowest, NUMBERS.highest
+NAN = int(NUMBERS.add(LOWEST, HIGHEST))
 
 
 def drawn(name: str, *shape: int) -> np.ndarray:
@@ -95,7 +96,8 @@ def test_infinities() -> None:
         (NUMBERS.add(a, low), low),
         (NUMBERS.subtract(a, low), high),
         (NUMBERS.subtract(low, low), nan),
-        (NUMBERS.multiply(low, 0), nan),
+        (NUMBERS.multiply(low, 0 * a), 0 * a),
+        (NUMBERS.multiply(low, a), nan),
         (NUMBERS.multiply(low, NUMBERS.residue(1)), low),
         (NUMBERS.multiply(low, NUMBERS.residue(-1)), high),
         (NUMBERS.divide(0 * a, 0 * a), nan),
@@ -106,6 +108,8 @@ def test_infinities() -> None:
         (NUMBERS.sum_of(np.stack([a, low])), low),
         (NUMBERS.sum_of(np.stack([high, low])), nan),
         (NUMBERS.matrix_product(low[:, None], a[None]), np.full((4, 4), NAN)),
+        (NUMBERS.matrix_product(low[:, None], 0 * a[None]), np.zeros((4, 4), np.int64)),
+        (NUMBERS.matrix_product(nan[:, None], 0 * a[None]), np.full((4, 4), NAN)),
     ):
         assert found.tolist() == expected.tolist()
     assert NUMBERS.ranks(LOWEST) < NUMBERS.ranks(NUMBERS.smallest) < NUMBERS.ranks(0) < NUMBERS.ranks(HIGHEST)
@@ -145,6 +149,44 @@ def attention() -> tuple[tirx.PrimFunc, StageFunction]:
     units, _ = stages_of(program, arch="sm_80", cubin=False, level="V4", precision="mixed")
     (stage,) = flat_stages(units)
     return stage.draft.func, lowered(stage.draft.func, VALUES)
+
+
+@cache
+def causal() -> tuple[tirx.PrimFunc, StageFunction]:
+    """Attention whose mask is a choice by index, as it is defined, and without panels that it hides."""
+    units, _ = stages_of(as_te(AttentionCase(40, 100, 32, 1, 1, causal=True)), arch="sm_80", cubin=False, level="V4")
+    (stage,) = flat_stages(units)
+    return stage.draft.func, lowered(stage.draft.func, VALUES)
+
+
+def hidden_panels(func: tirx.PrimFunc) -> list[tirx.IfThenElse]:
+    """The conditions under which panels are computed."""
+    found: list[tirx.IfThenElse] = []
+    tvm_ffi.structural_walk(func.body, (tirx.IfThenElse, found.append))
+    return [node for node in found if "panel" in str(node.condition) and "tid" not in str(node.condition)]
+
+
+def test_panels_that_a_mask_hides_are_not_missed() -> None:
+    definition, function = causal()
+    assert len(hidden_panels(function[0])) == 1
+    found = values_agree(definition, [function], tiles="all")
+    assert isinstance(found, Agreement), str(found)
+
+
+@pytest.mark.parametrize("wrong", ["a panel less", "only the first", "the other panels"])
+def test_panels_that_are_left_out_wrongly_are_a_mismatch(wrong: str) -> None:
+    definition, (func, tiles, threads) = causal()
+    (old,) = hidden_panels(func)
+    (panel,) = {v.name: v for v in variables(old.condition) if v.name == "panel"}.values()
+    new = {
+        "a panel less": lambda: substitute(old.condition, {panel: panel + 1}),
+        "only the first": lambda: tirx.EQ(panel, 0),
+        "the other panels": lambda: tirx.Not(old.condition),
+    }[wrong]()
+    changed = tirx.IfThenElse(new, old.then_case, None)
+    body = tvm_ffi.structural_map(func.body, (tirx.IfThenElse, lambda node: changed if node.same_as(old) else node))
+    found = values_agree(definition, [(func.with_body(body), tiles, threads)], tiles="all")
+    assert isinstance(found, Mismatch), str(found)
 
 
 def stores_of(name: str) -> list[tirx.BufferStore]:

@@ -20,8 +20,9 @@ Two things are *less* than in a field, so that a softmax is not the same for any
 - The inverse of what is no literal is a random function of it, ``a / b`` is `a` times that. So ``exp(x - m) / sum of
   exp(x - m)`` depends on `m`: the greatest number of a row has to be the definition's, in the sum that divides.
 - Infinities and NaN are those of IEEE 754: ``exp(-inf)`` is 0, the sum of an infinity and a number is that infinity,
-  ``0 * inf``, ``inf - inf`` and all that is done to NaN is NaN. An infinity times what is no literal, whose sign a
-  field does not know, is taken for NaN.
+  ``inf - inf`` and all that is done to NaN is NaN. But 0 times an infinity is 0, so that nothing is said of what is
+  infinite where it is multiplied with 0, such as behind a mask. An infinity times anything else that is no literal,
+  whose sign a field does not know, is taken for NaN, and so is the inverse of 0.
 
 Numbers are compared and ordered by their second parts.
 """
@@ -134,6 +135,8 @@ class PairedNumbers(Numbers):
         signs = self._literal_sign(a) * self._literal_sign(b) if literal else 0
         a, b = np.broadcast_arrays(a, b)
         some = np.where(signs > 0, _HIGHEST, np.where(signs < 0, _LOWEST, _NAN))
+        # Of 0 and an infinity.
+        some = np.where((a == 0) | (b == 0), 0, some)
         found = np.where(_is_infinite(a) | _is_infinite(b), some, found)
         return np.where((a == _NAN) | (b == _NAN), _NAN, found)
 
@@ -151,10 +154,9 @@ class PairedNumbers(Numbers):
         if isinstance(a, int):
             if a < 0:
                 return a if a == _NAN else 0
-            return _packed(pow(a >> _BITS, -1, Q), pow(a & _SECOND, -1, R)) if a else _HIGHEST
+            return _packed(pow(a >> _BITS, -1, Q), pow(a & _SECOND, -1, R)) if a else _NAN
         found = self.function_of("reciprocal", [a])
-        found = np.where(a & _SECOND == 0, _HIGHEST, np.where(_is_infinite(a), 0, found))
-        return np.where(a == _NAN, _NAN, found)
+        return np.where((a == _NAN) | (a & _SECOND == 0), _NAN, np.where(_is_infinite(a), 0, found))
 
     def sum_of(self, a: np.ndarray) -> np.ndarray:
         """The sum along the first axis."""
@@ -167,13 +169,15 @@ class PairedNumbers(Numbers):
 
     def matrix_product(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """The products of some matrices."""
-        parts = ((a >> _BITS, b >> _BITS, Q), (a & _SECOND, b & _SECOND, R))
-        found = _packed(*(_matrix_product(x, y, prime) for x, y, prime in parts))
         if not (_special(a) or _special(b)):
-            return found
-        # No literals are here: what is infinite in a product makes it NaN, but for infinities themselves.
-        spoiled = (a < 0).any(axis=-1)[..., :, None] | (b < 0).any(axis=-2)[..., None, :]
-        return np.where(spoiled, _NAN, found)
+            parts = ((a >> _BITS, b >> _BITS, Q), (a & _SECOND, b & _SECOND, R))
+            return _packed(*(_matrix_product(x, y, prime) for x, y, prime in parts))
+        # No literals are here: what is infinite makes a sum NaN, but where it is multiplied with 0.
+        parts = ((_is_infinite(a), b != 0), (a != 0, _is_infinite(b)))
+        spoiled = sum(x.astype(np.float32) @ y.astype(np.float32) for x, y in parts) > 0
+        spoiled |= (a == _NAN).any(axis=-1)[..., :, None] | (b == _NAN).any(axis=-2)[..., None, :]
+        plain = (np.where(one < 0, 0, one) for one in (a, b))
+        return np.where(spoiled, _NAN, self.matrix_product(*plain))
 
     def constant(self, value: float, dtype: str) -> int:
         """A literal."""

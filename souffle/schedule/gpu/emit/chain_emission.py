@@ -172,10 +172,14 @@ class ChainKernel:
         clear = self.cleared(self.second_totals, prod(self.tiling.second.parts) * 4)
         return [*statements, clear, self.each_panel(self._multiplying)]
 
+    def needed(self, panel: PrimExpr) -> list[PrimExpr]:
+        """Conditions, the same for all threads, under which a panel has to be computed."""
+        return []
+
     def each_panel(self, work: Callable[[], list[tirx.Stmt]]) -> tirx.Stmt:
         def panel(number: PrimExpr) -> tirx.Stmt:
             self.panel = number
-            return sequence(*work())
+            return guarded(self.needed(number), sequence(*work()))
 
         return loop("panel", self.tiling.panels, panel, "rolled")
 

@@ -49,6 +49,19 @@ class RunningKernel(ChainKernel):
         several = tiling.factor_elements
         self.factors = shared_buffer("row_factors", several, "float32") if several else None
 
+    def needed(self, panel: PrimExpr) -> list[PrimExpr]:
+        """Where a mask leaves something of the panel for the tile."""
+        seen, tiling = self.running.seen, self.tiling
+        if seen is None:
+            return []
+        first, last = seen.of_tile(self.row_tile * tiling.rows, tiling.rows)
+        conditions = []
+        if (tiling.panels - 1) * tiling.width > seen.of_tile(0, tiling.rows)[1]:
+            conditions.append(tirx.LE(panel * tiling.width, last))
+        if tiling.width <= seen.of_tile((self.counts[1] - 1) * tiling.rows, tiling.rows)[0]:
+            conditions.append(tirx.GT((panel + 1) * tiling.width, first))
+        return conditions
+
     def further_buffers(self) -> tuple[Any, ...]:
         """Of rows, beside what is reduced of them."""
         return (self.before, self.less, self.factor, *([] if self.factors is None else [self.factors]))

@@ -273,7 +273,7 @@ class _Reader:
         )
         expressions = (left.value, right.value, value, other_value)
         demand_short_indices(expressions, second.stores, (*groups, columns, self.factored.inner))
-        running = read_running_rows(self.factored.total, self.steps, value, self.columns)
+        running = read_running_rows(self.factored.total, self.steps, value, rows, self.columns)
         return ChainedProducts(first, tuple(self.steps), second, running)
 
     def _stores(self, element: Element, known: tvm.sym.Analyzer) -> tuple[Store, ...]:

@@ -31,6 +31,7 @@ from tvm.ir import Call
 from souffle.decision import Refused
 from souffle.schedule.gpu.forms.contraction_expressions import Axis, NotAContraction, depends, substitute_axes
 from souffle.schedule.gpu.forms.row_steps import RowReduction, RowStep
+from souffle.schedule.gpu.forms.seen_columns import SeenColumns, seen_columns
 from souffle.tvm_compat import PrimExpr, choice_parts, dtype_of, is_choice, variables
 
 __all__ = ["RunningRows", "read_running_rows"]
@@ -51,16 +52,19 @@ class RunningRows:
         The second product's left operand without the division by the sum, over what its own is over.
     excepted : expression or None
         For which rows that operand is no quotient by the sum; these are as they come.
+    seen : SeenColumns or None
+        Which columns of each row are not minus infinity, where that is known and rows without such are not excepted.
     """
 
     greatest: RowReduction
     total: RowReduction
     numerator: PrimExpr
     excepted: PrimExpr | None
+    seen: SeenColumns | None
 
 
 def read_running_rows(
-    element: tirx.Var, steps: Sequence[RowStep], left: PrimExpr, columns: Sequence[Axis]
+    element: tirx.Var, steps: Sequence[RowStep], left: PrimExpr, rows: Sequence[Axis], columns: Sequence[Axis]
 ) -> RunningRows | Refused:
     """How a maximum, a sum of exponentials and a quotient by it run along, or why they do not.
 
@@ -71,14 +75,14 @@ def read_running_rows(
     steps : sequence of RowStep
     left : expression
         The second product's left operand.
-    columns : sequence of Axis
-        What rows are reduced over.
+    rows, columns : sequence of Axis
+        The rows, and what they are reduced over.
     """
     reductions = [reduction for step in steps for reduction in step.reductions]
     if [r.combine for r in reductions] != [tirx.Max, tirx.Add]:
         return Refused("its rows are not reduced by a maximum and then a sum")
     try:
-        return _Reader(element, steps, columns, *reductions).read(left)
+        return _Reader(element, steps, rows, columns, *reductions).read(left)
     except NotAContraction as reason:
         return Refused(str(reason))
 
@@ -88,11 +92,13 @@ class _Reader:
         self,
         element: tirx.Var,
         steps: Sequence[RowStep],
+        rows: Sequence[Axis],
         columns: Sequence[Axis],
         greatest: RowReduction,
         total: RowReduction,
     ) -> None:
-        self.element, self.columns, self.greatest, self.total = element, columns, greatest, total
+        self.element, self.greatest, self.total = element, greatest, total
+        self.rows, self.columns = rows, columns
         current: PrimExpr = element
         terms: list[PrimExpr] = []
         for step in steps:
@@ -118,7 +124,9 @@ class _Reader:
         return self._found(self._numerator(left), None)
 
     def _found(self, numerator: PrimExpr, excepted: PrimExpr | None) -> RunningRows:
-        return RunningRows(self.greatest, self.total, numerator, excepted)
+        # The operand of an excepted row may be anything in any column.
+        seen = seen_columns(self.compared, self.rows, self.columns) if excepted is None else None
+        return RunningRows(self.greatest, self.total, numerator, excepted, seen)
 
     def _numerator(self, quotient: PrimExpr) -> PrimExpr:
         numerator = self._without_total(quotient)

@@ -62,7 +62,7 @@ def _apply(form: ChainedProducts, request: GpuRequest) -> Sketch | Refused:
             return form.first.refused(refusal.reason)
         kernel = (RunningKernel if tiling.running else ChainKernel)(form, tiling, sources, request.threads)
         tiles = prod(tiling.counts(form))
-        name, threads, way = CHAINED_PRODUCTS.name, request.threads, tiling.way
+        name, threads, way = CHAINED_PRODUCTS.name, request.threads, tiling.way(form)
         return GpuSchedule(kernel.func(), name, tiles, threads, tensor_cores=True, way=way)
 
     best = partial(choose_chain, form, assumed, request)

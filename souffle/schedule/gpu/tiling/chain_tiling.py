@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, prod
 
+import numpy as np
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, TensorLoad
@@ -141,13 +142,22 @@ class ChainTiling:
             "stages": self.stages,
         }
 
-    @property
-    def way(self) -> str:
-        """How whole rows are computed."""
+    def way(self, form: ChainedProducts) -> str:
+        """How whole rows are computed, in words."""
         if self.panels == 1:
             return f"rows of {self.width} in registers"
         how = "with a running maximum and sum" if self.running else "again for each reduction"
-        return f"{self.panels} panels of {self.width} {how}"
+        computed = self.computed_panels(form)
+        left = f"; {computed:.1f} of them on average, the mask hides the others" if computed < self.panels else ""
+        return f"{self.panels} panels of {self.width} {how}{left}"
+
+    def computed_panels(self, form: ChainedProducts) -> float:
+        """How many panels a tile computes on average: where a mask leaves nothing of one, it is left out."""
+        if not self.running or form.running.seen is None:
+            return self.panels
+        tile, panel = np.arange(self.counts(form)[1])[:, None], np.arange(self.panels)
+        first, last = form.running.seen.of_tile(tile * self.rows, self.rows)
+        return float(((panel * self.width <= last) & ((panel + 1) * self.width > first)).sum(axis=1).mean())
 
     @property
     def rows(self) -> int:
@@ -370,7 +380,7 @@ class _Work:
     waits: float = 0.0
     ahead: float = 0.0
 
-    def add_product(self, tiling: MmaTiling, source: OperandSource, steps: int, threads: int) -> None:
+    def add_product(self, tiling: MmaTiling, source: OperandSource, steps: float, threads: int) -> None:
         """A product of so many steps, of which the left operand is in shared memory."""
         _, rows, columns = tiling.tile
         down, across = tiling.parts
@@ -406,12 +416,13 @@ def _cost(
     Between the products `each` instructions are for an element.
     """
     first_steps, second_steps = tiling.inner_steps(form)
-    rows, elements = tiling.rows, tiling.rows * tiling.width * tiling.panels
+    panels = tiling.computed_panels(form)
+    rows, elements = tiling.rows, tiling.rows * tiling.width * panels
     again = tiling.panels > 1 and not tiling.running
     times = 1 + sum(bool(step.reductions) for step in form.steps) if again else 1
     work = _Work()
-    work.add_product(tiling.first, sources.right, times * tiling.panels * first_steps * tiling.chunks, request.threads)
-    work.add_product(tiling.second, sources.other, tiling.panels * second_steps, request.threads)
+    work.add_product(tiling.first, sources.right, times * panels * first_steps * tiling.chunks, request.threads)
+    work.add_product(tiling.second, sources.other, panels * second_steps, request.threads)
     work.fetched += rows * form.first.extents[3] * 2
     # Half of what is computed of rows is computed again, on average.
     work.issued += elements * each * (1 + times) / 2
@@ -421,9 +432,9 @@ def _cost(
     if tiling.running:
         # Each panel rescales what there is; exponentials of a row are its own threads'.
         each_row = _FUNCTION_INSTRUCTIONS * 4 * tiling.first.warps[1]
-        work.issued += tiling.panels * (totals * tiling.second.warps[2] + rows * (each_row + 8))
+        work.issued += panels * (totals * tiling.second.warps[2] + rows * (each_row + 8))
         barriers = (tiling.first.warps[1] > 1) + (not tiling.same_rows)
-        work.waits += (tiling.panels - 1) * (barriers * BARRIER + 4 * LOAD_LATENCY)
+        work.waits += (panels - 1) * (barriers * BARRIER + 4 * LOAD_LATENCY)
     work.shared += totals * 4 * (tiling.second.warps[2] + 1)
     work.issued += totals * 8.0
     work.fetched += totals * 4
