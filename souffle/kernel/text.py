@@ -113,6 +113,8 @@ def _place(place: ArgumentPlace) -> str:
         step = f"(s - {len(place.first)})" if place.first else "s"
         step = f"({step} % {place.ring})" if place.ring else step
         text += f"[{step} * {place.stride}]"
+    if place.window is not None:
+        text += f" in bytes {place.window.start} to {place.window.end} of a block"
     others = [f"g{parameter} at step {step}" for step, parameter in enumerate(place.first)]
     others += [] if place.last is None else [f"g{place.last} at the last step"]
     return f"{text} ({', '.join(others)})" if others else text

@@ -120,6 +120,8 @@ class Contents:
         self.held: dict[str, dict[tuple[Definition, int], _Held]] = {}
         self.lost: dict[tuple[str, Definition, int], str] = {}
         self.reads = self.writes = self.overwrites = self.launches = 0
+        # What is in shared memory in this launch.
+        self.near: list[_Held] = []
         edges: dict[tuple[str, str], int] = {}
         self.outer: dict[int, Pointee] = {}
         # Of calls whose stages take turns in the tiles of a slot: what they were taken for at the first place.
@@ -138,6 +140,7 @@ class Contents:
     def launch(self) -> None:
         """The next launch: what the last had in shared memory is gone."""
         self.launches += 1
+        self.near.clear()
 
     def run(
         self, kernel: str, run: StageRun, footprint: Footprint, places: Sequence[tuple[int, int]]
@@ -208,13 +211,14 @@ class Contents:
         held.near, held.gone = how, ""
         if how:
             self._take(run, how[0].start, how[0].end, held)
+            self.near.append(held)
 
     def _take(self, run: StageRun, first: int, end: int, but: _Held | None = None) -> None:
         """A run uses bytes of a block's shared memory."""
-        for inside in self.held.values():
-            for held in inside.values():
-                if held is not but and held.near and held.near[0].meets(first, end):
-                    held.gone = run.name
+        for held in self.near:
+            if held is not but and held.near and held.near[0].meets(first, end):
+                held.gone = run.name
+        self.near = [held for held in self.near if held is not but and not held.gone]
 
     def outputs(self) -> Iterator[Counterexample | Undecided]:
         """After the last launch, each output holds all its elements."""
@@ -226,6 +230,10 @@ class Contents:
                 continue
             part = self.outer.get(number)
             held = None if part is None else self._find(self._role(number, 0, part))
+            if held is not None and held.near:
+                why = f"it is in {_shown(held.near)}, an output of the network"
+                yield Counterexample(_STALE, "", (), (), (), buffer.label, why)
+                continue
             if held is not None and held.full and held.nbytes == buffer.nbytes:
                 continue
             if held is not None and held.doubt:

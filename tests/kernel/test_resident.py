@@ -48,6 +48,8 @@ def test_a_residual_is_read_where_its_tiles_were_made(policy: str) -> None:
     (read, written), (before, wrote) = bytes_moved(net), bytes_moved(without)
     assert (before - read, wrote - written) == (128 * 128 * 4, 0)
     assert "souffle_window(" in net.plan.modules[0].text and not kept(without)
+    ((kernel,), (start,)) = net.merged, {one.reason.split()[1]}
+    assert str(kernel).count(f" in bytes {start} to ") == 2  # The writer's and the reader's.
     assert "souffle_window(" not in without.plan.modules[0].text
     check(net, program)
 

@@ -207,6 +207,12 @@ def staged(m: Memory, pool: int) -> tirx.Stmt:
     )
 
 
+def test_an_output_is_in_global_memory() -> None:
+    functions = [stage("one", (SIZE, SIZE), copy), stage("two", (SIZE, SIZE), turned)]
+    runs = [Run("one", 4, (0, 1)), Run("two", 4, (1, 2), windows=(None, NEAR))]
+    refuted(certificate(runs, functions, BUFFERS, shared=4096), "stale or undefined read", "an output of the network")
+
+
 def test_copies_under_way_do_not_read_parts() -> None:
     def copied(m: Memory) -> tirx.Stmt:
         into, source = tirx.address_of(m.shared[m.tid]), tirx.address_of(m.tensors[0][at(m)])
