@@ -13,7 +13,7 @@ import souffle
 from souffle.codegen.assemble import CompiledKernels
 from souffle.errors import CertificateError
 from souffle.models.builder import GraphBuilder
-from souffle.models.layers import linear
+from souffle.models.layers import linear, reshape
 from souffle.pipeline import compile_cuda
 from souffle.placement.normalization import Chosen, normalize_in_products
 from souffle.schedule.gpu.emit.finished_fragments import FinishedFragments
@@ -81,6 +81,33 @@ def compared(model: onnx.ModelProto, kernels: CompiledKernels, given: dict[str, 
 )
 def test_right_and_proven(model: onnx.ModelProto, size: int) -> None:
     kernels = taken(model, size, verify="values")
+    certificate = certify(kernels)
+    assert certificate.verdict == PROVEN, printed(certificate)
+    assert compared(model, kernels) < 2e-3
+
+
+def shifted_windows() -> onnx.ModelProto:
+    """Windows of 4 x 4 of an image of 8 x 12, multiplied, put back where they were and 3 further around the end."""
+    b = GraphBuilder("g", 0)
+    x = b.input("x", (6, 16, 48))
+    with b.scope("first"):
+        h = linear(b, x, 48, 96)
+    h = reshape(b, b.node("Transpose", reshape(b, h, 2, 3, 4, 4, 96), perm=[0, 2, 1, 3, 4]), 1, 8, 12, 96)
+    for axis, extent in ((1, 8), (2, 12)):
+        ends = ((extent - 3, extent), (0, extent - 3))
+        parts = [b.node("Slice", h, *(b.constant([n]) for n in (*part, axis))) for part in ends]
+        h = b.node("Concat", *parts, axis=axis)
+    h = b.node("Add", h, b.input("residual", (1, 8, 12, 96)))
+    y = b.node("LayerNormalization", h, b.parameter("w", b.normal((96,), 0.1, 1.0)), axis=-1, epsilon=1e-5)
+    with b.scope("second"):
+        z = linear(b, y, 96, 64)
+    b.output(z, "z", (1, 8, 12, 64))
+    return b.model()
+
+
+def test_rows_that_are_put_back_around_the_end_of_an_image() -> None:
+    model = shifted_windows()
+    kernels = taken(model, 32, verify="values")
     certificate = certify(kernels)
     assert certificate.verdict == PROVEN, printed(certificate)
     assert compared(model, kernels) < 2e-3

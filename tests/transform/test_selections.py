@@ -78,6 +78,18 @@ ZERO = tirx.const(0, "float32")
             lambda c: chain([c.i < 6], [c.u[c.i] * c.t[3, c.j], c.u[c.i + 6] * c.t[9, c.j]]),
             "U[i // 6 * 6 + i] * T[i // 6 * 6 + 3, j]",
         ),
+        # Rotations, of one expression and of several, alone and through arithmetic on the place.
+        (lambda c: chain([c.i < 4], [c.u[c.i + 8], c.u[c.i - 4]]), "U[(i + 8) % 12]"),
+        (lambda c: chain([c.i < 9], [c.u[c.i + 3], c.u[c.i - 9]]), "U[(i + 3) % 12]"),
+        (
+            lambda c: chain([c.i < 3], [c.t[c.j, c.i + k] * c.u[c.j + c.i + k + 11] for k in (9, -3)]),
+            "T[j, (i + 9) % 12] * U[j + (i + 9) % 12 + 11]",
+        ),
+        (
+            lambda c: chain([c.i < 4], [c.t[(c.i + 8) // 6, (c.i + 8) % 6], c.t[(c.i - 4) // 6, (c.i - 4) % 6]]),
+            "T[(i + 8) % 12 // 6, (i + 2) % 6]",
+        ),
+        (lambda c: chain([c.i < 4], [c.u[c.i + 9], c.u[c.i - 4]]), "where(i < 4, U[i + 9], U[i - 4])"),
         # Along a sum of axes.
         (
             lambda c: chain([c.i * 5 + c.j < 24, c.i * 5 + c.j < 48], [c.t[k, c.j] for k in range(3)]),
@@ -148,9 +160,7 @@ def test_work_grows_with_the_branches_and_not_faster(rows: range | None, merges:
     def work(branches: int) -> int:
         case = Case(branches)
         source = te.placeholder((1200, 5), "float32", name="S")
-        body = chain(
-            [case.i < k for k in range(1, branches)], [source[int(order[k]), case.j] for k in range(branches)]
-        )
+        body = chain([case.i < k for k in range(1, branches)], [source[int(order[k]), case.j] for k in range(branches)])
         merged: list[tirx.PrimExpr] = []
         calls = calls_made(lambda: merged.extend(merge_selections([body], case.axes)))
         assert ("if_then_else" not in str(merged[0])) == merges

@@ -4,12 +4,14 @@
 
     where(i < 4, T[0, i], where(i < 8, T[1, i - 4], T[2, i - 8]))   →   T[i // 4, i % 4]          0 ≤ i < 12
     where(i - 1 - 1 >= 0, A, where(i - 1 >= 0, B, C))                →   where(i < 1, C, where(i < 2, B, A))
+    where(i < 4, T[i + 8], T[i - 4])                                 →   T[(i + 8) % 12]              0 ≤ i < 12
 
 A chain of choices by one sum of axes is a list of intervals, each with a value. A value is simplified under the bounds
 of its interval, empty intervals are dropped, and neighbours of equal value become one. Intervals of equal length whose
 values differ in the indices of their loads alone become one value if each index is that of the first interval plus the
-interval's number times a constant: the number is ``(sum - low) // length``. Each step is an identity of integer
-expressions over the interval, so nothing has to be tried out.
+interval's number times a constant: the number is ``(sum - low) // length``. Two intervals of which the first goes on
+where the second ends are a rotation: the second value, its axis counted from its own start around all of the range.
+Each step is an identity of integer expressions over the interval, so nothing has to be tried out.
 """
 
 from __future__ import annotations
@@ -153,7 +155,7 @@ class _Selections:
                 continue
             interval = self._interval(node, form)
             if interval is None:
-                value = self._within(form, low, high, node)
+                value = self._within(form.expression(), low, high, node)
                 if pieces and same_expression(pieces[-1].value, value):
                     low = pieces.pop().low
                 pieces.append(_Piece(low, high, value))
@@ -182,9 +184,8 @@ class _Selections:
         interval = interval_of(condition)
         return interval if interval is not None and interval.form.key == form.key else None
 
-    def _within(self, form: Linear, low: int, high: int, value: PrimExpr) -> PrimExpr:
+    def _within(self, total: PrimExpr, low: int, high: int, value: PrimExpr) -> PrimExpr:
         """A value simplified under the bounds of its interval."""
-        total = form.expression()
         if high - low == 1 and isinstance(total, tirx.Var):
             return self.simplified(substitute(value, {total: tirx.const(low, dtype_of(total))}))
         with self._between(total, low, high):
@@ -194,8 +195,12 @@ class _Selections:
         return self.analyzer.constraint_scope(tirx.And(total >= low, total < high))
 
     def _merged(self, pieces: list[_Piece], form: Linear) -> list[_Piece]:
-        """Runs of equal length in the place of their intervals; then single points taken in by their neighbours."""
+        """A rotation, or runs of equal length, in the place of their intervals; then single points taken in by their
+        neighbours."""
         total = form.expression()
+        rotated = self._rotated(pieces, total)
+        if rotated is not None:
+            return [rotated]
         templates = [_Template(piece.value) for piece in pieces]
         merged: list[_Piece] = []
         start = 0
@@ -211,6 +216,18 @@ class _Selections:
             merged.append(piece)
             start += count
         return self._points_taken_in(merged, total)
+
+    def _rotated(self, pieces: list[_Piece], total: PrimExpr) -> _Piece | None:
+        """One interval in the place of two of which the first goes on where the second ends."""
+        if len(pieces) != 2 or not isinstance(total, tirx.Var) or not loads(pieces[1].value):
+            return None
+        first, second = pieces
+        length = second.high - first.low
+        after = substitute(second.value, {total: total + tirx.const(length, dtype_of(total))})
+        if not same_expression(self._within(total, first.low, first.high, after), first.value):
+            return None
+        around = tirx.floormod(total - second.low, tirx.const(length, dtype_of(total))) + second.low
+        return _Piece(first.low, second.high, self.simplified(substitute(second.value, {total: around})))
 
     def _run(self, pieces: Sequence[_Piece], templates: Sequence[_Template]) -> tuple[tuple[int, ...], int]:
         """How far the first interval's value goes on: the steps of its indices, and the number of intervals."""

@@ -27,6 +27,7 @@ from souffle.schedule.gpu.forms.contraction_expressions import (
     narrow_indices,
     substitute_axes,
 )
+from souffle.schedule.gpu.forms.rotations import rotated_axes
 from souffle.tvm_compat import PrimExpr, buffer_loads, const_int, dtype_of, is_branch, variables
 
 __all__ = ["Block", "Element", "Fold", "Store", "fold_of", "fresh_axes", "inverted", "store_of", "term_of"]
@@ -421,6 +422,12 @@ def _inverse(
     block: Block, axes: Sequence[Axis], place: Sequence[PrimExpr], element: Element, analyzer: tvm.sym.Analyzer
 ) -> tuple[list[PrimExpr], list[PrimExpr]]:
     """What of `block` reads an element of the reduction, and the conditions under which there is something."""
+    rotated = rotated_axes(axes, place)
+    if rotated is not None:
+        for axis in rotated.axes:
+            analyzer.bind(axis.var, Range(0, axis.extent), True)
+        inverse, conditions = _inverse(block, rotated.axes, rotated.expressions, element, analyzer)
+        return rotated.back(inverse), conditions
     conditions: list[PrimExpr] = []
     maps: list[PrimExpr] = []
     points: list[PrimExpr] = []
