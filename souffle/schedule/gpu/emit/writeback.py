@@ -138,8 +138,9 @@ def write_results(
             return tirx.BufferStore(store.buffer, own, [substitute_axes(i, here(lane)) for i in store.indices])
 
         if apart and apart[number] is not None:
+            whole = last is not None and _value_lanes(store, last) >= lanes
             body = sequence(
-                loop("lane", lanes, collect, "unrolled"),
+                loop("lane", lanes, collect, "vectorized" if whole else "unrolled"),
                 loop("lane", lanes, lambda lane, w=write, n=number: w(lane, held=apart[n]), "vectorized"),
             )
         else:
