@@ -9,14 +9,14 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import tirx
-from tvm.error import InternalError
 from tvm.ir import Call
 from tvm.ir.expr import TensorLoad
 from tvm.tirx import Div
 
+from souffle.index.inverse import inverse_map
 from souffle.schedule.cpu.contraction_form import combiner_of, contraction_of
 from souffle.schedule.cpu.elementary import is_expensive_call
-from souffle.schedule.cpu.nest import Nest, map_buffer_loads, product, replace_variables, shape_of, uses
+from souffle.schedule.cpu.nest import Nest, map_buffer_loads, product, replace_variables, uses
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, is_branch
 
 __all__ = ["attach_epilogues", "inline_injective", "node_count", "without_trivial_reductions"]
@@ -206,12 +206,10 @@ def _as_epilogue(reduction: Nest, reader: Nest | tirx.Stmt) -> tirx.BufferStore 
     if not reduction.spatial:
         values: dict[tirx.Var, PrimExpr] = {axis.var: tirx.const(0, axis.dtype) for axis in reader.spatial}
         return replace_variables(reader.body, values)
-    try:
-        forward = tirx.IndexMap([axis.var for axis in reader.spatial], list(loads[0].indices), None)
-        inverse = forward.inverse(list(shape_of(reader.body.buffer)))
-    except InternalError:
-        return None  # TVM's answer for a map that is not one to one
-    indices = inverse.map_indices([axis.var for axis in reduction.spatial])
+    inverse = inverse_map([(axis.var, axis.extent) for axis in reader.spatial], list(loads[0].indices))
+    if inverse is None:
+        return None
+    indices = inverse([axis.var for axis in reduction.spatial])
     values = {
         axis.var: index if dtype_of(index) == axis.dtype else tirx.Cast(axis.dtype, index)
         for axis, index in zip(reader.spatial, indices, strict=True)

@@ -19,6 +19,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Range, TensorLoad
 
+from souffle.index.inverse import inverse_map
 from souffle.schedule.gpu.forms.contraction_expressions import (
     Axis,
     NotAContraction,
@@ -27,7 +28,6 @@ from souffle.schedule.gpu.forms.contraction_expressions import (
     narrow_indices,
     substitute_axes,
 )
-from souffle.schedule.gpu.forms.rotations import rotated_axes
 from souffle.tvm_compat import PrimExpr, buffer_loads, const_int, dtype_of, is_branch, variables
 
 __all__ = ["Block", "Element", "Fold", "Store", "fold_of", "fresh_axes", "inverted", "store_of", "term_of"]
@@ -422,12 +422,6 @@ def _inverse(
     block: Block, axes: Sequence[Axis], place: Sequence[PrimExpr], element: Element, analyzer: tvm.sym.Analyzer
 ) -> tuple[list[PrimExpr], list[PrimExpr]]:
     """What of `block` reads an element of the reduction, and the conditions under which there is something."""
-    rotated = rotated_axes(axes, place)
-    if rotated is not None:
-        for axis in rotated.axes:
-            analyzer.bind(axis.var, Range(0, axis.extent), True)
-        inverse, conditions = _inverse(block, rotated.axes, rotated.expressions, element, analyzer)
-        return rotated.back(inverse), conditions
     conditions: list[PrimExpr] = []
     maps: list[PrimExpr] = []
     points: list[PrimExpr] = []
@@ -456,11 +450,7 @@ def _inverse(
     }
     if all(p is not None for p in direct.values()):
         return [direct[i] for i in range(len(axes))], conditions
-    try:
-        index_map = tirx.IndexMap([a.var for a in axes], maps, None)
-        inverse = index_map.inverse([Range(0, a.extent) for a in axes])
-    except (ValueError, RuntimeError) as error:
-        raise NotAContraction(
-            f"block {block.name} reads the reduction through a map that cannot be inverted"
-        ) from error
-    return list(inverse.map_indices(points)), conditions
+    inverse = inverse_map([(a.var, a.extent) for a in axes], maps)
+    if inverse is None:
+        raise NotAContraction(f"block {block.name} reads the reduction through a map that cannot be inverted")
+    return inverse(points), conditions
