@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 import pytest
 import tvm
 from tvm import tirx
+from tvm.ir import Range
 
 from souffle.index.inverse import inverse_map
 from souffle.tvm_compat import PrimExpr, substitute
+from tests.defects import mended
 
 Map = Callable[..., Sequence[PrimExpr]]
 
@@ -75,6 +77,13 @@ def test_an_answer_of_tvm_that_forgets_a_rotation_is_not_taken() -> None:
     (i, _) = axes[0]
     twice = ((i * 3 + 6) % 8 + 3) % 8
     assert inverse_map(axes, [twice]) is None
+
+
+def test_tvm_forgets_a_rotation() -> None:
+    (i, _) = axes_of((8,))[0]
+    found = tirx.IndexMap([i], [(i + 6) % 8], None).inverse([Range(0, 8)])
+    place = tirx.Var("place", "int32")
+    assert found.map_indices([place])[0].same_as(place), mended("`_rotation` of `index/inverse.py`")
 
 
 @pytest.mark.parametrize("seed", range(40))
