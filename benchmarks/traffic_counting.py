@@ -2,7 +2,8 @@
 
 The certificate's reader (:mod:`souffle.verify.function_reader`) gives each stage function as loops, conditions and
 accesses with integer expressions as addresses. Here that skeleton is written as C, compiled, and run for every tile and
-thread: it goes through the same accesses as the kernel and only counts them.
+thread: it goes through the same accesses as the kernel and only counts them. What stays in a block's shared memory from
+stage to stage is no memory here: on the grid that is expected all of it has its place.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from tvm import tirx
 from souffle.errors import SouffleError
 from souffle.kernel import KernelShape
 from souffle.kernel.calls import ArgumentPlace, LoopCall
-from souffle.schedule.lower import DeviceFunction
+from souffle.schedule.lower import WINDOWS, DeviceFunction
 from souffle.tvm_compat import const_int
 from souffle.verify.accesses import Branch, Function, Item, MemoryAccess, SerialLoop
 from souffle.verify.expressions import Axis, Expr, interval
@@ -121,10 +122,10 @@ class ShapeTraffic:
 
 
 class _Writer:
-    """Writes the accesses of one function as C statements."""
+    """Writes the accesses of one function as C statements, but for those of parameters that are shared memory."""
 
-    def __init__(self, function: Function) -> None:
-        self.function = function
+    def __init__(self, function: Function, windows: Collection[int]) -> None:
+        self.function, self.windows = function, windows
         self.lines: list[str] = []
         self.names: dict[Axis, str] = {function.tile: "tile", function.thread: "tid"}
         self.numbers = 0
@@ -155,7 +156,7 @@ class _Writer:
 
     def access(self, access: MemoryAccess) -> None:
         memory = access.place.memory
-        if memory.kind != "global":
+        if memory.kind != "global" or memory.parameter in self.windows:
             return
         offset = access.place.offset
         if offset.opaque or any(c.opaque for c in access.conditions):
@@ -294,7 +295,8 @@ def count_functions(
         tree = read_function(f"{name} {number}", func, function.tiles, function.threads)
         if tree.problems:
             raise CountingError(f"{tree.name}: {'; '.join(tree.problems)}")
-        writer = _Writer(tree)
+        windows = function.func.attrs.get(WINDOWS, ())
+        writer = _Writer(tree, [int(number) for number in windows])
         writer.items(tree.body)
         head = f"void count_{number}(Side* reads, Side* writes, num* outside) {{"
         tiles = f"for (num tile = 0; tile < {function.tiles}; ++tile)"

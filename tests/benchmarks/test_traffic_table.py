@@ -31,7 +31,9 @@ def asked(kernels: CompiledKernels, *, as_written: bool) -> list[tuple[int, int]
 
 def counts(kernels: CompiledKernels, inputs: dict[str, np.ndarray]) -> list[tuple[int, int]]:
     """The same by the CPU device."""
-    net = Network(kernels.plan, device="cpu", checked=True, blocks=3)
+    # With a block for each tile, all that stays on chip has its place there.
+    blocks = max(kernel.tiles for kernel in kernels.plan.kernels)
+    net = Network(kernels.plan, device="cpu", checked=True, blocks=blocks)
     net(inputs)
     return [(report.total.read, report.total.written) for report in net.counts]
 
