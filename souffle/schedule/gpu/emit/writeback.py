@@ -138,7 +138,8 @@ def write_results(
             return tirx.BufferStore(store.buffer, own, [substitute_axes(i, here(lane)) for i in store.indices])
 
         if apart and apart[number] is not None:
-            whole = last is not None and _value_lanes(store, last) >= lanes
+            # Vectors are read where rows are normalized, in which a thread waits for what it reads of each.
+            whole = contraction.normalizes and last is not None and _value_lanes(store, last) >= lanes
             body = sequence(
                 loop("lane", lanes, collect, "vectorized" if whole else "unrolled"),
                 loop("lane", lanes, lambda lane, w=write, n=number: w(lane, held=apart[n]), "vectorized"),
