@@ -250,17 +250,16 @@ class _Maker:
         of_rows = [load for load in loads(self.body) if self._is_of_rows(load)]
         if not of_rows or any(not self._same_place(load, at) for load in of_rows):
             return Refused(f"{self.whole.name} reads values of another row than its element's")
-        self.row_vars = [v for index in at[: self.dims] for v in variables(index)]
         affine = self._affine(self.body)
         outer = None if affine is None else self._outer(self.body, affine, at)
         if affine is None or outer is None:
             return Refused(f"{self.whole.name} is not affine in its element with a weight and a bias of its place")
         slope = self._walk(affine, tirx.const(1.0, "float32"))
         copy = self._copy()
-        scale = self._of_chunk("scale", lambda m, _: self._at_rows(slope, m) * te.sqrt(self._clamped(m)))
+        scale = self._of_chunk("scale", lambda c, m: self._at_rows(slope, m) * te.sqrt(self._clamped(c, m)))
         # About zero, nothing is left of a function that adds nothing.
         shifts = self.sums is not None or self._adds(affine)
-        shift = self._of_chunk("shift", lambda m, c: self._at_rows(affine, m, center=c)) if shifts else None
+        shift = self._of_chunk("shift", lambda c, m: self._at_rows(affine, m, self._center(c, m))) if shifts else None
         normal = self._normal(at, copy.output, scale.output, None if shift is None else shift.output)
         given = (self.rows, *([] if self.sums is None else [self.sums]), self.squares, *self.whole.inputs)
         return _Prototype(copy, scale, shift, normal, *outer, given)
@@ -288,7 +287,8 @@ class _Maker:
         """Whether it is a function of a row's values alone."""
         if any(not self._is_of_rows(load) for load in loads(expression)):
             return False
-        return all(any(v.same_as(own) for own in self.row_vars) for v in variables(expression))
+        # Where a row stands is said by what is read of it alone.
+        return not variables(map_loads(expression, lambda load: tirx.const(0.0, dtype_of(load))))
 
     def _affine(self, expression: PrimExpr) -> PrimExpr | None:
         """The largest part that is affine in the element, of values of the row."""
@@ -386,16 +386,16 @@ class _Maker:
             linear = index if linear is None else linear * extent + index
         return tirx.floordiv(linear, self.size)
 
-    def _of_chunk(self, name: str, value: Callable[[Sequence[PrimExpr], PrimExpr], PrimExpr]) -> TE:
+    def _of_chunk(self, name: str, value: Callable[[PrimExpr, Sequence[PrimExpr]], PrimExpr]) -> TE:
+        """One value for each chunk of each row, from the chunk's number and the row's place."""
         count, shape = self.squares.shape[0], self.rows.shape[: self.dims]
         axes = [fresh_axis(count, "chunk"), *(fresh_axis(extent, f"i{n}") for n, extent in enumerate(shape))]
-        self._chunk = axes[0].var
-        places = [axis.var for axis in axes[1:]]
-        body = cast(value(places, self._center(axes[0].var, places)), "float16")
+        chunk, *places = (axis.var for axis in axes)
+        body = cast(value(chunk, places), "float16")
         return make_te(name, axes, [body], self.handles.pairs(), self.whole.origin)
 
-    def _clamped(self, places: Sequence[PrimExpr]) -> PrimExpr:
-        square = self._mean_square(self._chunk, places) + tirx.const(_SMALLEST, "float32")
+    def _clamped(self, chunk: PrimExpr, places: Sequence[PrimExpr]) -> PrimExpr:
+        square = self._mean_square(chunk, places) + tirx.const(_SMALLEST, "float32")
         return tirx.min(square, tirx.const(_LARGEST, "float32"))
 
     def _adds(self, expression: PrimExpr) -> bool:
