@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 import pytest
-import tvm
 from onnx import TensorProto, helper, numpy_helper
 from tvm import te, tirx, topi
 
 import souffle
 from souffle.decision import Refused
-from souffle.emulator import compile_text
 from souffle.schedule.gpu.emit.async_copy import async_copy
 from souffle.schedule.gpu.emit.staging import choose_fetch
 from souffle.schedule.gpu.forms.owned_chain import OwnedChain, read_owned_chain
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.rule import OWNS_TILES, GpuRequest, GpuSchedule
 from souffle.schedule.gpu.rules.channel_owned import CHANNEL_OWNED
-from souffle.schedule.gpu.schedule_check import check_schedule
 from souffle.schedule.gpu.tiling import direct_cost
 from souffle.schedule.gpu.tiling.direct_tiling import DirectTiling, SumPlan
 from souffle.schedule.gpu.tiling.owned_steps import cut_tile
 from souffle.schedule.gpu.tiling.owned_tiling import choose_width
-from souffle.schedule.lower import cuda_target
 from souffle.tvm_compat import const_int, primfunc_from_tensors
+from tests.schedule.knob_choices import Choices, built_choices
 
 SMALL = GpuRequest("sm_90", threads=64, sm_count=4)
 
@@ -135,58 +131,23 @@ CASES = [
 ]
 
 
-@dataclass(frozen=True, eq=False)
-class Built:
-    kernels: dict[str, list[tuple[str, GpuSchedule]]]
-    text: str
-    module: object
-    reference: object
+def offered(case: Case) -> list[GpuSchedule | Refused]:
+    sketch = CHANNEL_OWNED.sketch(StageForms(case.func), case.request)
+    assert not isinstance(sketch, Refused), sketch
+    return [sketch.chosen(), *(sketch.with_values({"width": width}) for width in sketch.knobs[0].values[:2])]
 
 
 @pytest.fixture(scope="module")
-def built() -> Built:
-    """All kernels as one CUDA text, since each compilation costs more than a case."""
-    tvm.register_global_func("tvm_callback_cuda_compile", lambda code, target=None: b"x", override=True)
-    kernels: dict[str, list[tuple[str, GpuSchedule]]] = {}
-    every = {}
-    for case in CASES:
-        sketch = CHANNEL_OWNED.sketch(StageForms(case.func), case.request)
-        assert not isinstance(sketch, Refused), sketch
-        made = [sketch.chosen(), *(sketch.with_values({"width": width}) for width in sketch.knobs[0].values[:2])]
-        assert isinstance(made[0], GpuSchedule), made[0]
-        good = [one for one in made if isinstance(one, GpuSchedule)]
-        kernels[case.name] = [(f"{case.name}_n{number}", one) for number, one in enumerate(good)]
-        for name, one in kernels[case.name]:
-            check_schedule(one, case.request)
-            every[name] = one.func.with_attr("global_symbol", name)
-    text = tvm.compile(tvm.IRModule(every), target=cuda_target("sm_90")).mod.imports[0].inspect_source()
-    plain = tvm.IRModule({case.name: case.func for case in CASES})
-    return Built(kernels, text, compile_text(text), tvm.compile(plain, target="llvm"))
+def built() -> Choices:
+    return built_choices(CASES, offered)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_result(case: Case, built: Built) -> None:
+def test_result(case: Case, built: Choices) -> None:
     chance = np.random.default_rng(5)
     inputs = [chance.uniform(-1, 1, tuple(map(const_int, t.shape))).astype(str(t.dtype)) for t in case.inputs]
     outputs = [np.zeros(tuple(map(const_int, t.shape)), str(t.dtype)) for t in case.outputs]
-    expected = [tvm.runtime.tensor(array) for array in outputs]
-    built.reference[case.name](*(tvm.runtime.tensor(array) for array in inputs), *expected)
-    for name, schedule in built.kernels[case.name]:
-        signature = re.search(rf"\b{name}_kernel\(([^)]*)\) {{", built.text)
-        parameters = [re.sub(r"_ptr$", "", p.split()[-1]) for p in signature.group(1).split(",")]
-        by_name = dict(zip([v.name for v in schedule.func.params], (*inputs, *outputs), strict=True))
-        for order in ("fixed", "shuffled"):
-            for output in outputs:
-                output.fill(7)
-            built.module.launch(
-                f"{name}_kernel",
-                grid=(schedule.tiles, 1, 1),
-                block=(schedule.threads, 1, 1),
-                args=[by_name[p] for p in parameters],
-                order=order,
-            )
-            for output, wanted in zip(outputs, expected, strict=True):
-                np.testing.assert_allclose(output, wanted.numpy(), rtol=2e-5, atol=2e-5, err_msg=name)
+    built.assert_equal(case.name, inputs, outputs, 2e-5)
 
 
 def test_copies_do_not_start_in_shared_memory() -> None:

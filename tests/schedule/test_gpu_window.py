@@ -11,20 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tvm
 from tvm import te, tirx, topi
 
 from souffle.decision import Refused
-from souffle.emulator import compile_text
 from souffle.schedule.gpu.forms.contraction_expressions import Axis
 from souffle.schedule.gpu.forms.one_reduction import Meeting, find_meeting
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Sketch
 from souffle.schedule.gpu.rules.window import WINDOW, direct_sketch
-from souffle.schedule.gpu.schedule_check import check_schedule
 from souffle.schedule.gpu.tiling.direct_tiling import read_plan
-from souffle.schedule.lower import cuda_target
 from souffle.tvm_compat import const_int, primfunc_from_tensors
+from tests.schedule.knob_choices import Choices, built_choices
 
 SMALL = GpuRequest("sm_90", threads=64, sm_count=4)
 ODD = GpuRequest("sm_90", threads=96, sm_count=4)
@@ -165,14 +162,6 @@ SAMPLES = 7
 """Choices of numbers of each stage, beside the rule's own."""
 
 
-@dataclass(frozen=True, eq=False)
-class Built:
-    kernels: dict[str, list[tuple[str, GpuSchedule]]]
-    text: str
-    module: object
-    reference: object
-
-
 def offered(case: Case) -> Sketch | Refused:
     """The schedules in registers, of windows and of what shares no input."""
     stage = StageForms(case.func)
@@ -182,28 +171,18 @@ def offered(case: Case) -> Sketch | Refused:
 
 
 @pytest.fixture(scope="module")
-def built() -> Built:
-    """All kernels as one CUDA text, since each compilation costs more than a case."""
-    tvm.register_global_func("tvm_callback_cuda_compile", lambda code, target=None: b"x", override=True)
+def built() -> Choices:
     chance = random.Random(11)
-    kernels: dict[str, list[tuple[str, GpuSchedule]]] = {}
-    every = {}
-    for case in CASES:
+
+    def sampled(case: Case) -> list[GpuSchedule | Refused]:
         sketch = offered(case)
         assert isinstance(sketch, Sketch), sketch
         choices = [sketch.choose()]
         while len(choices) < min(SAMPLES, sketch.size):
             choices.append({knob.name: chance.choice(knob.values) for knob in sketch.knobs})
-        made = [sketch.with_values(values) for values in choices]
-        assert isinstance(made[0], GpuSchedule), made[0]
-        good = [one for one in made if isinstance(one, GpuSchedule)]
-        kernels[case.name] = [(f"{case.name}_n{number}", one) for number, one in enumerate(good)]
-        for name, one in kernels[case.name]:
-            check_schedule(one, case.request)
-            every[name] = one.func.with_attr("global_symbol", name)
-    text = tvm.compile(tvm.IRModule(every), target=cuda_target("sm_90")).mod.imports[0].inspect_source()
-    plain = tvm.IRModule({case.name: case.func for case in CASES})
-    return Built(kernels, text, compile_text(text), tvm.compile(plain, target="llvm"))
+        return [sketch.with_values(values) for values in choices]
+
+    return built_choices(CASES, sampled)
 
 
 def arrays(case: Case) -> list[np.ndarray]:
@@ -217,32 +196,13 @@ def arrays(case: Case) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_result(case: Case, built: Built) -> None:
-    inputs = arrays(case)
-    shape, dtype = tuple(const_int(e) for e in case.output.shape), str(case.output.dtype)
-    expected = tvm.runtime.tensor(np.zeros(shape, dtype))
-    built.reference[case.name](*(tvm.runtime.tensor(array) for array in inputs), expected)
-    tolerance = 1e-2 if "16" in dtype else 2e-5
-    for name, schedule in built.kernels[case.name]:
-        signature = re.search(rf"\b{name}_kernel\(([^)]*)\) {{", built.text)
-        assert signature is not None
-        output = np.empty(shape, dtype)
-        parameters = [re.sub(r"_ptr$", "", p.split()[-1]) for p in signature.group(1).split(",")]
-        by_name = dict(zip([v.name for v in schedule.func.params], (*inputs, output), strict=True))
-        for order in ("fixed", "shuffled"):
-            output.fill(7)
-            built.module.launch(
-                f"{name}_kernel",
-                grid=(schedule.tiles, 1, 1),
-                block=(schedule.threads, 1, 1),
-                args=[by_name[p] for p in parameters],
-                order=order,
-            )
-            np.testing.assert_allclose(output, expected.numpy(), rtol=tolerance, atol=tolerance, err_msg=name)
+def test_result(case: Case, built: Choices) -> None:
+    output = np.zeros(tuple(const_int(e) for e in case.output.shape), str(case.output.dtype))
+    built.assert_equal(case.name, arrays(case), [output], 1e-2 if "16" in str(output.dtype) else 2e-5)
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
-def test_text_compiles_without_spills(built: Built, tmp_path: Path) -> None:
+def test_text_compiles_without_spills(built: Choices, tmp_path: Path) -> None:
     source = tmp_path / "window.cu"
     source.write_text(built.text)
     command = ["nvcc", "-arch=sm_90", "-cubin", "-Xptxas", "-v", "-o", str(tmp_path / "window.cubin"), str(source)]
