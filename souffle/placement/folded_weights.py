@@ -138,7 +138,7 @@ def folded_product(
             inputs = [[added if t is added_to else t for t in part.inputs] for part in parts]
             parts = tuple(part.with_inputs(own) for part, own in zip(parts, inputs, strict=True))
         else:
-            parts = tuple(one for part in parts for one in (_apart(part, made.adding, added, suffix)))
+            parts = tuple(one for part in parts for one in _apart(part, made.adding, added, suffix))
     made_item = fuse(parts, item.outputs) if len(parts) > 1 else parts[0]
     return FoldedProduct(made_item, source, weights, added, added_to, made.dimension, centred)
 
@@ -155,44 +155,39 @@ def _apart(part: TE, adding: TE, added: Tensor, suffix: str) -> tuple[TE, ...]:
 
 def _constant_added(item: TE | FusedTE, adding: TE, constants: Mapping[Tensor, np.ndarray]) -> Tensor | None:
     """The constant that is added to a product wherever that is read, of the same elements as `adding` would add."""
-    (result,) = reduction_of(item).outputs
+    result = reduction_of(item).output
     readers = [part for part in parts_of(item) if result in part.inputs]
-    if not readers or result in item.outputs:
+    beside = {_beside(part, result, adding) for part in readers}
+    if len(beside) != 1 or result in item.outputs:
         return None
-    found: set[Tensor | None] = set()
-    for part in readers:
-        sums = [node for node in collect(part.body, tirx.Add) if _is_sum_with(part, node, result)]
-        pairs = [(node.a, node.b) if _reads(part, node.a, result) else (node.b, node.a) for node in sums]
-        if len(sums) != _count(part, result):
-            return None
-        for total, other in pairs:
-            at = {axis.var: index for axis, index in zip(adding.axes, load_indices(total), strict=True)}
-            (own,) = (load for load in loads(adding.body) if adding.input_of(load_tensor(load)) is adding.inputs[1])
-            expected = [substitute(index, at) for index in load_indices(own)]
-            tensor = part.input_of(load_tensor(other))
-            places = load_indices(other)
-            same = tensor.shape == adding.inputs[1].shape and tensor.dtype == "float32" and tensor in constants
-            same = same and all(same_expression(a, b) for a, b in zip(expected, places, strict=True))
-            found.add(tensor if same else None)
+    (only,) = beside
     # Elsewhere in the item it would be another constant.
-    (only,) = found if len(found) == 1 else (None,)
-    if only is None or any(only in part.inputs for part in parts_of(item) if part not in readers):
-        return None
-    return only if all(_count(part, only) == _count(part, result) for part in readers) else None
+    elsewhere = [part for part in parts_of(item) if part not in readers and only in part.inputs]
+    return only if only in constants and not elsewhere else None
 
 
-def _count(part: TE, tensor: Tensor) -> int:
-    return sum(part.input_of(load_tensor(load)) is tensor for load in loads(part.body))
-
-
-def _reads(part: TE, expression: PrimExpr, tensor: Tensor) -> bool:
-    return is_load(expression) and part.input_of(load_tensor(expression)) is tensor
-
-
-def _is_sum_with(part: TE, node: tirx.Add, tensor: Tensor) -> bool:
-    """Whether it is the sum of an element of the tensor and of another one."""
-    pair = (node.a, node.b)
-    return all(is_load(side) for side in pair) and sum(_reads(part, side, tensor) for side in pair) == 1
+def _beside(part: TE, result: Tensor, adding: TE) -> Tensor | None:
+    """The tensor that a part adds to each element of `result` that it reads, and reads for nothing else; ``None`` if
+    there is none, or not the element that `adding` would add.
+    """
+    read_of = [part.input_of(load_tensor(load)) for load in loads(part.body)]
+    (own,) = (load for load in loads(adding.body) if adding.input_of(load_tensor(load)) is adding.inputs[1])
+    found = []
+    for node in collect(part.body, tirx.Add):
+        if not (is_load(node.a) and is_load(node.b)):
+            continue
+        pair = {part.input_of(load_tensor(side)): load_indices(side) for side in (node.a, node.b)}
+        if result not in pair or len(pair) != 2:
+            continue
+        (other,) = pair.keys() - {result}
+        at = {axis.var: index for axis, index in zip(adding.axes, pair[result], strict=True)}
+        expected = [substitute(index, at) for index in load_indices(own)]
+        same = (other.shape, other.dtype) == (adding.inputs[1].shape, "float32")
+        if not same or not all(same_expression(a, b) for a, b in zip(expected, pair[other], strict=True)):
+            return None
+        found.append(other)
+    whole = len(set(found)) == 1 and len(found) == read_of.count(result) == read_of.count(found[0])
+    return found[0] if whole else None
 
 
 @dataclass(frozen=True)

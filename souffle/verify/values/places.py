@@ -24,8 +24,12 @@ from souffle.verify.values.statements import Statement, Statements, nothing
 
 __all__ = ["Places", "Pointer"]
 
-_PAIRS = {"souffle_load_matrices": (0,), "souffle_load_transposed_matrices": (0,), "souffle_add_product": (1, 2)}
-_PAIRS |= {"souffle_scale_part": (0,)}
+_PAIRS = {
+    "souffle_load_matrices": (0,),
+    "souffle_load_transposed_matrices": (0,),
+    "souffle_add_product": (1, 2),
+    "souffle_scale_part": (0,),
+}
 """Which arguments of an instruction are 32-bit registers that hold two 16-bit numbers."""
 
 

@@ -115,8 +115,7 @@ class RowStatements:
 
     def _stored(self, value: RowValue, mapping: Mapping[tirx.Var, PrimExpr], row: PrimExpr) -> tirx.Stmt:
         def one(chunk: PrimExpr) -> tirx.Stmt:
-            places = mapping if value.chunks is None else {**mapping, value.chunks.axis.var: chunk}
-            result = cast(substitute_axes(value.value, places), "float32")
+            result = cast(_of_chunk(value, mapping, chunk), "float32")
             return tirx.BufferStore(self.held, result, [self._place(value, row, chunk)])
 
         return loop("chunk", value.count, one, "unrolled")
@@ -126,10 +125,7 @@ class RowStatements:
             stores = []
             for number, value in enumerate(self._pair):
                 at = (chunk * self.rows + row) * 2 + number
-                factor = tirx.const(0, "float16")
-                if value is not None:
-                    places = mapping if value.chunks is None else {**mapping, value.chunks.axis.var: chunk}
-                    factor = substitute_axes(value.value, places)
+                factor = tirx.const(0, "float16") if value is None else _of_chunk(value, mapping, chunk)
                 stores.append(tirx.BufferStore(self.factors, factor, [at]))
             return sequence(*stores)
 
@@ -137,6 +133,11 @@ class RowStatements:
 
     def _place(self, value: RowValue, row: PrimExpr, chunk: PrimExpr | int = 0) -> PrimExpr:
         return (self._first[value.var] + chunk) * (self.batch * self.rows) + row
+
+
+def _of_chunk(value: RowValue, mapping: Mapping[tirx.Var, PrimExpr], chunk: PrimExpr) -> PrimExpr:
+    """A value of a row whose axes and totals are given, for one of its chunks."""
+    return substitute_axes(value.value, mapping if value.chunks is None else {**mapping, value.chunks.axis.var: chunk})
 
 
 def _reduced(reduction: RowReduction, held: Any, mapping: Mapping[tirx.Var, PrimExpr]) -> tirx.Stmt:
