@@ -11,6 +11,7 @@ import numpy as np
 import tvm
 from tvm import tirx
 
+from souffle.codegen.device_functions import with_device_functions
 from souffle.decision import Refused
 from souffle.emulator import compile_text
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
@@ -79,5 +80,6 @@ def built_choices(cases: Sequence[AnyStage], offered: Callable[[AnyStage], Seque
             check_schedule(one, case.request)
             every[name] = one.func.with_attr("global_symbol", name)
     text = tvm.compile(tvm.IRModule(every), target=cuda_target("sm_90")).mod.imports[0].inspect_source()
+    text = with_device_functions(text)
     plain = tvm.IRModule({case.name: case.func for case in cases})
     return Choices(kernels, text, compile_text(text), tvm.compile(plain, target="llvm"))

@@ -20,12 +20,16 @@ from souffle.schedule.gpu.rule import OWNS_TILES, GpuRequest, GpuSchedule
 from souffle.schedule.gpu.rules.channel_owned import CHANNEL_OWNED
 from souffle.schedule.gpu.tiling import direct_cost
 from souffle.schedule.gpu.tiling.direct_tiling import DirectTiling, SumPlan
+from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling
 from souffle.schedule.gpu.tiling.owned_steps import cut_tile
 from souffle.schedule.gpu.tiling.owned_tiling import choose_width
 from souffle.tvm_compat import const_int, primfunc_from_tensors
 from tests.schedule.knob_choices import Choices, built_choices
 
 SMALL = GpuRequest("sm_90", threads=64, sm_count=4)
+
+TENSOR = GpuRequest("sm_80", threads=256, sm_count=2)
+"""Few multiprocessors, so that tiles are wide enough for fragments."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,12 +121,48 @@ def products(name: str) -> Case:
     return Case(name, (x, w, v), (topi.nn.dense(topi.tanh(topi.nn.dense(x, w)), v),))
 
 
+def halved(x: te.Tensor) -> te.Tensor:
+    return te.compute(x.shape, lambda *at: tirx.Cast("float16", x(*at)), name="halved")
+
+
+def halved_dense(x: te.Tensor, w: te.Tensor) -> te.Tensor:
+    """In fp16 with a total in fp32."""
+    return topi.nn.dense(x, w, out_dtype="float32")
+
+
+def halved_products(name: str) -> Case:
+    """Two products of fp16 in a row, of which the second one reads the first through shared memory."""
+    shapes = {"x": (60, 130), "w": (128, 130), "v": (150, 128)}
+    x, w, v = (data(one, *shape, dtype="float16") for one, shape in shapes.items())
+    first = halved(topi.nn.relu(halved_dense(x, w)))
+    return Case(name, (x, w, v), (halved_dense(first, v),), replace(TENSOR, max_shared_bytes=160 * 1024))
+
+
+def halved_projection(name: str, channels: int, reduced: int, rows: int, columns: int) -> Case:
+    """As :func:`projection`, of what is scaled and rounded to fp16 where it is read."""
+    p, a, b = data("p", 1, channels), data("a", reduced, channels), data("b", channels, reduced)
+    x, w = data("x", channels, columns, dtype="float16"), data("w", rows, channels, dtype="float16")
+    scale = topi.sigmoid(topi.nn.dense(topi.nn.relu(topi.nn.dense(p, a)), b))
+    scaled = te.compute(x.shape, lambda c, i: x[c, i] * tirx.Cast("float16", scale[0, c]), name="scaled")
+    c = te.reduce_axis((0, channels), name="c")
+    value = te.compute(
+        (rows, columns),
+        lambda i, j: te.sum(tirx.Cast("float32", w[i, c]) * tirx.Cast("float32", scaled[c, j]), [c]),
+        name="product",
+    )
+    return Case(name, (p, a, b, x, w), (value,), replace(TENSOR, sm_count=64))
+
+
 CASES = [
     bottleneck("plain", 1, 8, 12, 7, 3, 1, (1, 1, 1, 1)),
     bottleneck("strided", 1, 20, 6, 9, 5, 2, (2, 1, 0, 3)),
     bottleneck("dilated", 1, 3, 7, 8, 3, 1, (2, 2, 2, 2), dilation=2),
     bottleneck("batch", 3, 4, 5, 6, 1, 1, (0, 0, 0, 0)),
     bottleneck("narrow", 1, 32, 8, 8, 3, 1, (1, 1, 1, 1), dtype="float16"),
+    bottleneck("halves", 1, 129, 24, 11, 3, 2, (1, 1, 0, 2), dtype="float16", request=TENSOR),
+    bottleneck("halves_in_a_batch", 3, 97, 26, 5, 3, 1, (1, 1, 1, 1), dtype="float16", request=TENSOR),
+    halved_products("halves_in_a_row"),
+    halved_projection("halves_spread", 192, 5, 120, 113),
     bottleneck("warps", 1, 32, 8, 11, 7, 1, (3, 3, 3, 3), request=GpuRequest("sm_80", threads=256, sm_count=4)),
     excitation("excited", 20, 5, 6),
     groups("grouped", 4, 6, 8, 3),
@@ -145,7 +185,12 @@ def built() -> Choices:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_result(case: Case, built: Choices) -> None:
     chance = np.random.default_rng(5)
-    inputs = [chance.uniform(-1, 1, tuple(map(const_int, t.shape))).astype(str(t.dtype)) for t in case.inputs]
+    inputs = [chance.uniform(-1, 1, tuple(map(const_int, t.shape))) for t in case.inputs]
+    # Sums of products of eighths are exact, so that they are rounded to fp16 alike.
+    inputs = [
+        (np.round(x * 8) / 8 if str(t.dtype) == "float16" else x).astype(str(t.dtype))
+        for x, t in zip(inputs, case.inputs, strict=True)
+    ]
     outputs = [np.zeros(tuple(map(const_int, t.shape)), str(t.dtype)) for t in case.outputs]
     built.assert_equal(case.name, inputs, outputs, 2e-5)
 
@@ -195,6 +240,21 @@ def test_tiling_of_one_block_is_the_cheapest_of_all() -> None:
             return tiles * direct_cost.estimate(plan, tiling, replace(SMALL, sm_count=tiles))
 
         assert clocks == alone(chosen) == min(map(alone, fitting))
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [("halves", [0]), ("halves_in_a_batch", [0]), ("halves_in_a_row", [0, 1]), ("halves_spread", [2]), ("plain", [])],
+)
+def test_products_of_halves_are_computed_on_tensor_cores(name: str, steps: list[int]) -> None:
+    case = next(case for case in CASES if case.name == name)
+    tiling = choose_width(case.chain, case.request)
+    assert [n for n, numbers in enumerate(tiling.steps) if isinstance(numbers, MmaTiling)] == steps
+    sketch = CHANNEL_OWNED.sketch(StageForms(case.func), case.request)
+    assert sketch.chosen().tensor_cores == bool(steps)
+    assert sketch.least <= tiling.clocks
+    before = CHANNEL_OWNED.sketch(StageForms(case.func), replace(case.request, arch="sm_75"))
+    assert not before.chosen().tensor_cores
 
 
 def test_blocks_share_the_last_step_where_tiles_are_few() -> None:

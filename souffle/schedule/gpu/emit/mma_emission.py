@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil
+from math import ceil, prod
+from typing import Any
 
 from tvm import tirx
 
@@ -27,7 +28,7 @@ from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, Operands
 from souffle.tvm_compat import PrimExpr, sequence
 
-__all__ = ["emit_mma"]
+__all__ = ["MmaKernel", "emit_mma"]
 
 
 def emit_mma(problem: Contraction, tiling: MmaTiling, operands: Operands, threads: int) -> tirx.PrimFunc:
@@ -42,10 +43,19 @@ def emit_mma(problem: Contraction, tiling: MmaTiling, operands: Operands, thread
     threads : int
         Of a block.
     """
-    return _Kernel(problem, tiling, operands, threads).func()
+    kernel = MmaKernel(problem, tiling, operands, threads)
+    return kernel_func(problem.func, kernel.tiles, threads, kernel.buffers, kernel.body)
 
 
-class _Kernel:
+class MmaKernel:
+    """A sum of products' kernel on tensor cores: what one block does, with the buffers that it needs.
+
+    Parameters
+    ----------
+    problem, tiling, operands, threads
+        See :func:`emit_mma`.
+    """
+
     def __init__(self, problem: Contraction, tiling: MmaTiling, operands: Operands, threads: int) -> None:
         self.problem, self.tiling, self.threads = problem, tiling, threads
         self.counts = tiling.counts(problem.extents)
@@ -73,16 +83,22 @@ class _Kernel:
         parts = tiling.strip_parts(operands)
         self.strips = Strips(problem, tiling, parts, self.shared, self.totals, threads, self.rows)
 
-    def func(self) -> tirx.PrimFunc:
+    @property
+    def tiles(self) -> int:
+        """Blocks of the grid."""
+        return prod(self.counts)
+
+    @property
+    def buffers(self) -> tuple[Any, ...]:
+        """Registers and shared memory."""
         held = tuple(side.held for side in self.sides if side.held is not None)
         own = (self.left_part, self.right_part, self.totals, *self.strips.buffers, *self.rows.buffers)
         own += () if self.normalized is None else self.normalized.buffers
         own += () if self.finished is None else self.finished.buffers
-        buffers = (self.shared, *held, *own)
-        tiles = self.counts[0] * self.counts[1] * self.counts[2]
-        return kernel_func(self.problem.func, tiles, self.threads, buffers, self.body)
+        return (self.shared, *held, *own)
 
     def body(self, block: PrimExpr, thread: PrimExpr) -> tirx.Stmt:
+        """What a thread does for one tile."""
         counts = self.counts
         binder = Binder()
         self.lane = binder.name("lane", tirx.floormod(thread, 32))

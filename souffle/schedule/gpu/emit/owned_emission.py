@@ -19,9 +19,11 @@ from souffle.schedule.gpu.emit.async_copy import barrier
 from souffle.schedule.gpu.emit.contraction_emission import ContractionKernel
 from souffle.schedule.gpu.emit.contraction_statements import Binder, guarded, kernel_func, local_buffer, loop
 from souffle.schedule.gpu.emit.direct_emission import DirectKernel
+from souffle.schedule.gpu.emit.mma_emission import MmaKernel
 from souffle.schedule.gpu.forms.contraction_expressions import depends, substitute_axes
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.schedule.gpu.tiling.direct_tiling import DirectTiling
+from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, tile_operands
 from souffle.schedule.gpu.tiling.owned_steps import Mapped, OwnedStep
 from souffle.schedule.gpu.tiling.owned_tiling import OwnedTiling
 from souffle.schedule.gpu.tiling.sliced_tiling import SlicedTiling
@@ -145,15 +147,20 @@ class _MappedKernel:
         return sequence(*binder.statements, guarded(conditions, stored))
 
 
-def _kernel(step: OwnedStep, numbers: Any, request: GpuRequest) -> DirectKernel | ContractionKernel | _MappedKernel:
+_Kernel = DirectKernel | ContractionKernel | MmaKernel | _MappedKernel
+
+
+def _kernel(step: OwnedStep, numbers: Any, request: GpuRequest) -> _Kernel:
     if isinstance(numbers, DirectTiling):
         return DirectKernel(step.sum, numbers, request.threads)
     if isinstance(numbers, SlicedTiling):
         return ContractionKernel(step.product, numbers.tiling, request, numbers.slices)
+    if isinstance(numbers, MmaTiling):
+        return MmaKernel(step.product, numbers, tile_operands(step.product, numbers, request), request.threads)
     return _MappedKernel(step.mapped, numbers, request.threads)
 
 
-def _rounds(kernel: DirectKernel | ContractionKernel | _MappedKernel, thread: PrimExpr) -> tirx.Stmt:
+def _rounds(kernel: _Kernel, thread: PrimExpr) -> tirx.Stmt:
     """All tiles of a step. What they have in shared memory for themselves is used again by the next."""
     own = any(str(buffer.scope()) == "shared" for buffer in kernel.buffers)
 

@@ -29,9 +29,9 @@ from souffle.schedule.gpu.forms.contraction_expressions import NotAContraction, 
 from souffle.schedule.gpu.forms.stage_blocks import OutputBlocks, demand_own_axes, stage_blocks
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.rule import OWNS_TILES
-from souffle.tvm_compat import collect, const_int
+from souffle.tvm_compat import collect, const_int, dtype_of
 
-__all__ = ["OwnedChain", "Owner", "local_shape", "read_owned_chain"]
+__all__ = ["OwnedChain", "Owner", "evaluations_of", "local_shape", "multiplies_halves", "read_owned_chain"]
 
 _CHEAP_TO_REPEAT = 0
 """Calls of functions in a block that each of its readers computes again."""
@@ -90,11 +90,6 @@ class OwnedChain:
         return _repeated(self.blocks, self.owners)
 
     @property
-    def evaluations(self) -> int:
-        """Of the owned reductions, of all tiles together."""
-        return sum(_evaluations(block) for block in self.owners if block.reduction)
-
-    @property
     def spreads(self) -> bool:
         """Whether several blocks may share a tile: each computes all groups for itself, and a part of the last one.
 
@@ -116,7 +111,7 @@ class OwnedChain:
                 own = owner is not None and any(depends(i, block.spatial[owner.place]) for i in load.indices)
                 if own or any(load.source.same_as(buffer) for buffer in inside):
                     continue
-                elements = min(prod(map(const_int, load.source.shape)), _evaluations(block))
+                elements = min(prod(map(const_int, load.source.shape)), evaluations_of(block))
                 found[load.source] = elements * -(-DataType(str(load.source.dtype)).bits // 8)
         return sum(found.values())
 
@@ -168,10 +163,16 @@ def read_owned_chain(stage: StageForms) -> OwnedChain | Refused:
 def _repeated(blocks: Sequence[Block], owners: Mapping[Block, Owner]) -> int:
     """Evaluations of the reductions without an owner."""
     whole = (block for block in blocks if block.reduction and block not in owners)
-    return sum(map(_evaluations, whole))
+    return sum(map(evaluations_of, whole))
 
 
-def _evaluations(block: Block) -> int:
+def multiplies_halves(block: Block) -> bool:
+    """Whether a block may be a sum of products in fp32 of what is in fp16."""
+    return sum(str(dtype_of(one.value)) == "float16" for one in collect(block.value, tirx.Cast)) > 1
+
+
+def evaluations_of(block: Block) -> int:
+    """Elements of a block times those that each is reduced of."""
     return prod(axis.extent for axis in (*block.spatial, *block.reduction))
 
 

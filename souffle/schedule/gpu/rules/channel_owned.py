@@ -42,7 +42,7 @@ def _apply(chain: OwnedChain, request: GpuRequest) -> Sketch | Refused:
         if isinstance(tiling, Refused):
             return tiling
         kernel, tiles = emit_owned(tiling, request)
-        return GpuSchedule(kernel, CHANNEL_OWNED.name, tiles, request.threads)
+        return GpuSchedule(kernel, CHANNEL_OWNED.name, tiles, request.threads, tensor_cores=tiling.on_tensor_cores)
 
     knobs = (Knob("width", widths(chain)),)
     return Sketch(CHANNEL_OWNED.name, knobs, choose, make, least=least_clocks(chain, request))

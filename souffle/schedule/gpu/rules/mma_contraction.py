@@ -12,7 +12,6 @@ from functools import partial
 from math import prod
 
 from souffle.decision import Refused
-from souffle.schedule.gpu.emit.async_copy import compute_capability
 from souffle.schedule.gpu.emit.mma_emission import emit_mma
 from souffle.schedule.gpu.forms.matrix_product import Contraction, read_contraction
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Rule, Sketch, Values
@@ -24,12 +23,9 @@ from souffle.schedule.gpu.tiling.mma_tiling import (
     tile_operands,
     tiling_refusal,
 )
-from souffle.schedule.gpu.tiling.tensor_cores import tensor_core_refusal
+from souffle.schedule.gpu.tiling.tensor_cores import mma_refusal
 
 __all__ = ["MMA_CONTRACTION"]
-
-_FIRST_CAPABILITY = 80
-"""mma.m16n8k16 and asynchronous copies begin here."""
 
 
 def _apply(problem: Contraction, request: GpuRequest) -> Sketch | Refused:
@@ -39,9 +35,7 @@ def _apply(problem: Contraction, request: GpuRequest) -> Sketch | Refused:
     A refusal names the architecture or type that does not fit, or one of the reasons of the other rules for
     contractions.
     """
-    if compute_capability(request.arch) < _FIRST_CAPABILITY:
-        return problem.refused(f"{request.arch} has no mma.m16n8k16")
-    refusal = tensor_core_refusal(problem, request)
+    refusal = mma_refusal(problem, request)
     if refusal is not None:
         return refusal
     assumed = assumed_operands(problem, request)

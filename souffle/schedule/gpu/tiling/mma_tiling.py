@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
@@ -33,6 +33,7 @@ __all__ = [
     "MmaTiling",
     "Operands",
     "assumed_operands",
+    "choose_serial_tiling",
     "choose_tiling",
     "knobs_of",
     "tile_operands",
@@ -269,13 +270,31 @@ def choose_tiling(problem: Contraction, operands: Operands, request: GpuRequest)
     Of those that are about as fast, it is one with the fewest tiles, and of these with the least shared memory: a grid
     that fits one wave ends no kernel (§5.4).
     """
+    return _least(problem, operands, request, lambda tiling: _cost(problem, operands, tiling, request))
+
+
+def choose_serial_tiling(
+    problem: Contraction, operands: Operands, request: GpuRequest
+) -> tuple[float, MmaTiling] | None:
+    """The same for one block that computes all tiles one after another."""
+
+    def cost(tiling: MmaTiling) -> float:
+        tiles = prod(tiling.counts(problem.extents))
+        return tiles * _cost(problem, operands, tiling, replace(request, sm_count=tiles))
+
+    return _least(problem, operands, request, cost)
+
+
+def _least(
+    problem: Contraction, operands: Operands, request: GpuRequest, cost_of: Callable[[MmaTiling], float]
+) -> tuple[float, MmaTiling] | None:
     every = list(_tilings(problem, operands, request))
     # What leaves room for a second block on a multiprocessor, so that other stages of its kernel have one, too.
     sharing = [candidate for candidate in every if candidate.registers(operands, request.threads) <= ASSUMED_REGISTERS]
-    estimated = [(_cost(problem, operands, tiling, request), tiling) for tiling in sharing or every]
+    estimated = [(cost_of(tiling), tiling) for tiling in sharing or every]
     if not estimated:
         # Short and few: the smallest tile that there is.
-        estimated = [(_cost(problem, operands, t, request), t) for t in _smallest(problem, operands, request)]
+        estimated = [(cost_of(t), t) for t in _smallest(problem, operands, request)]
     least = min((cost for cost, _ in estimated), default=0.0)
     alike = [(cost, tiling) for cost, tiling in estimated if cost <= _ALIKE * least]
 

@@ -8,14 +8,16 @@ from functools import lru_cache
 
 from souffle.decision import Refused
 from souffle.schedule.gpu.forms.memory_access import lanes_along, memory_step
-from souffle.schedule.gpu.forms.owned_chain import OwnedChain
+from souffle.schedule.gpu.forms.owned_chain import OwnedChain, evaluations_of, multiplies_halves
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.schedule.gpu.tiling.contraction_cost import fp32_lanes
-from souffle.schedule.gpu.tiling.contraction_tiling import choose_tiling, staging_refusal
 from souffle.schedule.gpu.tiling.direct_cost import choose_serial_tiling
 from souffle.schedule.gpu.tiling.direct_tiling import DirectTiling, shared_bytes
+from souffle.schedule.gpu.tiling.mma_figures import TENSOR_FMA
+from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling
+from souffle.schedule.gpu.tiling.owned_products import ProductTiling, choose_product, choose_shared_product
 from souffle.schedule.gpu.tiling.owned_steps import Mapped, OwnedStep, OwnedTile, StepGroup, cut_tile, kept_bytes
-from souffle.schedule.gpu.tiling.sliced_tiling import SlicedTiling, choose_sliced_tiling
+from souffle.schedule.gpu.tiling.tensor_cores import multiplies_fragments
 
 __all__ = ["OwnedTiling", "choose_width", "least_clocks", "mapped_lanes", "tiling_of_width", "widths"]
 
@@ -51,7 +53,7 @@ class OwnedTiling:
     Attributes
     ----------
     tile : OwnedTile
-    steps : tuple of DirectTiling, SlicedTiling or int
+    steps : tuple of DirectTiling, SlicedTiling, MmaTiling or int
         How each step is shared by the threads; of a mapped one the elements of an access.
     clocks : float
         Estimated, of the whole grid.
@@ -60,7 +62,7 @@ class OwnedTiling:
     """
 
     tile: OwnedTile
-    steps: tuple[DirectTiling | SlicedTiling | int, ...]
+    steps: tuple[DirectTiling | ProductTiling | int, ...]
     clocks: float
     spread: int = 1
 
@@ -69,6 +71,11 @@ class OwnedTiling:
         """Blocks of the grid."""
         return self.tile.tiles * self.spread
 
+    @property
+    def on_tensor_cores(self) -> bool:
+        """Whether any step is."""
+        return any(isinstance(numbers, MmaTiling) for numbers in self.steps)
+
 
 def widths(chain: OwnedChain) -> tuple[int, ...]:
     """How many units a tile may own: what divides them, so that no tile is cut off."""
@@ -76,8 +83,14 @@ def widths(chain: OwnedChain) -> tuple[int, ...]:
 
 
 def least_clocks(chain: OwnedChain, request: GpuRequest) -> float:
-    """What no tiling takes less than: its arithmetic on CUDA cores, and what every multiprocessor reads."""
-    arithmetic = (chain.evaluations / request.sm_count + chain.repeated) / fp32_lanes(request)
+    """What no tiling takes less than: its arithmetic, and what every multiprocessor reads."""
+    lanes = fp32_lanes(request)
+    # Where tensor cores may compute it, they alone do.
+    fragments = TENSOR_FMA if multiplies_fragments(request) else lanes
+    arithmetic = 0.0
+    for block in filter(lambda block: block.reduction, chain.blocks):
+        share = request.sm_count if block in chain.owners else 1
+        arithmetic += evaluations_of(block) / share / (fragments if multiplies_halves(block) else lanes)
     return max(arithmetic, chain.common_bytes / _L2_BYTES)
 
 
@@ -121,7 +134,7 @@ def tiling_of_width(
     tile = cut_tile(chain, width)
     if isinstance(tile, Refused):
         return tile
-    chosen: list[DirectTiling | SlicedTiling | int] = []
+    chosen: list[DirectTiling | ProductTiling | int] = []
     clocks = 0.0
     together = max(1.0, _BUSY * math.ceil(tile.tiles / request.sm_count))
     for step in tile.steps:
@@ -148,19 +161,19 @@ def tiling_of_width(
     return OwnedTiling(tile, tuple(chosen), clocks * together)
 
 
-def _spread(step: OwnedStep, request: GpuRequest, tiles: int) -> tuple[SlicedTiling, int, float] | None:
+def _spread(step: OwnedStep, request: GpuRequest, tiles: int) -> tuple[ProductTiling, int, float] | None:
     """The last step shared by the multiprocessors that its tile has: numbers, blocks and clocks; ``None`` if by one."""
     multiprocessors = request.sm_count // tiles
-    if multiprocessors < 2 or step.product is None or staging_refusal(step.product, request) is not None:
+    if multiprocessors < 2 or step.product is None:
         return None
-    timed = choose_tiling(step.product, replace(request, sm_count=multiprocessors))
+    timed = choose_shared_product(step.product, replace(request, sm_count=multiprocessors))
     if timed is None:
         return None
-    blocks = math.prod(timed[1].counts(step.product.extents))
-    return (SlicedTiling(timed[1], 1), blocks, timed[0]) if blocks > 1 else None
+    clocks, numbers, blocks = timed
+    return (numbers, blocks, clocks) if blocks > 1 else None
 
 
-_Timed = tuple[float, DirectTiling | SlicedTiling | int, int]
+_Timed = tuple[float, DirectTiling | ProductTiling | int, int]
 """Clocks, numbers and shared memory of a step."""
 
 
@@ -197,10 +210,9 @@ def _group(group: StepGroup, request: GpuRequest) -> _Timed | Refused | None:
         timed = choose_serial_tiling(group.sum, request)
         if timed is not None and timed[1].tiles(group.sum, request.threads) <= _MOST_ROUNDS:
             found.append((*timed, shared_bytes(group.sum, timed[1], request.threads)))
-    if group.product is not None and staging_refusal(group.product, request) is None:
-        sliced = choose_sliced_tiling(group.product, request)
-        if sliced is not None:
-            found.append(sliced)
+    if group.product is not None:
+        timed = choose_product(group.product, request)
+        found += [] if timed is None else [timed]
     return min(found, key=lambda one: one[0], default=None)
 
 

@@ -7,17 +7,40 @@ from math import prod
 from tvm import tirx
 
 from souffle.decision import Refused
+from souffle.schedule.gpu.emit.async_copy import compute_capability
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.schedule.gpu.tiling.contraction_tiling import staging_refusal
 
-__all__ = ["tensor_core_refusal", "type_refusal"]
+__all__ = ["mma_refusal", "mma_type_refusal", "multiplies_fragments", "tensor_core_refusal", "type_refusal"]
 
 _SIDE = 16
 """Rows, columns and products of one fragment."""
 
+_FIRST_WMMA = 70
+
+_FIRST_MMA = 80
+"""mma.m16n8k16 and asynchronous copies begin here."""
+
 _MAX_WASTE = 8
 """Tensor cores are 8 to 16 times as fast as CUDA cores here, so more padding than this leaves no gain."""
+
+
+def mma_refusal(problem: Contraction, request: GpuRequest) -> Refused | None:
+    """Why a problem is none for ``mma.sync``: its extents, or its types; or ``None``."""
+    return mma_type_refusal(problem, request) or tensor_core_refusal(problem, request)
+
+
+def mma_type_refusal(problem: Contraction, request: GpuRequest) -> Refused | None:
+    """Why ``mma.sync`` cannot compute a problem: the architecture, or as for all tensor cores; or ``None``."""
+    if not multiplies_fragments(request):
+        return problem.refused(f"{request.arch} has no mma.m16n8k16")
+    return type_refusal(problem, request)
+
+
+def multiplies_fragments(request: GpuRequest) -> bool:
+    """Whether the architecture has ``mma.m16n8k16``."""
+    return compute_capability(request.arch) >= _FIRST_MMA
 
 
 def tensor_core_refusal(problem: Contraction, request: GpuRequest) -> Refused | None:
@@ -29,8 +52,7 @@ def type_refusal(problem: Contraction, request: GpuRequest) -> Refused | None:
     """Why a problem's types, or what it does with them, are not those of tensor cores; or ``None``."""
     if problem.folds and not problem.normalizes:
         return problem.refused(f"it has {1 + len(problem.folds)} reduction blocks, one is needed")
-    digits = "".join(c for c in request.arch if c.isdigit())
-    if not digits or int(digits) < 70:
+    if compute_capability(request.arch) < _FIRST_WMMA:
         return problem.refused(f"{request.arch} has no tensor cores for fp16")
     types = (problem.left.dtype, problem.right.dtype, problem.dtype)
     if types != ("float16", "float16", "float32"):
