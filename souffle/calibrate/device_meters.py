@@ -27,6 +27,8 @@ _LINE = 128
 """Bytes of a line of the caches."""
 _READ = 64
 """Bytes that a thread of measure_read reads in a round."""
+_CODE_PART = 16 << 10
+"""Bytes of a part of measure_code."""
 _PLATEAU = 0.9
 """Part of a cache's best rate at which it still delivers what it holds."""
 
@@ -234,6 +236,24 @@ class Meter:
         more["l1_chase_clocks"] = found
         figures["l1_bytes"] = capacity(found, near, far)
 
+    def code(self, figures: dict[str, Reading], more: dict[str, Any]) -> None:
+        """Machine code that is executed again and again: how much of it a multiprocessor keeps, and the rate beyond."""
+        threads, steps, found = 128, self.steps(16), {}
+        for parts in (4, 12, 20) if self.small else range(4, 21):
+            pairs = self.bench.pairs(
+                "measure_code", grid=self.sms, threads=threads, steps=steps, data=[self.ones],
+                integers=lambda n, parts=parts: (parts, n), results=self.sms * threads, dtype=np.float32,
+                expected=lambda n, parts=parts: parts * 1024 * n,
+            )  # fmt: skip
+            size = parts * _CODE_PART
+            how = f"{size >> 10} KiB of straight-line code of 4 warps, executed again and again"
+            found[size] = reading(cost(pairs.typical, (steps[1] - steps[0]) * size), how)
+        clocks = {size: one.value for size, one in found.items()}
+        more["code_clocks_per_byte"] = clocks
+        figures["code_cache_bytes"] = capacity(clocks, clocks[min(clocks)], clocks[max(clocks)], "straight-line code")
+        last = found[max(found)]
+        figures["code_bytes_per_clock"] = Reading(last.value and 1.0 / last.value, last.source)
+
     def extra(self, short: int) -> int:
         """Steps that the longer run does more."""
         steps = self.steps(short)
@@ -406,17 +426,19 @@ class Meter:
         return found
 
 
-def capacity(found: dict[int, float | None], near: float | None, far: float | None) -> Reading:
-    """Bytes of the L1 cache, from the latency of rings of addresses by their size.
+def capacity(
+    found: dict[int, float | None], near: float | None, far: float | None, what: str = "ring of addresses"
+) -> Reading:
+    """Bytes of a multiprocessor's cache, from the clocks that what is read again and again takes, by its size.
 
-    A ring that does not fit is read from the L2 cache: the largest that is nearer to the L1's latency counts.
+    What does not fit comes from the L2 cache: the largest that takes less than the mean of `near` and `far` counts.
     """
     if near is None or far is None or not near < far:
-        return Reading(None, "the latencies of the L1 and L2 caches are not known apart")
+        return Reading(None, f"the clocks of a {what} from the own cache and from the L2 cache are not known apart")
     fits = [size for size, clocks in found.items() if clocks is not None and clocks < (near + far) / 2]
     if not fits or max(fits) == max(found):
-        return Reading(None, f"no ring of addresses of {min(found)} to {max(found)} bytes tells the L1 cache's size")
-    how = "the largest ring of addresses that a multiprocessor reads at its L1 cache's latency, with no shared memory"
+        return Reading(None, f"no {what} of {min(found)} to {max(found)} bytes tells the size of the cache")
+    how = f"the largest {what} that a multiprocessor reads from its own cache, with no shared memory"
     beyond = min(size for size in found if size > max(fits))
     return Reading(max(fits), f"{how}; the next one tried, {beyond} bytes, does not fit")
 
@@ -443,6 +465,7 @@ GROUPS = (
     ("latencies", Meter.latencies),
     ("the L1 cache", Meter.l1),
     ("bandwidths", Meter.bandwidths),
+    ("machine code", Meter.code),
     ("launches and barriers", Meter.starts),
 )
 """What is measured in which order; some need what came before."""

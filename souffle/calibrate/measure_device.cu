@@ -284,6 +284,32 @@ extern "C" __global__ void measure_dependent(u64* clocks, float* out, float* giv
   out[THREAD] = x;
 }
 
+// 20 parts of straight-line code of 16 KiB, of which as many are executed as are wanted: 8 chains of 128 fused
+// multiply-adds, each adding given[1]. All parts of a step are executed before the first is again.
+extern "C" __global__ void __launch_bounds__(1024)
+    measure_code(u64* clocks, float* out, float* given, int parts, int steps) {
+  float a = given[0], b = given[1], x[8];
+  for (int j = 0; j < 8; ++j) x[j] = 0.0f;
+  CLOCK_BEGIN
+#pragma unroll 1
+  for (int s = 0; s < steps; ++s) {
+#pragma unroll
+    for (int p = 0; p < 20; ++p) {
+      if (p < parts) {
+#pragma unroll
+        for (int u = 0; u < 128; ++u) {
+#pragma unroll
+          for (int j = 0; j < 8; ++j) asm volatile("fma.rn.f32 %0, %0, %1, %2;" : "+f"(x[j]) : "f"(a), "f"(b));
+        }
+      }
+    }
+  }
+  CLOCK_END
+  float sum = 0.0f;
+  for (int j = 0; j < 8; ++j) sum += x[j];
+  out[THREAD] = sum;
+}
+
 // 32 barriers in a step.
 extern "C" __global__ void measure_barrier(u64* clocks, unsigned* out, int steps) {
   unsigned done = 0;

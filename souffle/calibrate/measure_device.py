@@ -52,7 +52,8 @@ FIGURES = (
     *("l2_bytes_per_clock_per_sm", "shared_bytes_per_clock_per_sm", "warp_instructions_per_clock_per_sm"),
     *("fp32_per_clock_per_sm", "int32_per_clock_per_sm", "special_per_clock_per_sm", "tensor_fma_per_clock_per_sm"),
     *("tensor_reach", "shared_latency_clocks", "l1_latency_clocks", "l2_latency_clocks", "memory_latency_clocks"),
-    *("arithmetic_latency_clocks", "barrier_clocks", "launch_seconds", "graph_node_seconds"),
+    *("code_cache_bytes", "code_bytes_per_clock", "arithmetic_latency_clocks", "barrier_clocks"),
+    *("launch_seconds", "graph_node_seconds"),
     "grid_sync_points",
 )
 """Those of ``souffle.cost.device.CostDevice``, which a machine without the compiler cannot import."""

@@ -86,7 +86,7 @@ def choose_kernels(
             }
         subprograms += kernels if split else [subprogram]
         total += alone if split else merged.seconds
-        figures = _figures(units, merged, forecast)
+        figures = _figures(units, merged, request, forecast, prices)
         decisions.append(Decision("choice", f"one kernel for {subprogram.name}", not split, figures))
     decided = (*partition.decisions, *decisions)
     return ChosenKernels(replace(partition, subprograms=tuple(subprograms), decisions=decided), total, unroll)
@@ -106,16 +106,22 @@ class _Alone:
         cls, kernel: Subprogram, request: PartitionRequest, forecast: KernelForecast, prices: KernelPrices
     ) -> _Alone:
         (unit,) = kernel.stages
-        in_steps = prices.apart(unit, forecast)
+        in_steps = prices.apart(unit, request, forecast)
         whole = in_steps if isinstance(unit, Stage) else prices.kernel(kernel, request, forecast).seconds
         return cls(unit.name, whole, in_steps, runs_of(unit) * len(flat_stages([unit])))
 
 
-def _figures(units: Sequence[Unit], merged: KernelPrice, forecast: KernelForecast) -> str:
+def _figures(
+    units: Sequence[Unit],
+    merged: KernelPrice,
+    request: PartitionRequest,
+    forecast: KernelForecast,
+    prices: KernelPrices,
+) -> str:
     """The kernel beside its stages, launched one by one and as nodes of a CUDA graph."""
     device = forecast.device
     runs = [(stage, runs_of(unit)) for unit in units for stage in flat_stages([unit])]
-    stages = sum(count * forecast.seconds(stage, forecast.together([stage])) for stage, count in runs)
+    stages = sum(count * prices.alone(stage, request, forecast).stages for stage, count in runs)
     count = sum(count for _, count in runs)
     launched, graph = (stages + count * start for start in (device.launch_seconds, device.graph_node_seconds))
     return (

@@ -53,27 +53,33 @@ class KernelPrices:
 
     def kernel(self, subprogram: Subprogram, request: PartitionRequest, forecast: KernelForecast) -> KernelPrice:
         """The price of a subprogram as one kernel."""
-        units = subprogram.stages
-        key = tuple((unit.loop, *unit.stages) if isinstance(unit, LoopStage) else unit for unit in units)
+        units, fetches = subprogram.stages, forecast.fetches(request.stages)
+        key = (fetches, *((unit.loop, *unit.stages) if isinstance(unit, LoopStage) else unit for unit in units))
         if key not in self._known:
-            self._known[key] = self._priced(subprogram, request, forecast)
+            self._known[key] = self._priced(subprogram, request, forecast, fetches)
         return self._known[key]
 
     def partition(self, partition: Partition, request: PartitionRequest, forecast: KernelForecast) -> float:
         """The seconds of all kernels of a partition."""
         return sum(self.kernel(subprogram, request, forecast).seconds for subprogram in partition.subprograms)
 
-    def apart(self, unit: Unit, forecast: KernelForecast) -> float:
+    def apart(self, unit: Unit, request: PartitionRequest, forecast: KernelForecast) -> float:
         """The seconds of a unit where each of its stages is a kernel of its own, in each step of a loop."""
-        launches = [forecast.launch_seconds + forecast.seconds(s, forecast.together([s])) for s in flat_stages([unit])]
-        return runs_of(unit) * sum(launches)
+        return runs_of(unit) * sum(self.alone(stage, request, forecast).seconds for stage in flat_stages([unit]))
 
-    def _priced(self, subprogram: Subprogram, request: PartitionRequest, forecast: KernelForecast) -> KernelPrice:
+    def alone(self, stage: Stage, request: PartitionRequest, forecast: KernelForecast) -> KernelTimes:
+        """The times of a stage as a kernel of its own, once."""
+        block, fetches = forecast.together([stage]), forecast.fetches(request.stages)
+        return forecast.times([stage], block, stage.schedule.tiles, 0, fewer=False, fetches=fetches)
+
+    def _priced(
+        self, subprogram: Subprogram, request: PartitionRequest, forecast: KernelForecast, fetches: bool
+    ) -> KernelPrice:
         units = subprogram.stages
         block = forecast.together(flat_stages(units))
         if not forecast.resident(block) or _is_one_stage(units):
             tiles = max(stage.schedule.tiles for stage in flat_stages(units))
-            return KernelPrice(forecast.times(units, block, tiles, 0, fewer=True), 0)
+            return KernelPrice(forecast.times(units, block, tiles, 0, fewer=True, fetches=fetches), 0)
         shape = plan_calls(
             units,
             self.constants,
@@ -82,7 +88,8 @@ class KernelPrices:
             expected=expected_in(request, units),
             dependences=self.dependences,
         ).shape
-        return KernelPrice(forecast.times(units, block, shape.tiles, shape.grid_syncs, fewer=True), shape.grid_syncs)
+        times = forecast.times(units, block, shape.tiles, shape.grid_syncs, fewer=True, fetches=fetches)
+        return KernelPrice(times, shape.grid_syncs)
 
 
 def runs_of(unit: Unit) -> int:

@@ -35,11 +35,17 @@ def with_predictions(
         return plan
     first = {launch.kernel: sub for launch, sub in zip(reversed(plan.launches), reversed(subprograms), strict=True)}
     fewer = LEVELS[plan.options.level].reuse
-    kernels = [_predicted(kernel, first[number].stages, forecast, fewer) for number, kernel in enumerate(plan.kernels)]
+    fetches = forecast.fetches([unit for subprogram in subprograms for unit in subprogram.stages])
+    kernels = [
+        _predicted(kernel, first[number].stages, forecast, fewer=fewer, fetches=fetches)
+        for number, kernel in enumerate(plan.kernels)
+    ]
     return replace(plan, kernels=tuple(kernels), predicted_on=forecast.product)
 
 
-def _predicted(kernel: Kernel, units: Sequence[Unit], forecast: KernelForecast, fewer: bool) -> Kernel:
+def _predicted(
+    kernel: Kernel, units: Sequence[Unit], forecast: KernelForecast, *, fewer: bool, fetches: bool
+) -> Kernel:
     """A kernel with its times, at the occupancy that it has as compiled, or that its stages ask for if it is not."""
     block = forecast.together(flat_stages(units))
     if kernel.resources is not None:
@@ -47,7 +53,7 @@ def _predicted(kernel: Kernel, units: Sequence[Unit], forecast: KernelForecast, 
         block = StageResources(
             used.registers, used.static_shared_bytes, kernel.dynamic_shared_bytes, kernel.threads, 0, True
         )
-    times = forecast.times(units, block, kernel.tiles, kernel.grid_syncs, fewer=fewer)
+    times = forecast.times(units, block, kernel.tiles, kernel.grid_syncs, fewer=fewer, fetches=fetches)
     if not times.blocks:
         return kernel
     stages: dict[str, PredictedStage] = {}
@@ -74,6 +80,6 @@ def _predicted(kernel: Kernel, units: Sequence[Unit], forecast: KernelForecast, 
     each = forecast.device.sm_count
     fewer_than_fit = times.blocks < forecast.resident(block) * each
     predicted = PredictedKernel(
-        times.seconds, times.launch, times.waiting, -(-times.blocks // each), tuple(stages.values())
+        times.seconds, times.launch, times.waiting, -(-times.blocks // each), tuple(stages.values()), times.code
     )
     return replace(kernel, predicted=predicted, most_blocks=times.blocks if fewer_than_fit else None)

@@ -128,6 +128,8 @@ class PredictedKernel:
         Resident blocks that it was predicted with.
     stages : tuple of PredictedStage
         In the order of their first run.
+    code_seconds : float
+        By which the stages take longer together, for machine code that is fetched from the L2 cache.
     """
 
     seconds: float
@@ -135,6 +137,7 @@ class PredictedKernel:
     sync_seconds: float
     blocks_per_sm: int
     stages: tuple[PredictedStage, ...]
+    code_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

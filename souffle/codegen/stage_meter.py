@@ -108,10 +108,10 @@ class StageMeter:
     def _recall(self, key: str) -> Resources | None:
         path = self._path(key)
         if key not in self.known and path is not None and (kept := read_entry(path)) is not None:
-            used = Resources(**json.loads(kept))
-            # An entry of before stacks were kept is made again.
-            if used.stack_bytes is not None:
-                self.known[key] = used
+            entry = json.loads(kept)
+            # An entry of before stacks or sizes were kept is made again.
+            if entry.get("stack_bytes") is not None and "code_bytes" in entry:
+                self.known[key] = Resources(**entry)
         return self.known.get(key)
 
     def _keep(self, key: str, used: Resources) -> None:
@@ -135,6 +135,7 @@ def _resources(functions: Sequence[DeviceFunction], used: Resources) -> StageRes
         used.spill_store_bytes,
         True,
         used.stack_bytes,
+        used.code_bytes,
     )
 
 

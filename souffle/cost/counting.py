@@ -15,9 +15,22 @@ import numpy as np
 
 from souffle.index.arrays import Shape, Value, joined_shape
 
-__all__ = ["BANK_BYTES", "SECTOR", "WARP", "WIDEST", "Counter", "Surrounding", "Work"]
+__all__ = [
+    "BANK_BYTES",
+    "INSTRUCTION_BYTES",
+    "SECTOR",
+    "WARP",
+    "WIDEST",
+    "Counter",
+    "Executions",
+    "Surrounding",
+    "Work",
+]
 
 WARP = 32
+
+INSTRUCTION_BYTES = 16
+"""Of machine code, on sm_70 and later."""
 
 SECTOR = 32
 """Bytes that the L2 cache hands out at a time."""
@@ -69,6 +82,9 @@ class Work:
         Latencies that follow one another in a thread: of loads from global memory, of those that only fill registers
         for the next step and pass while this one is worked on, of loads from shared memory, and of additions that wait
         for the last.
+    code_bytes : float
+        Of the machine code, which is the same for all tiles: each instruction once for each turn of the loops that are
+        unrolled around it.
     """
 
     warp_instructions: float = 0.0
@@ -86,17 +102,30 @@ class Work:
     prefetched_waits: float = 0.0
     shared_waits: float = 0.0
     arithmetic_waits: float = 0.0
+    code_bytes: float = 0.0
 
     def __add__(self, other: Work) -> Work:
         return Work(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Work)))
 
 
 @dataclass(frozen=True)
+class Executions:
+    """How often a tile's warps execute something, and how often it stands in the machine code."""
+
+    warps: float
+    copies: float
+
+    def __mul__(self, factor: float) -> Executions:
+        return Executions(self.warps * factor, self.copies * factor)
+
+
+@dataclass(frozen=True)
 class Surrounding:
-    """A loop around the present statement, and whether the compiler unrolls it."""
+    """A loop around the present statement, whether the compiler unrolls it, and else how often its body is written."""
 
     turns: int
     unrolled: bool
+    written: int = 1
 
 
 class Counter:
@@ -148,11 +177,12 @@ class Counter:
         executions = self.executions((), all_loops=True)
         self.count("int32", executions, _ADDRESS)
         self.count("", executions)
-        self.total["shared_bytes"] += executions * WARP * _LINE
-        self.total["written_bytes" if store else "requested_bytes"] += executions * WARP * SECTOR
+        threads = executions.warps * WARP
+        self.total["shared_bytes"] += threads * _LINE
+        self.total["written_bytes" if store else "requested_bytes"] += threads * SECTOR
         if not store:
             one_of_each = np.arange(self.samples) * (self.samples + 1)
-            self.touched.setdefault(buffer, []).append((one_of_each, executions * WARP))
+            self.touched.setdefault(buffer, []).append((one_of_each, threads))
 
     def shared_access(self, places: np.ndarray | None, unit: int, width: int, each: int) -> None:
         """A load or store of shared memory.
@@ -167,9 +197,9 @@ class Counter:
             How many such accesses one thread makes.
         """
         places, merged = self._merged(places, width)
-        executions = self.executions((), all_loops=True) / merged
+        executions = self.executions((), all_loops=True) * (1 / merged)
         self.count("", executions, each)
-        self.total["shared_bytes"] += executions * each * self._bank_bytes(places, unit, width * merged)
+        self.total["shared_bytes"] += executions.warps * each * self._bank_bytes(places, unit, width * merged)
 
     def _distinct(self, parts: list[tuple[np.ndarray, float]], *, joint: bool) -> float:
         """Bytes of the sectors of one tensor that a tile reads, or all looked at together, each once.
@@ -184,18 +214,19 @@ class Counter:
         sectors += sum(len(_each_once(part)) * scale for part, scale in cut)
         return sectors * SECTOR / (1 if joint else self.samples)
 
-    def executions(self, shape: Shape, *, all_loops: bool = False, unrolled: bool = True) -> float:
-        """Warps that execute something of this shape for one tile, those without a thread at work left out."""
+    def executions(self, shape: Shape, *, all_loops: bool = False, unrolled: bool = True) -> Executions:
+        """How often warps execute something of this shape for one tile, those without a thread at work left out."""
         mask = self.mask
         if mask is not None:
             shape = joined_shape(shape, mask.shape)
         share = 1.0 if mask is None else self._active(mask)
-        count = 1.0
+        count, copies = 1.0, 1.0
         for depth, one in enumerate(self.loops):
             axis = len(shape) - 3 - depth
             if all_loops or (axis >= 0 and shape[axis] > 1):
                 count *= 1.0 if one.unrolled and not unrolled else one.turns
-        return count * self.warps * share
+                copies *= (one.turns if unrolled else 1) if one.unrolled else one.written
+        return Executions(count * self.warps * share, copies)
 
     def _active(self, mask: np.ndarray) -> float:
         """The part of warps that has a thread for which a condition holds."""
@@ -209,10 +240,11 @@ class Counter:
             array = np.concatenate([array, pad], axis=-1)
         return array.reshape(*array.shape[:-1], self.warps, WARP)
 
-    def count(self, unit: str, executions: float, instructions: float = 1.0) -> None:
-        self.total["warp_instructions"] += executions * instructions
+    def count(self, unit: str, executions: Executions, instructions: float = 1.0) -> None:
+        self.total["warp_instructions"] += executions.warps * instructions
+        self.total["code_bytes"] += executions.copies * instructions * INSTRUCTION_BYTES
         if unit:
-            self.total[unit] += executions * instructions * WARP
+            self.total[unit] += executions.warps * instructions * WARP
 
     def full_shape(self) -> Shape:
         return (*(loop.turns for loop in reversed(self.loops)), self.samples, self.threads)

@@ -76,6 +76,10 @@ class CostDevice:
         Of fp16 with fp32 totals, and the part of it that mma instructions reach.
     shared_latency_clocks, l1_latency_clocks, l2_latency_clocks, memory_latency_clocks : float
         From a load to its use.
+    code_cache_bytes : int
+        Of machine code that a multiprocessor can execute again and again without fetching it from the L2 cache.
+    code_bytes_per_clock : float
+        Of machine code that it executes from the L2 cache, one instruction after another.
     arithmetic_latency_clocks, barrier_clocks : float
         From an instruction to one that needs its result; of a block's barrier beyond the wait for its last warp.
     launch_seconds, graph_node_seconds : float
@@ -109,6 +113,8 @@ class CostDevice:
     l1_latency_clocks: float
     l2_latency_clocks: float
     memory_latency_clocks: float
+    code_cache_bytes: int
+    code_bytes_per_clock: float
     arithmetic_latency_clocks: float
     barrier_clocks: float
     launch_seconds: float

@@ -121,7 +121,7 @@ class DeviceCalls:
     def _product(self, _: list[int], __: Sequence[object]) -> None:
         executions = self.counter.executions((), all_loops=True)
         self.counter.count("", executions)
-        self.counter.total["tensor_fma"] += executions * ROWS * COLUMNS * INNER
+        self.counter.total["tensor_fma"] += executions.warps * ROWS * COLUMNS * INNER
 
     def _put(self, _: list[int], arguments: Sequence[object]) -> None:
         self._shared(arguments[0], _PAIR_BYTES, 1)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from souffle.cost.code import fetching_runs, fits
 from souffle.cost.counting import Work
 from souffle.cost.device import CostDevice, device_of_arch
 from souffle.cost.predict import Terms, estimated_registers, predict_work
@@ -42,6 +43,8 @@ class KernelTimes:
     ----------
     launch, waiting, stages : float
         Of the launch or graph node, of all barriers, of all runs of its stages.
+    code : float
+        Of the stages: what they take longer for machine code that is not in the instruction cache.
     blocks : int
         With which it is launched at most; 0 where none fits, and the times are infinite.
     """
@@ -50,6 +53,7 @@ class KernelTimes:
     waiting: float
     stages: float
     blocks: int
+    code: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -93,6 +97,7 @@ class KernelForecast:
         self._resources = {stage: _estimated(stage) for stage in self._bytes}
         self._works: dict[DeviceFunction, Work] = {}
         self._known: dict[object, tuple[Terms, ...]] = {}
+        self._code: dict[DeviceFunction, float] = {}
 
     def alone(self, stage: Stage) -> StageResources:
         """What a stage asks for alone: measured, or with registers estimated from its arrays."""
@@ -112,7 +117,14 @@ class KernelForecast:
         return sum(_seconds(one) for one in terms) if terms else math.inf
 
     def times(
-        self, units: Sequence[Unit], block: StageResources, tiles: int, grid_syncs: int, *, fewer: bool
+        self,
+        units: Sequence[Unit],
+        block: StageResources,
+        tiles: int,
+        grid_syncs: int,
+        *,
+        fewer: bool,
+        fetches: bool = False,
     ) -> KernelTimes:
         """The times of a kernel of some units.
 
@@ -128,13 +140,23 @@ class KernelForecast:
         fewer : bool
             Whether it may be launched with fewer blocks than fit: barriers take less then, and stages more. That is
             done where it is worth it though both may be wrong by the model's error.
+        fetches : bool
+            Whether the kernel's code is not in the instruction cache as it begins (:meth:`fetches`).
         """
         runs = [(s, u.loop.steps if isinstance(u, LoopStage) else 1) for u in units for s in flat_stages([u])]
+        fetching = self._fetching(units) if fetches else [(0,) * len(stage.functions) for stage, _ in runs]
 
         def with_blocks(most: int) -> KernelTimes:
             stages = sum(count * self.seconds(stage, block, most) for stage, count in runs)
             waiting = grid_syncs * self.grid_sync_seconds(max(1, min(tiles, most)))
-            return KernelTimes(self.launch_seconds, waiting, stages, most)
+            code = sum(
+                count * (_seconds(late) - _seconds(warm))
+                for (stage, _), counts in zip(runs, fetching, strict=True) if any(counts)
+                for count, warm, late in zip(
+                    counts, self.terms(stage, block, most), self.terms(stage, block, most, fetched=True), strict=True
+                )
+            )  # fmt: skip
+            return KernelTimes(self.launch_seconds, waiting, stages + code, most, code)
 
         fit = self.resident(block) * self.device.sm_count
         if not fit:
@@ -152,21 +174,53 @@ class KernelForecast:
         wide = sorted({stage.schedule.tiles for stage, _ in runs if each < stage.schedule.tiles < blocks})
         return sorted({*range(each, blocks, each), *wide[-_WIDE_STAGES:]}, reverse=True)
 
-    def terms(self, stage: Stage, kernel: StageResources, most: int | None = None) -> tuple[Terms, ...]:
-        """What :meth:`seconds` is made of, for each function of the stage; none where no block of the kernel fits."""
+    def fetches(self, units: Sequence[Unit]) -> bool:
+        """Whether the code of a network of some units is more than the instruction cache of a multiprocessor holds."""
+        return not fits(self._code_of(flat_stages(units)), self.device.code_cache_bytes)
+
+    def _code_of(self, stages: Collection[Stage]) -> dict[DeviceFunction, float]:
+        """Bytes of the functions of some stages: measured, or as counted where nothing is."""
+        for stage in stages:
+            if not self._code.keys() >= {*stage.functions}:
+                counted = [self._work(function).code_bytes for function in stage.functions]
+                measured = self._resources[stage].code_bytes
+                scale = 1.0 if measured is None else measured / sum(counted)
+                self._code.update((f, own * scale) for f, own in zip(stage.functions, counted, strict=True))
+        return {function: self._code[function] for stage in stages for function in stage.functions}
+
+    def _fetching(self, units: Sequence[Unit]) -> list[list[int]]:
+        """For each stage of a kernel, how many runs of each of its functions fetch its code."""
+        steps = [unit.loop.steps if isinstance(unit, LoopStage) else 1 for unit in units]
+        pieces = [[f for stage in flat_stages([unit]) for f in stage.functions] for unit in units]
+        executed = zip(pieces, steps, strict=True)
+        found = fetching_runs(executed, self._code_of(flat_stages(units)), self.device.code_cache_bytes)
+        each = iter([count for counts in found for count in counts])
+        return [[next(each) for _ in stage.functions] for stage in flat_stages(units)]
+
+    def terms(
+        self, stage: Stage, kernel: StageResources, most: int | None = None, *, fetched: bool = False
+    ) -> tuple[Terms, ...]:
+        """What :meth:`seconds` is made of, for each function of the stage; none where no block of the kernel fits.
+
+        `fetched` says whether the code of each is fetched.
+        """
         fit = self.resident(kernel) * self.device.sm_count
         if not fit:
             return ()
         blocks = fit if most is None else min(most, fit)
         functions, spills = stage.functions, self._resources[stage].spill_bytes
-        key = (functions, self._bytes[stage], blocks, kernel.shared_bytes, kernel.threads, spills)
+        code = self._code_of([stage]) if fetched else dict.fromkeys(functions, 0.0)
+        key = (functions, self._bytes[stage], blocks, kernel.shared_bytes, kernel.threads, spills, fetched)
         if key not in self._known:
             own = replace(kernel, spill_bytes=spills)
             cold, every = self._bytes[stage]
             self._known[key] = tuple(
-                predict_work(self._work(f), f.tiles, own, self.device, cold or every, warm=not cold, most=blocks)
+                predict_work(
+                    self._work(f), f.tiles, own, self.device, cold or every,
+                    warm=not cold, most=blocks, fetched_code=code[f],
+                )
                 for f in functions
-            )
+            )  # fmt: skip
         return self._known[key]
 
     def bound(self, stage: Stage, kernel: StageResources, most: int | None = None) -> str:

@@ -7,8 +7,10 @@ special-function and tensor units, the data path of shared memory and L1, the po
     busy  = max over u of t(u)                          one tile, all latencies hidden
     own   = on-chip waits + barriers + busy             one tile, none of its latencies hidden by another
     chain = loads waited for + max(own, loads made ahead)
+    first = chain + max(0, code that is not in the instruction cache / its rate - issue of that code, once)
     wave(R) = max(R x busy, chain)                      R tiles side by side
-    multiprocessors = full waves x wave(R) + wave(tiles of the last wave on one multiprocessor)
+    multiprocessors = full waves x wave(R) + wave(tiles of the last wave on one multiprocessor), `first` in place of the
+                      first wave's chain
     seconds = start + max(multiprocessors / clock, L2 bytes / L2 bandwidth, memory bytes / memory bandwidth)
 
 where ``start`` is a launch or a grid sync. Bytes from the L2 lie between the distinct sectors of a tile and all that it
@@ -25,7 +27,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from souffle.cost.counting import WARP, Work
+from souffle.cost.counting import INSTRUCTION_BYTES, WARP, Work
 from souffle.cost.device import CostDevice
 from souffle.cost.work import work_of
 from souffle.errors import OptionError
@@ -54,6 +56,8 @@ class Terms:
         For which each unit of a multiprocessor is busy if tiles are spread evenly and no latency shows.
     chain : float
         Of one tile alone, one wave after another: latencies, barriers and its own arithmetic.
+    code : float
+        By which the waves take longer for code that is fetched.
     l2, memory : float
         Of all bytes at the bandwidth of the L2 cache and of device memory.
     multiprocessors : float
@@ -73,6 +77,7 @@ class Terms:
     shared: float
     l2_port: float
     chain: float
+    code: float
     l2: float
     memory: float
     multiprocessors: float
@@ -170,6 +175,7 @@ def predict_work(
     *,
     warm: bool = False,
     most: int | None = None,
+    fetched_code: float = 0.0,
 ) -> Terms:
     """The terms of `tiles` tiles of some work.
 
@@ -188,6 +194,8 @@ def predict_work(
         See :func:`predict_stage`.
     most : int, optional
         Blocks with which the kernel is launched, where fewer than fit.
+    fetched_code : float
+        Bytes of machine code that the first tiles do not find in the instruction cache.
 
     Raises
     ------
@@ -227,6 +235,9 @@ def predict_work(
     full, rest = divmod(tiles, at_once)
     last = -(-rest // device.sm_count)
     spent = full * max(resident * busy, chain) + (max(last * busy, chain) if rest else 0.0)
+    side_by_side = resident if full else last
+    first = chain + _fetch_clocks(fetched_code, resources.threads, device)
+    late = max(side_by_side * busy, first) - max(side_by_side * busy, chain)
     waves = full + (rest > 0)
     evenly = tiles / device.sm_count / device.clock_hz
     from_memory = max(0.0, moved - device.l2_bytes) if warm else moved
@@ -234,9 +245,10 @@ def predict_work(
         start=start,
         **{name: value * evenly for name, value in clocks.items()},
         chain=chain * waves / device.clock_hz,
+        code=late / device.clock_hz,
         l2=tiles * through_l2 / device.l2_bytes_per_clock / device.clock_hz,
         memory=from_memory / device.memory_bytes_per_second,
-        multiprocessors=spent / device.clock_hz,
+        multiprocessors=(spent + late) / device.clock_hz,
         l2_bytes=tiles * through_l2,
         memory_bytes=from_memory,
         shared_bytes=tiles * work.shared_bytes,
@@ -287,6 +299,16 @@ def _with_spills(work: Work, resources: StageResources) -> Work:
     return work + Work(
         warp_instructions=2 * words * warps, shared_bytes=2 * words * warps * WARP * 4, shared_waits=words
     )
+
+
+def _fetch_clocks(code_bytes: float, threads: int, device: CostDevice) -> float:
+    """By which a tile takes longer whose code is fetched: less the time in which its warps issue it in any case.
+
+    The tiles beside it execute the same code at the same time.
+    """
+    warps = -(-threads // WARP)
+    issued = code_bytes / INSTRUCTION_BYTES * warps / device.warp_instructions_per_clock_per_sm
+    return max(0.0, code_bytes / device.code_bytes_per_clock - issued)
 
 
 def _l2_bytes(work: Work, device: CostDevice, shared_bytes: int, resident: int, turns: int) -> float:

@@ -115,13 +115,14 @@ def keep_on_chip(
     keeper = _Keeper(request, options, dependences)
     changed: dict[Stage, Stage] = {}
     for subprogram in partition.subprograms:
-        changed |= keeper.kernel(subprogram)
-
-    def swapped(units: Sequence[Unit]) -> tuple[Unit, ...]:
-        return map_stages(units, lambda stage: changed.get(stage, stage))
-
+        known = len(keeper.decisions)
+        found = keeper.kernel(subprogram)
+        if found and not keeper.shares_enough(partition, changed, found):
+            keeper.take_back(known)
+        else:
+            changed |= found
     if changed:
-        units = swapped(request.stages)
+        units = _swapped(request.stages, changed)
         forecast = forecast_on(options.arch, request.analysis.program, units, graph=options.graph)
         request = replace(request, stages=units, forecast=forecast)
         # A unit of a kernel is a unit of the request: a loop that is in both is one.
@@ -185,6 +186,35 @@ class _Keeper:
             touched = {one: window for one, window in windows.items() if stage in (one.writer, *one.readers)}
             changed[stage] = self.changed(stage, touched)
         return changed
+
+    # The code of the network
+
+    def shares_enough(self, partition: Partition, changed: Mapping[Stage, Stage], found: Mapping[Stage, Stage]) -> bool:
+        """Whether the network's stages take no longer with what was found, with the code that is fetched for them.
+
+        Equal stages share their code; those that find tensors in different places do not.
+        """
+        if self.request.forecast is None:
+            return True
+        return self.seconds(partition, {**changed, **found}) <= self.seconds(partition, changed)
+
+    def seconds(self, partition: Partition, changed: Mapping[Stage, Stage]) -> float:
+        """Of all stages of the network's kernels, some of which are others."""
+        kernels = [_swapped(subprogram.stages, changed) for subprogram in partition.subprograms]
+        units = [unit for kernel in kernels for unit in kernel]
+        forecast = forecast_on(self.options.arch, self.request.analysis.program, units, graph=self.options.graph)
+        fetches = forecast.fetches(units)
+        return sum(
+            forecast.times(kernel, forecast.together(flat_stages(kernel)), 1, 0, fewer=False, fetches=fetches).stages
+            for kernel in kernels
+        )
+
+    def take_back(self, known: int) -> None:
+        """Refuse what was accepted after so many decisions."""
+        reason = "its stages share their code with others; for code of their own the network would take longer"
+        self.decisions[known:] = [
+            one._replace(accepted=False, reason=reason) if one.accepted else one for one in self.decisions[known:]
+        ]
 
     # What could stay
 
@@ -385,6 +415,10 @@ class _Room:
         assignment = waits.assignments.get(stage)
         each = 1 if assignment is None else assignment.per_slot
         return -(-self.slots(stage, waits) // self.blocks) * each
+
+
+def _swapped(units: Sequence[Unit], changed: Mapping[Stage, Stage]) -> tuple[Unit, ...]:
+    return map_stages(units, lambda stage: changed.get(stage, stage))
 
 
 def _readers(request: PartitionRequest) -> dict[Tensor, int]:

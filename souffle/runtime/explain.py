@@ -134,9 +134,11 @@ def _summary(plan: Plan) -> list[str]:
     if total is not None:
         parts = [plan.kernels[launch.kernel].predicted for launch in plan.launches]
         launching, waiting = sum(one.launch_seconds for one in parts), sum(one.sync_seconds for one in parts)
+        code = sum(one.code_seconds for one in parts)
         lines.append(
             f"  predicted {_us(total)} µs on {plan.predicted_on}, not measured: stages "
-            f"{_us(total - launching - waiting)}, grid syncs {_us(waiting)}, launches {_us(launching)}"
+            f"{_us(total - launching - waiting - code)}, grid syncs {_us(waiting)}, launches {_us(launching)}"
+            + (f", machine code that is fetched {_us(code)}" if code else "")
         )
     elif not plan.predicted_on:
         lines.append(f"  no times are predicted: no description of a device for {plan.options.arch} was at hand")

@@ -270,6 +270,7 @@ def _predicted(content: Any, index: int) -> PredictedKernel:
             )
             for stage in stages
         ),
+        code_seconds=0.0 if fields.get("code_seconds") is None else fields.seconds("code_seconds"),
     )
 
 

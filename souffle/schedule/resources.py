@@ -29,6 +29,8 @@ class StageResources:
         stage's in both cases.
     stack_bytes : int or None
         Of a thread, in local memory; None where not measured.
+    code_bytes : int or None
+        Of machine code; None where not measured.
     """
 
     registers: int
@@ -38,6 +40,7 @@ class StageResources:
     spill_bytes: int
     measured: bool
     stack_bytes: int | None = None
+    code_bytes: int | None = None
 
     @classmethod
     def assumed(cls, dynamic_shared_bytes: int, threads: int) -> StageResources:

@@ -82,6 +82,7 @@ class _Gpu:
     """A bench of a GPU that is known: clocks follow from what the kernels' comments say, plus a start that cancels."""
 
     sms, clock, l1_bytes, l2_bytes = 100, 1.5e9, 100_000, 28 << 20
+    code_bytes = 130_000
     launch_seconds, node_seconds, sync_seconds, memory_bandwidth = 2e-6, 1e-6, 1.25e-6, 2e12
 
     def __init__(self) -> None:
@@ -173,6 +174,9 @@ class _Gpu:
         if name in chains:
             each, wait = chains[name]
             return steps * each * wait
+        if name == "measure_code":
+            size = integers[0] << 14
+            return steps * size / (7.5 if size <= self.code_bytes else 3.25)
         if name == "measure_read":
             held = integers[0] * 4 * 16 * threads * grid <= self.l2_bytes
             return math.prod(integers) * 4 * 16 * threads * grid / (50.0 if grid == 1 else 4000.0 if held else 3000.0)
@@ -196,7 +200,9 @@ def test_clocks_become_the_figures_of_the_gpu_that_they_are_of() -> None:
         "int32_per_clock_per_sm": 64, "special_per_clock_per_sm": 16, "tensor_fma_per_clock_per_sm": 1290,
         "shared_latency_clocks": 23, "l1_latency_clocks": 33, "l2_latency_clocks": 250, "memory_latency_clocks": 600,
         "arithmetic_latency_clocks": 4, "barrier_clocks": 21, "launch_seconds": 2e-6, "graph_node_seconds": 1e-6,
+        "code_bytes_per_clock": 3.25,
     }  # fmt: skip
+    assert found.pop("code_cache_bytes") == _Gpu.code_bytes >> 14 << 14
     assert _Gpu.l2_bytes - 100 * 512 * 64 < found.pop("l2_bytes") <= _Gpu.l2_bytes
     blocks, seconds = zip(*found.pop("grid_sync_points"), strict=True)
     assert blocks == tuple(100 * each for each in range(1, 9))
@@ -235,6 +241,7 @@ def test_the_kernels_do_what_is_counted() -> None:
         ("measure_chase_l2", "u < 16", "u < 15"),
         ("measure_chase_shared", "u < 64", "u < 63"),
         ("measure_dependent", "u < 256", "u < 255"),
+        ("measure_code", "p < parts", "p < parts - 1"),
         ("measure_grid_sync", "= (unsigned)syncs", "= 0"),
     ],
 )
@@ -277,7 +284,7 @@ def test_machine_code_holds_the_measured_instructions_in_its_loops(arch: str, tm
         "measure_issue": ("FFMA", 64), "measure_special": ("MUFU.EX2", 128), "measure_tensor": ("HMMA.16816.F32", 32),
         "measure_shared": ("LDS.128", 32), "measure_read": ("LDG.E.128", 4), "measure_chase_l1": ("LDG.E.64", 16),
         "measure_chase_l2": ("LDG.E.64.STRONG.GPU", 16), "measure_chase_shared": ("LDS", 64),
-        "measure_dependent": ("FFMA", 256), "measure_barrier": ("BAR.SYNC", 32),
+        "measure_dependent": ("FFMA", 256), "measure_code": ("FFMA", 20 * 1024), "measure_barrier": ("BAR.SYNC", 32),
     }  # fmt: skip
     for kernel, (instruction, count) in wanted.items():
         # ptxas may unroll a loop further; what comes with its instructions are the counter and the branch.
