@@ -49,6 +49,10 @@ _SAMPLED_TILES = 5
 _MOST_POINTS = 1 << 20
 """Loop turns, tiles and threads that one access is worked out for; beyond, a loop's first turns stand for all."""
 
+_PREDICATED = 12
+"""Instructions under a condition that nvcc predicates one by one, so that loads of several conditions are issued
+together; of more it makes a branch. In EfficientNet and Swin up to 11.3 as counted are predicated, from 15 on not."""
+
 _ADDRESS = 1
 """Instructions that make an address of an index (a wide multiply-add)."""
 
@@ -255,6 +259,22 @@ class Counter:
             if waits:
                 self.total[kind] += self.turns
                 self.waiting[kind] = False
+
+    def branched(self, condition: Value, code_bytes: float, waiting: bool) -> None:
+        """Results were written under a condition: if that is a branch, its loads arrive before the next one begins.
+
+        Parameters
+        ----------
+        condition : Value
+            It is evaluated for each of the unrolled turns in which it differs.
+        code_bytes, waiting
+            The code before the condition, and whether loads were on their way. With those, its own are waited for.
+        """
+        copies = self.executions(condition.shape).copies
+        instructions = (self.total["code_bytes"] - code_bytes) / INSTRUCTION_BYTES / copies
+        if self.waiting["global_waits"] and not waiting and instructions > _PREDICATED:
+            # The last is waited for with whatever follows.
+            self.total["global_waits"] += self.turns * (copies - 1)
 
     def global_access(self, buffer: str, places: np.ndarray, unit: int, *, store: bool, fixed: bool) -> None:
         executions = self.executions(places.shape, all_loops=not fixed)

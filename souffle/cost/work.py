@@ -9,7 +9,8 @@ in common costs nothing. ``benchmarks/tile_sass.py`` holds the counts against ma
 
 The chain is the time that a block needs for itself alone: the loads that wait for one another, the barriers, the
 additions into one total. Loads between two barriers wait together, those of a loop's turns as many turns at a time as
-the compiler unrolls.
+the compiler unrolls. Behind branches they wait one after another: an epilogue whose results are written under
+conditions of their own loads what the next needs (a bias, a residual) only when the last is written.
 """
 
 from __future__ import annotations
@@ -145,8 +146,11 @@ class _Walk(StatementVisitor):
 
     def visit_if_then_else(self, node: tirx.IfThenElse) -> None:
         condition = self._value(node.condition)
+        before = self.counter.total["code_bytes"], self.counter.waiting["global_waits"]
         with self.counter.where(condition):
             self.visit(node.then_case)
+        if condition.per_thread and _writes_results(node.then_case):
+            self.counter.branched(condition, *before)
         if node.else_case is not None:
             with self.counter.where(condition, negated=True):
                 self.visit(node.else_case)
@@ -448,6 +452,11 @@ def _turns(node: tirx.For) -> int:
 
     tvm_ffi.structural_walk(node, (tirx.For, see))
     return inner
+
+
+def _writes_results(node: tirx.Stmt) -> bool:
+    """Whether a statement writes global memory."""
+    return any(str(store.buffer.scope()) in ("", "global") for store in collect(node, tirx.BufferStore))
 
 
 def _has_serial_loop(node: tirx.Stmt) -> bool:

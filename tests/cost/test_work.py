@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tvm
 from tvm import te, tirx, topi
 
 from souffle.cost import Work, work_of
@@ -53,6 +54,32 @@ def test_a_tile_of_a_matrix_product(k: int) -> None:
     assert work.barriers == 2 * (work.prefetched_waits)
     assert work.global_waits == 1
     assert work_of(lowered(product(64, 64, 2 * k, "float32"), sm_count=1)[1]).barriers == 2 * work.barriers
+
+
+def _guarded(m: int, n: int, depth: int) -> list[te.Tensor]:
+    """A product on tensor cores, then a bias and `depth` exponentials."""
+    a, b, c = product(m, n, 128, "float16")
+    bias = te.placeholder((n,), "float32", "bias")
+
+    def element(i: tirx.Var, j: tirx.Var) -> tvm.ir.Expr:
+        value = c[i, j] + bias[j]
+        for _ in range(depth):
+            value = tirx.exp(value * 0.5)
+        return value
+
+    return [a, b, bias, te.compute(c.shape, element, "d")]
+
+
+def test_loads_behind_branches_wait_one_after_another() -> None:
+    """Of an epilogue that is long enough to be a branch, for rows that not all tiles have."""
+    waits = {}
+    for m in (96, 100):
+        for depth in (0, 6):
+            rule, function = lowered(_guarded(m, 128, depth), sm_count=2)
+            assert rule == "mma_contraction"
+            waits[m, depth] = work_of(function).global_waits
+    assert waits[96, 0] == waits[96, 6] == waits[100, 0], "whole tiles have no condition, short ones are predicated"
+    assert waits[100, 6] > waits[100, 0]
 
 
 def test_a_tile_on_tensor_cores() -> None:
