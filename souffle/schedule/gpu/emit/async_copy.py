@@ -62,6 +62,9 @@ WAIT_FUNCTION = "souffle_copy_wait"
 _SIZES = (16, 8, 4)
 """Bytes of one copy; those of 16 do not pass through the L1 cache."""
 
+_FEW = 4
+"""Copies of a thread that are unrolled always."""
+
 _FIRST_CAPABILITY = 80
 
 
@@ -83,11 +86,15 @@ class AsyncCopy:
         What is copied, over the operand's axes.
     conditions : tuple of expression
         Of the operand itself, such as those of padding: zero where one does not hold.
+    rolled : bool
+        Whether a thread's copies are a loop for the CUDA compiler, too, where they are many. Unrolled they are quicker,
+        but what their addresses have in common for all tiles is kept in registers from one tile to the next.
     """
 
     fetch: TileFetch
     load: TensorLoad
     conditions: tuple[PrimExpr, ...]
+    rolled: bool = False
 
     @property
     def copy_bytes(self) -> int:
@@ -122,7 +129,7 @@ class AsyncCopy:
                 copy = _call(f"{COPY_FUNCTION}<{self.copy_bytes}>", target, source)
             return sequence(*read.statements, guarded(read.exists, copy))
 
-        return loop("turn", fetch.turns, turn, "unrolled")
+        return loop("turn", fetch.turns, turn, "rolled" if self.rolled and fetch.turns > _FEW else "unrolled")
 
 
 def async_copy(fetch: TileFetch, arch: str) -> AsyncCopy | Refused:

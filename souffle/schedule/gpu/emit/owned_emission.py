@@ -156,7 +156,9 @@ def _kernel(step: OwnedStep, numbers: Any, request: GpuRequest) -> _Kernel:
     if isinstance(numbers, SlicedTiling):
         return ContractionKernel(step.product, numbers.tiling, request, numbers.slices)
     if isinstance(numbers, MmaTiling):
-        return MmaKernel(step.product, numbers, tile_operands(step.product, numbers, request), request.threads)
+        # A step among others: addresses that are the same for all tiles would take registers from all of them.
+        operands = tile_operands(step.product, numbers, request).rolled()
+        return MmaKernel(step.product, numbers, operands, request.threads)
     return _MappedKernel(step.mapped, numbers, request.threads)
 
 

@@ -73,6 +73,10 @@ class Operands:
         """The left one first."""
         return self.left, self.right
 
+    def rolled(self) -> Operands:
+        """With many copies of a thread in a loop."""
+        return Operands(self.left.rolled(), self.right.rolled())
+
 
 @dataclass(frozen=True)
 class MmaTiling:

@@ -42,6 +42,10 @@ class OperandSource:
         """Whether it comes by asynchronous copies."""
         return isinstance(self.copy, AsyncCopy)
 
+    def rolled(self) -> OperandSource:
+        """With many copies of a thread in a loop."""
+        return replace(self, copy=replace(self.copy, rolled=True)) if isinstance(self.copy, AsyncCopy) else self
+
     def buffers(self, stages: int) -> int:
         """Tiles in shared memory. What passes through registers is at most one step ahead."""
         return stages if self.asynchronous else min(stages, 2)
