@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import pytest
 from tvm import te, tirx
+from tvm.ir import TensorLoad
 
 from souffle.certificate import PROVEN, REFUTED, UNKNOWN
+from souffle.mutation.statement_paths import mapped
 from souffle.verify.expressions import Undecided
 from souffle.verify.values import Agreement, Mismatch, StageText, compare_stages, values_agree, values_section
 from tests.verify.hand_made import THREADS, Memory, barrier, extern, sequence, stage
@@ -298,3 +300,19 @@ def test_the_last_turn_of_a_loop_is_what_a_register_holds() -> None:
 
     assert isinstance(by_hand(turned, lambda memory: body(memory, 3)), Agreement)
     assert isinstance(by_hand(turned, lambda memory: body(memory, 2)), Mismatch)
+
+
+@pytest.mark.parametrize("outer", [lambda product, x: product, lambda product, x: product + x], ids=["product", "sum"])
+def test_vectors_of_two_sizes_are_undecided(outer: Callable[[object, object], object]) -> None:
+    """As a mutant makes them of a vector's length: no type of a node says what it holds."""
+
+    def body(memory: Memory) -> tirx.Stmt:
+        wide = tirx.Ramp(memory.tid * 2, 1, 2)
+        x = memory.tensors[0]
+        loaded = x[wide]
+        product = tirx.Mul(loaded, loaded)
+        short = tirx.BufferLoad(x, [tirx.Ramp(memory.tid * 4, 1, 4)])
+        value = mapped(outer(product, loaded), (TensorLoad,), 1, lambda load: short)
+        return tirx.BufferStore(memory.tensors[1], value, [wide])
+
+    assert isinstance(by_hand(doubled, body), Undecided)

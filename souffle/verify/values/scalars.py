@@ -84,6 +84,20 @@ def is_steady(evaluate: Evaluator) -> bool:
     return getattr(evaluate, "steady", False)
 
 
+def _width(node: Any) -> int:
+    """Elements of the vector that an expression really is, whatever type it says it has."""
+    if isinstance(node, (tirx.Ramp, tirx.Broadcast)):
+        return const_int(node.lanes)
+    if isinstance(node, TensorLoad):
+        return max(map(_width, node.indices), default=1)
+    return node.ty.dtype.lanes
+
+
+def _demand_equal_widths(node: Any) -> None:
+    if hasattr(node, "b") and _width(node.a) != _width(node.b):
+        raise Undecided(f"vectors of {_width(node.a)} and {_width(node.b)} elements in one operation, {node}")
+
+
 class Scalars:
     """Translates expressions of numbers alone. Subclasses say what elements of memory and calls are, too.
 
@@ -162,6 +176,7 @@ class Scalars:
         if isinstance(node, TensorLoad):
             return self.load(node)
         kind = type(node)
+        _demand_equal_widths(node)
         if kind in _COMPARED:
             return self._comparison(kind, node)
         if kind in INTEGER_OPERATORS:
@@ -171,6 +186,7 @@ class Scalars:
             if kind is tirx.Add and table is _FIELD:
                 for product, other in ((node.a, node.b), (node.b, node.a)):
                     if isinstance(product, tirx.Mul):
+                        _demand_equal_widths(product)
                         a, b, c = self.of(product.a), self.of(product.b), self.of(other)
                         return self._multiply_add(a, b, c)
             if table is _FIELD and kind in _RESTS:
