@@ -250,10 +250,10 @@ class _Maker:
         of_rows = [load for load in loads(self.body) if self._is_of_rows(load)]
         if not of_rows or any(not self._same_place(load, at) for load in of_rows):
             return Refused(f"{self.whole.name} reads values of another row than its element's")
-        affine = self._affine(self.body)
-        outer = None if affine is None else self._outer(self.body, affine, at)
-        if affine is None or outer is None:
+        found = self._factored(self.body, at)
+        if found is None:
             return Refused(f"{self.whole.name} is not affine in its element with a weight and a bias of its place")
+        affine, *outer = found
         slope = self._walk(affine, tirx.const(1.0, "float32"))
         copy = self._copy()
         scale = self._of_chunk("scale", lambda c, m: self._at_rows(slope, m) * te.sqrt(self._clamped(c, m)))
@@ -290,17 +290,6 @@ class _Maker:
         # Where a row stands is said by what is read of it alone.
         return not variables(map_loads(expression, lambda load: tirx.const(0.0, dtype_of(load))))
 
-    def _affine(self, expression: PrimExpr) -> PrimExpr | None:
-        """The largest part that is affine in the element, of values of the row."""
-        if self._is_affine(expression):
-            return expression
-        if isinstance(expression, tirx.Cast):
-            return self._affine(expression.value)
-        if isinstance(expression, (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div)):
-            reading = [part for part in (expression.a, expression.b) if self._reads_element(part)]
-            return self._affine(reading[0]) if len(reading) == 1 else None
-        return None
-
     def _is_affine(self, expression: PrimExpr) -> bool:
         return dtype_of(expression) == "float32" and self._walk(expression, tirx.const(1.0, "float32")) is not None
 
@@ -322,24 +311,34 @@ class _Maker:
             slope = -slope
         return self._walk(inner, slope)
 
-    def _outer(
-        self, expression: PrimExpr, affine: PrimExpr, at: Sequence[PrimExpr]
-    ) -> tuple[Tensor | None, Tensor | None] | None:
-        """Weight and bias around the affine part; ``None`` if something else is."""
-        if expression.same_as(affine):
-            return None, None
+    def _factored(
+        self, expression: PrimExpr, at: Sequence[PrimExpr]
+    ) -> tuple[PrimExpr, Tensor | None, Tensor | None] | None:
+        """What is affine in the element by values of the row, and the weight and the bias of its place around it.
+
+        ``None`` if it is not made of these. A factor of the row that stands around the weight goes inside of it.
+        """
+        if self._is_affine(expression):
+            return expression, None, None
         if isinstance(expression, tirx.Cast):
-            return self._outer(expression.value, affine, at)
-        if not isinstance(expression, (tirx.Add, tirx.Mul)):
+            return self._factored(expression.value, at)
+        if not isinstance(expression, (tirx.Add, tirx.Mul, tirx.Div)):
             return None
         first = self._reads_element(expression.a)
         inner, other = (expression.a, expression.b) if first else (expression.b, expression.a)
-        found, tensor = self._outer(inner, affine, at), self._of_place(other, at)
-        if found is None or tensor is None or found[1] is not None:
+        found = None if self._reads_element(other) else self._factored(inner, at)
+        if found is None or found[2] is not None:
+            return None
+        affine, weight, _ = found
+        if not isinstance(expression, tirx.Add) and self._is_of_row(other):
+            around = affine * other if isinstance(expression, tirx.Mul) else affine / other if first else None
+            return None if around is None else (around, weight, None)
+        tensor = self._of_place(other, at)
+        if tensor is None or isinstance(expression, tirx.Div):
             return None
         if isinstance(expression, tirx.Mul):
-            return (tensor, None) if found[0] is None else None
-        return found[0], tensor
+            return (affine, tensor, None) if weight is None else None
+        return affine, weight, tensor
 
     def _of_place(self, expression: PrimExpr, at: Sequence[PrimExpr]) -> Tensor | None:
         """The tensor of which an expression is the element at the place in the row."""

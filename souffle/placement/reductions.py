@@ -9,6 +9,7 @@ from souffle.decision import Decision
 from souffle.placement.chain_ends import ChainEnds
 from souffle.placement.in_tiles import propagate, start_by_cost
 from souffle.placement.normalization import normalize_by_cost, normalize_in_products
+from souffle.placement.one_form import in_one_form
 from souffle.placement.stage_trial import StageTrials
 from souffle.placement.two_phase import split_by_cost, two_phase
 from souffle.program import TEProgram
@@ -44,8 +45,10 @@ def place_reductions(
     normalized: tuple[Decision, ...] = ()
     if "normalization" in on_chip:
         known = {} if tuned is None else {"tuned": tuned}
-        trials = StageTrials(program, device, scheduler, **known)
-        program, normalized = normalize_in_products(program, partial(normalize_by_cost, trials=trials))
+        opened = in_one_form(program)
+        trials = StageTrials(opened, device, scheduler, **known)
+        made, normalized = normalize_in_products(opened, partial(normalize_by_cost, trials=trials))
+        program = program if made is opened else made
     trials = StageTrials(program, device, scheduler)
     # First into tiles, which is compared with the split that would be made otherwise: a split one reads no whole.
     program, started = propagate(program, partial(start_by_cost, trials=trials, request=scheduler.request))
