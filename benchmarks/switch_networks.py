@@ -40,7 +40,11 @@ def _heads(b: GraphBuilder, x: str, tokens: int, heads: int, head: int, order: l
 def _attention(b: GraphBuilder, x: str, tokens: int, width: int, heads: int, causal: bool) -> str:
     """Softmax in pieces, with a mask that is a constant where it is causal."""
     head = width // heads
-    q, k, v = (linear(b, x, width, width) for _ in range(3))
+    projected = []
+    for name in ("query", "key", "value"):
+        with b.scope(name):
+            projected.append(linear(b, x, width, width))
+    q, k, v = projected
     k = _heads(b, k, tokens, heads, head, [0, 2, 3, 1])
     q, v = (_heads(b, y, tokens, heads, head, [0, 2, 1, 3]) for y in (q, v))
     scores = b.node("Mul", b.node("MatMul", q, k), b.constant(1 / math.sqrt(head)))
@@ -49,7 +53,8 @@ def _attention(b: GraphBuilder, x: str, tokens: int, width: int, heads: int, cau
         scores = b.node("Add", scores, b.parameter("mask", np.where(seen, 0.0, -np.inf).astype(np.float32)))
     y = b.node("MatMul", b.node("Softmax", scores, axis=-1), v)
     y = reshape(b, b.node("Transpose", y, perm=[0, 2, 1, 3]), 1, tokens, width)
-    return linear(b, y, width, width)
+    with b.scope("output"):
+        return linear(b, y, width, width)
 
 
 def decoder(
@@ -82,7 +87,7 @@ def _mbconv(image: int, channels: int, blocks: int) -> onnx.ModelProto:
 
 NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
     **{name: lambda name=name: models.build(name) for name in models.NAMES},
-    "encoder": lambda: build_bert(BertConfig(2, 128, 256, 4, 512), 0),
+    "encoder": lambda: build_bert(BertConfig(2, 64, 128, 2, 256), 0),
     "long encoder": lambda: build_bert(BertConfig(1, 1000, 128, 2, 256), 0),
     "causal decoder": lambda: decoder(1000, 128, 2),
     "pre-norm": lambda: decoder(50, 192, 4, 2, causal=False),

@@ -19,6 +19,7 @@ import hashlib
 import json
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
@@ -36,7 +37,7 @@ from souffle.certificate import PROVEN
 from souffle.cli.compare import compare, onnxruntime_outputs
 from souffle.cli.output import format_table
 from souffle.codegen.assemble import CompiledKernels
-from souffle.errors import CertificateError, DeviceError, SouffleError
+from souffle.errors import CertificateError, DeviceError
 from souffle.kernel.merged_program import MergedProgram
 from souffle.mutation.mutants import Mutations
 from souffle.mutation.sandbox import Sandbox
@@ -186,8 +187,9 @@ class Campaign:
             found |= runs(compiled, inputs, reference, precision, seed)
             if self.arguments.mutants and found["verdict"] == PROVEN:
                 found |= changed(compiled, inputs, self.arguments.mutants, seed)
-        except SouffleError as error:
-            return {"verdict": type(error).__name__, "reasons": [str(error)[:500]]}
+        # What else a compiler or a certificate may raise is what is looked for, too.
+        except Exception as error:
+            return {"verdict": type(error).__name__, "reasons": [traceback.format_exc()[-1500:]]}
         return {**found, "seconds": round(time.process_time() - began, 1)}
 
     def _keep(self, key: Sequence[str], found: Mapping[str, Any]) -> None:
