@@ -18,9 +18,9 @@ from benchmarks.campaign import add_seed_options, append_record, read_records, s
 from benchmarks.fuzz.minimize import minimize_file
 from benchmarks.fuzz.pool import Worker
 from benchmarks.fuzz.report import report
-from benchmarks.fuzz.targets import FAILURES, TARGETS
+from benchmarks.fuzz.targets import FAILURES, SWITCHES, TARGETS
 
-_CUDA = tuple(name for name in TARGETS if name != "cpu")
+_TURNS = {"turns": tuple(name for name in TARGETS if name != "cpu"), "switches": tuple(SWITCHES)}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -33,7 +33,8 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=["cpu", "turns"],
         metavar="T",
-        help=f"of {', '.join(TARGETS)}; all; turns: one CUDA target for each seed, in turn (default: cpu turns)",
+        help=f"of {', '.join(TARGETS)}; all; turns: one CUDA target for each seed, in turn; switches: V4 in a "
+        "precision without one thing that keeps tensors on chip, in turn (default: cpu turns)",
     )
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=90.0, metavar="S", help="for one network on one target")
@@ -55,7 +56,8 @@ def _parser() -> argparse.ArgumentParser:
 def _targets(names: list[str], seed: int) -> list[str]:
     chosen: list[str] = []
     for name in names:
-        chosen += list(TARGETS) if name == "all" else [_CUDA[seed % len(_CUDA)]] if name == "turns" else [name]
+        turns = _TURNS.get(name)
+        chosen += list(TARGETS) if name == "all" else [turns[seed % len(turns)]] if turns else [name]
     return list(dict.fromkeys(chosen))
 
 

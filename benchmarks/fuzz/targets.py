@@ -6,6 +6,7 @@ import re
 import time
 import traceback
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,10 +14,11 @@ import souffle
 from benchmarks.fuzz.case import Case
 from benchmarks.fuzz.oracle import Expectation, judge, oracle_is_alone
 from souffle.errors import CertificateError, CudaCompileError, DeviceError, SouffleError
+from souffle.options import ON_CHIP
 
-__all__ = ["FAILURES", "OUTCOMES", "TARGETS", "Outcome", "failure_class", "run_target"]
+__all__ = ["FAILURES", "OUTCOMES", "SWITCHES", "TARGETS", "Outcome", "failure_class", "run_target"]
 
-TARGETS: dict[str, dict[str, str]] = {
+TARGETS: dict[str, dict[str, Any]] = {
     "cpu": {"target": "cpu"},
     "V0": {"level": "V0"},
     "V3": {"level": "V3"},
@@ -25,6 +27,13 @@ TARGETS: dict[str, dict[str, str]] = {
     "mixed": {"level": "V4", "precision": "mixed"},
 }
 """Options of each; all but the first are CUDA text on the CPU device."""
+
+SWITCHES: dict[str, dict[str, Any]] = {
+    f"{precision} without {name}": {"level": "V4", "precision": precision, "disable": [name], "verify": "values"}
+    for name in ON_CHIP
+    for precision in ("fp32", "mixed")
+}
+"""V4 without each thing that keeps tensors on chip, proven with values."""
 
 OUTCOMES = ("right", "refused", "unstable", "unsure", "wrong", "exception", "crash", "timeout", "refuted")
 """What can come of a network on a target.
@@ -78,7 +87,7 @@ def run_target(case: Case, target: str, expected: Expectation, seed: int, *, che
     ----------
     case : Case
     target : str
-        One of `TARGETS`.
+        One of `TARGETS` or `SWITCHES`.
     expected : Expectation
     seed : int
         Chooses the options that results must not depend on, and the order of threads.
@@ -86,13 +95,15 @@ def run_target(case: Case, target: str, expected: Expectation, seed: int, *, che
         On the CPU device, run with every access looked at, too.
     """
     began = time.monotonic()
-    verdict, undecided, options = "", (), dict(TARGETS[target])
+    verdict, undecided, options = "", (), dict((TARGETS | SWITCHES)[target])
     try:
         if target == "cpu":
             network = souffle.compile(case.model, **options)
         else:
             options["reductions"] = ("ordered", "ordered", "one_phase")[seed % 3]
             options["grid_barrier"] = ("cooperative", "counter")[seed // 3 % 2]
+            if target in SWITCHES:
+                options["arch"] = ("sm_90", "sm_80")[seed // len(SWITCHES) % 2]
             network = souffle.compile(case.model, target="cuda", device="cpu", cubin=False, **options)
             certificate = network.certificate
             verdict, undecided = certificate.verdict, certificate.unknown

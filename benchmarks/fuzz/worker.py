@@ -64,7 +64,7 @@ def _serve(request: dict, answer) -> None:
     expectations = {}
     for target in request["targets"]:
         answer(begin=target)
-        mixed = target == "mixed"
+        mixed = target.startswith("mixed")
         try:
             if mixed not in expectations:
                 expectations[mixed] = expect(case, mixed=mixed)
