@@ -15,6 +15,7 @@ from souffle.placement.two_phase import split_by_cost, two_phase
 from souffle.program import TEProgram
 from souffle.schedule.gpu.scheduler import GpuScheduler
 from souffle.schedule.tuned import TunedAnswers
+from souffle.transform import masks_by_index
 
 __all__ = ["place_reductions"]
 
@@ -38,11 +39,14 @@ def place_reductions(
         Of the same device.
     on_chip : frozenset of str
         Of :data:`souffle.options.ON_CHIP`. With ``"normalization"``, products take normalizations in; with
-        ``"attention"``, products that end a chain are left whole.
+        ``"attention"``, products that end a chain are left whole, and masks between them are calculated.
     tuned : TunedAnswers, optional
         What tuning logs hold, by which the first is decided.
     """
+    masks: tuple[Decision, ...] = ()
     normalized: tuple[Decision, ...] = ()
+    if "attention" in on_chip:
+        program, masks = masks_by_index(program)
     if "normalization" in on_chip:
         known = {} if tuned is None else {"tuned": tuned}
         opened = in_one_form(program)
@@ -54,4 +58,4 @@ def place_reductions(
     program, started = propagate(program, partial(start_by_cost, trials=trials, request=scheduler.request))
     whole = (ChainEnds(program, trials).refusal,) if "attention" in on_chip else ()
     program, split = two_phase(program, partial(split_by_cost, trials=trials), *whole)
-    return program, (*normalized, *started, *split)
+    return program, (*masks, *normalized, *started, *split)

@@ -2,9 +2,10 @@
 
 from souffle.transform.horizontal import horizontal
 from souffle.transform.listing import compare
+from souffle.transform.masks import masks_by_index
 from souffle.transform.narrow import narrow
 from souffle.transform.precision import mixed_precision
 from souffle.transform.roll import roll
 from souffle.transform.vertical import vertical
 
-__all__ = ["compare", "horizontal", "mixed_precision", "narrow", "roll", "vertical"]
+__all__ = ["compare", "horizontal", "masks_by_index", "mixed_precision", "narrow", "roll", "vertical"]
