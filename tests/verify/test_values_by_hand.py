@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from tvm import te, tirx
@@ -12,6 +13,7 @@ from souffle.certificate import PROVEN, REFUTED, UNKNOWN
 from souffle.mutation.statement_paths import mapped
 from souffle.verify.expressions import Undecided
 from souffle.verify.values import Agreement, Mismatch, StageText, compare_stages, values_agree, values_section
+from souffle.verify.values.scalars import Scalars
 from tests.verify.hand_made import THREADS, Memory, barrier, extern, sequence, stage
 
 
@@ -316,3 +318,17 @@ def test_vectors_of_two_sizes_are_undecided(outer: Callable[[object, object], ob
         return tirx.BufferStore(memory.tensors[1], value, [wide])
 
     assert isinstance(by_hand(doubled, body), Undecided)
+
+
+def test_memory_of_vectors_holds_vectors() -> None:
+    """An element of it is as wide as a vector of neighbours elsewhere."""
+    x, pairs = tirx.decl_buffer((8,), "float32", name="x"), tirx.decl_buffer((4,), "float32x2", name="pairs")
+    zero = tirx.const(0, "int32")
+    vector = tirx.Add(x[tirx.Ramp(zero, 1, 2)], tirx.BufferLoad(pairs, [zero]))
+    reasons = []
+    for expression in (vector, tirx.Add(vector, vector)):
+        with pytest.raises(Undecided) as refused:
+            Scalars(SimpleNamespace(add=None)).of(expression)
+        reasons.append(str(refused.value))
+    # Memory is no part of expressions of numbers alone; that the widths agree is said before.
+    assert all(reason.startswith("an element of") for reason in reasons), reasons

@@ -89,7 +89,8 @@ def _width(node: Any) -> int:
     if isinstance(node, (tirx.Ramp, tirx.Broadcast)):
         return const_int(node.lanes)
     if isinstance(node, TensorLoad):
-        return max(map(_width, node.indices), default=1)
+        # Of memory whose elements are vectors themselves, an element is one.
+        return max(map(_width, node.indices), default=1) * node.source.dtype.lanes
     return node.ty.dtype.lanes
 
 
