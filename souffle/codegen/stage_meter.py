@@ -74,7 +74,10 @@ class StageMeter:
         """
         first = {stage.functions: stage for stage in reversed(flat_stages(units))}
         if self.nvcc is None:
-            used = {own: StageResources.assumed(_pool(own), _threads(own)) for own in first}
+            used = {
+                own: StageResources.assumed(_pool(own), _threads(own), stage.schedule.registers)
+                for own, stage in first.items()
+            }
         else:
             keys = {own: self._key(stage) for own, stage in first.items()}
             missing = {key: first[own] for own, key in keys.items() if self._recall(key) is None}

@@ -265,7 +265,7 @@ def forecast_on(
 
 
 def _estimated(stage: Stage) -> StageResources:
-    if stage.resources.measured:
+    if stage.resources.measured or stage.schedule.registers:
         return stage.resources
     return replace(stage.resources, registers=max(map(estimated_registers, stage.functions)))
 

@@ -24,10 +24,12 @@ class StagePrices:
 
     device: CostDevice
 
-    def __call__(self, functions: Sequence[DeviceFunction]) -> float:
-        """The seconds of a lowered stage."""
+    def __call__(self, functions: Sequence[DeviceFunction], registers: int = 0) -> float:
+        """The seconds of a lowered stage; with the registers of a thread where they are known."""
         # As if measured, so that they are taken as they are.
         resources = replace(resources_in_kernel(functions), measured=True)
+        if registers:
+            resources = replace(resources, registers=max(registers, ASSUMED_REGISTERS))
         return predict_stage(functions, self.device, resources, start="sync", warm=True).seconds
 
     def crowds(self, functions: Sequence[DeviceFunction]) -> bool:

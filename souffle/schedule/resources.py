@@ -43,9 +43,9 @@ class StageResources:
     code_bytes: int | None = None
 
     @classmethod
-    def assumed(cls, dynamic_shared_bytes: int, threads: int) -> StageResources:
-        """Those of a stage that no compiler has seen."""
-        return cls(ASSUMED_REGISTERS, 0, dynamic_shared_bytes, threads, 0, False)
+    def assumed(cls, dynamic_shared_bytes: int, threads: int, registers: int = 0) -> StageResources:
+        """Those of a stage that no compiler is asked about; 0 `registers` where none said them before."""
+        return cls(registers or ASSUMED_REGISTERS, 0, dynamic_shared_bytes, threads, 0, False)
 
     @property
     def shared_bytes(self) -> int:

@@ -56,8 +56,8 @@ _TENSOR_CORE_CALLS = ("tvm_mma_sync", "ptx_mma", "mma_sync")
 class Price(Protocol):
     """Predictions of lowered stages in a kernel of several."""
 
-    def __call__(self, functions: Sequence[DeviceFunction]) -> float:
-        """Seconds."""
+    def __call__(self, functions: Sequence[DeviceFunction], registers: int = 0) -> float:
+        """Seconds; with the registers of a thread where they are known."""
         ...
 
     def crowds(self, functions: Sequence[DeviceFunction]) -> bool:
@@ -127,7 +127,7 @@ def tuned_stages(
     for stage in wanted:
         digest = stage.draft.digest
         if digest not in answers:
-            answers[digest] = _best(stage, stage.draft.func, logs, device, merged)
+            answers[digest] = _best(stage, stage.draft.func, logs, device, merged, price)
             if isinstance(answers[digest], Refused) and price is not None:
                 answers[digest] = _best_of_product(stage, logs, device, merged, price) or answers[digest]
         best = answers[digest]
@@ -158,6 +158,10 @@ class _Tuned:
     functions: tuple[DeviceFunction, ...]
     record: Record
 
+    def seconds(self, price: Price) -> float:
+        """As one of several stages of a kernel."""
+        return price(self.functions, self.schedule.registers)
+
 
 @dataclass(frozen=True, eq=False)
 class TunedAnswers:
@@ -172,7 +176,7 @@ class TunedAnswers:
         if answer.schedule is None:
             return answer
         stage = Stage(draft, answer.schedule, answer.functions)
-        best = _best(stage, draft.func, self.logs, self.device, merged=True)
+        best = _best(stage, draft.func, self.logs, self.device, True, self.price)
         if isinstance(best, Refused):
             best = _best_of_product(stage, self.logs, self.device, True, self.price)
         if best is None:
@@ -218,38 +222,77 @@ def _best_of_product(
     outputs = tuple(t for te_ in tes for t in te_.outputs if t in stage.outputs)
     names = [tuple(tensor.name for tensor in tensors) for tensors in (inputs, outputs)]
     alone = draft_stage(tes, TEProgram(inputs, outputs, tuple(tes), {}, *names))
-    best = _best(stage, alone.func, logs, device, merged)
+    best = _best(stage, alone.func, logs, device, merged, price)
     if isinstance(best, Refused) or price.crowds(best.functions):
         return None
     return best if price(best.functions) < price(stage.functions) else None
 
 
 def _best(
-    stage: Stage, recorded: tirx.PrimFunc, logs: Sequence[TuningLog], device: GpuDevice, merged: bool
+    stage: Stage,
+    recorded: tirx.PrimFunc,
+    logs: Sequence[TuningLog],
+    device: GpuDevice,
+    merged: bool,
+    price: Price | None = None,
 ) -> _Tuned | Refused:
     """The schedule of the best record of `recorded`, or why there is none.
 
-    What does not fit any more is noted in its log and skipped, if it is the stage's own record.
+    Measured records are taken by their own figure. Where all were predicted, each as if it were launched alone, the
+    same model says which is best as one of several of a kernel, which gives it other neighbours and another start.
     """
-    left_out = ""
+    left_out: list[str] = []
+    usable = _usable(stage, recorded, logs, device, price if merged else None, merged, left_out)
+    first = next(usable, None)
+    if first is None:
+        return Refused(left_out[0] if left_out else "no record")
+    if not merged or price is None or first.record.origin.figure == "measured":
+        return first
+    # By rank, what follows a predicted record is predicted.
+    seconds = {one: (one.record.origin.spill_bytes > 0, one.seconds(price)) for one in (first, *usable)}
+    best = min(seconds, key=seconds.__getitem__)
+    if recorded is stage.draft.func and price(stage.functions) < seconds[best][1]:
+        return Refused(f"{best.record.summary}, which takes longer as one of several stages of a kernel")
+    return best
+
+
+def _usable(
+    stage: Stage,
+    recorded: tirx.PrimFunc,
+    logs: Sequence[TuningLog],
+    device: GpuDevice,
+    price: Price | None,
+    merged: bool,
+    left_out: list[str],
+) -> Iterator[_Tuned]:
+    """The schedules of the records of `recorded` that can be used, the best rank first.
+
+    What would crowd out other stages is named in `left_out`. What does not fit any more is noted in its log and
+    skipped, if it is the stage's own record.
+    """
     workload, request = _Workload(stage.draft.digest, stage.draft.func), gpu_request(device)
     records = [(record, log) for log in logs for record in log.of(recorded) if record.useful]
     for record, log in sorted(records, key=lambda pair: pair[0].rank(device.name)):
         answer = _replayed(record, workload, request)
-        used = (record.origin.registers, record.origin.shared_bytes)
+        # Those of the product alone say nothing of what is ahead of its sum.
+        registers = record.origin.registers if recorded is workload.func else 0
+        crowded: Refused | None = None
         if merged and isinstance(answer, GpuSchedule):
+            used = (record.origin.registers, record.origin.shared_bytes)
             crowded = crowding(answer.tiles, *used, stage.schedule.tiles, device)
-            if crowded is not None:
-                left_out = left_out or f"{record.summary}, not used in a kernel of several stages: {crowded.reason}"
-                continue
-        if isinstance(answer, GpuSchedule):
+        if crowded is None and isinstance(answer, GpuSchedule):
             functions = _lowered(answer, device.arch)
-            if not isinstance(functions, Refused):
-                return _Tuned(answer, functions, record)
-            answer = functions
-        if recorded is workload.func:
+            if isinstance(functions, Refused):
+                answer = functions
+            elif price is not None and not registers and price.crowds(functions):
+                crowded = Refused("it takes more registers, as estimated, than stages leave each other")
+            else:
+                yield _Tuned(replace(answer, registers=registers), functions, record)
+                continue
+        if crowded is not None:
+            left_out.append(f"{record.summary}, not used in a kernel of several stages: {crowded.reason}")
+        elif isinstance(answer, Refused) and recorded is workload.func:
             log.problem(record.where, f"its schedule does not fit any more: {answer.reason}")
-    return Refused(left_out or "no record")
 
 
 @dataclass(frozen=True)

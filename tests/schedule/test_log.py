@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,16 @@ from tvm import te
 from tvm.s_tir import meta_schedule as ms
 
 import souffle
+from souffle.analysis import Analysis
 from souffle.errors import OptionError
+from souffle.pipeline import stages_of
 from souffle.schedule.gpu import GpuRequest, sketch_of
 from souffle.schedule.gpu.device import device_for
+from souffle.schedule.gpu.rule import GpuSchedule, Sketch
 from souffle.schedule.log import RECORDS, WORKLOADS, RecordOrigin, TuningLog, log_folders, open_log, workload_module
-from souffle.schedule.lower import cuda_target
-from souffle.schedule.tuned import crowding, replayed
+from souffle.schedule.lower import DeviceFunction, cuda_target
+from souffle.schedule.stage import Stage
+from souffle.schedule.tuned import crowding, replayed, tuned_stages
 from souffle.tuning import LogWriter
 from souffle.tuning.space import spaces_of, trace_with_values
 
@@ -36,6 +41,13 @@ def product(name: str, rows: int = ROWS) -> list[te.Tensor]:
 
 def workload(name: str = "t", rows: int = ROWS):
     return te.create_prim_func(product(name, rows)).with_attr("global_symbol", "stage")
+
+
+def combinations(sketch: Sketch) -> list[dict[str, int]]:
+    """Values of the knobs, each at most one away from the rule's own, that go together."""
+    own = dict(sketch.choose())
+    near = [{**own, knob.name: value} for knob in sketch.knobs for value in knob.values]
+    return [values for values in near if not hasattr(sketch.make(values), "reason")]
 
 
 def values_of(func) -> list[dict[str, int]]:
@@ -91,9 +103,9 @@ def reasons(network) -> list[tuple[str, bool, str]]:
 
 
 def test_a_record_serves_another_network_with_other_names(tmp_path, writer, func, choices) -> None:
-    write(writer, func, choices[1], 1e-6, origin(own_seconds=2e-6))
+    write(writer, func, choices[1], 1e-6, origin("measured", "NVIDIA H200", own_seconds=2e-6))
     network = compiled(tmp_path)
-    assert any("predicted 1.0 µs with the cost model of H200-SXM5-141GB" in reason for _, _, reason in reasons(network))
+    assert any("measured 1.0 µs on NVIDIA H200" in reason for _, _, reason in reasons(network))
     assert reasons(network)[-1][2].startswith("1 of 1 stages with a reduction found")
     rng = np.random.default_rng(0)
     values = [rng.standard_normal(spec.shape).astype(spec.dtype) for spec in network.signature.inputs]
@@ -252,3 +264,69 @@ def test_a_greedy_schedule_is_used_where_stages_are_kernels_of_their_own(tmp_pat
     (tmp_path / "sm_90" / RECORDS).write_text((tmp_path / "sm_90" / RECORDS).read_text().splitlines()[0] + "\n")
     (found, *_) = reasons(compiled(tmp_path, level="V3"))
     assert not found[1] and "200 registers leave 1 block" in found[2] and "own choice" in found[2]
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Of a kernel of several stages, by the tiles of each: seconds, and whether it takes many registers."""
+
+    of_tiles: Mapping[int, float]
+    greedy: tuple[int, ...] = ()
+
+    def __call__(self, functions: Sequence[DeviceFunction], registers: int = 0) -> float:
+        return self.of_tiles[functions[0].tiles]
+
+    def crowds(self, functions: Sequence[DeviceFunction]) -> bool:
+        return functions[0].tiles in self.greedy
+
+
+def one_stage() -> tuple[list[Stage], Analysis]:
+    *inputs, result = product("other")
+    stages, analysis = stages_of(souffle.from_te(inputs, [result]), level="V3", cubin=False, tuning_log=None)
+    return list(stages), analysis
+
+
+def test_predicted_records_are_chosen_by_what_they_take_in_a_kernel(tmp_path, writer, func) -> None:
+    """Alone the first is the fastest; each of the others where the kernel's prices, or its registers, say so."""
+    stages, analysis = one_stage()
+    own = stages[0].schedule.tiles
+    sketch = sketch_of("contraction", stages[0].draft.func, REQUEST)
+    of_tiles = {sketch.make(values).tiles: values for values in combinations(sketch)}
+    few, many = sorted(of_tiles.keys() - {own})[:2]
+    write(writer, func, of_tiles[few], 1e-6, origin())
+    write(writer, func, of_tiles[many], 2e-6, origin(registers=90))
+    (log,) = open_log(tmp_path, "sm_90")
+
+    def chosen(price: Prices | None, *, merged: bool = True) -> GpuSchedule:
+        (stage,), _ = tuned_stages(stages, analysis, [log], H200, merged=merged, price=price)
+        return stage.schedule
+
+    assert chosen(None).tiles == chosen(None, merged=False).tiles == few
+    assert chosen(Prices({own: 9, few: 1, many: 2})).tiles == few
+    assert chosen(Prices({own: 9, few: 2, many: 1})).tiles == many
+    assert chosen(Prices({own: 9, few: 2, many: 1}), merged=False).tiles == few
+    assert chosen(Prices({own: 1, few: 3, many: 2})) is stages[0].schedule
+    # What no compiler has said is estimated; what one has is what the kernel is reckoned with.
+    assert chosen(Prices({own: 9, few: 1, many: 2}, greedy=(few, many))).tiles == many
+    assert (chosen(Prices({own: 9, few: 2, many: 1})).registers, chosen(None).registers) == (90, 0)
+
+
+def test_what_was_measured_is_not_asked_of_the_model(tmp_path, writer, func) -> None:
+    stages, analysis = one_stage()
+    own = stages[0].schedule.tiles
+    sketch = sketch_of("contraction", stages[0].draft.func, REQUEST)
+    of_tiles = {sketch.make(values).tiles: values for values in combinations(sketch)}
+    few, many = sorted(of_tiles.keys() - {own})[:2]
+    write(writer, func, of_tiles[few], 3e-6, origin("measured", "NVIDIA H200"))
+    write(writer, func, of_tiles[many], 1e-6, origin())
+    (log,) = open_log(tmp_path, "sm_90")
+    price = Prices({own: 1, few: 9, many: 2})
+    (stage,), _ = tuned_stages(stages, analysis, [log], H200, merged=True, price=price)
+    assert stage.schedule.tiles == few
+
+
+def test_a_kernel_is_reckoned_with_the_registers_of_a_record(tmp_path, writer, func, choices) -> None:
+    """Without a compiler: those that one has counted when it was recorded, in place of an estimate."""
+    write(writer, func, choices[1], 1e-6, origin("measured", "NVIDIA H200", registers=77))
+    (kernel,) = compiled(tmp_path).plan.kernels
+    assert [stage.registers for stage in kernel.predicted.stages] == [77]

@@ -36,7 +36,7 @@ class Prices:
     fewer_are_faster: bool = True
     crowded: bool = False
 
-    def __call__(self, functions: Sequence[DeviceFunction]) -> float:
+    def __call__(self, functions: Sequence[DeviceFunction], registers: int = 0) -> float:
         tiles = sum(function.tiles for function in functions)
         return float(tiles if self.fewer_are_faster else -tiles)
 

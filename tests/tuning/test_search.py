@@ -160,7 +160,7 @@ def test_every_sketch_gives_schedules_that_compute_the_same(tmp_path, tasks) -> 
         if candidate is None:
             continue
         folder = tmp_path / str(number)
-        LogWriter(folder, ARCH, TARGET).add(func, candidate.trace, (1e-6,), origin_now("predicted", DEVICE.product))
+        LogWriter(folder, ARCH, TARGET).add(func, candidate.trace, (1e-6,), origin_now("measured", DEVICE.product))
         options = {"device": "cpu", "cubin": False, "tuning_log": folder, **APART}
         network = souffle.compile(program, target="cuda", arch=ARCH, **options)
         assert any(d[2] and candidate.space.rule in d[3] for d in network.plan.decisions if d[0] == "tuning")

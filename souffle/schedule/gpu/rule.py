@@ -88,6 +88,8 @@ class GpuSchedule:
         Whether it uses tensor-core instructions.
     way : str
         Which of several ways of its rule it takes, in a few words.
+    registers : int
+        Of a thread, as the compiler said that it was recorded with; 0 where none did.
     """
 
     func: tirx.PrimFunc
@@ -96,6 +98,7 @@ class GpuSchedule:
     threads: int
     tensor_cores: bool = False
     way: str = ""
+    registers: int = 0
 
 
 @dataclass(frozen=True)
