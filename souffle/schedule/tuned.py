@@ -127,9 +127,7 @@ def tuned_stages(
     for stage in wanted:
         digest = stage.draft.digest
         if digest not in answers:
-            answers[digest] = _best(stage, stage.draft.func, logs, device, merged, price)
-            if isinstance(answers[digest], Refused) and price is not None:
-                answers[digest] = _best_of_product(stage, logs, device, merged, price) or answers[digest]
+            answers[digest] = _best_of_both(stage, logs, device, merged, price)
         best = answers[digest]
         if isinstance(best, Refused):
             reason = f"{best.reason}; rule {stage.schedule.rule}'s own choice"
@@ -176,10 +174,8 @@ class TunedAnswers:
         if answer.schedule is None:
             return answer
         stage = Stage(draft, answer.schedule, answer.functions)
-        best = _best(stage, draft.func, self.logs, self.device, True, self.price)
+        best = _best_of_both(stage, self.logs, self.device, True, self.price)
         if isinstance(best, Refused):
-            best = _best_of_product(stage, self.logs, self.device, True, self.price)
-        if best is None:
             return answer
         return replace(answer, schedule=best.schedule, tiles=best.schedule.tiles, functions=best.functions)
 
@@ -208,6 +204,21 @@ def crowding(tiles: int, registers: int, shared_bytes: int, own_tiles: int, devi
     if tiles > max(own_tiles, wave):
         return Refused(f"{tiles} tiles exceed a wave of {wave} blocks, and the rule's own {own_tiles} do not")
     return None
+
+
+def _best_of_both(
+    stage: Stage, logs: Sequence[TuningLog], device: GpuDevice, merged: bool, price: Price | None
+) -> _Tuned | Refused:
+    """The best schedule of the stage's own records and those that its product has without normalizing."""
+    own = _best(stage, stage.draft.func, logs, device, merged, price)
+    if price is None or (isinstance(own, _Tuned) and (not merged or own.record.origin.figure == "measured")):
+        return own
+    product_alone = _best_of_product(stage, logs, device, merged, price)
+    if product_alone is None:
+        return own
+    if isinstance(own, _Tuned) and own.seconds(price) <= product_alone.seconds(price):
+        return own
+    return product_alone
 
 
 def _best_of_product(
