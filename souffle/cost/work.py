@@ -45,6 +45,10 @@ _UNROLL = 4
 _UNROLLED_TURNS = 32
 """Nested loops of so few turns nvcc unrolls by itself."""
 
+_FULLY_UNROLLED = 300
+"""Instructions, of all turns, up to which nvcc unrolls a loop that does not ask for it: of bodies of 2 to 32 turns of
+multiply-adds or of ``erff`` all up to 256 are unrolled as a whole, and none from 384 (nvcc 13.0, sm_90)."""
+
 _DIVISION = 4
 """Instructions of an integer division by a constant: a high product, a shift, a correction."""
 
@@ -188,9 +192,13 @@ class _Walk(StatementVisitor):
         else:
             first = not (self.counter.loops and self.counter.loops[-1].unrolled)
             outside, self.changing = self.changing, _stored(node.body) if first else self.changing
+            before, copies = self.counter.total["code_bytes"], self.counter.executions((), all_loops=True).copies
             self.counter.loops.append(Surrounding(turns, True))
             self.visit(node.body)
             self.changing = outside
+            if node.kind != tirx.ForKind.UNROLLED:
+                code = self.counter.total["code_bytes"] - before
+                self.counter.total["code_bytes"] = before + _written(code, turns, copies)
         self.counter.loops.pop()
 
     def _turns(self, node: tirx.For) -> int:
@@ -452,6 +460,18 @@ def _turns(node: tirx.For) -> int:
 
     tvm_ffi.structural_walk(node, (tirx.For, see))
     return inner
+
+
+def _written(code_bytes: float, turns: int, copies: float) -> float:
+    """Of the code of all turns of a loop that does not ask to be unrolled, what nvcc writes of it.
+
+    `copies` of the loop stand beside each other, in loops around it that are unrolled.
+    """
+    instructions = code_bytes / INSTRUCTION_BYTES / copies
+    if instructions <= _FULLY_UNROLLED:
+        return code_bytes
+    together = min(_UNROLL, max(1, int(_FULLY_UNROLLED * turns / instructions)))
+    return code_bytes * together / turns
 
 
 def _writes_results(node: tirx.Stmt) -> bool:
