@@ -47,7 +47,8 @@ _UNROLLED_TURNS = 32
 
 _FULLY_UNROLLED = 300
 """Instructions, of all turns, up to which nvcc unrolls a loop that does not ask for it: of bodies of 2 to 32 turns of
-multiply-adds or of ``erff`` all up to 256 are unrolled as a whole, and none from 384 (nvcc 13.0, sm_90)."""
+multiply-adds or of ``erff`` all up to 256 are unrolled as a whole, and none from 384; of those, bodies of 64 and less
+stand there up to four times, longer ones once (nvcc 13.0, sm_90)."""
 
 _DIVISION = 4
 """Instructions of an integer division by a constant: a high product, a shift, a correction."""
@@ -470,8 +471,8 @@ def _written(code_bytes: float, turns: int, copies: float) -> float:
     instructions = code_bytes / INSTRUCTION_BYTES / copies
     if instructions <= _FULLY_UNROLLED:
         return code_bytes
-    together = min(_UNROLL, max(1, int(_FULLY_UNROLLED * turns / instructions)))
-    return code_bytes * together / turns
+    several = instructions / turns * _UNROLL <= _FULLY_UNROLLED
+    return code_bytes * (min(_UNROLL, turns) if several else 1) / turns
 
 
 def _writes_results(node: tirx.Stmt) -> bool:
