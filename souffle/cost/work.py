@@ -176,7 +176,9 @@ class _Walk(StatementVisitor):
             self.counter.settle()
             # The loop's own instructions, once for each of its turns.
             innermost = not barriers and not _has_serial_loop(node.body)
-            self.counter.loops.append(Surrounding(turns, False, min(turns, _UNROLL) if innermost else 1))
+            before, copies = self.counter.total["code_bytes"], self.counter.executions((), all_loops=True).copies
+            together = min(turns, _UNROLL) if innermost else 1
+            self.counter.loops.append(Surrounding(turns, False, together))
             self.counter.count("", self.counter.executions((), all_loops=True), _LOOP)
             outer, step = self.counter.turns, self.in_step
             if barriers:
@@ -186,6 +188,7 @@ class _Walk(StatementVisitor):
             self.counter.turns = outer * (turns if barriers else -(-turns // _UNROLL))
             self.visit(node.body)
             self.counter.settle()
+            self._write_once_if_long(before, together, copies)
             self.counter.turns, self.in_step = outer, step
             self.calls.in_step = step
             if innermost:
@@ -198,9 +201,19 @@ class _Walk(StatementVisitor):
             self.visit(node.body)
             self.changing = outside
             if node.kind != tirx.ForKind.UNROLLED:
-                code = self.counter.total["code_bytes"] - before
-                self.counter.total["code_bytes"] = before + _written(code, turns, copies)
+                self._write_once_if_long(before, turns, copies)
         self.counter.loops.pop()
+
+    def _write_once_if_long(self, before: float, together: int, copies: float) -> None:
+        """Correct the code of a loop that does not ask to be unrolled, of which so many turns were counted as written.
+
+        `before` is what was counted before it, and `copies` of the loop stand in unrolled loops around it.
+        """
+        code = self.counter.total["code_bytes"] - before
+        turn = code / together / copies / INSTRUCTION_BYTES
+        if turn * together > _FULLY_UNROLLED:
+            several = min(together, _UNROLL) if turn * _UNROLL <= _FULLY_UNROLLED else 1
+            self.counter.total["code_bytes"] = before + code * several / together
 
     def _turns(self, node: tirx.For) -> int:
         """The turns of a loop; where they vary the most that there are, and one where they depend on data."""
@@ -461,18 +474,6 @@ def _turns(node: tirx.For) -> int:
 
     tvm_ffi.structural_walk(node, (tirx.For, see))
     return inner
-
-
-def _written(code_bytes: float, turns: int, copies: float) -> float:
-    """Of the code of all turns of a loop that does not ask to be unrolled, what nvcc writes of it.
-
-    `copies` of the loop stand beside each other, in loops around it that are unrolled.
-    """
-    instructions = code_bytes / INSTRUCTION_BYTES / copies
-    if instructions <= _FULLY_UNROLLED:
-        return code_bytes
-    several = instructions / turns * _UNROLL <= _FULLY_UNROLLED
-    return code_bytes * (min(_UNROLL, turns) if several else 1) / turns
 
 
 def _writes_results(node: tirx.Stmt) -> bool:
