@@ -47,8 +47,9 @@ _UNROLLED_TURNS = 32
 
 _FULLY_UNROLLED = 300
 """Instructions, of all turns, up to which nvcc unrolls a loop that does not ask for it: of bodies of 2 to 32 turns of
-multiply-adds or of ``erff`` all up to 256 are unrolled as a whole, and none from 384; of those, bodies of 64 and less
-stand there up to four times, longer ones once (nvcc 13.0, sm_90)."""
+multiply-adds or of ``erff`` those up to 256 are unrolled as a whole (but for one, of two turns of 128), and none from
+384; of these, bodies of 64 and less stand there up to four times, longer ones once (nvcc 13.0, sm_90;
+``benchmarks/unrolling.py``)."""
 
 _DIVISION = 4
 """Instructions of an integer division by a constant: a high product, a shift, a correction."""
