@@ -149,13 +149,11 @@ class KernelForecast:
         def with_blocks(most: int) -> KernelTimes:
             stages = sum(count * self.seconds(stage, block, most) for stage, count in runs)
             waiting = grid_syncs * self.grid_sync_seconds(max(1, min(tiles, most)))
-            code = sum(
-                count * (_seconds(late) - _seconds(warm))
-                for (stage, _), counts in zip(runs, fetching, strict=True) if any(counts)
-                for count, warm, late in zip(
-                    counts, self.terms(stage, block, most), self.terms(stage, block, most, fetched=True), strict=True
-                )
-            )  # fmt: skip
+            code = 0.0
+            for (stage, _), counts in zip(runs, fetching, strict=True):
+                if any(counts):
+                    warm, late = (self.terms(stage, block, most, fetched=fetched) for fetched in (False, True))
+                    code += sum(n * (_seconds(b) - _seconds(a)) for n, a, b in zip(counts, warm, late, strict=True))
             return KernelTimes(self.launch_seconds, waiting, stages + code, most, code)
 
         fit = self.resident(block) * self.device.sm_count

@@ -144,9 +144,13 @@ def lowered(stage: object, values: dict[str, int]) -> StageFunction:
 
 @cache
 def attention() -> tuple[tirx.PrimFunc, StageFunction]:
-    """Attention with a mask, as it is defined, and with the running maximum and sum."""
+    """Attention with a mask, as it is defined, and with the running maximum and sum.
+
+    The mask stays a tensor where nothing is placed on chip: its values may hide any element, and all panels of a row.
+    """
     program = souffle.import_onnx(written_out(AttentionCase(40, 100, 32, 1, 1, causal=True)))
-    units, _ = stages_of(program, arch="sm_80", cubin=False, level="V4", precision="mixed")
+    how = {"level": "V4", "precision": "mixed", "reductions": "one_phase"}
+    units, _ = stages_of(program, arch="sm_80", cubin=False, **how)
     (stage,) = flat_stages(units)
     return stage.draft.func, lowered(stage.draft.func, VALUES)
 
