@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
 
 import tvm
 
@@ -212,13 +211,13 @@ class _Staging:
             staged, wanted = self.tried(unrolled)
             if staged.partition.unroll.keys() <= unrolled.keys():
                 whole.append((staged, unrolled))
-            more = [unrolled | loops for loops in wanted if not loops.keys() <= unrolled.keys()]
-            waiting += [loops for loops in more if all(loops.keys() != known.keys() for known in waiting)]
+            if not wanted.keys() <= unrolled.keys():
+                waiting.append(unrolled | wanted)
         best, unrolled = min(whole, key=lambda one: one[0].seconds)
         # What a hook has seen last is what is compiled.
         return best if best is whole[-1][0] else self.tried(unrolled)[0]
 
-    def tried(self, unrolled: Mapping[str, str]) -> tuple[_Staged, list[Mapping[str, str]]]:
+    def tried(self, unrolled: Mapping[str, str]) -> tuple[_Staged, Mapping[str, str]]:
         """The stages and kernels with some loops taken apart, and which others may be worth it."""
         level, options, hook = self.level, self.options, self.hook
         rolled, loops = roll(self.program, unrolled) if level.merge else (self.program, ())
@@ -226,20 +225,20 @@ class _Staging:
         analysis = hook("analysis", analyze(rolled.expanded()))
         self.progress(f"scheduling {len(rolled.tes)} TEs")
         stages, joined = form_stages(rolled, analysis, self.scheduler, JoinPolicy(level.vertical, options.on_chip))
-        stages, chosen, wanted = self.with_joins_that_pay(stages, analysis, unrolled)
+        stages, chosen = self.with_joins_that_pay(stages, analysis)
         stages = hook("schedule", Stages(stages))
         stages, tuned = self.tuned(stages, analysis)
         self.progress(f"lowering {len(stages)} stages")
         stages = hook("lower", Stages(self.meter.measured(lower_stages(stages, self.scheduler.target))))
         forecast = forecast_on(options.arch, analysis.program, stages, graph=options.graph)
         request = PartitionRequest(stages, self.device, analysis, forecast)
-        partition, seconds = self.planner.plan(request), 0.0
-        wanted = [*wanted, partition.unroll]
         if level.reuse and forecast is not None:
             prices = KernelPrices(analysis.program.constants, self.dependences)
-            kernels = choose_kernels(partition, request, forecast, prices, self.given)
-            partition, seconds = kernels.partition, kernels.seconds
-            wanted.append(kernels.worth_unrolling)
+            kernels = choose_kernels(self.planner, request, forecast, prices, self.given)
+            partition, seconds, wanted = kernels.partition, kernels.seconds, kernels.worth_unrolling
+        else:
+            partition, seconds = self.planner.plan(request), 0.0
+            wanted = partition.unroll
         # A loop that the program was given with stays one.
         kept = {unit.name for unit in stages if isinstance(unit, LoopStage)}
         apart = [Decision("roll", name, False, reason) for name, reason in unrolled.items() if name not in kept]
@@ -248,26 +247,24 @@ class _Staging:
         return staged, wanted
 
     def with_joins_that_pay(
-        self, stages: tuple[Unit, ...], analysis: Analysis, unrolled: Mapping[str, str]
-    ) -> tuple[tuple[Unit, ...], tuple[Decision, ...], list[Mapping[str, str]]]:
-        """The stages with those joins that make the network faster; and loops that may be worth taking apart."""
+        self, stages: tuple[Unit, ...], analysis: Analysis
+    ) -> tuple[tuple[Unit, ...], tuple[Decision, ...]]:
+        """The stages with those joins that make the network faster."""
         every = with_parts(stages)
         if device_of_arch(self.options.arch) is None or len(flat_stages(every)) == len(flat_stages(stages)):
-            return stages, (), []
+            return stages, ()
         ready = self.meter.measured(lower_stages(self.tuned(every, analysis)[0], self.scheduler.target))
         forecast = forecast_on(self.options.arch, analysis.program, ready, graph=self.options.graph)
         prices = KernelPrices(analysis.program.constants, self.dependences)
         lowered = dict(zip(flat_stages(every), flat_stages(ready), strict=True))
 
-        def predicted(units: Sequence[Unit]) -> tuple[float, Mapping[str, str]]:
+        def predicted(units: Sequence[Unit], *, undo: bool) -> float:
             request = PartitionRequest(map_stages(units, lowered.__getitem__), self.device, analysis, forecast)
-            partition = self.planner.plan(request)
-            if not partition.unroll.keys() <= unrolled.keys():
-                return inf, partition.unroll
-            return choose_kernels(partition, request, forecast, prices, self.given).seconds, {}
+            return choose_kernels(self.planner, request, forecast, prices, self.given, undo=undo).seconds
 
-        trials = JoinTrials(analysis.program, stages, predicted)
-        return *trials.best(), trials.unroll
+        # From what is best with the planner's cuts, so that to undo them can only gain.
+        cut = JoinTrials(analysis.program, stages, partial(predicted, undo=False)).found
+        return JoinTrials(analysis.program, stages, partial(predicted, undo=True), cut.apart).best()
 
     def tuned(self, stages: Sequence[Unit], analysis: Analysis) -> tuple[Sequence[Unit], tuple[Decision, ...]]:
         """The stages with the schedules that a log has for them."""

@@ -14,8 +14,9 @@ equal, and share their functions.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from souffle.decision import Decision
 from souffle.program import TE, ExternTE, Loop, Tensor, TEProgram
@@ -26,8 +27,6 @@ __all__ = ["JoinTrials", "with_parts"]
 
 Kind = tuple[str, ...]
 """Joined stages that are equal: the digest of the stage, then those of its parts."""
-
-Predicted = tuple[float, Mapping[str, str]]
 
 _EQUAL = 1e-12
 """Seconds that are no difference."""
@@ -66,14 +65,10 @@ def _kind(stage: Stage) -> Kind:
 
 @dataclass(frozen=True)
 class Trial:
-    """What is predicted of the network with some kinds taken apart.
-
-    `seconds` is infinite where the loops of `unroll` would have to be taken apart first.
-    """
+    """What is predicted of the network with some kinds taken apart."""
 
     apart: frozenset[Kind]
     seconds: float
-    unroll: Mapping[str, str]
 
 
 class JoinTrials:
@@ -86,11 +81,19 @@ class JoinTrials:
     units : sequence of Stage or LoopStage
         With every join that the rules of schedules allow.
     predicted : callable
-        What some of the stages take as a network, in seconds, infinite where loops have to be taken apart first; these,
-        by name, with the reasons.
+        What some of the stages take as a network, in seconds.
+    start : set of Kind, optional
+        Kinds to take apart, from which to look too.
     """
 
-    def __init__(self, program: TEProgram, units: Sequence[Unit], predicted: Callable[[Sequence[Unit]], Predicted]):
+    def __init__(
+        self,
+        program: TEProgram,
+        units: Sequence[Unit],
+        predicted: Callable[[Sequence[Unit]], float],
+        start: frozenset[Kind] = frozenset(),
+    ) -> None:
+        self.start = start
         self.units = tuple(units)
         self.kinds = _joined_kinds(units)
         self._predicted = predicted
@@ -116,17 +119,18 @@ class JoinTrials:
         """What is predicted with some kinds taken apart."""
         kinds = frozenset(apart)
         if kinds not in self._known:
-            self._known[kinds] = Trial(kinds, *self._predicted(self.taken_apart(kinds)))
+            self._known[kinds] = Trial(kinds, self._predicted(self.taken_apart(kinds)))
         return self._known[kinds]
-
-    @property
-    def unroll(self) -> list[Mapping[str, str]]:
-        """The loops that would have to be taken apart with all stages joined, and with none."""
-        return [self.trial(()).unroll, self.trial(self.kinds).unroll]
 
     def best(self) -> tuple[tuple[Unit, ...], tuple[Decision, ...]]:
         """The stages of least predicted time, those with fewer joins among equal ones; and why each join is kept."""
-        found = min(self.trial(()), self.trial(self.kinds), key=lambda trial: trial.seconds)
+        return self.taken_apart(self.found.apart), tuple(self._decisions(self.found))
+
+    @cached_property
+    def found(self) -> Trial:
+        """The best that was found."""
+        starts = (frozenset[Kind](), frozenset(self.kinds), self.start)
+        found = min(map(self.trial, starts), key=lambda trial: trial.seconds)
         for _ in range(_ROUNDS):
             before = found
             for kind in self.kinds:
@@ -135,7 +139,7 @@ class JoinTrials:
                 found = other if other.seconds <= least else found
             if found == before:
                 break
-        return self.taken_apart(found.apart), tuple(self._decisions(found))
+        return found
 
     def _decisions(self, found: Trial) -> list[Decision]:
         decisions = []

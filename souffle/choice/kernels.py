@@ -1,9 +1,11 @@
-"""Which subprograms stay one kernel: those that take longer than their stages as kernels of their own become these.
+"""Where kernels end after all: a planner's cuts are undone, and its kernels taken apart, where less is predicted so.
 
-A merged kernel saves launches and pays with barriers, and with the occupancy of its most demanding stage. What a launch
-costs depends on how the network is run: launched kernel by kernel, or as the nodes of one CUDA graph, each of which
-follows the last sooner than the blocks of a large grid have waited for each other. So the same stages may be best as
-one kernel in the first case and as many in the second.
+A planner's rule knows no times. The paper's cuts where one wave does not hold the blocks, so that each has a tile; a
+cut costs a launch, and stages that loop over their tiles need none. A merged kernel saves launches and pays with
+barriers, and with the occupancy of its most demanding stage. What a launch costs depends on how the network is run:
+launched kernel by kernel, or as the nodes of one CUDA graph, each of which follows the last sooner than the blocks of a
+large grid have waited for each other. So the same stages may be best as one kernel in the first case and as many in the
+second.
 """
 
 from __future__ import annotations
@@ -11,15 +13,20 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from souffle.choice.prices import KernelPrice, KernelPrices, runs_of
 from souffle.cost import KernelForecast
 from souffle.decision import Decision
-from souffle.partition import Partition, PartitionRequest, Subprogram
-from souffle.schedule.stage import Stage, Unit, flat_stages
+from souffle.partition import Partition, PartitionRequest, Planner, Subprogram
+from souffle.partition.planner import depths, is_extern
+from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
 from souffle.wording import counted
 
 __all__ = ["ChosenKernels", "choose_kernels"]
+
+_EQUAL = 1e-12
+"""Seconds that are no difference."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,25 +48,93 @@ class ChosenKernels:
 
 
 def choose_kernels(
-    partition: Partition,
+    planner: Planner,
     request: PartitionRequest,
     forecast: KernelForecast,
     prices: KernelPrices,
     given: Container[str] = (),
+    *,
+    undo: bool = True,
 ) -> ChosenKernels:
-    """Take apart the kernels that are predicted to take longer than their stages alone.
+    """The kernels of a planner or those without its cuts, each taken apart where its stages alone take less.
+
+    Loops that the planner would take apart stay whole.
 
     Parameters
     ----------
-    partition : Partition
+    planner : Planner
     request : PartitionRequest
-        What it was decided on.
+        What it decides on.
     forecast : KernelForecast
         Its launch is that of the network: of a kernel, or of a node of a CUDA graph.
     prices : KernelPrices
     given : container of str
         The names of loops that stay, since the program was given with them.
+    undo : bool
+        Whether cuts may be undone.
     """
+    partition = planner.plan(request)
+    kept = _taken_apart(replace(partition, unroll={}), request, forecast, prices, given)
+    uncut = _without_cuts(partition.subprograms, request, forecast)
+    found, decisions = kept, ()
+    if undo and len(uncut) < len(partition.subprograms):
+        undone = _taken_apart(replace(partition, subprograms=uncut, unroll={}), request, forecast, prices, given)
+        found = undone if undone.seconds + _EQUAL < kept.seconds else kept
+        cuts = counted(len(partition.subprograms) - len(uncut), "cut")
+        reason = f"the network is predicted to take {_us(undone.seconds)} without and {_us(kept.seconds)} with"
+        decisions = (Decision("choice", f"{cuts} of the partition undone", found is undone, reason),)
+    chosen = replace(found.partition, decisions=(*found.partition.decisions, *decisions))
+    cut = {name: partition.unroll[name] for name in partition.unroll if name not in given}
+    loops = [unit for unit in request.stages if isinstance(unit, LoopStage) and unit.name in cut]
+    wished = {loop.name: cut[loop.name] for loop in loops if _may_pay(loop, planner, request, forecast, prices)}
+    return replace(found, partition=chosen, worth_unrolling={**wished, **found.worth_unrolling})
+
+
+def _may_pay(
+    unit: LoopStage, planner: Planner, request: PartitionRequest, forecast: KernelForecast, prices: KernelPrices
+) -> bool:
+    """Whether a loop may take less where its planner cuts its steps; between steps it waits or launches."""
+    analysis, fetches = request.analysis.inside(unit.loop), forecast.fetches(request.stages)
+    seconds, between = 0.0, forecast.launch_seconds
+    for kernel in planner.plan(replace(request, stages=unit.stages, analysis=analysis)).subprograms:
+        stages = flat_stages(kernel.stages)
+        block, tiles = forecast.together(stages), max(stage.schedule.tiles for stage in stages)
+        times = forecast.times(stages, block, tiles, max(depths(kernel.stages)), fewer=True, fetches=fetches)
+        seconds += times.seconds
+        between = min(between, forecast.grid_sync_seconds(max(1, min(times.blocks, tiles))))
+    whole = prices.kernel(Subprogram((unit,)), request, forecast).seconds
+    steps = unit.loop.steps
+    return steps * seconds - (steps - 1) * (forecast.launch_seconds - between) < whole
+
+
+def _without_cuts(
+    subprograms: Sequence[Subprogram], request: PartitionRequest, forecast: KernelForecast
+) -> tuple[Subprogram, ...]:
+    """One kernel for all between operators that are no TEs, with as many blocks resident as its stages leave room for.
+
+    Registers that merging adds are spilled, where a stage is called; what its stages take alone is not.
+    """
+    found: list[Subprogram] = []
+    for alone, group in groupby(subprograms, lambda subprogram: is_extern(subprogram.stages[0])):
+        together = tuple(group)
+        if alone or len(together) == 1:
+            found += together
+            continue
+        units = tuple(unit for subprogram in together for unit in subprogram.stages)
+        stages = flat_stages(units)
+        needed = -(-max(stage.schedule.tiles for stage in stages) // request.device.sm_count)
+        found.append(Subprogram(units, max(1, min(needed, forecast.resident(forecast.together(stages))))))
+    return tuple(found)
+
+
+def _taken_apart(
+    partition: Partition,
+    request: PartitionRequest,
+    forecast: KernelForecast,
+    prices: KernelPrices,
+    given: Container[str],
+) -> ChosenKernels:
+    """The kernels of a partition, those in the place of their stages that are predicted to take longer."""
     subprograms: list[Subprogram] = []
     decisions: list[Decision] = []
     unroll: dict[str, str] = {}

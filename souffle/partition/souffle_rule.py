@@ -97,6 +97,8 @@ def _beyond(demand: Demand, device: GpuDevice) -> str:
 def _within(demand: Demand, device: GpuDevice) -> str:
     if not demand.grid:
         return f"no stage is compute-intensive; one wave is {demand.wave(device)} blocks ({demand.figures(device)})"
+    if demand.grid > demand.wave(device):
+        return f"tiles take turns, and no compute-intensive stage follows: {_beyond(demand, device)}"
     return (
         f"the most blocks that a compute-intensive stage has, {demand.grid} of {demand.of_grid}, fit in one wave of "
         f"{demand.wave(device)} ({demand.figures(device)})"

@@ -48,9 +48,9 @@ class Costs:
         self.by_tes = by_tes
         self.asked = 0
 
-    def __call__(self, units: Sequence[Unit]) -> tuple[float, Mapping[str, str]]:
+    def __call__(self, units: Sequence[Unit]) -> float:
         self.asked += 1
-        return sum(self.by_tes[len(stage.tes)] for stage in flat_stages(units)) * US, {}
+        return sum(self.by_tes[len(stage.tes)] for stage in flat_stages(units)) * US
 
 
 def chosen(program: TEProgram, by_tes: Mapping[int, float]) -> tuple[list[list[str]], tuple[Decision, ...]]:
@@ -92,7 +92,7 @@ def test_a_loop_of_layers_is_taken_apart_inside() -> None:
     program = roll(layers(5))[0]
     joined = formed(program, ON_CHIP)
     apart = formed(program, ACROSS)
-    trials = JoinTrials(analyze(program.expanded()).program, joined, lambda units: (-len(flat_stages(units)), {}))
+    trials = JoinTrials(analyze(program.expanded()).program, joined, lambda units: -len(flat_stages(units)))
     stages, _ = trials.best()
     assert names(stages) == names(apart)
     assert [type(unit) for unit in stages] == [type(unit) for unit in apart] and LoopStage in map(type, stages)
@@ -105,28 +105,19 @@ def test_any_choice_computes_the_same_in_an_order_that_exists(seed: int) -> None
     prices: dict[str, float] = {}
     rng = random.Random(seed)
 
-    def predicted(units: Sequence[Unit]) -> tuple[float, Mapping[str, str]]:
+    def predicted(units: Sequence[Unit]) -> float:
         known = {*program.inputs, *program.constants}
         for stage in units:
             assert isinstance(stage, Stage) and set(stage.inputs) <= known
             known.update(stage.outputs)
         assert sorted(t.name for s in units for t in s.tes) == sorted(t.name for t in program.tes)
-        return sum(prices.setdefault(stage.draft.digest, rng.random()) for stage in units), {}
+        return sum(prices.setdefault(stage.draft.digest, rng.random()) for stage in units)
 
     trials = JoinTrials(program, joined, predicted)
     stages, _ = trials.best()
-    assert predicted(stages)[0] <= min(predicted(joined)[0], predicted(apart)[0]) + 1e-9
+    assert predicted(stages) <= min(predicted(joined), predicted(apart)) + 1e-9
     assert names(trials.taken_apart(frozenset(trials.kinds))) == names(apart)
     assert names(trials.taken_apart(frozenset())) == names(joined)
-
-
-def test_loops_that_would_be_taken_apart_are_said() -> None:
-    def predicted(units: Sequence[Unit]) -> tuple[float, Mapping[str, str]]:
-        return (float("inf"), {"loop": "it does not fit"}) if len(units) == 1 else (2.0, {})
-
-    program = sums(2)
-    trials = JoinTrials(program, formed(program, ON_CHIP), predicted)
-    assert len(trials.best()[0]) == 2 and trials.unroll == [{"loop": "it does not fit"}, {}]
 
 
 def test_parts_of_parts_are_seen() -> None:

@@ -14,13 +14,16 @@ from souffle.cli.compare import compare, onnxruntime_outputs
 from souffle.cost import KernelForecast, cost_device
 from souffle.cost.kernel import forecast_on
 from souffle.kernel.dependences import TileDependences
-from souffle.partition import PartitionRequest
+from souffle.partition import ONE_KERNEL_PER_STAGE, Partition, PartitionRequest, Planner, planner_for
+from souffle.partition.planner import is_extern
 from souffle.program import TEProgram
 from souffle.runtime.explain import predicted_seconds
 from souffle.schedule.gpu.device import device_for
+from souffle.schedule.stage import LoopStage
 from tests.testlib import Builder, inputs_for
 
 HOW = {"target": "cuda", "arch": "sm_90", "cubin": False, "device": "cpu", "verify": "off"}
+SOUFFLE = planner_for("souffle")
 
 
 @pytest.mark.parametrize(("name", "graph"), [("bert", False), ("bert", True), ("mmoe", False), ("lstm", False)])
@@ -74,8 +77,8 @@ def unequal() -> TEProgram:
     return b.program(x)
 
 
-def chosen(program: TEProgram, sync: float) -> ChosenKernels:
-    """The kernels of a program on a GPU whose barriers take so many seconds."""
+def chosen(program: TEProgram, sync: float, planner: Planner = SOUFFLE) -> ChosenKernels:
+    """The kernels of a program on a GPU whose barriers take so many seconds; with a planner's cuts or without."""
     seen: dict[str, object] = {}
 
     def hook(step: str, result: object) -> object:
@@ -83,12 +86,12 @@ def chosen(program: TEProgram, sync: float) -> ChosenKernels:
         return result
 
     souffle.compile(program, level="V3", hook=hook, **HOW)
-    stages, analysis, partition = seen["lower"], seen["analysis"], seen["partition"]
+    stages, analysis = seen["lower"], seen["analysis"]
     device = replace(cost_device("H200-SXM5-141GB"), grid_sync_points=((16, sync),))
     forecast = KernelForecast(device, stages, {*analysis.program.inputs, *analysis.program.constants})
     request = PartitionRequest(stages, device_for("sm_90"), analysis, forecast)
     prices = KernelPrices(analysis.program.constants, TileDependences())
-    return choose_kernels(partition, request, forecast, prices)
+    return choose_kernels(planner, request, forecast, prices)
 
 
 def test_where_barriers_cost_more_than_launches_stages_are_kernels() -> None:
@@ -109,6 +112,60 @@ def test_a_loop_whose_steps_would_be_kernels_is_worth_taking_apart() -> None:
     ((name, reason),) = apart.worth_unrolling.items()
     assert "predicted with a kernel for each stage of its steps" in reason
     assert name in {unit.name for subprogram in apart.partition.subprograms for unit in subprogram.stages}
+
+
+class InLoopsToo:
+    """A kernel for each stage, and every loop to be taken apart."""
+
+    def plan(self, request: PartitionRequest) -> Partition:
+        loops = {unit.name: "no kernel may hold it" for unit in request.stages if isinstance(unit, LoopStage)}
+        return replace(ONE_KERNEL_PER_STAGE.plan(request), unroll=loops)
+
+
+def test_cuts_are_undone_where_launches_cost_more_than_barriers() -> None:
+    uncut, kept = (chosen(unequal(), sync, ONE_KERNEL_PER_STAGE) for sync in (1e-6, 50e-6))
+    (count,) = (len(subprogram.stages) for subprogram in uncut.partition.subprograms)
+    assert [len(subprogram.stages) for subprogram in kept.partition.subprograms] == [1] * count
+    for found in (uncut, kept):
+        decision = found.partition.decisions[-1]
+        assert decision.accepted == (found is uncut) and decision.subject == f"{count - 1} cuts of the partition undone"
+        assert f"{found.seconds * 1e6:.1f} µs with{'out' if found is uncut else ''}" in decision.reason
+    # As when they were never made.
+    assert uncut.seconds == chosen(unequal(), 1e-6).seconds
+
+
+def test_a_loop_that_its_planner_would_take_apart_stays_where_that_takes_less() -> None:
+    whole, apart = (chosen(products(6), sync, InLoopsToo()) for sync in (1e-6, 50e-6))
+    assert not whole.partition.unroll and not whole.worth_unrolling
+    assert not apart.partition.unroll and len(apart.worth_unrolling) == 1
+
+
+def test_what_is_no_te_stays_alone_where_cuts_are_undone() -> None:
+    b = Builder()
+    y = b.extern_sort(b.tanh(b.input(64, 192)))
+    for inner, outer in ((192, 320), (320, 128), (128, 96)):
+        y = b.matmul(y, b.constant(np.full((inner, outer), 1 / inner, np.float32)))
+    found = chosen(b.program(y), 1e-6, ONE_KERNEL_PER_STAGE).partition
+    externs = [{is_extern(unit) for unit in subprogram.stages} for subprogram in found.subprograms]
+    assert externs == [{False}, {True}, {False}] and [len(sub.stages) > 1 for sub in found.subprograms][2]
+
+
+def test_a_network_whose_cuts_are_undone_is_right() -> None:
+    b = Builder()
+    x, rng = b.input(40000, 12), np.random.default_rng(0)
+    weights = [rng.standard_normal(shape).astype(np.float32) for shape in ((12, 20), (20, 12), (12, 20))]
+    for weight in weights:
+        x = b.matmul(x, b.constant(weight))
+    program = b.program(x)
+    given = inputs_for(program)
+    cut, uncut = (souffle.compile(program, level=level, **HOW | {"arch": "sm_80"}) for level in ("V3", "V4"))
+    assert len(cut.plan.launches) > 1 and len(uncut.plan.launches) == 1 and uncut.plan.kernels[0].grid_syncs
+    assert any(d.accepted and d.subject.endswith("of the partition undone") for d in uncut.plan.decisions)
+    (expected,) = given.values()
+    for weight in weights:
+        expected = expected.astype(np.float64) @ weight
+    (found,) = uncut(given).values()
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_network_for_a_graph_is_right() -> None:

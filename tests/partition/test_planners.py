@@ -88,6 +88,13 @@ def test_stages_of_one_wave_share_a_kernel() -> None:
     assert decision.subject == "no cut" and f"{WAVE} of matmul1, fit in one wave of {WAVE}" in decision.reason
 
 
+def test_a_first_stage_of_more_blocks_than_a_wave_is_said_to_take_turns() -> None:
+    parts, decisions = planned(SOUFFLE, request("pr", [WAVE + 1, 2]))
+    assert sizes(parts) == [2]
+    (decision,) = (d for d in decisions if d.subject == "no cut")
+    assert decision.reason.startswith("tiles take turns") and f"{WAVE + 1} blocks of matmul0 exceed" in decision.reason
+
+
 def test_a_stage_of_more_blocks_than_a_wave_is_cut_off_with_the_figures() -> None:
     parts, decisions = planned(SOUFFLE, request("ppp", [1, WAVE + 1, 2]))
     assert sizes(parts) == [1, 1, 1]
