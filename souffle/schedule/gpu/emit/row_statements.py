@@ -17,7 +17,7 @@ from souffle.schedule.gpu.emit.contraction_statements import Binder, guarded, lo
 from souffle.schedule.gpu.forms.contraction_expressions import substitute_axes
 from souffle.schedule.gpu.forms.finished_operand import FinishedOperand
 from souffle.schedule.gpu.forms.matrix_product import Contraction
-from souffle.schedule.gpu.forms.row_values import RowReduction, RowValue
+from souffle.schedule.gpu.forms.row_values import RowTotal, RowValue
 from souffle.tvm_compat import PrimExpr, cast, dtype_of, sequence, variables
 
 __all__ = ["RowStatements", "row_bytes"]
@@ -140,7 +140,7 @@ def _of_chunk(value: RowValue, mapping: Mapping[tirx.Var, PrimExpr], chunk: Prim
     return substitute_axes(value.value, mapping if value.chunks is None else {**mapping, value.chunks.axis.var: chunk})
 
 
-def _reduced(reduction: RowReduction, held: Any, mapping: Mapping[tirx.Var, PrimExpr]) -> tirx.Stmt:
+def _reduced(reduction: RowTotal, held: Any, mapping: Mapping[tirx.Var, PrimExpr]) -> tirx.Stmt:
     """A reduction of a row, its terms in order."""
 
     def nest(position: int, places: Mapping[tirx.Var, PrimExpr]) -> tirx.Stmt:

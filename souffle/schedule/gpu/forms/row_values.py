@@ -38,7 +38,7 @@ from souffle.schedule.gpu.forms.contraction_expressions import (
 )
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, variables
 
-__all__ = ["NO_ROW_VALUES", "Chunks", "RowReduction", "RowValue", "RowValues", "replaced_parts"]
+__all__ = ["NO_ROW_VALUES", "Chunks", "RowTotal", "RowValue", "RowValues", "replaced_parts"]
 
 _PARTS = (*ARITHMETIC, Call, tirx.Cast, tirx.Select, TensorLoad)
 
@@ -47,7 +47,7 @@ _LONGEST = 128
 
 
 @dataclass(frozen=True, eq=False)
-class RowReduction:
+class RowTotal:
     """A reduction with one result for each row.
 
     Attributes
@@ -111,7 +111,7 @@ class RowValue:
 class RowValues:
     """All that is worked out for the rows of a tile, ahead of its contraction; the reductions in order."""
 
-    reductions: tuple[RowReduction, ...] = ()
+    reductions: tuple[RowTotal, ...] = ()
     values: tuple[RowValue, ...] = ()
 
     @property
@@ -180,7 +180,7 @@ class _Finder:
         self._row_axes = row_axes
         self._chunks = chunks
         self._known: list[tuple[TensorLoad, tirx.Var]] = []
-        self.reductions: list[RowReduction] = []
+        self.reductions: list[RowTotal] = []
         self.values: list[RowValue] = []
 
     def parts(self, expression: PrimExpr) -> list[PrimExpr]:
@@ -249,7 +249,7 @@ class _Finder:
         analyzer = bounded([*self._row_axes, *axes])
         value = self._over_totals(narrow_indices(substitute_axes(term, {**mapping, **own}), analyzer))
         self._known.append((load, total))
-        reduction = RowReduction(total, tuple(axes), combine, block.initial, value)
+        reduction = RowTotal(total, tuple(axes), combine, block.initial, value)
         if reduction.terms > _LONGEST:
             raise NotAContraction(f"block {block.name} has {reduction.terms} terms a row, more than {_LONGEST}")
         self.reductions.append(reduction)
