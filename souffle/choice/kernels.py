@@ -94,7 +94,7 @@ def _may_pay(
     unit: LoopStage, planner: Planner, request: PartitionRequest, forecast: KernelForecast, prices: KernelPrices
 ) -> bool:
     """Whether a loop may take less where its planner cuts its steps; between steps it waits or launches."""
-    analysis, fetches = request.analysis.inside(unit.loop), forecast.fetches(request.stages)
+    analysis, fetches = request.analysis.inside(unit.loop), prices.fetches(request, forecast)
     seconds, between = 0.0, forecast.launch_seconds
     for kernel in planner.plan(replace(request, stages=unit.stages, analysis=analysis)).subprograms:
         stages = flat_stages(kernel.stages)

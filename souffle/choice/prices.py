@@ -36,7 +36,7 @@ class KernelPrice:
 
 
 class KernelPrices:
-    """Prices kernels, each distinct one once.
+    """Prices the kernels of one forecast, each distinct one once.
 
     Parameters
     ----------
@@ -50,10 +50,12 @@ class KernelPrices:
         self.constants = constants
         self.dependences = dependences
         self._known: dict[tuple[object, ...], KernelPrice] = {}
+        self._alone: dict[tuple[Stage, bool], KernelTimes] = {}
+        self._fetches: tuple[tuple[Unit, ...], bool] = (), False
 
     def kernel(self, subprogram: Subprogram, request: PartitionRequest, forecast: KernelForecast) -> KernelPrice:
         """The price of a subprogram as one kernel."""
-        units, fetches = subprogram.stages, forecast.fetches(request.stages)
+        units, fetches = subprogram.stages, self.fetches(request, forecast)
         key = (fetches, *((unit.loop, *unit.stages) if isinstance(unit, LoopStage) else unit for unit in units))
         if key not in self._known:
             self._known[key] = self._priced(subprogram, request, forecast, fetches)
@@ -69,8 +71,18 @@ class KernelPrices:
 
     def alone(self, stage: Stage, request: PartitionRequest, forecast: KernelForecast) -> KernelTimes:
         """The times of a stage as a kernel of its own, once."""
-        block, fetches = forecast.together([stage]), forecast.fetches(request.stages)
-        return forecast.times([stage], block, stage.schedule.tiles, 0, fewer=False, fetches=fetches)
+        fetches = self.fetches(request, forecast)
+        if (stage, fetches) not in self._alone:
+            block = forecast.together([stage])
+            times = forecast.times([stage], block, stage.schedule.tiles, 0, fewer=False, fetches=fetches)
+            self._alone[stage, fetches] = times
+        return self._alone[stage, fetches]
+
+    def fetches(self, request: PartitionRequest, forecast: KernelForecast) -> bool:
+        """Whether the code of the network's stages is more than an instruction cache holds."""
+        if self._fetches[0] is not request.stages:
+            self._fetches = request.stages, forecast.fetches(request.stages)
+        return self._fetches[1]
 
     def _priced(
         self, subprogram: Subprogram, request: PartitionRequest, forecast: KernelForecast, fetches: bool
