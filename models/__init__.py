@@ -1,4 +1,4 @@
-"""The networks of the paper's evaluation as ONNX models, with operators and names as PyTorch's exporter writes them.
+"""The networks of the papers' evaluations as ONNX models, with operators and names as PyTorch's exporter writes them.
 
 ``souffle.models.build("bert")`` gives a small one for tests, ``build("bert", "paper")`` the one that was measured;
 ``python -m souffle.models bert --size paper -o bert.onnx`` writes it to a file.
@@ -7,6 +7,6 @@
 from __future__ import annotations
 
 from souffle.models.inputs import random_inputs
-from souffle.models.registry import ALL_NAMES, MODEL_SIZES, NAMES, SE_NAMES, build
+from souffle.models.registry import ALL_NAMES, MODEL_SIZES, NAMES, SE_NAMES, STITCHING_NAMES, build
 
-__all__ = ["ALL_NAMES", "MODEL_SIZES", "NAMES", "SE_NAMES", "build", "random_inputs"]
+__all__ = ["ALL_NAMES", "MODEL_SIZES", "NAMES", "SE_NAMES", "STITCHING_NAMES", "build", "random_inputs"]

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
+from souffle.models.draws import Draw, write_draws
+
 __all__ = ["IR_VERSION", "OPSET", "GraphBuilder"]
 
 OPSET = 17
@@ -42,6 +44,7 @@ class GraphBuilder:
         self._renamed: dict[str, str] = {}
         self._scopes: list[str] = []
         self._uses: Counter[str] = Counter()
+        self._draws: dict[str, Draw] = {}
 
     @contextmanager
     def scope(self, *modules: str) -> Iterator[None]:
@@ -60,9 +63,14 @@ class GraphBuilder:
         values += np.float32(mean)
         return values
 
-    def input(self, name: str, shape: Sequence[int]) -> str:
-        """Declare a float32 graph input and return its name."""
-        self._inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape)))
+    def input(
+        self, name: str, shape: Sequence[int], dtype: type[np.generic] = np.float32, drawn: Draw | None = None
+    ) -> str:
+        """Declare a graph input and return its name; `drawn` is how :func:`random_inputs` draws it, if not as usual."""
+        element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        self._inputs.append(helper.make_tensor_value_info(name, element, list(shape)))
+        if drawn is not None:
+            self._draws[name] = drawn
         return name
 
     def output(self, value: str, name: str, shape: Sequence[int]) -> None:
@@ -113,6 +121,7 @@ class GraphBuilder:
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
         model.ir_version = IR_VERSION
         model.producer_name = "souffle-models"
+        write_draws(model, self._draws)
         return model
 
     def _initializer(self, name: str, values: np.ndarray) -> str:

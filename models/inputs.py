@@ -6,6 +6,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, ValueInfoProto, helper
 
 from souffle.errors import ModelError
+from souffle.models.draws import read_draws
 
 __all__ = ["random_inputs"]
 
@@ -15,7 +16,8 @@ def random_inputs(model_proto: ModelProto, seed: int = 0) -> dict[str, np.ndarra
 
     Floating-point inputs are normal with standard deviation 1; those of rank 4 (images) also have a random mean for
     each channel, since plain noise nearly vanishes in a global average and would hide mistakes there. Integers are 0 or
-    1, or, where they index a constant table by ``Gather``, any row of it. Booleans are fair coins.
+    1, or, where they index a constant table by ``Gather``, any row of it. Booleans are fair coins. An input for which
+    the metadata of the model name a distribution (:mod:`souffle.models.draws`) is drawn from that.
 
     Raises
     ------
@@ -25,12 +27,15 @@ def random_inputs(model_proto: ModelProto, seed: int = 0) -> dict[str, np.ndarra
     graph = model_proto.graph
     rng = np.random.default_rng(seed)
     constants = {initializer.name for initializer in graph.initializer}
+    draws = read_draws(model_proto)
     values = {}
     for info in graph.input:
         if info.name in constants:
             continue
         shape, dtype = _shape(info), _dtype(info)
-        if dtype.kind == "f":
+        if info.name in draws:
+            value = draws[info.name].values(rng, shape)
+        elif dtype.kind == "f":
             value = rng.standard_normal(shape)
             if len(shape) == 4:
                 value += rng.standard_normal((1, shape[1], 1, 1))

@@ -8,9 +8,26 @@ from dataclasses import replace
 from onnx import ModelProto
 
 from souffle.errors import OptionError
-from souffle.models import bert, efficientnet, lstm, mmoe, resnext, swin
+from souffle.models import (
+    asr,
+    bert,
+    crnn,
+    dien,
+    efficientnet,
+    lstm,
+    mmoe,
+    nmt,
+    patterns,
+    perceptron,
+    recurrent,
+    resnext,
+    swin,
+    transformer,
+    variational,
+    word2vec,
+)
 
-__all__ = ["ALL_NAMES", "MODEL_SIZES", "NAMES", "SE_NAMES", "build"]
+__all__ = ["ALL_NAMES", "MODEL_SIZES", "NAMES", "SE_NAMES", "STITCHING_NAMES", "build"]
 
 _BUILDERS: dict[str, tuple[Callable[..., ModelProto], dict]] = {
     "bert": (bert.build_bert, bert.SIZES),
@@ -28,18 +45,41 @@ for _index in range(len(efficientnet.SE_SIZES["paper"])):
     _BUILDERS[f"se:M{_index}"] = (efficientnet.build_se, _sizes)
 
 SE_NAMES = tuple(name for name in _BUILDERS if name.startswith("se:"))
+
+_STITCHING: dict[str, tuple[Callable[..., ModelProto], dict]] = {
+    "layer-norm": (patterns.build_layer_norm, patterns.LAYER_NORM_SIZES),
+    "multi-interests": (patterns.build_multi_interests, patterns.INTERESTS_SIZES),
+    "logistic": (perceptron.build_logistic, perceptron.LOGISTIC_SIZES),
+    "logistic-train": (perceptron.build_logistic_step, perceptron.LOGISTIC_SIZES),
+    "perceptron": (perceptron.build_perceptron, perceptron.PERCEPTRON_SIZES),
+    "perceptron-train": (perceptron.build_perceptron_step, perceptron.PERCEPTRON_SIZES),
+    "word2vec": (word2vec.build_word2vec, word2vec.SIZES),
+    "word2vec-train": (word2vec.build_word2vec_step, word2vec.SIZES),
+    "var-encoder": (variational.build_variational, variational.SIZES),
+    "bi-rnn": (recurrent.build_bidirectional, recurrent.BIDIRECTIONAL_SIZES),
+    "dyn-rnn": (recurrent.build_dynamic, recurrent.DYNAMIC_SIZES),
+    "crnn": (crnn.build_crnn, crnn.SIZES),
+    "nmt": (nmt.build_nmt, nmt.SIZES),
+    "transformer": (transformer.build_transformer, transformer.SIZES),
+    "dien": (dien.build_dien, dien.SIZES),
+    "asr": (asr.build_asr, asr.SIZES),
+}
+STITCHING_NAMES = tuple(_STITCHING)
+_BUILDERS.update(_STITCHING)
+
 ALL_NAMES = tuple(_BUILDERS)
 MODEL_SIZES = ("tiny", "paper")
 
 
 def build(name: str, size: str = "tiny", *, steps: int | None = None, seed: int = 0) -> ModelProto:
-    """Build a model with random float32 weights, batch 1 and static shapes.
+    """Build a model with random float32 weights and static shapes; batch 1, where its builder says nothing else.
 
     Parameters
     ----------
     name
-        One of ``NAMES`` (the six networks of the paper's Table 2), ``"lstm-unrolled"``, or one of ``SE_NAMES`` (the
-        squeeze-and-excitation modules of its Figure 6).
+        One of ``NAMES`` (the six networks of the paper's Table 2), ``"lstm-unrolled"``, one of ``SE_NAMES`` (the
+        squeeze-and-excitation modules of its Figure 6), or one of ``STITCHING_NAMES`` (the workloads of the two papers
+        on FusionStitching, but for BERT; ``-train`` is a step of training).
     size
         ``"paper"`` for the configuration of the paper's evaluation, ``"tiny"`` for the same structure made small.
     steps
