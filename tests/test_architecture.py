@@ -25,7 +25,7 @@ ORDER = (
     *("placement", "partition", "kernel", "choice", "codegen", "verify"),
     *("emulator", "runtime", "calibrate", "mutation", "tuning"),
 )
-LOWEST = {"errors", "tvm_compat", "decision", "certificate", "cache", "options", "parallel", "wording"}
+LOWEST = {"errors", "tvm_compat", "decision", "certificate", "cache", "named", "options", "parallel", "wording"}
 # Written beside the compiler, with its errors.
 NETWORKS = {"models", "errors"}
 HIGHEST = {"pipeline", "dump", "api", "loading", "cli", "__main__"}

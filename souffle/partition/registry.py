@@ -8,10 +8,7 @@ installed package declares it under a short name, as an entry point of the group
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.metadata import entry_points
-
-from souffle.errors import OptionError
+from souffle.named import found_by_name
 from souffle.partition.persistent import Persistent
 from souffle.partition.planner import Partition, PartitionRequest, Planner, Subprogram
 from souffle.partition.souffle_rule import SouffleRule
@@ -52,28 +49,11 @@ def planner_for(name: str) -> Planner:
     OptionError
         If there is none: listing the names, or saying what is wrong with the module.
     """
-    if name in PLANNERS:
-        return PLANNERS[name]
-    if ":" in name:
-        return _checked(name, _imported(name))
-    installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-    if name in installed:
-        return _checked(name, _imported(installed[name].value))
-    known = ", ".join((*PLANNERS, *installed))
-    raise OptionError(f"partition={name!r} is not valid; choose one of {known}, or name your own as module:attribute")
-
-
-def _imported(place: str) -> object:
-    module, _, attribute = place.partition(":")
-    try:
-        return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise OptionError(f"partition={place!r} cannot be had: {error}") from error
-
-
-def _checked(name: str, found: object) -> Planner:
-    planner = found() if isinstance(found, type) else found
-    missing = [one for one in ("name", "measures", "plan") if not hasattr(planner, one)]
-    if missing:
-        raise OptionError(f"partition={name!r} is no planner: it lacks {', '.join(missing)}; see docs/extending.md")
-    return planner
+    return found_by_name(
+        "partition",
+        name,
+        PLANNERS,
+        group=ENTRY_POINTS,
+        attributes=("name", "measures", "plan"),
+        what="planner",
+    )
