@@ -70,6 +70,11 @@ class Arithmetic:
         return isinstance(self.te, ExternTE) or self.expensive_operations > 0
 
     @cached_property
+    def calls_functions(self) -> bool:
+        """Whether it evaluates a function such as exp, erf, tanh, pow or sqrt of an element of a tensor."""
+        return any(_calls_function(part) for part in parts_of(self.te))
+
+    @cached_property
     def elements_read(self) -> int:
         """Distinct elements of all inputs that are read."""
         return sum(access_of(self.te, position).elements for position in range(len(self.te.inputs)))
@@ -102,6 +107,11 @@ def _work_of(te: TE | ExternTE | Loop) -> tuple[int, int]:
         work = [_work_of(part) for item in te.body for part in parts_of(item)]
         return te.steps * sum(all_ for all_, _ in work), te.steps * sum(costly for _, costly in work)
     return _known(te.op, lambda: _work(expression_of(te))) if isinstance(te, TE) else (0, 0)
+
+
+def _calls_function(te: TE | ExternTE | Loop) -> bool:
+    nodes = expression_of(te).nodes if isinstance(te, TE) else ()
+    return any(node.kind == "call" and node.data and _is_operation(node) and _is_costly(node) for node in nodes)
 
 
 @lru_cache(maxsize=4096)

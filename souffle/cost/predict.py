@@ -36,11 +36,19 @@ from souffle.schedule.lower import DeviceFunction
 from souffle.schedule.resources import StageResources
 from souffle.tvm_compat import const_int
 
-__all__ = ["Prediction", "Terms", "estimated_registers", "predict_stage", "predict_work", "resources_in_kernel"]
+__all__ = [
+    "OWN_REGISTERS",
+    "Prediction",
+    "Terms",
+    "estimated_registers",
+    "predict_stage",
+    "predict_work",
+    "resources_in_kernel",
+]
 
 _FEWEST_REGISTERS, _MOST_REGISTERS = 32, 255
 
-_OWN_REGISTERS = 24
+OWN_REGISTERS = 24
 """Of a thread beside its arrays: addresses, indices, what is being computed."""
 
 
@@ -287,7 +295,7 @@ def estimated_registers(function: DeviceFunction) -> int:
             words += nbytes / 4 / WARP
 
     tvm_ffi.structural_walk(function.func.body, (tirx.AllocBuffer, see))
-    return int(min(max(_OWN_REGISTERS + words, _FEWEST_REGISTERS), _MOST_REGISTERS))
+    return int(min(max(OWN_REGISTERS + words, _FEWEST_REGISTERS), _MOST_REGISTERS))
 
 
 def _with_spills(work: Work, resources: StageResources) -> Work:

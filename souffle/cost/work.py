@@ -34,7 +34,7 @@ from souffle.schedule.gpu.rule import GpuSchedule
 from souffle.schedule.lower import WINDOWS, DeviceFunction
 from souffle.tvm_compat import StatementVisitor, choice_parts, collect, const_int, dtype_of
 
-__all__ = ["work_of"]
+__all__ = ["function_cost", "work_of"]
 
 _SAMPLED_TILES = 5
 """Spread evenly: those at an edge, which often have less to do, are as likely as they are frequent."""
@@ -383,7 +383,7 @@ class _Walk(StatementVisitor):
             self.counter.total["shared_waits"] += self.counter.turns
             return Value.unknown(self.counter.full_shape())
         lanes = tvm.DataType(dtype_of(node)).lanes
-        simple, special = _function_cost(name)
+        simple, special = function_cost(name)
         value = Value.unknown(shape)
         self._charged(value, "fp32", simple, lanes)
         self._charged(value, "special", special, lanes)
@@ -437,7 +437,8 @@ def _is_power_of_two(node: object) -> bool:
     return isinstance(node, tirx.FloatImm) and abs(math.frexp(float(node.value))[0]) == 0.5
 
 
-def _function_cost(name: str) -> tuple[int, int]:
+def function_cost(name: str) -> tuple[int, int]:
+    """fp32 instructions and special-function instructions of a mathematical function, about."""
     plain = name.strip("_").removesuffix("f").removesuffix("_")
     for prefix in ("h2", "h"):
         if plain not in _FUNCTIONS and plain.removeprefix(prefix) in _FUNCTIONS:
