@@ -22,7 +22,7 @@ FILES = sorted({*PACKAGE.rglob("*.py"), *(PACKAGE / "models").rglob("*.py")})
 # The program is the frontend's result, so its data types come before the frontend.
 ORDER = (
     *("index", "program", "frontend", "analysis", "transform", "schedule", "cost"),
-    *("placement", "partition", "kernel", "choice", "codegen", "verify"),
+    *("placement", "stitching", "partition", "kernel", "choice", "codegen", "verify"),
     *("emulator", "runtime", "calibrate", "mutation", "tuning"),
 )
 LOWEST = {"errors", "tvm_compat", "decision", "certificate", "cache", "named", "options", "parallel", "wording"}

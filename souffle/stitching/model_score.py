@@ -1,0 +1,61 @@
+"""The model-based score of 2019 (003 §4.3): what a pattern saves in bytes and launches.
+
+    f(P) = M(V) + (N - 1) * launch                   V: bytes of global memory saved (``traffic.py``)
+
+and a negative score where the shared memory that it needs does not suffice, or where a TE is fused that never is.
+"""
+
+from __future__ import annotations
+
+from souffle.cost.device import CostDevice
+from souffle.stitching.graph import OpGraph, members_of
+from souffle.stitching.kinds import Kind
+from souffle.stitching.layout import layout_of
+from souffle.stitching.traffic import device_memory, volume_saved
+
+__all__ = ["ALONE", "ModelScore", "is_large_gemm"]
+
+ALONE = frozenset([Kind.WINDOW, Kind.EXTERN])
+"""Kinds that are kernels of their own for both papers: convolutions, and operators without an expression."""
+
+
+def is_large_gemm(graph: OpGraph, number: int, device: CostDevice) -> bool:
+    """Whether a vertex is a gemm that is better left to a library (003 §4.2.1, §6.4).
+
+    Where its multiply-adds take longer than a launch, at the rate of all fp32 units: what fusion saves with certainty
+    is launches.
+    """
+    op = graph.ops[number]
+    rate = device.fp32_per_clock_per_sm * device.sm_count * device.clock_hz
+    return op.kind is Kind.GEMM and op.work.arithmetic / rate > device.launch_seconds
+
+
+class ModelScore:
+    """The score of patterns of one graph on one GPU; known ones are not worked out again.
+
+    Parameters
+    ----------
+    graph : OpGraph
+    device : CostDevice
+    """
+
+    def __init__(self, graph: OpGraph, device: CostDevice) -> None:
+        self.graph, self.device = graph, device
+        self.memory = device_memory(device)
+        self._known: dict[int, float] = {}
+
+    def __call__(self, pattern: int) -> float:
+        """Seconds saved by a pattern, whose vertices are the bits of a number; negative where it cannot be."""
+        if pattern not in self._known:
+            self._known[pattern] = self._score(members_of(pattern))
+        return self._known[pattern]
+
+    def _score(self, members: list[int]) -> float:
+        if len(members) < 2:
+            return 0.0
+        ops = [self.graph.ops[number] for number in members]
+        if any(op.kind in ALONE for op in ops) or any(is_large_gemm(self.graph, n, self.device) for n in members):
+            return -1.0
+        if layout_of(self.graph, members).peak > self.device.shared_per_block:
+            return -1.0
+        return self.memory.seconds(volume_saved(self.graph, members)) + (len(ops) - 1) * self.device.launch_seconds
