@@ -35,8 +35,10 @@ class Read:
         How often each of these is read.
     constant : bool
         Whether it is a constant of the program.
+    shape : tuple of int
+        Of the tensor.
     alignments : tuple of Alignment
-        Which axes of the producer are axes of the reader.
+        Which axes of the tensor are axes of the reader.
     """
 
     tensor: object
@@ -44,6 +46,7 @@ class Read:
     bytes: int
     times: float = 1.0
     constant: bool = False
+    shape: tuple[int, ...] = ()
     alignments: tuple[Alignment, ...] = ()
 
 
@@ -194,9 +197,9 @@ def _reads(item: Item, producers: dict[Tensor, int], program: TEProgram) -> tupl
         access = access_of(item, position) if plain else None
         elements = access.elements if access else tensor.size
         times = access.times / max(1, elements) if access else 1.0
-        aligned = alignments(item, position) if plain and producer is not None else ()
+        aligned = alignments(item, position) if plain else ()
         constant = tensor in program.constants
-        found.append(Read(tensor, producer, elements * tensor.itemsize, times, constant, aligned))
+        found.append(Read(tensor, producer, elements * tensor.itemsize, times, constant, tensor.shape, aligned))
     return tuple(found)
 
 

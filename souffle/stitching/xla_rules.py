@@ -1,0 +1,202 @@
+"""The baseline: XLA's own rules for GPUs, as its source has them (000 §1, §2.1).
+
+From ``tensorflow/compiler/xla/service``: ``instruction_fusion.cc`` (the order, duplication, expensive producers),
+``gpu/instruction_fusion.cc`` (what is no producer), ``gpu/gpu_fusible.cc`` (reductions, shapes, the most operands),
+``gpu/multi_output_fusion.cc`` (siblings, and producers of reductions). In reverse topological order each kernel takes
+in the producers of what it reads, where
+
+    the producer is element-wise                     (no reduction inside: it is always a root; products are calls)
+    the reader is element-wise or a reduction
+    an expensive producer has no other reader, and no element of it would be computed twice
+    no more operands and outputs than 64 come together
+
+A light producer of several readers is computed again in each of them (thread composition). Then, for several outputs:
+a producer of a reduction that others read too joins it, and siblings that read one tensor join where both are
+element-wise of one shape or both reduce one shape along the same axes, and neither needs the other.
+
+What is simpler here: one pass that may duplicate stands for XLA's two and its FusionMerger, which end with light
+producers in all of their readers; XLA's bounds on code duplication and shared memory, and what it does for layouts, are
+left out. A division of floats is light there as here; a reciprocal root is expensive, as in 000 Figure 1 (XLA counts it
+as light since 2020).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from souffle.stitching.graph import Op, OpGraph
+from souffle.stitching.kinds import ELEMENTWISE, REDUCTIONS, Kind
+from souffle.stitching.plan import FusionPlan, Scheme, plan_of
+from souffle.stitching.planner import FusionRequest
+
+__all__ = ["XlaRules"]
+
+_MOST_OPERANDS_AND_OUTPUTS = 64
+"""``kMaxOperandsAndOutputsPerFusion`` of gpu_fusible.cc."""
+
+
+@dataclass
+class _Kernel:
+    """Roots, and how often each TE of it is computed for an element of them."""
+
+    roots: list[int]
+    times: dict[int, float]
+
+
+class XlaRules:
+    """See the module."""
+
+    name = "xla-rules"
+
+    def plan(self, request: FusionRequest) -> FusionPlan:
+        """See :meth:`souffle.stitching.planner.FusionPlanner.plan`."""
+        return _Rules(request.graph).plan(self.name)
+
+
+class _Rules:
+    """The kernels of one graph while they grow."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        self.graph = graph
+        self.kernels = {n: _Kernel([n], {n: 1.0}) for n in range(len(graph.ops))}
+        # The kernels that read each vertex, by their first roots.
+        self.readers: list[set[int]] = [set(consumers) for consumers in graph.consumers]
+
+    def plan(self, name: str) -> FusionPlan:
+        self._take_producers()
+        self._join_producers_of_reductions()
+        self._join_siblings()
+        ops = self.graph.ops
+        order = sorted(self.kernels.values(), key=lambda kernel: kernel.roots)
+        owner = {root: place for place, kernel in enumerate(order) for root in kernel.roots}
+        for place, kernel in enumerate(order):
+            for number in kernel.times:
+                owner.setdefault(number, place)
+        groups = [[n for n in kernel.times if owner[n] == place] for place, kernel in enumerate(order)]
+        again = [[n for n in kernel.times if owner[n] != place] for place, kernel in enumerate(order)]
+        schemes = {n: Scheme.PACKING if n in order[owner[n]].roots else Scheme.THREAD for n in range(len(ops))}
+        recomputed = {frozenset(group): extra for group, extra in zip(groups, again, strict=True)}
+        return plan_of(self.graph, groups, name, schemes=schemes, recomputed=recomputed)
+
+    # A kernel takes in what it reads
+
+    def _take_producers(self) -> None:
+        for root in reversed(range(len(self.graph.ops))):
+            kernel = self.kernels.get(root)
+            if kernel is None or self.graph.ops[root].kind not in ELEMENTWISE | REDUCTIONS:
+                continue
+            while (producer := next((p for p in self._read_by(kernel) if self._fits(p, kernel)), None)) is not None:
+                self._take(producer, kernel)
+
+    def _read_by(self, kernel: _Kernel) -> list[int]:
+        """Vertices that a kernel reads from others, from the last to the first."""
+        read = {p for number in kernel.times for p in self.graph.producers[number]}
+        return sorted(read - kernel.times.keys(), reverse=True)
+
+    def _fits(self, producer: int, kernel: _Kernel) -> bool:
+        op = self.graph.ops[producer]
+        if op.kind not in ELEMENTWISE:
+            return False
+        shared = op.needed or len(self.readers[producer]) > 1
+        if op.kind is Kind.EXPENSIVE and (shared or self._times(producer, kernel) > 1):
+            return False
+        return self._operands({*kernel.times, producer}) + len(kernel.roots) <= _MOST_OPERANDS_AND_OUTPUTS
+
+    def _times(self, producer: int, kernel: _Kernel) -> float:
+        """How often an element of a producer would be computed in a kernel."""
+        reads = [(times, r) for n, times in kernel.times.items() for r in self.graph.ops[n].reads]
+        return sum(times * r.times for times, r in reads if r.producer == producer)
+
+    def _operands(self, members: set[int]) -> int:
+        return len({r.tensor for n in members for r in self.graph.ops[n].reads if r.producer not in members})
+
+    def _take(self, producer: int, kernel: _Kernel) -> None:
+        kernel.times[producer] = self._times(producer, kernel)
+        first = kernel.roots[0]
+        self.readers[producer].discard(first)
+        for further in self.graph.producers[producer]:
+            self.readers[further].add(first)
+        if not self.readers[producer] and not self.graph.ops[producer].needed:
+            for further in self.graph.producers[producer]:
+                self.readers[further].discard(producer)
+            del self.kernels[producer]
+
+    # Several outputs
+
+    def _join_producers_of_reductions(self) -> None:
+        for producer in reversed(range(len(self.graph.ops))):
+            if producer not in self.kernels or self.graph.ops[producer].kind not in ELEMENTWISE:
+                continue
+            for first in sorted(self.readers[producer]):
+                reduction = self.graph.ops[first]
+                if reduction.kind in REDUCTIONS and _loop(reduction) == self.graph.ops[producer].shape:
+                    direct = {producer: {first}}
+                    if not self._reaches(producer, first, direct):
+                        self._join(first, producer)
+                        break
+
+    def _join_siblings(self) -> None:
+        reading: dict[object, dict[int, None]] = {}
+        for first, kernel in self.kernels.items():
+            for number in kernel.times:
+                for read in self.graph.ops[number].reads:
+                    if read.producer not in kernel.times:
+                        reading.setdefault(read.tensor, {})[first] = None
+        for siblings in reading.values():
+            for one in siblings:
+                for other in siblings:
+                    if one < other and self._are_siblings(one, other):
+                        self._join(one, other)
+
+    def _are_siblings(self, one: int, other: int) -> bool:
+        if one not in self.kernels or other not in self.kernels:
+            return False
+        left, right = self.kernels[one], self.kernels[other]
+        if len(left.times) == len(right.times) == 1:
+            return False  # one of the two is a fusion already
+        kinds = {self.graph.ops[root].kind for root in (*left.roots, *right.roots)}
+        ops = [self.graph.ops[root] for root in (*left.roots, *right.roots)]
+        loops = {(_loop(op), _along(op)) for op in ops if kinds <= REDUCTIONS} or {op.shape for op in ops}
+        alike = len(loops) == 1 and (kinds <= ELEMENTWISE or (len(kinds) == 1 and kinds <= REDUCTIONS))
+        both = {*left.times, *right.times}
+        if not alike or self._operands(both) + len(left.roots) + len(right.roots) > _MOST_OPERANDS_AND_OUTPUTS:
+            return False
+        return not self._reaches(one, other) and not self._reaches(other, one)
+
+    def _reaches(self, source: int, target: int, without: dict[int, set[int]] | None = None) -> bool:
+        """Whether a kernel needs another, through kernels in between; edges of `without` are passed over."""
+        stack, seen = [source], {source}
+        while stack:
+            first = stack.pop()
+            for root in self.kernels[first].roots:
+                for reader in self.readers[root] - (without or {}).get(first, set()):
+                    if reader == target:
+                        return True
+                    if reader not in seen:
+                        seen.add(reader)
+                        stack.append(reader)
+        return False
+
+    def _join(self, one: int, other: int) -> None:
+        """A kernel takes in all of another one, with its outputs."""
+        kernel, joined = self.kernels[one], self.kernels.pop(other)
+        kernel.roots += joined.roots
+        for number, times in joined.times.items():
+            kernel.times[number] = kernel.times.get(number, 0.0) + times
+        for readers in self.readers:
+            if other in readers:
+                readers.discard(other)
+                readers.add(one)
+        for root in kernel.roots:
+            self.readers[root].discard(one)
+
+
+def _loop(op: Op) -> tuple[int, ...]:
+    """The shape of the loop of a root: that of what it reduces, or of its result."""
+    return op.reads[0].shape if op.reduced and op.reads else op.shape
+
+
+def _along(op: Op) -> tuple[int, ...]:
+    """The axes of what it reads that a root reduces."""
+    aligned = op.reads[0].alignments if op.reads else ()
+    return tuple(a.dimension for a in aligned if a.axis >= len(op.shape))
