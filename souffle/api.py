@@ -9,13 +9,16 @@ from pathlib import Path
 
 import onnx
 
+from souffle.background import BackgroundNetwork, compile_in_background
 from souffle.cache import cache_root
 from souffle.dump import Dump
-from souffle.errors import CertificateError, OptionError
+from souffle.errors import OptionError
 from souffle.frontend import import_onnx
+from souffle.loading import network_of
 from souffle.options import Hook, Options, keep
-from souffle.pipeline import check_names, compile_cuda, compile_host, stages_of
+from souffle.pipeline import check_names, stages_of
 from souffle.program import TEProgram
+from souffle.request import CompileRequest
 from souffle.runtime import Network
 from souffle.runtime.detect import gpu_arch
 from souffle.runtime.host_network import HostNetwork
@@ -73,7 +76,8 @@ def compile(
     progress: Callable[[str], None] = lambda message: None,
     hook: Hook = keep,
     dump: str | os.PathLike | None = None,
-) -> Network | HostNetwork:
+    background: bool | str = False,
+) -> Network | HostNetwork | BackgroundNetwork:
     """Compile a model.
 
     Parameters
@@ -130,10 +134,15 @@ def compile(
     dump : path, optional
         A folder for what each stage of the compiler gives, as numbered files of text, in which a compilation that fails
         leaves what it has (``docs/debugging.md``). The files of an earlier dump are replaced.
+    background : bool or "cpu"
+        Compile in a process of its own, and give a network that runs meanwhile (FusionStitching, §6): the same model at
+        V0 for the same device, or with ``"cpu"`` LLVM code for this machine's processor. The optimized network takes
+        its place, between calls, when it is compiled and verified. `progress` is told of the first one only; a `hook`
+        cannot be had. See :class:`souffle.background.BackgroundNetwork`.
 
     Returns
     -------
-    Network or HostNetwork
+    Network, HostNetwork or BackgroundNetwork
         Any number of threads may call it at the same time: calls run in parallel and none sees another.
 
     Raises
@@ -165,25 +174,24 @@ def compile(
         cubin=cubin,
     )
     check_device(device)
+    if background not in (False, True, "cpu"):
+        raise OptionError(f'background={background!r} is not valid; choose one of False, True and "cpu"')
+    if background and hook is not keep:
+        raise OptionError(
+            "background=True compiles in another process, where no hook of this one can be called; give dump= to see "
+            "what each stage gives, or compile with background=False"
+        )
     present = gpu_arch() if target == "auto" or (target == "cuda" and arch is None) else None
     dumped = None if dump is None else Dump(dump)
-    hook = hook if dumped is None else dumped.around(hook)
     progress("importing")
     program = _program(model, batch)
     on_host = target == "cpu" or (target == "auto" and present is None)
-    try:
-        if on_host:
-            plan = compile_host(program, options, progress=progress, hook=hook)
-        else:
-            options = replace(options, arch=arch or present or options.arch)
-            plan = compile_cuda(program, options, progress=progress, hook=hook).plan
-    except CertificateError as error:
-        if dumped is not None:
-            dumped.certificate(error.certificate)
-        raise
-    if dumped is not None:
-        dumped.plan(plan)
-    return HostNetwork(plan) if on_host else Network(plan, device=device)
+    if not on_host:
+        options = replace(options, arch=arch or present or options.arch)
+    request = CompileRequest(program, options, on_host, dumped)
+    if background:
+        return compile_in_background(request, device=device, on_host=background == "cpu", progress=progress)
+    return network_of(request.plan(progress=progress, hook=hook), device=device)
 
 
 def tune(

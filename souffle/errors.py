@@ -7,6 +7,7 @@ from __future__ import annotations
 
 __all__ = [
     "ArtifactError",
+    "BackgroundError",
     "CertificateError",
     "CompilerNotFoundError",
     "CudaCompileError",
@@ -68,6 +69,13 @@ class CertificateError(SouffleError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class BackgroundError(SouffleError):
+    """A network could not be exchanged for the optimized one: its compilation ended, or what it gave is not the same.
+
+    Errors that the compiler itself raised in the background are raised as they are.
+    """
 
 
 class DeviceError(SouffleError):

@@ -6,9 +6,17 @@ import importlib
 import os
 from typing import Any
 
+from souffle.codegen.plan import Plan
 from souffle.runtime import Network, artifact
 
-__all__ = ["load"]
+__all__ = ["load", "network_of"]
+
+
+def network_of(plan: Plan, *, device: str = "auto", **options: Any):
+    """The network that runs a plan; parameters and result as for :func:`load`."""
+    if plan.options.arch.startswith("llvm"):
+        return importlib.import_module("souffle.runtime.host_network").HostNetwork(plan)
+    return Network(plan, device=device, **options)
 
 
 def load(path: str | os.PathLike, *, device: str = "auto", **options: Any):
@@ -32,7 +40,4 @@ def load(path: str | os.PathLike, *, device: str = "auto", **options: Any):
     ArtifactError
         If the file is damaged, foreign or of a later version.
     """
-    plan = artifact.load(path)
-    if plan.options.arch.startswith("llvm"):
-        return importlib.import_module("souffle.runtime.host_network").HostNetwork(plan)
-    return Network(plan, device=device, **options)
+    return network_of(artifact.load(path), device=device, **options)

@@ -28,7 +28,7 @@ ORDER = (
 LOWEST = {"errors", "tvm_compat", "decision", "certificate", "cache", "named", "options", "parallel", "wording"}
 # Written beside the compiler, with its errors.
 NETWORKS = {"models", "errors"}
-HIGHEST = {"pipeline", "dump", "api", "loading", "cli", "__main__"}
+HIGHEST = {"pipeline", "dump", "request", "background", "api", "loading", "cli", "__main__"}
 
 
 def place(path: Path) -> str:
@@ -92,7 +92,7 @@ def test_the_emulator_knows_nothing_of_the_compiler() -> None:
 
 def test_every_folder_has_its_place() -> None:
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
-    assert folders <= {*ORDER, "cli", "models"}
+    assert folders <= {*ORDER, "background", "cli", "models"}
 
 
 def test_no_import_inside_of_a_function() -> None:
