@@ -333,6 +333,17 @@ def test_errors_are_told_once_and_raised_by_wait(
     assert not net.ready and not Path("never.souffle").exists()
 
 
+def test_what_the_process_says_is_logged(answers: Callable, caplog: pytest.LogCaptureFixture) -> None:
+    go = answers(host())
+    said = "print('careful', file=sys.stderr, flush=True)\n"
+    process.WORKER = process.WORKER.replace("parent.send", f"{said}parent.send")  # the fixture puts it back
+    net = in_background()
+    go()
+    net.wait()
+    (record,) = (one for one in caplog.records if one.name == "souffle.background.process")
+    assert record.getMessage() == "while main (V4) was compiled in the background, its process said\ncareful"
+
+
 def test_what_wait_raised_is_not_warned_of(stub: Callable[..., None]) -> None:
     stub("sys.exit(3)")
     net = in_background()

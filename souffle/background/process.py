@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -25,12 +26,14 @@ from souffle.schedule.gpu.registry import RULES
 
 __all__ = ["CompileProcess"]
 
+_LOG = logging.getLogger(__name__)
+
 WORKER = "import sys; sys.path[:] = sys.argv[3:]; from souffle.background.worker import main; main(*sys.argv[1:3])"
 """What the process runs: modules are looked for where this process does."""
 
 _SAID = "stderr.txt"
 _SHOWN_CHARACTERS = 4000
-"""Of what a process said that has failed, the last."""
+"""Of what a process said, the last."""
 
 
 class CompileProcess:
@@ -107,6 +110,9 @@ class CompileProcess:
             error = self._answer(progress)
             if error is not None:
                 raise error
+            said = self._said()
+            if said:
+                _LOG.warning("while %s was compiled in the background, its process said\n%s", self._name, said)
             return artifact.load(self._folder / ARTIFACT)
         finally:
             self.give_up()
@@ -130,9 +136,7 @@ class CompileProcess:
         with contextlib.suppress(ChildProcessError):
             # It stays a zombie, so that its number is no other's when its group is killed.
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        said = ""
-        with contextlib.suppress(OSError):
-            said = (self._folder / _SAID).read_text(errors="replace").strip()[-_SHOWN_CHARACTERS:]
+        said = self._said()
         self._kill_and_wait()
         status = self._process.returncode
         how = f"status {status}"
@@ -141,6 +145,12 @@ class CompileProcess:
             how = f"signal {name}" + (", as where memory runs out" if -status == signal.SIGKILL else "")
         message = f"the process that compiled {self._name} in the background has ended with {how}"
         return BackgroundError(f"{message}; it said\n{said}" if said else message)
+
+    def _said(self) -> str:
+        """The last of what it wrote to its standard output and error."""
+        with contextlib.suppress(OSError):
+            return (self._folder / _SAID).read_text(errors="replace").strip()[-_SHOWN_CHARACTERS:]
+        return ""
 
     def kill(self) -> None:
         """End it and the compilers that it runs; the thread that waits for its answer does the rest of giving up."""
