@@ -23,10 +23,12 @@ import numpy as np
 import pytest
 
 import souffle
+from benchmarks.rehearsal_driver import RehearsalDriver
 from souffle import models
-from souffle.background import BackgroundNetwork, process
+from souffle.background import BackgroundNetwork, exchange, network, process
 from souffle.background.worker import check_rules
 from souffle.certificate import Counterexample, Section
+from souffle.codegen.plan import Plan
 from souffle.errors import (
     ArtifactError,
     BackgroundError,
@@ -36,9 +38,11 @@ from souffle.errors import (
     OptionError,
 )
 from souffle.program import TEProgram
-from souffle.runtime import Network, artifact
+from souffle.runtime import DeviceArray, Network, artifact
 from souffle.runtime.detect import gpu_arch
 from souffle.schedule.gpu import RULES
+from tests.runtime.plans import cooperative_plan, machine_code
+from tests.runtime.played import on_device
 from tests.testlib import Builder
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -89,11 +93,11 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture
 def answers(stub: Callable[..., None], tmp_path: Path) -> Callable[..., Callable[[], None]]:
-    """``answers(network)``: the process gives this network, once what is returned is called."""
+    """``answers(net)``: the process gives this network, once what is returned is called."""
 
-    def put(network: Network) -> Callable[[], None]:
+    def put(answer: Network) -> Callable[[], None]:
         go, path = tmp_path / "go", tmp_path / "answer.souffle"
-        network.save(path)
+        answer.save(path)
         stub(_ANSWER, go=go, path=path)
         return go.touch
 
@@ -142,7 +146,7 @@ def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
     return list(one) == list(other) and all(np.array_equal(one[name], other[name]) for name in other)
 
 
-def without_identity(plan: souffle.codegen.plan.Plan) -> tuple:
+def without_identity(plan: Plan) -> tuple:
     how = plan.options
     return (how.level, [m.text for m in plan.modules], plan.kernels, plan.launches, plan.decisions, plan.certificate)
 
@@ -219,8 +223,38 @@ def test_the_first_network_is_given_back(answers: Callable) -> None:
 
 
 @cache
-def text(factor: float = 1.0) -> Network:
-    return souffle.compile(program(factor), **_CUDA)
+def text(factor: float = 1.0, level: str = "V4") -> Network:
+    return souffle.compile(program(factor), level=level, **_CUDA)
+
+
+def test_outputs_stay_on_a_gpu_across_the_change(
+    answers: Callable, both_modes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the first network gave outlives it, and is an input of the second where it lies."""
+    texts = [m.text for compiled in (text(level="V0"), text(1 + 2**-20)) for m in compiled.plan.modules]
+    texts += [module.text for module in cooperative_plan().modules]  # of what lays an array there
+    driver = RehearsalDriver({machine_code(one): one for one in texts})
+
+    def played(plan: Plan, *, device: str) -> Network:
+        modules = tuple(replace(module, cubin=machine_code(module.text)) for module in plan.modules)
+        return Network(replace(plan, modules=modules), device=device, driver=driver)
+
+    for user in (exchange, network):
+        monkeypatch.setattr(user, "network_of", played)
+    go = answers(text(1 + 2**-20))
+    net = in_background(**{**_CUDA, "device": "cuda"})
+    before = net(on_device(_X, driver))
+    assert all(isinstance(value, DeviceArray) for value in before.values())
+    go()
+    assert net.wait(_SECONDS)
+    gc.collect()
+    after = net(before["out0"])
+    for number, (name, value) in enumerate(before.items()):
+        np.testing.assert_array_equal(value.numpy(), host()(_X)[name])
+        np.testing.assert_array_equal(after[name].numpy(), text(1 + 2**-20)(_X * np.float32(2))[name])
+        assert not np.array_equal(after[name].numpy(), _X * 2 * (number + 2))
+    del before, after, value, net
+    until(lambda: gc.collect() is not None and driver.live_bytes() == 0)
 
 
 def refuted() -> Network:
