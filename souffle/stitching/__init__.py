@@ -1,13 +1,20 @@
-"""Which TEs become one kernel without a grid barrier: the planners of FusionStitching, beside XLA's rules."""
+"""FusionStitching: the planners of kernels without a grid barrier, beside XLA's rules; templates; shared memory."""
 
 from souffle.stitching.graph import Op, OpGraph, Read, graph_of
 from souffle.stitching.kinds import Kind, kind_of
 from souffle.stitching.plan import FusionError, FusionPattern, FusionPlan, Scheme, cycle_between, plan_of
 from souffle.stitching.planner import FusionPlanner, FusionRequest
 from souffle.stitching.registry import FUSION_PLANNERS, fusion_planner_for
+from souffle.stitching.shared import SharedError, SharedPlan, SharedRequest, plan_as_printed, plan_shared
+from souffle.stitching.template import Attribute, OpSchedule, Part, Template, TemplateError
+from souffle.stitching.template_hook import by_templates
+from souffle.stitching.template_launch import TemplateOp, Tiling, enumerate_schedules, tiling_of
+from souffle.stitching.template_ops import op_of
+from souffle.stitching.template_schedule import scheduled_by, stage_by
 
 __all__ = [
     "FUSION_PLANNERS",
+    "Attribute",
     "FusionError",
     "FusionPattern",
     "FusionPlan",
@@ -16,11 +23,28 @@ __all__ = [
     "Kind",
     "Op",
     "OpGraph",
+    "OpSchedule",
+    "Part",
     "Read",
     "Scheme",
+    "SharedError",
+    "SharedPlan",
+    "SharedRequest",
+    "Template",
+    "TemplateError",
+    "TemplateOp",
+    "Tiling",
+    "by_templates",
     "cycle_between",
+    "enumerate_schedules",
     "fusion_planner_for",
     "graph_of",
     "kind_of",
+    "op_of",
+    "plan_as_printed",
     "plan_of",
+    "plan_shared",
+    "scheduled_by",
+    "stage_by",
+    "tiling_of",
 ]
