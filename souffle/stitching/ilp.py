@@ -28,6 +28,14 @@ except ImportError:  # the optional dependency group "stitching"
 __all__ = ["best_patterns"]
 
 
+class _QuietSolver(highspy.Highs if highspy else object):
+    """HiGHS without a word: it prints its version where its constructor enables callbacks, before it can be told."""
+
+    def enableCallbacks(self) -> None:  # HiGHS's name
+        self.silent()
+        super().enableCallbacks()
+
+
 def best_patterns(graph: OpGraph, scores: Mapping[int, float]) -> tuple[tuple[int, ...], tuple[Decision, ...]]:
     """The disjoint patterns of the highest total score among which there is no cycle, and each cycle that was cut.
 
@@ -72,8 +80,7 @@ def _cliques(graph: OpGraph, patterns: Sequence[int]) -> list[list[int]]:
 
 
 def _solver(gains: Sequence[float], cliques: Sequence[Sequence[int]]) -> highspy.Highs:
-    solver = highspy.Highs()
-    solver.silent()
+    solver = _QuietSolver()
     solver.setOptionValue("threads", 1)
     solver.setOptionValue("mip_rel_gap", 0.0)
     solver.setOptionValue("mip_abs_gap", 0.0)

@@ -1,16 +1,20 @@
 """How the work of a pattern can be divided between blocks that do not wait for each other (000 §4.1, 003 §5.3).
 
-Axes of two members are one where the one reads the other along them (``axes.py``). A set of such axes is cut into
-chunks, one for each block, where
+What threads of a block give each other through shared memory or shuffles is *kept*: what reductions and products give
+to others of the pattern, expensive results that are read several times, and what products read. All else is computed
+by the thread that needs it. Axes of two members are one where the one reads the other along them (``axes.py``). A set
+of such axes is cut into chunks, one for each block, where
 
     no member is reduced along it            (a block would need the totals of others)
     each member that reads another along it is aligned with it
     what lies across it is element-wise      (each block computes that again, which would cost too much of a sum)
 
 The chunks of all sets that can be cut are the pattern's *units*. A unit is computed by some threads of one block, and
-what passes between its members stays there. Members that do not depend on each other, directly or through others of
-the pattern, are components with units of their own (kernel packing). A reduction that none of the pattern reads can be
-shared out between blocks that add up their totals, so its axes can be cut too (`splits`).
+what is kept of it stays there. Where a member reads one that is not aligned with it and has nothing kept above it, such
+as through a reshape or a gather, it computes what it needs of that again, and the two may be divided differently.
+Members that share no chunks then are *components* with units of their own (kernel packing is the same without a
+reader). A reduction that none of the pattern reads can be shared out between blocks that add up their totals, so its
+axes can be cut too (`splits`).
 """
 
 from __future__ import annotations
@@ -37,11 +41,12 @@ class Component:
         Parts that need nothing of each other.
     splits : int
         Parts into which each unit can be cut besides, for the roots that add up totals of several blocks.
-    again : dict of int to int
-        How often each member is computed over all units.
+    extra : tuple of int
+        What it computes again of other components, rising.
+    again : dict of int to float
+        How often each element of members and extras is computed over all units, on average.
     shared : dict of int to int
-        Bytes of each member that a unit keeps in shared memory: what reductions and products give to others of the
-        pattern, expensive results that are read several times, and what products read.
+        Bytes of each member that is kept that a unit holds.
     single : frozenset of int
         Those of `shared` of which a unit has one element, which a warp can keep in a register.
     until : dict of int to int
@@ -51,7 +56,8 @@ class Component:
     members: tuple[int, ...]
     units: int
     splits: int
-    again: dict[int, int]
+    extra: tuple[int, ...]
+    again: dict[int, float]
     shared: dict[int, int]
     single: frozenset[int]
     until: dict[int, int]
@@ -122,56 +128,78 @@ def layout_of(graph: OpGraph, members: Sequence[int]) -> Layout:
         Vertices, rising.
     """
     inside = frozenset(members)
-    classes = _joined(graph, members, inside)
+    kept = {number for number in members if _kept(graph, number, inside)}
+    bound: set[int] = set()  # kept, or computed from what is kept
+    for number in members:
+        if number in kept or not bound.isdisjoint(graph.producers[number]):
+            bound.add(number)
+    classes, attached = _joined(graph, members, inside, bound)
     read = {producer for number in members for producer in graph.producers[number] if producer in inside}
-    return Layout(tuple(_component(graph, part, inside, classes, read) for part in _connected(graph, members, inside)))
+    parts = _connected(members, attached)
+    parts = [part for part in parts if len(part) > 1 or part[0] not in read or graph.escapes(part[0], inside)]
+    return Layout(tuple(_component(graph, part, inside, classes, (read, kept, attached)) for part in parts))
 
 
 def _axes(op: Op) -> tuple[int, ...]:
     return (*op.shape, *op.reduced)
 
 
-def _joined(graph: OpGraph, members: Sequence[int], inside: frozenset[int]) -> _Classes:
+def _joined(
+    graph: OpGraph, members: Sequence[int], inside: frozenset[int], bound: set[int]
+) -> tuple[_Classes, set[tuple[int, int]]]:
+    """The sets of axes, and the pairs of producer and reader that are divided alike."""
     classes = _Classes()
+    attached: set[tuple[int, int]] = set()
     for number in members:
         for axis, extent in enumerate(_axes(graph.ops[number])):
             classes.add((number, axis), extent)
     for number in members:
         for read in graph.ops[number].reads:
-            if read.producer not in inside:
+            producer = read.producer
+            if producer not in inside:
                 continue
-            aligned = set()
+            aligned = {alignment.dimension for alignment in read.alignments}
+            across = [d for d, e in enumerate(graph.ops[producer].shape) if e > 1 and d not in aligned]
+            if across and producer not in bound:
+                continue  # computed again where it is read
+            attached.add((producer, number))
             for dimension, axis, parts in read.alignments:
-                classes.join((read.producer, dimension), (number, axis), parts)
-                aligned.add(dimension)
-            for dimension, extent in enumerate(graph.ops[read.producer].shape):
-                if extent > 1 and dimension not in aligned:
-                    classes.spoil((read.producer, dimension))
-    return classes
+                classes.join((producer, dimension), (number, axis), parts)
+            for dimension in across:
+                classes.spoil((producer, dimension))
+    return classes, attached
 
 
-def _connected(graph: OpGraph, members: Sequence[int], inside: frozenset[int]) -> list[tuple[int, ...]]:
+def _connected(members: Sequence[int], attached: set[tuple[int, int]]) -> list[tuple[int, ...]]:
+    beside: dict[int, list[int]] = {number: [] for number in members}
+    for one, other in attached:
+        beside[one].append(other)
+        beside[other].append(one)
     found: list[tuple[int, ...]] = []
     seen: set[int] = set()
     for root in members:
         stack, part = [root], []
         while stack:
             number = stack.pop()
-            if number in seen:
-                continue
-            seen.add(number)
-            part.append(number)
-            stack += [one for one in (*graph.producers[number], *graph.consumers[number]) if one in inside]
+            if number not in seen:
+                seen.add(number)
+                part.append(number)
+                stack += beside[number]
         if part:
             found.append(tuple(sorted(part)))
     return found
 
 
 def _component(
-    graph: OpGraph, members: tuple[int, ...], inside: frozenset[int], classes: _Classes, read: set[int]
+    graph: OpGraph,
+    members: tuple[int, ...],
+    inside: frozenset[int],
+    classes: _Classes,
+    known: tuple[set[int], set[int], set[tuple[int, int]]],
 ) -> Component:
+    read, kept, attached = known
     holders: dict[tuple[int, int], list[int]] = {}
-    reduced: dict[tuple[int, int], bool] = {}  # whether it is so along the class, and each such member is unread
+    reduced: dict[tuple[int, int], bool] = {}  # sets along which a member is reduced; whether none reads that member
     for number in members:
         op = graph.ops[number]
         for axis in range(len(_axes(op))):
@@ -180,11 +208,11 @@ def _component(
                 holders.setdefault(root, []).append(number)
                 if axis >= len(op.shape):
                     reduced[root] = reduced.get(root, True) and number not in read
-    heavy = {number for number in members if graph.ops[number].kind not in ELEMENTWISE}
+    whole = {n for n in members if graph.ops[n].kind not in ELEMENTWISE or n not in read}
     cut, split = [], []
     for root, holding in holders.items():
         own = set(holding)
-        if len(own) < len(holding) or not heavy <= own:
+        if len(own) < len(holding) or not whole <= own:
             continue
         if root not in reduced:
             cut.append(root)
@@ -192,18 +220,58 @@ def _component(
             split.append(root)
     units = math.prod(classes.parts[root] for root in cut)
     had = {number: math.prod(classes.parts[root] for root in cut if number in holders[root]) for number in members}
-    shared = {
-        number: -(-graph.ops[number].written // had[number]) for number in members if _kept(graph, number, inside)
-    }
+    most = {number: units / had[number] for number in members}
+    again = _evaluations(graph, members, kept, most)
+    extra = _computed_again(graph, members, inside, attached, again)
+    shared = {number: -(-graph.ops[number].written // had[number]) for number in members if number in kept}
     return Component(
         members,
         units,
         math.prod(classes.parts[root] for root in split),
-        {number: units // had[number] for number in members},
+        extra,
+        again,
         shared,
         frozenset(number for number in shared if graph.ops[number].size == had[number]),
-        _last_reads(graph, members, inside, shared),
+        _last_reads(graph, members, shared),
     )
+
+
+def _evaluations(graph: OpGraph, members: tuple[int, ...], kept: set[int], most: dict[int, float]) -> dict[int, float]:
+    """How often an element of each member is computed: once for each unit that holds it, or where it is read."""
+    again: dict[int, float] = {}
+    for number in reversed(members):
+        wanted = [
+            again[consumer] * one.bytes * one.times / max(1, graph.ops[number].written)
+            for consumer in graph.consumers[number]
+            if consumer in again
+            for one in graph.ops[consumer].reads
+            if one.producer == number
+        ]
+        again[number] = most[number] if number in kept or not wanted else min(most[number], max(wanted))
+    return again
+
+
+def _computed_again(
+    graph: OpGraph,
+    members: tuple[int, ...],
+    inside: frozenset[int],
+    attached: set[tuple[int, int]],
+    again: dict[int, float],
+) -> tuple[int, ...]:
+    """What a component computes of others, with how often in `again`."""
+    own = set(members)
+    extra: dict[int, float] = {}
+    for number in sorted(inside, reverse=True):
+        times = again[number] if number in own else extra.get(number, 0.0)
+        if not times:
+            continue
+        for one in graph.ops[number].reads:
+            producer = one.producer
+            if producer in inside and producer not in own and (number not in own or (producer, number) not in attached):
+                evaluations = one.bytes * one.times / max(1, graph.ops[producer].written)
+                extra[producer] = extra.get(producer, 0.0) + times * evaluations
+    again.update(extra)
+    return tuple(sorted(extra))
 
 
 def _kept(graph: OpGraph, number: int, inside: frozenset[int]) -> bool:
@@ -221,14 +289,12 @@ def _kept(graph: OpGraph, number: int, inside: frozenset[int]) -> bool:
     )
 
 
-def _last_reads(
-    graph: OpGraph, members: tuple[int, ...], inside: frozenset[int], shared: dict[int, int]
-) -> dict[int, int]:
+def _last_reads(graph: OpGraph, members: tuple[int, ...], shared: dict[int, int]) -> dict[int, int]:
     last: dict[int, int] = {}
     for number in reversed(members):
         reads = [number]
         for consumer in graph.consumers[number]:
-            if consumer in inside:
+            if consumer in last:
                 reads.append(consumer if consumer in shared else last[consumer])
         last[number] = max(reads)
     return {number: last[number] for number in shared}

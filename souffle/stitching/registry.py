@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from souffle.named import found_by_name
 from souffle.stitching.planner import FusionPlanner
+from souffle.stitching.stitching_dp import StitchingDp
 from souffle.stitching.stitching_ilp import StitchingIlp
 from souffle.stitching.xla_rules import XlaRules
 
@@ -16,7 +17,9 @@ __all__ = ["ENTRY_POINTS", "FUSION_PLANNERS", "fusion_planner_for"]
 ENTRY_POINTS = "souffle.fusion_planners"
 """The group of entry points in which installed packages name planners."""
 
-FUSION_PLANNERS: dict[str, FusionPlanner] = {planner.name: planner for planner in (StitchingIlp(), XlaRules())}
+FUSION_PLANNERS: dict[str, FusionPlanner] = {
+    planner.name: planner for planner in (StitchingIlp(), StitchingDp(), XlaRules())
+}
 """By name."""
 
 

@@ -1,27 +1,29 @@
 """The baseline: XLA's own rules for GPUs, as its source has them (000 §1, §2.1).
 
 From ``tensorflow/compiler/xla/service``: ``instruction_fusion.cc`` (the order, duplication, expensive producers),
-``gpu/instruction_fusion.cc`` (what is no producer), ``gpu/gpu_fusible.cc`` (reductions, shapes, the most operands),
-``gpu/multi_output_fusion.cc`` (siblings, and producers of reductions). In reverse topological order each kernel takes
-in the producers of what it reads, where
+``gpu/instruction_fusion.cc`` (what is no producer), ``gpu/fusion_merger.cc`` (bytes), ``gpu/gpu_fusible.cc``
+(reductions, shapes, the most operands), ``gpu/multi_output_fusion.cc`` (siblings, and producers of reductions). In
+reverse topological order each kernel takes in the producers of what it reads, where
 
     the producer is element-wise                     (no reduction inside: it is always a root; products are calls)
     the reader is element-wise or a reduction
     an expensive producer has no other reader, and no element of it would be computed twice
     no more operands and outputs than 64 come together
 
-A light producer of several readers is computed again in each of them (thread composition). Then, for several outputs:
-a producer of a reduction that others read too joins it, and siblings that read one tensor join where both are
-element-wise of one shape or both reduce one shape along the same axes, and neither needs the other.
+first those that nothing else reads, then light ones that others read too, which are computed again in each reader
+(thread composition). A light kernel of several TEs is then merged into all its readers, if these move no more bytes for
+it. Last come several outputs: a producer of a reduction that others read too joins it, and siblings that read one
+tensor join where both are element-wise of one shape or both reduce one shape along the same axes, and neither needs
+the other.
 
-What is simpler here: one pass that may duplicate stands for XLA's two and its FusionMerger, which end with light
-producers in all of their readers; XLA's bounds on code duplication and shared memory, and what it does for layouts, are
-left out. A division of floats is light there as here; a reciprocal root is expensive, as in 000 Figure 1 (XLA counts it
+What is left out: XLA's bounds on code duplication and shared memory, and what it does for layouts.
+A division of floats is light there as here; a reciprocal root is expensive, as in 000 Figure 1 (XLA counts it
 as light since 2020).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from souffle.stitching.graph import Op, OpGraph
@@ -63,7 +65,9 @@ class _Rules:
         self.readers: list[set[int]] = [set(consumers) for consumers in graph.consumers]
 
     def plan(self, name: str) -> FusionPlan:
-        self._take_producers()
+        self._take_producers(again=False)
+        self._take_producers(again=True)
+        self._merge_into_readers()
         self._join_producers_of_reductions()
         self._join_siblings()
         ops = self.graph.ops
@@ -80,12 +84,14 @@ class _Rules:
 
     # A kernel takes in what it reads
 
-    def _take_producers(self) -> None:
+    def _take_producers(self, *, again: bool) -> None:
         for root in reversed(range(len(self.graph.ops))):
             kernel = self.kernels.get(root)
             if kernel is None or self.graph.ops[root].kind not in ELEMENTWISE | REDUCTIONS:
                 continue
-            while (producer := next((p for p in self._read_by(kernel) if self._fits(p, kernel)), None)) is not None:
+            while (
+                producer := next((p for p in self._read_by(kernel) if self._fits(p, kernel, again)), None)
+            ) is not None:
                 self._take(producer, kernel)
 
     def _read_by(self, kernel: _Kernel) -> list[int]:
@@ -93,11 +99,13 @@ class _Rules:
         read = {p for number in kernel.times for p in self.graph.producers[number]}
         return sorted(read - kernel.times.keys(), reverse=True)
 
-    def _fits(self, producer: int, kernel: _Kernel) -> bool:
+    def _fits(self, producer: int, kernel: _Kernel, again: bool) -> bool:
         op = self.graph.ops[producer]
-        if op.kind not in ELEMENTWISE:
+        if op.kind not in ELEMENTWISE or producer not in self.kernels or len(self.kernels[producer].times) > 1:
             return False
         shared = op.needed or len(self.readers[producer]) > 1
+        if shared and not again:
+            return False
         if op.kind is Kind.EXPENSIVE and (shared or self._times(producer, kernel) > 1):
             return False
         return self._operands({*kernel.times, producer}) + len(kernel.roots) <= _MOST_OPERANDS_AND_OUTPUTS
@@ -121,6 +129,43 @@ class _Rules:
                 self.readers[further].discard(producer)
             del self.kernels[producer]
 
+    def _merge_into_readers(self) -> None:
+        for root in reversed(range(len(self.graph.ops))):
+            merged = self.kernels.get(root)
+            readers = sorted(self.readers[root]) if merged is not None else []
+            if len(merged.times if merged else ()) < 2 or not readers or not self._merges(merged, readers):
+                continue
+            for reader in readers:
+                kernel = self.kernels[reader]
+                for number in sorted(merged.times, reverse=True):
+                    kernel.times[number] = self._times(number, kernel)
+                    for further in self.graph.producers[number]:
+                        self.readers[further].add(reader)
+            for number in merged.times:
+                for further in self.graph.producers[number]:
+                    self.readers[further].discard(root)
+                self.readers[number].clear()
+            del self.kernels[root]
+
+    def _merges(self, merged: _Kernel, readers: Sequence[int]) -> bool:
+        ops = self.graph.ops
+        root = merged.roots[0]
+        if ops[root].needed or any(ops[number].kind is not Kind.LIGHT for number in merged.times):
+            return False
+        if any(ops[reader].kind not in ELEMENTWISE | REDUCTIONS for reader in readers):
+            return False
+        own = self._operand_bytes(merged.times)
+        alone = sum(own.values()) + (1 + len(readers)) * ops[root].written
+        together = 0
+        for reader in readers:
+            known = self._operand_bytes(self.kernels[reader].times)
+            together += sum(size for tensor, size in own.items() if tensor not in known)
+        return together <= alone
+
+    def _operand_bytes(self, members: Mapping[int, float]) -> dict[object, int]:
+        reads = [r for n in members for r in self.graph.ops[n].reads if r.producer not in members]
+        return {read.tensor: read.bytes for read in reads}
+
     # Several outputs
 
     def _join_producers_of_reductions(self) -> None:
@@ -140,7 +185,8 @@ class _Rules:
         for first, kernel in self.kernels.items():
             for number in kernel.times:
                 for read in self.graph.ops[number].reads:
-                    if read.producer not in kernel.times:
+                    # ``IsProfitableOperand``: reading a constant or a scalar once more costs nothing.
+                    if read.producer not in kernel.times and not read.constant and max(read.shape, default=1) > 1:
                         reading.setdefault(read.tensor, {})[first] = None
         for siblings in reading.values():
             for one in siblings:
@@ -165,6 +211,7 @@ class _Rules:
 
     def _reaches(self, source: int, target: int, without: dict[int, set[int]] | None = None) -> bool:
         """Whether a kernel needs another, through kernels in between; edges of `without` are passed over."""
+        last = max(self.kernels[target].times)
         stack, seen = [source], {source}
         while stack:
             first = stack.pop()
@@ -174,7 +221,9 @@ class _Rules:
                         return True
                     if reader not in seen:
                         seen.add(reader)
-                        stack.append(reader)
+                        # Results of later numbers only are of no use to the target.
+                        if min(self.kernels[reader].roots) < last:
+                            stack.append(reader)
         return False
 
     def _join(self, one: int, other: int) -> None:

@@ -123,6 +123,11 @@ def test_exploration_starts_at_large_vertices_of_few_operands_and_gives_up_aloud
     assert decisions and "given up after 5 patterns" in decisions[0].reason and len(patterns) < 5 * len(graph.ops)
 
 
+def test_the_solver_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    PLANNER.plan(FusionRequest(graph_of(layer_norm()), A100))
+    assert capfd.readouterr() == ("", "")
+
+
 def test_the_planner_says_what_to_install_where_the_solver_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ilp, "highspy", None)
     with pytest.raises(OptionError, match=r"souffle-dl\[stitching\]"):

@@ -72,8 +72,8 @@ def test_siblings_of_one_shape_share_a_kernel() -> None:
     x = b.input(4, 6)
     left, right = b.relu(b.scaled(x, 2.0)), b.transpose(b.scaled(x, 3.0), 1, 0)
     both = b.map(te.exp, b.scaled(left, 2.0))
-    # The third computes what it needs of the first again, so neither needs the other.
-    assert kernels(b.program(left, right, both)) == [["scale0", "relu1", "scale4", "map5"], ["scale2", "transpose3"]]
+    # The third needs the first, and the second is of another shape.
+    assert kernels(b.program(left, right, both)) == [["scale0", "relu1"], ["scale2", "transpose3"], ["scale4", "map5"]]
 
 
 def test_an_output_that_others_read_is_a_kernel_and_computed_again() -> None:
@@ -82,3 +82,17 @@ def test_an_output_that_others_read_is_a_kernel_and_computed_again() -> None:
         first = b.relu(b.input(4, 6))
         plan = planned(b.program(first, reader(b, first)))
         assert [pattern.recomputed for pattern in plan.patterns] == [(), (0,)]
+
+
+@pytest.mark.parametrize(("inputs", "again"), [(3, 2), (4, 0)])
+def test_a_kernel_goes_into_all_its_readers_where_no_more_bytes_are_moved(inputs: int, again: int) -> None:
+    """Of S bytes each: apart n + 1 + 2 tensors are moved for it, and 2 n where both readers compute it."""
+    b = Builder()
+    total = b.input(4, 6)
+    for _ in range(inputs - 1):
+        total = b.plus(total, b.input(4, 6))
+    readers = [b.transpose(total, 1, 0), b.reduce(total, 1)]
+    plan = planned(b.program(*readers))
+    assert sum(len(pattern.recomputed) for pattern in plan.patterns) == again
+    # Where it is not, it becomes an output of the reduction's kernel.
+    assert len(plan.patterns) == 2

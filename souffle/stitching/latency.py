@@ -1,0 +1,237 @@
+"""The latency-evaluator: how long the kernel of a pattern takes, by waves, instructions and CPI (000 §4.3).
+
+    L = N_wave * L_warp        N_wave = N_warp / occupancy        L_warp = sum over kinds of N_instruction * CPI
+
+Each component of a pattern is given 1, 32 or 256 threads for a unit (``layout.py``), in blocks of 256: thread, warp and
+block composition; the fastest counts. A reduction at the end may also be shared out between blocks. The paper takes CPI
+from microbenchmarks of Volta and Turing (Jia et al. 2018, 2019). Here latencies and rates come from the device file,
+each with its source, and CPI is that of a warp among the others on its multiprocessor:
+
+    CPI = max(latency, resident warps * 32 / operations a clock)
+
+so that a device that is full of warps is bound by its rates and an empty one by its latencies. Registers and shared
+memory, which decide the occupancy, follow from life times; simplified (for the delta-evaluator, §5.4), registers are 16
+and shared memory is the most in and between any members.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from souffle.cost.counting import WARP
+from souffle.cost.device import CostDevice
+from souffle.cost.predict import OWN_REGISTERS
+from souffle.stitching.graph import OpGraph
+from souffle.stitching.kinds import CONTRACTIONS, REDUCTIONS
+from souffle.stitching.layout import Component, layout_of
+from souffle.stitching.plan import Scheme
+
+__all__ = ["BLOCK", "SIMPLE_REGISTERS", "KernelLatency", "LatencyEvaluator"]
+
+BLOCK = 256
+"""Threads of a block, as those of all schedule rules."""
+
+SIMPLE_REGISTERS = 16
+"""Of a thread, in the simplified evaluation: the paper's number."""
+
+_WORD = 4
+_SECTOR_WORDS = 8
+"""Words of a sector of memory: a thread may compute a unit of so many elements without wasting bandwidth."""
+
+
+@dataclass(frozen=True)
+class KernelLatency:
+    """What is predicted of the kernel of a pattern.
+
+    Attributes
+    ----------
+    seconds : float
+        Without its launch; infinite where no block fits.
+    threads : tuple of int
+        Of a unit of each component.
+    registers, shared_bytes : int
+        Of a thread and of a block.
+    schemes : dict of int to Scheme
+        How each member is attached.
+    """
+
+    seconds: float
+    threads: tuple[int, ...]
+    registers: int
+    shared_bytes: int
+    schemes: dict[int, Scheme]
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A component with so many threads for a unit: warps, instructions of one, and what a block of it asks for."""
+
+    warps: float
+    arithmetic: float
+    special: float
+    shared: float
+    loads: float
+    barriers: float
+    shared_bytes: int
+    threads: int
+
+
+class LatencyEvaluator:
+    """Latencies of patterns of one graph on one GPU.
+
+    Parameters
+    ----------
+    graph : OpGraph
+    device : CostDevice
+    simplified : bool
+        Without life times, as the delta-evaluator takes it.
+    """
+
+    def __init__(self, graph: OpGraph, device: CostDevice, *, simplified: bool = False) -> None:
+        self.graph, self.device, self.simplified = graph, device, simplified
+        self._alone: dict[tuple, float] = {}
+
+    def kernel(self, members: tuple[int, ...], inside: frozenset[int] | None = None) -> KernelLatency:
+        """The kernel of some vertices.
+
+        Parameters
+        ----------
+        members : tuple of int
+            Rising.
+        inside : frozenset of int, optional
+            Vertices whose results cost no global memory, where these are more than `members`.
+        """
+        inside = frozenset(members) if inside is None else inside
+        components = layout_of(self.graph, members).components
+        registers = SIMPLE_REGISTERS if self.simplified else OWN_REGISTERS + self._live_values(members)
+        chosen = [
+            min(self._ways(component, inside), key=lambda way: self._cycles([way], registers))
+            for component in components
+        ]
+        shared = max(way.shared_bytes for way in chosen)
+        seconds = self._cycles(chosen, registers) / self.device.clock_hz
+        schemes = dict.fromkeys(members, Scheme.THREAD)
+        for component, way in zip(components, chosen, strict=True):
+            schemes |= self._schemes(component, way)
+        return KernelLatency(seconds, tuple(way.threads for way in chosen), registers, shared, schemes)
+
+    def alone(self, number: int, inside: frozenset[int]) -> float:
+        """Seconds of the kernel of one vertex, with as much global traffic as it has among others of a pattern."""
+        op = self.graph.ops[number]
+        outside = tuple(read.producer not in inside for read in op.reads)
+        key = (number, outside, self.graph.escapes(number, inside))
+        if key not in self._alone:
+            self._alone[key] = self.kernel((number,), inside | {number}).seconds
+        return self._alone[key]
+
+    # A component
+
+    def _ways(self, component: Component, inside: frozenset[int]) -> list[_Way]:
+        points = {number: self._points(number) / component.units for number in component.members}
+        # A product reads its operands by tiles, so a thread may compute a result alone.
+        streamed = [n for number, n in points.items() if self.graph.ops[number].kind not in CONTRACTIONS]
+        threads = [count for count in (1, WARP, BLOCK) if count == 1 or max(points.values()) > 1]
+        if max(streamed, default=1) > _SECTOR_WORDS:
+            threads.remove(1)
+        ways = [self._way(component, inside, count, 1) for count in threads]
+        if component.splits > 1:
+            ways.append(self._way(component, inside, 1, component.splits))
+        return ways
+
+    def _points(self, number: int) -> int:
+        op = self.graph.ops[number]
+        return op.size * math.prod(op.reduced)
+
+    def _way(self, component: Component, inside: frozenset[int], threads: int, splits: int) -> _Way:
+        total = component.units * splits * threads
+        arithmetic = special = shared = barriers = 0.0
+        loads: dict[object, float] = {}
+        stores = 0.0
+        members = set(component.members)
+        in_warp = component.single if threads <= WARP else frozenset()
+        for number in (*component.members, *component.extra):
+            op = self.graph.ops[number]
+            points = max(1, self._points(number))
+            turns = math.ceil(points * component.again[number] / total)
+            arithmetic += turns * op.work.arithmetic / points
+            special += turns * op.work.special / points
+            for read in op.reads:
+                times = 1.0 if op.kind in CONTRACTIONS else read.times
+                words = math.ceil(read.bytes * times * component.again[number] / _WORD / total)
+                if read.producer in component.shared:
+                    shared += words if read.producer not in in_warp else 1
+                elif read.producer not in inside:
+                    loads[read.tensor] = max(loads.get(read.tensor, 0), words)
+            if number in component.shared and number not in in_warp:
+                shared += math.ceil(component.shared[number] / _WORD / threads)
+                barriers += 1
+            if op.kind in REDUCTIONS and (threads > 1 or splits > 1):
+                steps = math.log2(min(threads, WARP)) if threads > 1 else math.log2(WARP)
+                shared += steps  # shuffles, which take the data path of shared memory
+                barriers += threads > WARP
+            if number in members and self.graph.escapes(number, inside):
+                stores += math.ceil(op.written / _WORD / total)
+        units = BLOCK // threads
+        of_unit = component.peak_around(self.graph) if self.simplified else component.peak
+        kept = of_unit if not component.shared.keys() <= in_warp else 0
+        moved = sum(loads.values()) + stores
+        return _Way(total / WARP, arithmetic, special, shared, moved, barriers, kept * units, threads)
+
+    def _schemes(self, component: Component, way: _Way) -> dict[int, Scheme]:
+        members = set(component.members)
+        found = {}
+        for number in component.members:
+            if not members.intersection(self.graph.consumers[number]):
+                found[number] = Scheme.PACKING
+            elif number in component.shared:
+                single = number in component.single and way.threads <= WARP
+                found[number] = Scheme.WARP if single else Scheme.BLOCK
+            else:
+                found[number] = Scheme.THREAD
+        return found
+
+    def _live_values(self, members: tuple[int, ...]) -> int:
+        """The most results of members that a thread holds at once, in words."""
+        inside = set(members)
+        last = {n: max((c for c in self.graph.consumers[n] if c in inside), default=n) for n in members}
+        live: set[int] = set()
+        most = 0
+        for number in members:
+            live = {one for one in live if last[one] >= number} | {number}
+            most = max(most, len(live))
+        return most
+
+    # A kernel
+
+    def _cycles(self, ways: list[_Way], registers: int) -> float:
+        device = self.device
+        shared = max(way.shared_bytes for way in ways)
+        if shared > device.shared_per_block:
+            return math.inf
+        blocks = min(device.limits.resident_blocks(BLOCK, shared, registers).values())
+        if blocks < 1:
+            return math.inf
+        occupancy = blocks * BLOCK // WARP * device.sm_count
+        warps = sum(way.warps for way in ways)
+        resident = min(occupancy, max(1.0, warps)) / device.sm_count
+        latencies = [self._warp_cycles(way, max(1.0, resident)) for way in ways]
+        waves = sum(way.warps * cycles for way, cycles in zip(ways, latencies, strict=True)) / occupancy
+        return max(waves, *latencies)
+
+    def _warp_cycles(self, way: _Way, resident: float) -> float:
+        """``L_warp`` among so many warps on a multiprocessor."""
+        device = self.device
+        threads = resident * WARP
+        memory_bytes_per_clock = device.memory_bytes_per_second / device.clock_hz / device.sm_count
+        arithmetic = max(device.arithmetic_latency_clocks, threads / device.fp32_per_clock_per_sm)
+        special = max(device.arithmetic_latency_clocks, threads / device.special_per_clock_per_sm)
+        shared = max(device.shared_latency_clocks, threads * _WORD / device.shared_bytes_per_clock_per_sm)
+        memory = max(device.memory_latency_clocks, threads * _WORD / memory_bytes_per_clock)
+        return (
+            way.arithmetic * arithmetic
+            + way.special * special
+            + way.shared * shared
+            + way.loads * memory
+            + way.barriers * device.barrier_clocks
+        )

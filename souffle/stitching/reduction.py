@@ -1,0 +1,120 @@
+"""Candidate patterns of each vertex by approximate dynamic programming, and remote fusion (000 §5.2).
+
+    P(v) = the k best patterns that start with v = PatternReduction(consumers of v)
+
+in post-order, so that the candidates of all consumers are there. The consumers are divided into halves until a group is
+of at most two; of a group every combination of its members' candidates (or none of one) is joined with v. The paper
+then takes the best of all groups. Here the best of two halves are joined as well, without which no pattern would hold
+three consumers of a vertex; that adds a bounded number of patterns to each step. Patterns in a cycle, and those for
+which there is no kernel, are dropped.
+
+Remote fusion (Figure 5) joins patterns that are not neighbours once a plan is there: the same for a virtual vertex
+whose consumers are the patterns of the plan, and the TEs that are in none. Every step of its division leaves its best
+patterns as candidates, since those of the last step can hold a bounded number of TEs only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from souffle.stitching.delta import MEMORY_INTENSIVE, DeltaScore
+from souffle.stitching.graph import OpGraph
+
+__all__ = ["MOST_TES", "TOP", "Candidates", "candidates_of"]
+
+TOP = 3
+"""Patterns that are kept of a vertex: the paper's k."""
+
+MOST_TES = 64
+"""Of a pattern. Without a bound the work of one vertex would grow with the graph, and the whole would not be linear."""
+
+_GROUP = 2
+
+
+class Candidates:
+    """The candidate patterns of a graph, as the bits of numbers.
+
+    Parameters
+    ----------
+    graph : OpGraph
+    score : DeltaScore
+    """
+
+    def __init__(self, graph: OpGraph, score: DeltaScore) -> None:
+        self.graph, self.score = graph, score
+        self.of: list[tuple[int, ...]] = [()] * len(graph.ops)
+        self._reach: dict[int, tuple[int, int]] = {}
+
+    def find(self) -> None:
+        """Work out the candidates of each vertex, from the last to the first."""
+        for number in reversed(range(len(self.graph.ops))):
+            if self.graph.ops[number].kind in MEMORY_INTENSIVE:
+                consumers = [self.of[consumer] for consumer in self.graph.consumers[number]]
+                self.of[number] = self._reduced(consumers, 1 << number)
+
+    def remote(self, patterns: Sequence[int]) -> list[tuple[int, ...]]:
+        """Candidates that join patterns of a plan, those of the last step of the division first.
+
+        Parameters
+        ----------
+        patterns : sequence of int
+            Disjoint.
+        """
+        held = sum(patterns)
+        alone = [1 << n for n in range(len(self.of)) if self.of[n] and not held >> n & 1]
+        steps: list[tuple[int, ...]] = []
+        self._reduced([(one,) for one in sorted((*patterns, *alone), key=lambda one: one & -one)], 0, steps)
+        return steps[::-1]
+
+    def _reduced(
+        self, consumers: Sequence[tuple[int, ...]], vertex: int, steps: list[tuple[int, ...]] | None = None
+    ) -> tuple[int, ...]:
+        """PatternReduction over the candidates of some consumers, with the vertex (or none) in each pattern."""
+        if len(consumers) <= _GROUP:
+            choices = [(0, *candidates) for candidates in consumers]
+        else:
+            half = len(consumers) // 2
+            parts = (consumers[:half], consumers[half:])
+            choices = [(0, *self._reduced(part, vertex, steps)) for part in parts]
+        joined = [vertex]
+        for options in choices:
+            joined = [one | other for one in joined for other in options]
+        best = self._best(joined)
+        if steps is not None:
+            steps.append(best)
+        return best
+
+    def _best(self, patterns: Iterable[int]) -> tuple[int, ...]:
+        """The few of the highest score among those that are valid and lose nothing; of equal ones the larger."""
+        scored = []
+        for pattern in dict.fromkeys(patterns):
+            if pattern and pattern.bit_count() <= MOST_TES and self.is_convex(pattern):
+                gain = self.score(pattern)
+                if gain >= 0:
+                    scored.append((-gain, -pattern.bit_count(), pattern))
+        return tuple(pattern for _, _, pattern in sorted(scored)[:TOP])
+
+    def is_convex(self, pattern: int) -> bool:
+        """Whether no path leads out of a pattern and back."""
+        above, below = self.reach(pattern)
+        return not above & below & ~pattern
+
+    def reach(self, pattern: int) -> tuple[int, int]:
+        """What the vertices of a pattern need, and what needs them."""
+        if pattern not in self._reach:
+            above = below = 0
+            mask = pattern
+            while mask:
+                low = mask & -mask
+                number = low.bit_length() - 1
+                above, below = above | self.graph.above[number], below | self.graph.below[number]
+                mask ^= low
+            self._reach[pattern] = above, below
+        return self._reach[pattern]
+
+
+def candidates_of(graph: OpGraph, score: DeltaScore) -> Candidates:
+    """All candidates of a graph."""
+    found = Candidates(graph, score)
+    found.find()
+    return found

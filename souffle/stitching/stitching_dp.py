@@ -1,0 +1,117 @@
+"""The planner of 2021: candidates by dynamic programming, a plan by beam search, chosen by latency (000 §5.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from souffle.decision import Decision
+from souffle.stitching.delta import DeltaScore
+from souffle.stitching.graph import members_of
+from souffle.stitching.latency import KernelLatency, LatencyEvaluator
+from souffle.stitching.plan import FusionPlan, plan_of
+from souffle.stitching.planner import FusionRequest
+from souffle.stitching.reduction import Candidates, candidates_of
+from souffle.wording import counted
+
+__all__ = ["BEAM", "StitchingDp", "beam_search"]
+
+BEAM = 3
+"""Buffer sets: the paper's width."""
+
+
+@dataclass(frozen=True)
+class _Buffer:
+    """Disjoint patterns among which there is no cycle, what they hold together, and their score."""
+
+    patterns: tuple[int, ...] = ()
+    held: int = 0
+    gain: float = 0.0
+
+
+def beam_search(candidates: Candidates) -> tuple[tuple[int, ...], ...]:
+    """The best plans; each a tuple of disjoint patterns.
+
+    From producers to consumers, a candidate is appended where it overlaps nothing and makes no cycle with what is
+    there, which the paper does not say and a plan needs. Then the patterns of each plan are joined by remote fusion,
+    and the best of all are the answer.
+    """
+    beam = _searched(candidates, candidates.of)
+    found = {frozenset(buffer.patterns): buffer for buffer in beam}
+    for buffer in beam:
+        own = [(pattern,) for pattern in buffer.patterns]
+        for joined in _searched(candidates, (*candidates.remote(buffer.patterns), *own)):
+            found.setdefault(frozenset(joined.patterns), joined)
+    return tuple(buffer.patterns for buffer in _best(found.values()))
+
+
+def _searched(candidates: Candidates, choices: Iterable[Sequence[int]]) -> list[_Buffer]:
+    beam = [_Buffer()]
+    for options in choices:
+        worth = [pattern for pattern in options if candidates.score(pattern) > 0]
+        grown = {frozenset(buffer.patterns): buffer for buffer in beam}
+        for buffer in beam:
+            for pattern in worth:
+                if not pattern & buffer.held and not _makes_cycle(candidates, buffer.patterns, pattern):
+                    gain = buffer.gain + candidates.score(pattern)
+                    added = _Buffer((*buffer.patterns, pattern), buffer.held | pattern, gain)
+                    grown.setdefault(frozenset(added.patterns), added)
+        beam = _best(grown.values())
+    return beam
+
+
+def _best(buffers: Iterable[_Buffer]) -> list[_Buffer]:
+    return sorted(buffers, key=lambda buffer: (-buffer.gain, len(buffer.patterns)))[:BEAM]
+
+
+def _makes_cycle(candidates: Candidates, patterns: Sequence[int], new: int) -> bool:
+    """Whether a pattern needs itself through others of a plan."""
+    needing = candidates.reach(new)[1] & ~new
+    waiting = list(patterns)
+    while True:
+        entered = [pattern for pattern in waiting if pattern & needing]
+        if not entered:
+            return False
+        waiting = [pattern for pattern in waiting if not pattern & needing]
+        for pattern in entered:
+            below = candidates.reach(pattern)[1]
+            if below & new:
+                return True
+            needing |= below
+
+
+class StitchingDp:
+    """See the module."""
+
+    name = "stitching-dp"
+
+    def plan(self, request: FusionRequest) -> FusionPlan:
+        """See :meth:`souffle.stitching.planner.FusionPlanner.plan`."""
+        graph, device = request.graph, request.device
+        score = DeltaScore(graph, device)
+        candidates = candidates_of(graph, score)
+        evaluator = LatencyEvaluator(graph, device)
+        kernels: dict[tuple[int, ...], KernelLatency] = {}
+
+        def latency(patterns: Sequence[int]) -> float:
+            held = sum(patterns)
+            alone = [(number,) for number in range(len(graph.ops)) if not held >> number & 1]
+            groups = [tuple(members_of(pattern)) for pattern in patterns] + alone
+            for group in groups:
+                if group not in kernels:
+                    kernels[group] = evaluator.kernel(group)
+            return sum(kernels[group].seconds + device.launch_seconds for group in groups)
+
+        plans = sorted((latency(patterns), place, patterns) for place, patterns in enumerate(beam_search(candidates)))
+        chosen = plans[0][2]
+        decisions = [Decision("stitching", *_considered(plan, plan is plans[0])) for plan in plans]
+        groups = [members_of(pattern) for pattern in chosen]
+        scores = {frozenset(group): score(pattern) for group, pattern in zip(groups, chosen, strict=True)}
+        schemes = {n: scheme for group in groups for n, scheme in kernels[tuple(group)].schemes.items()}
+        return plan_of(graph, groups, self.name, decisions, scores=scores, schemes=schemes)
+
+
+def _considered(plan: tuple[float, int, tuple[int, ...]], taken: bool) -> tuple[str, bool, str]:
+    seconds, place, patterns = plan
+    what = f"plan {place + 1} of the beam, {counted(len(patterns), 'pattern')}"
+    return what, taken, f"{seconds * 1e6:.2f} us by the latency-evaluator, launches included"
