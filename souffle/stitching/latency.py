@@ -3,15 +3,18 @@
     L = N_wave * L_warp        N_wave = N_warp / occupancy        L_warp = sum over kinds of N_instruction * CPI
 
 Each component of a pattern is given 1, 32 or 256 threads for a unit (``layout.py``), in blocks of 256: thread, warp and
-block composition; the fastest counts. A reduction at the end may also be shared out between blocks. The paper takes CPI
-from microbenchmarks of Volta and Turing (Jia et al. 2018, 2019). Here latencies and rates come from the device file,
-each with its source, and CPI is that of a warp among the others on its multiprocessor:
+block composition; the fastest counts. Where a unit has so few elements of a member that lanes of its warp would do
+nothing, a block may also take several units together and give their elements to all its threads, through shared memory
+(003 Figure 1 has a block compute 94 rows). A reduction at the end may also be shared out between blocks. The paper
+takes CPI from microbenchmarks of Volta and Turing (Jia et al. 2018, 2019). Here latencies and rates come from the
+device file, each with its source, and CPI is that of a warp among the others on its multiprocessor:
 
     CPI = max(latency, resident warps * 32 / operations a clock)
 
-so that a device that is full of warps is bound by its rates and an empty one by its latencies. Registers and shared
-memory, which decide the occupancy, follow from life times; simplified (for the delta-evaluator, §5.4), registers are 16
-and shared memory is the most in and between any members.
+so that a device that is full of warps is bound by its rates and an empty one by its latencies. Of global memory the
+rate is of bytes: distinct ones from memory, and what is read again from the L2 cache if it has room for the tensor.
+Registers and shared memory, which decide the occupancy, follow from life times; simplified (for the delta-evaluator,
+§5.4), registers are 16 and shared memory is the most in and between any members.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from dataclasses import dataclass
 from souffle.cost.counting import WARP
 from souffle.cost.device import CostDevice
 from souffle.cost.predict import OWN_REGISTERS
-from souffle.stitching.graph import OpGraph
+from souffle.stitching.graph import OpGraph, Read
 from souffle.stitching.kinds import CONTRACTIONS, REDUCTIONS
 from souffle.stitching.layout import Component, layout_of
 from souffle.stitching.plan import Scheme
@@ -34,6 +37,11 @@ BLOCK = 256
 
 SIMPLE_REGISTERS = 16
 """Of a thread, in the simplified evaluation: the paper's number."""
+
+_ARITHMETIC, _SPECIAL, _SHARED = range(3)
+
+_TOGETHER = (8, 32)
+"""Units that a block takes together where lanes would do nothing: as many as its warps, or as a warp has lanes."""
 
 _WORD = 4
 _SECTOR_WORDS = 8
@@ -65,13 +73,20 @@ class KernelLatency:
 
 @dataclass(frozen=True)
 class _Way:
-    """A component with so many threads for a unit: warps, instructions of one, and what a block of it asks for."""
+    """A component with so many threads for a unit: warps, what one executes and moves, and what a block asks for.
+
+    Of arithmetic, special functions and shared memory, instructions of the longest warp and of one on average: warps
+    of a block for which nothing is left issue none. `loads` are those of global memory that wait for each other: those
+    of one tensor, and what is loaded before and after a result is kept for other threads. `memory_bytes` and
+    `cache_bytes` are what a warp loads and stores of memory and of the L2 cache.
+    """
 
     warps: float
-    arithmetic: float
-    special: float
-    shared: float
+    longest: tuple[float, float, float]
+    average: tuple[float, float, float]
     loads: float
+    memory_bytes: float
+    cache_bytes: float
     barriers: float
     shared_bytes: int
     threads: int
@@ -134,49 +149,88 @@ class LatencyEvaluator:
         threads = [count for count in (1, WARP, BLOCK) if count == 1 or max(points.values()) > 1]
         if max(streamed, default=1) > _SECTOR_WORDS:
             threads.remove(1)
-        ways = [self._way(component, inside, count, 1) for count in threads]
+        ways = [self._way(component, inside, count) for count in threads]
         if component.splits > 1:
-            ways.append(self._way(component, inside, 1, component.splits))
+            ways.append(self._way(component, inside, 1, splits=component.splits))
+        if WARP in threads and min(points.values()) < WARP:
+            ways += [self._way(component, inside, BLOCK, together=n) for n in _TOGETHER if n < component.units]
         return ways
 
     def _points(self, number: int) -> int:
         op = self.graph.ops[number]
         return op.size * math.prod(op.reduced)
 
-    def _way(self, component: Component, inside: frozenset[int], threads: int, splits: int) -> _Way:
-        total = component.units * splits * threads
-        arithmetic = special = shared = barriers = 0.0
-        loads: dict[object, float] = {}
-        stores = 0.0
-        members = set(component.members)
+    def _way(
+        self, component: Component, inside: frozenset[int], threads: int, *, splits: int = 1, together: int = 1
+    ) -> _Way:
+        """A way of `threads` for so many units `together`, each cut into `splits`."""
+        total = component.units * splits * threads / together
+        longest, average = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
+        barriers = 0.0
         in_warp = component.single if threads <= WARP else frozenset()
+
+        def execute(pipe: int, elements: float, each: float = 1.0) -> None:
+            longest[pipe] += math.ceil(elements / total) * each
+            average[pipe] += _turns_of_warps(elements, total, threads) * each
+
         for number in (*component.members, *component.extra):
             op = self.graph.ops[number]
             points = max(1, self._points(number))
-            turns = math.ceil(points * component.again[number] / total)
-            arithmetic += turns * op.work.arithmetic / points
-            special += turns * op.work.special / points
+            execute(_ARITHMETIC, points * component.again[number], op.work.arithmetic / points)
+            execute(_SPECIAL, points * component.again[number], op.work.special / points)
             for read in op.reads:
-                times = 1.0 if op.kind in CONTRACTIONS else read.times
-                words = math.ceil(read.bytes * times * component.again[number] / _WORD / total)
-                if read.producer in component.shared:
-                    shared += words if read.producer not in in_warp else 1
-                elif read.producer not in inside:
-                    loads[read.tensor] = max(loads.get(read.tensor, 0), words)
+                if read.producer in in_warp:
+                    execute(_SHARED, total)  # a shuffle, which takes the data path of shared memory
+                elif read.producer in component.shared:
+                    execute(_SHARED, self._read_bytes(component, number, read) / _WORD)
             if number in component.shared and number not in in_warp:
-                shared += math.ceil(component.shared[number] / _WORD / threads)
+                execute(_SHARED, component.shared[number] * component.units / _WORD)
                 barriers += 1
             if op.kind in REDUCTIONS and (threads > 1 or splits > 1):
-                steps = math.log2(min(threads, WARP)) if threads > 1 else math.log2(WARP)
-                shared += steps  # shuffles, which take the data path of shared memory
+                lanes = min(WARP, math.prod(op.reduced))
+                execute(_SHARED, min(total, points), math.ceil(math.log2(max(1, lanes))))
                 barriers += threads > WARP
-            if number in members and self.graph.escapes(number, inside):
-                stores += math.ceil(op.written / _WORD / total)
-        units = BLOCK // threads
+        units = together * BLOCK // threads
         of_unit = component.peak_around(self.graph) if self.simplified else component.peak
         kept = of_unit if not component.shared.keys() <= in_warp else 0
-        moved = sum(loads.values()) + stores
-        return _Way(total / WARP, arithmetic, special, shared, moved, barriers, kept * units, threads)
+        moved = self._moved(component, inside, total)
+        return _Way(total / WARP, tuple(longest), tuple(average), *moved, barriers, kept * units, threads)
+
+    def _moved(self, component: Component, inside: frozenset[int], total: float) -> tuple[float, float, float]:
+        """Loads of a warp that wait for each other, and the bytes that it moves of memory and of the L2 cache.
+
+        Between two results that are kept, threads need not wait for a load to issue one of another tensor, and never
+        for a store.
+        """
+        phases = dict.fromkeys(component.extra, 0)
+        words: dict[object, tuple[int, int]] = {}
+        memory: dict[object, float] = {}
+        cache: dict[object, float] = {}
+        for number in (*component.extra, *component.members):
+            before = [n for n in self.graph.producers[number] if n in phases]
+            phases[number] = max((phases[n] + (n in component.shared) for n in before), default=0)
+            for read in self.graph.ops[number].reads:
+                if read.producer in component.shared or read.producer in inside:
+                    continue
+                size = self._read_bytes(component, number, read)
+                loads = math.ceil(size / _WORD / total)
+                words[read.tensor] = max(words.get(read.tensor, (0, 0)), (loads, -phases[number]))
+                once = min(size, read.bytes) if read.bytes <= self.device.l2_bytes else size
+                memory[read.tensor] = max(memory.get(read.tensor, 0), once)
+                cache[read.tensor] = max(cache.get(read.tensor, 0), size)
+        longest: dict[int, int] = {}
+        for loads, phase in words.values():
+            longest[phase] = max(longest.get(phase, 0), loads)
+        stored = sum(
+            self.graph.ops[number].written for number in component.members if self.graph.escapes(number, inside)
+        )
+        moved = ((sum(sizes.values()) + stored) / (total / WARP) for sizes in (memory, cache))
+        return sum(longest.values()), *moved
+
+    def _read_bytes(self, component: Component, number: int, read: Read) -> float:
+        """Bytes that all threads together read of a tensor for a vertex; a product reads its operands by tiles."""
+        times = 1.0 if self.graph.ops[number].kind in CONTRACTIONS else read.times
+        return read.bytes * times * component.again[number]
 
     def _schemes(self, component: Component, way: _Way) -> dict[int, Scheme]:
         members = set(component.members)
@@ -222,16 +276,28 @@ class LatencyEvaluator:
     def _warp_cycles(self, way: _Way, resident: float) -> float:
         """``L_warp`` among so many warps on a multiprocessor."""
         device = self.device
-        threads = resident * WARP
         memory_bytes_per_clock = device.memory_bytes_per_second / device.clock_hz / device.sm_count
-        arithmetic = max(device.arithmetic_latency_clocks, threads / device.fp32_per_clock_per_sm)
-        special = max(device.arithmetic_latency_clocks, threads / device.special_per_clock_per_sm)
-        shared = max(device.shared_latency_clocks, threads * _WORD / device.shared_bytes_per_clock_per_sm)
-        memory = max(device.memory_latency_clocks, threads * _WORD / memory_bytes_per_clock)
-        return (
-            way.arithmetic * arithmetic
-            + way.special * special
-            + way.shared * shared
-            + way.loads * memory
-            + way.barriers * device.barrier_clocks
+        cache_bytes_per_clock = min(device.l2_bytes_per_clock / device.sm_count, device.l2_bytes_per_clock_per_sm)
+        latencies = (device.arithmetic_latency_clocks, device.arithmetic_latency_clocks, device.shared_latency_clocks)
+        rates = (
+            device.fp32_per_clock_per_sm,
+            device.special_per_clock_per_sm,
+            device.shared_bytes_per_clock_per_sm / _WORD,
         )
+        executed = sum(
+            max(turns * latency, each * resident * WARP / rate)
+            for turns, each, latency, rate in zip(way.longest, way.average, latencies, rates, strict=True)
+        )
+        memory = max(
+            way.loads * device.memory_latency_clocks,
+            resident * way.memory_bytes / memory_bytes_per_clock,
+            resident * way.cache_bytes / cache_bytes_per_clock,
+        )
+        return executed + memory + way.barriers * device.barrier_clocks
+
+
+def _turns_of_warps(elements: float, total: float, threads: int) -> float:
+    """How often a warp computes an element in each of its threads, on average, where `threads` share elements."""
+    if threads <= WARP:
+        return math.ceil(elements / total)
+    return math.ceil(elements / (total / threads) / WARP) / (threads / WARP)

@@ -5,9 +5,9 @@ to others of the pattern, expensive results that are read several times, and wha
 by the thread that needs it. Axes of two members are one where the one reads the other along them (``axes.py``). A set
 of such axes is cut into chunks, one for each block, where
 
-    no member is reduced along it            (a block would need the totals of others)
+    no member is reduced along it                     (a block would need the totals of others)
     each member that reads another along it is aligned with it
-    what lies across it is element-wise      (each block computes that again, which would cost too much of a sum)
+    what lies across it is element-wise and not kept  (each block computes that again)
 
 The chunks of all sets that can be cut are the pattern's *units*. A unit is computed by some threads of one block, and
 what is kept of it stays there. Where a member reads one that is not aligned with it and has nothing kept above it, such
@@ -208,7 +208,7 @@ def _component(
                 holders.setdefault(root, []).append(number)
                 if axis >= len(op.shape):
                     reduced[root] = reduced.get(root, True) and number not in read
-    whole = {n for n in members if graph.ops[n].kind not in ELEMENTWISE or n not in read}
+    whole = {n for n in members if graph.ops[n].kind not in ELEMENTWISE or n in kept or n not in read}
     cut, split = [], []
     for root, holding in holders.items():
         own = set(holding)

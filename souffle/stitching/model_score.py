@@ -1,19 +1,27 @@
-"""The model-based score of 2019 (003 §4.3): what a pattern saves in bytes and launches.
+"""The score of 2019 (003 §4.3): what a pattern saves in bytes and launches, or in time.
 
     f(P) = M(V) + (N - 1) * launch                   V: bytes of global memory saved (``traffic.py``)
 
-and a negative score where the shared memory that it needs does not suffice, or where a TE is fused that never is.
+and a negative score where the shared memory that it needs does not suffice, or where a TE is fused that never is. The
+paper runs complex patterns, those of products with reductions and of row with column or scalar reductions,
+
+    f(P) = sum of K(op) + (N - 1) * launch - K(P)
+
+Without a GPU, ``K`` is predicted by the latency-evaluator (``latency.py``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from souffle.cost.device import CostDevice
 from souffle.stitching.graph import OpGraph, members_of
-from souffle.stitching.kinds import Kind
+from souffle.stitching.kinds import CONTRACTIONS, REDUCTIONS, Kind
+from souffle.stitching.latency import LatencyEvaluator
 from souffle.stitching.layout import layout_of
 from souffle.stitching.traffic import device_memory, volume_saved
 
-__all__ = ["ALONE", "ModelScore", "is_large_gemm"]
+__all__ = ["ALONE", "ModelScore", "is_complex", "is_large_gemm"]
 
 ALONE = frozenset([Kind.WINDOW, Kind.EXTERN])
 """Kinds that are kernels of their own for both papers: convolutions, and operators without an expression."""
@@ -42,6 +50,7 @@ class ModelScore:
     def __init__(self, graph: OpGraph, device: CostDevice) -> None:
         self.graph, self.device = graph, device
         self.memory = device_memory(device)
+        self.latency = LatencyEvaluator(graph, device)
         self._known: dict[int, float] = {}
 
     def __call__(self, pattern: int) -> float:
@@ -58,4 +67,14 @@ class ModelScore:
             return -1.0
         if layout_of(self.graph, members).peak > self.device.shared_per_block:
             return -1.0
-        return self.memory.seconds(volume_saved(self.graph, members)) + (len(ops) - 1) * self.device.launch_seconds
+        launches = (len(ops) - 1) * self.device.launch_seconds
+        if is_complex({op.kind for op in ops}):
+            alone = sum(self.latency.alone(number, frozenset([number])) for number in members)
+            return alone + launches - self.latency.kernel(tuple(members)).seconds
+        return self.memory.seconds(volume_saved(self.graph, members)) + launches
+
+
+def is_complex(kinds: Collection[Kind]) -> bool:
+    """Whether a pattern of these kinds is to be run rather than modelled."""
+    reductions = REDUCTIONS.intersection(kinds)
+    return bool(reductions and CONTRACTIONS.intersection(kinds)) or (Kind.ROW in reductions and len(reductions) > 1)

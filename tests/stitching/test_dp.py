@@ -10,7 +10,9 @@ import pytest
 from tvm import te
 
 from souffle.cost import cost_device
+from souffle.program import TEProgram
 from souffle.stitching import FusionRequest, Kind, OpGraph, Scheme, fusion_planner_for, graph_of
+from souffle.stitching import latency as latency_module
 from souffle.stitching.delta import DeltaScore
 from souffle.stitching.ilp import best_patterns
 from souffle.stitching.latency import SIMPLE_REGISTERS, LatencyEvaluator
@@ -88,6 +90,18 @@ def test_what_is_not_aligned_is_computed_again_where_nothing_is_kept() -> None:
     assert component.members == (0, 1) and component.units == 8  # sums are kept, so rows cannot be divided
 
 
+def test_what_is_kept_is_in_one_block_only() -> None:
+    """An expensive row that each of six rows reads: kept, so that no block computes it again; light, in all of them."""
+    for function, units, again in ((te.exp, 1, 1), (lambda v: v * 2.0, 6, 6)):
+        b = Builder()
+        x, row = b.input(6, 8), b.map(function, b.input(8))
+        scaled = b.add(lambda p, q: te.compute((6, 8), lambda i, j: p(i, j) * q(j)), x, row, name="mul")
+        graph = graph_of(b.program(b.reduce(scaled, 1)))
+        (component,) = layout_of(graph, (0, 1, 2)).components
+        assert (component.units, component.again[0]) == (units, again)
+        assert component.shared.keys() == {1: {0}, 6: set()}[units]
+
+
 def test_a_reduction_of_everything_is_not_fused_with_what_needs_it_in_every_block() -> None:
     """000 §2.3: reuse needs one block; apart, many blocks reduce and many read."""
     b = Builder()
@@ -107,7 +121,7 @@ def test_a_reduction_of_everything_is_not_fused_with_what_needs_it_in_every_bloc
 
 
 def test_latency_is_waves_times_instructions_times_cpi() -> None:
-    """One light operation, one load and one store of each of so many elements."""
+    """One light operation, one load that is waited for, and as many bytes stored, of each of so many elements."""
     for elements in (1 << 10, 1 << 26):
         b = Builder()
         graph = graph_of(b.program(b.scaled(b.input(elements), 2.0)))
@@ -115,12 +129,63 @@ def test_latency_is_waves_times_instructions_times_cpi() -> None:
         warps, most = elements / 32, 64 * A100.sm_count
         resident = min(max(1.0, warps / A100.sm_count), 64.0)
         per_clock = A100.memory_bytes_per_second / A100.clock_hz / A100.sm_count
-        memory = max(A100.memory_latency_clocks, resident * 32 * 4 / per_clock)
+        memory = max(A100.memory_latency_clocks, resident * 32 * (4 + 4) / per_clock)
         arithmetic = max(A100.arithmetic_latency_clocks, resident * 32 / A100.fp32_per_clock_per_sm)
-        cycles = max(1.0, warps / most) * (2 * memory + arithmetic)
+        cycles = max(1.0, warps / most) * (memory + arithmetic)
         assert found.registers == SIMPLE_REGISTERS and found.seconds == pytest.approx(cycles / A100.clock_hz)
     streamed = 2 * 4 * elements / A100.memory_bytes_per_second
     assert streamed < found.seconds < 2 * streamed
+
+
+def test_what_is_read_again_comes_from_the_l2_cache() -> None:
+    """A bias of a row costs no more bytes of memory than its own; a tensor that the cache has no room for does."""
+    small, large = (
+        LatencyEvaluator(graph_of(rows_times(columns)), A100).kernel((0,)).seconds * A100.memory_bytes_per_second
+        for columns in (256, 1 << 24)
+    )
+    tensor = 64 * (1 << 24) * 4
+    assert 2 * tensor < small < 2.5 * tensor and 3 * tensor < large < 3.5 * tensor
+
+
+def rows_times(columns: int) -> TEProgram:
+    """2^30 elements, each with one of a row of so many."""
+    b = Builder()
+    x, row = b.input((1 << 30) // columns, columns), b.input(columns)
+    return b.program(b.add(lambda p, q: te.compute(x.shape, lambda i, j: p(i, j) + q(j)), x, row))
+
+
+def test_loads_between_two_kept_results_wait_together() -> None:
+    """Few elements, so that latencies count: of six sums one load is waited for, and one more behind each sum."""
+
+    def latency(behind: bool) -> float:
+        b = Builder()
+        total = b.input(4, 64)
+        for _ in range(6):
+            other = b.input(4, 64)
+            total = (
+                rows_map(b, lambda v, m: v + m, other, b.reduce(total, 1), name="add")
+                if behind
+                else b.plus(total, other)
+            )
+        graph = graph_of(b.program(total))
+        return LatencyEvaluator(graph, A100).kernel(tuple(range(len(graph.ops)))).seconds * A100.clock_hz
+
+    assert latency(False) < 2 * A100.memory_latency_clocks and latency(True) > 6 * A100.memory_latency_clocks
+
+
+def test_a_block_takes_rows_together_where_lanes_would_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """003 Figure 1: of a row of 94 elements one is left, and with a warp for each row 31 lanes would do nothing."""
+    b = Builder()
+    total = b.reduce(b.map(te.exp, b.input(1 << 20, 94)), 1)
+    for _ in range(4):
+        total = b.map(te.log, total)
+    graph = graph_of(b.program(total))
+    members = tuple(range(len(graph.ops)))
+    (component,) = layout_of(graph, members).components
+    found = LatencyEvaluator(graph, A100).kernel(members)
+    assert (found.threads, found.shared_bytes) == ((256,), 32 * component.peak)
+    monkeypatch.setattr(latency_module, "_TOGETHER", ())
+    assert found.seconds < 0.8 * LatencyEvaluator(graph, A100).kernel(members).seconds
 
 
 def test_shared_memory_beyond_a_block_has_no_kernel() -> None:

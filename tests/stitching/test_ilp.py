@@ -14,10 +14,20 @@ from souffle.errors import OptionError
 from souffle.stitching import FusionRequest, Kind, OpGraph, cycle_between, fusion_planner_for, graph_of, ilp
 from souffle.stitching.exploration import explored_patterns, seeds_of
 from souffle.stitching.ilp import best_patterns
-from souffle.stitching.model_score import ModelScore, is_large_gemm
+from souffle.stitching.latency import LatencyEvaluator
+from souffle.stitching.model_score import ModelScore, is_complex, is_large_gemm
 from souffle.stitching.substitution import partition_steps, substitution_patterns
 from souffle.stitching.traffic import device_memory, volume_saved
-from tests.stitching.graphs import all_patterns, brute_force, cyclic, layer_norm, multi_interests, op, random_graph
+from tests.stitching.graphs import (
+    all_patterns,
+    brute_force,
+    cyclic,
+    layer_norm,
+    multi_interests,
+    op,
+    random_graph,
+    rows_map,
+)
 from tests.testlib import Builder
 
 A100 = cost_device("A100-SXM4-40GB")
@@ -103,6 +113,25 @@ def test_the_score_is_of_bytes_and_launches() -> None:
     reached = [memory.utilization(v) for v in volumes]
     assert reached == sorted(reached) and reached[0] < 0.01 and reached[-1] > 0.99
     assert all(u == pytest.approx(v / memory.seconds(v) / memory.bandwidth) for u, v in zip(reached, volumes))
+
+
+def test_complex_patterns_are_scored_by_time() -> None:
+    """003 §4.3: products with reductions, and row with column or scalar reductions; here by the latency-evaluator."""
+    kinds = [{Kind.ROW, Kind.LIGHT}, {Kind.COLUMN}, {Kind.GEMM, Kind.LIGHT}, {Kind.COLUMN, Kind.EXPENSIVE}]
+    assert not any(map(is_complex, kinds))
+    assert all(is_complex({Kind.ROW, other}) for other in (Kind.COLUMN, Kind.SCALAR, Kind.GEMM, Kind.BATCHED_GEMM))
+    b = Builder()
+    x = b.input(2048, 2048)
+    centred = rows_map(b, lambda v, m: v - m, x, b.reduce(x, 1), name="sub")
+    graph = graph_of(b.program(b.reduce(centred, 0), b.reduce(centred, 1, "max")))
+    whole = frozenset(range(4))
+    evaluator = LatencyEvaluator(graph, A100)
+    alone = [evaluator.kernel((number,)).seconds for number in sorted(whole)]
+    expected = sum(alone) + 3 * A100.launch_seconds - evaluator.kernel(tuple(sorted(whole))).seconds
+    assert ModelScore(graph, A100)(0b1111) == pytest.approx(expected)
+    # Rows in one block and columns in another: bytes would be saved, and one block would do all the work.
+    assert expected < 0 < device_memory(A100).seconds(volume_saved(graph, whole))
+    assert len(PLANNER.plan(FusionRequest(graph, A100)).patterns) > 1
 
 
 def test_substitution_takes_intervals_between_partition_operators() -> None:
