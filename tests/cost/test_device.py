@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 import souffle.cost
-from souffle.cost import CostDevice, cost_device, figures_of, product_names
+from souffle.cost import CostDevice, cost_device, device_of_arch, figures_of, product_names
 from souffle.cost.device import KINDS
 from souffle.errors import OptionError
 from souffle.schedule.gpu.device import DEVICES
 
-PRODUCTS = ("A100-SXM4-40GB", "H100-SXM5-80GB", "H200-SXM5-141GB")
+PRODUCTS = ("A100-SXM4-40GB", "H100-SXM5-80GB", "H200-SXM5-141GB", "V100-PCIE-16GB")
 
 
-def test_the_three_products_are_described() -> None:
+def test_the_four_products_are_described() -> None:
     assert product_names() == PRODUCTS
 
 
@@ -36,7 +36,7 @@ def test_every_figure_is_there_with_its_source(product: str) -> None:
     assert cost_device(product).product == product
 
 
-@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("product", PRODUCTS[:3])
 def test_capacities_are_the_schedulers(product: str) -> None:
     found = cost_device(product).limits
     known = DEVICES[found.arch]
@@ -46,10 +46,24 @@ def test_capacities_are_the_schedulers(product: str) -> None:
     assert found.resident_blocks(256, 20_000, 100) == known.resident_blocks(256, 20_000, 100)
 
 
-# Dense fp16 on tensor cores, and fp32, in TFLOPS: NVIDIA's A100 and H100 data sheets, the latter's fp32 at 1.98 GHz.
+def test_volta_is_described_for_plans_alone() -> None:
+    """No code is made for it, and what it has not been measured for is said to be an estimate."""
+    assert cost_device("V100-PCIE-16GB").arch == "sm_70" not in DEVICES
+    with pytest.raises(OptionError, match="arch 'sm_70' is not known"):
+        device_of_arch("sm_70")
+    estimates = {name for name, figure in figures_of("V100-PCIE-16GB").items() if figure.kind == "estimate"}
+    assert {"launch_seconds", "graph_node_seconds", "grid_sync_points", "code_bytes_per_clock"} < estimates
+
+
+# Dense fp16 on tensor cores, and fp32, in TFLOPS, of NVIDIA's data sheets, the H100's fp32 at 1.98 GHz.
 @pytest.mark.parametrize(
     ("product", "tensor", "fp32"),
-    [("A100-SXM4-40GB", 312, 19.5), ("H100-SXM5-80GB", 989.4, 66.9 * 1.83 / 1.98), ("H200-SXM5-141GB", 989.4, None)],
+    [
+        ("A100-SXM4-40GB", 312, 19.5),
+        ("H100-SXM5-80GB", 989.4, 66.9 * 1.83 / 1.98),
+        ("H200-SXM5-141GB", 989.4, None),
+        ("V100-PCIE-16GB", 112, 14),
+    ],
 )
 def test_rates_give_the_peaks_of_the_data_sheets(product: str, tensor: float, fp32: float | None) -> None:
     device = cost_device(product)
@@ -99,7 +113,7 @@ def test_more_blocks_wait_longer(product: str) -> None:
 
 
 def test_an_unknown_product_names_those_described() -> None:
-    with pytest.raises(OptionError, match="A100-SXM4-40GB, H100-SXM5-80GB, H200-SXM5-141GB"):
+    with pytest.raises(OptionError, match=", ".join(PRODUCTS)):
         cost_device("H300")
     with pytest.raises(OptionError, match=r"no GPU '\.\./device'"):
         figures_of("../device")
