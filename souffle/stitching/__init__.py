@@ -3,14 +3,17 @@
 from souffle.stitching.graph import Op, OpGraph, Read, graph_of
 from souffle.stitching.kinds import Kind, kind_of
 from souffle.stitching.plan import FusionError, FusionPattern, FusionPlan, Scheme, cycle_between, plan_of
+from souffle.stitching.plan_figures import Traffic, predicted_seconds, shared_plans, traffic_of
 from souffle.stitching.planner import FusionPlanner, FusionRequest
 from souffle.stitching.registry import FUSION_PLANNERS, fusion_planner_for
+from souffle.stitching.schemes import schemes_of
 from souffle.stitching.shared import SharedError, SharedPlan, SharedRequest, plan_as_printed, plan_shared
 from souffle.stitching.template import Attribute, OpSchedule, Part, Template, TemplateError
 from souffle.stitching.template_hook import by_templates
 from souffle.stitching.template_launch import TemplateOp, Tiling, enumerate_schedules, tiling_of
 from souffle.stitching.template_ops import op_of
 from souffle.stitching.template_schedule import scheduled_by, stage_by
+from souffle.stitching.tvm_groups import tvm_plan
 
 __all__ = [
     "FUSION_PLANNERS",
@@ -34,6 +37,7 @@ __all__ = [
     "TemplateError",
     "TemplateOp",
     "Tiling",
+    "Traffic",
     "by_templates",
     "cycle_between",
     "enumerate_schedules",
@@ -44,7 +48,12 @@ __all__ = [
     "plan_as_printed",
     "plan_of",
     "plan_shared",
+    "predicted_seconds",
     "scheduled_by",
+    "schemes_of",
+    "shared_plans",
     "stage_by",
     "tiling_of",
+    "traffic_of",
+    "tvm_plan",
 ]

@@ -20,7 +20,9 @@ Registers and shared memory, which decide the occupancy, follow from life times;
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from souffle.cost.counting import WARP
 from souffle.cost.device import CostDevice
@@ -29,6 +31,7 @@ from souffle.stitching.graph import OpGraph, Read
 from souffle.stitching.kinds import CONTRACTIONS, REDUCTIONS
 from souffle.stitching.layout import Component, layout_of
 from souffle.stitching.plan import Scheme
+from souffle.stitching.schemes import schemes_in
 
 __all__ = ["BLOCK", "SIMPLE_REGISTERS", "KernelLatency", "LatencyEvaluator"]
 
@@ -92,6 +95,13 @@ class _Way:
     threads: int
 
 
+class _Traffic(NamedTuple):
+    """Vertices whose results cost no global memory, and members that are not stored."""
+
+    inside: frozenset[int]
+    recomputed: frozenset[int]
+
+
 class LatencyEvaluator:
     """Latencies of patterns of one graph on one GPU.
 
@@ -107,7 +117,13 @@ class LatencyEvaluator:
         self.graph, self.device, self.simplified = graph, device, simplified
         self._alone: dict[tuple, float] = {}
 
-    def kernel(self, members: tuple[int, ...], inside: frozenset[int] | None = None) -> KernelLatency:
+    def kernel(
+        self,
+        members: tuple[int, ...],
+        inside: frozenset[int] | None = None,
+        *,
+        recomputed: Sequence[int] = (),
+    ) -> KernelLatency:
         """The kernel of some vertices.
 
         Parameters
@@ -116,19 +132,22 @@ class LatencyEvaluator:
             Rising.
         inside : frozenset of int, optional
             Vertices whose results cost no global memory, where these are more than `members`.
+        recomputed : sequence of int
+            Vertices that it computes besides, and that another kernel stores where that is needed.
         """
-        inside = frozenset(members) if inside is None else inside
+        members = tuple(sorted((*members, *recomputed)))
+        traffic = _Traffic(frozenset(members) if inside is None else inside, frozenset(recomputed))
         components = layout_of(self.graph, members).components
         registers = SIMPLE_REGISTERS if self.simplified else OWN_REGISTERS + self._live_values(members)
         chosen = [
-            min(self._ways(component, inside), key=lambda way: self._cycles([way], registers))
+            min(self._ways(component, traffic), key=lambda way: self._cycles([way], registers))
             for component in components
         ]
         shared = max(way.shared_bytes for way in chosen)
         seconds = self._cycles(chosen, registers) / self.device.clock_hz
         schemes = dict.fromkeys(members, Scheme.THREAD)
         for component, way in zip(components, chosen, strict=True):
-            schemes |= self._schemes(component, way)
+            schemes |= schemes_in(self.graph, component, component.single if way.threads <= WARP else ())
         return KernelLatency(seconds, tuple(way.threads for way in chosen), registers, shared, schemes)
 
     def alone(self, number: int, inside: frozenset[int]) -> float:
@@ -142,18 +161,18 @@ class LatencyEvaluator:
 
     # A component
 
-    def _ways(self, component: Component, inside: frozenset[int]) -> list[_Way]:
+    def _ways(self, component: Component, traffic: _Traffic) -> list[_Way]:
         points = {number: self._points(number) / component.units for number in component.members}
         # A product reads its operands by tiles, so a thread may compute a result alone.
         streamed = [n for number, n in points.items() if self.graph.ops[number].kind not in CONTRACTIONS]
         threads = [count for count in (1, WARP, BLOCK) if count == 1 or max(points.values()) > 1]
         if max(streamed, default=1) > _SECTOR_WORDS:
             threads.remove(1)
-        ways = [self._way(component, inside, count) for count in threads]
+        ways = [self._way(component, traffic, count) for count in threads]
         if component.splits > 1:
-            ways.append(self._way(component, inside, 1, splits=component.splits))
+            ways.append(self._way(component, traffic, 1, splits=component.splits))
         if WARP in threads and min(points.values()) < WARP:
-            ways += [self._way(component, inside, BLOCK, together=n) for n in _TOGETHER if n < component.units]
+            ways += [self._way(component, traffic, BLOCK, together=n) for n in _TOGETHER if n < component.units]
         return ways
 
     def _points(self, number: int) -> int:
@@ -161,7 +180,7 @@ class LatencyEvaluator:
         return op.size * math.prod(op.reduced)
 
     def _way(
-        self, component: Component, inside: frozenset[int], threads: int, *, splits: int = 1, together: int = 1
+        self, component: Component, traffic: _Traffic, threads: int, *, splits: int = 1, together: int = 1
     ) -> _Way:
         """A way of `threads` for so many units `together`, each cut into `splits`."""
         total = component.units * splits * threads / together
@@ -193,10 +212,10 @@ class LatencyEvaluator:
         units = together * BLOCK // threads
         of_unit = component.peak_around(self.graph) if self.simplified else component.peak
         kept = of_unit if not component.shared.keys() <= in_warp else 0
-        moved = self._moved(component, inside, total)
+        moved = self._moved(component, traffic, total)
         return _Way(total / WARP, tuple(longest), tuple(average), *moved, barriers, kept * units, threads)
 
-    def _moved(self, component: Component, inside: frozenset[int], total: float) -> tuple[float, float, float]:
+    def _moved(self, component: Component, traffic: _Traffic, total: float) -> tuple[float, float, float]:
         """Loads of a warp that wait for each other, and the bytes that it moves of memory and of the L2 cache.
 
         Between two results that are kept, threads need not wait for a load to issue one of another tensor, and never
@@ -210,7 +229,7 @@ class LatencyEvaluator:
             before = [n for n in self.graph.producers[number] if n in phases]
             phases[number] = max((phases[n] + (n in component.shared) for n in before), default=0)
             for read in self.graph.ops[number].reads:
-                if read.producer in component.shared or read.producer in inside:
+                if read.producer in component.shared or read.producer in traffic.inside:
                     continue
                 size = self._read_bytes(component, number, read)
                 loads = math.ceil(size / _WORD / total)
@@ -221,9 +240,8 @@ class LatencyEvaluator:
         longest: dict[int, int] = {}
         for loads, phase in words.values():
             longest[phase] = max(longest.get(phase, 0), loads)
-        stored = sum(
-            self.graph.ops[number].written for number in component.members if self.graph.escapes(number, inside)
-        )
+        own = [number for number in component.members if number not in traffic.recomputed]
+        stored = sum(self.graph.ops[n].written for n in own if self.graph.escapes(n, traffic.inside))
         moved = ((sum(sizes.values()) + stored) / (total / WARP) for sizes in (memory, cache))
         return sum(longest.values()), *moved
 
@@ -231,19 +249,6 @@ class LatencyEvaluator:
         """Bytes that all threads together read of a tensor for a vertex; a product reads its operands by tiles."""
         times = 1.0 if self.graph.ops[number].kind in CONTRACTIONS else read.times
         return read.bytes * times * component.again[number]
-
-    def _schemes(self, component: Component, way: _Way) -> dict[int, Scheme]:
-        members = set(component.members)
-        found = {}
-        for number in component.members:
-            if not members.intersection(self.graph.consumers[number]):
-                found[number] = Scheme.PACKING
-            elif number in component.shared:
-                single = number in component.single and way.threads <= WARP
-                found[number] = Scheme.WARP if single else Scheme.BLOCK
-            else:
-                found[number] = Scheme.THREAD
-        return found
 
     def _live_values(self, members: tuple[int, ...]) -> int:
         """The most results of members that a thread holds at once, in words."""

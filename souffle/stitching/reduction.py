@@ -5,8 +5,10 @@
 in post-order, so that the candidates of all consumers are there. The consumers are divided into halves until a group is
 of at most two; of a group every combination of its members' candidates (or none of one) is joined with v. The paper
 then takes the best of all groups. Here the best of two halves are joined as well, without which no pattern would hold
-three consumers of a vertex; that adds a bounded number of patterns to each step. Patterns in a cycle, and those for
-which there is no kernel, are dropped.
+three consumers of a vertex; that adds a bounded number of patterns to each step. A pattern in a cycle, which the paper
+drops, is completed by what lies on the ways out of it and back, and dropped if something there cannot be fused: where
+several ways lead from a vertex and join again, as in the cell of an LSTM, no group of its consumers is without a cycle.
+Patterns for which there is no kernel are dropped.
 
 Remote fusion (Figure 5) joins patterns that are not neighbours once a plan is there: the same for a virtual vertex
 whose consumers are the patterns of the plan, and the TEs that are in none. Every step of its division leaves its best
@@ -44,6 +46,7 @@ class Candidates:
         self.graph, self.score = graph, score
         self.of: list[tuple[int, ...]] = [()] * len(graph.ops)
         self._reach: dict[int, tuple[int, int]] = {}
+        self._fusible = sum(1 << n for n, op in enumerate(graph.ops) if op.kind in MEMORY_INTENSIVE)
 
     def find(self) -> None:
         """Work out the candidates of each vertex, from the last to the first."""
@@ -87,12 +90,18 @@ class Candidates:
     def _best(self, patterns: Iterable[int]) -> tuple[int, ...]:
         """The few of the highest score among those that are valid and lose nothing; of equal ones the larger."""
         scored = []
-        for pattern in dict.fromkeys(patterns):
-            if pattern and pattern.bit_count() <= MOST_TES and self.is_convex(pattern):
+        for pattern in dict.fromkeys(map(self.completed, patterns)):
+            if pattern and pattern.bit_count() <= MOST_TES:
                 gain = self.score(pattern)
                 if gain >= 0:
                     scored.append((-gain, -pattern.bit_count(), pattern))
         return tuple(pattern for _, _, pattern in sorted(scored)[:TOP])
+
+    def completed(self, pattern: int) -> int:
+        """A pattern with all that lies between its vertices; nothing if something of that cannot be fused."""
+        above, below = self.reach(pattern)
+        between = above & below & ~pattern
+        return 0 if between & ~self._fusible else pattern | between
 
     def is_convex(self, pattern: int) -> bool:
         """Whether no path leads out of a pattern and back."""

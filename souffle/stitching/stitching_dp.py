@@ -32,9 +32,10 @@ class _Buffer:
 def beam_search(candidates: Candidates) -> tuple[tuple[int, ...], ...]:
     """The best plans; each a tuple of disjoint patterns.
 
-    From producers to consumers, a candidate is appended where it overlaps nothing and makes no cycle with what is
-    there, which the paper does not say and a plan needs. Then the patterns of each plan are joined by remote fusion,
-    and the best of all are the answer.
+    From producers to consumers, a candidate is appended where it makes no cycle with what is there, which the paper
+    does not say and a plan needs. Of one that overlaps with that, which the paper drops, what is left is appended where
+    it is a pattern itself: the few candidates of a vertex often hold one TE in common, and would be lost together. Then
+    the patterns of each plan are joined by remote fusion, and the best of all are the answer.
     """
     beam = _searched(candidates, candidates.of)
     found = {frozenset(buffer.patterns): buffer for buffer in beam}
@@ -48,16 +49,22 @@ def beam_search(candidates: Candidates) -> tuple[tuple[int, ...], ...]:
 def _searched(candidates: Candidates, choices: Iterable[Sequence[int]]) -> list[_Buffer]:
     beam = [_Buffer()]
     for options in choices:
-        worth = [pattern for pattern in options if candidates.score(pattern) > 0]
         grown = {frozenset(buffer.patterns): buffer for buffer in beam}
         for buffer in beam:
-            for pattern in worth:
-                if not pattern & buffer.held and not _makes_cycle(candidates, buffer.patterns, pattern):
+            left = dict.fromkeys(_left_of(candidates, pattern, buffer.held) for pattern in options)
+            for pattern in left:
+                if candidates.score(pattern) > 0 and not _makes_cycle(candidates, buffer.patterns, pattern):
                     gain = buffer.gain + candidates.score(pattern)
                     added = _Buffer((*buffer.patterns, pattern), buffer.held | pattern, gain)
                     grown.setdefault(frozenset(added.patterns), added)
         beam = _best(grown.values())
     return beam
+
+
+def _left_of(candidates: Candidates, pattern: int, held: int) -> int:
+    """What a plan does not hold yet of a candidate, with its first vertex; nothing if that is no pattern."""
+    left = pattern & ~held
+    return left if left == pattern or (left & pattern & -pattern and candidates.is_convex(left)) else 0
 
 
 def _best(buffers: Iterable[_Buffer]) -> list[_Buffer]:

@@ -9,6 +9,7 @@ from souffle.stitching.ilp import best_patterns
 from souffle.stitching.model_score import ModelScore
 from souffle.stitching.plan import FusionPlan, plan_of
 from souffle.stitching.planner import FusionRequest
+from souffle.stitching.schemes import schemes_of
 from souffle.stitching.substitution import substitution_patterns
 from souffle.wording import counted
 
@@ -39,4 +40,5 @@ class StitchingIlp:
         decisions = [Decision("stitching", counted(len(scores), "candidate pattern"), True, found), *given_up, *cuts]
         groups = [members_of(pattern) for pattern in chosen]
         gains = {frozenset(members_of(pattern)): scores[pattern] for pattern in chosen}
-        return plan_of(graph, groups, self.name, decisions, scores=gains)
+        schemes = {number: scheme for group in groups for number, scheme in schemes_of(graph, group).items()}
+        return plan_of(graph, groups, self.name, decisions, scores=gains, schemes=schemes)

@@ -236,6 +236,35 @@ def test_three_consumers_can_all_join() -> None:
     assert candidates_of(graph, DeltaScore(graph, A100)).of[0][0] == mask(*range(6))
 
 
+def times(left, right):
+    return left * right
+
+
+def test_ways_that_join_again_are_one_pattern() -> None:
+    """The cell of an LSTM: no two of the four gates make a pattern with their sum that is in no cycle."""
+    b = Builder()
+    gates, cell = b.plus(b.input(4, 256), b.input(4, 256)), b.input(4, 64)
+    kept, taken, shown, new = (b.map(te.tanh, b.slice(gates, 1, 64 * n, 64 * n + 64)) for n in range(4))
+    cell = b.plus(b.map(times, kept, cell), b.map(times, taken, new))
+    graph = graph_of(b.program(cell, b.map(times, shown, b.map(te.tanh, cell))))
+    assert candidates_of(graph, DeltaScore(graph, A100)).of[0][0] == mask(*range(len(graph.ops)))
+    b = Builder()
+    x = b.relu(b.input(8, 8))
+    graph = graph_of(b.program(b.plus(b.matmul(x, b.input(8, 8)), x)))
+    found = candidates_of(graph, DeltaScore(graph, A100))
+    assert found.completed(mask(0, 2)) == 0 and found.of[0] == (mask(0),)  # the product between them is no TE to fuse
+
+
+def test_what_is_left_of_an_overlapping_candidate_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    b = Builder()
+    left, right = (b.relu(b.scaled(b.input(64), 2.0)) for _ in range(2))
+    graph = graph_of(b.program(b.plus(left, right)))
+    candidates = candidates_of(graph, DeltaScore(graph, A100))
+    candidates.of[:] = [(mask(0, 1, 4),), (), (mask(2, 3, 4),), (), ()]
+    monkeypatch.setattr(candidates, "remote", lambda patterns: [])
+    assert beam_search(candidates)[0] == (mask(0, 1, 4), mask(2, 3))
+
+
 def test_remote_patterns_are_packed() -> None:
     """000 Figure 5: patterns without a common producer or consumer become one kernel."""
     b = Builder()
