@@ -163,6 +163,9 @@ class _Reader(StatementVisitor):
         self.table.bind(node.loop_var, self.table.number(Node("axis", (), axis, "int32", False)))
         if tag == "blockIdx.x":
             self.analyzer.bind(node.loop_var, tvm.ir.Range.from_min_extent(0, self.tiles))
+            if not (isinstance(node.extent, tirx.IntImm) and int(node.extent) == self.tiles):
+                # Another nest of the stage has more tiles.
+                conditions = (*conditions, self.table.visit(node.loop_var < node.extent))
         elif not (isinstance(node.min, tirx.IntImm) and isinstance(node.extent, tirx.IntImm)):
             bounds = (node.loop_var >= node.min, node.loop_var < node.min + node.extent)
             conditions = (*conditions, *(self.table.visit(b) for b in bounds))

@@ -16,7 +16,7 @@ from souffle.stitching.axes import Alignment, alignments
 from souffle.stitching.kinds import Kind, kind_of
 from souffle.stitching.work import OpWork, work_of
 
-__all__ = ["Op", "OpGraph", "Read", "graph_of", "members_of"]
+__all__ = ["Op", "OpGraph", "Read", "graph_of", "members_of", "pattern_graph"]
 
 
 @dataclass(frozen=True)
@@ -167,10 +167,25 @@ def graph_of(program: TEProgram) -> OpGraph:
     program : TEProgram
     """
     program = program.expanded()
+    return pattern_graph(program.tes, program)
+
+
+def pattern_graph(items: Sequence[Item], program: TEProgram) -> OpGraph:
+    """The graph of some items of a program alone, in their order.
+
+    Parameters
+    ----------
+    items : sequence of Item
+        In topological order. What others of the program need is `needed`.
+    program : TEProgram
+        Which they are of.
+    """
     producers: dict[Tensor, int] = {}
+    inside = set(items)
     outputs = set(program.outputs)
+    outputs |= {t for item in items for t in item.outputs if any(one not in inside for one in program.consumers[t])}
     ops = []
-    for number, item in enumerate(program.tes):
+    for number, item in enumerate(items):
         plain = isinstance(item, TE)
         ops.append(
             Op(

@@ -20,13 +20,33 @@ axes can be cut too (`splits`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from souffle.stitching.graph import Op, OpGraph
 from souffle.stitching.kinds import CONTRACTIONS, ELEMENTWISE, REDUCTIONS, Kind
 
-__all__ = ["Component", "Layout", "layout_of"]
+__all__ = ["AxisSet", "Component", "Layout", "axis_sets", "kept_of", "layout_of"]
+
+
+@dataclass(frozen=True)
+class AxisSet:
+    """Axes of members that are one, and how they can be cut.
+
+    Attributes
+    ----------
+    parts : int
+        Equal chunks of each axis that correspond to each other; any number of neighbours can be taken together.
+    axes : tuple of (int, int)
+        Member and axis, the reduced ones after the others; each member once.
+    """
+
+    parts: int
+    axes: tuple[tuple[int, int], ...]
+
+    def axis_of(self, member: int) -> int | None:
+        """The axis of a member, ``None`` if it has none."""
+        return next((axis for one, axis in self.axes if one == member), None)
 
 
 @dataclass(frozen=True)
@@ -51,6 +71,8 @@ class Component:
         Those of `shared` of which a unit has one element, which a warp can keep in a register.
     until : dict of int to int
         Of each of `shared` the last member that reads it, directly or through what is computed with it.
+    cuts : tuple of AxisSet
+        The sets that are cut into units, by their first axes: the product of their parts is `units`.
     """
 
     members: tuple[int, ...]
@@ -61,6 +83,7 @@ class Component:
     shared: dict[int, int]
     single: frozenset[int]
     until: dict[int, int]
+    cuts: tuple[AxisSet, ...] = ()
 
     @property
     def peak(self) -> int:
@@ -118,7 +141,36 @@ class _Classes:
         self.parts[self.find(axis)] = 1
 
 
-def layout_of(graph: OpGraph, members: Sequence[int]) -> Layout:
+def kept_of(graph: OpGraph, members: Sequence[int]) -> frozenset[int]:
+    """What threads of a block give each other of a pattern."""
+    inside = frozenset(members)
+    return frozenset(number for number in members if _kept(graph, number, inside))
+
+
+def axis_sets(graph: OpGraph, members: Sequence[int], kept: Collection[int]) -> tuple[AxisSet, ...]:
+    """The axes of members that are one where `kept` is kept, those sets that can be cut at all; by their first axes.
+
+    Parameters
+    ----------
+    graph : OpGraph
+    members : sequence of int
+        Vertices, rising.
+    kept : collection of int
+        What threads of a block give each other.
+    """
+    classes, _ = _joined(graph, members, frozenset(members), _bound(graph, members, kept))
+    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for number in members:
+        for axis in range(len(_axes(graph.ops[number]))):
+            found.setdefault(classes.find((number, axis)), []).append((number, axis))
+    return tuple(
+        AxisSet(classes.parts[root], tuple(axes))
+        for root, axes in found.items()
+        if classes.parts[root] > 1 and len({member for member, _ in axes}) == len(axes)
+    )
+
+
+def layout_of(graph: OpGraph, members: Sequence[int], kept: Collection[int] | None = None) -> Layout:
     """How a pattern can be divided.
 
     Parameters
@@ -126,18 +178,25 @@ def layout_of(graph: OpGraph, members: Sequence[int]) -> Layout:
     graph : OpGraph
     members : sequence of int
         Vertices, rising.
+    kept : collection of int, optional
+        What threads of a block give each other; :func:`kept_of` where not given.
     """
     inside = frozenset(members)
-    kept = {number for number in members if _kept(graph, number, inside)}
-    bound: set[int] = set()  # kept, or computed from what is kept
-    for number in members:
-        if number in kept or not bound.isdisjoint(graph.producers[number]):
-            bound.add(number)
-    classes, attached = _joined(graph, members, inside, bound)
+    kept = set(kept_of(graph, members) if kept is None else kept)
+    classes, attached = _joined(graph, members, inside, _bound(graph, members, kept))
     read = {producer for number in members for producer in graph.producers[number] if producer in inside}
     parts = _connected(members, attached)
     parts = [part for part in parts if len(part) > 1 or part[0] not in read or graph.escapes(part[0], inside)]
     return Layout(tuple(_component(graph, part, inside, classes, (read, kept, attached)) for part in parts))
+
+
+def _bound(graph: OpGraph, members: Sequence[int], kept: Collection[int]) -> set[int]:
+    """What is kept, or computed from what is kept."""
+    bound: set[int] = set()
+    for number in members:
+        if number in kept or not bound.isdisjoint(graph.producers[number]):
+            bound.add(number)
+    return bound
 
 
 def _axes(op: Op) -> tuple[int, ...]:
@@ -233,7 +292,18 @@ def _component(
         shared,
         frozenset(number for number in shared if graph.ops[number].size == had[number]),
         _last_reads(graph, members, shared),
+        tuple(_axis_set(root, members, graph, classes) for root in cut),
     )
+
+
+def _axis_set(root: tuple[int, int], members: tuple[int, ...], graph: OpGraph, classes: _Classes) -> AxisSet:
+    axes = [
+        (number, axis)
+        for number in members
+        for axis in range(len(_axes(graph.ops[number])))
+        if classes.find((number, axis)) == root
+    ]
+    return AxisSet(classes.parts[root], tuple(axes))
 
 
 def _evaluations(graph: OpGraph, members: tuple[int, ...], kept: set[int], most: dict[int, float]) -> dict[int, float]:

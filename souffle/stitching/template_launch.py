@@ -34,7 +34,9 @@ __all__ = [
     "ThreadGroup",
     "TemplateOp",
     "Tiling",
+    "chunk_of",
     "enumerate_schedules",
+    "stored_by",
     "tiling_of",
 ]
 
@@ -228,6 +230,52 @@ def _shared_out(
         )
     yield ThreadGroup(attribute, inner, places[inner], sizes[inner], count)
     yield ThreadGroup(attribute, not inner, places[not inner], sizes[not inner], threads // count)
+
+
+def stored_by(schedule: OpSchedule, op: TemplateOp, cta_size: int) -> tuple[OpSchedule, TemplateOp]:
+    """How the threads of a block store what it has of a result in shared memory.
+
+    Parameters
+    ----------
+    schedule, op
+        What computes the result.
+    cta_size : int
+
+    Returns
+    -------
+    OpSchedule
+        The same ``GRID`` parts; all else of the result is the threads'.
+    TemplateOp
+        The result's dimensions, without those that are reduced.
+    """
+    dimensions, extents, left = [], [], cta_size
+    own = sorted((axis, d) for d, axis in enumerate(op.axes) if not op.reduced[d])
+    for _, d in reversed(own):
+        parts = schedule.dimensions[d]
+        if parts[0].attribute is Attribute.GRID and parts[0].count is not None:
+            inner = chunk_of(Attribute.CTA, prod(part.count or 1 for part in parts[1:]), left)
+            left //= prod(part.count or 1 for part in inner if part.attribute is Attribute.CTA)
+            dimensions.append((parts[0], *inner))
+        else:
+            dimensions.append(parts if parts[0].attribute is Attribute.GRID else (Part(Attribute.CTA),))
+        extents.append(op.extents[d])
+    if not own:
+        dimensions, extents = [(Part(Attribute.THREAD),)], [1]
+    made = OpSchedule(schedule.name, tuple(reversed(dimensions)))
+    return made, TemplateOp(op.name, tuple(reversed(extents)), (False,) * len(extents), Kind.LIGHT)
+
+
+def chunk_of(attribute: Attribute, extent: int, threads: int) -> Dimension:
+    """Parts that give an extent to so many threads or warps at most, each several in turn if need be.
+
+    Their counts multiply to the extent, since what is within a ``GRID`` part says where each block begins.
+    """
+    count = max(divisor for divisor in range(1, max(1, min(threads, extent)) + 1) if extent % divisor == 0)
+    if count == extent:
+        return (Part(attribute, extent),)
+    if count == 1:
+        return (Part(Attribute.THREAD, extent),)
+    return (Part(Attribute.THREAD, extent // count), Part(attribute, count))
 
 
 def enumerate_schedules(

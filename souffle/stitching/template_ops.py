@@ -18,16 +18,17 @@ def op_of(te: TE) -> TemplateOp:
 
     "There is a parallel loop tiling attribute for each input dimension" (2019 §5.2): the dimensions of a reduction are
     those of what it reads, in that order, where it reads one tensor at an element for each of its iterations. Else, as
-    of a product, those of its output come first and those that it reduces behind them, which the paper leaves open.
+    of a product, those of its output come first and those that it reduces behind them, which the paper leaves open. A
+    single element has one dimension of one iteration.
 
     Raises
     ------
     TemplateError
-        If a reduced extent varies with the element, or the TE has no dimension.
+        If a reduced extent varies with the element.
     """
     axes = (*te.axes, *te.reduce_axes)
     if not axes:
-        raise TemplateError(f"{te.name} is a single element; a template has a dimension or more")
+        return TemplateOp(te.name, (1,), (False,), kind_of(te))
     for axis in axes:
         if not isinstance(axis.dom.extent, tirx.IntImm) or const_int(axis.dom.min):
             raise TemplateError(f"{te.name}: the extent of axis {axis.var.name} is not the same for all elements")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -120,10 +121,30 @@ def test_what_cannot_be_had_is_refused(template: str, says: str) -> None:
         stage_by(program.tes, program, template)
 
 
-def test_what_others_read_is_no_part_of_a_pattern() -> None:
+def test_results_of_the_middle_are_stored() -> None:
+    """What others need beside the last TE's: in shared memory and as a copy, or computed where it is stored."""
     program = softmax(7, 33, 1)
-    with pytest.raises(TemplateError, match="is needed outside of the pattern"):
-        stage_by(program.tes[:3], program, "m0[GRID,CTA]S; s0[GRID,CTA];")
+    outputs = tuple(item.output for item in program.tes)
+    program = replace(program, outputs=outputs, output_names=tuple(tensor.name for tensor in outputs))
+    with pytest.raises(TemplateError, match="e0 has no schedule; what is needed outside"):
+        stage_by(program.tes, program, "m0[GRID,CTA]S; s0[GRID,CTA]S; d0[GRID,CTA];")
+    with pytest.raises(TemplateError, match="s0 is read in the pattern, which gives it, too; S would keep it"):
+        stage_by(program.tes, program, "m0[WARP,CTA]S; e0[WARP,CTA]; s0[WARP,CTA]; d0[WARP,CTA];")
+    x = np.random.default_rng(3).standard_normal((7, 33)).astype(np.float32)
+    expected = program.run({"x": x})
+    for template in (
+        "m0[GRID,CTA]S; e0[GRID,CTA]; s0[GRID,WARP]S; d0[GRID,CTA];",
+        "m0[GRID_4-WARP_2,CTA]S; e0[GRID_4-WARP_2,CTA]S; s0[GRID_4-CTA_2,CTA]S; d0[GRID_4-WARP_2,CTA]",
+    ):
+        net = souffle.compile(program, hook=by_templates(template), verify="values", **OPTIONS)
+        assert net.certificate.verdict == "PROVEN" and len(net.kernels) == 1
+        for one in (
+            net,
+            net.on("cpu", checked=True),
+            Network(net.plan, device="cpu", order="shuffled", seed=1, blocks=3),
+        ):
+            for name, value in one({"x": x}).items():
+                np.testing.assert_allclose(np.asarray(value), expected[name], rtol=1e-5, atol=1e-7)
 
 
 def test_dimensions_of_a_reduction_are_those_of_what_it_reads() -> None:

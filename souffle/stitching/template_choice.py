@@ -1,0 +1,289 @@
+"""The template of a pattern that is predicted to be fastest (FusionStitching 2019, Algorithm 3; 2021, §4.2).
+
+The few choices that make a template (``template_styles.py``) are made one after another, from a first guess on: of each
+the value with which the lowered stage is predicted to take the least time, while the others stay. That is gone over
+again until nothing gets better, or so many stages have been scheduled that it has to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf, prod
+
+from souffle.cost.device import CostDevice
+from souffle.cost.stage_price import price_on
+from souffle.decision import Decision
+from souffle.program import TE, ExternTE, TEProgram
+from souffle.schedule.gpu.rule import GpuSchedule
+from souffle.schedule.lower import DeviceFunction, LoweringError, cuda_target, lower_stage
+from souffle.schedule.stage import Stage, draft_stage
+from souffle.stitching.graph import OpGraph, pattern_graph
+from souffle.stitching.kinds import CONTRACTIONS, REDUCTIONS, Kind
+from souffle.stitching.layout import axis_sets, layout_of
+from souffle.stitching.plan import Scheme
+from souffle.stitching.shared import SharedPlan, SharedRequest, plan_shared
+from souffle.stitching.template import Attribute, Template, TemplateError
+from souffle.stitching.template_launch import TemplateOp, tiling_of
+from souffle.stitching.template_ops import op_of
+from souffle.stitching.template_schedule import scheduled_by
+from souffle.stitching.template_styles import STYLES, Choices, points_of, sub_roots, template_of
+
+__all__ = ["MOST_SCHEDULED", "Stitched", "Price", "stitched", "stitched_stage"]
+
+MOST_SCHEDULED = 32
+"""Stages of a pattern that are scheduled and lowered at most."""
+
+FEWEST_POINTS, MOST_POINTS = 64, 65536
+"""That a block computes of an operation: fewer would leave threads idle, and more would take a block too long."""
+
+THREADS = (256, 128, 64)
+"""Of a block, of which stages of a kernel have 256 at most."""
+
+_SHORT, _WARP_ROW, _LONG = 4, 64, 1024
+"""Terms of a row up to which a thread alone is tried first, is tried at all, and up to which a warp is tried first."""
+
+_ALIGNMENT = 128
+"""Bytes at whose multiples results begin in shared memory, as lowering places them."""
+
+Price = Callable[[Sequence[DeviceFunction]], float]
+"""Predicted seconds of a lowered stage."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stitched:
+    """A pattern as a stage that a template schedules.
+
+    Attributes
+    ----------
+    stage : Stage
+        With the functions that it was lowered to.
+    template : Template
+    schemes : tuple of Scheme
+        How each TE is attached.
+    shared : SharedPlan
+        What they ask for of shared memory, and how Algorithm 4 of 2019 would place it.
+    allocated : int
+        Bytes of shared memory that a block has.
+    seconds : float
+        Predicted.
+    scheduled : int
+        Stages that were lowered to find it.
+    decisions : tuple of Decision
+    """
+
+    stage: Stage
+    template: Template
+    schemes: tuple[Scheme, ...]
+    shared: SharedPlan
+    allocated: int
+    seconds: float
+    scheduled: int
+    decisions: tuple[Decision, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Tried:
+    """A candidate: what it takes, or why it cannot be had."""
+
+    seconds: float
+    template: Template | None = None
+    schedule: GpuSchedule | None = None
+    functions: tuple[DeviceFunction, ...] = ()
+    reason: str = ""
+
+
+def stitched_stage(
+    tes: Sequence[TE | ExternTE], program: TEProgram, device: CostDevice, *, price: Price | None = None
+) -> Stage:
+    """The stage of :func:`stitched`, whose parameters and errors it has."""
+    return stitched(tes, program, device, price=price).stage
+
+
+def stitched(
+    tes: Sequence[TE | ExternTE],
+    program: TEProgram,
+    device: CostDevice,
+    *,
+    price: Price | None = None,
+    most: int = MOST_SCHEDULED,
+) -> Stitched:
+    """TEs of a program as one stage, by the template that is predicted to be fastest.
+
+    Parameters
+    ----------
+    tes : sequence of TE
+        In topological order. What others of the program need of them is stored, each element once.
+    program : TEProgram
+        Which they are of.
+    device : CostDevice
+    price : callable, optional
+        Predicted seconds of a lowered stage; by the cost model where not given.
+    most : int
+        Stages to schedule.
+
+    Raises
+    ------
+    TemplateError
+        If they cannot be one; the message names the TE and says why.
+    """
+    return _Search(tes, program, device, price or price_on(device), most).found()
+
+
+class _Search:
+    def __init__(
+        self, tes: Sequence[TE | ExternTE], program: TEProgram, device: CostDevice, price: Price, most: int
+    ) -> None:
+        for one in tes:
+            if not isinstance(one, TE):
+                raise TemplateError(f"{one.name} is {type(one).__name__}; a template schedules TEs of one statement")
+            if len(one.outputs) != 1:
+                raise TemplateError(f"{one.name} has {len(one.outputs)} outputs; a template schedules TEs of one")
+        self.tes, self.device, self.price, self.most = tuple(tes), device, price, most
+        self.draft = draft_stage(tes, program)
+        self.graph: OpGraph = pattern_graph(tes, program)
+        self.ops: list[TemplateOp] = [op_of(one) for one in tes]
+        self.target = cuda_target(device.arch)
+        self.tried: dict[tuple[str, int], _Tried] = {}
+        self.known: dict[Choices, _Tried] = {}
+
+    def found(self) -> Stitched:
+        """The best of those that are tried."""
+        best = self.guess()
+        least = self.of(best).seconds
+        again = True
+        while again and self.scheduled < self.most:
+            again = False
+            for changes in self.changes():
+                for change in changes:
+                    if self.scheduled >= self.most:
+                        break
+                    choices = replace(best, **change)
+                    if self.of(choices).seconds < least:
+                        best, least, again = choices, self.of(choices).seconds, True
+        if least == inf:
+            reasons = dict.fromkeys(one.reason for one in self.tried.values())
+            raise TemplateError(f"{self.tes[-1].name} and what it needs cannot be one kernel: {'; '.join(reasons)}")
+        return self.answer(self.of(best))
+
+    @property
+    def scheduled(self) -> int:
+        """Stages that were lowered so far."""
+        return len(self.tried)
+
+    def guess(self) -> Choices:
+        """Where the search begins: two blocks for each multiprocessor; short rows in warps, long ones in blocks."""
+        row = "thread" if self.longest <= _SHORT else "warp" if self.longest <= _LONG else "block"
+        return Choices(sub_roots(self.graph)[0], 2 * self.device.sm_count, row, "column", "thread", False, THREADS[0])
+
+    @property
+    def longest(self) -> int:
+        """Terms of the longest reduction."""
+        return max((prod(op.reduced) for op in self.graph.ops if op.kind in REDUCTIONS), default=1)
+
+    def changes(self) -> Iterator[list[dict[str, object]]]:
+        """What may be chosen otherwise, in the order in which it is tried."""
+        kinds = {op.kind for op in self.graph.ops}
+        rows = bool(kinds & {Kind.ROW, Kind.SCALAR})
+        yield [{"blocks": count} for count in self.counts()]
+        if rows:
+            unfit = {"thread"} if self.longest > _WARP_ROW else {"block"}
+            yield [{"row": style} for style in STYLES["row"] if style not in unfit]
+        if Kind.COLUMN in kinds:
+            yield [{"column": style} for style in STYLES["column"]]
+        if kinds & {*CONTRACTIONS, Kind.WINDOW}:
+            yield [{"product": style} for style in STYLES["product"]]
+        kept = sub_roots(self.graph)
+        yield [{"kept": one, "registers": way} for one in kept for way in ((True, False) if rows else (False,))]
+        yield [{"threads": threads} for threads in THREADS]
+
+    def counts(self) -> list[int]:
+        """Numbers of blocks: multiples of the multiprocessors, and those of blocks with whole warps of units."""
+        components = layout_of(self.graph, range(len(self.tes))).components
+        units = max(component.units for component in components)
+        points = max(points_of(self.graph, number) for number in range(len(self.tes)))
+        few, many = -(-points // MOST_POINTS), max(1, points // FEWEST_POINTS)
+        sizes = [1, 4, 8, 32, 256]
+        found = [self.device.sm_count * n for n in (1, 2, 4, 8, 16)] + [-(-units // size) for size in sizes]
+        return list(dict.fromkeys(min(units, max(few, min(many, count))) for count in found))
+
+    # A candidate
+
+    def of(self, choices: Choices) -> _Tried:
+        """What some choices come to."""
+        if choices not in self.known:
+            try:
+                template = template_of(self.graph, self.ops, choices)
+            except TemplateError as error:
+                self.known[choices] = _Tried(inf, reason=str(error))
+                return self.known[choices]
+            key = (str(template), choices.threads)
+            if key not in self.tried:
+                self.tried[key] = self.lowered(template, choices)
+            self.known[choices] = self.tried[key]
+        return self.known[choices]
+
+    def lowered(self, template: Template, choices: Choices) -> _Tried:
+        shared = [number for number, one in enumerate(self.tes) if _is_shared(template, one.name)]
+        sets = axis_sets(self.graph, range(len(self.tes)), shared)
+        try:
+            schedule = scheduled_by(self.draft.func, self.ops, template, sets=sets, cta_size=choices.threads)
+            functions = lower_stage("stage", schedule, self.target)
+        except (TemplateError, LoweringError) as error:
+            return _Tried(inf, template, reason=str(error))
+        nbytes = max(function.shared_bytes for function in functions)
+        if nbytes > self.device.shared_per_block:
+            limit = self.device.shared_per_block
+            return _Tried(inf, template, reason=f"{template} needs {nbytes} bytes of shared memory, of {limit}")
+        return _Tried(self.price(functions), template, schedule, functions)
+
+    # The answer
+
+    def answer(self, tried: _Tried) -> Stitched:
+        """What was found of the best candidate."""
+        template, schedule = tried.template, tried.schedule
+        schemes = tuple(self.scheme(number, template, schedule.threads) for number in range(len(self.tes)))
+        plan = plan_shared(self.requests(template, schedule.threads), alignment=_ALIGNMENT)
+        allocated = max(function.shared_bytes for function in tried.functions)
+        stage = Stage(self.draft, schedule, tried.functions)
+        why = (
+            f"{tried.seconds * 1e6:.2f} us predicted, the least of {self.scheduled} templates; shared memory: "
+            f"{plan.requested} bytes requested, {allocated} allocated"
+        )
+        attached = ", ".join(f"{one.name}/{scheme}" for one, scheme in zip(self.tes, schemes, strict=True))
+        decisions = (
+            Decision("template", str(template), True, why),
+            Decision("template", self.draft.name, True, f"attached: {attached}"),
+        )
+        return Stitched(stage, template, schemes, plan, allocated, tried.seconds, self.scheduled, decisions)
+
+    def scheme(self, number: int, template: Template, threads: int) -> Scheme:
+        """How a TE is attached to those that read it."""
+        schedule = template.of_te(self.tes[number].name)
+        if not self.graph.consumers[number]:
+            return Scheme.PACKING
+        if schedule is None or (not schedule.shared and not self.ops[number].reduced):
+            return Scheme.THREAD
+        if schedule.shared:
+            return Scheme.BLOCK
+        return Scheme.WARP if tiling_of(schedule, self.ops[number], threads).across else Scheme.THREAD
+
+    def requests(self, template: Template, threads: int) -> list[SharedRequest]:
+        """What each TE asks for of a block's shared memory."""
+        found = []
+        for number, one in enumerate(self.tes):
+            nbytes = 0
+            if _is_shared(template, one.name):
+                op = self.ops[number]
+                tiling = tiling_of(template.of_te(one.name), op, threads)
+                nbytes = one.outputs[0].itemsize
+                for d, reduced in enumerate(op.reduced):
+                    nbytes *= 1 if reduced else tiling.without({Attribute.GRID}, d)
+            operands = tuple(self.tes[producer].name for producer in self.graph.producers[number])
+            found.append(SharedRequest(one.name, operands, nbytes))
+        return found
+
+
+def _is_shared(template: Template, name: str) -> bool:
+    schedule = template.of_te(name)
+    return schedule is not None and schedule.shared

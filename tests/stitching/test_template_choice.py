@@ -1,0 +1,76 @@
+"""Templates that are chosen: random patterns against NumPy, and the papers' two figures as one kernel each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import te
+
+import souffle
+from benchmarks.pattern_campaign import draw, wrong
+from souffle.cost import cost_device
+from souffle.program import TEProgram
+from souffle.runtime import Network
+from souffle.schedule.stage import Stages
+from souffle.stitching import Scheme, TemplateError
+from souffle.stitching.template_choice import Stitched, stitched, stitched_stage
+
+DEVICE = cost_device("A100-SXM4-40GB")
+OPTIONS = {"target": "cuda", "arch": "sm_80", "device": "cpu", "cubin": False, "level": "V0", "verify": "values"}
+
+
+def test_random_patterns() -> None:
+    """``python -m benchmarks.pattern_campaign`` runs more. Among these are several results, and groups of blocks."""
+    found, refused, made = wrong([draw(number, number) for number in (17, 114, 132, 215)])
+    assert found == [] and refused == [] and len(made) == 4
+
+
+def one_kernel(program: TEProgram, data: dict[str, np.ndarray]) -> Stitched:
+    """The program as one stage, proven and right."""
+    made = stitched(program.tes, program, DEVICE)
+
+    def hook(name: str, result: object) -> object:
+        return Stages([made.stage]) if name == "schedule" else result
+
+    net = souffle.compile(program, hook=hook, **OPTIONS)
+    assert net.certificate.verdict == "PROVEN" and len(net.kernels) == 1
+    expected = program.run(data)
+    for one in (net, net.on("cpu", checked=True), Network(net.plan, device="cpu", order="shuffled", seed=1, blocks=3)):
+        for name, value in one(data).items():
+            np.testing.assert_allclose(np.asarray(value), expected[name], rtol=1e-4, atol=1e-5)
+    return made
+
+
+def layer_norm(rows: int, columns: int) -> TEProgram:
+    """With its statistics as outputs."""
+    x = te.placeholder((rows, columns), name="x")
+    k, r = te.reduce_axis((0, columns), "k"), te.reduce_axis((0, columns), "r")
+    total = te.compute((rows,), lambda i: te.sum(x[i, k], axis=k), name="total")
+    mean = te.compute((rows,), lambda i: total[i] / columns, name="mean")
+    square = te.compute((rows, columns), lambda i, j: (x[i, j] - mean[i]) * (x[i, j] - mean[i]), name="square")
+    spread = te.compute((rows,), lambda i: te.sum(square[i, r], axis=r), name="spread")
+    scale = te.compute((rows,), lambda i: te.rsqrt(spread[i] / columns + 1e-5), name="scale")
+    done = te.compute((rows, columns), lambda i, j: (x[i, j] - mean[i]) * scale[i], name="done")
+    return souffle.from_te([x], [done, mean, scale], name="layer_norm")
+
+
+@pytest.mark.parametrize("shape", [(13, 97), (1, 1)])
+def test_layer_norm_and_its_statistics(shape: tuple[int, int]) -> None:
+    program = layer_norm(*shape)
+    made = one_kernel(program, {"x": np.random.default_rng(0).standard_normal(shape).astype(np.float32)})
+    schemes = {one.name: scheme for one, scheme in zip(program.tes, made.schemes, strict=True)}
+    assert schemes["done"] is Scheme.PACKING and schemes["square"] is Scheme.THREAD
+    assert made.shared.requested >= made.shared.allocated > 0
+    assert len(made.stage.outputs) == 3 and made.scheduled <= 32
+    assert str(made.template) in str(made.decisions[0]) and "done/packing" in str(made.decisions[1])
+
+
+def test_what_cannot_be_one_kernel_names_the_te() -> None:
+    """A product that reads all of another one for each of its rows has all of it in one block's shared memory."""
+    x = te.placeholder((300, 300), name="x")
+    k, r = te.reduce_axis((0, 300), "k"), te.reduce_axis((0, 300), "r")
+    first = te.compute((300, 300), lambda i, j: te.sum(x[i, k] * x[j, k], axis=k), name="first")
+    second = te.compute((300, 300), lambda i, j: te.sum(first[r, i] * first[j, r], axis=r), name="second")
+    program = souffle.from_te([x], [second], name="products")
+    with pytest.raises(TemplateError, match=r"second and what it needs cannot be one kernel.*bytes of shared memory"):
+        stitched_stage(program.tes, program, DEVICE)
