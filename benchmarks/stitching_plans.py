@@ -1,135 +1,212 @@
-"""What each fusion planner makes of networks, how long it takes, and how its time grows.
+"""What each fusion planner makes of networks: kernels, schemes, bytes, shared memory, predicted time, planning time.
 
-``python -m benchmarks.stitching_plans [--models bert swin] [--size paper] [--plans] [--out FILE.json]``. For each model
-and planner: kernels, patterns of several TEs, the planner's own score, what the latency-evaluator of 000 predicts of
-the plan (one ruler for all, with launches), and seconds of planning. ``--plans`` prints each plan, one line a pattern.
-For ``stitching-dp`` also the gap of its beam to the best plan of the same candidates under the same score, which the
-integer linear program finds. Then BERT with more and more encoder layers: seconds for each vertex and edge, which stay
-the same where the work is linear in both. Seconds are of the process.
+::
+
+    python -m benchmarks.stitching_plans [--models bert crnn ...] [--size paper] [--limit SECONDS] [--out FILE.json]
+    python -m benchmarks.stitching_plans --models bert --size tiny --plans                         # and print each plan
+
+Planners are those of FusionStitching (``stitching-ilp`` of 2019, ``stitching-dp`` of 2021), ``xla-rules``, and ``tvm``,
+whose kernels are level V0's. Every one is asked for an A100, an H200 and a V100, whose bandwidths and launches decide,
+and its plans are predicted by the latency-evaluator of 2021 on that GPU, launches included. Nothing is compiled or run.
+Each model is planned in a process of its own within a time limit. Seconds are the processor's. Results are kept as they
+are made: the same command goes on where it stopped. At the end, kernels are compared as the papers' tables do.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TypeVar
+from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import souffle
 from benchmarks.record import save_results
 from souffle.cli.output import format_table
 from souffle.cost import CostDevice, cost_device
-from souffle.models import bert, build
-from souffle.stitching import FUSION_PLANNERS, FusionPlan, FusionRequest, OpGraph, fusion_planner_for, graph_of
-from souffle.stitching.delta import DeltaScore
-from souffle.stitching.ilp import best_patterns
-from souffle.stitching.latency import LatencyEvaluator
-from souffle.stitching.reduction import candidates_of
-from souffle.stitching.stitching_dp import beam_search
+from souffle.models import NAMES, STITCHING_NAMES, build
+from souffle.stitching import (
+    FUSION_PLANNERS,
+    FusionPlan,
+    FusionRequest,
+    OpGraph,
+    Scheme,
+    fusion_planner_for,
+    graph_of,
+    predicted_seconds,
+    shared_plans,
+    traffic_of,
+    tvm_plan,
+)
+from souffle.stitching.layout import layout_of
+from souffle.stitching.plan_figures import is_memory_intensive
 
-_NETWORKS = ("bert", "resnext", "efficientnet", "swin", "mmoe")
-"""The paper's networks but the LSTM, whose 17,148 TEs are two equal ones in a loop."""
+DEVICES = ("A100-SXM4-40GB", "H200-SXM5-141GB", "V100-PCIE-16GB")
+PLANNERS = (*FUSION_PLANNERS, "tvm")
 
-T = TypeVar("T")
+TABLE_3 = {
+    "nmt": (1.65, 3.25),
+    "multi-interests": (1.63, 2.27),
+    "logistic": (1.5, 4.6),
+    "word2vec": (2.9, 4.9),
+    "bi-rnn": (2.8, 6.8),
+    "dyn-rnn": (3.2, 7.8),
+    "perceptron": (1.1, 1.3),
+    "var-encoder": (1.5, 1.9),
+}
+"""003 Table 3: kernels of TensorFlow over those of XLA, and over those of FusionStitching."""
+
+TABLE_2 = {"bert": (277, 77), "dien": (2585, 815), "transformer": (903, 423), "asr": (386, 187), "crnn": (993, 311)}
+"""000 Table 2: memory-intensive kernels of XLA and of FusionStitching; of BERT and DIEN inference."""
 
 
-def timed(work: Callable[[], T]) -> tuple[T, float]:
-    """A result, and the seconds of the process that it took."""
+def planned(graph: OpGraph, planner: str, device: CostDevice) -> tuple[FusionPlan, float]:
+    """A plan and the processor seconds that it took, on a graph of which nothing is known yet."""
+    fresh = OpGraph(graph.ops)
     start = time.process_time()
-    return work(), time.process_time() - start
+    plan = tvm_plan(fresh) if planner == "tvm" else fusion_planner_for(planner).plan(FusionRequest(fresh, device))
+    return plan, time.process_time() - start
 
 
-def predicted(graph: OpGraph, plan: FusionPlan, device: CostDevice) -> float:
-    """Seconds of a plan by the latency-evaluator, launches included; what is computed again counts with it."""
-    evaluator = LatencyEvaluator(graph, device)
-    total = 0.0
-    for pattern in plan.patterns:
-        members = tuple(sorted((*pattern.members, *pattern.recomputed)))
-        inside = frozenset(members)
-        needed = frozenset(n for n in pattern.recomputed) | inside
-        total += evaluator.kernel(members, needed).seconds + device.launch_seconds
-    return total
-
-
-def row(graph: OpGraph, planner: str, device: CostDevice) -> tuple[FusionPlan, dict]:
-    """One planner on one graph."""
-    plan, seconds = timed(lambda: fusion_planner_for(planner).plan(FusionRequest(graph, device)))
-    return plan, {
-        "planner": planner,
+def figures(graph: OpGraph, plan: FusionPlan) -> dict[str, Any]:
+    """What is told of a plan without a device."""
+    moved = traffic_of(graph, plan)
+    intensive = [pattern for pattern in plan.patterns if is_memory_intensive(pattern)]
+    shared = [one for pattern in plan.fused for one in shared_plans(graph, pattern)]
+    schemes = Counter(scheme for pattern in plan.fused for scheme in pattern.schemes)
+    return {
         "kernels": len(plan.patterns),
-        "fused": len(plan.fused),
+        "memory_kernels": len(intensive),
+        "patterns": len(plan.fused),
+        "packed": sum(len(layout_of(graph, pattern.members).components) > 1 for pattern in plan.fused),
         "largest": max(map(len, plan.patterns)),
-        "score_us": round(plan.score * 1e6, 2),
-        "latency_us": round(predicted(graph, plan, device) * 1e6, 1),
-        "seconds": round(seconds, 3),
-        "decisions": [str(d) for d in plan.decisions if not d.accepted],
-        "patterns": [str(pattern) for pattern in plan.fused],
+        "schemes": {str(scheme): schemes[scheme] for scheme in Scheme},
+        "read": moved.read,
+        "written": moved.written,
+        "between": moved.between,
+        "read_by_memory_kernels": traffic_of(graph, plan, intensive).read,
+        "shared_requested": sum(one.requested for one in shared),
+        "shared_allocated": sum(one.allocated for one in shared),
+        "refused": [str(decision) for decision in plan.decisions if not decision.accepted][:20],
     }
 
 
-def gap(graph: OpGraph, device: CostDevice) -> dict:
-    """The beam's score beside that of the best plan of the same candidates."""
-    score = DeltaScore(graph, device)
-    candidates = candidates_of(graph, score)
-    plans = beam_search(candidates)
-    found = max(sum(map(score, plan)) for plan in plans)
-    remote = [pattern for plan in plans for options in candidates.remote(plan) for pattern in options]
-    every = dict.fromkeys([pattern for options in candidates.of for pattern in options] + remote)
-    every.update(dict.fromkeys(pattern for plan in plans for pattern in plan))
-    best = sum(score(pattern) for pattern in best_patterns(graph, {pattern: score(pattern) for pattern in every})[0])
-    return {"beam_us": round(found * 1e6, 2), "optimum_us": round(best * 1e6, 2), "gap": round(1 - found / best, 4)}
-
-
-def scaling(counts: list[int], device: CostDevice) -> list[dict]:
-    """BERT with so many layers: seconds of each planner for a vertex or an edge."""
-    found = []
-    for count in counts:
-        graph = graph_of(souffle.import_onnx(bert.build_bert(replace(bert.SIZES["paper"], layers=count), 0)))
-        parts = len(graph.ops) + len(graph.edges)
-        for planner in FUSION_PLANNERS:
-            fresh = OpGraph(graph.ops)
-            _, seconds = timed(lambda p=planner, g=fresh: fusion_planner_for(p).plan(FusionRequest(g, device)))
-            each = round(1e6 * seconds / parts, 1)
-            found.append({"layers": count, "planner": planner, "vertices_and_edges": parts})
-            found[-1] |= {"seconds": round(seconds, 3), "us_each": each}
+def model_figures(name: str, size: str, show: bool = False) -> dict[str, Any]:
+    """All planners on all devices; the figures without a device are those of the plan for the first."""
+    start = time.process_time()
+    graph = graph_of(souffle.import_onnx(build(name, size)))
+    found: dict[str, Any] = {"model": name, "size": size, "tes": len(graph.ops), "edges": len(graph.edges)}
+    found |= {"import_s": round(time.process_time() - start, 2), "planners": {}}
+    for planner in PLANNERS:
+        of_planner: dict[str, Any] = {"predicted_us": {}, "kernels_on": {}, "planning_s": {}}
+        for product in DEVICES:
+            device = cost_device(product)
+            plan, seconds = planned(graph, planner, device)
+            of_planner["predicted_us"][product] = round(predicted_seconds(graph, plan, device) * 1e6, 1)
+            of_planner["kernels_on"][product] = len(plan.patterns)
+            of_planner["planning_s"][product] = round(seconds, 3)
+            if product == DEVICES[0]:
+                of_planner |= figures(graph, plan)
+                if show:
+                    print(plan, *(f"  {decision}" for decision in plan.decisions), sep="\n")
+        found["planners"][planner] = of_planner
     return found
 
 
+def in_a_process(name: str, size: str, limit: float) -> dict[str, Any]:
+    """A model's figures from a process of its own, or why there are none."""
+    command = [sys.executable, "-m", "benchmarks.stitching_plans", "--alone", name, "--size", size]
+    known = {"model": name, "size": size}
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return known | {"failed": f"not planned within {limit:g} s"}
+    return json.loads(done.stdout) if done.returncode == 0 else known | {"failed": f"exit status {done.returncode}"}
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """A line for each model and planner."""
+    rows = []
+    for one in results:
+        for planner, of in one.get("planners", {}).items():
+            schemes = " ".join(str(of["schemes"][str(scheme)]) for scheme in Scheme)
+            asked = f"{of['shared_requested']:,} {of['shared_allocated']:,}"
+            names = [
+                one["model"],
+                one["size"],
+                one["tes"],
+                planner,
+                of["kernels"],
+                of["memory_kernels"],
+                of["patterns"],
+            ]
+            moved = [f"{of[key] / 2**20:.1f}" for key in ("read", "written", "between")]
+            times = [f"{of['predicted_us'][product]:,.1f}" for product in DEVICES]
+            rows.append([*names, of["packed"], schemes, *moved, asked, *times, of["planning_s"][DEVICES[0]]])
+    columns = ["model", "size", "TEs", "planner", "kernels", "memory-intensive", "patterns", "packed", "p t w b"]
+    columns += [
+        "read MiB",
+        "written MiB",
+        "between MiB",
+        "shared B asked, given",
+        *(f"µs {d[:4]}" for d in DEVICES),
+        "s",
+    ]
+    return format_table(columns, rows)
+
+
+def beside_the_papers(results: list[dict[str, Any]]) -> str:
+    """Kernels against the papers': of each TE alone over a plan's (003), of FusionStitching over XLA's (000)."""
+    rows = []
+    for one in results:
+        if "planners" not in one:
+            continue
+        name, of = one["model"].removesuffix("-train"), one["planners"]
+        alone = [f"{one['tes'] / of[planner]['kernels']:.2f}" for planner in ("xla-rules", "stitching-ilp")]
+        part = f"{of['stitching-dp']['memory_kernels'] / max(1, of['xla-rules']['memory_kernels']):.2f}"
+        theirs = [f"{ratio:g}" for ratio in TABLE_3.get(name, ())] or ["", ""]
+        by_2021 = f"{TABLE_2[name][1] / TABLE_2[name][0]:.2f}" if name in TABLE_2 else ""
+        rows.append([one["model"], one["size"], *theirs, *alone, by_2021, part])
+    columns = ["model", "size", "xla/tf of 003", "fs/tf of 003", "xla-rules", "stitching-ilp", "FS/XLA of 000", "here"]
+    return format_table(columns, rows)
+
+
 def main() -> int:
-    """Plan, print tables, and write the results."""
+    """Plan what is not kept yet, and print tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="*", default=list(_NETWORKS))
-    parser.add_argument("--size", default="paper")
-    parser.add_argument("--device", default="A100-SXM4-40GB")
-    parser.add_argument("--layers", nargs="*", type=int, default=[1, 2, 4, 8, 16])
-    parser.add_argument("--plans", action="store_true", help="print each plan")
-    parser.add_argument("--out", help="where to write the results as JSON")
+    every = (*NAMES, *STITCHING_NAMES)
+    parser.add_argument("--models", nargs="+", choices=every, default=every, metavar="MODEL")
+    parser.add_argument("--size", default="tiny", choices=("tiny", "paper"))
+    parser.add_argument("--limit", type=float, default=600, help="seconds for one model")
+    parser.add_argument("--plans", action="store_true", help="print each plan, in this process")
+    parser.add_argument("--out", type=Path, help="where to keep the results as JSON")
+    parser.add_argument("--alone", choices=every, metavar="MODEL", help="print one model's figures as JSON")
     arguments = parser.parse_args()
-    device = cost_device(arguments.device)
-    networks: list[dict] = []
+    if arguments.alone:
+        print(json.dumps(model_figures(arguments.alone, arguments.size)))
+        return 0
+    kept = json.loads(arguments.out.read_text())["results"] if arguments.out and arguments.out.exists() else []
+    known = {(one["model"], one["size"]) for one in kept}
     for name in arguments.models:
-        print(f"{name} ...", file=sys.stderr, flush=True)
-        graph = graph_of(souffle.import_onnx(build(name, size=arguments.size)))
-        for planner in FUSION_PLANNERS:
-            plan, figures = row(graph, planner, device)
-            more = {"beam": gap(graph, device)} if planner == "stitching-dp" else {}
-            networks.append({"model": name, "tes": len(graph.ops), "edges": len(graph.edges), **figures, **more})
-            if arguments.plans:
-                print(plan)
-                print("\n".join(f"  {decision}" for decision in plan.decisions))
-    columns = ["model", "tes", "planner", "kernels", "fused", "largest", "score_us", "latency_us", "seconds"]
-    print(format_table(columns, [[one[column] for column in columns] for one in networks]))
-    for one in networks:
-        if "beam" in one:
-            print(f"{one['model']}: beam {one['beam']}")
-    grown = scaling(arguments.layers, device)
-    columns = ["layers", "vertices_and_edges", "planner", "seconds", "us_each"]
-    print(format_table(columns, [[one[column] for column in columns] for one in grown]))
-    if arguments.out:
-        about = {"size": arguments.size, "device": arguments.device, "scaling": grown}
-        save_results(arguments.out, "benchmarks.stitching_plans", networks, **about)
+        if (name, arguments.size) not in known:
+            print(f"{name} ...", file=sys.stderr, flush=True)
+            show = arguments.plans
+            found = (
+                model_figures(name, arguments.size, show)
+                if show
+                else in_a_process(name, arguments.size, arguments.limit)
+            )
+            kept.append(found)
+            if arguments.out:
+                save_results(str(arguments.out), "benchmarks.stitching_plans", kept)
+    print(table(kept))
+    print(beside_the_papers(kept))
+    for one in kept:
+        if "failed" in one:
+            print(f"{one['model']} {one['size']}: {one['failed']}")
     return 0
 
 

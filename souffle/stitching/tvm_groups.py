@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from souffle.stitching.graph import OpGraph
-from souffle.stitching.plan import FusionPlan, plan_of
+from souffle.stitching.plan import FusionPlan, Scheme, plan_of
 
 __all__ = ["tvm_plan"]
 
@@ -20,4 +20,10 @@ def tvm_plan(graph: OpGraph) -> FusionPlan:
     for number, op in enumerate(graph.ops):
         if op.item is not None:
             groups.setdefault(op.item.origin.group, []).append(number)
-    return plan_of(graph, groups.values(), "tvm")
+    schemes = {}
+    for members in groups.values():
+        inside = set(members)
+        # What TVM fuses passes through registers, or is computed where it is read.
+        for number in members:
+            schemes[number] = Scheme.PACKING if inside.isdisjoint(graph.consumers[number]) else Scheme.THREAD
+    return plan_of(graph, groups.values(), "tvm", schemes=schemes)

@@ -63,6 +63,7 @@ class _Rules:
         self.kernels = {n: _Kernel([n], {n: 1.0}) for n in range(len(graph.ops))}
         # The kernels that read each vertex, by their first roots.
         self.readers: list[set[int]] = [set(consumers) for consumers in graph.consumers]
+        self.joined: set[int] = set()  # kernels of several roots
 
     def plan(self, name: str) -> FusionPlan:
         self._take_producers(again=False)
@@ -123,7 +124,8 @@ class _Rules:
         first = kernel.roots[0]
         self.readers[producer].discard(first)
         for further in self.graph.producers[producer]:
-            self.readers[further].add(first)
+            if further not in kernel.times:
+                self.readers[further].add(first)
         if not self.readers[producer] and not self.graph.ops[producer].needed:
             for further in self.graph.producers[producer]:
                 self.readers[further].discard(producer)
@@ -139,12 +141,11 @@ class _Rules:
                 kernel = self.kernels[reader]
                 for number in sorted(merged.times, reverse=True):
                     kernel.times[number] = self._times(number, kernel)
-                    for further in self.graph.producers[number]:
-                        self.readers[further].add(reader)
-            for number in merged.times:
-                for further in self.graph.producers[number]:
-                    self.readers[further].discard(root)
-                self.readers[number].clear()
+                for further in self._read_by(kernel):
+                    self.readers[further].add(reader)
+            for further in self._read_by(merged):
+                self.readers[further].discard(root)
+            self.readers[root].clear()
             del self.kernels[root]
 
     def _merges(self, merged: _Kernel, readers: Sequence[int]) -> bool:
@@ -211,7 +212,7 @@ class _Rules:
 
     def _reaches(self, source: int, target: int, without: dict[int, set[int]] | None = None) -> bool:
         """Whether a kernel needs another, through kernels in between; edges of `without` are passed over."""
-        last = max(self.kernels[target].times)
+        last = self._last_way_in(target)
         stack, seen = [source], {source}
         while stack:
             first = stack.pop()
@@ -226,9 +227,24 @@ class _Rules:
                             stack.append(reader)
         return False
 
+    def _last_way_in(self, target: int) -> int:
+        """The largest vertex from which a kernel may be needed: results of later ones are of no use to it.
+
+        A way through kernels of one root rises. One of several roots may be entered at a large vertex and left at a
+        small one.
+        """
+        last = max(self.kernels[target].times)
+        while True:
+            through = [k for first, k in self.kernels.items() if first in self.joined and min(k.roots) < last]
+            larger = max((max(kernel.times) for kernel in through), default=last)
+            if larger <= last:
+                return last
+            last = larger
+
     def _join(self, one: int, other: int) -> None:
         """A kernel takes in all of another one, with its outputs."""
         kernel, joined = self.kernels[one], self.kernels.pop(other)
+        self.joined = (self.joined | {one}) - {other}
         kernel.roots += joined.roots
         for number, times in joined.times.items():
             kernel.times[number] = kernel.times.get(number, 0.0) + times

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.stitching_scaling import random_graph as near_graph
 from souffle.cost import cost_device
 from souffle.errors import OptionError
 from souffle.stitching import (
@@ -112,6 +113,21 @@ def test_no_planner_gives_an_invalid_plan(planner) -> None:
         assert not any(alone & set(pattern.kinds) for pattern in plan.fused)
         fused += len(plan.fused)
     assert fused > 300
+
+
+@pytest.mark.parametrize(("planner", "count"), [("stitching-ilp", 30), ("stitching-dp", 10), ("xla-rules", 100)])
+def test_no_planner_makes_a_cycle_of_many_small_tes(planner: str, count: int) -> None:
+    """Vertices that read near ones: kernels of several outputs and TEs computed again are in one another's way."""
+    for seed in range(count):
+        graph = near_graph(40, seed)
+        patterns = fusion_planner_for(planner).plan(FusionRequest(graph, A100)).patterns
+        insides = [sum(1 << n for n in {*pattern.members, *pattern.recomputed}) for pattern in patterns]
+        made = 0
+        for inside, pattern in zip(insides, patterns):
+            needed = {p for n in (*pattern.members, *pattern.recomputed) for p in graph.producers[n]}
+            assert not sum(1 << n for n in needed) & ~(inside | made)
+            made |= sum(1 << n for n in pattern.members)
+        assert made == (1 << 40) - 1
 
 
 def test_planners_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

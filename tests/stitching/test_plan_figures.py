@@ -12,7 +12,6 @@ from souffle.cost import cost_device
 from souffle.stitching import (
     FUSION_PLANNERS,
     FusionRequest,
-    Kind,
     OpGraph,
     Scheme,
     Traffic,
