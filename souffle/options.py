@@ -20,6 +20,7 @@ __all__ = [
     "Hook",
     "Level",
     "Options",
+    "Progress",
     "keep",
     "quiet",
 ]
@@ -77,6 +78,10 @@ GRID_BARRIER_NAMES = ("cooperative", "counter")
 
 Hook = Callable[[str, object], object]
 """Called between stages with the stage's name and its result; what it returns replaces the result."""
+
+
+Progress = Callable[[str], None]
+"""Told in a few words what is being done."""
 
 
 def keep(stage: str, result: object) -> object:

@@ -28,7 +28,7 @@ ORDER = (
 LOWEST = {"errors", "tvm_compat", "decision", "certificate", "cache", "named", "options", "parallel", "wording"}
 # Written beside the compiler, with its errors.
 NETWORKS = {"models", "errors"}
-HIGHEST = {"pipeline", "dump", "request", "background", "api", "loading", "cli", "__main__"}
+HIGHEST = {"staging", "pipeline", "dump", "request", "background", "api", "loading", "cli", "__main__"}
 
 
 def place(path: Path) -> str:

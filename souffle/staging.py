@@ -1,0 +1,184 @@
+"""From a transformed program to its stages and kernels: what is tried, at which level, and what of it is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import tvm
+
+from souffle.analysis import Analysis, analyze
+from souffle.choice import JoinTrials, KernelPrices, accepted, choose_kernels, ways_taken, with_parts
+from souffle.codegen.stage_meter import StageMeter
+from souffle.cost.device import device_of_arch
+from souffle.cost.kernel import forecast_on
+from souffle.cost.stage_price import price_on
+from souffle.decision import Decision
+from souffle.kernel.dependences import TileDependences
+from souffle.options import LEVELS, Hook, Options, Progress, keep
+from souffle.partition import ONE_KERNEL_PER_STAGE, Partition, PartitionRequest, planner_for
+from souffle.placement import place_reductions, reduce_in_tiles
+from souffle.program import Loop, TEProgram
+from souffle.schedule.form_stages import JoinPolicy, form_stages
+from souffle.schedule.gpu.device import device_for
+from souffle.schedule.gpu.scheduler import GpuScheduler
+from souffle.schedule.log import TuningLog, open_log
+from souffle.schedule.lower.stages import lower_stages
+from souffle.schedule.stage import LoopStage, Stages, Unit, flat_stages, map_stages
+from souffle.schedule.tuned import TunedAnswers, tuned_stages
+from souffle.transform import roll
+
+__all__ = ["Staged", "stage_program"]
+
+
+@dataclass(frozen=True, eq=False)
+class Staged:
+    """A program as far as its stages are known, each scheduled and lowered, and where its kernels end.
+
+    ``request`` is what the planner looked at: the stages, the analysis of the transformed program, and the forecast.
+    ``seconds`` is what the kernels are predicted to take, where they were chosen by it.
+    """
+
+    target: tvm.target.Target
+    request: PartitionRequest
+    partition: Partition
+    decisions: tuple[Decision, ...]
+    dependences: TileDependences
+    seconds: float = 0.0
+
+
+def stage_program(
+    program: TEProgram, decided: tuple[Decision, ...], options: Options, progress: Progress, hook: Hook
+) -> Staged:
+    """The stages and kernels of a transformed program, with those of its reductions placed elsewhere that pay.
+
+    Parameters
+    ----------
+    program : TEProgram
+    decided : tuple of Decision
+        What its transformation decided.
+    options : Options
+    progress, hook
+        See :func:`souffle.pipeline.compile_cuda`.
+    """
+    level, device, described = LEVELS[options.level], device_for(options.arch), device_of_arch(options.arch)
+    price = price_on(described)
+    scheduler = GpuScheduler(device, price)
+    logs = open_log(options.tuning_log, options.arch)
+    ways = {(): (program, decided)}
+    if level.merge and options.reductions == "ordered":
+        tuned = TunedAnswers(logs, device, price) if logs and price is not None else None
+        # As at V3, and with what is placed on chip, which may be the same.
+        place = partial(place_reductions, program, described, scheduler, tuned=tuned)
+        placements = [place(on_chip) for on_chip in dict.fromkeys((frozenset[str](), options.on_chip))]
+        ways = {accepted(placed): (made, (*decided, *placed)) for made, placed in placements}
+        if "channels" in options.on_chip:
+            made, before = ways[accepted(placements[-1][1])]
+            parted, placed = reduce_in_tiles(made, described, scheduler)
+            ways[accepted((*placements[-1][1], *placed))] = (parted, (*before, *placed))
+
+    def staged(program: TEProgram, decided: tuple[Decision, ...]) -> Staged:
+        return _Staging(hook("two_phase", program), decided, options, scheduler, logs, progress, hook).best()
+
+    found = {done: staged(*way) for done, way in ways.items()}
+    best = min(found, key=lambda done: found[done].seconds)
+    # What a hook has seen last is what is compiled.
+    last = found[best] if best == list(found)[-1] or hook is keep else staged(*ways[best])
+    return replace(last, decisions=(*last.decisions, *ways_taken({done: one.seconds for done, one in found.items()})))
+
+
+class _Staging:
+    """Makes the stages of a transformed program, with as many of its repetitions rolled into loops as is best."""
+
+    def __init__(
+        self,
+        program: TEProgram,
+        decided: tuple[Decision, ...],
+        options: Options,
+        scheduler: GpuScheduler,
+        logs: Sequence[TuningLog],
+        progress: Progress,
+        hook: Hook,
+    ) -> None:
+        self.program, self.decided, self.options, self.scheduler = program, decided, options, scheduler
+        self.logs, self.progress, self.hook = logs, progress, hook
+        self.level, self.device = LEVELS[options.level], device_for(options.arch)
+        self.planner = planner_for(options.partition) if self.level.merge else ONE_KERNEL_PER_STAGE
+        measure = options.cubin and self.planner.measures
+        self.meter = StageMeter(options.arch, scheduler.target, measure=measure, cache_dir=options.cache_dir)
+        self.dependences = TileDependences()
+        self.given = frozenset(item.name for item in program.tes if isinstance(item, Loop))
+
+    def best(self) -> Staged:
+        """Of what was tried, what is predicted to take least; what no cost model knows is tried once.
+
+        A loop that the planner would cut is taken apart: each of its kernels ends and begins as in one step.
+        """
+        waiting: list[dict[str, str]] = [{}]
+        whole: list[tuple[Staged, dict[str, str]]] = []
+        for unrolled in waiting:
+            staged, wanted = self.tried(unrolled)
+            if staged.partition.unroll.keys() <= unrolled.keys():
+                whole.append((staged, unrolled))
+            if not wanted.keys() <= unrolled.keys():
+                waiting.append(unrolled | wanted)
+        best, unrolled = min(whole, key=lambda one: one[0].seconds)
+        # What a hook has seen last is what is compiled.
+        return best if best is whole[-1][0] else self.tried(unrolled)[0]
+
+    def tried(self, unrolled: Mapping[str, str]) -> tuple[Staged, Mapping[str, str]]:
+        """The stages and kernels with some loops taken apart, and which others may be worth it."""
+        level, options, hook = self.level, self.options, self.hook
+        rolled, loops = roll(self.program, unrolled) if level.merge else (self.program, ())
+        rolled = hook("roll", rolled)
+        analysis = hook("analysis", analyze(rolled.expanded()))
+        self.progress(f"scheduling {len(rolled.tes)} TEs")
+        stages, joined = form_stages(rolled, analysis, self.scheduler, JoinPolicy(level.vertical, options.on_chip))
+        stages, chosen = self.with_joins_that_pay(stages, analysis)
+        stages = hook("schedule", Stages(stages))
+        stages, tuned = self.tuned(stages, analysis)
+        self.progress(f"lowering {len(stages)} stages")
+        stages = hook("lower", Stages(self.meter.measured(lower_stages(stages, self.scheduler.target))))
+        forecast = forecast_on(options.arch, analysis.program, stages, graph=options.graph)
+        request = PartitionRequest(stages, self.device, analysis, forecast)
+        if level.reuse and forecast is not None:
+            prices = KernelPrices(analysis.program.constants, self.dependences)
+            kernels = choose_kernels(self.planner, request, forecast, prices, self.given)
+            partition, seconds, wanted = kernels.partition, kernels.seconds, kernels.worth_unrolling
+        else:
+            partition, seconds = self.planner.plan(request), 0.0
+            wanted = partition.unroll
+        # A loop that the program was given with stays one.
+        kept = {unit.name for unit in stages if isinstance(unit, LoopStage)}
+        apart = [Decision("roll", name, False, reason) for name, reason in unrolled.items() if name not in kept]
+        decisions = (*self.decided, *loops, *apart, *joined, *chosen, *tuned)
+        staged = Staged(self.scheduler.target, request, partition, decisions, self.dependences, seconds)
+        return staged, wanted
+
+    def with_joins_that_pay(
+        self, stages: tuple[Unit, ...], analysis: Analysis
+    ) -> tuple[tuple[Unit, ...], tuple[Decision, ...]]:
+        """The stages with those joins that make the network faster."""
+        every = with_parts(stages)
+        if device_of_arch(self.options.arch) is None or len(flat_stages(every)) == len(flat_stages(stages)):
+            return stages, ()
+        ready = self.meter.measured(lower_stages(self.tuned(every, analysis)[0], self.scheduler.target))
+        forecast = forecast_on(self.options.arch, analysis.program, ready, graph=self.options.graph)
+        prices = KernelPrices(analysis.program.constants, self.dependences)
+        lowered = dict(zip(flat_stages(every), flat_stages(ready), strict=True))
+
+        def predicted(units: Sequence[Unit], *, undo: bool) -> float:
+            request = PartitionRequest(map_stages(units, lowered.__getitem__), self.device, analysis, forecast)
+            return choose_kernels(self.planner, request, forecast, prices, self.given, undo=undo).seconds
+
+        # From what is best with the planner's cuts, so that to undo them can only gain.
+        cut = JoinTrials(analysis.program, stages, partial(predicted, undo=False)).found
+        return JoinTrials(analysis.program, stages, partial(predicted, undo=True), cut.apart).best()
+
+    def tuned(self, stages: Sequence[Unit], analysis: Analysis) -> tuple[Sequence[Unit], tuple[Decision, ...]]:
+        """The stages with the schedules that a log has for them."""
+        if self.options.tuning_log is None:
+            return stages, ()
+        price = price_on(device_of_arch(self.options.arch))
+        return tuned_stages(stages, analysis, self.logs, self.device, merged=self.level.merge, price=price)
