@@ -39,13 +39,12 @@ from souffle.stitching import (
     predicted_seconds,
     shared_plans,
     traffic_of,
-    tvm_plan,
 )
 from souffle.stitching.layout import layout_of
 from souffle.stitching.plan_figures import is_memory_intensive
 
 DEVICES = ("A100-SXM4-40GB", "H200-SXM5-141GB", "V100-PCIE-16GB")
-PLANNERS = (*FUSION_PLANNERS, "tvm")
+PLANNERS = tuple(FUSION_PLANNERS)
 
 TABLE_3 = {
     "nmt": (1.65, 3.25),
@@ -67,7 +66,7 @@ def planned(graph: OpGraph, planner: str, device: CostDevice) -> tuple[FusionPla
     """A plan and the processor seconds that it took, on a graph of which nothing is known yet."""
     fresh = OpGraph(graph.ops)
     start = time.process_time()
-    plan = tvm_plan(fresh) if planner == "tvm" else fusion_planner_for(planner).plan(FusionRequest(fresh, device))
+    plan = fusion_planner_for(planner).plan(FusionRequest(fresh, device))
     return plan, time.process_time() - start
 
 

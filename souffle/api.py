@@ -61,6 +61,7 @@ def compile(
     target: str = "auto",
     arch: str | None = None,
     precision: str = "fp32",
+    fusion: str = "souffle",
     partition: str = "souffle",
     reductions: str = "ordered",
     grid_barrier: str = "cooperative",
@@ -93,6 +94,12 @@ def compile(
         The GPU's architecture, such as ``"sm_90"``, which is the default where there is no GPU to ask.
     precision : str
         ``"fp32"``, or ``"mixed"``: fp16 operands with fp32 accumulation for GEMM and convolution (paper, §7.1).
+    fusion : str
+        Which TEs one block computes together (``docs/planners.md``): ``"souffle"``, its own rules; ``"stitching-ilp"``
+        and ``"stitching-dp"``, the planners of FusionStitching (2019 and 2021); ``"xla-rules"``; ``"tvm"``, TVM's own
+        operator fusion; or a planner of your own, as ``"mypackage.module:planner"``. Up to V2 a pattern of theirs is a
+        kernel, as far as it needs no barrier of the whole grid; from V3 on `partition` merges what they made. Not for
+        ``target="cpu"``.
     partition : str
         ``"souffle"``, the paper's rule (§5.4), or ``"persistent"``, which cuts only where the cost model says that it
         pays; or a planner of your own, as ``"mypackage.module:planner"`` (``docs/extending.md``).
@@ -163,6 +170,7 @@ def compile(
         cache_dir,
         level=level,
         precision=precision,
+        fusion=fusion,
         partition=partition,
         reductions=reductions,
         grid_barrier=grid_barrier,
@@ -202,6 +210,7 @@ def tune(
     log: str | os.PathLike = "tuning_logs",
     level: str = "V4",
     precision: str = "fp32",
+    fusion: str = "souffle",
     partition: str = "souffle",
     reductions: str = "ordered",
     disable: Sequence[str] = (),
@@ -229,7 +238,7 @@ def tune(
         As for :func:`compile`.
     log : path
         The folder of the logs. The architecture's own, inside, holds MetaSchedule's two files.
-    level, precision, partition, reductions, disable, batch
+    level, precision, fusion, partition, reductions, disable, batch
         As for :func:`compile`; they decide which stages there are.
     device : str, optional
         The product to predict for, such as ``"A100-SXM4-40GB"``. Nothing is measured then.
@@ -255,7 +264,14 @@ def tune(
     if trials < 1:
         raise OptionError(f"trials={trials} is not valid; at least 1, the rule's own schedule")
     options = _options(
-        arch, cache_dir, level=level, precision=precision, partition=partition, reductions=reductions, disable=disable
+        arch,
+        cache_dir,
+        level=level,
+        precision=precision,
+        fusion=fusion,
+        partition=partition,
+        reductions=reductions,
+        disable=disable,
     )
     present = gpu_arch()
     options = replace(options, arch=arch or present or options.arch)

@@ -17,6 +17,7 @@ __all__ = [
     "PRECISIONS",
     "REDUCTIONS",
     "REUSE_POLICIES",
+    "SOUFFLE",
     "Hook",
     "Level",
     "Options",
@@ -72,6 +73,9 @@ stage to a later one."""
 REUSE_POLICIES = ("belady", "lru")
 """Which tensors stay there while there is room: those needed soonest, or those used last (the paper's)."""
 
+SOUFFLE = "souffle"
+"""The fusion of Souffle itself: its own rules say which TEs are a stage."""
+
 PRECISIONS = ("fp32", "mixed")
 REDUCTIONS = ("ordered", "one_phase")
 GRID_BARRIER_NAMES = ("cooperative", "counter")
@@ -108,6 +112,9 @@ class Options:
         Names of :data:`ON_CHIP` that are left out of V4; kept in their order there, each once.
     reuse_policy : str
         One of :data:`REUSE_POLICIES`.
+    fusion : str
+        See :func:`souffle.compile`; ``"souffle"``, or the planner of that name, which is looked up by
+        :func:`souffle.stitching.fusion_planner_for`.
     partition : str
         See :func:`souffle.compile`; the planner of that name is looked up by :func:`souffle.partition.planner_for`.
     arch : str
@@ -130,6 +137,7 @@ class Options:
 
     level: str = "V4"
     precision: str = "fp32"
+    fusion: str = SOUFFLE
     partition: str = "souffle"
     arch: str = "sm_90"
     reductions: str = "ordered"

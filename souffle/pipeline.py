@@ -22,6 +22,7 @@ from souffle.schedule.form_stages import JoinPolicy, form_stages
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.stage import Stages
 from souffle.staging import Staged, stage_program
+from souffle.stitching.fusion import fusion_of
 from souffle.transform import horizontal, mixed_precision, narrow, vertical
 from souffle.verify.certified_step import certified
 
@@ -29,7 +30,7 @@ __all__ = ["LEVELS", "check_names", "compile_cuda", "compile_host", "stages_of",
 
 
 def check_names(options: Options) -> None:
-    """Look up what the options name: a device and a planner.
+    """Look up what the options name: a device and planners.
 
     Raises
     ------
@@ -38,6 +39,7 @@ def check_names(options: Options) -> None:
     """
     device_for(options.arch)
     planner_for(options.partition)
+    fusion_of(options)
 
 
 def compile_cuda(
@@ -71,7 +73,9 @@ def compile_cuda(
     """
     options = Options(**fields) if options is None else options
     staged = _staged(program, options, progress, hook)
-    request, partition = keep_on_chip(staged.request, hook("partition", staged.partition), options, staged.dependences)
+    request, partition = staged.request, hook("partition", staged.partition)
+    if "resident" in staged.on_chip:
+        request, partition = keep_on_chip(request, partition, options, staged.dependences)
     progress(f"merging into {len(partition.subprograms)} kernels")
     merged = hook("merge", merge_program(request, partition, options, staged.dependences))
     decisions = (*staged.decisions, *partition.decisions)

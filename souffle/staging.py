@@ -9,14 +9,14 @@ from functools import partial
 import tvm
 
 from souffle.analysis import Analysis, analyze
-from souffle.choice import JoinTrials, KernelPrices, accepted, choose_kernels, ways_taken, with_parts
+from souffle.choice import JoinTrials, KernelPrices, PatternKernels, accepted, choose_kernels, ways_taken, with_parts
 from souffle.codegen.stage_meter import StageMeter
 from souffle.cost.device import device_of_arch
 from souffle.cost.kernel import forecast_on
 from souffle.cost.stage_price import price_on
 from souffle.decision import Decision
 from souffle.kernel.dependences import TileDependences
-from souffle.options import LEVELS, Hook, Options, Progress, keep
+from souffle.options import LEVELS, SOUFFLE, Hook, Options, Progress, keep
 from souffle.partition import ONE_KERNEL_PER_STAGE, Partition, PartitionRequest, planner_for
 from souffle.placement import place_reductions, reduce_in_tiles
 from souffle.program import Loop, TEProgram
@@ -27,6 +27,7 @@ from souffle.schedule.log import TuningLog, open_log
 from souffle.schedule.lower.stages import lower_stages
 from souffle.schedule.stage import LoopStage, Stages, Unit, flat_stages, map_stages
 from souffle.schedule.tuned import TunedAnswers, tuned_stages
+from souffle.stitching.fusion import fusion_of
 from souffle.transform import roll
 
 __all__ = ["Staged", "stage_program"]
@@ -37,7 +38,8 @@ class Staged:
     """A program as far as its stages are known, each scheduled and lowered, and where its kernels end.
 
     ``request`` is what the planner looked at: the stages, the analysis of the transformed program, and the forecast.
-    ``seconds`` is what the kernels are predicted to take, where they were chosen by it.
+    ``seconds`` is what the kernels are predicted to take, where they were chosen by it. ``on_chip`` are those of
+    :data:`souffle.options.ON_CHIP` that the kernels may have.
     """
 
     target: tvm.target.Target
@@ -46,6 +48,7 @@ class Staged:
     decisions: tuple[Decision, ...]
     dependences: TileDependences
     seconds: float = 0.0
+    on_chip: frozenset[str] = frozenset()
 
 
 def stage_program(
@@ -67,7 +70,8 @@ def stage_program(
     scheduler = GpuScheduler(device, price)
     logs = open_log(options.tuning_log, options.arch)
     ways = {(): (program, decided)}
-    if level.merge and options.reductions == "ordered":
+    # Where reductions are computed belongs to Souffle's own way to form stages; patterns have them as they are.
+    if level.merge and options.reductions == "ordered" and options.fusion == SOUFFLE:
         tuned = TunedAnswers(logs, device, price) if logs and price is not None else None
         # As at V3, and with what is placed on chip, which may be the same.
         place = partial(place_reductions, program, described, scheduler, tuned=tuned)
@@ -104,6 +108,8 @@ class _Staging:
         self.program, self.decided, self.options, self.scheduler = program, decided, options, scheduler
         self.logs, self.progress, self.hook = logs, progress, hook
         self.level, self.device = LEVELS[options.level], device_for(options.arch)
+        self.fusion = fusion_of(options)
+        self.on_chip = options.on_chip if self.fusion is None else self.fusion.on_chip
         self.planner = planner_for(options.partition) if self.level.merge else ONE_KERNEL_PER_STAGE
         measure = options.cubin and self.planner.measures
         self.meter = StageMeter(options.arch, scheduler.target, measure=measure, cache_dir=options.cache_dir)
@@ -132,9 +138,16 @@ class _Staging:
         level, options, hook = self.level, self.options, self.hook
         rolled, loops = roll(self.program, unrolled) if level.merge else (self.program, ())
         rolled = hook("roll", rolled)
+        policy, planned = JoinPolicy(level.vertical, self.on_chip), ()
+        if self.fusion is not None:
+            self.progress(f"planning {len(rolled.tes)} TEs")
+            patterns = hook("fusion", self.fusion.patterned(rolled))
+            rolled, planned, policy = patterns.program, patterns.decisions, self.fusion.policy(patterns)
+            if not level.merge:
+                self.planner = PatternKernels(patterns.pattern_of, self.dependences)
         analysis = hook("analysis", analyze(rolled.expanded()))
         self.progress(f"scheduling {len(rolled.tes)} TEs")
-        stages, joined = form_stages(rolled, analysis, self.scheduler, JoinPolicy(level.vertical, options.on_chip))
+        stages, joined = form_stages(rolled, analysis, self.scheduler, policy)
         stages, chosen = self.with_joins_that_pay(stages, analysis)
         stages = hook("schedule", Stages(stages))
         stages, tuned = self.tuned(stages, analysis)
@@ -152,8 +165,8 @@ class _Staging:
         # A loop that the program was given with stays one.
         kept = {unit.name for unit in stages if isinstance(unit, LoopStage)}
         apart = [Decision("roll", name, False, reason) for name, reason in unrolled.items() if name not in kept]
-        decisions = (*self.decided, *loops, *apart, *joined, *chosen, *tuned)
-        staged = Staged(self.scheduler.target, request, partition, decisions, self.dependences, seconds)
+        decisions = (*self.decided, *loops, *apart, *planned, *joined, *chosen, *tuned)
+        staged = Staged(self.scheduler.target, request, partition, decisions, self.dependences, seconds, self.on_chip)
         return staged, wanted
 
     def with_joins_that_pay(
@@ -170,6 +183,8 @@ class _Staging:
 
         def predicted(units: Sequence[Unit], *, undo: bool) -> float:
             request = PartitionRequest(map_stages(units, lowered.__getitem__), self.device, analysis, forecast)
+            if not self.level.reuse:
+                return prices.partition(self.planner.plan(request), request, forecast)
             return choose_kernels(self.planner, request, forecast, prices, self.given, undo=undo).seconds
 
         # From what is best with the planner's cuts, so that to undo them can only gain.

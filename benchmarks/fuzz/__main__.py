@@ -18,9 +18,13 @@ from benchmarks.campaign import add_seed_options, append_record, read_records, s
 from benchmarks.fuzz.minimize import minimize_file
 from benchmarks.fuzz.pool import Worker
 from benchmarks.fuzz.report import report
-from benchmarks.fuzz.targets import FAILURES, SWITCHES, TARGETS
+from benchmarks.fuzz.targets import FAILURES, FUSIONS, SWITCHES, TARGETS
 
-_TURNS = {"turns": tuple(name for name in TARGETS if name != "cpu"), "switches": tuple(SWITCHES)}
+_TURNS = {
+    "turns": tuple(name for name in TARGETS if name != "cpu"),
+    "switches": tuple(SWITCHES),
+    "planners": tuple(FUSIONS),
+}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -34,7 +38,8 @@ def _parser() -> argparse.ArgumentParser:
         default=["cpu", "turns"],
         metavar="T",
         help=f"of {', '.join(TARGETS)}; all; turns: one CUDA target for each seed, in turn; switches: V4 in a "
-        "precision without one thing that keeps tensors on chip, in turn (default: cpu turns)",
+        "precision without one thing that keeps tensors on chip, in turn; planners: patterns' at levels, in turn "
+        "(default: cpu turns)",
     )
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=90.0, metavar="S", help="for one network on one target")

@@ -15,8 +15,9 @@ from benchmarks.fuzz.case import Case
 from benchmarks.fuzz.oracle import Expectation, judge, oracle_is_alone
 from souffle.errors import CertificateError, CudaCompileError, DeviceError, SouffleError
 from souffle.options import ON_CHIP
+from souffle.stitching import FUSION_PLANNERS
 
-__all__ = ["FAILURES", "OUTCOMES", "SWITCHES", "TARGETS", "Outcome", "failure_class", "run_target"]
+__all__ = ["FAILURES", "FUSIONS", "OUTCOMES", "SWITCHES", "TARGETS", "Outcome", "failure_class", "run_target"]
 
 TARGETS: dict[str, dict[str, Any]] = {
     "cpu": {"target": "cpu"},
@@ -34,6 +35,13 @@ SWITCHES: dict[str, dict[str, Any]] = {
     for precision in ("fp32", "mixed")
 }
 """V4 without each thing that keeps tensors on chip, proven with values."""
+
+FUSIONS: dict[str, dict[str, Any]] = {
+    f"{level} {planner}": {"level": level, "fusion": planner, "verify": "values"}
+    for level in ("V0", "V2", "V3", "V4")
+    for planner in FUSION_PLANNERS
+}
+"""Stages by the planners of patterns, proven with values."""
 
 OUTCOMES = ("right", "refused", "unstable", "unsure", "wrong", "exception", "crash", "timeout", "refuted")
 """What can come of a network on a target.
@@ -87,7 +95,7 @@ def run_target(case: Case, target: str, expected: Expectation, seed: int, *, che
     ----------
     case : Case
     target : str
-        One of `TARGETS` or `SWITCHES`.
+        One of `TARGETS`, `SWITCHES` or `FUSIONS`.
     expected : Expectation
     seed : int
         Chooses the options that results must not depend on, and the order of threads.
@@ -95,15 +103,16 @@ def run_target(case: Case, target: str, expected: Expectation, seed: int, *, che
         On the CPU device, run with every access looked at, too.
     """
     began = time.monotonic()
-    verdict, undecided, options = "", (), dict((TARGETS | SWITCHES)[target])
+    verdict, undecided, options = "", (), dict((TARGETS | SWITCHES | FUSIONS)[target])
     try:
         if target == "cpu":
             network = souffle.compile(case.model, **options)
         else:
             options["reductions"] = ("ordered", "ordered", "one_phase")[seed % 3]
             options["grid_barrier"] = ("cooperative", "counter")[seed // 3 % 2]
-            if target in SWITCHES:
-                options["arch"] = ("sm_90", "sm_80")[seed // len(SWITCHES) % 2]
+            others = next((group for group in (SWITCHES, FUSIONS) if target in group), None)
+            if others is not None:
+                options["arch"] = ("sm_90", "sm_80")[seed // len(others) % 2]
             network = souffle.compile(case.model, target="cuda", device="cpu", cubin=False, **options)
             certificate = network.certificate
             verdict, undecided = certificate.verdict, certificate.unknown

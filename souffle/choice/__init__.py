@@ -2,6 +2,7 @@
 
 from souffle.choice.joins import JoinTrials, with_parts
 from souffle.choice.kernels import ChosenKernels, choose_kernels
+from souffle.choice.patterns import PatternKernels
 from souffle.choice.prices import KernelPrice, KernelPrices
 from souffle.choice.ways import accepted, ways_taken
 
@@ -10,6 +11,7 @@ __all__ = [
     "JoinTrials",
     "KernelPrice",
     "KernelPrices",
+    "PatternKernels",
     "accepted",
     "choose_kernels",
     "ways_taken",

@@ -7,7 +7,10 @@ from typing import Any
 
 __all__ = ["compiler_options"]
 
-_NAMES = ("arch", "precision", "partition", "reductions", "grid_barrier", "disable", "reuse_policy", "graph", "verify")
+_NAMES = (
+    *("arch", "precision", "fusion", "partition", "reductions"),
+    *("grid_barrier", "disable", "reuse_policy", "graph", "verify"),
+)
 
 
 def compiler_options(arguments: argparse.Namespace) -> dict[str, Any]:

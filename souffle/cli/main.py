@@ -24,7 +24,7 @@ from souffle.cli.measure_device import add_arguments as add_measure_device
 from souffle.cli.output import Progress, format_table, human_bytes, write_json
 from souffle.cli.tune import add_arguments as add_tune
 from souffle.errors import InputError, SouffleError
-from souffle.options import GRID_BARRIER_NAMES, LEVELS, ON_CHIP, PRECISIONS, REDUCTIONS, REUSE_POLICIES
+from souffle.options import GRID_BARRIER_NAMES, LEVELS, ON_CHIP, PRECISIONS, REDUCTIONS, REUSE_POLICIES, SOUFFLE
 from souffle.runtime.explain import certificate_lines, explain_data
 from souffle.runtime.plan_json import certificate_to_json
 
@@ -108,6 +108,9 @@ def _compiler_parsers() -> tuple[argparse.ArgumentParser, ...]:
     """The options of the compiler: those of all commands that form stages, of those that make kernels, and proofs."""
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--precision", choices=PRECISIONS, default="fp32")
+    options.add_argument(
+        "--fusion", metavar="PLANNER", default=SOUFFLE, help="decides which TEs one block computes together"
+    )
     options.add_argument("--partition", metavar="PLANNER", default="souffle", help="decides where kernels end")
     options.add_argument(
         "--reductions",

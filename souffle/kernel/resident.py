@@ -93,7 +93,7 @@ def keep_on_chip(
     options: Options,
     dependences: TileDependences,
 ) -> tuple[PartitionRequest, Partition]:
-    """Let tensors stay in shared memory, where the options say so and it is predicted to pay.
+    """Let tensors stay in shared memory where it is predicted to pay.
 
     Parameters
     ----------
@@ -110,8 +110,6 @@ def keep_on_chip(
     partition : Partition
         With the same kernels of those stages, and with the decisions.
     """
-    if "resident" not in options.on_chip:
-        return request, partition
     keeper = _Keeper(request, options, dependences)
     changed: dict[Stage, Stage] = {}
     for subprogram in partition.subprograms:

@@ -10,6 +10,7 @@ from typing import Any
 
 from souffle.codegen.plan import Kernel, Plan, PredictedStage
 from souffle.decision import Barrier
+from souffle.options import SOUFFLE
 from souffle.runtime.plan_json import certificate_to_json
 
 __all__ = [
@@ -66,6 +67,7 @@ def explain_data(plan: Plan) -> dict[str, Any]:
         "disable": list(plan.options.disable),
         "graph": plan.options.graph,
         "precision": plan.options.precision,
+        "fusion": plan.options.fusion,
         "partition": plan.options.partition,
         "arch": plan.options.arch,
         "predicted_on": plan.predicted_on or None,
@@ -107,7 +109,8 @@ def explain(plan: Plan) -> str:
     how = plan.options
     level = how.level + (f" without {', '.join(how.disable)}" if how.disable else "")
     runs = ", for a CUDA graph" if how.graph else ""
-    lines = [f"{plan.name}: level {level}, {how.precision}, partition {how.partition}, {how.arch}{runs}"]
+    fusion = "" if how.fusion == SOUFFLE else f"fusion {how.fusion}, "
+    lines = [f"{plan.name}: level {level}, {how.precision}, {fusion}partition {how.partition}, {how.arch}{runs}"]
     lines += _summary(plan)
     lines += ["", "subprograms (of a stage: its runs, tiles of one run, what a block asks for alone, time of all runs)"]
     counts, total = launch_counts(plan), predicted_seconds(plan)

@@ -48,6 +48,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "name": plan.name,
         "level": plan.options.level,
         "precision": plan.options.precision,
+        "fusion": plan.options.fusion,
         "partition": plan.options.partition,
         "arch": plan.options.arch,
         "workspace_bytes": plan.workspace_bytes,
@@ -287,7 +288,9 @@ def _launch(content: Any, index: int, kernels: int, buffers: int) -> Launch:
 
 def _options(fields: _Fields) -> Options:
     given: dict[str, Any] = {name: fields.text(name) for name in ("level", "precision", "partition", "arch")}
-    # Networks saved before there was a choice lack these four.
+    # Networks saved before there was a choice lack these five.
+    if fields.get("fusion") is not None:
+        given["fusion"] = fields.text("fusion")
     if fields.get("grid_barrier") is not None:
         given["grid_barrier"] = fields.text("grid_barrier")
     if fields.get("disable") is not None:

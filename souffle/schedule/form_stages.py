@@ -7,8 +7,9 @@ The statements of a fused TE were found to belong together, so they are tried at
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from souffle.analysis import Analysis
 from souffle.decision import Decision, Refused
@@ -27,6 +28,10 @@ class StageError(SouffleError):
     """A TE has no schedule at all; the message names it and what each rule says."""
 
 
+Join = Callable[[Sequence[Formed | FormedLoop], Analysis, Drafts], tuple[list[Formed | FormedLoop], list[Decision]]]
+"""Joins formed stages, and says what was tried."""
+
+
 @dataclass(frozen=True)
 class JoinPolicy:
     """Which joins a level allows.
@@ -41,10 +46,22 @@ class JoinPolicy:
         ``"reuse"``, whole stages of different operators are joined when their tiles match: see
         :mod:`souffle.schedule.on_chip_reuse`; with ``"channels"`` where tiles can own units of an axis through all of
         them: see :mod:`souffle.schedule.owned_tiles`.
+    group_of : mapping of TE or ExternTE to str, optional
+        The groups that stages stay within, and joins on chip too, in the place of TVM's fusion groups: the patterns of
+        a fusion plan. The TEs of a group stand together in the program.
+    compose : callable, optional
+        Joins the stages of a group further, after all other joins: from stages, the analysis of their program and
+        :class:`souffle.schedule.drafts.Drafts` to stages and decisions.
     """
 
     across_operators: bool
     on_chip: frozenset[str] = frozenset()
+    group_of: Mapping[TE | ExternTE | Loop, str] | None = None
+    compose: Join | None = None
+
+    def group(self, te_: TE | ExternTE | Loop) -> str:
+        """What a TE is only joined with TEs of, unless joins go across operators."""
+        return te_.origin.group if self.group_of is None else self.group_of[te_]
 
 
 def form_stages(
@@ -84,12 +101,29 @@ def _formed(
 ) -> tuple[list[Formed | FormedLoop], list[Decision]]:
     former = _Former(program, analysis, drafts, policy)
     formed, decisions = former.run(), former.decisions
-    for name, join in (("attention", join_chains), ("channels", join_owned), ("reuse", join_rows)):
-        if name in policy.on_chip:
+    if policy.group_of is None:
+        return _joined_on_chip(formed, analysis, drafts, policy, decisions), decisions
+    groups = groupby(formed, lambda one: policy.group(one.tes[0]))
+    parts = [_joined_on_chip(list(group), analysis, drafts, policy, decisions) for _, group in groups]
+    return [stage for part in parts for stage in part], decisions
+
+
+def _joined_on_chip(
+    formed: list[Formed | FormedLoop],
+    analysis: Analysis,
+    drafts: Drafts,
+    policy: JoinPolicy,
+    decisions: list[Decision],
+) -> list[Formed | FormedLoop]:
+    """Stages joined with each other as the policy allows; the decisions are added to those given."""
+    known: tuple[tuple[str, Join], ...] = (("attention", join_chains), ("channels", join_owned), ("reuse", join_rows))
+    joins = [join for name, join in known if name in policy.on_chip]
+    for join in joins if policy.compose is None else [*joins, policy.compose]:
+        if len(formed) > 1:
             together, joined = join(formed, analysis, drafts)
             formed = [_with_parts(stage, formed) for stage in together]
             decisions += joined
-    return formed, decisions
+    return formed
 
 
 def _with_parts(stage: Formed | FormedLoop, apart: Sequence[Formed | FormedLoop]) -> Formed | FormedLoop:
@@ -193,7 +227,7 @@ class _Former:
         for follower in self.program.tes[start:]:
             if isinstance(te_, ExternTE) or not isinstance(follower, TE) or follower.is_reduction:
                 break
-            if follower.origin.group != te_.origin.group or follower.outputs[0].size != te_.outputs[0].size:
+            if self.policy.group(follower) != self.policy.group(te_) or follower.outputs[0].size != te_.outputs[0].size:
                 break
             if not any(self.program.producers.get(tensor) in inside for tensor in follower.inputs):
                 break
@@ -223,13 +257,14 @@ class _Former:
         """Whether followers may join before the scheduler is asked: as one operator, or as one TE does."""
         if stage.tes[-1] in self.fused:
             return self._precheck(followers[0], stage) is None
-        return len({member.origin.group for member in (*stage.tes, *followers)}) == 1
+        return len({self.policy.group(member) for member in (*stage.tes, *followers)}) == 1
 
     def _precheck(self, te_: TE, stage: Formed) -> Refused | None:
         """Why `te_` must not join, before any schedule is tried; ``None`` if it may."""
-        same_group = all(member.origin.group == te_.origin.group for member in stage.tes)
+        same_group = all(self.policy.group(member) == self.policy.group(te_) for member in stage.tes)
         if not same_group and not self.policy.across_operators:
-            return Refused("TVM's operator fusion keeps them apart")
+            planned = "TVM's operator fusion" if self.policy.group_of is None else "the fusion plan"
+            return Refused(f"{planned} keeps them apart")
         between = self._reader_between(stage)
         if between is not None:
             return Refused(f"{between.name} between them reads the stage")

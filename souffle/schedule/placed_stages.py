@@ -38,9 +38,10 @@ class PlacedStages:
         self._placed.append(stage)
 
     def producers(self, tes: Sequence[TE | ExternTE | Loop]) -> set[TE | ExternTE | Loop]:
-        """What defines what some TEs read, besides themselves."""
+        """What has a place and defines what some TEs read, besides themselves."""
         producers = self._program.producers
-        return {producers[t] for te_ in tes for t in te_.inputs if t in producers} - set(tes)
+        read = {producers[t] for te_ in tes for t in te_.inputs if t in producers}
+        return {producer for producer in read if producer in self._position}.difference(tes)
 
     def before(self, stage: Formed | FormedLoop) -> Formed | None:
         """The stage of a stage's latest producer, if the two may be joined."""

@@ -14,7 +14,6 @@ from souffle.stitching.template_hook import by_templates
 from souffle.stitching.template_launch import TemplateOp, Tiling, enumerate_schedules, tiling_of
 from souffle.stitching.template_ops import op_of
 from souffle.stitching.template_schedule import scheduled_by, stage_by
-from souffle.stitching.tvm_groups import tvm_plan
 
 __all__ = [
     "FUSION_PLANNERS",
@@ -59,5 +58,4 @@ __all__ = [
     "stitched_stage",
     "tiling_of",
     "traffic_of",
-    "tvm_plan",
 ]

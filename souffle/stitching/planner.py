@@ -34,9 +34,14 @@ class FusionPlanner(Protocol):
     ----------
     name : str
         As options name it.
+    block_composition : bool
+        Whether threads of a block give each other results within a pattern, through shared memory or shuffles; without,
+        its kernels hold what each thread computes of its own (thread composition and packing). A planner of one's own
+        that does not say has it.
     """
 
     name: str
+    block_composition: bool
 
     def plan(self, request: FusionRequest) -> FusionPlan:
         """The kernels of a graph."""

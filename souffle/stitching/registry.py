@@ -10,6 +10,7 @@ from souffle.named import found_by_name
 from souffle.stitching.planner import FusionPlanner
 from souffle.stitching.stitching_dp import StitchingDp
 from souffle.stitching.stitching_ilp import StitchingIlp
+from souffle.stitching.tvm_groups import TvmGroups
 from souffle.stitching.xla_rules import XlaRules
 
 __all__ = ["ENTRY_POINTS", "FUSION_PLANNERS", "fusion_planner_for"]
@@ -18,7 +19,7 @@ ENTRY_POINTS = "souffle.fusion_planners"
 """The group of entry points in which installed packages name planners."""
 
 FUSION_PLANNERS: dict[str, FusionPlanner] = {
-    planner.name: planner for planner in (StitchingIlp(), StitchingDp(), XlaRules())
+    planner.name: planner for planner in (StitchingIlp(), StitchingDp(), XlaRules(), TvmGroups())
 }
 """By name."""
 

@@ -91,6 +91,7 @@ class StitchingDp:
     """See the module."""
 
     name = "stitching-dp"
+    block_composition = True
 
     def plan(self, request: FusionRequest) -> FusionPlan:
         """See :meth:`souffle.stitching.planner.FusionPlanner.plan`."""

@@ -20,6 +20,7 @@ class StitchingIlp:
     """See the module."""
 
     name = "stitching-ilp"
+    block_composition = True
 
     def plan(self, request: FusionRequest) -> FusionPlan:
         """See :meth:`souffle.stitching.planner.FusionPlanner.plan`.

@@ -49,6 +49,7 @@ class XlaRules:
     """See the module."""
 
     name = "xla-rules"
+    block_composition = False
 
     def plan(self, request: FusionRequest) -> FusionPlan:
         """See :meth:`souffle.stitching.planner.FusionPlanner.plan`."""

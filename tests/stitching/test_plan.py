@@ -96,7 +96,11 @@ def random_graphs() -> list[OpGraph]:
     return graphs + [random_graph(rng, rng.randint(1, 40)) for _ in range(20)]
 
 
-@pytest.mark.parametrize("planner", FUSION_PLANNERS.values(), ids=FUSION_PLANNERS)
+# TVM's groups are read, not found: tests/stitching/test_fusion.py.
+FOUND = {name: planner for name, planner in FUSION_PLANNERS.items() if name != "tvm"}
+
+
+@pytest.mark.parametrize("planner", FOUND.values(), ids=FOUND)
 def test_no_planner_gives_an_invalid_plan(planner) -> None:
     """On random programs and random graphs: checked by the plan, and by a check that shares no code with it."""
     fused = 0

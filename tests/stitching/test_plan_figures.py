@@ -22,11 +22,11 @@ from souffle.stitching import (
     schemes_of,
     shared_plans,
     traffic_of,
-    tvm_plan,
 )
 from souffle.stitching.latency import LatencyEvaluator
 from souffle.stitching.plan_figures import is_memory_intensive
 from souffle.stitching.traffic import volume_saved
+from souffle.stitching.tvm_groups import TvmGroups
 from tests.stitching.graphs import cyclic, layer_norm, multi_interests, random_graph
 from tests.testlib import Builder, random_program
 
@@ -137,8 +137,8 @@ def test_kernels_of_v0_are_the_groups_of_tvm() -> None:
     b = Builder()
     first = b.grouped("first").relu(b.matmul(b.input(4, 8), b.input(8, 8)))
     graph = graph_of(b.program(b.grouped("second").tanh(first)))
-    plan = tvm_plan(graph)
+    plan = TvmGroups().plan(FusionRequest(graph, A100))
     assert plan.planner == "tvm" and sum(map(is_memory_intensive, plan.patterns)) == 1
-    assert len(tvm_plan(cyclic()).patterns) == 3
+    assert len(TvmGroups().plan(FusionRequest(cyclic(), A100)).patterns) == 3
     groups = [{graph.ops[n].item.origin.group for n in pattern.members} for pattern in plan.patterns]
     assert all(len(group) == 1 for group in groups) and len(groups) == len(set.union(*groups))
