@@ -8,9 +8,9 @@
 Growth: random graphs in which each vertex reads some of the last ones, of the kinds that networks have, so that edges
 grow with vertices, and chains of transformer blocks. Processor seconds for each vertex and edge stay the same where the
 work is linear in both, which 000 §5.2 claims of its own. A planner that took longer than the limit is not asked for
-more. Gap: random programs of up to 10 TEs; the score of the plan of ``stitching-dp`` beside the best of all plans under
-the same score, which an integer linear program over all patterns finds, and which trying every set of patterns confirms
-for programs of up to 5.
+more. Gap: random programs of up to 10 TEs and random graphs of 10; the score of the plan of ``stitching-dp`` beside the
+best of all plans under the same score, which an integer linear program over all patterns finds, and which trying every
+set of patterns confirms for up to 5.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import itertools
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import mean
 from typing import Any
 
@@ -37,6 +37,9 @@ from souffle.stitching.stitching_dp import beam_search
 from souffle.stitching.work import OpWork
 
 _ROWS, _COLUMNS = 512, 768
+MOST, TRIED = 10, 5
+"""TEs of a graph whose best plan is looked for, and of one for which every set of patterns is tried as well."""
+
 _NEAR = 8
 """How far back a vertex reads."""
 
@@ -121,16 +124,26 @@ def growth(counts: Sequence[int], limit: float, device: CostDevice) -> list[dict
     return found
 
 
-def gaps(count: int, device: CostDevice) -> list[dict[str, Any]]:
-    """The beam's plan beside the best one, on random programs of 2 to 10 TEs on which fusing gains something."""
+def programs() -> Iterator[OpGraph]:
+    """Random programs of up to 10 TEs."""
     from tests.testlib import random_program
 
-    found: list[dict[str, Any]] = []
     for seed in itertools.count():
         rng = random.Random(seed)
         graph = graph_of(random_program(rng.choice, rng.randint(2, 8), seed))
-        if not 2 <= len(graph.ops) <= 10:
-            continue
+        if 2 <= len(graph.ops) <= MOST:
+            yield graph
+
+
+def small_graphs() -> Iterator[OpGraph]:
+    """Random graphs of 10 vertices."""
+    return (random_graph(MOST, seed) for seed in itertools.count())
+
+
+def gaps(kind: str, graphs: Iterator[OpGraph], count: int, device: CostDevice) -> list[dict[str, Any]]:
+    """The beam's plan beside the best one, on so many graphs on which fusing gains something."""
+    found: list[dict[str, Any]] = []
+    for graph in graphs:
         score = DeltaScore(graph, device)
         fusible = [n for n, op in enumerate(graph.ops) if op.kind in MEMORY_INTENSIVE]
         scores = {
@@ -138,17 +151,19 @@ def gaps(count: int, device: CostDevice) -> list[dict[str, Any]]:
             for size in range(2, len(fusible) + 1)
             for pattern in (sum(1 << n for n in some) for some in itertools.combinations(fusible, size))
         }
-        best = sum(scores[pattern] for pattern in best_patterns(graph, scores)[0])
+        chosen = best_patterns(graph, scores)[0]
+        best = sum(scores[pattern] for pattern in chosen)
         if best <= 0:
             continue
-        if len(graph.ops) <= 5:
+        if len(graph.ops) <= TRIED:
             tried = by_trying(graph, scores)
             if abs(best - tried) > 1e-9 * tried:
-                raise AssertionError(f"seed {seed}: {best} by the program, {tried} by trying")
+                raise AssertionError(f"{best} by the program, {tried} by trying")
         beam = max(sum(map(score, plan)) for plan in beam_search(candidates_of(graph, score)))
-        found.append({"seed": seed, "tes": len(graph.ops), "best_us": best * 1e6, "gap": 1 - beam / best})
+        one = {"graph": kind, "tes": len(graph.ops), "patterns": len(chosen), "best_us": best * 1e6}
+        found.append(one | {"gap": 1 - beam / best})
         if len(found) == count:
-            return found
+            break
     return found
 
 
@@ -189,17 +204,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vertices", nargs="+", type=int, default=[100, 200, 400, 800, 1600, 3200, 6400])
     parser.add_argument("--limit", type=float, default=60, help="seconds after which a planner is not asked for more")
-    parser.add_argument("--gap", type=int, metavar="N", help="compare with the best plan on so many programs instead")
+    parser.add_argument("--gap", type=int, metavar="N", help="compare with the best plan on so many of each instead")
     parser.add_argument("--device", default="A100-SXM4-40GB")
     parser.add_argument("--out", help="where to write the results as JSON")
     arguments = parser.parse_args()
     device = cost_device(arguments.device)
     if arguments.gap:
-        results = gaps(arguments.gap, device)
-        of = [one["gap"] for one in results]
-        missed = [gap for gap in of if gap > 1e-9]
-        met = f"{len(of)} programs: the best plan in {len(of) - len(missed)}"
-        print(f"{met}, mean gap {mean(of):.2%}, largest {max(of):.2%}")
+        results = []
+        for kind, graphs in (("programs", programs()), ("graphs", small_graphs())):
+            found = gaps(kind, graphs, arguments.gap, device)
+            of = [one["gap"] for one in found]
+            met = f"{len(of)} {kind}: the best plan in {sum(gap < 1e-9 for gap in of)}"
+            print(f"{met}, mean gap {mean(of):.2%}, largest {max(of):.2%}")
+            results += found
     else:
         results = growth(arguments.vertices, arguments.limit, device)
         print(format_table(list(results[0]), [list(one.values()) for one in results]))

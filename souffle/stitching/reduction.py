@@ -11,16 +11,16 @@ several ways lead from a vertex and join again, as in the cell of an LSTM, no gr
 Patterns for which there is no kernel are dropped.
 
 Remote fusion (Figure 5) joins patterns that are not neighbours once a plan is there: the same for a virtual vertex
-whose consumers are the patterns of the plan, and the TEs that are in none. Every step of its division leaves its best
-patterns as candidates, since those of the last step can hold a bounded number of TEs only.
+whose consumers are the patterns of the plan, and the TEs that are in none; these are joined whole. Every step of its
+division leaves its best patterns as candidates, since those of the last step can hold a bounded number of TEs only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from souffle.stitching.delta import MEMORY_INTENSIVE, DeltaScore
-from souffle.stitching.graph import OpGraph
+from souffle.stitching.graph import OpGraph, members_of
 
 __all__ = ["MOST_TES", "TOP", "Candidates", "candidates_of"]
 
@@ -46,6 +46,9 @@ class Candidates:
         self.graph, self.score = graph, score
         self.of: list[tuple[int, ...]] = [()] * len(graph.ops)
         self._reach: dict[int, tuple[int, int]] = {}
+        self._depth: list[int] = []
+        for producers in graph.producers:
+            self._depth.append(max((self._depth[producer] + 1 for producer in producers), default=0))
         self._fusible = sum(1 << n for n, op in enumerate(graph.ops) if op.kind in MEMORY_INTENSIVE)
 
     def find(self) -> None:
@@ -66,11 +69,18 @@ class Candidates:
         held = sum(patterns)
         alone = [1 << n for n in range(len(self.of)) if self.of[n] and not held >> n & 1]
         steps: list[tuple[int, ...]] = []
-        self._reduced([(one,) for one in sorted((*patterns, *alone), key=lambda one: one & -one)], 0, steps)
+        # By depth: parts of one depth do not need each other, and neighbours are joined first.
+        parts = sorted((*patterns, *alone), key=lambda part: (max(self._depth[n] for n in members_of(part)), part))
+        whole = {number: part for part in parts for number in members_of(part)}
+        self._reduced([(part,) for part in parts], 0, steps, whole)
         return steps[::-1]
 
     def _reduced(
-        self, consumers: Sequence[tuple[int, ...]], vertex: int, steps: list[tuple[int, ...]] | None = None
+        self,
+        consumers: Sequence[tuple[int, ...]],
+        vertex: int,
+        steps: list[tuple[int, ...]] | None = None,
+        whole: Mapping[int, int] | None = None,
     ) -> tuple[int, ...]:
         """PatternReduction over the candidates of some consumers, with the vertex (or none) in each pattern."""
         if len(consumers) <= _GROUP:
@@ -78,30 +88,44 @@ class Candidates:
         else:
             half = len(consumers) // 2
             parts = (consumers[:half], consumers[half:])
-            choices = [(0, *self._reduced(part, vertex, steps)) for part in parts]
+            choices = [(0, *self._reduced(part, vertex, steps, whole)) for part in parts]
         joined = [vertex]
         for options in choices:
             joined = [one | other for one in joined for other in options]
-        best = self._best(joined)
+        best = self._best(self.completed(pattern, whole) for pattern in joined)
         if steps is not None:
             steps.append(best)
         return best
 
     def _best(self, patterns: Iterable[int]) -> tuple[int, ...]:
-        """The few of the highest score among those that are valid and lose nothing; of equal ones the larger."""
+        """The few of the highest score among those that lose nothing; of equal ones the larger."""
         scored = []
-        for pattern in dict.fromkeys(map(self.completed, patterns)):
+        for pattern in dict.fromkeys(patterns):
             if pattern and pattern.bit_count() <= MOST_TES:
                 gain = self.score(pattern)
                 if gain >= 0:
                     scored.append((-gain, -pattern.bit_count(), pattern))
         return tuple(pattern for _, _, pattern in sorted(scored)[:TOP])
 
-    def completed(self, pattern: int) -> int:
-        """A pattern with all that lies between its vertices; nothing if something of that cannot be fused."""
-        above, below = self.reach(pattern)
-        between = above & below & ~pattern
-        return 0 if between & ~self._fusible else pattern | between
+    def completed(self, pattern: int, whole: Mapping[int, int] | None = None) -> int:
+        """A pattern with all that lies between its vertices; nothing if something of that cannot be fused.
+
+        Parameters
+        ----------
+        pattern : int
+        whole : mapping of int to int, optional
+            The pattern of a plan that holds a vertex, which is not to be taken apart.
+        """
+        while pattern.bit_count() <= MOST_TES:
+            above, below = self.reach(pattern)
+            between = above & below & ~pattern
+            if not between:
+                return pattern
+            if between & ~self._fusible:
+                return 0
+            for number in members_of(between):
+                pattern |= whole[number] if whole else 1 << number
+        return 0
 
     def is_convex(self, pattern: int) -> bool:
         """Whether no path leads out of a pattern and back."""

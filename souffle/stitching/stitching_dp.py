@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from souffle.decision import Decision
 from souffle.stitching.delta import DeltaScore
@@ -11,7 +13,7 @@ from souffle.stitching.graph import members_of
 from souffle.stitching.latency import KernelLatency, LatencyEvaluator
 from souffle.stitching.plan import FusionPlan, plan_of
 from souffle.stitching.planner import FusionRequest
-from souffle.stitching.reduction import Candidates, candidates_of
+from souffle.stitching.reduction import MOST_TES, Candidates, candidates_of
 from souffle.wording import counted
 
 __all__ = ["BEAM", "StitchingDp", "beam_search"]
@@ -35,15 +37,35 @@ def beam_search(candidates: Candidates) -> tuple[tuple[int, ...], ...]:
     From producers to consumers, a candidate is appended where it makes no cycle with what is there, which the paper
     does not say and a plan needs. Of one that overlaps with that, which the paper drops, what is left is appended where
     it is a pattern itself: the few candidates of a vertex often hold one TE in common, and would be lost together. Then
-    the patterns of each plan are joined by remote fusion, and the best of all are the answer.
+    remote fusion merges the patterns of each plan.
     """
     beam = _searched(candidates, candidates.of)
-    found = {frozenset(buffer.patterns): buffer for buffer in beam}
-    for buffer in beam:
-        own = [(pattern,) for pattern in buffer.patterns]
-        for joined in _searched(candidates, (*candidates.remote(buffer.patterns), *own)):
-            found.setdefault(frozenset(joined.patterns), joined)
+    found = {frozenset(buffer.patterns): buffer for buffer in (*map(partial(_merged, candidates), beam), *beam)}
     return tuple(buffer.patterns for buffer in _best(found.values()))
+
+
+def _merged(candidates: Candidates, buffer: _Buffer) -> _Buffer:
+    """A plan whose patterns and lone TEs are joined while that gains something and makes no cycle."""
+    patterns = dict.fromkeys(buffer.patterns)
+    improved = True
+    while improved:
+        improved = False
+        for options in candidates.remote(tuple(patterns)):
+            for union in options:
+                inside = [pattern for pattern in patterns if pattern & union]
+                joined = union | sum(pattern & ~union for pattern in inside)
+                gain = _gain(candidates, joined) - sum(map(candidates.score, inside))
+                others = [pattern for pattern in patterns if not pattern & joined]
+                if gain > 0 and not _makes_cycle(candidates, others, joined):
+                    patterns = dict.fromkeys((*others, joined))
+                    improved = True
+    return _Buffer(tuple(patterns), sum(patterns), sum(map(candidates.score, patterns)))
+
+
+def _gain(candidates: Candidates, pattern: int) -> float:
+    if pattern.bit_count() > MOST_TES or not candidates.is_convex(pattern):
+        return -math.inf
+    return candidates.score(pattern)
 
 
 def _searched(candidates: Candidates, choices: Iterable[Sequence[int]]) -> list[_Buffer]:

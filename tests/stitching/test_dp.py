@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tvm import te
 
+from benchmarks.stitching_scaling import random_graph as near_graph
 from souffle.cost import cost_device
 from souffle.program import TEProgram
 from souffle.stitching import FusionRequest, Kind, OpGraph, Scheme, fusion_planner_for, graph_of
@@ -272,6 +273,32 @@ def test_remote_patterns_are_packed() -> None:
     plan = PLANNER.plan(FusionRequest(graph_of(b.program(*sides)), A100))
     (pattern,) = plan.patterns
     assert pattern.schemes == (Scheme.THREAD, Scheme.PACKING, Scheme.THREAD, Scheme.PACKING)
+
+
+def test_what_lies_between_patterns_that_are_joined_is_joined_whole() -> None:
+    b = Builder()
+    x = b.relu(b.input(64))
+    side = b.scaled(b.scaled(b.input(64), 2.0), 3.0)
+    graph = graph_of(b.program(b.tanh(b.relu(b.plus(x, side)))))
+    candidates = candidates_of(graph, DeltaScore(graph, A100))
+    parts = (mask(0), mask(1, 2), mask(3, 4), mask(5))
+    whole = {number: part for part in parts for number in range(6) if part >> number & 1}
+    assert candidates.completed(mask(0, 5)) == mask(0, 3, 4, 5)
+    assert candidates.completed(mask(1, 4), whole) == mask(1, 2, 3, 4)
+
+
+def test_remote_fusion_gains_and_takes_no_pattern_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    better = 0
+    for seed in range(8):
+        graph = near_graph(30, seed)
+        candidates = candidates_of(graph, DeltaScore(graph, A100))
+        joined = beam_search(candidates)[0]
+        monkeypatch.setattr(candidates, "remote", lambda patterns: [])
+        gain, before = (sum(map(candidates.score, plan)) for plan in (joined, beam_search(candidates)[0]))
+        better += gain > before
+        for plan in beam_search(candidates):
+            assert gain >= sum(map(candidates.score, plan))
+    assert better >= 4
 
 
 def test_plans_whose_patterns_need_each_other_are_not_made() -> None:
