@@ -6,7 +6,8 @@ it."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
@@ -133,7 +134,7 @@ def _top_k(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor] | No
 @defines("ScatterElements", "Scatter")
 def _scatter_elements(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor] | None:
     shape, index_shape = operands.shape(0), operands.shape(1)
-    data, indices, updates = (operands.tensor(k) for k in range(3))
+    indices, updates = operands.tensor(1), operands.tensor(2)
     axis = attribute(node, "axis", 0) % len(shape)
     extent = index_shape[axis]
     check_length(extent)
@@ -157,15 +158,14 @@ def _scatter_elements(node: onnx.NodeProto, operands: NodeOperands) -> list[te.T
             test = tirx.And(bound, test)
         return test
 
-    return _scattered(
-        node, operands, (extent,), hits, lambda at, r: updates(*at_update(clipped(at), r[0])), lambda at: data(*at)
-    )
+    found = _Updates((extent,), len(shape), hits, lambda at, r: updates(*at_update(clipped(at), r[0])))
+    return _scattered(node, operands, found)
 
 
 @defines("ScatterND")
 def _scatter_nd(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor] | None:
     shape, index_shape = operands.shape(0), operands.shape(1)
-    data, indices, updates = (operands.tensor(k) for k in range(3))
+    indices, updates = operands.tensor(1), operands.tensor(2)
     depth, places = index_shape[-1], index_shape[:-1]
     check_length(math.prod(places))
 
@@ -176,38 +176,74 @@ def _scatter_nd(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor]
             test = same if k == 0 else tirx.And(test, same)
         return test
 
-    return _scattered(node, operands, places, hits, lambda at, r: updates(*r, *at[depth:]), lambda at: data(*at))
+    return _scattered(node, operands, _Updates(places, depth, hits, lambda at, r: updates(*r, *at[depth:])))
 
 
-def _scattered(node: onnx.NodeProto, operands: NodeOperands, places, hits, update, old) -> list[te.Tensor] | None:
-    """Scatter as a gather: every element looks for the updates that hit it."""
-    shape, dtype = operands.shape(0), operands.dtype(0)
-    reduction = attribute(node, "reduction", b"none").decode()
-    rank = len(places)
+@dataclass(frozen=True)
+class _Updates:
+    """The updates of a scatter.
 
-    def axes():
-        return [te.reduce_axis((0, extent), name=f"r{k}") for k, extent in enumerate(places)]
+    Attributes
+    ----------
+    places : tuple of int
+        The shape of what has one index each.
+    depth : int
+        How many of the result's axes an index speaks of, the first ones; an update is a slice along the others.
+    hits : callable
+        From an element's place (of which the first `depth` indices matter) and those of an update, whether that is it.
+    value : callable
+        From both, what the update has for the element.
+    """
 
-    if reduction == "none":
+    places: tuple[int, ...]
+    depth: int
+    hits: Callable[..., PrimExpr]
+    value: Callable[[Sequence[PrimExpr], Sequence[PrimExpr]], PrimExpr]
+
+    def axes(self) -> list:
+        """New axes to reduce along, of all updates."""
+        return [te.reduce_axis((0, extent), name=f"r{k}") for k, extent in enumerate(self.places)]
+
+    def last(self, shape: tuple[int, ...]) -> te.Tensor:
+        """Which update is the last that hits each slice of a tensor, counted through; -1 for none."""
 
         def last_hit(*at):
-            r = axes()
+            r = self.axes()
             flat: PrimExpr = int_imm(0)
-            for axis, extent in zip(r, places, strict=True):
+            for axis, extent in zip(r, self.places, strict=True):
                 flat = flat * extent + axis
-            return te.max(tirx.Select(hits(at, *r), flat, int_imm(-1)), axis=r)
+            return te.max(tirx.Select(self.hits(at, *r), flat, int_imm(-1)), axis=r)
 
-        found = te.compute(shape, last_hit, name="last_hit")
+        # A scalar has no axis to be found on.
+        return te.compute(shape[: self.depth or len(shape)], last_hit, name="last_hit")
+
+    def place(self, flat: PrimExpr) -> list[PrimExpr]:
+        """The indices of an update that is counted through, of the first where it is none."""
+        flat = tirx.max(flat, int_imm(0))
+        place: list[PrimExpr] = []
+        for extent in reversed(self.places):
+            place.insert(0, tirx.floormod(flat, extent))
+            flat = tirx.floordiv(flat, extent)
+        return place
+
+
+def _scattered(node: onnx.NodeProto, operands: NodeOperands, updates: _Updates) -> list[te.Tensor] | None:
+    """Scatter as a gather: every element looks for the updates that hit it; those of a slice do so together."""
+    data, shape, dtype = operands.tensor(0), operands.shape(0), operands.dtype(0)
+    reduction = attribute(node, "reduction", b"none").decode()
+
+    def chosen(value: Callable[..., PrimExpr]) -> list[te.Tensor]:
+        """The result: `value` of an element and the last update that hits it; as it was where none does."""
+        last = updates.last(shape)
 
         def element(*at):
-            flat = tirx.max(found(*at), int_imm(0))
-            place: list[PrimExpr] = []
-            for extent in reversed(places):
-                place.insert(0, tirx.floormod(flat, extent))
-                flat = tirx.floordiv(flat, extent)
-            return tirx.Select(found(*at) >= 0, update(at, place), old(at))
+            found = last(*at[: len(last.shape)])
+            return tirx.Select(found >= 0, value(at, updates.place(found)), data(*at))
 
         return [te.compute(shape, element, name="scatter")]
+
+    if reduction == "none":
+        return chosen(updates.value)
     reducers: dict[str, tuple[Callable, PrimExpr, Callable]] = {
         "add": (te.sum, tirx.const(0, dtype), lambda a, b: a + b),
         "mul": (
@@ -218,16 +254,42 @@ def _scattered(node: onnx.NodeProto, operands: NodeOperands, places, hits, updat
         "max": (te.max, infinite(tirx.min_value(dtype)), tirx.Max),
         "min": (te.min, infinite(tirx.max_value(dtype)), tirx.Min),
     }
-    if reduction not in reducers or rank == 0:
+    if reduction not in reducers or not updates.places:
         return None
     combine, neutral, join = reducers[reduction]
+    rows, width = math.prod(shape[: updates.depth]), math.prod(shape[updates.depth :])
+    count = math.prod(updates.places)
+    if rows + count * width < rows * width:
+        # Updates of one slice become one of them, and each slice looks for its own: rows * count comparisons and
+        # count * count * width, in place of rows * width * count.
+        total = _together(operands, updates.axes, combine, neutral)
+        return chosen(lambda at, r: join(data(*at), total(*r, *at[updates.depth :])))
+
+    def total_of(*at):
+        r = updates.axes()
+        return combine(tirx.Select(updates.hits(at, *r), updates.value(at, r), neutral), axis=r)
+
+    sums = te.compute(shape, total_of, name="hits")
+    return [te.compute(shape, lambda *at: join(data(*at), sums(*at)), name="scatter")]
+
+
+def _together(
+    operands: NodeOperands, axes: Callable[[], list], combine: Callable[..., PrimExpr], neutral: PrimExpr
+) -> te.Tensor:
+    """For each update of a ScatterND all that go to the same slice, combined."""
+    shape, (*places, depth) = operands.shape(0), operands.shape(1)
+    indices, updates = operands.tensor(1), operands.tensor(2)
+    rank = len(places)
 
     def total(*at):
         r = axes()
-        return combine(tirx.Select(hits(at, *r), update(at, r), neutral), axis=r)
+        same: PrimExpr = tirx.const(True, "bool")
+        for k in range(depth):
+            mine, other = (position_on_axis(indices(*place, k), shape[k]) for place in (at[:rank], r))
+            same = tirx.And(same, mine == other) if k else mine == other
+        return combine(tirx.Select(same, updates(*r, *at[rank:]), neutral), axis=r)
 
-    sums = te.compute(shape, total, name="hits")
-    return [te.compute(shape, lambda *at: join(old(at), sums(*at)), name="scatter")]
+    return te.compute((*places, *shape[depth:]), total, name="hits")
 
 
 @defines("Hardmax")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from onnx.reference import ReferenceEvaluator
@@ -201,6 +203,11 @@ CASES = {
     "scatter-add": ("ScatterElements", [(F, (4, 5)), (I64, (4, 3)), (F, (4, 3))], {"axis": 1, "reduction": "add"}),
     "scatter-nd": ("ScatterND", [(F, (6, 3)), np.array([[1], [4]]), (F, (2, 3))], {}),
     "scatter-nd-add": ("ScatterND", [(F, (4, 4)), (I64, (5, 2)), (F, (5,))], {"reduction": "add"}),
+    **{
+        f"scatter-nd-rows-{how}": ("ScatterND", [(F, (7, 5)), (I64, (2, 2, 1)), (F, (2, 2, 5))], {"reduction": how})
+        for how in ("add", "mul", "max", "min")
+    },
+    "scatter-nd-rows-of-two": ("ScatterND", [(F, (3, 4, 5)), (I64, (3, 2)), (F, (3, 5))], {"reduction": "add"}),
     "one-hot": ("OneHot", [(I64, (3, 2)), scalar(5, "int64"), floats(0.5, 2.0)], {"axis": 1}),
     "trilu": ("Trilu", [(F, (5, 4)), scalar(1, "int64")], {"upper": 0}),
     "reverse-sequence": ("ReverseSequence", [(F, (5, 3, 2)), ints(5, 2, 1)], {}),
@@ -288,6 +295,16 @@ def test_operator(case):
     rtol = options.pop("rtol", 1e-4)
     program = compare(node_model(operator, inputs, **options), rtol=rtol)
     assert all(isinstance(te_, TE) for te_ in program.tes)
+
+
+@pytest.mark.parametrize("reduction", ["none", "add"])
+def test_rows_are_scattered_as_rows(reduction):
+    rows, width, count = 50, 20, 4
+    given = [(F, (rows, width)), (I64, (count, 1)), (F, (count, width))]
+    program = import_onnx(node_model("ScatterND", given, reduction=reduction, opset=18))
+    evaluated = [math.prod(int(axis.dom.extent) for axis in (*te_.op.axis, *te_.op.reduce_axis)) for te_ in program.tes]
+    # Which update goes where is asked once for a row, not for each of its elements.
+    assert max(evaluated) == rows * width
 
 
 BY_DEFINITION = {
