@@ -23,6 +23,10 @@ from souffle.schedule.stage import LoopStage, Unit
 
 __all__ = ["JoinPolicy", "StageError", "form_stages"]
 
+LONG_TILE = 1 << 14
+"""Elements of a TE in one tile from which it is asked whether more tiles of its own would take less time: 64 for each
+of 256 threads. Asking takes as long as scheduling the TE again."""
+
 
 class StageError(SouffleError):
     """A TE has no schedule at all; the message names it and what each rule says."""
@@ -218,7 +222,7 @@ class _Former:
         if refusal is not None:
             return refusal
         joined = self.drafts.formed([*stage.tes, te_])
-        return self._compare(te_, stage, joined.answer) or joined
+        return self._compare(te_, stage, joined.answer) or self._starved(te_, stage, joined.answer) or joined
 
     def _followers(self, te_: TE | ExternTE, start: int) -> list[TE]:
         """The TEs from `start` on that :meth:`_precheck` lets join the stage of `te_` one after another."""
@@ -322,6 +326,26 @@ class _Former:
                 f"the joint schedule would be worse ({answer.rule} instead of {alone.rule}): {answer.reason}"
             )
         return None
+
+    def _starved(self, te_: TE, stage: Formed, answer: Answer) -> Refused | None:
+        """That the tiles of a reduction, of which there may be few, would take long over a TE of many more elements.
+
+        Such as a table of which a few rows change: its columns, as tiles hold them whole, are far fewer than the blocks
+        that could copy it.
+        """
+        if te_.is_reduction or te_.outputs[0].size < LONG_TILE * answer.tiles:
+            return None
+        if te_.outputs[0].size in {member.outputs[0].size for member in stage.tes}:
+            return None
+        seconds = self.drafts.scheduler.seconds
+        together, before = seconds(answer), seconds(stage.answer)
+        alone = self.drafts.formed([te_]).answer
+        if together is None or before is None or alone.schedule is None:
+            return None
+        apart = before + seconds(alone)
+        if together <= apart * self.drafts.scheduler.error:
+            return None
+        return Refused(f"{answer.tiles} tiles take {together * 1e6:.1f} µs for both, apart they take {apart * 1e6:.1f}")
 
 
 def _decision(te_: TE, stage: Formed, joined: Formed | Refused) -> Decision:

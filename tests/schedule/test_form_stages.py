@@ -27,6 +27,8 @@ ON_CHIP = JoinPolicy(across_operators=True, on_chip=frozenset({"reuse"}))
 class Played:
     """A scheduler that answers, and knows times, as a test says."""
 
+    error = 1.0
+
     def __init__(self, answer: Callable[[tirx.PrimFunc], Answer], seconds: Callable[[Answer], float | None]) -> None:
         self.answer = answer
         self.seconds = seconds
@@ -224,6 +226,20 @@ def test_elements_that_are_not_the_stage_s_would_repeat_its_reduction() -> None:
     b = Builder()
     _, (decision,) = form(b.program(b.broadcast(b.tanh(b.input(4, 6)), 3)), ACROSS)
     assert "would repeat an expensive expression" in decision.reason
+
+
+@pytest.mark.parametrize(("copies", "together", "joined"), [(512, 9.0, False), (512, 7.0, True), (511, 9.0, True)])
+def test_few_tiles_of_a_reduction_take_no_long_te_that_takes_less_alone(
+    copies: int, together: float, joined: bool
+) -> None:
+    b = Builder().grouped("scatter")
+    program = b.program(b.broadcast(b.reduce(b.input(64, 6), 1), copies))
+    stages, (decision, *_) = formed(
+        program, answer(tiles=2), FUSED, lambda found: 1e-6 * (together if found.tiles == 2 else 4.0)
+    )
+    assert decision.accepted == (len(stages) == 1) == joined
+    if not joined:
+        assert decision.reason == "2 tiles take 9.0 µs for both, apart they take 8.0"
 
 
 def test_a_stage_that_another_one_reads_already_is_not_joined() -> None:
