@@ -8,15 +8,31 @@ from math import prod
 
 import numpy as np
 
-from souffle.verify.expressions import Axis, Expr, Undecided, conjuncts, evaluate, holding, linear_terms, span
+from souffle.verify.digits import in_digits
+from souffle.verify.expressions import (
+    Axis,
+    Expr,
+    Undecided,
+    add,
+    conjuncts,
+    const,
+    evaluate,
+    holding,
+    linear_terms,
+    operation,
+    span,
+)
 
 __all__ = ["Range", "in_units", "index_range", "kinds", "points"]
 
 _CHUNK = 1 << 21
 """Points that are evaluated at once: some tens of megabytes of integers."""
 
-_MOST = 1 << 27
+_MOST = 1 << 28
 """Points of one question; beyond it bounds of each axis on its own have to do."""
+
+_LONG = 1 << 24
+"""Points from which it is worth a look whether an axis can be taken apart: some tenths of a second."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +90,13 @@ def _group_range(axes: set[Axis], terms: dict[Expr, int], conditions: Sequence[E
         return Range(min(ends), max(ends), True)
     order = sorted(axes, key=lambda a: -a.extent)
     values = {a: _representatives(a, [*terms, *conditions]) for a in order}
-    if prod(len(v) for v in values.values()) > _MOST:
+    count = prod(len(v) for v in values.values())
+    digits = in_digits([*terms, *conditions]) if count > _LONG else None
+    if digits is not None:
+        # An axis that is divided somewhere is two, which may act apart.
+        parts = (operation("mul", part, const(factor)) for part, factor in zip(digits, terms.values(), strict=False))
+        return index_range(add(*parts), digits[len(terms) :])
+    if count > _MOST:
         return Range(*span(terms), False)
     low = high = None
     for env in _boxes(order, values):
@@ -173,7 +195,8 @@ def points(
     values[tile] = np.arange(tile.extent, dtype=np.int64) if tiles is None else tiles
     values[thread] = np.arange(thread.extent, dtype=np.int64)
     count = prod(len(v) for v in values.values())
-    if count > _MOST:
+    # Who asks for turns keeps all points at once, to sort them.
+    if count > (_MOST // 2 if along else _MOST):
         raise Undecided(f"{count} points of one access, more than are enumerated")
     for env in _boxes(order, values):
         memo: dict[Expr, np.ndarray] = {}
