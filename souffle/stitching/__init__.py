@@ -9,7 +9,7 @@ from souffle.stitching.registry import FUSION_PLANNERS, fusion_planner_for
 from souffle.stitching.schemes import schemes_of
 from souffle.stitching.shared import SharedError, SharedPlan, SharedRequest, plan_as_printed, plan_shared
 from souffle.stitching.template import Attribute, OpSchedule, Part, Template, TemplateError
-from souffle.stitching.template_choice import Stitched, stitched, stitched_stage
+from souffle.stitching.template_choice import Stitched, Stitcher, stitched, stitched_stage
 from souffle.stitching.template_hook import by_templates
 from souffle.stitching.template_launch import TemplateOp, Tiling, enumerate_schedules, tiling_of
 from souffle.stitching.template_ops import op_of
@@ -34,6 +34,7 @@ __all__ = [
     "SharedPlan",
     "SharedRequest",
     "Stitched",
+    "Stitcher",
     "Template",
     "TemplateError",
     "TemplateOp",

@@ -13,13 +13,13 @@ from math import inf, prod
 
 from souffle.cost.device import CostDevice
 from souffle.cost.stage_price import price_on
-from souffle.decision import Decision
+from souffle.decision import Decision, Refused
 from souffle.program import TE, ExternTE, TEProgram
 from souffle.schedule.gpu.rule import GpuSchedule
 from souffle.schedule.lower import DeviceFunction, LoweringError, cuda_target, lower_stage
 from souffle.schedule.stage import Stage, draft_stage
-from souffle.stitching.graph import OpGraph, pattern_graph
-from souffle.stitching.kinds import CONTRACTIONS, REDUCTIONS, Kind
+from souffle.stitching.graph import OpGraph, Read, pattern_graph
+from souffle.stitching.kinds import CONTRACTIONS, ELEMENTWISE, REDUCTIONS, Kind
 from souffle.stitching.layout import axis_sets, layout_of
 from souffle.stitching.plan import Scheme
 from souffle.stitching.shared import SharedPlan, SharedRequest, plan_shared
@@ -29,7 +29,7 @@ from souffle.stitching.template_ops import op_of
 from souffle.stitching.template_schedule import scheduled_by
 from souffle.stitching.template_styles import STYLES, Choices, points_of, sub_roots, template_of
 
-__all__ = ["MOST_SCHEDULED", "Stitched", "Price", "stitched", "stitched_stage"]
+__all__ = ["MOST_SCHEDULED", "Price", "Stitched", "Stitcher", "stitched", "stitched_stage"]
 
 MOST_SCHEDULED = 32
 """Stages of a pattern that are scheduled and lowered at most."""
@@ -127,27 +127,61 @@ def stitched(
     TemplateError
         If they cannot be one; the message names the TE and says why.
     """
-    return _Search(tes, program, device, price or price_on(device), most).found()
+    return Stitcher(device, price=price, most=most)(tes, program)
+
+
+class Stitcher:
+    """:func:`stitched` for many patterns: those that are structurally equal, as of equal layers, are searched once.
+
+    Parameters
+    ----------
+    device, price, most
+        See :func:`stitched`.
+    """
+
+    def __init__(self, device: CostDevice, *, price: Price | None = None, most: int = MOST_SCHEDULED) -> None:
+        self.device, self.most = device, most
+        self.price: Price = price or price_on(device)
+        self._known: dict[str, _Found | Refused] = {}
+
+    def __call__(self, tes: Sequence[TE | ExternTE], program: TEProgram) -> Stitched:
+        """See :func:`stitched`."""
+        search = _Search(tes, program, self)
+        digest = search.draft.digest
+        if digest not in self._known:
+            self._known[digest] = search.found()
+        found = self._known[digest]
+        if isinstance(found, Refused):
+            raise TemplateError(f"{tes[-1].name} and what it needs cannot be one kernel: {found.reason}")
+        return search.answer(found)
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """The best candidate of a pattern, and how many there were."""
+
+    choices: Choices
+    tried: _Tried
+    scheduled: int
 
 
 class _Search:
-    def __init__(
-        self, tes: Sequence[TE | ExternTE], program: TEProgram, device: CostDevice, price: Price, most: int
-    ) -> None:
+    def __init__(self, tes: Sequence[TE | ExternTE], program: TEProgram, how: Stitcher) -> None:
         for one in tes:
             if not isinstance(one, TE):
                 raise TemplateError(f"{one.name} is {type(one).__name__}; a template schedules TEs of one statement")
             if len(one.outputs) != 1:
                 raise TemplateError(f"{one.name} has {len(one.outputs)} outputs; a template schedules TEs of one")
-        self.tes, self.device, self.price, self.most = tuple(tes), device, price, most
+        self.tes = tuple(tes)
+        self.device, self.price, self.most = how.device, how.price, how.most
         self.draft = draft_stage(tes, program)
         self.graph: OpGraph = pattern_graph(tes, program)
         self.ops: list[TemplateOp] = [op_of(one) for one in tes]
-        self.target = cuda_target(device.arch)
+        self.target = cuda_target(how.device.arch)
         self.tried: dict[tuple[str, int], _Tried] = {}
         self.known: dict[Choices, _Tried] = {}
 
-    def found(self) -> Stitched:
+    def found(self) -> _Found | Refused:
         """The best of those that are tried."""
         best = self.guess()
         least = self.of(best).seconds
@@ -163,8 +197,8 @@ class _Search:
                         best, least, again = choices, self.of(choices).seconds, True
         if least == inf:
             reasons = dict.fromkeys(one.reason for one in self.tried.values())
-            raise TemplateError(f"{self.tes[-1].name} and what it needs cannot be one kernel: {'; '.join(reasons)}")
-        return self.answer(self.of(best))
+            return Refused("; ".join(reasons))
+        return _Found(best, self.of(best), self.scheduled)
 
     @property
     def scheduled(self) -> int:
@@ -239,15 +273,16 @@ class _Search:
 
     # The answer
 
-    def answer(self, tried: _Tried) -> Stitched:
-        """What was found of the best candidate."""
-        template, schedule = tried.template, tried.schedule
+    def answer(self, found: _Found) -> Stitched:
+        """What was found for this pattern, or for one that is equal but for names."""
+        tried = found.tried
+        template = template_of(self.graph, self.ops, found.choices)
+        schedule = replace(tried.schedule, way=str(template))
         schemes = tuple(self.scheme(number, template, schedule.threads) for number in range(len(self.tes)))
         plan = plan_shared(self.requests(template, schedule.threads), alignment=_ALIGNMENT)
         allocated = max(function.shared_bytes for function in tried.functions)
-        stage = Stage(self.draft, schedule, tried.functions)
         why = (
-            f"{tried.seconds * 1e6:.2f} us predicted, the least of {self.scheduled} templates; shared memory: "
+            f"{tried.seconds * 1e6:.2f} us predicted, the least of {found.scheduled} templates; shared memory: "
             f"{plan.requested} bytes requested, {allocated} allocated"
         )
         attached = ", ".join(f"{one.name}/{scheme}" for one, scheme in zip(self.tes, schemes, strict=True))
@@ -255,7 +290,8 @@ class _Search:
             Decision("template", str(template), True, why),
             Decision("template", self.draft.name, True, f"attached: {attached}"),
         )
-        return Stitched(stage, template, schemes, plan, allocated, tried.seconds, self.scheduled, decisions)
+        stage = Stage(self.draft, schedule, tried.functions)
+        return Stitched(stage, template, schemes, plan, allocated, tried.seconds, found.scheduled, decisions)
 
     def scheme(self, number: int, template: Template, threads: int) -> Scheme:
         """How a TE is attached to those that read it."""
@@ -280,8 +316,19 @@ class _Search:
                 for d, reduced in enumerate(op.reduced):
                     nbytes *= 1 if reduced else tiling.without({Attribute.GRID}, d)
             operands = tuple(self.tes[producer].name for producer in self.graph.producers[number])
-            found.append(SharedRequest(one.name, operands, nbytes))
+            in_place = frozenset(
+                self.tes[read.producer].name
+                for read in self.graph.ops[number].reads
+                if read.producer is not None and self.in_place(number, read)
+            )
+            found.append(SharedRequest(one.name, operands, nbytes, in_place))
         return found
+
+    def in_place(self, number: int, read: Read) -> bool:
+        """Whether an operation reads a tensor at the element that it computes alone."""
+        op = self.graph.ops[number]
+        own = {(d, d, extent) for d, extent in enumerate(op.shape) if extent > 1}
+        return op.kind in ELEMENTWISE and op.shape == read.shape and own <= set(read.alignments)
 
 
 def _is_shared(template: Template, name: str) -> bool:

@@ -275,7 +275,9 @@ def chunk_of(attribute: Attribute, extent: int, threads: int) -> Dimension:
         return (Part(attribute, extent),)
     if count == 1:
         return (Part(Attribute.THREAD, extent),)
-    return (Part(Attribute.THREAD, extent // count), Part(attribute, count))
+    turns = Part(Attribute.THREAD, extent // count)
+    # Threads have neighbours, which are next to each other in memory; a warp has its own run.
+    return (turns, Part(attribute, count)) if attribute is Attribute.CTA else (Part(attribute, count), turns)
 
 
 def enumerate_schedules(

@@ -83,15 +83,31 @@ class Choices:
 def sub_roots(graph: OpGraph) -> tuple[frozenset[int], ...]:
     """Which operations may be kept together; the first is the layout's own answer.
 
-    Reductions and products that are read always are. Expensive element-wise operations that several read are, or are
-    not (2021 §4.2); so are operands of products.
+    Reductions and products that are read always are. Expensive element-wise operations, and what is computed with these
+    alone, are or are not where they are read more than once (2021 §4.2); so are operands of products.
     """
-    members = range(len(graph.ops))
-    own = kept_of(graph, members)
-    must = {n for n in own if graph.ops[n].kind not in ELEMENTWISE}
-    expensive = {n for n in members if graph.ops[n].kind is Kind.EXPENSIVE and len(graph.consumers[n]) > 1}
-    found = [own, own | expensive, frozenset(must), frozenset(must | expensive)]
+    own = kept_of(graph, range(len(graph.ops)))
+    must = frozenset(n for n in own if graph.ops[n].kind not in ELEMENTWISE)
+    found = [own, _with_expensive(graph, own), must, _with_expensive(graph, must)]
     return tuple(dict.fromkeys(_readable(graph, kept) for kept in found))
+
+
+def _with_expensive(graph: OpGraph, kept: Collection[int]) -> frozenset[int]:
+    """With what would have an expensive operation computed more than once if it were written into its readers."""
+    found = set(kept)
+    costly: set[int] = set()
+    for number, op in enumerate(graph.ops):
+        if op.kind not in ELEMENTWISE or number in found:
+            continue
+        if op.kind is Kind.EXPENSIVE or not costly.isdisjoint(graph.producers[number]):
+            reads = [
+                r for consumer in graph.consumers[number] for r in graph.ops[consumer].reads if r.producer == number
+            ]
+            if len(reads) > 1 or any(read.times > 1 for read in reads):
+                found.add(number)
+            else:
+                costly.add(number)
+    return frozenset(found)
 
 
 def _readable(graph: OpGraph, kept: Collection[int]) -> frozenset[int]:
@@ -155,8 +171,9 @@ def _chunks(graph: OpGraph, component: Component, choices: Choices) -> dict[int,
     """For each member the axes that blocks divide: how many there are, and how much of the axis each has."""
     largest = max(component.members, key=lambda number: points_of(graph, number))
     wanted = -(-component.units // choices.blocks)
-    # As many units as threads come in.
-    grain = next((grain for most, grain in _GRAINS if wanted <= most), choices.threads)
+    # As many units as warps or threads come in.
+    warps = choices.threads // 32
+    grain = next((grain for most, grain in ((warps, 1), (32, warps), (256, 32)) if wanted <= most), choices.threads)
     wanted = -(-wanted // grain) * grain
     place = {axis: n for n, axis in enumerate(range(len(graph.ops[largest].shape)))}
     inner = sorted(component.cuts, key=lambda cut: place.get(cut.axis_of(largest), -1), reverse=True)
@@ -171,10 +188,6 @@ def _chunks(graph: OpGraph, component: Component, choices: Choices) -> dict[int,
             if count > 1:
                 found.setdefault(number, {})[axis] = (count, size * (extent // cut.parts))
     return found
-
-
-_GRAINS = ((8, 1), (32, 8), (256, 32))
-"""Up to how many units a block has any number of them, a multiple of 8, or of 32."""
 
 
 def points_of(graph: OpGraph, number: int) -> int:

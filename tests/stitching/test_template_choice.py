@@ -11,8 +11,9 @@ from benchmarks.pattern_campaign import draw, wrong
 from souffle.cost import cost_device
 from souffle.program import TEProgram
 from souffle.runtime import Network
+from souffle.schedule.lower import cuda_target, lower_stage
 from souffle.schedule.stage import Stages
-from souffle.stitching import Scheme, TemplateError
+from souffle.stitching import Scheme, SharedRequest, Stitcher, TemplateError, plan_shared, stage_by
 from souffle.stitching.template_choice import Stitched, stitched, stitched_stage
 
 DEVICE = cost_device("A100-SXM4-40GB")
@@ -63,6 +64,50 @@ def test_layer_norm_and_its_statistics(shape: tuple[int, int]) -> None:
     assert made.shared.requested >= made.shared.allocated > 0
     assert len(made.stage.outputs) == 3 and made.scheduled <= 32
     assert str(made.template) in str(made.decisions[0]) and "done/packing" in str(made.decisions[1])
+
+
+def test_equal_patterns_are_searched_once() -> None:
+    x, y = te.placeholder((31, 33), name="x"), te.placeholder((31, 33), name="y")
+
+    def rows(z: te.Tensor, name: str) -> tuple[te.Tensor, te.Tensor]:
+        k = te.reduce_axis((0, 33), "k")
+        total = te.compute((31,), lambda i: te.sum(z[i, k], axis=k), name=f"{name}_total")
+        return total, te.compute((31, 33), lambda i, j: z[i, j] / total[i], name=name)
+
+    program = souffle.from_te([x, y], [rows(x, "one")[1], rows(y, "other")[1]], name="rows")
+    stitcher = Stitcher(DEVICE)
+    one, other = (
+        stitcher([item for item in program.tes if item.name.startswith(name)], program) for name in ("one", "other")
+    )
+    assert one.stage.functions is other.stage.functions
+    assert str(other.template) == str(one.template).replace("one", "other") == other.stage.schedule.way
+
+
+@pytest.mark.parametrize(
+    ("in_place", "template", "requested", "allocated"),
+    [
+        (False, "a[GRID,CTA]S; b[GRID,CTA]S; c[GRID,CTA]S; d[GRID,CTA];", 3, 2),
+        (False, "a[GRID,CTA]S; b[GRID,CTA]S; d[GRID,CTA];", 2, 2),
+        (True, "a[GRID,CTA]S; b[GRID,CTA]S; d[GRID,CTA];", 2, 1),
+    ],
+)
+def test_shared_memory_is_taken_in_turns(in_place: bool, template: str, requested: int, allocated: int) -> None:
+    """As Algorithm 4 of 2019 has it: by results that are never needed together, and by one in the place of another."""
+    x = te.placeholder((8, 1024), name="x")
+    a = te.compute((8, 1024), lambda i, j: te.tanh(x[i, j]), name="a")
+    b = te.compute((8, 1024), lambda i, j: te.tanh(a[i, j if in_place else 1023 - j]), name="b")
+    c = te.compute((8, 1024), lambda i, j: te.tanh(b[i, 1023 - j]), name="c")
+    d = te.compute((8, 1024), lambda i, j: te.tanh(c[i, 1023 - j]), name="d")
+    program = souffle.from_te([x], [d], name="chain")
+    (function,) = lower_stage("stage", stage_by(program.tes, program, template).schedule, cuda_target(DEVICE.arch))
+    kept = [name for name in "abc" if f"{name}[" in template]
+    requests = [
+        SharedRequest(name, tuple(kept[n - 1 : n]), 4096, frozenset("a" if in_place and name == "b" else ""))
+        for n, name in enumerate(kept)
+    ]
+    plan = plan_shared(requests, alignment=128)
+    assert (plan.requested, plan.allocated) == (requested * 4096, allocated * 4096)
+    assert function.shared_bytes == plan.allocated
 
 
 def test_what_cannot_be_one_kernel_names_the_te() -> None:
