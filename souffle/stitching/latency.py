@@ -9,9 +9,10 @@ nothing, a block may also take several units together and give their elements to
 takes CPI from microbenchmarks of Volta and Turing (Jia et al. 2018, 2019). Here latencies and rates come from the
 device file, each with its source, and CPI is that of a warp among the others on its multiprocessor:
 
-    CPI = max(latency, resident warps * 32 / operations a clock)
+    sum of N_instruction * CPI = max(sum of N * latency, sum of N * resident warps * 32 / operations a clock)
 
-so that a device that is full of warps is bound by its rates and an empty one by its latencies. Of global memory the
+so that a device that is full of warps is bound by its rates and an empty one by its latencies: which of both is asked
+for a warp and not for each kind of instruction, since other warps issue theirs while one waits. Of global memory the
 rate is of bytes: distinct ones from memory, and what is read again from the L2 cache if it has room for the tensor.
 Registers and shared memory, which decide the occupancy, follow from life times; simplified (for the delta-evaluator,
 §5.4), registers are 16 and shared memory is the most in and between any members.
@@ -43,8 +44,8 @@ SIMPLE_REGISTERS = 16
 
 _ARITHMETIC, _SPECIAL, _SHARED = range(3)
 
-_TOGETHER = (8, 32)
-"""Units that a block takes together where lanes would do nothing: as many as its warps, or as a warp has lanes."""
+_TOGETHER = (8, 16, 32)
+"""Units that a block takes together where lanes would do nothing: from as many as its warps to as a warp has lanes."""
 
 _WORD = 4
 _SECTOR_WORDS = 8
@@ -281,24 +282,19 @@ class LatencyEvaluator:
     def _warp_cycles(self, way: _Way, resident: float) -> float:
         """``L_warp`` among so many warps on a multiprocessor."""
         device = self.device
-        memory_bytes_per_clock = device.memory_bytes_per_second / device.clock_hz / device.sm_count
-        cache_bytes_per_clock = min(device.l2_bytes_per_clock / device.sm_count, device.l2_bytes_per_clock_per_sm)
+        memory_per_clock = device.memory_bytes_per_second / device.clock_hz / device.sm_count
+        cache_per_clock = min(device.l2_bytes_per_clock / device.sm_count, device.l2_bytes_per_clock_per_sm)
         latencies = (device.arithmetic_latency_clocks, device.arithmetic_latency_clocks, device.shared_latency_clocks)
         rates = (
             device.fp32_per_clock_per_sm,
             device.special_per_clock_per_sm,
             device.shared_bytes_per_clock_per_sm / _WORD,
         )
-        executed = sum(
-            max(turns * latency, each * resident * WARP / rate)
-            for turns, each, latency, rate in zip(way.longest, way.average, latencies, rates, strict=True)
-        )
-        memory = max(
-            way.loads * device.memory_latency_clocks,
-            resident * way.memory_bytes / memory_bytes_per_clock,
-            resident * way.cache_bytes / cache_bytes_per_clock,
-        )
-        return executed + memory + way.barriers * device.barrier_clocks
+        waited = way.loads * device.memory_latency_clocks
+        waited += sum(turns * latency for turns, latency in zip(way.longest, latencies, strict=True))
+        issued = max(resident * way.memory_bytes / memory_per_clock, resident * way.cache_bytes / cache_per_clock)
+        issued += sum(each * resident * WARP / rate for each, rate in zip(way.average, rates, strict=True))
+        return max(waited, issued) + way.barriers * device.barrier_clocks
 
 
 def _turns_of_warps(elements: float, total: float, threads: int) -> float:

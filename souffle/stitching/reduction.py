@@ -45,6 +45,7 @@ class Candidates:
     def __init__(self, graph: OpGraph, score: DeltaScore) -> None:
         self.graph, self.score = graph, score
         self.of: list[tuple[int, ...]] = [()] * len(graph.ops)
+        self.in_cycles: dict[int, None] = {}  # patterns that were dropped for what is not fused between their vertices
         self._reach: dict[int, tuple[int, int]] = {}
         self._depth: list[int] = []
         for producers in graph.producers:
@@ -122,6 +123,7 @@ class Candidates:
             if not between:
                 return pattern
             if between & ~self._fusible:
+                self.in_cycles[pattern] = None
                 return 0
             for number in members_of(between):
                 pattern |= whole[number] if whole else 1 << number

@@ -11,7 +11,7 @@ from souffle.decision import Decision
 from souffle.stitching.delta import DeltaScore
 from souffle.stitching.graph import members_of
 from souffle.stitching.latency import KernelLatency, LatencyEvaluator
-from souffle.stitching.plan import FusionPlan, plan_of
+from souffle.stitching.plan import FusionPlan, cycle_between, plan_of
 from souffle.stitching.planner import FusionRequest
 from souffle.stitching.reduction import MOST_TES, Candidates, candidates_of
 from souffle.wording import counted
@@ -135,10 +135,23 @@ class StitchingDp:
         plans = sorted((latency(patterns), place, patterns) for place, patterns in enumerate(beam_search(candidates)))
         chosen = plans[0][2]
         decisions = [Decision("stitching", *_considered(plan, plan is plans[0])) for plan in plans]
+        decisions += _cut(candidates)
         groups = [members_of(pattern) for pattern in chosen]
         scores = {frozenset(group): score(pattern) for group, pattern in zip(groups, chosen, strict=True)}
         schemes = {n: scheme for group in groups for n, scheme in kernels[tuple(group)].schemes.items()}
         return plan_of(graph, groups, self.name, decisions, scores=scores, schemes=schemes)
+
+
+def _cut(candidates: Candidates) -> list[Decision]:
+    """The smallest candidate that was dropped for a cycle, and how many were."""
+    if not candidates.in_cycles:
+        return []
+    graph = candidates.graph
+    members = members_of(min(candidates.in_cycles, key=lambda pattern: (pattern.bit_count(), pattern)))
+    _, words = cycle_between(graph, [members])
+    more = len(candidates.in_cycles) - 1
+    told = f"{words}; {counted(more, 'more candidate pattern')} dropped for a cycle" if more else words
+    return [Decision("stitching", f"fuse {' + '.join(graph.ops[number].name for number in members)}", False, told)]
 
 
 def _considered(plan: tuple[float, int, tuple[int, ...]], taken: bool) -> tuple[str, bool, str]:

@@ -51,7 +51,9 @@ def test_a_pattern_in_a_cycle_is_no_candidate() -> None:
     graph = cyclic()
     candidates = candidates_of(graph, DeltaScore(graph, A100))
     assert candidates.of == [(mask(0),), (), (mask(2),)] and not candidates.is_convex(mask(0, 2))
-    assert len(PLANNER.plan(FusionRequest(graph, A100)).patterns) == 3
+    plan = PLANNER.plan(FusionRequest(graph, A100))
+    assert len(plan.patterns) == 3
+    assert str(plan.decisions[-1]) == "[stitching] - fuse A + C: a cycle leads through C + A -> B -> C + A"
 
 
 def test_units_are_what_blocks_can_divide() -> None:
