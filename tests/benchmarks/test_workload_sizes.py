@@ -1,0 +1,27 @@
+"""The workloads at odd sizes: all of them, each a valid network of the sizes that its note says."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from benchmarks.workload_sizes import BUILDERS, draw
+from souffle import models
+from souffle.cli.compare import onnxruntime_outputs
+
+
+def test_each_workload_has_its_turn_and_runs() -> None:
+    assert tuple(BUILDERS) == models.STITCHING_NAMES
+    for seed, name in enumerate(BUILDERS):
+        case = draw(seed)
+        assert case.note.startswith(f"{name}: ") and case.note != f"{name}: {BUILDERS[name][1]}"
+        onnx.checker.check_model(case.model, full_check=True)
+        values = onnxruntime_outputs(case.model, case.inputs)
+        assert all(np.isfinite(value).all() for value in values.values()), case.note
+        assert draw(seed).model.SerializeToString() == case.model.SerializeToString()
+
+
+def test_some_workloads_alone() -> None:
+    notes = [draw(seed, ("nmt", "asr")).note for seed in range(8)]
+    assert {note.partition(":")[0] for note in notes} == {"nmt", "asr"}
+    assert len(set(notes)) == len(notes)
