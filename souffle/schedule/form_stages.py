@@ -123,7 +123,7 @@ def _joined_on_chip(
     known: tuple[tuple[str, Join], ...] = (("attention", join_chains), ("channels", join_owned), ("reuse", join_rows))
     joins = [join for name, join in known if name in policy.on_chip]
     for join in joins if policy.compose is None else [*joins, policy.compose]:
-        if len(formed) > 1:
+        if formed:
             together, joined = join(formed, analysis, drafts)
             formed = [_with_parts(stage, formed) for stage in together]
             decisions += joined
@@ -285,6 +285,9 @@ class _Former:
         if te_.is_reduction:
             return self._precheck_prologue(te_, stage)
         if te_.outputs[0].size in {member.outputs[0].size for member in stage.tes}:
+            return None
+        if same_group and self.policy.group_of is not None:
+            # What is computed again is the plan's to say.
             return None
         if has_reduction:
             reason = "its elements are not those of the stage: it would repeat the reduction"

@@ -1,63 +1,139 @@
 """The stages of a pattern as one stage, so that one kernel without a grid barrier computes it (003 §5, 000 §4).
 
-Stages of a pattern that depend on each other are joined into one where a schedule exists that keeps what passes between
-them in a block. Whether it pays is decided when all stages of the network are known: a joined stage knows its parts.
+TEs of a pattern that depend on each other are one stage where a schedule exists that keeps what passes between them in
+a block. Of several it is the one that is predicted to take least:
+
+    a rule's, as of any stage
+    a rule's for tiles that own what they compute, from the first TE to the last    (``schedule/owned_tiles.py``)
+    a template's                                                                    (``template_choice.py``)
+
+Whether it pays is decided when all stages of the network are known: a joined stage knows its parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from souffle.analysis import Analysis
-from souffle.decision import Decision
-from souffle.program import Tensor
-from souffle.schedule.drafts import Drafts, Formed, FormedLoop, stands_alone
+from souffle.cost.device import CostDevice
+from souffle.decision import Decision, Refused
+from souffle.program import TE, Tensor, TEProgram
+from souffle.schedule.drafts import Answer, Drafts, Formed, FormedLoop, stands_alone
+from souffle.stitching.template import TemplateError
+from souffle.stitching.template_choice import stitched
 
-__all__ = ["compose"]
+__all__ = ["Composer"]
 
 _MOST = 64
 """TEs of a stage that is tried: scheduling takes time that grows with the cube of them."""
 
+_TEMPLATE = "template"
+"""In the place of a rule's name."""
 
-def compose(
-    stages: Sequence[Formed | FormedLoop], analysis: Analysis, drafts: Drafts
-) -> tuple[list[Formed | FormedLoop], list[Decision]]:
-    """Stages of one pattern, those that depend on each other as one where the scheduler has a schedule for them.
+
+class Composer:
+    """Composes the stages of patterns, equal ones once.
 
     Parameters
     ----------
-    stages : sequence of Formed or FormedLoop
-        In topological order.
-    analysis : Analysis
-        Of their program.
-    drafts : Drafts
-
-    Returns
-    -------
-    stages : list of Formed or FormedLoop
-    decisions : list of Decision
-        One for each set of stages that depend on each other.
+    device : CostDevice
+    stitches : bool
+        Whether threads of a block may give each other results: without, a rule's schedule is all that is tried.
     """
-    found: list[Formed | FormedLoop] = []
-    decisions: list[Decision] = []
-    position = {te_: number for number, te_ in enumerate(analysis.program.tes)}
-    for part in _connected(stages):
-        if len(part) == 1 or any(stands_alone(stage) for stage in part):
-            found += part
-            continue
-        names = ", ".join(stage.draft.name for stage in part)
-        count = sum(len(stage.tes) for stage in part)
-        if count > _MOST:
-            reason = f"it would have {count} TEs, and at most {_MOST} are tried as one stage"
-            decisions.append(Decision("fusion", f"one stage of {names}", False, reason))
-            found += part
-            continue
-        tes = sorted((te_ for stage in part for te_ in stage.tes), key=position.__getitem__)
-        whole = drafts.formed(tes, part)
-        accepted = whole.answer.schedule is not None
-        decisions.append(Decision("fusion", f"one stage of {names}", accepted, whole.answer.summary))
-        found += [whole] if accepted else part
-    return found, decisions
+
+    def __init__(self, device: CostDevice, *, stitches: bool) -> None:
+        self.device, self.stitches = device, stitches
+        self._known: dict[str, tuple[Answer, tuple[Decision, ...]] | Refused] = {}
+
+    def __call__(
+        self, stages: Sequence[Formed | FormedLoop], analysis: Analysis, drafts: Drafts
+    ) -> tuple[list[Formed | FormedLoop], list[Decision]]:
+        """Stages of one pattern, those that depend on each other as one where there is a schedule for them.
+
+        Parameters
+        ----------
+        stages : sequence of Formed or FormedLoop
+            In topological order.
+        analysis : Analysis
+            Of their program.
+        drafts : Drafts
+
+        Returns
+        -------
+        stages : list of Formed or FormedLoop
+        decisions : list of Decision
+            One for each set of stages that depend on each other, and of a template its own.
+        """
+        found: list[Formed | FormedLoop] = []
+        decisions: list[Decision] = []
+        position = {te_: number for number, te_ in enumerate(analysis.program.tes)}
+        for part in _connected(stages):
+            if any(stands_alone(stage) for stage in part) or not _is_stitched(part, analysis.program):
+                found += part
+                continue
+            names = ", ".join(stage.draft.name for stage in part)
+            tes = sorted((te_ for stage in part for te_ in stage.tes), key=position.__getitem__)
+            whole = self.whole(tes, part, analysis.program, drafts, decisions)
+            accepted = isinstance(whole, Formed)
+            reason = whole.answer.summary if accepted else whole.reason
+            decisions.append(Decision("fusion", f"one stage of {names}", accepted, reason))
+            found += [whole] if accepted else part
+        return found, decisions
+
+    def whole(
+        self,
+        tes: Sequence[TE],
+        parts: Sequence[Formed],
+        program: TEProgram,
+        drafts: Drafts,
+        decisions: list[Decision],
+    ) -> Formed | Refused:
+        """Some TEs as one stage, by the schedule that is predicted to take least."""
+        if len(tes) > _MOST:
+            return Refused(f"it would have {len(tes)} TEs, and at most {_MOST} are tried as one stage")
+        before = tuple(parts) if len(parts) > 1 else ()
+        ways = [drafts.formed(tes, before)]
+        reasons = [ways[0].answer.summary]
+        if self.stitches:
+            ways.append(drafts.formed(tes, before, owned=True))
+            made = self.by_template(tes, ways[0].draft.digest, program)
+            if isinstance(made, Refused):
+                reasons.append(made.reason)
+            else:
+                answer, told = made
+                ways.append(replace(ways[0], answer=answer))
+                decisions += told
+        possible = [way for way in ways if way.answer.schedule is not None]
+        if not possible:
+            return Refused("; ".join(reasons))
+        return min(possible, key=lambda way: drafts.scheduler.seconds(way.answer))
+
+    def by_template(
+        self, tes: Sequence[TE], digest: str, program: TEProgram
+    ) -> tuple[Answer, tuple[Decision, ...]] | Refused:
+        """The best template of some TEs as a scheduler's answer, with what is to be said of it."""
+        if digest not in self._known:
+            try:
+                made = stitched(tes, program, self.device)
+            except TemplateError as error:
+                self._known[digest] = Refused(f"{_TEMPLATE}: {error}")
+            else:
+                schedule = made.stage.schedule
+                answer = Answer(schedule, _TEMPLATE, 0, False, schedule.tiles, "", made.stage.functions)
+                self._known[digest] = (answer, made.decisions)
+        return self._known[digest]
+
+
+def _is_stitched(part: Sequence[Formed], program: TEProgram) -> bool:
+    """Whether something passes between the threads of a block: several stages, or a reduction that others read."""
+    if len(part) > 1:
+        return True
+    inside = set(part[0].tes)
+    return any(
+        te_.is_reduction and any(reader in inside for tensor in te_.outputs for reader in program.consumers[tensor])
+        for te_ in part[0].tes
+    )
 
 
 def _connected(stages: Sequence[Formed | FormedLoop]) -> list[list[Formed | FormedLoop]]:

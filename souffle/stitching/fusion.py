@@ -9,7 +9,7 @@ from souffle.errors import OptionError
 from souffle.options import ON_CHIP, SOUFFLE, Options
 from souffle.program import TEProgram
 from souffle.schedule.form_stages import JoinPolicy
-from souffle.stitching.compose import compose
+from souffle.stitching.compose import Composer
 from souffle.stitching.patterned import PatternedProgram, patterned
 from souffle.stitching.planner import FusionPlanner
 from souffle.stitching.registry import fusion_planner_for
@@ -56,8 +56,8 @@ class Fusion:
 
     def policy(self, patterns: PatternedProgram) -> JoinPolicy:
         """How stages are formed of patterns."""
-        stitched = compose if self.stitches else None
-        return JoinPolicy(False, self.on_chip - _BETWEEN_STAGES, patterns.pattern_of, stitched)
+        composer = Composer(self.device, stitches=self.stitches)
+        return JoinPolicy(False, self.on_chip - _BETWEEN_STAGES, patterns.pattern_of, composer)
 
 
 def fusion_of(options: Options) -> Fusion | None:
