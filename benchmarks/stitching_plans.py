@@ -89,7 +89,7 @@ def figures(graph: OpGraph, plan: FusionPlan) -> dict[str, Any]:
         "read_by_memory_kernels": traffic_of(graph, plan, intensive).read,
         "shared_requested": sum(one.requested for one in shared),
         "shared_allocated": sum(one.allocated for one in shared),
-        "refused": [str(decision) for decision in plan.decisions if not decision.accepted][:20],
+        "refused": [str(one)[:240] for one in plan.decisions if not one.accepted][:3],
     }
 
 

@@ -8,7 +8,8 @@ then takes the best of all groups. Here the best of two halves are joined as wel
 three consumers of a vertex; that adds a bounded number of patterns to each step. A pattern in a cycle, which the paper
 drops, is completed by what lies on the ways out of it and back, and dropped if something there cannot be fused: where
 several ways lead from a vertex and join again, as in the cell of an LSTM, no group of its consumers is without a cycle.
-Patterns for which there is no kernel are dropped.
+Patterns for which there is no kernel are dropped. A consumer alone is always among its candidates: where all of the
+best few reach around something that cannot be fused, it can be joined by itself.
 
 Remote fusion (Figure 5) joins patterns that are not neighbours once a plan is there: the same for a virtual vertex
 whose consumers are the patterns of the plan, and the TEs that are in none; these are joined whole. Every step of its
@@ -56,7 +57,10 @@ class Candidates:
         """Work out the candidates of each vertex, from the last to the first."""
         for number in reversed(range(len(self.graph.ops))):
             if self.graph.ops[number].kind in MEMORY_INTENSIVE:
-                consumers = [self.of[consumer] for consumer in self.graph.consumers[number]]
+                consumers = [
+                    tuple(dict.fromkeys((*self.of[consumer], 1 << consumer))) if self.of[consumer] else ()
+                    for consumer in self.graph.consumers[number]
+                ]
                 self.of[number] = self._reduced(consumers, 1 << number)
 
     def remote(self, patterns: Sequence[int]) -> list[tuple[int, ...]]:

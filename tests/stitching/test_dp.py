@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from tvm import te
 
+import souffle
 from benchmarks.stitching_scaling import random_graph as near_graph
 from souffle.cost import cost_device
+from souffle.models import build
 from souffle.program import TEProgram
 from souffle.stitching import FusionRequest, Kind, OpGraph, Scheme, fusion_planner_for, graph_of
 from souffle.stitching import latency as latency_module
@@ -256,6 +258,16 @@ def test_ways_that_join_again_are_one_pattern() -> None:
     graph = graph_of(b.program(b.plus(b.matmul(x, b.input(8, 8)), x)))
     found = candidates_of(graph, DeltaScore(graph, A100))
     assert found.completed(mask(0, 2)) == 0 and found.of[0] == (mask(0),)  # the product between them is no TE to fuse
+
+
+def test_a_consumer_is_joined_alone_where_its_candidates_reach_too_far() -> None:
+    """003 Figure 1: all that is worth something behind the sum is divided by it, and needs the second product first."""
+    graph = graph_of(souffle.import_onnx(build("multi-interests", "paper")))
+    exponential = next(n for n, op in enumerate(graph.ops) if op.name == "Exp")
+    total, product = graph.consumers[exponential]
+    assert (graph.ops[total].kind, graph.ops[product].kind) == (Kind.ROW, Kind.BATCHED_GEMM)
+    (pattern,) = (p for p in PLANNER.plan(FusionRequest(graph, A100)).patterns if exponential in p.members)
+    assert total in pattern.members and product not in pattern.members
 
 
 def test_what_is_left_of_an_overlapping_candidate_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
