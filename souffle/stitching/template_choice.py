@@ -43,6 +43,9 @@ THREADS = (256, 128, 64)
 _SHORT, _WARP_ROW, _LONG = 4, 64, 1024
 """Terms of a row up to which a thread alone is tried first, is tried at all, and up to which a warp is tried first."""
 
+_MANY_TES, _FEWEST_SCHEDULED = 32, 4
+"""TEs above which fewer stages are scheduled, since each takes longer; and how many always are, if there may be."""
+
 _ALIGNMENT = 128
 """Bytes at whose multiples results begin in shared memory, as lowering places them."""
 
@@ -173,7 +176,8 @@ class _Search:
             if len(one.outputs) != 1:
                 raise TemplateError(f"{one.name} has {len(one.outputs)} outputs; a template schedules TEs of one")
         self.tes = tuple(tes)
-        self.device, self.price, self.most = how.device, how.price, how.most
+        self.device, self.price = how.device, how.price
+        self.most = min(how.most, max(_FEWEST_SCHEDULED, how.most * _MANY_TES // len(self.tes)))
         self.draft = draft_stage(tes, program)
         self.graph: OpGraph = pattern_graph(tes, program)
         self.ops: list[TemplateOp] = [op_of(one) for one in tes]
@@ -208,7 +212,9 @@ class _Search:
     def guess(self) -> Choices:
         """Where the search begins: two blocks for each multiprocessor; short rows in warps, long ones in blocks."""
         row = "thread" if self.longest <= _SHORT else "warp" if self.longest <= _LONG else "block"
-        return Choices(sub_roots(self.graph)[0], 2 * self.device.sm_count, row, "column", "thread", False, THREADS[0])
+        return Choices(
+            sub_roots(self.graph)[0], 2 * self.device.sm_count, row, "column", "thread", False, THREADS[0], False
+        )
 
     @property
     def longest(self) -> int:
@@ -230,6 +236,7 @@ class _Search:
         kept = sub_roots(self.graph)
         yield [{"kept": one, "registers": way} for one in kept for way in ((True, False) if rows else (False,))]
         yield [{"threads": threads} for threads in THREADS]
+        yield [{"first": first} for first in (False, True)]
 
     def counts(self) -> list[int]:
         """Numbers of blocks: multiples of the multiprocessors, and those of blocks with whole warps of units."""

@@ -69,6 +69,8 @@ class Choices:
         Whether a warp keeps in registers what it has one element of.
     threads : int
         Of a block.
+    first : bool
+        Whether a block has neighbours along the last axes of the first of the largest operations, and not of the last.
     """
 
     kept: frozenset[int]
@@ -78,6 +80,7 @@ class Choices:
     product: str
     registers: bool
     threads: int
+    first: bool
 
 
 def sub_roots(graph: OpGraph) -> tuple[frozenset[int], ...]:
@@ -169,7 +172,8 @@ def template_of(graph: OpGraph, ops: Sequence[TemplateOp], choices: Choices) -> 
 
 def _chunks(graph: OpGraph, component: Component, choices: Choices) -> dict[int, dict[int, tuple[int, int]]]:
     """For each member the axes that blocks divide: how many there are, and how much of the axis each has."""
-    largest = max(component.members, key=lambda number: points_of(graph, number))
+    way = component.members if choices.first else component.members[::-1]
+    largest = max(way, key=lambda number: points_of(graph, number))
     wanted = -(-component.units // choices.blocks)
     # As many units as warps or threads come in.
     warps = choices.threads // 32

@@ -77,6 +77,17 @@ def _without(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _shares_elements(function: tirx.PrimFunc) -> bool:
     """Whether several threads write and read a shared element at one index that names the innermost thread axis."""
+    return any(_shares_in(launch) for launch in _launches(function.body))
+
+
+def _launches(body: tirx.Stmt) -> list[tirx.AttrStmt]:
+    """The outermost thread axes: those of each root-level nest, which has an order of its own."""
+    axes = [attr for attr in collect(body, tirx.AttrStmt) if attr.attr_key == "thread_extent"]
+    inner = [one for attr in axes for one in collect(attr.body, tirx.AttrStmt)]
+    return [attr for attr in axes if not any(attr.same_as(one) for one in inner)]
+
+
+def _shares_in(launch: tirx.AttrStmt) -> bool:
     axes: list[tuple[tirx.Var, int]] = []  # of more than one thread, innermost first
     writes: list[tuple[tirx.Var, PrimExpr]] = []
     reads: list[tuple[tirx.Var, PrimExpr]] = []
@@ -95,9 +106,7 @@ def _shares_elements(function: tirx.PrimFunc) -> bool:
         if str(load.source.scope()).startswith("shared") and len(load.indices) == 1:
             reads.append((load.source, load.indices[0]))
 
-    tvm_ffi.structural_walk(
-        function.body, [(tirx.AttrStmt, see_axis), (tirx.BufferStore, see_store), (TensorLoad, see_load)]
-    )
+    tvm_ffi.structural_walk(launch, [(tirx.AttrStmt, see_axis), (tirx.BufferStore, see_store), (TensorLoad, see_load)])
     if not axes:
         return False
     # A walk comes to the inner of two nested statements first.

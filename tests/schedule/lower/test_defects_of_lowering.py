@@ -213,18 +213,37 @@ HALF = tirx.truncdiv(TX, 2)
 )
 def test_a_barrier_is_left_out(axes: list, write: tirx.Stmt, read: tirx.Stmt) -> None:
     body = tirx.SeqStmt([tirx.AllocBuffer(S), tirx.DeclBuffer(H, data=S.data), write, read])
+    module = tvm.IRModule({"main": tirx.PrimFunc([X], launched(axes, body))})
+    barriers = s_tir.transform.ThreadSync("shared")
+    assert count(synchronized(module, barriers)) == 1
+    assert count(barriers(module)) == 0, mended("lower/thread_sync.py")
+
+
+def launched(axes: list, body: tirx.Stmt) -> tirx.Stmt:
+    """A statement for each thread of some axes, the innermost first."""
     for tag, var, extent in axes:
         axis = tirx.IterVar((0, extent), var, tirx.IterVar.ThreadIndex, tag)
         body = tirx.AttrStmt(axis, "thread_extent", tirx.IntImm("int32", extent), body)
-    module = tvm.IRModule({"main": tirx.PrimFunc([X], body)})
+    return body
+
+
+def count(lowered: tvm.IRModule) -> int:
+    """Block barriers."""
+    calls = collect(lowered["main"].body, tvm.ir.Call)
+    return sum(getattr(call.op, "name", "") == "tirx.tvm_storage_sync" for call in calls)
+
+
+def test_each_nest_has_an_innermost_axis_of_its_own() -> None:
+    """A function of two root-level nests, whose threads have different orders."""
+    first = launched([("threadIdx.y", TY, 2), ("threadIdx.x", TX, 32)], tirx.BufferStore(X, X[TX] + X[TY], [TX]))
+    tx, ty = tirx.Var("tx", "int32"), tirx.Var("ty", "int32")
+    write = tirx.IfThenElse(ty < 1, tirx.BufferStore(S, X[tx], [tx]), None)
+    body = tirx.SeqStmt([tirx.AllocBuffer(S), write, tirx.BufferStore(X, S[tx], [ty * 32 + tx])])
+    second = launched([("threadIdx.x", tx, 32), ("threadIdx.y", ty, 2)], body)
     barriers = s_tir.transform.ThreadSync("shared")
-
-    def count(lowered: tvm.IRModule) -> int:
-        calls = collect(lowered["main"].body, tvm.ir.Call)
-        return sum(getattr(call.op, "name", "") == "tirx.tvm_storage_sync" for call in calls)
-
-    assert count(synchronized(module, barriers)) == 1
-    assert count(barriers(module)) == 0, mended("lower/thread_sync.py")
+    for nests in ([first, second], [second, first]):
+        module = tvm.IRModule({"main": tirx.PrimFunc([X], tirx.SeqStmt(nests))})
+        assert count(synchronized(module, barriers)) == 1
 
 
 def test_only_conjunctions_are_carried_over() -> None:
