@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -209,10 +209,7 @@ class _Updates:
 
         def last_hit(*at):
             r = self.axes()
-            flat: PrimExpr = int_imm(0)
-            for axis, extent in zip(r, self.places, strict=True):
-                flat = flat * extent + axis
-            return te.max(tirx.Select(self.hits(at, *r), flat, int_imm(-1)), axis=r)
+            return te.max(tirx.Select(self.hits(at, *r), _counted(r, self.places), int_imm(-1)), axis=r)
 
         # A scalar has no axis to be found on.
         return te.compute(shape[: self.depth or len(shape)], last_hit, name="last_hit")
@@ -232,18 +229,8 @@ def _scattered(node: onnx.NodeProto, operands: NodeOperands, updates: _Updates) 
     data, shape, dtype = operands.tensor(0), operands.shape(0), operands.dtype(0)
     reduction = attribute(node, "reduction", b"none").decode()
 
-    def chosen(value: Callable[..., PrimExpr]) -> list[te.Tensor]:
-        """The result: `value` of an element and the last update that hits it; as it was where none does."""
-        last = updates.last(shape)
-
-        def element(*at):
-            found = last(*at[: len(last.shape)])
-            return tirx.Select(found >= 0, value(at, updates.place(found)), data(*at))
-
-        return [te.compute(shape, element, name="scatter")]
-
     if reduction == "none":
-        return chosen(updates.value)
+        return _chosen(operands, updates, updates.value)
     reducers: dict[str, tuple[Callable, PrimExpr, Callable]] = {
         "add": (te.sum, tirx.const(0, dtype), lambda a, b: a + b),
         "mul": (
@@ -262,8 +249,10 @@ def _scattered(node: onnx.NodeProto, operands: NodeOperands, updates: _Updates) 
     if rows + count * width < rows * width:
         # Updates of one slice become one of them, and each slice looks for its own: rows * count comparisons and
         # count * count * width, in place of rows * width * count.
-        total = _together(operands, updates.axes, combine, neutral)
-        return chosen(lambda at, r: join(data(*at), total(*r, *at[updates.depth :])))
+        slices = _slices(operands)
+        total = _together(operands, updates, slices, combine, neutral)
+        found = replace(updates, hits=lambda at, *r: slices(*r) == _counted(at, shape[: updates.depth]))
+        return _chosen(operands, found, lambda at, r: join(data(*at), total(*r, *at[updates.depth :])))
 
     def total_of(*at):
         r = updates.axes()
@@ -273,23 +262,51 @@ def _scattered(node: onnx.NodeProto, operands: NodeOperands, updates: _Updates) 
     return [te.compute(shape, lambda *at: join(data(*at), sums(*at)), name="scatter")]
 
 
-def _together(
-    operands: NodeOperands, axes: Callable[[], list], combine: Callable[..., PrimExpr], neutral: PrimExpr
-) -> te.Tensor:
-    """For each update of a ScatterND all that go to the same slice, combined."""
+def _chosen(operands: NodeOperands, updates: _Updates, value: Callable[..., PrimExpr]) -> list[te.Tensor]:
+    """The result: `value` of an element and the last update that hits it; as it was where none does."""
+    data, shape = operands.tensor(0), operands.shape(0)
+    last = updates.last(shape)
+
+    def element(*at):
+        found = last(*at[: len(last.shape)])
+        return tirx.Select(found >= 0, value(at, updates.place(found)), data(*at))
+
+    return [te.compute(shape, element, name="scatter")]
+
+
+def _counted(at: Sequence[PrimExpr], shape: Sequence[int]) -> PrimExpr:
+    """The number of an element where those of a tensor are counted through."""
+    flat: PrimExpr = int_imm(0)
+    for index, extent in zip(at, shape, strict=False):
+        flat = flat * extent + index
+    return flat
+
+
+def _slices(operands: NodeOperands) -> te.Tensor:
+    """To which slice each update of a ScatterND goes.
+
+    By itself, since two of them are compared: TVM takes seconds to simplify that two clipped indices are equal.
+    """
     shape, (*places, depth) = operands.shape(0), operands.shape(1)
-    indices, updates = operands.tensor(1), operands.tensor(2)
-    rank = len(places)
+    indices = operands.tensor(1)
+
+    def number(*at):
+        return _counted([position_on_axis(indices(*at, k), shape[k]) for k in range(depth)], shape)
+
+    return te.compute(places, number, name="slice")
+
+
+def _together(
+    operands: NodeOperands, found: _Updates, slices: te.Tensor, combine: Callable[..., PrimExpr], neutral: PrimExpr
+) -> te.Tensor:
+    """For each update all that go to the same slice, combined."""
+    updates, rank = operands.tensor(2), len(found.places)
 
     def total(*at):
-        r = axes()
-        same: PrimExpr = tirx.const(True, "bool")
-        for k in range(depth):
-            mine, other = (position_on_axis(indices(*place, k), shape[k]) for place in (at[:rank], r))
-            same = tirx.And(same, mine == other) if k else mine == other
-        return combine(tirx.Select(same, updates(*r, *at[rank:]), neutral), axis=r)
+        r = found.axes()
+        return combine(tirx.Select(slices(*at[:rank]) == slices(*r), updates(*r, *at[rank:]), neutral), axis=r)
 
-    return te.compute((*places, *shape[depth:]), total, name="hits")
+    return te.compute((*found.places, *operands.shape(0)[found.depth :]), total, name="hits")
 
 
 @defines("Hardmax")
