@@ -25,6 +25,7 @@ from souffle.schedule.drafts import Answer
 from souffle.schedule.gpu import sketch_of
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS, SHARING, GpuDevice
 from souffle.schedule.gpu.forms.blocks import product
+from souffle.schedule.gpu.registry import RULES
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
 from souffle.schedule.gpu.schedule_check import ScheduleError, check_schedule
 from souffle.schedule.gpu.scheduler import THREADS, gpu_request
@@ -127,7 +128,8 @@ def tuned_stages(
     for stage in wanted:
         digest = stage.draft.digest
         if digest not in answers:
-            answers[digest] = _best_of_both(stage, logs, device, merged, price)
+            found = _best_of_both(stage, logs, device, merged, price)
+            answers[digest] = _unless_dearer(found, stage, price)
         best = answers[digest]
         if isinstance(best, Refused):
             reason = f"{best.reason}; rule {stage.schedule.rule}'s own choice"
@@ -159,6 +161,16 @@ class _Tuned:
     def seconds(self, price: Price) -> float:
         """As one of several stages of a kernel."""
         return price(self.functions, self.schedule.registers)
+
+
+def _unless_dearer(best: _Tuned | Refused, stage: Stage, price: Price | None) -> _Tuned | Refused:
+    """A record, unless a stage has a schedule that no search begins with and that is predicted to take less."""
+    if isinstance(best, Refused) or price is None or stage.schedule.rule in RULES:
+        return best
+    recorded, own = best.seconds(price), price(stage.functions)
+    if recorded < own:
+        return best
+    return Refused(f"the record's schedule is predicted to take {recorded * 1e6:.1f} µs, this one {own * 1e6:.1f}")
 
 
 @dataclass(frozen=True, eq=False)

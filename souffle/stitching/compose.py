@@ -21,12 +21,16 @@ from souffle.decision import Decision, Refused
 from souffle.program import TE, Tensor, TEProgram
 from souffle.schedule.drafts import Answer, Drafts, Formed, FormedLoop, stands_alone
 from souffle.stitching.template import TemplateError
-from souffle.stitching.template_choice import stitched
+from souffle.stitching.template_choice import MOST_SCHEDULED, stitched
 
 __all__ = ["Composer"]
 
 _MOST = 64
 """TEs of a stage that is tried: scheduling takes time that grows with the cube of them."""
+
+_SEARCHED, _FEWEST = 256, 4
+"""TEs that are scheduled in all while a template is looked for, and templates that are tried however many TEs it has:
+what one takes grows with its TEs."""
 
 _TEMPLATE = "template"
 """In the place of a rule's name."""
@@ -77,7 +81,8 @@ class Composer:
             whole = self.whole(tes, part, analysis.program, drafts, decisions)
             accepted = isinstance(whole, Formed)
             reason = whole.answer.summary if accepted else whole.reason
-            decisions.append(Decision("fusion", f"one stage of {names}", accepted, reason))
+            subject = f"one stage of {names}" if len(part) > 1 else f"the stage of {names}"
+            decisions.append(Decision("fusion", subject, accepted, reason))
             found += [whole] if accepted else part
         return found, decisions
 
@@ -95,19 +100,22 @@ class Composer:
         before = tuple(parts) if len(parts) > 1 else ()
         ways = [drafts.formed(tes, before)]
         reasons = [ways[0].answer.summary]
+        templated: Answer | None = None
         if self.stitches:
             ways.append(drafts.formed(tes, before, owned=True))
             made = self.by_template(tes, ways[0].draft.digest, program)
             if isinstance(made, Refused):
                 reasons.append(made.reason)
             else:
-                answer, told = made
-                ways.append(replace(ways[0], answer=answer))
-                decisions += told
+                templated, told = made
+                ways.append(replace(ways[0], answer=templated))
         possible = [way for way in ways if way.answer.schedule is not None]
         if not possible:
             return Refused("; ".join(reasons))
-        return min(possible, key=lambda way: drafts.scheduler.seconds(way.answer))
+        best = min(possible, key=lambda way: drafts.scheduler.seconds(way.answer))
+        if templated is not None:
+            decisions += told if best.answer is templated else [_beaten(told[0], best.answer, drafts)]
+        return best
 
     def by_template(
         self, tes: Sequence[TE], digest: str, program: TEProgram
@@ -115,7 +123,8 @@ class Composer:
         """The best template of some TEs as a scheduler's answer, with what is to be said of it."""
         if digest not in self._known:
             try:
-                made = stitched(tes, program, self.device)
+                most = min(MOST_SCHEDULED, max(_FEWEST, _SEARCHED // len(tes)))
+                made = stitched(tes, program, self.device, most=most)
             except TemplateError as error:
                 self._known[digest] = Refused(f"{_TEMPLATE}: {error}")
             else:
@@ -123,6 +132,14 @@ class Composer:
                 answer = Answer(schedule, _TEMPLATE, 0, False, schedule.tiles, "", made.stage.functions)
                 self._known[digest] = (answer, made.decisions)
         return self._known[digest]
+
+
+def _beaten(template: Decision, best: Answer, drafts: Drafts) -> Decision:
+    """That a template was not taken."""
+    seconds = drafts.scheduler.seconds(best)
+    return template._replace(
+        accepted=False, reason=f"{template.reason}; rule {best.rule} is predicted to take {seconds * 1e6:.2f} us"
+    )
 
 
 def _is_stitched(part: Sequence[Formed], program: TEProgram) -> bool:
