@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,13 +11,18 @@ from tvm import te
 
 import souffle
 from souffle import models
+from souffle.analysis import analyze
 from souffle.certificate import PROVEN
 from souffle.cli.compare import compare, onnxruntime_outputs
 from souffle.cost import cost_device
 from souffle.errors import OptionError
 from souffle.runtime import Network
+from souffle.schedule.gpu.device import device_for
+from souffle.schedule.log import open_log
+from souffle.schedule.tuned import tuned_stages
 from souffle.stitching import FUSION_PLANNERS, FusionError, FusionPlan, FusionRequest, graph_of, plan_of
 from souffle.stitching.patterned import patterned
+from souffle.stitching.template_choice import stitched
 from souffle.transform import roll
 from tests.testlib import Builder, inputs_for
 from tests.transform.test_roll import layers
@@ -182,3 +188,34 @@ def test_bad_options() -> None:
     cyclic = [[0, len(program.tes) - 1]]
     with pytest.raises(FusionError, match="a cycle leads through"):
         plan_of(graph_of(program), cyclic, "mine")
+
+
+class _Costs:
+    """Prices: so much for what a template was lowered to, and the rest for anything else."""
+
+    def __init__(self, template: Sequence[object], own: float, others: float) -> None:
+        self.template, self.own, self.others = template, own, others
+
+    def __call__(self, functions: Sequence[object], registers: int = 0) -> float:
+        return self.own if tuple(functions) == tuple(self.template) else self.others
+
+    def crowds(self, functions: Sequence[object]) -> bool:
+        return False
+
+
+def test_a_record_replaces_a_template_only_where_it_takes_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search begins with a rule's schedule: the best that it finds may take more than a template's."""
+    monkeypatch.setitem(FUSION_PLANNERS, "everything", Everything())
+    b = Builder()
+    x = b.input(64, 30)
+    power = b.add(lambda p, q: te.compute((64, 30), lambda i, j: te.exp(p[i, j] - q[i])), x, b.reduce(x, 1))
+    program = b.program(b.reduce(power, 1))
+    souffle.tune(program, trials=1, arch="sm_80", log=tmp_path, level="V0", fusion="everything", device=A100.product)
+    stage = stitched(program.tes, program, A100, most=2).stage
+    assert stage.schedule.rule == "template"
+    for own, others, taken in ((1.0, 2.0, False), (2.0, 1.0, True)):
+        price = _Costs(stage.functions, own, others)
+        logs = open_log(tmp_path, "sm_80")
+        (tuned,), decisions = tuned_stages([stage], analyze(program), logs, device_for("sm_80"), price=price)
+        assert (tuned.schedule.rule != "template") == taken == decisions[0].accepted, decisions
+    assert "is predicted to take" in decisions[0].reason or taken
