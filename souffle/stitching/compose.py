@@ -44,10 +44,12 @@ class Composer:
     device : CostDevice
     stitches : bool
         Whether threads of a block may give each other results: without, a rule's schedule is all that is tried.
+    owns : bool
+        Whether tiles may own what they compute.
     """
 
-    def __init__(self, device: CostDevice, *, stitches: bool) -> None:
-        self.device, self.stitches = device, stitches
+    def __init__(self, device: CostDevice, *, stitches: bool, owns: bool) -> None:
+        self.device, self.stitches, self.owns = device, stitches, owns
         self._known: dict[str, tuple[Answer, tuple[Decision, ...]] | Refused] = {}
 
     def __call__(
@@ -102,7 +104,7 @@ class Composer:
         reasons = [ways[0].answer.summary]
         templated: Answer | None = None
         if self.stitches:
-            ways.append(drafts.formed(tes, before, owned=True))
+            ways += [drafts.formed(tes, before, owned=True)] if self.owns else []
             made = self.by_template(tes, ways[0].draft.digest, program)
             if isinstance(made, Refused):
                 reasons.append(made.reason)

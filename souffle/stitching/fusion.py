@@ -56,7 +56,7 @@ class Fusion:
 
     def policy(self, patterns: PatternedProgram) -> JoinPolicy:
         """How stages are formed of patterns."""
-        composer = Composer(self.device, stitches=self.stitches)
+        composer = Composer(self.device, stitches=self.stitches, owns="channels" in self.on_chip)
         return JoinPolicy(False, self.on_chip - _BETWEEN_STAGES, patterns.pattern_of, composer)
 
 

@@ -207,10 +207,19 @@ def test_a_record_replaces_a_template_only_where_it_takes_less(tmp_path: Path, m
     """A search begins with a rule's schedule: the best that it finds may take more than a template's."""
     monkeypatch.setitem(FUSION_PLANNERS, "everything", Everything())
     b = Builder()
-    x = b.input(64, 30)
-    power = b.add(lambda p, q: te.compute((64, 30), lambda i, j: te.exp(p[i, j] - q[i])), x, b.reduce(x, 1))
+    x = b.input(4096, 30)
+    power = b.add(lambda p, q: te.compute((4096, 30), lambda i, j: te.exp(p[i, j] - q[i])), x, b.reduce(x, 1))
     program = b.program(b.reduce(power, 1))
-    souffle.tune(program, trials=1, arch="sm_80", log=tmp_path, level="V0", fusion="everything", device=A100.product)
+    souffle.tune(
+        program,
+        trials=1,
+        arch="sm_80",
+        log=tmp_path,
+        level="V0",
+        fusion="everything",
+        disable=["channels"],
+        device=A100.product,
+    )
     stage = stitched(program.tes, program, A100, most=2).stage
     assert stage.schedule.rule == "template"
     for own, others, taken in ((1.0, 2.0, False), (2.0, 1.0, True)):
