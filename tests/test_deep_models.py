@@ -21,15 +21,16 @@ DEEP: dict[str, Callable[[], onnx.ModelProto]] = {
     "lstm": lambda: lstm.build_lstm(replace(lstm.SIZES["tiny"], steps=10), 0),
     "lstm-unrolled": lambda: lstm.build_lstm_unrolled(replace(lstm.SIZES["tiny"], steps=10), 0),
 }
-OPTIONS = (
-    {"level": "V3"},
-    {"level": "V4"},
-    {"level": "V4", "partition": "persistent", "precision": "mixed"},
+MIXED = {"level": "V4", "partition": "persistent", "precision": "mixed"}
+CASES = [
+    *((name, {"level": level}) for name in DEEP for level in ("V3", "V4")),
+    *((name, MIXED) for name in ("bert", "resnext", "lstm-unrolled")),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), CASES, ids=lambda part: part if isinstance(part, str) else "-".join(part.values())
 )
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options.values()))
-@pytest.mark.parametrize("name", DEEP)
 def test_loops_of_whole_networks(name: str, options: dict[str, str]) -> None:
     model = DEEP[name]()
     inputs = models.random_inputs(model, seed=1)
