@@ -79,3 +79,11 @@ def test_a_planner_from_outside_of_the_package(tmp_path: Path) -> None:
     printed = run(commands["code"], tmp_path)
     level, _, launches, *_, result = next(line.split() for line in printed.splitlines() if line.startswith("V3"))
     assert (level, launches, result) == ("V3", "9", "ok"), printed
+
+
+def test_a_fusion_planner_from_outside_of_the_package(tmp_path: Path) -> None:
+    module, commands = section("A fusion planner")
+    (tmp_path / "pairs.py").write_text(module["code"])
+    printed = run(commands["code"], tmp_path)
+    level, _, launches, *_, result = next(line.split() for line in printed.splitlines() if line.startswith("V0"))
+    assert (level, launches, result) == ("V0", "7", "ok"), printed

@@ -22,6 +22,7 @@ from souffle.program import TE, Tensor, TEProgram
 from souffle.schedule.drafts import Answer, Drafts, Formed, FormedLoop, stands_alone
 from souffle.stitching.template import TemplateError
 from souffle.stitching.template_choice import MOST_SCHEDULED, stitched
+from souffle.wording import counted
 
 __all__ = ["Composer"]
 
@@ -82,7 +83,7 @@ class Composer:
             tes = sorted((te_ for stage in part for te_ in stage.tes), key=position.__getitem__)
             whole = self.whole(tes, part, analysis.program, drafts, decisions)
             accepted = isinstance(whole, Formed)
-            reason = whole.answer.summary if accepted else whole.reason
+            reason = _told(whole.answer, drafts) if accepted else whole.reason
             subject = f"one stage of {names}" if len(part) > 1 else f"the stage of {names}"
             decisions.append(Decision("fusion", subject, accepted, reason))
             found += [whole] if accepted else part
@@ -136,12 +137,15 @@ class Composer:
         return self._known[digest]
 
 
+def _told(answer: Answer, drafts: Drafts) -> str:
+    """A schedule, and what it is predicted to take."""
+    seconds = drafts.scheduler.seconds(answer)
+    return f"rule {answer.rule}, {counted(answer.tiles, 'tile')}, {seconds * 1e6:.2f} us predicted"
+
+
 def _beaten(template: Decision, best: Answer, drafts: Drafts) -> Decision:
     """That a template was not taken."""
-    seconds = drafts.scheduler.seconds(best)
-    return template._replace(
-        accepted=False, reason=f"{template.reason}; rule {best.rule} is predicted to take {seconds * 1e6:.2f} us"
-    )
+    return template._replace(accepted=False, reason=f"{template.reason}; taken: {_told(best, drafts)}")
 
 
 def _is_stitched(part: Sequence[Formed], program: TEProgram) -> bool:
