@@ -21,7 +21,7 @@ OPTIONS = {"target": "cuda", "arch": "sm_80", "device": "cpu", "cubin": False, "
 
 
 def test_random_patterns() -> None:
-    """``python -m benchmarks.pattern_campaign`` runs more. Among these are several results, groups of blocks, and orders of threads."""
+    """``python -m benchmarks.pattern_campaign`` runs more: several results, groups of blocks, orders of threads."""
     found, refused, made = wrong([draw(number, number) for number in (17, 114, 132, 215, 1287)])
     assert found == [] and refused == [] and len(made) == 5
 
