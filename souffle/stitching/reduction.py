@@ -127,7 +127,7 @@ class Candidates:
             if not between:
                 return pattern
             if between & ~self._fusible:
-                self.in_cycles[pattern] = None
+                self.in_cycles[pattern | between & self._fusible] = None
                 return 0
             for number in members_of(between):
                 pattern |= whole[number] if whole else 1 << number
