@@ -2,12 +2,15 @@
 
     f(P) = M(V) + (N - 1) * launch                   V: bytes of global memory saved (``traffic.py``)
 
-and a negative score where the shared memory that it needs does not suffice, or where a TE is fused that never is. The
-paper runs complex patterns, those of products with reductions and of row with column or scalar reductions,
+and a negative score where the shared memory that it needs does not suffice, or where a TE is fused that never is. That
+is for most patterns that memory bounds. The paper runs complex ones, "for instance" those of products with reductions
+and of row with column or scalar reductions,
 
     f(P) = sum of K(op) + (N - 1) * launch - K(P)
 
-Without a GPU, ``K`` is predicted by the latency-evaluator (``latency.py``).
+Without a GPU, ``K`` is predicted by the latency-evaluator (``latency.py``). Taken as complex are patterns with products
+(memory does not bound them), rows with columns or scalars, and those that are left to one block, which bytes and
+launches know nothing of: "the work space of the entire computation must be parallelizable" (§3.1).
 """
 
 from __future__ import annotations
@@ -65,10 +68,12 @@ class ModelScore:
         ops = [self.graph.ops[number] for number in members]
         if any(op.kind in ALONE for op in ops) or any(is_large_gemm(self.graph, n, self.device) for n in members):
             return -1.0
-        if layout_of(self.graph, members).peak > self.device.shared_per_block:
+        layout = layout_of(self.graph, members)
+        if layout.peak > self.device.shared_per_block:
             return -1.0
         launches = (len(ops) - 1) * self.device.launch_seconds
-        if is_complex({op.kind for op in ops}):
+        one_block = any(component.units == 1 for component in layout.components)
+        if one_block or is_complex({op.kind for op in ops}):
             alone = sum(self.latency.alone(number, frozenset([number])) for number in members)
             return alone + launches - self.latency.kernel(tuple(members)).seconds
         return self.memory.seconds(volume_saved(self.graph, members)) + launches
@@ -77,4 +82,4 @@ class ModelScore:
 def is_complex(kinds: Collection[Kind]) -> bool:
     """Whether a pattern of these kinds is to be run rather than modelled."""
     reductions = REDUCTIONS.intersection(kinds)
-    return bool(reductions and CONTRACTIONS.intersection(kinds)) or (Kind.ROW in reductions and len(reductions) > 1)
+    return bool(CONTRACTIONS.intersection(kinds)) or (Kind.ROW in reductions and len(reductions) > 1)
