@@ -9,6 +9,8 @@ from tvm import te
 import souffle
 from benchmarks.pattern_campaign import draw, wrong
 from souffle.cost import cost_device
+from souffle.models import build
+from souffle.models.inputs import random_inputs
 from souffle.program import TEProgram
 from souffle.runtime import Network
 from souffle.schedule.lower import cuda_target, lower_stage
@@ -34,7 +36,7 @@ def one_kernel(program: TEProgram, data: dict[str, np.ndarray]) -> Stitched:
         return Stages([made.stage]) if name == "schedule" else result
 
     net = souffle.compile(program, hook=hook, **OPTIONS)
-    assert net.certificate.verdict == "PROVEN" and len(net.kernels) == 1
+    assert net.certificate.verdict == "PROVEN" and len(net.kernels) == 1 and net.plan.workspace_bytes == 0
     expected = program.run(data)
     for one in (net, net.on("cpu", checked=True), Network(net.plan, device="cpu", order="shuffled", seed=1, blocks=3)):
         for name, value in one(data).items():
@@ -64,6 +66,16 @@ def test_layer_norm_and_its_statistics(shape: tuple[int, int]) -> None:
     assert made.shared.requested >= made.shared.allocated > 0
     assert len(made.stage.outputs) == 3 and made.scheduled <= 32
     assert str(made.template) in str(made.decisions[0]) and "done/packing" in str(made.decisions[1])
+
+
+def test_two_products_keep_what_is_between_them_in_a_block() -> None:
+    """2019, Figure 1: two batched products, nine element-wise operations and two reductions, four of them results."""
+    model = build("multi-interests", "tiny")
+    program = souffle.import_onnx(model).expanded()
+    made = one_kernel(program, random_inputs(model))
+    schemes = {one.name: scheme for one, scheme in zip(program.tes, made.schemes, strict=True)}
+    assert len(program.tes) == 13 and len(made.stage.outputs) == 4
+    assert schemes["MatMul"] is schemes["MatMul_1"] is Scheme.BLOCK and schemes["Exp"] is not Scheme.PACKING
 
 
 def test_equal_patterns_are_searched_once() -> None:
