@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import time
@@ -104,7 +105,8 @@ def model_figures(name: str, size: str, show: bool = False) -> dict[str, Any]:
         for product in DEVICES:
             device = cost_device(product)
             plan, seconds = planned(graph, planner, device)
-            of_planner["predicted_us"][product] = round(predicted_seconds(graph, plan, device) * 1e6, 1)
+            predicted = predicted_seconds(graph, plan, device) * 1e6
+            of_planner["predicted_us"][product] = round(predicted, 1) if math.isfinite(predicted) else None
             of_planner["kernels_on"][product] = len(plan.patterns)
             of_planner["planning_s"][product] = round(seconds, 3)
             if product == DEVICES[0]:
@@ -143,7 +145,7 @@ def table(results: list[dict[str, Any]]) -> str:
                 of["patterns"],
             ]
             moved = [f"{of[key] / 2**20:.1f}" for key in ("read", "written", "between")]
-            times = [f"{of['predicted_us'][product]:,.1f}" for product in DEVICES]
+            times = [f"{us:,.1f}" if us else "no room" for us in map(of["predicted_us"].get, DEVICES)]
             rows.append([*names, of["packed"], schemes, *moved, asked, *times, of["planning_s"][DEVICES[0]]])
     columns = ["model", "size", "TEs", "planner", "kernels", "memory-intensive", "patterns", "packed", "p t w b"]
     columns += [
