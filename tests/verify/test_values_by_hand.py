@@ -332,3 +332,18 @@ def test_memory_of_vectors_holds_vectors() -> None:
         reasons.append(str(refused.value))
     # Memory is no part of expressions of numbers alone; that the widths agree is said before.
     assert all(reason.startswith("an element of") for reason in reasons), reasons
+
+
+@pytest.mark.parametrize(("exponent", "agrees"), [(2, True), (3, False)])
+def test_a_power_of_vectors_is_that_of_their_elements(exponent: int, agrees: bool) -> None:
+    """The exponent of a vector is a literal for all lanes; found by a random GlobalLpPool."""
+
+    def body(memory: Memory) -> tirx.Stmt:
+        lanes = tirx.Ramp(memory.tile * THREADS + memory.tid * 2, 1, 2)
+        power = tirx.pow(memory.tensors[0][lanes], tirx.Broadcast(tirx.const(float(exponent), "float32"), 2))
+        return tirx.IfThenElse(memory.tid < THREADS // 2, tirx.BufferStore(memory.tensors[1], power, [lanes]), None)
+
+    def squared(x: te.Tensor) -> te.Tensor:
+        return te.compute((SIZE,), lambda i: tirx.pow(x[i], tirx.const(2.0, "float32")))
+
+    assert isinstance(by_hand(squared, body), Agreement if agrees else Mismatch)

@@ -422,8 +422,10 @@ class Scalars:
 
     def _function(self, name: str, evaluators: list[Evaluator], arguments: Any) -> Evaluator:
         numbers = self.numbers
-        if name == "pow" and isinstance(arguments[1], (tirx.FloatImm, tirx.IntImm)):
-            exponent, base = float(arguments[1].value), evaluators[0]
+        # Lanes of a vector have one exponent where it is a literal.
+        raised = arguments[1].value if name == "pow" and isinstance(arguments[1], tirx.Broadcast) else arguments[-1]
+        if name == "pow" and isinstance(raised, (tirx.FloatImm, tirx.IntImm)):
+            exponent, base = float(raised.value), evaluators[0]
             if exponent == int(exponent) and 0 <= exponent <= 64:
                 return lambda f, m: numbers.power(base(f, m), int(exponent))
         return lambda f, m: numbers.function_of(name, [e(f, m) for e in evaluators])
