@@ -21,7 +21,7 @@ from souffle.decision import Decision, Refused
 from souffle.program import TE, Tensor, TEProgram
 from souffle.schedule.drafts import Answer, Drafts, Formed, FormedLoop, stands_alone
 from souffle.stitching.template import TemplateError
-from souffle.stitching.template_choice import MOST_SCHEDULED, stitched
+from souffle.stitching.template_choice import Stitcher
 from souffle.wording import counted
 
 __all__ = ["Composer"]
@@ -29,16 +29,12 @@ __all__ = ["Composer"]
 _MOST = 64
 """TEs of a stage that is tried: scheduling takes time that grows with the cube of them."""
 
-_SEARCHED, _FEWEST = 256, 4
-"""TEs that are scheduled in all while a template is looked for, and templates that are tried however many TEs it has:
-what one takes grows with its TEs."""
-
 _TEMPLATE = "template"
 """In the place of a rule's name."""
 
 
 class Composer:
-    """Composes the stages of patterns, equal ones once.
+    """Composes the stages of patterns, of which equal ones are searched once.
 
     Parameters
     ----------
@@ -50,8 +46,8 @@ class Composer:
     """
 
     def __init__(self, device: CostDevice, *, stitches: bool, owns: bool) -> None:
-        self.device, self.stitches, self.owns = device, stitches, owns
-        self._known: dict[str, tuple[Answer, tuple[Decision, ...]] | Refused] = {}
+        self.stitches, self.owns = stitches, owns
+        self.stitcher = Stitcher(device)
 
     def __call__(
         self, stages: Sequence[Formed | FormedLoop], analysis: Analysis, drafts: Drafts
@@ -106,7 +102,7 @@ class Composer:
         templated: Answer | None = None
         if self.stitches:
             ways += [drafts.formed(tes, before, owned=True)] if self.owns else []
-            made = self.by_template(tes, ways[0].draft.digest, program)
+            made = self.by_template(tes, program)
             if isinstance(made, Refused):
                 reasons.append(made.reason)
             else:
@@ -120,21 +116,14 @@ class Composer:
             decisions += told if best.answer is templated else [_beaten(told[0], best.answer, drafts)]
         return best
 
-    def by_template(
-        self, tes: Sequence[TE], digest: str, program: TEProgram
-    ) -> tuple[Answer, tuple[Decision, ...]] | Refused:
+    def by_template(self, tes: Sequence[TE], program: TEProgram) -> tuple[Answer, tuple[Decision, ...]] | Refused:
         """The best template of some TEs as a scheduler's answer, with what is to be said of it."""
-        if digest not in self._known:
-            try:
-                most = min(MOST_SCHEDULED, max(_FEWEST, _SEARCHED // len(tes)))
-                made = stitched(tes, program, self.device, most=most)
-            except TemplateError as error:
-                self._known[digest] = Refused(f"{_TEMPLATE}: {error}")
-            else:
-                schedule = made.stage.schedule
-                answer = Answer(schedule, _TEMPLATE, 0, False, schedule.tiles, "", made.stage.functions)
-                self._known[digest] = (answer, made.decisions)
-        return self._known[digest]
+        try:
+            made = self.stitcher(tes, program)
+        except TemplateError as error:
+            return Refused(f"{_TEMPLATE}: {error}")
+        schedule = made.stage.schedule
+        return Answer(schedule, _TEMPLATE, 0, False, schedule.tiles, "", made.stage.functions), made.decisions
 
 
 def _told(answer: Answer, drafts: Drafts) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from souffle.cost.device import CostDevice, device_of_arch
 from souffle.errors import OptionError
@@ -50,14 +51,18 @@ class Fusion:
         """Whether the planner has block composition."""
         return getattr(self.planner, "block_composition", True)
 
+    @cached_property
+    def composer(self) -> Composer:
+        """What joins the stages of its patterns; equal patterns are searched once, however often stages are formed."""
+        return Composer(self.device, stitches=self.stitches, owns="channels" in self.on_chip)
+
     def patterned(self, program: TEProgram) -> PatternedProgram:
         """See :func:`souffle.stitching.patterned.patterned`."""
         return patterned(program, self.planner, self.device)
 
     def policy(self, patterns: PatternedProgram) -> JoinPolicy:
         """How stages are formed of patterns."""
-        composer = Composer(self.device, stitches=self.stitches, owns="channels" in self.on_chip)
-        return JoinPolicy(False, self.on_chip - _BETWEEN_STAGES, patterns.pattern_of, composer)
+        return JoinPolicy(False, self.on_chip - _BETWEEN_STAGES, patterns.pattern_of, self.composer)
 
 
 def fusion_of(options: Options) -> Fusion | None:
