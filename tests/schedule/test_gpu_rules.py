@@ -284,7 +284,7 @@ def test_result(case: Case, built: Built) -> None:
     compare(case, built)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES[::2], ids=lambda case: case.name)
 def test_result_with_other_numbers(case: Case, built_sampled: Built) -> None:
     compare(case, built_sampled)
 

@@ -223,7 +223,7 @@ class _Branches:
 
 
 @settings(
-    max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=30, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(st.data())
 def test_random_branches_keep_every_bit(data: st.DataObject) -> None:
