@@ -14,7 +14,7 @@ import souffle
 from souffle.cli.compare import compare, onnxruntime_outputs, random_inputs
 from souffle.cli.compiler_options import compiler_options
 from souffle.cli.output import Progress, format_table, human_bytes, write_json
-from souffle.options import LEVELS, ON_CHIP
+from souffle.options import LEVELS, ON_CHIP, SOUFFLE
 from souffle.runtime.detect import gpu_arch
 from souffle.runtime.explain import predicted_seconds
 
@@ -44,7 +44,8 @@ def _report(arguments: argparse.Namespace, progress: Progress, records: list[dic
         return
     for model in dict.fromkeys(record["model"] for record in records):
         rows = [_row(r) for r in records if r["model"] == model]
-        print(f"\n{Path(model).stem}, {arguments.precision}, partition {arguments.partition}")
+        fusion = "" if arguments.fusion == SOUFFLE else f"fusion {arguments.fusion}, "
+        print(f"\n{Path(model).stem}, {arguments.precision}, {fusion}partition {arguments.partition}")
         header = ["level", "launches", "kernels", "syncs", "read", "written", "registers", "shared B", "compile s"]
         print(format_table([*header, "predicted µs", "largest error", "latency µs"], rows))
     print()
