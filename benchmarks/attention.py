@@ -11,15 +11,13 @@ mixed precision. Nothing is run; ``tests/test_attention.py`` runs small ones. A 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import souffle
 from benchmarks.attentions import MAKERS, AttentionCase
 from benchmarks.prices import microseconds
-from benchmarks.record import save_results
+from benchmarks.record import kept_results, save_results
 from souffle.cli.output import format_table
 from souffle.runtime.network import Network
 from souffle.schedule.stage import Stages, flat_stages
@@ -87,8 +85,7 @@ def main() -> int:
     parser.add_argument("--archs", nargs="+", default=("sm_80", "sm_90"))
     parser.add_argument("--out")
     arguments = parser.parse_args()
-    kept = arguments.out and Path(arguments.out).is_file()
-    results = json.loads(Path(arguments.out).read_text())["results"] if kept else []
+    results = kept_results(arguments.out)
     done = {(r["form"], r["case"], r["arch"]) for r in results}
     for arch in arguments.archs:
         for case in CASES:

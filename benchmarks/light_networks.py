@@ -24,7 +24,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 import souffle
-from benchmarks.record import save_results
+from benchmarks.record import kept_results, save_results
 from souffle import models
 from souffle.certificate import PROVEN, REFUTED
 from souffle.cli.compare import compare, onnxruntime_outputs
@@ -239,9 +239,7 @@ def main() -> int:
     if arguments.one:
         measure(*arguments.one, not arguments.no_run)
         return 0
-    rows = []
-    if arguments.out and Path(arguments.out).exists():
-        rows = json.loads(Path(arguments.out).read_text())["results"]
+    rows = kept_results(arguments.out)
     made = {(row["model"], row["level"]) for row in rows}
     for name in arguments.models:
         for level in arguments.levels:

@@ -14,7 +14,6 @@ command goes on where it stopped.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 
 import souffle
 from benchmarks.prices import MODELS, microseconds
-from benchmarks.record import save_results
+from benchmarks.record import kept_results, save_results
 from souffle import models
 from souffle.cli.output import format_table
 from souffle.options import ON_CHIP
@@ -83,7 +82,7 @@ def main() -> int:
     parser.add_argument("--cubin", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    results = json.loads(arguments.out.read_text())["results"] if arguments.out.exists() else []
+    results = kept_results(arguments.out)
     known = {(r["model"], r["arch"], r["precision"], r["variant"]) for r in results}
     for model in arguments.models:
         program = None

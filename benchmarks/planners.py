@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import souffle
+from benchmarks.alone import made_alone
 from benchmarks.prices import microseconds
-from benchmarks.record import save_results
+from benchmarks.record import kept_results, save_results
 from souffle import models
 from souffle.certificate import PROVEN
 from souffle.cli.compare import compare, onnxruntime_outputs
@@ -94,17 +93,10 @@ def compared(network: souffle.Network, model: Any) -> dict[str, Any]:
 
 
 def measured(name: str, size: str, way: tuple[str, str], run: bool, seconds: float) -> dict[str, Any]:
-    """A row from a process of its own, or why there is none."""
-    command = [sys.executable, "-m", "benchmarks.planners", "--one", name, size, *way, *(["--run"] if run else [])]
-    row: dict[str, Any] = {"model": name, "size": size, "level": way[0], "fusion": way[1]}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
-        return row | {"failed": f"not within {seconds:.0f} s"}
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [""]
-        return row | {"failed": f"exit status {done.returncode}: {lines[-1]}"}
-    return row | json.loads(done.stdout)
+    """A row, or why there is none."""
+    arguments = ["--one", name, size, *way, *(["--run"] if run else [])]
+    row = {"model": name, "size": size, "level": way[0], "fusion": way[1]}
+    return row | made_alone("benchmarks.planners", arguments, seconds)
 
 
 HEADER = (
@@ -143,7 +135,7 @@ def main() -> int:
     parser.add_argument("--size", default="paper", choices=models.MODEL_SIZES)
     parser.add_argument("--fusion", nargs="+", default=(*FUSION_PLANNERS, SOUFFLE), help="only these")
     parser.add_argument("--levels", nargs="+", default=("V0", "V3", "V4"), help="only these")
-    parser.add_argument("--seconds", type=float, default=900, help="for one row")
+    parser.add_argument("--seconds", type=float, default=900, help="of a processor, for one row")
     parser.add_argument("--run", action="store_true", help="prove values, and compare with ONNX Runtime")
     parser.add_argument("--out", help="where to write the results as JSON; rows that it holds are not made again")
     parser.add_argument("--one", nargs=4, metavar=("MODEL", "SIZE", "LEVEL", "FUSION"), help=argparse.SUPPRESS)
@@ -151,9 +143,7 @@ def main() -> int:
     if arguments.one:
         print(json.dumps(measure(*arguments.one, arguments.run)))
         return 0
-    rows = []
-    if arguments.out and Path(arguments.out).exists():
-        rows = json.loads(Path(arguments.out).read_text())["results"]
+    rows = kept_results(arguments.out)
     made = {(row["model"], row["size"], row["level"], row["fusion"]) for row in rows}
     for name in arguments.models:
         for way in WAYS:

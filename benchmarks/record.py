@@ -10,7 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["save_results", "write_json"]
+__all__ = ["kept_results", "save_results", "write_json"]
+
+
+def kept_results(path: str | Path | None) -> list[dict[str, Any]]:
+    """The results that a file holds, to go on with; none where there is no file."""
+    return json.loads(Path(path).read_text())["results"] if path and Path(path).exists() else []
 
 
 def save_results(path: str, program: str, results: list[dict[str, Any]], **about: Any) -> None:

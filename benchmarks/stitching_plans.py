@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -25,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import souffle
-from benchmarks.record import save_results
+from benchmarks.alone import made_alone
+from benchmarks.record import kept_results, save_results
 from souffle.cli.output import format_table
 from souffle.cost import CostDevice, cost_device
 from souffle.models import NAMES, STITCHING_NAMES, build
@@ -117,17 +117,6 @@ def model_figures(name: str, size: str, show: bool = False) -> dict[str, Any]:
     return found
 
 
-def in_a_process(name: str, size: str, limit: float) -> dict[str, Any]:
-    """A model's figures from a process of its own, or why there are none."""
-    command = [sys.executable, "-m", "benchmarks.stitching_plans", "--alone", name, "--size", size]
-    known = {"model": name, "size": size}
-    try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=limit)
-    except subprocess.TimeoutExpired:
-        return known | {"failed": f"not planned within {limit:g} s"}
-    return json.loads(done.stdout) if done.returncode == 0 else known | {"failed": f"exit status {done.returncode}"}
-
-
 def table(results: list[dict[str, Any]]) -> str:
     """A line for each model and planner."""
     rows = []
@@ -181,7 +170,7 @@ def main() -> int:
     every = (*NAMES, *STITCHING_NAMES)
     parser.add_argument("--models", nargs="+", choices=every, default=every, metavar="MODEL")
     parser.add_argument("--size", default="tiny", choices=("tiny", "paper"))
-    parser.add_argument("--limit", type=float, default=600, help="seconds for one model")
+    parser.add_argument("--limit", type=float, default=600, help="seconds of a processor for one model")
     parser.add_argument("--plans", action="store_true", help="print each plan, in this process")
     parser.add_argument("--out", type=Path, help="where to keep the results as JSON")
     parser.add_argument("--alone", choices=every, metavar="MODEL", help="print one model's figures as JSON")
@@ -189,18 +178,16 @@ def main() -> int:
     if arguments.alone:
         print(json.dumps(model_figures(arguments.alone, arguments.size)))
         return 0
-    kept = json.loads(arguments.out.read_text())["results"] if arguments.out and arguments.out.exists() else []
+    kept = kept_results(arguments.out)
     known = {(one["model"], one["size"]) for one in kept}
     for name in arguments.models:
         if (name, arguments.size) not in known:
             print(f"{name} ...", file=sys.stderr, flush=True)
             show = arguments.plans
-            found = (
-                model_figures(name, arguments.size, show)
-                if show
-                else in_a_process(name, arguments.size, arguments.limit)
-            )
-            kept.append(found)
+            alone = ["--alone", name, "--size", arguments.size]
+            made = made_alone("benchmarks.stitching_plans", alone, arguments.limit) if not show else None
+            found = model_figures(name, arguments.size, show) if made is None else made
+            kept.append({"model": name, "size": arguments.size} | found)
             if arguments.out:
                 save_results(str(arguments.out), "benchmarks.stitching_plans", kept)
     print(table(kept))

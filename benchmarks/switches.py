@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import sys
 import time
 import traceback
@@ -30,7 +29,7 @@ import numpy as np
 import onnx
 
 import souffle
-from benchmarks.record import save_results
+from benchmarks.record import kept_results, save_results
 from benchmarks.switch_networks import NETWORKS
 from souffle import models
 from souffle.certificate import PROVEN
@@ -147,8 +146,7 @@ class Campaign:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
-        exists = arguments.out.exists()
-        self.rows: list[dict[str, Any]] = json.loads(arguments.out.read_text())["results"] if exists else []
+        self.rows = kept_results(arguments.out)
 
     def run(self) -> None:
         """Go on."""

@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
-import signal
-import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import souffle
+from benchmarks.alone import made_alone
 from benchmarks.prices import microseconds
-from benchmarks.record import save_results
+from benchmarks.record import kept_results, save_results
 from souffle import models
 from souffle.certificate import PROVEN
 from souffle.cli.compare import compare, onnxruntime_outputs
@@ -72,16 +69,9 @@ def measure(name: str, size: str, level: str, run: bool) -> dict[str, Any]:
 
 
 def measured(name: str, size: str, level: str, run: bool, seconds: float) -> dict[str, Any]:
-    """The row of one network at one level, made in a process of its own that is given so many seconds of CPU time."""
-    command = [sys.executable, "-m", "benchmarks.workloads", "--seconds", str(seconds), "--one", name, size, level]
-    row: dict[str, Any] = {"model": name, "size": size, "level": level}
-    done = subprocess.run(command if run else [*command, "--no-run"], capture_output=True, text=True, check=False)
-    if done.returncode == -signal.SIGXCPU:
-        return row | {"failed": f"not within {seconds:.0f} s"}
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [""]
-        return row | {"failed": f"exit status {done.returncode}: {lines[-1]}"}
-    return row | json.loads(done.stdout)
+    """The row of one network at one level, or why there is none."""
+    arguments = ["--one", name, size, level, *([] if run else ["--no-run"])]
+    return {"model": name, "size": size, "level": level} | made_alone("benchmarks.workloads", arguments, seconds)
 
 
 HEADER = ("workload", "level", "TEs", "launches", "barriers", "A100 µs", "H200 µs", "compile s", "certificate", "error")
@@ -111,13 +101,9 @@ def main() -> int:
     parser.add_argument("--one", nargs=3, metavar=("MODEL", "SIZE", "LEVEL"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        most = int(arguments.seconds)
-        resource.setrlimit(resource.RLIMIT_CPU, (most, most + 1))
         print(json.dumps(measure(*arguments.one, not arguments.no_run)))
         return 0
-    rows = []
-    if arguments.out and Path(arguments.out).exists():
-        rows = json.loads(Path(arguments.out).read_text())["results"]
+    rows = kept_results(arguments.out)
     made = {(row["model"], row["size"], row["level"]) for row in rows}
     for name in arguments.models:
         for level in arguments.levels:
