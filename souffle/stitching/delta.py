@@ -14,9 +14,10 @@ from __future__ import annotations
 import math
 
 from souffle.cost.device import CostDevice
-from souffle.stitching.graph import OpGraph, members_of
+from souffle.stitching.graph import OpGraph
 from souffle.stitching.kinds import ELEMENTWISE, REDUCTIONS
 from souffle.stitching.latency import LatencyEvaluator
+from souffle.stitching.pattern_score import PatternScore
 from souffle.stitching.plan import Scheme
 from souffle.stitching.traffic import device_memory, read_inside, shared_memory
 
@@ -26,30 +27,16 @@ MEMORY_INTENSIVE = ELEMENTWISE | REDUCTIONS
 """Kinds that are fused: all but gemm, convolution, and operators without an expression (000 §1)."""
 
 
-class DeltaScore:
-    """The score of patterns of one graph on one GPU; known ones are not worked out again.
-
-    Parameters
-    ----------
-    graph : OpGraph
-    device : CostDevice
-    """
+class DeltaScore(PatternScore):
+    """See the module; -inf where there is no kernel of a pattern."""
 
     def __init__(self, graph: OpGraph, device: CostDevice) -> None:
-        self.graph, self.device = graph, device
+        super().__init__(graph, device)
         self.memory, self.shared = device_memory(device), shared_memory(device)
         self.latency = LatencyEvaluator(graph, device, simplified=True)
-        self._known: dict[int, float] = {}
 
-    def __call__(self, pattern: int) -> float:
-        """Seconds gained by a pattern, whose vertices are the bits of a number; -inf where there is no kernel of it."""
-        if pattern not in self._known:
-            self._known[pattern] = self._score(tuple(members_of(pattern)))
-        return self._known[pattern]
-
-    def _score(self, members: tuple[int, ...]) -> float:
-        if len(members) < 2:
-            return 0.0
+    def score(self, members: tuple[int, ...]) -> float:
+        """See :class:`PatternScore`."""
         if any(self.graph.ops[number].kind not in MEMORY_INTENSIVE for number in members):
             return -math.inf
         inside = frozenset(members)

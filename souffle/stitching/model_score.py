@@ -18,10 +18,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from souffle.cost.device import CostDevice
-from souffle.stitching.graph import OpGraph, members_of
+from souffle.stitching.graph import OpGraph
 from souffle.stitching.kinds import CONTRACTIONS, REDUCTIONS, Kind
 from souffle.stitching.latency import LatencyEvaluator
 from souffle.stitching.layout import layout_of
+from souffle.stitching.pattern_score import PatternScore
 from souffle.stitching.traffic import device_memory, volume_saved
 
 __all__ = ["ALONE", "ModelScore", "is_complex", "is_large_gemm"]
@@ -41,30 +42,16 @@ def is_large_gemm(graph: OpGraph, number: int, device: CostDevice) -> bool:
     return op.kind is Kind.GEMM and op.work.arithmetic / rate > device.launch_seconds
 
 
-class ModelScore:
-    """The score of patterns of one graph on one GPU; known ones are not worked out again.
-
-    Parameters
-    ----------
-    graph : OpGraph
-    device : CostDevice
-    """
+class ModelScore(PatternScore):
+    """See the module."""
 
     def __init__(self, graph: OpGraph, device: CostDevice) -> None:
-        self.graph, self.device = graph, device
+        super().__init__(graph, device)
         self.memory = device_memory(device)
         self.latency = LatencyEvaluator(graph, device)
-        self._known: dict[int, float] = {}
 
-    def __call__(self, pattern: int) -> float:
-        """Seconds saved by a pattern, whose vertices are the bits of a number; negative where it cannot be."""
-        if pattern not in self._known:
-            self._known[pattern] = self._score(members_of(pattern))
-        return self._known[pattern]
-
-    def _score(self, members: list[int]) -> float:
-        if len(members) < 2:
-            return 0.0
+    def score(self, members: tuple[int, ...]) -> float:
+        """See :class:`PatternScore`."""
         ops = [self.graph.ops[number] for number in members]
         if any(op.kind in ALONE for op in ops) or any(is_large_gemm(self.graph, n, self.device) for n in members):
             return -1.0
@@ -75,7 +62,7 @@ class ModelScore:
         one_block = any(component.units == 1 for component in layout.components)
         if one_block or is_complex({op.kind for op in ops}):
             alone = sum(self.latency.alone(number, frozenset([number])) for number in members)
-            return alone + launches - self.latency.kernel(tuple(members)).seconds
+            return alone + launches - self.latency.kernel(members).seconds
         return self.memory.seconds(volume_saved(self.graph, members)) + launches
 
 
