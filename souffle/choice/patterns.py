@@ -10,7 +10,7 @@ another kernel: a grid barrier is Souffle's, and no planner of patterns has it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import groupby
+from itertools import groupby, takewhile
 
 from souffle.decision import Barrier, Decision
 from souffle.kernel.dependences import TileDependences
@@ -56,34 +56,24 @@ class PatternKernels:
         return self.pattern_of[unit.loop if isinstance(unit, LoopStage) else unit.tes[0]]
 
     def _kernels(self, units: list[Unit], request: PartitionRequest, decisions: list[Decision]) -> list[list[Unit]]:
-        """The kernels of a pattern, each unit in the first that it can be in."""
+        """The kernels of a pattern, each unit in the first that it can be in; why not in the first of all is noted."""
         kernels: list[list[Unit]] = []
         place: dict[Tensor, int] = {}
         for unit in units:
             first = max((place[tensor] for tensor in unit.inputs if tensor in place), default=0)
-            held = next((n for n in range(first, len(kernels)) if self._holds(kernels[n], unit, request)), None)
-            if held is None:
-                if first < len(kernels):
-                    decisions.append(self._cut(kernels[first], unit, request))
-                held = len(kernels)
+            obstacles = (self._obstacle(kernel, unit, request) for kernel in kernels[first:])
+            refused = list(takewhile(lambda obstacle: obstacle is not None, obstacles))
+            held = first + len(refused)
+            if held == len(kernels):
+                if refused:
+                    subject = f"{unit.name} in the kernel of {kernels[first][-1].name}"
+                    decisions.append(Decision("fusion", subject, False, refused[0]))
                 kernels.append([])
             kernels[held].append(unit)
             place |= dict.fromkeys(unit.outputs, held)
         return kernels
 
-    def _holds(self, kernel: list[Unit], unit: Unit, request: PartitionRequest) -> bool:
-        return self._obstacle(kernel, unit, request) is None
-
-    def _cut(self, kernel: list[Unit], unit: Unit, request: PartitionRequest) -> Decision:
-        obstacle = self._obstacle(kernel, unit, request)
-        if isinstance(obstacle, Barrier):
-            waits = f"it would wait for the whole grid after {obstacle.after}, for {obstacle.tensor}"
-            reason = f"{waits}: {obstacle.reason}"
-        else:
-            reason = str(obstacle)
-        return Decision("fusion", f"{unit.name} in the kernel of {kernel[-1].name}", False, reason)
-
-    def _obstacle(self, kernel: list[Unit], unit: Unit, request: PartitionRequest) -> Barrier | str | None:
+    def _obstacle(self, kernel: list[Unit], unit: Unit, request: PartitionRequest) -> str | None:
         """Why a unit cannot be in a kernel; ``None`` if it can."""
         if is_extern(unit) or is_extern(kernel[0]):
             return "an operator without an expression is a kernel of its own"
@@ -92,6 +82,8 @@ class PatternKernels:
         units = (*kernel, unit)
         if units not in self._known:
             waits = Waits(self.dependences, expected_in(request, units))
-            barriers = waits.sequence(units).barriers.values()
-            self._known[units] = next((barrier for barrier in barriers if barrier.scope == "grid"), None)
-        return self._known[units]
+            self._known[units] = next((b for b in waits.sequence(units).barriers.values() if b.scope == "grid"), None)
+        barrier = self._known[units]
+        if barrier is None:
+            return None
+        return f"it would wait for the whole grid after {barrier.after}, for {barrier.tensor}: {barrier.reason}"
