@@ -64,12 +64,13 @@ class _Rules:
         self.kernels = {n: _Kernel([n], {n: 1.0}) for n in range(len(graph.ops))}
         # The kernels that read each vertex, by their first roots.
         self.readers: list[set[int]] = [set(consumers) for consumers in graph.consumers]
-        self.joined: set[int] = set()  # kernels of several roots
+        self.needing: dict[int, int] = {}  # of each kernel those that need it, directly or not, as bits
 
     def plan(self, name: str) -> FusionPlan:
         self._take_producers(again=False)
         self._take_producers(again=True)
         self._merge_into_readers()
+        self._find_needing()
         self._join_producers_of_reductions()
         self._join_siblings()
         ops = self.graph.ops
@@ -177,8 +178,8 @@ class _Rules:
             for first in sorted(self.readers[producer]):
                 reduction = self.graph.ops[first]
                 if reduction.kind in REDUCTIONS and _loop(reduction) == self.graph.ops[producer].shape:
-                    direct = {producer: {first}}
-                    if not self._reaches(producer, first, direct):
+                    others = self.readers[producer] - {first}
+                    if not any(self.needing[reader] >> first & 1 for reader in others):
                         self._join(first, producer)
                         break
 
@@ -202,50 +203,34 @@ class _Rules:
         left, right = self.kernels[one], self.kernels[other]
         if len(left.times) == len(right.times) == 1:
             return False  # one of the two is a fusion already
+        if self.needing[one] >> other & 1 or self.needing[other] >> one & 1:
+            return False
         kinds = {self.graph.ops[root].kind for root in (*left.roots, *right.roots)}
         ops = [self.graph.ops[root] for root in (*left.roots, *right.roots)]
         loops = {(_loop(op), _along(op)) for op in ops if kinds <= REDUCTIONS} or {op.shape for op in ops}
         alike = len(loops) == 1 and (kinds <= ELEMENTWISE or (len(kinds) == 1 and kinds <= REDUCTIONS))
-        both = {*left.times, *right.times}
-        if not alike or self._operands(both) + len(left.roots) + len(right.roots) > _MOST_OPERANDS_AND_OUTPUTS:
+        if not alike:
             return False
-        return not self._reaches(one, other) and not self._reaches(other, one)
+        both = {*left.times, *right.times}
+        return self._operands(both) + len(left.roots) + len(right.roots) <= _MOST_OPERANDS_AND_OUTPUTS
 
-    def _reaches(self, source: int, target: int, without: dict[int, set[int]] | None = None) -> bool:
-        """Whether a kernel needs another, through kernels in between; edges of `without` are passed over."""
-        last = self._last_way_in(target)
-        stack, seen = [source], {source}
-        while stack:
-            first = stack.pop()
-            for root in self.kernels[first].roots:
-                for reader in self.readers[root] - (without or {}).get(first, set()):
-                    if reader == target:
-                        return True
-                    if reader not in seen:
-                        seen.add(reader)
-                        # Results of later numbers only are of no use to the target.
-                        if min(self.kernels[reader].roots) < last:
-                            stack.append(reader)
-        return False
-
-    def _last_way_in(self, target: int) -> int:
-        """The largest vertex from which a kernel may be needed: results of later ones are of no use to it.
-
-        A way through kernels of one root rises. One of several roots may be entered at a large vertex and left at a
-        small one.
-        """
-        last = max(self.kernels[target].times)
-        while True:
-            through = [k for first, k in self.kernels.items() if first in self.joined and min(k.roots) < last]
-            larger = max((max(kernel.times) for kernel in through), default=last)
-            if larger <= last:
-                return last
-            last = larger
+    def _find_needing(self) -> None:
+        # Before kernels have several roots, each has a larger number than what it reads.
+        for first in sorted(self.kernels, reverse=True):
+            self.needing[first] = 0
+            for reader in self.readers[first]:
+                self.needing[first] |= 1 << reader | self.needing[reader]
 
     def _join(self, one: int, other: int) -> None:
         """A kernel takes in all of another one, with its outputs."""
         kernel, joined = self.kernels[one], self.kernels.pop(other)
-        self.joined = (self.joined | {one}) - {other}
+        theirs = self.needing.pop(other)
+        self.needing[one] = (self.needing[one] | theirs) & ~(1 << one)
+        # What either needs, both need now.
+        pair, all_theirs = 1 << one | 1 << other, 1 << one | self.needing[one]
+        for first, needing in self.needing.items():
+            if first != one and needing & pair:
+                self.needing[first] = (needing | all_theirs) & ~(1 << other)
         kernel.roots += joined.roots
         for number, times in joined.times.items():
             kernel.times[number] = kernel.times.get(number, 0.0) + times
