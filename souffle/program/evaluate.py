@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from souffle.program.te_program import Item, TEProgram
 
 __all__ = ["checked_inputs", "evaluate", "run_tes"]
+
+_WORTH_OPTIMIZING = 1 << 20
+"""Evaluations of a function, about, beyond which LLVM's optimizations save more time than they take."""
 
 
 def evaluate(program: TEProgram, inputs: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> dict[str, np.ndarray]:
@@ -116,7 +120,20 @@ def _compiled(tes: Sequence[Item]) -> _Compiled:
         return _Compiled(None, {})
     scheduled = ((symbol, _exact(_scheduled(func))) for symbol, func in sorted(functions.items()))
     named = {symbol: func.with_attr("global_symbol", symbol) for symbol, func in scheduled}
-    return _Compiled(compile_llvm(named, tvm.target.Target({"kind": "llvm", "opt-level": 2})), symbols)
+    level = 2 if _evaluations(tes) > _WORTH_OPTIMIZING * len(functions) else 0
+    return _Compiled(compile_llvm(named, tvm.target.Target({"kind": "llvm", "opt-level": level})), symbols)
+
+
+def _evaluations(tes: Sequence[Item]) -> int:
+    """Of elements and of terms of their sums."""
+    total = 0
+    for te_ in tes:
+        if isinstance(te_, Loop):
+            total += te_.steps * _evaluations(te_.body)
+        else:
+            terms = prod(te_.reduction_shape) if isinstance(te_, TE) else 1
+            total += terms * sum(tensor.size for tensor in te_.outputs)
+    return total
 
 
 def _run_loop(loop: Loop, outer: Mapping[Tensor, np.ndarray], compiled: _Compiled) -> dict[Tensor, tvm.runtime.Tensor]:

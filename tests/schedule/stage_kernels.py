@@ -21,6 +21,8 @@ from souffle.tvm_compat import const_int, primfunc_from_tensors
 
 A100 = GpuRequest("sm_80", sm_count=108, max_shared_bytes=163 * 1024)
 SMALL = GpuRequest("sm_80", threads=128, sm_count=4, max_shared_bytes=163 * 1024)
+# LLVM takes longer to optimize a plain function than the function takes.
+PLAIN = tvm.target.Target({"kind": "llvm", "opt-level": 0})
 
 Tensors = tuple[te.Tensor, ...]
 
@@ -84,7 +86,7 @@ def build(cases: Sequence[Case], rule: Rule, arch: str = "sm_80") -> Built:
     schedules = {case.name: scheduled(case, rule) for case in cases}
     text, functions = kernels(schedules, arch)
     plain = tvm.IRModule({case.name: case.func for case in cases})
-    return Built(schedules, functions, compile_text(text), tvm.compile(plain, target="llvm"))
+    return Built(schedules, functions, compile_text(text), tvm.compile(plain, target=PLAIN))
 
 
 def random_inputs(case: Case) -> list[np.ndarray]:
