@@ -21,6 +21,8 @@ demo: $(VENV)/.ready
 	$(RUN) -m souffle.models efficientnet --size tiny -o build/efficientnet_tiny.onnx
 	$(RUN) -m souffle ablate build/bert_tiny.onnx build/efficientnet_tiny.onnx
 
+# Tests start many processes, which otherwise compile the package's Python anew.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.ready
 	$(RUN) -m ruff check .
 	$(RUN) -m pytest -n $(WORKERS) --dist loadgroup

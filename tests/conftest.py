@@ -1,8 +1,8 @@
-"""What all tests have: golden files."""
+"""What all tests have: golden files, and one worker for what a module builds once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,18 @@ _GOLDEN = Path(__file__).parent / "golden"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write what was printed into tests/golden")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """What a fixture of a whole module makes is made by one worker, not by each (``--dist loadgroup``)."""
+    for item in items:
+        fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+        shared = sorted(name for name, (*_, last) in fixtures.items() if last.scope == "module")
+        if shared:
+            item.add_marker(pytest.mark.xdist_group(f"{item.module.__name__} {' '.join(shared)}"))
+    # Before xdist's own, which reads the marks and asks to be first.
+    return (yield)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from souffle.emulator import compile_text
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
 from souffle.schedule.gpu.schedule_check import check_schedule
 from souffle.schedule.lower import cuda_target
+from tests.schedule.stage_kernels import PLAIN
 
 
 class Stage(Protocol):
@@ -82,4 +83,4 @@ def built_choices(cases: Sequence[AnyStage], offered: Callable[[AnyStage], Seque
     text = tvm.compile(tvm.IRModule(every), target=cuda_target("sm_90")).mod.imports[0].inspect_source()
     text = with_device_functions(text)
     plain = tvm.IRModule({case.name: case.func for case in cases})
-    return Choices(kernels, text, compile_text(text), tvm.compile(plain, target="llvm"))
+    return Choices(kernels, text, compile_text(text), tvm.compile(plain, target=PLAIN))

@@ -21,7 +21,7 @@ from souffle.tvm_compat import const_int, primfunc_from_tensors
 
 A100 = GpuRequest("sm_80", sm_count=108, max_shared_bytes=163 * 1024)
 SMALL = GpuRequest("sm_80", threads=128, sm_count=4, max_shared_bytes=163 * 1024)
-# LLVM takes longer to optimize a plain function than the function takes.
+# Of plain functions to compare with: LLVM takes longer to optimize one than it takes to run.
 PLAIN = tvm.target.Target({"kind": "llvm", "opt-level": 0})
 
 Tensors = tuple[te.Tensor, ...]

@@ -27,6 +27,7 @@ from souffle.schedule.gpu.schedule_check import check_schedule
 from souffle.schedule.gpu.tiling import contraction_tiling
 from souffle.schedule.lower import cuda_target
 from souffle.tvm_compat import const_int, primfunc_from_tensors
+from tests.schedule.stage_kernels import PLAIN
 
 SMALL = GpuRequest("sm_90", threads=64, sm_count=4)
 H100 = GpuRequest("sm_90")
@@ -245,7 +246,7 @@ def build(cases: list[Case], choice: Callable) -> Built:
     text = tvm.compile(kernels, target=cuda_target("sm_90")).mod.imports[0].inspect_source()
     plain = tvm.IRModule({case.name: case.func for case in cases})
     text = with_device_functions(text)
-    return Built(schedules, text, compile_text(text), tvm.compile(plain, target="llvm"))
+    return Built(schedules, text, compile_text(text), tvm.compile(plain, target=PLAIN))
 
 
 def arrays(case: Case) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -33,6 +33,7 @@ from souffle.schedule.gpu import (
 from souffle.schedule.lower import cuda_target
 from souffle.schedule.stage import flat_stages
 from souffle.tvm_compat import collect, const_int, primfunc_from_tensors
+from tests.schedule.stage_kernels import PLAIN
 from tests.testlib import calls_made
 
 SMALL = GpuRequest("sm_90", threads=64, sm_count=4)
@@ -251,7 +252,7 @@ def build(choice: Callable[[Case], GpuSchedule | None]) -> Built:
     kernels = tvm.IRModule({name: schedule.func for name, schedule in schedules.items()})
     text = with_device_functions(tvm.compile(kernels, target=cuda_target("sm_90")).mod.imports[0].inspect_source())
     plain = tvm.IRModule({case.name: case.func for case in CASES})
-    return Built(schedules, text, compile_text(text), tvm.compile(plain, target="llvm"))
+    return Built(schedules, text, compile_text(text), tvm.compile(plain, target=PLAIN))
 
 
 @pytest.fixture(scope="module")
