@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from souffle.analysis import access_of
+from souffle.analysis import access_of, expression_of
+from souffle.analysis.access import reads
 from souffle.program import TE, Item, Tensor, TEProgram
 from souffle.stitching.axes import Alignment, alignments
 from souffle.stitching.kinds import Kind, kind_of
@@ -39,6 +40,8 @@ class Read:
         Of the tensor.
     alignments : tuple of Alignment
         Which axes of the tensor are axes of the reader.
+    indices : int
+        How many different ones its expression reads the tensor at.
     """
 
     tensor: object
@@ -48,6 +51,7 @@ class Read:
     constant: bool = False
     shape: tuple[int, ...] = ()
     alignments: tuple[Alignment, ...] = ()
+    indices: int = 1
 
 
 @dataclass(frozen=True)
@@ -214,7 +218,9 @@ def _reads(item: Item, producers: dict[Tensor, int], program: TEProgram) -> tupl
         times = access.times / max(1, elements) if access else 1.0
         aligned = alignments(item, position) if plain else ()
         constant = tensor in program.constants
-        found.append(Read(tensor, producer, elements * tensor.itemsize, times, constant, tensor.shape, aligned))
+        places = len({load.indices for load in reads(expression_of(item), position)}) if plain else 1
+        size = elements * tensor.itemsize
+        found.append(Read(tensor, producer, size, times, constant, tensor.shape, aligned, places))
     return tuple(found)
 
 

@@ -1,32 +1,37 @@
 """The baseline: XLA's own rules for GPUs, as its source has them (000 §1, §2.1).
 
 From ``tensorflow/compiler/xla/service``: ``instruction_fusion.cc`` (the order, duplication, expensive producers),
-``gpu/instruction_fusion.cc`` (what is no producer), ``gpu/fusion_merger.cc`` (bytes), ``gpu/gpu_fusible.cc``
-(reductions, shapes, the most operands), ``gpu/multi_output_fusion.cc`` (siblings, and producers of reductions). In
-reverse topological order each kernel takes in the producers of what it reads, where
+``gpu/instruction_fusion.cc`` (what is no producer), ``fusion_node_indexing_evaluation.cc`` (how often code stands in a
+kernel), ``gpu/fusion_merger.cc`` (bytes), ``gpu/gpu_fusible.cc`` (reductions, shapes, the most operands),
+``gpu/multi_output_fusion.cc`` (siblings, and producers of reductions). In reverse topological order each kernel takes
+in the producers of what it reads, where
 
     the producer is element-wise                     (no reduction inside: it is always a root; products are calls)
     the reader is element-wise or a reduction
     an expensive producer has no other reader, and no element of it would be computed twice
     no more operands and outputs than 64 come together
+    no TE's code would stand in it more than 15 times
 
 first those that nothing else reads, then light ones that others read too, which are computed again in each reader
 (thread composition). A light kernel of several TEs is then merged into all its readers, if these move no more bytes for
-it. Last come several outputs: a producer of a reduction that others read too joins it, and siblings that read one
-tensor join where both are element-wise of one shape or both reduce one shape along the same axes, and neither needs
-the other.
+it, and its code stands in none of them too often. Last come several outputs: a producer of a reduction that others read
+too joins it, and siblings that read one tensor join where both are element-wise of one shape or both reduce one shape
+along the same axes, and neither needs the other.
 
-What is left out: XLA's bounds on code duplication and shared memory, and what it does for layouts.
+What is computed for one index is computed once in a thread, however many read it; what is read at another index, as by
+a broadcast or a slice, has its code there once more for each index of its reader.
+
+What is left out: XLA's bound on shared memory, and what it does for layouts.
 A division of floats is light there as here; a reciprocal root is expensive, as in 000 Figure 1 (XLA counts it
 as light since 2020).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from souffle.stitching.graph import Op, OpGraph
+from souffle.stitching.graph import Op, OpGraph, Read
 from souffle.stitching.kinds import ELEMENTWISE, REDUCTIONS, Kind
 from souffle.stitching.plan import FusionPlan, Scheme, plan_of
 from souffle.stitching.planner import FusionRequest
@@ -36,13 +41,22 @@ __all__ = ["XlaRules"]
 _MOST_OPERANDS_AND_OUTPUTS = 64
 """``kMaxOperandsAndOutputsPerFusion`` of gpu_fusible.cc."""
 
+_MOST_CODE = 15
+"""``kAllowedCodeDuplication`` of fusion_node_indexing_evaluation.h."""
+
+_Indices = dict[tuple[int, int] | None, tuple[int, float]]
+"""At which indices a kernel computes a TE, each by the read that makes it, ``None`` for that of the roots.
+
+With each, how often the code for it stands there, and how often an element is computed by it.
+"""
+
 
 @dataclass
 class _Kernel:
-    """Roots, and how often each TE of it is computed for an element of them."""
+    """Roots, and at which indices each TE of it is computed."""
 
     roots: list[int]
-    times: dict[int, float]
+    indices: dict[int, _Indices]
 
 
 class XlaRules:
@@ -61,7 +75,7 @@ class _Rules:
 
     def __init__(self, graph: OpGraph) -> None:
         self.graph = graph
-        self.kernels = {n: _Kernel([n], {n: 1.0}) for n in range(len(graph.ops))}
+        self.kernels = {n: _Kernel([n], {n: {None: (1, 1.0)}}) for n in range(len(graph.ops))}
         # The kernels that read each vertex, by their first roots.
         self.readers: list[set[int]] = [set(consumers) for consumers in graph.consumers]
         self.needing: dict[int, int] = {}  # of each kernel those that need it, directly or not, as bits
@@ -77,10 +91,10 @@ class _Rules:
         order = sorted(self.kernels.values(), key=lambda kernel: kernel.roots)
         owner = {root: place for place, kernel in enumerate(order) for root in kernel.roots}
         for place, kernel in enumerate(order):
-            for number in kernel.times:
+            for number in kernel.indices:
                 owner.setdefault(number, place)
-        groups = [[n for n in kernel.times if owner[n] == place] for place, kernel in enumerate(order)]
-        again = [[n for n in kernel.times if owner[n] != place] for place, kernel in enumerate(order)]
+        groups = [[n for n in kernel.indices if owner[n] == place] for place, kernel in enumerate(order)]
+        again = [[n for n in kernel.indices if owner[n] != place] for place, kernel in enumerate(order)]
         schemes = {n: Scheme.PACKING if n in order[owner[n]].roots else Scheme.THREAD for n in range(len(ops))}
         recomputed = {frozenset(group): extra for group, extra in zip(groups, again, strict=True)}
         return plan_of(self.graph, groups, name, schemes=schemes, recomputed=recomputed)
@@ -99,34 +113,42 @@ class _Rules:
 
     def _read_by(self, kernel: _Kernel) -> list[int]:
         """Vertices that a kernel reads from others, from the last to the first."""
-        read = {p for number in kernel.times for p in self.graph.producers[number]}
-        return sorted(read - kernel.times.keys(), reverse=True)
+        read = {p for number in kernel.indices for p in self.graph.producers[number]}
+        return sorted(read - kernel.indices.keys(), reverse=True)
 
     def _fits(self, producer: int, kernel: _Kernel, again: bool) -> bool:
         op = self.graph.ops[producer]
-        if op.kind not in ELEMENTWISE or producer not in self.kernels or len(self.kernels[producer].times) > 1:
+        if op.kind not in ELEMENTWISE or producer not in self.kernels or len(self.kernels[producer].indices) > 1:
             return False
         shared = op.needed or len(self.readers[producer]) > 1
         if shared and not again:
             return False
-        if op.kind is Kind.EXPENSIVE and (shared or self._times(producer, kernel) > 1):
+        code, times = _sums(self._indices(producer, kernel))
+        if code > _MOST_CODE or (op.kind is Kind.EXPENSIVE and (shared or times > 1)):
             return False
-        return self._operands({*kernel.times, producer}) + len(kernel.roots) <= _MOST_OPERANDS_AND_OUTPUTS
+        return self._operands({*kernel.indices, producer}) + len(kernel.roots) <= _MOST_OPERANDS_AND_OUTPUTS
 
-    def _times(self, producer: int, kernel: _Kernel) -> float:
-        """How often an element of a producer would be computed in a kernel."""
-        reads = [(times, r) for n, times in kernel.times.items() for r in self.graph.ops[n].reads]
-        return sum(times * r.times for times, r in reads if r.producer == producer)
+    def _indices(self, producer: int, kernel: _Kernel) -> _Indices:
+        """The indices at which a kernel would compute a producer."""
+        found: _Indices = {}
+        for consumer in self.graph.consumers[producer]:
+            known = kernel.indices.get(consumer, {})
+            for place, read in enumerate(self.graph.ops[consumer].reads if known else ()):
+                if read.producer == producer:
+                    code, times = _sums(known)
+                    own = _at_its_index(read, self.graph.ops[consumer])
+                    found |= known if own else {(consumer, place): (code * read.indices, times * read.times)}
+        return found
 
     def _operands(self, members: set[int]) -> int:
         return len({r.tensor for n in members for r in self.graph.ops[n].reads if r.producer not in members})
 
     def _take(self, producer: int, kernel: _Kernel) -> None:
-        kernel.times[producer] = self._times(producer, kernel)
+        kernel.indices[producer] = self._indices(producer, kernel)
         first = kernel.roots[0]
         self.readers[producer].discard(first)
         for further in self.graph.producers[producer]:
-            if further not in kernel.times:
+            if further not in kernel.indices:
                 self.readers[further].add(first)
         if not self.readers[producer] and not self.graph.ops[producer].needed:
             for further in self.graph.producers[producer]:
@@ -137,12 +159,12 @@ class _Rules:
         for root in reversed(range(len(self.graph.ops))):
             merged = self.kernels.get(root)
             readers = sorted(self.readers[root]) if merged is not None else []
-            if len(merged.times if merged else ()) < 2 or not readers or not self._merges(merged, readers):
+            if len(merged.indices if merged else ()) < 2 or not readers or not self._merges(merged, readers):
                 continue
             for reader in readers:
                 kernel = self.kernels[reader]
-                for number in sorted(merged.times, reverse=True):
-                    kernel.times[number] = self._times(number, kernel)
+                for number in sorted(merged.indices, reverse=True):
+                    kernel.indices[number] = self._indices(number, kernel)
                 for further in self._read_by(kernel):
                     self.readers[further].add(reader)
             for further in self._read_by(merged):
@@ -153,19 +175,21 @@ class _Rules:
     def _merges(self, merged: _Kernel, readers: Sequence[int]) -> bool:
         ops = self.graph.ops
         root = merged.roots[0]
-        if ops[root].needed or any(ops[number].kind is not Kind.LIGHT for number in merged.times):
+        if ops[root].needed or any(ops[number].kind is not Kind.LIGHT for number in merged.indices):
             return False
         if any(ops[reader].kind not in ELEMENTWISE | REDUCTIONS for reader in readers):
             return False
-        own = self._operand_bytes(merged.times)
+        if any(_sums(self._indices(root, self.kernels[reader]))[0] > _MOST_CODE for reader in readers):
+            return False
+        own = self._operand_bytes(merged.indices)
         alone = sum(own.values()) + (1 + len(readers)) * ops[root].written
         together = 0
         for reader in readers:
-            known = self._operand_bytes(self.kernels[reader].times)
+            known = self._operand_bytes(self.kernels[reader].indices)
             together += sum(size for tensor, size in own.items() if tensor not in known)
         return together <= alone
 
-    def _operand_bytes(self, members: Mapping[int, float]) -> dict[object, int]:
+    def _operand_bytes(self, members: Collection[int]) -> dict[object, int]:
         reads = [r for n in members for r in self.graph.ops[n].reads if r.producer not in members]
         return {read.tensor: read.bytes for read in reads}
 
@@ -186,10 +210,10 @@ class _Rules:
     def _join_siblings(self) -> None:
         reading: dict[object, dict[int, None]] = {}
         for first, kernel in self.kernels.items():
-            for number in kernel.times:
+            for number in kernel.indices:
                 for read in self.graph.ops[number].reads:
                     # ``IsProfitableOperand``: reading a constant or a scalar once more costs nothing.
-                    if read.producer not in kernel.times and not read.constant and max(read.shape, default=1) > 1:
+                    if read.producer not in kernel.indices and not read.constant and max(read.shape, default=1) > 1:
                         reading.setdefault(read.tensor, {})[first] = None
         for siblings in reading.values():
             for one in siblings:
@@ -201,7 +225,7 @@ class _Rules:
         if one not in self.kernels or other not in self.kernels:
             return False
         left, right = self.kernels[one], self.kernels[other]
-        if len(left.times) == len(right.times) == 1:
+        if len(left.indices) == len(right.indices) == 1:
             return False  # one of the two is a fusion already
         if self.needing[one] >> other & 1 or self.needing[other] >> one & 1:
             return False
@@ -211,7 +235,7 @@ class _Rules:
         alike = len(loops) == 1 and (kinds <= ELEMENTWISE or (len(kinds) == 1 and kinds <= REDUCTIONS))
         if not alike:
             return False
-        both = {*left.times, *right.times}
+        both = {*left.indices, *right.indices}
         return self._operands(both) + len(left.roots) + len(right.roots) <= _MOST_OPERANDS_AND_OUTPUTS
 
     def _find_needing(self) -> None:
@@ -232,14 +256,29 @@ class _Rules:
             if first != one and needing & pair:
                 self.needing[first] = (needing | all_theirs) & ~(1 << other)
         kernel.roots += joined.roots
-        for number, times in joined.times.items():
-            kernel.times[number] = kernel.times.get(number, 0.0) + times
+        for number, indices in joined.indices.items():
+            kernel.indices[number] = kernel.indices.get(number, {}) | indices
         for readers in self.readers:
             if other in readers:
                 readers.discard(other)
                 readers.add(one)
         for root in kernel.roots:
             self.readers[root].discard(one)
+
+
+def _sums(indices: _Indices) -> tuple[int, float]:
+    """How often its code stands in a kernel, and how often an element is computed."""
+    return sum(code for code, _ in indices.values()), sum(times for _, times in indices.values())
+
+
+def _at_its_index(read: Read, reader: Op) -> bool:
+    """Whether a vertex reads one element for each of its own, in any order of the axes."""
+    extents = (*reader.shape, *reader.reduced)
+    whole = [a for a in read.alignments if a.parts == read.shape[a.dimension] == extents[a.axis]]
+    dimensions, axes = {a.dimension for a in whole}, {a.axis for a in whole}
+    return all(e == 1 or d in dimensions for d, e in enumerate(read.shape)) and all(
+        e == 1 or a in axes for a, e in enumerate(extents)
+    )
 
 
 def _loop(op: Op) -> tuple[int, ...]:

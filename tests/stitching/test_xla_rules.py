@@ -76,6 +76,24 @@ def test_siblings_of_one_shape_share_a_kernel() -> None:
     assert kernels(b.program(left, right, both)) == [["scale0", "relu1"], ["scale2", "transpose3"], ["scale4", "map5"]]
 
 
+@pytest.mark.parametrize(("steps", "count"), [(3, 1), (4, 1), (5, 2), (12, 3)])
+def test_code_that_is_needed_at_several_indices_is_bounded(steps: int, count: int) -> None:
+    """Each step is read at two places, so that the code of the first stands in the last 2 ** (steps - 1) times."""
+    b = Builder()
+    x = b.relu(b.input(64))
+    for _ in range(steps - 1):
+        x = b.add(lambda p: te.compute((64,), lambda i: p[i] + p[63 - i]), x, name="mirror")
+    assert len(kernels(b.program(x))) == count
+
+
+def test_code_at_one_index_stands_in_a_kernel_once() -> None:
+    b = Builder()
+    x = b.relu(b.input(64))
+    for _ in range(20):
+        x = b.plus(x, b.scaled(x, 0.5))
+    assert len(kernels(b.program(x))) == 1
+
+
 def test_an_output_that_others_read_is_a_kernel_and_computed_again() -> None:
     for reader in (lambda b, x: b.reduce(x, 0), lambda b, x: b.transpose(x, 1, 0)):
         b = Builder()
