@@ -18,13 +18,15 @@ from benchmarks.campaign import add_seed_options, append_record, read_records, s
 from benchmarks.fuzz.minimize import minimize_file
 from benchmarks.fuzz.pool import Worker
 from benchmarks.fuzz.report import report
-from benchmarks.fuzz.targets import FAILURES, FUSIONS, SWITCHES, TARGETS
+from benchmarks.fuzz.targets import FAILURES, FUSION_LEVELS, SWITCHES, TARGETS
+from souffle.stitching import FUSION_PLANNERS
 
-_TURNS = {
-    "turns": tuple(name for name in TARGETS if name != "cpu"),
-    "switches": tuple(SWITCHES),
-    "planners": tuple(FUSIONS),
+_TURNS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "turns": tuple((name,) for name in TARGETS if name != "cpu"),
+    "switches": tuple((name,) for name in SWITCHES),
+    "planners": tuple(tuple(f"{level} {planner}" for planner in FUSION_PLANNERS) for level in FUSION_LEVELS),
 }
+"""Of each name, what is run for one seed, for the next, and so on."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -38,8 +40,8 @@ def _parser() -> argparse.ArgumentParser:
         default=["cpu", "turns"],
         metavar="T",
         help=f"of {', '.join(TARGETS)}; all; turns: one CUDA target for each seed, in turn; switches: V4 in a "
-        "precision without one thing that keeps tensors on chip, in turn; planners: patterns' at levels, in turn "
-        "(default: cpu turns)",
+        "precision without one thing that keeps tensors on chip, in turn; planners: all planners of patterns at a "
+        "level, in turn (default: cpu turns)",
     )
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=90.0, metavar="S", help="for one network on one target")
@@ -62,7 +64,7 @@ def _targets(names: list[str], seed: int) -> list[str]:
     chosen: list[str] = []
     for name in names:
         turns = _TURNS.get(name)
-        chosen += list(TARGETS) if name == "all" else [turns[seed % len(turns)]] if turns else [name]
+        chosen += list(TARGETS) if name == "all" else turns[seed % len(turns)] if turns else [name]
     return list(dict.fromkeys(chosen))
 
 

@@ -36,9 +36,11 @@ SWITCHES: dict[str, dict[str, Any]] = {
 }
 """V4 without each thing that keeps tensors on chip, proven with values."""
 
+FUSION_LEVELS = ("V0", "V2", "V3", "V4")
+
 FUSIONS: dict[str, dict[str, Any]] = {
     f"{level} {planner}": {"level": level, "fusion": planner, "verify": "values"}
-    for level in ("V0", "V2", "V3", "V4")
+    for level in FUSION_LEVELS
     for planner in FUSION_PLANNERS
 }
 """Stages by the planners of patterns, proven with values."""
