@@ -10,6 +10,7 @@ import pytest
 
 import souffle
 from souffle import models
+from souffle.certificate import PROVEN
 from souffle.cli.compare import compare, onnxruntime_outputs
 from souffle.models.bert import SIZES
 from souffle.pipeline import LEVELS
@@ -41,8 +42,13 @@ def reference(name: str) -> dict[str, np.ndarray]:
 
 
 def compiled(name: str, **options):
+    """Proven, unless that is left out."""
     chosen = {"target": "cuda", "arch": "sm_90", "cubin": False, "device": "cpu"} | options
-    return souffle.compile(program(name), **chosen)
+    network = souffle.compile(program(name), **chosen)
+    if options.get("verify") != "off":
+        assert network.certificate.verdict == PROVEN, str(network.certificate)
+        assert len(network.certificate.kernels) == len(network.plan.kernels)
+    return network
 
 
 def check(name: str, network, precision: str = "fp32") -> None:
@@ -51,13 +57,13 @@ def check(name: str, network, precision: str = "fp32") -> None:
     assert result.ok, f"{network!r}: largest error {result.error:.2e} of the output's magnitude"
 
 
-# Of the largest networks, V0 and V2 have all of V1 between them.
+# Of the largest networks, V0 and V3 have all of V1 and V2 between them.
 LARGEST = ("swin", "resnext", "efficientnet")
 FP32 = [
     (name, level)
     for name in (*models.NAMES, "lstm-unrolled", *SOME_SE)
     for level in LEVELS
-    if level != "V1" or name not in LARGEST
+    if level not in ("V1", "V2") or name not in LARGEST
 ]
 
 
@@ -73,7 +79,7 @@ def test_every_squeeze_and_excitation_module(name: str) -> None:
     check(name, compiled(name, level="V4"))
 
 
-@pytest.mark.parametrize("level", ["V0", "V2", "V3", "V4"])
+@pytest.mark.parametrize("level", ["V0", "V3", "V4"])
 @pytest.mark.parametrize("name", MIXED)
 def test_mixed_precision_on_tensor_cores(name: str, level: str) -> None:
     network = compiled(name, level=level, precision="mixed")
@@ -88,8 +94,7 @@ def test_mixed_precision_of_the_others(name: str) -> None:
     check(name, compiled(name, level="V4", precision="mixed"), "mixed")
 
 
-@pytest.mark.parametrize("level", ["V3", "V4"])
-@pytest.mark.parametrize("name", ["bert", "lstm"])
+@pytest.mark.parametrize(("name", "level"), [("bert", "V3"), ("lstm", "V4")])
 def test_persistent_partition(name: str, level: str) -> None:
     check(name, compiled(name, level=level, partition="persistent"))
 
@@ -120,7 +125,7 @@ def test_launches_of_bert() -> None:
     assert counts[3] < 2 * SIZES["tiny"].layers
 
 
-@pytest.mark.parametrize("name", [name for name in models.NAMES if name != "swin"])
+@pytest.mark.parametrize("name", ["bert", "lstm", "mmoe"])
 def test_a_level_never_reads_or_launches_more_than_the_one_before(name: str) -> None:
     # Parts of a reduction in two phases are written and read, where the time that they save is worth it.
     options = {"reductions": "one_phase", "verify": "off"}

@@ -122,9 +122,9 @@ def head_slices() -> onnx.ModelProto:
 
 
 def wide_concat() -> onnx.ModelProto:
-    shapes = [(2, 1 + i % 3, 5) for i in range(20)]
-    nodes = [helper.make_node("Relu", [f"x{i}"], [f"r{i}"]) for i in range(20)]
-    nodes.append(helper.make_node("Concat", [f"r{i}" for i in range(20)], ["c"], axis=1))
+    shapes = [(2, 1 + i % 3, 5) for i in range(12)]
+    nodes = [helper.make_node("Relu", [f"x{i}"], [f"r{i}"]) for i in range(12)]
+    nodes.append(helper.make_node("Concat", [f"r{i}" for i in range(12)], ["c"], axis=1))
     nodes.append(helper.make_node("Softmax", ["c"], ["y"], axis=1))
     inputs = [(f"x{i}", shape) for i, shape in enumerate(shapes)]
     return model(nodes, inputs, [("y", (2, sum(s[1] for s in shapes), 5))])

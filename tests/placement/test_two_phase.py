@@ -257,7 +257,7 @@ def forced(name: str, parts: int, precision: str, level: str = "V3"):
     [
         *((name, 3, "fp32", "V3") for name in models.NAMES),
         ("bert", 2, "mixed", "V3"),
-        *((name, 4, "fp32", "V4") for name in ("mmoe", "lstm")),
+        ("mmoe", 4, "fp32", "V4"),
     ],
 )
 def test_networks_of_split_reductions(name: str, parts: int, precision: str, level: str) -> None:
