@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 from tvm import tirx
@@ -98,7 +99,7 @@ class Contraction:
         """Type of the accumulator."""
         return str(self.total.ty.dtype)
 
-    @property
+    @cached_property
     def extents(self) -> tuple[int, int, int, int]:
         """Batch, rows, columns, inner."""
         return tuple(prod(a.extent for a in group) for group in (self.batch, self.rows, self.columns, self.inner))

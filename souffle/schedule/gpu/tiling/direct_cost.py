@@ -33,6 +33,7 @@ __all__ = [
     "estimate",
     "knobs_of",
     "least_clocks",
+    "least_serial_clocks",
     "tiling_of",
     "tiling_refusal",
 ]
@@ -147,6 +148,11 @@ def choose_serial_tiling(plan: SumPlan, request: GpuRequest) -> tuple[float, Dir
         if best is None or (clocks, number) < best[:2]:
             best = (clocks, number, tiling)
     return None if best is None else (best[0], best[2])
+
+
+def least_serial_clocks(products: int) -> float:
+    """What one block takes at least for a sum of so many products in all, however it is tiled."""
+    return 2 * _MEMORY_LATENCY + products / (_FP32_WARPS * WARP) * _ROUNDED
 
 
 def _least_of_tile(plan: SumPlan, tiling: DirectTiling, request: GpuRequest) -> float:

@@ -11,7 +11,7 @@ from souffle.schedule.gpu.forms.memory_access import lanes_along, memory_step
 from souffle.schedule.gpu.forms.owned_chain import OwnedChain, evaluations_of, multiplies_halves
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.schedule.gpu.tiling.contraction_cost import fp32_lanes
-from souffle.schedule.gpu.tiling.direct_cost import choose_serial_tiling
+from souffle.schedule.gpu.tiling.direct_cost import choose_serial_tiling, least_serial_clocks
 from souffle.schedule.gpu.tiling.direct_tiling import DirectTiling, shared_bytes
 from souffle.schedule.gpu.tiling.mma_figures import TENSOR_FMA
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling
@@ -206,14 +206,18 @@ def _group(group: StepGroup, request: GpuRequest) -> _Timed | Refused | None:
     if group.refusal is not None:
         return Refused(group.refusal)
     found: list[_Timed] = []
+    if group.product is not None:
+        timed = choose_product(group.product, request)
+        if timed is not None:
+            if timed[0] < least_serial_clocks(math.prod(group.product.extents)):
+                return timed
+            found.append(timed)
     if group.sum is not None:
         timed = choose_serial_tiling(group.sum, request)
         if timed is not None and timed[1].tiles(group.sum, request.threads) <= _MOST_ROUNDS:
             found.append((*timed, shared_bytes(group.sum, timed[1], request.threads)))
-    if group.product is not None:
-        timed = choose_product(group.product, request)
-        found += [] if timed is None else [timed]
-    return min(found, key=lambda one: one[0], default=None)
+    # As a sum where both take the same time.
+    return min(reversed(found), key=lambda one: one[0], default=None)
 
 
 def mapped_lanes(mapped: Mapped) -> int:
