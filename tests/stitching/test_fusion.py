@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 from tvm import te
 
 import souffle
@@ -201,6 +202,23 @@ class _Costs:
 
     def crowds(self, functions: Sequence[object]) -> bool:
         return False
+
+
+def test_shared_memory_that_goes_on_to_a_smaller_type_is_proven() -> None:
+    """What two views of the pool name has the smaller one's unit; a random network was refuted for it."""
+    nodes = [
+        helper.make_node("ArgMin", ["x"], ["where"], axis=0, keepdims=0),
+        helper.make_node("GatherElements", ["where", "index"], ["taken"], axis=0),
+    ]
+    named = ("x", TensorProto.DOUBLE, (31, 4)), ("index", TensorProto.INT32, (4,)), ("taken", TensorProto.INT64, (4,))
+    x, index, taken = (helper.make_tensor_value_info(*one) for one in named)
+    graph = helper.make_graph(nodes, "argmin", [x, index], [taken])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    network = souffle.compile(model, **OPTIONS, level="V3", fusion="stitching-ilp")
+    assert "((int*)t0_shared)" in network.plan.modules[0].text and len(network.plan.launches) == 1
+    assert network.certificate.verdict == PROVEN
+    given = {"x": RNG.standard_normal((31, 4)), "index": np.array([3, 0, -1, 1], np.int32)}
+    np.testing.assert_array_equal(network(given)["taken"], onnxruntime_outputs(model, given)["taken"])
 
 
 def test_a_record_replaces_a_template_only_where_it_takes_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

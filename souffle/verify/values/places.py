@@ -93,24 +93,26 @@ class Places(Statements):
 
     def _plan_memories(self, func: tirx.PrimFunc) -> None:
         """Find the unit of each memory: the smallest element in it."""
-        sizes: dict[Any, set[int]] = {}
-        halves: set[Any] = set()
-
-        def root(data: Any) -> Any:
-            if isinstance(data, Call) and operator_name(data) in ("tirx.address_of", "tirx.buffer_data"):
-                taken = data.args[0]
-                return taken.source if isinstance(taken, TensorLoad) else taken
-            return data
-
-        def declared(node: tirx.DeclBuffer) -> None:
-            sizes.setdefault(root(node.data), set()).add(_element_size(str(node.buffer.dtype)))
+        views: list[tirx.DeclBuffer] = []
+        pairs: list[Any] = []
 
         def called(node: Call) -> None:
-            for argument in _PAIRS.get(operator_name(node), ()):
-                halves.add(root(node.args[argument + 1]))
+            pairs.extend(node.args[argument + 1] for argument in _PAIRS.get(operator_name(node), ()))
 
-        tvm_ffi.structural_walk(func.body, [(tirx.DeclBuffer, declared), (Call, called)])
-        self.views, self.halves = sizes, halves
+        tvm_ffi.structural_walk(func.body, [(tirx.DeclBuffer, views.append), (Call, called)])
+        within = {view.buffer: _named(view.data) for view in views}
+
+        def memory_of(data: Any) -> Any:
+            """What is allocated, through views of views: what has no more use gives its place to others of any type."""
+            found = _named(data)
+            while found in within:
+                found = within[found]
+            return found
+
+        self.views: dict[Any, set[int]] = {}
+        for view in views:
+            self.views.setdefault(memory_of(view.data), set()).add(_element_size(str(view.buffer.dtype)))
+        self.halves = set(map(memory_of, pairs))
 
     def visit_alloc_buffer(self, node: tirx.AllocBuffer) -> Statement:
         """A memory for a buffer."""
@@ -189,6 +191,14 @@ class Places(Statements):
         """An element, or those of a vector."""
         memory, at, size = self._element(node.source, node.indices)
         return lambda f, m: memory.read(at(f, m), size, m)
+
+
+def _named(data: Any) -> Any:
+    """The variable, or the buffer, that a pointer points into."""
+    if isinstance(data, Call) and operator_name(data) in ("tirx.address_of", "tirx.buffer_data"):
+        taken = data.args[0]
+        return taken.source if isinstance(taken, TensorLoad) else taken
+    return data
 
 
 def _start(f: Frame, m: Mask) -> int:
