@@ -183,10 +183,11 @@ def main() -> int:
     for name in arguments.models:
         if (name, arguments.size) not in known:
             print(f"{name} ...", file=sys.stderr, flush=True)
-            show = arguments.plans
-            alone = ["--alone", name, "--size", arguments.size]
-            made = made_alone("benchmarks.stitching_plans", alone, arguments.limit) if not show else None
-            found = model_figures(name, arguments.size, show) if made is None else made
+            if arguments.plans:
+                found = model_figures(name, arguments.size, show=True)
+            else:
+                alone = ["--alone", name, "--size", arguments.size]
+                found = made_alone("benchmarks.stitching_plans", alone, arguments.limit)
             kept.append({"model": name, "size": arguments.size} | found)
             if arguments.out:
                 save_results(str(arguments.out), "benchmarks.stitching_plans", kept)

@@ -12,19 +12,19 @@ import sys
 import tempfile
 import threading
 import time
+from itertools import groupby
 from pathlib import Path
 
 from benchmarks.campaign import add_seed_options, append_record, read_records, seeds
 from benchmarks.fuzz.minimize import minimize_file
 from benchmarks.fuzz.pool import Worker
 from benchmarks.fuzz.report import report
-from benchmarks.fuzz.targets import FAILURES, FUSION_LEVELS, SWITCHES, TARGETS
-from souffle.stitching import FUSION_PLANNERS
+from benchmarks.fuzz.targets import FAILURES, FUSIONS, SWITCHES, TARGETS
 
 _TURNS: dict[str, tuple[tuple[str, ...], ...]] = {
     "turns": tuple((name,) for name in TARGETS if name != "cpu"),
     "switches": tuple((name,) for name in SWITCHES),
-    "planners": tuple(tuple(f"{level} {planner}" for planner in FUSION_PLANNERS) for level in FUSION_LEVELS),
+    "planners": tuple(tuple(names) for _, names in groupby(FUSIONS, lambda name: FUSIONS[name]["level"])),
 }
 """Of each name, what is run for one seed, for the next, and so on."""
 

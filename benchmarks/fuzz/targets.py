@@ -36,14 +36,12 @@ SWITCHES: dict[str, dict[str, Any]] = {
 }
 """V4 without each thing that keeps tensors on chip, proven with values."""
 
-FUSION_LEVELS = ("V0", "V2", "V3", "V4")
-
 FUSIONS: dict[str, dict[str, Any]] = {
     f"{level} {planner}": {"level": level, "fusion": planner, "verify": "values"}
-    for level in FUSION_LEVELS
+    for level in ("V0", "V2", "V3", "V4")
     for planner in FUSION_PLANNERS
 }
-"""Stages by the planners of patterns, proven with values."""
+"""Stages by the planners of patterns, level by level, proven with values."""
 
 OUTCOMES = ("right", "refused", "unstable", "unsure", "wrong", "exception", "crash", "timeout", "refuted")
 """What can come of a network on a target.

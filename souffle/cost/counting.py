@@ -51,7 +51,7 @@ _MOST_POINTS = 1 << 20
 
 _PREDICATED = 12
 """Instructions under a condition that nvcc predicates one by one, so that loads of several conditions are issued
-together; of more it makes a branch. In EfficientNet and Swin up to 11.3 as counted are predicated, from 15 on not."""
+together; of more it makes a branch. In texts of whole networks up to 11.3 as counted are predicated, from 15 on not."""
 
 _ADDRESS = 1
 """Instructions that make an address of an index (a wide multiply-add)."""

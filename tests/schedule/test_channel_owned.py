@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -22,7 +23,7 @@ from souffle.schedule.gpu.tiling import direct_cost
 from souffle.schedule.gpu.tiling.direct_tiling import DirectTiling, SumPlan
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling
 from souffle.schedule.gpu.tiling.owned_steps import cut_tile
-from souffle.schedule.gpu.tiling.owned_tiling import choose_width
+from souffle.schedule.gpu.tiling.owned_tiling import choose_width, widths
 from souffle.tvm_compat import const_int, primfunc_from_tensors
 from tests.schedule.knob_choices import Choices, built_choices
 
@@ -240,6 +241,21 @@ def test_tiling_of_one_block_is_the_cheapest_of_all() -> None:
             return tiles * direct_cost.estimate(plan, tiling, replace(SMALL, sm_count=tiles))
 
         assert clocks == alone(chosen) == min(map(alone, fitting))
+        assert clocks >= direct_cost.least_serial_clocks(plan.problem.size * plan.problem.length)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_no_step_takes_less_than_its_products_need(case: Case) -> None:
+    """Where a product of a step takes less than that, the step is not tried as a sum."""
+    chain = case.chain
+    for width in widths(chain)[:2]:
+        tile = cut_tile(chain, width)
+        for step in tile.steps if not isinstance(tile, Refused) else ():
+            timed = step.sum and direct_cost.choose_serial_tiling(step.sum, case.request)
+            if timed:
+                problem = step.sum.problem
+                assert timed[0] >= direct_cost.least_serial_clocks(problem.size * problem.length)
+                assert step.product is None or math.prod(step.product.extents) == problem.size * problem.length
 
 
 @pytest.mark.parametrize(
