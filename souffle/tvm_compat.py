@@ -100,7 +100,7 @@ check_tvm_pair(_installed("apache-tvm"), _installed("apache-tvm-ffi"))
 
 import tvm_ffi  # noqa: E402
 from tvm import s_tir, te, tirx  # noqa: E402
-from tvm.ir import Call  # noqa: E402
+from tvm.ir import Call, PrimType  # noqa: E402
 from tvm.ir.expr import TensorLoad  # noqa: E402
 from tvm.libinfo import find_libtvm_runtime  # noqa: E402
 from tvm.sym import Analyzer  # noqa: E402
@@ -213,7 +213,7 @@ def map_bodies(bodies: Sequence[PrimExpr], rewrite: Callable[[Call], PrimExpr]) 
 
 def substitute(expression: PrimExpr, mapping: Mapping[tirx.Var, PrimExpr]) -> PrimExpr:
     """Replace variables of `expression`, by identity. Bound reduction variables may be mapped too."""
-    table = [(variable, value) for variable, value in mapping.items()]
+    table = list(mapping.items())
 
     def replace(variable: tirx.Var) -> PrimExpr:
         for old, new in table:
@@ -221,7 +221,12 @@ def substitute(expression: PrimExpr, mapping: Mapping[tirx.Var, PrimExpr]) -> Pr
                 return new
         return variable
 
-    return tvm_ffi.structural_map(expression, (tirx.Var, replace))
+    if isinstance(expression, tirx.Var):
+        return replace(expression)
+    if isinstance(expression, tirx.IntImm) or not table:
+        return expression
+    # What ``tvm_ffi.structural_map`` calls, as in :func:`collect`.
+    return tvm_ffi._ffi_api.StructuralMap(expression, [(_type_number(tirx.Var), replace)], [], _INNER_FIRST)
 
 
 def simplified_index(index: PrimExpr, analyzer: Analyzer) -> PrimExpr:
@@ -388,7 +393,18 @@ def largest_value(expression: PrimExpr, axes: Iterable[tirx.IterVar]) -> int:
 
 def dtype_of(expression: PrimExpr) -> str:
     """The scalar type of an expression, such as ``"int32"``."""
-    return str(expression.ty.dtype)
+    of = expression.ty
+    known = _NAMED_TYPES.get(of.__chandle__())
+    if known is not None:
+        return known[1]
+    name = str(of.dtype)
+    if isinstance(of, PrimType):
+        _NAMED_TYPES[of.__chandle__()] = (of, name)
+    return name
+
+
+_NAMED_TYPES: dict[int, tuple[PrimType, str]] = {}
+"""By address, which no other type has while these are held: TVM makes each once, and works out its name each time."""
 
 
 def cast(expression: PrimExpr, dtype: str) -> PrimExpr:
