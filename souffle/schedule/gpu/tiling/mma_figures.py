@@ -11,6 +11,7 @@ __all__ = [
     "MOST_REGISTERS",
     "OWN_REGISTERS",
     "SHARED_BYTES",
+    "SPARED_REGISTERS",
     "TENSOR_FMA",
     "THREADS",
 ]
@@ -23,6 +24,9 @@ MOST_REGISTERS = 216
 
 OWN_REGISTERS = 56
 """Of a thread beside fragments and what is on its way: addresses, indices, bounds."""
+
+SPARED_REGISTERS = 40
+"""Of these, what nvcc does without, and spills nothing, when it is asked for two blocks on a multiprocessor."""
 
 TENSOR_FMA = 1024.0
 """Multiply-adds of a multiprocessor in a clock: 4 tensor cores of 256 on sm_80; newer ones do not reach more than about

@@ -24,6 +24,7 @@ from souffle.schedule.gpu.tiling.mma_figures import (
     MOST_REGISTERS,
     OWN_REGISTERS,
     SHARED_BYTES,
+    SPARED_REGISTERS,
     TENSOR_FMA,
     THREADS,
 )
@@ -43,10 +44,10 @@ __all__ = [
 STRIP_PADDING = 8
 """fp32 between rows of totals: rows that are 8 banks apart let a warp store 4 rows of pairs at once."""
 
-_PARTS_DOWN = (1, 2, 4)
+_PARTS_DOWN = (1, 2, 3, 4)
 """Fragments of 16 rows of a warp."""
 
-_PARTS_ACROSS = (2, 4, 8)
+_PARTS_ACROSS = (2, 4, 6, 8)
 """Fragments of 8 columns of a warp, an even number: ``ldmatrix.x4`` brings two."""
 
 _STEPS = (32, 64)
@@ -172,6 +173,10 @@ class MmaTiling:
         held += operands.left.row_registers(down)
         return down * across * 4 + down * 4 + across * 2 + held + OWN_REGISTERS
 
+    def needed(self, operands: Operands, threads: int) -> int:
+        """Registers of a thread that a compiler can do with."""
+        return self.registers(operands, threads) - SPARED_REGISTERS
+
     def refusal(self, operands: Operands, request: GpuRequest) -> Refused | None:
         """Why the parts of this tiling do not go together, or ``None``."""
         if prod(self.warps) * 32 != request.threads:
@@ -294,7 +299,7 @@ def _least(
 ) -> tuple[float, MmaTiling] | None:
     every = list(_tilings(problem, operands, request))
     # What leaves room for a second block on a multiprocessor, so that other stages of its kernel have one, too.
-    sharing = [candidate for candidate in every if candidate.registers(operands, request.threads) <= ASSUMED_REGISTERS]
+    sharing = [candidate for candidate in every if candidate.needed(operands, request.threads) <= ASSUMED_REGISTERS]
     estimated = [(cost_of(tiling), tiling) for tiling in sharing or every]
     if not estimated:
         # Short and few: the smallest tile that there is.
@@ -362,5 +367,5 @@ def _cost(problem: Contraction, operands: Operands, tiling: MmaTiling, request: 
 def _resident(tiling: MmaTiling, operands: Operands, request: GpuRequest) -> int:
     """Blocks that a multiprocessor holds at once."""
     device = DEVICES.get(request.arch, DEVICES["sm_80"])
-    registers = tiling.registers(operands, request.threads)
+    registers = tiling.needed(operands, request.threads)
     return max(1, min(device.resident_blocks(request.threads, tiling.shared_bytes(operands), registers).values()))
