@@ -157,32 +157,34 @@ def convolution_cases() -> list[Case]:
 
 
 def tiled_cases(count: int) -> list[Case]:
-    """Shapes with values of knobs drawn at random, each number of stages and each split of the sum among them."""
+    """Shapes with values of knobs drawn at random: each number of stages with each split of the sum, and fragments."""
     draw = random.Random(7)
     found = []
-    for number, (stages, along_inner) in enumerate(
-        itertools.islice(itertools.cycle(itertools.product((1, 2, 3, 4), (1, 2, 4))), count)
-    ):
-        types = draw.choice((("float16", "float16"), ("float32", "float16"), ("float16", "float16")))
-        extents = [draw.choice((16, 29, 40, 64, 72, 130)) for _ in range(2)]
-        inner = draw.choice((33, 64, 80, 160, 200))
-        inputs, result = gemm(*extents, inner, ta=draw.random() < 0.4, tb=draw.random() < 0.4, types=types)
-        bias = data(extents[1], dtype="float32", name="bias")
-        result = topi.nn.relu(topi.add(result, bias))
-        result = topi.cast(result, "float16") if draw.random() < 0.5 else result
-        request = draw.choice((SMALL, A100))
-        sketch = MMA_CONTRACTION.sketch(StageForms(primfunc_from_tensors([*inputs, bias, result], "f")), request)
-        knobs = {knob.name: knob.values for knob in sketch.knobs}
+    stages_and_splits = itertools.cycle(itertools.product((1, 2, 3, 4), (1, 2, 4)))
+    fragments = itertools.cycle(itertools.product((1, 2, 3, 4), (2, 4, 6, 8)))
+    for number in range(count):
+        stages, along_inner = next(stages_and_splits)
+        rows, columns = next(fragments)
         while True:
-            values = {name: draw.choice(choices) for name, choices in knobs.items()}
-            values |= {"stages": stages, "warps_along_inner": along_inner}
-            if isinstance(sketch.make(values), GpuSchedule):
+            types = draw.choice((("float16", "float16"), ("float32", "float16"), ("float16", "float16")))
+            extents = [draw.choice((16, 29, 40, 64, 72, 130)) for _ in range(2)]
+            inner = draw.choice((33, 64, 80, 160, 200))
+            inputs, result = gemm(*extents, inner, ta=draw.random() < 0.4, tb=draw.random() < 0.4, types=types)
+            bias = data(extents[1], dtype="float32", name="bias")
+            result = topi.nn.relu(topi.add(result, bias))
+            result = topi.cast(result, "float16") if draw.random() < 0.5 else result
+            request = draw.choice((SMALL, A100))
+            sketch = MMA_CONTRACTION.sketch(StageForms(primfunc_from_tensors([*inputs, bias, result], "f")), request)
+            values = {knob.name: draw.choice(knob.values) for knob in sketch.knobs}
+            values |= {"stages": stages, "warps_along_inner": along_inner, "mma_rows": rows, "mma_columns": columns}
+            open_to_it = all(values[knob.name] in knob.values for knob in sketch.knobs)
+            if open_to_it and isinstance(sketch.make(values), GpuSchedule):
                 break
         found.append(Case(f"tiled_{number}", (*inputs, bias), (result,), request, tuple(values.items())))
     return found
 
 
-CASES = [*plain_cases(), *neighbour_cases(), *convolution_cases(), *tiled_cases(12)]
+CASES = [*plain_cases(), *neighbour_cases(), *convolution_cases(), *tiled_cases(16)]
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +200,12 @@ def test_result(case: Case, built: Built) -> None:
 def test_each_number_of_stages_and_split_of_the_sum_is_among_the_cases() -> None:
     drawn = {(dict(case.values)["stages"], dict(case.values)["warps_along_inner"]) for case in CASES if case.values}
     assert drawn == set(itertools.product((1, 2, 3, 4), (1, 2, 4)))
+
+
+def test_each_number_of_fragments_is_among_the_cases() -> None:
+    values = [dict(case.values) for case in CASES if case.values]
+    drawn = {(one["mma_rows"], one["mma_columns"]) for one in values}
+    assert drawn == set(itertools.product((1, 2, 3, 4), (2, 4, 6, 8)))
 
 
 def fetched(case: Case) -> list[AsyncCopy | str]:

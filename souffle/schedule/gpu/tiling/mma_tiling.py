@@ -50,6 +50,10 @@ _PARTS_DOWN = (1, 2, 3, 4)
 _PARTS_ACROSS = (2, 4, 6, 8)
 """Fragments of 8 columns of a warp, an even number: ``ldmatrix.x4`` brings two."""
 
+_PLAIN_PARTS = frozenset({1, 2, 4, 8})
+"""Of a warp where an operand passes through registers: the estimate leaves out how indices are calculated there, and
+does not tell more shapes apart."""
+
 _STEPS = (32, 64)
 
 _STAGES = (1, 2, 3, 4)
@@ -73,6 +77,11 @@ class Operands:
     def both(self) -> tuple[OperandSource, OperandSource]:
         """The left one first."""
         return self.left, self.right
+
+    @property
+    def copied(self) -> bool:
+        """Whether both come by asynchronous copies."""
+        return all(one.asynchronous for one in self.both)
 
     def rolled(self) -> Operands:
         """With many copies of a thread in a loop."""
@@ -166,16 +175,14 @@ class MmaTiling:
         return fitting[-1]
 
     def registers(self, operands: Operands, threads: int) -> int:
-        """Registers of a thread, about."""
+        """Registers of a thread, about; what is left to it beside a second block, where a compiler can do with that."""
         down, across = self.parts
         extents = zip(operands.both, self.tile[1:], strict=True)
         held = sum(one.registers(extent, self.step, threads) for one, extent in extents)
         held += operands.left.row_registers(down)
-        return down * across * 4 + down * 4 + across * 2 + held + OWN_REGISTERS
-
-    def needed(self, operands: Operands, threads: int) -> int:
-        """Registers of a thread that a compiler can do with."""
-        return self.registers(operands, threads) - SPARED_REGISTERS
+        wanted = down * across * 4 + down * 4 + across * 2 + held + OWN_REGISTERS
+        spared = SPARED_REGISTERS if operands.copied else 0
+        return ASSUMED_REGISTERS if 0 <= wanted - ASSUMED_REGISTERS <= spared else wanted
 
     def refusal(self, operands: Operands, request: GpuRequest) -> Refused | None:
         """Why the parts of this tiling do not go together, or ``None``."""
@@ -243,11 +250,15 @@ def knobs_of(problem: Contraction, operands: Operands, threads: int) -> tuple[Kn
     return (
         Knob("warps_along_rows", divisors),
         Knob("warps_along_inner", tuple(d for d in divisors if max(steps) // INNER % d == 0)),
-        Knob("mma_rows", _PARTS_DOWN),
-        Knob("mma_columns", _PARTS_ACROSS),
+        Knob("mma_rows", _parts(_PARTS_DOWN, operands)),
+        Knob("mma_columns", _parts(_PARTS_ACROSS, operands)),
         Knob("step", steps),
         Knob("stages", _STAGES if any(one.asynchronous for one in operands.both) else _STAGES[:2]),
     )
+
+
+def _parts(parts: tuple[int, ...], operands: Operands) -> tuple[int, ...]:
+    return parts if operands.copied else tuple(part for part in parts if part in _PLAIN_PARTS)
 
 
 def _tilings(problem: Contraction, operands: Operands, request: GpuRequest) -> Iterator[MmaTiling]:
@@ -299,7 +310,7 @@ def _least(
 ) -> tuple[float, MmaTiling] | None:
     every = list(_tilings(problem, operands, request))
     # What leaves room for a second block on a multiprocessor, so that other stages of its kernel have one, too.
-    sharing = [candidate for candidate in every if candidate.needed(operands, request.threads) <= ASSUMED_REGISTERS]
+    sharing = [candidate for candidate in every if candidate.registers(operands, request.threads) <= ASSUMED_REGISTERS]
     estimated = [(cost_of(tiling), tiling) for tiling in sharing or every]
     if not estimated:
         # Short and few: the smallest tile that there is.
@@ -367,5 +378,5 @@ def _cost(problem: Contraction, operands: Operands, tiling: MmaTiling, request: 
 def _resident(tiling: MmaTiling, operands: Operands, request: GpuRequest) -> int:
     """Blocks that a multiprocessor holds at once."""
     device = DEVICES.get(request.arch, DEVICES["sm_80"])
-    registers = tiling.needed(operands, request.threads)
+    registers = tiling.registers(operands, request.threads)
     return max(1, min(device.resident_blocks(request.threads, tiling.shared_bytes(operands), registers).values()))
