@@ -14,6 +14,7 @@ from tvm.ir import Call, TensorLoad
 from souffle.tvm_compat import dtype_of
 from souffle.verify import reals
 from souffle.verify.accesses import Claim
+from souffle.verify.conditions import under
 from souffle.verify.expressions import Expr, const, interval, operation, unknown, wrapped
 
 __all__ = [
@@ -276,7 +277,8 @@ class _Indices:
     def held(self, op: str, node: Any, one: Expr, other: Expr) -> Expr:
         """What an operation gives in `node`'s type: unsigned and short numbers wrap around, others must not leave it.
 
-        What data may push over the end of its type may be anything afterwards.
+        What data may push over the end of its type may be anything afterwards, unless the conditions around it say that
+        it does not.
         """
         if op not in _DIVISIONS and op not in _MAY_OVERFLOW:
             return operation(op, one, other)
@@ -292,7 +294,8 @@ class _Indices:
         if least <= low and high <= most:
             return result
         if result.opaque:
-            return unknown(least, most)
+            low, high = interval(under(result, (*self.claims.choices, *self.claims.shortcuts)))
+            return result if least <= low and high <= most else unknown(least, most)
         fits = low >= -_EVALUATED and high <= _EVALUATED
         if least == 0 or most <= _MOST_OF_SHORT:
             return wrapped(result, least, most) if fits else unknown(least, most)

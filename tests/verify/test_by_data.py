@@ -30,6 +30,18 @@ def clamped(index, low: int, high: int):
     return tirx.max(tirx.min(index, high), low)
 
 
+def from_the_end(n):
+    """An index of which the negative ones count from the end."""
+    return clamped(tirx.if_then_else(n < 0, n + SIZE, n), 0, SIZE - 1)
+
+
+def in_one_of_five(n, least: int):
+    """An index that is in bounds where what is left of one is 2: not 4 and not 3, and `least` or more."""
+    left = tirx.floormod(from_the_end(n), 5)
+    third = tirx.if_then_else(least <= left, tirx.floormod(from_the_end(n), 5) * SIZE - 2 * SIZE, 0)
+    return tirx.if_then_else(left == 4, 0, tirx.if_then_else(left != 3, third, 0))
+
+
 def buffers(*kinds: str) -> tuple:
     return tuple(tensor(f"t{i}", SIZE, kind, dtype="int32") for i, kind in enumerate(kinds))
 
@@ -55,7 +67,9 @@ def gather(index) -> Certificate:
         (lambda m, n: tirx.Cast("int32", clamped(tirx.Cast("int64", n) + 2**33, 0, SIZE - 1)), True),
         (lambda m, n: tirx.Select(n == 5, m.tid, at(m)), True),
         (lambda m, n: tirx.Select(m.tid < clamped(n, 0, THREADS), clamped(n, 0, THREADS) - 1 - m.tid, m.tid), True),
+        (lambda m, n: in_one_of_five(n, 2), True),
         # One clamp too few, or one too late.
+        (lambda m, n: in_one_of_five(n, 1), False),
         (lambda m, n: tirx.min(n, SIZE - 1), False),
         (lambda m, n: tirx.max(n, 0), False),
         (lambda m, n: clamped(n, 0, SIZE), False),
@@ -96,6 +110,11 @@ def test_a_condition_on_the_very_value_bounds_it() -> None:
     assert guarded(inside)
     assert guarded(lambda m, n: tirx.Or(n < 0, n >= SIZE), otherwise=True)
     assert guarded(lambda m, n: tirx.And(m.tid <= n, n < SIZE - THREADS + m.tid))
+    assert guarded(lambda m, n: tirx.And(tirx.And(n >= -1, n != -1), n < SIZE))
+    assert guarded(lambda m, n: tirx.And(tirx.And(n != SIZE, n >= 0), n <= SIZE))
+    assert guarded(lambda m, n: tirx.And(tirx.And(n != -2, tirx.And(n >= -2, n < SIZE)), n + 1 != 0))
+    assert not guarded(lambda m, n: tirx.And(tirx.And(n >= -2, n != -1), n < SIZE))
+    assert not guarded(lambda m, n: tirx.And(tirx.And(n >= -1, n != 0), n < SIZE))
     assert not guarded(inside, rewritten=True)
     assert not guarded(inside, otherwise=True)
     assert not guarded(lambda m, n: tirx.And(n >= 0, n <= SIZE))
