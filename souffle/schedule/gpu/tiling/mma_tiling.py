@@ -65,6 +65,10 @@ kernel, and a grid that does not fit one wave ends a kernel (§5.4); a search ma
 _ALIKE = 1.04
 """Estimates of time closer than this factor are not told apart."""
 
+_ODD, _FULL = 1.1, 1.15
+"""By which those must be estimated to be sooner that have three fragments along an axis, and those that take the
+registers of two blocks on a multiprocessor to the last: the cost model often sees less of such a gain."""
+
 
 @dataclass(frozen=True, eq=False)
 class Operands:
@@ -174,13 +178,17 @@ class MmaTiling:
         ]
         return fitting[-1]
 
-    def registers(self, operands: Operands, threads: int) -> int:
-        """Registers of a thread, about; what is left to it beside a second block, where a compiler can do with that."""
+    def wanted(self, operands: Operands, threads: int) -> int:
+        """Registers of a thread that a compiler takes if it may, about."""
         down, across = self.parts
         extents = zip(operands.both, self.tile[1:], strict=True)
         held = sum(one.registers(extent, self.step, threads) for one, extent in extents)
         held += operands.left.row_registers(down)
-        wanted = down * across * 4 + down * 4 + across * 2 + held + OWN_REGISTERS
+        return down * across * 4 + down * 4 + across * 2 + held + OWN_REGISTERS
+
+    def registers(self, operands: Operands, threads: int) -> int:
+        """Registers of a thread: what is left to it beside a second block, where a compiler can do with that."""
+        wanted = self.wanted(operands, threads)
         spared = SPARED_REGISTERS if operands.copied else 0
         return ASSUMED_REGISTERS if 0 <= wanted - ASSUMED_REGISTERS <= spared else wanted
 
@@ -315,14 +323,22 @@ def _least(
     if not estimated:
         # Short and few: the smallest tile that there is.
         estimated = [(cost_of(t), t) for t in _smallest(problem, operands, request)]
-    least = min((cost for cost, _ in estimated), default=0.0)
-    alike = [(cost, tiling) for cost, tiling in estimated if cost <= _ALIKE * least]
+    weighed = [(cost * _risk(tiling, operands, request), cost, tiling) for cost, tiling in estimated]
+    least = min((weight for weight, _, _ in weighed), default=0.0)
+    alike = [(cost, tiling) for weight, cost, tiling in weighed if weight <= _ALIKE * least]
 
     def size(candidate: tuple[float, MmaTiling]) -> tuple[int, int, float]:
         cost, tiling = candidate
         return prod(tiling.counts(problem.extents)), tiling.shared_bytes(operands), cost
 
     return min(alike, key=size) if alike else None
+
+
+def _risk(tiling: MmaTiling, operands: Operands, request: GpuRequest) -> float:
+    """What an estimate is multiplied with to be compared."""
+    odd = not _PLAIN_PARTS.issuperset(tiling.parts)
+    full = tiling.wanted(operands, request.threads) > tiling.registers(operands, request.threads)
+    return (_ODD if odd else 1.0) * (_FULL if full else 1.0)
 
 
 def _smallest(problem: Contraction, operands: Operands, request: GpuRequest) -> list[MmaTiling]:
