@@ -31,7 +31,7 @@ from souffle.cost.counting import INSTRUCTION_BYTES, WARP, Work
 from souffle.cost.device import CostDevice
 from souffle.cost.work import work_of
 from souffle.errors import OptionError
-from souffle.schedule.gpu.device import ASSUMED_REGISTERS
+from souffle.schedule.gpu.device import ASSUMED_REGISTERS, taken_registers
 from souffle.schedule.lower import DeviceFunction
 from souffle.schedule.resources import StageResources
 from souffle.tvm_compat import const_int
@@ -283,10 +283,7 @@ def resources_in_kernel(functions: Sequence[DeviceFunction]) -> StageResources:
 
 
 def estimated_registers(function: DeviceFunction) -> int:
-    """Registers of a thread, from the arrays that it declares; for where no compiler says.
-
-    Of what two blocks on a multiprocessor leave each other it is what they leave, where a compiler can do with that.
-    """
+    """Registers of a thread, from the arrays that it declares; for where no compiler says."""
     words = 0.0
 
     def see(alloc: tirx.AllocBuffer) -> None:
@@ -303,7 +300,7 @@ def estimated_registers(function: DeviceFunction) -> int:
 
     tvm_ffi.structural_walk(function.func.body, (tirx.AllocBuffer, see))
     wanted = int(min(max(OWN_REGISTERS + words, _FEWEST_REGISTERS), _MOST_REGISTERS))
-    return ASSUMED_REGISTERS if 0 <= wanted - ASSUMED_REGISTERS <= _SPARED_REGISTERS else wanted
+    return taken_registers(wanted, _SPARED_REGISTERS)
 
 
 def _with_spills(work: Work, resources: StageResources) -> Work:

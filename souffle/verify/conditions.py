@@ -100,8 +100,7 @@ class _Facts:
         terms, total = linear_terms(expr)
         low, high = self.bounds.get(frozenset(terms.items())) or span(terms)
         if low <= high and (low, high) != span(terms):
-            value = self.values.setdefault((expr, low, high), unknown(low + total, high + total))
-            return value
+            return self.values.setdefault((expr, low, high), unknown(low + total, high + total))
         if not expr.args:
             return expr
         if expr.op == "select":

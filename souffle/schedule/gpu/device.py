@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from souffle.errors import OptionError
 
-__all__ = ["ASSUMED_REGISTERS", "DEVICES", "SHARING", "GpuDevice", "device_for"]
+__all__ = ["ASSUMED_REGISTERS", "DEVICES", "SHARING", "GpuDevice", "device_for", "taken_registers"]
 
 SHARING = 2
 """Blocks on a multiprocessor that stages of one kernel leave each other: one computes while the other waits."""
@@ -101,3 +101,11 @@ def device_for(arch: str) -> GpuDevice:
     if arch not in DEVICES:
         raise OptionError(f"arch {arch!r} is not known; known are {', '.join(DEVICES)}")
     return DEVICES[arch]
+
+
+def taken_registers(wanted: int, spared: int) -> int:
+    """Registers of a thread that would like some, and can do without `spared` of them.
+
+    A compiler that is asked for two blocks on a multiprocessor makes do with what these leave each other where it can.
+    """
+    return ASSUMED_REGISTERS if ASSUMED_REGISTERS < wanted <= ASSUMED_REGISTERS + spared else wanted

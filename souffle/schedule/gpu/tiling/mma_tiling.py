@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from souffle.decision import Refused
-from souffle.schedule.gpu.device import ASSUMED_REGISTERS, DEVICES
+from souffle.schedule.gpu.device import ASSUMED_REGISTERS, DEVICES, taken_registers
 from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, INNER, ROWS
 from souffle.schedule.gpu.emit.mma_moments import moments_refusal
 from souffle.schedule.gpu.emit.row_statements import row_bytes
@@ -51,8 +51,8 @@ _PARTS_ACROSS = (2, 4, 6, 8)
 """Fragments of 8 columns of a warp, an even number: ``ldmatrix.x4`` brings two."""
 
 _PLAIN_PARTS = frozenset({1, 2, 4, 8})
-"""Of a warp where an operand passes through registers: the estimate leaves out how indices are calculated there, and
-does not tell more shapes apart."""
+"""Of either, the only ones where an operand passes through registers: the estimate leaves out how indices are
+calculated there, and does not tell more shapes apart."""
 
 _STEPS = (32, 64)
 
@@ -187,10 +187,8 @@ class MmaTiling:
         return down * across * 4 + down * 4 + across * 2 + held + OWN_REGISTERS
 
     def registers(self, operands: Operands, threads: int) -> int:
-        """Registers of a thread: what is left to it beside a second block, where a compiler can do with that."""
-        wanted = self.wanted(operands, threads)
-        spared = SPARED_REGISTERS if operands.copied else 0
-        return ASSUMED_REGISTERS if 0 <= wanted - ASSUMED_REGISTERS <= spared else wanted
+        """Registers of a thread where two blocks are to share a multiprocessor."""
+        return taken_registers(self.wanted(operands, threads), SPARED_REGISTERS if operands.copied else 0)
 
     def refusal(self, operands: Operands, request: GpuRequest) -> Refused | None:
         """Why the parts of this tiling do not go together, or ``None``."""
