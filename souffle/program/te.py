@@ -124,9 +124,10 @@ class InTiles:
     ----------
     contraction : str
         The name of the TE in whose tiles.
-    phase : {"results", "moments", "rows"}
+    phase : {"results", "moments", "rows", "elements"}
         What it is of: any reduction of a tile's results; one of a normalization (of these one may read another that has
-        the same chunks); or, ahead of the contraction, what its left operand or what stands behind it reads of a row.
+        the same chunks); ahead of the contraction, what its left operand or what stands behind it reads of a row; or
+        functions of elements that read several of its results for one of their own.
     """
 
     contraction: str

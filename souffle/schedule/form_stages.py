@@ -272,7 +272,7 @@ class _Former:
         between = self._reader_between(stage)
         if between is not None:
             return Refused(f"{between.name} between them reads the stage")
-        if te_.is_reduction and _starts_in(te_, stage):
+        if _starts_in(te_, stage):
             return None
         has_reduction = any(member.is_reduction for member in stage.tes)
         if te_.is_reduction and has_reduction:
@@ -365,5 +365,5 @@ def _is_ahead(te_: TE | ExternTE) -> bool:
 
 
 def _starts_in(te_: TE, stage: Formed) -> bool:
-    """Whether a transformation made a reduction to be computed in the tiles of the stage's contraction."""
+    """Whether a transformation made a TE to be computed in the tiles of the stage's contraction."""
     return te_.placement is not None and te_.placement.contraction in {member.name for member in stage.tes}

@@ -251,11 +251,12 @@ def draft_stage(tes: Sequence[TE | ExternTE], program: TEProgram, *, owned: bool
         raise ModelError(
             f"TVM makes no TensorIR of {names}: {reason}; smaller constants in its indices would help"
         ) from error
-    if any(te_.placement is not None for te_ in tes):
+    placements = [te_.placement for te_ in tes if te_.placement is not None and te_.placement.phase != "elements"]
+    if placements:
         func = func.with_attr(STARTS_IN_TILES, True)
     if owned:
         func = func.with_attr(OWNS_TILES, True)
-    normalizing = {te_.placement.contraction for te_ in tes if te_.placement and te_.placement.phase != "results"}
+    normalizing = {placement.contraction for placement in placements if placement.phase != "results"}
     for index, te_ in enumerate(tes):
         if te_.name in normalizing:
             func = func.with_attr(NORMALIZES, f"t{index}")

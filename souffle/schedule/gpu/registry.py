@@ -17,6 +17,7 @@ from souffle.schedule.gpu.rules.channel_owned import CHANNEL_OWNED
 from souffle.schedule.gpu.rules.contraction import CONTRACTION
 from souffle.schedule.gpu.rules.elementwise import ELEMENTWISE
 from souffle.schedule.gpu.rules.fallback import FALLBACK
+from souffle.schedule.gpu.rules.interleaved_sums import INTERLEAVED_SUMS
 from souffle.schedule.gpu.rules.mma_contraction import MMA_CONTRACTION
 from souffle.schedule.gpu.rules.reduction import REDUCTION
 from souffle.schedule.gpu.rules.rowwise import ROWWISE
@@ -34,6 +35,7 @@ RULES: dict[str, Rule] = {
         WINDOW,
         CONTRACTION,
         CHAINED_PRODUCTS,
+        INTERLEAVED_SUMS,
         ROWWISE,
         REDUCTION,
         ELEMENTWISE,

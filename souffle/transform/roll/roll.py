@@ -174,7 +174,7 @@ def _in_one_stage(items: Sequence[Item], number: int) -> bool:
     phases = [
         item.placement and item.placement.phase for item in (before, items[number]) if isinstance(item, TE | FusedTE)
     ]
-    return len(phases) == 2 and (phases[1] == "moments" or phases[0] == "rows")
+    return len(phases) == 2 and (phases[1] in ("moments", "elements") or phases[0] == "rows")
 
 
 def _repeats(signatures: Sequence[Signature]) -> Iterator[_Repeat]:

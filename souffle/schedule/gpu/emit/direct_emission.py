@@ -153,6 +153,11 @@ class DirectKernel:
         conditions = [tirx.LT(base[axis.var] + output, axis.extent)] if axis.extent % width else []
         return [*conditions, tirx.LT(output, width)] if gaps else conditions
 
+    def _several(self) -> list[Axis]:
+        """The axes along which a thread has several outputs, as these lie in its totals: the last one fastest."""
+        axes = [axis for axis in self.plan.order if self.widths[axis.var] > 1 and axis is not self.plan.vector]
+        return [*axes, self.plan.vector] if self.plan.vector_is_output and self.tiling.lanes > 1 else axes
+
     # Arithmetic
 
     def _term(self, places: Mapping) -> PrimExpr:
@@ -167,9 +172,7 @@ class DirectKernel:
 
     def _over_outputs(self, body: Callable[[dict, PrimExpr], tirx.Stmt]) -> tirx.Stmt:
         """`body` for each output of the thread: its place along each axis, and its total's place."""
-        axes = [axis for axis in self.plan.order if self.widths[axis.var] > 1 and axis is not self.plan.vector]
-        if self.plan.vector_is_output and self.tiling.lanes > 1:
-            axes.append(self.plan.vector)
+        axes = self._several()
 
         def nest(position: int, places: dict, linear: PrimExpr) -> tirx.Stmt:
             if position == len(axes):
@@ -334,42 +337,43 @@ class DirectKernel:
         whole = memory_step(target, vector) == 1 and lanes_along(target, vector, str(store.buffer.dtype)) >= lanes
         return lanes if whole else 1
 
+    def _total(self, own: Mapping, slots: Sequence[int]) -> PrimExpr:
+        """One of a thread's totals, by its places along the axes of which the thread has several, and along slots."""
+        at = {**own, **{axis.var: n for axis, n in zip(self.plan.problem.slots, slots, strict=True)}}
+        linear: PrimExpr = tirx.IntImm("int32", 0)
+        for axis in self._several():
+            linear = linear * self.widths[axis.var] + at[axis.var]
+        return self.totals[linear]
+
     def _stores(self, base: Mapping) -> tirx.Stmt:
         plan, tiling = self.plan, self.tiling
         vector = plan.vector if plan.vector_is_output and tiling.lanes > 1 else None
-        axes = [a for a in plan.order if self.widths[a.var] > 1 and a is not vector]
+        axes = [axis for axis in self._several() if axis is not vector and not plan.is_slot(axis)]
 
-        def nest(position: int, places: dict, inside: list[PrimExpr], linear: PrimExpr) -> tirx.Stmt:
+        def nest(position: int, own: dict, inside: list[PrimExpr]) -> tirx.Stmt:
             if position < len(axes):
                 axis = axes[position]
-                width = self.widths[axis.var]
-                return loop(
-                    "i",
-                    width,
-                    lambda n: nest(
-                        position + 1,
-                        {**places, axis.var: base[axis.var] + n},
-                        inside + self._beyond(axis, base, n),
-                        linear * width + n,
-                    ),
-                    "unrolled",
-                )
-            stores = [self._store(k, places, linear, vector) for k in range(len(plan.problem.stores))]
+
+                def one(n: PrimExpr) -> tirx.Stmt:
+                    return nest(position + 1, {**own, axis.var: n}, inside + self._beyond(axis, base, n))
+
+                return loop("i", self.widths[axis.var], one, "unrolled")
+            stores = [self._store(k, base, own, vector) for k in range(len(plan.problem.stores))]
             return guarded(inside, sequence(*itertools.chain(*stores)))
 
-        return nest(0, dict(base), [], tirx.IntImm("int32", 0))
+        return nest(0, {}, [])
 
-    def _store(self, number: int, places: Mapping, linear: PrimExpr, vector: Axis | None) -> list[tirx.Stmt]:
+    def _store(self, number: int, base: Mapping, own: Mapping, vector: Axis | None) -> list[tirx.Stmt]:
         """Store one output at a place, or `lanes` neighbours: computed one by one, stored together."""
         store, result = self.plan.problem.stores[number], self.results[number]
 
         def here(lane: PrimExpr) -> tuple[PrimExpr, list[PrimExpr]]:
-            at = dict(places)
-            if vector is not None:
-                at[vector.var] = at[vector.var] + lane
-            total = self.totals[linear * self.tiling.lanes + lane if vector is not None else linear]
-            value = substitute_axes(store.value, {**at, self.plan.problem.total: total})
-            return value, [substitute_axes(index, at) for index in store.indices]
+            places = dict(own) if vector is None else {**own, vector.var: lane}
+            at = dict(base)
+            for var, place in places.items():
+                at[var] = base[var] + place
+            totals = {total: self._total(places, slots) for slots, total in self.plan.problem.totals.items()}
+            return substitute_axes(store.value, {**at, **totals}), [substitute_axes(i, at) for i in store.indices]
 
         def direct(lane: PrimExpr) -> tirx.Stmt:
             value, indices = here(lane)

@@ -4,12 +4,16 @@ Where ``term`` is a product its factors are the *leaves*, else it is one leaf it
 same value of a leaf can then have it from one register: a leaf that does not depend on an axis of the outputs is the
 same along it, and a leaf read at ``a*s + r*d``, as the image of a convolution is, meets along ``a`` what it met along
 ``r`` (:func:`find_meeting`).
+
+What follows the reduction reads its elements in place, or several of them for one of its own: the gates of a cell. The
+axes along which these lie are *slots*; a thread has all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import gcd, prod
 
 import tvm
@@ -64,10 +68,12 @@ class Sum:
         ``tirx.Add``, ``Mul``, ``Min`` or ``Max``.
     initial : expression
         The first total.
-    total : Var
-        The finished total, in the values of `stores`.
+    totals : mapping of tuple of int to Var
+        The finished totals in the values of `stores`, by their place along `slots`: one where there are none.
     stores : tuple of Store
-        Over `axes` and `total`.
+        Over the axes that are no slots, and `totals`.
+    slots : tuple of Axis
+        Of `axes`, those along which what follows reads several elements, each at a given place.
     """
 
     func: tirx.PrimFunc
@@ -78,8 +84,9 @@ class Sum:
     term: PrimExpr
     combine: type
     initial: PrimExpr
-    total: tirx.Var
+    totals: Mapping[tuple[int, ...], tirx.Var]
     stores: tuple[Store, ...]
+    slots: tuple[Axis, ...] = ()
 
     def refused(self, reason: str) -> Refused:
         """A rule's refusal of it."""
@@ -88,7 +95,7 @@ class Sum:
     @property
     def dtype(self) -> str:
         """Type of the totals."""
-        return dtype_of(self.total)
+        return dtype_of(next(iter(self.totals.values())))
 
     @property
     def size(self) -> int:
@@ -148,7 +155,8 @@ def read_sum(stage: StageForms) -> Sum | Refused:
         return Refused("blocks that do not depend on the reduction stand beside it")
     chain = rows.chains[0]
     reductions = [index for index, view in enumerate(chain.blocks) if view.reduction]
-    if len(reductions) != 1 or any(chain.columns(index) != 1 for index in range(len(chain.blocks))):
+    others = [index for index in range(len(chain.blocks)) if index not in reductions]
+    if len(reductions) != 1 or any(chain.columns(index) != 1 for index in others):
         return Refused("it is not one reduction whose readers take its elements in place")
     main = chain.blocks[reductions[0]]
     body, start = main.node.body, main.node.init
@@ -183,24 +191,41 @@ def read_sum(stage: StageForms) -> Sum | Refused:
     known = bounded([*axes, *inner])
     term = narrow_indices(substitute_axes(term, mapping), known)
     leaves, joint = _leaves(term, kind, known)
-    if len(leaves) == 2:
+    slotted = [axis for place, axis in enumerate(main.node.iter_vars) if _is_slot(chain, reductions[0], place)]
+    if len(leaves) == 2 and not slotted:
         # The channels of a group of a convolution, which the image does not depend on, become an axis of their own.
         left, right, parts, axes = separate(leaves[0].value, leaves[1].value, axes)
         leaves = tuple(Operand(v, one.dtype, one.leaf) for v, one in zip((left, right), leaves, strict=True))
         mapping = {var: substitute_axes(value, parts) for var, value in mapping.items()}
         known = bounded([*axes, *inner])
-    total = tirx.Var("total", dtype_of(body.value))
+    slots = [next(axis for axis in axes if axis.var.same_as(mapping[one.var])) for one in slotted]
+    dimensions = [next((d for d, i in enumerate(body.indices) if i.same_as(one.var)), None) for one in slotted]
+    if None in dimensions:
+        return Refused(f"block {main.name} does not store each of its axes as a dimension")
+    places = product(*(range(axis.extent) for axis in slots))
+    totals = {place: tirx.Var("_".join(("total", *map(str, place))), dtype_of(body.value)) for place in places}
+
+    def finished(load: TensorLoad) -> PrimExpr | None:
+        """The total that a load of the reduction's results is; ``None`` if it is at no given slot."""
+        at = [load.indices[dimension] for dimension in dimensions]
+        return totals.get(tuple(int(index.value) for index in at if isinstance(index, tirx.IntImm)))
+
     stores = []
-    for index in range(len(chain.blocks)):
-        if index == reductions[0]:
-            continue
-        store = _store(chain, index, reductions[0], mapping, axes, total, body.buffer, known)
+    for index in others:
+        store = _store(chain, index, reductions[0], mapping, finished, body.buffer, known)
         if isinstance(store, Refused):
             return store
         stores.append(store)
     if max((prod(const_int(e) for e in b.shape) for b in _buffers(leaves, stores)), default=0) >= 2**31:
         return Refused(f"block {main.name} touches a tensor too large for 32-bit indices")
-    return Sum(stage.func, main.name, tuple(axes), tuple(inner), leaves, joint, kind, start.value, total, tuple(stores))
+    axes, inner, stores, slots = tuple(axes), tuple(inner), tuple(stores), tuple(slots)
+    return Sum(stage.func, main.name, axes, inner, leaves, joint, kind, start.value, totals, stores, slots)
+
+
+def _is_slot(chain: Chain, index: int, place: int) -> bool:
+    """Whether an axis of a block's results is none of the chain's rows."""
+    axis = chain.blocks[index].node.iter_vars[place]
+    return not is_reduction(axis) and const_int(axis.dom.extent) > 1 and place not in chain.rows[index]
 
 
 def _buffers(leaves: Sequence[Operand], stores: Sequence[Store]) -> list:
@@ -237,8 +262,7 @@ def _store(
     index: int,
     main: int,
     mapping: dict[tirx.Var, PrimExpr],
-    axes: Sequence[Axis],
-    total: tirx.Var,
+    finished: Callable[[TensorLoad], PrimExpr | None],
     buffer: object,
     analyzer: tvm.sym.Analyzer,
 ) -> Store | Refused:
@@ -260,10 +284,13 @@ def _store(
             place[mine.var] = tirx.floormod(rest, extent)
             rest = tirx.floordiv(rest, extent)
     store = view.node.body
+    known = [finished(load) for load in buffer_loads(store.value) if same_buffer(load.source, buffer)]
+    if any(total is None for total in known):
+        return Refused(f"block {view.name} does not read its elements of {chain.blocks[main].name} at given places")
 
-    def finished(load: TensorLoad) -> PrimExpr:
-        return total if same_buffer(load.source, buffer) else load
+    def read(load: TensorLoad) -> PrimExpr:
+        return finished(load) if same_buffer(load.source, buffer) else load
 
-    value = tvm_ffi.structural_map(store.value, (TensorLoad, finished))
+    value = tvm_ffi.structural_map(store.value, (TensorLoad, read))
     indices = tuple(narrow_indices(substitute_axes(i, place), analyzer) for i in store.indices)
     return Store(store.buffer, indices, narrow_indices(substitute_axes(value, place), analyzer), None)

@@ -81,10 +81,13 @@ def knobs_of(plan: SumPlan, request: GpuRequest) -> tuple[Knob, ...]:
         split = [d for d in range(1, request.threads + 1) if split_refusal(plan, d, request) is None]
         split = [d for d in split if request.threads % d == 0]
     turns = [n for n in _TURNS if n == 1 or n <= plan.terms]
-    each = [
-        Knob(f"each_{number}", tuple(n for n in _EACH if n <= axis.extent)) for number, axis in enumerate(plan.many)
-    ]
+    each = [Knob(f"each_{number}", _each(plan, axis)) for number, axis in enumerate(plan.many)]
     return (*each, Knob("lanes", tuple(lanes)), Knob("split", tuple(split)), Knob("turns", tuple(turns)))
+
+
+def _each(plan: SumPlan, axis: Axis) -> tuple[int, ...]:
+    """Outputs that a thread may hold along an axis."""
+    return (axis.extent,) if plan.is_slot(axis) else tuple(n for n in _EACH if n <= axis.extent)
 
 
 def tiling_of(plan: SumPlan, values: Values) -> DirectTiling:
@@ -171,7 +174,8 @@ def _levels(tiling: DirectTiling) -> int:
 
 def _of_results(plan: SumPlan, outputs: int, levels: int) -> float:
     """Instructions of a thread that join its totals with others' and store what becomes of them."""
-    return outputs * (4.0 + 12.0 * _calls(plan)) * (2 if levels else 1) + 3.0 * outputs * levels
+    elements = outputs / plan.together
+    return elements * (4.0 * plan.together + 12.0 * _calls(plan)) * (2 if levels else 1) + 3.0 * outputs * levels
 
 
 def _latency_of_sums(outputs: int, levels: int, products: float) -> float:

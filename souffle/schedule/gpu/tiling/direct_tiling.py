@@ -69,7 +69,7 @@ class SumPlan:
     sum_fast : bool
         Whether neighbouring threads share a sum, instead of having neighbouring outputs.
     many : tuple of Axis
-        Output axes along which a thread may hold several.
+        Output axes along which a thread may hold several; of slots, which come first, it holds all.
     """
 
     problem: Sum
@@ -91,6 +91,15 @@ class SumPlan:
     def terms(self) -> int:
         """Extent of the long axis."""
         return prod(axis.extent for axis in self.long)
+
+    @cached_property
+    def together(self) -> int:
+        """Outputs that what follows the sum needs for one element."""
+        return prod(axis.extent for axis in self.problem.slots)
+
+    def is_slot(self, axis: Axis) -> bool:
+        """Whether what follows the sum needs all outputs along an axis."""
+        return any(axis is slot for slot in self.problem.slots)
 
 
 def read_plan(stage: StageForms) -> SumPlan | Refused:
@@ -140,11 +149,15 @@ def plan_sum(problem: Sum, weight: Callable[[Operand], int]) -> SumPlan | Refuse
 
     long = sorted((axis for axis in problem.inner if not any(axis is w for w in window)), key=far, reverse=True)
     reused = [axis for axis in problem.axes if any(not depends(leaf.value, axis) for leaf in problem.leaves)]
-    # What the main leaf does not depend on goes first, so that neighbouring threads read neighbours.
-    order = sorted(problem.axes, key=lambda axis: (depends(main.value, axis), -far(axis)))
+    slots = problem.slots
+    # What the main leaf does not depend on goes first, so that neighbouring threads read neighbours; before it slots,
+    # which no two threads share.
+    across = [axis for axis in problem.axes if not any(axis is slot for slot in slots)]
+    across.sort(key=lambda axis: (depends(main.value, axis), -far(axis)))
+    order = [*slots, *across]
     vector = None
-    meets = [m[0] for m in kept[_index(problem, main)]]
-    if order and memory_step(main.value, order[-1]) == 1 and not any(axis is order[-1] for axis in meets):
+    fixed = [*slots, *(m[0] for m in kept[_index(problem, main)])]
+    if order and memory_step(main.value, order[-1]) == 1 and not any(axis is order[-1] for axis in fixed):
         vector = order[-1]
     elif long and memory_step(main.value, long[-1]) == 1:
         vector = long[-1]
@@ -152,12 +165,11 @@ def plan_sum(problem: Sum, weight: Callable[[Operand], int]) -> SumPlan | Refuse
     if vector is not None and lanes_along(main.value, vector, main.dtype) == 1:
         vector = None
     overlap = [m[0] for found in kept for m in found]
-    rest = [axis for axis in order if axis is not vector]
+    rest = [axis for axis in across if axis is not vector]
     many = [axis for axis in rest if any(axis is one for one in overlap)]
     many += [a for a in reversed(rest) if any(a is one for one in reused) and not any(a is one for one in many)]
-    return SumPlan(
-        problem, main, tuple(order), tuple(window), tuple(long), kept, vector, sum_fast, tuple(many[:_MOST_MANY])
-    )
+    many = [*slots, *many[: max(0, _MOST_MANY - len(slots))]]
+    return SumPlan(problem, main, tuple(order), tuple(window), tuple(long), kept, vector, sum_fast, tuple(many))
 
 
 def _index(problem: Sum, leaf: object) -> int:
