@@ -29,6 +29,10 @@ class Handles:
             self._handles[tensor] = te.placeholder(tensor.shape, tensor.dtype, name=f"h{len(self._handles)}")
         return self._handles[tensor]
 
+    def tensors(self) -> list[Tensor]:
+        """Those that have handles."""
+        return list(self._handles)
+
     def pairs(self) -> list[tuple[te.Tensor, Tensor]]:
         """What each handle stands for: the ``reads`` of :func:`souffle.program.make_te`."""
         return [(handle, tensor) for tensor, handle in self._handles.items()]

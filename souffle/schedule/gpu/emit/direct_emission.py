@@ -331,7 +331,7 @@ class DirectKernel:
     def _lanes(self, store: Store) -> int:
         """Elements of one store."""
         lanes, vector = self.tiling.lanes, self.plan.vector
-        if not self.plan.vector_is_output or lanes == 1:
+        if not self.plan.vector_is_output or lanes == 1 or self.plan.is_slot(vector):
             return 1
         target = store.buffer[store.indices]
         whole = memory_step(target, vector) == 1 and lanes_along(target, vector, str(store.buffer.dtype)) >= lanes
@@ -348,6 +348,7 @@ class DirectKernel:
     def _stores(self, base: Mapping) -> tirx.Stmt:
         plan, tiling = self.plan, self.tiling
         vector = plan.vector if plan.vector_is_output and tiling.lanes > 1 else None
+        vector = None if vector is None or plan.is_slot(vector) else vector
         axes = [axis for axis in self._several() if axis is not vector and not plan.is_slot(axis)]
 
         def nest(position: int, own: dict, inside: list[PrimExpr]) -> tirx.Stmt:

@@ -75,7 +75,7 @@ def knobs_of(plan: SumPlan, request: GpuRequest) -> tuple[Knob, ...]:
     lanes = [1]
     if plan.vector is not None:
         most = lanes_along(plan.main.value, plan.vector, plan.main.dtype)
-        lanes = [1 << bit for bit in range(most.bit_length())]
+        lanes = [most] if plan.is_slot(plan.vector) else [1 << bit for bit in range(most.bit_length())]
     split = [1]
     if plan.long:
         split = [d for d in range(1, request.threads + 1) if split_refusal(plan, d, request) is None]

@@ -65,7 +65,7 @@ class SumPlan:
     meetings : tuple of tuple
         For each leaf, of which output axis and window axis it meets itself, and how.
     vector : Axis or None
-        Along which reads take several elements: an output axis, or the last of `long`.
+        Along which reads take several elements: an output axis, or the last of `long`; where it is a slot, all of it.
     sum_fast : bool
         Whether neighbouring threads share a sum, instead of having neighbouring outputs.
     many : tuple of Axis
@@ -157,19 +157,28 @@ def plan_sum(problem: Sum, weight: Callable[[Operand], int]) -> SumPlan | Refuse
     order = [*slots, *across]
     vector = None
     fixed = [*slots, *(m[0] for m in kept[_index(problem, main)])]
-    if order and memory_step(main.value, order[-1]) == 1 and not any(axis is order[-1] for axis in fixed):
+    beside = next((axis for axis in slots if _is_one_read(main, axis)), None)
+    if beside is not None:
+        vector = beside
+    elif order and memory_step(main.value, order[-1]) == 1 and not any(axis is order[-1] for axis in fixed):
         vector = order[-1]
     elif long and memory_step(main.value, long[-1]) == 1:
         vector = long[-1]
-    sum_fast = bool(long) and (memory_step(main.value, long[-1]) == 1 or not order)
+    sum_fast = beside is None and bool(long) and (memory_step(main.value, long[-1]) == 1 or not order)
     if vector is not None and lanes_along(main.value, vector, main.dtype) == 1:
         vector = None
     overlap = [m[0] for found in kept for m in found]
     rest = [axis for axis in across if axis is not vector]
     many = [axis for axis in rest if any(axis is one for one in overlap)]
     many += [a for a in reversed(rest) if any(a is one for one in reused) and not any(a is one for one in many)]
-    many = [*slots, *many[: max(0, _MOST_MANY - len(slots))]]
+    several = [axis for axis in slots if axis is not vector]
+    many = [*several, *many[: max(0, _MOST_MANY - len(several))]]
     return SumPlan(problem, main, tuple(order), tuple(window), tuple(long), kept, vector, sum_fast, tuple(many))
+
+
+def _is_one_read(main: Operand, axis: Axis) -> bool:
+    """Whether all of a leaf along an axis is one read."""
+    return memory_step(main.value, axis) == 1 and lanes_along(main.value, axis, main.dtype) == axis.extent
 
 
 def _index(problem: Sum, leaf: object) -> int:
