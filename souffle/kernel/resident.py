@@ -241,7 +241,12 @@ class _Keeper:
                 yield found
 
     def in_same_tiles(self, writer: Stage, reader: Stage, tensor: Tensor, waits: Waits) -> bool:
-        """Whether each tile of the reader needs only what the tile of equal number made, in the same turn."""
+        """Whether each tile of the reader needs only what the tile of equal number made, in the same turn.
+
+        They have to be as many: a window says which tiles have parts in it, the same to all that touch it.
+        """
+        if writer.schedule.tiles != reader.schedule.tiles:
+            return False
         if any(isinstance(stage.tes[0], ExternTE) or len(stage.functions) > 1 for stage in (writer, reader)):
             return False
         if waits.assignments.get(writer) != waits.assignments.get(reader):
