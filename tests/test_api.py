@@ -160,7 +160,7 @@ def test_levels_say_what_is_on_chip() -> None:
 
 @pytest.mark.parametrize("wrong", ["attention", ["barriers"], ("reuse", "")])
 def test_what_cannot_be_left_out(wrong: object) -> None:
-    with pytest.raises(OptionError, match=r"is not valid; give a list of names among attention, normalization, ch"):
+    with pytest.raises(OptionError, match=r"is not valid; give a list of names among attention, normalization, inter"):
         souffle.compile(model(), disable=wrong, **CUDA)
 
 

@@ -173,6 +173,8 @@ def _narrowed(
 def _read_at(
     indices: Sequence[PrimExpr], places: Mapping[object, int], ranges: Sequence[tuple[float, float]]
 ) -> _Read | None:
+    if any(loads(index) for index in indices):
+        return None
     found = [linear_of(index) for index in indices]
     if any(key not in places for linear in found for key in linear.terms):
         return None
@@ -265,7 +267,7 @@ def box_read(tensor: Tensor, readers: Sequence[Item]) -> list[range] | None:
         for part in parts_of(reader):
             axes = {structural_key(axis.var): axis for axis in (*part.axes, *part.reduce_axes)}
             for load in _loads_of(part, tensor):
-                found = [_ends(linear_of(index), axes) for index in load_indices(load)]
+                found = [None if loads(i) else _ends(linear_of(i), axes) for i in load_indices(load)]
                 if None in found:
                     return None
                 ends = [(min(a, c), max(b, d)) for (a, b), (c, d) in zip(ends or found, found, strict=True)]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 from tvm import te, tirx
 
 import souffle
+from benchmarks.recurrent import recurrent
 from souffle.cli.compare import compare, onnxruntime_outputs
 from souffle.decision import Refused
 from souffle.options import LEVELS
@@ -22,28 +21,6 @@ from souffle.schedule.stage import flat_stages
 from souffle.verify import PROVEN, certify, printed
 from tests.placement.trials_on_a100 import trials_of
 from tests.testlib import Builder, assert_same_function, run_on_cpu_device
-
-WEIGHTS = {"LSTM": 4, "GRU": 3, "RNN": 1}
-
-
-def recurrent(kind: str, *sizes: int, steps: int = 3, batch: int = 1, **attributes: object) -> onnx.ModelProto:
-    """Layers of one kind of cell; of `sizes` the first is the input's."""
-    rng = np.random.default_rng(len(sizes) * 100 + sizes[-1])
-    nodes, constants, last = [], [], "x"
-    for layer, (before, hidden) in enumerate(itertools.pairwise(sizes)):
-        gates = WEIGHTS[kind] * hidden
-        for name, shape in (("w", (1, gates, before)), ("r", (1, gates, hidden)), ("b", (1, 2 * gates))):
-            value = (rng.standard_normal(shape) / np.sqrt(hidden)).astype(np.float32)
-            constants.append(numpy_helper.from_array(value, f"{name}{layer}"))
-        inputs = [last, f"w{layer}", f"r{layer}", f"b{layer}"]
-        nodes.append(helper.make_node(kind, inputs, [f"y{layer}"], hidden_size=hidden, **attributes))
-        constants.append(numpy_helper.from_array(np.array([steps, batch, hidden], np.int64), f"s{layer}"))
-        nodes.append(helper.make_node("Reshape", [f"y{layer}", f"s{layer}"], [f"z{layer}"]))
-        last = f"z{layer}"
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [steps, batch, sizes[0]])
-    y = helper.make_tensor_value_info(last, TensorProto.FLOAT, None)
-    graph = helper.make_graph(nodes, "cells", [x], [y], constants)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8)
 
 
 def forced(model: onnx.ModelProto, level: str = "V3", arch: str = "sm_80"):
@@ -69,6 +46,7 @@ CELLS = {
     "GRU, reset behind the product": recurrent("GRU", 10, 24, steps=4, linear_before_reset=1),
     "GRU, reset before the product": recurrent("GRU", 10, 24, steps=4, linear_before_reset=0),
     "wide": recurrent("LSTM", 160, 160, steps=3, batch=2),
+    "LSTM both ways": recurrent("LSTM both ways", 9, 20, 20, steps=3),
 }
 
 
@@ -259,3 +237,16 @@ def test_by_its_own_choice_a_stack_waits_once_a_wavefront(sizes: tuple[int, ...]
     for network in (made, made.on("cpu", order="shuffled", seed=3, blocks=5)):
         result = compare(network(inputs), onnxruntime_outputs(model, inputs), "fp32")
         assert result.ok, f"largest error {result.error:.2e} of the output's magnitude"
+
+
+def test_reads_where_data_says_are_left_alone() -> None:
+    """Two elements of a reduction, one at a place that an input says."""
+    b = Builder()
+    t = sums(b, 8, 12)
+    rows = b.constant(np.array([3, 1, 0, 7, 2, 2, 5, 6], np.int32))
+
+    def gathered(p: te.Tensor, r: te.Tensor) -> te.Tensor:
+        return te.compute((8, 6), lambda i, j: te.tanh(p(i, j) + p(r(i), j + 6)))
+
+    program = b.program(b.add(gathered, t, rows, name="reader"))
+    assert interleave(program, lambda *_: "asked for") == (program, ())
