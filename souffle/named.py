@@ -12,7 +12,14 @@ __all__ = ["found_by_name"]
 
 
 def found_by_name(
-    option: str, name: str, own: Mapping[str, object], *, group: str, attributes: Sequence[str], what: str
+    option: str,
+    name: str,
+    own: Mapping[str, object],
+    *,
+    group: str,
+    attributes: Sequence[str],
+    what: str,
+    besides: Sequence[str] = (),
 ) -> object:
     """What an option names; a class that is found elsewhere is called for its object.
 
@@ -29,6 +36,8 @@ def found_by_name(
         What an object from elsewhere must have.
     what : str
         Such an object, in one word.
+    besides : sequence of str
+        Names that the option may have as well, for messages.
 
     Raises
     ------
@@ -42,7 +51,7 @@ def found_by_name(
     installed = {point.name: point for point in entry_points(group=group)}
     if name in installed:
         return _checked(option, name, _imported(option, installed[name].value), attributes, what)
-    known = ", ".join((*own, *installed))
+    known = ", ".join((*besides, *own, *installed))
     raise OptionError(f"{option}={name!r} is not valid; choose one of {known}, or name your own as module:attribute")
 
 

@@ -7,6 +7,7 @@ package it is named by where it stands, ``"mypackage.module:planner"``, or as an
 from __future__ import annotations
 
 from souffle.named import found_by_name
+from souffle.options import SOUFFLE
 from souffle.stitching.planner import FusionPlanner
 from souffle.stitching.stitching_dp import StitchingDp
 from souffle.stitching.stitching_ilp import StitchingIlp
@@ -44,4 +45,5 @@ def fusion_planner_for(name: str) -> FusionPlanner:
         group=ENTRY_POINTS,
         attributes=("name", "plan"),
         what="fusion planner",
+        besides=(SOUFFLE,),
     )

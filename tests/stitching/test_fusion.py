@@ -181,7 +181,7 @@ def test_loops_are_planned_in_their_bodies(planner: str) -> None:
 
 def test_bad_options() -> None:
     model = models.build("layer-norm")
-    with pytest.raises(OptionError, match="fusion='greedy' is not valid; choose one of stitching-ilp, "):
+    with pytest.raises(OptionError, match="fusion='greedy' is not valid; choose one of souffle, stitching-ilp, "):
         souffle.compile(model, fusion="greedy")
     with pytest.raises(OptionError, match="no GPU of sm_75 is described; arch='sm_80'"):
         souffle.compile(model, fusion="tvm", target="cuda", arch="sm_75")

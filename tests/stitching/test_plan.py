@@ -139,7 +139,7 @@ def test_planners_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         fusion_planner_for(name) is planner and planner.name == name for name, planner in FUSION_PLANNERS.items()
     )
     with pytest.raises(
-        OptionError, match=f"fusion='greedy' is not valid; choose one of {', '.join(FUSION_PLANNERS)}, or"
+        OptionError, match=f"fusion='greedy' is not valid; choose one of souffle, {', '.join(FUSION_PLANNERS)}, or"
     ):
         fusion_planner_for("greedy")
     (tmp_path / "alone.py").write_text(ALONE)
