@@ -172,7 +172,7 @@ def interleave(program: TEProgram, choose: Choose) -> tuple[TEProgram, tuple[Dec
     suffix = free_suffix(program, _SUFFIX)
     position = {item: number for number, item in enumerate(program.tes)}
     for item in program.tes:
-        if not isinstance(item, TE) or not item.is_reduction or item.placement is not None or len(item.outputs) > 1:
+        if not isinstance(item, TE) or item.placement is not None or not _is_plain(item):
             continue
         readers = [one for one in program.consumers[item.output] if _waits_for(program, position, one, item)]
         if not any(needs_several(item.output, reader) for reader in readers):
@@ -216,6 +216,15 @@ def _given(item: Item, moved: Sequence[Sums | Box]) -> Item:
         if isinstance(item, (TE, FusedTE)) and one.of in item.inputs:
             item = one.given_to(item) if isinstance(one, Box) or one.reader == item.name else item
     return item
+
+
+def _is_plain(item: TE) -> bool:
+    """Whether it reduces one value over ranges that are the same for all elements, from the identity."""
+    reduce = reduce_node(item.body)
+    if reduce is None or len(item.outputs) > 1 or len(reduce.init):
+        return False
+    ends = [end for axis in reduce.axis for end in (axis.dom.min, axis.dom.extent)]
+    return all(isinstance(end, tirx.IntImm) for end in ends) and not any(int(axis.dom.min) for axis in reduce.axis)
 
 
 def _waits_for(program: TEProgram, position: dict[Item, int], reader: Item, producer: TE) -> bool:

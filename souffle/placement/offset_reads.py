@@ -32,6 +32,10 @@ from souffle.tvm_compat import (
 __all__ = ["OffsetReads", "Row", "box_read", "needs_several", "offset_reads"]
 
 
+_MOST_PLACES = 1 << 20
+"""Along an axis of what is read, which are looked at one by one."""
+
+
 @dataclass(frozen=True)
 class Row:
     """Where a reader's elements read one axis of a tensor: at ``sum(coefficients * its axes) + first + n * step``.
@@ -48,6 +52,10 @@ class Row:
     first: int
     step: int
     count: int
+
+    def number(self, shape: Sequence[int]) -> int:
+        """How many places they are, for a reader of this shape, some perhaps alike."""
+        return self.count * prod(extent for c, extent in zip(self.coefficients, shape, strict=True) if c)
 
     def places(self, shape: Sequence[int]) -> list[int]:
         """All of them, for a reader of this shape."""
@@ -242,6 +250,10 @@ def offset_reads(tensor: Tensor, reader: TE | FusedTE) -> OffsetReads | Refused:
         offsets = sorted(set(values))
         step = gcd(*(offset - offsets[0] for offset in offsets)) or 1
         rows.append(Row(direction, offsets[0], step, (offsets[-1] - offsets[0]) // step + 1))
+    if any(
+        row.count * prod(e for e, c in zip(shape, row.coefficients, strict=True) if c) > _MOST_PLACES for row in rows
+    ):
+        return Refused(f"{reader.name} reads more than {_MOST_PLACES} places along an axis")
     for number, extent in enumerate(shape):
         if extent > 1 and not any(row.coefficients[number] for row in rows):
             return Refused(f"{reader.name} reads an element of it for several of its own along axis {number}")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
+import tvm
 from tvm import te, tirx
 
 import souffle
@@ -250,3 +251,28 @@ def test_reads_where_data_says_are_left_alone() -> None:
 
     program = b.program(b.add(gathered, t, rows, name="reader"))
     assert interleave(program, lambda *_: "asked for") == (program, ())
+
+
+def test_ranges_that_vary_are_left_alone() -> None:
+    """A reduction over as many values as its element says, of which a reader needs two."""
+    b = Builder()
+    x = b.input(12, 9)
+
+    def triangle(p: te.Tensor) -> te.Tensor:
+        def element(i: tirx.Var) -> object:
+            k = tirx.IterVar(tvm.ir.Range(0, tirx.floordiv(i, 2) + 1), tirx.Var("k", "int32"), 2)
+            return te.sum(p(i, k.var), axis=[k])
+
+        return te.compute((12,), element)
+
+    t = b.add(triangle, x)
+    program = b.program(b.add(lambda p: te.compute((6,), lambda i: te.tanh(p(i) + p(i + 6))), t))
+    assert interleave(program, lambda *_: "asked for") == (program, ())
+
+
+def test_more_places_than_are_looked_at() -> None:
+    b = Builder()
+    t = b.reduce(b.input(3, 1 << 21), 0)
+    program = b.program(b.add(lambda p: te.compute((1 << 20,), lambda i: te.tanh(p(i) + p(i + (1 << 20)))), t))
+    result, (decision,) = interleave(program, lambda *_: "asked for")
+    assert result is program and "more than 1048576 places" in decision.reason
