@@ -65,8 +65,8 @@ class Sums:
     Attributes
     ----------
     te : TE
-    reader : str
-        The reader's name.
+    reader : TE or FusedTE
+        As it was.
     of : Tensor
         What the reduction defined.
     reads : OffsetReads
@@ -74,7 +74,7 @@ class Sums:
     """
 
     te: TE
-    reader: str
+    reader: TE | FusedTE
     of: Tensor
     reads: OffsetReads
 
@@ -194,8 +194,8 @@ def interleave(program: TEProgram, choose: Choose) -> tuple[TEProgram, tuple[Dec
         gone.add(item)
         before[item] = [one.te for one in made.rest]
         moved += made.rest
-        for reader, (sums, reading) in zip(readers, made.inside, strict=True):
-            before[reader], inside[reader] = [sums.te], reading
+        for sums, reading in made.inside:
+            before[sums.reader], inside[sums.reader] = [sums.te], reading
     if not gone:
         return program, tuple(decisions)
     items: list[Item] = []
@@ -214,7 +214,7 @@ def _given(item: Item, moved: Sequence[Sums | Box]) -> Item:
     """An item that reads what is left of reductions."""
     for one in moved:
         if isinstance(item, (TE, FusedTE)) and one.of in item.inputs:
-            item = one.given_to(item) if isinstance(one, Box) or one.reader == item.name else item
+            item = one.given_to(item) if isinstance(one, Box) or one.reader.name == item.name else item
     return item
 
 
@@ -341,7 +341,7 @@ def _sums(producer: TE, reader: TE | FusedTE, reads: OffsetReads, columns: Inter
     origin = replace(producer.origin, group=f"{producer.origin.group}{_SUFFIX}")
     axes = [*own.values(), *slots]
     made = _computed(producer, body, handles, axes, place, name, origin)
-    return Sums(made, reader.name, tensor, reads)
+    return Sums(made, reader, tensor, reads)
 
 
 def _computed(
@@ -384,9 +384,7 @@ def interleave_by_cost(producer: TE, made: Interleaving, trials: StageTrials) ->
         return Refused("no product of this architecture is described, so that no time can be predicted")
     given = [tensor for one in _parts(made) for tensor in one.te.inputs]
     trials.add_constants([tensor for tensor in given if tensor not in trials.program.producers])
-    readers = list(trials.program.consumers[producer.output])
-    names = {sums.reader for sums, _ in made.inside}
-    apart = trials.stages([producer, *(reader for reader in readers if reader.name in names)])
+    apart = trials.stages([producer, *(sums.reader for sums, _ in made.inside)])
     together = trials.stages([one.te for one in made.rest])
     for stages in (apart, together):
         if isinstance(stages, Refused):

@@ -15,7 +15,8 @@ from math import gcd, prod
 from tvm import te, tirx
 
 from souffle.decision import Refused
-from souffle.index.linear import Interval, Linear, interval_of, linear_of
+from souffle.index.bounds import Bounder, Bounds
+from souffle.index.linear import Interval, interval_of, linear_of
 from souffle.program import TE, FusedTE, Item, Tensor, make_te, parts_of
 from souffle.transform.handles import Handles, read
 from souffle.tvm_compat import (
@@ -88,11 +89,6 @@ class OffsetReads:
     def together(self) -> int:
         """How many elements of the tensor are beside each other for one of the reader's."""
         return prod(row.count for row in self.rows)
-
-    @property
-    def elements(self) -> int:
-        """Of all of the reader's."""
-        return prod(self.shape) * self.together
 
     def beside(self, part: TE, tensor: Tensor, sums: Tensor) -> TE:
         """A part of the reader that finds them in `sums`, along its last axes, in place of `tensor`."""
@@ -250,9 +246,7 @@ def offset_reads(tensor: Tensor, reader: TE | FusedTE) -> OffsetReads | Refused:
         offsets = sorted(set(values))
         step = gcd(*(offset - offsets[0] for offset in offsets)) or 1
         rows.append(Row(direction, offsets[0], step, (offsets[-1] - offsets[0]) // step + 1))
-    if any(
-        row.count * prod(e for e, c in zip(shape, row.coefficients, strict=True) if c) > _MOST_PLACES for row in rows
-    ):
+    if any(row.number(shape) > _MOST_PLACES for row in rows):
         return Refused(f"{reader.name} reads more than {_MOST_PLACES} places along an axis")
     for number, extent in enumerate(shape):
         if extent > 1 and not any(row.coefficients[number] for row in rows):
@@ -272,35 +266,15 @@ def needs_several(tensor: Tensor, reader: TE | FusedTE) -> bool:
 
 def box_read(tensor: Tensor, readers: Sequence[Item]) -> list[range] | None:
     """What some readers read of a tensor along each of its axes at most; ``None`` if that is not known."""
-    ends: list[tuple[int, int]] = []
+    found: list[list[Bounds]] = []
     for reader in readers:
         if not isinstance(reader, (TE, FusedTE)):
             return None
         for part in parts_of(reader):
-            axes = {structural_key(axis.var): axis for axis in (*part.axes, *part.reduce_axes)}
-            for load in _loads_of(part, tensor):
-                found = [None if loads(i) else _ends(linear_of(i), axes) for i in load_indices(load)]
-                if None in found:
-                    return None
-                ends = [(min(a, c), max(b, d)) for (a, b), (c, d) in zip(ends or found, found, strict=True)]
+            bounds = Bounder({a.var: [(a.dom.min, a.dom.extent)] for a in (*part.axes, *part.reduce_axes)}, {})
+            for load in (load for body in part.op.body for load in loads(body)):
+                if part.input_of(load_tensor(load)) is tensor:
+                    found.append([bounds(index) for index in load_indices(load)])
+    ends = [(min(b.low for b in own), max(b.high for b in own)) for own in zip(*found, strict=True)]
     box = [range(max(0, low), min(high + 1, extent)) for (low, high), extent in zip(ends, tensor.shape, strict=True)]
     return box if all(map(len, box)) else None
-
-
-def _ends(linear: Linear, axes: dict[object, tirx.IterVar]) -> tuple[int, int] | None:
-    """The least and the greatest value of a sum of multiples of axes; ``None`` if it is not that."""
-    low = high = linear.constant
-    for key, (_, coefficient) in linear.terms.items():
-        if key not in axes or not isinstance(axes[key].dom.extent, tirx.IntImm):
-            return None
-        last = coefficient * (int(axes[key].dom.extent.value) - 1)
-        low, high = low + min(last, 0), high + max(last, 0)
-    return low, high
-
-
-def _loads_of(part: TE, tensor: Tensor) -> list[PrimExpr]:
-    """Where a TE reads a tensor."""
-    if tensor not in part.inputs:
-        return []
-    placeholder = part.placeholders[part.inputs.index(tensor)]
-    return [load for body in part.op.body for load in loads(body) if load_tensor(load).same_as(placeholder)]

@@ -44,6 +44,9 @@ __all__ = ["Meeting", "Sum", "find_meeting", "read_sum"]
 _FARTHEST = 8
 """Steps of outputs or of the window by which they may meet; beyond, a thread would hold more than it uses."""
 
+_MOST_SLOTS = 64
+"""Totals that one element of what follows may need: a thread holds all of them in registers."""
+
 _NEUTRAL = {tirx.Add: 0.0, tirx.Mul: 1.0}
 """Totals may start from it any number of times; those of a minimum or maximum from anything."""
 
@@ -156,7 +159,8 @@ def read_sum(stage: StageForms) -> Sum | Refused:
     chain = rows.chains[0]
     reductions = [index for index, view in enumerate(chain.blocks) if view.reduction]
     others = [index for index in range(len(chain.blocks)) if index not in reductions]
-    if len(reductions) != 1 or any(chain.columns(index) != 1 for index in others):
+    most = [_MOST_SLOTS if index in reductions else 1 for index in range(len(chain.blocks))]
+    if len(reductions) != 1 or any(chain.columns(index) > limit for index, limit in enumerate(most)):
         return Refused("it is not one reduction whose readers take its elements in place")
     main = chain.blocks[reductions[0]]
     body, start = main.node.body, main.node.init
