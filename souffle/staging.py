@@ -9,7 +9,17 @@ from functools import partial
 import tvm
 
 from souffle.analysis import Analysis, analyze
-from souffle.choice import JoinTrials, KernelPrices, PatternKernels, accepted, choose_kernels, ways_taken, with_parts
+from souffle.choice import (
+    JoinTrials,
+    KernelPrices,
+    PatternKernels,
+    StationaryWeights,
+    Trial,
+    accepted,
+    choose_kernels,
+    ways_taken,
+    with_parts,
+)
 from souffle.codegen.stage_meter import StageMeter
 from souffle.cost.device import device_of_arch
 from souffle.cost.kernel import forecast_on
@@ -159,6 +169,12 @@ class _Staging:
             prices = KernelPrices(analysis.program.constants, self.dependences)
             kernels = choose_kernels(self.planner, request, forecast, prices, self.given)
             partition, seconds, wanted = kernels.partition, kernels.seconds, kernels.worth_unrolling
+            if "weights" in self.on_chip:
+                predicted = partial(forecast_on, options.arch, analysis.program, graph=options.graph)
+                weights = StationaryWeights(self.scheduler, prices, predicted, self.meter.measured)
+                best = weights.best(Trial(request, partition, seconds))
+                request, partition, seconds = best.request, best.partition, best.seconds
+                chosen = (*chosen, *weights.decisions)
         else:
             partition, seconds = self.planner.plan(request), 0.0
             wanted = partition.unroll

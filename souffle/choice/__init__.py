@@ -4,6 +4,7 @@ from souffle.choice.joins import JoinTrials, with_parts
 from souffle.choice.kernels import ChosenKernels, choose_kernels
 from souffle.choice.patterns import PatternKernels
 from souffle.choice.prices import KernelPrice, KernelPrices
+from souffle.choice.stationary import StationaryWeights, Trial
 from souffle.choice.ways import accepted, ways_taken
 
 __all__ = [
@@ -12,6 +13,8 @@ __all__ = [
     "KernelPrice",
     "KernelPrices",
     "PatternKernels",
+    "StationaryWeights",
+    "Trial",
     "accepted",
     "choose_kernels",
     "ways_taken",

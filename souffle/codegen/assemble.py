@@ -80,7 +80,7 @@ def assemble(
     )
     buffers, index, workspace = place_buffers(program, merged.first, merged.last)
     buffers, state = with_barrier_state(buffers, merged.kernels)
-    called = dict.fromkeys(f for k in merged.kernels for f in k.shape.functions)
+    called = dict.fromkeys(f for k in merged.kernels for f in k.shape.called)
     definitions = stage_definitions(request.stages, called)
     plan = Plan(
         name=program.name,
@@ -114,19 +114,22 @@ def _names_of_tes(launch: MergedLaunch) -> tuple[str, ...]:
 def traffic(stages: Sequence[Unit], analysis: Analysis) -> tuple[int, int]:
     """Bytes of global memory that stages read and write: distinct elements of each tensor, counted for each stage.
 
-    The stages of a loop count as often as they run; what stays in the shared memory of a block is none of them.
+    The stages of a loop count as often as they run; what stays in the shared memory of a block is none of them, and
+    what stays in its registers is read once.
     """
     read = written = 0
     for stage in stages:
         if isinstance(stage, LoopStage):
             inner = traffic(stage.stages, analysis.inside(stage.loop))
-            read, written = read + stage.loop.steps * inner[0], written + stage.loop.steps * inner[1]
+            once = sum(s.inputs[n].nbytes for s in stage.stages if s.kept for n in s.kept.reads)
+            read, written = read + once + stage.loop.steps * inner[0], written + stage.loop.steps * inner[1]
             continue
         accesses: dict[Tensor, list[Access]] = {}
         for te_ in stage.tes:
             for access in analysis.accesses(te_):
                 accesses.setdefault(access.tensor, []).append(access)
         near = {tensor for tensor, _ in stage.windows}
+        near |= {stage.inputs[number] for number in stage.kept.reads} if stage.kept else set()
         read += sum(distinct_elements(accesses[t]) * t.itemsize for t in stage.inputs if t not in near)
         written += sum(t.nbytes for t in stage.outputs if t not in near)
     return read, written
@@ -170,7 +173,7 @@ def _compile(
 
 
 def _emitted(kernels: Sequence[MergedKernel], target: tvm.target.Target) -> str:
-    functions = {function.name: function.func for kernel in kernels for function in kernel.shape.functions}
+    functions = {function.name: function.func for kernel in kernels for function in kernel.shape.called}
     return module_text(kernels, functions, target)
 
 

@@ -40,7 +40,7 @@ def emit_cuda(
     merged : tuple of MergedKernel
         The kernels' TensorIR.
     """
-    used = list(dict.fromkeys(f for _, shape in kernels for f in shape.functions))
+    used = list(dict.fromkeys(f for _, shape in kernels for f in shape.called))
     global_vars = {function: tvm.ir.GlobalVar(function.name) for function in used}
     merged = tuple(merge(name, shape, global_vars) for name, shape in kernels)
     return module_text(merged, {f.name: f.func for f in used}, target), merged
@@ -82,10 +82,17 @@ def text_of_functions(
     lowered = with_short_integers(with_cuda_extrema(tirx.transform.LowerIntrin()(tvm.IRModule(module))))
     text = tvm.get_global_func("target.build.cuda")(lowered, target).inspect_source()
     for name in dict.fromkeys(calls):
-        # Code that several places call stays one copy; code called once is the kernel's own.
-        keyword = "__noinline__" if calls.count(name) > 1 else "__forceinline__"
+        # Code that several places call stays one copy; code called once is the kernel's own, and so is what finds or
+        # leaves constants in the caller's registers.
+        copied = calls.count(name) == 1 or _takes_registers(functions[name])
+        keyword = "__forceinline__" if copied else "__noinline__"
         text = text.replace(f'extern "C" __device__ void {name}(', f"static __device__ {keyword} void {name}(")
     if "cuda::barrier" not in text:
         # TVM asks for this header with every grid sync; it is not needed and takes nvcc a second.
         text = text.replace("#include <cuda/barrier>\n", "")
     return with_device_functions(text)
+
+
+def _takes_registers(function: tirx.PrimFunc) -> bool:
+    """Whether a function is given arrays of a thread."""
+    return any(getattr(parameter.ty, "storage_scope", "") == "local" for parameter in function.params)

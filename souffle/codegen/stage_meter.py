@@ -126,7 +126,7 @@ class StageMeter:
 
 def _alone(stage: Stage, prefix: str) -> KernelShape:
     parameters = [(tensor.dtype, tensor.nbytes) for tensor in (*stage.inputs, *stage.outputs)]
-    return kernel_of_stage(stage.functions, parameters, prefix)
+    return kernel_of_stage(stage.functions, parameters, prefix, stage.kept)
 
 
 def _resources(functions: Sequence[DeviceFunction], used: Resources) -> StageResources:

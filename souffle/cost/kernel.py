@@ -17,9 +17,10 @@ import numpy as np
 from souffle.cost.code import fetching_runs, fits
 from souffle.cost.counting import Work
 from souffle.cost.device import CostDevice, device_of_arch
-from souffle.cost.predict import Terms, estimated_registers, predict_work
+from souffle.cost.predict import Terms, estimated_registers, predict_work, registers_with_constants
 from souffle.cost.work import work_of
 from souffle.program import Tensor, TEProgram
+from souffle.schedule.gpu.device import GpuDevice
 from souffle.schedule.lower import DeviceFunction
 from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
@@ -94,10 +95,11 @@ class KernelForecast:
         self.launch_seconds = device.graph_node_seconds if graph else device.launch_seconds
         far = frozenset(distant)
         self._bytes = {s: moved for unit in units for s, moved in _bytes_moved(unit, far, device.l2_bytes).items()}
-        self._resources = {stage: _estimated(stage) for stage in self._bytes}
+        self._resources = {stage: _estimated(stage, device.limits) for stage in self._bytes}
         self._works: dict[DeviceFunction, Work] = {}
         self._known: dict[object, tuple[Terms, ...]] = {}
         self._code: dict[DeviceFunction, float] = {}
+        self._fills: dict[tuple[object, ...], tuple[float, float]] = {}
 
     def alone(self, stage: Stage) -> StageResources:
         """What a stage asks for alone: measured, or with registers estimated from its arrays."""
@@ -148,6 +150,7 @@ class KernelForecast:
 
         def with_blocks(most: int) -> KernelTimes:
             stages = sum(count * self.seconds(stage, block, most) for stage, count in runs)
+            stages += sum(self.fill_seconds(stage, block, most, count) for stage, count in runs)
             waiting = grid_syncs * self.grid_sync_seconds(max(1, min(tiles, most)))
             code = 0.0
             for (stage, _), counts in zip(runs, fetching, strict=True):
@@ -165,6 +168,23 @@ class KernelForecast:
             if found.waiting - other.waiting > self.error * max(0.0, other.stages - found.stages):
                 found = other
         return found
+
+    def fill_seconds(self, stage: Stage, kernel: StageResources, most: int, runs: int) -> float:
+        """What a stage takes in all its runs to have its constants in registers: once where each tile has a block."""
+        if stage.kept is None:
+            return 0.0
+        fill = stage.kept.fill
+        known = (fill, most, kernel.shared_bytes, kernel.threads)
+        if known not in self._fills:
+            cold = sum(stage.inputs[number].nbytes for number in stage.kept.reads)
+            work, own = self._work(fill), replace(kernel, spill_bytes=0)
+            once, again = (
+                _seconds(predict_work(work, fill.tiles, own, self.device, cold, warm=warm, most=most))
+                for warm in (False, True)
+            )
+            self._fills[known] = once, again
+        once, again = self._fills[known]
+        return once if most >= fill.tiles else once + (runs - 1) * again
 
     def _fewer_blocks(self, runs: Sequence[tuple[Stage, int]], blocks: int) -> list[int]:
         """Grids that may be worth it: as many blocks on each multiprocessor, or one for each tile of a wide stage."""
@@ -262,10 +282,13 @@ def forecast_on(
     return KernelForecast(device, units, {*program.inputs, *program.constants}, graph=graph)
 
 
-def _estimated(stage: Stage) -> StageResources:
+def _estimated(stage: Stage, limits: GpuDevice) -> StageResources:
     if stage.resources.measured or stage.schedule.registers:
         return stage.resources
-    return replace(stage.resources, registers=max(map(estimated_registers, stage.functions)))
+    registers = max(map(estimated_registers, stage.functions))
+    if stage.kept is not None:
+        registers = registers_with_constants(stage.kept, limits) - stage.kept.registers
+    return replace(stage.resources, registers=registers + stage.resources.kept_registers)
 
 
 def _seconds(terms: Terms) -> float:
@@ -276,7 +299,7 @@ def _bytes_moved(unit: Unit, distant: frozenset[Tensor], l2_bytes: int) -> dict[
     """For each stage, the bytes of the tensors that it finds in or leaves to device memory, and of all its tensors.
 
     In a loop, tensors that a step has its own part of come from far in each step; what every step reads is near after
-    the first. What stays in a block's shared memory is none of them.
+    the first. What stays in a block's shared memory or registers is none of them.
     """
     if isinstance(unit, LoopStage):
         far = {p.tensor for p in unit.loop.indexed if p.source in distant}
@@ -286,6 +309,7 @@ def _bytes_moved(unit: Unit, distant: frozenset[Tensor], l2_bytes: int) -> dict[
     found = {}
     for stage in stages:
         near = {tensor for tensor, _ in stage.windows}
+        near |= {stage.inputs[number] for number in stage.kept.reads} if stage.kept else set()
         tensors = [tensor for tensor in (*stage.inputs, *stage.outputs) if tensor not in near]
         cold = sum(tensor.nbytes for tensor in tensors if tensor in far or tensor.nbytes > l2_bytes)
         found[stage] = (cold, sum(tensor.nbytes for tensor in tensors))

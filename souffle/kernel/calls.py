@@ -19,6 +19,7 @@ from souffle.program import Carried, Loop, Tensor
 from souffle.program.loop import ALIGNMENT
 from souffle.schedule.lower.device_function import DeviceFunction, LoweringError
 from souffle.schedule.lower.fewer_threads import fit_functions
+from souffle.schedule.lower.kept_loads import KeptLoads
 from souffle.schedule.stage import LoopStage, Stage, Unit, Window, flat_stages
 
 __all__ = [
@@ -84,6 +85,8 @@ class StageCall:
         Whether a block barrier stands before it.
     assignment : Assignment or None
         Which tiles a block computes together; ``None`` for each alone.
+    kept : KeptLoads or None
+        What fills the registers in which its function finds constants.
     """
 
     functions: tuple[DeviceFunction, ...]
@@ -92,6 +95,7 @@ class StageCall:
     prefetch: tuple[tuple[ArgumentPlace, int], ...] = ()
     block_sync_before: bool = False
     assignment: Assignment | None = None
+    kept: KeptLoads | None = None
 
 
 @dataclass(frozen=True)
@@ -137,8 +141,18 @@ class KernelShape:
 
     @property
     def functions(self) -> tuple[DeviceFunction, ...]:
-        """What is called, as often as it stands in the text."""
+        """What computes stages, as often as it stands in the text."""
         return tuple(f for call in self.stage_calls for f in call.functions)
+
+    @property
+    def fills(self) -> tuple[DeviceFunction, ...]:
+        """What reads the constants that stages find in registers, each once."""
+        return tuple(dict.fromkeys(call.kept.fill for call in self.stage_calls if call.kept))
+
+    @property
+    def called(self) -> tuple[DeviceFunction, ...]:
+        """All that the kernel calls, each once."""
+        return tuple(dict.fromkeys((*self.functions, *self.fills)))
 
     @property
     def threads(self) -> int:
@@ -172,10 +186,17 @@ class KernelShape:
         return total
 
 
+_STEPS_ALONE = 100
+"""Of the loop around a stage alone that keeps its constants: too many to be unrolled."""
+
+
 def kernel_of_stage(
-    functions: Sequence[DeviceFunction], parameters: Sequence[tuple[str, int]], prefix: str
+    functions: Sequence[DeviceFunction],
+    parameters: Sequence[tuple[str, int]],
+    prefix: str,
+    kept: KeptLoads | None = None,
 ) -> KernelShape:
-    """A kernel of one stage.
+    """A kernel of one stage; a loop over it, if it keeps constants.
 
     Parameters
     ----------
@@ -185,7 +206,14 @@ def kernel_of_stage(
         Type and bytes of each tensor that it takes.
     prefix : str
         Of the functions' names, which are numbered.
+    kept : KeptLoads, optional
+        What fills the registers in which its function finds constants.
     """
+    if kept is not None:
+        named_kept = kept.named(prefix)
+        places = tuple(ArgumentPlace(number) for number in range(len(parameters)))
+        call = StageCall((named_kept.use,), places, kept=named_kept)
+        return KernelShape((LoopCall(_STEPS_ALONE, (call,), False),), tuple(parameters))
     form = fit_functions(functions)
     named = tuple(replace(form[function], name=f"{prefix}{number}") for number, function in enumerate(functions))
     places = tuple(ArgumentPlace(number) for number in range(len(parameters)))
@@ -308,12 +336,14 @@ class _Planner:
         """The call of a stage; `weights` are worth a prefetch."""
         scope = barrier.scope if barrier else ""
         ahead = self.prefetch and barrier is not None
-        prefetch = tuple((places[t], t.nbytes) for t in stage.inputs if t in weights) if ahead else ()
+        kept = () if stage.kept is None else tuple(stage.inputs[number] for number in stage.kept.reads)
+        wanted = [tensor for tensor in stage.inputs if tensor in weights and tensor not in kept]
+        prefetch = tuple((places[t], t.nbytes) for t in wanted) if ahead else ()
         windows = dict(stage.windows)
         arguments = tuple(replace(places[t], window=windows.get(t)) for t in (*stage.inputs, *stage.outputs))
         assignment = self.waits.assignments.get(stage)
         functions = tuple(self.form[function] for function in stage.functions)
-        return StageCall(functions, arguments, scope == "grid", prefetch, scope == "block", assignment)
+        return StageCall(functions, arguments, scope == "grid", prefetch, scope == "block", assignment, stage.kept)
 
     def loop(
         self, unit: LoopStage, body: Sequenced, span: range, before: Barrier | None, *, alone: bool

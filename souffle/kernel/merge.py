@@ -10,17 +10,20 @@
 Legal for every grid of at least one block that is on the device at once: each stage computes all its tiles, and every
 pair of stages that touch one tensor, at least one of them writing, has a grid sync between. A loop over stages is a
 loop in the kernel, with a grid sync between its steps; each step passes its stages its own parts of the tensors.
+
+Constants that a stage of a loop finds in registers are read into them before the loop, for the tile that is the
+block's in a grid of as many blocks as there are tiles, or more; in a smaller one a block has several, and reads them
+before each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import tvm
 from tvm import tirx
 
-from souffle.kernel.assignment import Assignment
 from souffle.kernel.calls import ArgumentPlace, KernelShape, LoopCall, StageCall
 from souffle.kernel.grid_barrier import GRID_BARRIERS, GridBarrier
 from souffle.kernel.text import format_calls
@@ -125,6 +128,7 @@ class _Writer:
     num_blocks: tirx.Var
     wait: tirx.Stmt
     loops: int = 0
+    kept: dict[StageCall, list[tirx.Var]] = field(default_factory=dict)
 
     def call(self, call: StageCall | LoopCall) -> list[tirx.Stmt]:
         """A stage, or a loop over stages."""
@@ -132,11 +136,12 @@ class _Writer:
             return self.stage(call, None, 0, True)
         step = tirx.Var(f"s{self.loops}", "int32")
         self.loops += 1
+        before = [statement for stage in call.calls for statement in self.fill_before(stage)]
         inside: list[tirx.Stmt] = []
         for number, stage in enumerate(call.calls):
             inside += self.stage(stage, step, call.steps, call.sync_first or number > 0)
         # Where no grid sync begins each step, the one before the first stands outside.
-        before = [self.wait] if call.sync_first and not call.calls[0].sync_before else []
+        before += [self.wait] if call.sync_first and not call.calls[0].sync_before else []
         return [*before, tirx.For(step, 0, call.steps, tirx.ForKind.SERIAL, sequence(*inside))]
 
     def stage(self, call: StageCall, step: tirx.Var | None, steps: int, sync_first: bool) -> list[tirx.Stmt]:
@@ -153,8 +158,36 @@ class _Writer:
             statements.append(_block_barrier())
         arguments = [self.pointer(place, step, steps) for place in call.arguments]
         windows = [place.window for place in call.arguments]
-        statements += [self.tile_loop(function, arguments, windows, call.assignment) for function in call.functions]
+        for function in call.functions:
+            statements.append(self.tile_loop(function, arguments, windows, call))
         return statements
+
+    # Constants in registers
+
+    def fill_before(self, call: StageCall) -> list[tirx.Stmt]:
+        """The arrays of a stage's constants, filled for the first tile of each block."""
+        if call.kept is None:
+            return []
+        arrays = [
+            tirx.decl_buffer((count,), dtype, f"kept{len(self.kept)}_{number}", scope="local", layout=None)
+            for number, (dtype, count) in enumerate(call.kept.arrays)
+        ]
+        self.kept[call] = [array.data for array in arrays]
+        filled = self.of_threads(call.functions[0], self.fill(call, self.block))
+        first = tirx.IfThenElse(self.block < call.kept.fill.tiles, filled, None)
+        return [*(tirx.AllocBuffer(array) for array in arrays), first]
+
+    def fill(self, call: StageCall, tile: PrimExpr) -> tirx.Stmt:
+        """Read the constants of a tile."""
+        tensors = [self.pointer(call.arguments[number], None, 0) for number in call.kept.reads]
+        callee = self.global_vars[call.kept.fill]
+        return tirx.Evaluate(tvm.ir.Call(callee, [tile, self.tid, *tensors, *self.kept[call]]))
+
+    def of_threads(self, function: DeviceFunction, body: tirx.Stmt) -> tirx.Stmt:
+        """What the threads of a stage do, which may be fewer than the kernel's."""
+        if function.threads == self.shape.threads:
+            return body
+        return tirx.IfThenElse(self.tid < function.threads, body, None)
 
     def pointer(self, place: ArgumentPlace, step: tirx.Var | None, steps: int) -> PrimExpr:
         """A place, as a pointer."""
@@ -186,11 +219,11 @@ class _Writer:
         function: DeviceFunction,
         arguments: Sequence[PrimExpr],
         windows: Sequence[Window | None],
-        assignment: Assignment | None,
+        call: StageCall,
     ) -> tirx.Stmt:
         """All tiles of a stage that are this block's; conditions are uniform in a block, so barriers are safe."""
         it = tirx.Var("it", "int32")
-        callee = self.global_vars[function]
+        callee, assignment = self.global_vars[function], call.assignment
         slot = it * self.num_blocks + self.block
         slots, place, tile, turn = function.tiles, None, slot, it
         if assignment is not None:
@@ -204,15 +237,18 @@ class _Writer:
             argument if window is None else self.in_window(argument, window, turn, tile)
             for argument, window in zip(arguments, windows, strict=True)
         ]
-        body: tirx.Stmt = tirx.Evaluate(tvm.ir.Call(callee, [tile, self.tid, *arguments]))
-        if function.threads < self.shape.threads:
-            if function.has_barrier and not function.partial:
-                raise LoweringError(
-                    f"stage {callee.name_hint} has barriers for blocks of {function.threads} threads in a kernel of "
-                    f"{self.shape.threads}: call the form that fit_functions gives"
-                )
-            # Whole warps, where the stage has barriers of their own.
-            body = tirx.IfThenElse(self.tid < function.threads, body, None)
+        body: tirx.Stmt = tirx.Evaluate(tvm.ir.Call(callee, [tile, self.tid, *arguments, *self.kept.get(call, ())]))
+        if call.kept is not None:
+            if assignment is not None:
+                raise LoweringError(f"{callee.name_hint} keeps the constants of one tile, and a block has several")
+            body = sequence(tirx.IfThenElse(self.num_blocks < function.tiles, self.fill(call, tile), None), body)
+        if function.threads < self.shape.threads and function.has_barrier and not function.partial:
+            raise LoweringError(
+                f"stage {callee.name_hint} has barriers for blocks of {function.threads} threads in a kernel of "
+                f"{self.shape.threads}: call the form that fit_functions gives"
+            )
+        # Whole warps, where the stage has barriers of their own.
+        body = self.of_threads(function, body)
         if function.shared_bytes or function.partial or any(windows):
             # The next tile, or the next stage, writes the pool that this one reads. All threads wait, also those that
             # the stage has no work for: else they would run ahead into the next stage and write the pool while this one

@@ -117,7 +117,7 @@ def merge_program(
         launches.append(MergedLaunch(number, calls.tensors, calls.stages))
         live.kernel(calls)
     names = _kernel_names(len(shapes), launches)
-    functions = dict.fromkeys(function for shape in shapes for function in shape.functions)
+    functions = dict.fromkeys(function for shape in shapes for function in shape.called)
     global_vars = {function: tvm.ir.GlobalVar(function.name) for function in functions}
     barrier = barrier_for(options.grid_barrier)
     kernels = tuple(merge(name, shape, global_vars, barrier) for name, shape in zip(names, shapes, strict=True))

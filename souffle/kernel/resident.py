@@ -226,7 +226,9 @@ class _Keeper:
                     reads.setdefault(tensor, []).append(number)
         for tensor, places in reads.items():
             writer = units[writers[tensor]]
-            near = [n for n in places if self.in_same_tiles(writer, units[n], tensor, waits)]
+            # What has its constants in registers is not lowered again.
+            free = [n for n in places if units[n].kept is None and writer.kept is None]
+            near = [n for n in free if self.in_same_tiles(writer, units[n], tensor, waits)]
             layout = self.layout(writer, tensor, [units[n] for n in near]) if near else None
             if layout is None:
                 continue

@@ -96,6 +96,10 @@ class _Writer:
                 f"  {function.name}: {counted(function.tiles, 'tile')} of {function.threads} threads, "
                 f"{function.shared_bytes} bytes shared{partial}"
             )
+        if call.kept is not None:
+            held = ", ".join(_place(call.arguments[number]) for number in call.kept.reads)
+            registers = counted(call.kept.registers, "register")
+            lines += _wrapped(f"finds {held} in {registers} of each thread, read before the loop", "    ")
         if call.assignment is not None:
             lines += _wrapped(_assigned(call.assignment), "    ")
         return [*lines, *_wrapped(f"given {', '.join(map(_place, call.arguments))}", "    ")]

@@ -231,7 +231,8 @@ class Waits:
         chosen: dict[Stage, Assignment] = {}
         extra = 0.0
         for stage, own in slots.items():
-            table = _table(own)
+            # What has constants in registers has them of one tile, the one of its block's number.
+            table = None if stage.kept else _table(own)
             assignment = None if table is None else fit(table)
             if assignment is None:
                 return False

@@ -13,6 +13,7 @@ from souffle.codegen.assemble import CompiledKernels
 from souffle.codegen.cuda import module_text
 from souffle.codegen.definitions import StageDefinition
 from souffle.codegen.plan import CudaModule, Plan
+from souffle.codegen.tensor_ir import called_names
 from souffle.kernel import MergedKernel
 from souffle.mutation.barriers import barrier_changes
 from souffle.mutation.comparisons import comparison_changes
@@ -22,7 +23,7 @@ from souffle.mutation.statement_paths import Change
 from souffle.mutation.structure import structure_changes
 from souffle.mutation.workspace import Alias, aliased, aliases, shared_changes
 from souffle.schedule.lower import cuda_target
-from souffle.verify import Certificate, certify_plan
+from souffle.verify import Certificate, certify_plan, without_kept_memory
 from souffle.verify.expressions import Undecided
 from souffle.verify.stage_functions import text_of
 from souffle.verify.values import Agreement, Mismatch, values_agree
@@ -113,7 +114,8 @@ class Mutant:
         """Whether the stage function that differs computes what its stage is defined to; ``None`` for other changes."""
         if self.definition is None:
             return None
-        listed = [(self.functions[name], tiles, threads) for name, tiles, threads in self.definition.functions]
+        functions = without_kept_memory(self.kernels, self.functions).functions
+        listed = [(functions[name], tiles, threads) for name, tiles, threads in self.definition.functions]
         lanes = sum(tiles * threads for _, tiles, threads in listed)
         tiles = "all" if lanes <= _MOST_LANES else None
         found: Agreement | Mismatch | Undecided | None = None
@@ -132,7 +134,7 @@ class Mutant:
             From TVM, if no text can be made of it.
         """
         plan, target = self.plan, cuda_target(self.plan.options.arch)
-        callers = {k.module for k in plan.kernels if self.changed in (k.name, *k.stages)}
+        callers = {k.module for k in plan.kernels if self.changed in (k.name, *called_names(self.kernels[k.name]))}
         modules = list(plan.modules)
         for number in callers:
             inside = {k.name for k in plan.kernels if k.module == number}
@@ -180,6 +182,10 @@ class Mutations:
             for name, function in zip(stages[merged.name], merged.shape.functions, strict=True):
                 self.functions.setdefault(name, function.func)
                 self._caller.setdefault(name, merged.name)
+            for kept in (call.kept for call in merged.shape.stage_calls if call.kept):
+                self.functions.setdefault(kept.fill.name, kept.fill.func)
+                self._caller.setdefault(kept.fill.name, merged.name)
+                self.definitions[kept.fill.name] = self.definitions[kept.use.name]
 
     @cached_property
     def _places(self) -> tuple[_Place, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS
 
@@ -31,6 +31,8 @@ class StageResources:
         Of a thread, in local memory; None where not measured.
     code_bytes : int or None
         Of machine code; None where not measured.
+    kept_registers : int
+        Of `registers`, those in which constants stay for all steps of its loop, its own and those of stages beside it.
     """
 
     registers: int
@@ -41,6 +43,12 @@ class StageResources:
     measured: bool
     stack_bytes: int | None = None
     code_bytes: int | None = None
+    kept_registers: int = 0
+
+    def keeping(self, registers: int) -> StageResources:
+        """The same beside so many registers in which constants stay, in the place of those that it has them in now."""
+        working = self.registers - self.kept_registers
+        return replace(self, registers=working + registers, kept_registers=registers)
 
     @classmethod
     def assumed(cls, dynamic_shared_bytes: int, threads: int, registers: int = 0) -> StageResources:

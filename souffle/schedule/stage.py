@@ -12,7 +12,7 @@ from souffle.errors import ModelError
 from souffle.program import TE, ExternTE, Loop, Tensor, TEProgram
 from souffle.program.printer import format_item, loop_edges
 from souffle.schedule.gpu.rule import NORMALIZES, OWNS_TILES, STARTS_IN_TILES, GpuSchedule
-from souffle.schedule.lower import DeviceFunction
+from souffle.schedule.lower import DeviceFunction, KeptLoads
 from souffle.schedule.resources import StageResources
 from souffle.schedule.text import block_text, labelled, rule_text, tiles_text
 from souffle.tvm_compat import primfunc_from_tensors, structural_digest
@@ -91,6 +91,9 @@ class Stage:
         The stages that it was joined of to keep what passes between them on chip; none where TEs became it.
     windows : tuple of (Tensor, Window)
         What it reads or writes in shared memory, of its inputs and outputs.
+    kept : KeptLoads or None
+        What its function was parted into, where constants stay in registers from one step of a loop to the next; its
+        function is the one that finds them there.
     """
 
     draft: StageDraft
@@ -99,6 +102,7 @@ class Stage:
     resources: StageResources | None = None
     parts: tuple[Stage, ...] = ()
     windows: tuple[tuple[Tensor, Window], ...] = ()
+    kept: KeptLoads | None = None
 
     @property
     def label(self) -> str:

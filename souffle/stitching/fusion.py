@@ -17,7 +17,7 @@ from souffle.stitching.registry import fusion_planner_for
 
 __all__ = ["Fusion", "fusion_of"]
 
-_BETWEEN_STAGES = frozenset(["resident"])
+_BETWEEN_STAGES = frozenset(["resident", "weights"])
 """Of :data:`souffle.options.ON_CHIP` what leaves stages as they are."""
 
 

@@ -2,6 +2,7 @@
 
 from souffle.certificate import PROVEN, REFUTED, UNKNOWN, Certificate, Counterexample, Section, printed
 from souffle.verify.certify import certify, certify_plan
+from souffle.verify.kept_memory import without_kept_memory
 
 __all__ = [
     "PROVEN",
@@ -13,4 +14,5 @@ __all__ = [
     "certify",
     "certify_plan",
     "printed",
+    "without_kept_memory",
 ]

@@ -10,6 +10,7 @@ from souffle.certificate import REFUTED, VALUES, Certificate, Section
 from souffle.codegen.plan import Plan
 from souffle.errors import CertificateError
 from souffle.verify.certify import certify, functions_of
+from souffle.verify.kept_memory import without_kept_memory
 from souffle.verify.values import StageText, compare_stages, values_section
 
 if TYPE_CHECKING:
@@ -47,7 +48,13 @@ def certified(
     progress(f"proving {len(compiled.plan.kernels)} kernels")
     certificate = certify(compiled)
     if verify == "values":
-        values = values_of(compiled.plan, functions_of(compiled), compiled.definitions, progress)
+        values = values_of(
+            compiled.plan,
+            {merged.name: merged.func for merged in compiled.merged},
+            functions_of(compiled),
+            compiled.definitions,
+            progress,
+        )
         certificate = replace(certificate, others=(*certificate.others, values))
     certificate = of_what_runs(certificate, compiled.plan)
     if certificate.verdict == REFUTED:
@@ -63,6 +70,7 @@ def certified(
 
 def values_of(
     plan: Plan,
+    kernels: Mapping[str, tirx.PrimFunc],
     functions: Mapping[str, tirx.PrimFunc],
     definitions: Sequence[StageDefinition],
     progress: Callable[[str], None] = lambda message: None,
@@ -73,7 +81,7 @@ def values_of(
     ----------
     plan : Plan
         Whose kernels call the stages.
-    functions : mapping of str to PrimFunc
+    kernels, functions : mapping of str to PrimFunc
         By their names in the text.
     definitions : sequence of StageDefinition
     progress : callable
@@ -84,6 +92,7 @@ def values_of(
     Section
         Undecided where a kernel calls what no definition speaks of.
     """
+    functions = without_kept_memory(kernels, functions).functions
     stages = [
         StageText(
             tuple(name for name, _, _ in one.functions),
@@ -91,6 +100,7 @@ def values_of(
             tuple((functions[name], tiles, threads) for name, tiles, threads in one.functions),
         )
         for one in definitions
+        if all(name in functions for name, _, _ in one.functions)
     ]
     section = values_section(compare_stages(stages, progress=progress))
     kernel_of = {stage: kernel.name for kernel in reversed(plan.kernels) for stage in kernel.stages}

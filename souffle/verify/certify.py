@@ -13,7 +13,8 @@ some grid and equal ones on one block of every grid; where a kernel takes tiles 
 - barriers stand under conditions that are the same for all who wait;
 - what is read through pointers that are never written, and may be cached past barriers, is written through no other;
 - what stays in shared memory from one stage to a later one does as it would in global memory
-  (:mod:`souffle.verify.shared_parts`);
+  (:mod:`souffle.verify.shared_parts`), and what stays in registers is what each call would fill them with
+  (:mod:`souffle.verify.kept_memory`);
 - accesses stay in their buffers, and each read finds the definition, and the step's, that the program says
   (:mod:`souffle.verify.definitions_found`);
 - a block has room on a multiprocessor, and a kernel with grid barriers is launched cooperatively;
@@ -24,7 +25,7 @@ Nothing here looks at how stages were merged, where they were meant to wait, or 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ from souffle.verify.definitions_found import Contents
 from souffle.verify.expressions import Undecided
 from souffle.verify.footprint import Footprint
 from souffle.verify.grid_barriers import counter_text, memory_of_its_own, not_renamed
+from souffle.verify.kept_memory import without_kept_memory
 from souffle.verify.kernel_reader import KernelText, read_kernel
 from souffle.verify.named_barriers import mixed_numbers
 from souffle.verify.races_between_stages import Located, StagePairs
@@ -72,20 +74,29 @@ def functions_of(compiled: CompiledKernels) -> dict[str, tirx.PrimFunc]:
     return {
         stage: function.func
         for merged in compiled.merged
-        for stage, function in zip(names[merged.name], merged.shape.functions, strict=True)
+        for stage, function in zip(
+            (*names[merged.name], *(fill.name for fill in merged.shape.fills)),
+            (*merged.shape.functions, *merged.shape.fills),
+            strict=True,
+        )
     }
 
 
 def certify_plan(plan: Plan, kernels: dict[str, tirx.PrimFunc], functions: dict[str, tirx.PrimFunc]) -> Certificate:
     """As :func:`certify`, of a plan with its kernels and the stage functions that they call, by name."""
-    library = Library(functions)
+    kept = without_kept_memory(kernels, functions)
+    kernels, library = kept.kernels, Library(kept.functions)
     texts = {kernel.name: read_kernel(kernels[kernel.name]) for kernel in plan.kernels}
-    checks = {kernel.name: _KernelCheck(plan, kernel, texts[kernel.name], library) for kernel in plan.kernels}
+    checks = {
+        kernel.name: _KernelCheck(plan, kernel, texts[kernel.name], library, kept.findings.get(kernel.name, ()))
+        for kernel in plan.kernels
+    }
     contents = Contents(plan)
     findings: list[Counterexample | Undecided] = []
     for launch in plan.launches:
         check = checks[plan.kernels[launch.kernel].name]
         check.launch(launch.buffers)
+        check.kept_constants(launch.buffers, kept.constants.get(check.kernel.name, frozenset()))
         contents.launch()
         findings += _contents(contents, check.kernel.name, check.text, library, launch.buffers)
     findings += contents.outputs()
@@ -125,13 +136,20 @@ def _contents(
 class _KernelCheck:
     """One kernel over all its launches."""
 
-    def __init__(self, plan: Plan, kernel: Kernel, text: KernelText, library: Library) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        kernel: Kernel,
+        text: KernelText,
+        library: Library,
+        known: Sequence[Counterexample | Undecided] = (),
+    ) -> None:
         self.plan = plan
         self.kernel = kernel
         self.text = text
         self.library = library
         self.pairs = StagePairs(library)
-        self.findings: list[Counterexample | Undecided] = [Undecided(p) for p in text.problems]
+        self.findings: list[Counterexample | Undecided] = [*known, *(Undecided(p) for p in text.problems)]
         self.bounded: set[tuple] = set()
         self.epochs = 0
         self.bounds = 0
@@ -215,6 +233,14 @@ class _KernelCheck:
                 self.bound(event, buffers)
                 span.append((event, tuple(self.place(buffers[p], start) for p, start in event.pointers)))
         self.span(span)
+
+    def kept_constants(self, buffers: Sequence[int], parameters: Collection[int]) -> None:
+        """What registers are filled from once is the same at each step."""
+        for number in parameters:
+            buffer = self.plan.buffers[buffers[number]]
+            if buffer.kind != "constant":
+                why = f"registers keep what a launch reads of it, and it is no constant but {buffer.kind}"
+                self.wrong("stale or undefined read", buffer.name, why)
 
     def in_shared_memory(self, buffers: Sequence[int]) -> None:
         """What stays there from one stage to a later one."""

@@ -20,6 +20,7 @@ from souffle.codegen.tensor_ir import TensorIR, called_names, text_of_module, un
 from souffle.errors import ArtifactError
 from souffle.verify.certified_step import of_what_runs, values_of
 from souffle.verify.certify import certify_plan
+from souffle.verify.kept_memory import fills_registers
 
 __all__ = ["verify_plan"]
 
@@ -87,7 +88,8 @@ def verify_plan(
     progress(f"proving {len(plan.kernels)} kernels")
     certificate = certify_plan(plan, ir.kernels, ir.functions)
     if values:
-        certificate = replace(certificate, others=(values_of(plan, ir.functions, ir.definitions, progress),))
+        found = values_of(plan, ir.kernels, ir.functions, ir.definitions, progress)
+        certificate = replace(certificate, others=(found,))
     certificate = of_what_runs(certificate, plan)
     if plan.dataflow is None:
         launches = certificate.launches
@@ -100,7 +102,7 @@ def _check_names(plan: Plan, ir: TensorIR) -> None:
     for kernel in plan.kernels:
         if kernel.name not in ir.kernels:
             raise ArtifactError(f"{plan.name}: its TensorIR holds no kernel {kernel.name}; save the network again")
-        called = called_names(ir.kernels[kernel.name])
+        called = {n for n in called_names(ir.kernels[kernel.name]) if not fills_registers(ir.functions[n])}
         if called != set(kernel.stages):
             differ = ", ".join(sorted(called ^ set(kernel.stages)))
             raise ArtifactError(

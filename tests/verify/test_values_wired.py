@@ -107,7 +107,7 @@ def test_what_is_not_defined_is_undecided() -> None:
     kernels = compile_cuda(souffle.import_onnx(MODEL), level="V3", arch=ARCH, cubin=False, verify="off")
     functions = unpack(kernels.plan.tensor_ir).functions
     *known, last = kernels.definitions
-    section = values_of(kernels.plan, functions, known)
+    section = values_of(kernels.plan, unpack(kernels.plan.tensor_ir).kernels, functions, known)
     assert section.verdict == UNKNOWN
     assert section.unknown == tuple(f"nothing says what {name} is to compute" for name, _, _ in last.functions)
 

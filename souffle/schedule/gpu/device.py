@@ -6,13 +6,16 @@ from dataclasses import dataclass
 
 from souffle.errors import OptionError
 
-__all__ = ["ASSUMED_REGISTERS", "DEVICES", "SHARING", "GpuDevice", "device_for", "taken_registers"]
+__all__ = ["ASSUMED_REGISTERS", "DEVICES", "MOST_REGISTERS", "SHARING", "GpuDevice", "device_for", "taken_registers"]
 
 SHARING = 2
 """Blocks on a multiprocessor that stages of one kernel leave each other: one computes while the other waits."""
 
 ASSUMED_REGISTERS = 128
 """Of a thread, where no compiler says: what is left to each when two blocks of 256 threads share a multiprocessor."""
+
+MOST_REGISTERS = 255
+"""That a thread can have."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,10 @@ class GpuDevice:
     threads_per_sm: int
     blocks_per_sm: int
     registers_per_sm: int = 65536
+
+    def most_registers(self, threads: int) -> int:
+        """Of a thread, so that a block of so many threads is resident."""
+        return next(n for n in range(MOST_REGISTERS, 0, -1) if self.resident_blocks(threads, 0, n)["registers"])
 
     def resident_blocks(self, threads: int, shared_bytes: int, registers: int) -> dict[str, int]:
         """Blocks of a multiprocessor that each of its resources has room for, by the resource's name.
@@ -103,9 +110,10 @@ def device_for(arch: str) -> GpuDevice:
     return DEVICES[arch]
 
 
-def taken_registers(wanted: int, spared: int) -> int:
-    """Registers of a thread that would like some, and can do without `spared` of them.
+def taken_registers(wanted: int, spared: int, most: int = ASSUMED_REGISTERS) -> int:
+    """Registers of a thread that would like some, can do without `spared` of them, and is asked to take `most`.
 
-    A compiler that is asked for two blocks on a multiprocessor makes do with what these leave each other where it can.
+    A compiler that is asked for two blocks on a multiprocessor makes do with what these leave each other where it can,
+    and with what one block of many threads leaves each of them.
     """
-    return ASSUMED_REGISTERS if ASSUMED_REGISTERS < wanted <= ASSUMED_REGISTERS + spared else wanted
+    return most if most < wanted <= most + spared else wanted

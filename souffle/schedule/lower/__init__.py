@@ -2,13 +2,16 @@
 
 from souffle.schedule.lower.device_function import WINDOWS, DeviceFunction, LoweringError, cuda_target, lower_stage
 from souffle.schedule.lower.fewer_threads import fit_functions, partial_function
+from souffle.schedule.lower.kept_loads import KeptLoads, keep_loads
 
 __all__ = [
     "WINDOWS",
     "DeviceFunction",
+    "KeptLoads",
     "LoweringError",
     "cuda_target",
     "fit_functions",
+    "keep_loads",
     "lower_stage",
     "partial_function",
 ]

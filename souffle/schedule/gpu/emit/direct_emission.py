@@ -18,6 +18,7 @@ from souffle.schedule.gpu.emit.contraction_statements import (
     loop,
     shared_buffer,
 )
+from souffle.schedule.gpu.emit.read_ahead import ReadAhead
 from souffle.schedule.gpu.forms.contraction_expressions import Axis, depends, substitute_axes
 from souffle.schedule.gpu.forms.matrix_product import Store
 from souffle.schedule.gpu.forms.memory_access import bits_of, lanes_along, memory_step
@@ -52,7 +53,7 @@ class DirectKernel:
         self.distances, self.parts = parts_of(plan, tiling.split, threads) if tiling.split > 1 else ([], 1)
         self.shared = None
         self.buffers = [*self.registers, self.totals]
-        if self.parts > 1:
+        if self.parts > 1 or tiling.gathered:
             self.shared = shared_buffer("parts", self.parts * self.outputs * self.in_tile, problem.dtype)
             self.buffers.append(self.shared)
         self.widths = {axis.var: tiling.width(plan, axis) for axis in plan.order}
@@ -65,6 +66,15 @@ class DirectKernel:
                 buffer = local_buffer(f"result{number}", self._lanes(store), str(store.buffer.dtype))
                 self.buffers.append(buffer)
             self.results.append(buffer)
+        self.ahead = ReadAhead([store.value for store in problem.stores], problem.totals.values())
+        self.values = [store.value for store in problem.stores]
+        if tiling.ahead and self._single():
+            self.values = self.ahead.values
+            self.buffers += [register for register, _ in self.ahead.reads]
+
+    def _single(self) -> bool:
+        """Whether a group of threads has one element of what follows the sums."""
+        return all(self.plan.is_slot(axis) for axis in self._several())
 
     @property
     def tiles(self) -> int:
@@ -85,12 +95,15 @@ class DirectKernel:
         linear = binder.name("group", block * in_tile + group)
         groups = self.tiling.groups(self.plan)
         conditions = [tirx.LT(linear, groups)] if groups % in_tile else []
-        found = binder.locate(self.group_axes, linear, lambda axis: True)
-        base = {
+        return self._base(binder, linear), binder.name("lane", lane), conditions
+
+    def _base(self, binder: Binder, group: PrimExpr) -> dict:
+        """The first output of a group by axis."""
+        found = binder.locate(self.group_axes, group, lambda axis: True)
+        return {
             var: binder.name(f"{var.name}_first", value * self.widths[var]) if self.widths[var] > 1 else value
             for var, value in found.items()
         }
-        return base, binder.name("lane", lane), conditions
 
     def _at(self, held: Held, places: Mapping[str, Any]) -> PrimExpr:
         """Place in a leaf's registers of one of its values, from those of outputs, window, turn and lane."""
@@ -232,6 +245,8 @@ class DirectKernel:
             statements.append(self._turns(base, lane, inside))
         else:
             statements.append(self._accumulate(tirx.IntImm("int32", 0), None))
+        if tiling.gathered:
+            return sequence(*binder.statements, *statements, *self._gathered(block, thread, lane))
         if not alone:
             statements += self._joined(thread, lane)
         stores = self._stores(base)
@@ -283,16 +298,11 @@ class DirectKernel:
 
     def _joined(self, thread: PrimExpr, lane: PrimExpr) -> list[tirx.Stmt]:
         """Join the totals of the threads that share a sum; the first of them has it then."""
-        plan, tiling, dtype = self.plan, self.tiling, self.plan.problem.dtype
-        # Shuffles move 32 or 64 bits.
-        wide = dtype if bits_of(dtype) >= 32 else "float32" if "float" in dtype else "int32"
+        plan, tiling = self.plan, self.tiling
 
         def shuffled(distance: int) -> tirx.Stmt:
             def one(i: PrimExpr) -> tirx.Stmt:
-                own = cast(self.totals[i], wide)
-                mask = tirx.const(_ALL_LANES, "uint32")
-                other = tirx.call_intrin(wide, "tirx.tvm_warp_shuffle_xor", mask, own, distance, WARP, WARP)
-                return tirx.BufferStore(self.totals, cast(self._combined(own, other), dtype), [i])
+                return self._with_other(i, self.totals[i], self.totals[i], distance)
 
             return loop("i", self.outputs, one, "unrolled")
 
@@ -325,6 +335,61 @@ class DirectKernel:
         put = loop("i", self.outputs, given, "unrolled")
         gather = loop("i", self.outputs, gathered, "unrolled")
         return [*statements, guarded(first, put), barrier(), guarded([tirx.EQ(lane, 0)], gather)]
+
+    def _with_other(self, place: PrimExpr | int, own: PrimExpr, given: PrimExpr, distance: int) -> tirx.Stmt:
+        """Combine a total with what a lane at a distance gives; here is `given` for it."""
+        dtype = self.plan.problem.dtype
+        # Shuffles move 32 or 64 bits.
+        wide = dtype if bits_of(dtype) >= 32 else "float32" if "float" in dtype else "int32"
+        mask = tirx.const(_ALL_LANES, "uint32")
+        other = tirx.call_intrin(wide, "tirx.tvm_warp_shuffle_xor", mask, cast(given, wide), distance, WARP, WARP)
+        return tirx.BufferStore(self.totals, cast(self._combined(cast(own, wide), other), dtype), [place])
+
+    def _gathered(self, block: PrimExpr, thread: PrimExpr, lane: PrimExpr) -> list[tirx.Stmt]:
+        """Join the totals of the threads that share a sum, each of them some; the first threads have all of one then.
+
+        What these read beside them they ask for before, so that nothing waits for memory behind the barrier. Two lanes
+        exchange halves of what they have, so that each goes on with half of the totals. Where these are not
+        even in number, both go on with all of them.
+        """
+        in_tile, outputs = self.in_tile, self.outputs
+        statements: list[tirx.Stmt] = []
+        count, first = outputs, cast(tirx.IntImm("int32", 0), "int32")
+        alike: list[PrimExpr] = []
+        for distance in reversed(self.distances):
+            bit = tirx.NE(tirx.bitwise_and(lane, distance), 0)
+            if count % 2:
+                alike.append(tirx.Not(bit))
+                statements += [self._with_other(i, self.totals[i], self.totals[i], distance) for i in range(count)]
+                continue
+            count //= 2
+            for i in range(count):
+                low, high = self.totals[i], self.totals[i + count]
+                statements.append(
+                    self._with_other(i, tirx.Select(bit, high, low), tirx.Select(bit, low, high), distance)
+                )
+            first = first + tirx.Select(bit, tirx.IntImm("int32", count), tirx.IntImm("int32", 0))
+        group = tirx.floordiv(thread, self.tiling.split)
+
+        def put(i: PrimExpr) -> tirx.Stmt:
+            return tirx.BufferStore(self.shared, self.totals[i], [(first + i) * in_tile + group])
+
+        def got(i: PrimExpr) -> tirx.Stmt:
+            return tirx.BufferStore(self.totals, self.shared[i * in_tile + thread], [i])
+
+        binder = Binder()
+        linear = binder.name("group", block * in_tile + thread)
+        groups = self.tiling.groups(self.plan)
+        inside = [tirx.LT(linear, groups)] if groups % in_tile else []
+        base, inside = self._base(binder, linear), [tirx.LT(thread, in_tile), *inside]
+        following = sequence(loop("i", outputs, got, "unrolled"), self._stores(base))
+        reads = [
+            tirx.BufferStore(register, substitute_axes(value, base), [0])
+            for register, value in (self.ahead.reads if self.values is self.ahead.values else ())
+        ]
+        before = [*binder.statements, *([guarded(inside, sequence(*reads))] if reads else [])]
+        put_all = guarded(alike, loop("i", count, put, "unrolled"))
+        return [*before, *statements, put_all, barrier(), guarded(inside, following)]
 
     # Writing
 
@@ -374,7 +439,8 @@ class DirectKernel:
             for var, place in places.items():
                 at[var] = base[var] + place
             totals = {total: self._total(places, slots) for slots, total in self.plan.problem.totals.items()}
-            return substitute_axes(store.value, {**at, **totals}), [substitute_axes(i, at) for i in store.indices]
+            value = substitute_axes(self.values[number], {**at, **totals})
+            return value, [substitute_axes(i, at) for i in store.indices]
 
         def direct(lane: PrimExpr) -> tirx.Stmt:
             value, indices = here(lane)

@@ -203,12 +203,19 @@ class DirectTiling:
         Threads that share a sum.
     turns : int
         Steps along the long axis whose reads are issued together.
+    gathered : bool
+        Whether what follows the sums is computed by neighbouring threads, the first of the block, and not by one of
+        those that share a sum each: fewer warps have something to do then. Only where these are in one warp.
+    ahead : bool
+        Whether they ask for what they read beside the sums before these are joined, which takes registers.
     """
 
     each: tuple[int, ...]
     lanes: int
     split: int
     turns: int
+    gathered: bool = False
+    ahead: bool = False
 
     def width(self, plan: SumPlan, axis: Axis) -> int:
         """Outputs of a thread along an axis."""
@@ -360,4 +367,4 @@ def shared_bytes(plan: SumPlan, tiling: DirectTiling, threads: int) -> int:
         return 0
     _, parts = parts_of(plan, tiling.split, threads)
     total = tiling.outputs(plan) * (threads // tiling.split)
-    return 0 if parts == 1 else parts * total * -(-bits_of(plan.problem.dtype) // 8)
+    return 0 if parts == 1 and not tiling.gathered else parts * total * -(-bits_of(plan.problem.dtype) // 8)

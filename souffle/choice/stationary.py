@@ -1,0 +1,248 @@
+"""Constants that stay in a block's registers for all steps of a loop: which stages keep theirs, and in which tiles.
+
+::
+
+    for s in 0 .. n-1:                       kept = what W holds for the block's tile
+      h = f(W · h)                     →     for s in 0 .. n-1:
+      wait for all blocks                      h = f(kept · h)
+                                               wait for all blocks
+
+A stage of a loop reads the same constants in each step, and where each of its tiles has a block of its own, a block
+reads the same ones in each. How a function is parted says :mod:`souffle.schedule.lower.kept_loads`. Tiles as they are
+may be too many or hold too much; sums have some that are made for it (``schedule/gpu/rules/stationary_sums.py``). What
+is kept takes registers from every stage of the loop, and blocks from the kernel, which is priced as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from souffle.choice.prices import KernelPrices, runs_of
+from souffle.cost import KernelForecast
+from souffle.cost.predict import registers_with_constants
+from souffle.decision import Decision, Refused
+from souffle.partition import Partition, PartitionRequest
+from souffle.schedule.gpu.rules.stationary_sums import stationary_schedules
+from souffle.schedule.gpu.scheduler import GpuScheduler
+from souffle.schedule.lower import DeviceFunction, KeptLoads, LoweringError, keep_loads, lower_stage
+from souffle.schedule.resources import StageResources
+from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages, map_stages
+
+__all__ = ["StationaryWeights", "Trial", "pays"]
+
+_PRICED = 3
+"""Tilings of a stage for which the whole kernel is priced, those of the fastest runs."""
+
+_LEAST_BYTES = 1 << 12
+"""Of the constants of a stage: less is in the L1 cache in any case."""
+
+_SMALL = 64
+"""So much less than the largest constant of a stage is a small one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Stages and kernels, and what they are predicted to take.
+
+    Attributes
+    ----------
+    request : PartitionRequest
+    partition : Partition
+    seconds : float
+    """
+
+    request: PartitionRequest
+    partition: Partition
+    seconds: float
+
+
+class StationaryWeights:
+    """Tries which stages of loops keep their constants.
+
+    Parameters
+    ----------
+    scheduler : GpuScheduler
+    prices : KernelPrices
+    forecast : callable
+        What is predicted of stages; each with what it asks for.
+    measured : callable
+        Stages with what they ask for, as :meth:`souffle.codegen.stage_meter.StageMeter.measured` gives them.
+    """
+
+    def __init__(
+        self,
+        scheduler: GpuScheduler,
+        prices: KernelPrices,
+        forecast: Callable[[Sequence[Unit]], KernelForecast],
+        measured: Callable[[Sequence[Unit]], tuple[Unit, ...]],
+    ) -> None:
+        self.scheduler, self.prices, self.forecast, self.measured = scheduler, prices, forecast, measured
+        self.decisions: list[Decision] = []
+        self._made: dict[str, tuple[DeviceFunction | Refused, ...]] = {}
+        self._kept_loads: dict[tuple[DeviceFunction, tuple[int, ...]], KeptLoads | Refused] = {}
+        self._names: dict[str, int] = {}
+
+    def best(self, trial: Trial) -> Trial:
+        """The network with as many stages that keep their constants as make it faster."""
+        for subprogram in trial.partition.subprograms:
+            for unit in subprogram.stages:
+                if isinstance(unit, LoopStage):
+                    for number in sorted(range(len(unit.stages)), key=lambda n: -self._bytes(trial, unit, n)):
+                        trial = self._kept(trial, unit.name, number)
+        return trial
+
+    def _bytes(self, trial: Trial, unit: LoopStage, number: int) -> int:
+        stage = unit.stages[number]
+        return sum(stage.inputs[n].nbytes for n in _constants(trial, unit, stage))
+
+    def _kept(self, trial: Trial, loop: str, number: int) -> Trial:
+        """The network with a stage of a loop that keeps its constants, if that is faster."""
+        kernel, unit = next(
+            (kernel, unit)
+            for kernel, sub in enumerate(trial.partition.subprograms)
+            for unit in sub.stages
+            if unit.name == loop
+        )
+        stage = unit.stages[number]
+        if self._bytes(trial, unit, number) < _LEAST_BYTES:
+            return trial
+        found: list[tuple[float, Stage]] = []
+        reasons: list[str] = []
+        for kept in self._ways(trial, unit, stage):
+            if isinstance(kept, Refused):
+                reasons.append(kept.reason)
+                continue
+            seconds = self._seconds(trial, kernel, unit, stage, kept)
+            if isinstance(seconds, Refused):
+                reasons.append(seconds.reason)
+            else:
+                found.append((seconds, kept))
+        tried = [self._priced(trial, kernel, unit, stage, kept) for _, kept in sorted(found, key=_first)[:_PRICED]]
+        if not tried:
+            self._note(stage, False, "; ".join(dict.fromkeys(reasons)) or "no tiles of it fit")
+            return trial
+        best = min(tried, key=lambda one: one.seconds)
+        taken = pays(best, trial)
+        kept = _of_draft(best.request.stages, stage)
+        what = f"{kept.kept.nbytes} bytes of constants a block stay in {kept.kept.registers} registers of each thread"
+        tiles = f"{kept.schedule.tiles} tiles of {kept.schedule.threads} threads"
+        figures = f"the network is predicted to take {_us(best.seconds)} with and {_us(trial.seconds)} without"
+        self._note(stage, taken, f"{what} for {unit.loop.steps} steps, {tiles}; {figures}")
+        return best if taken else trial
+
+    def _seconds(self, trial: Trial, kernel: int, unit: LoopStage, stage: Stage, kept: Stage) -> float | Refused:
+        """What a run of the stage takes in its kernel, with its share of the time to read what stays."""
+        units = _with_kept(trial.request.stages, unit, stage, kept)
+        forecast = self.forecast(units)
+        block = forecast.together(flat_stages(_same(trial, units, kernel)))
+        blocks = forecast.resident(block) * forecast.device.sm_count
+        if blocks < kept.schedule.tiles:
+            held = f"{block.threads} threads of {block.registers} registers"
+            return Refused(f"of its {kept.schedule.tiles} tiles {blocks} are on the device at once, with {held}")
+        runs, kept = runs_of(unit), _of_draft(units, stage)
+        return forecast.seconds(kept, block) + forecast.fill_seconds(kept, block, blocks, runs) / runs
+
+    def _priced(self, trial: Trial, kernel: int, unit: LoopStage, stage: Stage, kept: Stage) -> Trial:
+        """The network with a stage in the place of another."""
+        (ready,) = self.measured([kept])
+        if ready.resources.measured:
+            kept = replace(ready, resources=replace(ready.resources, kept_registers=kept.kept.registers))
+        units = _with_kept(trial.request.stages, unit, stage, kept)
+        forecast = self.forecast(units)
+        request = replace(trial.request, stages=units, forecast=forecast)
+        subprograms = []
+        for number, sub in enumerate(trial.partition.subprograms):
+            stages = _same(trial, units, number)
+            most = max(1, forecast.resident(forecast.together(flat_stages(stages))))
+            subprograms.append(replace(sub, stages=stages, blocks_per_sm=min(sub.blocks_per_sm, most)))
+        partition = replace(trial.partition, subprograms=tuple(subprograms))
+        # What else is in the network takes as long as it did.
+        before = self.prices.kernel(trial.partition.subprograms[kernel], trial.request, trial.request.forecast).seconds
+        after = self.prices.kernel(subprograms[kernel], request, forecast).seconds
+        return Trial(request, partition, trial.seconds - before + after)
+
+    def _ways(self, trial: Trial, unit: LoopStage, stage: Stage) -> Iterator[Stage | Refused]:
+        """The stage with its constants in registers: in the tiles that it has, and in such as are made for it."""
+        constants = _constants(trial, unit, stage)
+        # Small ones may be left in memory, which is in the L1 cache, for registers that the others need.
+        largest = max(stage.inputs[number].nbytes for number in constants)
+        chosen = (constants, tuple(n for n in constants if stage.inputs[n].nbytes * _SMALL >= largest))
+        functions = list(stage.functions) if len(stage.functions) == 1 and not stage.windows else []
+        for function in (*functions, *self._stationary(trial, stage)):
+            for kept in dict.fromkeys(chosen):
+                yield function if isinstance(function, Refused) else self._parted(stage, function, kept, trial)
+
+    def _stationary(self, trial: Trial, stage: Stage) -> tuple[DeviceFunction | Refused, ...]:
+        """Its function in tiles that are made for it; equal stages have the same."""
+        if stage.draft.digest not in self._made:
+            found: list[DeviceFunction | Refused] = []
+            request, blocks = self.scheduler.request, trial.request.device.sm_count
+            for schedule in stationary_schedules(stage.draft.func, request, blocks):
+                try:
+                    functions = lower_stage(stage.label, schedule, self.scheduler.target)
+                except LoweringError as error:
+                    found.append(Refused(str(error)))
+                    continue
+                found += functions if len(functions) == 1 else []
+            self._made[stage.draft.digest] = tuple(found)
+        return self._made[stage.draft.digest]
+
+    def _parted(
+        self, stage: Stage, function: DeviceFunction, constants: tuple[int, ...], trial: Trial
+    ) -> Stage | Refused:
+        if (function, constants) not in self._kept_loads:
+            made = keep_loads(function, constants, trial.request.device.most_registers(function.threads))
+            if isinstance(made, KeptLoads):
+                # Each has a name of its own in the text.
+                number = self._names[function.name] = self._names.get(function.name, -1) + 1
+                made = made.named(f"{function.name}_{number}") if number else made
+            self._kept_loads[function, constants] = made
+        kept = self._kept_loads[function, constants]
+        if isinstance(kept, Refused):
+            return kept
+        registers = registers_with_constants(kept, trial.request.device)
+        used = StageResources.assumed(function.shared_bytes, function.threads, registers)
+        used = replace(used, kept_registers=kept.registers)
+        return replace(stage, schedule=function.schedule, functions=(kept.use,), kept=kept, resources=used)
+
+    def _note(self, stage: Stage, accepted: bool, reason: str) -> None:
+        self.decisions.append(Decision("weights", stage.name, accepted, reason))
+
+
+def pays(made: Trial, before: Trial) -> bool:
+    """Whether a network is predicted to take less than it did."""
+    return made.seconds < before.seconds
+
+
+def _constants(trial: Trial, unit: LoopStage, stage: Stage) -> tuple[int, ...]:
+    """Of a stage's tensors, the constants that are the same in each step, by their numbers."""
+    fixed = trial.request.analysis.program.constants.keys() & {*unit.loop.invariants}
+    return tuple(number for number, tensor in enumerate(stage.inputs) if tensor in fixed)
+
+
+def _with_kept(units: Sequence[Unit], loop: LoopStage, stage: Stage, kept: Stage) -> tuple[Unit, ...]:
+    """Some units with a stage of a loop exchanged; the constants that stay take registers from all of its stages."""
+    registers = sum(one.kept.registers for one in loop.stages if one.kept and one is not stage) + kept.kept.registers
+    changed = {one: replace(one, resources=one.resources.keeping(registers)) for one in loop.stages if one is not stage}
+    changed[stage] = replace(kept, resources=kept.resources.keeping(registers))
+    return map_stages(units, lambda one: changed.get(one, one))
+
+
+def _of_draft(units: Sequence[Unit], stage: Stage) -> Stage:
+    """The stage in another's place."""
+    return next(one for one in flat_stages(units) if one.draft is stage.draft)
+
+
+def _same(trial: Trial, units: Sequence[Unit], kernel: int) -> tuple[Unit, ...]:
+    """The units of a kernel among others of the same program: a loop that is in both is one."""
+    same = dict(zip(trial.request.stages, units, strict=True))
+    return tuple(same.get(unit, unit) for unit in trial.partition.subprograms[kernel].stages)
+
+
+def _first(pair: tuple[float, Stage]) -> float:
+    return pair[0]
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} µs"

@@ -1,0 +1,480 @@
+"""Registers that the steps of a kernel find as an earlier call has filled them: each call as if it filled them itself.
+
+::
+
+    float kept[n];                                      for step:
+    if (block < T) fill(block, tid, w, kept);             for it: tile = it * num_blocks + block
+    for step:                                               if (tile < T) whole(tile, tid, x, w, y)
+      for it: tile = it * num_blocks + block       =
+        if (tile < T) {                                 whole(tile, tid, x, w, y):
+          if (num_blocks < T)                             float kept[n];
+            fill(tile, tid, w, kept);                     fill(tile, tid, w, kept);
+          use(tile, tid, x, w, y, kept); }                use(tile, tid, x, w, y, kept);
+
+The two are the same where the registers of a thread hold, whenever `use` is called for a tile, what `fill` gives for
+that tile and thread: it was called for it last, or, with `num_blocks` of T or more, ``it`` is 0 and the tile is the
+block. And what `fill` reads no launch writes: constants. So everything else that is proven is proven of kernels without
+such registers, and of functions that fill them themselves. Nothing is taken from who made them: which call fills what
+is read off the functions, and what does not have this form is tried on grids of a few sizes, block by block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Call
+
+from souffle.certificate import Counterexample
+from souffle.tvm_compat import StatementVisitor, collect, sequence
+from souffle.verify.expressions import Expr, Undecided, const
+from souffle.verify.indices import index_of
+
+__all__ = ["KeptMemory", "fills_registers", "without_kept_memory"]
+
+_RULE = "stale or undefined read"
+
+_STEPS = 2
+"""Of a loop of constant turns that are tried: the first, and one that finds what it has left."""
+
+
+@dataclass(frozen=True, eq=False)
+class KeptMemory:
+    """Kernels and functions without registers that are kept from call to call.
+
+    Attributes
+    ----------
+    kernels, functions : mapping of str to PrimFunc
+    findings : mapping of str to sequence
+        By the kernels' names: counterexamples, and what is undecided.
+    constants : mapping of str to frozenset of int
+        By the kernels' names: parameters from which registers are filled, which must be constants.
+    """
+
+    kernels: Mapping[str, tirx.PrimFunc]
+    functions: Mapping[str, tirx.PrimFunc]
+    findings: Mapping[str, Sequence[Counterexample | Undecided]]
+    constants: Mapping[str, frozenset[int]]
+
+
+def without_kept_memory(kernels: Mapping[str, tirx.PrimFunc], functions: Mapping[str, tirx.PrimFunc]) -> KeptMemory:
+    """The same kernels with functions that fill their registers themselves, as far as these are the same.
+
+    Parameters
+    ----------
+    kernels, functions : mapping of str to PrimFunc
+        By their names; the functions are those that the kernels call.
+    """
+    changed_kernels, changed = dict(kernels), dict(functions)
+    findings: dict[str, list[Counterexample | Undecided]] = {}
+    constants: dict[str, frozenset[int]] = {}
+    for name, kernel in kernels.items():
+        if not any(_is_local(alloc.buffer) for alloc in collect(kernel.body, tirx.AllocBuffer)):
+            continue
+        reader = _Reader(name, kernel, functions)
+        try:
+            changed_kernels[name], wholes, constants[name] = reader.whole()
+            for called, function in wholes.items():
+                if called in changed and changed[called] is not functions.get(called):
+                    same = tvm_ffi.structural_equal(changed[called], function)
+                    reader.findings += [] if same else [Undecided(f"{called}, which two kernels call in two ways")]
+                changed[called] = function
+        except Undecided as reason:
+            reader.findings.append(reason)
+        findings[name] = reader.findings
+    # What could not be made whole is as if it were not there: nothing is said of it.
+    changed = {name: function for name, function in changed.items() if not _takes_registers(function)}
+    return KeptMemory(changed_kernels, changed, findings, constants)
+
+
+@dataclass(frozen=True, eq=False)
+class _Called:
+    """A call that is given registers, with the loops and conditions around it, outermost first."""
+
+    name: str
+    fills: bool
+    arguments: tuple[Any, ...]
+    registers: tuple[Any, ...]
+    around: tuple[Any, ...]
+
+
+@dataclass(eq=False)
+class _Reader(StatementVisitor):
+    """Reads one kernel: statements without registers, and the calls that are given them."""
+
+    kernel: str
+    func: tirx.PrimFunc
+    functions: Mapping[str, tirx.PrimFunc]
+    findings: list[Counterexample | Undecided] = field(default_factory=list)
+    calls: list[_Called] = field(default_factory=list)
+    registers: list[Any] = field(default_factory=list)
+    block: Any = None
+    thread: Any = None
+    threads: int = 0
+
+    def whole(self) -> tuple[tirx.PrimFunc, dict[str, tirx.PrimFunc], frozenset[int]]:
+        """The kernel without registers, the functions that it calls in place of those that use them, its constants.
+
+        Raises
+        ------
+        Undecided
+            If its calls do not have a form that is known.
+        """
+        body = self.visit(self.func.body, ())
+        wholes: dict[str, tirx.PrimFunc] = {}
+        constants: set[int] = set()
+        parameters = list(self.func.params)
+        for used in (call for call in self.calls if not call.fills):
+            fills = [call for call in self.calls if call.fills and _alike(call.registers, used.registers)]
+            if not fills:
+                self._stale(used, "", "nothing fills the registers that it is called with")
+                raise Undecided(f"the registers of {used.name}")
+            first = fills[0]
+            other = next(
+                (c for c in fills if c.name != first.name or not _alike(c.arguments[2:], first.arguments[2:])), None
+            )
+            if other is not None:
+                why = "calls fill its registers from different memory, so that grids differ in what they compute"
+                self._stale(used, "", f"{first.name} and {other.name}: {why}")
+                raise Undecided(f"the registers of {used.name}")
+            if not self._proven(used, fills):
+                self._tried(used)
+            reads = fills[0].arguments[2:]
+            numbers = [next((n for n, p in enumerate(parameters) if p.same_as(one)), None) for one in reads]
+            if None in numbers:
+                raise Undecided(f"where {fills[0].name} reads what it keeps")
+            constants.update(numbers)
+            found = self._filled(used, fills[0])
+            if used.name in wholes and not tvm_ffi.structural_equal(wholes[used.name], found):
+                raise Undecided(f"{used.name}, which is called with registers in two ways")
+            wholes[used.name] = found
+        return self.func.with_body(body), wholes, frozenset(constants)
+
+    # Statements
+
+    def visit_sequence(self, node: tirx.SeqStmt, around: tuple[Any, ...]) -> tirx.Stmt | None:
+        parts = [self.visit(part, around) for part in node.seq]
+        kept = [part for part in parts if part is not None]
+        return sequence(*kept) if kept else None
+
+    def visit_attr(self, node: tirx.AttrStmt, around: tuple[Any, ...]) -> tirx.Stmt | None:
+        if node.attr_key == "thread_extent":
+            if str(node.node.thread_tag) == "blockIdx.x":
+                self.block = node.node.var
+            else:
+                self.thread, self.threads = node.node.var, int(node.value.value)
+        body = self.visit(node.body, around)
+        return None if body is None else tirx.AttrStmt(node.node, node.attr_key, node.value, body)
+
+    def visit_alloc_buffer(self, node: tirx.AllocBuffer, around: tuple[Any, ...]) -> tirx.Stmt | None:
+        if not _is_local(node.buffer):
+            return node
+        if any(isinstance(one, tirx.For) for one in around):
+            raise Undecided("registers that a kernel declares in a loop")
+        self.registers.append(node.buffer)
+        return None
+
+    def visit_for(self, node: tirx.For, around: tuple[Any, ...]) -> tirx.Stmt | None:
+        body = self.visit(node.body, (*around, node))
+        return None if body is None else tirx.For(node.loop_var, node.min, node.extent, node.kind, body)
+
+    def visit_if_then_else(self, node: tirx.IfThenElse, around: tuple[Any, ...]) -> tirx.Stmt | None:
+        then = self.visit(node.then_case, (*around, node.condition))
+        other = None if node.else_case is None else self.visit(node.else_case, (*around, tirx.Not(node.condition)))
+        if then is None and other is None:
+            return None
+        return tirx.IfThenElse(node.condition, tirx.Evaluate(0) if then is None else then, other)
+
+    def visit_evaluate(self, node: tirx.Evaluate, around: tuple[Any, ...]) -> tirx.Stmt | None:
+        call = node.value
+        own = [n for n, a in enumerate(call.args) if self._register(a)] if isinstance(call, Call) else []
+        if not own:
+            return self.visit_other(node, around)
+        name = str(getattr(call.op, "name_hint", ""))
+        if name not in self.functions or own != list(range(own[0], len(call.args))) or own[0] < 2:
+            raise Undecided(f"a call of {name or call.op} with registers that are kept")
+        function = self.functions[name]
+        fills = _stores_to(function, function.params[own[0] :])
+        arguments, registers = tuple(call.args[: own[0]]), tuple(call.args[own[0] :])
+        if not arguments[1].same_as(self.thread):
+            raise Undecided(f"the thread {arguments[1]} of {name}")
+        self.calls.append(_Called(name, fills, arguments, registers, around))
+        return None if fills else tirx.Evaluate(Call(call.op, arguments))
+
+    def visit_other(self, node: tirx.Stmt, around: tuple[Any, ...]) -> tirx.Stmt:
+        if any(self._register(one) for one in collect(node, tirx.Var)):
+            raise Undecided(f"a statement of the kind {type(node).__name__} with registers that are kept")
+        return node
+
+    def _register(self, node: Any) -> bool:
+        return any(node.same_as(one) for one in self.registers) or any(_is_data(node, one) for one in self.registers)
+
+    # What the registers hold
+
+    def _proven(self, used: _Called, fills: Sequence[_Called]) -> bool:
+        """Whether `used` finds what its tile needs, by the form at the head of this file."""
+        blocks = self.func.params[-1]
+        first = [call for call in fills if not any(isinstance(one, tirx.For) for one in call.around)]
+        again = [call for call in fills if call not in first]
+        own_bounds = _bounds(used.around)
+        loops = [one for one in used.around if isinstance(one, tirx.For)]
+        if len(first) != 1 or own_bounds is None or not loops:
+            return False
+        turn, tile = loops[-1].loop_var, used.arguments[0]
+        if not _is_turn(loops[-1]) or not _is_tile(tile, turn, blocks, self.block):
+            return False
+        before = [call for call in again if self.calls.index(call) + 1 == self.calls.index(used)]
+        if len(before) != 1 or len(again) != sum(
+            not call.fills and _alike(call.registers, used.registers) for call in self.calls
+        ):
+            return False
+        first_bounds, again_bounds = _bounds(first[0].around), _bounds(before[0].around)
+        if first_bounds is None or again_bounds is None:
+            return False
+        if [one for one in before[0].around if isinstance(one, tirx.For)] != loops:
+            return False
+        same = tvm_ffi.structural_equal(before[0].arguments[0], tile)
+        if (
+            not same
+            or not first[0].arguments[0].same_as(self.block)
+            or self.calls.index(first[0]) > self.calls.index(used)
+        ):
+            return False
+        tiles = _bound_of(own_bounds, tile)
+        prefilled = _bound_of(first_bounds, self.block)
+        refilled = _bound_of(again_bounds, blocks)
+        threads = [_bound_of(found, self.thread, self.threads) for found in (own_bounds, first_bounds, again_bounds)]
+        others = [v for v, _ in again_bounds if not any(_alike((v,), (one,)) for one in (tile, self.thread, blocks))]
+        others += [v for v, _ in first_bounds if not any(_alike((v,), (one,)) for one in (self.block, self.thread))]
+        if tiles is None or prefilled is None or refilled is None or others:
+            return False
+        if _bound_of(again_bounds, tile, tiles) < tiles:
+            return False
+        return tiles <= prefilled and tiles <= refilled and threads[0] <= min(threads[1:])
+
+    def _tried(self, used: _Called) -> None:
+        """Look for a grid, a block and a thread for which `used` finds what another tile needs, or nothing."""
+        tiles = [b for call in self.calls for v, b in _bounds(call.around) or ()]
+        near = {size + more for size in tiles for more in (-1, 0, 1)}
+        for blocks in sorted({1, 2, 3, *(n for n in near if n > 0)}):
+            for block in sorted({0, 1, blocks // 2, blocks - 1} & {*range(blocks)}):
+                for thread in sorted({0, self.threads - 1}):
+                    env = {self.func.params[-1]: blocks, self.block: block, self.thread: thread}
+                    held: dict[int, int | None] = {}
+                    for call, tile in self._executed(self.func.body, env):
+                        key = next(n for n, one in enumerate(self.registers) if _is_data(call.registers[0], one))
+                        if call.fills:
+                            held[key] = tile
+                        elif held.get(key) != tile:
+                            found = "nothing" if held.get(key) is None else f"what tile {held[key]} needs"
+                            who = f"thread {thread} of block {block} of {blocks}"
+                            self._stale(call, who, f"its registers hold {found} where it computes tile {tile}")
+                            return
+        raise Undecided(f"whether the registers of {used.name} hold what its tiles need")
+
+    def _stale(self, used: _Called, who: str, why: str) -> None:
+        where = (who,) if who else ()
+        self.findings.append(
+            Counterexample(_RULE, self.kernel, (used.name,), (), where, "registers that are kept", why)
+        )
+
+    def _executed(self, node: tirx.Stmt, env: dict[Any, int]) -> Iterator[tuple[_Called, int]]:
+        """The calls with registers that a thread makes, in order, with their tiles."""
+        if isinstance(node, tirx.SeqStmt):
+            for part in node.seq:
+                yield from self._executed(part, env)
+        elif isinstance(node, tirx.AttrStmt):
+            yield from self._executed(node.body, env)
+        elif isinstance(node, tirx.Bind):
+            env[node.var] = _number(node.value, env)
+        elif isinstance(node, tirx.IfThenElse):
+            if _number(node.condition, env):
+                yield from self._executed(node.then_case, env)
+            elif node.else_case is not None:
+                yield from self._executed(node.else_case, env)
+        elif isinstance(node, tirx.For):
+            extent = _number(node.extent, env)
+            turns = min(extent, _STEPS) if isinstance(node.extent, tirx.IntImm) else extent
+            for turn in range(turns):
+                yield from self._executed(node.body, {**env, node.loop_var: turn})
+        elif isinstance(node, tirx.Evaluate) and isinstance(node.value, Call):
+            call = node.value
+            for known in self.calls:
+                name = str(getattr(call.op, "name_hint", ""))
+                given = (*known.arguments, *known.registers)
+                if known.name == name and len(given) == len(call.args) and _alike(given, call.args):
+                    yield known, _number(call.args[0], env)
+                    return
+
+    # Functions
+
+    def _filled(self, used: _Called, fill: _Called) -> tirx.PrimFunc:
+        """The function of a call that uses registers, with what fills them before it."""
+        use, filling = self.functions[used.name], self.functions[fill.name]
+        count = len(used.arguments)
+        registers, tensors = use.params[count:], used.arguments[2:]
+        if any(collect(filling.body, tirx.AttrStmt)) or not _only_fills(filling, filling.params[len(fill.arguments) :]):
+            raise Undecided(f"{fill.name}, which does more than fill registers")
+        if _stores_to(use, registers):
+            raise Undecided(f"{used.name}, which changes registers that are kept")
+        places = [
+            next((n for n, t in enumerate(tensors) if tvm_ffi.structural_equal(t, own)), None)
+            for own in fill.arguments[2:]
+        ]
+        if None in places:
+            raise Undecided(f"which of its tensors {used.name} has kept")
+        buffers = []
+        for number, register in enumerate(used.registers):
+            declared = next(one for one in self.registers if _is_data(register, one))
+            buffers.append(
+                tirx.decl_buffer(declared.shape, declared.dtype, f"kept{number}", scope="local", layout=None)
+            )
+        given = [*use.params[:2], *(use.params[2 + n] for n in places)]
+        first = _with_arguments(filling, given, buffers)
+        second = _with_arguments(use, use.params[:count], buffers)
+        return tirx.PrimFunc(
+            use.params[:count], sequence(*map(tirx.AllocBuffer, buffers), first, second), attrs=use.attrs
+        )
+
+
+def _with_arguments(function: tirx.PrimFunc, arguments: Sequence[Any], registers: Sequence[tirx.Buffer]) -> tirx.Stmt:
+    """A function's body with other parameters, the last of them registers, and what it declares its own."""
+    pointers = function.params[len(arguments) :]
+    table = dict(zip(function.params, arguments, strict=False))
+    for declared in collect(function.body, tirx.DeclBuffer):
+        for pointer, register in zip(pointers, registers, strict=True):
+            if pointer.same_as(declared.data):
+                if _layout(declared.buffer) != _layout(register):
+                    raise Undecided(f"registers of {_layout(register)} that {declared.buffer.name} has as others")
+                table[declared.buffer] = register
+    for bound in collect(function.body, tirx.Bind):
+        table[bound.var] = tirx.Var(str(bound.var.name), bound.var.ty)
+    for loop in collect(function.body, tirx.For):
+        table[loop.loop_var] = tirx.Var(str(loop.loop_var.name), loop.loop_var.ty)
+    renamed = tvm_ffi.structural_map(function.body, (tvm.ir.Var, lambda var: table.get(var, var)))
+    return _Undeclared(registers).visit(renamed)
+
+
+@dataclass(eq=False)
+class _Undeclared(StatementVisitor):
+    """Statements without the declarations of some buffers, which are there already."""
+
+    buffers: Sequence[tirx.Buffer]
+
+    def visit_sequence(self, node: tirx.SeqStmt) -> tirx.Stmt | None:
+        parts = [part for part in map(self.visit, node.seq) if part is not None]
+        return sequence(*parts) if parts else None
+
+    def visit_attr(self, node: tirx.AttrStmt) -> tirx.Stmt:
+        return tirx.AttrStmt(node.node, node.attr_key, node.value, self.visit(node.body))
+
+    def visit_decl_buffer(self, node: tirx.DeclBuffer) -> tirx.Stmt | None:
+        return None if any(node.buffer.same_as(one) for one in self.buffers) else node
+
+    def visit_other(self, node: tirx.Stmt) -> tirx.Stmt:
+        return node
+
+
+def _layout(buffer: tirx.Buffer) -> tuple[str, tuple[int, ...]]:
+    """The type and the extents of registers."""
+    return str(buffer.dtype), tuple(int(extent) for extent in buffer.shape)
+
+
+def _is_data(node: Any, buffer: tirx.Buffer) -> bool:
+    """Whether an expression is where a buffer begins."""
+    return tvm_ffi.structural_equal(node, buffer.data)
+
+
+def _is_local(buffer: tirx.Buffer) -> bool:
+    return str(buffer.scope()) == "local"
+
+
+def fills_registers(function: tirx.PrimFunc) -> bool:
+    """Whether a function is no stage, but fills the registers that it is given."""
+    return _stores_to(function, _registers_of(function))
+
+
+def _takes_registers(function: tirx.PrimFunc) -> bool:
+    return bool(_registers_of(function))
+
+
+def _registers_of(function: tirx.PrimFunc) -> list[Any]:
+    return [p for p in function.params if getattr(p.ty, "storage_scope", "") == "local"]
+
+
+def _alike(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(some) == len(others) and all(
+        a.same_as(b) or tvm_ffi.structural_equal(a, b) for a, b in zip(some, others, strict=True)
+    )
+
+
+def _stores_to(function: tirx.PrimFunc, pointers: Sequence[Any]) -> bool:
+    """Whether a function stores to memory that it is given as some of its parameters."""
+    given = [d.buffer for d in collect(function.body, tirx.DeclBuffer) if any(p.same_as(d.data) for p in pointers)]
+    return any(any(store.buffer.same_as(one) for one in given) for store in collect(function.body, tirx.BufferStore))
+
+
+def _only_fills(function: tirx.PrimFunc, pointers: Sequence[Any]) -> bool:
+    """Whether all that a function changes is the memory that it is given as some of its parameters."""
+    given = [d.buffer for d in collect(function.body, tirx.DeclBuffer) if any(p.same_as(d.data) for p in pointers)]
+    stores = all(any(s.buffer.same_as(one) for one in given) for s in collect(function.body, tirx.BufferStore))
+    return stores and not collect(function.body, tirx.Evaluate)
+
+
+def _bounds(around: Sequence[Any]) -> list[tuple[Any, int]] | None:
+    """The conditions around a call, each ``value < bound``; ``None`` if one has another form."""
+    found: list[tuple[Any, int]] = []
+    pending = [one for one in around if not isinstance(one, tirx.For)]
+    while pending:
+        condition = pending.pop()
+        if isinstance(condition, tirx.And):
+            pending += [condition.a, condition.b]
+        elif isinstance(condition, tirx.LT) and isinstance(condition.b, tirx.IntImm):
+            found.append((condition.a, int(condition.b.value)))
+        elif isinstance(condition, tirx.LE) and isinstance(condition.b, tirx.IntImm):
+            found.append((condition.a, int(condition.b.value) + 1))
+        else:
+            return None
+    return found
+
+
+def _bound_of(bounds: Sequence[tuple[Any, int]], value: Any, default: int | None = None) -> int | None:
+    found = [bound for one, bound in bounds if one.same_as(value) or tvm_ffi.structural_equal(one, value)]
+    return min(found) if found else default
+
+
+def _is_turn(loop: tirx.For) -> bool:
+    """Whether a loop counts the turns of a block from 0."""
+    return (
+        loop.kind == tirx.ForKind.SERIAL
+        and loop.step is None
+        and isinstance(loop.min, tirx.IntImm)
+        and not loop.min.value
+    )
+
+
+def _is_tile(tile: Any, turn: Any, blocks: Any, block: Any) -> bool:
+    """Whether a tile is ``turn * blocks + block``."""
+    return any(
+        tvm_ffi.structural_equal(tile, form)
+        for product in (turn * blocks, blocks * turn)
+        for form in (product + block, block + product)
+    )
+
+
+def _number(value: Any, env: Mapping[Any, int]) -> int:
+    """A whole number, where all of its variables are known.
+
+    Raises
+    ------
+    Undecided
+        If it is none.
+    """
+    found: Expr = index_of(value, {variable: const(number) for variable, number in env.items()})
+    if found.op != "const":
+        raise Undecided(f"the value of {value} in a kernel")
+    return int(found.value)
