@@ -111,7 +111,7 @@ def compile(
         our own counter of arrivals in memory of the network (§6.4).
     disable : sequence of str
         What V4 is to leave out, to see its effect alone: any of ``"attention"``, ``"normalization"``,
-        ``"interleaving"``, ``"channels"``, ``"reuse"``, ``"resident"`` and ``"weights"``
+        ``"interleaving"``, ``"channels"``, ``"reuse"``, ``"resident"``, ``"ramps"`` and ``"weights"``
         (:data:`souffle.options.ON_CHIP`). Levels below have none of them.
     reuse_policy : str
         Which tensors stay in shared memory where not all have room that could: ``"belady"``, those that are needed

@@ -64,12 +64,12 @@ LEVELS = {
     )
 }
 
-ON_CHIP = ("attention", "normalization", "interleaving", "channels", "reuse", "resident", "weights")
+ON_CHIP = ("attention", "normalization", "interleaving", "channels", "reuse", "resident", "ramps", "weights")
 """What keeps tensors on chip at V4, each of which can be left out alone: a product, what follows it in rows and a
 second product in one stage; normalizations that become part of the products around them; sums of which an element
 needs several, such as a cell's gates, computed with it; tiles that own their channels through several operators; stages
-joined whose tiles match; tensors that stay in a block's shared memory from one stage to a later one; and constants that
-stay in a block's registers for all steps of a loop."""
+joined whose tiles match; tensors that stay in a block's shared memory from one stage to a later one; partial steps
+before and after a loop that become steps of it; and constants that stay in a block's registers for all its steps."""
 
 REUSE_POLICIES = ("belady", "lru")
 """Which tensors stay there while there is room: those needed soonest, or those used last (the paper's)."""

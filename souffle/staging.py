@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -38,7 +38,7 @@ from souffle.schedule.lower.stages import lower_stages
 from souffle.schedule.stage import LoopStage, Stages, Unit, flat_stages, map_stages
 from souffle.schedule.tuned import TunedAnswers, tuned_stages
 from souffle.stitching.fusion import fusion_of
-from souffle.transform import roll
+from souffle.transform import absorb_ramps, roll, spread_reads
 
 __all__ = ["Staged", "stage_program"]
 
@@ -91,6 +91,18 @@ def stage_program(
             made, before = ways[accepted(placements[-1][1])]
             parted, placed = reduce_in_tiles(made, described, scheduler)
             ways[accepted((*placements[-1][1], *placed))] = (parted, (*before, *placed))
+        if "ramps" in options.on_chip:
+            spread, apart = spread_reads(program)
+            whole, absorbed = absorb_ramps(spread)
+            if whole is not program:
+                made, placed = place_reductions(whole, described, scheduler, options.on_chip, tuned)
+                ways[accepted((*apart, *absorbed, *placed))] = (made, (*decided, *apart, *absorbed, *placed))
+            # What is placed reads at multiples too: sums beside each other are of the rows that single steps read.
+            made, placed = placements[-1]
+            spread, apart = spread_reads(made)
+            if spread is not made:
+                ways[accepted((*apart, *placed))] = (spread, (*decided, *apart, *placed))
+            ways = {done: (made, (*before, *_refused(absorbed))) for done, (made, before) in ways.items()}
 
     def staged(program: TEProgram, decided: tuple[Decision, ...]) -> Staged:
         return _Staging(hook("two_phase", program), decided, options, scheduler, logs, progress, hook).best()
@@ -100,6 +112,10 @@ def stage_program(
     # What a hook has seen last is what is compiled.
     last = found[best] if best == list(found)[-1] or hook is keep else staged(*ways[best])
     return replace(last, decisions=(*last.decisions, *ways_taken({done: one.seconds for done, one in found.items()})))
+
+
+def _refused(decisions: Iterable[Decision]) -> tuple[Decision, ...]:
+    return tuple(decision for decision in decisions if not decision.accepted)
 
 
 class _Staging:
@@ -163,14 +179,14 @@ class _Staging:
         stages, tuned = self.tuned(stages, analysis)
         self.progress(f"lowering {len(stages)} stages")
         stages = hook("lower", Stages(self.meter.measured(lower_stages(stages, self.scheduler.target))))
-        forecast = forecast_on(options.arch, analysis.program, stages, graph=options.graph)
+        predicted = partial(forecast_on, options.arch, analysis.program, graph=options.graph, ahead=level.reuse)
+        forecast = predicted(stages)
         request = PartitionRequest(stages, self.device, analysis, forecast)
         if level.reuse and forecast is not None:
             prices = KernelPrices(analysis.program.constants, self.dependences)
             kernels = choose_kernels(self.planner, request, forecast, prices, self.given)
             partition, seconds, wanted = kernels.partition, kernels.seconds, kernels.worth_unrolling
             if "weights" in self.on_chip:
-                predicted = partial(forecast_on, options.arch, analysis.program, graph=options.graph)
                 weights = StationaryWeights(self.scheduler, prices, predicted, self.meter.measured)
                 best = weights.best(Trial(request, partition, seconds))
                 request, partition, seconds = best.request, best.partition, best.seconds
@@ -193,7 +209,9 @@ class _Staging:
         if device_of_arch(self.options.arch) is None or len(flat_stages(every)) == len(flat_stages(stages)):
             return stages, ()
         ready = self.meter.measured(lower_stages(self.tuned(every, analysis)[0], self.scheduler.target))
-        forecast = forecast_on(self.options.arch, analysis.program, ready, graph=self.options.graph)
+        forecast = forecast_on(
+            self.options.arch, analysis.program, ready, graph=self.options.graph, ahead=self.level.reuse
+        )
         prices = KernelPrices(analysis.program.constants, self.dependences)
         lowered = dict(zip(flat_stages(every), flat_stages(ready), strict=True))
 

@@ -25,12 +25,16 @@ from souffle.schedule.lower import DeviceFunction
 from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
 
-__all__ = ["MEDIAN_ERROR", "KernelForecast", "KernelTimes", "forecast_on"]
+__all__ = ["ASKED_TOGETHER", "MEDIAN_ERROR", "KernelForecast", "KernelTimes", "forecast_on"]
 
 MEDIAN_ERROR = 1.21
 """Half of the kernels measured on an A100 were predicted within this factor while ours were tiled like them, as
 ``docs/results/cost_against_measured.json`` records. What a decision gains must exceed it."""
 
+
+ASKED_TOGETHER = 1 << 16
+"""Bytes up to which a constant of which each step of a loop has its own part is asked for as a whole before the loop
+where weights are asked for ahead (level V4)."""
 
 _WIDE_STAGES = 4
 """Grids of as many blocks as a stage has tiles are tried for so many stages, those of the most tiles."""
@@ -74,6 +78,8 @@ class KernelForecast:
         The program's constants and inputs, which no stage has brought into the cache.
     graph : bool
         Whether kernels are the nodes of a CUDA graph. Otherwise each is launched.
+    ahead : bool
+        Whether kernels ask for weights ahead of barriers (level V4).
 
     Attributes
     ----------
@@ -88,13 +94,16 @@ class KernelForecast:
         distant: Collection[Tensor],
         *,
         graph: bool = False,
+        ahead: bool = False,
     ) -> None:
         self.device = device
         self.product = device.product
         self.error = MEDIAN_ERROR
         self.launch_seconds = device.graph_node_seconds if graph else device.launch_seconds
         far = frozenset(distant)
-        self._bytes = {s: moved for unit in units for s, moved in _bytes_moved(unit, far, device.l2_bytes).items()}
+        self._bytes = {}
+        for unit in units:
+            self._bytes |= _bytes_moved(unit, far, device.l2_bytes, ASKED_TOGETHER if ahead else 0)
         self._resources = {stage: _estimated(stage, device.limits) for stage in self._bytes}
         self._works: dict[DeviceFunction, Work] = {}
         self._known: dict[object, tuple[Terms, ...]] = {}
@@ -262,6 +271,7 @@ def forecast_on(
     units: Sequence[Unit],
     *,
     graph: bool = False,
+    ahead: bool = False,
 ) -> KernelForecast | None:
     """The cost model of a program's stages on the product that stands for an architecture, if one is described.
 
@@ -273,13 +283,13 @@ def forecast_on(
         That the stages are of.
     units : sequence of Stage or LoopStage
         Lowered, and with what each asks for.
-    graph : bool
+    graph, ahead : bool
         See :class:`KernelForecast`.
     """
     device = device_of_arch(arch)
     if device is None:
         return None
-    return KernelForecast(device, units, {*program.inputs, *program.constants}, graph=graph)
+    return KernelForecast(device, units, {*program.inputs, *program.constants}, graph=graph, ahead=ahead)
 
 
 def _estimated(stage: Stage, limits: GpuDevice) -> StageResources:
@@ -295,14 +305,15 @@ def _seconds(terms: Terms) -> float:
     return terms.start + max(terms.multiprocessors, terms.l2, terms.memory)
 
 
-def _bytes_moved(unit: Unit, distant: frozenset[Tensor], l2_bytes: int) -> dict[Stage, tuple[int, int]]:
+def _bytes_moved(unit: Unit, distant: frozenset[Tensor], l2_bytes: int, small: int) -> dict[Stage, tuple[int, int]]:
     """For each stage, the bytes of the tensors that it finds in or leaves to device memory, and of all its tensors.
 
-    In a loop, tensors that a step has its own part of come from far in each step; what every step reads is near after
-    the first. What stays in a block's shared memory or registers is none of them.
+    In a loop, tensors that a step has its own part of come from far in each step, but for those of no more than `small`
+    bytes in all, which are asked for before it; what every step reads is near after the first. What stays in a block's
+    shared memory or registers is none of them.
     """
     if isinstance(unit, LoopStage):
-        far = {p.tensor for p in unit.loop.indexed if p.source in distant}
+        far = {p.tensor for p in unit.loop.indexed if p.source in distant and p.source.nbytes > small}
         stages: Sequence[Stage] = unit.stages
     else:
         far, stages = distant.intersection((*unit.inputs, *unit.outputs)), (unit,)

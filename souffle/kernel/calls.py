@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from souffle.cost.kernel import ASKED_TOGETHER
 from souffle.decision import Barrier
 from souffle.kernel.assignment import Assignment
 from souffle.kernel.dependences import TileDependences
@@ -109,11 +110,15 @@ class LoopCall:
         The first has a grid sync or a block barrier before it, which separates the steps.
     sync_first : bool
         Whether a grid sync stands before the first step.
+    prefetch : tuple of (ArgumentPlace, int)
+        What is asked into the L2 cache before the loop, and how many bytes: constants of which each step has its own
+        part, and which are small in all (level V4).
     """
 
     steps: int
     calls: tuple[StageCall, ...]
     sync_first: bool
+    prefetch: tuple[tuple[ArgumentPlace, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -353,7 +358,9 @@ class _Planner:
         places = self.places(loop, span)
         self.touch(loop.inputs, loop.outputs, span)
         # What every step reads again is in the cache after the first.
-        weights = {p.tensor for p in loop.indexed if p.source in self.constants}
+        parts = {p.tensor: p.source for p in loop.indexed if p.source in self.constants}
+        small = dict.fromkeys(source for source in parts.values() if source.nbytes <= ASKED_TOGETHER)
+        weights = {tensor for tensor, source in parts.items() if source not in small}
         steps = self.waits.between_steps(unit, body)
         # Without a wait of all blocks between steps, one may be a step ahead.
         apart = alone and steps.scope == "grid"
@@ -373,7 +380,8 @@ class _Planner:
         reasons = [
             replace(barriers[stage], runs=runs.get(stage, loop.steps)) for stage in body.units if stage in barriers
         ]
-        return LoopCall(loop.steps, tuple(calls), before is not None), reasons
+        ahead = tuple((self.fixed(source), source.nbytes) for source in small) if self.prefetch else ()
+        return LoopCall(loop.steps, tuple(calls), before is not None, ahead), reasons
 
     def places(self, loop: Loop, span: range) -> dict[Tensor, ArgumentPlace]:
         """Where the loop's parameters and results lie at each step."""

@@ -136,7 +136,8 @@ class _Writer:
             return self.stage(call, None, 0, True)
         step = tirx.Var(f"s{self.loops}", "int32")
         self.loops += 1
-        before = [statement for stage in call.calls for statement in self.fill_before(stage)]
+        before = self.asked(call.prefetch, None, 0)
+        before += [statement for stage in call.calls for statement in self.fill_before(stage)]
         inside: list[tirx.Stmt] = []
         for number, stage in enumerate(call.calls):
             inside += self.stage(stage, step, call.steps, call.sync_first or number > 0)
@@ -146,11 +147,7 @@ class _Writer:
 
     def stage(self, call: StageCall, step: tirx.Var | None, steps: int, sync_first: bool) -> list[tirx.Stmt]:
         """A stage with the barrier before it; `sync_first` says whether a loop's first step waits there too."""
-        statements: list[tirx.Stmt] = []
-        for place, nbytes in call.prefetch:
-            where = (self.pointer(place, step, steps), tirx.IntImm("int64", nbytes))
-            ahead = tirx.call_extern("int32", PREFETCH_FUNCTION, *where, self.block, self.tid, self.num_blocks)
-            statements.append(tirx.Evaluate(ahead))
+        statements = self.asked(call.prefetch, step, steps)
         if call.sync_before:
             # The condition is the same in all blocks.
             statements.append(self.wait if sync_first else tirx.IfThenElse(step > 0, self.wait, None))
@@ -160,6 +157,17 @@ class _Writer:
         windows = [place.window for place in call.arguments]
         for function in call.functions:
             statements.append(self.tile_loop(function, arguments, windows, call))
+        return statements
+
+    def asked(
+        self, prefetch: Sequence[tuple[ArgumentPlace, int]], step: tirx.Var | None, steps: int
+    ) -> list[tirx.Stmt]:
+        """What is asked into the L2 cache."""
+        statements: list[tirx.Stmt] = []
+        for place, nbytes in prefetch:
+            where = (self.pointer(place, step, steps), tirx.IntImm("int64", nbytes))
+            ahead = tirx.call_extern("int32", PREFETCH_FUNCTION, *where, self.block, self.tid, self.num_blocks)
+            statements.append(tirx.Evaluate(ahead))
         return statements
 
     # Constants in registers

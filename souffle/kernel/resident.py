@@ -121,7 +121,7 @@ def keep_on_chip(
             changed |= found
     if changed:
         units = _swapped(request.stages, changed)
-        forecast = forecast_on(options.arch, request.analysis.program, units, graph=options.graph)
+        forecast = forecast_on(options.arch, request.analysis.program, units, graph=options.graph, ahead=True)
         request = replace(request, stages=units, forecast=forecast)
         # A unit of a kernel is a unit of the request: a loop that is in both is one.
         same = dict(zip(keeper.units, units, strict=True))
@@ -200,7 +200,9 @@ class _Keeper:
         """Of all stages of the network's kernels, some of which are others."""
         kernels = [_swapped(subprogram.stages, changed) for subprogram in partition.subprograms]
         units = [unit for kernel in kernels for unit in kernel]
-        forecast = forecast_on(self.options.arch, self.request.analysis.program, units, graph=self.options.graph)
+        forecast = forecast_on(
+            self.options.arch, self.request.analysis.program, units, graph=self.options.graph, ahead=True
+        )
         fetches = forecast.fetches(units)
         return sum(
             forecast.times(kernel, forecast.together(flat_stages(kernel)), 1, 0, fewer=False, fetches=fetches).stages
@@ -292,8 +294,8 @@ class _Keeper:
         if self.request.forecast is None:
             return True
         program = self.request.analysis.program
-        after = forecast_on(self.options.arch, program, tuple(made.values()), graph=self.options.graph)
-        before = forecast_on(self.options.arch, program, tuple(stages), graph=self.options.graph)
+        after = forecast_on(self.options.arch, program, tuple(made.values()), graph=self.options.graph, ahead=True)
+        before = forecast_on(self.options.arch, program, tuple(stages), graph=self.options.graph, ahead=True)
         seconds = [
             sum(known.seconds(stage, room.block) for stage in some)
             for known, some in ((before, stages), (after, made.values()))

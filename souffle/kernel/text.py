@@ -78,7 +78,9 @@ class _Writer:
 
     def loop(self, call: LoopCall) -> list[str]:
         """A loop: the wait before its first step, and one step."""
-        before = self.wait("grid", "  ") if call.sync_first else []
+        asked = ", ".join(f"{_place(place)} ({size} bytes)" for place, size in call.prefetch)
+        before = _wrapped(f"prefetched before the loop: {asked}", "  ") if asked else []
+        before += self.wait("grid", "  ") if call.sync_first else []
         body = [f"  {line}" for stage in call.calls for line in self.stage(stage)]
         return [*before, f"  for s in 0 .. {call.steps - 1}:", *body]
 

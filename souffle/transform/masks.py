@@ -10,7 +10,8 @@ sees by its indices which elements a mask leaves, it computes no panel in which 
 
 Exporters write such masks as constants, or as calculations of ones that fold to one. Found are half-spaces and bands of
 any small multiples of the indices: masks ahead of or behind a diagonal, of a window around it, of padded columns. Only
-functions of elements take them in: an operand of a product stays a tensor.
+functions of elements take them in: an operand of a product stays a tensor. So do masks that differ between TEs that are
+equal but for what they read: calculated, they would make these TEs different, and no loop of them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from souffle.decision import Decision
 from souffle.program import TE, FusedTE, Item, Tensor, TEProgram, fuse, make_te, parts_of
 from souffle.program.shared import OncePer
 from souffle.transform.handles import Handles
+from souffle.transform.roll.repetition import Signature, signature
 from souffle.tvm_compat import PrimExpr, load_indices, load_tensor, map_bodies
 
 __all__ = ["Mask", "mask_of", "masks_by_index"]
@@ -107,7 +109,8 @@ def masks_by_index(program: TEProgram) -> tuple[TEProgram, tuple[Decision, ...]]
     """
     read = {t for item in program.tes for part in _of_elements(item) for t in part.inputs if t in program.constants}
     found = {t: mask_of(program.constants[t]) for t in program.constants if t in read}
-    masks = {t: mask for t, mask in found.items() if mask is not None}
+    differing = _differing(program, found)
+    masks = {t: mask for t, mask in found.items() if mask is not None and t not in differing}
     if not masks:
         return program, ()
     decisions = (Decision("masks", t.name, True, f"{mask}: calculated, not read") for t, mask in masks.items())
@@ -140,6 +143,17 @@ def mask_of(values: np.ndarray) -> Mask | None:
             if bounds is not None:
                 return Mask(multiples, *bounds, float(two[inside]), float(two[1 - inside]), values.dtype.name)
     return None
+
+
+def _differing(program: TEProgram, found: Mapping[Tensor, Mask | None]) -> set[Tensor]:
+    """Constants that equal TEs read in the same place and that are no equal masks, as the steps of a loop may have."""
+    places: dict[tuple[Signature, int], dict[Tensor, Mask | None]] = {}
+    for item in program.tes:
+        for part in _of_elements(item):
+            for position, tensor in enumerate(part.inputs):
+                if tensor in found:
+                    places.setdefault((signature(part), position), {})[tensor] = found[tensor]
+    return {t for masks in places.values() if len(set(masks.values())) > 1 for t in masks}
 
 
 def _of_elements(item: Item) -> list[TE]:

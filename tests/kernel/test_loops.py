@@ -116,6 +116,11 @@ def test_a_carried_value_takes_turns_in_as_many_parts_as_are_alive() -> None:
 def test_weights_of_a_step_are_prefetched_and_fixed_ones_are_not() -> None:
     shape, _ = shape_of(layers(5), "V4")
     (loop,) = (call for call in shape.calls if isinstance(call, LoopCall))
+    # Those that are small in all are asked for at once, before the loop.
+    asked = [place for place, _ in loop.prefetch]
+    assert asked and not any(call.prefetch for call in loop.calls)
+    wide, _ = shape_of(layers(5, 96), "V4")
+    (loop,) = (call for call in wide.calls if isinstance(call, LoopCall))
     asked = [place for call in loop.calls for place, _ in call.prefetch]
     assert asked and all(place.stride for place in asked)
     fixed, _ = shape_of(recurrence(6), "V4")

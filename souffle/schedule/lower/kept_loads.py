@@ -264,7 +264,10 @@ class _Split(StatementVisitor):
             return element
 
         def call(node: tvm.ir.Call, mutator: object) -> PrimExpr:
-            return taken(node, mutator) if is_branch(node) else mutator.default_mutate(node)
+            if not is_branch(node):
+                return mutator.default_mutate(node)
+            # What is read on one side of a branch alone may lie outside of its tensor on the other.
+            return taken(node, mutator) if context.known and self.constant(node) is not None else node
 
         if not collect(value, TensorLoad):
             return None, value
@@ -277,6 +280,7 @@ class _Split(StatementVisitor):
             condition, then, other = choice_parts(node)
             decided = self.decided_by(condition)
             read = self.constant(then) if isinstance(then, TensorLoad) else None
+            other = other.value if isinstance(other, tirx.Broadcast) else other
             if decided is None or read is None or not isinstance(other, (tirx.FloatImm, tirx.IntImm)):
                 return None
             return (*decided, *read)

@@ -26,10 +26,12 @@ __all__ = [
     "Earlier",
     "Fixed",
     "Moving",
+    "MovingApart",
     "Piece",
     "Signature",
     "StepConstants",
     "StepOperand",
+    "form_of",
     "read_piece",
     "signature",
 ]
@@ -54,6 +56,17 @@ class Moving:
 
 
 @dataclass(frozen=True)
+class MovingApart:
+    """One tensor, of which load `n` reads ``strides[n]`` elements further in each step.
+
+    The loads are those of this tensor in an item, in the order of its text. They are not all of one stride.
+    """
+
+    tensor: Tensor
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class StepConstants:
     """A constant of each step."""
 
@@ -73,7 +86,7 @@ class Earlier:
     initial: tuple[Tensor, ...]
 
 
-StepOperand = Fixed | Moving | StepConstants | Earlier
+StepOperand = Fixed | Moving | MovingApart | StepConstants | Earlier
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,23 +191,41 @@ def _form(te_: TE) -> _Form:
 
 
 def _read_form(te_: TE) -> _Form:
+    first = te_.op.body[:1] if te_.is_reduction else te_.op.body
+    digest, reads = form_of(te_, first)
+    others = [int(body.value_index) for body in te_.op.body[1:]] if te_.is_reduction else []
+    shapes = tuple((t.shape, t.dtype) for t in (*te_.outputs, *te_.inputs))
+    key = (digest, te_.reduction_shape, shapes, tuple(position for position, _ in reads), tuple(others))
+    return _Form(key, reads)
+
+
+def form_of(te_: TE, expressions: Sequence[PrimExpr]) -> tuple[str, tuple[tuple[int, tuple[int, ...]], ...]]:
+    """What some expressions of a TE are, but for the constant terms of their indices; and what these are.
+
+    Parameters
+    ----------
+    te_ : TE
+    expressions : sequence of expressions
+        Over its axes, reading its placeholders.
+
+    Returns
+    -------
+    digest : str
+        It holds the tensors that are read as elements of some type: which ones they are stands in `reads`.
+    reads : tuple of (int, tuple of int)
+        For each load, in the order of the text: the input, and the constant term of each index.
+    """
     reads: list[tuple[int, tuple[int, ...]]] = []
 
     def without_offsets(load: PrimExpr) -> PrimExpr:
         parts = [constant_term(index) for index in load_indices(load)]
         tensor = load_tensor(load)
         reads.append((_position(te_, tensor), tuple(offset for _, offset in parts)))
-        # TVM hashes no tensor of a load: its place among the inputs stands in the key.
+        # TVM hashes no tensor of a load: its place among the inputs is told beside the digest.
         return tirx.call_pure_extern(str(tensor.dtype), "operand", *(rest for rest, _ in parts))
 
-    bodies = [map_loads(body, without_offsets) for body in te_.op.body[:1]]
-    others = [int(body.value_index) for body in te_.op.body[1:]] if te_.is_reduction else []
-    if not te_.is_reduction:
-        bodies += [map_loads(body, without_offsets) for body in te_.op.body[1:]]
-    digest = structural_digest([*(axis.var for axis in te_.axes), *bodies])
-    shapes = tuple((t.shape, t.dtype) for t in (*te_.outputs, *te_.inputs))
-    key = (digest, te_.reduction_shape, shapes, tuple(position for position, _ in reads), tuple(others))
-    return _Form(key, tuple(reads))
+    bare = [map_loads(expression, without_offsets) for expression in expressions]
+    return structural_digest([*(axis.var for axis in te_.axes), *bare]), tuple(reads)
 
 
 def _position(te_: TE, tensor: object) -> int:
@@ -247,7 +278,7 @@ def read_piece(program: TEProgram, start: int, period: int, steps: int) -> Piece
         row: list[StepOperand] = []
         for k, tensor in enumerate(copies[0].inputs):
             column = [item.inputs[k] for item in copies]
-            operand = _operand(program, column, [m[k] for m in moves], home, period, j)
+            operand = _operand(program, column, moves[k], home, period, j)
             if isinstance(operand, BrokenRepeat):
                 subject = f"{copies[0].name} and {steps - 1} like it, {period} TEs apart, reading {tensor.name}"
                 return replace(operand, subject=subject)
@@ -263,22 +294,17 @@ def read_piece(program: TEProgram, start: int, period: int, steps: int) -> Piece
     return piece
 
 
-def _moves(copies: Sequence[TE | FusedTE]) -> list[list[int | None]]:
-    """For each step but the last and each input, how many elements further the next step reads it.
-
-    ``None`` where its loads move differently.
-    """
-    reads = [_reads(item) for item in copies]
-    moves: list[list[int | None]] = []
-    for here, after in itertools.pairwise(reads):
-        row: list[int | None] = [0] * len(copies[0].inputs)
-        seen: set[int] = set()
+def _moves(copies: Sequence[TE | FusedTE]) -> list[list[tuple[int, ...]]]:
+    """For each input, and each step but the last: how many elements further each of its loads is in the next step."""
+    shapes = [tensor.shape for tensor in copies[0].inputs]
+    moves: list[list[tuple[int, ...]]] = [[] for _ in shapes]
+    for here, after in itertools.pairwise(_reads(item) for item in copies):
+        row: list[list[int]] = [[] for _ in shapes]
         for (position, old), (_, new) in zip(here, after, strict=True):
-            flat = _flat([b - a for a, b in zip(old, new, strict=True)], copies[0].inputs[position].shape)
-            row[position] = flat if position not in seen or row[position] == flat else None
-            seen.add(position)
-        moves.append(row)
-    return [*moves, [0] * len(copies[0].inputs)]
+            row[position].append(_flat([b - a for a, b in zip(old, new, strict=True)], shapes[position]))
+        for position, found in enumerate(row):
+            moves[position].append(tuple(found))
+    return moves
 
 
 def _flat(offsets: Sequence[int], shape: Sequence[int]) -> int:
@@ -291,29 +317,36 @@ def _flat(offsets: Sequence[int], shape: Sequence[int]) -> int:
 def _operand(
     program: TEProgram,
     column: Sequence[Tensor],
-    moves: Sequence[int | None],
+    moves: Sequence[tuple[int, ...]],
     home: Mapping[Tensor, tuple[int, int]],
     period: int,
     j: int,
 ) -> StepOperand | BrokenRepeat:
     """What an input is in all steps; the first step that does not go on as those before it, if it is nothing."""
-    steps = len(column)
-    change = next((s for s in range(1, steps) if column[s] is not column[0]), None)
+    change = next((s for s in range(1, len(column)) if column[s] is not column[0]), None)
     if change is None and column[0] not in home:
-        move = moves[0]
-        changed = next((s for s in range(steps - 1) if moves[s] is None or moves[s] != move), None)
-        if changed is not None:
-            return BrokenRepeat("it is not read a fixed number of elements further in each step", changed + 1, "")
-        if move * column[0].itemsize % ALIGNMENT:
-            reason = f"each step reads {move * column[0].itemsize} bytes further, no multiple of {ALIGNMENT}"
-            return BrokenRepeat(reason, 0, "")
-        return Moving(column[0], move) if move else Fixed(column[0])
-    moved = next((s + 1 for s in range(steps - 1) if moves[s] != 0), None)
+        return _moving(column[0], moves)
+    moved = next((s for s, row in enumerate(moves, 1) if any(row)), None)
     if moved is not None:
         return BrokenRepeat(f"step {moved} reads another tensor, and at another place", moved, "")
     if all(tensor in program.constants for tensor in column):
         return StepConstants(tuple(column))
     return _earlier(column, home, period, j)
+
+
+def _moving(tensor: Tensor, moves: Sequence[tuple[int, ...]]) -> StepOperand | BrokenRepeat:
+    """What a tensor is that all steps read, of whose loads each must move by one stride."""
+    changed = next((s for s, row in enumerate(moves, 1) if row != moves[0]), None)
+    if changed is not None:
+        return BrokenRepeat("it is not read a fixed number of elements further in each step", changed, "")
+    strides = dict.fromkeys(moves[0])
+    for stride in strides:
+        if stride * tensor.itemsize % ALIGNMENT:
+            reason = f"each step reads {stride * tensor.itemsize} bytes further, no multiple of {ALIGNMENT}"
+            return BrokenRepeat(reason, 0, "")
+    if len(strides) > 1:
+        return MovingApart(tensor, moves[0])
+    return Moving(tensor, moves[0][0]) if any(strides) else Fixed(tensor)
 
 
 def _earlier(

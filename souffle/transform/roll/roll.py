@@ -22,7 +22,7 @@ from souffle.program import TE, ExternTE, FusedTE, Item, Loop, TEProgram
 from souffle.transform.roll.repetition import BrokenRepeat, Piece, Signature, read_piece, signature
 from souffle.transform.roll.rolled_loop import Rolled, build_loop
 
-__all__ = ["roll"]
+__all__ = ["repeated_pieces", "roll"]
 
 FEWEST_STEPS = 3
 """Repetitions from which a loop is shorter than what it replaces, with its parameters and its ramp counted."""
@@ -72,6 +72,35 @@ def roll(program: TEProgram, without: Container[str] = frozenset()) -> tuple[TEP
         program = shorter
 
 
+def repeated_pieces(program: TEProgram, without: Container[str]) -> Iterator[tuple[TEProgram, Piece]]:
+    """The repeated pieces of a program that could be loops, those first that :func:`roll` tries first.
+
+    Parameters
+    ----------
+    program : TEProgram
+    without : container of str
+        Names of TEs; repeats that hold one of them are passed over.
+
+    Yields
+    ------
+    program : TEProgram
+        In the order of TEs that the piece belongs to.
+    piece : Piece
+    """
+    roller = _Roller(frozenset())
+    refused = 0
+    for repeat, order in _repeats_in_two_orders(program):
+        if any(item.name in without for item in order.tes[repeat.start : repeat.start + repeat.length]):
+            continue
+        for piece in roller.pieces(order, repeat):
+            if isinstance(piece, BrokenRepeat):
+                refused += 1
+            else:
+                yield order, piece
+        if refused > _MOST_TRIED:
+            return
+
+
 class _Roller:
     def __init__(self, without: Container[str]) -> None:
         self.without = without
@@ -81,10 +110,8 @@ class _Roller:
 
     def shorter(self, program: TEProgram) -> TEProgram | None:
         """The program with one more loop."""
-        orders = [program, _late(program)]
-        repeats = [(repeat, order) for order in orders for repeat in _repeats([signature(item) for item in order.tes])]
         tried = 0
-        for repeat, order in sorted(repeats, key=lambda found: -found[0].saved):
+        for repeat, order in _repeats_in_two_orders(program):
             for piece in self.pieces(order, repeat):
                 if isinstance(piece, BrokenRepeat):
                     tried += 1
@@ -175,6 +202,13 @@ def _in_one_stage(items: Sequence[Item], number: int) -> bool:
         item.placement and item.placement.phase for item in (before, items[number]) if isinstance(item, TE | FusedTE)
     ]
     return len(phases) == 2 and (phases[1] in ("moments", "elements") or phases[0] == "rows")
+
+
+def _repeats_in_two_orders(program: TEProgram) -> list[tuple[_Repeat, TEProgram]]:
+    """The repeats of a program, and of the one with every TE as late as possible; those first that save most."""
+    orders = [program, _late(program)]
+    repeats = [(repeat, order) for order in orders for repeat in _repeats([signature(item) for item in order.tes])]
+    return sorted(repeats, key=lambda found: -found[0].saved)
 
 
 def _repeats(signatures: Sequence[Signature]) -> Iterator[_Repeat]:

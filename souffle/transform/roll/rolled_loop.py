@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,11 +21,12 @@ from souffle.program import (
     Tensor,
     TEProgram,
     make_te,
+    parts_of,
 )
 from souffle.program.loop import ALIGNMENT
 from souffle.program.names import NameSupply
 from souffle.transform.handles import Handles, read
-from souffle.transform.roll.repetition import Earlier, Fixed, Moving, Piece, StepConstants, StepOperand
+from souffle.transform.roll.repetition import Earlier, Fixed, Moving, MovingApart, Piece, StepConstants, StepOperand
 from souffle.transform.vertical.selections import merge_selections
 from souffle.tvm_compat import PrimExpr, fresh_axis, load_indices, load_tensor, map_bodies
 
@@ -65,7 +66,7 @@ class _Builder:
 
     def build(self) -> Rolled:
         body = tuple(
-            _with_inputs(item, [self.parameter(operand, item.inputs[k]) for k, operand in enumerate(row)])
+            self.with_parameters(item, dict(zip(item.inputs, row, strict=True)))
             for item, row in zip(self.first, self.piece.operands, strict=True)
         )
         collected, moved = self.results()
@@ -78,6 +79,21 @@ class _Builder:
         following = list(self.follow(after, moved))
         tes = [*before, loop, *following]
         return Rolled(self.program.with_tes(tes, constants=self.stacked), loop)
+
+    def with_parameters(self, item: TE | FusedTE, operands: Mapping[Tensor, StepOperand]) -> TE | FusedTE:
+        """An item of the first step as the body has it."""
+        table: dict[Tensor, Tensor] = {}
+        apart: dict[Tensor, list[Tensor]] = {}
+        for tensor, operand in operands.items():
+            if isinstance(operand, MovingApart):
+                apart[tensor] = [self.moving(operand.tensor, stride) for stride in operand.strides]
+            else:
+                table[tensor] = self.parameter(operand, tensor)
+        return _apart(item, table, apart) if apart else _with_inputs(item, [table[t] for t in item.inputs])
+
+    def moving(self, tensor: Tensor, stride: int) -> Tensor:
+        """What the body reads of a tensor at a stride."""
+        return self.parameter(Moving(tensor, stride) if stride else Fixed(tensor), tensor)
 
     def parameter(self, operand: StepOperand, tensor: Tensor) -> Tensor:
         """What the body reads for an operand; `tensor` is what the first step reads."""
@@ -161,13 +177,35 @@ def _with_inputs(item: TE | FusedTE, inputs: list[Tensor]) -> TE | FusedTE:
     return replace(item, parts=parts, inputs=tuple(dict.fromkeys(inputs)))
 
 
+def _apart(item: TE | FusedTE, table: Mapping[Tensor, Tensor], apart: Mapping[Tensor, list[Tensor]]) -> TE | FusedTE:
+    """`item` reading other tensors: for those of `apart` one for each load, in the order of its text."""
+    waiting = {tensor: iter(tensors) for tensor, tensors in apart.items()}
+    parts: list[TE] = []
+    for part in parts_of(item):
+        handles = Handles()
+
+        def rewrite(load: PrimExpr, part: TE = part, handles: Handles = handles) -> PrimExpr:
+            tensor = part.input_of(load_tensor(load))
+            other = next(waiting[tensor]) if tensor in waiting else table.get(tensor, tensor)
+            return read(handles.of(other), load_indices(load))
+
+        bodies = map_bodies(part.op.body, rewrite)
+        made = make_te(part.name, part.axes, bodies, handles.pairs(), part.origin, part.outputs)
+        parts.append(made.placed(part.placement))
+    return _of_parts(item, parts) if isinstance(item, FusedTE) else parts[0]
+
+
+def _of_parts(item: FusedTE, parts: Sequence[TE]) -> FusedTE:
+    """`item` with other parts that define the same tensors."""
+    inside = {t for part in parts for t in part.outputs}
+    inputs = tuple(dict.fromkeys(t for part in parts for t in part.inputs if t not in inside))
+    return replace(item, parts=tuple(parts), inputs=inputs)
+
+
 def _through(item: TE | FusedTE, moved: dict[Tensor, tuple[Tensor, int]]) -> TE | FusedTE:
     """`item` reading one step of a larger tensor in the place of each tensor of `moved`."""
     if isinstance(item, FusedTE):
-        parts = tuple(_through(p, moved) if any(t in moved for t in p.inputs) else p for p in item.parts)
-        inside = {t for part in parts for t in part.outputs}
-        inputs = tuple(dict.fromkeys(t for part in parts for t in part.inputs if t not in inside))
-        return replace(item, parts=parts, inputs=inputs)
+        return _of_parts(item, [_through(p, moved) if any(t in moved for t in p.inputs) else p for p in item.parts])
     handles = Handles()
     bodies = handles.opened(item)
     table = {id(handles.of(t)): (handles.of(moved[t][0]), moved[t][1]) for t in item.inputs if t in moved}

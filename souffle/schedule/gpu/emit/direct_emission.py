@@ -246,7 +246,8 @@ class DirectKernel:
         else:
             statements.append(self._accumulate(tirx.IntImm("int32", 0), None))
         if tiling.gathered:
-            return sequence(*binder.statements, *statements, *self._gathered(block, thread, lane))
+            ahead, following = self._gathered(block, thread, lane)
+            return sequence(*binder.statements, *ahead, *statements, *following)
         if not alone:
             statements += self._joined(thread, lane)
         stores = self._stores(base)
@@ -345,10 +346,12 @@ class DirectKernel:
         other = tirx.call_intrin(wide, "tirx.tvm_warp_shuffle_xor", mask, cast(given, wide), distance, WARP, WARP)
         return tirx.BufferStore(self.totals, cast(self._combined(cast(own, wide), other), dtype), [place])
 
-    def _gathered(self, block: PrimExpr, thread: PrimExpr, lane: PrimExpr) -> list[tirx.Stmt]:
+    def _gathered(
+        self, block: PrimExpr, thread: PrimExpr, lane: PrimExpr
+    ) -> tuple[list[tirx.Stmt], list[tirx.Stmt]]:
         """Join the totals of the threads that share a sum, each of them some; the first threads have all of one then.
 
-        What these read beside them they ask for before, so that nothing waits for memory behind the barrier. Two lanes
+        What these read beside them they ask for first, so that nothing waits for memory behind the barrier. Two lanes
         exchange halves of what they have, so that each goes on with half of the totals. Where these are not
         even in number, both go on with all of them.
         """
@@ -389,7 +392,7 @@ class DirectKernel:
         ]
         before = [*binder.statements, *([guarded(inside, sequence(*reads))] if reads else [])]
         put_all = guarded(alike, loop("i", count, put, "unrolled"))
-        return [*before, *statements, put_all, barrier(), guarded(inside, following)]
+        return before, [*statements, put_all, barrier(), guarded(inside, following)]
 
     # Writing
 

@@ -71,11 +71,12 @@ class ReadAhead:
             if any(variable.same_as(one) for variable in collect(condition, tirx.Var) for one in self.later):
                 return node
             condition = self._parted(condition, conditions)
-            then, other = (
-                self._parted(side, (*conditions, when))
-                for side, when in ((then, condition), (other, tirx.Not(condition)))
-            )
-            return tirx.if_then_else(condition, then, other) if is_branch(node) else tirx.Select(condition, then, other)
+            if not is_branch(node):
+                # Both sides are read in any case.
+                return tirx.Select(condition, self._parted(then, conditions), self._parted(other, conditions))
+            then = self._parted(then, (*conditions, condition))
+            other = self._parted(other, (*conditions, tirx.Not(condition)))
+            return tirx.if_then_else(condition, then, other)
         if any(collect(index, TensorLoad) for index in node.indices) or dtype_of(node).startswith("bool"):
             return node
         key = (structural_key(node), *(structural_key(condition) for condition in conditions))
