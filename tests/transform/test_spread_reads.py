@@ -235,8 +235,7 @@ def test_nothing_changes_where_nothing_becomes_equal() -> None:
         directions(2, 2, opposite),
         directions(2, 6, lambda i, t: i * 20 + t),
         directions(5, 6, lambda i, t: i * (10 - t) + t),
-        directions(2, 6, lambda i, t: i * (10 - t) + t, width=1),
-    )[:3]:
+    ):
         assert spread_reads(program) == (program, ())
     program = directions(2, 6, opposite)
     once, _ = spread_reads(program)
@@ -247,6 +246,63 @@ def test_nothing_changes_where_nothing_becomes_equal() -> None:
 def test_other_networks_are_unchanged(name: str) -> None:
     program = transformed(models.build(name, "tiny"))
     assert spread_reads(program) == (program, ())
+
+
+def with_weights(equal: bool, steps: int = 6, width: int = 4, *, transposed: bool = False) -> TEProgram:
+    """Opposite recurrences of which each step and direction has weights of its own, in one constant."""
+    b = Builder()
+    rng = np.random.default_rng(0)
+    both = rng.integers(-2, 3, (2, width, width)).astype(np.float32)
+    rows = [both[row % 2] if equal else rng.integers(-2, 3, (width, width)) for row in range(2 * steps)]
+    weights = b.constant(np.ascontiguousarray(np.stack(rows, 1 if transposed else 0), np.float32))
+    state = b.relu(b.input(2, width))
+
+    def step(t: int) -> Callable[..., te.Tensor]:
+        def made(before: te.Tensor, by: te.Tensor) -> te.Tensor:
+            def element(i: tirx.Var, k: tirx.Var) -> PrimExpr:
+                r = te.reduce_axis((0, width), "r")
+                row = i * (2 * steps - 1 - 4 * t) + 2 * t
+                return te.sum(before(i, r) * (by(r, row, k) if transposed else by(row, r, k)), [r])
+
+            return te.compute((2, width), element)
+
+        return made
+
+    for t in range(steps):
+        state = b.map(lambda v: te.round(v * 0.25), b.add(step(t), state, weights, name="step"), name="scaled")
+    return b.program(state)
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_rows_of_a_constant_are_set_apart(equal: bool) -> None:
+    """Rows that are equal in all steps are one; others lie in the order of the steps."""
+    program = with_weights(equal)
+    rolled, _ = roll(spread_reads(program)[0])
+    (loop,) = loops(rolled)
+    assert loop.steps == 6
+    shapes = [tensor.shape for tensor in rolled.constants]
+    assert shapes == ([(1, 4, 4)] * 2 if equal else [(6, 1, 4, 4)] * 2)
+    assert len(loop.indexed) == (0 if equal else 2)
+    assert_same_function(program, rolled)
+
+
+def test_a_constant_that_is_not_read_by_rows_is_refused() -> None:
+    program = with_weights(False, transposed=True)
+    rolled, decisions = roll(spread_reads(program)[0])
+    assert not loops(rolled)
+    assert any("move apart by other pieces than rows" in d.reason for d in decisions)
+
+
+def test_large_constants_of_each_step_are_proven() -> None:
+    """What is asked into the cache ahead is what a step reads."""
+    program = with_weights(False, 5, 128)
+    rolled, _ = roll(spread_reads(program)[0])
+    assert loops(rolled)
+    net = compile_cuda(rolled, level="V4", arch="sm_90", cubin=False, verify="values")
+    assert net.plan.certificate.verdict == PROVEN and "prefetch_l2" in net.plan.modules[0].text
+    inputs = inputs_for(program)
+    for name, value in run_on_cpu_device(net.plan, inputs).items():
+        np.testing.assert_array_equal(value, evaluate(program, inputs)[name])
 
 
 def test_unaligned_moves_are_refused_by_roll() -> None:

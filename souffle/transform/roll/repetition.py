@@ -15,10 +15,10 @@ from functools import cached_property
 from tvm import tirx
 
 from souffle.decision import Refused
-from souffle.program import TE, FusedTE, Item, Tensor, TEProgram
+from souffle.program import TE, FusedTE, Item, Tensor, TEProgram, parts_of
 from souffle.program.loop import ALIGNMENT
 from souffle.program.shared import OncePer
-from souffle.tvm_compat import PrimExpr, constant_term, load_indices, load_tensor, map_loads, structural_digest
+from souffle.tvm_compat import PrimExpr, constant_term, load_indices, load_tensor, loads, map_loads, structural_digest
 
 __all__ = [
     "BrokenRepeat",
@@ -59,7 +59,8 @@ class Moving:
 class MovingApart:
     """One tensor, of which load `n` reads ``strides[n]`` elements further in each step.
 
-    The loads are those of this tensor in an item, in the order of its text. They are not all of one stride.
+    The loads are those of this tensor in an item, in the order of its text. They are not all of one stride. A constant
+    is read at one row of its first axis by each load, and moves by whole rows.
     """
 
     tensor: Tensor
@@ -279,6 +280,8 @@ def read_piece(program: TEProgram, start: int, period: int, steps: int) -> Piece
         for k, tensor in enumerate(copies[0].inputs):
             column = [item.inputs[k] for item in copies]
             operand = _operand(program, column, moves[k], home, period, j)
+            if isinstance(operand, MovingApart) and tensor in program.constants and not _by_rows(copies[0], operand):
+                operand = BrokenRepeat("its reads of a constant move apart by other pieces than rows", 0, "")
             if isinstance(operand, BrokenRepeat):
                 subject = f"{copies[0].name} and {steps - 1} like it, {period} TEs apart, reading {tensor.name}"
                 return replace(operand, subject=subject)
@@ -347,6 +350,18 @@ def _moving(tensor: Tensor, moves: Sequence[tuple[int, ...]]) -> StepOperand | B
     if len(strides) > 1:
         return MovingApart(tensor, moves[0])
     return Moving(tensor, moves[0][0]) if any(strides) else Fixed(tensor)
+
+
+def _by_rows(item: TE | FusedTE, operand: MovingApart) -> bool:
+    """Whether each load of a constant reads one row of it and moves by whole rows, so that these can be set apart."""
+    row = operand.tensor.size // operand.tensor.shape[0]
+    return not any(stride % row for stride in operand.strides) and all(
+        isinstance(load_indices(load)[0], tirx.IntImm)
+        for part in parts_of(item)
+        for body in part.op.body
+        for load in loads(body)
+        if part.input_of(load_tensor(load)) is operand.tensor
+    )
 
 
 def _earlier(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,7 +28,7 @@ from souffle.program.names import NameSupply
 from souffle.transform.handles import Handles, read
 from souffle.transform.roll.repetition import Earlier, Fixed, Moving, MovingApart, Piece, StepConstants, StepOperand
 from souffle.transform.vertical.selections import merge_selections
-from souffle.tvm_compat import PrimExpr, fresh_axis, load_indices, load_tensor, map_bodies
+from souffle.tvm_compat import PrimExpr, const_int, fresh_axis, load_indices, load_tensor, map_bodies
 
 __all__ = ["Rolled", "build_loop"]
 
@@ -63,6 +63,7 @@ class _Builder:
         self.indexed: dict[tuple, Indexed] = {}
         self.carried: dict[tuple, Carried] = {}
         self.stacked: dict[Tensor, np.ndarray] = {}
+        self.rows: dict[tuple[Tensor, int, int], Tensor] = {}
 
     def build(self) -> Rolled:
         body = tuple(
@@ -83,19 +84,59 @@ class _Builder:
     def with_parameters(self, item: TE | FusedTE, operands: Mapping[Tensor, StepOperand]) -> TE | FusedTE:
         """An item of the first step as the body has it."""
         table: dict[Tensor, Tensor] = {}
-        apart: dict[Tensor, list[Tensor]] = {}
+        strides: dict[Tensor, Iterator[int]] = {}
         for tensor, operand in operands.items():
             if isinstance(operand, MovingApart):
-                apart[tensor] = [self.moving(operand.tensor, stride) for stride in operand.strides]
+                strides[tensor] = iter(operand.strides)
             else:
                 table[tensor] = self.parameter(operand, tensor)
-        return _apart(item, table, apart) if apart else _with_inputs(item, [table[t] for t in item.inputs])
+        if not strides:
+            return _with_inputs(item, [table[t] for t in item.inputs])
+        parts = [self.part_with_parameters(part, table, strides) for part in parts_of(item)]
+        return _of_parts(item, parts) if isinstance(item, FusedTE) else parts[0]
 
-    def moving(self, tensor: Tensor, stride: int) -> Tensor:
-        """What the body reads of a tensor at a stride."""
-        return self.parameter(Moving(tensor, stride) if stride else Fixed(tensor), tensor)
+    def part_with_parameters(
+        self, part: TE, table: Mapping[Tensor, Tensor], strides: Mapping[Tensor, Iterator[int]]
+    ) -> TE:
+        """A part of an item as the body has it; each load of `strides` takes the next one of its tensor."""
+        handles = Handles()
 
-    def parameter(self, operand: StepOperand, tensor: Tensor) -> Tensor:
+        def rewrite(load: PrimExpr) -> PrimExpr:
+            tensor, indices = part.input_of(load_tensor(load)), load_indices(load)
+            if tensor not in strides:
+                return read(handles.of(table.get(tensor, tensor)), indices)
+            stride = next(strides[tensor])
+            if tensor in self.program.constants:
+                row = self.constant_row(tensor, const_int(indices[0]), stride)
+                return read(handles.of(row), [tirx.IntImm("int32", 0), *indices[1:]])
+            moving = Moving(tensor, stride) if stride else Fixed(tensor)
+            return read(handles.of(self.parameter(moving, tensor)), indices)
+
+        bodies = map_bodies(part.op.body, rewrite)
+        made = make_te(part.name, part.axes, bodies, handles.pairs(), part.origin, part.outputs)
+        return made.placed(part.placement)
+
+    def constant_row(self, tensor: Tensor, first: int, stride: int) -> Tensor:
+        """What the body reads for the rows of a constant from row `first` on: one tensor where all are equal.
+
+        Directions of a recurrence read a weight for each step, which is the same one.
+        """
+        key = tensor, first, stride
+        if key not in self.rows:
+            array = self.program.constants[tensor]
+            move = stride * tensor.shape[0] // tensor.size
+            rows = [array[first + move * step][None] for step in range(self.piece.steps)]
+            if all(np.array_equal(_bytes(rows[0]), _bytes(row)) for row in rows[1:]):
+                self.rows[key] = Tensor(self.names.fresh(f"{tensor.name}_row"), rows[0].shape, tensor.dtype)
+                self.stacked[self.rows[key]] = np.ascontiguousarray(rows[0])
+            else:
+                like = Tensor(f"{tensor.name}_row", rows[0].shape, tensor.dtype)
+                parameter = Indexed(self.local(like, "s"), self.stack(like, rows), _aligned(like))
+                self.indexed[key] = parameter
+                self.rows[key] = parameter.tensor
+        return self.rows[key]
+
+    def parameter(self, operand: Fixed | Moving | StepConstants | Earlier, tensor: Tensor) -> Tensor:
         """What the body reads for an operand; `tensor` is what the first step reads."""
         if isinstance(operand, Fixed):
             return operand.tensor
@@ -114,17 +155,17 @@ class _Builder:
         else:
             key, source, stride = (operand.tensors,), None, _aligned(tensor)
         if key not in self.indexed:
-            source = self.stack(operand) if source is None else source
+            if source is None:
+                source = self.stack(tensor, [self.program.constants[one] for one in operand.tensors])
             self.indexed[key] = Indexed(self.local(tensor, "s"), source, stride)
         return self.indexed[key].tensor
 
-    def stack(self, operand: StepConstants) -> Tensor:
-        """The constants of all steps as one."""
-        first = operand.tensors[0]
-        array = np.empty((self.piece.steps, _aligned(first)), self.program.constants[first].dtype)
+    def stack(self, first: Tensor, rows: Sequence[np.ndarray]) -> Tensor:
+        """The constants of all steps as one; `first` has the name, the shape and the type of the first step's."""
+        array = np.empty((self.piece.steps, _aligned(first)), rows[0].dtype)
         array[:, first.size :] = 0
-        for step, tensor in enumerate(operand.tensors):
-            array[step, : first.size] = self.program.constants[tensor].reshape(-1)
+        for step, row in enumerate(rows):
+            array[step, : first.size] = row.reshape(-1)
         array = array.reshape(-1, *first.shape) if array.shape[1] == first.size else array
         whole = Tensor(self.names.fresh(f"{first.name}_for{self.piece.steps}"), array.shape, first.dtype)
         self.stacked[whole] = array
@@ -177,22 +218,8 @@ def _with_inputs(item: TE | FusedTE, inputs: list[Tensor]) -> TE | FusedTE:
     return replace(item, parts=parts, inputs=tuple(dict.fromkeys(inputs)))
 
 
-def _apart(item: TE | FusedTE, table: Mapping[Tensor, Tensor], apart: Mapping[Tensor, list[Tensor]]) -> TE | FusedTE:
-    """`item` reading other tensors: for those of `apart` one for each load, in the order of its text."""
-    waiting = {tensor: iter(tensors) for tensor, tensors in apart.items()}
-    parts: list[TE] = []
-    for part in parts_of(item):
-        handles = Handles()
-
-        def rewrite(load: PrimExpr, part: TE = part, handles: Handles = handles) -> PrimExpr:
-            tensor = part.input_of(load_tensor(load))
-            other = next(waiting[tensor]) if tensor in waiting else table.get(tensor, tensor)
-            return read(handles.of(other), load_indices(load))
-
-        bodies = map_bodies(part.op.body, rewrite)
-        made = make_te(part.name, part.axes, bodies, handles.pairs(), part.origin, part.outputs)
-        parts.append(made.placed(part.placement))
-    return _of_parts(item, parts) if isinstance(item, FusedTE) else parts[0]
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _of_parts(item: FusedTE, parts: Sequence[TE]) -> FusedTE:
