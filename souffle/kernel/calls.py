@@ -360,7 +360,9 @@ class _Planner:
         # What every step reads again is in the cache after the first.
         parts = {p.tensor: p.source for p in loop.indexed if p.source in self.constants}
         small = dict.fromkeys(source for source in parts.values() if source.nbytes <= ASKED_TOGETHER)
-        weights = {tensor for tensor, source in parts.items() if source not in small}
+        # What begins further on in one tensor at each step ends beyond it in the last ones.
+        own = {p.tensor for p in loop.indexed if p.tensor.nbytes <= p.stride * p.tensor.itemsize}
+        weights = {tensor for tensor, source in parts.items() if source not in small and tensor in own}
         steps = self.waits.between_steps(unit, body)
         # Without a wait of all blocks between steps, one may be a step ahead.
         apart = alone and steps.scope == "grid"

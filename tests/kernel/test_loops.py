@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from tvm import te
 
 import souffle
 from souffle.errors import OptionError
@@ -261,3 +262,22 @@ def test_a_loop_built_by_hand_must_be_aligned() -> None:
     program = dataclasses.replace(rolled, tes=tuple(odd if item is loop else item for item in rolled.tes))
     with pytest.raises(LoweringError, match=r"moves 12 bytes further in relu.*multiple of 16"):
         kernel_of(program)
+
+
+def test_no_prefetch_passes_the_end_of_what_steps_read_row_by_row() -> None:
+    """A table of more bytes than are asked for at once, of which each step reads a row further on."""
+    b = Builder()
+    x, w, table = b.input(1, 512), b.constant(weights(512, 512)), b.constant(weights(40, 512))
+    for step in range(40):
+
+        def moved(p: te.Tensor, rows: te.Tensor, step: int = step) -> te.Tensor:
+            return te.compute(p.shape, lambda i, j: te.round((p(i, j) + rows(step, j)) * 0.0078125))
+
+        x = b.add(moved, b.matmul(x, w), table, name=f"moved{step}")
+    program = b.program(x)
+    net = kernel_of(program, "V4")
+    assert net.certificate.verdict == "PROVEN", net.certificate
+    inputs = inputs_for(program)
+    found = run_on_cpu_device(net.plan, inputs)
+    for name, value in evaluate(program, inputs).items():
+        np.testing.assert_array_equal(found[name], value)
