@@ -191,6 +191,12 @@ def choice_parts(choice: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
     return tuple(choice.args)
 
 
+def choice_like(choice: PrimExpr, condition: PrimExpr, then: PrimExpr, other: PrimExpr) -> PrimExpr:
+    """A choice of the same kind with other parts."""
+    kind = tirx.Select if isinstance(choice, tirx.Select) else tirx.if_then_else
+    return kind(condition, then, other)
+
+
 def map_outermost(expression: PrimExpr, rewrite: Callable[[PrimExpr], PrimExpr]) -> PrimExpr:
     """Replace each choice and each load of `expression` that is in no other one by ``rewrite(it)``."""
 

@@ -177,14 +177,12 @@ class Mutations:
         self.kernels = {kernel.name: kernel.func for kernel in compiled.merged}
         self.functions: dict[str, tirx.PrimFunc] = {}
         self._caller: dict[str, str] = {}
-        stages = {kernel.name: kernel.stages for kernel in compiled.plan.kernels}
         for merged in compiled.merged:
-            for name, function in zip(stages[merged.name], merged.shape.functions, strict=True):
-                self.functions.setdefault(name, function.func)
-                self._caller.setdefault(name, merged.name)
+            for function in merged.shape.called:
+                self.functions.setdefault(function.name, function.func)
+                self._caller.setdefault(function.name, merged.name)
             for kept in (call.kept for call in merged.shape.stage_calls if call.kept):
-                self.functions.setdefault(kept.fill.name, kept.fill.func)
-                self._caller.setdefault(kept.fill.name, merged.name)
+                # What fills registers is a part of what the stage computes.
                 self.definitions[kept.fill.name] = self.definitions[kept.use.name]
 
     @cached_property

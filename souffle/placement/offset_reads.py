@@ -21,6 +21,7 @@ from souffle.program import TE, FusedTE, Item, Tensor, make_te, parts_of
 from souffle.transform.handles import Handles, read
 from souffle.tvm_compat import (
     PrimExpr,
+    choice_like,
     choice_parts,
     is_choice,
     load_indices,
@@ -152,8 +153,7 @@ def _map_reads(part: TE, body: PrimExpr, source: te.Tensor, see: Callable[[_Read
             where = interval_of(condition)
             sides = [_narrowed(ranges, side, places) for side in (where, where and where.negated())]
             chosen = [walk(value, side) for value, side in zip((then, other), sides, strict=True)]
-            make = tirx.Select if isinstance(node, tirx.Select) else tirx.if_then_else
-            return make(walk(condition, ranges), *chosen)
+            return choice_like(node, walk(condition, ranges), *chosen)
 
         return map_outermost(expression, outermost)
 

@@ -32,6 +32,7 @@ from souffle.transform.handles import read
 from souffle.transform.vertical.compose import use_of
 from souffle.tvm_compat import (
     PrimExpr,
+    choice_like,
     choice_parts,
     compute_op,
     dtype_of,
@@ -344,8 +345,7 @@ def _narrowed(body: PrimExpr, pairs: Iterable[tuple[te.Tensor, te.Tensor]]) -> P
                     _constant_as(old, dtype) if side is None else side
                     for old, side in zip((yes, no), sides, strict=True)
                 )
-                kind = tirx.Select if isinstance(value, tirx.Select) else tirx.if_then_else
-                return kind(condition, yes, no)
+                return choice_like(value, condition, yes, no)
         return None
 
     def convert(node: tirx.Cast, mutator: object) -> PrimExpr:

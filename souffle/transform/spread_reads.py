@@ -27,9 +27,11 @@ from souffle.program import TE, FusedTE, Item, TEProgram, fuse, make_te, parts_o
 from souffle.program.shared import OncePer
 from souffle.transform.handles import read
 from souffle.transform.roll.repetition import Signature, form_of, signature
+from souffle.transform.roll.roll import FEWEST_STEPS
 from souffle.tvm_compat import (
     PrimExpr,
     bounded_analyzer,
+    choice_like,
     choice_parts,
     const_int,
     dtype_of,
@@ -47,9 +49,6 @@ from souffle.tvm_compat import (
 )
 
 __all__ = ["spread_reads"]
-
-_FEWEST = 3
-"""Equal items from which a loop is made (:data:`souffle.transform.roll.roll.FEWEST_STEPS`)."""
 
 _MOST_VALUES = 4
 """Elements of an axis that a choice is made by: directions, heads; each is one more read in the text."""
@@ -117,7 +116,7 @@ def _made_equal(group: list[TE | FusedTE], axis: int, decisions: list[Decision])
     made: dict[Item, Item] = {}
     for items in equal.values():
         different = len({signature(item) for item in items})
-        if len(items) >= _FEWEST and different > 1:
+        if len(items) >= FEWEST_STEPS and different > 1:
             made |= items
             first = next(iter(items))
             reason = f"{len(items)} TEs that were of {different} kinds are equal with reads chosen by axis {axis}"
@@ -139,7 +138,7 @@ def _groups(items: Iterable[Item], key: Callable[[Item], tuple | None]) -> Itera
         if known is not None:
             found.setdefault(known, []).append(item)
     for group in found.values():
-        if len(group) >= _FEWEST and len({signature(item) for item in group}) > 1:
+        if len(group) >= FEWEST_STEPS and len({signature(item) for item in group}) > 1:
             yield group
 
 
@@ -219,7 +218,7 @@ class _Spreader:
             condition, then, other = choice_parts(node)
             if loads(condition) or not self.depends(condition):
                 condition, then, other = (map_outermost(side, self.node) for side in (condition, then, other))
-                return _choice(node, condition, then, other)
+                return choice_like(node, condition, then, other)
         values = [self.at(node, value) for value in range(self.extent)]
         chosen = values[-1]
         for value in reversed(range(self.extent - 1)):
@@ -251,18 +250,12 @@ class _Spreader:
             return map_loads(node, self.tidy_load)
         condition, then, other = choice_parts(node)
         if loads(condition):
-            return _choice(node, *(self.tidied(side) for side in (condition, then, other)))
+            return choice_like(node, *(self.tidied(side) for side in (condition, then, other)))
         condition = self.analyzer.simplify(condition)
         if isinstance(condition, tirx.IntImm):
             return self.tidied(then if const_int(condition) else other)
-        return _choice(node, condition, self.tidied(then), self.tidied(other))
+        return choice_like(node, condition, self.tidied(then), self.tidied(other))
 
     def tidy_load(self, load: PrimExpr) -> PrimExpr:
         indices = [simplified_index(index, self.analyzer) for index in load_indices(load)]
         return read(load_tensor(load), indices)
-
-
-def _choice(like: PrimExpr, condition: PrimExpr, then: PrimExpr, other: PrimExpr) -> PrimExpr:
-    if isinstance(like, tirx.Select):
-        return tirx.Select(condition, then, other)
-    return tirx.if_then_else(condition, then, other)

@@ -69,17 +69,8 @@ def certify(compiled: CompiledKernels) -> Certificate:
 
 
 def functions_of(compiled: CompiledKernels) -> dict[str, tirx.PrimFunc]:
-    """The stage functions of a compiled network, by their names in the text."""
-    names = {kernel.name: kernel.stages for kernel in compiled.plan.kernels}
-    return {
-        stage: function.func
-        for merged in compiled.merged
-        for stage, function in zip(
-            (*names[merged.name], *(fill.name for fill in merged.shape.fills)),
-            (*merged.shape.functions, *merged.shape.fills),
-            strict=True,
-        )
-    }
+    """What the kernels of a compiled network call, by the names in the text."""
+    return {function.name: function.func for merged in compiled.merged for function in merged.shape.called}
 
 
 def certify_plan(plan: Plan, kernels: dict[str, tirx.PrimFunc], functions: dict[str, tirx.PrimFunc]) -> Certificate:

@@ -22,7 +22,7 @@ from souffle.program import TE, ExternTE, FusedTE, Item, Loop, TEProgram
 from souffle.transform.roll.repetition import BrokenRepeat, Piece, Signature, read_piece, signature
 from souffle.transform.roll.rolled_loop import Rolled, build_loop
 
-__all__ = ["repeated_pieces", "roll"]
+__all__ = ["FEWEST_STEPS", "repeated_pieces", "roll"]
 
 FEWEST_STEPS = 3
 """Repetitions from which a loop is shorter than what it replaces, with its parameters and its ramp counted."""

@@ -28,6 +28,7 @@ from souffle.transform.handles import read
 from souffle.tvm_compat import (
     PrimExpr,
     bounded_analyzer,
+    choice_like,
     choice_parts,
     const_int,
     dtype_of,
@@ -106,7 +107,7 @@ class _Selections:
         # TVM simplifies no expression that depends on data.
         if loads(condition):
             then, other = self.simplified(then), self.simplified(other)
-            return then if same_expression(then, other) else _choose(node, self.simplified(condition), then, other)
+            return then if same_expression(then, other) else choice_like(node, self.simplified(condition), then, other)
         condition = self.analyzer.simplify(condition)
         if isinstance(condition, tirx.IntImm):
             return self.simplified(then if const_int(condition) else other)
@@ -137,7 +138,7 @@ class _Selections:
             then = self.simplified(then)
         with self.analyzer.constraint_scope(tirx.Not(condition)):
             other = self.simplified(other)
-        return then if same_expression(then, other) else _choose(node, condition, then, other)
+        return then if same_expression(then, other) else choice_like(node, condition, then, other)
 
     def _bounds(self, form: Linear) -> tuple[int, int] | None:
         bound = self.analyzer.const_int_bound(form.expression())
@@ -303,7 +304,7 @@ class _Selections:
             first += 1
         value = pieces[first].value
         for condition, other, holds in reversed(frames):
-            value = _choose(like, condition, other, value) if holds else _choose(like, condition, value, other)
+            value = choice_like(like, condition, other, value) if holds else choice_like(like, condition, value, other)
         return value
 
 
@@ -329,10 +330,3 @@ class _Template:
 def _without_indices(load: PrimExpr) -> PrimExpr:
     tensor = load_tensor(load)
     return tirx.call_pure_extern(str(tensor.dtype), f"tensor{hash(tensor)}")
-
-
-def _choose(like: PrimExpr, condition: PrimExpr, then: PrimExpr, other: PrimExpr) -> PrimExpr:
-    if isinstance(like, tirx.Select):
-        return tirx.Select(condition, then, other)
-    return tirx.if_then_else(condition, then, other)
-
