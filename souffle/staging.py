@@ -84,8 +84,9 @@ def stage_program(
     if level.merge and options.reductions == "ordered" and options.fusion == SOUFFLE:
         tuned = TunedAnswers(logs, device, price) if logs and price is not None else None
         # As at V3, and with what is placed on chip, which may be the same.
-        place = partial(place_reductions, program, described, scheduler, tuned=tuned)
-        placements = [place(on_chip) for on_chip in dict.fromkeys((frozenset[str](), options.on_chip))]
+        place = partial(place_reductions, device=described, scheduler=scheduler, tuned=tuned)
+        both = tuple(dict.fromkeys((frozenset[str](), options.on_chip)))
+        placements = [place(program, on_chip=on_chip) for on_chip in both]
         ways = {accepted(placed): (made, (*decided, *placed)) for made, placed in placements}
         if "channels" in options.on_chip:
             made, before = ways[accepted(placements[-1][1])]
@@ -94,8 +95,8 @@ def stage_program(
         if "ramps" in options.on_chip:
             spread, apart = spread_reads(program)
             whole, absorbed = absorb_ramps(spread)
-            if whole is not program:
-                made, placed = place_reductions(whole, described, scheduler, options.on_chip, tuned)
+            for on_chip in both if whole is not program else ():
+                made, placed = place(whole, on_chip=on_chip)
                 ways[accepted((*apart, *absorbed, *placed))] = (made, (*decided, *apart, *absorbed, *placed))
             # What is placed reads at multiples too: sums beside each other are of the rows that single steps read.
             made, placed = placements[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import souffle
+from benchmarks.recurrent import recurrent
 from souffle import models
 from souffle.choice import accepted, ways_taken
 from souffle.decision import Decision
@@ -31,3 +32,12 @@ def test_a_network_of_normalizations_is_staged_both_ways() -> None:
     placed = [d for d in decisions if d.stage == "normalization" and d.accepted]
     choices = [d for d in decisions if d.stage == "choice" and d.subject.startswith("reductions placed by")]
     assert len(choices) <= 1 and bool(placed) == any(choice.accepted for choice in choices)
+
+
+def test_partial_steps_are_absorbed_whether_or_not_sums_are_interleaved() -> None:
+    """So that neither takes the other from a network that is faster with one of them alone."""
+    how = {"target": "cuda", "arch": "sm_90", "device": "cpu", "cubin": False, "verify": "off"}
+    decisions = souffle.compile(recurrent("LSTM", 20, 44, steps=8, batch=2), **how).plan.decisions
+    ways = [d.subject for d in decisions if d.stage == "choice" and d.subject.startswith("reductions placed by")]
+    absorbed = [way for way in ways if "ramps" in way]
+    assert {"interleaving" in way for way in absorbed} == {True, False}, ways
