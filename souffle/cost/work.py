@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -317,9 +317,12 @@ class _Walk(StatementVisitor):
 
     def _arithmetic(self, operation: str, node: object) -> Value:
         dtype = tvm.DataType(dtype_of(node))
+        real = "float" in str(dtype)
+        if not real and operation in ("add", "sub"):
+            return self._sum(node)
         left, right = self._value(node.a), self._value(node.b)
-        product = isinstance(node.a, tirx.Mul) or isinstance(node.b, tirx.Mul)
-        if "float" in str(dtype):
+        if real:
+            product = isinstance(node.a, tirx.Mul) or isinstance(node.b, tirx.Mul)
             shape = joined_shape(left.shape, right.shape)
             value = Value.unknown(shape)
             if operation == "div" and not _is_power_of_two(node.b):
@@ -334,13 +337,32 @@ class _Walk(StatementVisitor):
         if operation in _DIVISIONS:
             divisor = int(right.array.flat[0]) if right.array is not None and right.array.size == 1 else 3
             return self._charged(value, "int32", 1 if divisor & (divisor - 1) == 0 else _DIVISION)
-        if operation == "mul":
-            return self._charged(value, "int32", 1)
-        if product and left.per_thread and right.per_thread:
-            return value  # a multiply-add
-        # What all threads add alike goes into an instruction's immediate offset, or into a pointer that is moved on.
-        alike = not (left.per_thread and right.per_thread)
-        return self._charged(value, "int32", 1, unrolled=not alike)
+        return self._charged(value, "int32", 1)
+
+    def _sum(self, node: tirx.Add | tirx.Sub) -> Value:
+        """A sum of integers. What threads have different values of is added up first, products as multiply-adds; what
+        all have alike goes into an instruction's immediate offset then, or into a pointer that is moved on.
+        """
+        own: list[tuple[bool, bool, Value]] = []
+        alike = constant(0)
+        for added, term in _terms(node):
+            value = self._value(term)
+            if value.per_thread:
+                own.append((isinstance(term, tirx.Mul), not added, value))
+            else:
+                alike = self._known(apply("add" if added else "sub", alike, value))
+        # The first is no product and is added, if any is so.
+        total = constant(0)
+        for place, (product, subtracted, value) in enumerate(sorted(own, key=lambda one: one[:2])):
+            if not place and not subtracted:
+                total = value
+                continue
+            total = self._known(apply("sub" if subtracted else "add", total, value))
+            if not product:
+                self._charged(total, "int32", 1)
+        if alike.array is not None and alike.array.size == 1 and not alike.array.any():
+            return total
+        return self._charged(self._known(apply("add", total, alike)), "int32", 1, unrolled=False)
 
     def _choice(self, condition: object, then: object, other: object) -> Value:
         held = self._value(condition)
@@ -408,10 +430,10 @@ class _Walk(StatementVisitor):
     def _access(self, buffer: tirx.Var, indices: Sequence[object], itemsize: int, lanes: int, *, store: bool) -> Shape:
         """Count a load or store and give the shape of what is loaded."""
         scope, index = str(buffer.scope()), indices[0]
-        place = self._value(index)
         shared = scope.startswith("shared") or any(buffer.same_as(window) for window in self.windows)
         if scope not in ("", "global") and not shared:
-            return self.counter.full_shape()  # a register
+            return self.counter.full_shape()  # a register, whose number is known where it is read
+        place = self._value(index)
         stride = const_int(index.stride) if isinstance(index, tirx.Ramp) else 1
         each = lanes if stride != 1 else 1
         width, unit = itemsize // each, tvm.DataType(str(buffer.dtype)).itemsize
@@ -446,6 +468,16 @@ def function_cost(name: str) -> tuple[int, int]:
     if plain in ("fmax", "fmin", "fab", "fabs", "floor", "ceil", "trunc", "round", "nearbyint", "reinterpret"):
         return 1, 0
     return _FUNCTIONS.get(plain, _OTHER_FUNCTION)
+
+
+def _terms(node: object, added: bool = True) -> Iterator[tuple[bool, object]]:
+    """The terms of a sum in the order of its text, each with whether it is added or subtracted."""
+    operation = operation_of(node)
+    if operation not in ("add", "sub"):
+        yield added, node
+        return
+    yield from _terms(node.a, added)
+    yield from _terms(node.b, added if operation == "add" else not added)
 
 
 def _stored(node: tirx.Stmt) -> list[tirx.Var]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import permutations
+
 import numpy as np
 import pytest
 import tvm
@@ -126,6 +129,26 @@ def test_what_only_some_threads_need_is_computed_by_them() -> None:
 
     # A first step and an eighth of another, or nearly two; some of it is not of the steps.
     assert 0.55 * counted(7) < counted(4) < 0.8 * counted(7)
+
+
+def test_what_unrolled_turns_add_alike_is_an_offset_wherever_it_stands() -> None:
+    """``thread * 64 + (tile * 2048 + turn)`` is one sum of what threads differ in; turns differ in an offset."""
+    _, function = lowered(affine(8192))
+
+    def counted(*order: int, turns: int) -> float:
+        tile, tid, source = function.func.params[:3]
+        x = tirx.decl_buffer((1 << 20,), "float32", "x", data=source)
+        turn = tirx.Var("turn", "int32")
+        terms = [tid * 64, tile * 2048, turn, tid & 7]
+        index = sum((terms[number] for number in order[1:]), terms[order[0]])
+        load = tirx.Evaluate(tirx.BufferLoad(x, [index]))
+        loop = tirx.For(turn, 0, turns, tirx.ForKind.UNROLLED, load)
+        return work_of(replace(function, func=tirx.PrimFunc(function.func.params, loop))).int32 / function.threads
+
+    orders = list(permutations(range(4)))
+    few = {counted(*order, turns=2) for order in orders}
+    assert len(few) == 1
+    assert {counted(*order, turns=16) for order in orders} == few
 
 
 def test_elements_far_apart_take_a_sector_each() -> None:
