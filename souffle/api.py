@@ -65,6 +65,7 @@ def compile(
     partition: str = "souffle",
     reductions: str = "ordered",
     grid_barrier: str = "cooperative",
+    waits: str = "auto",
     disable: Sequence[str] = (),
     reuse_policy: str = "belady",
     graph: bool = False,
@@ -109,6 +110,10 @@ def compile(
     grid_barrier : str
         How the blocks of a kernel wait for each other: ``"cooperative"``, by cooperative groups, or ``"counter"``, by
         our own counter of arrivals in memory of the network (§6.4).
+    waits : str
+        What stands between stages of a kernel that depend on each other: ``"barriers"``, of all blocks (§6.4);
+        ``"flags"``, for which tiles wait until the tiles that they need are done, wherever it is known which those are;
+        or ``"auto"``, at V4 what is predicted to take less.
     disable : sequence of str
         What V4 is to leave out, to see its effect alone: any of ``"attention"``, ``"normalization"``,
         ``"interleaving"``, ``"channels"``, ``"reuse"``, ``"resident"``, ``"ramps"`` and ``"weights"``
@@ -175,6 +180,7 @@ def compile(
         partition=partition,
         reductions=reductions,
         grid_barrier=grid_barrier,
+        waits=waits,
         disable=disable,
         reuse_policy=reuse_policy,
         graph=graph,

@@ -13,6 +13,7 @@ from souffle.wording import counted
 
 __all__ = [
     "ACTIVE_LANES",
+    "ARRIVALS",
     "CHECKS",
     "GRID_BARRIERS",
     "PAIRS",
@@ -33,6 +34,8 @@ CHECKS = ("memory", "values", "off")
 
 GRID_BARRIERS, PAIRS = "grid barriers", "pairs of accesses compared"
 """Facts that the one-line summary adds up."""
+
+ARRIVALS = "arrivals of each block at flags"
 
 ACTIVE_LANES = "shuffles among active lanes"
 """A fact: so many of which it is assumed that lanes stay together which ``__activemask()`` found together."""

@@ -52,7 +52,7 @@ class Barrier:
     Attributes
     ----------
     scope : str
-        ``"grid"`` or ``"block"``.
+        ``"grid"`` or ``"block"``; or ``"flags"``, where tiles wait for those that they need.
     before, after : str
         The stage that waits, and the one that it waits for.
     tensor : str
@@ -73,4 +73,5 @@ class Barrier:
 
     def __str__(self) -> str:
         times = f"{self.runs} x " if self.runs > 1 else ""
-        return f"{times}{self.scope} barrier before {self.before}, after {self.after}, for {self.tensor}: {self.reason}"
+        what = self.scope if self.scope == "flags" else f"{self.scope} barrier"
+        return f"{times}{what} before {self.before}, after {self.after}, for {self.tensor}: {self.reason}"

@@ -81,6 +81,9 @@ PRECISIONS = ("fp32", "mixed")
 REDUCTIONS = ("ordered", "one_phase")
 GRID_BARRIER_NAMES = ("cooperative", "counter")
 
+WAITS = ("auto", "barriers", "flags")
+"""What stands between dependent stages of a kernel: see :func:`souffle.compile`."""
+
 Hook = Callable[[str, object], object]
 """Called between stages with the stage's name and its result; what it returns replaces the result."""
 
@@ -104,7 +107,7 @@ class Options:
 
     Attributes
     ----------
-    level, precision, grid_barrier, verify : str
+    level, precision, grid_barrier, waits, verify : str
         See :func:`souffle.compile`.
     graph : bool
         Whether the network is to run as one CUDA graph: what a kernel's launch costs depends on it, and with that where
@@ -143,6 +146,7 @@ class Options:
     arch: str = "sm_90"
     reductions: str = "ordered"
     grid_barrier: str = "cooperative"
+    waits: str = "auto"
     disable: Sequence[str] = ()
     reuse_policy: str = "belady"
     graph: bool = False
@@ -158,6 +162,7 @@ class Options:
             ("reductions", REDUCTIONS),
             ("verify", CHECKS),
             ("grid_barrier", GRID_BARRIER_NAMES),
+            ("waits", WAITS),
             ("reuse_policy", REUSE_POLICIES),
         ):
             value = getattr(self, name)
@@ -168,6 +173,11 @@ class Options:
         if wrong is not None:
             raise OptionError(f"disable={given!r} is not valid; give a list of names among {', '.join(ON_CHIP)}")
         object.__setattr__(self, "disable", tuple(name for name in ON_CHIP if name in given))
+
+    @property
+    def flags(self) -> str:
+        """One of :data:`WAITS`: by price at V4 only; levels below have the paper's barriers."""
+        return "barriers" if self.waits == "auto" and not LEVELS[self.level].reuse else self.waits
 
     @property
     def on_chip(self) -> frozenset[str]:

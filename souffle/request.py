@@ -49,6 +49,7 @@ class CompileRequest:
             precision=wanted.precision,
             arch=wanted.arch,
             grid_barrier=wanted.grid_barrier,
+            waits=wanted.waits,
             graph=wanted.graph,
             verify="off" if wanted.verify == "off" else "memory",
             tuning_log=wanted.tuning_log,

@@ -44,10 +44,15 @@ class KernelPrices:
         Of the program.
     dependences : TileDependences
         What is found out about the tiles of stages is kept in it.
+    flags : str
+        One of :data:`souffle.options.WAITS`.
     """
 
-    def __init__(self, constants: Mapping[Tensor, object], dependences: TileDependences) -> None:
+    def __init__(
+        self, constants: Mapping[Tensor, object], dependences: TileDependences, flags: str = "barriers"
+    ) -> None:
         self.constants = constants
+        self.flags = flags
         self.dependences = dependences
         self._known: dict[tuple[object, ...], KernelPrice] = {}
         self._alone: dict[tuple[Stage, bool], KernelTimes] = {}
@@ -97,10 +102,11 @@ class KernelPrices:
             self.constants,
             prefetch=False,
             blocks_per_sm=subprogram.blocks_per_sm,
-            expected=expected_in(request, units),
+            expected=expected_in(request, units, self.flags),
             dependences=self.dependences,
         ).shape
-        times = forecast.times(units, block, shape.tiles, shape.grid_syncs, fewer=True, fetches=fetches)
+        waits = shape.grid_syncs, shape.flag_waits
+        times = forecast.times(units, block, shape.tiles, *waits, fewer=True, fetches=fetches)
         return KernelPrice(times, shape.grid_syncs)
 
 

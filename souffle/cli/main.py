@@ -25,7 +25,7 @@ from souffle.cli.measure_device import add_arguments as add_measure_device
 from souffle.cli.output import Progress, format_table, human_bytes, write_json
 from souffle.cli.tune import add_arguments as add_tune
 from souffle.errors import InputError, SouffleError
-from souffle.options import GRID_BARRIER_NAMES, LEVELS, ON_CHIP, PRECISIONS, REDUCTIONS, REUSE_POLICIES, SOUFFLE
+from souffle.options import GRID_BARRIER_NAMES, LEVELS, ON_CHIP, PRECISIONS, REDUCTIONS, REUSE_POLICIES, SOUFFLE, WAITS
 from souffle.runtime.explain import certificate_lines, explain_data
 from souffle.runtime.plan_json import certificate_to_json
 
@@ -138,7 +138,13 @@ def _compiler_parsers() -> tuple[argparse.ArgumentParser, ...]:
         default="cooperative",
         help="how the blocks of a kernel wait for each other",
     )
-
+    waits.add_argument(
+        "--waits",
+        choices=WAITS,
+        default="auto",
+        help="what stands between stages that depend on each other: barriers of all blocks, flags that tiles wait for "
+        "wherever it is known which tiles they need, or at V4 what is predicted to take less",
+    )
     waits.add_argument(
         "--reuse-policy",
         choices=REUSE_POLICIES,

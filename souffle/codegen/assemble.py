@@ -71,6 +71,8 @@ def assemble(
             threads=kernel.shape.threads,
             dynamic_shared_bytes=kernel.shape.shared_bytes,
             grid_syncs=kernel.shape.grid_syncs,
+            arrivals=kernel.shape.ticks,
+            flag_waits=kernel.shape.flag_waits,
             resources=resources.get(kernel.name),
             stages=tuple(f.name for f in kernel.shape.functions),
             tes=_names_of_tes(first[number]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from souffle.codegen.extrema import EXTREMA_TEXTS
+from souffle.kernel.block_flags import FLAG_FUNCTIONS, FLAGS_TEXT
 from souffle.kernel.grid_barrier import GRID_BARRIERS
 from souffle.kernel.merge import CHOICE_FUNCTION, OFFSET_FUNCTION, PREFETCH_FUNCTION, WINDOW_FUNCTION
 from souffle.schedule.gpu.emit.async_copy import COMMIT_FUNCTION, COPY_FUNCTION, COPY_OR_ZERO_FUNCTION, WAIT_FUNCTION
@@ -157,6 +158,7 @@ _TEXTS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((LOAD_FUNCTION, PRODUCT_FUNCTION, PUT_FUNCTION, TAKE_FUNCTION), _MMA_TEXT),
     ((SCALE_FUNCTION,), _SCALE_TEXT),
     *EXTREMA_TEXTS,
+    (FLAG_FUNCTIONS, FLAGS_TEXT),
     *(((barrier.function,), barrier.text) for barrier in GRID_BARRIERS.values() if barrier.function),
 )
 

@@ -53,7 +53,8 @@ def _predicted(
         block = StageResources(
             used.registers, used.static_shared_bytes, kernel.dynamic_shared_bytes, kernel.threads, 0, True
         )
-    times = forecast.times(units, block, kernel.tiles, kernel.grid_syncs, fewer=fewer, fetches=fetches)
+    waits = kernel.grid_syncs, kernel.flag_waits
+    times = forecast.times(units, block, kernel.tiles, *waits, fewer=fewer, fetches=fetches)
     if not times.blocks:
         return kernel
     stages: dict[str, PredictedStage] = {}

@@ -174,6 +174,10 @@ class Kernel:
         Why it waits (of one of its launches), in the order of its text; those in a loop once.
     most_blocks : int or None
         With how many blocks it is launched at most, where fewer than fit are predicted to be faster.
+    arrivals : int
+        How often each block of one launch says that it is done with what stands before.
+    flag_waits : tuple of (int, int, int)
+        What its tiles wait for instead of barriers (:attr:`souffle.kernel.KernelShape.flag_waits`).
     """
 
     name: str
@@ -188,11 +192,13 @@ class Kernel:
     predicted: PredictedKernel | None = None
     barriers: tuple[Barrier, ...] = ()
     most_blocks: int | None = None
+    arrivals: int = 0
+    flag_waits: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def cooperative(self) -> bool:
         """Whether all blocks must be on the device at once."""
-        return self.grid_syncs > 0
+        return self.grid_syncs > 0 or self.arrivals > 0
 
 
 @dataclass(frozen=True)

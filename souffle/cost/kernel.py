@@ -122,6 +122,11 @@ class KernelForecast:
         """See :meth:`souffle.partition.Forecast.grid_sync_seconds`."""
         return self.device.grid_sync_seconds(blocks)
 
+    @property
+    def look_seconds(self) -> float:
+        """See :meth:`souffle.partition.Forecast.look_seconds`: a load that the L2 cache answers."""
+        return self.device.l2_latency_clocks / self.device.clock_hz
+
     def seconds(self, stage: Stage, kernel: StageResources, most: int | None = None) -> float:
         """See :meth:`souffle.partition.Forecast.seconds`; in a grid of `most` blocks where more would fit."""
         terms = self.terms(stage, kernel, most)
@@ -133,6 +138,7 @@ class KernelForecast:
         block: StageResources,
         tiles: int,
         grid_syncs: int,
+        flag_waits: Sequence[tuple[int, int, int]] = (),
         *,
         fewer: bool,
         fetches: bool = False,
@@ -148,6 +154,10 @@ class KernelForecast:
             That its widest stage has.
         grid_syncs : int
             Barriers of one launch.
+        flag_waits : sequence of (int, int, int)
+            How often tiles of a stage wait for tiles, for how many blocks at most, 0 where they have been waited for
+            before, and before how many slots. Nobody has measured it: a wait for so many blocks is taken to be as long
+            as their barrier, and one for what has been waited for as the look at a flag.
         fewer : bool
             Whether it may be launched with fewer blocks than fit: barriers take less then, and stages more. That is
             done where it is worth it though both may be wrong by the model's error.
@@ -160,7 +170,12 @@ class KernelForecast:
         def with_blocks(most: int) -> KernelTimes:
             stages = sum(count * self.seconds(stage, block, most) for stage, count in runs)
             stages += sum(self.fill_seconds(stage, block, most, count) for stage, count in runs)
-            waiting = grid_syncs * self.grid_sync_seconds(max(1, min(tiles, most)))
+            blocks = max(1, min(tiles, most))
+            waiting = grid_syncs * self.grid_sync_seconds(blocks)
+            for count, others, slots in flag_waits:
+                looks = -(-slots // blocks) - bool(others)
+                waiting += count * (bool(others) and self.grid_sync_seconds(min(others, blocks)))
+                waiting += count * looks * self.look_seconds
             code = 0.0
             for (stage, _), counts in zip(runs, fetching, strict=True):
                 if any(counts):
@@ -172,7 +187,7 @@ class KernelForecast:
         if not fit:
             return KernelTimes(self.launch_seconds, 0.0, math.inf, 0)
         found = with_blocks(fit)
-        for most in self._fewer_blocks(runs, min(fit, tiles)) if fewer and grid_syncs else ():
+        for most in self._fewer_blocks(runs, min(fit, tiles)) if fewer and (grid_syncs or flag_waits) else ():
             other = with_blocks(most)
             if found.waiting - other.waiting > self.error * max(0.0, other.stages - found.stages):
                 found = other

@@ -25,6 +25,7 @@ __all__ = [
     "count_points",
     "divide_floor",
     "extremes",
+    "first_and_last",
     "first_dimensions",
     "identity",
     "is_bijection",
@@ -306,3 +307,9 @@ def pairs(relation: Map) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
     """All pairs of a small bounded map."""
     split = relation.dim(_IN)
     return {(point[:split], point[split:]) for point in points(relation.wrap().flatten())}
+
+
+def first_and_last(relation: Map) -> dict[int, tuple[int, int]]:
+    """Of a small bounded map between numbers, the least and the greatest image of each that has one."""
+    least, most = ({i[0]: o[0] for i, o in pairs(one)} for one in (relation.lexmin(), relation.lexmax()))
+    return {number: (least[number], most[number]) for number in sorted(least)}

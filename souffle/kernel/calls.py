@@ -15,6 +15,8 @@ from souffle.cost.kernel import ASKED_TOGETHER
 from souffle.decision import Barrier
 from souffle.kernel.assignment import Assignment
 from souffle.kernel.dependences import TileDependences
+from souffle.kernel.tile_bands import TileBand
+from souffle.kernel.tile_waits import PlacedFlags, place_flags
 from souffle.kernel.waits import Expected, Sequenced, Waits
 from souffle.program import Carried, Loop, Tensor
 from souffle.program.loop import ALIGNMENT
@@ -30,6 +32,7 @@ __all__ = [
     "LoopCall",
     "StageCall",
     "TensorTouch",
+    "TileWait",
     "kernel_of_stage",
     "plan_calls",
 ]
@@ -67,6 +70,25 @@ class ArgumentPlace:
 
 
 @dataclass(frozen=True)
+class TileWait:
+    """A tile waits until the blocks of some slots have arrived.
+
+    Attributes
+    ----------
+    place : int
+        Which arrival of the kernel's text it is.
+    ago : int
+        How many steps of the loop ago.
+    band : TileBand
+        The slots, for the slot that waits.
+    """
+
+    place: int
+    ago: int
+    band: TileBand
+
+
+@dataclass(frozen=True)
 class StageCall:
     """One stage of a kernel.
 
@@ -88,6 +110,10 @@ class StageCall:
         Which tiles a block computes together; ``None`` for each alone.
     kept : KeptLoads or None
         What fills the registers in which its function finds constants.
+    arrive_before : bool
+        Whether blocks say before it that they are done with all that stands before (:mod:`souffle.kernel.block_flags`).
+    waits : tuple of TileWait
+        What each of its tiles waits for.
     """
 
     functions: tuple[DeviceFunction, ...]
@@ -97,6 +123,13 @@ class StageCall:
     block_sync_before: bool = False
     assignment: Assignment | None = None
     kept: KeptLoads | None = None
+    arrive_before: bool = False
+    waits: tuple[TileWait, ...] = ()
+
+    @property
+    def slots(self) -> int:
+        """Its tiles, those that a block computes together counted once."""
+        return self.assignment.count if self.assignment else max(f.tiles for f in self.functions)
 
 
 @dataclass(frozen=True)
@@ -167,16 +200,39 @@ class KernelShape:
     @property
     def tiles(self) -> int:
         """Most tiles of a stage, those that a block computes together counted once: more blocks have nothing to do."""
-        return max(
-            call.assignment.count if call.assignment else max(f.tiles for f in call.functions)
-            for call in self.stage_calls
-        )
+        return max(call.slots for call in self.stage_calls)
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory: all stages use one pool from its start, and what stays between them lies behind."""
         windows = [place.window.end for call in self.stage_calls for place in call.arguments if place.window]
         return max([*windows, *(f.shared_bytes for f in self.functions)])
+
+    @property
+    def ticks(self) -> int:
+        """How often each block says that it is done, in all."""
+        total = 0
+        for call in self.calls:
+            if isinstance(call, LoopCall):
+                total += call.steps * sum(c.arrive_before for c in call.calls)
+            else:
+                total += call.arrive_before
+        return total
+
+    @property
+    def flag_waits(self) -> tuple[tuple[int, int, int], ...]:
+        """How often, for how many blocks at most, and before how many slots the tiles of each stage wait for tiles.
+
+        The first that stands behind an arrival comes first; slots are 0 for the others, which find the flags set.
+        """
+        found, listened = [], set()
+        for call in self.calls:
+            for stage in call.calls if isinstance(call, LoopCall) else (call,):
+                for wait in stage.waits:
+                    runs = call.steps if isinstance(call, LoopCall) else 1
+                    found.append((runs, 0 if wait.place in listened else wait.band.width, stage.slots))
+                    listened.add(wait.place)
+        return tuple(found)
 
     @property
     def grid_syncs(self) -> int:
@@ -305,38 +361,101 @@ class _Planner:
         self.waits = waits
         self.position: dict[Tensor, int] = {}
         self.touches: dict[TensorTouch, None] = {}
+        # Where flags are, of the kernel (None) and in its loops; how many arrivals of the text stand before theirs.
+        self.flags: dict[LoopStage | None, PlacedFlags] = {}
+        self.arrivals: dict[tuple[LoopStage | None, int], int] = {}
 
     def plan(self, stages: Sequence[Unit], blocks_per_sm: int) -> CallPlan:
         self.form = fit_functions([function for stage in flat_stages(stages) for function in stage.functions])
         bodies = {unit: self.waits.sequence(unit.stages) for unit in stages if isinstance(unit, LoopStage)}
         order = self.waits.sequence(stages)
+        between = {unit: self.waits.between_steps(unit, body) for unit, body in bodies.items()}
+        self.place_flags(order, bodies, between)
+        epochs = self.whole_epochs(order, None)
         calls: list[StageCall | LoopCall] = []
         reasons: list[Barrier] = []
         start = 0
-        for epoch in range(max(order.epochs) + 1):
-            units = [unit for unit, at in zip(order.units, order.epochs, strict=True) if at == epoch]
+        for epoch in range(max(epochs) + 1):
+            units = [unit for unit, at in zip(order.units, epochs, strict=True) if at == epoch]
             loops = [unit for unit in units if isinstance(unit, LoopStage)]
-            inner = [max(bodies[unit].epochs) + 1 for unit in loops]
+            inner = [max(self.whole_epochs(bodies[unit], unit)) + 1 for unit in loops]
             # Whatever runs beside a loop may run beside any of its stages; so may the stages of two loops.
             span = range(start, start + max(inner, default=1))
             for unit in units:
-                barrier = order.barriers.get(unit)
+                barrier = self.exchanged(order.barriers.get(unit), order, unit, None)
                 reasons += [barrier] if barrier else []
                 if isinstance(unit, LoopStage):
-                    call, inside = self.loop(unit, bodies[unit], span, barrier, alone=len(loops) == 1)
+                    body = bodies[unit], between[unit]
+                    call, inside = self.loop(unit, *body, span, barrier, alone=len(loops) == 1)
                     calls.append(call)
                     reasons += inside
                 else:
                     places = {t: self.fixed(t) for t in (*unit.inputs, *unit.outputs)}
-                    calls.append(self.stage(unit, barrier, places, self.constants))
+                    calls.append(self.stage(unit, barrier, places, self.constants, None))
                     self.touch(unit.inputs, unit.outputs, span)
             start = span.stop
         tensors = tuple(self.position)
         shape = KernelShape(tuple(calls), tuple((t.dtype, t.nbytes) for t in tensors), blocks_per_sm)
-        return CallPlan(shape, order.units, order.epochs, start, tensors, tuple(self.touches), tuple(reasons))
+        return CallPlan(shape, order.units, epochs, start, tensors, tuple(self.touches), tuple(reasons))
+
+    # Flags in place of barriers
+
+    def place_flags(
+        self, order: Sequenced, bodies: Mapping[LoopStage, Sequenced], between: Mapping[LoopStage, Barrier]
+    ) -> None:
+        """Decide where flags are, and number their arrivals in the order of the text."""
+        expected = self.waits.expected
+        if expected.flags == "barriers":
+            return
+        always = expected.flags == "flags"
+        around = {at for unit, at in zip(order.units, order.epochs, strict=True) if isinstance(unit, LoopStage)}
+        sites = dict.fromkeys({*order.epochs} - {0} - around, 1)
+        crossings = self.waits.crossings(order)
+        self.flags[None] = place_flags(sites, crossings, expected.prices, always=always)
+        for unit, body in bodies.items():
+            steps = between[unit].scope == "grid"
+            sites = dict.fromkeys({*body.epochs} - {0} | ({0} if steps else set()), unit.loop.steps)
+            crossings = self.waits.crossings_of_steps(unit, body, between=steps)
+            self.flags[unit] = place_flags(sites, crossings, expected.prices, always=always)
+        seen = 0
+        for unit, at in zip(order.units, order.epochs, strict=True):
+            if at != seen and at in self.flags[None].heard:
+                self.arrivals[None, at] = len(self.arrivals)
+            seen = at
+            if isinstance(unit, LoopStage):
+                for site in sorted(self.flags[unit].heard):
+                    self.arrivals[unit, site] = len(self.arrivals)
+
+    def whole_epochs(self, order: Sequenced, loop: LoopStage | None) -> tuple[int, ...]:
+        """For each unit, how many barriers of all blocks stand before it."""
+        flags = self.flags[loop].sites if loop in self.flags else ()
+        return tuple(at - sum(1 for site in flags if 0 < site <= at) for at in order.epochs)
+
+    def exchanged(
+        self, barrier: Barrier | None, order: Sequenced, unit: Unit, loop: LoopStage | None
+    ) -> Barrier | None:
+        """The barrier before a unit, or what stands in its place."""
+        if barrier is None or barrier.scope != "grid" or loop not in self.flags:
+            return barrier
+        site = order.epochs[order.units.index(unit)]
+        if site not in self.flags[loop].sites:
+            return barrier
+        return replace(barrier, scope="flags" if site in self.flags[loop].heard else "block")
+
+    def waiting(self, stage: Stage, loop: LoopStage | None) -> tuple[TileWait, ...]:
+        """What the tiles of a stage wait for."""
+        found = self.flags[loop].waits.get(stage, ()) if loop in self.flags else ()
+        return tuple(TileWait(self.arrivals[loop, wait.site], wait.ago, wait.band) for wait in found)
+
+    # Calls
 
     def stage(
-        self, stage: Stage, barrier: Barrier | None, places: Mapping[Tensor, ArgumentPlace], weights: Container[Tensor]
+        self,
+        stage: Stage,
+        barrier: Barrier | None,
+        places: Mapping[Tensor, ArgumentPlace],
+        weights: Container[Tensor],
+        loop: LoopStage | None,
     ) -> StageCall:
         """The call of a stage; `weights` are worth a prefetch."""
         scope = barrier.scope if barrier else ""
@@ -348,10 +467,11 @@ class _Planner:
         arguments = tuple(replace(places[t], window=windows.get(t)) for t in (*stage.inputs, *stage.outputs))
         assignment = self.waits.assignments.get(stage)
         functions = tuple(self.form[function] for function in stage.functions)
-        return StageCall(functions, arguments, scope == "grid", prefetch, scope == "block", assignment, stage.kept)
+        own = scope == "grid", prefetch, scope == "block", assignment, stage.kept, scope == "flags"
+        return StageCall(functions, arguments, *own, self.waiting(stage, loop))
 
     def loop(
-        self, unit: LoopStage, body: Sequenced, span: range, before: Barrier | None, *, alone: bool
+        self, unit: LoopStage, body: Sequenced, steps: Barrier, span: range, before: Barrier | None, *, alone: bool
     ) -> tuple[LoopCall, list[Barrier]]:
         """The call of a loop, and why it waits inside; `alone` says whether no other loop runs beside it."""
         loop = unit.loop
@@ -363,13 +483,14 @@ class _Planner:
         # What begins further on in one tensor at each step ends beyond it in the last ones.
         own = {p.tensor for p in loop.indexed if p.tensor.nbytes <= p.stride * p.tensor.itemsize}
         weights = {tensor for tensor, source in parts.items() if source not in small and tensor in own}
-        steps = self.waits.between_steps(unit, body)
+        barriers = {**body.barriers, body.units[0]: steps}
+        barriers = {stage: self.exchanged(barrier, body, stage, unit) for stage, barrier in barriers.items()}
+        steps = barriers[body.units[0]]
         # Without a wait of all blocks between steps, one may be a step ahead.
         apart = alone and steps.scope == "grid"
-        barriers = {**body.barriers, body.units[0]: steps}
         calls = []
         inside: set[Tensor] = set()
-        for stage, at in zip(body.units, body.epochs, strict=True):
+        for stage, at in zip(body.units, self.whole_epochs(body, unit), strict=True):
             for tensor in (*stage.inputs, *stage.outputs):
                 if tensor not in places:
                     places[tensor] = self.fixed(tensor)
@@ -377,7 +498,7 @@ class _Planner:
                 if tensor in inside:
                     here = range(span.start + at, span.start + at + 1) if apart else span
                     self.touch((), (tensor,), here)
-            calls.append(self.stage(stage, barriers.get(stage), places, weights))
+            calls.append(self.stage(stage, barriers.get(stage), places, weights, unit))
         runs = {body.units[0]: loop.steps - 1} if steps.scope == "grid" else {}
         reasons = [
             replace(barriers[stage], runs=runs.get(stage, loop.steps)) for stage in body.units if stage in barriers

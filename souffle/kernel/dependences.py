@@ -91,6 +91,28 @@ class TileDependence:
         found = isl.within_budget(lambda: isl.pairs(relation), _BUDGET) if few else None
         return None if found is None else np.array(sorted((c[0], p[0]) for c, p in found), np.int64).reshape(-1, 2)
 
+    @cached_property
+    def needed(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """First and last producer tile that each consumer tile reads from, -1 as the last where there is none."""
+        return self._ends(self.relation, self.consumer.tiles)
+
+    @cached_property
+    def needing(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """First and last consumer tile that reads from each producer tile, -1 as the last where there is none."""
+        return self._ends(None if self.relation is None else self.relation.reverse(), self.producer.tiles)
+
+    @staticmethod
+    def _ends(relation: isl.Map | None, tiles: int) -> tuple[np.ndarray, np.ndarray] | None:
+        if relation is None or tiles > _MOST_PAIRS:
+            return None
+        found = isl.within_budget(lambda: isl.first_and_last(relation), _BUDGET)
+        if found is None:
+            return None
+        first, last = np.zeros(tiles, np.int64), np.full(tiles, -1, np.int64)
+        for tile, ends in found.items():
+            first[tile], last[tile] = ends
+        return first, last
+
     def __str__(self) -> str:
         """In words."""
         if self.same:

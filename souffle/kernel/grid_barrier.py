@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import tvm
 from tvm import tirx
 from tvm.backend.cuda.op import cuda_grid_sync
 
@@ -51,11 +50,9 @@ class GridBarrier:
     text: str = ""
     state_words: int = 0
 
-    def state_parameter(self, shape: KernelShape) -> tuple[tirx.Var, ...]:
-        """The kernel's parameter for the state; empty where the barrier, or the kernel, needs none."""
-        if not self.state_words or not waits(shape):
-            return ()
-        return (tirx.Var("grid_state", tvm.ir.PointerType(tvm.ir.PrimType(STATE_DTYPE), "global")),)
+    def words(self, shape: KernelShape) -> int:
+        """Words of state that a kernel needs of it."""
+        return self.state_words if waits(shape) else 0
 
     def wait(self, state: Sequence[tirx.Var], num_blocks: PrimExpr) -> tirx.Stmt:
         """The statement at which all blocks wait.
@@ -63,7 +60,7 @@ class GridBarrier:
         Parameters
         ----------
         state : sequence of Var
-            From :meth:`state_parameter`.
+            The kernel's parameter for it, where it keeps one.
         num_blocks : PrimExpr
             Blocks of the launch.
         """

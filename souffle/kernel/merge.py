@@ -8,8 +8,9 @@
                                   for it: tile = it * num_blocks + blockIdx.x; if tile < tiles_B: B(tile, tid, b, c)
 
 Legal for every grid of at least one block that is on the device at once: each stage computes all its tiles, and every
-pair of stages that touch one tensor, at least one of them writing, has a grid sync between. A loop over stages is a
-loop in the kernel, with a grid sync between its steps; each step passes its stages its own parts of the tensors.
+pair of stages that touch one tensor, at least one of them writing, has a grid sync between, or flags that the tiles of
+the one set and those of the other wait for (:mod:`souffle.kernel.block_flags`). A loop over stages is a loop in the
+kernel, with a grid sync or flags between its steps; each step passes its stages its own parts of the tensors.
 
 Constants that a stage of a loop finds in registers are read into them before the loop, for the tile that is the
 block's in a grid of as many blocks as there are tiles, or more; in a smaller one a block has several, and reads them
@@ -24,8 +25,9 @@ from dataclasses import dataclass, field
 import tvm
 from tvm import tirx
 
-from souffle.kernel.calls import ArgumentPlace, KernelShape, LoopCall, StageCall
-from souffle.kernel.grid_barrier import GRID_BARRIERS, GridBarrier
+from souffle.kernel.block_flags import BlockFlags, flag_words
+from souffle.kernel.calls import ArgumentPlace, KernelShape, LoopCall, StageCall, TileWait
+from souffle.kernel.grid_barrier import GRID_BARRIERS, STATE_DTYPE, GridBarrier
 from souffle.kernel.text import format_calls
 from souffle.schedule.lower.device_function import DeviceFunction, LoweringError
 from souffle.schedule.stage import Window
@@ -42,8 +44,8 @@ class MergedKernel:
     ----------
     name : str
     func : tirx.PrimFunc
-        Parameters: one pointer for each of the shape's parameters, one to the grid barrier's state where the kernel has
-        a barrier that keeps one, then ``num_blocks``.
+        Parameters: one pointer for each of the shape's parameters, one to the state of grid barriers and flags where
+        the kernel has such as keep one, then ``num_blocks``.
     shape : KernelShape
     state_words : int
         Words of that state; 0 where there is none.
@@ -77,6 +79,7 @@ def merge(
     shape: KernelShape,
     global_vars: Mapping[DeviceFunction, tvm.ir.GlobalVar],
     barrier: GridBarrier = GRID_BARRIERS["cooperative"],
+    blocks: int = 0,
 ) -> MergedKernel:
     """The kernel's TensorIR function.
 
@@ -88,6 +91,8 @@ def merge(
         How the functions are called in the module that the kernel will be part of.
     barrier : GridBarrier
         How its blocks wait for each other.
+    blocks : int
+        Most blocks of any kernel whose flags lie in the same memory; by default of this one.
     """
     block, tid = tirx.Var("block", "int32"), tirx.Var("tid", "int32")
     num_blocks = tirx.Var("num_blocks", "int32")
@@ -95,11 +100,13 @@ def merge(
         tirx.Var(f"g{i}", tvm.ir.PointerType(tvm.ir.PrimType(dtype), "global"))
         for i, (dtype, _) in enumerate(shape.parameters)
     ]
-    state = barrier.state_parameter(shape)
-    wait = barrier.wait(state, num_blocks)
-    writer = _Writer(shape, global_vars, pointers, block, tid, num_blocks, wait)
+    words = max(flag_words(max(blocks, shape.tiles)) if shape.ticks else 0, barrier.words(shape))
+    state = [tirx.Var("grid_state", tvm.ir.PointerType(tvm.ir.PrimType(STATE_DTYPE), "global"))] if words else []
+    wait = barrier.wait(state if barrier.words(shape) else (), num_blocks)
+    flags = BlockFlags(state[0], num_blocks, tirx.Var("ticks_before", "int32"), words) if shape.ticks else None
+    writer = _Writer(shape, global_vars, pointers, block, tid, num_blocks, wait, flags)
     statements = [statement for call in shape.calls for statement in writer.call(call)]
-    body = sequence(*statements)
+    body = sequence(*(flags.around(statements, shape.ticks) if flags else statements))
     body = _thread("threadIdx.x", tid, tirx.IntImm("int32", shape.threads), body)
     body = _thread("blockIdx.x", block, num_blocks, body)
     func = tirx.PrimFunc([*pointers, *state, num_blocks], body).with_attr("global_symbol", name)
@@ -108,7 +115,7 @@ def merge(
     if shape.blocks_per_sm != 1:
         # It says itself with how many resident blocks of a multiprocessor its registers are counted.
         func = func.with_attr(MIN_BLOCKS_ATTRIBUTE, shape.blocks_per_sm)
-    return MergedKernel(name, func, shape, barrier.state_words if state else 0)
+    return MergedKernel(name, func, shape, words)
 
 
 def _thread(tag: str, var: tirx.Var, extent: object, body: tirx.Stmt) -> tirx.Stmt:
@@ -127,8 +134,14 @@ class _Writer:
     tid: tirx.Var
     num_blocks: tirx.Var
     wait: tirx.Stmt
+    flags: BlockFlags | None
     loops: int = 0
     kept: dict[StageCall, list[tirx.Var]] = field(default_factory=dict)
+    # Of each arrival so far: the tick at the first step of its loop, and how many there are in a step.
+    arrivals: list[tuple[int, int]] = field(default_factory=list)
+    ticks: int = 0
+    # Arrivals whose statements are written.
+    passed: int = 0
 
     def call(self, call: StageCall | LoopCall) -> list[tirx.Stmt]:
         """A stage, or a loop over stages."""
@@ -136,6 +149,9 @@ class _Writer:
             return self.stage(call, None, 0, True)
         step = tirx.Var(f"s{self.loops}", "int32")
         self.loops += 1
+        each = sum(stage.arrive_before for stage in call.calls)
+        self.arrivals += [(self.ticks + number, each) for number in range(1, each + 1)]
+        self.ticks += each * call.steps
         before = self.asked(call.prefetch, None, 0)
         before += [statement for stage in call.calls for statement in self.fill_before(stage)]
         inside: list[tirx.Stmt] = []
@@ -151,13 +167,33 @@ class _Writer:
         if call.sync_before:
             # The condition is the same in all blocks.
             statements.append(self.wait if sync_first else tirx.IfThenElse(step > 0, self.wait, None))
+        if call.arrive_before:
+            if step is None:
+                self.ticks += 1
+                self.arrivals.append((self.ticks, 0))
+            statements.append(self.flags.arrive(self.tick(self.passed, step)))
+            self.passed += 1
         if call.block_sync_before:
             statements.append(_block_barrier())
         arguments = [self.pointer(place, step, steps) for place in call.arguments]
         windows = [place.window for place in call.arguments]
         for function in call.functions:
-            statements.append(self.tile_loop(function, arguments, windows, call))
+            statements.append(self.tile_loop(function, arguments, windows, call, step))
         return statements
+
+    # Flags
+
+    def tick(self, arrival: int, step: PrimExpr | None) -> PrimExpr:
+        """The tick of an arrival, at a step."""
+        first, each = self.arrivals[arrival]
+        return tirx.IntImm("int32", first) if step is None else step * each + first
+
+    def until(self, wait: TileWait, slot: PrimExpr, step: tirx.Var | None) -> tirx.Stmt:
+        """Wait for the tiles that the tiles of a slot need."""
+        band = wait.band
+        base = band.base(slot, tirx.truncdiv)
+        first, last = tirx.max(base - band.before, 0), tirx.min(base + band.after, band.slots - 1)
+        return self.flags.wait(first, last, self.tick(wait.place, step if step is None else step - wait.ago))
 
     def asked(
         self, prefetch: Sequence[tuple[ArgumentPlace, int]], step: tirx.Var | None, steps: int
@@ -228,6 +264,7 @@ class _Writer:
         arguments: Sequence[PrimExpr],
         windows: Sequence[Window | None],
         call: StageCall,
+        step: tirx.Var | None,
     ) -> tirx.Stmt:
         """All tiles of a stage that are this block's; conditions are uniform in a block, so barriers are safe."""
         it = tirx.Var("it", "int32")
@@ -264,6 +301,7 @@ class _Writer:
             body = sequence(body, _block_barrier())
         if assignment is not None and assignment.per_slot > 1:
             body = tirx.For(place, 0, assignment.per_slot, tirx.ForKind.SERIAL, body)
+        body = sequence(*(self.until(wait, slot, step) for wait in call.waits), body)
         body = tirx.IfThenElse(slot < slots, body, None)
         turns = tirx.truncdiv(tirx.IntImm("int32", slots - 1) + self.num_blocks, self.num_blocks)
         return tirx.For(it, 0, turns, tirx.ForKind.SERIAL, body)

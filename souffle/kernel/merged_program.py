@@ -18,7 +18,7 @@ from souffle.options import LEVELS, Options
 from souffle.partition import Partition, PartitionRequest
 from souffle.program import Tensor
 from souffle.schedule.lower.stages import readable_name
-from souffle.schedule.stage import Unit, flat_stages
+from souffle.schedule.stage import Stage, Unit, flat_stages
 from souffle.wording import counted
 
 __all__ = ["MergedLaunch", "MergedProgram", "expected_in", "merge_program"]
@@ -109,7 +109,7 @@ def merge_program(
             constants,
             prefetch=LEVELS[options.level].reuse,
             blocks_per_sm=subprogram.blocks_per_sm,
-            expected=expected_in(request, subprogram.stages),
+            expected=expected_in(request, subprogram.stages, options.flags),
             dependences=dependences,
         )
         number = shapes.setdefault(calls.shape, len(shapes))
@@ -120,20 +120,28 @@ def merge_program(
     functions = dict.fromkeys(function for shape in shapes for function in shape.called)
     global_vars = {function: tvm.ir.GlobalVar(function.name) for function in functions}
     barrier = barrier_for(options.grid_barrier)
-    kernels = tuple(merge(name, shape, global_vars, barrier) for name, shape in zip(names, shapes, strict=True))
+    blocks = max((shape.tiles for shape in shapes if shape.ticks), default=0)
+    kernels = tuple(merge(name, shape, global_vars, barrier, blocks) for name, shape in zip(names, shapes, strict=True))
     return MergedProgram(kernels, tuple(reasons), tuple(launches), live.first, live.last)
 
 
-def expected_in(request: PartitionRequest, units: Sequence[Unit]) -> Expected:
-    """What a kernel of these units is expected to find on the device."""
+def expected_in(request: PartitionRequest, units: Sequence[Unit], flags: str = "barriers") -> Expected:
+    """What a kernel of these units is expected to find on the device; `flags` is one of :data:`souffle.options.WAITS`.
+
+    Where nobody knows the device, waits have no price, and there are barriers unless flags are asked for.
+    """
     blocks, forecast = request.blocks(units), request.forecast
     if forecast is None:
-        return Expected(blocks)
+        return Expected(blocks, flags=flags)
     together = request.together(units)
     # Half of the predictions are off by more than the error: what is saved is taken for the least that it may be.
     grid = min(blocks, max(stage.schedule.tiles for stage in flat_stages(units)))
     saved = forecast.grid_sync_seconds(grid) / forecast.error
-    return Expected(blocks, saved, lambda stage: forecast.seconds(stage, together))
+
+    def seconds(stage: Stage) -> float:
+        return forecast.seconds(stage, together)
+
+    return Expected(blocks, saved, seconds, flags, forecast.grid_sync_seconds, forecast.look_seconds)
 
 
 class _Liveness:

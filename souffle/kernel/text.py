@@ -39,9 +39,10 @@ def format_parameters(shape: KernelShape, tensors: Sequence[Tensor]) -> list[str
 def _summary(shape: KernelShape) -> str:
     """One line of counts."""
     stages = len(tuple(shape.stage_calls))
+    flags = f", flags at {counted(shape.ticks, 'place')}" if shape.ticks else ""
     return (
         f"{counted(stages, 'stage')}, {counted(shape.tiles, 'tile')} of {shape.threads} threads, "
-        f"{shape.shared_bytes} bytes of dynamic shared memory, {counted(shape.grid_syncs, 'grid barrier')}"
+        f"{shape.shared_bytes} bytes of dynamic shared memory, {counted(shape.grid_syncs, 'grid barrier')}{flags}"
     )
 
 
@@ -87,8 +88,8 @@ class _Writer:
     def stage(self, call: StageCall) -> list[str]:
         """A call of a stage, with what stands before it."""
         lines = []
-        if call.sync_before or call.block_sync_before:
-            lines += self.wait("grid" if call.sync_before else "block", "  ")
+        if call.sync_before or call.block_sync_before or call.arrive_before:
+            lines += self.wait("grid" if call.sync_before else "block" if call.block_sync_before else "flags", "  ")
         if call.prefetch:
             asked = ", ".join(f"{_place(place)} ({size} bytes)" for place, size in call.prefetch)
             lines += _wrapped(f"prefetched before it waits: {asked}", "    ")
@@ -102,6 +103,9 @@ class _Writer:
             held = ", ".join(_place(call.arguments[number]) for number in call.kept.reads)
             registers = counted(call.kept.registers, "register")
             lines += _wrapped(f"finds {held} in {registers} of each thread, read before the loop", "    ")
+        for wait in call.waits:
+            ago = f", {counted(wait.ago, 'step')} ago" if wait.ago else ""
+            lines += _wrapped(f"tile n waits for {wait.band}{ago}", "    ")
         if call.assignment is not None:
             lines += _wrapped(_assigned(call.assignment), "    ")
         return [*lines, *_wrapped(f"given {', '.join(map(_place, call.arguments))}", "    ")]
@@ -109,7 +113,8 @@ class _Writer:
     def wait(self, scope: str, indent: str) -> list[str]:
         """A barrier, with its reason where that is known."""
         reason = next(self.reasons, None)
-        return _wrapped(f"| {f'{scope} barrier' if reason is None else reason}", indent)
+        what = scope if scope == "flags" else f"{scope} barrier"
+        return _wrapped(f"| {what if reason is None else reason}", indent)
 
 
 def _place(place: ArgumentPlace) -> str:

@@ -12,7 +12,7 @@ Block barriers are placed as late as possible, so that one covers as many depend
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ import numpy as np
 from souffle.decision import Barrier
 from souffle.kernel.assignment import Assignment, fit, turns
 from souffle.kernel.dependences import TileDependence, TileDependences
+from souffle.kernel.tile_waits import Crossing, WaitPrices, crossed_between_steps, crossed_in_order
 from souffle.program import Tensor
 from souffle.schedule.stage import LoopStage, Stage, Unit
 
@@ -67,11 +68,23 @@ class Expected:
         What a grid barrier may cost at least, 0 where no cost model knows the device.
     seconds : callable
         The time of one run of a stage in the kernel.
+    flags : str
+        One of :data:`souffle.options.WAITS`: where tiles may wait for tiles.
+    barrier, look : callable and float
+        Seconds of a grid barrier of so many blocks, and of a look at a flag; nothing where no model knows the device.
     """
 
     blocks: int = 2**31 - 1
     sync_seconds: float = 0.0
     seconds: Callable[[Stage], float] = lambda stage: 1.0
+    flags: str = "barriers"
+    barrier: Callable[[int], float] = lambda blocks: 0.0
+    look: float = 0.0
+
+    @property
+    def prices(self) -> WaitPrices:
+        """What waits cost in the kernel."""
+        return WaitPrices(self.blocks, self.barrier, self.look, self.turns_of)
 
     def turns_of(self, stage: Stage) -> int:
         """How many tiles of a stage the busiest block computes where each is a slot."""
@@ -150,6 +163,69 @@ class Waits:
                 return barrier
         reason = "what its steps need of each other stays on one block, or a grid barrier inside them stands between"
         return Barrier("block", body.units[0].name, body.units[-1].name, unit.name, reason)
+
+    # What lies across barriers
+
+    def crossings(self, order: Sequenced) -> list[Crossing]:
+        """The dependences between units that leave their blocks, and the grid barriers that they cross."""
+        epoch_of = dict(zip(order.units, order.epochs, strict=True))
+        writer: dict[Tensor, Unit] = {}
+        found: list[Crossing] = []
+        for unit in order.units:
+            for tensor in dict.fromkeys(unit.inputs):
+                if tensor in writer:
+                    edge = _Edge(writer[tensor], unit, tensor, tensor)
+                    found += self._crossing(edge, crossed_in_order(epoch_of[edge.producer], epoch_of[unit]))
+            writer.update(dict.fromkeys(unit.outputs, unit))
+        return found
+
+    def crossings_of_steps(self, unit: LoopStage, body: Sequenced, *, between: bool) -> list[Crossing]:
+        """The same of the stages of a loop, in one step and from step to step.
+
+        Parameters
+        ----------
+        unit : LoopStage
+        body : Sequenced
+            Its stages, from :meth:`sequence`.
+        between : bool
+            Whether a grid barrier stands between two steps.
+        """
+        epoch_of = dict(zip(body.units, body.epochs, strict=True))
+        found = self.crossings(body)
+        for edge, distance, reads_first in _edges_between_steps(unit):
+            earlier, later = (edge.consumer, edge.producer) if reads_first else (edge.producer, edge.consumer)
+            epochs = epoch_of[earlier], epoch_of[later]
+            sites = crossed_between_steps(*epochs, distance, max(body.epochs), between=between)
+            found += self._crossing(edge, sites, reads_first=reads_first)
+        return found
+
+    def _crossing(
+        self, edge: _Edge, sites: tuple[tuple[int, int], ...], *, reads_first: bool = False
+    ) -> Iterator[Crossing]:
+        if not sites:
+            return
+        if not (isinstance(edge.producer, Stage) and isinstance(edge.consumer, Stage)):
+            yield Crossing(edge.producer, edge.consumer, sites, None)
+        elif not self._on_one_block(edge):
+            earlier, later = (edge.consumer, edge.producer) if reads_first else (edge.producer, edge.consumer)
+            dependence = self._dependence(edge)
+            tiles = dependence.needing if reads_first else dependence.needed
+            # Of what several functions compute nobody says here which tile is whose.
+            tiles = tiles if len(earlier.functions) == len(later.functions) == 1 else None
+            ends = None if tiles is None else self._in_slots(tiles, earlier, later)
+            yield Crossing(earlier, later, sites, ends, int(self._slots_of(earlier).max(initial=0)) + 1)
+
+    def _in_slots(
+        self, tiles: tuple[np.ndarray, np.ndarray], earlier: Stage, later: Stage
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """First and last tile of one stage for each tile of another, as slots of the two."""
+        own, other = self._slots_of(later), self._slots_of(earlier)
+        first, last = np.full(own.max(initial=0) + 1, 2**31), np.full(own.max(initial=0) + 1, -1)
+        for slot, low, high in zip(own, *tiles, strict=True):
+            if low <= high:
+                needed = other[low : high + 1]
+                first[slot], last[slot] = min(first[slot], needed.min()), max(last[slot], needed.max())
+        return first, last
 
     # Whether dependences stay on one block
 

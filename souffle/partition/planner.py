@@ -116,6 +116,11 @@ class Forecast(Protocol):
         """The time of a barrier of so many blocks, all resident; of each where several numbers are given."""
         ...
 
+    @property
+    def look_seconds(self) -> float:
+        """The time in which a block sees a flag that is set."""
+        ...
+
     def seconds(self, stage: Stage, kernel: StageResources) -> float:
         """The time of one run of a stage in a kernel whose blocks ask for these resources, barriers not counted.
 

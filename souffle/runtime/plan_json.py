@@ -76,6 +76,8 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
                 "threads": kernel.threads,
                 "dynamic_shared_bytes": kernel.dynamic_shared_bytes,
                 "grid_syncs": kernel.grid_syncs,
+                "arrivals": kernel.arrivals,
+                "flag_waits": [list(wait) for wait in kernel.flag_waits],
                 "resources": None
                 if kernel.resources is None
                 else {
@@ -106,6 +108,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "decisions": [list(decision) for decision in plan.decisions],
         "predicted_on": plan.predicted_on,
         "grid_barrier": plan.options.grid_barrier,
+        "waits": plan.options.waits,
         "disable": list(plan.options.disable),
         "reuse_policy": plan.options.reuse_policy,
         "graph": plan.options.graph,
@@ -241,7 +244,19 @@ def _kernel(content: Any, index: int, modules: int) -> Kernel:
         predicted=None if fields.get("predicted") is None else _predicted(fields.get("predicted"), index),
         barriers=() if fields.get("barriers") is None else _barriers(fields, index),
         most_blocks=None if fields.get("most_blocks") is None else fields.whole("most_blocks", 1),
+        # Networks saved before there were flags lack these two.
+        arrivals=0 if fields.get("arrivals") is None else fields.whole("arrivals"),
+        flag_waits=() if fields.get("flag_waits") is None else _flag_waits(fields, index),
     )
+
+
+def _flag_waits(fields: _Fields, index: int) -> tuple[tuple[int, int, int], ...]:
+    found = []
+    for item in fields.items("flag_waits"):
+        if not (isinstance(item, list) and len(item) == 3 and all(type(n) is int and n >= 0 for n in item)):
+            raise PlanFormatError(f"kernel {index} has the flag wait {item!r}, which is not three numbers")
+        found.append(tuple(item))
+    return tuple(found)
 
 
 def _barriers(fields: _Fields, index: int) -> tuple[Barrier, ...]:
@@ -288,11 +303,13 @@ def _launch(content: Any, index: int, kernels: int, buffers: int) -> Launch:
 
 def _options(fields: _Fields) -> Options:
     given: dict[str, Any] = {name: fields.text(name) for name in ("level", "precision", "partition", "arch")}
-    # Networks saved before there was a choice lack these five.
+    # Networks saved before there was a choice lack these six.
     if fields.get("fusion") is not None:
         given["fusion"] = fields.text("fusion")
     if fields.get("grid_barrier") is not None:
         given["grid_barrier"] = fields.text("grid_barrier")
+    if fields.get("waits") is not None:
+        given["waits"] = fields.text("waits")
     if fields.get("disable") is not None:
         given["disable"] = fields.texts("disable")
     if fields.get("reuse_policy") is not None:

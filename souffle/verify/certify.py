@@ -6,7 +6,8 @@ Tiles are given to blocks as ``tile = it * num_blocks + blockIdx``, so two diffe
 some grid and equal ones on one block of every grid; where a kernel takes tiles together, so it is with its slots, and
 "tile" stands for the tiles of a slot below. Hence, for every grid:
 
-- between grid barriers, no tile writes what another tile of any stage touches;
+- between grid barriers, no tile writes what another tile of any stage touches, unless the later one waits for the
+  earlier one's block to have come past it, and no wait is for an arrival that does not stand before it in the text;
 - what threads of one tile touch, in one stage or in several, has a block barrier between, or one thread touches it,
   and so has shared memory of any tiles that some block computes in a row (:mod:`souffle.verify.tiles_in_a_row`);
 - lanes of a warp come to what they do together, all that are named;
@@ -18,7 +19,7 @@ some grid and equal ones on one block of every grid; where a kernel takes tiles 
 - accesses stay in their buffers, and each read finds the definition, and the step's, that the program says
   (:mod:`souffle.verify.definitions_found`);
 - a block has room on a multiprocessor, and a kernel with grid barriers is launched cooperatively;
-- grid barriers are known ones, and those that count in memory have it for themselves.
+- grid barriers and flags are known ones, and those that count in memory have it for themselves.
 
 Nothing here looks at how stages were merged, where they were meant to wait, or how memory was planned.
 """
@@ -29,7 +30,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from souffle.certificate import ACTIVE_LANES, GRID_BARRIERS, PAIRS, Certificate, Counterexample, Section
+from souffle.certificate import ACTIVE_LANES, ARRIVALS, GRID_BARRIERS, PAIRS, Certificate, Counterexample, Section
 from souffle.codegen.plan import Buffer, Kernel, Plan
 from souffle.schedule.gpu.device import device_for
 from souffle.verify.accesses import BarrierWait, WarpMeeting, all_of, waits_of
@@ -46,7 +47,7 @@ from souffle.verify.races_in_a_span import WARP
 from souffle.verify.registers import unwritten
 from souffle.verify.shared_parts import outside_part, unordered
 from souffle.verify.stage_functions import Library, shown, text_of
-from souffle.verify.tiles_in_a_row import Prefetch, StageRun, Sync
+from souffle.verify.tiles_in_a_row import Arrive, Prefetch, StageRun, Sync
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -207,7 +208,7 @@ class _KernelCheck:
         self.launches += 1
         self.findings += memory_of_its_own(self.plan, self.kernel, self.text, buffers)
         self.findings += not_renamed(self.plan, self.kernel, self.text, self.library, buffers)
-        span: list[tuple[StageRun, tuple[Located, ...]] | Sync] = []
+        span: list[tuple[StageRun, tuple[Located, ...]] | Sync | Arrive] = []
         self.in_shared_memory(buffers)
         for event in self.text.events:
             if isinstance(event, Prefetch):
@@ -218,7 +219,7 @@ class _KernelCheck:
             elif isinstance(event, Sync) and event.scope == "grid":
                 self.span(span)
                 span = []
-            elif isinstance(event, Sync):
+            elif isinstance(event, Sync | Arrive):
                 span.append(event)
             else:
                 self.bound(event, buffers)
@@ -248,7 +249,7 @@ class _KernelCheck:
             elif isinstance(event, Sync):
                 span.append(event)
 
-    def span(self, events: list[tuple[StageRun, tuple[Located, ...]] | Sync]) -> None:
+    def span(self, events: list[tuple[StageRun, tuple[Located, ...]] | Sync | Arrive]) -> None:
         try:
             self.findings += self.pairs.span(self.kernel.name, events)
         except Undecided as reason:
@@ -283,6 +284,7 @@ class _KernelCheck:
     def section(self) -> Section:
         events = self.text.events
         grid = sum(isinstance(e, Sync) and e.scope == "grid" for e in events)
+        arrivals = sum(isinstance(e, Arrive) for e in events)
         accesses = active = 0
         for run in self.runs.values():
             with suppress(Undecided):
@@ -294,6 +296,7 @@ class _KernelCheck:
             ("stage functions", len(self.runs)),
             ("accesses in their text", accesses),
             (GRID_BARRIERS, grid),
+            *([(ARRIVALS, arrivals)] if arrivals else []),
             ("spans between block barriers", self.epochs),
             (PAIRS, self.pairs.pairs),
             ("pointers bounded", self.bounds),

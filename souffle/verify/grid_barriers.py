@@ -1,7 +1,8 @@
 """What a kernel's blocks wait for each other with, and which memory the waiting and the compiler's caches rely on.
 
-Two barriers are taken for granted: TVM's operator, which is cooperative groups', and one device function that counts
-arrivals in global memory. Of the second only the text below is; its argument stands where the function is written.
+Taken for granted are TVM's operator, which is cooperative groups', a device function that counts arrivals in global
+memory, and four that are the flags of blocks. Of these only the texts below are; their arguments stand where the
+functions are written.
 """
 
 from __future__ import annotations
@@ -34,16 +35,63 @@ static __device__ __forceinline__ int souffle_wait_for_grid(unsigned* state, int
   return 0;
 }
 """
+_KNOWN_FLAGS = """
+static __device__ __forceinline__ int souffle_ticks_before(unsigned* state) {
+  unsigned before;
+  size_t word = __cvta_generic_to_global(state + 32);
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(before) : "l"(word) : "memory");
+  return (int)before;
+}
+static __device__ __forceinline__ int souffle_arrive(unsigned* state, int tick) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    size_t flag = __cvta_generic_to_global(state + 64 + blockIdx.x);
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" : : "l"(flag), "r"(tick) : "memory");
+  }
+  return 0;
+}
+static __device__ __forceinline__ int souffle_wait_for_slots(unsigned* state, int first, int last, int num_blocks,
+                                                                 int tick) {
+  int others = last - first + 1 < num_blocks ? last - first + 1 : num_blocks;
+  for (int other = threadIdx.x; other < others; other += blockDim.x) {
+    size_t flag = __cvta_generic_to_global(state + 64 + (first + other) % num_blocks);
+    int found;
+    do {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(flag) : "memory");
+    } while (found < tick);
+  }
+  __syncthreads();
+  return 0;
+}
+static __device__ __forceinline__ int souffle_leave(unsigned* state, int num_blocks, int tick, int words) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    size_t left = __cvta_generic_to_global(state + 33);
+    unsigned before;
+    asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;"
+                 : "=r"(before) : "l"(left), "r"(num_blocks - 1) : "memory");
+    if (before == (unsigned)(num_blocks - 1)) {
+      if (tick >= 0x40000000) {
+        tick = 0;
+        for (int word = 64; word < words; ++word) state[word] = 0;
+      }
+      state[32] = (unsigned)tick;
+    }
+  }
+  return 0;
+}
+"""
 _COUNTER_BYTES = 4
+_WORD_BYTES, _FIRST_FLAG = 4, 64
 
 
 def counter_text(plan: Plan, kernel: Kernel, text: KernelText) -> Iterator[Undecided]:
-    """The counter barrier that a kernel calls is the one that is known, and the only one of its name."""
-    if not text.counters:
-        return
+    """What a kernel calls to wait is what is known, and the only function of its name."""
     module = plan.modules[kernel.module].text
-    if _KNOWN.strip() not in module or module.count(f"{COUNTER_FUNCTION}(unsigned") != 1:
-        yield Undecided(f"{COUNTER_FUNCTION}, whose text in the module is not the one that is known to be a barrier")
+    for name in sorted(text.calls):
+        known = _KNOWN if name == COUNTER_FUNCTION else _KNOWN_FLAGS
+        if known.strip() not in module or module.count(f"{name}(unsigned") != 1:
+            yield Undecided(f"{name}, whose text in the module is not the one that is known to wait")
 
 
 def memory_of_its_own(plan: Plan, kernel: Kernel, text: KernelText, buffers: Sequence[int]) -> Iterator[Counterexample]:
@@ -57,6 +105,12 @@ def memory_of_its_own(plan: Plan, kernel: Kernel, text: KernelText, buffers: Seq
         if buffer.kind != "state" or buffer.nbytes < _COUNTER_BYTES:
             kind = f"{buffer.nbytes} bytes of kind {buffer.kind!r}"
             yield bad(buffer, (), f"a grid barrier counts in it, and it is {kind}, not memory that begins as zero")
+    for words in text.words:
+        buffer = plan.buffers[buffers[text.counters[0]]]
+        held = buffer.nbytes // _WORD_BYTES
+        if words != held or held < _FIRST_FLAG + kernel.tiles:
+            why = f"flags of {kernel.tiles} blocks take {words} words of it to be theirs, and it has {held}"
+            yield bad(buffer, (), why)
     if len({buffers[parameter] for parameter in text.counters}) > 1:
         buffer = plan.buffers[buffers[text.counters[0]]]
         yield bad(buffer, (), "the grid barriers of one launch count in different memory")

@@ -28,15 +28,27 @@ from souffle.verify.expressions import (
 )
 from souffle.verify.indices import bytes_of, index_of, operator_name
 from souffle.verify.kernel_pointers import Choice, Pointer, moved, number_at, resolved
-from souffle.verify.tiles_in_a_row import Prefetch, SharedParts, StageRun, Sync
+from souffle.verify.tiles_in_a_row import Arrive, Prefetch, SharedParts, SlotWait, StageRun, Sync
 
-__all__ = ["COUNTER_FUNCTION", "KernelText", "read_kernel"]
+__all__ = ["ARRIVE_FUNCTION", "BEGIN_FUNCTION", "COUNTER_FUNCTION", "KernelText", "read_kernel"]
 
 WINDOW_FUNCTION = "souffle_window"
 """A tensor whose parts lie in the shared memory of the blocks that make them."""
 
 COUNTER_FUNCTION = "souffle_wait_for_grid"
 """A grid barrier that counts arrivals in memory: ``COUNTER_FUNCTION(state, num_blocks)``."""
+
+BEGIN_FUNCTION = "souffle_ticks_before"
+"""The number of arrivals before this launch: ``BEGIN_FUNCTION(state)``."""
+
+ARRIVE_FUNCTION = "souffle_arrive"
+"""A block says how often it has arrived: ``ARRIVE_FUNCTION(state, tick)``."""
+
+AWAIT_FUNCTION = "souffle_wait_for_slots"
+"""The blocks of slots have arrived as often: ``AWAIT_FUNCTION(state, first, last, num_blocks, tick)``."""
+
+LEAVE_FUNCTION = "souffle_leave"
+"""No block waits any more: ``LEAVE_FUNCTION(state, num_blocks, tick, words)``."""
 
 _MANY = 1 << 20
 """More blocks than any device holds at once."""
@@ -63,14 +75,20 @@ class KernelText:
     refuted : tuple of str
         What is wrong whatever the stages do: barriers that not all reach, tiles that some grid leaves out.
     counters : tuple of int
-        Parameters that point to where grid barriers count arrivals.
+        Parameters that point to where grid barriers count arrivals, and to flags.
+    calls : frozenset of str
+        The functions that wait.
+    words : tuple of int
+        Elements of that memory that the kernel takes flags to have.
     """
 
-    events: tuple[StageRun | Sync | Prefetch, ...]
+    events: tuple[StageRun | Sync | Arrive | Prefetch, ...]
     threads: int
     problems: tuple[str, ...]
     refuted: tuple[str, ...]
     counters: tuple[int, ...] = ()
+    calls: frozenset[str] = frozenset()
+    words: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,6 +96,24 @@ class _Barrier:
     """All threads of a block wait, in the turns of slots below a bound, or in all."""
 
     slots: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class _Await:
+    """The turn of a slot waits for an arrival."""
+
+    tick: Expr
+    slots: SlotWait
+
+
+@dataclass(frozen=True, eq=False)
+class _Arrival:
+    tick: Expr
+
+
+@dataclass(frozen=True, eq=False)
+class _Leave:
+    tick: Expr
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +153,11 @@ class _Reader(StatementVisitor):
         self.problems: dict[str, None] = {}
         self.refuted: dict[str, None] = {}
         self.counters: dict[int, None] = {}
+        self.calls: set[str] = set()
+        self.words: set[int] = set()
+        # Arrivals before the launch, and the waits of each call of a stage before it is known at which step.
+        self.before = Axis("arrivals before", _MANY)
+        self.awaits: dict[int, tuple[_Await, ...]] = {}
         # Of each call of a stage, before it is known at which step.
         self.given: list[tuple[Pointer | Choice, ...]] = []
         # The loop over the tiles of a slot that is being read.
@@ -132,17 +173,25 @@ class _Reader(StatementVisitor):
             self.pointers[pointer] = Pointer(number, bytes_of(str(pointer.ty.element_type.dtype)), const(0))
         # The number of blocks is an axis from 0; nothing below reads its value 0 as a grid.
         self.env[count] = variable(self.blocks)
-        events: tuple[StageRun | Sync | Prefetch, ...] = ()
+        events: tuple[Any, ...] = ()
         try:
-            events = tuple(_unrolled(self.visit(self.func.body), self.given, {}, ()))
+            events = tuple(_unrolled(self.visit(self.func.body), self, {}, ()))
         except Undecided as reason:
             self.problems[str(reason)] = None
-        return KernelText(events, self.threads, tuple(self.problems), tuple(self.refuted), tuple(self.counters))
+        self.refuted |= dict.fromkeys(_wrong_ticks(events))
+        events = tuple(event for event in events if not isinstance(event, _Leave))
+        findings = tuple(self.problems), tuple(self.refuted)
+        memory = tuple(self.counters), frozenset(self.calls), tuple(self.words)
+        return KernelText(events, self.threads, *findings, *memory)
 
     def visit_sequence(self, node: tirx.SeqStmt) -> tuple[Any, ...]:
         return tuple(item for part in node.seq for item in self.visit(part))
 
     def visit_bind(self, node: tirx.Bind) -> tuple[Any, ...]:
+        if isinstance(node.value, Call) and operator_name(node.value) == BEGIN_FUNCTION:
+            self.state(node.value, BEGIN_FUNCTION)
+            self.env[node.var] = variable(self.before)
+            return ()
         self.env[node.var] = index_of(node.value, self.env)
         return ()
 
@@ -207,10 +256,14 @@ class _Reader(StatementVisitor):
         self.env[node.loop_var] = turn
         self.loops += 1
         self.grid_waits.clear()
-        marks: list[StageRun | _Barrier] = []
+        marks: list[StageRun | _Barrier | _Await] = []
         self.turn(node.body, sums, None, self.threads, marks)
         runs = [replace(run, loop=self.loops) for run in _parted(marks)]
+        waits = [mark for mark in marks if isinstance(mark, _Await)]
+        if waits and any(isinstance(mark, StageRun) for mark in marks[: marks.index(waits[-1])]):
+            raise Undecided("a wait for slots between the stages of a turn")
         for run in runs:
+            self.awaits[run.call] = tuple(waits)
             self.cover(run, turns)
         before = tuple(wait for place, wait in self.grid_waits if place == 0)
         after = tuple(wait for place, wait in self.grid_waits if place == len(runs))
@@ -246,6 +299,8 @@ class _Reader(StatementVisitor):
                     self.grid_waits += [(calls, wait) for wait in self.call(part.value)]
                     continue
                 self.refuted["a grid barrier in a loop over tiles, which not all blocks reach equally often"] = None
+            elif name == AWAIT_FUNCTION:
+                marks.append(self.wait(part.value, tile, tiles, threads))
             elif isinstance(part.value.op, tvm.ir.GlobalVar):
                 marks.append(self.run(part.value, tile, tiles, threads))
             else:
@@ -290,6 +345,45 @@ class _Reader(StatementVisitor):
             else:
                 raise Undecided(f"the condition {node} in a loop over tiles")
         return tiles, threads
+
+    def wait(self, call: Call, tile: list[Expr], tiles: int | None, threads: int) -> _Await:
+        """``AWAIT_FUNCTION(state, first, last, num_blocks, tick)`` in the turn of a slot."""
+        self.state(call, AWAIT_FUNCTION)
+        if tiles is None or self.places is not None:
+            raise Undecided("a wait for slots outside of the turn of a slot")
+        if threads < self.threads:
+            self.refuted["a wait for slots that only some threads of a block reach"] = None
+        first, last, blocks, tick = (index_of(a, self.env) for a in call.args[2:])
+        if blocks is not variable(self.blocks):
+            self.refuted[f"a wait for slots of {call.args[4]} blocks, which is not the grid that is launched"] = None
+        slot = Axis("slot", max(1, tiles))
+        found = [_replaced(end, tile, variable(slot)) for end in (first, last)]
+        if any(end.opaque or not end.axes <= {slot} for end in found):
+            raise Undecided(f"the slots {call.args[2]} to {call.args[3]} that are waited for")
+        ends = [np.broadcast_to(evaluate(end, {slot: np.arange(max(1, tiles))}, {}), max(1, tiles)) for end in found]
+        if ends[0].min() < 0:
+            self.refuted[f"a wait for slot {int(ends[0].min())}, which is on no block"] = None
+        return _Await(self.tick(tick, call), SlotWait(*ends))
+
+    def tick(self, tick: Expr, call: Call) -> Expr:
+        """Which arrival of the launch one is."""
+        terms, number = linear_terms(tick)
+        own = const(number)
+        if terms.pop(variable(self.before), 0) != 1:
+            raise Undecided(f"which arrival {call} is about")
+        for term, factor in terms.items():
+            own = operation("add", own, operation("mul", term, const(factor)))
+        if own.opaque or own.axes & {self.before, self.block, self.thread, self.blocks, self.turn_axis}:
+            raise Undecided(f"which arrival {call} is about")
+        return own
+
+    def state(self, call: Call, name: str) -> None:
+        """All flags are in the same memory."""
+        state = self.pointer(call.args[1])
+        if not isinstance(state, Pointer) or state.offset is not const(0):
+            raise Undecided(f"the memory {call.args[1]} of flags")
+        self.counters[state.parameter] = None
+        self.calls.add(name)
 
     def run(self, call: Call, tile: list[Expr], tiles: int | None, threads: int) -> StageRun:
         name = str(call.op.name_hint)
@@ -388,6 +482,11 @@ class _Reader(StatementVisitor):
         if name == "tirx.tvm_storage_sync":
             self.block_barrier(call)
             return (Sync("block"),)
+        if name == ARRIVE_FUNCTION:
+            self.state(call, name)
+            return Sync("block"), _Arrival(self.tick(index_of(call.args[2], self.env), call))
+        if name == LEAVE_FUNCTION:
+            return self.leave(call)
         if name == "souffle_prefetch_l2":
             return (_Ahead(self.pointer(call.args[1]), index_of(call.args[2], self.env)),)
         raise Undecided(f"a call of {name} outside of a loop over tiles")
@@ -398,9 +497,21 @@ class _Reader(StatementVisitor):
         if not isinstance(state, Pointer) or state.offset is not const(0):
             raise Undecided(f"the memory {call.args[1]} of a grid barrier")
         self.counters[state.parameter] = None
+        self.calls.add(COUNTER_FUNCTION)
         if index_of(call.args[2], self.env) is not variable(self.blocks):
             self.refuted[f"a grid barrier for {call.args[2]} blocks, which is not the grid that is launched"] = None
         return Sync("grid")
+
+    def leave(self, call: Call) -> tuple[Any, ...]:
+        """The end of the waits of a launch."""
+        self.state(call, LEAVE_FUNCTION)
+        blocks, tick, words = (index_of(a, self.env) for a in call.args[2:])
+        if blocks is not variable(self.blocks):
+            self.refuted[f"flags are left by {call.args[2]} blocks, which is not the grid that is launched"] = None
+        if words.op != "const":
+            raise Undecided(f"how many words of flags there are: {call.args[4]}")
+        self.words.add(words.value)
+        return Sync("block"), _Leave(self.tick(tick, call))
 
     def block_barrier(self, call: Call) -> None:
         if len(call.args) != 1 or str(call.args[0].value) not in ("shared", "shared.dyn"):
@@ -411,7 +522,7 @@ def _parted(marks: Sequence[StageRun | _Barrier]) -> list[StageRun]:
     """The calls of one turn, with whether a barrier stands between each and its neighbours whenever it is made."""
     runs: list[StageRun] = []
     waits: list[_Barrier] = []
-    for mark in (*marks, None):
+    for mark in (*(mark for mark in marks if not isinstance(mark, _Await)), None):
         if isinstance(mark, _Barrier):
             waits.append(mark)
             continue
@@ -441,26 +552,61 @@ def _waits(item: Any) -> bool:
         return any(_waits(i) for i in item.body)
     if isinstance(item, _If):
         return any(_waits(i) for i in (*item.then, *item.otherwise))
-    return isinstance(item, Sync) or (isinstance(item, StageRun) and (item.before or item.after))
+    return isinstance(item, Sync | _Arrival | _Leave) or (isinstance(item, StageRun) and (item.before or item.after))
 
 
 def _unrolled(
     items: tuple[Any, ...],
-    given: Sequence[tuple[Pointer | Choice, ...]],
+    read: _Reader,
     values: dict[Axis, np.int64],
     step: tuple[int, ...],
-) -> Iterator[StageRun | Sync | Prefetch]:
+) -> Iterator[StageRun | Sync | Arrive | Prefetch | _Leave]:
     for item in items:
         if isinstance(item, _Loop):
             for turn in range(item.axis.extent):
-                yield from _unrolled(item.body, given, {**values, item.axis: np.int64(turn)}, (*step, turn))
+                yield from _unrolled(item.body, read, {**values, item.axis: np.int64(turn)}, (*step, turn))
         elif isinstance(item, _If):
             yield from _unrolled(
-                item.then if number_at(item.condition, values) else item.otherwise, given, values, step
+                item.then if number_at(item.condition, values) else item.otherwise, read, values, step
             )
         elif isinstance(item, StageRun) and item.tiles:
-            yield replace(item, pointers=tuple(resolved(p, values) for p in given[item.call]), step=step)
+            pointers = tuple(resolved(p, values) for p in read.given[item.call])
+            awaits = tuple((int(number_at(w.tick, values)), w.slots) for w in read.awaits.get(item.call, ()))
+            yield replace(item, pointers=pointers, step=step, awaits=awaits)
+        elif isinstance(item, _Arrival):
+            yield Arrive(int(number_at(item.tick, values)))
+        elif isinstance(item, _Leave):
+            yield _Leave(const(int(number_at(item.tick, values))))
         elif isinstance(item, _Ahead):
             yield Prefetch(resolved(item.pointer, values), number_at(item.nbytes, values))
         elif not isinstance(item, StageRun):
             yield item
+
+
+def _wrong_ticks(events: Sequence[Any]) -> Iterator[str]:
+    """What is wrong with the numbers of arrivals: of each, of those that are waited for, and of all in a launch.
+
+    A block comes to its waits in the order of the text, as all do: if each is for an arrival before it, those that are
+    least far go on, so that all come to the end.
+    """
+    arrived, left = 0, False
+    for event in events:
+        if left and not isinstance(event, Sync | Prefetch):
+            yield "flags are left before the end of the kernel"
+            left = False
+        if isinstance(event, Arrive):
+            arrived += 1
+            if event.tick != arrived:
+                yield f"arrival {arrived} of a launch says that it is number {event.tick}"
+        elif isinstance(event, StageRun):
+            for tick, _ in event.awaits:
+                if tick > arrived:
+                    at = f" at step {'.'.join(map(str, event.step))}" if event.step else ""
+                    yield f"{event.name}{at} waits for arrival {tick}, and {arrived} stand before it: a deadlock"
+        elif isinstance(event, _Leave):
+            left = True
+            if event.tick.value != arrived:
+                yield f"a launch with {arrived} arrivals leaves flags for the next one as after {event.tick.value}"
+    leaves = sum(isinstance(event, _Leave) for event in events)
+    if leaves != (arrived > 0):
+        yield f"flags of {arrived} arrivals are left {leaves} times"

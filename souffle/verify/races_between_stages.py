@@ -1,9 +1,15 @@
-"""Conflicts between stages that no grid barrier separates: by different blocks never, within a block in order."""
+"""Conflicts between stages that no grid barrier separates: by different blocks only where the later tile waits for the
+earlier one, within a block in order.
+
+A tile waits for slots of tiles to have come to an arrival. What their blocks did before it is done then: all tiles of
+such a slot in stages that stand before the arrival.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -14,7 +20,7 @@ from souffle.verify.footprint import Footprint, WriteMap
 from souffle.verify.races_in_a_span import RACE
 from souffle.verify.ranges import in_units
 from souffle.verify.stage_functions import Library, shown, text_of
-from souffle.verify.tiles_in_a_row import Follows, StageRun, Sync, unparted
+from souffle.verify.tiles_in_a_row import Arrive, Follows, SlotWait, StageRun, Sync, unparted
 
 __all__ = ["Located", "StagePairs"]
 
@@ -99,7 +105,7 @@ class StagePairs:
         self._known: dict[tuple, _Conflicts | Undecided] = {}
 
     def span(
-        self, kernel: str, events: Sequence[tuple[StageRun, tuple[Located, ...]] | Sync]
+        self, kernel: str, events: Sequence[tuple[StageRun, tuple[Located, ...]] | Sync | Arrive]
     ) -> Iterator[Counterexample | Undecided]:
         """What is wrong among the stages between two grid barriers.
 
@@ -107,8 +113,13 @@ class StagePairs:
         ----------
         kernel : str
         events : sequence
-            Stages with where their pointers point to, and block barriers.
+            Stages with where their pointers point to, block barriers, and arrivals.
         """
+        arrivals = [event for event in events if isinstance(event, Arrive)]
+        passed = list(accumulate(isinstance(event, Arrive) for event in events))
+        # Behind each event, the number of the next arrival.
+        self._next = [arrivals[n].tick if n < len(arrivals) else None for n in passed]
+        events = [Sync("block") if isinstance(event, Arrive) else event for event in events]
         spots: dict[str, list[_Spot]] = {}
         fences = list(self._fences(event if isinstance(event, Sync) else event[0] for event in events))
         for order, event in enumerate(events):
@@ -171,13 +182,22 @@ class StagePairs:
             names = " and ".join(dict.fromkeys((writer.run.name, other.run.name)))
             yield Undecided(f"whether tiles of {names} meet in {writer.at.name}: {reason}")
 
+    def _waits(self, writer: _Spot, other: _Spot) -> tuple[SlotWait, ...]:
+        """For which slots of the earlier of two runs the later one waits to be past it."""
+        first, second = (writer, other) if writer.order <= other.order else (other, writer)
+        done = self._next[first.order]
+        if done is None or first.order == second.order:
+            return ()
+        return tuple(slots for tick, slots in second.run.awaits if tick >= done)
+
     def _conflicts(self, writer: _Spot, other: _Spot) -> _Conflicts:
         delta = other.at.base - writer.at.base
+        waits, writes_first = self._waits(writer, other), writer.order <= other.order
         same = writer.run is other.run
         own = (writer.footprint, writer.parameter, other.footprint, other.parameter, other.writes, delta, same)
-        own += (writer.run.slots, other.run.slots)
+        own += (writer.run.slots, other.run.slots, waits, writes_first if waits else None)
         key = tuple(id(x) if isinstance(x, Footprint) else x for x in own)
-        return asked_once(self._known, key, lambda: _compare(writer, other, delta))
+        return asked_once(self._known, key, lambda: _compare(writer, other, delta, waits))
 
     def _race(self, kernel: str, writer: _Spot, other: _Spot, at: _Meeting) -> Counterexample:
         statements = tuple(
@@ -190,7 +210,7 @@ class StagePairs:
         )
         reason = (
             f"tile {at.tiles[0]} of {writer.run.name} writes what tile {at.tiles[1]} of {other.run.name} {doing}, "
-            "and no grid barrier stands between"
+            "and no grid barrier stands between, nor does the one wait for the other"
         )
         names = (writer.run.name, other.run.name)
         return Counterexample(
@@ -285,8 +305,11 @@ def _element(writer: _Spot, other: _Spot, byte: int) -> str:
     return " = ".join(dict.fromkeys(parts))
 
 
-def _compare(writer: _Spot, other: _Spot, delta: int) -> _Conflicts:
-    """Points of `other`, whose pointer points `delta` bytes further, against who writes."""
+def _compare(writer: _Spot, other: _Spot, delta: int, waits: Sequence[SlotWait]) -> _Conflicts:
+    """Points of `other`, whose pointer points `delta` bytes further, against who writes.
+
+    The later of the two waits for the earlier one's slots as `waits` says.
+    """
     owners = writer.footprint.writes(writer.parameter)
     unit, own_unit = writer.pointer.unit, other.pointer.unit
     if writer.run is other.run and writer.parameter == other.parameter and other.writes:
@@ -311,8 +334,11 @@ def _compare(writer: _Spot, other: _Spot, delta: int) -> _Conflicts:
                 owner = several[at]
                 theirs, thread = owner // owners.threads, owner % owners.threads
                 written, one = owner >= 0, theirs == tiles
-                apart = _slots(writer.run, theirs) != _slots(other.run, tiles)
+                slots = _slots(writer.run, theirs), _slots(other.run, tiles)
+                apart = slots[0] != slots[1]
                 masks = {"across": written & apart, "call": written & one}
+                for wait in waits:
+                    masks["across"] &= ~wait.holds(*(slots if writer.order <= other.order else slots[::-1]))
                 masks["turns"] = written & ~apart & ~one
                 # Of what is under way a thread is another one.
                 masks["within"] = masks["call"] & ~apart & ((thread != threads) | under_way)

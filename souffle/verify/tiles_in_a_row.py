@@ -14,7 +14,7 @@ from itertools import groupby
 
 import numpy as np
 
-__all__ = ["Follows", "Prefetch", "SharedParts", "StageRun", "Sync", "unparted"]
+__all__ = ["Arrive", "Follows", "Prefetch", "SharedParts", "SlotWait", "StageRun", "Sync", "unparted"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,26 @@ class SharedParts:
     def meets(self, first: int, end: int) -> bool:
         """Whether some of its bytes are among others."""
         return self.start < end and first < self.end
+
+
+@dataclass(frozen=True, eq=False)
+class SlotWait:
+    """Which slots the blocks of a slot wait for.
+
+    Attributes
+    ----------
+    first, last : ndarray of int
+        For each slot that waits.
+    """
+
+    first: np.ndarray
+    last: np.ndarray
+
+    def holds(self, earlier: np.ndarray, later: np.ndarray) -> np.ndarray:
+        """Whether slots that wait do so for others."""
+        inside = (later >= 0) & (later < len(self.first))
+        at = np.where(inside, later, 0)
+        return inside & (self.first[at] <= earlier) & (earlier <= self.last[at])
 
 
 @dataclass(frozen=True)
@@ -75,6 +95,8 @@ class StageRun:
         Which call of the kernel's text it is, the same at all places.
     shared : tuple of SharedParts or None
         For each pointer parameter; empty where all tensors lie behind their pointers.
+    awaits : tuple of (int, SlotWait)
+        Before each slot's turn, for which slots' blocks to have come to which arrival of the launch, from 1.
     """
 
     name: str
@@ -91,6 +113,7 @@ class StageRun:
     place: int | None = None
     call: int = 0
     shared: tuple[SharedParts | None, ...] = ()
+    awaits: tuple[tuple[int, SlotWait], ...] = ()
 
     def parts(self, parameter: int) -> SharedParts | None:
         """Where the parts of one tensor lie."""
@@ -122,6 +145,13 @@ class Sync:
     """All blocks wait (``"grid"``), or all threads of each block."""
 
     scope: str
+
+
+@dataclass(frozen=True)
+class Arrive:
+    """Each block says that it is done with all before, for the time of this number in the launch."""
+
+    tick: int
 
 
 @dataclass(frozen=True)
