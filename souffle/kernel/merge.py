@@ -192,7 +192,8 @@ class _Writer:
         """Wait for the tiles that the tiles of a slot need."""
         band = wait.band
         base = band.base(slot, tirx.truncdiv)
-        first, last = tirx.max(base - band.before, 0), tirx.min(base + band.after, band.slots - 1)
+        first = tirx.max(base - band.before, 0) if band.before > 0 else base - band.before
+        last = tirx.min(base + band.after, band.slots - 1)
         return self.flags.wait(first, last, self.tick(wait.place, step if step is None else step - wait.ago))
 
     def asked(

@@ -141,7 +141,7 @@ def expected_in(request: PartitionRequest, units: Sequence[Unit], flags: str = "
     def seconds(stage: Stage) -> float:
         return forecast.seconds(stage, together)
 
-    return Expected(blocks, saved, seconds, flags, forecast.grid_sync_seconds, forecast.look_seconds)
+    return Expected(blocks, saved, seconds, flags, grid, forecast.grid_sync_seconds, forecast.look_seconds)
 
 
 class _Liveness:

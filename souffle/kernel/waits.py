@@ -70,6 +70,8 @@ class Expected:
         The time of one run of a stage in the kernel.
     flags : str
         One of :data:`souffle.options.WAITS`: where tiles may wait for tiles.
+    grid : int
+        Blocks that it is launched with: as many, and no more than have work.
     barrier, look : callable and float
         Seconds of a grid barrier of so many blocks, and of a look at a flag; nothing where no model knows the device.
     """
@@ -78,13 +80,14 @@ class Expected:
     sync_seconds: float = 0.0
     seconds: Callable[[Stage], float] = lambda stage: 1.0
     flags: str = "barriers"
+    grid: int = 2**31 - 1
     barrier: Callable[[int], float] = lambda blocks: 0.0
     look: float = 0.0
 
     @property
     def prices(self) -> WaitPrices:
         """What waits cost in the kernel."""
-        return WaitPrices(self.blocks, self.barrier, self.look, self.turns_of)
+        return WaitPrices(self.grid, self.barrier, self.look, lambda stage: turns(stage.schedule.tiles, 1, self.grid))
 
     def turns_of(self, stage: Stage) -> int:
         """How many tiles of a stage the busiest block computes where each is a slot."""

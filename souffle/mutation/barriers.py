@@ -16,7 +16,7 @@ from souffle.schedule.gpu.emit.async_copy import COMMIT_FUNCTION, WAIT_FUNCTION
 from souffle.schedule.lower.fewer_threads import BARRIER_FUNCTION
 from souffle.tvm_compat import sequence
 
-__all__ = ["barrier_changes", "barrier_kind"]
+__all__ = ["barrier_changes", "barrier_kind", "called", "moves"]
 
 _WAIT = re.compile(re.escape(WAIT_FUNCTION) + r"<(\d+)>")
 _PARTIAL = re.compile(re.escape(BARRIER_FUNCTION) + r"<(\d+), *(\d+)>")
@@ -31,7 +31,8 @@ _KINDS = {
 _WARP = 32
 
 
-def _called(statement: tirx.Stmt) -> tuple[str, tvm.ir.Call] | None:
+def called(statement: tirx.Stmt) -> tuple[str, tvm.ir.Call] | None:
+    """The function that a statement calls, and the call; ``None`` for other statements."""
     if not (isinstance(statement, tirx.Evaluate) and isinstance(statement.value, tvm.ir.Call)):
         return None
     call = statement.value
@@ -41,10 +42,10 @@ def _called(statement: tirx.Stmt) -> tuple[str, tvm.ir.Call] | None:
 
 def barrier_kind(statement: tirx.Stmt) -> str | None:
     """``"grid barrier"``, ``"block barrier"``, ``"warp barrier"`` or ``"copy wait"``; ``None`` for other statements."""
-    called = _called(statement)
-    if called is None:
+    found = called(statement)
+    if found is None:
         return None
-    name, call = called
+    name, call = found
     if name == "tirx.tvm_storage_sync":
         return _SCOPES.get(str(call.args[0].value))
     if _PARTIAL.fullmatch(name):
@@ -73,9 +74,9 @@ def barrier_changes(func: tirx.PrimFunc) -> Iterator[Change]:
                 f"becomes a {other} barrier",
                 lambda path=site.path, other=other: replaced(func.body, path, _barrier(other, grid)),
             )
-        for action, what, body in _moves(func.body, site.path):
+        for action, what, body in moves(func.body, site.path):
             yield change(action, what, body)
-        name = _called(site.statement)[0]
+        name = called(site.statement)[0]
         wait, part = _WAIT.fullmatch(name), _PARTIAL.fullmatch(name)
         if wait:
             groups = int(wait.group(1))
@@ -110,7 +111,7 @@ def _acts(statement: tirx.Stmt) -> bool:
     return not isinstance(statement, names) and not empty
 
 
-def _moves(root: tirx.Stmt, path: Path):
+def moves(root: tirx.Stmt, path: Path):
     """Where a barrier may go: over the next statement that acts, into it, or out of what it stands in.
 
     Names that are bound on the way are passed over: a barrier needs none.

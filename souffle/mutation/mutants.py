@@ -18,6 +18,7 @@ from souffle.kernel import MergedKernel
 from souffle.mutation.barriers import barrier_changes
 from souffle.mutation.comparisons import comparison_changes
 from souffle.mutation.expression_changes import index_changes, predicate_changes
+from souffle.mutation.flags import flag_changes
 from souffle.mutation.numbers import number_changes
 from souffle.mutation.statement_paths import Change
 from souffle.mutation.structure import structure_changes
@@ -30,7 +31,7 @@ from souffle.verify.values import Agreement, Mismatch, values_agree
 
 __all__ = ["Mutant", "Mutation", "Mutations"]
 
-_CHANGES = (barrier_changes, predicate_changes, comparison_changes, index_changes, shared_changes)
+_CHANGES = (barrier_changes, flag_changes, predicate_changes, comparison_changes, index_changes, shared_changes)
 _THOROUGH = (number_changes, structure_changes)
 
 _SEEDS = 16
@@ -48,9 +49,9 @@ class Mutation:
     Attributes
     ----------
     kind : str
-        ``"grid barrier"``, ``"block barrier"``, ``"warp barrier"``, ``"copy wait"``, ``"predicate"``,
-        ``"comparison"``, ``"index"`` or ``"alias"``; thorough ones are ``"number"``, ``"mask"``, ``"order"``,
-        ``"statement"``, ``"condition"``, ``"array"`` and ``"tensor"``, too.
+        ``"grid barrier"``, ``"block barrier"``, ``"warp barrier"``, ``"copy wait"``, ``"arrival"``, ``"flag wait"``,
+        ``"flags left"``, ``"predicate"``, ``"comparison"``, ``"index"`` or ``"alias"``; thorough ones are ``"number"``,
+        ``"mask"``, ``"order"``, ``"statement"``, ``"condition"``, ``"array"`` and ``"tensor"``, too.
     action : str
         What is done, such as ``"delete"``.
     kernel : str
@@ -181,9 +182,10 @@ class Mutations:
             for function in merged.shape.called:
                 self.functions.setdefault(function.name, function.func)
                 self._caller.setdefault(function.name, merged.name)
-            for kept in (call.kept for call in merged.shape.stage_calls if call.kept):
+            for call in merged.shape.stage_calls:
                 # What fills registers is a part of what the stage computes.
-                self.definitions[kept.fill.name] = self.definitions[kept.use.name]
+                if call.kept:
+                    self.definitions[call.kept.fill.name] = self.definitions[call.functions[0].name]
 
     @cached_property
     def _places(self) -> tuple[_Place, ...]:

@@ -87,8 +87,8 @@ _WORD_BYTES, _FIRST_FLAG = 4, 64
 
 def counter_text(plan: Plan, kernel: Kernel, text: KernelText) -> Iterator[Undecided]:
     """What a kernel calls to wait is what is known, and the only function of its name."""
-    module = plan.modules[kernel.module].text
     for name in sorted(text.calls):
+        module = plan.modules[kernel.module].text
         known = _KNOWN if name == COUNTER_FUNCTION else _KNOWN_FLAGS
         if known.strip() not in module or module.count(f"{name}(unsigned") != 1:
             yield Undecided(f"{name}, whose text in the module is not the one that is known to wait")

@@ -21,6 +21,7 @@ is read off the functions, and what does not have this form is tried on grids of
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -290,7 +291,9 @@ class _Reader(StatementVisitor):
         elif isinstance(node, tirx.AttrStmt):
             yield from self._executed(node.body, env)
         elif isinstance(node, tirx.Bind):
-            env[node.var] = _number(node.value, env)
+            # What is no number by then may still decide nothing that matters here.
+            with suppress(Undecided):
+                env[node.var] = _number(node.value, env)
         elif isinstance(node, tirx.IfThenElse):
             if _number(node.condition, env):
                 yield from self._executed(node.then_case, env)

@@ -299,6 +299,8 @@ class _Reader(StatementVisitor):
                     self.grid_waits += [(calls, wait) for wait in self.call(part.value)]
                     continue
                 self.refuted["a grid barrier in a loop over tiles, which not all blocks reach equally often"] = None
+            elif name == ARRIVE_FUNCTION:
+                self.refuted["an arrival in a loop over tiles, where a block is not done with all of them"] = None
             elif name == AWAIT_FUNCTION:
                 marks.append(self.wait(part.value, tile, tiles, threads))
             elif isinstance(part.value.op, tvm.ir.GlobalVar):
@@ -356,21 +358,37 @@ class _Reader(StatementVisitor):
         first, last, blocks, tick = (index_of(a, self.env) for a in call.args[2:])
         if blocks is not variable(self.blocks):
             self.refuted[f"a wait for slots of {call.args[4]} blocks, which is not the grid that is launched"] = None
-        slot = Axis("slot", max(1, tiles))
+        ends = self.slots_between(first, last, tile, max(1, tiles))
+        if ends.first.min() < 0:
+            self.refuted[f"a wait for slot {int(ends.first.min())}, which is on no block"] = None
+        return _Await(self.tick(tick, call), ends)
+
+    def slots_between(self, first: Expr, last: Expr, tile: list[Expr], count: int) -> SlotWait:
+        """Which slots each slot waits for. Those of some grids only do not count, and it is not proven then."""
+        slot = Axis("slot", count)
         found = [_replaced(end, tile, variable(slot)) for end in (first, last)]
-        if any(end.opaque or not end.axes <= {slot} for end in found):
-            raise Undecided(f"the slots {call.args[2]} to {call.args[3]} that are waited for")
-        ends = [np.broadcast_to(evaluate(end, {slot: np.arange(max(1, tiles))}, {}), max(1, tiles)) for end in found]
-        if ends[0].min() < 0:
-            self.refuted[f"a wait for slot {int(ends[0].min())}, which is on no block"] = None
-        return _Await(self.tick(tick, call), SlotWait(*ends))
+        if all(not end.opaque and end.axes <= {slot} for end in found):
+            at = {slot: np.arange(count)}
+            return SlotWait(*(np.broadcast_to(evaluate(end, at, {}), count) for end in found))
+        self.problems[f"whether the slots {first} to {last} that are waited for are those of a slot"] = None
+        known = {self.turn_axis, self.blocks, self.block}
+        if any(end.opaque or not end.axes <= known for end in (first, last)):
+            return SlotWait(np.full(count, count), np.full(count, -1))
+        tried: list[list[np.ndarray]] = []
+        for blocks in sorted({1, 2, 3, count - 1, count} - {0}):
+            slots = np.arange(count)
+            at = {self.turn_axis: slots // blocks, self.block: slots % blocks, self.blocks: np.full(count, blocks)}
+            tried.append([np.broadcast_to(evaluate(end, at, {}), count) for end in (first, last)])
+        return SlotWait(np.max([one[0] for one in tried], axis=0), np.min([one[1] for one in tried], axis=0))
 
     def tick(self, tick: Expr, call: Call) -> Expr:
-        """Which arrival of the launch one is."""
+        """Which arrival of the launch one is; 0, which is past, for one that is not counted from its begin."""
         terms, number = linear_terms(tick)
         own = const(number)
-        if terms.pop(variable(self.before), 0) != 1:
-            raise Undecided(f"which arrival {call} is about")
+        counted = terms.pop(variable(self.before), 0)
+        if counted != 1 and not tick.opaque:
+            self.problems[f"which arrival {call} is about in a second launch"] = None
+            return const(0)
         for term, factor in terms.items():
             own = operation("add", own, operation("mul", term, const(factor)))
         if own.opaque or own.axes & {self.before, self.block, self.thread, self.blocks, self.turn_axis}:
