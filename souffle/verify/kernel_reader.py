@@ -259,11 +259,13 @@ class _Reader(StatementVisitor):
         marks: list[StageRun | _Barrier | _Await] = []
         self.turn(node.body, sums, None, self.threads, marks)
         runs = [replace(run, loop=self.loops) for run in _parted(marks)]
-        waits = [mark for mark in marks if isinstance(mark, _Await)]
-        if waits and any(isinstance(mark, StageRun) for mark in marks[: marks.index(waits[-1])]):
-            raise Undecided("a wait for slots between the stages of a turn")
+        waits: list[_Await] = []
+        for mark in marks:
+            if isinstance(mark, _Await):
+                waits.append(mark)
+            elif isinstance(mark, StageRun):
+                self.awaits[mark.call] = tuple(waits)
         for run in runs:
-            self.awaits[run.call] = tuple(waits)
             self.cover(run, turns)
         before = tuple(wait for place, wait in self.grid_waits if place == 0)
         after = tuple(wait for place, wait in self.grid_waits if place == len(runs))
