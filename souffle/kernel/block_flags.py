@@ -167,4 +167,3 @@ class BlockFlags:
         """The blocks of the slots from `first` to `last` have arrived at a tick."""
         given = (self.state, first, last, self.num_blocks, self.before + tick)
         return tirx.Evaluate(tirx.call_extern("int32", WAIT_FUNCTION, *given))
-

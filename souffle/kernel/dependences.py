@@ -6,6 +6,7 @@ producer writes (:mod:`souffle.kernel.tile_maps`). Within the identity, a tile n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,6 +25,9 @@ _MOST_PAIRS = 1 << 14
 
 _MOST_UNKNOWNS = 4
 """Existential variables in a set of tiles that are counted: isl's budget does not bound the time of counting."""
+
+_MOST = 0.75
+"""Of a stage's tiles: a tile that needs more may as well wait for all."""
 
 _BUDGET = isl.BUDGET // 10
 """Of a question here: a dependence that stays on one block is a simple map, and there are many that do not."""
@@ -92,22 +96,27 @@ class TileDependence:
         return None if found is None else np.array(sorted((c[0], p[0]) for c, p in found), np.int64).reshape(-1, 2)
 
     @cached_property
-    def needed(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """First and last producer tile that each consumer tile reads from, -1 as the last where there is none."""
-        return self._ends(self.relation, self.consumer.tiles)
+    def needed(self) -> tuple[np.ndarray, np.ndarray]:
+        """First and last producer tile that each consumer tile reads from, -1 as the last where there is none.
+
+        All of them where isl has no answer, or where :attr:`tile` needs most of them.
+        """
+        return self._ends(self.consumer.tiles, self.producer.tiles, lambda relation: relation)
 
     @cached_property
-    def needing(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """First and last consumer tile that reads from each producer tile, -1 as the last where there is none."""
-        return self._ends(None if self.relation is None else self.relation.reverse(), self.producer.tiles)
+    def needing(self) -> tuple[np.ndarray, np.ndarray]:
+        """First and last consumer tile that reads from each producer tile, in the same way."""
+        return self._ends(self.producer.tiles, self.consumer.tiles, lambda relation: relation.reverse())
 
-    @staticmethod
-    def _ends(relation: isl.Map | None, tiles: int) -> tuple[np.ndarray, np.ndarray] | None:
-        if relation is None or tiles > _MOST_PAIRS:
-            return None
-        found = isl.within_budget(lambda: isl.first_and_last(relation), _BUDGET)
+    def _ends(self, tiles: int, others: int, side: Callable[[isl.Map], isl.Map]) -> tuple[np.ndarray, np.ndarray]:
+        every = np.zeros(tiles, np.int64), np.full(tiles, others - 1, np.int64)
+        few = self.sources is not None and self.sources[1] - self.sources[0] < _MOST * self.producer.tiles
+        relation = self.relation if few and tiles <= _MOST_PAIRS else None
+        if relation is None or isl.unknowns(relation.wrap()) > _MOST_UNKNOWNS:
+            return every
+        found = isl.within_budget(lambda: isl.first_and_last(side(relation)), _BUDGET)
         if found is None:
-            return None
+            return every
         first, last = np.zeros(tiles, np.int64), np.full(tiles, -1, np.int64)
         for tile, ends in found.items():
             first[tile], last[tile] = ends

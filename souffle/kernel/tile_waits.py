@@ -3,7 +3,7 @@
 A *site* is where a grid barrier stands (:mod:`souffle.kernel.waits`): before an epoch, or between the steps of a loop.
 A dependence crosses the sites between its two stages. A grid barrier at one of them is enough for it; if flags are at
 all of them, the later stage's tiles wait for the earlier one's, at the first site crossed. So flags may be at a site if
-each dependence that crosses no grid barrier then is one of which isl knows the tiles, and they are where that is
+each dependence that crosses no grid barrier then is between two stages, and they are where that is
 predicted to take less: a wait for ``n`` blocks takes what a barrier of ``n`` blocks does, and one for flags that have
 been waited for before a look at them.
 
@@ -211,4 +211,3 @@ def crossed_between_steps(
         end = later if ago == 0 else last
         found += [(site, ago) for site in range(begin, end + 1)]
     return tuple(found)
-

@@ -212,11 +212,15 @@ class Waits:
         elif not self._on_one_block(edge):
             earlier, later = (edge.consumer, edge.producer) if reads_first else (edge.producer, edge.consumer)
             dependence = self._dependence(edge)
-            tiles = dependence.needing if reads_first else dependence.needed
-            # Of what several functions compute nobody says here which tile is whose.
-            tiles = tiles if len(earlier.functions) == len(later.functions) == 1 else None
-            ends = None if tiles is None else self._in_slots(tiles, earlier, later)
-            yield Crossing(earlier, later, sites, ends, int(self._slots_of(earlier).max(initial=0)) + 1)
+            slots = int(self._slots_of(earlier).max(initial=0)) + 1
+            if len(earlier.functions) == len(later.functions) == 1:
+                ends = self._in_slots(dependence.needing if reads_first else dependence.needed, earlier, later)
+            else:
+                # Of what several functions compute nobody says here which tile is whose.
+                slots = max(slots, *(function.tiles for function in earlier.functions))
+                own = max(function.tiles for function in later.functions)
+                ends = np.zeros(own, np.int64), np.full(own, slots - 1)
+            yield Crossing(earlier, later, sites, ends, slots)
 
     def _in_slots(
         self, tiles: tuple[np.ndarray, np.ndarray], earlier: Stage, later: Stage

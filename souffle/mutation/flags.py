@@ -72,4 +72,3 @@ def _change(
 
 def _with_body(func: tirx.PrimFunc, path: Path, statement: tirx.Stmt) -> tirx.PrimFunc:
     return func.with_body(replaced(func.body, path, statement))
-
