@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 from souffle.codegen.extrema import EXTREMA_TEXTS
-from souffle.kernel.grid_barrier import GRID_BARRIERS
+from souffle.kernel.grid_barrier import GRID_BARRIERS, WATCHED_COUNTER
 from souffle.kernel.merge import CHOICE_FUNCTION, OFFSET_FUNCTION, PREFETCH_FUNCTION, WINDOW_FUNCTION
+from souffle.kernel.watchdog import OVERDUE_TEXT
 from souffle.schedule.gpu.emit.async_copy import COMMIT_FUNCTION, COPY_FUNCTION, COPY_OR_ZERO_FUNCTION, WAIT_FUNCTION
 from souffle.schedule.gpu.emit.mma_instructions import (
     LOAD_FUNCTION,
@@ -158,6 +159,8 @@ _TEXTS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((SCALE_FUNCTION,), _SCALE_TEXT),
     *EXTREMA_TEXTS,
     *(((barrier.function,), barrier.text) for barrier in GRID_BARRIERS.values() if barrier.function),
+    ((WATCHED_COUNTER.function,), OVERDUE_TEXT),
+    ((WATCHED_COUNTER.function,), WATCHED_COUNTER.text),
 )
 
 

@@ -18,14 +18,14 @@ before each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import tvm
 from tvm import tirx
 
 from souffle.kernel.calls import ArgumentPlace, KernelShape, LoopCall, StageCall
-from souffle.kernel.grid_barrier import GRID_BARRIERS, GridBarrier
+from souffle.kernel.grid_barrier import GRID_BARRIERS, GridBarrier, WaitPlace
 from souffle.kernel.text import format_calls
 from souffle.schedule.lower.device_function import DeviceFunction, LoweringError
 from souffle.schedule.stage import Window
@@ -43,16 +43,20 @@ class MergedKernel:
     name : str
     func : tirx.PrimFunc
         Parameters: one pointer for each of the shape's parameters, one to the grid barrier's state where the kernel has
-        a barrier that keeps one, then ``num_blocks``.
+        a barrier that keeps one, one to the record of a wait that is over where its waits have a limit, then
+        ``num_blocks``.
     shape : KernelShape
     state_words : int
         Words of that state; 0 where there is none.
+    watched : bool
+        Whether there is a record.
     """
 
     name: str
     func: tirx.PrimFunc
     shape: KernelShape
     state_words: int = 0
+    watched: bool = False
 
     def __str__(self) -> str:
         return f"kernel {self.name}: {format_calls(self.shape)}\n\n{self.func.script()}"
@@ -77,6 +81,7 @@ def merge(
     shape: KernelShape,
     global_vars: Mapping[DeviceFunction, tvm.ir.GlobalVar],
     barrier: GridBarrier = GRID_BARRIERS["cooperative"],
+    number: int = 0,
 ) -> MergedKernel:
     """The kernel's TensorIR function.
 
@@ -88,6 +93,8 @@ def merge(
         How the functions are called in the module that the kernel will be part of.
     barrier : GridBarrier
         How its blocks wait for each other.
+    number : int
+        Of the kernel, by which a wait that is over names it.
     """
     block, tid = tirx.Var("block", "int32"), tirx.Var("tid", "int32")
     num_blocks = tirx.Var("num_blocks", "int32")
@@ -95,25 +102,32 @@ def merge(
         tirx.Var(f"g{i}", tvm.ir.PointerType(tvm.ir.PrimType(dtype), "global"))
         for i, (dtype, _) in enumerate(shape.parameters)
     ]
-    state = barrier.state_parameter(shape)
-    wait = barrier.wait(state, num_blocks)
+    waiting = barrier.parameters(shape)
+
+    def wait(stage: int, step: PrimExpr) -> tirx.Stmt:
+        return barrier.wait(waiting, num_blocks, WaitPlace(number, stage, step))
+
     writer = _Writer(shape, global_vars, pointers, block, tid, num_blocks, wait)
     statements = [statement for call in shape.calls for statement in writer.call(call)]
     body = sequence(*statements)
     body = _thread("threadIdx.x", tid, tirx.IntImm("int32", shape.threads), body)
     body = _thread("blockIdx.x", block, num_blocks, body)
-    func = tirx.PrimFunc([*pointers, *state, num_blocks], body).with_attr("global_symbol", name)
+    func = tirx.PrimFunc([*pointers, *waiting, num_blocks], body).with_attr("global_symbol", name)
     target = shape.functions[0].func.attrs["target"]
     func = func.with_attr("target", target).with_attr("calling_conv", 2).with_attr("tirx.is_global_func", True)
     if shape.blocks_per_sm != 1:
         # It says itself with how many resident blocks of a multiprocessor its registers are counted.
         func = func.with_attr(MIN_BLOCKS_ATTRIBUTE, shape.blocks_per_sm)
-    return MergedKernel(name, func, shape, barrier.state_words if state else 0)
+    return MergedKernel(name, func, shape, barrier.state_words if waiting else 0, bool(waiting and barrier.limit))
 
 
 def _thread(tag: str, var: tirx.Var, extent: object, body: tirx.Stmt) -> tirx.Stmt:
     axis = tirx.IterVar((0, extent), var, tirx.IterVar.ThreadIndex, tag)
     return tirx.AttrStmt(axis, "thread_extent", extent, body)
+
+
+_FIRST, _OUTSIDE = tirx.IntImm("int32", 0), tirx.IntImm("int32", -1)
+"""The step of a wait that stands before a loop for its first step, and of one before a stage that is in no loop."""
 
 
 @dataclass(eq=False)
@@ -126,8 +140,9 @@ class _Writer:
     block: tirx.Var
     tid: tirx.Var
     num_blocks: tirx.Var
-    wait: tirx.Stmt
+    wait: Callable[[int, PrimExpr], tirx.Stmt]
     loops: int = 0
+    stages: int = 0
     kept: dict[StageCall, list[tirx.Var]] = field(default_factory=dict)
 
     def call(self, call: StageCall | LoopCall) -> list[tirx.Stmt]:
@@ -138,19 +153,21 @@ class _Writer:
         self.loops += 1
         before = self.asked(call.prefetch, None, 0)
         before += [statement for stage in call.calls for statement in self.fill_before(stage)]
+        # Where no grid sync begins each step, the one before the first stands outside.
+        before += [self.wait(self.stages, _FIRST)] if call.sync_first and not call.calls[0].sync_before else []
         inside: list[tirx.Stmt] = []
         for number, stage in enumerate(call.calls):
             inside += self.stage(stage, step, call.steps, call.sync_first or number > 0)
-        # Where no grid sync begins each step, the one before the first stands outside.
-        before += [self.wait] if call.sync_first and not call.calls[0].sync_before else []
         return [*before, tirx.For(step, 0, call.steps, tirx.ForKind.SERIAL, sequence(*inside))]
 
     def stage(self, call: StageCall, step: tirx.Var | None, steps: int, sync_first: bool) -> list[tirx.Stmt]:
         """A stage with the barrier before it; `sync_first` says whether a loop's first step waits there too."""
         statements = self.asked(call.prefetch, step, steps)
         if call.sync_before:
+            wait = self.wait(self.stages, _OUTSIDE if step is None else step)
             # The condition is the same in all blocks.
-            statements.append(self.wait if sync_first else tirx.IfThenElse(step > 0, self.wait, None))
+            statements.append(wait if sync_first else tirx.IfThenElse(step > 0, wait, None))
+        self.stages += len(call.functions)
         if call.block_sync_before:
             statements.append(_block_barrier())
         arguments = [self.pointer(place, step, steps) for place in call.arguments]

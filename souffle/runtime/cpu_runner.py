@@ -10,6 +10,7 @@ import numpy as np
 
 from souffle.codegen.plan import Buffer, Plan
 from souffle.emulator import CheckedBuffer, CheckedMemory, LaunchReport, compile_text
+from souffle.runtime.timed_out import timeout_error
 
 __all__ = ["CpuRunner"]
 
@@ -35,7 +36,8 @@ class _Workspace:
     Attributes
     ----------
     kept : dict of int to array
-        Constants, and the counters of grid barriers: calls in flight must not count in each other's.
+        Constants, the counters of grid barriers, and the record of a wait that is over: calls in flight must not count
+        in each other's.
     scratch : array of bytes
         What the buffers of the workspace lie in.
     memory : CheckedMemory or None
@@ -46,7 +48,7 @@ class _Workspace:
         self.scratch = _aligned(0 if memory else plan.workspace_bytes)
         self.kept = dict(constants)
         for index, buffer in enumerate(plan.buffers):
-            if buffer.kind == "state":
+            if buffer.kind in ("state", "record"):
                 self.kept[index] = memory.arrays[index] if memory else _view(_aligned(buffer.nbytes), buffer)
                 self.kept[index][...] = 0
             elif memory and buffer.kind == "constant":
@@ -122,8 +124,8 @@ class CpuRunner:
                 buffer.label,
                 buffer.shape,
                 buffer.dtype,
-                writable=buffer.kind in ("output", "workspace", "state"),
-                initialized=buffer.kind in ("input", "constant", "state"),
+                writable=buffer.kind in ("output", "workspace", "state", "record"),
+                initialized=buffer.kind in ("input", "constant", "state", "record"),
                 offset=buffer.offset if buffer.kind == "workspace" else None,
             )
             for buffer in plan.buffers
@@ -172,6 +174,7 @@ class CpuRunner:
     def _run(self, workspace: _Workspace, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         plan = self._plan
         arrays = self._arrays(workspace, inputs)
+        records = [array for array, buffer in zip(arrays, plan.buffers, strict=True) if buffer.kind == "record"]
         reports: list[LaunchReport] = []
         for launch in plan.launches:
             kernel, grid = plan.kernels[launch.kernel], self.grids[launch.kernel]
@@ -187,6 +190,10 @@ class CpuRunner:
                 memory=workspace.memory,
             )
             reports.append(report)
+            for record in records:
+                error = timeout_error(plan, record)
+                if error is not None:
+                    raise error
         self.reports = tuple(reports)
         outputs = [array for array, buffer in zip(arrays, plan.buffers, strict=True) if buffer.kind == "output"]
         return tuple(array.copy() if workspace.memory else array for array in outputs)

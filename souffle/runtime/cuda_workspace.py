@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from souffle.codegen.plan import Launch, Plan
+from souffle.codegen.plan import Kernel, Launch, Plan
 from souffle.errors import CompilerNotFoundError, DeviceError, InputError
 from souffle.runtime import dlpack
 from souffle.runtime.cuda import Cuda, LaunchTooLargeError, PreparedLaunch
 from souffle.runtime.cuda_grids import Grids
 from souffle.runtime.device_array import DeviceArray, Handle, Pool
+from souffle.runtime.record_page import RecordPage
 from souffle.runtime.signature import Signature
 
 __all__ = ["CudaCode", "CudaWorkspace"]
@@ -30,6 +31,23 @@ def _unload(cuda: Cuda, addresses: Sequence[int], modules: Sequence[Any]) -> Non
         cuda.free(address)
     for module in modules:
         cuda.unload_module(module)
+
+
+def _resident(cuda: Cuda, kernel: Kernel, function: Any) -> int:
+    """How many blocks of a kernel that waits for its grid are on the device at once; DeviceError where none can be."""
+    if not cuda.attribute("COOPERATIVE_LAUNCH"):
+        raise DeviceError(
+            f"kernel {kernel.name} waits for all of its blocks, and {cuda.label} has no cooperative launches, so that "
+            'nothing says that they are there at once; compile with level="V2", whose kernels do not wait'
+        )
+    limit = cuda.resident_blocks(function, kernel.threads, kernel.dynamic_shared_bytes)
+    if limit == 0:
+        raise DeviceError(
+            f"kernel {kernel.name} ({kernel.threads} threads, {cuda.registers(function)} registers, "
+            f"{kernel.dynamic_shared_bytes} bytes of dynamic shared memory) does not fit on a multiprocessor of "
+            f"{cuda.label}; compile for this device"
+        )
+    return limit
 
 
 class CudaCode:
@@ -83,13 +101,7 @@ class CudaCode:
             function = cuda.function(modules[kernel.module], kernel.name, kernel.dynamic_shared_bytes)
             limit = _MAX_GRID
             if kernel.cooperative:
-                limit = cuda.resident_blocks(function, kernel.threads, kernel.dynamic_shared_bytes)
-                if limit == 0:
-                    raise DeviceError(
-                        f"kernel {kernel.name} ({kernel.threads} threads, {cuda.registers(function)} registers, "
-                        f"{kernel.dynamic_shared_bytes} bytes of dynamic shared memory) does not fit on a "
-                        f"multiprocessor of {cuda.label}; compile for this device"
-                    )
+                limit = _resident(cuda, kernel, function)
             functions.append(function)
             grids.append(max(1, min(kernel.tiles, limit, kernel.most_blocks or limit)))
         self.functions = tuple(functions)
@@ -97,8 +109,16 @@ class CudaCode:
         self.registers = tuple(cuda.registers(function) for function in functions)
 
 
-def _release(cuda: Cuda, stream: Handle, addresses: Sequence[int], graphs: Sequence[Any], pool: Pool) -> None:
+def _release(
+    cuda: Cuda,
+    stream: Handle,
+    addresses: Sequence[int],
+    graphs: Sequence[Any],
+    pages: list[RecordPage],
+    pool: Pool,
+) -> None:
     cuda.settle(stream.handle)
+    pages.clear()
     for graph in graphs:
         cuda.destroy_graph(graph)
     for address in addresses:
@@ -140,7 +160,9 @@ class CudaWorkspace:
         self._owned: list[int] = []
         self._graphs: list[Any] = []
         self._graph_grids: dict[int, int] = {}
-        self.release = weakref.finalize(self, _release, cuda, self.stream, self._owned, self._graphs, self.pool)
+        self._pages: list[RecordPage] = []
+        held = (self.stream, self._owned, self._graphs, self._pages, self.pool)
+        self.release = weakref.finalize(self, _release, cuda, *held)
         self.release.atexit = False
         self._inputs = tuple(index for index, buffer in enumerate(plan.buffers) if buffer.kind == "input")
         self._outputs = tuple(index for index, buffer in enumerate(plan.buffers) if buffer.kind == "output")
@@ -172,6 +194,9 @@ class CudaWorkspace:
             return self._code.constants[index]
         if buffer.kind == "workspace":
             return self._scratch + buffer.offset
+        if buffer.kind == "record":
+            self._pages.append(RecordPage(self._plan, self._cuda, buffer.nbytes))
+            return self._pages[-1].address
         if buffer.kind != "state":
             return 0
         # Of this workspace alone: launches of another one, or of another network, would count in it too.
@@ -295,7 +320,13 @@ class CudaWorkspace:
         cuda.record(ready.handle, stream)
         outputs = tuple(
             DeviceArray(
-                cuda, self.stream, ready, block, self._plan.buffers[index].shape, self._plan.buffers[index].dtype
+                cuda,
+                self.stream,
+                ready,
+                block,
+                self._plan.buffers[index].shape,
+                self._plan.buffers[index].dtype,
+                tuple(self._pages),
             )
             for index, block in zip(self._outputs, blocks, strict=True)
         )
@@ -309,8 +340,26 @@ class CudaWorkspace:
         return tuple(arrays)
 
     def _finish(self) -> None:
-        self._cuda.synchronize(self.stream.handle)
+        try:
+            self._cuda.synchronize(self.stream.handle)
+        finally:
+            # A kernel that follows one which has ended early works on what that has left: what was first is said.
+            for page in self._pages:
+                page.check()
         self._pending.clear()
+
+    def spent(self) -> bool:
+        """Whether a wait was over in an earlier call, so that counters and flags are of no use any more.
+
+        Raises
+        ------
+        KernelTimeoutError
+            If nobody was told: the call had left its outputs on the device.
+        """
+        for page in self._pages:
+            if not page.reported:
+                page.check()
+        return any(page.written for page in self._pages)
 
     # CUDA graphs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from souffle.errors import DeviceError
 from souffle.runtime import dlpack
 from souffle.runtime.cuda import Cuda
+from souffle.runtime.record_page import RecordPage
 
 __all__ = ["DeviceArray", "Handle", "MemoryBlock", "Pool"]
 
@@ -129,10 +130,17 @@ class DeviceArray:
     """
 
     def __init__(
-        self, runner_cuda: Cuda, stream: Any, ready: Any, block: MemoryBlock, shape: tuple[int, ...], dtype: str
+        self,
+        runner_cuda: Cuda,
+        stream: Any,
+        ready: Any,
+        block: MemoryBlock,
+        shape: tuple[int, ...],
+        dtype: str,
+        pages: Sequence[RecordPage] = (),
     ) -> None:
         self.shape, self.dtype = shape, dtype
-        self._cuda, self._stream, self._ready, self._block = runner_cuda, stream, ready, block
+        self._cuda, self._stream, self._ready, self._block, self._pages = runner_cuda, stream, ready, block, pages
 
     def __repr__(self) -> str:
         return f"DeviceArray({self.dtype}, {self.shape}, on {self._cuda.label})"
@@ -143,11 +151,23 @@ class DeviceArray:
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
     def numpy(self) -> np.ndarray:
-        """A copy on the host."""
+        """A copy on the host.
+
+        Raises
+        ------
+        KernelTimeoutError
+            If a wait was over in a call whose output it may be.
+        DeviceError
+            If a kernel has failed.
+        """
         target = np.empty(self.shape, self.dtype)
         with self._cuda.current():
             self._cuda.to_host(target, self._block.address, self._stream.handle)
-            self._cuda.synchronize(self._stream.handle, "an output")
+            try:
+                self._cuda.synchronize(self._stream.handle, "an output")
+            finally:
+                for page in self._pages:
+                    page.check()
         return target
 
     def __dlpack_device__(self) -> tuple[int, int]:

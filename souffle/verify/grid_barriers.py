@@ -1,7 +1,9 @@
 """What a kernel's blocks wait for each other with, and which memory the waiting and the compiler's caches rely on.
 
-Two barriers are taken for granted: TVM's operator, which is cooperative groups', and one device function that counts
-arrivals in global memory. Of the second only the text below is; its argument stands where the function is written.
+Two barriers are taken for granted: TVM's operator, which is cooperative groups', and a device function that counts
+arrivals in global memory, without a limit or with one. Of the second only the texts below are; their argument stands
+where the functions are written. With a limit a call returns as a barrier or ends all threads of its block, and writes
+first that it did: the proof is of the runs whose record is empty, and no other gives a result.
 """
 
 from __future__ import annotations
@@ -11,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from souffle.certificate import Counterexample
 from souffle.codegen.plan import Buffer, Kernel, Plan
 from souffle.verify.expressions import Undecided
-from souffle.verify.kernel_reader import COUNTER_FUNCTION, KernelText
+from souffle.verify.kernel_reader import COUNTER_FUNCTION, WATCHED_FUNCTION, KernelText
 from souffle.verify.stage_functions import Library
 from souffle.verify.tiles_in_a_row import Prefetch, StageRun
 
 __all__ = ["counter_text", "memory_of_its_own", "not_renamed"]
 
-_KNOWN = """
+_COUNTER = """
 static __device__ __forceinline__ int souffle_wait_for_grid(unsigned* state, int num_blocks) {
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -34,16 +36,82 @@ static __device__ __forceinline__ int souffle_wait_for_grid(unsigned* state, int
   return 0;
 }
 """
-_COUNTER_BYTES = 4
+_OVERDUE = """
+static __device__ __forceinline__ int souffle_overdue(unsigned* over, unsigned* record, long long limit,
+                                                      long long* last, long long* left, int kind, int kernel, int stage,
+                                                      int step, int tile, unsigned index, unsigned found,
+                                                      unsigned wanted) {
+  long long now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now) : : "memory");
+  long long passed = *last == 0 ? 0 : now - *last;
+  *last = now;
+  *left -= passed < limit / 8 ? passed : limit / 8;
+  size_t word = __cvta_generic_to_global(over);
+  unsigned before;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(before) : "l"(word) : "memory");
+  if (before == 0 && *left > 0) return 0;
+  if (before == 0) {
+    asm volatile("atom.cas.acq_rel.gpu.global.b32 %0, [%1], 0, 1;" : "=r"(before) : "l"(word) : "memory");
+    if (before == 0) {
+      volatile unsigned* words = record;
+      words[1] = blockIdx.x;
+      words[2] = (unsigned)kernel;
+      words[3] = (unsigned)stage;
+      words[4] = (unsigned)step;
+      words[5] = (unsigned)tile;
+      words[6] = (unsigned)index;
+      words[7] = (unsigned)found;
+      words[8] = (unsigned)wanted;
+      __threadfence_system();
+      words[0] = (unsigned)kind;
+    }
+  }
+  return 1;
+}
+"""
+_WATCHED = """
+static __device__ __noinline__ int souffle_watched_wait_for_grid(unsigned* state, int num_blocks, unsigned* record,
+                                                                 long long limit, int kernel, int stage, int step) {
+  int over = 0;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    size_t counter = __cvta_generic_to_global(state);
+    unsigned add = blockIdx.x == 0 ? 0x80000000u - (unsigned)(num_blocks - 1) : 1u;
+    unsigned found;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(found) : "l"(counter), "r"(add) : "memory");
+    unsigned now = found + add;
+    long long last = 0, left = limit;
+    for (unsigned polls = 1; ((found ^ now) & 0x80000000u) == 0; ++polls) {
+      if (polls % 64 == 0 && souffle_overdue(state + 32, record, limit, &last, &left, 1,
+                                                kernel, stage, step, -1, 0, now, num_blocks)) {
+        over = 1;
+        break;
+      }
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+    }
+  }
+  if (__syncthreads_or(over)) asm volatile("exit;");
+  return 0;
+}
+"""
+_KNOWN = {COUNTER_FUNCTION: (_COUNTER,), WATCHED_FUNCTION: (_OVERDUE, _WATCHED)}
+_COUNTER_BYTES, _WATCHED_BYTES = 4, 4 * 33
+"""What a barrier touches of its memory: the counter; with a limit, also the word that says that a wait is over."""
+_RECORD_BYTES = 4 * 9
 
 
 def counter_text(plan: Plan, kernel: Kernel, text: KernelText) -> Iterator[Undecided]:
-    """The counter barrier that a kernel calls is the one that is known, and the only one of its name."""
-    if not text.counters:
-        return
-    module = plan.modules[kernel.module].text
-    if _KNOWN.strip() not in module or module.count(f"{COUNTER_FUNCTION}(unsigned") != 1:
-        yield Undecided(f"{COUNTER_FUNCTION}, whose text in the module is not the one that is known to be a barrier")
+    """The counter barriers that a kernel calls are those that are known, and the only ones of their names."""
+    for name in text.counting:
+        module = plan.modules[kernel.module].text
+        if not all(known.strip() in module and _alone(known, module) for known in _KNOWN[name]):
+            yield Undecided(f"{name}, whose text in the module is not the one that is known to be a barrier")
+
+
+def _alone(known: str, module: str) -> bool:
+    """Whether a module defines the function of this text once."""
+    name = known[: known.index("(unsigned")].rpartition(" ")[2]
+    return module.count(f"{name}(unsigned") == 1
 
 
 def memory_of_its_own(plan: Plan, kernel: Kernel, text: KernelText, buffers: Sequence[int]) -> Iterator[Counterexample]:
@@ -52,11 +120,19 @@ def memory_of_its_own(plan: Plan, kernel: Kernel, text: KernelText, buffers: Seq
     def bad(buffer: Buffer, stages: tuple[str, ...], why: str) -> Counterexample:
         return Counterexample("launch", kernel.name, stages, (), (), buffer.name, why)
 
+    least = _WATCHED_BYTES if text.records else _COUNTER_BYTES
     for parameter in text.counters:
         buffer = plan.buffers[buffers[parameter]]
-        if buffer.kind != "state" or buffer.nbytes < _COUNTER_BYTES:
+        if buffer.kind != "state" or buffer.nbytes < least:
             kind = f"{buffer.nbytes} bytes of kind {buffer.kind!r}"
             yield bad(buffer, (), f"a grid barrier counts in it, and it is {kind}, not memory that begins as zero")
+    for parameter in text.records:
+        buffer = plan.buffers[buffers[parameter]]
+        if buffer.kind != "record" or buffer.nbytes < _RECORD_BYTES:
+            kind = f"{buffer.nbytes} bytes of kind {buffer.kind!r}"
+            yield bad(
+                buffer, (), f"a wait that is over is written there, and it is {kind}, no record that the host reads"
+            )
     if len({buffers[parameter] for parameter in text.counters}) > 1:
         buffer = plan.buffers[buffers[text.counters[0]]]
         yield bad(buffer, (), "the grid barriers of one launch count in different memory")
@@ -66,7 +142,7 @@ def memory_of_its_own(plan: Plan, kernel: Kernel, text: KernelText, buffers: Seq
         pointers = (event.pointer,) if isinstance(event, Prefetch) else pointers
         for parameter, _ in pointers:
             buffer = plan.buffers[buffers[parameter]]
-            if buffer.kind == "state":
+            if buffer.kind in ("state", "record"):
                 yield bad(buffer, (name,), f"{name} is given the memory of a grid barrier")
 
 

@@ -30,13 +30,19 @@ from souffle.verify.indices import bytes_of, index_of, operator_name
 from souffle.verify.kernel_pointers import Choice, Pointer, moved, number_at, resolved
 from souffle.verify.tiles_in_a_row import Prefetch, SharedParts, StageRun, Sync
 
-__all__ = ["COUNTER_FUNCTION", "KernelText", "read_kernel"]
+__all__ = ["COUNTER_FUNCTION", "WATCHED_FUNCTION", "KernelText", "read_kernel"]
 
 WINDOW_FUNCTION = "souffle_window"
 """A tensor whose parts lie in the shared memory of the blocks that make them."""
 
 COUNTER_FUNCTION = "souffle_wait_for_grid"
 """A grid barrier that counts arrivals in memory: ``COUNTER_FUNCTION(state, num_blocks)``."""
+
+WATCHED_FUNCTION = "souffle_watched_wait_for_grid"
+"""The same with a limit: ``WATCHED_FUNCTION(state, num_blocks, record, limit, kernel, stage, step)``."""
+
+GRID_WAITS = ("tirx.cuda.grid_sync", COUNTER_FUNCTION, WATCHED_FUNCTION)
+"""What all blocks wait for each other with."""
 
 _MANY = 1 << 20
 """More blocks than any device holds at once."""
@@ -64,6 +70,10 @@ class KernelText:
         What is wrong whatever the stages do: barriers that not all reach, tiles that some grid leaves out.
     counters : tuple of int
         Parameters that point to where grid barriers count arrivals.
+    records : tuple of int
+        Parameters that point to where waits with a limit write that they are over.
+    counting : tuple of str
+        The device functions of barriers that count.
     """
 
     events: tuple[StageRun | Sync | Prefetch, ...]
@@ -71,6 +81,8 @@ class KernelText:
     problems: tuple[str, ...]
     refuted: tuple[str, ...]
     counters: tuple[int, ...] = ()
+    records: tuple[int, ...] = ()
+    counting: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,6 +129,8 @@ class _Reader(StatementVisitor):
         self.problems: dict[str, None] = {}
         self.refuted: dict[str, None] = {}
         self.counters: dict[int, None] = {}
+        self.records: dict[int, None] = {}
+        self.counting: dict[str, None] = {}
         # Of each call of a stage, before it is known at which step.
         self.given: list[tuple[Pointer | Choice, ...]] = []
         # The loop over the tiles of a slot that is being read.
@@ -137,7 +151,8 @@ class _Reader(StatementVisitor):
             events = tuple(_unrolled(self.visit(self.func.body), self.given, {}, ()))
         except Undecided as reason:
             self.problems[str(reason)] = None
-        return KernelText(events, self.threads, tuple(self.problems), tuple(self.refuted), tuple(self.counters))
+        found = map(tuple, (self.problems, self.refuted, self.counters, self.records, self.counting))
+        return KernelText(events, self.threads, *found)
 
     def visit_sequence(self, node: tirx.SeqStmt) -> tuple[Any, ...]:
         return tuple(item for part in node.seq for item in self.visit(part))
@@ -240,7 +255,7 @@ class _Reader(StatementVisitor):
                 if threads < self.threads:
                     self.refuted["a block barrier that only some threads of a block reach"] = None
                 marks.append(_Barrier(tiles))
-            elif name in ("tirx.cuda.grid_sync", COUNTER_FUNCTION):
+            elif name in GRID_WAITS:
                 if tiles is None and threads == self.threads:
                     calls = sum(isinstance(mark, StageRun) for mark in marks)
                     self.grid_waits += [(calls, wait) for wait in self.call(part.value)]
@@ -383,7 +398,7 @@ class _Reader(StatementVisitor):
         name = operator_name(call)
         if name == "tirx.cuda.grid_sync":
             return (Sync("grid"),)
-        if name == COUNTER_FUNCTION:
+        if name in (COUNTER_FUNCTION, WATCHED_FUNCTION):
             return (self.counter(call),)
         if name == "tirx.tvm_storage_sync":
             self.block_barrier(call)
@@ -394,13 +409,20 @@ class _Reader(StatementVisitor):
 
     def counter(self, call: Call) -> Sync:
         """A barrier that counts: every one in the same memory, and each block of the launch once."""
-        state = self.pointer(call.args[1])
-        if not isinstance(state, Pointer) or state.offset is not const(0):
-            raise Undecided(f"the memory {call.args[1]} of a grid barrier")
-        self.counters[state.parameter] = None
+        self.counters[self.whole(call.args[1])] = None
+        self.counting[operator_name(call)] = None
+        if operator_name(call) == WATCHED_FUNCTION:
+            self.records[self.whole(call.args[3])] = None
         if index_of(call.args[2], self.env) is not variable(self.blocks):
             self.refuted[f"a grid barrier for {call.args[2]} blocks, which is not the grid that is launched"] = None
         return Sync("grid")
+
+    def whole(self, node: Any) -> int:
+        """The parameter that a barrier is given as it is."""
+        state = self.pointer(node)
+        if not isinstance(state, Pointer) or state.offset is not const(0):
+            raise Undecided(f"the memory {node} of a grid barrier")
+        return state.parameter
 
     def block_barrier(self, call: Call) -> None:
         if len(call.args) != 1 or str(call.args[0].value) not in ("shared", "shared.dyn"):
