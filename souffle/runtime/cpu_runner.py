@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from souffle.codegen.plan import Buffer, Plan
-from souffle.emulator import CheckedBuffer, CheckedMemory, LaunchReport, compile_text
+from souffle.emulator import CheckedBuffer, CheckedMemory, CheckError, LaunchReport, compile_text
+from souffle.errors import KernelTimeoutError
 from souffle.runtime.timed_out import timeout_error
 
 __all__ = ["CpuRunner"]
@@ -171,29 +172,37 @@ class CpuRunner:
         self._idle.append(workspace)
         return outputs
 
+    def _timeout(self, arrays: Sequence[np.ndarray]) -> KernelTimeoutError | None:
+        """The error of a wait that was over in this run."""
+        buffers = self._plan.buffers
+        records = [array for array, buffer in zip(arrays, buffers, strict=True) if buffer.kind == "record"]
+        return next(filter(None, (timeout_error(self._plan, record) for record in records)), None)
+
     def _run(self, workspace: _Workspace, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         plan = self._plan
         arrays = self._arrays(workspace, inputs)
-        records = [array for array, buffer in zip(arrays, plan.buffers, strict=True) if buffer.kind == "record"]
         reports: list[LaunchReport] = []
         for launch in plan.launches:
             kernel, grid = plan.kernels[launch.kernel], self.grids[launch.kernel]
-            report = self._modules[kernel.module].launch(
-                kernel.name,
-                grid=(grid, 1, 1),
-                block=(kernel.threads, 1, 1),
-                args=[*(arrays[index] for index in launch.buffers), np.int32(grid)],
-                shared_bytes=kernel.dynamic_shared_bytes,
-                cooperative=kernel.cooperative,
-                order=self._order,
-                seed=self._seed,
-                memory=workspace.memory,
-            )
+            try:
+                report = self._modules[kernel.module].launch(
+                    kernel.name,
+                    grid=(grid, 1, 1),
+                    block=(kernel.threads, 1, 1),
+                    args=[*(arrays[index] for index in launch.buffers), np.int32(grid)],
+                    shared_bytes=kernel.dynamic_shared_bytes,
+                    cooperative=kernel.cooperative,
+                    order=self._order,
+                    seed=self._seed,
+                    memory=workspace.memory,
+                )
+            except CheckError as found:
+                over = self._timeout(arrays)
+                raise found if over is None or found.stopped else CheckError(found.report, str(over)) from over
+            over = self._timeout(arrays)
+            if over is not None:
+                raise over
             reports.append(report)
-            for record in records:
-                error = timeout_error(plan, record)
-                if error is not None:
-                    raise error
         self.reports = tuple(reports)
         outputs = [array for array, buffer in zip(arrays, plan.buffers, strict=True) if buffer.kind == "output"]
         return tuple(array.copy() if workspace.memory else array for array in outputs)

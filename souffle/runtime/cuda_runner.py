@@ -92,6 +92,10 @@ class CudaRunner:
             except InputError:
                 clean = True  # nothing was launched
                 raise
+            except DeviceError:
+                # A kernel that follows one which has ended early works on what that has left: what was first is said.
+                workspace.check()
+                raise
             finally:
                 if clean:
                     self._idle.append(workspace)

@@ -340,13 +340,14 @@ class CudaWorkspace:
         return tuple(arrays)
 
     def _finish(self) -> None:
-        try:
-            self._cuda.synchronize(self.stream.handle)
-        finally:
-            # A kernel that follows one which has ended early works on what that has left: what was first is said.
-            for page in self._pages:
-                page.check()
+        self._cuda.synchronize(self.stream.handle)
+        self.check()
         self._pending.clear()
+
+    def check(self) -> None:
+        """Raise KernelTimeoutError if a wait was over in what has run so far."""
+        for page in self._pages:
+            page.check()
 
     def spent(self) -> bool:
         """Whether a wait was over in an earlier call, so that counters and flags are of no use any more.

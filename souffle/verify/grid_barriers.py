@@ -130,9 +130,8 @@ def memory_of_its_own(plan: Plan, kernel: Kernel, text: KernelText, buffers: Seq
         buffer = plan.buffers[buffers[parameter]]
         if buffer.kind != "record" or buffer.nbytes < _RECORD_BYTES:
             kind = f"{buffer.nbytes} bytes of kind {buffer.kind!r}"
-            yield bad(
-                buffer, (), f"a wait that is over is written there, and it is {kind}, no record that the host reads"
-            )
+            why = f"a wait that is over is written to it, and it is {kind}, which the host does not read"
+            yield bad(buffer, (), why)
     if len({buffers[parameter] for parameter in text.counters}) > 1:
         buffer = plan.buffers[buffers[text.counters[0]]]
         yield bad(buffer, (), "the grid barriers of one launch count in different memory")
