@@ -33,7 +33,7 @@ def timeout_error(plan: Plan, words: Sequence[int]) -> KernelTimeoutError | None
     kernel = plan.kernels[wait.kernel]
     message = (
         f"kernel {kernel.name} of {plan.name} has ended, and its results are lost: block {wait.block} waited more than "
-        f"{plan.options.watchdog_ms:g} ms (watchdog_ms) {_where(wait, kernel)} for {_what(wait)}; {_HELP}"
+        f"{plan.options.watchdog_ms:g} ms (watchdog_ms) {_where(wait, kernel)}, for {_what(wait)}; {_HELP}"
     )
     return KernelTimeoutError(message, wait)
 

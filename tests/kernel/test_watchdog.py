@@ -27,9 +27,12 @@ from souffle.options import Options
 from souffle.program import TEProgram
 from souffle.runtime import Network
 from souffle.runtime.artifact import load, save
+from souffle.runtime.explain import explain
 from souffle.runtime.timed_out import timeout_error
 from souffle.verify import PROVEN, REFUTED, UNKNOWN, Certificate, certify_plan
+from souffle.verify.saved import verify_plan
 from souffle.watchdog import FIELDS, RECORD_WORDS, TimedOutWait, timed_out_wait
+from tests.kernel.test_grid_barrier import ptx_of
 from tests.testlib import inputs_for
 from tests.watched import CALL, looped, watched
 
@@ -134,7 +137,8 @@ def test_a_file_keeps_it(tmp_path: Path) -> None:
     plan = load(tmp_path / "looped.souffle")
     assert (plan.options.watchdog_ms, plan.options.grid_barrier) == (5.0, "counter")
     assert (plan.buffers, plan.launches, plan.modules[0].text) == (made.buffers, made.launches, made.modules[0].text)
-    assert plan.certificate.verdict == PROVEN
+    assert plan.certificate.verdict == verify_plan(plan).verdict == PROVEN
+    assert "sm_90, waits limited to 5 ms" in explain(plan) and "waits limited" not in explain(compiled("V3", None).plan)
     inputs = inputs_for(program())
     for key, value in Network(plan, device="cpu")(inputs).items():
         np.testing.assert_array_equal(value, Network(made, device="cpu")(inputs)[key])
@@ -261,7 +265,7 @@ def test_what_an_error_says_of_a_flag() -> None:
     assert isinstance(found, KernelTimeoutError)
     assert (
         f"block 3 waited more than 5 ms (watchdog_ms) before its stage 1 ({plan.kernels[0].stages[1]}), step 4 of its "
-        "loop, tile 6 for flag 9 to be 5 or more, and found 2;"
+        "loop, tile 6, for flag 9 to be 5 or more, and found 2;"
     ) in str(found)
     assert timeout_error(plan, words()) is None
     assert "names no kernel" in str(timeout_error(plan, words(kind=1, kernel=7)))
@@ -281,6 +285,22 @@ def test_how_many_have_arrived_is_read_from_the_counter(blocks: int) -> None:
 
 
 # ---- what nvcc makes of it ----
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90"])
+def test_a_poll_is_one_load_and_all_threads_leave_together(arch: str, tmp_path: Path) -> None:
+    kernel = 'extern "C" __global__ void wait(unsigned* s, unsigned* r, int n) { '
+    kernel += f"{WATCHED_FUNCTION}(s, n, r, 1000000, 0, 1, 2); }}"
+    ptx = ptx_of(OVERDUE_TEXT + WATCHED_COUNTER.text + kernel, arch, tmp_path)
+    words = "bar|atom|red|ld.acquire|ld.relaxed|fence|membar|nanosleep|exit".replace(".", r"\.")
+    code = re.findall(rf"^\s+(?:@!?%p\d+ )?((?:{words})[\w.]*)", ptx, re.MULTILINE)
+    arrival, poll = "atom.add.acq_rel.gpu.global.u32", "ld.acquire.gpu.global.u32"
+    looks = [poll, "atom.cas.acq_rel.gpu.global.b32", "membar.sys"]
+    assert sorted(code) == sorted(["bar.sync", arrival, poll, *looks, "bar.red.or.pred", "exit"])
+    assert code[:2] == ["bar.sync", arrival] and ptx.count("%globaltimer") == 1
+    # What is written is written past all caches of this multiprocessor.
+    assert len(re.findall(r"st\.volatile\.(?:global\.)?u32", ptx)) == len(FIELDS)
 
 
 @needs_nvcc

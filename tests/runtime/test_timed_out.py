@@ -97,7 +97,7 @@ def _says(error: KernelTimeoutError, name: str, plan: Plan) -> None:
     text = str(error)
     assert f"kernel {kernel.name} of {plan.name} has ended" in text and f"block {wait.block} waited" in text
     assert "more than 20 ms (watchdog_ms)" in text and "larger watchdog_ms" in text
-    assert f"before its stage 1 ({kernel.stages[1]}), step {wait.step} of its loop for the grid barrier" in text
+    assert f"before its stage 1 ({kernel.stages[1]}), step {wait.step} of its loop, for the grid barrier" in text
     count, first = wait.arrived
     assert f"at which {count} of {wait.wanted} blocks had arrived" in text
     assert ("block 0 not among them" in text) != first
