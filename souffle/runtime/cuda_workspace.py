@@ -153,7 +153,8 @@ class CudaWorkspace:
         self._code, self._cuda, self._plan, self._poison = code, cuda, plan, poison
         self.stream = Handle(cuda.stream(), cuda.destroy_stream)
         self.pool = Pool(cuda, self.stream.handle)
-        self._pending: list[tuple[Handle, tuple[Any, ...]]] = []
+        # Of calls whose outputs stay on the device: when they end, what they read, and what may tell that they failed.
+        self._pending: list[tuple[Handle, tuple[Any, ...], list[RecordPage]]] = []
         self._landing: dict[int, int] = {}
         self._fixed_outputs: dict[int, int] = {}
         self._flush_area = 0
@@ -297,7 +298,10 @@ class CudaWorkspace:
         """Run once; see :meth:`souffle.runtime.cuda_runner.CudaRunner.run`."""
         cuda, stream = self._cuda, self.stream.handle
         while self._pending and cuda.done(self._pending[0][0].handle):
-            self._pending.pop(0)  # inputs of calls that have ended
+            # A call that has ended, and kept its inputs. Its outputs are whole, whatever becomes of later ones.
+            _, _, pages = self._pending.pop(0)
+            if not any(page.written for page in pages):
+                pages.clear()
         if graph:
             self.capture()
         placed, held, device = self._place_inputs(signature, values, fixed=graph)
@@ -316,7 +320,7 @@ class CudaWorkspace:
                     cuda.fill(block.address, 0xFF, self._plan.buffers[index].nbytes, stream)
                 placed[index] = block.address
             self._queue(placed, stream)
-        ready = Handle(cuda.event(), cuda.destroy_event)
+        ready, pages = Handle(cuda.event(), cuda.destroy_event), [*self._pages]
         cuda.record(ready.handle, stream)
         outputs = tuple(
             DeviceArray(
@@ -326,12 +330,12 @@ class CudaWorkspace:
                 block,
                 self._plan.buffers[index].shape,
                 self._plan.buffers[index].dtype,
-                tuple(self._pages),
+                pages,
             )
             for index, block in zip(self._outputs, blocks, strict=True)
         )
         if device:
-            self._pending.append((ready, tuple(held)))
+            self._pending.append((ready, tuple(held), pages))
             return outputs
         arrays = [np.empty(output.shape, output.dtype) for output in outputs]
         for array, block in zip(arrays, blocks, strict=True):
@@ -342,7 +346,8 @@ class CudaWorkspace:
     def _finish(self) -> None:
         self._cuda.synchronize(self.stream.handle)
         self.check()
-        self._pending.clear()
+        while self._pending:
+            self._pending.pop()[2].clear()
 
     def check(self) -> None:
         """Raise KernelTimeoutError if a wait was over in what has run so far."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -137,10 +137,12 @@ class DeviceArray:
         block: MemoryBlock,
         shape: tuple[int, ...],
         dtype: str,
-        pages: Sequence[RecordPage] = (),
+        pages: list[RecordPage] | None = None,
     ) -> None:
         self.shape, self.dtype = shape, dtype
-        self._cuda, self._stream, self._ready, self._block, self._pages = runner_cuda, stream, ready, block, pages
+        self._cuda, self._stream, self._ready, self._block = runner_cuda, stream, ready, block
+        # Shared by all outputs of a call, and empty once it is known to have ended well.
+        self._pages = pages or []
 
     def __repr__(self) -> str:
         return f"DeviceArray({self.dtype}, {self.shape}, on {self._cuda.label})"
@@ -156,7 +158,7 @@ class DeviceArray:
         Raises
         ------
         KernelTimeoutError
-            If a wait was over in a call whose output it may be.
+            If a wait was over in its call, or in a later one before this one was known to have ended.
         DeviceError
             If a kernel has failed.
         """
@@ -168,6 +170,7 @@ class DeviceArray:
             finally:
                 for page in self._pages:
                     page.check()
+        self._pages.clear()
         return target
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -198,6 +198,21 @@ def test_outputs_that_stay_on_the_device_say_it_when_they_are_read() -> None:
 
 
 @pytest.mark.usefixtures("both_modes")
+def test_outputs_of_calls_that_ended_before_stay_what_they_are() -> None:
+    good, bad = inputs()
+    network, driver = _pair(mutant("a block leaves"))
+    expected = Network(whole(None), device="cpu")(good)
+    (name,) = good
+    read, followed = (network({name: on_device(good[name], driver)}) for _ in range(2))
+    _same({key: value.numpy() for key, value in read.items()}, expected)
+    _same(network(good), expected)
+    with pytest.raises(KernelTimeoutError):
+        network(bad)
+    for outputs in (read, followed):
+        _same({key: value.numpy() for key, value in outputs.items()}, expected)
+
+
+@pytest.mark.usefixtures("both_modes")
 def test_a_call_that_nobody_asked_about_is_told_by_the_next() -> None:
     good, bad = inputs()
     network, driver = _pair(mutant("a block leaves"))
