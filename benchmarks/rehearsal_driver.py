@@ -56,9 +56,9 @@ class RehearsalDriver(RehearsalStreams):
         these), which shows that they are filled in as it wants; plain ones where not given.
     execute
         Run the kernels on the CPU device; without, a launch is only checked and recorded.
-    capability, multiprocessors, blocks_each, shared_bytes, devices
-        The device that is played; a kernel of which nothing is known fits ``blocks_each`` times on a multiprocessor, if
-        its shared memory does.
+    capability, multiprocessors, blocks_each, shared_bytes, devices, cooperative
+        The device that is played, and whether it has cooperative launches; a kernel of which nothing is known fits
+        ``blocks_each`` times on a multiprocessor, if its shared memory does.
     resources
         By kernel, registers of a thread and bytes of static shared memory, as the CUDA compiler reports them. Such a
         kernel fits as often as these and its threads leave room, by the rules of CUDA's occupancy calculator.
@@ -103,6 +103,7 @@ class RehearsalDriver(RehearsalStreams):
         resources: Mapping[str, tuple[int, int]] | None = None,
         shared_bytes: int = 232448,
         devices: int = 1,
+        cooperative: bool = True,
         execute: bool = True,
         deferred: bool = False,
         fault: str = "",
@@ -111,7 +112,7 @@ class RehearsalDriver(RehearsalStreams):
         self._texts, self._execute = dict(texts), execute
         self._capability, self._multiprocessors, self._blocks_each = capability, multiprocessors, blocks_each
         self._resources = dict(resources or {})
-        self._shared_bytes, self._devices = shared_bytes, devices
+        self._shared_bytes, self._devices, self._cooperative = shared_bytes, devices, cooperative
         self._fault_kind, number, self._fault_kernel = (*fault.split(":", 2), "", "")[:3]
         if self._fault_kind not in _FAULTS or not (number or "1").isdecimal():
             raise ValueError(f"fault {fault!r} is none of too-large:N, sticky:N, hang:N and wrong:N:KERNEL")
@@ -179,6 +180,7 @@ class RehearsalDriver(RehearsalStreams):
             76: self._capability[1],
             16: self._multiprocessors,
             97: self._shared_bytes,
+            95: int(self._cooperative),
             13: 1_000_000,
             38: 1 << 20,
             39: _THREADS_EACH,
@@ -285,6 +287,16 @@ class RehearsalDriver(RehearsalStreams):
             self._memory.pop(address).fill(_FREED)
 
         return self._wait(free, later=True)
+
+    def _cuMemHostAlloc(self, nbytes: int, flags: int) -> Any:
+        # A kernel reaches it only where it is mapped.
+        return self._cuMemAlloc(nbytes) if flags & 2 else self.CUresult.CUDA_ERROR_INVALID_VALUE
+
+    def _cuMemHostGetDevicePointer(self, host: int, flags: int) -> Any:
+        return host if host in self._memory and not flags else self.CUresult.CUDA_ERROR_INVALID_VALUE
+
+    def _cuMemFreeHost(self, host: int) -> Any:
+        return self._cuMemFree(host)
 
     def _range(self, address: int, nbytes: int | None = None) -> np.ndarray | None:
         # A copy: making the pairs of a list may collect garbage, whose finalizers give memory back in the midst of it.

@@ -13,7 +13,7 @@ from typing import Any
 __all__ = ["UNSAFE", "RehearsalStreams"]
 
 UNSAFE = (
-    *("cuMemAlloc", "cuMemFree", "cuModuleLoadData", "cuModuleUnload"),
+    *("cuMemAlloc", "cuMemFree", "cuMemHostAlloc", "cuMemFreeHost", "cuModuleLoadData", "cuModuleUnload"),
     *("cuStreamSynchronize", "cuEventSynchronize", "cuEventQuery"),
 )
 """What a capture forbids that is not of the relaxed mode: calls that touch the device outside of all streams."""

@@ -37,6 +37,7 @@ class CUresult(enum.IntEnum):
 
 STAND_INS = SimpleNamespace(
     CUresult=CUresult,
+    CU_MEMHOSTALLOC_DEVICEMAP=2,
     CUdevice_attribute=enum.IntEnum(
         "CUdevice_attribute",
         {
@@ -45,6 +46,7 @@ STAND_INS = SimpleNamespace(
             "CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT": 16,
             "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 97,
             "CU_DEVICE_ATTRIBUTE_CLOCK_RATE": 13,
+            "CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH": 95,
             "CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE": 38,
             "CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR": 39,
             "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 81,

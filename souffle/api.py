@@ -64,11 +64,12 @@ def compile(
     fusion: str = "souffle",
     partition: str = "souffle",
     reductions: str = "ordered",
-    grid_barrier: str = "cooperative",
+    grid_barrier: str | None = None,
     waits: str = "auto",
     disable: Sequence[str] = (),
     reuse_policy: str = "belady",
     graph: bool = False,
+    watchdog_ms: float | None = None,
     batch: int | None = None,
     verify: str = "memory",
     tuning_log: str | os.PathLike | None = "auto",
@@ -107,13 +108,14 @@ def compile(
     reductions : str
         ``"ordered"``: from V3 on, a reduction that leaves multiprocessors idle may be taken in two phases (§6.3),
         combined in a fixed order, so that results are the same bits in every run; ``"one_phase"``: none is.
-    grid_barrier : str
+    grid_barrier : str, optional
         How the blocks of a kernel wait for each other: ``"cooperative"``, by cooperative groups, or ``"counter"``, by
-        our own counter of arrivals in memory of the network (§6.4).
+        our own counter of arrivals in memory of the network (§6.4). The default is ``"cooperative"``, and with
+        `watchdog_ms` ``"counter"``, which alone can be left.
     waits : str
         What stands between stages of a kernel that depend on each other: ``"barriers"``, of all blocks (§6.4);
-        ``"flags"``, for which tiles wait until the tiles that they need are done, wherever it is known which those are;
-        or ``"auto"``, at V4 what is predicted to take less.
+        ``"flags"``, for which tiles wait until the tiles that they need are done; or ``"auto"``, at V4 what is
+        predicted to take less.
     disable : sequence of str
         What V4 is to leave out, to see its effect alone: any of ``"attention"``, ``"normalization"``,
         ``"interleaving"``, ``"channels"``, ``"reuse"``, ``"resident"``, ``"ramps"`` and ``"weights"``
@@ -124,6 +126,10 @@ def compile(
     graph : bool
         Whether the network is to run as one CUDA graph on a GPU, whose kernels follow each other sooner than those that
         are launched one by one, and whose inputs and outputs are copied. At V4, kernels end where that pays then.
+    watchdog_ms : float, optional
+        After how many milliseconds a wait of a kernel for its other blocks is over. Then the kernel, and those that
+        follow in the run, end, and a :class:`souffle.errors.KernelTimeoutError` says where which block waited for what;
+        the next run is right again (``docs/debugging.md``). None: waits have no limit, nor their text a watchdog.
     batch : int, optional
         The value of a symbolic first dimension of an ONNX model.
     verify : str
@@ -184,6 +190,7 @@ def compile(
         disable=disable,
         reuse_policy=reuse_policy,
         graph=graph,
+        watchdog_ms=watchdog_ms,
         verify=verify,
         tuning_log=tuning_log,
         cubin=cubin,

@@ -14,6 +14,7 @@ __all__ = [
     "DeviceError",
     "IncompatibleEnvironmentError",
     "InputError",
+    "KernelTimeoutError",
     "ModelError",
     "NoGpuError",
     "OptionError",
@@ -80,6 +81,23 @@ class BackgroundError(SouffleError):
 
 class DeviceError(SouffleError):
     """A kernel failed while running: a fault, a deadlock, or barriers under divergent control."""
+
+
+class KernelTimeoutError(DeviceError):
+    """A wait in a kernel was over after the network's ``watchdog_ms``, and the kernel has ended.
+
+    Attributes
+    ----------
+    wait : souffle.watchdog.TimedOutWait
+        The first one that was.
+    """
+
+    def __init__(self, message: str, wait: object) -> None:
+        super().__init__(message, wait)
+        self.wait = wait
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class NoGpuError(SouffleError):

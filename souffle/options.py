@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -80,6 +81,7 @@ SOUFFLE = "souffle"
 PRECISIONS = ("fp32", "mixed")
 REDUCTIONS = ("ordered", "one_phase")
 GRID_BARRIER_NAMES = ("cooperative", "counter")
+_LEAST_MS, _MOST_MS = 1e-3, 1e9
 
 WAITS = ("auto", "barriers", "flags")
 """What stands between dependent stages of a kernel: see :func:`souffle.compile`."""
@@ -107,8 +109,12 @@ class Options:
 
     Attributes
     ----------
-    level, precision, grid_barrier, waits, verify : str
+    level, precision, waits, verify : str
         See :func:`souffle.compile`.
+    grid_barrier : str
+        See :func:`souffle.compile`; where None is given, ``"counter"`` with a watchdog and ``"cooperative"`` without.
+    watchdog_ms : float or None
+        After how many milliseconds a wait of a kernel is over (:mod:`souffle.kernel.watchdog`); None for no limit.
     graph : bool
         Whether the network is to run as one CUDA graph: what a kernel's launch costs depends on it, and with that where
         kernels end.
@@ -145,17 +151,19 @@ class Options:
     partition: str = "souffle"
     arch: str = "sm_90"
     reductions: str = "ordered"
-    grid_barrier: str = "cooperative"
+    grid_barrier: str | None = None
     waits: str = "auto"
     disable: Sequence[str] = ()
     reuse_policy: str = "belady"
     graph: bool = False
+    watchdog_ms: float | None = None
     verify: str = "memory"
     tuning_log: str | os.PathLike | None = None
     cubin: bool = True
     cache_dir: Path | None = None
 
     def __post_init__(self) -> None:
+        self._check_waits()
         for name, allowed in (
             ("level", tuple(LEVELS)),
             ("precision", PRECISIONS),
@@ -173,6 +181,24 @@ class Options:
         if wrong is not None:
             raise OptionError(f"disable={given!r} is not valid; give a list of names among {', '.join(ON_CHIP)}")
         object.__setattr__(self, "disable", tuple(name for name in ON_CHIP if name in given))
+
+    def _check_waits(self) -> None:
+        limit = self.watchdog_ms
+        if limit is not None:
+            number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
+            if not (number and math.isfinite(limit) and _LEAST_MS <= limit <= _MOST_MS):
+                raise OptionError(
+                    f"watchdog_ms={limit!r} is not valid; give milliseconds from {_LEAST_MS:g} to {_MOST_MS:g}, or "
+                    "None for waits without a limit"
+                )
+            if self.grid_barrier == "cooperative":
+                raise OptionError(
+                    f'watchdog_ms={limit!r} needs grid_barrier="counter": a wait of cooperative groups cannot be left; '
+                    "leave grid_barrier out, or give no watchdog_ms"
+                )
+            object.__setattr__(self, "watchdog_ms", float(limit))
+        if self.grid_barrier is None:
+            object.__setattr__(self, "grid_barrier", "cooperative" if limit is None else "counter")
 
     @property
     def flags(self) -> str:

@@ -25,7 +25,18 @@ ORDER = (
     *("placement", "stitching", "partition", "kernel", "choice", "codegen", "verify"),
     *("emulator", "runtime", "calibrate", "mutation", "tuning"),
 )
-LOWEST = {"errors", "tvm_compat", "decision", "certificate", "cache", "named", "options", "parallel", "wording"}
+LOWEST = {
+    "errors",
+    "tvm_compat",
+    "decision",
+    "certificate",
+    "cache",
+    "named",
+    "options",
+    "parallel",
+    "watchdog",
+    "wording",
+}
 # Written beside the compiler, with its errors.
 NETWORKS = {"models", "errors"}
 HIGHEST = {"staging", "pipeline", "dump", "request", "background", "api", "loading", "cli", "__main__"}

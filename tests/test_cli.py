@@ -171,6 +171,18 @@ def test_ablate_leaves_out_each_name(model: Path, capsys: pytest.CaptureFixture)
     assert left_out[5:] == [("V4", names) for names in both]
 
 
+def test_a_watchdog(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    given = (model, "--no-cubin", "--quiet", "--watchdog-ms")
+    target = tmp_path / "experts.souffle"
+    assert run(capsys, "compile", *given, "7.5", "-o", target)[0] == 0
+    options = souffle.load(target, device="cpu").plan.options
+    assert (options.watchdog_ms, options.grid_barrier) == (7.5, "counter")
+    status, _, err = run(capsys, "compile", *given, "7.5", "--grid-barrier", "cooperative", "-o", target)
+    assert status == 2 and 'needs grid_barrier="counter"' in err
+    status, _, err = run(capsys, "compile", *given, "0", "-o", target)
+    assert status == 2 and "watchdog_ms=0.0 is not valid" in err
+
+
 @pytest.mark.parametrize("form", [[], ["--json"]], ids=["text", "json"])
 def test_a_mismatch_is_exit_status_1(
     form: list[str], model: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch

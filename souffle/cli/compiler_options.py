@@ -9,7 +9,7 @@ __all__ = ["compiler_options"]
 
 _NAMES = (
     *("arch", "precision", "fusion", "partition", "reductions"),
-    *("grid_barrier", "waits", "disable", "reuse_policy", "graph", "verify"),
+    *("grid_barrier", "waits", "disable", "reuse_policy", "graph", "watchdog_ms", "verify"),
 )
 
 

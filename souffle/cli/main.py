@@ -135,8 +135,13 @@ def _compiler_parsers() -> tuple[argparse.ArgumentParser, ...]:
     waits.add_argument(
         "--grid-barrier",
         choices=GRID_BARRIER_NAMES,
-        default="cooperative",
-        help="how the blocks of a kernel wait for each other",
+        help="how the blocks of a kernel wait for each other (default: cooperative; with a watchdog, counter)",
+    )
+    waits.add_argument(
+        "--watchdog-ms",
+        type=float,
+        metavar="MS",
+        help="a kernel ends, with an error that says where, when a block has waited so long for the others",
     )
     waits.add_argument(
         "--waits",

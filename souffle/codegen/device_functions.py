@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 from souffle.codegen.extrema import EXTREMA_TEXTS
-from souffle.kernel.block_flags import FLAG_FUNCTIONS, FLAGS_TEXT
-from souffle.kernel.grid_barrier import GRID_BARRIERS
+from souffle.kernel.block_flags import FLAG_FUNCTIONS, FLAGS_TEXT, WATCHED_WAIT_FUNCTION, WATCHED_WAIT_TEXT
+from souffle.kernel.grid_barrier import GRID_BARRIERS, WATCHED_COUNTER
 from souffle.kernel.merge import CHOICE_FUNCTION, OFFSET_FUNCTION, PREFETCH_FUNCTION, WINDOW_FUNCTION
+from souffle.kernel.watchdog import OVERDUE_TEXT
 from souffle.schedule.gpu.emit.async_copy import COMMIT_FUNCTION, COPY_FUNCTION, COPY_OR_ZERO_FUNCTION, WAIT_FUNCTION
 from souffle.schedule.gpu.emit.mma_instructions import (
     LOAD_FUNCTION,
@@ -160,6 +161,9 @@ _TEXTS: tuple[tuple[tuple[str, ...], str], ...] = (
     *EXTREMA_TEXTS,
     (FLAG_FUNCTIONS, FLAGS_TEXT),
     *(((barrier.function,), barrier.text) for barrier in GRID_BARRIERS.values() if barrier.function),
+    ((WATCHED_COUNTER.function, WATCHED_WAIT_FUNCTION), OVERDUE_TEXT),
+    ((WATCHED_COUNTER.function,), WATCHED_COUNTER.text),
+    ((WATCHED_WAIT_FUNCTION,), WATCHED_WAIT_TEXT),
 )
 
 

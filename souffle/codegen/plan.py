@@ -29,8 +29,9 @@ class Buffer:
     shape : tuple of int
     dtype : str
     kind : str
-        ``"input"``, ``"output"``, ``"constant"``, ``"workspace"``, or ``"state"``: zero before the first launch, and
-        kept from launch to launch.
+        ``"input"``, ``"output"``, ``"constant"``, ``"workspace"``, ``"state"``: zero before the first launch, and kept
+        from launch to launch, or ``"record"``: the same in memory of the host, in which kernels write a wait that was
+        over (:mod:`souffle.watchdog`).
     label : str
         The model's own name for an input or output; the tensor's name otherwise.
     offset : int

@@ -9,14 +9,18 @@ from souffle.codegen.plan import Buffer
 from souffle.kernel import MergedKernel
 from souffle.kernel.grid_barrier import STATE_DTYPE
 from souffle.program import Tensor, TEProgram
+from souffle.watchdog import RECORD_WORDS
 
-__all__ = ["ALIGNMENT", "BARRIER_STATE", "Lifetime", "place", "place_buffers", "with_barrier_state"]
+__all__ = ["ALIGNMENT", "BARRIER_STATE", "Lifetime", "place", "place_buffers", "with_barrier_state", "RECORD"]
 
 ALIGNMENT = 256
 """Bytes; what cudaMalloc guarantees, so that vector loads stay aligned."""
 
 BARRIER_STATE = "grid barrier"
 """The name of the buffer that grid barriers keep between launches; with a blank, as no tensor's."""
+
+RECORD = "watchdog record"
+"""The name of the buffer in which a wait that is over is written down."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +104,9 @@ def place_buffers(
 def with_barrier_state(
     buffers: Sequence[Buffer], kernels: Sequence[MergedKernel]
 ) -> tuple[tuple[Buffer, ...], dict[str, tuple[int, ...]]]:
-    """The buffers with the one that grid barriers keep, where any kernel has such a barrier.
+    """The buffers with what grid barriers keep, and the record of a wait that is over, where any kernel has them.
 
-    One serves all kernels: the launches of a network run one after the other.
+    One of each serves all kernels: the launches of a network run one after the other.
 
     Parameters
     ----------
@@ -113,10 +117,17 @@ def with_barrier_state(
     -------
     buffers : tuple of Buffer
     arguments : dict of str to tuple of int
-        By name of kernel, what its launches are given after their tensors: nothing, or the buffer's position.
+        By name of kernel, what its launches are given after their tensors: nothing, or the buffers' positions.
     """
     words = max((kernel.state_words for kernel in kernels), default=0)
-    arguments = {kernel.name: (len(buffers),) if kernel.state_words else () for kernel in kernels}
-    if not words:
-        return tuple(buffers), arguments
-    return (*buffers, Buffer(BARRIER_STATE, (words,), STATE_DTYPE, "state", BARRIER_STATE)), arguments
+    added: list[Buffer] = []
+    if words:
+        added.append(Buffer(BARRIER_STATE, (words,), STATE_DTYPE, "state", BARRIER_STATE))
+    if any(kernel.watched for kernel in kernels):
+        added.append(Buffer(RECORD, (RECORD_WORDS,), STATE_DTYPE, "record", RECORD))
+    state, record = len(buffers), len(buffers) + 1
+    arguments = {
+        kernel.name: (*((state,) if kernel.state_words else ()), *((record,) if kernel.watched else ()))
+        for kernel in kernels
+    }
+    return (*buffers, *added), arguments

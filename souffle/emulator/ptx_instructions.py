@@ -86,8 +86,9 @@ class AsmStatement:
 
 
 _SPECIAL = {
-    "laneid": "souffle_self->lane", "warpid": "souffle_self->warp", "globaltimer": "clock64()", "clock": "clock()",
-    "globaltimer_lo": "(unsigned)clock64()", "clock64": "clock64()", "smid": "souffle_self->block_index.x",
+    "laneid": "souffle_self->lane", "warpid": "souffle_self->warp", "smid": "souffle_self->block_index.x",
+    "clock": "clock()", "clock64": "clock64()", "globaltimer": "souffle_globaltimer(souffle_self)",
+    "globaltimer_lo": "(unsigned)souffle_globaltimer(souffle_self)",
     "cluster_ctarank": "0",
     **{f"{r}.{d}": f"{v}.{d}" for r, v in (("tid", "threadIdx"), ("ntid", "blockDim"), ("ctaid", "blockIdx"),
                                            ("nctaid", "gridDim")) for d in "xyz"},
@@ -438,7 +439,7 @@ _INSTRUCTIONS: dict[str, Callable[[AsmStatement, str, list[str], list[str]], str
     "dp4a": _dp4a, "elect": _elect,
     "activemask": lambda asm, text, mods, args: f"{asm.value(args[0], text)} = __activemask()",
     "trap": lambda asm, text, mods, args: "__trap()",
-    "exit": lambda asm, text, mods, args: "return",
+    "exit": lambda asm, text, mods, args: "souffle_exit(souffle_self)",
 }  # fmt: skip
 
 

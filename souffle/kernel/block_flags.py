@@ -15,10 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from tvm import tirx
 
+from souffle.kernel.grid_barrier import OVER_WORD, WaitPlace
+from souffle.kernel.watchdog import OVERDUE_FUNCTION, POLLS
 from souffle.tvm_compat import PrimExpr
+from souffle.watchdog import FLAG
 
 __all__ = [
     "ARRIVE_FUNCTION",
@@ -27,6 +31,8 @@ __all__ = [
     "FLAG_FUNCTIONS",
     "LEAVE_FUNCTION",
     "WAIT_FUNCTION",
+    "WATCHED_WAIT_FUNCTION",
+    "WATCHED_WAIT_TEXT",
     "BlockFlags",
     "flag_words",
 ]
@@ -40,14 +46,17 @@ ARRIVE_FUNCTION = "souffle_arrive"
 WAIT_FUNCTION = "souffle_wait_for_slots"
 """``f(state, first, last, num_blocks, tick)``: the blocks of these slots have arrived there."""
 
+WATCHED_WAIT_FUNCTION = "souffle_watched_wait_for_slots"
+"""The same with a limit, ``f(..., record, limit, kernel, stage, step, slot)`` (:mod:`souffle.kernel.watchdog`)."""
+
 LEAVE_FUNCTION = "souffle_leave"
 """``f(state, num_blocks, tick, words)``: the block waits no more in this launch, of which `tick` is the last."""
 
 FLAG_FUNCTIONS = (BEGIN_FUNCTION, ARRIVE_FUNCTION, WAIT_FUNCTION, LEAVE_FUNCTION)
 
-_BEFORE, _LEFT, _FLAGS = 32, 33, 64
-"""Words of the state: behind those of the grid barrier the tick of the last launch and how many blocks have left this
-one; then, in cache lines of their own, the flags."""
+_BEFORE, _LEFT, _FLAGS = 64, 65, 96
+"""Words of the state: behind those of the grid barrier, with what says that a wait is over, the tick of the last launch
+and how many blocks have left this one; then, in cache lines of their own, the flags."""
 
 
 def flag_words(blocks: int) -> int:
@@ -131,26 +140,62 @@ static __device__ __forceinline__ int {LEAVE_FUNCTION}(unsigned* state, int num_
 """
 
 
+WATCHED_WAIT_TEXT = f"""
+static __device__ __noinline__ int {WATCHED_WAIT_FUNCTION}(unsigned* state, int first, int last, int num_blocks,
+                                                                  int tick, unsigned* record, long long limit,
+                                                                  int kernel, int stage, int step, int slot) {{
+  int over = 0;
+  int others = last - first + 1 < num_blocks ? last - first + 1 : num_blocks;
+  for (int other = threadIdx.x; other < others && !over; other += blockDim.x) {{
+    int block = (first + other) % num_blocks;
+    size_t flag = __cvta_generic_to_global(state + {_FLAGS} + block);
+    int found;
+    long long past = 0, left = limit;
+    for (unsigned polls = 1;; ++polls) {{
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(flag) : "memory");
+      if (found >= tick) break;
+      if (polls % {POLLS} == 0 && {OVERDUE_FUNCTION}(state + {OVER_WORD}, record, limit, &past, &left, {FLAG},
+                                                kernel, stage, step, slot, block, found, tick)) {{
+        over = 1;
+        break;
+      }}
+    }}
+  }}
+  if (__syncthreads_or(over)) asm volatile("exit;");
+  return 0;
+}}
+"""
+
+
 @dataclass(frozen=True, eq=False)
 class BlockFlags:
     """Writes the statements that flags take in one kernel.
 
     Attributes
     ----------
-    state : Var
-        The kernel's parameter.
+    parameters : tuple of Var
+        The kernel's, for the state, and with a limit for the record of a wait that is over.
     num_blocks : PrimExpr
         Blocks of the launch.
-    before : Var
-        The tick before the launch.
     words : int
         Of the state that the kernel needs.
+    limit : int
+        Nanoseconds after which a wait is over (:mod:`souffle.kernel.watchdog`); 0 for none.
     """
 
-    state: tirx.Var
+    parameters: tuple[tirx.Var, ...]
     num_blocks: PrimExpr
-    before: tirx.Var
     words: int
+    limit: int = 0
+
+    @property
+    def state(self) -> tirx.Var:
+        return self.parameters[0]
+
+    @cached_property
+    def before(self) -> tirx.Var:
+        """The tick before the launch."""
+        return tirx.Var("ticks_before", "int32")
 
     def around(self, body: Sequence[tirx.Stmt], ticks: int) -> list[tirx.Stmt]:
         """A kernel's statements, of which each launch takes so many ticks."""
@@ -163,7 +208,11 @@ class BlockFlags:
         """The block is done with all before, at a tick counted from the launch's first, 1."""
         return tirx.Evaluate(tirx.call_extern("int32", ARRIVE_FUNCTION, self.state, self.before + tick))
 
-    def wait(self, first: PrimExpr, last: PrimExpr, tick: PrimExpr) -> tirx.Stmt:
-        """The blocks of the slots from `first` to `last` have arrived at a tick."""
+    def wait(self, first: PrimExpr, last: PrimExpr, tick: PrimExpr, place: WaitPlace, slot: PrimExpr) -> tirx.Stmt:
+        """The blocks of the slots from `first` to `last` have arrived at a tick, which `slot` waits for."""
         given = (self.state, first, last, self.num_blocks, self.before + tick)
-        return tirx.Evaluate(tirx.call_extern("int32", WAIT_FUNCTION, *given))
+        if not self.limit:
+            return tirx.Evaluate(tirx.call_extern("int32", WAIT_FUNCTION, *given))
+        limit = (self.parameters[1], tirx.IntImm("int64", self.limit))
+        where = (place.kernel, place.stage, place.step, slot)
+        return tirx.Evaluate(tirx.call_extern("int32", WATCHED_WAIT_FUNCTION, *given, *limit, *where))

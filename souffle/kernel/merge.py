@@ -19,7 +19,7 @@ before each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import tvm
@@ -27,7 +27,7 @@ from tvm import tirx
 
 from souffle.kernel.block_flags import BlockFlags, flag_words
 from souffle.kernel.calls import ArgumentPlace, KernelShape, LoopCall, StageCall, TileWait
-from souffle.kernel.grid_barrier import GRID_BARRIERS, STATE_DTYPE, GridBarrier
+from souffle.kernel.grid_barrier import GRID_BARRIERS, STATE_DTYPE, GridBarrier, WaitPlace
 from souffle.kernel.text import format_calls
 from souffle.schedule.lower.device_function import DeviceFunction, LoweringError
 from souffle.schedule.stage import Window
@@ -45,16 +45,20 @@ class MergedKernel:
     name : str
     func : tirx.PrimFunc
         Parameters: one pointer for each of the shape's parameters, one to the state of grid barriers and flags where
-        the kernel has such as keep one, then ``num_blocks``.
+        the kernel has such as keep one, one to the record of a wait that is over where its waits have a limit, then
+        ``num_blocks``.
     shape : KernelShape
     state_words : int
         Words of that state; 0 where there is none.
+    watched : bool
+        Whether there is a record.
     """
 
     name: str
     func: tirx.PrimFunc
     shape: KernelShape
     state_words: int = 0
+    watched: bool = False
 
     def __str__(self) -> str:
         return f"kernel {self.name}: {format_calls(self.shape)}\n\n{self.func.script()}"
@@ -79,6 +83,7 @@ def merge(
     shape: KernelShape,
     global_vars: Mapping[DeviceFunction, tvm.ir.GlobalVar],
     barrier: GridBarrier = GRID_BARRIERS["cooperative"],
+    number: int = 0,
     blocks: int = 0,
 ) -> MergedKernel:
     """The kernel's TensorIR function.
@@ -91,6 +96,8 @@ def merge(
         How the functions are called in the module that the kernel will be part of.
     barrier : GridBarrier
         How its blocks wait for each other.
+    number : int
+        Of the kernel, by which a wait that is over names it.
     blocks : int
         Most blocks of any kernel whose flags lie in the same memory; by default of this one.
     """
@@ -101,26 +108,35 @@ def merge(
         for i, (dtype, _) in enumerate(shape.parameters)
     ]
     words = max(flag_words(max(blocks, shape.tiles)) if shape.ticks else 0, barrier.words(shape))
-    state = [tirx.Var("grid_state", tvm.ir.PointerType(tvm.ir.PrimType(STATE_DTYPE), "global"))] if words else []
-    wait = barrier.wait(state if barrier.words(shape) else (), num_blocks)
-    flags = BlockFlags(state[0], num_blocks, tirx.Var("ticks_before", "int32"), words) if shape.ticks else None
-    writer = _Writer(shape, global_vars, pointers, block, tid, num_blocks, wait, flags)
+    names = ("grid_state", "grid_record") if barrier.limit else ("grid_state",)
+    pointer = tvm.ir.PointerType(tvm.ir.PrimType(STATE_DTYPE), "global")
+    waiting = [tirx.Var(name, pointer) for name in names] if words else []
+
+    def wait(stage: int, step: PrimExpr) -> tirx.Stmt:
+        return barrier.wait(waiting, num_blocks, WaitPlace(number, stage, step))
+
+    flags = BlockFlags(tuple(waiting), num_blocks, words, barrier.limit) if shape.ticks else None
+    writer = _Writer(shape, global_vars, pointers, block, tid, num_blocks, wait, flags, number)
     statements = [statement for call in shape.calls for statement in writer.call(call)]
     body = sequence(*(flags.around(statements, shape.ticks) if flags else statements))
     body = _thread("threadIdx.x", tid, tirx.IntImm("int32", shape.threads), body)
     body = _thread("blockIdx.x", block, num_blocks, body)
-    func = tirx.PrimFunc([*pointers, *state, num_blocks], body).with_attr("global_symbol", name)
+    func = tirx.PrimFunc([*pointers, *waiting, num_blocks], body).with_attr("global_symbol", name)
     target = shape.functions[0].func.attrs["target"]
     func = func.with_attr("target", target).with_attr("calling_conv", 2).with_attr("tirx.is_global_func", True)
     if shape.blocks_per_sm != 1:
         # It says itself with how many resident blocks of a multiprocessor its registers are counted.
         func = func.with_attr(MIN_BLOCKS_ATTRIBUTE, shape.blocks_per_sm)
-    return MergedKernel(name, func, shape, words)
+    return MergedKernel(name, func, shape, words, bool(waiting and barrier.limit))
 
 
 def _thread(tag: str, var: tirx.Var, extent: object, body: tirx.Stmt) -> tirx.Stmt:
     axis = tirx.IterVar((0, extent), var, tirx.IterVar.ThreadIndex, tag)
     return tirx.AttrStmt(axis, "thread_extent", extent, body)
+
+
+_FIRST, _OUTSIDE = tirx.IntImm("int32", 0), tirx.IntImm("int32", -1)
+"""The step of a wait that stands before a loop for its first step, and of one before a stage that is in no loop."""
 
 
 @dataclass(eq=False)
@@ -133,9 +149,11 @@ class _Writer:
     block: tirx.Var
     tid: tirx.Var
     num_blocks: tirx.Var
-    wait: tirx.Stmt
+    wait: Callable[[int, PrimExpr], tirx.Stmt]
     flags: BlockFlags | None
+    number: int
     loops: int = 0
+    stages: int = 0
     kept: dict[StageCall, list[tirx.Var]] = field(default_factory=dict)
     # Of each arrival so far: the tick at the first step of its loop, and how many there are in a step.
     arrivals: list[tuple[int, int]] = field(default_factory=list)
@@ -154,31 +172,34 @@ class _Writer:
         self.ticks += each * call.steps
         before = self.asked(call.prefetch, None, 0)
         before += [statement for stage in call.calls for statement in self.fill_before(stage)]
+        # Where no grid sync begins each step, the one before the first stands outside.
+        before += [self.wait(self.stages, _FIRST)] if call.sync_first and not call.calls[0].sync_before else []
         inside: list[tirx.Stmt] = []
         for number, stage in enumerate(call.calls):
             inside += self.stage(stage, step, call.steps, call.sync_first or number > 0)
-        # Where no grid sync begins each step, the one before the first stands outside.
-        before += [self.wait] if call.sync_first and not call.calls[0].sync_before else []
         return [*before, tirx.For(step, 0, call.steps, tirx.ForKind.SERIAL, sequence(*inside))]
 
     def stage(self, call: StageCall, step: tirx.Var | None, steps: int, sync_first: bool) -> list[tirx.Stmt]:
         """A stage with the barrier before it; `sync_first` says whether a loop's first step waits there too."""
         statements = self.asked(call.prefetch, step, steps)
         if call.sync_before:
+            wait = self.wait(self.stages, _OUTSIDE if step is None else step)
             # The condition is the same in all blocks.
-            statements.append(self.wait if sync_first else tirx.IfThenElse(step > 0, self.wait, None))
+            statements.append(wait if sync_first else tirx.IfThenElse(step > 0, wait, None))
         if call.arrive_before:
             if step is None:
                 self.ticks += 1
                 self.arrivals.append((self.ticks, 0))
             statements.append(self.flags.arrive(self.tick(self.passed, step)))
             self.passed += 1
+        place = WaitPlace(self.number, self.stages, _OUTSIDE if step is None else step)
+        self.stages += len(call.functions)
         if call.block_sync_before:
             statements.append(_block_barrier())
         arguments = [self.pointer(place, step, steps) for place in call.arguments]
         windows = [place.window for place in call.arguments]
         for function in call.functions:
-            statements.append(self.tile_loop(function, arguments, windows, call, step))
+            statements.append(self.tile_loop(function, arguments, windows, call, step, place))
         return statements
 
     # Flags
@@ -188,13 +209,14 @@ class _Writer:
         first, each = self.arrivals[arrival]
         return tirx.IntImm("int32", first) if step is None else step * each + first
 
-    def until(self, wait: TileWait, slot: PrimExpr, step: tirx.Var | None) -> tirx.Stmt:
+    def until(self, wait: TileWait, slot: PrimExpr, step: tirx.Var | None, where: WaitPlace) -> tirx.Stmt:
         """Wait for the tiles that the tiles of a slot need."""
         band = wait.band
         base = band.base(slot, tirx.truncdiv)
         first = tirx.max(base - band.before, 0) if band.before > 0 else base - band.before
         last = tirx.min(base + band.after, band.slots - 1)
-        return self.flags.wait(first, last, self.tick(wait.place, step if step is None else step - wait.ago))
+        tick = self.tick(wait.place, step if step is None else step - wait.ago)
+        return self.flags.wait(first, last, tick, where, slot)
 
     def asked(
         self, prefetch: Sequence[tuple[ArgumentPlace, int]], step: tirx.Var | None, steps: int
@@ -266,6 +288,7 @@ class _Writer:
         windows: Sequence[Window | None],
         call: StageCall,
         step: tirx.Var | None,
+        where: WaitPlace,
     ) -> tirx.Stmt:
         """All tiles of a stage that are this block's; conditions are uniform in a block, so barriers are safe."""
         it = tirx.Var("it", "int32")
@@ -302,7 +325,7 @@ class _Writer:
             body = sequence(body, _block_barrier())
         if assignment is not None and assignment.per_slot > 1:
             body = tirx.For(place, 0, assignment.per_slot, tirx.ForKind.SERIAL, body)
-        body = sequence(*(self.until(wait, slot, step) for wait in call.waits), body)
+        body = sequence(*(self.until(wait, slot, step, where) for wait in call.waits), body)
         body = tirx.IfThenElse(slot < slots, body, None)
         turns = tirx.truncdiv(tirx.IntImm("int32", slots - 1) + self.num_blocks, self.num_blocks)
         return tirx.For(it, 0, turns, tirx.ForKind.SERIAL, body)

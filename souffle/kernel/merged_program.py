@@ -94,7 +94,7 @@ def merge_program(
     partition : Partition
         Where kernels begin and end.
     options : Options
-        Its level says whether weights are asked for ahead of barriers (V4), and it names the grid barrier.
+        Its level says whether weights are asked for ahead of barriers (V4); it has the grid barrier and its limit.
     dependences : TileDependences, optional
         Those that are known already.
     """
@@ -119,9 +119,12 @@ def merge_program(
     names = _kernel_names(len(shapes), launches)
     functions = dict.fromkeys(function for shape in shapes for function in shape.called)
     global_vars = {function: tvm.ir.GlobalVar(function.name) for function in functions}
-    barrier = barrier_for(options.grid_barrier)
+    barrier = barrier_for(options.grid_barrier, options.watchdog_ms)
     blocks = max((shape.tiles for shape in shapes if shape.ticks), default=0)
-    kernels = tuple(merge(name, shape, global_vars, barrier, blocks) for name, shape in zip(names, shapes, strict=True))
+    kernels = tuple(
+        merge(name, shape, global_vars, barrier, number, blocks)
+        for number, (name, shape) in enumerate(zip(names, shapes, strict=True))
+    )
     return MergedProgram(kernels, tuple(reasons), tuple(launches), live.first, live.last)
 
 

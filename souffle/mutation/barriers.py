@@ -10,7 +10,7 @@ import tvm
 from tvm import tirx
 from tvm.backend.cuda.op import cuda_grid_sync
 
-from souffle.kernel.grid_barrier import COUNTER_FUNCTION
+from souffle.kernel.grid_barrier import COUNTER_FUNCTION, WATCHED_FUNCTION
 from souffle.mutation.statement_paths import Change, Path, at, nothing, replaced, sites
 from souffle.schedule.gpu.emit.async_copy import COMMIT_FUNCTION, WAIT_FUNCTION
 from souffle.schedule.lower.fewer_threads import BARRIER_FUNCTION
@@ -24,6 +24,7 @@ _SCOPES = {"shared": "block barrier", "shared.dyn": "block barrier", "warp": "wa
 _KINDS = {
     "tirx.cuda.grid_sync": "grid barrier",
     COUNTER_FUNCTION: "grid barrier",
+    WATCHED_FUNCTION: "grid barrier",
     "tirx.cuda.cta_sync": "block barrier",
     "tirx.cuda.warp_sync": "warp barrier",
     COMMIT_FUNCTION: "copy wait",
@@ -101,7 +102,15 @@ def _renamed(root: tirx.Stmt, path: Path, name: str) -> tirx.Stmt:
 def _barrier(scope: str, grid: tirx.Stmt | None) -> tirx.Stmt:
     if scope == "block":
         return tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))
-    return tirx.Evaluate(cuda_grid_sync()) if grid is None else grid
+    return tirx.Evaluate(cuda_grid_sync()) if grid is None else _outside(grid)
+
+
+def _outside(barrier: tirx.Stmt) -> tirx.Stmt:
+    """The same barrier outside of the loop that it stood in, whose step one with a limit would tell."""
+    name, call = called(barrier)
+    if name != WATCHED_FUNCTION:
+        return barrier
+    return tirx.Evaluate(tirx.call_extern("int32", name, *call.args[1:-1], tirx.IntImm("int32", -1)))
 
 
 def _acts(statement: tirx.Stmt) -> bool:
@@ -171,6 +180,6 @@ def _into(root: tirx.Stmt, around: Path, parts: list[tirx.Stmt], own: int, place
 
 
 def _out(root: tirx.Stmt, path: Path, outer: Path, *, before: bool) -> tirx.Stmt:
-    barrier = at(root, path)
+    barrier = _outside(at(root, path))
     without = at(replaced(root, path, nothing()), outer)
     return replaced(root, outer, sequence(*((barrier, without) if before else (without, barrier))))

@@ -9,17 +9,24 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from souffle.kernel.block_flags import ARRIVE_FUNCTION, BEGIN_FUNCTION, LEAVE_FUNCTION, WAIT_FUNCTION
+from souffle.kernel.block_flags import ARRIVE_FUNCTION, BEGIN_FUNCTION, LEAVE_FUNCTION, WAIT_FUNCTION, WATCHED_WAIT_FUNCTION
 from souffle.mutation.barriers import called, moves
 from souffle.mutation.statement_paths import Change, Path, nothing, replaced, sites
 from souffle.tvm_compat import substitute
 
 __all__ = ["flag_changes"]
 
-_KINDS = {ARRIVE_FUNCTION: "arrival", WAIT_FUNCTION: "flag wait", LEAVE_FUNCTION: "flags left"}
+_KINDS = {
+    ARRIVE_FUNCTION: "arrival",
+    WAIT_FUNCTION: "flag wait",
+    WATCHED_WAIT_FUNCTION: "flag wait",
+    LEAVE_FUNCTION: "flags left",
+}
+_SLOTS = ("first slot", "last slot", "number of blocks", "tick")
 _NAMES = {
     ARRIVE_FUNCTION: ("tick",),
-    WAIT_FUNCTION: ("first slot", "last slot", "number of blocks", "tick"),
+    WAIT_FUNCTION: _SLOTS,
+    WATCHED_WAIT_FUNCTION: _SLOTS,
     LEAVE_FUNCTION: ("number of blocks", "tick", "number of words"),
 }
 """The arguments behind the state."""

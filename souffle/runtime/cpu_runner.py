@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from souffle.codegen.plan import Buffer, Plan
-from souffle.emulator import CheckedBuffer, CheckedMemory, LaunchReport, compile_text
+from souffle.emulator import CheckedBuffer, CheckedMemory, CheckError, LaunchReport, compile_text
+from souffle.errors import KernelTimeoutError
+from souffle.runtime.timed_out import timeout_error
 
 __all__ = ["CpuRunner"]
 
@@ -35,7 +37,8 @@ class _Workspace:
     Attributes
     ----------
     kept : dict of int to array
-        Constants, and the counters of grid barriers: calls in flight must not count in each other's.
+        Constants, the counters of grid barriers, and the record of a wait that is over: calls in flight must not count
+        in each other's.
     scratch : array of bytes
         What the buffers of the workspace lie in.
     memory : CheckedMemory or None
@@ -46,7 +49,7 @@ class _Workspace:
         self.scratch = _aligned(0 if memory else plan.workspace_bytes)
         self.kept = dict(constants)
         for index, buffer in enumerate(plan.buffers):
-            if buffer.kind == "state":
+            if buffer.kind in ("state", "record"):
                 self.kept[index] = memory.arrays[index] if memory else _view(_aligned(buffer.nbytes), buffer)
                 self.kept[index][...] = 0
             elif memory and buffer.kind == "constant":
@@ -122,8 +125,8 @@ class CpuRunner:
                 buffer.label,
                 buffer.shape,
                 buffer.dtype,
-                writable=buffer.kind in ("output", "workspace", "state"),
-                initialized=buffer.kind in ("input", "constant", "state"),
+                writable=buffer.kind in ("output", "workspace", "state", "record"),
+                initialized=buffer.kind in ("input", "constant", "state", "record"),
                 offset=buffer.offset if buffer.kind == "workspace" else None,
             )
             for buffer in plan.buffers
@@ -169,23 +172,36 @@ class CpuRunner:
         self._idle.append(workspace)
         return outputs
 
+    def _timeout(self, arrays: Sequence[np.ndarray]) -> KernelTimeoutError | None:
+        """The error of a wait that was over in this run."""
+        buffers = self._plan.buffers
+        records = [array for array, buffer in zip(arrays, buffers, strict=True) if buffer.kind == "record"]
+        return next(filter(None, (timeout_error(self._plan, record) for record in records)), None)
+
     def _run(self, workspace: _Workspace, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         plan = self._plan
         arrays = self._arrays(workspace, inputs)
         reports: list[LaunchReport] = []
         for launch in plan.launches:
             kernel, grid = plan.kernels[launch.kernel], self.grids[launch.kernel]
-            report = self._modules[kernel.module].launch(
-                kernel.name,
-                grid=(grid, 1, 1),
-                block=(kernel.threads, 1, 1),
-                args=[*(arrays[index] for index in launch.buffers), np.int32(grid)],
-                shared_bytes=kernel.dynamic_shared_bytes,
-                cooperative=kernel.cooperative,
-                order=self._order,
-                seed=self._seed,
-                memory=workspace.memory,
-            )
+            try:
+                report = self._modules[kernel.module].launch(
+                    kernel.name,
+                    grid=(grid, 1, 1),
+                    block=(kernel.threads, 1, 1),
+                    args=[*(arrays[index] for index in launch.buffers), np.int32(grid)],
+                    shared_bytes=kernel.dynamic_shared_bytes,
+                    cooperative=kernel.cooperative,
+                    order=self._order,
+                    seed=self._seed,
+                    memory=workspace.memory,
+                )
+            except CheckError as found:
+                over = self._timeout(arrays)
+                raise found if over is None or found.stopped else CheckError(found.report, str(over)) from over
+            over = self._timeout(arrays)
+            if over is not None:
+                raise over
             reports.append(report)
         self.reports = tuple(reports)
         outputs = [array for array, buffer in zip(arrays, plan.buffers, strict=True) if buffer.kind == "output"]

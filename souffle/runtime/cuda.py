@@ -299,6 +299,27 @@ class Cuda:
         """Give device memory back; waits for the work that uses it."""
         self._release("cuMemFree", address)
 
+    def map_host_memory(self, nbytes: int, about: str) -> tuple[int, int, np.ndarray]:
+        """Memory of the host, zero at first, that kernels of this device can write.
+
+        Returns
+        -------
+        host : int
+            For :meth:`unmap_host_memory`.
+        address : int
+            For kernels.
+        words : array of uint32
+            Its content, as long as it is not given back.
+        """
+        host = int(self._call("cuMemHostAlloc", nbytes, self.api.CU_MEMHOSTALLOC_DEVICEMAP, about=about))
+        words = np.frombuffer((ctypes.c_uint32 * (nbytes // 4)).from_address(host), np.uint32)
+        words[...] = 0
+        return host, int(self._call("cuMemHostGetDevicePointer", host, 0, about=about)), words
+
+    def unmap_host_memory(self, host: int) -> None:
+        """Give memory of :meth:`map_host_memory` back."""
+        self._release("cuMemFreeHost", host)
+
     def to_device(self, address: int, source: np.ndarray, stream: Any) -> None:
         """Queue a copy of a C-contiguous host array to the device; keep the array until the stream has done it."""
         if source.nbytes:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from souffle.codegen.plan import Plan
-from souffle.errors import DeviceError, InputError
+from souffle.errors import DeviceError, InputError, KernelTimeoutError
 from souffle.runtime.cuda import Cuda
 from souffle.runtime.cuda_workspace import CudaCode, CudaWorkspace
 from souffle.runtime.signature import Signature
@@ -84,16 +84,17 @@ class CudaRunner:
 
     def _with_workspace(self, use: Callable[[CudaWorkspace], _Result]) -> _Result:
         with self._naming_kernels(), self._code.cuda.current():
-            try:
-                workspace = self._idle.pop()
-            except IndexError:
-                workspace = CudaWorkspace(self._code, self._poison)
+            workspace = self._idle_workspace() or CudaWorkspace(self._code, self._poison)
             clean = False
             try:
                 result = use(workspace)
                 clean = True
             except InputError:
                 clean = True  # nothing was launched
+                raise
+            except DeviceError:
+                # A kernel that follows one which has ended early works on what that has left: what was first is said.
+                workspace.check()
                 raise
             finally:
                 if clean:
@@ -104,11 +105,28 @@ class CudaRunner:
                     workspace.release()
             return result
 
+    def _idle_workspace(self) -> CudaWorkspace | None:
+        while True:
+            try:
+                workspace = self._idle.pop()
+            except IndexError:
+                return None
+            spent = True
+            try:
+                spent = workspace.spent()
+            finally:
+                if spent:
+                    workspace.release()
+            if not spent:
+                return workspace
+
     @contextlib.contextmanager
     def _naming_kernels(self) -> Iterator[None]:
         """Say with every failure which kernels it may come from: the driver reports a fault at any later call."""
         try:
             yield
+        except KernelTimeoutError:
+            raise  # it names the kernel
         except DeviceError as error:
             plan = self._code.plan
             names = ", ".join(dict.fromkeys(plan.kernels[launch.kernel].name for launch in plan.launches))

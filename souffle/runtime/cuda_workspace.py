@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from souffle.codegen.plan import Launch, Plan
+from souffle.codegen.plan import Kernel, Launch, Plan
 from souffle.errors import CompilerNotFoundError, DeviceError, InputError
 from souffle.runtime import dlpack
 from souffle.runtime.cuda import Cuda, LaunchTooLargeError, PreparedLaunch
 from souffle.runtime.cuda_grids import Grids
 from souffle.runtime.device_array import DeviceArray, Handle, Pool
+from souffle.runtime.record_page import RecordPage
 from souffle.runtime.signature import Signature
 
 __all__ = ["CudaCode", "CudaWorkspace"]
@@ -30,6 +31,23 @@ def _unload(cuda: Cuda, addresses: Sequence[int], modules: Sequence[Any]) -> Non
         cuda.free(address)
     for module in modules:
         cuda.unload_module(module)
+
+
+def _resident(cuda: Cuda, kernel: Kernel, function: Any) -> int:
+    """How many blocks of a kernel that waits for its grid are on the device at once; DeviceError where none can be."""
+    if not cuda.attribute("COOPERATIVE_LAUNCH"):
+        raise DeviceError(
+            f"kernel {kernel.name} waits for all of its blocks, and {cuda.label} has no cooperative launches, so that "
+            'nothing says that they are there at once; compile with level="V2", whose kernels do not wait'
+        )
+    limit = cuda.resident_blocks(function, kernel.threads, kernel.dynamic_shared_bytes)
+    if limit == 0:
+        raise DeviceError(
+            f"kernel {kernel.name} ({kernel.threads} threads, {cuda.registers(function)} registers, "
+            f"{kernel.dynamic_shared_bytes} bytes of dynamic shared memory) does not fit on a multiprocessor of "
+            f"{cuda.label}; compile for this device"
+        )
+    return limit
 
 
 class CudaCode:
@@ -83,13 +101,7 @@ class CudaCode:
             function = cuda.function(modules[kernel.module], kernel.name, kernel.dynamic_shared_bytes)
             limit = _MAX_GRID
             if kernel.cooperative:
-                limit = cuda.resident_blocks(function, kernel.threads, kernel.dynamic_shared_bytes)
-                if limit == 0:
-                    raise DeviceError(
-                        f"kernel {kernel.name} ({kernel.threads} threads, {cuda.registers(function)} registers, "
-                        f"{kernel.dynamic_shared_bytes} bytes of dynamic shared memory) does not fit on a "
-                        f"multiprocessor of {cuda.label}; compile for this device"
-                    )
+                limit = _resident(cuda, kernel, function)
             functions.append(function)
             grids.append(max(1, min(kernel.tiles, limit, kernel.most_blocks or limit)))
         self.functions = tuple(functions)
@@ -97,8 +109,16 @@ class CudaCode:
         self.registers = tuple(cuda.registers(function) for function in functions)
 
 
-def _release(cuda: Cuda, stream: Handle, addresses: Sequence[int], graphs: Sequence[Any], pool: Pool) -> None:
+def _release(
+    cuda: Cuda,
+    stream: Handle,
+    addresses: Sequence[int],
+    graphs: Sequence[Any],
+    pages: list[RecordPage],
+    pool: Pool,
+) -> None:
     cuda.settle(stream.handle)
+    pages.clear()
     for graph in graphs:
         cuda.destroy_graph(graph)
     for address in addresses:
@@ -133,14 +153,17 @@ class CudaWorkspace:
         self._code, self._cuda, self._plan, self._poison = code, cuda, plan, poison
         self.stream = Handle(cuda.stream(), cuda.destroy_stream)
         self.pool = Pool(cuda, self.stream.handle)
-        self._pending: list[tuple[Handle, tuple[Any, ...]]] = []
+        # Of calls whose outputs stay on the device: when they end, what they read, and what may tell that they failed.
+        self._pending: list[tuple[Handle, tuple[Any, ...], list[RecordPage]]] = []
         self._landing: dict[int, int] = {}
         self._fixed_outputs: dict[int, int] = {}
         self._flush_area = 0
         self._owned: list[int] = []
         self._graphs: list[Any] = []
         self._graph_grids: dict[int, int] = {}
-        self.release = weakref.finalize(self, _release, cuda, self.stream, self._owned, self._graphs, self.pool)
+        self._pages: list[RecordPage] = []
+        held = (self.stream, self._owned, self._graphs, self._pages, self.pool)
+        self.release = weakref.finalize(self, _release, cuda, *held)
         self.release.atexit = False
         self._inputs = tuple(index for index, buffer in enumerate(plan.buffers) if buffer.kind == "input")
         self._outputs = tuple(index for index, buffer in enumerate(plan.buffers) if buffer.kind == "output")
@@ -172,6 +195,9 @@ class CudaWorkspace:
             return self._code.constants[index]
         if buffer.kind == "workspace":
             return self._scratch + buffer.offset
+        if buffer.kind == "record":
+            self._pages.append(RecordPage(self._plan, self._cuda, buffer.nbytes))
+            return self._pages[-1].address
         if buffer.kind != "state":
             return 0
         # Of this workspace alone: launches of another one, or of another network, would count in it too.
@@ -272,7 +298,10 @@ class CudaWorkspace:
         """Run once; see :meth:`souffle.runtime.cuda_runner.CudaRunner.run`."""
         cuda, stream = self._cuda, self.stream.handle
         while self._pending and cuda.done(self._pending[0][0].handle):
-            self._pending.pop(0)  # inputs of calls that have ended
+            # A call that has ended, and kept its inputs. Its outputs are whole, whatever becomes of later ones.
+            _, _, pages = self._pending.pop(0)
+            if not any(page.written for page in pages):
+                pages.clear()
         if graph:
             self.capture()
         placed, held, device = self._place_inputs(signature, values, fixed=graph)
@@ -291,16 +320,22 @@ class CudaWorkspace:
                     cuda.fill(block.address, 0xFF, self._plan.buffers[index].nbytes, stream)
                 placed[index] = block.address
             self._queue(placed, stream)
-        ready = Handle(cuda.event(), cuda.destroy_event)
+        ready, pages = Handle(cuda.event(), cuda.destroy_event), [*self._pages]
         cuda.record(ready.handle, stream)
         outputs = tuple(
             DeviceArray(
-                cuda, self.stream, ready, block, self._plan.buffers[index].shape, self._plan.buffers[index].dtype
+                cuda,
+                self.stream,
+                ready,
+                block,
+                self._plan.buffers[index].shape,
+                self._plan.buffers[index].dtype,
+                pages,
             )
             for index, block in zip(self._outputs, blocks, strict=True)
         )
         if device:
-            self._pending.append((ready, tuple(held)))
+            self._pending.append((ready, tuple(held), pages))
             return outputs
         arrays = [np.empty(output.shape, output.dtype) for output in outputs]
         for array, block in zip(arrays, blocks, strict=True):
@@ -310,7 +345,27 @@ class CudaWorkspace:
 
     def _finish(self) -> None:
         self._cuda.synchronize(self.stream.handle)
-        self._pending.clear()
+        self.check()
+        while self._pending:
+            self._pending.pop()[2].clear()
+
+    def check(self) -> None:
+        """Raise KernelTimeoutError if a wait was over in what has run so far."""
+        for page in self._pages:
+            page.check()
+
+    def spent(self) -> bool:
+        """Whether a wait was over in an earlier call, so that counters and flags are of no use any more.
+
+        Raises
+        ------
+        KernelTimeoutError
+            If nobody was told: the call had left its outputs on the device.
+        """
+        for page in self._pages:
+            if not page.reported:
+                page.check()
+        return any(page.written for page in self._pages)
 
     # CUDA graphs
 

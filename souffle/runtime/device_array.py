@@ -12,6 +12,7 @@ import numpy as np
 from souffle.errors import DeviceError
 from souffle.runtime import dlpack
 from souffle.runtime.cuda import Cuda
+from souffle.runtime.record_page import RecordPage
 
 __all__ = ["DeviceArray", "Handle", "MemoryBlock", "Pool"]
 
@@ -129,10 +130,19 @@ class DeviceArray:
     """
 
     def __init__(
-        self, runner_cuda: Cuda, stream: Any, ready: Any, block: MemoryBlock, shape: tuple[int, ...], dtype: str
+        self,
+        runner_cuda: Cuda,
+        stream: Any,
+        ready: Any,
+        block: MemoryBlock,
+        shape: tuple[int, ...],
+        dtype: str,
+        pages: list[RecordPage] | None = None,
     ) -> None:
         self.shape, self.dtype = shape, dtype
         self._cuda, self._stream, self._ready, self._block = runner_cuda, stream, ready, block
+        # Shared by all outputs of a call, and empty once it is known to have ended well.
+        self._pages = pages or []
 
     def __repr__(self) -> str:
         return f"DeviceArray({self.dtype}, {self.shape}, on {self._cuda.label})"
@@ -143,11 +153,24 @@ class DeviceArray:
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
     def numpy(self) -> np.ndarray:
-        """A copy on the host."""
+        """A copy on the host.
+
+        Raises
+        ------
+        KernelTimeoutError
+            If a wait was over in its call, or in a later one before this one was known to have ended.
+        DeviceError
+            If a kernel has failed.
+        """
         target = np.empty(self.shape, self.dtype)
         with self._cuda.current():
             self._cuda.to_host(target, self._block.address, self._stream.handle)
-            self._cuda.synchronize(self._stream.handle, "an output")
+            try:
+                self._cuda.synchronize(self._stream.handle, "an output")
+            finally:
+                for page in self._pages:
+                    page.check()
+        self._pages.clear()
         return target
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -109,6 +109,7 @@ def explain(plan: Plan) -> str:
     how = plan.options
     level = how.level + (f" without {', '.join(how.disable)}" if how.disable else "")
     runs = ", for a CUDA graph" if how.graph else ""
+    runs += "" if how.watchdog_ms is None else f", waits limited to {how.watchdog_ms:g} ms"
     fusion = "" if how.fusion == SOUFFLE else f"fusion {how.fusion}, "
     lines = [f"{plan.name}: level {level}, {how.precision}, {fusion}partition {how.partition}, {how.arch}{runs}"]
     lines += _summary(plan)

@@ -325,6 +325,9 @@ class Network:
             If an input has an unknown name, or another shape, dtype or device than it must; nothing is cast.
         NoGpuError, CompilerNotFoundError
             As :meth:`open`.
+        KernelTimeoutError
+            If a wait in a kernel takes longer than the network's ``watchdog_ms``. Where outputs stay on the GPU, nobody
+            waits for them here: their ``numpy()`` says so, or the next call.
         DeviceError
             If a kernel fails, or another library captures a CUDA graph on the stream of an input.
         """

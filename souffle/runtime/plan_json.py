@@ -31,7 +31,7 @@ _DTYPES = frozenset(
     {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
     | {"float16", "float32", "float64", "bfloat16"}
 )
-_KINDS = ("input", "output", "constant", "workspace", "state")
+_KINDS = ("input", "output", "constant", "workspace", "state", "record")
 _EDGES = ("inputs", "constants", "outputs")
 _MAX_THREADS = 1024
 _WORKSPACE_ALIGNMENT = 16
@@ -112,6 +112,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "disable": list(plan.options.disable),
         "reuse_policy": plan.options.reuse_policy,
         "graph": plan.options.graph,
+        "watchdog_ms": plan.options.watchdog_ms,
         "dataflow": None if plan.dataflow is None else asdict(plan.dataflow),
     }
 
@@ -316,6 +317,8 @@ def _options(fields: _Fields) -> Options:
         given["reuse_policy"] = fields.text("reuse_policy")
     if fields.get("graph") is not None:
         given["graph"] = fields.flag("graph")
+    if fields.get("watchdog_ms") is not None:
+        given["watchdog_ms"] = fields.get("watchdog_ms")
     try:
         return Options(**given)
     except OptionError as error:

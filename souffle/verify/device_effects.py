@@ -68,7 +68,8 @@ WHOLE_WARPS = frozenset(
 )
 """Instructions that all lanes of a warp make together (``.sync.aligned`` of PTX)."""
 
-# souffle_wait_for_grid has no entry: no stage may call it, and ``grid_barriers.py`` restates its text for kernels.
+# souffle_wait_for_grid and souffle_watched_wait_for_grid have no entry: no stage may call them. ``grid_barriers.py``
+# restates their texts for kernels.
 
 IGNORED = frozenset({"souffle_prefetch_l2"})
 """Functions that neither read nor write as far as a program can tell; the kernel's reader bounds what they touch."""

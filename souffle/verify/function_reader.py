@@ -205,7 +205,7 @@ class _Reader(StatementVisitor, ExpressionReader):
                 self.problem(f"the barrier {call}")
             elif scope != "warp":
                 self.items.append(BarrierWait("block", self.statement))
-        elif name in ("tirx.cuda.grid_sync", "souffle_wait_for_grid"):
+        elif name in ("tirx.cuda.grid_sync", "souffle_wait_for_grid", "souffle_watched_wait_for_grid"):
             self.items.append(BarrierWait("grid", self.statement))
         elif name == "tirx.cuda.warp_sync":
             self.items.append(BarrierWait("warp", self.statement))

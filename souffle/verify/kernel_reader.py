@@ -30,13 +30,29 @@ from souffle.verify.indices import bytes_of, index_of, operator_name
 from souffle.verify.kernel_pointers import Choice, Pointer, moved, number_at, resolved
 from souffle.verify.tiles_in_a_row import Arrive, Prefetch, SharedParts, SlotWait, StageRun, Sync
 
-__all__ = ["ARRIVE_FUNCTION", "BEGIN_FUNCTION", "COUNTER_FUNCTION", "KernelText", "read_kernel"]
+__all__ = [
+    "ARRIVE_FUNCTION",
+    "AWAIT_FUNCTION",
+    "BEGIN_FUNCTION",
+    "COUNTER_FUNCTION",
+    "LEAVE_FUNCTION",
+    "WATCHED_AWAIT_FUNCTION",
+    "WATCHED_FUNCTION",
+    "KernelText",
+    "read_kernel",
+]
 
 WINDOW_FUNCTION = "souffle_window"
 """A tensor whose parts lie in the shared memory of the blocks that make them."""
 
 COUNTER_FUNCTION = "souffle_wait_for_grid"
 """A grid barrier that counts arrivals in memory: ``COUNTER_FUNCTION(state, num_blocks)``."""
+
+WATCHED_FUNCTION = "souffle_watched_wait_for_grid"
+"""The same with a limit: ``WATCHED_FUNCTION(state, num_blocks, record, limit, kernel, stage, step)``."""
+
+GRID_WAITS = ("tirx.cuda.grid_sync", COUNTER_FUNCTION, WATCHED_FUNCTION)
+"""What all blocks wait for each other with."""
 
 BEGIN_FUNCTION = "souffle_ticks_before"
 """The number of arrivals before this launch: ``BEGIN_FUNCTION(state)``."""
@@ -46,6 +62,9 @@ ARRIVE_FUNCTION = "souffle_arrive"
 
 AWAIT_FUNCTION = "souffle_wait_for_slots"
 """The blocks of slots have arrived as often: ``AWAIT_FUNCTION(state, first, last, num_blocks, tick)``."""
+
+WATCHED_AWAIT_FUNCTION = "souffle_watched_wait_for_slots"
+"""The same with a limit: ``WATCHED_AWAIT_FUNCTION(..., record, limit, kernel, stage, step, slot)``."""
 
 LEAVE_FUNCTION = "souffle_leave"
 """No block waits any more: ``LEAVE_FUNCTION(state, num_blocks, tick, words)``."""
@@ -76,8 +95,10 @@ class KernelText:
         What is wrong whatever the stages do: barriers that not all reach, tiles that some grid leaves out.
     counters : tuple of int
         Parameters that point to where grid barriers count arrivals, and to flags.
-    calls : frozenset of str
-        The functions that wait.
+    records : tuple of int
+        Parameters that point to where waits with a limit write that they are over.
+    calls : tuple of str
+        The device functions that wait, or say what others wait for.
     words : tuple of int
         Elements of that memory that the kernel takes flags to have.
     """
@@ -87,7 +108,8 @@ class KernelText:
     problems: tuple[str, ...]
     refuted: tuple[str, ...]
     counters: tuple[int, ...] = ()
-    calls: frozenset[str] = frozenset()
+    records: tuple[int, ...] = ()
+    calls: tuple[str, ...] = ()
     words: tuple[int, ...] = ()
 
 
@@ -153,8 +175,9 @@ class _Reader(StatementVisitor):
         self.problems: dict[str, None] = {}
         self.refuted: dict[str, None] = {}
         self.counters: dict[int, None] = {}
-        self.calls: set[str] = set()
-        self.words: set[int] = set()
+        self.records: dict[int, None] = {}
+        self.calls: dict[str, None] = {}
+        self.words: dict[int, None] = {}
         # Arrivals before the launch, and the waits of each call of a stage before it is known at which step.
         self.before = Axis("arrivals before", _MANY)
         self.awaits: dict[int, tuple[_Await, ...]] = {}
@@ -180,9 +203,8 @@ class _Reader(StatementVisitor):
             self.problems[str(reason)] = None
         self.refuted |= dict.fromkeys(_wrong_ticks(events))
         events = tuple(event for event in events if not isinstance(event, _Leave))
-        findings = tuple(self.problems), tuple(self.refuted)
-        memory = tuple(self.counters), frozenset(self.calls), tuple(self.words)
-        return KernelText(events, self.threads, *findings, *memory)
+        found = (self.problems, self.refuted, self.counters, self.records, self.calls, self.words)
+        return KernelText(events, self.threads, *map(tuple, found))
 
     def visit_sequence(self, node: tirx.SeqStmt) -> tuple[Any, ...]:
         return tuple(item for part in node.seq for item in self.visit(part))
@@ -295,7 +317,7 @@ class _Reader(StatementVisitor):
                 if threads < self.threads:
                     self.refuted["a block barrier that only some threads of a block reach"] = None
                 marks.append(_Barrier(tiles))
-            elif name in ("tirx.cuda.grid_sync", COUNTER_FUNCTION):
+            elif name in GRID_WAITS:
                 if tiles is None and threads == self.threads:
                     calls = sum(isinstance(mark, StageRun) for mark in marks)
                     self.grid_waits += [(calls, wait) for wait in self.call(part.value)]
@@ -303,7 +325,7 @@ class _Reader(StatementVisitor):
                 self.refuted["a grid barrier in a loop over tiles, which not all blocks reach equally often"] = None
             elif name == ARRIVE_FUNCTION:
                 self.refuted["an arrival in a loop over tiles, where a block is not done with all of them"] = None
-            elif name == AWAIT_FUNCTION:
+            elif name in (AWAIT_FUNCTION, WATCHED_AWAIT_FUNCTION):
                 marks.append(self.wait(part.value, tile, tiles, threads))
             elif isinstance(part.value.op, tvm.ir.GlobalVar):
                 marks.append(self.run(part.value, tile, tiles, threads))
@@ -352,12 +374,15 @@ class _Reader(StatementVisitor):
 
     def wait(self, call: Call, tile: list[Expr], tiles: int | None, threads: int) -> _Await:
         """``AWAIT_FUNCTION(state, first, last, num_blocks, tick)`` in the turn of a slot."""
-        self.state(call, AWAIT_FUNCTION)
+        name = operator_name(call)
+        self.state(call, name)
+        if name == WATCHED_AWAIT_FUNCTION:
+            self.records[self.whole(call.args[6])] = None
         if tiles is None or self.places is not None:
             raise Undecided("a wait for slots outside of the turn of a slot")
         if threads < self.threads:
             self.refuted["a wait for slots that only some threads of a block reach"] = None
-        first, last, blocks, tick = (index_of(a, self.env) for a in call.args[2:])
+        first, last, blocks, tick = (index_of(a, self.env) for a in call.args[2:6])
         if blocks is not variable(self.blocks):
             self.refuted[f"a wait for slots of {call.args[4]} blocks, which is not the grid that is launched"] = None
         ends = self.slots_between(first, last, tile, max(1, tiles))
@@ -399,11 +424,8 @@ class _Reader(StatementVisitor):
 
     def state(self, call: Call, name: str) -> None:
         """All flags are in the same memory."""
-        state = self.pointer(call.args[1])
-        if not isinstance(state, Pointer) or state.offset is not const(0):
-            raise Undecided(f"the memory {call.args[1]} of flags")
-        self.counters[state.parameter] = None
-        self.calls.add(name)
+        self.counters[self.whole(call.args[1])] = None
+        self.calls[name] = None
 
     def run(self, call: Call, tile: list[Expr], tiles: int | None, threads: int) -> StageRun:
         name = str(call.op.name_hint)
@@ -497,7 +519,7 @@ class _Reader(StatementVisitor):
         name = operator_name(call)
         if name == "tirx.cuda.grid_sync":
             return (Sync("grid"),)
-        if name == COUNTER_FUNCTION:
+        if name in (COUNTER_FUNCTION, WATCHED_FUNCTION):
             return (self.counter(call),)
         if name == "tirx.tvm_storage_sync":
             self.block_barrier(call)
@@ -513,11 +535,10 @@ class _Reader(StatementVisitor):
 
     def counter(self, call: Call) -> Sync:
         """A barrier that counts: every one in the same memory, and each block of the launch once."""
-        state = self.pointer(call.args[1])
-        if not isinstance(state, Pointer) or state.offset is not const(0):
-            raise Undecided(f"the memory {call.args[1]} of a grid barrier")
-        self.counters[state.parameter] = None
-        self.calls.add(COUNTER_FUNCTION)
+        self.counters[self.whole(call.args[1])] = None
+        self.calls[operator_name(call)] = None
+        if operator_name(call) == WATCHED_FUNCTION:
+            self.records[self.whole(call.args[3])] = None
         if index_of(call.args[2], self.env) is not variable(self.blocks):
             self.refuted[f"a grid barrier for {call.args[2]} blocks, which is not the grid that is launched"] = None
         return Sync("grid")
@@ -530,8 +551,15 @@ class _Reader(StatementVisitor):
             self.refuted[f"flags are left by {call.args[2]} blocks, which is not the grid that is launched"] = None
         if words.op != "const":
             raise Undecided(f"how many words of flags there are: {call.args[4]}")
-        self.words.add(words.value)
+        self.words[words.value] = None
         return Sync("block"), _Leave(self.tick(tick, call))
+
+    def whole(self, node: Any) -> int:
+        """The parameter that what waits is given as it is."""
+        state = self.pointer(node)
+        if not isinstance(state, Pointer) or state.offset is not const(0):
+            raise Undecided(f"the memory {node} of what waits")
+        return state.parameter
 
     def block_barrier(self, call: Call) -> None:
         if len(call.args) != 1 or str(call.args[0].value) not in ("shared", "shared.dyn"):

@@ -129,15 +129,15 @@ def test_flags_go_on_from_launch_to_launch_and_begin_anew_in_time() -> None:
     index, state = next((n, buffer) for n, buffer in enumerate(net.plan.buffers) if buffer.kind == "state")
     assert state.shape == (flag_words(net.plan.kernels[0].tiles),)
     flags = runner._idle[0].kept[index]
-    before = int(flags[32])
+    before = int(flags[64])
     assert before == net.plan.kernels[0].arrivals
     # As after many launches, the last of which had one block.
-    flags[32] = flags[64] = 0x40000000 - before
+    flags[64] = flags[96] = 0x40000000 - before
     for seed in range(4):
         (found,) = runner.reordered(seed=seed, blocks=(1, 5, 2, 40)[seed]).run(inputs)
         np.testing.assert_array_equal(found, expected)
-        assert int(flags[32]) == before * seed
-    assert flags[64:].max() == 3 * before
+        assert int(flags[64]) == before * seed
+    assert flags[96:].max() == 3 * before
 
 
 # Where flags are placed

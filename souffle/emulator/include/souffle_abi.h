@@ -63,6 +63,8 @@ void souffle_order_acquire(SouffleThread*, const void* address);
 void souffle_copy_async(SouffleThread*, void* destination, const void* source, unsigned int bytes, unsigned int source_bytes);
 void souffle_copy_commit(SouffleThread*);
 void souffle_copy_wait(SouffleThread*, int groups_left, int uncommitted_too);
+unsigned long long souffle_globaltimer(SouffleThread*);
+void souffle_exit(SouffleThread*) __attribute__((noreturn));
 void souffle_fail(SouffleThread*, const char* message) __attribute__((noreturn));
 SouffleThread* souffle_current() __attribute__((const));
 }

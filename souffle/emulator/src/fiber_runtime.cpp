@@ -217,7 +217,11 @@ struct Launch {
   unsigned last_clock, grid_clock, handed_count;
   Handed* handed;
   uint64_t counted_syncs;  // rounds of barriers that count in memory
+  uint64_t timer;          // nanoseconds, as the text sees them
+  uint64_t* idle;          // of each worker: `events` + 1 where its blocks have only polled since, kGone, or 0
 };
+
+const uint64_t kGone = ~uint64_t(0);  // a worker that waits for the others, or has ended
 
 __thread Worker* tl_worker;
 #ifdef SOUFFLE_USE_UCONTEXT
@@ -728,6 +732,11 @@ void souffle_relax(SouffleThread* t) {
   dispatch(self);
 }
 
+// Nanoseconds that do not go back; see pass_time.
+unsigned long long souffle_globaltimer(SouffleThread* t) {
+  return __atomic_add_fetch(&((Fiber*)t)->block->launch->timer, 1, __ATOMIC_RELAXED);
+}
+
 void souffle_event(SouffleThread* t) {
   Block* b = ((Fiber*)t)->block;
   ++b->events;
@@ -822,6 +831,11 @@ void souffle_copy_wait(SouffleThread* t, int groups_left, int uncommitted_too) {
 }
 
 void souffle_fail(SouffleThread* t, const char* message) { fail_fiber((Fiber*)t, "%s", message); }
+
+void souffle_exit(SouffleThread* t) {
+  souffle_fiber_exit((Fiber*)t);
+  __builtin_unreachable();
+}
 
 SouffleThread* souffle_current() {
 #ifdef SOUFFLE_USE_UCONTEXT
@@ -1137,16 +1151,37 @@ Outcome run_block(Worker* w, Block* b) {
 struct Patience {
   uint64_t events;
   double since;
+  uint64_t passed;
 };
 
-bool lost_patience(Launch* launch, Patience& p, uint64_t own_events) {
+void set_idle(Worker* w, uint64_t value) { __atomic_store_n(&w->launch->idle[w->id], value, __ATOMIC_RELEASE); }
+
+// The text's time stands still while anything goes on: how long that takes here says nothing of a device. It passes where
+// all threads of all blocks only poll, and the faster the longer that lasts, so that a wait that has a limit comes to it.
+void pass_time(Worker* w, Patience& p) {
+  Launch* launch = w->launch;
+  set_idle(w, p.events + 1);
+  for (int i = 0; i < launch->workers; ++i) {
+    uint64_t other = __atomic_load_n(&launch->idle[i], __ATOMIC_ACQUIRE);
+    if (other != p.events + 1 && other != kGone) return;
+  }
+  uint64_t step = 1000 + p.passed / 256;
+  p.passed += step;
+  __atomic_add_fetch(&launch->timer, step, __ATOMIC_RELAXED);
+}
+
+bool lost_patience(Worker* w, Patience& p, uint64_t own_events) {
+  Launch* launch = w->launch;
   uint64_t all = __atomic_add_fetch(&launch->events, own_events, __ATOMIC_RELAXED);
   double t = now();
   if (all != p.events || p.since == 0) {
     p.events = all;
     p.since = t;
+    p.passed = 0;
+    set_idle(w, 0);
     return false;
   }
+  pass_time(w, p);
   return t - p.since > launch->spec->spin_seconds;
 }
 
@@ -1173,16 +1208,17 @@ void run_plain(Worker* w) {
   Launch* launch = w->launch;
   Block b;
   init_block(launch, &b);
-  Patience patience{0, 0};
+  Patience patience{0, 0, 0};
   while (!has_failed(launch)) {
     unsigned n = __atomic_fetch_add(&launch->next_block, 1u, __ATOMIC_RELAXED);
     if (n >= launch->blocks) break;
+    set_idle(w, 0);
     start_block(w, &b, launch->order ? launch->order[n] : n);
     for (;;) {
       uint64_t before = b.events;
       Outcome outcome = run_block(w, &b);
       if (outcome == kDone || outcome == kBroken) break;
-      if (outcome == kSpins && lost_patience(launch, patience, b.events - before)) {
+      if (outcome == kSpins && lost_patience(w, patience, b.events - before)) {
         report_spin(&b);
         break;
       }
@@ -1243,7 +1279,7 @@ void run_cooperative(Worker* w) {
   unsigned* order = (unsigned*)malloc((mine + 1) * sizeof(unsigned));
   for (unsigned i = 0; i < mine; ++i) order[i] = begin + i;
   uint64_t random = launch->spec->seed ^ 0xA0761D6478BD642Full;
-  Patience patience{0, 0};
+  Patience patience{0, 0, 0};
   unsigned done = 0, at_grid = 0;
   for (;;) {
     if (launch->spec->shuffled) shuffle(order, mine, random);
@@ -1281,12 +1317,17 @@ void run_cooperative(Worker* w) {
         }
         if (outcome != kSpins) only_spins = false;
       }
-      if (only_spins && spins && lost_patience(launch, patience, progress)) report_spin(spins);
+      if (only_spins && spins && lost_patience(w, patience, progress)) report_spin(spins);
       // Blocks that poll wait for each other as at a grid barrier: whoever comes next is drawn anew there too.
       if (spins && launch->spec->shuffled) shuffle(order, mine, random);
-      if (!only_spins) __atomic_add_fetch(&launch->events, 1, __ATOMIC_RELAXED);
+      if (!only_spins) {
+        set_idle(w, 0);
+        __atomic_add_fetch(&launch->events, 1, __ATOMIC_RELAXED);
+      }
     }
+    set_idle(w, kGone);
     if (!meet(launch, done, at_grid)) break;
+    set_idle(w, 0);
     at_grid = 0;
     for (unsigned i = 0; i < mine; ++i) {
       Block* b = &launch->resident_blocks[begin + i];
@@ -1363,6 +1404,7 @@ void* worker_main(void* data) {
     }
   }
   if (launch->spec->arena) stop_checks(w);
+  set_idle(w, kGone);
   sigaltstack(&previous, nullptr);
   free(alternate.ss_sp);
   tl_worker = nullptr;
@@ -1457,6 +1499,8 @@ extern "C" void souffle_launch(const SouffleLaunchSpec* spec, SouffleLaunchResul
     for (unsigned i = 0; i < launch.blocks; ++i) init_block(&launch, &launch.resident_blocks[i]);
   }
   Worker* workers = (Worker*)calloc(size_t(launch.workers), sizeof(Worker));
+  launch.idle = (uint64_t*)calloc(size_t(launch.workers), sizeof(uint64_t));
+  launch.timer = 1000000000;
   SouffleArena* arena = spec->arena;
   if (arena && arena->epoch >= kLastEpoch) {
     for (unsigned i = 0; i < arena->slots; ++i)
@@ -1528,6 +1572,7 @@ extern "C" void souffle_launch(const SouffleLaunchSpec* spec, SouffleLaunchResul
     free(launch.resident_blocks);
   }
   free(launch.order);
+  free(launch.idle);
   free(workers);
   pthread_cond_destroy(&launch.changed);
   pthread_condattr_destroy(&monotonic);
