@@ -9,7 +9,13 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from souffle.kernel.block_flags import ARRIVE_FUNCTION, BEGIN_FUNCTION, LEAVE_FUNCTION, WAIT_FUNCTION, WATCHED_WAIT_FUNCTION
+from souffle.kernel.block_flags import (
+    ARRIVE_FUNCTION,
+    BEGIN_FUNCTION,
+    LEAVE_FUNCTION,
+    WAIT_FUNCTION,
+    WATCHED_WAIT_FUNCTION,
+)
 from souffle.mutation.barriers import called, moves
 from souffle.mutation.statement_paths import Change, Path, nothing, replaced, sites
 from souffle.tvm_compat import substitute

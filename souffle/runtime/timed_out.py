@@ -51,7 +51,7 @@ def _where(wait: TimedOutWait, kernel: Kernel) -> str:
 
 def _what(wait: TimedOutWait) -> str:
     if wait.kind != "grid barrier":
-        return f"{wait.kind} {wait.index} to be {wait.wanted} or more, and found {wait.found}"
+        return f"the {wait.kind} of block {wait.index} to be {wait.wanted} or more, and found {wait.found}"
     if wait.arrived is None:
         return f"the grid barrier of {wait.wanted} blocks, whose counter {wait.found:#010x} no such grid leaves"
     count, first = wait.arrived

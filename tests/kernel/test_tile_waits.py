@@ -12,6 +12,7 @@ import souffle
 from benchmarks.recurrent import recurrent
 from souffle.cli.compare import compare, onnxruntime_outputs
 from souffle.codegen.assemble import CompiledKernels
+from souffle.errors import KernelTimeoutError
 from souffle.kernel.block_flags import flag_words
 from souffle.kernel.tile_bands import band_around
 from souffle.kernel.tile_waits import Crossing, WaitPrices, crossed_between_steps, place_flags
@@ -227,3 +228,26 @@ def test_flags_of_another_text_are_not_taken_for_granted() -> None:
         weak = souffle.codegen.plan.CudaModule(module.text.replace(old, new), module.cubin)
         plan = net.plan.__class__(**{**vars(net.plan), "modules": (weak,)})
         assert certify_plan(plan, kernels, functions_of(net)).verdict == UNKNOWN, new
+
+
+@pytest.mark.parametrize("options", [{}, {"order": "shuffled", "seed": 3}], ids=["in order", "shuffled"])
+def test_a_wait_for_what_never_comes_ends_and_says_where(options: dict[str, object]) -> None:
+    """Nobody arrives: the error names the stage, the slot, and the flag with what it says and what is waited for."""
+    net = compiled(rows_apart(4, 64), watchdog_ms=20.0)
+    mutations = Mutations(net)
+    chosen = next(m for m in mutations if m.kind == "arrival" and m.action == "delete")
+    plan = mutations.mutant(chosen).emitted()
+    with pytest.raises(KernelTimeoutError) as caught:
+        run_on_cpu_device(plan, inputs_for(rows_apart(4, 64)), **options)
+    wait = caught.value.wait
+    assert (wait.kind, wait.step, wait.found, wait.wanted) == ("flag", 0, 0, 1)
+    said = f"({net.plan.kernels[0].stages[0]}), step 0 of its loop, tile {wait.tile}, for the flag of block {wait.index}"
+    assert said in str(caught.value)
+
+
+def test_a_limit_changes_nothing_of_what_is_computed_and_proven() -> None:
+    program = rows_apart(4, 64)
+    plain, net = compiled(program), compiled(program, watchdog_ms=0.001)
+    assert net.plan.certificate.verdict == PROVEN, net.plan.certificate
+    inputs = inputs_for(program)
+    same_on_all_grids(net, inputs, run_on_cpu_device(plain.plan, inputs))

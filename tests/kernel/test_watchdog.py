@@ -259,13 +259,13 @@ def test_a_record_is_read_as_it_is_written() -> None:
 
 
 def test_what_an_error_says_of_a_flag() -> None:
-    """Nothing waits for flags yet; the record and its reader know them."""
+    """A record of a flag, as the reader tells it."""
     plan = compiled().plan
     found = timeout_error(plan, words(kind=2, block=3, stage=1, step=4, tile=6, index=9, found=2, wanted=5))
     assert isinstance(found, KernelTimeoutError)
     assert (
         f"block 3 waited more than 5 ms (watchdog_ms) before its stage 1 ({plan.kernels[0].stages[1]}), step 4 of its "
-        "loop, tile 6, for flag 9 to be 5 or more, and found 2;"
+        "loop, tile 6, for the flag of block 9 to be 5 or more, and found 2;"
     ) in str(found)
     assert timeout_error(plan, words()) is None
     assert "names no kernel" in str(timeout_error(plan, words(kind=1, kernel=7)))
