@@ -15,8 +15,9 @@ import souffle
 from benchmarks.recurrent import recurrent
 from souffle.options import LEVELS
 from souffle.pipeline import transform_program
-from souffle.program import Loop, Tensor, TEProgram
+from souffle.program import Loop, Tensor, TEProgram, fuse
 from souffle.transform import absorb_ramps, roll
+from souffle.transform.ramps.outer_elements import Pad, with_outer_elements
 from tests.testlib import Builder
 
 RNG = np.random.default_rng(0)
@@ -50,6 +51,10 @@ def absorbed(program: TEProgram) -> tuple[TEProgram, Loop]:
     return result, max(loops(rolled), key=lambda loop: len(loop.body) * loop.steps)
 
 
+def copies_with_zeros(program: TEProgram) -> list[str]:
+    return [item.name for item in program.tes if item.name.endswith("_padded") and not item.is_reduction]
+
+
 @pytest.mark.parametrize(
     ("kind", "layers", "steps", "batch", "hidden", "attributes", "wavefronts"),
     [
@@ -74,11 +79,54 @@ def test_all_wavefronts_of_a_stack_are_steps_of_one_loop(
     assert loop.steps == wavefronts
     outside = [item for item in roll(result)[0].tes if not isinstance(item, Loop) and item.is_reduction]
     assert len(outside) == 1, "the product of the inputs alone"
+    assert copies_with_zeros(result) == []
 
 
 def test_a_layer_alone_needs_no_masks() -> None:
     result, _ = absorbed(transformed(recurrent("LSTM", 8, 8, steps=9)))
     assert not any(tensor.name.startswith("active_rows") for tensor in result.constants)
+
+
+def test_a_product_of_the_inputs_that_is_an_output_too_is_copied() -> None:
+    program = transformed(recurrent("LSTM", 8, 8, 8, steps=9))
+    product = next(item for item in program.tes if item.is_reduction)
+    shown = replace(program, outputs=(*program.outputs, *product.outputs), output_names=(*program.output_names, "x"))
+    assert copies_with_zeros(absorbed(program)[0]) == []
+    assert copies_with_zeros(absorbed(shown)[0]) == [f"{product.name}_padded"]
+
+
+def with_zeros_around(fused: bool, apart: bool = False) -> tuple[TEProgram, dict[Tensor, Pad]]:
+    """Rows 2 to 6 of a copy of a product, with or without what is fused with it, that has rows around."""
+    b = Builder()
+    product = b.matmul(b.input(5, 4), b.constant(RNG.standard_normal((4, 6)).astype(np.float32)))
+    value = b.relu(product) if fused else product
+    if apart:
+        value = b.add(lambda p: te.compute((5, 6), lambda i, j: p(4 - i, j) * 2.0), product)
+    padded = b.pad(value, 0, 2, 3)
+    program = b.program(b.scaled(b.slice(padded, 0, 2, 7), 3.0))
+    if fused or apart:
+        whole = fuse(program.tes[:2], [value])
+        program = replace(program, tes=(whole, *program.tes[2:]))
+    return program, {value: Pad(0, 2, 3, padded)}
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_what_is_read_around_a_tensor_is_computed_with_it(fused: bool) -> None:
+    program, pads = with_zeros_around(fused)
+    result = with_outer_elements(program, pads)
+    assert len(result.tes) == len(program.tes) - 1
+    assert result.tes[0].outputs[0].shape == (10, 6)
+    assert_same_values(program, result)
+    # The elements that nothing depends on are those of the nearest row.
+    name = next(iter(pads.values())).tensor
+    shown = replace(result, outputs=(name,), output_names=("whole",)).run({"in0": np.eye(5, 4, dtype=np.float32)})
+    np.testing.assert_array_equal(shown["whole"][[0, 1]], shown["whole"][[2, 2]])
+    np.testing.assert_array_equal(shown["whole"][[7, 8, 9]], shown["whole"][[6, 6, 6]])
+
+
+def test_parts_that_read_other_rows_of_each_other_are_copied() -> None:
+    program, pads = with_zeros_around(False, apart=True)
+    assert with_outer_elements(program, pads) is program
 
 
 @pytest.mark.parametrize("kind", ["GRU", "LSTM both ways"])

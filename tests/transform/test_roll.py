@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm import te
 
-from souffle.program import Loop, Tensor, TEProgram
+from souffle.program import TE, InTiles, Loop, Tensor, TEProgram
 from souffle.transform import horizontal, roll, vertical
 from tests.testlib import Builder, assert_same_function
 from tests.transform.test_random_programs import SETTINGS
@@ -109,6 +110,43 @@ def test_what_is_read_of_each_step_is_kept_for_every_step() -> None:
     result, _ = roll(program)
     (collected,) = [c for c in the_loop(result).collected if c.every]
     assert collected.tensor.shape == (the_loop(result).steps, 1, 4)
+    assert_same_function(program, result)
+
+
+def states_in_pieces(steps: int, piece: int) -> TEProgram:
+    """All states of a recurrence, concatenated `piece` at a time, and what that gives concatenated again."""
+    b = Builder()
+    x, w = b.relu(b.input(1, 4)), b.constant(weights(4, 4))
+    states = [x]
+    for _ in range(steps):
+        states.append(b.tanh(b.matmul(states[-1], w)))
+    joined = states[1:]
+    while len(joined) > 1:
+        parts = [joined[first : first + piece] for first in range(0, len(joined), piece)]
+        joined = [functools.reduce(lambda one, other: b.concat(one, other, 0), part) for part in parts]
+    return vertical(b.program(*joined))[0]
+
+
+def copies_of(program: TEProgram) -> list[TE]:
+    return [item for item in program.tes if item.name.startswith("concat")]
+
+
+def test_pieces_of_a_concatenation_of_states_are_one_copy_of_them() -> None:
+    program = states_in_pieces(96, 16)
+    assert len(copies_of(program)) > 1
+    result, decisions = roll(program)
+    (copy,) = copies_of(result)
+    assert set(the_loop(result).outputs) < set(copy.inputs)
+    assert [d.accepted for d in decisions if d.stage == "vertical"] == [True]
+    assert_same_function(program, result)
+
+
+def test_a_copy_that_a_placed_te_reads_stays() -> None:
+    program = states_in_pieces(96, 16)
+    *copies, last = copies_of(program)
+    placed = program.with_tes(item.placed(InTiles("tanh")) if item is last else item for item in program.tes)
+    result, _ = roll(placed)
+    assert len(copies_of(result)) == len(copies) + 1
     assert_same_function(program, result)
 
 

@@ -16,7 +16,9 @@ is the same but for the sign of a zero, and where infinite or undefined inputs m
 computes in rows that idle is chosen by nobody, so it may be anything.
 
 What all steps read, and what a row holds at first, is computed as it was, and so is all that this depends on: the new
-steps depend on nothing that depends on them. What other TEs read of absorbed rows they read of the new steps.
+steps depend on nothing that depends on them. What other TEs read of absorbed rows they read of the new steps. Where
+steps read, for rows that idle, outside of a tensor, they read a copy with elements around it, or the tensor itself has
+them (:mod:`souffle.transform.ramps.outer_elements`).
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from dataclasses import replace
 
 from souffle.decision import Decision, Refused
 from souffle.program import TE, ExternTE, FusedTE, Item, Loop, Tensor, TEProgram
+from souffle.transform.ramps.outer_elements import with_outer_elements
 from souffle.transform.ramps.row_reads import Cover, copied_rows, through_rows
 from souffle.transform.ramps.search import Ramps, ancestors, find_ramps
 from souffle.transform.ramps.steps import Steps, make_steps
@@ -92,6 +95,7 @@ def _absorbed(program: TEProgram, piece: Piece) -> tuple[TEProgram, Steps, str] 
     beside = len(made.tes) - len(steps.items) - len(steps.starts)
     if beside >= len(program.tes) - len(piece.items(program)):
         return Refused("with partial steps absorbed as many TEs would stand beside the steps")
+    made = with_outer_elements(made, steps.pads)
     start = made.tes.index(steps.items[0])
     count = piece.steps + len(ramps.before) + len(ramps.after)
     loop = read_piece(made, start, piece.period, count)

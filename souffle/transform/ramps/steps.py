@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 from tvm import te, tirx
@@ -14,6 +13,7 @@ from souffle.program import TE, FusedTE, Tensor, TEProgram, fuse, make_te
 from souffle.program.fused import parts_of
 from souffle.program.names import NameSupply
 from souffle.transform.handles import Handles, read
+from souffle.transform.ramps.outer_elements import Pad
 from souffle.transform.ramps.row_reads import read_row, row_index
 from souffle.transform.ramps.search import Ramps
 from souffle.transform.ramps.template import Before, Fixed, Operand, Row, Template, Travel, Within
@@ -50,12 +50,15 @@ class Steps:
     values : mapping
         By the number of a step and a value of the template: the tensor.
     constants : mapping of Tensor to array
+    pads : mapping of Tensor to Pad
+        By what moves: its copy, of which nothing that is read later depends on what stands around.
     """
 
     items: tuple[TE | FusedTE, ...]
     starts: tuple[TE, ...]
     values: Mapping[tuple[int, Tensor], Tensor]
     constants: Mapping[Tensor, np.ndarray]
+    pads: Mapping[Tensor, Pad]
 
 
 @dataclass(frozen=True)
@@ -73,14 +76,6 @@ class _AllRows:
 
 
 _Read = Operand | _Mask | _AllRows
-
-
-class _Pad(NamedTuple):
-    """Elements of zeros before and after the extent of a dimension, and the tensor that has them."""
-
-    before: int
-    after: int
-    tensor: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +122,7 @@ class _Maker:
         self.names = NameSupply(named.name for named in (*program.tensors(), *program.tes))
         self.partial = {step.number: step for step in (*ramps.before, *ramps.after)}
         self.numbers = range(-len(ramps.before), piece.steps + len(ramps.after))
-        self.pads: dict[Tensor, _Pad] = {}
+        self.pads: dict[Tensor, Pad] = {}
         self.starts: list[TE] = []
         self.constants: dict[Tensor, np.ndarray] = {}
         self.values: dict[tuple[int, Tensor], Tensor] = {}
@@ -148,7 +143,7 @@ class _Maker:
                 inside = 0 <= number < self.piece.steps
                 like = old[number * self.piece.period + position] if inside else None
                 items.append(self.item(item, like, number, written))
-        return Steps(tuple(items), tuple(self.starts), self.values, self.constants)
+        return Steps(tuple(items), tuple(self.starts), self.values, self.constants, self.pads)
 
     def producer(self, value: Tensor) -> TE:
         return next(part for part in self.template.operands if value in part.outputs)
@@ -325,7 +320,7 @@ class _Maker:
                 return Refused(f"{tensor.name} moves along two dimensions")
             if padded.nbytes > _MOST_BYTES_PADDED:
                 return Refused(f"{tensor.name} with zeros around it has {padded.nbytes} bytes")
-            self.pads[tensor] = _Pad(before, after, padded)
+            self.pads[tensor] = Pad(dimension, before, after, padded)
             axes = [fresh_axis(extent, f"i{k}") for k, extent in enumerate(shape)]
             along = axes[dimension].var
             handles = Handles()

@@ -8,6 +8,10 @@ Legal where the pieces have equal expressions, and each operand of a piece is, i
 tensor; one tensor at offsets that are affine in the step; constants, which are stacked; what the same piece defines; or
 what the piece a fixed number of steps before defines. The pieces run in the order that they had, so every value is the
 same, to the bit. What later TEs read of a step other than the last is kept for every step.
+
+A TE behind a loop that only moves data goes into its readers, as in the vertical transformation: what was a choice
+among the tensors of many steps is one read of the tensor that has them all, and short enough for that. So the pieces
+of a concatenation of states are no steps of a loop of copies.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from souffle.decision import Decision
 from souffle.program import TE, ExternTE, FusedTE, Item, Loop, TEProgram
 from souffle.transform.roll.repetition import BrokenRepeat, Piece, Signature, read_piece, signature
 from souffle.transform.roll.rolled_loop import Rolled, build_loop
+from souffle.transform.vertical.vertical import copies_into_readers
 
 __all__ = ["FEWEST_STEPS", "repeated_pieces", "roll"]
 
@@ -127,7 +132,9 @@ class _Roller:
                     self.decisions.append(Decision("roll", rolled.loop.name, False, reason))
                 else:
                     self.decisions.append(_accepted(piece, rolled))
-                    return rolled.program
+                    shorter, copies = copies_into_readers(rolled.program, rolled.readers)
+                    self.decisions.extend(copies)
+                    return shorter
             if tried > _MOST_TRIED:
                 break
         return None

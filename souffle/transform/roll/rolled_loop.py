@@ -35,10 +35,19 @@ __all__ = ["Rolled", "build_loop"]
 
 @dataclass(frozen=True, eq=False)
 class Rolled:
-    """A program with a piece of it rolled into `loop`."""
+    """A program with a piece of it rolled into `loop`.
+
+    Attributes
+    ----------
+    program : TEProgram
+    loop : Loop
+    readers : frozenset of Item
+        What reads single steps of the loop.
+    """
 
     program: TEProgram
     loop: Loop
+    readers: frozenset[Item]
 
 
 def build_loop(program: TEProgram, piece: Piece) -> Rolled:
@@ -79,7 +88,8 @@ class _Builder:
         after = self.program.tes[self.piece.start + len(self.items) :]
         following = list(self.follow(after, moved))
         tes = [*before, loop, *following]
-        return Rolled(self.program.with_tes(tes, constants=self.stacked), loop)
+        readers = frozenset(following).difference(after)
+        return Rolled(self.program.with_tes(tes, constants=self.stacked), loop, readers)
 
     def with_parameters(self, item: TE | FusedTE, operands: Mapping[Tensor, StepOperand]) -> TE | FusedTE:
         """An item of the first step as the body has it."""

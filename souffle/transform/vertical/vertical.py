@@ -15,14 +15,14 @@ What cannot be one expression becomes one TE of several statements afterwards (`
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from souffle.decision import Decision, Refused
-from souffle.program import TE, Item, Tensor, TEProgram
+from souffle.program import TE, FusedTE, Item, Tensor, TEProgram
 from souffle.transform.vertical.compose import composed, simplified, use_of, work_of
 from souffle.transform.vertical.epilogue import fuse_neighbours
 
-__all__ = ["simplified", "vertical"]
+__all__ = ["copies_into_readers", "simplified", "vertical"]
 
 _LARGEST_BODY = 64
 """Loads in one TE's body; composing past this gains nothing and makes expressions that are slow to simplify."""
@@ -52,11 +52,32 @@ def vertical(program: TEProgram) -> tuple[TEProgram, tuple[Decision, ...]]:
     return result, (*composer.accepted, *composer.refused.values(), *fused)
 
 
+def copies_into_readers(program: TEProgram, among: Container[Item]) -> tuple[TEProgram, tuple[Decision, ...]]:
+    """Put some TEs that only move data into what reads them; where reductions were placed, that stays as it is.
+
+    Parameters
+    ----------
+    program : TEProgram
+    among : container of items
+        Those that may be put into their readers: what a transformation after this one has changed.
+
+    Returns
+    -------
+    program : TEProgram
+        The same object where none is.
+    decisions : tuple of Decision
+        One for each TE that is.
+    """
+    composer = _Composer(program, among)
+    return composer.copies_alone(), tuple(composer.accepted)
+
+
 class _Composer:
     """Puts producers into their readers. Judges a TE again only where it or a reader of it has changed."""
 
-    def __init__(self, program: TEProgram) -> None:
+    def __init__(self, program: TEProgram, among: Container[Item] | None = None) -> None:
         self.program = program
+        self.judged = {i for i, item in enumerate(program.tes) if among is None or item in among}
         self.items: list[Item | None] = list(program.tes)
         self.producer = {t: i for i, item in enumerate(program.tes) for t in item.outputs}
         # Ordered sets of positions.
@@ -69,6 +90,7 @@ class _Composer:
         self.pending: dict[int, dict[Tensor, TE]] = {}
         self.loads: dict[int, int] = {}
         self.dropped: set[int] = set()
+        self.kept: frozenset[int] = frozenset()
         self.accepted: list[Decision] = []
         self.refused: dict[int, Decision] = {}
 
@@ -80,19 +102,32 @@ class _Composer:
         """
         self._pass(moving=True)
         self._pass(moving=False)
+        return self._composed()
+
+    def copies_alone(self) -> TEProgram:
+        """The program of which nothing that only moves data can be composed, of TEs that are not placed."""
+        placed = (i for i, item in enumerate(self.items) if isinstance(item, TE | FusedTE) and item.placement)
+        self.kept = frozenset(placed)
+        self.judged -= self.kept
+        self._pass(moving=True)
+        for position in list(self.pending):
+            self._settle(position)
+        return self._composed()
+
+    def _composed(self) -> TEProgram:
         if not self.accepted:
             return self.program
         return self.program.with_tes(item for item in self.items if item is not None)
 
     def _pass(self, moving: bool) -> None:
-        turn, later = [position for position, item in enumerate(self.items) if item is not None], set()
+        turn, later = [position for position in self.judged if self.items[position] is not None], set()
         while turn:
             queued = set(turn)
             heapq.heapify(turn)
             while turn:
                 position = heapq.heappop(turn)
                 queued.discard(position)
-                for changed in self._judge(position, moving):
+                for changed in self.judged.intersection(self._judge(position, moving)):
                     # Readers come after it and still have their turn; what it reads is judged again in the next one.
                     if changed < position:
                         later.add(changed)
@@ -101,7 +136,7 @@ class _Composer:
                         heapq.heappush(turn, changed)
             later |= self.dropped
             self.dropped.clear()
-            turn, later = [position for position in later if self.items[position] is not None], set()
+            turn, later = [position for position in self.judged & later if self.items[position] is not None], set()
 
     def _judge(self, position: int, moving: bool) -> Iterable[int]:
         """Put a TE into its readers where that is right; the positions for which it makes a difference."""
@@ -168,6 +203,8 @@ class _Composer:
         """Why a TE is not put into its readers; ``None`` if it is."""
         if not all(isinstance(self.items[reader], TE) for reader in readers):
             return Refused("an operator that is no TE reads it")
+        if not self.kept.isdisjoint(readers):
+            return Refused("a reduction that is placed reads it")
         work = work_of(te_)
         reads, grown = 0, {}
         for position in readers:
