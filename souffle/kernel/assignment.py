@@ -92,4 +92,3 @@ def _digits(sequence: np.ndarray) -> Digits | None:
         found.append((run, stride))
         sequence = parts[:, 0]
     return tuple(reversed(found))
-

@@ -192,5 +192,3 @@ class Loop:
 
     def __repr__(self) -> str:
         return f"Loop({self.name}, {self.steps} steps)"
-
-

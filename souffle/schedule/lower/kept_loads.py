@@ -12,6 +12,7 @@
 Legal for what the stage reads at places, and under conditions, that its tile, its thread and the turns of loops of
 constant length alone decide, from memory that nobody writes: whenever a thread has filled `kept` for a tile, a call for
 that tile reads there what it would read in memory. A loop around such a read is unrolled, since registers have names.
+What several turns read from neighbours in memory the first function reads together (``wide_fills.py``).
 ``souffle/verify/kept_memory.py`` proves of each kernel that it does so.
 """
 
@@ -28,6 +29,7 @@ from tvm.ir.expr import TensorLoad
 
 from souffle.decision import Refused
 from souffle.schedule.lower.device_function import DeviceFunction
+from souffle.schedule.lower.wide_fills import WideRead, needed, wide_read, widened
 from souffle.tvm_compat import (
     PrimExpr,
     StatementVisitor,
@@ -40,14 +42,13 @@ from souffle.tvm_compat import (
     only_calculates,
     sequence,
     structural_key,
+    substitute,
 )
 
 __all__ = ["FILLED_SUFFIX", "FILL_SUFFIX", "KeptLoads", "keep_loads"]
 
 FILL_SUFFIX, FILLED_SUFFIX = "_fill", "_filled"
 """What is added to a stage's name for the function that reads its constants, and for what finds them read."""
-
-_VECTOR_BYTES = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,10 +137,11 @@ def keep_loads(function: DeviceFunction, constants: Collection[int], most: int) 
 
 @dataclass(frozen=True)
 class _Context:
-    """What is around a statement: loops of constant length, and whether it is known when it runs."""
+    """What is around a statement: loops of constant length, conditions, and whether it is known when it runs."""
 
     loops: tuple[tirx.For, ...] = ()
     branches: tuple[int, ...] = ()
+    conditions: tuple[PrimExpr, ...] = ()
     known: bool = True
 
 
@@ -165,6 +167,9 @@ class _Split(StatementVisitor):
         tile, thread, *self.pointers = function.func.params
         # By each name that is known, the loops that decide its value.
         self.loops_of: dict[tirx.Var, tuple[tirx.For, ...]] = {tile: (), thread: ()}
+        # What such names stand for, in no names but of tile, thread and turns.
+        self.values: dict[tirx.Var, PrimExpr] = {}
+        self.wide: list[tuple[tirx.BufferStore, WideRead]] = []
         chosen = [self.pointers[number] for number in sorted(constants)]
         self.declared = [
             d for d in collect(function.func.body, tirx.DeclBuffer) if any(d.data.same_as(one) for one in chosen)
@@ -177,14 +182,7 @@ class _Split(StatementVisitor):
 
     def visit_sequence(self, node: tirx.SeqStmt, context: _Context) -> _Parts:
         parts = [self.visit(part, context) for part in node.seq]
-        fills: list[tirx.Stmt] = []
-        # From the last: of the names, those that something behind them needs.
-        for fill, _ in reversed(parts):
-            if fill is None:
-                continue
-            named = fill.var if isinstance(fill, tirx.Bind) else None
-            if named is None or any(v.same_as(named) for later in fills for v in collect(later, tirx.Var)):
-                fills.insert(0, fill)
+        fills = needed([fill for fill, _ in parts if fill is not None])
         return sequence(*fills) if fills else None, sequence(*(use for _, use in parts))
 
     def visit_attr(self, node: tirx.AttrStmt, context: _Context) -> _Parts:
@@ -195,6 +193,7 @@ class _Split(StatementVisitor):
         loops = self.decided_by(node.value)
         if loops is not None:
             self.loops_of[node.var] = loops
+            self.values[node.var] = substitute(node.value, self.values)
             return node, node
         fill, value = self.kept(node.value, context)
         return fill, tirx.Bind(node.var, value)
@@ -213,16 +212,18 @@ class _Split(StatementVisitor):
             fill, use = self.visit(node.body, replace(context, loops=(*context.loops, node)))
         else:
             fill, use = self.visit(node.body, replace(context, known=False))
-        kind = node.kind if fill is None or isinstance(fill, tirx.Bind) else tirx.ForKind.UNROLLED
-        if fill is not None:
-            fill = None if isinstance(fill, tirx.Bind) else tirx.For(node.loop_var, node.min, node.extent, kind, fill)
+        fill = None if fill is None or isinstance(fill, tirx.Bind) else widened(node, fill, self.wide)
+        kind = node.kind if fill is None else tirx.ForKind.UNROLLED
         return fill, tirx.For(node.loop_var, node.min, node.extent, kind, use)
 
     def visit_if_then_else(self, node: tirx.IfThenElse, context: _Context) -> _Parts:
         self.branches += 1
         loops = self.decided_by(node.condition)
         inside = replace(
-            context, branches=(*context.branches, self.branches), known=context.known and loops is not None
+            context,
+            branches=(*context.branches, self.branches),
+            conditions=(*context.conditions, substitute(node.condition, self.values)),
+            known=context.known and loops is not None,
         )
         fill, then = self.visit(node.then_case, inside)
         other_fill, other = None, None
@@ -258,9 +259,15 @@ class _Split(StatementVisitor):
             loops = self.constant(node) if context.known else None
             if loops is None:
                 return mutator.default_mutate(node)
-            element, new = self.place(node, tuple(loop for loop in context.loops if _among(loop, loops)), context)
-            if new:
+            around = tuple(loop for loop in context.loops if _among(loop, loops))
+            wide = wide_read(substitute(node, self.values), around, context.conditions)
+            element, new = self.place(node, around, context, wide)
+            if new and wide is None:
                 fills.append(tirx.BufferStore(element.source, node, element.indices))
+            elif new:
+                together = tirx.Ramp(element.indices[0], 1, wide.lanes)
+                fills.append(tirx.BufferStore(element.source, wide.value, [together]))
+                self.wide.append((fills[-1], wide))
             return element
 
         def call(node: tvm.ir.Call, mutator: object) -> PrimExpr:
@@ -296,8 +303,15 @@ class _Split(StatementVisitor):
             self.read[next(n for n, p in enumerate(self.pointers) if p.same_as(declared.data))] = None
         return loops
 
-    def place(self, node: PrimExpr, loops: Sequence[tirx.For], context: _Context) -> tuple[TensorLoad, bool]:
-        """Where a constant is kept in each turn of some loops, and whether nothing else has filled it."""
+    def place(
+        self, node: PrimExpr, loops: Sequence[tirx.For], context: _Context, wide: WideRead | None
+    ) -> tuple[TensorLoad, bool]:
+        """Where a constant is kept in each turn of some loops, and whether nothing else has filled it.
+
+        What is read together is kept side by side: the loop that tells its elements apart counts fastest.
+        """
+        if wide is not None:
+            loops = (*(loop for loop in loops if not loop.same_as(wide.loop)), wide.loop)
         kind = tvm.DataType(dtype_of(node))
         scalar = dtype_of(node).removesuffix(f"x{kind.lanes}")
         if scalar not in self.arrays:
@@ -310,7 +324,8 @@ class _Split(StatementVisitor):
         new = key not in array.places
         if new:
             size = prod(const_int(loop.extent) for loop in loops) * kind.lanes
-            start = -(-array.used // kind.lanes) * kind.lanes
+            together = kind.lanes if wide is None else wide.lanes
+            start = -(-array.used // together) * together
             array.places[key] = start, tuple(loops)
             array.used = start + size
         linear: PrimExpr = tirx.IntImm("int32", 0)

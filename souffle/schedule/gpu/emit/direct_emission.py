@@ -18,17 +18,24 @@ from souffle.schedule.gpu.emit.contraction_statements import (
     loop,
     shared_buffer,
 )
+from souffle.schedule.gpu.emit.lane_totals import LaneShare, LaneTotals
 from souffle.schedule.gpu.emit.read_ahead import ReadAhead
 from souffle.schedule.gpu.forms.contraction_expressions import Axis, depends, substitute_axes
 from souffle.schedule.gpu.forms.matrix_product import Store
-from souffle.schedule.gpu.forms.memory_access import bits_of, lanes_along, memory_step
+from souffle.schedule.gpu.forms.memory_access import lanes_along, memory_step
 from souffle.schedule.gpu.forms.one_reduction import Meeting
-from souffle.schedule.gpu.tiling.direct_tiling import WARP, DirectTiling, Held, SumPlan, held_of, parts_of
+from souffle.schedule.gpu.tiling.direct_tiling import (
+    WARP,
+    DirectTiling,
+    Held,
+    SumPlan,
+    halves_totals,
+    held_of,
+    parts_of,
+)
 from souffle.tvm_compat import PrimExpr, cast, sequence
 
 __all__ = ["DirectKernel", "emit_direct"]
-
-_ALL_LANES = 0xFFFFFFFF
 
 
 def emit_direct(plan: SumPlan, tiling: DirectTiling, threads: int) -> tuple[tirx.PrimFunc, int]:
@@ -51,12 +58,15 @@ class DirectKernel:
         self.totals = local_buffer("totals", self.outputs, problem.dtype)
         self.in_tile = threads // tiling.split
         self.distances, self.parts = parts_of(plan, tiling.split, threads) if tiling.split > 1 else ([], 1)
+        self.halves = halves_totals(plan, tiling, threads)
         self.shared = None
         self.buffers = [*self.registers, self.totals]
         if self.parts > 1 or tiling.gathered:
             self.shared = shared_buffer("parts", self.parts * self.outputs * self.in_tile, problem.dtype)
             self.buffers.append(self.shared)
         self.widths = {axis.var: tiling.width(plan, axis) for axis in plan.order}
+        several = {axis.var: self.widths[axis.var] for axis in self._several()}
+        self.of_lanes = LaneTotals(self.totals, several, problem.dtype, problem.combine)
         # The axes of the groups: as many steps as there are threads along an axis.
         self.group_axes = [Axis(axis.var, -(-axis.extent // self.widths[axis.var])) for axis in plan.order]
         self.results = []
@@ -185,18 +195,8 @@ class DirectKernel:
 
     def _over_outputs(self, body: Callable[[dict, PrimExpr], tirx.Stmt]) -> tirx.Stmt:
         """`body` for each output of the thread: its place along each axis, and its total's place."""
-        axes = self._several()
-
-        def nest(position: int, places: dict, linear: PrimExpr) -> tirx.Stmt:
-            if position == len(axes):
-                return body(places, linear)
-            axis = axes[position]
-            width = self.widths[axis.var]
-            return loop(
-                "i", width, lambda n: nest(position + 1, {**places, axis.var: n}, linear * width + n), "unrolled"
-            )
-
-        return nest(0, {axis.var: tirx.IntImm("int32", 0) for axis in self.plan.order}, tirx.IntImm("int32", 0))
+        zeros = {axis.var: tirx.IntImm("int32", 0) for axis in self.plan.order}
+        return self.of_lanes.each(lambda places, at: body({**zeros, **places}, at))
 
     def _accumulate(self, turn: PrimExpr, in_sum: PrimExpr | None) -> tirx.Stmt:
         """Add the terms of one turn, those beyond the end of the sum left out by `in_sum`."""
@@ -248,13 +248,15 @@ class DirectKernel:
         if tiling.gathered:
             ahead, following = self._gathered(block, thread, lane)
             return sequence(*binder.statements, *ahead, *statements, *following)
-        if not alone:
-            statements += self._joined(thread, lane)
-        stores = self._stores(base)
-        if not alone:
-            statements.append(guarded([tirx.EQ(lane, 0), *conditions], stores))
-            return sequence(*binder.statements, *statements)
-        return sequence(*binder.statements, guarded(conditions, sequence(*statements, stores)))
+        if alone:
+            return sequence(*binder.statements, guarded(conditions, sequence(*statements, self._stores(base))))
+        joined, share = self._joined(thread, lane)
+        if share is None:
+            stores = guarded([tirx.EQ(lane, 0), *conditions], self._stores(base))
+        else:
+            own = {var: place + share.first[var] if var in share.first else place for var, place in base.items()}
+            stores = guarded([*share.one_of_alike, *conditions], self._stores(own, share.widths))
+        return sequence(*binder.statements, *statements, *joined, stores)
 
     def _turns(self, base: Mapping, lane: PrimExpr, conditions: Sequence[PrimExpr]) -> tirx.Stmt:
         plan, tiling = self.plan, self.tiling
@@ -297,19 +299,12 @@ class DirectKernel:
 
         return loop("round", rounds, together)
 
-    def _joined(self, thread: PrimExpr, lane: PrimExpr) -> list[tirx.Stmt]:
-        """Join the totals of the threads that share a sum; the first of them has it then."""
+    def _joined(self, thread: PrimExpr, lane: PrimExpr) -> tuple[list[tirx.Stmt], LaneShare | None]:
+        """Join the totals of the threads that share a sum; the first of them has all of it then, or each its share."""
         plan, tiling = self.plan, self.tiling
-
-        def shuffled(distance: int) -> tirx.Stmt:
-            def one(i: PrimExpr) -> tirx.Stmt:
-                return self._with_other(i, self.totals[i], self.totals[i], distance)
-
-            return loop("i", self.outputs, one, "unrolled")
-
-        statements = [shuffled(distance) for distance in self.distances]
+        statements, share = self._exchanged(thread)
         if self.shared is None:
-            return statements
+            return statements, share
         in_tile, fast = self.in_tile, tiling.split if plan.sum_fast else self.in_tile
         warp = tirx.floordiv(thread, WARP)
         if plan.sum_fast:
@@ -322,9 +317,6 @@ class DirectKernel:
         def place(part: PrimExpr, i: PrimExpr) -> PrimExpr:
             return (part * self.outputs + i) * in_tile + group
 
-        def given(i: PrimExpr) -> tirx.Stmt:
-            return tirx.BufferStore(self.shared, self.totals[i], [place(part, i)])
-
         def gathered(i: PrimExpr) -> tirx.Stmt:
             def further(p: PrimExpr) -> tirx.Stmt:
                 joined = self._combined(self.totals[i], self.shared[place(p + 1, i)])
@@ -333,49 +325,38 @@ class DirectKernel:
             start = tirx.BufferStore(self.totals, self.shared[place(tirx.IntImm("int32", 0), i)], [i])
             return sequence(start, loop("part", self.parts - 1, further, "unrolled"))
 
-        put = loop("i", self.outputs, given, "unrolled")
+        put = self._put(share, first, lambda i: place(part, i))
         gather = loop("i", self.outputs, gathered, "unrolled")
-        return [*statements, guarded(first, put), barrier(), guarded([tirx.EQ(lane, 0)], gather)]
+        return [*statements, put, barrier(), guarded([tirx.EQ(lane, 0)], gather)], None
 
-    def _with_other(self, place: PrimExpr | int, own: PrimExpr, given: PrimExpr, distance: int) -> tirx.Stmt:
-        """Combine a total with what a lane at a distance gives; here is `given` for it."""
-        dtype = self.plan.problem.dtype
-        # Shuffles move 32 or 64 bits.
-        wide = dtype if bits_of(dtype) >= 32 else "float32" if "float" in dtype else "int32"
-        mask = tirx.const(_ALL_LANES, "uint32")
-        other = tirx.call_intrin(wide, "tirx.tvm_warp_shuffle_xor", mask, cast(given, wide), distance, WARP, WARP)
-        return tirx.BufferStore(self.totals, cast(self._combined(cast(own, wide), other), dtype), [place])
+    def _put(
+        self, share: LaneShare | None, first: Sequence[PrimExpr], place: Callable[[PrimExpr], PrimExpr]
+    ) -> tirx.Stmt:
+        """Store totals to shared memory: those of a share, by all lanes that have one, or else by the `first` lanes."""
+        start = tirx.IntImm("int32", 0) if share is None else self.of_lanes.place(share.first)
 
-    def _gathered(
-        self, block: PrimExpr, thread: PrimExpr, lane: PrimExpr
-    ) -> tuple[list[tirx.Stmt], list[tirx.Stmt]]:
+        def one(_: dict, i: PrimExpr) -> tirx.Stmt:
+            return tirx.BufferStore(self.shared, self.totals[i], [place(start + i)])
+
+        if share is None:
+            return guarded(first, self.of_lanes.each(one))
+        return guarded(share.one_of_alike, self.of_lanes.each(one, share.widths))
+
+    def _exchanged(self, thread: PrimExpr) -> tuple[list[tirx.Stmt], LaneShare | None]:
+        """Join the totals of lanes of one warp: each then has its share, or, without one, the first lane all of it."""
+        if self.halves:
+            return self.of_lanes.shared_out(thread, self.distances)
+        return self.of_lanes.joined(self.distances), None
+
+    def _gathered(self, block: PrimExpr, thread: PrimExpr, lane: PrimExpr) -> tuple[list[tirx.Stmt], list[tirx.Stmt]]:
         """Join the totals of the threads that share a sum, each of them some; the first threads have all of one then.
 
-        What these read beside them they ask for first, so that nothing waits for memory behind the barrier. Two lanes
-        exchange halves of what they have, so that each goes on with half of the totals. Where these are not
-        even in number, both go on with all of them.
+        What these read beside them they ask for first, so that nothing waits for memory behind the barrier.
         """
         in_tile, outputs = self.in_tile, self.outputs
-        statements: list[tirx.Stmt] = []
-        count, first = outputs, cast(tirx.IntImm("int32", 0), "int32")
-        alike: list[PrimExpr] = []
-        for distance in reversed(self.distances):
-            bit = tirx.NE(tirx.bitwise_and(lane, distance), 0)
-            if count % 2:
-                alike.append(tirx.Not(bit))
-                statements += [self._with_other(i, self.totals[i], self.totals[i], distance) for i in range(count)]
-                continue
-            count //= 2
-            for i in range(count):
-                low, high = self.totals[i], self.totals[i + count]
-                statements.append(
-                    self._with_other(i, tirx.Select(bit, high, low), tirx.Select(bit, low, high), distance)
-                )
-            first = first + tirx.Select(bit, tirx.IntImm("int32", count), tirx.IntImm("int32", 0))
+        statements, share = self._exchanged(thread)
         group = tirx.floordiv(thread, self.tiling.split)
-
-        def put(i: PrimExpr) -> tirx.Stmt:
-            return tirx.BufferStore(self.shared, self.totals[i], [(first + i) * in_tile + group])
+        put = self._put(share, [tirx.EQ(lane, 0)], lambda i: i * in_tile + group)
 
         def got(i: PrimExpr) -> tirx.Stmt:
             return tirx.BufferStore(self.totals, self.shared[i * in_tile + thread], [i])
@@ -391,8 +372,7 @@ class DirectKernel:
             for register, value in (self.ahead.reads if self.values is self.ahead.values else ())
         ]
         before = [*binder.statements, *([guarded(inside, sequence(*reads))] if reads else [])]
-        put_all = guarded(alike, loop("i", count, put, "unrolled"))
-        return before, [*statements, put_all, barrier(), guarded(inside, following)]
+        return before, [*statements, put, barrier(), guarded(inside, following)]
 
     # Writing
 
@@ -408,14 +388,12 @@ class DirectKernel:
     def _total(self, own: Mapping, slots: Sequence[int]) -> PrimExpr:
         """One of a thread's totals, by its places along the axes of which the thread has several, and along slots."""
         at = {**own, **{axis.var: n for axis, n in zip(self.plan.problem.slots, slots, strict=True)}}
-        linear: PrimExpr = tirx.IntImm("int32", 0)
-        for axis in self._several():
-            linear = linear * self.widths[axis.var] + at[axis.var]
-        return self.totals[linear]
+        return self.totals[self.of_lanes.place(at)]
 
-    def _stores(self, base: Mapping) -> tirx.Stmt:
-        plan, tiling = self.plan, self.tiling
-        vector = plan.vector if plan.vector_is_output and tiling.lanes > 1 else None
+    def _stores(self, base: Mapping, widths: Mapping[tirx.Var, int] | None = None) -> tirx.Stmt:
+        """Store the thread's outputs, or the first ones along each axis, of which the first is at `base`."""
+        plan, widths = self.plan, self.widths if widths is None else widths
+        vector = plan.vector if plan.vector_is_output and widths.get(plan.vector.var, 1) > 1 else None
         vector = None if vector is None or plan.is_slot(vector) else vector
         axes = [axis for axis in self._several() if axis is not vector and not plan.is_slot(axis)]
 
@@ -426,13 +404,14 @@ class DirectKernel:
                 def one(n: PrimExpr) -> tirx.Stmt:
                     return nest(position + 1, {**own, axis.var: n}, inside + self._beyond(axis, base, n))
 
-                return loop("i", self.widths[axis.var], one, "unrolled")
-            stores = [self._store(k, base, own, vector) for k in range(len(plan.problem.stores))]
+                return loop("i", widths[axis.var], one, "unrolled")
+            lanes = 1 if vector is None else widths[vector.var]
+            stores = [self._store(k, base, own, vector, lanes) for k in range(len(plan.problem.stores))]
             return guarded(inside, sequence(*itertools.chain(*stores)))
 
         return nest(0, {}, [])
 
-    def _store(self, number: int, base: Mapping, own: Mapping, vector: Axis | None) -> list[tirx.Stmt]:
+    def _store(self, number: int, base: Mapping, own: Mapping, vector: Axis | None, lanes: int) -> list[tirx.Stmt]:
         """Store one output at a place, or `lanes` neighbours: computed one by one, stored together."""
         store, result = self.plan.problem.stores[number], self.results[number]
 
@@ -452,8 +431,7 @@ class DirectKernel:
         if vector is None:
             return [direct(tirx.IntImm("int32", 0))]
         if result is None:
-            return [loop("lane", self.tiling.lanes, direct, "unrolled")]
-        lanes = self.tiling.lanes
+            return [loop("lane", lanes, direct, "unrolled")]
         compute = loop("lane", lanes, lambda lane: tirx.BufferStore(result, here(lane)[0], [lane]), "unrolled")
         write = loop(
             "lane", lanes, lambda lane: tirx.BufferStore(store.buffer, result[lane], here(lane)[1]), "vectorized"

@@ -29,6 +29,7 @@ __all__ = [
     "DirectTiling",
     "Held",
     "SumPlan",
+    "halves_totals",
     "held_of",
     "parts_of",
     "plan_sum",
@@ -36,6 +37,7 @@ __all__ = [
     "read_tile_plan",
     "shared_bytes",
     "split_refusal",
+    "totals_exchanged",
 ]
 
 WARP = 32
@@ -359,6 +361,37 @@ def parts_of(plan: SumPlan, split: int, threads: int) -> tuple[list[int], int]:
         return [], split
     distances = [fast << bit for bit in range((WARP // fast).bit_length() - 1)]
     return distances, threads // WARP
+
+
+def totals_exchanged(outputs: int, levels: int) -> tuple[int, ...]:
+    """Totals that a lane goes on with behind each exchange: half of them where they are even in number."""
+    found = []
+    for _ in range(levels):
+        outputs = outputs if outputs % 2 else outputs // 2
+        found.append(outputs)
+    return tuple(found)
+
+
+def halves_totals(plan: SumPlan, tiling: DirectTiling, threads: int) -> bool:
+    """Whether lanes that join totals exchange halves of them, instead of joining each total on all lanes.
+
+    Only where the totals of an element that is computed of several come to one lane behind it, and for fewer
+    instructions: beside a shuffle and an addition an exchanged pair takes two choices, and each exchange a comparison
+    and where what is left begins.
+    """
+    if tiling.split == 1:
+        return False
+    distances, parts = parts_of(plan, tiling.split, threads)
+    if tiling.gathered:
+        return bool(distances)
+    if parts == 1 and plan.together > 1:
+        return False
+    outputs = tiling.outputs(plan)
+    before, instructions = outputs, 1
+    for after in totals_exchanged(outputs, len(distances)):
+        instructions += 2 * after + (2 * after + 2 if after < before else 0)
+        before = after
+    return instructions + before < 2 * outputs * len(distances) + outputs
 
 
 def shared_bytes(plan: SumPlan, tiling: DirectTiling, threads: int) -> int:
