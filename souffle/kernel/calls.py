@@ -414,9 +414,13 @@ class _Planner:
         self.flags[None] = place_flags(sites, crossings, expected.prices, always=always)
         for unit, body in bodies.items():
             steps = between[unit].scope == "grid"
-            sites = dict.fromkeys({*body.epochs} - {0} | ({0} if steps else set()), unit.loop.steps)
+            sites = dict.fromkeys({*body.epochs} - {0}, unit.loop.steps)
+            if steps:
+                # All blocks wait for each other before the first step in any case.
+                sites[0] = unit.loop.steps - 1
             crossings = self.waits.crossings_of_steps(unit, body, between=steps)
-            self.flags[unit] = place_flags(sites, crossings, expected.prices, always=always)
+            runs = unit.loop.steps
+            self.flags[unit] = place_flags(sites, crossings, expected.prices, runs=runs, always=always)
         seen = 0
         for unit, at in zip(order.units, order.epochs, strict=True):
             if at != seen and at in self.flags[None].heard:

@@ -107,7 +107,7 @@ class PlacedFlags:
 
 
 def place_flags(
-    sites: Mapping[Site, int], crossings: Sequence[Crossing], prices: WaitPrices, *, always: bool
+    sites: Mapping[Site, int], crossings: Sequence[Crossing], prices: WaitPrices, *, runs: int = 1, always: bool
 ) -> PlacedFlags:
     """Where flags take less than barriers, or wherever they can be.
 
@@ -117,15 +117,19 @@ def place_flags(
         Those at which all blocks wait, with how often.
     crossings : sequence of Crossing
     prices : WaitPrices
+    runs : int
+        How often each stage runs, and waits for flags.
     always : bool
         Wherever they can be.
     """
-    return _Chooser(sites, crossings, prices).best(always=always)
+    return _Chooser(sites, crossings, prices, runs).best(always=always)
 
 
 class _Chooser:
-    def __init__(self, sites: Mapping[Site, int], crossings: Sequence[Crossing], prices: WaitPrices) -> None:
-        self.sites, self.crossings, self.prices = sites, crossings, prices
+    def __init__(
+        self, sites: Mapping[Site, int], crossings: Sequence[Crossing], prices: WaitPrices, runs: int
+    ) -> None:
+        self.sites, self.crossings, self.prices, self.runs = sites, crossings, prices, runs
         self.at: dict[Site, list[Crossing]] = {}
         for crossing in crossings:
             for site in dict.fromkeys(site for site, _ in crossing.sites):
@@ -178,12 +182,12 @@ class _Chooser:
         first: set[Site] = set()
         for stage, waits in self.waits(flags).items():
             for wait in waits:
-                runs, looks = self.sites[wait.site], prices.turns(stage)
+                looks = prices.turns(stage)
                 if wait.site not in first:
                     first.add(wait.site)
                     looks -= 1
-                    total += runs * prices.barrier(min(wait.band.width, prices.blocks))
-                total += runs * looks * prices.look
+                    total += self.runs * prices.barrier(min(wait.band.width, prices.blocks))
+                total += self.runs * looks * prices.look
         return total
 
 
