@@ -92,3 +92,4 @@ def _digits(sequence: np.ndarray) -> Digits | None:
         found.append((run, stride))
         sequence = parts[:, 0]
     return tuple(reversed(found))
+

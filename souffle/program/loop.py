@@ -192,3 +192,5 @@ class Loop:
 
     def __repr__(self) -> str:
         return f"Loop({self.name}, {self.steps} steps)"
+
+

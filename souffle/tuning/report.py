@@ -75,10 +75,8 @@ class TuningReport:
     @property
     def source(self) -> str:
         """``measured on X``, or ``predicted with the cost model of X``."""
-        return (
-            f"measured on {self.device}"
-            if self.figure == "measured"
-            else (f"predicted with the cost model of {self.device}")
+        return f"measured on {self.device}" if self.figure == "measured" else (
+            f"predicted with the cost model of {self.device}"
         )
 
     @property
