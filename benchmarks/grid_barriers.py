@@ -1,4 +1,6 @@
-"""Grid barriers side by side, between stages that do nothing or next to nothing.
+"""Grid barriers and flags side by side, between stages that do nothing or next to nothing.
+
+A wait for flags is for 32 blocks around a block's own, or for all (:mod:`souffle.kernel.block_flags`).
 
 Here, with the compiler and nvcc::
 
@@ -32,8 +34,10 @@ __all__ = ["compile_kernels", "found_in", "main", "measure", "source", "table"]
 
 _THREADS = 256
 """Of the blocks that stages are scheduled for."""
-_STATE_BYTES = 128
-"""At least what any barrier keeps: a line of the cache."""
+_AROUND = 32
+"""Blocks that a block waits for: those that it reads from and those that read from it are among them."""
+_STATE_WORDS = 256
+"""At least what any of them keeps, flags not counted."""
 _WAITS = (256, 768)
 """Of the shorter and the longer run; what both have in common cancels."""
 
@@ -43,11 +47,13 @@ _KERNELS = """
 extern "C" __global__ void __launch_bounds__({threads}) empty_{name}(
     unsigned long long* clocks, unsigned* out, unsigned* places, unsigned* state, int waits) {{
   int num_blocks = gridDim.x;
+  {begin}
   if (threadIdx.x == 0) clocks[2 * blockIdx.x] = clock64();
   for (int i = 0; i < waits; ++i) {{
     {wait}
   }}
   if (threadIdx.x == 0) clocks[2 * blockIdx.x + 1] = clock64();
+  {end}
   out[blockIdx.x * blockDim.x + threadIdx.x] = waits;
 }}
 extern "C" __global__ void __launch_bounds__({threads}) passing_{name}(
@@ -55,6 +61,7 @@ extern "C" __global__ void __launch_bounds__({threads}) passing_{name}(
   int num_blocks = gridDim.x, all = num_blocks * blockDim.x;
   int at = blockIdx.x * blockDim.x + threadIdx.x, from = (at + blockDim.x + 1) % all;
   unsigned sum = 0;
+  {begin}
   if (threadIdx.x == 0) clocks[2 * blockIdx.x] = clock64();
   for (int i = 0; i < waits; ++i) {{
     places[(i & 1) * all + at] = at + i;
@@ -62,23 +69,33 @@ extern "C" __global__ void __launch_bounds__({threads}) passing_{name}(
     sum += places[(i & 1) * all + from] == from + i;
   }}
   if (threadIdx.x == 0) clocks[2 * blockIdx.x + 1] = clock64();
+  {end}
   out[at] = sum;
 }}
 """
 
 
 def source() -> tuple[str, tuple[str, ...]]:
-    """CUDA text with two kernels for each barrier that there is, and the barriers' names."""
+    """CUDA text with two kernels for each way to wait that there is, and the ways' names."""
     barriers = importlib.import_module("souffle.kernel.grid_barrier").GRID_BARRIERS.values()
-    text = "#include <cooperative_groups.h>\n"
+    flags = importlib.import_module("souffle.kernel.block_flags")
+    text, names = "#include <cooperative_groups.h>\n" + flags.FLAGS_TEXT, []
     for barrier in barriers:
         wait = "cooperative_groups::this_grid().sync();"
         if barrier.function:
             wait = f"{barrier.function}(state, num_blocks);"
-        if 4 * barrier.state_words > _STATE_BYTES:
-            raise ValueError(f"{barrier.name} keeps {4 * barrier.state_words} bytes, and {_STATE_BYTES} are there")
-        text += barrier.text + _KERNELS.format(name=barrier.name, wait=wait, threads=_THREADS)
-    return text, tuple(barrier.name for barrier in barriers)
+        text += barrier.text + _KERNELS.format(name=barrier.name, begin="", wait=wait, end="", threads=_THREADS)
+        names.append(barrier.name)
+    begin = f"int before = {flags.BEGIN_FUNCTION}(state);"
+    for name, others in ((f"flags{_AROUND}", str(_AROUND)), ("flags", "num_blocks")):
+        first = f"(int)blockIdx.x + {_AROUND // 2} * (num_blocks - 1)"
+        arrive = f"{flags.ARRIVE_FUNCTION}(state, before + i + 1);"
+        wait = f"{flags.WAIT_FUNCTION}(state, {first}, {first} + {others} - 1, num_blocks, before + i + 1);"
+        words = f"{flags.flag_words(0)} + num_blocks"
+        end = f"{flags.LEAVE_FUNCTION}(state, num_blocks, before + waits, {words});"
+        text += _KERNELS.format(name=name, begin=begin, wait=f"{arrive} {wait}", end=end, threads=_THREADS)
+        names.append(name)
+    return text, tuple(names)
 
 
 def measure(
@@ -96,7 +113,7 @@ def measure(
     with cuda.current(), Bench(cuda, image, repeats) as bench:
         kernels = [f"{kind}_{name}" for kind in ("empty", "passing") for name in names]
         most = min(cuda.resident_blocks(bench.function(k), _THREADS, 0) for k in kernels) // cuda.multiprocessors
-        state = bench.constant(np.zeros(_STATE_BYTES, np.uint8))
+        state = bench.constant(np.zeros(_STATE_WORDS + most * cuda.multiprocessors, np.uint32))
         for each in sorted({1 << power for power in range(most.bit_length())} | {most}):
             grid = each * cuda.multiprocessors
             places = bench.buffer(2 * 4 * grid * _THREADS)
