@@ -80,7 +80,9 @@ def main(argv: list[str] | None = None) -> int:
             target="cuda",
             arch=options.arch,
             precision=precision,
-            grid_barrier=barrier,
+            # Flags are a way to wait beside the two barriers, which are compared without any.
+            grid_barrier="cooperative" if barrier == "flags" else barrier,
+            waits="flags" if barrier == "flags" else "barriers",
         )
         plan = net.plan
         about = {
@@ -88,6 +90,7 @@ def main(argv: list[str] | None = None) -> int:
             "launches": len(plan.launches),
             "kernels": len(plan.kernels),
             "grid_syncs": sum(plan.kernels[launch.kernel].grid_syncs for launch in plan.launches),
+            "arrivals": sum(plan.kernels[launch.kernel].arrivals for launch in plan.launches),
             "constant_bytes": sum(buffer.nbytes for buffer in plan.buffers if buffer.kind == "constant"),
             "machine_code_bytes": sum(len(module.cubin) for module in plan.modules),
         }
