@@ -37,8 +37,8 @@ FINDING_KINDS = (
 - ``uninitialized``: an element is read that nothing has written: in workspace and outputs since the run began, in
   shared memory since the block began (or whose asynchronous copy has not been waited for);
 - ``foreign``: a workspace element is read that another tensor sharing its memory has written last;
-- ``race``: two blocks access an element with nothing between that orders them, or two warps of a block an element or shared
-  memory with no barrier of both between, and one of them writes;
+- ``race``: two blocks access an element with nothing between that orders them, or two warps of a block an element or
+  shared memory with no barrier of both between, and one of them writes;
 - ``misaligned``: the address is no multiple of what the access needs on a GPU;
 - ``read_only``: an input or a constant is written;
 - ``divergent_barrier``, ``divergent_grid_sync``: threads of a block, or blocks, meet at barriers of different lines;
