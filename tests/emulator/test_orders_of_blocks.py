@@ -159,14 +159,62 @@ def test_one_who_knows_of_all_readers_hands_it_on(orders: CpuModule) -> None:
 def test_a_counter_hands_on_what_each_knew_that_arrived(orders: CpuModule) -> None:
     """Block 1 knows of block 2's read and arrives; block 0, which has arrived too, then knows of it."""
     reader = _read_and_raise(2)
-    between = [(WAIT, 2, 100), (READ, 2, 0), (ADD, 0, 0), (TELL, 1, 0)]
+    between = [(WAIT, 2, 100), (ADD, 0, 0), (TELL, 1, 0)]
     writer = [(ADD, 0, 0), (WAIT, 0, 2), (WRITE, 2, 0)]
     for options in SCHEDULES:
         assert _do(orders, [writer, between, reader], **options)[0].findings == ()
         # An arrival of a round that the writer has not taken part in may come later in another run.
         twice = [(ADD, 0, 0), *between]
         finding = _race(_do(orders, [[*writer[:1], (HEAR, 1, 1), *writer[1:]], twice, reader], **options)[0])
-        assert finding.other_reads and finding.other in ("block (1, 0, 0)", "block (2, 0, 0)")
+        assert (finding.other, finding.other_reads) == ("block (2, 0, 0)", True)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_counter_hands_on_what_came_before_an_arrival(orders: CpuModule, reads: bool) -> None:
+    """Block 1 has made two arrivals before the first one of block 2, which a third arrival of nobody makes up for."""
+    first = [(ADD, 0, 0), (ADD, 0, 0), (TELL, 1, 0)]
+    late = [(WAIT, 3, 100), (HEAR, 1, 1), *([(READ, 2, 0)] if reads else []), (ADD, 0, 0), (TELL, 2, 0)]
+    for options in SCHEDULES:
+        writer = [(ADD, 0, 0), (ADD, 0, 0), (HEAR, 2, 1), (ACQUIRE, 0, 0), (WRITE, 2, 0)]
+        assert _do(orders, [writer, first, late, _read_and_raise(3)], **options)[0].findings == ()
+
+
+def test_a_store_takes_the_place_of_what_others_released_there(orders: CpuModule) -> None:
+    readers = [[(READ, 2, 0), (STORE, 9, 5), (TELL, 1, 0)], [(READ, 2, 0), (HEAR, 1, 1), (STORE, 9, 6), (TELL, 2, 0)]]
+    for options in SCHEDULES:
+        finding = _race(_do(orders, [[(HEAR, 2, 1), (WAIT, 9, 6), (WRITE, 2, 0)], *readers], **options)[0])
+        assert (finding.write, finding.other, finding.other_reads) == (True, "block (1, 0, 0)", True)
+        # An exchange goes on with it.
+        readers_on = [
+            readers[0],
+            [operation if operation[0] != STORE else (EXCHANGE, 9, 6) for operation in readers[1]],
+        ]
+        assert _do(orders, [[(HEAR, 2, 1), (WAIT, 9, 6), (WRITE, 2, 0)], *readers_on], **options)[0].findings == ()
+
+
+def test_what_a_block_knows_of_equal_readers_changes(orders: CpuModule) -> None:
+    """Two elements with the same readers, between which a block acquires, or releases."""
+    both = [[(READ, 0, 0), (READ, 1, 0), (STORE, b, 100), (TELL, b, 0)] for b in (1, 2)]
+    begin = [(HEAR, 1, 1), (HEAR, 2, 1), (READ, 0, 0)]
+    knows = [*begin, (WAIT, 1, 100), (WAIT, 2, 100), (READ, 1, 0), (STORE, 3, 100), (TELL, 3, 0)]
+    early = [*begin, (STORE, 3, 100), (READ, 1, 0), (TELL, 3, 0)]
+    for options in SCHEDULES:
+        writer = [(WAIT, 3, 100), (HEAR, 3, 1), (WRITE, 1, 0)]
+        assert _do(orders, [writer, *both, knows], **options)[0].findings == ()
+        writer = [(WAIT, 1, 100), (WAIT, 2, 100), *writer]
+        finding = _race(_do(orders, [writer, *both, early], **options)[0])
+        assert (finding.write, finding.other, finding.other_reads) == (True, "block (3, 0, 0)", True)
+        # The writer's own: it knows of the readers of the second element, not of the first.
+        writer = [(HEAR, 1, 1), (HEAR, 2, 1), (WRITE, 0, 0), (WAIT, 1, 100), (WAIT, 2, 100), (WRITE, 1, 0)]
+        assert _race(_do(orders, [writer, *both], **options)[0]).element == 0
+
+
+def test_a_reader_is_told_to_each_that_writes(orders: CpuModule) -> None:
+    reader = [(READ, 2, 0), (TELL, 1, 0)]
+    writers = [[(HEAR, 1, 1), (WRITE, 2, 0), (STORE, 0, 1)], [(WAIT, 0, 1), (HEAR, 1, 1), (WRITE, 2, 0)]]
+    for options in SCHEDULES:
+        finding = _race(_do(orders, [writers[0], reader, writers[1]], **options)[0])
+        assert (finding.count, finding.other, finding.other_reads) == (2, "block (1, 0, 0)", True)
 
 
 def test_grid_barriers_among_flags(orders: CpuModule) -> None:
@@ -255,6 +303,21 @@ def test_races_by_all_workers(cache: Path, options: dict) -> None:
                 # Each other block's read of an element comes before the write, and is found there, or after it.
                 writes = sum(finding.count for finding in report.findings if finding.write)
                 assert writes + reads >= 3000 and writes <= 3000 and reads <= 19 * 3000
+
+
+def test_one_worker_reads_what_another_writes(cache: Path) -> None:
+    """Whichever of two accesses is noted last finds the other."""
+    text = (_CUDA / "orders.cu").read_text(encoding="utf-8")
+    head = "#include <cooperative_groups.h>\n"
+    module = compile_text(
+        head + text[text.index('extern "C" __global__ void at_once') :], cache_dir=cache, checked=True
+    )
+    rounds, elements = 40, 4096
+    for _ in range(3):
+        args = [np.zeros(elements, np.int32), np.zeros(64, np.int32), elements, rounds]
+        shape = {"grid": (2, 1, 1), "block": (32, 1, 1), "cooperative": True, "workers": 2}
+        report = module.launch("at_once", args=args, raises=False, **shape)
+        assert sum(finding.count for finding in report.findings) == rounds * elements
 
 
 # ---- random programs, against happens-before over the order in which all was done ----------------------------------

@@ -379,8 +379,9 @@ unsigned number_of(Launch* launch, SouffleCheck* c, const Reader* members, unsig
   return all.begin + at;
 }
 
+// Whether a read since the last grid barrier of all may not be before what the block does now.
 bool is_unknown(const Block* b, const Reader& r) {
-  return r.block != b->index && r.clock >= b->floor && (!b->known || r.clock >= b->known[r.block]);
+  return r.block != b->index && (!b->known || r.clock >= b->known[r.block]);
 }
 
 // Readers with the block's own read; the launch's lock is held. 0: there is no memory.
