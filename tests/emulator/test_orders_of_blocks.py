@@ -312,7 +312,7 @@ def test_one_worker_reads_what_another_writes(cache: Path) -> None:
     module = compile_text(
         head + text[text.index('extern "C" __global__ void at_once') :], cache_dir=cache, checked=True
     )
-    rounds, elements = 40, 4096
+    rounds, elements = 300, 2048
     for _ in range(3):
         args = [np.zeros(elements, np.int32), np.zeros(64, np.int32), elements, rounds]
         shape = {"grid": (2, 1, 1), "block": (32, 1, 1), "cooperative": True, "workers": 2}

@@ -107,14 +107,14 @@ extern "C" __global__ void all_read(int* data, int* sums, int elements, int sync
     for (int i = threadIdx.x; i < elements; i += blockDim.x) data[i] = 1;
 }
 
-// Two blocks, each on a worker of its own, which access the same elements at once.
+// Two blocks, each on a worker of its own, which access the same elements at once and meet among them.
 extern "C" __global__ void at_once(int* data, int* sums, int elements, int rounds) {
   int sum = 0;
   for (int round = 0; round < rounds; ++round) {
     cooperative_groups::this_grid().sync();
     for (int i = threadIdx.x; i < elements; i += blockDim.x) {
       if (blockIdx.x)
-        data[i] = round;
+        data[elements - 1 - i] = round;
       else
         sum += data[i];
     }
