@@ -40,10 +40,8 @@ class KernelEntry(ctypes.Structure):
     )
 
 
-class Order(ctypes.Structure):
-    """The last accesses to one element."""
-
-    _fields_ = (("written", ctypes.c_uint), ("read", ctypes.c_uint))
+Order = ctypes.c_uint64
+"""The last accesses to one element."""
 
 
 class WarpOrder(ctypes.Structure):
@@ -88,6 +86,7 @@ class Arena(ctypes.Structure):
         ("slots", ctypes.c_uint),
         ("regions", ctypes.POINTER(CheckedRegion)),
         ("epoch", ctypes.c_uint),
+        ("sets", ctypes.c_uint),
     )
 
 
@@ -152,6 +151,7 @@ class Spec(ctypes.Structure):
         ("finding", ctypes.POINTER(FindingRecord)),
         ("shared_ranges", ctypes.c_uint),
         ("finding_capacity", ctypes.c_int),
+        ("releases", ctypes.c_int),
         ("wait", ctypes.POINTER(WaitRecord)),
         ("wait_capacity", ctypes.c_int),
     )

@@ -20,6 +20,7 @@ _LARGEST_SLOT, _SMALLEST_SLOT = 35, 26
 """Bits. 32 GiB: an index of 32 bits into elements of up to 4 bytes cannot leave the slot that it started in."""
 _LARGEST_ARENA = 2**45
 _TAGS = 255
+_FIRST_SET = 2**31  # kSouffleSet
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class CheckedMemory:
             raise DeviceError(f"no address space for checked runs of {count} buffers, the largest of {largest} bytes")
         self._release = weakref.finalize(self, runtime.souffle_release, base, count << bits)
         self._regions = (CheckedRegion * count)()
-        self.arena = Arena(base, count << bits, bits, count, self._regions, 1)
+        self.arena = Arena(base, count << bits, bits, count, self._regions, 1, _FIRST_SET)
         inside = [np.dtype(b.dtype).itemsize for b in self.buffers if b.offset is not None]
         grain = min(inside, default=4)
         self._workspace_owners = np.zeros(workspace_bytes + 16, np.uint8)

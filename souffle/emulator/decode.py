@@ -14,7 +14,7 @@ from souffle.emulator.text_places import TextMap
 __all__ = ["findings_of", "traffic_of", "waits_of"]
 
 _STATES = ("poll", "block barrier", "grid sync", "warp operation", "warp operation", "exited", "ready")
-_WRITE, _WITHIN = 1, 32
+_WRITE, _WITHIN, _OF_READ = 1, 32, 64
 _SHARED, _NONE = -1, -2
 
 
@@ -58,7 +58,7 @@ def findings_of(
         if within:
             other = f"warp {record.other} of the block"
         elif kind == "race":
-            other = f"block {_position(record.other, grid)}" if record.other >= 0 else "several blocks"
+            other = f"block {_position(record.other, grid)}"
         elif kind == "foreign":
             other = memory.writer(record.region, record.other, record.offset)
         elif kind in ("divergent_barrier", "partial_warp", "divergent_shuffle"):
@@ -85,6 +85,7 @@ def findings_of(
                 other_place,
                 within,
                 record.what if partial else 0,
+                kind == "race" and bool(record.what & _OF_READ),
             )
         )
     return tuple(found)

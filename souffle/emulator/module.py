@@ -24,6 +24,7 @@ from souffle.emulator.text_scan import (
     dynamic_shared_names,
     find_kernels,
     uses_atomics,
+    uses_releases,
 )
 from souffle.emulator.toolchain import build_kernel_library, build_runtime_library, default_cache_dir
 from souffle.errors import CudaCompileError, DeviceError
@@ -71,6 +72,7 @@ class CpuModule:
         *,
         code: str,
         ordered: bool,
+        releases: bool,
         runtime: Path,
         checked: bool,
     ) -> None:
@@ -82,7 +84,7 @@ class CpuModule:
         self._bounds = {d.name: d.launch_bounds for d in declarations}
         self._map = TextMap(library, self._handle, code)
         # Where results may depend on the order of blocks, "fixed" has to mean one order.
-        self._ordered = ordered
+        self._ordered, self._releases = ordered, releases
         self.kernels = tuple(self._table)
 
     def memory(self, buffers: Sequence[CheckedBuffer], workspace_bytes: int = 0) -> CheckedMemory:
@@ -131,8 +133,9 @@ class CpuModule:
             ``"fixed"``: threads and blocks run in the order of their indices. ``"shuffled"``: both in an order drawn
             from ``seed``, with blocks interleaved at barriers when cooperative; the same seed gives the same run.
         workers
-            OS threads that run blocks. None takes all cores for ``"fixed"``, or one where the text uses atomics, so
-            that a run can be repeated exactly; ``"shuffled"`` always takes one.
+            OS threads that run blocks. None takes all cores for ``"fixed"``, or one where the text uses atomics or
+            releases, so that a run can be repeated exactly. One is always taken for ``"shuffled"``, and for checked
+            texts that release memory to other blocks.
         timeout_seconds
             Wall time after which the launch is stopped.
         memory
@@ -246,6 +249,7 @@ class CpuModule:
             spec.arena, spec.traffic = ctypes.pointer(memory.arena), traffic
             spec.shared_range, spec.shared_ranges = (ctypes.c_uint64 * len(ranges))(*ranges), len(ranges) // 2
             spec.finding, spec.finding_capacity = findings, len(findings)
+            spec.releases = int(self._releases)
         return _Records(waits, findings, traffic)
 
     def _copy_in(
@@ -391,8 +395,9 @@ def compile_text(
     else:
         own = _source(parts.own) if parts.own else ""
         library = build_kernel_library(own, folder, checked=checked, rest=_source(parts.rest) + epilogue)
-    ordered = uses_atomics(blank_comments(text, strings=False))
-    return CpuModule(library, kernels, code=code, ordered=ordered, runtime=runtime, checked=checked)
+    kept = blank_comments(text, strings=False)
+    ordered, releases = uses_atomics(kept), uses_releases(kept)
+    return CpuModule(library, kernels, code=code, ordered=ordered, releases=releases, runtime=runtime, checked=checked)
 
 
 def _source(text: str) -> str:

@@ -37,8 +37,8 @@ FINDING_KINDS = (
 - ``uninitialized``: an element is read that nothing has written: in workspace and outputs since the run began, in
   shared memory since the block began (or whose asynchronous copy has not been waited for);
 - ``foreign``: a workspace element is read that another tensor sharing its memory has written last;
-- ``race``: two blocks access an element with no grid barrier between, or two warps of a block an element or shared
-  memory with no barrier of both between, and one of them writes;
+- ``race``: two blocks access an element with nothing between that orders them, or two warps of a block an element or
+  shared memory with no barrier of both between, and one of them writes;
 - ``misaligned``: the address is no multiple of what the access needs on a GPU;
 - ``read_only``: an input or a constant is written;
 - ``divergent_barrier``, ``divergent_grid_sync``: threads of a block, or blocks, meet at barriers of different lines;
@@ -117,6 +117,8 @@ class Finding:
         Whether a race is one of warps of the same block.
     lanes : int
         A bit for each lane that comes, where others do not.
+    other_reads : bool
+        Whether the other block of a race reads.
     """
 
     kind: str
@@ -135,6 +137,7 @@ class Finding:
     other_place: TextPlace | None = None
     within_block: bool = False
     lanes: int = 0
+    other_reads: bool = False
 
     @property
     def stage(self) -> str:
@@ -144,14 +147,17 @@ class Finding:
     def __str__(self) -> str:
         access = "write" if self.write else "read"
         unit = "byte" if self.space == "shared" else "element"
-        barrier = "block barrier" if self.within_block else "grid sync"
         target = f"{unit} {self.element} of {self.space} {self.buffer}" if self.space else f"address {self.element:#x}"
         waits = f", which waits at {self.other_place}" if self.other_place and self.other_place.function else ""
+        race = f" without a block barrier since {self.other} accessed it"
+        if not self.within_block:
+            did = "read" if self.other_reads else "wrote"
+            race = f": {self.other} {did} it, and nothing orders the two, neither a grid sync nor a flag"
         what = {
             "out_of_bounds": f"{access} out of bounds: {target}" + (f", which has {self.size}" if self.size else ""),
             "uninitialized": f"read of what nothing has written: {target}",
             "foreign": f"read of {target}, which holds what {self.other} has written in the same memory",
-            "race": f"{access} of {target} without a {barrier} since {self.other} accessed it",
+            "race": f"{access} of {target}{race}",
             "misaligned": f"{access} of {self.bytes} bytes at an address that is not aligned to them: {target}",
             "read_only": f"write to what a kernel must not change: {target}",
             "divergent_barrier": f"barrier under divergent control: {self.other} waits at {self.other_place}",

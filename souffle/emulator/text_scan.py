@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["KernelDeclaration", "blank_comments", "dynamic_shared_names", "find_kernels", "matching", "uses_atomics"]
+__all__ = [
+    "KernelDeclaration",
+    "blank_comments",
+    "dynamic_shared_names",
+    "find_kernels",
+    "matching",
+    "uses_atomics",
+    "uses_releases",
+]
 
 _TOKEN = re.compile(
     r'//(?:\\\n|[^\n])*|/\*.*?\*/|R"(?P<d>[^(\s]*)\(.*?\)(?P=d)"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL
@@ -84,4 +92,9 @@ def dynamic_shared_names(code: str) -> tuple[str, ...]:
 
 def uses_atomics(code: str) -> bool:
     """Tell whether results may depend on the order in which blocks run."""
-    return re.search(r"\batomic[A-Z]\w*\s*\(|\bred\.|\batom\.", code) is not None
+    return re.search(r"\batomic[A-Z]\w*\s*\(|\bred\.|\batom\.", code) is not None or uses_releases(code)
+
+
+def uses_releases(code: str) -> bool:
+    """Tell whether blocks may be ordered by releases and acquires of memory."""
+    return re.search(r"release|acq_rel", code) is not None

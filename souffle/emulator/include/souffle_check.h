@@ -8,11 +8,17 @@
 
 typedef unsigned long long souffle_word;
 
-// The last block that wrote and read an element, as an epoch: one number for each block and each value of its clock, which
-// advances at grid barriers and at each release of the block to others.
-struct SouffleOrder {
-  unsigned written, read;
+// Who accessed an element last, as epochs: one number for each block and each value of its clock, which advances at grid
+// barriers and at each release of the block to others. In the lower half the last write; in the upper half the reads since
+// that no later read is known to come after: none, the epoch of one, or the number of a set of them (checks.h).
+typedef souffle_word SouffleOrder;
+enum : unsigned { kSouffleSet = 0x80000000u };  // numbers of sets begin here, and epochs end
+
+// What the running block makes of readers that were noted, for a state of what it knows.
+struct SouffleMade {
+  unsigned readers, version, made;
 };
+enum { kSouffleMade = 256 };
 
 // The last accesses within the block that accessed an element last, each in one word, for blocks run at once: `stamp` of
 // the block in the upper half, below it the warp and the time of the write, or the time of the latest read. Times count the
@@ -42,7 +48,7 @@ struct SouffleArena {
   souffle_word bytes;
   unsigned slot_bits, slots;
   const SouffleRegion* regions;
-  unsigned epoch;  // the first that no launch has used
+  unsigned epoch, sets;  // the first that no launch has used
 };
 
 // How a release writes: another read-modify-write, a store, or an addition, which counts arrivals.
@@ -56,9 +62,12 @@ struct SouffleCheck {
   souffle_word arena_bytes;
   unsigned slot_bits;
   // Of the running block: its epoch, the first that some other block's accesses may still be unknown of, the first of the
-  // launch, and what it knows of each block (null where it knows of no clock beyond that first).
-  unsigned epoch, phase_begin, launch_begin, stride, clock, block;
+  // launch, the first set since the last grid barrier, what it knows of each block (null where it knows of no clock beyond
+  // that first), and the number of this state of what it knows.
+  unsigned epoch, phase_begin, launch_begin, sets_begin, stride, block;
   const unsigned* known;
+  unsigned version;
+  unsigned alone;  // whether no other worker runs
   unsigned other;
   // Of the running block: up to which time each warp knows of each other, and who accessed each two bytes of shared memory.
   const unsigned* clocks;
@@ -72,6 +81,7 @@ struct SouffleCheck {
   unsigned char* shared_state;  // for each byte of the thread-local segment
   char* stacks;
   souffle_word stacks_bytes;
+  SouffleMade joined[kSouffleMade], judged[kSouffleMade];
 };
 
 enum SouffleFindingKind {
@@ -85,7 +95,7 @@ struct SouffleFinding {
   int kind, region;
   souffle_word pc, other_pc;
   long long offset;  // bytes from the start of the buffer, or of the thread-local segment
-  unsigned bytes, what;  // what: bits as below; the lanes that come for kPartialWarp
+  unsigned bytes, what;  // what: bits as below, kSouffleOfRead where the other of a race reads; the lanes that come for kPartialWarp
   uint3 block, thread;
   int other;  // a block for kRace and kDivergentGridSync, a warp for kRace with kSouffleWithin, a tag for kForeign, a thread for kDivergentBarrier, kPartialWarp and kDivergentShuffle; or -1
   int reserved;
@@ -102,9 +112,11 @@ struct SouffleWait {
   souffle_word pc;
 };
 
-enum { kSouffleWrite = 1, kSouffleAtomic = 2, kSouffleAligned = 4, kSouffleNoValue = 8, kSouffleRace = 16, kSouffleWithin = 32 };
+enum { kSouffleWrite = 1, kSouffleAtomic = 2, kSouffleAligned = 4, kSouffleNoValue = 8, kSouffleRace = 16, kSouffleWithin = 32, kSouffleOfRead = 64 };
 
 extern "C" void souffle_check_slow(SouffleThread*, void* address, unsigned bytes, int what, void* pc);
+extern "C" unsigned souffle_join_readers(SouffleThread*, unsigned readers);
+extern "C" unsigned souffle_judge_readers(SouffleThread*, unsigned readers);
 
 #define SOUFFLE_UNCHECKED __attribute__((no_sanitize("thread")))
 #define SOUFFLE_HOOK static inline __attribute__((always_inline, no_sanitize("thread")))
@@ -140,27 +152,57 @@ SOUFFLE_HOOK void souffle_set(unsigned char* p, unsigned bytes, unsigned char va
   for (unsigned i = 0; i < bytes; ++i) p[i] = value;
 }
 
-// Whether an access noted as an epoch, not before `phase_begin`, is by another block and unknown to this one.
+// Whether an access noted as an epoch is by another block and unknown to this one.
 SOUFFLE_HOOK bool souffle_open(const SouffleCheck* c, unsigned noted) {
+  if (noted < c->phase_begin || noted == c->epoch) return false;
   unsigned block = (noted - c->launch_begin) % c->stride;
-  if (block == c->block) return false;
-  return block == c->stride - 1 || !c->known || (noted - c->launch_begin) / c->stride >= c->known[block];
+  return block != c->block && (!c->known || (noted - c->launch_begin) / c->stride >= c->known[block]);
 }
-// The epoch that stands for several blocks at once, none of them later than this one or the one that was noted.
-SOUFFLE_HOOK unsigned souffle_many(const SouffleCheck* c, unsigned noted) {
-  unsigned clock = (noted - c->launch_begin) / c->stride;
-  return c->launch_begin + (clock > c->clock ? clock : c->clock) * c->stride + c->stride - 1;
+// Whether some of the readers that were noted may be unknown to this block: of sets, whether it has to be looked up.
+SOUFFLE_HOOK bool souffle_open_readers(const SouffleCheck* c, unsigned readers) {
+  return readers < kSouffleSet ? souffle_open(c, readers) : readers >= c->sets_begin;
 }
-// The epoch of an access whose order with this one is left open, or 0. Notes this access in any case.
-SOUFFLE_HOOK unsigned souffle_unordered(const SouffleCheck* c, SouffleOrder* o, unsigned count, bool write) {
+// The readers together with this block, without those that it knows of: whoever knows of this read knows of them too.
+SOUFFLE_HOOK unsigned souffle_joined(SouffleThread* self, const SouffleCheck* c, unsigned readers) {
+  const SouffleMade& e = c->joined[readers % kSouffleMade];
+  return e.readers == readers && e.version == c->version ? e.made : souffle_join_readers(self, readers);
+}
+// The epoch of one of the readers that this block does not know of, or 0.
+SOUFFLE_HOOK unsigned souffle_judged(SouffleThread* self, const SouffleCheck* c, unsigned readers) {
+  if (readers < kSouffleSet) return readers;
+  const SouffleMade& e = c->judged[readers % kSouffleMade];
+  return e.readers == readers && e.version == c->version ? e.made : souffle_judge_readers(self, readers);
+}
+// The epoch of an access whose order with this one is left open, with kSouffleSet where it is a read, or 0. Notes this access
+// in any case. A write that knows of all readers takes their place: whoever knows of it knows of them.
+SOUFFLE_HOOK unsigned souffle_unordered(SouffleThread* self, SouffleCheck* c, SouffleOrder* o, unsigned count, bool write) {
   unsigned open = 0;
   for (unsigned i = 0; i < count; ++i) {
-    if (o[i].written >= c->phase_begin && o[i].written != c->epoch && souffle_open(c, o[i].written)) open = o[i].written;
-    if (write) {
-      if (o[i].read >= c->phase_begin && o[i].read != c->epoch && souffle_open(c, o[i].read)) open = o[i].read;
-      o[i].written = c->epoch;
-    } else if (o[i].read != c->epoch) {
-      o[i].read = o[i].read >= c->phase_begin && souffle_open(c, o[i].read) ? souffle_many(c, o[i].read) : c->epoch;
+    SouffleOrder was = __atomic_load_n(o + i, __ATOMIC_RELAXED);
+    for (;;) {
+      const unsigned written = unsigned(was), readers = unsigned(was >> 32);
+      SouffleOrder now;
+      unsigned unknown = souffle_open(c, written) ? written : 0;
+      if (write) {
+        now = c->epoch;
+        unsigned reader = souffle_open_readers(c, readers) ? souffle_judged(self, c, readers) : 0;
+        if (reader) {
+          unknown = reader | kSouffleSet;
+          now |= SouffleOrder(readers) << 32;
+        }
+      } else {
+        unsigned own = readers != c->epoch && souffle_open_readers(c, readers) ? souffle_joined(self, c, readers) : c->epoch;
+        now = SouffleOrder(own) << 32 | written;
+      }
+      if (now != was) {
+        // Another worker may have noted an access meanwhile.
+        if (c->alone)
+          o[i] = now;
+        else if (!__atomic_compare_exchange_n(o + i, &was, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+          continue;
+      }
+      if (unknown) open = unknown;
+      break;
     }
   }
   return open;
@@ -256,10 +298,10 @@ SOUFFLE_HOOK void souffle_check_access(SouffleThread* self, void* address, unsig
       if (r->order && !(what & kSouffleAtomic)) {
         souffle_word first = offset >> r->element_shift;
         unsigned count = unsigned(((offset + bytes - 1) >> r->element_shift) - first + 1);
-        unsigned other = souffle_unordered(c, r->order + first, count, write);
+        unsigned other = souffle_unordered(self, c, r->order + first, count, write);
         if (other) {
-          c->other = other;
-          souffle_check_slow(self, address, bytes, what | kSouffleRace, pc);
+          c->other = other % kSouffleSet;
+          souffle_check_slow(self, address, bytes, what | kSouffleRace | (other < kSouffleSet ? 0 : kSouffleOfRead), pc);
         }
         other = souffle_unordered_warps(c, self->warp, r->warps + first, count, write);
         if (other) {

@@ -90,7 +90,7 @@ struct Block {
   int threads, live, at_grid, spinners, masks_wanted;
   bool started, finished, preempted, grid_waiting;
   // Of checked texts: order among blocks (checks.h), then among the warps of this one.
-  unsigned clock, floor, rounds;
+  unsigned clock, floor, rounds, version;
   unsigned* known;
   unsigned* clocks;
   unsigned time;
@@ -161,6 +161,7 @@ struct SouffleLaunchSpec {
   SouffleFinding* finding;
   unsigned shared_ranges;
   int finding_capacity;
+  int releases;  // whether the text has releases of memory, so that blocks are not ordered by grid barriers alone
   // Of every text: the groups of threads of the block, or blocks, where nothing could go on.
   SouffleWait* wait;
   int wait_capacity;
@@ -184,16 +185,35 @@ struct SouffleLaunchResult {
 
 namespace {
 
-// What blocks have released at an address: all of it together, and where only additions did, each arrival of each block.
-struct Arrivals {
-  unsigned count, room;
-  unsigned* clocks;
-};
+// What blocks have released at an address: all of it together, and where only additions did, that of each block's arrivals
+// up to the first, the second, ... of them.
 struct Handed {
   const void* address;
   bool counter;
   unsigned* clocks;
-  Arrivals* arrivals;
+  unsigned* arrivals;  // of each block
+  unsigned rounds;
+  unsigned** round;
+};
+
+// Sets of blocks that read the same element (checks.h).
+struct Reader {
+  unsigned block, clock;
+};
+struct ReaderSet {
+  uint64_t hash;
+  unsigned count;
+  bool held;
+  Reader member[];
+};
+constexpr size_t kFirstCollection = size_t(16) << 20;  // bytes
+struct ReaderSets {
+  unsigned begin;  // the number of the first
+  unsigned count, room, live, free, next_free, slots, scratch_room;
+  ReaderSet** set;
+  unsigned* table;
+  Reader* scratch;
+  size_t bytes, collect_at = kFirstCollection;
 };
 
 struct Launch {
@@ -214,8 +234,9 @@ struct Launch {
   void* grid_pc;  // where the first block of this phase reached its grid barrier
   unsigned grid_block;
   // Of checked texts: the largest clock of any block, that of the last grid barrier, and what was released where.
-  unsigned last_clock, grid_clock, handed_count;
+  unsigned last_clock, grid_clock, most_clocks, versions, handed_count, handed_slots;
   Handed* handed;
+  ReaderSets readers;
   uint64_t counted_syncs;  // rounds of barriers that count in memory
   uint64_t timer;          // nanoseconds, as the text sees them
   uint64_t* idle;          // of each worker: `events` + 1 where its blocks have only polled since, kGone, or 0
@@ -936,6 +957,7 @@ void start_block(Worker* w, Block* b, unsigned index) {
   b->live = b->threads;
   b->at_grid = b->spinners = b->masks_wanted = 0;
   b->clock = b->floor = b->rounds = 0;
+  note_change(b);
   free(b->known);
   b->known = nullptr;
   b->finished = b->preempted = b->grid_waiting = false;
@@ -1240,7 +1262,8 @@ bool meet(Launch* launch, unsigned done, unsigned at_grid) {
     launch->last_grid = launch->round_grid;
     launch->round_done = launch->round_grid = 0;
     if (launch->last_grid) ++launch->grid_syncs;
-    launch->grid_clock = ++launch->last_clock;
+    launch->grid_clock = launch->last_clock = next_clock(launch, launch->last_clock);
+    forget_sets(launch->readers);
     launch->grid_pc = nullptr;
     ++launch->round;
     pthread_cond_broadcast(&launch->changed);
@@ -1471,7 +1494,9 @@ extern "C" void souffle_launch(const SouffleLaunchSpec* spec, SouffleLaunchResul
   launch.result = result;
   launch.blocks = spec->grid[0] * spec->grid[1] * spec->grid[2];
   launch.threads = int(spec->block[0] * spec->block[1] * spec->block[2]);
-  launch.workers = spec->shuffled || spec->workers < 1 ? 1 : spec->workers;
+  // Sets of readers, where there are more than two of them, are made by one worker alone.
+  const bool one = spec->shuffled || spec->workers < 1 || (spec->arena && spec->releases);
+  launch.workers = one ? 1 : spec->workers;
   if (unsigned(launch.workers) > launch.blocks) launch.workers = int(launch.blocks);
   // Before any worker starts: those that wait for each other at a grid barrier must not wait for stacks as well.
   Stacks** stacks = (Stacks**)calloc(size_t(launch.workers), sizeof(Stacks*));
@@ -1502,14 +1527,19 @@ extern "C" void souffle_launch(const SouffleLaunchSpec* spec, SouffleLaunchResul
   launch.idle = (uint64_t*)calloc(size_t(launch.workers), sizeof(uint64_t));
   launch.timer = 1000000000;
   SouffleArena* arena = spec->arena;
-  if (arena && arena->epoch >= kLastEpoch) {
+  if (arena && (arena->epoch >= kLastEpoch || arena->sets >= kLastSet)) {
     for (unsigned i = 0; i < arena->slots; ++i)
-      if (arena->regions[i].order) {
-        size_t elements = (arena->regions[i].bytes - 1 >> arena->regions[i].element_shift) + 1;
+      if (size_t elements = elements_of(arena->regions[i])) {
         memset(arena->regions[i].order, 0, elements * sizeof(SouffleOrder));
         memset(arena->regions[i].warps, 0, elements * sizeof(SouffleWarpOrder));
       }
     arena->epoch = 1;
+    arena->sets = kSouffleSet;
+  }
+  if (arena) {
+    launch.readers.begin = arena->sets;
+    launch.most_clocks = (kSouffleSet - arena->epoch) / launch.blocks;
+    if (launch.most_clocks == 0) launch.synchronizes = 1;
   }
   watch_signals(true);
   int running = 0;
@@ -1559,13 +1589,13 @@ extern "C" void souffle_launch(const SouffleLaunchSpec* spec, SouffleLaunchResul
   result->block_barriers = launch.barrier_count;
   result->synchronizes = launch.synchronizes;
   result->half_barriers = launch.half_barriers;
-  if (arena) arena->epoch += (launch.last_clock + 1) * (launch.blocks + 1);
-  for (unsigned i = 0; i < launch.handed_count; ++i) {
-    for (unsigned k = 0; k < launch.blocks; ++k) free(launch.handed[i].arrivals[k].clocks);
-    free(launch.handed[i].arrivals);
-    free(launch.handed[i].clocks);
+  if (arena) {
+    const uint64_t used = arena->epoch + uint64_t(launch.last_clock + 1) * launch.blocks;
+    arena->epoch = used < kSouffleSet ? unsigned(used) : kSouffleSet;
+    forget_sets(launch.readers);
+    arena->sets = launch.readers.begin;
   }
-  free(launch.handed);
+  free_handed(&launch);
   result->seconds = now() - begin;
   if (launch.resident_blocks) {
     for (unsigned i = 0; i < launch.blocks; ++i) free_block(&launch.resident_blocks[i]);
