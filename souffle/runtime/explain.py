@@ -79,6 +79,7 @@ def explain_data(plan: Plan) -> dict[str, Any]:
                 "name": kernel.name,
                 "launches": count,
                 "grid_syncs": kernel.grid_syncs,
+                "arrivals": kernel.arrivals,
                 "tiles": kernel.tiles,
                 "most_blocks": kernel.most_blocks,
                 "threads": kernel.threads,
@@ -127,11 +128,17 @@ def explain(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def _flags(arrivals: int) -> str:
+    """Where tiles wait for tiles: how often each block says that it is done."""
+    return f", {arrivals} arrivals at flags" if arrivals else ""
+
+
 def _summary(plan: Plan) -> list[str]:
     syncs = sum(plan.kernels[launch.kernel].grid_syncs for launch in plan.launches)
+    arrivals = sum(plan.kernels[launch.kernel].arrivals for launch in plan.launches)
     constants = sum(buffer.nbytes for buffer in plan.buffers if buffer.kind == "constant")
     lines = [
-        f"  {len(plan.launches)} launches of {len(plan.kernels)} kernels, {syncs} grid syncs; "
+        f"  {len(plan.launches)} launches of {len(plan.kernels)} kernels, {syncs} grid syncs{_flags(arrivals)}; "
         f"{constants} bytes of constants, {plan.workspace_bytes} bytes of workspace"
     ]
     total = predicted_seconds(plan)
@@ -139,9 +146,10 @@ def _summary(plan: Plan) -> list[str]:
         parts = [plan.kernels[launch.kernel].predicted for launch in plan.launches]
         launching, waiting = sum(one.launch_seconds for one in parts), sum(one.sync_seconds for one in parts)
         code = sum(one.code_seconds for one in parts)
+        what = "waits" if arrivals else "grid syncs"
         lines.append(
             f"  predicted {_us(total)} µs on {plan.predicted_on}, not measured: stages "
-            f"{_us(total - launching - waiting - code)}, grid syncs {_us(waiting)}, launches {_us(launching)}"
+            f"{_us(total - launching - waiting - code)}, {what} {_us(waiting)}, launches {_us(launching)}"
             + (f", machine code that is fetched {_us(code)}" if code else "")
         )
     elif not plan.predicted_on:
@@ -183,8 +191,9 @@ def _kernel(kernel: Kernel, count: int, total: float | None) -> list[str]:
             f", {100 * count * predicted.seconds / total:.1f} % of the total" if total else ""
         )
     facts = (
-        f"{len(kernel.stages)} stages of {len(kernel.tes)} TEs, {kernel.grid_syncs} grid syncs, {kernel.tiles} tiles "
-        f"of {kernel.threads} threads, {shared_bytes(kernel)} bytes shared, {used}"
+        f"{len(kernel.stages)} stages of {len(kernel.tes)} TEs, {kernel.grid_syncs} grid syncs"
+        f"{_flags(kernel.arrivals)}, {kernel.tiles} tiles of {kernel.threads} threads, {shared_bytes(kernel)} bytes "
+        f"shared, {used}"
     )
     waits = _barriers(kernel)
     if predicted is None:
