@@ -197,7 +197,7 @@ def layers(count: int, tokens: int = 256, width: int = 256) -> onnx.ModelProto:
 
 
 def test_what_pays_is_taken_and_can_be_left_out() -> None:
-    options = {"precision": "mixed", "arch": "sm_80", "cubin": False, "verify": "memory"}
+    options = {"precision": "mixed", "arch": "sm_80", "cubin": False, "verify": "memory", "waits": "barriers"}
     plans = {
         disable: compile_cuda(souffle.import_onnx(layers(5)), disable=disable, **options).plan
         for disable in ((), ("normalization",))
