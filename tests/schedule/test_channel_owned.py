@@ -338,7 +338,7 @@ def test_network_needs_one_barrier_and_is_proven() -> None:
     model = squeeze_and_excite()
     x = np.random.default_rng(4).standard_normal((1, 48, 14, 14)).astype(np.float32)
     (expected,) = ort.InferenceSession(model).run(None, {"x": x})
-    options = {"arch": "sm_80", "target": "cuda", "device": "cpu", "cubin": False, "level": "V4"}
+    options = {"arch": "sm_80", "target": "cuda", "device": "cpu", "cubin": False, "waits": "barriers"}
     net = souffle.compile(model, **options, verify="values")
     apart = souffle.compile(model, **options, verify="off", disable=("channels",))
     assert net.plan.certificate.verdict == "PROVEN"
