@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -218,7 +218,13 @@ class Mutations:
         text = text_of(place.change.statement)
         return Mutation(kind, action, place.kernel, place.stage, place.number, place.change.what, text)
 
-    def sample(self, count: int, seed: int = 0, kinds: Sequence[str] = ()) -> tuple[Mutation, ...]:
+    def sample(
+        self,
+        count: int,
+        seed: int = 0,
+        kinds: Sequence[str] = (),
+        where: Callable[[str | None, Change], bool] | None = None,
+    ) -> tuple[Mutation, ...]:
         """Some mutations, spread over kinds, what is done, kernels and stages.
 
         Parameters
@@ -228,12 +234,15 @@ class Mutations:
         seed : int
         kinds : sequence of str
             Only these; all where empty.
+        where : callable, optional
+            Whether a change of a stage function, or of a kernel where that is ``None``, is one of them.
         """
         draw = random.Random(seed)
         kinded: dict[str, dict[tuple, list[_Place]]] = {}
         for place in self._places:
             kind, action = place.group
-            if not kinds or kind in kinds:
+            chosen = where is None or (isinstance(place.change, Change) and where(place.stage, place.change))
+            if chosen and (not kinds or kind in kinds):
                 kinded.setdefault(kind, {}).setdefault((action, place.kernel, place.stage), []).append(place)
         # Turns go to kinds, in each to what is done, and there to a function that had none yet.
         turns: list[list[_Place]] = []
