@@ -96,17 +96,16 @@ def _places(net: CompiledKernels) -> dict[str, tuple[Sequence[str], Callable[[st
     """Parts of the campaign: kinds of mutations, and whether one of them is of the part."""
     return {
         "flags": (_FLAG_KINDS, lambda stage, change: True),
-        "calls that fill": ((), partial(_of_calls, net)),
+        "calls that fill": (_REGISTER_KINDS, lambda stage, change: True),
+        "around calls that fill": ((), partial(_around_calls, net)),
         "functions that fill": ((), lambda stage, change: stage is not None and stage.endswith(FILL_SUFFIX)),
         "functions that use": ((), lambda stage, change: stage is not None and FILLED_SUFFIX in stage),
     }
 
 
-def _of_calls(net: CompiledKernels, stage: str | None, change: Change) -> bool:
-    if stage is not None:
+def _around_calls(net: CompiledKernels, stage: str | None, change: Change) -> bool:
+    if stage is not None or change.kind in _REGISTER_KINDS:
         return False
-    if change.kind in _REGISTER_KINDS:
-        return True
     given = re.search(r" is given g(\d+) for g(\d+)$", change.what)
     if given:
         # Another tensor, of at least as many bytes.
@@ -233,17 +232,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run what is not kept yet, and print; 1 where a change of a result is not refuted, or bits are others."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
-    parser.add_argument("--flags", type=int, default=50, help="mutants of a network, of what waits")
-    parser.add_argument("--residence", type=int, default=105, help="of a network, of what fills and uses registers")
+    parser.add_argument("--flags", type=int, default=40, help="mutants of a network, of what waits")
+    parser.add_argument("--residence", type=int, default=100, help="of a network, of what fills and uses registers")
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--aborted", type=int, default=20)
     parser.add_argument("--json", required=True)
     arguments = parser.parse_args(argv)
     results = kept_results(arguments.json)
     save = partial(save_results, arguments.json, _PROGRAM, results)
-    share = arguments.residence // 3
-    counts = {"flags": arguments.flags, "calls that fill": share}
-    counts |= {"functions that fill": share, "functions that use": share}
+    residence = ("calls that fill", "around calls that fill", "functions that fill", "functions that use")
+    counts = {"flags": arguments.flags, **dict.fromkeys(residence, arguments.residence // len(residence))}
     for label in arguments.networks:
         program = NETWORKS[label]()
         net = _compiled(program)
