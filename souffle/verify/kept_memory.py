@@ -201,8 +201,6 @@ class _Reader(StatementVisitor):
         function = self.functions[name]
         fills = _stores_to(function, function.params[own[0] :])
         arguments, registers = tuple(call.args[: own[0]]), tuple(call.args[own[0] :])
-        if not arguments[1].same_as(self.thread):
-            raise Undecided(f"the thread {arguments[1]} of {name}")
         self.calls.append(_Called(name, fills, arguments, registers, around))
         return None if fills else tirx.Evaluate(Call(call.op, arguments))
 
@@ -224,6 +222,8 @@ class _Reader(StatementVisitor):
         own_bounds = _bounds(used.around)
         loops = [one for one in used.around if isinstance(one, tirx.For)]
         if len(first) != 1 or own_bounds is None or not loops:
+            return False
+        if not all(call.arguments[1].same_as(self.thread) for call in (used, *fills)):
             return False
         turn, tile = loops[-1].loop_var, used.arguments[0]
         if not _is_turn(loops[-1]) or not _is_tile(tile, turn, blocks, self.block):
@@ -259,20 +259,22 @@ class _Reader(StatementVisitor):
 
     def _tried(self, used: _Called) -> None:
         """Look for a grid, a block and a thread for which `used` finds what another tile needs, or nothing."""
-        tiles = [b for call in self.calls for v, b in _bounds(call.around) or ()]
-        near = {size + more for size in tiles for more in (-1, 0, 1)}
+        bounds = [pair for call in self.calls for pair in _bounds(call.around) or ()]
+        near = {bound + more for _, bound in bounds for more in (-1, 0, 1)}
+        lasts = {bound - 1 for value, bound in bounds if value.same_as(self.thread)}
+        threads = sorted({0, self.threads - 1, *lasts} & {*range(self.threads)})
         for blocks in sorted({1, 2, 3, *(n for n in near if n > 0)}):
             for block in sorted({0, 1, blocks // 2, blocks - 1} & {*range(blocks)}):
-                for thread in sorted({0, self.threads - 1}):
+                for thread in threads:
                     env = {self.func.params[-1]: blocks, self.block: block, self.thread: thread}
-                    held: dict[int, int | None] = {}
-                    for call, tile in self._executed(self.func.body, env):
+                    held: dict[int, tuple[int, int]] = {}
+                    for call, tile, own in self._executed(self.func.body, env):
                         key = next(n for n, one in enumerate(self.registers) if _is_data(call.registers[0], one))
                         if call.fills:
-                            held[key] = tile
-                        elif held.get(key) != tile:
-                            found = "nothing" if held.get(key) is None else f"what tile {held[key]} needs"
+                            held[key] = tile, own
+                        elif held.get(key) != (tile, own):
                             who = f"thread {thread} of block {block} of {blocks}"
+                            found = _needed(held.get(key), tile)
                             self._stale(call, who, f"its registers hold {found} where it computes tile {tile}")
                             return
         raise Undecided(f"whether the registers of {used.name} hold what its tiles need")
@@ -283,8 +285,8 @@ class _Reader(StatementVisitor):
             Counterexample(_RULE, self.kernel, (used.name,), (), where, "registers that are kept", why)
         )
 
-    def _executed(self, node: tirx.Stmt, env: dict[Any, int]) -> Iterator[tuple[_Called, int]]:
-        """The calls with registers that a thread makes, in order, with their tiles."""
+    def _executed(self, node: tirx.Stmt, env: dict[Any, int]) -> Iterator[tuple[_Called, int, int]]:
+        """The calls with registers that a thread makes, in order, with the tile and the thread that they are for."""
         if isinstance(node, tirx.SeqStmt):
             for part in node.seq:
                 yield from self._executed(part, env)
@@ -310,7 +312,7 @@ class _Reader(StatementVisitor):
                 name = str(getattr(call.op, "name_hint", ""))
                 given = (*known.arguments, *known.registers)
                 if known.name == name and len(given) == len(call.args) and _alike(given, call.args):
-                    yield known, _number(call.args[0], env)
+                    yield known, _number(call.args[0], env), _number(call.args[1], env)
                     return
 
     # Functions
@@ -342,6 +344,13 @@ class _Reader(StatementVisitor):
         return tirx.PrimFunc(
             use.params[:count], sequence(*map(tirx.AllocBuffer, buffers), first, second), attrs=use.attrs
         )
+
+
+def _needed(held: tuple[int, int] | None, tile: int) -> str:
+    """What registers hold that were filled for a tile and a thread, as told to who computes a tile."""
+    if held is None:
+        return "nothing"
+    return f"what tile {held[0]} needs" if held[0] != tile else f"what thread {held[1]} needs"
 
 
 def _with_arguments(function: tirx.PrimFunc, arguments: Sequence[Any], registers: Sequence[tirx.Buffer]) -> tirx.Stmt:
