@@ -17,6 +17,7 @@ from benchmarks.recurrent import recurrent
 from souffle.choice import stationary
 from souffle.cli.compare import compare, onnxruntime_outputs
 from souffle.codegen.assemble import CompiledKernels
+from souffle.mutation.fills import fill_changes
 from souffle.mutation.mutants import Mutations
 from souffle.mutation.sandbox import Sandbox
 from souffle.mutation.trial import Trials, described, inputs_of, misses
@@ -172,12 +173,19 @@ def test_calls_that_do_not_fill_are_refuted(always: None) -> None:
         call = node.value
         return tirx.Evaluate(tvm.ir.Call(call.op, [call.args[0] + 1, *call.args[1:]]))
 
+    def other_thread(node: tirx.Evaluate) -> object:
+        if not calls_fill(node):
+            return None
+        call = node.value
+        return tirx.Evaluate(tvm.ir.Call(call.op, [call.args[0], call.args[1] + 1, *call.args[2:]]))
+
     tried = 0
-    for change, kind in ((dropped, tirx.IfThenElse), (fewer, tirx.IfThenElse), (another, tirx.Evaluate)):
+    changes = ((dropped, tirx.IfThenElse), (fewer, tirx.IfThenElse), (another, tirx.Evaluate))
+    for change, kind in (*changes, (other_thread, tirx.Evaluate)):
         for kernels in changed_kernel(net, change, kind):
             tried += 1
             assert verdict(net, kernels) == REFUTED, change.__name__
-    assert tried >= 6
+    assert tried >= 8
 
 
 def test_what_is_filled_from_what_changes_is_refuted(always: None) -> None:
@@ -194,10 +202,12 @@ def test_each_random_change_that_matters_is_refuted(always: None) -> None:
     program = power(2, 40, 4)
     net = compiled(program)
     mutations = Mutations(net, thorough=True)
+    mutations.changes += (fill_changes,)
     inputs = inputs_of(net.plan, inputs_for(program))
     with Sandbox() as sandbox:
         trials = Trials(mutations, inputs, sandbox)
-        found = [trials.run(mutation) for mutation in mutations.sample(60, seed=5)]
+        drawn = (*mutations.sample(50, seed=5), *mutations.sample(20, seed=5, kinds=("fill call",)))
+        found = [trials.run(mutation) for mutation in drawn]
     assert not misses(found), "\n".join(map(described, misses(found)))
     assert any(t.mutation.stage and t.mutation.stage.endswith("_fill") and t.changed for t in found)
 
