@@ -116,6 +116,9 @@ class Mutant:
         if self.definition is None:
             return None
         functions = without_kept_memory(self.kernels, self.functions).functions
+        lacking = next((name for name, _, _ in self.definition.functions if name not in functions), None)
+        if lacking is not None:
+            return Undecided(f"{lacking}, of which it is not known what its registers hold")
         listed = [(functions[name], tiles, threads) for name, tiles, threads in self.definition.functions]
         lanes = sum(tiles * threads for _, tiles, threads in listed)
         tiles = "all" if lanes <= _MOST_LANES else None
