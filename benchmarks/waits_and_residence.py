@@ -37,6 +37,7 @@ from souffle.errors import KernelTimeoutError
 from souffle.kernel.block_flags import WATCHED_WAIT_FUNCTION
 from souffle.mutation.fills import calls_fill, fill_changes
 from souffle.mutation.mutants import Mutation, Mutations
+from souffle.mutation.residence import residence_changes
 from souffle.mutation.sandbox import Sandbox
 from souffle.mutation.statement_paths import Change
 from souffle.mutation.trial import Trial, Trials, described, misses
@@ -50,7 +51,13 @@ __all__ = ["main"]
 _PROGRAM = "benchmarks.waits_and_residence"
 _LSTM = "LSTM"
 _FLAG_KINDS = ("arrival", "flag wait", "flags left")
-_REGISTER_KINDS = ("fill call", "kept registers")
+_CALL_KINDS = ("fill call", "kept registers")
+_OWN_KINDS = (*_CALL_KINDS, "residence")
+"""Of which each is a part: others are of any statement."""
+_RESIDENCE = (
+    *("calls that fill", "around calls that fill", "functions that fill", "functions that use"),
+    "residence",
+)
 _GRIDS = (64, 4, 2, 3, 1, 48, 5, 7)
 _INPUTS = 3
 _LIMIT_MS = 20.0
@@ -97,15 +104,20 @@ def _places(net: CompiledKernels) -> dict[str, tuple[Sequence[str], Callable[[st
     """Parts of the campaign: kinds of mutations, and whether one of them is of the part."""
     return {
         "flags": (_FLAG_KINDS, lambda stage, change: True),
-        "calls that fill": (_REGISTER_KINDS, lambda stage, change: True),
+        "calls that fill": (_CALL_KINDS, lambda stage, change: True),
         "around calls that fill": ((), partial(_around_calls, net)),
-        "functions that fill": ((), lambda stage, change: stage is not None and stage.endswith(FILL_SUFFIX)),
-        "functions that use": ((), lambda stage, change: stage is not None and FILLED_SUFFIX in stage),
+        "functions that fill": ((), partial(_of_functions, lambda stage: stage.endswith(FILL_SUFFIX))),
+        "functions that use": ((), partial(_of_functions, lambda stage: FILLED_SUFFIX in stage)),
+        "residence": (("residence",), lambda stage, change: True),
     }
 
 
+def _of_functions(chosen: Callable[[str], bool], stage: str | None, change: Change) -> bool:
+    return stage is not None and chosen(stage) and change.kind not in _OWN_KINDS
+
+
 def _around_calls(net: CompiledKernels, stage: str | None, change: Change) -> bool:
-    if stage is not None or change.kind in _REGISTER_KINDS:
+    if stage is not None or change.kind in _OWN_KINDS:
         return False
     given = re.search(r" is given g(\d+) for g(\d+)$", change.what)
     if given:
@@ -119,7 +131,7 @@ def _around_calls(net: CompiledKernels, stage: str | None, change: Change) -> bo
 def _tried(net: CompiledKernels, label: str, counts: dict[str, int], results: list[dict], save: Callable) -> None:
     known = {(r["part"], r["identity"]) for r in results if r["network"] == label and "identity" in r}
     mutations = Mutations(net, thorough=True)
-    mutations.changes += (fill_changes,)
+    mutations.changes += (fill_changes, residence_changes)
     with Sandbox() as sandbox:
         trials = None
         for part, (kinds, where) in _places(net).items():
@@ -234,7 +246,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--flags", type=int, default=40, help="mutants of a network, of what waits")
-    parser.add_argument("--residence", type=int, default=100, help="of a network, of what fills and uses registers")
+    parser.add_argument("--residence", type=int, default=120, help="of a network, of what fills and uses registers")
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--aborted", type=int, default=20)
     parser.add_argument("--json", required=True)
@@ -242,8 +254,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Misses are asked again: the certificate may know more by now.
     results = [r for r in kept_results(arguments.json) if "identity" not in r or not misses([_trial(r)])]
     save = partial(save_results, arguments.json, _PROGRAM, results)
-    residence = ("calls that fill", "around calls that fill", "functions that fill", "functions that use")
-    counts = {"flags": arguments.flags, **dict.fromkeys(residence, arguments.residence // len(residence))}
+    counts = {"flags": arguments.flags, **dict.fromkeys(_RESIDENCE, arguments.residence // len(_RESIDENCE))}
     for label in arguments.networks:
         program = NETWORKS[label]()
         net = _compiled(program)
