@@ -45,6 +45,7 @@ from souffle.pipeline import compile_cuda
 from souffle.program import TEProgram
 from souffle.runtime.cpu_runner import CpuRunner
 from souffle.schedule.lower.kept_loads import FILL_SUFFIX, FILLED_SUFFIX
+from souffle.verify import REFUTED
 
 __all__ = ["main"]
 
@@ -141,7 +142,6 @@ def _tried(net: CompiledKernels, label: str, counts: dict[str, int], results: li
                     continue
                 trials = trials or Trials(mutations, _inputs(net.plan, 1), sandbox)
                 found = trials.run(mutation)
-                found = replace(found, mutation=replace(mutation, text=mutation.text[:160]), detail=found.detail[:200])
                 results.append({"network": label, "part": part, "identity": mutation.identity, **_as_kept(found)})
                 save()
                 if found.missed:
@@ -149,8 +149,11 @@ def _tried(net: CompiledKernels, label: str, counts: dict[str, int], results: li
 
 
 def _as_kept(trial: Trial) -> dict[str, Any]:
-    kept = dataclasses.asdict(trial)
-    return {**kept, "reason": trial.reason[:300], "seconds": round(trial.seconds, 2)}
+    """As JSON, of a refuted one without its text."""
+    long = 0 if trial.verdict == REFUTED else 200
+    mutation = replace(trial.mutation, text=trial.mutation.text[:long])
+    kept = dataclasses.asdict(replace(trial, mutation=mutation, detail=trial.detail[:long], reason=trial.reason[:100]))
+    return {**kept, "seconds": round(trial.seconds, 2)}
 
 
 def _trial(result: dict[str, Any]) -> Trial:
