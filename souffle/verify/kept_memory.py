@@ -191,7 +191,10 @@ class _Reader(StatementVisitor):
 
     def visit_for(self, node: tirx.For, around: tuple[Any, ...]) -> tirx.Stmt | None:
         body = self.visit(node.body, (*around, node))
-        return None if body is None else tirx.For(node.loop_var, node.min, node.extent, node.kind, body)
+        if body is None:
+            return None
+        rest = (node.thread_binding, node.annotations, node.step)
+        return tirx.For(node.loop_var, node.min, node.extent, node.kind, body, *rest)
 
     def visit_if_then_else(self, node: tirx.IfThenElse, around: tuple[Any, ...]) -> tirx.Stmt | None:
         then = self.visit(node.then_case, (*around, node.condition))
@@ -347,6 +350,8 @@ class _Reader(StatementVisitor):
             elif node.else_case is not None:
                 yield from self._executed(node.else_case, env, steps)
         elif isinstance(node, tirx.For):
+            if not _is_turn(node):
+                raise Undecided(f"the turns of the loop over {node.loop_var.name}")
             extent = _number(node.extent, env)
             short = steps is not None and isinstance(node.extent, tirx.IntImm)
             for turn in range(min(extent, steps) if short else extent):
@@ -492,7 +497,7 @@ def _bound_of(bounds: Sequence[tuple[Any, int]], value: Any, default: int | None
 
 
 def _is_turn(loop: tirx.For) -> bool:
-    """Whether a loop counts the turns of a block from 0."""
+    """Whether a loop counts its turns from 0, one after another."""
     return (
         loop.kind == tirx.ForKind.SERIAL
         and loop.step is None
