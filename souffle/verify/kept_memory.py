@@ -283,6 +283,7 @@ class _Reader(StatementVisitor):
         near = {bound + more for _, bound in bounds for more in (-1, 0, 1)}
         lasts = {bound - 1 for value, bound in bounds if value.same_as(self.thread)}
         grids = sorted({1, 2, 3, *(n for n in near if n > 0)})
+        body = self._calls_alone(self.func.body)
         ends, known = sorted({0, self.threads - 1, *lasts} & {*range(self.threads)}), len(self.findings)
         # What one step or one thread alone shows is looked for last, and first where a thread makes few calls.
         ways = ((grids, _STEPS, ends), (grids[::-1], None, ends), (grids[::-1], _STEPS, range(self.threads)))
@@ -291,17 +292,42 @@ class _Reader(StatementVisitor):
             some = [(blocks, block) for blocks in tried for block in _blocks_of(blocks)]
             for (blocks, block), thread in product(some, threads):
                 if left > 0:
-                    left -= self._tried_once(blocks, block, thread, turns, left)
+                    left -= self._tried_once(body, (blocks, block, thread), turns, left)
                 if len(self.findings) > known:
                     return
         raise Undecided(f"whether the registers of {used.name} hold what its tiles need")
 
-    def _tried_once(self, blocks: int, block: int, thread: int, turns: int | None, most: int) -> int:
+    def _calls_alone(self, node: tirx.Stmt) -> tirx.Stmt | None:
+        """What decides of the calls with registers which are made; ``None`` for a statement without any."""
+        if isinstance(node, tirx.SeqStmt):
+            parts = [part for part in map(self._calls_alone, node.seq) if part is not None]
+            return sequence(*parts) if any(not isinstance(part, tirx.Bind) for part in parts) else None
+        if isinstance(node, tirx.AttrStmt):
+            inner = self._calls_alone(node.body)
+            return None if inner is None else tirx.AttrStmt(node.node, node.attr_key, node.value, inner)
+        if isinstance(node, tirx.For):
+            inner = self._calls_alone(node.body)
+            rest = (node.thread_binding, node.annotations, node.step)
+            return None if inner is None else tirx.For(node.loop_var, node.min, node.extent, node.kind, inner, *rest)
+        if isinstance(node, tirx.IfThenElse):
+            then = self._calls_alone(node.then_case)
+            other = None if node.else_case is None else self._calls_alone(node.else_case)
+            if then is None and other is None:
+                return None
+            return tirx.IfThenElse(node.condition, tirx.Evaluate(0) if then is None else then, other)
+        if isinstance(node, tirx.Bind):
+            return node
+        if isinstance(node, tirx.AllocBuffer):
+            return node if any(node.buffer.same_as(one) for one in self.registers) else None
+        return node if any(self._register(one) for one in collect(node, tirx.Var)) else None
+
+    def _tried_once(self, body: tirx.Stmt, where: tuple[int, int, int], turns: int | None, most: int) -> int:
         """Make the calls of one thread, up to some number, and say how many; a finding where one finds another tile."""
+        blocks, block, thread = where
         env = {self.func.params[-1]: blocks, self.block: block, self.thread: thread}
         held: dict[int, tuple[int, int]] = {}
         made = 0
-        for made, (called, number, own) in enumerate(self._executed(self.func.body, env, turns), 1):
+        for made, (called, number, own) in enumerate(self._executed(body, env, turns), 1):
             key = number if called is None else self._key(called.registers[0])
             if called is None:
                 held.pop(key, None)
