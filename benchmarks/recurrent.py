@@ -1,19 +1,23 @@
-"""What recurrent networks of many sizes wait for, and what computing cells with their gates is predicted to gain.
+"""What recurrent networks of many sizes wait for, which of their constants stay in registers, and why not the others.
 
 ::
 
-    python -m benchmarks.recurrent [--kinds LSTM GRU ...] [--hidden 128 ...] [--layers 1 4] [--batches 1 4] [--steps 16]
-        [--archs sm_90 sm_80] --out FILE.json
+    python -m benchmarks.recurrent [--kinds LSTM GRU ...] [--hidden 128 ...] [--layers 1 4] [--batches 1 4] [--steps 8]
+        [--archs sm_90 sm_80] [--variants V3 V4 ...] --out FILE.json
 
-Stacks of cells are compiled at V3, at V4 and at V4 without ``interleaving``, without a CUDA compiler. Nothing is run.
-Every line is kept as it is made: the same command goes on where it stopped.
+Stacks of cells are compiled at V3, at V4 and at V4 without ``weights`` and ``ramps``, without a CUDA compiler; on
+demand at V4 without ``interleaving``, too. Nothing is run. Every line is kept as it is made: the same command goes on
+where it stopped. Bytes that stay are those of all constants that each step of a loop reads and finds in registers.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -26,16 +30,101 @@ import souffle
 from benchmarks.prices import microseconds
 from benchmarks.record import kept_results, save_results
 from souffle.cli.output import format_table
+from souffle.codegen.assemble import CompiledKernels
+from souffle.kernel.calls import LoopCall
+from souffle.pipeline import compile_cuda
 
-__all__ = ["recurrent"]
+__all__ = ["in_short", "kept_bytes", "recurrent"]
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 KINDS = ("LSTM", "GRU", "RNN", "LSTM both ways")
 VARIANTS: dict[str, dict[str, Any]] = {
     "V3": {"level": "V3"},
     "V4 without interleaving": {"level": "V4", "disable": ["interleaving"]},
+    "V4 without weights": {"level": "V4", "disable": ["weights", "ramps"]},
     "V4": {"level": "V4"},
 }
+
+_SHORT = (
+    (r"(?:.*;)? ?the network is predicted to take ([\d,.]+) µs with and ([\d,.]+) µs without", r"\1 µs, \2 without"),
+    (r"the constants of a tile take (\d+) registers of each thread, of (\d+) at most[^;]*", r"\1 registers of \2"),
+    (r"of its (\d+) tiles (\d+) are on the device at once[^;]*", r"\1 tiles, \2 at once"),
+    (r"its (\d+) bytes of constants are in the L1 cache in any case", r"\1 bytes"),
+    (r"[^;]* reads no constants at places that tile, thread and turn alone decide", "places that data decide"),
+)
+"""Of reasons why a stage's constants do not stay: their form, and what a table says."""
+
+
+_OF_A_LOOP = re.compile(r"of \d+ bytes of constants that each of its \d+ steps reads")
+
+
+def in_short(reason: str) -> str:
+    """A reason why a stage's constants do not stay, for a table."""
+    for form, short in _SHORT:
+        found = re.fullmatch(form, reason)
+        if found:
+            return found.expand(short)
+    parts = reason.split("; ")
+    return reason if len(parts) == 1 else "; ".join(map(in_short, parts))
+
+
+def kept_bytes(compiled: CompiledKernels) -> tuple[int, int] | None:
+    """Bytes of constants that each step of a loop reads: those that stay in registers, and all; ``None`` for no loop.
+
+    A constant stays where every stage of the loop that reads it keeps it.
+    """
+    plan, shapes = compiled.plan, {merged.name: merged.shape for merged in compiled.merged}
+    loops, stays = 0, {}
+    for launch in plan.launches:
+        for call in shapes[plan.kernels[launch.kernel].name].calls:
+            if not isinstance(call, LoopCall):
+                continue
+            loops += 1
+            for stage in call.calls:
+                for number, place in enumerate(stage.arguments):
+                    index = launch.buffers[place.parameter]
+                    if plan.buffers[index].kind == "constant" and not place.stride:
+                        kept = stage.kept is not None and number in stage.kept.reads
+                        stays[loops, index] = stays.get((loops, index), True) and kept
+    if not loops:
+        return None
+    sizes = {key: plan.buffers[key[1]].nbytes for key in stays}
+    return sum(sizes[key] for key in stays if stays[key]), sum(sizes.values())
+
+
+def _residence(compiled: CompiledKernels) -> dict[str, Any]:
+    """What stays, of how much, and each reason why something does not, with how often it is given."""
+    found = kept_bytes(compiled)
+    if found is None:
+        return {"loop": False}
+    # Of a loop, how much stays is told too.
+    decided = [d for d in compiled.plan.decisions if d.stage == "weights" and not d.accepted]
+    why = Counter(d.reason for d in decided if not _OF_A_LOOP.match(d.reason))
+    return {"loop": True, "kept_bytes": found[0], "loop_constant_bytes": found[1], "refused": dict(why)}
+
+
+def _stay(row: dict[str, Any]) -> str:
+    return f"{row['kept_bytes'] / 2**10:.0f} / {row['loop_constant_bytes'] / 2**10:.0f}" if row["loop"] else ""
+
+
+def _why_not(row: dict[str, Any]) -> str:
+    if not row["loop"]:
+        return "no loop"
+    return "; ".join(f"{n} x {in_short(why)}" if n > 1 else in_short(why) for why, n in row["refused"].items())
+
+
+def _table(results: Sequence[dict[str, Any]]) -> str:
+    """A line for each network: predicted µs of each variant, with its barriers, and what stays at V4."""
+    variants = [name for name in VARIANTS if any(row["variant"] == name for row in results)]
+    lines: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for row in results:
+        lines.setdefault((row["network"], row["arch"]), {})[row["variant"]] = row
+    table = []
+    for (network, arch), rows in lines.items():
+        times = [f"{rows[v]['us']:,.1f} ({rows[v]['syncs']})" if v in rows else "" for v in variants]
+        whole = rows.get("V4", {})
+        table.append([network, arch, *times, *((_stay(whole), _why_not(whole)) if "loop" in whole else ("", ""))])
+    return format_table(["network", "arch", *variants, "stay / read, KiB", "why not"], table)
 
 
 def recurrent(kind: str, *sizes: int, steps: int, batch: int = 1, **attributes: object) -> onnx.ModelProto:
@@ -80,8 +169,9 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     for name, default in (("hidden", (128, 300, 512)), ("layers", (1, 4)), ("batches", (1, 4))):
         parser.add_argument(f"--{name}", nargs="+", type=int, default=default)
-    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--archs", nargs="+", default=("sm_90",))
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=("V3", "V4 without weights", "V4"))
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     results = kept_results(arguments.out)
@@ -90,28 +180,24 @@ def main() -> int:
     for kind, hidden, layers, batch in sizes:
         name = f"{kind}, {layers} x {hidden}, batch {batch}, {arguments.steps} steps"
         program = None
-        for arch, variant in product(arguments.archs, VARIANTS):
+        for arch, variant in product(arguments.archs, arguments.variants):
             if (name, arch, variant) in known:
                 continue
             model = recurrent(kind, *[hidden] * (layers + 1), steps=arguments.steps, batch=batch)
             program = program or souffle.import_onnx(model)
             start = time.process_time()
             how = {"arch": arch, "cubin": False, "verify": "off", **VARIANTS[variant]}
-            plan = souffle.compile(program, target="cuda", device="cpu", **how).plan
+            compiled = compile_cuda(program, **how)
+            plan = compiled.plan
             seconds = round(time.process_time() - start, 1)
             constants = sum(array.nbytes for array in plan.constants.values())
             asked = {"constant_bytes": constants, "bytes_read": sum(one.bytes_read for one in plan.launches)}
+            asked |= _residence(compiled)
             made = {"network": name, "arch": arch, "variant": variant, **microseconds(plan), **asked}
             results.append({**made, "compile_s": seconds})
             save_results(str(arguments.out), "benchmarks.recurrent", results)
             print(name, arch, variant, made["us"], flush=True)
-    columns = ["network", "arch", "level", "launches", "barriers", "read MiB", "constants MiB", "predicted µs"]
-    table = [
-        [r["network"], r["arch"], r["variant"], r["launches"], r["syncs"], f"{r['bytes_read'] / 2**20:.1f}",
-         f"{r['constant_bytes'] / 2**20:.1f}", f"{r['us']:,.1f}", r["compile_s"]]
-        for r in results
-    ]  # fmt: skip
-    print(format_table([*columns, "compile s"], table))
+    print(_table(results))
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Barrier", "Decision", "Refused"]
+__all__ = ["Barrier", "Decision", "Refused", "TooMany"]
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,22 @@ class Refused:
     """
 
     reason: str
+
+
+@dataclass(frozen=True)
+class TooMany(Refused):
+    """More of something is needed than there is.
+
+    Attributes
+    ----------
+    what : str
+        Such as ``"registers"``.
+    needed, most : int
+    """
+
+    what: str
+    needed: int
+    most: int
 
 
 class Decision(NamedTuple):

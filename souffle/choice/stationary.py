@@ -15,13 +15,13 @@ is kept takes registers from every stage of the loop, and blocks from the kernel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from souffle.choice.prices import KernelPrices, runs_of
 from souffle.cost import KernelForecast
 from souffle.cost.predict import registers_with_constants
-from souffle.decision import Decision, Refused
+from souffle.decision import Decision, Refused, TooMany
 from souffle.partition import Partition, PartitionRequest
 from souffle.schedule.gpu.rules.stationary_sums import stationary_schedules
 from souffle.schedule.gpu.scheduler import GpuScheduler
@@ -90,7 +90,23 @@ class StationaryWeights:
                 if isinstance(unit, LoopStage):
                     for number in sorted(range(len(unit.stages)), key=lambda n: -self._bytes(trial, unit, n)):
                         trial = self._kept(trial, unit.name, number)
+        for unit in (unit for sub in trial.partition.subprograms for unit in sub.stages if isinstance(unit, LoopStage)):
+            self._in_all(trial, unit)
         return trial
+
+    def _in_all(self, trial: Trial, unit: LoopStage) -> None:
+        """Say how much of the constants that each step of a loop reads stays."""
+        read = {stage.inputs[n]: None for stage in unit.stages for n in _constants(trial, unit, stage)}
+        left = {
+            stage.inputs[n]
+            for stage in unit.stages
+            for n in _constants(trial, unit, stage)
+            if stage.kept is None or n not in stage.kept.reads
+        }
+        whole, kept = sum(one.nbytes for one in read), sum(one.nbytes for one in read if one not in left)
+        if whole:
+            reason = f"of {whole} bytes of constants that each of its {unit.loop.steps} steps reads {kept} stay"
+            self._note(unit, kept > 0, reason)
 
     def _bytes(self, trial: Trial, unit: LoopStage, number: int) -> int:
         stage = unit.stages[number]
@@ -105,22 +121,25 @@ class StationaryWeights:
             if unit.name == loop
         )
         stage = unit.stages[number]
-        if self._bytes(trial, unit, number) < _LEAST_BYTES:
+        nbytes = self._bytes(trial, unit, number)
+        if nbytes < _LEAST_BYTES:
+            if nbytes:
+                self._note(stage, False, f"its {nbytes} bytes of constants are in the L1 cache in any case")
             return trial
         found: list[tuple[float, Stage]] = []
-        reasons: list[str] = []
+        refused: list[Refused] = []
         for kept in self._ways(trial, unit, stage):
             if isinstance(kept, Refused):
-                reasons.append(kept.reason)
+                refused.append(kept)
                 continue
             seconds = self._seconds(trial, kernel, unit, stage, kept)
             if isinstance(seconds, Refused):
-                reasons.append(seconds.reason)
+                refused.append(seconds)
             else:
                 found.append((seconds, kept))
         tried = [self._priced(trial, kernel, unit, stage, kept) for _, kept in sorted(found, key=_first)[:_PRICED]]
         if not tried:
-            self._note(stage, False, "; ".join(dict.fromkeys(reasons)) or "no tiles of it fit")
+            self._note(stage, False, _why(refused) or "no tiles of it fit")
             return trial
         best = min(tried, key=lambda one: one.seconds)
         taken = pays(best, trial)
@@ -139,7 +158,8 @@ class StationaryWeights:
         blocks = forecast.resident(block) * forecast.device.sm_count
         if blocks < kept.schedule.tiles:
             held = f"{block.threads} threads of {block.registers} registers"
-            return Refused(f"of its {kept.schedule.tiles} tiles {blocks} are on the device at once, with {held}")
+            reason = f"of its {kept.schedule.tiles} tiles {blocks} are on the device at once, with {held}"
+            return TooMany(reason, "tiles", kept.schedule.tiles, blocks)
         runs, kept = runs_of(unit), _of_draft(units, stage)
         return forecast.seconds(kept, block) + forecast.fill_seconds(kept, block, blocks, runs) / runs
 
@@ -206,13 +226,26 @@ class StationaryWeights:
         used = replace(used, kept_registers=kept.registers)
         return replace(stage, schedule=function.schedule, functions=(kept.use,), kept=kept, resources=used)
 
-    def _note(self, stage: Stage, accepted: bool, reason: str) -> None:
+    def _note(self, stage: Unit, accepted: bool, reason: str) -> None:
         self.decisions.append(Decision("weights", stage.name, accepted, reason))
 
 
 def pays(made: Trial, before: Trial) -> bool:
     """Whether a network is predicted to take less than it did."""
     return made.seconds < before.seconds
+
+
+def _why(refused: Iterable[Refused]) -> str:
+    """Why no way is one, each reason once; of what needs too many of something, the way that needs least."""
+    reasons: dict[str, list[Refused]] = {}
+    for one in refused:
+        reasons.setdefault(one.what if isinstance(one, TooMany) else one.reason, []).append(one)
+    told = []
+    for ways in reasons.values():
+        best = min(ways, key=lambda one: one.needed / max(1, one.most) if isinstance(one, TooMany) else 0.0)
+        several = isinstance(best, TooMany) and len(ways) > 1
+        told.append(f"{best.reason}, in the best of {len(ways)} ways" if several else best.reason)
+    return "; ".join(told)
 
 
 def _constants(trial: Trial, unit: LoopStage, stage: Stage) -> tuple[int, ...]:

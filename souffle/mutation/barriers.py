@@ -107,7 +107,7 @@ def _barrier(scope: str, grid: tirx.Stmt | None) -> tirx.Stmt:
 
 def _outside(barrier: tirx.Stmt) -> tirx.Stmt:
     """The same barrier outside of the loop that it stood in, whose step one with a limit would tell."""
-    name, call = called(barrier)
+    name, call = called(barrier) or ("", None)
     if name != WATCHED_FUNCTION:
         return barrier
     return tirx.Evaluate(tirx.call_extern("int32", name, *call.args[1:-1], tirx.IntImm("int32", -1)))

@@ -20,7 +20,7 @@ from souffle.mutation.barriers import called, moves
 from souffle.mutation.statement_paths import Change, Path, nothing, replaced, sites
 from souffle.tvm_compat import substitute
 
-__all__ = ["flag_changes"]
+__all__ = ["flag_changes", "others"]
 
 _KINDS = {
     ARRIVE_FUNCTION: "arrival",
@@ -54,7 +54,7 @@ def flag_changes(func: tirx.PrimFunc) -> Iterator[Change]:
         for action, what, body in moves(func.body, site.path):
             yield change(action, what, body)
         for number, what in enumerate(_NAMES[name], start=2):
-            for action, other in _others(call.args[number]):
+            for action, other in others(call.args[number]):
                 args = [*call.args]
                 args[number] = other
                 made = tirx.Evaluate(tirx.call_extern("int32", name, *args[1:]))
@@ -67,7 +67,8 @@ def _name(value: object) -> str:
     return (called(tirx.Evaluate(value)) or ("", None))[0] if isinstance(value, tvm.ir.Call) else ""
 
 
-def _others(value: tirx.PrimExpr) -> Iterator[tuple[str, tirx.PrimExpr]]:
+def others(value: tirx.PrimExpr) -> Iterator[tuple[str, tirx.PrimExpr]]:
+    """Other whole numbers in the place of one: what is done, and the number."""
     yield "one more", value + 1
     yield "one less", value - 1
     variables: list[tirx.Var] = []

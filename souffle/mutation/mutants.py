@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -116,6 +116,9 @@ class Mutant:
         if self.definition is None:
             return None
         functions = without_kept_memory(self.kernels, self.functions).functions
+        lacking = next((name for name, _, _ in self.definition.functions if name not in functions), None)
+        if lacking is not None:
+            return Undecided(f"{lacking}, of which it is not known what its registers hold")
         listed = [(functions[name], tiles, threads) for name, tiles, threads in self.definition.functions]
         lanes = sum(tiles * threads for _, tiles, threads in listed)
         tiles = "all" if lanes <= _MOST_LANES else None
@@ -218,7 +221,13 @@ class Mutations:
         text = text_of(place.change.statement)
         return Mutation(kind, action, place.kernel, place.stage, place.number, place.change.what, text)
 
-    def sample(self, count: int, seed: int = 0, kinds: Sequence[str] = ()) -> tuple[Mutation, ...]:
+    def sample(
+        self,
+        count: int,
+        seed: int = 0,
+        kinds: Sequence[str] = (),
+        where: Callable[[str | None, Change], bool] | None = None,
+    ) -> tuple[Mutation, ...]:
         """Some mutations, spread over kinds, what is done, kernels and stages.
 
         Parameters
@@ -228,12 +237,15 @@ class Mutations:
         seed : int
         kinds : sequence of str
             Only these; all where empty.
+        where : callable, optional
+            Whether a change of a stage function, or of a kernel where that is ``None``, is one of them.
         """
         draw = random.Random(seed)
         kinded: dict[str, dict[tuple, list[_Place]]] = {}
         for place in self._places:
             kind, action = place.group
-            if not kinds or kind in kinds:
+            chosen = where is None or (isinstance(place.change, Change) and where(place.stage, place.change))
+            if chosen and (not kinds or kind in kinds):
                 kinded.setdefault(kind, {}).setdefault((action, place.kernel, place.stage), []).append(place)
         # Turns go to kinds, in each to what is done, and there to a function that had none yet.
         turns: list[list[_Place]] = []

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import tvm
@@ -34,13 +35,17 @@ from souffle.certificate import Counterexample
 from souffle.tvm_compat import StatementVisitor, collect, sequence
 from souffle.verify.expressions import Expr, Undecided, const
 from souffle.verify.indices import index_of
+from souffle.verify.kept_functions import escapes, only_fills, stores_elsewhere, stores_to, takes_registers
 
-__all__ = ["KeptMemory", "fills_registers", "without_kept_memory"]
+__all__ = ["KeptMemory", "without_kept_memory"]
 
 _RULE = "stale or undefined read"
 
 _STEPS = 2
-"""Of a loop of constant turns that are tried: the first, and one that finds what it has left."""
+"""Of a loop of constant turns that are tried first: the first, and one that finds what it has left."""
+
+_MOST_CALLS = 1 << 13
+"""That are made in one way to find a tile whose registers hold something else, before it is left undecided."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +93,7 @@ def without_kept_memory(kernels: Mapping[str, tirx.PrimFunc], functions: Mapping
             reader.findings.append(reason)
         findings[name] = reader.findings
     # What could not be made whole is as if it were not there: nothing is said of it.
-    changed = {name: function for name, function in changed.items() if not _takes_registers(function)}
+    changed = {name: function for name, function in changed.items() if not takes_registers(function)}
     return KeptMemory(changed_kernels, changed, findings, constants)
 
 
@@ -113,6 +118,7 @@ class _Reader(StatementVisitor):
     findings: list[Counterexample | Undecided] = field(default_factory=list)
     calls: list[_Called] = field(default_factory=list)
     registers: list[Any] = field(default_factory=list)
+    inside: list[Any] = field(default_factory=list)
     block: Any = None
     thread: Any = None
     threads: int = 0
@@ -130,11 +136,15 @@ class _Reader(StatementVisitor):
         constants: set[int] = set()
         parameters = list(self.func.params)
         for used in (call for call in self.calls if not call.fills):
-            fills = [call for call in self.calls if call.fills and _alike(call.registers, used.registers)]
+            fills = [call for call in self.calls if call.fills and _meet(call.registers, used.registers)]
             if not fills:
                 self._stale(used, "", "nothing fills the registers that it is called with")
                 raise Undecided(f"the registers of {used.name}")
             first = fills[0]
+            parts = next((call for call in fills if not _alike(call.registers, used.registers)), None)
+            if parts is not None:
+                self._stale(used, "", f"{parts.name} fills some of its registers, and not those that it is called with")
+                raise Undecided(f"the registers of {used.name}")
             other = next(
                 (c for c in fills if c.name != first.name or not _alike(c.arguments[2:], first.arguments[2:])), None
             )
@@ -146,10 +156,10 @@ class _Reader(StatementVisitor):
                 self._tried(used)
             reads = fills[0].arguments[2:]
             numbers = [next((n for n, p in enumerate(parameters) if p.same_as(one)), None) for one in reads]
+            found = self._filled(used, fills[0])
             if None in numbers:
                 raise Undecided(f"where {fills[0].name} reads what it keeps")
             constants.update(numbers)
-            found = self._filled(used, fills[0])
             if used.name in wholes and not tvm_ffi.structural_equal(wholes[used.name], found):
                 raise Undecided(f"{used.name}, which is called with registers in two ways")
             wholes[used.name] = found
@@ -174,14 +184,17 @@ class _Reader(StatementVisitor):
     def visit_alloc_buffer(self, node: tirx.AllocBuffer, around: tuple[Any, ...]) -> tirx.Stmt | None:
         if not _is_local(node.buffer):
             return node
-        if any(isinstance(one, tirx.For) for one in around):
-            raise Undecided("registers that a kernel declares in a loop")
         self.registers.append(node.buffer)
+        if any(isinstance(one, tirx.For) for one in around):
+            self.inside.append(node.buffer)
         return None
 
     def visit_for(self, node: tirx.For, around: tuple[Any, ...]) -> tirx.Stmt | None:
         body = self.visit(node.body, (*around, node))
-        return None if body is None else tirx.For(node.loop_var, node.min, node.extent, node.kind, body)
+        if body is None:
+            return None
+        rest = (node.thread_binding, node.annotations, node.step)
+        return tirx.For(node.loop_var, node.min, node.extent, node.kind, body, *rest)
 
     def visit_if_then_else(self, node: tirx.IfThenElse, around: tuple[Any, ...]) -> tirx.Stmt | None:
         then = self.visit(node.then_case, (*around, node.condition))
@@ -199,11 +212,14 @@ class _Reader(StatementVisitor):
         if name not in self.functions or own != list(range(own[0], len(call.args))) or own[0] < 2:
             raise Undecided(f"a call of {name or call.op} with registers that are kept")
         function = self.functions[name]
-        fills = _stores_to(function, function.params[own[0] :])
+        given = function.params[own[0] :]
+        fills = stores_to(function, given)
         arguments, registers = tuple(call.args[: own[0]]), tuple(call.args[own[0] :])
-        if not arguments[1].same_as(self.thread):
-            raise Undecided(f"the thread {arguments[1]} of {name}")
-        self.calls.append(_Called(name, fills, arguments, registers, around))
+        called = _Called(name, fills, arguments, registers, around)
+        if fills and stores_elsewhere(function, given):
+            self._stale(called, "", "it changes registers that are kept, which its later calls find")
+            raise Undecided(f"{name}, which changes registers that are kept")
+        self.calls.append(called)
         return None if fills else tirx.Evaluate(Call(call.op, arguments))
 
     def visit_other(self, node: tirx.Stmt, around: tuple[Any, ...]) -> tirx.Stmt:
@@ -224,6 +240,10 @@ class _Reader(StatementVisitor):
         own_bounds = _bounds(used.around)
         loops = [one for one in used.around if isinstance(one, tirx.For)]
         if len(first) != 1 or own_bounds is None or not loops:
+            return False
+        if not all(call.arguments[1].same_as(self.thread) for call in (used, *fills)):
+            return False
+        if any(_is_data(one, declared) for one in used.registers for declared in self.inside):
             return False
         turn, tile = loops[-1].loop_var, used.arguments[0]
         if not _is_turn(loops[-1]) or not _is_tile(tile, turn, blocks, self.block):
@@ -259,23 +279,71 @@ class _Reader(StatementVisitor):
 
     def _tried(self, used: _Called) -> None:
         """Look for a grid, a block and a thread for which `used` finds what another tile needs, or nothing."""
-        tiles = [b for call in self.calls for v, b in _bounds(call.around) or ()]
-        near = {size + more for size in tiles for more in (-1, 0, 1)}
-        for blocks in sorted({1, 2, 3, *(n for n in near if n > 0)}):
-            for block in sorted({0, 1, blocks // 2, blocks - 1} & {*range(blocks)}):
-                for thread in sorted({0, self.threads - 1}):
-                    env = {self.func.params[-1]: blocks, self.block: block, self.thread: thread}
-                    held: dict[int, int | None] = {}
-                    for call, tile in self._executed(self.func.body, env):
-                        key = next(n for n, one in enumerate(self.registers) if _is_data(call.registers[0], one))
-                        if call.fills:
-                            held[key] = tile
-                        elif held.get(key) != tile:
-                            found = "nothing" if held.get(key) is None else f"what tile {held[key]} needs"
-                            who = f"thread {thread} of block {block} of {blocks}"
-                            self._stale(call, who, f"its registers hold {found} where it computes tile {tile}")
-                            return
+        bounds = [pair for call in self.calls for pair in _bounds(call.around) or ()]
+        near = {bound + more for _, bound in bounds for more in (-1, 0, 1)}
+        lasts = {bound - 1 for value, bound in bounds if value.same_as(self.thread)}
+        grids = sorted({1, 2, 3, *(n for n in near if n > 0)})
+        body = self._calls_alone(self.func.body)
+        ends, known = sorted({0, self.threads - 1, *lasts} & {*range(self.threads)}), len(self.findings)
+        # What one step or one thread alone shows is looked for last, and first where a thread makes few calls.
+        ways = ((grids, _STEPS, ends), (grids[::-1], None, ends), (grids[::-1], _STEPS, range(self.threads)))
+        for tried, turns, threads in ways:
+            left = _MOST_CALLS
+            some = [(blocks, block) for blocks in tried for block in _blocks_of(blocks)]
+            for (blocks, block), thread in product(some, threads):
+                if left > 0:
+                    left -= self._tried_once(body, (blocks, block, thread), turns, left)
+                if len(self.findings) > known:
+                    return
         raise Undecided(f"whether the registers of {used.name} hold what its tiles need")
+
+    def _calls_alone(self, node: tirx.Stmt) -> tirx.Stmt | None:
+        """What decides of the calls with registers which are made; ``None`` for a statement without any."""
+        if isinstance(node, tirx.SeqStmt):
+            parts = [part for part in map(self._calls_alone, node.seq) if part is not None]
+            return sequence(*parts) if any(not isinstance(part, tirx.Bind) for part in parts) else None
+        if isinstance(node, tirx.AttrStmt):
+            inner = self._calls_alone(node.body)
+            return None if inner is None else tirx.AttrStmt(node.node, node.attr_key, node.value, inner)
+        if isinstance(node, tirx.For):
+            inner = self._calls_alone(node.body)
+            rest = (node.thread_binding, node.annotations, node.step)
+            return None if inner is None else tirx.For(node.loop_var, node.min, node.extent, node.kind, inner, *rest)
+        if isinstance(node, tirx.IfThenElse):
+            then = self._calls_alone(node.then_case)
+            other = None if node.else_case is None else self._calls_alone(node.else_case)
+            if then is None and other is None:
+                return None
+            return tirx.IfThenElse(node.condition, tirx.Evaluate(0) if then is None else then, other)
+        if isinstance(node, tirx.Bind):
+            return node
+        if isinstance(node, tirx.AllocBuffer):
+            return node if any(node.buffer.same_as(one) for one in self.registers) else None
+        return node if any(self._register(one) for one in collect(node, tirx.Var)) else None
+
+    def _tried_once(self, body: tirx.Stmt, where: tuple[int, int, int], turns: int | None, most: int) -> int:
+        """Make the calls of one thread, up to some number, and say how many; a finding where one finds another tile."""
+        blocks, block, thread = where
+        env = {self.func.params[-1]: blocks, self.block: block, self.thread: thread}
+        held: dict[int, tuple[int, int]] = {}
+        made = 0
+        for made, (called, number, own) in enumerate(self._executed(body, env, turns), 1):
+            key = number if called is None else self._key(called.registers[0])
+            if called is None:
+                held.pop(key, None)
+            elif called.fills:
+                held[key] = number, own
+            elif held.get(key) != (number, own):
+                who = f"thread {thread} of block {block} of {blocks}"
+                found = _needed(held.get(key), number)
+                self._stale(called, who, f"its registers hold {found} where it computes tile {number}")
+                break
+            if made >= most:
+                break
+        return made
+
+    def _key(self, register: Any) -> int:
+        return next(n for n, one in enumerate(self.registers) if _is_data(register, one))
 
     def _stale(self, used: _Called, who: str, why: str) -> None:
         where = (who,) if who else ()
@@ -283,34 +351,44 @@ class _Reader(StatementVisitor):
             Counterexample(_RULE, self.kernel, (used.name,), (), where, "registers that are kept", why)
         )
 
-    def _executed(self, node: tirx.Stmt, env: dict[Any, int]) -> Iterator[tuple[_Called, int]]:
-        """The calls with registers that a thread makes, in order, with their tiles."""
+    def _executed(
+        self, node: tirx.Stmt, env: dict[Any, int], steps: int | None
+    ) -> Iterator[tuple[_Called | None, int, int]]:
+        """The calls with registers that a thread makes, in order, with the tile and the thread that they are for.
+
+        No call, with the number of some registers, where these are declared. Of loops of constant length, `steps`
+        turns, or all.
+        """
         if isinstance(node, tirx.SeqStmt):
             for part in node.seq:
-                yield from self._executed(part, env)
+                yield from self._executed(part, env, steps)
         elif isinstance(node, tirx.AttrStmt):
-            yield from self._executed(node.body, env)
+            yield from self._executed(node.body, env, steps)
+        elif isinstance(node, tirx.AllocBuffer) and any(node.buffer.same_as(one) for one in self.registers):
+            yield None, self._key(node.buffer.data), 0
         elif isinstance(node, tirx.Bind):
             # What is no number by then may still decide nothing that matters here.
             with suppress(Undecided):
                 env[node.var] = _number(node.value, env)
         elif isinstance(node, tirx.IfThenElse):
             if _number(node.condition, env):
-                yield from self._executed(node.then_case, env)
+                yield from self._executed(node.then_case, env, steps)
             elif node.else_case is not None:
-                yield from self._executed(node.else_case, env)
+                yield from self._executed(node.else_case, env, steps)
         elif isinstance(node, tirx.For):
+            if not _is_turn(node):
+                raise Undecided(f"the turns of the loop over {node.loop_var.name}")
             extent = _number(node.extent, env)
-            turns = min(extent, _STEPS) if isinstance(node.extent, tirx.IntImm) else extent
-            for turn in range(turns):
-                yield from self._executed(node.body, {**env, node.loop_var: turn})
+            short = steps is not None and isinstance(node.extent, tirx.IntImm)
+            for turn in range(min(extent, steps) if short else extent):
+                yield from self._executed(node.body, {**env, node.loop_var: turn}, steps)
         elif isinstance(node, tirx.Evaluate) and isinstance(node.value, Call):
             call = node.value
             for known in self.calls:
                 name = str(getattr(call.op, "name_hint", ""))
                 given = (*known.arguments, *known.registers)
                 if known.name == name and len(given) == len(call.args) and _alike(given, call.args):
-                    yield known, _number(call.args[0], env)
+                    yield known, _number(call.args[0], env), _number(call.args[1], env)
                     return
 
     # Functions
@@ -320,15 +398,18 @@ class _Reader(StatementVisitor):
         use, filling = self.functions[used.name], self.functions[fill.name]
         count = len(used.arguments)
         registers, tensors = use.params[count:], used.arguments[2:]
-        if any(collect(filling.body, tirx.AttrStmt)) or not _only_fills(filling, filling.params[len(fill.arguments) :]):
+        if any(escapes(function, function.params[count:]) for function in (use, filling)):
+            raise Undecided(f"{used.name}, which gives registers that are kept to others")
+        if any(collect(filling.body, tirx.AttrStmt)) or not only_fills(filling, filling.params[len(fill.arguments) :]):
             raise Undecided(f"{fill.name}, which does more than fill registers")
-        if _stores_to(use, registers):
+        if stores_to(use, registers):
             raise Undecided(f"{used.name}, which changes registers that are kept")
         places = [
             next((n for n, t in enumerate(tensors) if tvm_ffi.structural_equal(t, own)), None)
             for own in fill.arguments[2:]
         ]
         if None in places:
+            self._stale(used, "", f"{fill.name} fills its registers from memory that it is not given itself")
             raise Undecided(f"which of its tensors {used.name} has kept")
         buffers = []
         for number, register in enumerate(used.registers):
@@ -342,6 +423,18 @@ class _Reader(StatementVisitor):
         return tirx.PrimFunc(
             use.params[:count], sequence(*map(tirx.AllocBuffer, buffers), first, second), attrs=use.attrs
         )
+
+
+def _needed(held: tuple[int, int] | None, tile: int) -> str:
+    """What registers hold that were filled for a tile and a thread, as told to who computes a tile."""
+    if held is None:
+        return "nothing"
+    return f"what tile {held[0]} needs" if held[0] != tile else f"what thread {held[1]} needs"
+
+
+def _blocks_of(count: int) -> list[int]:
+    """Some blocks of a grid."""
+    return sorted({0, 1, count // 2, count - 1} & {*range(count)})
 
 
 def _with_arguments(function: tirx.PrimFunc, arguments: Sequence[Any], registers: Sequence[tirx.Buffer]) -> tirx.Stmt:
@@ -396,36 +489,15 @@ def _is_local(buffer: tirx.Buffer) -> bool:
     return str(buffer.scope()) == "local"
 
 
-def fills_registers(function: tirx.PrimFunc) -> bool:
-    """Whether a function is no stage, but fills the registers that it is given."""
-    return _stores_to(function, _registers_of(function))
-
-
-def _takes_registers(function: tirx.PrimFunc) -> bool:
-    return bool(_registers_of(function))
-
-
-def _registers_of(function: tirx.PrimFunc) -> list[Any]:
-    return [p for p in function.params if getattr(p.ty, "storage_scope", "") == "local"]
-
-
 def _alike(some: Sequence[Any], others: Sequence[Any]) -> bool:
     return len(some) == len(others) and all(
         a.same_as(b) or tvm_ffi.structural_equal(a, b) for a, b in zip(some, others, strict=True)
     )
 
 
-def _stores_to(function: tirx.PrimFunc, pointers: Sequence[Any]) -> bool:
-    """Whether a function stores to memory that it is given as some of its parameters."""
-    given = [d.buffer for d in collect(function.body, tirx.DeclBuffer) if any(p.same_as(d.data) for p in pointers)]
-    return any(any(store.buffer.same_as(one) for one in given) for store in collect(function.body, tirx.BufferStore))
-
-
-def _only_fills(function: tirx.PrimFunc, pointers: Sequence[Any]) -> bool:
-    """Whether all that a function changes is the memory that it is given as some of its parameters."""
-    given = [d.buffer for d in collect(function.body, tirx.DeclBuffer) if any(p.same_as(d.data) for p in pointers)]
-    stores = all(any(s.buffer.same_as(one) for one in given) for s in collect(function.body, tirx.BufferStore))
-    return stores and not collect(function.body, tirx.Evaluate)
+def _meet(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether there is one that is among both."""
+    return any(_alike((a,), (b,)) for a in some for b in others)
 
 
 def _bounds(around: Sequence[Any]) -> list[tuple[Any, int]] | None:
@@ -451,7 +523,7 @@ def _bound_of(bounds: Sequence[tuple[Any, int]], value: Any, default: int | None
 
 
 def _is_turn(loop: tirx.For) -> bool:
-    """Whether a loop counts the turns of a block from 0."""
+    """Whether a loop counts its turns from 0, one after another."""
     return (
         loop.kind == tirx.ForKind.SERIAL
         and loop.step is None

@@ -20,7 +20,7 @@ from souffle.codegen.tensor_ir import TensorIR, called_names, text_of_module, un
 from souffle.errors import ArtifactError
 from souffle.verify.certified_step import of_what_runs, values_of
 from souffle.verify.certify import certify_plan
-from souffle.verify.kept_memory import fills_registers
+from souffle.verify.kept_functions import fills_registers
 
 __all__ = ["verify_plan"]
 

@@ -172,12 +172,19 @@ def test_calls_that_do_not_fill_are_refuted(always: None) -> None:
         call = node.value
         return tirx.Evaluate(tvm.ir.Call(call.op, [call.args[0] + 1, *call.args[1:]]))
 
+    def other_thread(node: tirx.Evaluate) -> object:
+        if not calls_fill(node):
+            return None
+        call = node.value
+        return tirx.Evaluate(tvm.ir.Call(call.op, [call.args[0], call.args[1] + 1, *call.args[2:]]))
+
     tried = 0
-    for change, kind in ((dropped, tirx.IfThenElse), (fewer, tirx.IfThenElse), (another, tirx.Evaluate)):
+    changes = ((dropped, tirx.IfThenElse), (fewer, tirx.IfThenElse), (another, tirx.Evaluate))
+    for change, kind in (*changes, (other_thread, tirx.Evaluate)):
         for kernels in changed_kernel(net, change, kind):
             tried += 1
             assert verdict(net, kernels) == REFUTED, change.__name__
-    assert tried >= 6
+    assert tried >= 8
 
 
 def test_what_is_filled_from_what_changes_is_refuted(always: None) -> None:

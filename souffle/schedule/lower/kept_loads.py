@@ -27,7 +27,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
-from souffle.decision import Refused
+from souffle.decision import Refused, TooMany
 from souffle.schedule.lower.device_function import DeviceFunction
 from souffle.schedule.lower.wide_fills import WideRead, needed, wide_read, widened
 from souffle.tvm_compat import (
@@ -131,7 +131,8 @@ def keep_loads(function: DeviceFunction, constants: Collection[int], most: int) 
         return Refused(f"{function.name} reads no constants at places that tile, thread and turn alone decide")
     kept = split.made(fill, use)
     if kept.registers > most:
-        return Refused(f"the constants of a tile take {kept.registers} registers of each thread, of {most} at most")
+        reason = f"the constants of a tile take {kept.registers} registers of each thread, of {most} at most"
+        return TooMany(reason, "registers", kept.registers, most)
     return kept
 
 
