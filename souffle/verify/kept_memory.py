@@ -135,23 +135,9 @@ class _Reader(StatementVisitor):
         wholes: dict[str, tirx.PrimFunc] = {}
         constants: set[int] = set()
         parameters = list(self.func.params)
-        for used in (call for call in self.calls if not call.fills):
-            fills = [call for call in self.calls if call.fills and _meet(call.registers, used.registers)]
-            if not fills:
-                self._stale(used, "", "nothing fills the registers that it is called with")
-                raise Undecided(f"the registers of {used.name}")
-            first = fills[0]
-            parts = next((call for call in fills if not _alike(call.registers, used.registers)), None)
-            if parts is not None:
-                self._stale(used, "", f"{parts.name} fills some of its registers, and not those that it is called with")
-                raise Undecided(f"the registers of {used.name}")
-            other = next(
-                (c for c in fills if c.name != first.name or not _alike(c.arguments[2:], first.arguments[2:])), None
-            )
-            if other is not None:
-                why = "calls fill its registers from different memory, so that grids differ in what they compute"
-                self._stale(used, "", f"{first.name} and {other.name}: {why}")
-                raise Undecided(f"the registers of {used.name}")
+        # What fills all registers is looked at before what is in them: an error there is a counterexample.
+        filled = [(used, self._fills(used)) for used in self.calls if not used.fills]
+        for used, fills in filled:
             if not self._proven(used, fills):
                 self._tried(used)
             reads = fills[0].arguments[2:]
@@ -164,6 +150,34 @@ class _Reader(StatementVisitor):
                 raise Undecided(f"{used.name}, which is called with registers in two ways")
             wholes[used.name] = found
         return self.func.with_body(body), wholes, frozenset(constants)
+
+    def _fills(self, used: _Called) -> list[_Called]:
+        """The calls that fill the registers of a call: all of the same memory, which it is given itself.
+
+        Raises
+        ------
+        Undecided
+            If they are others, which is a finding too.
+        """
+        fills = [call for call in self.calls if call.fills and _meet(call.registers, used.registers)]
+        first = fills[0] if fills else used
+        parts = next((call for call in fills if not _alike(call.registers, used.registers)), None)
+        other = next(
+            (c for c in fills if c.name != first.name or not _alike(c.arguments[2:], first.arguments[2:])), None
+        )
+        why = ""
+        if not fills:
+            why = "nothing fills the registers that it is called with"
+        elif parts is not None:
+            why = f"{parts.name} fills some of its registers, and not those that it is called with"
+        elif other is not None:
+            same = "calls fill its registers from different memory, so that grids differ in what they compute"
+            why = f"{first.name} and {other.name}: {same}"
+        if why:
+            self._stale(used, "", why)
+            raise Undecided(f"the registers of {used.name}")
+        self._places(used, first)
+        return fills
 
     # Statements
 
@@ -393,24 +407,35 @@ class _Reader(StatementVisitor):
 
     # Functions
 
+    def _places(self, used: _Called, fill: _Called) -> list[int]:
+        """Which of a call's tensors those are that its registers are filled from.
+
+        Raises
+        ------
+        Undecided
+            If it is not given all of them: then it is no stage that finds its own constants.
+        """
+        places = []
+        for own in fill.arguments[2:]:
+            place = next((n for n, t in enumerate(used.arguments[2:]) if tvm_ffi.structural_equal(t, own)), None)
+            if place is None:
+                self._stale(used, "", f"{fill.name} fills its registers from memory that it is not given itself")
+                raise Undecided(f"which of its tensors {used.name} has kept")
+            places.append(place)
+        return places
+
     def _filled(self, used: _Called, fill: _Called) -> tirx.PrimFunc:
         """The function of a call that uses registers, with what fills them before it."""
         use, filling = self.functions[used.name], self.functions[fill.name]
         count = len(used.arguments)
-        registers, tensors = use.params[count:], used.arguments[2:]
+        registers = use.params[count:]
         if any(escapes(function, function.params[count:]) for function in (use, filling)):
             raise Undecided(f"{used.name}, which gives registers that are kept to others")
         if any(collect(filling.body, tirx.AttrStmt)) or not only_fills(filling, filling.params[len(fill.arguments) :]):
             raise Undecided(f"{fill.name}, which does more than fill registers")
         if stores_to(use, registers):
             raise Undecided(f"{used.name}, which changes registers that are kept")
-        places = [
-            next((n for n, t in enumerate(tensors) if tvm_ffi.structural_equal(t, own)), None)
-            for own in fill.arguments[2:]
-        ]
-        if None in places:
-            self._stale(used, "", f"{fill.name} fills its registers from memory that it is not given itself")
-            raise Undecided(f"which of its tensors {used.name} has kept")
+        places = self._places(used, fill)
         buffers = []
         for number, register in enumerate(used.registers):
             declared = next(one for one in self.registers if _is_data(register, one))
