@@ -33,8 +33,8 @@ from tvm.ir import Call
 
 from souffle.certificate import Counterexample
 from souffle.tvm_compat import StatementVisitor, collect, sequence
-from souffle.verify.expressions import Expr, Undecided, const
-from souffle.verify.indices import index_of
+from souffle.verify.expressions import Undecided
+from souffle.verify.kept_conditions import alike, bound_of, bounds_of, is_data, is_tile, is_turn, meet, whole_number
 from souffle.verify.kept_functions import escapes, only_fills, stores_elsewhere, stores_to, takes_registers
 
 __all__ = ["KeptMemory", "without_kept_memory"]
@@ -135,23 +135,9 @@ class _Reader(StatementVisitor):
         wholes: dict[str, tirx.PrimFunc] = {}
         constants: set[int] = set()
         parameters = list(self.func.params)
-        for used in (call for call in self.calls if not call.fills):
-            fills = [call for call in self.calls if call.fills and _meet(call.registers, used.registers)]
-            if not fills:
-                self._stale(used, "", "nothing fills the registers that it is called with")
-                raise Undecided(f"the registers of {used.name}")
-            first = fills[0]
-            parts = next((call for call in fills if not _alike(call.registers, used.registers)), None)
-            if parts is not None:
-                self._stale(used, "", f"{parts.name} fills some of its registers, and not those that it is called with")
-                raise Undecided(f"the registers of {used.name}")
-            other = next(
-                (c for c in fills if c.name != first.name or not _alike(c.arguments[2:], first.arguments[2:])), None
-            )
-            if other is not None:
-                why = "calls fill its registers from different memory, so that grids differ in what they compute"
-                self._stale(used, "", f"{first.name} and {other.name}: {why}")
-                raise Undecided(f"the registers of {used.name}")
+        # What fills all registers is looked at before what is in them: an error there is a counterexample.
+        filled = [(used, self._fills(used)) for used in self.calls if not used.fills]
+        for used, fills in filled:
             if not self._proven(used, fills):
                 self._tried(used)
             reads = fills[0].arguments[2:]
@@ -164,6 +150,34 @@ class _Reader(StatementVisitor):
                 raise Undecided(f"{used.name}, which is called with registers in two ways")
             wholes[used.name] = found
         return self.func.with_body(body), wholes, frozenset(constants)
+
+    def _fills(self, used: _Called) -> list[_Called]:
+        """The calls that fill the registers of a call: all of the same memory, which it is given itself.
+
+        Raises
+        ------
+        Undecided
+            If they are others, which is a finding too.
+        """
+        fills = [call for call in self.calls if call.fills and meet(call.registers, used.registers)]
+        first = fills[0] if fills else used
+        parts = next((call for call in fills if not alike(call.registers, used.registers)), None)
+        other = next(
+            (c for c in fills if c.name != first.name or not alike(c.arguments[2:], first.arguments[2:])), None
+        )
+        why = ""
+        if not fills:
+            why = "nothing fills the registers that it is called with"
+        elif parts is not None:
+            why = f"{parts.name} fills some of its registers, and not those that it is called with"
+        elif other is not None:
+            same = "calls fill its registers from different memory, so that grids differ in what they compute"
+            why = f"{first.name} and {other.name}: {same}"
+        if why:
+            self._stale(used, "", why)
+            raise Undecided(f"the registers of {used.name}")
+        self._places(used, first)
+        return fills
 
     # Statements
 
@@ -228,7 +242,7 @@ class _Reader(StatementVisitor):
         return node
 
     def _register(self, node: Any) -> bool:
-        return any(node.same_as(one) for one in self.registers) or any(_is_data(node, one) for one in self.registers)
+        return any(node.same_as(one) for one in self.registers) or any(is_data(node, one) for one in self.registers)
 
     # What the registers hold
 
@@ -237,23 +251,23 @@ class _Reader(StatementVisitor):
         blocks = self.func.params[-1]
         first = [call for call in fills if not any(isinstance(one, tirx.For) for one in call.around)]
         again = [call for call in fills if call not in first]
-        own_bounds = _bounds(used.around)
+        own_bounds = bounds_of(used.around)
         loops = [one for one in used.around if isinstance(one, tirx.For)]
         if len(first) != 1 or own_bounds is None or not loops:
             return False
         if not all(call.arguments[1].same_as(self.thread) for call in (used, *fills)):
             return False
-        if any(_is_data(one, declared) for one in used.registers for declared in self.inside):
+        if any(is_data(one, declared) for one in used.registers for declared in self.inside):
             return False
         turn, tile = loops[-1].loop_var, used.arguments[0]
-        if not _is_turn(loops[-1]) or not _is_tile(tile, turn, blocks, self.block):
+        if not is_turn(loops[-1]) or not is_tile(tile, turn, blocks, self.block):
             return False
         before = [call for call in again if self.calls.index(call) + 1 == self.calls.index(used)]
         if len(before) != 1 or len(again) != sum(
-            not call.fills and _alike(call.registers, used.registers) for call in self.calls
+            not call.fills and alike(call.registers, used.registers) for call in self.calls
         ):
             return False
-        first_bounds, again_bounds = _bounds(first[0].around), _bounds(before[0].around)
+        first_bounds, again_bounds = bounds_of(first[0].around), bounds_of(before[0].around)
         if first_bounds is None or again_bounds is None:
             return False
         if [one for one in before[0].around if isinstance(one, tirx.For)] != loops:
@@ -265,21 +279,21 @@ class _Reader(StatementVisitor):
             or self.calls.index(first[0]) > self.calls.index(used)
         ):
             return False
-        tiles = _bound_of(own_bounds, tile)
-        prefilled = _bound_of(first_bounds, self.block)
-        refilled = _bound_of(again_bounds, blocks)
-        threads = [_bound_of(found, self.thread, self.threads) for found in (own_bounds, first_bounds, again_bounds)]
-        others = [v for v, _ in again_bounds if not any(_alike((v,), (one,)) for one in (tile, self.thread, blocks))]
-        others += [v for v, _ in first_bounds if not any(_alike((v,), (one,)) for one in (self.block, self.thread))]
+        tiles = bound_of(own_bounds, tile)
+        prefilled = bound_of(first_bounds, self.block)
+        refilled = bound_of(again_bounds, blocks)
+        threads = [bound_of(found, self.thread, self.threads) for found in (own_bounds, first_bounds, again_bounds)]
+        others = [v for v, _ in again_bounds if not any(alike((v,), (one,)) for one in (tile, self.thread, blocks))]
+        others += [v for v, _ in first_bounds if not any(alike((v,), (one,)) for one in (self.block, self.thread))]
         if tiles is None or prefilled is None or refilled is None or others:
             return False
-        if _bound_of(again_bounds, tile, tiles) < tiles:
+        if bound_of(again_bounds, tile, tiles) < tiles:
             return False
         return tiles <= prefilled and tiles <= refilled and threads[0] <= min(threads[1:])
 
     def _tried(self, used: _Called) -> None:
         """Look for a grid, a block and a thread for which `used` finds what another tile needs, or nothing."""
-        bounds = [pair for call in self.calls for pair in _bounds(call.around) or ()]
+        bounds = [pair for call in self.calls for pair in bounds_of(call.around) or ()]
         near = {bound + more for _, bound in bounds for more in (-1, 0, 1)}
         lasts = {bound - 1 for value, bound in bounds if value.same_as(self.thread)}
         grids = sorted({1, 2, 3, *(n for n in near if n > 0)})
@@ -343,7 +357,7 @@ class _Reader(StatementVisitor):
         return made
 
     def _key(self, register: Any) -> int:
-        return next(n for n, one in enumerate(self.registers) if _is_data(register, one))
+        return next(n for n, one in enumerate(self.registers) if is_data(register, one))
 
     def _stale(self, used: _Called, who: str, why: str) -> None:
         where = (who,) if who else ()
@@ -369,16 +383,16 @@ class _Reader(StatementVisitor):
         elif isinstance(node, tirx.Bind):
             # What is no number by then may still decide nothing that matters here.
             with suppress(Undecided):
-                env[node.var] = _number(node.value, env)
+                env[node.var] = whole_number(node.value, env)
         elif isinstance(node, tirx.IfThenElse):
-            if _number(node.condition, env):
+            if whole_number(node.condition, env):
                 yield from self._executed(node.then_case, env, steps)
             elif node.else_case is not None:
                 yield from self._executed(node.else_case, env, steps)
         elif isinstance(node, tirx.For):
-            if not _is_turn(node):
+            if not is_turn(node):
                 raise Undecided(f"the turns of the loop over {node.loop_var.name}")
-            extent = _number(node.extent, env)
+            extent = whole_number(node.extent, env)
             short = steps is not None and isinstance(node.extent, tirx.IntImm)
             for turn in range(min(extent, steps) if short else extent):
                 yield from self._executed(node.body, {**env, node.loop_var: turn}, steps)
@@ -387,33 +401,44 @@ class _Reader(StatementVisitor):
             for known in self.calls:
                 name = str(getattr(call.op, "name_hint", ""))
                 given = (*known.arguments, *known.registers)
-                if known.name == name and len(given) == len(call.args) and _alike(given, call.args):
-                    yield known, _number(call.args[0], env), _number(call.args[1], env)
+                if known.name == name and len(given) == len(call.args) and alike(given, call.args):
+                    yield known, whole_number(call.args[0], env), whole_number(call.args[1], env)
                     return
 
     # Functions
+
+    def _places(self, used: _Called, fill: _Called) -> list[int]:
+        """Which of a call's tensors those are that its registers are filled from.
+
+        Raises
+        ------
+        Undecided
+            If it is not given all of them: then it is no stage that finds its own constants.
+        """
+        places = []
+        for own in fill.arguments[2:]:
+            place = next((n for n, t in enumerate(used.arguments[2:]) if tvm_ffi.structural_equal(t, own)), None)
+            if place is None:
+                self._stale(used, "", f"{fill.name} fills its registers from memory that it is not given itself")
+                raise Undecided(f"which of its tensors {used.name} has kept")
+            places.append(place)
+        return places
 
     def _filled(self, used: _Called, fill: _Called) -> tirx.PrimFunc:
         """The function of a call that uses registers, with what fills them before it."""
         use, filling = self.functions[used.name], self.functions[fill.name]
         count = len(used.arguments)
-        registers, tensors = use.params[count:], used.arguments[2:]
+        registers = use.params[count:]
         if any(escapes(function, function.params[count:]) for function in (use, filling)):
             raise Undecided(f"{used.name}, which gives registers that are kept to others")
         if any(collect(filling.body, tirx.AttrStmt)) or not only_fills(filling, filling.params[len(fill.arguments) :]):
             raise Undecided(f"{fill.name}, which does more than fill registers")
         if stores_to(use, registers):
             raise Undecided(f"{used.name}, which changes registers that are kept")
-        places = [
-            next((n for n, t in enumerate(tensors) if tvm_ffi.structural_equal(t, own)), None)
-            for own in fill.arguments[2:]
-        ]
-        if None in places:
-            self._stale(used, "", f"{fill.name} fills its registers from memory that it is not given itself")
-            raise Undecided(f"which of its tensors {used.name} has kept")
+        places = self._places(used, fill)
         buffers = []
         for number, register in enumerate(used.registers):
-            declared = next(one for one in self.registers if _is_data(register, one))
+            declared = next(one for one in self.registers if is_data(register, one))
             buffers.append(
                 tirx.decl_buffer(declared.shape, declared.dtype, f"kept{number}", scope="local", layout=None)
             )
@@ -480,76 +505,5 @@ def _layout(buffer: tirx.Buffer) -> tuple[str, tuple[int, ...]]:
     return str(buffer.dtype), tuple(int(extent) for extent in buffer.shape)
 
 
-def _is_data(node: Any, buffer: tirx.Buffer) -> bool:
-    """Whether an expression is where a buffer begins."""
-    return tvm_ffi.structural_equal(node, buffer.data)
-
-
 def _is_local(buffer: tirx.Buffer) -> bool:
     return str(buffer.scope()) == "local"
-
-
-def _alike(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    return len(some) == len(others) and all(
-        a.same_as(b) or tvm_ffi.structural_equal(a, b) for a, b in zip(some, others, strict=True)
-    )
-
-
-def _meet(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Whether there is one that is among both."""
-    return any(_alike((a,), (b,)) for a in some for b in others)
-
-
-def _bounds(around: Sequence[Any]) -> list[tuple[Any, int]] | None:
-    """The conditions around a call, each ``value < bound``; ``None`` if one has another form."""
-    found: list[tuple[Any, int]] = []
-    pending = [one for one in around if not isinstance(one, tirx.For)]
-    while pending:
-        condition = pending.pop()
-        if isinstance(condition, tirx.And):
-            pending += [condition.a, condition.b]
-        elif isinstance(condition, tirx.LT) and isinstance(condition.b, tirx.IntImm):
-            found.append((condition.a, int(condition.b.value)))
-        elif isinstance(condition, tirx.LE) and isinstance(condition.b, tirx.IntImm):
-            found.append((condition.a, int(condition.b.value) + 1))
-        else:
-            return None
-    return found
-
-
-def _bound_of(bounds: Sequence[tuple[Any, int]], value: Any, default: int | None = None) -> int | None:
-    found = [bound for one, bound in bounds if one.same_as(value) or tvm_ffi.structural_equal(one, value)]
-    return min(found) if found else default
-
-
-def _is_turn(loop: tirx.For) -> bool:
-    """Whether a loop counts its turns from 0, one after another."""
-    return (
-        loop.kind == tirx.ForKind.SERIAL
-        and loop.step is None
-        and isinstance(loop.min, tirx.IntImm)
-        and not loop.min.value
-    )
-
-
-def _is_tile(tile: Any, turn: Any, blocks: Any, block: Any) -> bool:
-    """Whether a tile is ``turn * blocks + block``."""
-    return any(
-        tvm_ffi.structural_equal(tile, form)
-        for product in (turn * blocks, blocks * turn)
-        for form in (product + block, block + product)
-    )
-
-
-def _number(value: Any, env: Mapping[Any, int]) -> int:
-    """A whole number, where all of its variables are known.
-
-    Raises
-    ------
-    Undecided
-        If it is none.
-    """
-    found: Expr = index_of(value, {variable: const(number) for variable, number in env.items()})
-    if found.op != "const":
-        raise Undecided(f"the value of {value} in a kernel")
-    return int(found.value)
