@@ -31,7 +31,7 @@ from souffle.codegen.nvcc import compile_cubin
 from souffle.cost import CostDevice, Work, cost_device, predict_work, work_of
 from souffle.errors import OptionError
 from souffle.kernel import KernelShape
-from souffle.kernel.calls import kernel_of_stage
+from souffle.kernel.kernel_shape import kernel_of_stage
 from souffle.pipeline import LEVELS, transform_program
 from souffle.schedule.form_stages import JoinPolicy, form_stages
 from souffle.schedule.gpu import RULES, GpuRequest, GpuSchedule, ScheduleError, Sketch, StageForms, check_schedule

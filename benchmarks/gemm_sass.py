@@ -25,7 +25,7 @@ from souffle.codegen.nvcc import compile_cubin
 from souffle.cost import predict_stage
 from souffle.cost.device import cost_device, product_names
 from souffle.decision import Refused
-from souffle.kernel.calls import kernel_of_stage
+from souffle.kernel.kernel_shape import kernel_of_stage
 from souffle.pipeline import stages_of
 from souffle.schedule.gpu import GpuSchedule, Rule, StageForms
 from souffle.schedule.gpu.device import device_for

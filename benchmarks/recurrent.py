@@ -31,7 +31,7 @@ from benchmarks.prices import microseconds
 from benchmarks.record import kept_results, save_results
 from souffle.cli.output import format_table
 from souffle.codegen.assemble import CompiledKernels
-from souffle.kernel.calls import LoopCall
+from souffle.kernel.kernel_shape import LoopCall
 from souffle.pipeline import compile_cuda
 
 __all__ = ["in_short", "kept_bytes", "recurrent"]

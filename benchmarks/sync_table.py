@@ -41,15 +41,13 @@ from souffle import models
 from souffle.analysis import Analysis, Relies
 from souffle.cli.output import format_table
 from souffle.codegen.assemble import CompiledKernels
-from souffle.kernel import KernelShape
-from souffle.kernel.calls import LoopCall
 from souffle.kernel.dependences import TileDependences
 from souffle.partition import Subprogram
 from souffle.pipeline import LEVELS, compile_cuda
 from souffle.program import ExternTE, Tensor
 from souffle.schedule.stage import LoopStage, Stage, Unit
 
-__all__ = ["Read", "RuleSyncs", "block_barriers", "main", "measure", "relies", "rule_syncs", "runs", "stays_on_block"]
+__all__ = ["Read", "RuleSyncs", "main", "measure", "relies", "rule_syncs", "runs", "stays_on_block"]
 
 
 @dataclass(frozen=True)
@@ -203,17 +201,6 @@ def rule_syncs(units: Sequence[Unit], analysis: Analysis, stays: Stays) -> RuleS
     return RuleSyncs(paper, any_, each, left)
 
 
-def block_barriers(shape: KernelShape) -> int:
-    """Block barriers between stages that one launch of a kernel waits at."""
-    total = 0
-    for call in shape.calls:
-        if isinstance(call, LoopCall):
-            total += call.steps * sum(inner.block_sync_before for inner in call.calls)
-        else:
-            total += call.block_sync_before
-    return total
-
-
 class _Seen:
     """What the compiler's stages gave, for one compilation."""
 
@@ -241,7 +228,7 @@ def _counted(compiled: CompiledKernels, seen: _Seen) -> dict[str, Any]:
         "launches": len(launched),
         "stage_runs": runs_in_all,
         "grid": sum(kernel.grid_syncs for kernel in launched),
-        "block": sum(block_barriers(shapes[kernel.name]) for kernel in launched),
+        "block": sum(shapes[kernel.name].block_syncs for kernel in launched),
         "paper": sum(rule.paper for rule in rules),
         "any": sum(rule.any for rule in rules),
         "each": sum(rule.each for rule in rules),

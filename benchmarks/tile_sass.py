@@ -20,7 +20,7 @@ from souffle.cli.output import format_table
 from souffle.codegen.cuda import emit_cuda
 from souffle.codegen.nvcc import compile_cubin
 from souffle.cost import work_of
-from souffle.kernel.calls import kernel_of_stage
+from souffle.kernel.kernel_shape import kernel_of_stage
 from souffle.schedule.gpu import RULES, GpuSchedule, StageForms
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.gpu.scheduler import gpu_request

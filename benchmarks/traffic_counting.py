@@ -21,7 +21,7 @@ from tvm import tirx
 
 from souffle.errors import SouffleError
 from souffle.kernel import KernelShape
-from souffle.kernel.calls import ArgumentPlace, LoopCall
+from souffle.kernel.kernel_shape import ArgumentPlace, LoopCall
 from souffle.schedule.lower import WINDOWS, DeviceFunction
 from souffle.tvm_compat import const_int
 from souffle.verify.accesses import Branch, Function, Item, MemoryAccess, SerialLoop

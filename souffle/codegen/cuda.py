@@ -11,7 +11,7 @@ from tvm import tirx
 from souffle.codegen.device_functions import with_device_functions
 from souffle.codegen.extrema import with_cuda_extrema
 from souffle.codegen.short_integers import with_short_integers
-from souffle.kernel.calls import KernelShape
+from souffle.kernel.kernel_shape import KernelShape
 from souffle.kernel.merge import MergedKernel, merge
 
 __all__ = ["emit_cuda", "module_text", "text_of_functions"]

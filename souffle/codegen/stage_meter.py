@@ -23,7 +23,7 @@ from souffle.codegen.nvcc import compile_cubin, compiler_version, content_key, f
 from souffle.codegen.plan import Plan, Resources
 from souffle.decision import Decision
 from souffle.kernel import KernelShape
-from souffle.kernel.calls import kernel_of_stage
+from souffle.kernel.kernel_shape import kernel_of_stage
 from souffle.parallel import map_in_threads
 from souffle.partition import Demand, PartitionRequest, Subprogram
 from souffle.schedule.lower import DeviceFunction

@@ -14,7 +14,7 @@ from tvm import tirx
 from tvm.backend.cuda.op import cuda_grid_sync
 
 from souffle.errors import OptionError
-from souffle.kernel.calls import KernelShape, LoopCall
+from souffle.kernel.kernel_shape import KernelShape, LoopCall
 from souffle.kernel.watchdog import OVERDUE_FUNCTION, POLLS
 from souffle.tvm_compat import PrimExpr
 from souffle.watchdog import GRID_BARRIER
@@ -53,7 +53,7 @@ class WaitPlace:
     kernel : int
         The kernel's number in its network.
     stage : int
-        That of the stage before which it stands, of :attr:`souffle.kernel.calls.KernelShape.functions`.
+        That of the stage before which it stands, of :attr:`souffle.kernel.kernel_shape.KernelShape.functions`.
     step : PrimExpr
         Of the loop that it stands in; -1 outside of loops.
     """

@@ -26,8 +26,8 @@ import tvm
 from tvm import tirx
 
 from souffle.kernel.block_flags import BlockFlags, flag_words
-from souffle.kernel.calls import ArgumentPlace, KernelShape, LoopCall, StageCall, TileWait
 from souffle.kernel.grid_barrier import GRID_BARRIERS, STATE_DTYPE, GridBarrier, WaitPlace
+from souffle.kernel.kernel_shape import ArgumentPlace, KernelShape, LoopCall, StageCall, TileWait
 from souffle.kernel.text import format_calls
 from souffle.schedule.lower.device_function import DeviceFunction, LoweringError
 from souffle.schedule.stage import Window

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import tvm
 
 from souffle.decision import Barrier
-from souffle.kernel.calls import CallPlan, KernelShape, plan_calls
+from souffle.kernel.calls import CallPlan, plan_calls
 from souffle.kernel.dependences import TileDependences
 from souffle.kernel.grid_barrier import barrier_for
+from souffle.kernel.kernel_shape import KernelShape
 from souffle.kernel.merge import MergedKernel, merge
 from souffle.kernel.text import format_calls, format_parameters
 from souffle.kernel.waits import Expected

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from souffle.decision import Barrier
 from souffle.kernel.assignment import Assignment, Digits
-from souffle.kernel.calls import ArgumentPlace, KernelShape, LoopCall, StageCall
+from souffle.kernel.kernel_shape import ArgumentPlace, KernelShape, LoopCall, StageCall
 from souffle.program import Tensor
 from souffle.wording import counted
 

@@ -25,8 +25,7 @@ __all__ = [
     "PlacedFlags",
     "SiteWait",
     "WaitPrices",
-    "crossed_between_steps",
-    "crossed_in_order",
+    "crossed_sites",
     "place_flags",
 ]
 
@@ -126,9 +125,7 @@ def place_flags(
 
 
 class _Chooser:
-    def __init__(
-        self, sites: Mapping[Site, int], crossings: Sequence[Crossing], prices: WaitPrices, runs: int
-    ) -> None:
+    def __init__(self, sites: Mapping[Site, int], crossings: Sequence[Crossing], prices: WaitPrices, runs: int) -> None:
         self.sites, self.crossings, self.prices, self.runs = sites, crossings, prices, runs
         self.at: dict[Site, list[Crossing]] = {}
         for crossing in crossings:
@@ -191,15 +188,10 @@ class _Chooser:
         return total
 
 
-def crossed_in_order(earlier: int, later: int) -> tuple[tuple[Site, int], ...]:
-    """Sites between two epochs outside of loops, each before the epoch of its number."""
-    return tuple((site, 0) for site in range(earlier + 1, later + 1))
+def crossed_sites(earlier: int, later: int, distance: int, last: int, *, between: bool) -> tuple[tuple[Site, int], ...]:
+    """Sites between an epoch of a step and one of a step `distance` later; each but site 0 stands before its epoch.
 
-
-def crossed_between_steps(
-    earlier: int, later: int, distance: int, last: int, *, between: bool
-) -> tuple[tuple[Site, int], ...]:
-    """Sites between an epoch of a step and one of a step `distance` later; site 0 stands between steps, if `between`.
+    Outside of loops the distance is 0. Site 0 stands between steps, if `between`.
 
     Parameters
     ----------

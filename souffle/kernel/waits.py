@@ -20,7 +20,7 @@ import numpy as np
 from souffle.decision import Barrier
 from souffle.kernel.assignment import Assignment, fit, turns
 from souffle.kernel.dependences import TileDependence, TileDependences
-from souffle.kernel.tile_waits import Crossing, WaitPrices, crossed_between_steps, crossed_in_order
+from souffle.kernel.tile_waits import Crossing, WaitPrices, crossed_sites
 from souffle.program import Tensor
 from souffle.schedule.stage import LoopStage, Stage, Unit
 
@@ -174,11 +174,13 @@ class Waits:
         epoch_of = dict(zip(order.units, order.epochs, strict=True))
         writer: dict[Tensor, Unit] = {}
         found: list[Crossing] = []
+        last = max(order.epochs)
         for unit in order.units:
             for tensor in dict.fromkeys(unit.inputs):
                 if tensor in writer:
                     edge = _Edge(writer[tensor], unit, tensor, tensor)
-                    found += self._crossing(edge, crossed_in_order(epoch_of[edge.producer], epoch_of[unit]))
+                    sites = crossed_sites(epoch_of[edge.producer], epoch_of[unit], 0, last, between=False)
+                    found += self._crossing(edge, sites)
             writer.update(dict.fromkeys(unit.outputs, unit))
         return found
 
@@ -198,7 +200,7 @@ class Waits:
         for edge, distance, reads_first in _edges_between_steps(unit):
             earlier, later = (edge.consumer, edge.producer) if reads_first else (edge.producer, edge.consumer)
             epochs = epoch_of[earlier], epoch_of[later]
-            sites = crossed_between_steps(*epochs, distance, max(body.epochs), between=between)
+            sites = crossed_sites(*epochs, distance, max(body.epochs), between=between)
             found += self._crossing(edge, sites, reads_first=reads_first)
         return found
 

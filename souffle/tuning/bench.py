@@ -21,7 +21,7 @@ from souffle.cost import CostDevice, cost_device, device_of_arch, product_names
 from souffle.decision import Refused
 from souffle.errors import CompilerNotFoundError, CudaCompileError, DeviceError, OptionError
 from souffle.kernel import KernelShape
-from souffle.kernel.calls import kernel_of_stage
+from souffle.kernel.kernel_shape import kernel_of_stage
 from souffle.options import Options
 from souffle.parallel import map_in_threads
 from souffle.program import Tensor

@@ -15,7 +15,10 @@ from collections.abc import Iterator, Sequence
 from souffle.certificate import Counterexample
 from souffle.codegen.plan import Buffer, Kernel, Plan
 from souffle.verify.expressions import Undecided
-from souffle.verify.kernel_reader import (
+from souffle.verify.kernel_reader import KernelText
+from souffle.verify.stage_functions import Library
+from souffle.verify.tiles_in_a_row import Prefetch, StageRun
+from souffle.verify.wait_names import (
     ARRIVE_FUNCTION,
     AWAIT_FUNCTION,
     BEGIN_FUNCTION,
@@ -23,10 +26,7 @@ from souffle.verify.kernel_reader import (
     LEAVE_FUNCTION,
     WATCHED_AWAIT_FUNCTION,
     WATCHED_FUNCTION,
-    KernelText,
 )
-from souffle.verify.stage_functions import Library
-from souffle.verify.tiles_in_a_row import Prefetch, StageRun
 
 __all__ = ["counter_text", "memory_of_its_own", "not_renamed"]
 

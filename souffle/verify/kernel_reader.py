@@ -5,7 +5,6 @@ The kernel's own loops are unrolled: what is proven is proven of the sequence of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,47 +26,36 @@ from souffle.verify.expressions import (
     variable,
 )
 from souffle.verify.indices import bytes_of, index_of, operator_name
-from souffle.verify.kernel_pointers import Choice, Pointer, moved, number_at, resolved
+from souffle.verify.kernel_items import (
+    Ahead,
+    Arrival,
+    Await,
+    BarrierMark,
+    KernelIf,
+    KernelLoop,
+    Leave,
+    parted,
+    unrolled,
+    waits,
+    wrong_ticks,
+)
+from souffle.verify.kernel_pointers import Choice, Pointer, moved
 from souffle.verify.tiles_in_a_row import Arrive, Prefetch, SharedParts, SlotWait, StageRun, Sync
+from souffle.verify.wait_names import (
+    ARRIVE_FUNCTION,
+    AWAIT_FUNCTION,
+    BEGIN_FUNCTION,
+    COUNTER_FUNCTION,
+    GRID_WAITS,
+    LEAVE_FUNCTION,
+    WATCHED_AWAIT_FUNCTION,
+    WATCHED_FUNCTION,
+)
 
-__all__ = [
-    "ARRIVE_FUNCTION",
-    "AWAIT_FUNCTION",
-    "BEGIN_FUNCTION",
-    "COUNTER_FUNCTION",
-    "LEAVE_FUNCTION",
-    "WATCHED_AWAIT_FUNCTION",
-    "WATCHED_FUNCTION",
-    "KernelText",
-    "read_kernel",
-]
+__all__ = ["KernelText", "read_kernel"]
 
 WINDOW_FUNCTION = "souffle_window"
 """A tensor whose parts lie in the shared memory of the blocks that make them."""
-
-COUNTER_FUNCTION = "souffle_wait_for_grid"
-"""A grid barrier that counts arrivals in memory: ``COUNTER_FUNCTION(state, num_blocks)``."""
-
-WATCHED_FUNCTION = "souffle_watched_wait_for_grid"
-"""The same with a limit: ``WATCHED_FUNCTION(state, num_blocks, record, limit, kernel, stage, step)``."""
-
-GRID_WAITS = ("tirx.cuda.grid_sync", COUNTER_FUNCTION, WATCHED_FUNCTION)
-"""What all blocks wait for each other with."""
-
-BEGIN_FUNCTION = "souffle_ticks_before"
-"""The number of arrivals before this launch: ``BEGIN_FUNCTION(state)``."""
-
-ARRIVE_FUNCTION = "souffle_arrive"
-"""A block says how often it has arrived: ``ARRIVE_FUNCTION(state, tick)``."""
-
-AWAIT_FUNCTION = "souffle_wait_for_slots"
-"""The blocks of slots have arrived as often: ``AWAIT_FUNCTION(state, first, last, num_blocks, tick)``."""
-
-WATCHED_AWAIT_FUNCTION = "souffle_watched_wait_for_slots"
-"""The same with a limit: ``WATCHED_AWAIT_FUNCTION(..., record, limit, kernel, stage, step, slot)``."""
-
-LEAVE_FUNCTION = "souffle_leave"
-"""No block waits any more: ``LEAVE_FUNCTION(state, num_blocks, tick, words)``."""
 
 _MANY = 1 << 20
 """More blocks than any device holds at once."""
@@ -113,51 +101,6 @@ class KernelText:
     words: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Barrier:
-    """All threads of a block wait, in the turns of slots below a bound, or in all."""
-
-    slots: int | None
-
-
-@dataclass(frozen=True, eq=False)
-class _Await:
-    """The turn of a slot waits for an arrival."""
-
-    tick: Expr
-    slots: SlotWait
-
-
-@dataclass(frozen=True, eq=False)
-class _Arrival:
-    tick: Expr
-
-
-@dataclass(frozen=True, eq=False)
-class _Leave:
-    tick: Expr
-
-
-@dataclass(frozen=True, eq=False)
-class _Ahead:
-    pointer: Pointer | Choice
-    nbytes: Expr
-
-
-@dataclass(frozen=True, eq=False)
-class _Loop:
-    axis: Axis
-    low: Expr
-    body: tuple[Any, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class _If:
-    condition: Expr
-    then: tuple[Any, ...]
-    otherwise: tuple[Any, ...]
-
-
 def read_kernel(func: tirx.PrimFunc) -> KernelText:
     """The run of a merged kernel ``kernel(pointers..., num_blocks)``; what cannot be read is in its `problems`."""
     return _Reader(func).read()
@@ -180,7 +123,7 @@ class _Reader(StatementVisitor):
         self.words: dict[int, None] = {}
         # Arrivals before the launch, and the waits of each call of a stage before it is known at which step.
         self.before = Axis("arrivals before", _MANY)
-        self.awaits: dict[int, tuple[_Await, ...]] = {}
+        self.awaits: dict[int, tuple[Await, ...]] = {}
         # Of each call of a stage, before it is known at which step.
         self.given: list[tuple[Pointer | Choice, ...]] = []
         # The loop over the tiles of a slot that is being read.
@@ -198,11 +141,11 @@ class _Reader(StatementVisitor):
         self.env[count] = variable(self.blocks)
         events: tuple[Any, ...] = ()
         try:
-            events = tuple(_unrolled(self.visit(self.func.body), self, {}, ()))
+            events = tuple(unrolled(self.visit(self.func.body), self.given, self.awaits, {}))
         except Undecided as reason:
             self.problems[str(reason)] = None
-        self.refuted |= dict.fromkeys(_wrong_ticks(events))
-        events = tuple(event for event in events if not isinstance(event, _Leave))
+        self.refuted |= dict.fromkeys(wrong_ticks(events))
+        events = tuple(event for event in events if not isinstance(event, Leave))
         found = (self.problems, self.refuted, self.counters, self.records, self.calls, self.words)
         return KernelText(events, self.threads, *map(tuple, found))
 
@@ -221,10 +164,10 @@ class _Reader(StatementVisitor):
         condition, then = index_of(node.condition, self.env), self.visit(node.then_case)
         otherwise = () if node.else_case is None else self.visit(node.else_case)
         if condition.opaque or condition.axes & {self.block, self.thread, self.blocks}:
-            if any(_waits(item) for item in (*then, *otherwise)):
+            if any(waits(item) for item in (*then, *otherwise)):
                 self.refuted[f"a barrier under the condition {node.condition}, which not all threads meet"] = None
             raise Undecided(f"a stage under the condition {node.condition}")
-        return (_If(condition, then, otherwise),)
+        return (KernelIf(condition, then, otherwise),)
 
     def visit_evaluate(self, node: tirx.Evaluate) -> tuple[Any, ...]:
         return self.call(node.value) if isinstance(node.value, Call) else ()
@@ -255,7 +198,7 @@ class _Reader(StatementVisitor):
             axis = Axis(str(node.loop_var.name), max(1, extent.value))
             self.env[node.loop_var] = operation("add", low, variable(axis))
             body = self.visit(node.body)
-            return (_Loop(axis, low, body),) if extent.value > 0 else ()
+            return (KernelLoop(axis, low, body),) if extent.value > 0 else ()
         if extent.opaque or extent.axes != {self.blocks} or low is not const(0):
             raise Undecided(f"the loop over {node.loop_var.name} of {node.extent} turns")
         return self.tile_loop(node, extent)
@@ -278,12 +221,12 @@ class _Reader(StatementVisitor):
         self.env[node.loop_var] = turn
         self.loops += 1
         self.grid_waits.clear()
-        marks: list[StageRun | _Barrier | _Await] = []
+        marks: list[StageRun | BarrierMark | Await] = []
         self.turn(node.body, sums, None, self.threads, marks)
-        runs = [replace(run, loop=self.loops) for run in _parted(marks)]
-        waits: list[_Await] = []
+        runs = [replace(run, loop=self.loops) for run in parted(marks)]
+        waits: list[Await] = []
         for mark in marks:
-            if isinstance(mark, _Await):
+            if isinstance(mark, Await):
                 waits.append(mark)
             elif isinstance(mark, StageRun):
                 self.awaits[mark.call] = tuple(waits)
@@ -294,7 +237,7 @@ class _Reader(StatementVisitor):
         return (*before[:1], *runs, *after[:1])
 
     def turn(
-        self, node: Any, tile: list[Expr], tiles: int | None, threads: int, marks: list[StageRun | _Barrier]
+        self, node: Any, tile: list[Expr], tiles: int | None, threads: int, marks: list[StageRun | BarrierMark]
     ) -> None:
         """One turn: its calls and the barriers between them."""
         for part in statements_of(node):
@@ -316,7 +259,7 @@ class _Reader(StatementVisitor):
                 self.block_barrier(part.value)
                 if threads < self.threads:
                     self.refuted["a block barrier that only some threads of a block reach"] = None
-                marks.append(_Barrier(tiles))
+                marks.append(BarrierMark(tiles))
             elif name in GRID_WAITS:
                 if tiles is None and threads == self.threads:
                     calls = sum(isinstance(mark, StageRun) for mark in marks)
@@ -333,7 +276,7 @@ class _Reader(StatementVisitor):
                 raise Undecided(f"a call of {name} in a loop over tiles")
 
     def place(
-        self, node: tirx.For, tile: list[Expr], tiles: int | None, threads: int, marks: list[StageRun | _Barrier]
+        self, node: tirx.For, tile: list[Expr], tiles: int | None, threads: int, marks: list[StageRun | BarrierMark]
     ) -> None:
         """A loop over the tiles of a slot: one run of its stage, or where several take turns one of each at each place.
 
@@ -345,10 +288,10 @@ class _Reader(StatementVisitor):
             raise Undecided(f"the loop over {node.loop_var.name} in a loop over tiles")
         self.places = Axis(str(node.loop_var.name), max(1, extent.value))
         self.env[node.loop_var] = variable(self.places)
-        own: list[StageRun | _Barrier] = []
+        own: list[StageRun | BarrierMark] = []
         self.turn(node.body, tile, tiles if extent.value else 0, threads, own)
         self.places = None
-        runs = _parted(own)
+        runs = parted(own)
         if len(runs) * extent.value > _MOST_IN_A_TURN:
             raise Undecided(f"{len(runs)} stages in a loop over the {extent.value} tiles of a slot")
         # A barrier outside of the loop does not part the tiles of a slot.
@@ -372,7 +315,7 @@ class _Reader(StatementVisitor):
                 raise Undecided(f"the condition {node} in a loop over tiles")
         return tiles, threads
 
-    def wait(self, call: Call, tile: list[Expr], tiles: int | None, threads: int) -> _Await:
+    def wait(self, call: Call, tile: list[Expr], tiles: int | None, threads: int) -> Await:
         """``AWAIT_FUNCTION(state, first, last, num_blocks, tick)`` in the turn of a slot."""
         name = operator_name(call)
         self.state(call, name)
@@ -388,7 +331,7 @@ class _Reader(StatementVisitor):
         ends = self.slots_between(first, last, tile, max(1, tiles))
         if ends.first.min() < 0:
             self.refuted[f"a wait for slot {int(ends.first.min())}, which is on no block"] = None
-        return _Await(self.tick(tick, call), ends)
+        return Await(self.tick(tick, call), ends)
 
     def slots_between(self, first: Expr, last: Expr, tile: list[Expr], count: int) -> SlotWait:
         """Which slots each slot waits for. Those of some grids only do not count, and it is not proven then."""
@@ -526,11 +469,11 @@ class _Reader(StatementVisitor):
             return (Sync("block"),)
         if name == ARRIVE_FUNCTION:
             self.state(call, name)
-            return Sync("block"), _Arrival(self.tick(index_of(call.args[2], self.env), call))
+            return Sync("block"), Arrival(self.tick(index_of(call.args[2], self.env), call))
         if name == LEAVE_FUNCTION:
             return self.leave(call)
         if name == "souffle_prefetch_l2":
-            return (_Ahead(self.pointer(call.args[1]), index_of(call.args[2], self.env)),)
+            return (Ahead(self.pointer(call.args[1]), index_of(call.args[2], self.env)),)
         raise Undecided(f"a call of {name} outside of a loop over tiles")
 
     def counter(self, call: Call) -> Sync:
@@ -552,7 +495,7 @@ class _Reader(StatementVisitor):
         if words.op != "const":
             raise Undecided(f"how many words of flags there are: {call.args[4]}")
         self.words[words.value] = None
-        return Sync("block"), _Leave(self.tick(tick, call))
+        return Sync("block"), Leave(self.tick(tick, call))
 
     def whole(self, node: Any) -> int:
         """The parameter that what waits is given as it is."""
@@ -566,26 +509,6 @@ class _Reader(StatementVisitor):
             raise Undecided(f"the barrier {call}")
 
 
-def _parted(marks: Sequence[StageRun | _Barrier]) -> list[StageRun]:
-    """The calls of one turn, with whether a barrier stands between each and its neighbours whenever it is made."""
-    runs: list[StageRun] = []
-    waits: list[_Barrier] = []
-    for mark in (*(mark for mark in marks if not isinstance(mark, _Await)), None):
-        if isinstance(mark, _Barrier):
-            waits.append(mark)
-            continue
-        for run in runs[-1:]:
-            runs[-1] = replace(run, after=_reached(waits, run))
-        if mark is not None:
-            runs.append(replace(mark, before=_reached(waits, mark)))
-        waits = []
-    return runs
-
-
-def _reached(waits: Sequence[_Barrier], run: StageRun) -> bool:
-    return any(wait.slots is None or wait.slots >= run.turns for wait in waits)
-
-
 def _replaced(expr: Expr, forms: list[Expr], by: Expr) -> Expr:
     """`expr` with `by` for each part that is one of `forms`."""
     if any(expr is form for form in forms):
@@ -593,68 +516,3 @@ def _replaced(expr: Expr, forms: list[Expr], by: Expr) -> Expr:
     if not expr.args:
         return expr
     return operation(expr.op, *(_replaced(arg, forms, by) for arg in expr.args))
-
-
-def _waits(item: Any) -> bool:
-    if isinstance(item, _Loop):
-        return any(_waits(i) for i in item.body)
-    if isinstance(item, _If):
-        return any(_waits(i) for i in (*item.then, *item.otherwise))
-    return isinstance(item, Sync | _Arrival | _Leave) or (isinstance(item, StageRun) and (item.before or item.after))
-
-
-def _unrolled(
-    items: tuple[Any, ...],
-    read: _Reader,
-    values: dict[Axis, np.int64],
-    step: tuple[int, ...],
-) -> Iterator[StageRun | Sync | Arrive | Prefetch | _Leave]:
-    for item in items:
-        if isinstance(item, _Loop):
-            for turn in range(item.axis.extent):
-                yield from _unrolled(item.body, read, {**values, item.axis: np.int64(turn)}, (*step, turn))
-        elif isinstance(item, _If):
-            yield from _unrolled(
-                item.then if number_at(item.condition, values) else item.otherwise, read, values, step
-            )
-        elif isinstance(item, StageRun) and item.tiles:
-            pointers = tuple(resolved(p, values) for p in read.given[item.call])
-            awaits = tuple((int(number_at(w.tick, values)), w.slots) for w in read.awaits.get(item.call, ()))
-            yield replace(item, pointers=pointers, step=step, awaits=awaits)
-        elif isinstance(item, _Arrival):
-            yield Arrive(int(number_at(item.tick, values)))
-        elif isinstance(item, _Leave):
-            yield _Leave(const(int(number_at(item.tick, values))))
-        elif isinstance(item, _Ahead):
-            yield Prefetch(resolved(item.pointer, values), number_at(item.nbytes, values))
-        elif not isinstance(item, StageRun):
-            yield item
-
-
-def _wrong_ticks(events: Sequence[Any]) -> Iterator[str]:
-    """What is wrong with the numbers of arrivals: of each, of those that are waited for, and of all in a launch.
-
-    A block comes to its waits in the order of the text, as all do: if each is for an arrival before it, those that are
-    least far go on, so that all come to the end.
-    """
-    arrived, left = 0, False
-    for event in events:
-        if left and not isinstance(event, Sync | Prefetch):
-            yield "flags are left before the end of the kernel"
-            left = False
-        if isinstance(event, Arrive):
-            arrived += 1
-            if event.tick != arrived:
-                yield f"arrival {arrived} of a launch says that it is number {event.tick}"
-        elif isinstance(event, StageRun):
-            for tick, _ in event.awaits:
-                if tick > arrived:
-                    at = f" at step {'.'.join(map(str, event.step))}" if event.step else ""
-                    yield f"{event.name}{at} waits for arrival {tick}, and {arrived} stand before it: a deadlock"
-        elif isinstance(event, _Leave):
-            left = True
-            if event.tick.value != arrived:
-                yield f"a launch with {arrived} arrivals leaves flags for the next one as after {event.tick.value}"
-    leaves = sum(isinstance(event, _Leave) for event in events)
-    if leaves != (arrived > 0):
-        yield f"flags of {arrived} arrivals are left {leaves} times"

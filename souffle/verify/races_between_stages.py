@@ -103,6 +103,8 @@ class StagePairs:
         self.library = library
         self.pairs = 0
         self._known: dict[tuple, _Conflicts | Undecided] = {}
+        # Of the span looked at: behind each event, the number of the next arrival.
+        self._next: list[int | None] = []
 
     def span(
         self, kernel: str, events: Sequence[tuple[StageRun, tuple[Located, ...]] | Sync | Arrive]
@@ -117,7 +119,6 @@ class StagePairs:
         """
         arrivals = [event for event in events if isinstance(event, Arrive)]
         passed = list(accumulate(isinstance(event, Arrive) for event in events))
-        # Behind each event, the number of the next arrival.
         self._next = [arrivals[n].tick if n < len(arrivals) else None for n in passed]
         events = [Sync("block") if isinstance(event, Arrive) else event for event in events]
         spots: dict[str, list[_Spot]] = {}

@@ -8,7 +8,7 @@ import pytest
 from tvm import te
 
 import souffle
-from benchmarks.sync_table import block_barriers, main, measure, relies, rule_syncs, runs, stays_on_block
+from benchmarks.sync_table import main, measure, relies, rule_syncs, runs, stays_on_block
 from souffle.analysis import Analysis, Relies, analyze
 from souffle.kernel.dependences import TileDependences
 from souffle.program import TEProgram
@@ -97,7 +97,7 @@ def test_block_barriers_are_counted_for_each_step() -> None:
     _, _, kernels = together(from_the_start(6, 4))
     (merged,) = kernels.merged
     assert kernels.plan.kernels[0].grid_syncs == 0
-    assert block_barriers(merged.shape) == 6
+    assert merged.shape.block_syncs == 6
 
 
 def test_a_tiny_model(tmp_path, capsys: pytest.CaptureFixture) -> None:

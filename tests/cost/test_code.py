@@ -12,7 +12,7 @@ from souffle.codegen.machine_code import code_bytes
 from souffle.codegen.nvcc import compile_cubin, find_nvcc
 from souffle.cost import KernelForecast, Work, cost_device, predict_work, work_of
 from souffle.cost.code import fetching_runs, fits
-from souffle.kernel.calls import kernel_of_stage
+from souffle.kernel.kernel_shape import kernel_of_stage
 from souffle.schedule.lower import cuda_target
 from souffle.schedule.resources import StageResources
 from tests.cost.stages import affine, lowered, product

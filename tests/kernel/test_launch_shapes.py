@@ -15,7 +15,7 @@ import souffle
 from souffle.analysis import analyze
 from souffle.codegen.nvcc import find_nvcc
 from souffle.kernel import plan_calls
-from souffle.kernel.calls import KernelShape
+from souffle.kernel.kernel_shape import KernelShape
 from souffle.program import TEProgram
 from souffle.program.evaluate import evaluate
 from souffle.schedule.form_stages import JoinPolicy, form_stages

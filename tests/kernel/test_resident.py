@@ -8,7 +8,7 @@ from tvm import te
 
 from souffle.codegen.assemble import CompiledKernels
 from souffle.kernel import resident
-from souffle.kernel.calls import LoopCall
+from souffle.kernel.kernel_shape import LoopCall
 from souffle.program import TEProgram
 from souffle.program.evaluate import evaluate
 from tests.kernel.residents import compiled, gated, kept, narrow, residual, weight

@@ -15,7 +15,7 @@ from souffle.codegen.assemble import CompiledKernels
 from souffle.errors import KernelTimeoutError
 from souffle.kernel.block_flags import flag_words
 from souffle.kernel.tile_bands import band_around
-from souffle.kernel.tile_waits import Crossing, WaitPrices, crossed_between_steps, place_flags
+from souffle.kernel.tile_waits import Crossing, WaitPrices, crossed_sites, place_flags
 from souffle.mutation.mutants import Mutations
 from souffle.mutation.sandbox import Sandbox
 from souffle.mutation.trial import Trials, described, inputs_of, misses
@@ -170,9 +170,9 @@ def test_flags_are_where_they_take_less() -> None:
 
 
 def test_sites_between_steps() -> None:
-    assert crossed_between_steps(0, 0, 1, 0, between=True) == ((0, 0),)
-    assert crossed_between_steps(1, 0, 1, 2, between=True) == ((2, 1), (0, 0))
-    assert crossed_between_steps(2, 1, 2, 2, between=False) == ((1, 1), (2, 1), (1, 0))
+    assert crossed_sites(0, 0, 1, 0, between=True) == ((0, 0),)
+    assert crossed_sites(1, 0, 1, 2, between=True) == ((2, 1), (0, 0))
+    assert crossed_sites(2, 1, 2, 2, between=False) == ((1, 1), (2, 1), (1, 0))
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -12,7 +12,7 @@ from tvm import te, tirx
 from souffle.codegen.cuda import emit_cuda
 from souffle.emulator import compile_text
 from souffle.kernel import KernelShape
-from souffle.kernel.calls import ArgumentPlace, StageCall
+from souffle.kernel.kernel_shape import ArgumentPlace, StageCall
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Rule, Sketch
 from souffle.schedule.gpu.schedule_check import check_schedule

@@ -14,7 +14,7 @@ import souffle
 from souffle.codegen.cuda import emit_cuda
 from souffle.emulator import compile_text
 from souffle.kernel import KernelShape
-from souffle.kernel.calls import ArgumentPlace, StageCall
+from souffle.kernel.kernel_shape import ArgumentPlace, StageCall
 from souffle.program.evaluate import evaluate
 from souffle.program.flattening import has_shifted_division
 from souffle.program.llvm_pipeline import compile_llvm

@@ -1,0 +1,258 @@
+"""What a kernel is: which stages it calls, in which order, where each argument lies and where it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from souffle.kernel.assignment import Assignment
+from souffle.kernel.tile_bands import TileBand
+from souffle.schedule.lower.device_function import DeviceFunction
+from souffle.schedule.lower.fewer_threads import fit_functions
+from souffle.schedule.lower.kept_loads import KeptLoads
+from souffle.schedule.stage import Window
+
+__all__ = ["ArgumentPlace", "KernelShape", "LoopCall", "StageCall", "TileWait", "kernel_of_stage"]
+
+
+@dataclass(frozen=True)
+class ArgumentPlace:
+    """Where an argument of a stage lies: a parameter of the kernel, or a part of one that the step of a loop chooses.
+
+    At step ``s`` of a loop of ``n`` steps it is ``first[s]`` where that is given, `last` where that is given and ``s``
+    is ``n - 1``, and otherwise element ``((s - len(first)) % ring) * stride`` of `parameter`.
+
+    Attributes
+    ----------
+    parameter : int
+        Of the kernel.
+    stride : int
+        Elements from one step's part to the next one's; 0 outside of loops.
+    ring : int
+        Parts that take turns; 0 where every step has its own.
+    first : tuple of int
+        Parameters for the first steps.
+    last : int or None
+        The parameter for the last step.
+    window : Window or None
+        Where the parts of a block's tiles lie instead, as far as it has room for them.
+    """
+
+    parameter: int
+    stride: int = 0
+    ring: int = 0
+    first: tuple[int, ...] = ()
+    last: int | None = None
+    window: Window | None = None
+
+
+@dataclass(frozen=True)
+class TileWait:
+    """A tile waits until the blocks of some slots have arrived.
+
+    Attributes
+    ----------
+    place : int
+        Which arrival of the kernel's text it is.
+    ago : int
+        How many steps of the loop ago.
+    band : TileBand
+        The slots, for the slot that waits.
+    """
+
+    place: int
+    ago: int
+    band: TileBand
+
+
+@dataclass(frozen=True)
+class StageCall:
+    """One stage of a kernel.
+
+    Attributes
+    ----------
+    functions : tuple of DeviceFunction
+        What :func:`souffle.schedule.lower.lower_stage` gave for it, in the form that the kernel's threads ask for
+        (:func:`souffle.schedule.lower.fewer_threads.fit_functions`).
+    arguments : tuple of ArgumentPlace
+        One for each parameter of the stage.
+    sync_before : bool
+        Whether a grid sync stands before it.
+    prefetch : tuple of (ArgumentPlace, int)
+        What is asked into the L2 cache before the barrier that this stage waits at, and how many bytes (level V4,
+        paper §6.5).
+    block_sync_before : bool
+        Whether a block barrier stands before it.
+    assignment : Assignment or None
+        Which tiles a block computes together; ``None`` for each alone.
+    kept : KeptLoads or None
+        What fills the registers in which its function finds constants.
+    arrive_before : bool
+        Whether blocks say before it that they are done with all that stands before (:mod:`souffle.kernel.block_flags`).
+    waits : tuple of TileWait
+        What each of its tiles waits for.
+    """
+
+    functions: tuple[DeviceFunction, ...]
+    arguments: tuple[ArgumentPlace, ...]
+    sync_before: bool = False
+    prefetch: tuple[tuple[ArgumentPlace, int], ...] = ()
+    block_sync_before: bool = False
+    assignment: Assignment | None = None
+    kept: KeptLoads | None = None
+    arrive_before: bool = False
+    waits: tuple[TileWait, ...] = ()
+
+    @property
+    def slots(self) -> int:
+        """Its tiles, those that a block computes together counted once."""
+        return self.assignment.count if self.assignment else max(f.tiles for f in self.functions)
+
+
+@dataclass(frozen=True)
+class LoopCall:
+    """Stages that a kernel runs several times.
+
+    Attributes
+    ----------
+    steps : int
+    calls : tuple of StageCall
+        The first has a grid sync or a block barrier before it, which separates the steps.
+    sync_first : bool
+        Whether a grid sync stands before the first step.
+    prefetch : tuple of (ArgumentPlace, int)
+        What is asked into the L2 cache before the loop, and how many bytes: constants of which each step has its own
+        part, and which are small in all (level V4).
+    """
+
+    steps: int
+    calls: tuple[StageCall, ...]
+    sync_first: bool
+    prefetch: tuple[tuple[ArgumentPlace, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class KernelShape:
+    """A kernel up to the tensors that it is launched with: equal shapes are one kernel launched several times.
+
+    Attributes
+    ----------
+    calls : tuple of StageCall or LoopCall
+    parameters : tuple of (str, int)
+        Type and bytes of each tensor parameter.
+    blocks_per_sm : int
+        Blocks that a multiprocessor must hold at once, which bounds the registers of a thread; 1 bounds nothing.
+    """
+
+    calls: tuple[StageCall | LoopCall, ...]
+    parameters: tuple[tuple[str, int], ...]
+    blocks_per_sm: int = 1
+
+    @property
+    def stage_calls(self) -> Iterator[StageCall]:
+        """The calls in the text of the kernel: those of a loop once."""
+        return (call for call, _ in self.runs)
+
+    @property
+    def functions(self) -> tuple[DeviceFunction, ...]:
+        """What computes stages, as often as it stands in the text."""
+        return tuple(f for call in self.stage_calls for f in call.functions)
+
+    @property
+    def fills(self) -> tuple[DeviceFunction, ...]:
+        """What reads the constants that stages find in registers, each once."""
+        return tuple(dict.fromkeys(call.kept.fill for call in self.stage_calls if call.kept))
+
+    @property
+    def called(self) -> tuple[DeviceFunction, ...]:
+        """All that the kernel calls, each once."""
+        return tuple(dict.fromkeys((*self.functions, *self.fills)))
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return max(f.threads for f in self.functions)
+
+    @property
+    def tiles(self) -> int:
+        """Most tiles of a stage, those that a block computes together counted once: more blocks have nothing to do."""
+        return max(call.slots for call in self.stage_calls)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: all stages use one pool from its start, and what stays between them lies behind."""
+        windows = [place.window.end for call in self.stage_calls for place in call.arguments if place.window]
+        return max([*windows, *(f.shared_bytes for f in self.functions)])
+
+    @property
+    def runs(self) -> Iterator[tuple[StageCall, int]]:
+        """The calls in the text of the kernel, each with how often it is made in a launch."""
+        for call in self.calls:
+            steps = call.steps if isinstance(call, LoopCall) else 1
+            yield from ((stage, steps) for stage in (call.calls if isinstance(call, LoopCall) else (call,)))
+
+    @property
+    def ticks(self) -> int:
+        """How often each block says that it is done, in all."""
+        return sum(runs * call.arrive_before for call, runs in self.runs)
+
+    @property
+    def block_syncs(self) -> int:
+        """Block barriers between stages, in all."""
+        return sum(runs * call.block_sync_before for call, runs in self.runs)
+
+    @property
+    def flag_waits(self) -> tuple[tuple[int, int, int], ...]:
+        """How often the tiles of a stage wait for tiles, for how many blocks at most, and before how many slots.
+
+        Of those that wait for one arrival, the first in the text has the blocks; the others have 0, for they find the
+        flags set.
+        """
+        found, heard = [], set()
+        for call, runs in self.runs:
+            for wait in call.waits:
+                found.append((runs, 0 if wait.place in heard else wait.band.width, call.slots))
+                heard.add(wait.place)
+        return tuple(found)
+
+    @property
+    def grid_syncs(self) -> int:
+        """Grid-wide barriers that each block waits at, in all."""
+        # A loop that waits between its steps alone may wait before the first, too.
+        loops = (call for call in self.calls if isinstance(call, LoopCall))
+        before = sum(call.sync_first - call.calls[0].sync_before for call in loops)
+        return before + sum(runs * call.sync_before for call, runs in self.runs)
+
+
+_STEPS_ALONE = 100
+"""Of the loop around a stage alone that keeps its constants: too many to be unrolled."""
+
+
+def kernel_of_stage(
+    functions: Sequence[DeviceFunction],
+    parameters: Sequence[tuple[str, int]],
+    prefix: str,
+    kept: KeptLoads | None = None,
+) -> KernelShape:
+    """A kernel of one stage; a loop over it, if it keeps constants.
+
+    Parameters
+    ----------
+    functions : sequence of DeviceFunction
+        The stage's.
+    parameters : sequence of (str, int)
+        Type and bytes of each tensor that it takes.
+    prefix : str
+        Of the functions' names, which are numbered.
+    kept : KeptLoads, optional
+        What fills the registers in which its function finds constants.
+    """
+    if kept is not None:
+        named_kept = kept.named(prefix)
+        places = tuple(ArgumentPlace(number) for number in range(len(parameters)))
+        call = StageCall((named_kept.use,), places, kept=named_kept)
+        return KernelShape((LoopCall(_STEPS_ALONE, (call,), False),), tuple(parameters))
+    form = fit_functions(functions)
+    named = tuple(replace(form[function], name=f"{prefix}{number}") for number, function in enumerate(functions))
+    places = tuple(ArgumentPlace(number) for number in range(len(parameters)))
+    return KernelShape((StageCall(named, places),), tuple(parameters))
