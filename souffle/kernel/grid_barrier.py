@@ -151,17 +151,22 @@ def waits(shape: KernelShape) -> bool:
 # the L2, in which its slice serves about as many; and a sleep adds up to twice its length to each barrier. The load is
 # an acquire itself rather than a relaxed one with a fence after it: the fence is on the critical path, what earlier
 # turns invalidate in the first cache level is not.
-_COUNTER_TEXT = f"""
-static __device__ __forceinline__ int {COUNTER_FUNCTION}(unsigned* state, int num_blocks) {{
+_ARRIVE = """\
   __syncthreads();
-  if (threadIdx.x == 0) {{
+  if (threadIdx.x == 0) {
     size_t counter = __cvta_generic_to_global(state);
     unsigned add = blockIdx.x == 0 ? 0x80000000u - (unsigned)(num_blocks - 1) : 1u;
     unsigned found;
     asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(found) : "l"(counter), "r"(add) : "memory");
     unsigned now = found + add;
-    while (((found ^ now) & 0x80000000u) == 0) {{
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+"""
+
+_LOOK = '''asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");'''
+
+_COUNTER_TEXT = f"""
+static __device__ __forceinline__ int {COUNTER_FUNCTION}(unsigned* state, int num_blocks) {{
+{_ARRIVE}    while (((found ^ now) & 0x80000000u) == 0) {{
+      {_LOOK}
     }}
   }}
   __syncthreads();
@@ -183,21 +188,14 @@ _WATCHED_TEXT = f"""
 static __device__ __noinline__ int {WATCHED_FUNCTION}(unsigned* state, int num_blocks, unsigned* record,
                                                                  long long limit, int kernel, int stage, int step) {{
   int over = 0;
-  __syncthreads();
-  if (threadIdx.x == 0) {{
-    size_t counter = __cvta_generic_to_global(state);
-    unsigned add = blockIdx.x == 0 ? 0x80000000u - (unsigned)(num_blocks - 1) : 1u;
-    unsigned found;
-    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(found) : "l"(counter), "r"(add) : "memory");
-    unsigned now = found + add;
-    long long last = 0, left = limit;
+{_ARRIVE}    long long last = 0, left = limit;
     for (unsigned polls = 1; ((found ^ now) & 0x80000000u) == 0; ++polls) {{
       if (polls % {POLLS} == 0 && {OVERDUE_FUNCTION}(state + {OVER_WORD}, record, limit, &last, &left, {GRID_BARRIER},
                                                 kernel, stage, step, -1, 0, now, num_blocks)) {{
         over = 1;
         break;
       }}
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+      {_LOOK}
     }}
   }}
   if (__syncthreads_or(over)) asm volatile("exit;");
