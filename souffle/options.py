@@ -12,6 +12,7 @@ from souffle.certificate import CHECKS
 from souffle.errors import OptionError
 
 __all__ = [
+    "BARRIERS",
     "GRID_BARRIER_NAMES",
     "LEVELS",
     "ON_CHIP",
@@ -19,10 +20,12 @@ __all__ = [
     "REDUCTIONS",
     "REUSE_POLICIES",
     "SOUFFLE",
+    "WAITS",
     "Hook",
     "Level",
     "Options",
     "Progress",
+    "Waiting",
     "keep",
     "quiet",
 ]
@@ -65,12 +68,13 @@ LEVELS = {
     )
 }
 
-ON_CHIP = ("attention", "normalization", "interleaving", "channels", "reuse", "resident", "ramps", "weights")
+ON_CHIP = ("attention", "normalization", "interleaving", "channels", "reuse", "resident", "ramps", "weights", "teams")
 """What keeps tensors on chip at V4, each of which can be left out alone: a product, what follows it in rows and a
 second product in one stage; normalizations that become part of the products around them; sums of which an element
 needs several, such as a cell's gates, computed with it; tiles that own their channels through several operators; stages
 joined whose tiles match; tensors that stay in a block's shared memory from one stage to a later one; partial steps
-before and after a loop that become steps of it; and constants that stay in a block's registers for all its steps."""
+before and after a loop that become steps of it; constants that stay in a block's registers for all its steps; and
+blocks of a multiprocessor that are one, so that fewer wait for each other."""
 
 REUSE_POLICIES = ("belady", "lru")
 """Which tensors stay there while there is room: those needed soonest, or those used last (the paper's)."""
@@ -85,6 +89,26 @@ _LEAST_MS, _MOST_MS = 1e-3, 1e9
 
 WAITS = ("auto", "barriers", "flags")
 """What stands between dependent stages of a kernel: see :func:`souffle.compile`."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What may stand between the stages of a kernel.
+
+    Attributes
+    ----------
+    flags : str
+        One of :data:`WAITS`.
+    teams : bool
+        Whether blocks that share a multiprocessor may be one block, where that makes barriers cheaper.
+    """
+
+    flags: str
+    teams: bool
+
+
+BARRIERS = Waiting("barriers", teams=False)
+"""The paper's."""
 
 Hook = Callable[[str, object], object]
 """Called between stages with the stage's name and its result; what it returns replaces the result."""
@@ -201,9 +225,10 @@ class Options:
             object.__setattr__(self, "grid_barrier", "cooperative" if limit is None else "counter")
 
     @property
-    def flags(self) -> str:
-        """One of :data:`WAITS`: by price at V4 only; levels below have the paper's barriers."""
-        return "barriers" if self.waits == "auto" and not LEVELS[self.level].reuse else self.waits
+    def waiting(self) -> Waiting:
+        """What stands between stages: by price at V4 only; levels below have the paper's barriers."""
+        flags = "barriers" if self.waits == "auto" and not LEVELS[self.level].reuse else self.waits
+        return Waiting(flags, "teams" in self.on_chip)
 
     @property
     def on_chip(self) -> frozenset[str]:

@@ -184,7 +184,7 @@ class _Staging:
         forecast = predicted(stages)
         request = PartitionRequest(stages, self.device, analysis, forecast)
         if level.reuse and forecast is not None:
-            prices = KernelPrices(analysis.program.constants, self.dependences, self.options.flags)
+            prices = KernelPrices(analysis.program.constants, self.dependences, self.options.waiting)
             kernels = choose_kernels(self.planner, request, forecast, prices, self.given)
             partition, seconds, wanted = kernels.partition, kernels.seconds, kernels.worth_unrolling
             if "weights" in self.on_chip:
@@ -213,7 +213,7 @@ class _Staging:
         forecast = forecast_on(
             self.options.arch, analysis.program, ready, graph=self.options.graph, ahead=self.level.reuse
         )
-        prices = KernelPrices(analysis.program.constants, self.dependences, self.options.flags)
+        prices = KernelPrices(analysis.program.constants, self.dependences, self.options.waiting)
         lowered = dict(zip(flat_stages(every), flat_stages(ready), strict=True))
 
         def predicted(units: Sequence[Unit], *, undo: bool) -> float:

@@ -14,7 +14,7 @@ from itertools import groupby, takewhile
 
 from souffle.decision import Barrier, Decision
 from souffle.kernel.dependences import TileDependences
-from souffle.kernel.merged_program import expected_in
+from souffle.kernel.kernel_plan import expected_in
 from souffle.kernel.waits import Waits
 from souffle.partition import Partition, PartitionRequest, Subprogram
 from souffle.partition.planner import is_extern

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from souffle.cost import KernelForecast
 from souffle.cost.kernel import KernelTimes
-from souffle.kernel import plan_calls
 from souffle.kernel.dependences import TileDependences
-from souffle.kernel.merged_program import expected_in
+from souffle.kernel.kernel_plan import plan_kernel
+from souffle.options import BARRIERS, Waiting
 from souffle.partition import Partition, PartitionRequest, Subprogram
 from souffle.program import Tensor
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
@@ -44,15 +44,15 @@ class KernelPrices:
         Of the program.
     dependences : TileDependences
         What is found out about the tiles of stages is kept in it.
-    flags : str
-        One of :data:`souffle.options.WAITS`.
+    waiting : Waiting
+        What may stand between the stages of a kernel.
     """
 
     def __init__(
-        self, constants: Mapping[Tensor, object], dependences: TileDependences, flags: str = "barriers"
+        self, constants: Mapping[Tensor, object], dependences: TileDependences, waiting: Waiting = BARRIERS
     ) -> None:
         self.constants = constants
-        self.flags = flags
+        self.waiting = waiting
         self.dependences = dependences
         self._known: dict[tuple[object, ...], KernelPrice] = {}
         self._alone: dict[tuple[Stage, bool], KernelTimes] = {}
@@ -97,16 +97,9 @@ class KernelPrices:
         if not forecast.resident(block) or _is_one_stage(units):
             tiles = max(stage.schedule.tiles for stage in flat_stages(units))
             return KernelPrice(forecast.times(units, block, tiles, 0, fewer=True, fetches=fetches), 0)
-        shape = plan_calls(
-            units,
-            self.constants,
-            prefetch=False,
-            blocks_per_sm=subprogram.blocks_per_sm,
-            expected=expected_in(request, units, self.flags),
-            dependences=self.dependences,
-        ).shape
-        waits = shape.grid_syncs, shape.flag_waits
-        times = forecast.times(units, block, shape.tiles, *waits, fewer=True, fetches=fetches)
+        shape = plan_kernel(subprogram, request, self.constants, self.waiting, self.dependences, prefetch=False).shape
+        waits, teams = (shape.grid_syncs, shape.flag_waits), shape.team_count
+        times = forecast.times(units, block, shape.tiles, *waits, fewer=True, fetches=fetches, teams=teams)
         return KernelPrice(times, shape.grid_syncs)
 
 

@@ -69,6 +69,7 @@ def assemble(
             module=module_of[kernel.name],
             tiles=kernel.shape.tiles,
             threads=kernel.shape.threads,
+            teams=kernel.shape.team_count,
             dynamic_shared_bytes=kernel.shape.shared_bytes,
             grid_syncs=kernel.shape.grid_syncs,
             arrivals=kernel.shape.ticks,

@@ -11,6 +11,7 @@ from tvm import tirx
 from souffle.codegen.dataflow import Dataflow, StageUse, Steps
 from souffle.program import Loop, Tensor, TEProgram
 from souffle.schedule.lower import DeviceFunction, LoweringError, partial_function
+from souffle.schedule.lower.teams import team_forms
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
 
 __all__ = ["StageDefinition", "dataflow_of", "stage_definitions"]
@@ -97,4 +98,5 @@ def _forms(function: DeviceFunction) -> tuple[DeviceFunction, ...]:
     forms = [function]
     with suppress(LoweringError):
         forms.append(partial_function(function))
-    return tuple(dict.fromkeys(forms))
+    in_teams = [form for one in forms for form in team_forms(one)]
+    return tuple(dict.fromkeys((*forms, *in_teams)))

@@ -19,6 +19,7 @@ from souffle.schedule.gpu.emit.mma_instructions import (
     TAKE_FUNCTION,
 )
 from souffle.schedule.lower.fewer_threads import BARRIER_FUNCTION
+from souffle.schedule.lower.teams import TEAM_BARRIER_FUNCTION
 
 __all__ = ["with_device_functions"]
 
@@ -54,6 +55,13 @@ template <typename T> static __device__ __forceinline__ T* {WINDOW_FUNCTION}(T* 
 _NAMED_BARRIER_TEXT = f"""
 template <int barrier, int threads> static __device__ __forceinline__ int {BARRIER_FUNCTION}() {{
   asm volatile("bar.sync %0, %1;" : : "n"(barrier), "n"(threads) : "memory");
+  return 0;
+}}
+"""
+
+_TEAM_TEXT = f"""
+template <int first, int threads> static __device__ __forceinline__ int {TEAM_BARRIER_FUNCTION}(int team) {{
+  asm volatile("bar.sync %0, %1;" : : "r"(first + team), "n"(threads) : "memory");
   return 0;
 }}
 """
@@ -155,6 +163,7 @@ _TEXTS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((OFFSET_FUNCTION, CHOICE_FUNCTION), _STEP_TEXT),
     ((WINDOW_FUNCTION,), _WINDOW_TEXT),
     ((BARRIER_FUNCTION,), _NAMED_BARRIER_TEXT),
+    ((TEAM_BARRIER_FUNCTION,), _TEAM_TEXT),
     ((COPY_FUNCTION, COMMIT_FUNCTION, WAIT_FUNCTION), _COPY_TEXT),
     ((LOAD_FUNCTION, PRODUCT_FUNCTION, PUT_FUNCTION, TAKE_FUNCTION), _MMA_TEXT),
     ((SCALE_FUNCTION,), _SCALE_TEXT),

@@ -50,11 +50,10 @@ def _predicted(
     block = forecast.together(flat_stages(units))
     if kernel.resources is not None:
         used = kernel.resources
-        block = StageResources(
-            used.registers, used.static_shared_bytes, kernel.dynamic_shared_bytes, kernel.threads, 0, True
-        )
+        shared, threads = kernel.dynamic_shared_bytes // kernel.teams, kernel.threads // kernel.teams
+        block = StageResources(used.registers, used.static_shared_bytes, shared, threads, 0, True)
     waits = kernel.grid_syncs, kernel.flag_waits
-    times = forecast.times(units, block, kernel.tiles, *waits, fewer=fewer, fetches=fetches)
+    times = forecast.times(units, block, kernel.tiles, *waits, fewer=fewer, fetches=fetches, teams=kernel.teams)
     if not times.blocks:
         return kernel
     stages: dict[str, PredictedStage] = {}
@@ -78,9 +77,9 @@ def _predicted(
                 longest = max(same, own, key=lambda one: one.seconds / one.runs)
                 own = replace(longest, runs=same.runs + runs, seconds=same.seconds + seconds)
             stages[own.name] = own
-    each = forecast.device.sm_count
-    fewer_than_fit = times.blocks < forecast.resident(block) * each
+    each, blocks = forecast.device.sm_count, times.blocks // kernel.teams
+    fewer_than_fit = blocks < forecast.resident(block) // kernel.teams * each
     predicted = PredictedKernel(
-        times.seconds, times.launch, times.waiting, -(-times.blocks // each), tuple(stages.values()), times.code
+        times.seconds, times.launch, times.waiting, -(-blocks // each), tuple(stages.values()), times.code
     )
-    return replace(kernel, predicted=predicted, most_blocks=times.blocks if fewer_than_fit else None)
+    return replace(kernel, predicted=predicted, most_blocks=blocks if fewer_than_fit else None)

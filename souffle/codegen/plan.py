@@ -146,8 +146,8 @@ class Kernel:
     """One ``__global__`` function.
 
     Its parameters are one pointer for each entry of a launch's ``buffers`` and, last, ``int num_blocks``: the grid that
-    it was launched with. Every stage loops over its tiles in steps of ``num_blocks``, so that any grid of at least one
-    block gives the same result.
+    it was launched with. Every stage loops over its tiles in steps of ``num_blocks``, or of the teams of so many
+    blocks, so that any grid of at least one block gives the same result.
 
     Attributes
     ----------
@@ -160,6 +160,8 @@ class Kernel:
         than this leaves blocks without work.
     threads : int
         Threads of a block, one-dimensional.
+    teams : int
+        Of a block: each has an equal part of its threads and of its shared memory, and computes tiles as a block does.
     dynamic_shared_bytes : int
     grid_syncs : int
         Grid-wide barriers of one launch, those in a loop counted for each step. With any, the launch must be
@@ -195,6 +197,7 @@ class Kernel:
     most_blocks: int | None = None
     arrivals: int = 0
     flag_waits: tuple[tuple[int, int, int], ...] = ()
+    teams: int = 1
 
     @property
     def cooperative(self) -> bool:

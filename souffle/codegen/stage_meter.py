@@ -178,10 +178,11 @@ def smaller_waves(plan: Plan, subprograms: Sequence[Subprogram], request: Partit
             continue
         used = kernel.resources
         shared = kernel.dynamic_shared_bytes + used.static_shared_bytes
-        wave = request.device.blocks_per_wave(kernel.threads, shared, used.registers)
+        wave = request.device.blocks_per_wave(kernel.threads, shared, used.registers) * kernel.teams
         if demand.grid > wave:
+            what = "blocks" if kernel.teams == 1 else "teams of blocks"
             reason = (
-                f"compiled, it has {used.registers} registers a thread, and {wave} blocks are on the device at once; "
+                f"compiled, it has {used.registers} registers a thread, and {wave} {what} are on the device at once; "
                 f"{demand.grid} tiles of {demand.of_grid} take turns"
             )
             decisions.append(Decision("partition", f"a wave of {planned} blocks for {kernel.name}", False, reason))

@@ -51,7 +51,7 @@ class KernelTimes:
     code : float
         Of the stages: what they take longer for machine code that is not in the instruction cache.
     blocks : int
-        With which it is launched at most; 0 where none fits, and the times are infinite.
+        With which it is launched at most, or teams of them; 0 where none fits, and the times are infinite.
     """
 
     launch: float
@@ -142,6 +142,7 @@ class KernelForecast:
         *,
         fewer: bool,
         fetches: bool = False,
+        teams: int = 1,
     ) -> KernelTimes:
         """The times of a kernel of some units.
 
@@ -149,7 +150,7 @@ class KernelForecast:
         ----------
         units : sequence of Stage or LoopStage
         block : StageResources
-            What a block of it asks for.
+            What a block of it asks for, or a team of one.
         tiles : int
             That its widest stage has.
         grid_syncs : int
@@ -163,6 +164,8 @@ class KernelForecast:
             done where it is worth it though both may be wrong by the model's error.
         fetches : bool
             Whether the kernel's code is not in the instruction cache as it begins (:meth:`fetches`).
+        teams : int
+            Of each block: stages take what they do with as many blocks as there are teams, barriers less.
         """
         runs = [(s, u.loop.steps if isinstance(u, LoopStage) else 1) for u in units for s in flat_stages([u])]
         fetching = self._fetching(units) if fetches else [(0,) * len(stage.functions) for stage, _ in runs]
@@ -170,7 +173,7 @@ class KernelForecast:
         def with_blocks(most: int) -> KernelTimes:
             stages = sum(count * self.seconds(stage, block, most) for stage, count in runs)
             stages += sum(self.fill_seconds(stage, block, most, count) for stage, count in runs)
-            blocks = max(1, min(tiles, most))
+            blocks = max(1, min(tiles, most // teams))
             waiting = grid_syncs * self.grid_sync_seconds(blocks)
             for count, others, slots in flag_waits:
                 looks = -(-slots // blocks) - bool(others)
@@ -183,11 +186,11 @@ class KernelForecast:
                     code += sum(n * (_seconds(b) - _seconds(a)) for n, a, b in zip(counts, warm, late, strict=True))
             return KernelTimes(self.launch_seconds, waiting, stages + code, most, code)
 
-        fit = self.resident(block) * self.device.sm_count
+        fit = self.resident(block) // teams * teams * self.device.sm_count
         if not fit:
             return KernelTimes(self.launch_seconds, 0.0, math.inf, 0)
         found = with_blocks(fit)
-        for most in self._fewer_blocks(runs, min(fit, tiles)) if fewer and (grid_syncs or flag_waits) else ():
+        for most in self._fewer_blocks(runs, fit, tiles, teams) if fewer and (grid_syncs or flag_waits) else ():
             other = with_blocks(most)
             if found.waiting - other.waiting > self.error * max(0.0, other.stages - found.stages):
                 found = other
@@ -210,9 +213,12 @@ class KernelForecast:
         once, again = self._fills[known]
         return once if most >= fill.tiles else once + (runs - 1) * again
 
-    def _fewer_blocks(self, runs: Sequence[tuple[Stage, int]], blocks: int) -> list[int]:
+    def _fewer_blocks(self, runs: Sequence[tuple[Stage, int]], fit: int, tiles: int, teams: int) -> list[int]:
         """Grids that may be worth it: as many blocks on each multiprocessor, or one for each tile of a wide stage."""
-        each = self.device.sm_count
+        each, blocks = self.device.sm_count, min(fit, tiles)
+        if teams > 1:
+            # One with a team for each tile need not be one with fewer blocks.
+            return [*range(each * teams, fit, each * teams)][::-1]
         wide = sorted({stage.schedule.tiles for stage, _ in runs if each < stage.schedule.tiles < blocks})
         return sorted({*range(each, blocks, each), *wide[-_WIDE_STAGES:]}, reverse=True)
 

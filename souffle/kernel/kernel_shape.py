@@ -10,6 +10,7 @@ from souffle.kernel.tile_bands import TileBand
 from souffle.schedule.lower.device_function import DeviceFunction
 from souffle.schedule.lower.fewer_threads import fit_functions
 from souffle.schedule.lower.kept_loads import KeptLoads
+from souffle.schedule.lower.teams import POOL_ALIGNMENT, Teams, kept_by_teams, team_function
 from souffle.schedule.stage import Window
 
 __all__ = ["ArgumentPlace", "KernelShape", "LoopCall", "StageCall", "TileWait", "kernel_of_stage"]
@@ -142,11 +143,23 @@ class KernelShape:
         Type and bytes of each tensor parameter.
     blocks_per_sm : int
         Blocks that a multiprocessor must hold at once, which bounds the registers of a thread; 1 bounds nothing.
+    teams : Teams or None
+        Of each block; without, a block computes tiles as a whole.
     """
 
     calls: tuple[StageCall | LoopCall, ...]
     parameters: tuple[tuple[str, int], ...]
     blocks_per_sm: int = 1
+    teams: Teams | None = None
+
+    def in_teams(self, count: int) -> KernelShape:
+        """The same with blocks that are so many of these: each computes tiles as a block did."""
+        pool = -(-self.shared_bytes // POOL_ALIGNMENT) * POOL_ALIGNMENT
+        teams = Teams(count, self.threads, pool)
+        blocks = max(1, self.blocks_per_sm // count)
+        return replace(
+            self, calls=tuple(_in_teams(call, teams) for call in self.calls), teams=teams, blocks_per_sm=blocks
+        )
 
     @property
     def stage_calls(self) -> Iterator[StageCall]:
@@ -171,6 +184,16 @@ class KernelShape:
     @property
     def threads(self) -> int:
         """Threads of a block."""
+        return self.team_threads * self.team_count
+
+    @property
+    def team_count(self) -> int:
+        """Teams of a block."""
+        return self.teams.count if self.teams else 1
+
+    @property
+    def team_threads(self) -> int:
+        """Threads that compute a tile."""
         return max(f.threads for f in self.functions)
 
     @property
@@ -180,7 +203,12 @@ class KernelShape:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory: all stages use one pool from its start, and what stays between them lies behind."""
+        """Dynamic shared memory: all stages use one pool from its start, and what stays between them lies behind.
+
+        Each team has its own.
+        """
+        if self.teams:
+            return self.teams.count * self.teams.shared_bytes
         windows = [place.window.end for call in self.stage_calls for place in call.arguments if place.window]
         return max([*windows, *(f.shared_bytes for f in self.functions)])
 
@@ -216,12 +244,24 @@ class KernelShape:
         return tuple(found)
 
     @property
+    def waits(self) -> bool:
+        """Whether blocks wait for each other."""
+        return self.grid_syncs > 0 or self.ticks > 0
+
+    @property
     def grid_syncs(self) -> int:
         """Grid-wide barriers that each block waits at, in all."""
         # A loop that waits between its steps alone may wait before the first, too.
         loops = (call for call in self.calls if isinstance(call, LoopCall))
         before = sum(call.sync_first - call.calls[0].sync_before for call in loops)
         return before + sum(runs * call.sync_before for call, runs in self.runs)
+
+
+def _in_teams(call: StageCall | LoopCall, teams: Teams) -> StageCall | LoopCall:
+    if isinstance(call, LoopCall):
+        return replace(call, calls=tuple(_in_teams(stage, teams) for stage in call.calls))
+    kept = call.kept and kept_by_teams(call.kept, teams)
+    return replace(call, functions=tuple(team_function(f, teams) for f in call.functions), kept=kept)
 
 
 _STEPS_ALONE = 100

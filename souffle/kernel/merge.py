@@ -12,6 +12,14 @@ pair of stages that touch one tensor, at least one of them writing, has a grid s
 the one set and those of the other wait for (:mod:`souffle.kernel.block_flags`). A loop over stages is a loop in the
 kernel, with a grid sync or flags between its steps; each step passes its stages its own parts of the tensors.
 
+Where a block has several teams (:mod:`souffle.schedule.lower.teams`), each of them is what a block is above::
+
+    team, tid = threadIdx.x / threads, threadIdx.x % threads
+    worker, workers = team * num_blocks + blockIdx.x, teams * num_blocks
+
+takes the place of ``blockIdx.x``, ``threadIdx.x`` and ``num_blocks`` wherever tiles are given out; all of a block's
+threads come to each grid sync.
+
 Constants that a stage of a loop finds in registers are read into them before the loop, for the tile that is the
 block's in a grid of as many blocks as there are tiles, or more; in a smaller one a block has several, and reads them
 before each.
@@ -115,9 +123,24 @@ def merge(
     def wait(stage: int, step: PrimExpr) -> tirx.Stmt:
         return barrier.wait(waiting, num_blocks, WaitPlace(number, stage, step))
 
+    if shape.ticks and shape.teams:
+        raise LoweringError(f"kernel {name}: the teams of a block have no flags of their own")
     flags = BlockFlags(tuple(waiting), num_blocks, words, barrier.limit) if shape.ticks else None
-    writer = _Writer(shape, global_vars, pointers, block, tid, num_blocks, wait, flags, number)
-    statements = [statement for call in shape.calls for statement in writer.call(call)]
+    launch = (block, tid, num_blocks)
+    worker, binds = _Worker(None, *launch), []
+    if shape.teams:
+        count, threads = shape.teams.count, shape.teams.threads
+        team, own, one, all_ = (tirx.Var(name, "int32") for name in ("team", "team_tid", "worker", "workers"))
+        values = (
+            tirx.truncdiv(tid, threads),
+            tirx.truncmod(tid, threads),
+            team * num_blocks + block,
+            num_blocks * count,
+        )
+        binds = [tirx.Bind(*pair) for pair in zip((team, own, one, all_), values, strict=True)]
+        worker = _Worker(team, one, own, all_)
+    writer = _Writer(shape, global_vars, pointers, worker, launch, wait, flags, number)
+    statements = [*binds, *(statement for call in shape.calls for statement in writer.call(call))]
     body = sequence(*(flags.around(statements, shape.ticks) if flags else statements))
     body = _thread("threadIdx.x", tid, tirx.IntImm("int32", shape.threads), body)
     body = _thread("blockIdx.x", block, num_blocks, body)
@@ -139,16 +162,25 @@ _FIRST, _OUTSIDE = tirx.IntImm("int32", 0), tirx.IntImm("int32", -1)
 """The step of a wait that stands before a loop for its first step, and of one before a stage that is in no loop."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Worker:
+    """What computes tiles: a block, or a team of one; its number, that of a thread in it, and how many there are."""
+
+    team: tirx.Var | None
+    number: tirx.Var
+    tid: tirx.Var
+    count: tirx.Var
+
+
 @dataclass(eq=False)
 class _Writer:
-    """Writes the statements of one kernel."""
+    """Writes the statements of one kernel; `launch` is the block, the thread, and how many blocks there are."""
 
     shape: KernelShape
     global_vars: Mapping[DeviceFunction, tvm.ir.GlobalVar]
     pointers: Sequence[tirx.Var]
-    block: tirx.Var
-    tid: tirx.Var
-    num_blocks: tirx.Var
+    worker: _Worker
+    launch: tuple[tirx.Var, tirx.Var, tirx.Var]
     wait: Callable[[int, PrimExpr], tirx.Stmt]
     flags: BlockFlags | None
     number: int
@@ -195,7 +227,7 @@ class _Writer:
         place = WaitPlace(self.number, self.stages, _OUTSIDE if step is None else step)
         self.stages += len(call.functions)
         if call.block_sync_before:
-            statements.append(_block_barrier())
+            statements.append(self.block_barrier())
         arguments = [self.pointer(place, step, steps) for place in call.arguments]
         windows = [place.window for place in call.arguments]
         for function in call.functions:
@@ -225,7 +257,7 @@ class _Writer:
         statements: list[tirx.Stmt] = []
         for place, nbytes in prefetch:
             where = (self.pointer(place, step, steps), tirx.IntImm("int64", nbytes))
-            ahead = tirx.call_extern("int32", PREFETCH_FUNCTION, *where, self.block, self.tid, self.num_blocks)
+            ahead = tirx.call_extern("int32", PREFETCH_FUNCTION, *where, *self.launch)
             statements.append(tirx.Evaluate(ahead))
         return statements
 
@@ -240,21 +272,30 @@ class _Writer:
             for number, (dtype, count) in enumerate(call.kept.arrays)
         ]
         self.kept[call] = [array.data for array in arrays]
-        filled = self.of_threads(call.functions[0], self.fill(call, self.block))
-        first = tirx.IfThenElse(self.block < call.kept.fill.tiles, filled, None)
+        filled = self.of_threads(call.functions[0], self.fill(call, self.worker.number))
+        first = tirx.IfThenElse(self.worker.number < call.kept.fill.tiles, filled, None)
         return [*(tirx.AllocBuffer(array) for array in arrays), first]
 
     def fill(self, call: StageCall, tile: PrimExpr) -> tirx.Stmt:
         """Read the constants of a tile."""
         tensors = [self.pointer(call.arguments[number], None, 0) for number in call.kept.reads]
-        callee = self.global_vars[call.kept.fill]
-        return tirx.Evaluate(tvm.ir.Call(callee, [tile, self.tid, *tensors, *self.kept[call]]))
+        return self.called(call.kept.fill, tile, [*tensors, *self.kept[call]])
+
+    def called(self, function: DeviceFunction, tile: PrimExpr, pointers: Sequence[PrimExpr]) -> tirx.Stmt:
+        """A call of a function, by a worker's threads."""
+        team = [self.worker.team] if function.teams else []
+        return tirx.Evaluate(tvm.ir.Call(self.global_vars[function], [tile, self.worker.tid, *pointers, *team]))
+
+    def block_barrier(self) -> tirx.Stmt:
+        """Of all threads of a worker."""
+        teams = self.shape.teams
+        return _block_barrier() if teams is None else teams.barrier(self.worker.team)
 
     def of_threads(self, function: DeviceFunction, body: tirx.Stmt) -> tirx.Stmt:
         """What the threads of a stage do, which may be fewer than the kernel's."""
-        if function.threads == self.shape.threads:
+        if function.threads == self.shape.team_threads:
             return body
-        return tirx.IfThenElse(self.tid < function.threads, body, None)
+        return tirx.IfThenElse(self.worker.tid < function.threads, body, None)
 
     def pointer(self, place: ArgumentPlace, step: tirx.Var | None, steps: int) -> PrimExpr:
         """A place, as a pointer."""
@@ -273,10 +314,10 @@ class _Writer:
 
     def in_window(self, pointer: PrimExpr, window: Window, turn: PrimExpr, tile: PrimExpr) -> PrimExpr:
         """A tensor, as a tile finds its part of it."""
-        numbers = (window.start, window.turns, window.nbytes)
-        return tirx.call_extern(
-            pointer.ty, WINDOW_FUNCTION, pointer, *(tirx.IntImm("int32", n) for n in numbers), turn, tile
-        )
+        start, *numbers = (tirx.IntImm("int32", n) for n in (window.start, window.turns, window.nbytes))
+        if self.shape.teams:
+            start = self.worker.team * self.shape.teams.shared_bytes + start
+        return tirx.call_extern(pointer.ty, WINDOW_FUNCTION, pointer, start, *numbers, turn, tile)
 
     def choice(self, condition: PrimExpr, one: tirx.Var, other: PrimExpr) -> PrimExpr:
         return tirx.call_extern(one.ty, CHOICE_FUNCTION, condition, one, other)
@@ -293,7 +334,7 @@ class _Writer:
         """All tiles of a stage that are this block's; conditions are uniform in a block, so barriers are safe."""
         it = tirx.Var("it", "int32")
         callee, assignment = self.global_vars[function], call.assignment
-        slot = it * self.num_blocks + self.block
+        slot = it * self.worker.count + self.worker.number
         slots, place, tile, turn = function.tiles, None, slot, it
         if assignment is not None:
             if assignment.count * assignment.per_slot != function.tiles:
@@ -306,15 +347,15 @@ class _Writer:
             argument if window is None else self.in_window(argument, window, turn, tile)
             for argument, window in zip(arguments, windows, strict=True)
         ]
-        body: tirx.Stmt = tirx.Evaluate(tvm.ir.Call(callee, [tile, self.tid, *arguments, *self.kept.get(call, ())]))
+        body = self.called(function, tile, [*arguments, *self.kept.get(call, ())])
         if call.kept is not None:
             if assignment is not None:
                 raise LoweringError(f"{callee.name_hint} keeps the constants of one tile, and a block has several")
-            body = sequence(tirx.IfThenElse(self.num_blocks < function.tiles, self.fill(call, tile), None), body)
-        if function.threads < self.shape.threads and function.has_barrier and not function.partial:
+            body = sequence(tirx.IfThenElse(self.worker.count < function.tiles, self.fill(call, tile), None), body)
+        if function.threads < self.shape.team_threads and function.has_barrier and not function.partial:
             raise LoweringError(
                 f"stage {callee.name_hint} has barriers for blocks of {function.threads} threads in a kernel of "
-                f"{self.shape.threads}: call the form that fit_functions gives"
+                f"{self.shape.team_threads}: call the form that fit_functions gives"
             )
         # Whole warps, where the stage has barriers of their own.
         body = self.of_threads(function, body)
@@ -322,12 +363,12 @@ class _Writer:
             # The next tile, or the next stage, writes the pool that this one reads. All threads wait, also those that
             # the stage has no work for: else they would run ahead into the next stage and write the pool while this one
             # reads it, or use the number of this one's barrier with another count. They have nothing else to do before.
-            body = sequence(body, _block_barrier())
+            body = sequence(body, self.block_barrier())
         if assignment is not None and assignment.per_slot > 1:
             body = tirx.For(place, 0, assignment.per_slot, tirx.ForKind.SERIAL, body)
         body = sequence(*(self.until(wait, slot, step, where) for wait in call.waits), body)
         body = tirx.IfThenElse(slot < slots, body, None)
-        turns = tirx.truncdiv(tirx.IntImm("int32", slots - 1) + self.num_blocks, self.num_blocks)
+        turns = tirx.truncdiv(tirx.IntImm("int32", slots - 1) + self.worker.count, self.worker.count)
         return tirx.For(it, 0, turns, tirx.ForKind.SERIAL, body)
 
 

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 import tvm
 
 from souffle.decision import Barrier
-from souffle.kernel.calls import CallPlan, plan_calls
+from souffle.kernel.calls import CallPlan
 from souffle.kernel.dependences import TileDependences
 from souffle.kernel.grid_barrier import barrier_for
+from souffle.kernel.kernel_plan import plan_kernel
 from souffle.kernel.kernel_shape import KernelShape
 from souffle.kernel.merge import MergedKernel, merge
 from souffle.kernel.text import format_calls, format_parameters
-from souffle.kernel.waits import Expected
 from souffle.options import LEVELS, Options
 from souffle.partition import Partition, PartitionRequest
 from souffle.program import Tensor
 from souffle.schedule.lower.stages import readable_name
-from souffle.schedule.stage import Stage, Unit, flat_stages
+from souffle.schedule.stage import Unit
 from souffle.wording import counted
 
-__all__ = ["MergedLaunch", "MergedProgram", "expected_in", "merge_program"]
+__all__ = ["MergedLaunch", "MergedProgram", "merge_program"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,20 +99,13 @@ def merge_program(
     dependences : TileDependences, optional
         Those that are known already.
     """
-    constants, live = request.analysis.program.constants, _Liveness()
+    constants, live, prefetch = request.analysis.program.constants, _Liveness(), LEVELS[options.level].reuse
     dependences = TileDependences() if dependences is None else dependences
     shapes: dict[KernelShape, int] = {}
     reasons: list[tuple[Barrier, ...]] = []
     launches: list[MergedLaunch] = []
     for subprogram in partition.subprograms:
-        calls = plan_calls(
-            subprogram.stages,
-            constants,
-            prefetch=LEVELS[options.level].reuse,
-            blocks_per_sm=subprogram.blocks_per_sm,
-            expected=expected_in(request, subprogram.stages, options.flags),
-            dependences=dependences,
-        )
+        calls = plan_kernel(subprogram, request, constants, options.waiting, dependences, prefetch=prefetch)
         number = shapes.setdefault(calls.shape, len(shapes))
         reasons += [calls.barriers] if number == len(reasons) else []
         launches.append(MergedLaunch(number, calls.tensors, calls.stages))
@@ -127,25 +120,6 @@ def merge_program(
         for number, (name, shape) in enumerate(zip(names, shapes, strict=True))
     )
     return MergedProgram(kernels, tuple(reasons), tuple(launches), live.first, live.last)
-
-
-def expected_in(request: PartitionRequest, units: Sequence[Unit], flags: str = "barriers") -> Expected:
-    """What a kernel of these units is expected to find on the device; `flags` is one of :data:`souffle.options.WAITS`.
-
-    Where nobody knows the device, waits have no price, and there are barriers unless flags are asked for.
-    """
-    blocks, forecast = request.blocks(units), request.forecast
-    if forecast is None:
-        return Expected(blocks, flags=flags)
-    together = request.together(units)
-    # Half of the predictions are off by more than the error: what is saved is taken for the least that it may be.
-    grid = min(blocks, max(stage.schedule.tiles for stage in flat_stages(units)))
-    saved = forecast.grid_sync_seconds(grid) / forecast.error
-
-    def seconds(stage: Stage) -> float:
-        return forecast.seconds(stage, together)
-
-    return Expected(blocks, saved, seconds, flags, grid, forecast.grid_sync_seconds, forecast.look_seconds)
 
 
 class _Liveness:

@@ -32,7 +32,7 @@ from tvm.ir.expr import TensorLoad
 from souffle.cost.kernel import KernelForecast, forecast_on
 from souffle.decision import Decision, Refused
 from souffle.kernel.dependences import TileDependences
-from souffle.kernel.merged_program import expected_in
+from souffle.kernel.kernel_plan import expected_in
 from souffle.kernel.relaid import Relaid, in_parts
 from souffle.kernel.reuse_policy import POLICIES, Reuse
 from souffle.kernel.tile_layouts import TileLayout, flat, layout_of

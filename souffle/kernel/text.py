@@ -40,9 +40,11 @@ def _summary(shape: KernelShape) -> str:
     """One line of counts."""
     stages = len(tuple(shape.stage_calls))
     flags = f", flags at {counted(shape.ticks, 'place')}" if shape.ticks else ""
+    teams = f"{shape.team_count} teams in a block, " if shape.teams else ""
     return (
-        f"{counted(stages, 'stage')}, {counted(shape.tiles, 'tile')} of {shape.threads} threads, "
-        f"{shape.shared_bytes} bytes of dynamic shared memory, {counted(shape.grid_syncs, 'grid barrier')}{flags}"
+        f"{counted(stages, 'stage')}, {counted(shape.tiles, 'tile')} of {shape.team_threads} threads, "
+        f"{teams}{shape.shared_bytes} bytes of dynamic shared memory, "
+        f"{counted(shape.grid_syncs, 'grid barrier')}{flags}"
     )
 
 

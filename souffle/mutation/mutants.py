@@ -22,16 +22,19 @@ from souffle.mutation.flags import flag_changes
 from souffle.mutation.numbers import number_changes
 from souffle.mutation.statement_paths import Change
 from souffle.mutation.structure import structure_changes
+from souffle.mutation.teams import team_changes
 from souffle.mutation.workspace import Alias, aliased, aliases, shared_changes
 from souffle.schedule.lower import cuda_target
-from souffle.verify import Certificate, certify_plan, without_kept_memory
+from souffle.verify import Certificate, certify_plan
+from souffle.verify.bare import bare_functions
 from souffle.verify.expressions import Undecided
 from souffle.verify.stage_functions import text_of
 from souffle.verify.values import Agreement, Mismatch, values_agree
 
 __all__ = ["Mutant", "Mutation", "Mutations"]
 
-_CHANGES = (barrier_changes, flag_changes, predicate_changes, comparison_changes, index_changes, shared_changes)
+_WAITS = (barrier_changes, flag_changes, team_changes)
+_CHANGES = (*_WAITS, predicate_changes, comparison_changes, index_changes, shared_changes)
 _THOROUGH = (number_changes, structure_changes)
 
 _SEEDS = 16
@@ -115,7 +118,7 @@ class Mutant:
         """Whether the stage function that differs computes what its stage is defined to; ``None`` for other changes."""
         if self.definition is None:
             return None
-        functions = without_kept_memory(self.kernels, self.functions).functions
+        functions = bare_functions(self.kernels, self.functions)
         lacking = next((name for name, _, _ in self.definition.functions if name not in functions), None)
         if lacking is not None:
             return Undecided(f"{lacking}, of which it is not known what its registers hold")

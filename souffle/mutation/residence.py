@@ -33,9 +33,9 @@ from souffle.mutation.expression_changes import edited, heads, nodes_of
 from souffle.mutation.mutants import Mutant, Mutation, Mutations
 from souffle.mutation.statement_paths import Change, Path, Site, at, nothing, replaced, sites
 from souffle.tvm_compat import sequence
+from souffle.verify.bare import bare_functions
 from souffle.verify.expressions import Undecided
 from souffle.verify.kept_functions import fills_registers
-from souffle.verify.kept_memory import without_kept_memory
 from souffle.verify.values import Agreement, Mismatch
 
 __all__ = ["ResidenceMutations", "residence_changes"]
@@ -54,7 +54,7 @@ class _ResidenceMutant(Mutant):
     held: tuple[StageDefinition, ...] = ()
 
     def values(self) -> Agreement | Mismatch | Undecided | None:
-        whole = without_kept_memory(self.kernels, self.functions).functions
+        whole = bare_functions(self.kernels, self.functions)
         found: Agreement | Mismatch | Undecided | None = None
         for definition in self.held:
             if any(name not in whole for name, _, _ in definition.functions):

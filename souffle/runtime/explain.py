@@ -12,6 +12,7 @@ from souffle.codegen.plan import Kernel, Plan, PredictedStage
 from souffle.decision import Barrier
 from souffle.options import SOUFFLE
 from souffle.runtime.plan_json import certificate_to_json
+from souffle.wording import counted
 
 __all__ = [
     "certificate_lines",
@@ -192,14 +193,15 @@ def _kernel(kernel: Kernel, count: int, total: float | None) -> list[str]:
         )
     facts = (
         f"{len(kernel.stages)} stages of {len(kernel.tes)} TEs, {kernel.grid_syncs} grid syncs"
-        f"{_flags(kernel.arrivals)}, {kernel.tiles} tiles of {kernel.threads} threads, {shared_bytes(kernel)} bytes "
-        f"shared, {used}"
+        f"{_flags(kernel.arrivals)}, {kernel.tiles} tiles of {kernel.threads // kernel.teams} threads, "
+        f"{shared_bytes(kernel)} bytes shared, {used}"
     )
     waits = _barriers(kernel)
     if predicted is None:
         stages = _wrapped(f"stages {', '.join(kernel.stages)}", 4)
         return [*_wrapped(head, 2), *_wrapped(facts, 4), *stages, *waits]
-    facts += f", {predicted.blocks_per_sm} resident blocks on a multiprocessor"
+    facts += f", {counted(predicted.blocks_per_sm, 'resident block')} on a multiprocessor"
+    facts += f", each of {kernel.teams} teams that share its barriers of the grid" * (kernel.teams > 1)
     facts += f", launched with {kernel.most_blocks}, whose barriers take less than those of all that fit" * (
         kernel.most_blocks is not None
     )

@@ -74,6 +74,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
                 "tiles": kernel.tiles,
                 "most_blocks": kernel.most_blocks,
                 "threads": kernel.threads,
+                "teams": kernel.teams,
                 "dynamic_shared_bytes": kernel.dynamic_shared_bytes,
                 "grid_syncs": kernel.grid_syncs,
                 "arrivals": kernel.arrivals,
@@ -248,6 +249,8 @@ def _kernel(content: Any, index: int, modules: int) -> Kernel:
         # Networks saved before there were flags lack these two.
         arrivals=0 if fields.get("arrivals") is None else fields.whole("arrivals"),
         flag_waits=() if fields.get("flag_waits") is None else _flag_waits(fields, index),
+        # Those saved before there were teams lack it.
+        teams=1 if fields.get("teams") is None else fields.whole("teams", 1, _MAX_THREADS),
     )
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from souffle.certificate import REFUTED, VALUES, Certificate, Section
 from souffle.codegen.plan import Plan
 from souffle.errors import CertificateError
+from souffle.verify.bare import bare_functions
 from souffle.verify.certify import certify, functions_of
-from souffle.verify.kept_memory import without_kept_memory
 from souffle.verify.values import StageText, compare_stages, values_section
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def values_of(
     Section
         Undecided where a kernel calls what no definition speaks of.
     """
-    functions = without_kept_memory(kernels, functions).functions
+    functions = bare_functions(kernels, functions)
     stages = [
         StageText(
             tuple(name for name, _, _ in one.functions),

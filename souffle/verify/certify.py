@@ -18,6 +18,7 @@ some grid and equal ones on one block of every grid; where a kernel takes tiles 
   (:mod:`souffle.verify.kept_memory`);
 - accesses stay in their buffers, and each read finds the definition, and the step's, that the program says
   (:mod:`souffle.verify.definitions_found`);
+- a block of several teams is as many blocks of one (:mod:`souffle.verify.teams`);
 - a block has room on a multiprocessor, and a kernel with grid barriers is launched cooperatively;
 - grid barriers and flags are known ones, and those that count in memory have it for themselves.
 
@@ -47,6 +48,7 @@ from souffle.verify.races_in_a_span import WARP
 from souffle.verify.registers import unwritten
 from souffle.verify.shared_parts import outside_part, unordered
 from souffle.verify.stage_functions import Library, shown, text_of
+from souffle.verify.teams import without_teams
 from souffle.verify.tiles_in_a_row import Arrive, Prefetch, StageRun, Sync
 
 if TYPE_CHECKING:
@@ -76,11 +78,16 @@ def functions_of(compiled: CompiledKernels) -> dict[str, tirx.PrimFunc]:
 
 def certify_plan(plan: Plan, kernels: dict[str, tirx.PrimFunc], functions: dict[str, tirx.PrimFunc]) -> Certificate:
     """As :func:`certify`, of a plan with its kernels and the stage functions that they call, by name."""
-    kept = without_kept_memory(kernels, functions)
-    kernels, library = kept.kernels, Library(kept.functions)
+    teams = without_teams(kernels, functions)
+    kept = without_kept_memory(teams.kernels, teams.functions)
+    launched, plan, kernels, library = plan, teams.of(plan), kept.kernels, Library(kept.functions)
     texts = {kernel.name: read_kernel(kernels[kernel.name]) for kernel in plan.kernels}
+    known = {
+        kernel.name: [*teams.beyond(launched, kernel, texts[kernel.name]), *kept.findings.get(kernel.name, ())]
+        for kernel in launched.kernels
+    }
     checks = {
-        kernel.name: _KernelCheck(plan, kernel, texts[kernel.name], library, kept.findings.get(kernel.name, ()))
+        kernel.name: _KernelCheck(plan, kernel, texts[kernel.name], library, known[kernel.name])
         for kernel in plan.kernels
     }
     contents = Contents(plan)

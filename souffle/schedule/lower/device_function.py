@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING
 
 import tvm
 import tvm_ffi
@@ -39,6 +40,9 @@ from souffle.schedule.lower.tvm_defects import (
 from souffle.schedule.lower.uniform_barriers import LoweringError, barrier_scope, with_whole_warps
 from souffle.schedule.lower.unrolled_indices import with_short_indices
 from souffle.tvm_compat import PrimExpr, collect, const_int, sequence, substitute
+
+if TYPE_CHECKING:
+    from souffle.schedule.lower.teams import Teams
 
 __all__ = [
     "WINDOWS",
@@ -88,6 +92,9 @@ class DeviceFunction:
     partial : bool
         Whether its barriers are those of `threads` alone, and not of the block
         (:func:`souffle.schedule.lower.fewer_threads.partial_function`).
+    teams : Teams or None
+        Of the blocks that call it, where a team of theirs does; it then takes the team's number as its last parameter
+        (:mod:`souffle.schedule.lower.teams`).
     """
 
     func: tirx.PrimFunc
@@ -98,6 +105,7 @@ class DeviceFunction:
     schedule: GpuSchedule
     name: str
     partial: bool = False
+    teams: Teams | None = None
 
 
 def cuda_target(arch: str) -> tvm.target.Target:

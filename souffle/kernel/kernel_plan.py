@@ -1,0 +1,110 @@
+"""The kernel of a subprogram: what it is expected to find on the device, and what its blocks are, by price."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from souffle.cost.kernel import KernelTimes
+from souffle.kernel.calls import CallPlan, plan_calls
+from souffle.kernel.dependences import TileDependences
+from souffle.kernel.waits import Expected
+from souffle.options import Waiting
+from souffle.partition import PartitionRequest, Subprogram
+from souffle.program import Tensor
+from souffle.schedule.lower.teams import team_counts
+from souffle.schedule.stage import Stage, Unit, flat_stages
+
+__all__ = ["expected_in", "plan_kernel"]
+
+
+def plan_kernel(
+    subprogram: Subprogram,
+    request: PartitionRequest,
+    constants: Mapping[Tensor, object],
+    waiting: Waiting,
+    dependences: TileDependences | None = None,
+    *,
+    prefetch: bool,
+) -> CallPlan:
+    """The calls of a subprogram's kernel, with waits and teams as they are predicted to cost least.
+
+    Parameters
+    ----------
+    subprogram : Subprogram
+    request : PartitionRequest
+    constants : mapping of Tensor
+        Tensors that no kernel writes.
+    waiting : Waiting
+        What may stand between its stages.
+    dependences : TileDependences, optional
+        Those of other kernels of the network, which may be the same.
+    prefetch : bool
+        See :func:`souffle.kernel.calls.plan_calls`.
+    """
+
+    def planned(flags: str, teams: bool) -> CallPlan:
+        return plan_calls(
+            subprogram.stages,
+            constants,
+            prefetch=prefetch,
+            blocks_per_sm=subprogram.blocks_per_sm,
+            expected=expected_in(request, subprogram.stages, flags, teams=teams),
+            dependences=dependences,
+        )
+
+    plain = planned(waiting.flags, False)
+    # Flags are of blocks, and only barriers cost less with teams.
+    if not waiting.teams or waiting.flags == "flags" or not plain.shape.waits:
+        return plain
+    barriers = plain if waiting.flags == "barriers" else planned("barriers", True)
+    teams = _teams(plain, barriers, request)
+    return plain if teams == 1 else replace(barriers, shape=barriers.shape.in_teams(teams))
+
+
+def _teams(plain: CallPlan, barriers: CallPlan, request: PartitionRequest) -> int:
+    """Of how many teams blocks are with which barriers take less by more than the model's error; 1 if none do."""
+    forecast = request.forecast
+    if forecast is None:
+        return 1
+    block = forecast.together(flat_stages(plain.stages))
+
+    def times(plan: CallPlan, teams: int) -> KernelTimes:
+        shape = plan.shape
+        waits = shape.grid_syncs, shape.flag_waits
+        return forecast.times(plan.stages, block, shape.tiles, *waits, fewer=True, teams=teams)
+
+    found = {n: times(barriers, n) for n in team_counts(block, request.device, barriers.shape.tiles)}
+    best, before = min(found, key=lambda n: found[n].seconds, default=1), times(plain, 1)
+    if best == 1:
+        return 1
+    saved, lost = before.waiting - found[best].waiting, found[best].stages - before.stages
+    return best if saved > forecast.error * max(0.0, lost) else 1
+
+
+def expected_in(request: PartitionRequest, units: Sequence[Unit], flags: str = "barriers", teams: int = 1) -> Expected:
+    """What a kernel of these units is expected to find on the device.
+
+    Where nobody knows the device, waits have no price, and there are barriers unless flags are asked for.
+
+    Parameters
+    ----------
+    request : PartitionRequest
+    units : sequence of Stage or LoopStage
+    flags : str
+        One of :data:`souffle.options.WAITS`.
+    teams : bool
+        Whether blocks that share a multiprocessor come to a barrier as one.
+    """
+    blocks, forecast = request.blocks(units), request.forecast
+    if forecast is None:
+        return Expected(blocks, flags=flags)
+    together = request.together(units)
+    # Half of the predictions are off by more than the error: what is saved is taken for the least that it may be.
+    grid = min(blocks, max(stage.schedule.tiles for stage in flat_stages(units)))
+    saved = forecast.grid_sync_seconds(min(grid, request.device.sm_count) if teams else grid) / forecast.error
+
+    def seconds(stage: Stage) -> float:
+        return forecast.seconds(stage, together)
+
+    return Expected(blocks, saved, seconds, flags, grid, forecast.grid_sync_seconds, forecast.look_seconds)

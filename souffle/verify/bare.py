@@ -1,0 +1,26 @@
+"""What stage functions compute, whatever calls them: each as one that blocks call, and that fills its own registers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tvm import tirx
+
+from souffle.verify.kept_memory import without_kept_memory
+from souffle.verify.teams import without_teams
+
+__all__ = ["bare_functions"]
+
+
+def bare_functions(
+    kernels: Mapping[str, tirx.PrimFunc], functions: Mapping[str, tirx.PrimFunc]
+) -> Mapping[str, tirx.PrimFunc]:
+    """The functions of some kernels without teams and without registers that are kept, as far as there is such a form.
+
+    Parameters
+    ----------
+    kernels, functions : mapping of str to PrimFunc
+        By their names.
+    """
+    teams = without_teams(kernels, functions)
+    return without_kept_memory(teams.kernels, teams.functions).functions
