@@ -20,6 +20,7 @@ from onnx import ModelProto
 import souffle
 from benchmarks.weights import Pieces, redrawn, write_graph, write_weights
 from souffle import models
+from souffle.options import GRID_BARRIER_NAMES
 from souffle.transform.precision import mixed_precision
 
 __all__ = ["main"]
@@ -80,9 +81,10 @@ def main(argv: list[str] | None = None) -> int:
             target="cuda",
             arch=options.arch,
             precision=precision,
-            # Flags are a way to wait beside the two barriers, which are compared without any.
-            grid_barrier="cooperative" if barrier == "flags" else barrier,
+            # Flags, and blocks without teams, are ways to wait beside the two barriers.
+            grid_barrier=barrier if barrier in GRID_BARRIER_NAMES else "cooperative",
             waits="flags" if barrier == "flags" else "barriers",
+            disable=["teams"] if barrier == "blocks" else [],
         )
         plan = net.plan
         about = {
@@ -90,6 +92,7 @@ def main(argv: list[str] | None = None) -> int:
             "launches": len(plan.launches),
             "kernels": len(plan.kernels),
             "grid_syncs": sum(plan.kernels[launch.kernel].grid_syncs for launch in plan.launches),
+            "teams": max(kernel.teams for kernel in plan.kernels),
             "arrivals": sum(plan.kernels[launch.kernel].arrivals for launch in plan.launches),
             "constant_bytes": sum(buffer.nbytes for buffer in plan.buffers if buffer.kind == "constant"),
             "machine_code_bytes": sum(len(module.cubin) for module in plan.modules),

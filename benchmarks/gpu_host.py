@@ -338,7 +338,7 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--levels", nargs="+", default=list(_LEVELS), choices=_LEVELS)
     build.add_argument(
         "--grid-barriers", nargs="+", default=["cooperative"], metavar="NAME",
-        help="V3 and V4 are built once with each: cooperative, counter, flags",
+        help="V3 and V4 are built once with each: cooperative, counter, flags; blocks: cooperative, without teams",
     )  # fmt: skip
     build.add_argument("--arch", default="sm_90")
     build.add_argument("--precision", nargs="+", default=list(_PRECISIONS), choices=_PRECISIONS)

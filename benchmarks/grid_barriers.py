@@ -1,6 +1,8 @@
 """Grid barriers and flags side by side, between stages that do nothing or next to nothing.
 
-A wait for flags is for 32 blocks around a block's own, or for all (:mod:`souffle.kernel.block_flags`).
+A wait for flags is for 32 blocks around a block's own, or for all (:mod:`souffle.kernel.block_flags`). Blocks have as
+many threads as stages are scheduled for, and two and four times as many, as those of several teams have
+(:mod:`souffle.schedule.lower.teams`): as many threads on a multiprocessor, and fewer blocks that wait.
 
 Here, with the compiler and nvcc::
 
@@ -32,8 +34,8 @@ from souffle.runtime.cuda import Cuda
 
 __all__ = ["compile_kernels", "found_in", "main", "measure", "source", "table"]
 
-_THREADS = 256
-"""Of the blocks that stages are scheduled for."""
+_THREADS = (256, 512, 1024)
+"""Of the blocks that stages are scheduled for, and of those of two and four teams."""
 _AROUND = 32
 """Blocks that a block waits for: those that it reads from and those that read from it are among them."""
 _STATE_WORDS = 256
@@ -84,7 +86,7 @@ def source() -> tuple[str, tuple[str, ...]]:
         wait = "cooperative_groups::this_grid().sync();"
         if barrier.function:
             wait = f"{barrier.function}(state, num_blocks);"
-        text += barrier.text + _KERNELS.format(name=barrier.name, begin="", wait=wait, end="", threads=_THREADS)
+        text += barrier.text + _KERNELS.format(name=barrier.name, begin="", wait=wait, end="", threads=_THREADS[-1])
         names.append(barrier.name)
     begin = f"int before = {flags.BEGIN_FUNCTION}(state);"
     for name, others in ((f"flags{_AROUND}", str(_AROUND)), ("flags", "num_blocks")):
@@ -93,7 +95,7 @@ def source() -> tuple[str, tuple[str, ...]]:
         wait = f"{flags.WAIT_FUNCTION}(state, {first}, {first} + {others} - 1, num_blocks, before + i + 1);"
         words = f"{flags.flag_words(0)} + num_blocks"
         end = f"{flags.LEAVE_FUNCTION}(state, num_blocks, before + waits, {words});"
-        text += _KERNELS.format(name=name, begin=begin, wait=f"{arrive} {wait}", end=end, threads=_THREADS)
+        text += _KERNELS.format(name=name, begin=begin, wait=f"{arrive} {wait}", end=end, threads=_THREADS[-1])
         names.append(name)
     return text, tuple(names)
 
@@ -101,7 +103,7 @@ def source() -> tuple[str, tuple[str, ...]]:
 def measure(
     cuda: Cuda, image: bytes, names: tuple[str, ...], *, repeats: int, small: bool = False
 ) -> list[dict[str, Any]]:
-    """Seconds of one wait, for each barrier, with one block on a multiprocessor and up to as many as it holds.
+    """Seconds of one wait, for each barrier and size of blocks, with one to as many as a multiprocessor holds.
 
     Raises
     ------
@@ -112,15 +114,17 @@ def measure(
     steps = (2, 6) if small else _WAITS
     with cuda.current(), Bench(cuda, image, repeats) as bench:
         kernels = [f"{kind}_{name}" for kind in ("empty", "passing") for name in names]
-        most = min(cuda.resident_blocks(bench.function(k), _THREADS, 0) for k in kernels) // cuda.multiprocessors
-        state = bench.constant(np.zeros(_STATE_WORDS + most * cuda.multiprocessors, np.uint32))
-        for each in sorted({1 << power for power in range(most.bit_length())} | {most}):
+        fit = {n: min(cuda.resident_blocks(bench.function(k), n, 0) for k in kernels) for n in _THREADS}
+        most = {threads: blocks // cuda.multiprocessors for threads, blocks in fit.items()}
+        state = bench.constant(np.zeros(_STATE_WORDS + max(fit.values()), np.uint32))
+        powers = {n: sorted({*(1 << p for p in range(most[n].bit_length())), most[n]}) for n in _THREADS}
+        for threads, each in ((n, each) for n in _THREADS for each in powers[n]):
             grid = each * cuda.multiprocessors
-            places = bench.buffer(2 * 4 * grid * _THREADS)
-            row: dict[str, Any] = {"blocks": grid, "blocks_per_multiprocessor": each, "threads": _THREADS}
+            places = bench.buffer(2 * 4 * grid * threads)
+            row: dict[str, Any] = {"blocks": grid, "blocks_per_multiprocessor": each, "threads": threads}
             for kernel in kernels:
                 pairs = bench.pairs(
-                    kernel, grid=grid, threads=_THREADS, steps=steps, data=[places, state], results=grid * _THREADS,
+                    kernel, grid=grid, threads=threads, steps=steps, data=[places, state], results=grid * threads,
                     dtype=np.uint32, expected=lambda n: n, cooperative=True,
                 )  # fmt: skip
                 one = reading(cost(pairs.seconds, steps[1] - steps[0]), kernel.replace("_", ", "))
@@ -133,10 +137,11 @@ def measure(
 def table(rows: list[dict[str, Any]], names: tuple[str, ...]) -> str:
     """The rows in microseconds, short."""
     kernels = [f"{kind}_{name}" for kind in ("empty", "passing") for name in names]
-    lines = ["µs of a wait  " + " ".join(f"{k.replace('_', ' '):>20}" for k in kernels)]
+    names_of = " ".join(f"{k.replace('_', ' '):>20}" for k in kernels)
+    lines = ["µs of a wait, by blocks x threads", " " * 14 + names_of]
     for row in rows:
         values = ["-" if row[k]["seconds"] is None else f"{row[k]['seconds'] * 1e6:.3f}" for k in kernels]
-        lines.append(f"{row['blocks']:>6} blocks " + " ".join(f"{value:>20}" for value in values))
+        lines.append(f"{row['blocks']:>4} x {row['threads']:<6} " + " ".join(f"{value:>20}" for value in values))
     return "\n".join(lines) + "\n"
 
 

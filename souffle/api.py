@@ -118,8 +118,8 @@ def compile(
         predicted to take less.
     disable : sequence of str
         What V4 is to leave out, to see its effect alone: any of ``"attention"``, ``"normalization"``,
-        ``"interleaving"``, ``"channels"``, ``"reuse"``, ``"resident"``, ``"ramps"`` and ``"weights"``
-        (:data:`souffle.options.ON_CHIP`). Levels below have none of them.
+        ``"interleaving"``, ``"channels"``, ``"reuse"``, ``"resident"``, ``"ramps"``,
+        ``"weights"`` and ``"teams"`` (:data:`souffle.options.ON_CHIP`). Levels below have none of them.
     reuse_policy : str
         Which tensors stay in shared memory where not all have room that could: ``"belady"``, those that are needed
         soonest, or ``"lru"``, those that were used last (the paper's, §6.5).

@@ -24,7 +24,9 @@ _TLS = 6  # symbol type of a thread-local variable
 _DYNAMIC = "souffle_dynamic"
 _STATEMENTS = ("if", "for", "while", "switch", "catch")
 _FUNCTION = re.compile(r"\b(\w+)\s*\((?:[^;{}()]|\([^;{}()]*\))*\)\s*(?:const\s*)?\{")
-_POOL_ARRAY = re.compile(r"\b([\w ]+?)\s*\*\s*(\w+)\s*=\s*\(\(\s*[\w ]+\*\s*\)\s*\(&\s*\((\w+)\[(\d+)\]\)\)\)\s*;")
+_POOL_ARRAY = re.compile(r"\b([\w ]+?)\s*\*\s*(\w+)\s*=\s*\(\(\s*[\w ]+\*\s*\)\s*\(&\s*\((\w+)\[([^]]+)\]\)\)\)\s*;")
+_PLACE = re.compile(r"\(*(\d+)?(?: \+ )?(?:\(?\w+ \* (\d+))?\)*")
+"""Where it begins: at a constant, or that of the first part of the threads and so many bytes from each to the next."""
 
 
 @dataclass(frozen=True)
@@ -145,13 +147,20 @@ class TextMap:
         found = [SharedArray(self._names.get(a.name, a.name), a.offset, a.bytes) for a in self.shared]
         if self.dynamic >= 0:
             found.append(SharedArray("memory", self.dynamic, dynamic_bytes))
-            found += [SharedArray(name, self.dynamic + at, 0) for name, at in self._pool_arrays(function)]
+            pool = self._pool_arrays(function, dynamic_bytes)
+            found += [SharedArray(name, self.dynamic + at, 0) for name, at in pool]
         before = [array for array in found if array.offset <= offset]
         if not before:
             return SharedArray("memory", 0, 0)
         return max(before, key=lambda array: (array.offset, array.bytes == 0))
 
-    def _pool_arrays(self, function: str) -> list[tuple[str, int]]:
+    def _pool_arrays(self, function: str, dynamic_bytes: int) -> list[tuple[str, int]]:
         """Pointers into dynamic shared memory that a function of the text declares: names and offsets."""
         bodies = [self._code[begin:end] for name, begin, end in self._functions[1] if name == function]
-        return [(match[2], int(match[4])) for body in bodies for match in _POOL_ARRAY.finditer(body)]
+        arrays = [(match[2], _PLACE.fullmatch(match[4])) for body in bodies for match in _POOL_ARRAY.finditer(body)]
+        found = []
+        for name, place in arrays:
+            if place is not None:
+                first, each = int(place[1] or 0), int(place[2] or 0)
+                found += [(name, at) for at in range(first, max(dynamic_bytes, first + 1), each or dynamic_bytes + 1)]
+        return found

@@ -16,6 +16,7 @@ from souffle.choice import stationary
 from souffle.codegen.assemble import CompiledKernels
 from souffle.codegen.nvcc import find_nvcc
 from souffle.cost.device import device_of_arch
+from souffle.emulator import CheckError
 from souffle.errors import KernelTimeoutError
 from souffle.kernel import kernel_plan
 from souffle.kernel.calls import CallPlan
@@ -212,6 +213,18 @@ def test_a_wait_that_is_over_ends_all_teams(force: Force) -> None:
     net = compiled(program, watchdog_ms=50, hook=broken, verify="off")
     with pytest.raises(KernelTimeoutError, match="for the grid barrier"):
         run_on_cpu_device(net.plan, inputs_for(program), blocks=3)
+
+
+def test_a_finding_names_the_array_behind_a_team_s_part(force: Force) -> None:
+    force(2)
+    program = columns()
+    net = compiled(program, verify="off")
+    (module,) = net.plan.modules
+    first = module.text.index("souffle_team_barrier<1, 256>(team);", module.text.index("void stage1"))
+    text = module.text[:first] + module.text[first:].replace("souffle_team_barrier<1, 256>(team);", "", 2)
+    assert re.search(r"own_t1 = \(\(float\*\)\(&\(pool_ptr\[\(\d+ \+ \(team \* \d+", text)
+    with pytest.raises(CheckError, match=r"shared own_t1\b"):
+        run_on_cpu_device(replace(net.plan, modules=(replace(module, text=text),)), inputs_for(program), checked=True)
 
 
 def test_what_a_launch_has_no_room_for_is_refuted(force: Force) -> None:

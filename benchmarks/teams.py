@@ -1,0 +1,210 @@
+"""Blocks of several teams, whether or not it pays: random programs, mutants, and many runs of one network.
+
+``python -m benchmarks.teams --out docs/results/teams.json [--programs 200] [--mutants 60] [--runs 1000]``. Programs of
+products, rows and columns are compiled with and without teams: both have the same bits in shuffled orders on grids of
+several sizes, and are proven. Mutants (:mod:`souffle.mutation.teams`) are run in 20 shuffled orders against the bits of
+the network itself, and the certificate is asked, values included. One object is run in shuffled orders on grids that
+change. Each result is kept as it is made: the same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from tvm import te
+
+import souffle
+from benchmarks.record import kept_results, save_results
+from benchmarks.recurrent import recurrent
+from souffle.choice import stationary
+from souffle.cli.output import format_table
+from souffle.codegen.assemble import CompiledKernels
+from souffle.kernel import kernel_plan
+from souffle.mutation.mutants import Mutations
+from souffle.mutation.sandbox import Sandbox
+from souffle.mutation.trial import Trials, described, inputs_of
+from souffle.pipeline import compile_cuda
+from souffle.program import TEProgram
+from souffle.runtime.cpu_runner import CpuRunner
+from souffle.verify import PROVEN, REFUTED
+from tests.kernel.residents import residual
+from tests.testlib import Builder, inputs_for
+
+__all__ = ["forced", "main", "random_chain"]
+
+_MOST_THREADS = 1024
+_GRIDS = (64, 1, 2, 3, 5, 7, 13)
+_APART = ("reuse", "attention")
+"""What joins the stages of small programs, between which there is then nothing to wait for."""
+
+
+@contextmanager
+def forced(teams: int) -> Iterator[None]:
+    """Kernels that wait have blocks of so many teams, or as many as have room; constants stay wherever they can."""
+
+    def fitting(plain: Any, barriers: Any, request: Any) -> int:
+        return min(teams, _MOST_THREADS // plain.shape.threads)
+
+    with (
+        mock.patch.object(kernel_plan, "_teams", fitting),
+        mock.patch.object(stationary, "pays", lambda made, before: True),
+    ):
+        yield
+
+
+def random_chain(seed: int) -> TEProgram:
+    """Products, sums of rows, maxima of columns and transposed tensors, whose numbers every order keeps exact."""
+    draw, b = random.Random(seed), Builder()
+    shape = [draw.choice((37, 64, 130, 211)), draw.choice((29, 64, 96, 131))]
+    x = b.input(*shape)
+    for _ in range(draw.choice((3, 4, 5))):
+        kind = draw.choice(("product", "product", "rows", "columns", "transpose"))
+        if kind == "product":
+            size = draw.choice((31, 64, 100))
+            values = np.random.default_rng(seed).integers(-2, 3, (shape[1], size))
+            x = b.map(lambda v: te.round(v * 0.125), b.matmul(x, b.constant(values.astype(np.float32))))
+            shape[1] = size
+        elif kind == "transpose":
+            x = b.add(_turned, x, name="turned")
+            shape.reverse()
+        else:
+            found = b.add(partial(_reduced, axis=int(kind == "rows")), x, name=kind)
+            x = b.add(partial(_less, axis=int(kind == "rows")), x, found, name="less")
+    return b.program(x)
+
+
+def _turned(x: te.Tensor) -> te.Tensor:
+    return te.compute((x.shape[1], x.shape[0]), lambda i, j: x[j, i] + 1.0)
+
+
+def _reduced(x: te.Tensor, axis: int) -> te.Tensor:
+    k = te.reduce_axis((0, x.shape[axis]), "k")
+    if axis:
+        return te.compute((x.shape[0],), lambda i: te.sum(x[i, k], k))
+    return te.compute((x.shape[1],), lambda j: te.max(x[k, j], k))
+
+
+def _less(x: te.Tensor, found: te.Tensor, axis: int) -> te.Tensor:
+    return te.compute(x.shape, lambda i, j: te.round((x[i, j] - found[i if axis else j]) * 0.25))
+
+
+NETWORKS: dict[str, tuple[int, Callable[[], TEProgram], dict[str, Any]]] = {
+    "a chain of products and columns, 2": (2, partial(random_chain, 21), {"disable": _APART}),
+    "a chain of products and columns, 4": (4, partial(random_chain, 30), {"disable": _APART}),
+    "a tensor that stays in shared memory, 2": (2, residual, {"arch": "sm_86"}),
+    "LSTM whose weights stay, 2": (
+        2, lambda: souffle.import_onnx(recurrent("LSTM", 31, 37, 37, steps=8, batch=4)), {},
+    ),
+    "RNN whose weights stay, 3": (3, lambda: souffle.import_onnx(recurrent("RNN", 64, 72, 72, steps=8)), {}),
+}  # fmt: skip
+"""By name, which ends in the number of teams: the program, and what it is compiled with."""
+
+
+def _compiled(program: TEProgram, teams: int, **options: Any) -> CompiledKernels:
+    how = {"level": "V4", "arch": "sm_90", "cubin": False, "verify": "values", "waits": "barriers", **options}
+    with forced(teams):
+        return compile_cuda(program, **how)
+
+
+def _same(runner: CpuRunner, inputs: tuple[np.ndarray, ...], expected: list[np.ndarray], seed: int) -> bool:
+    found = runner.reordered(seed=seed, blocks=_GRIDS[seed % len(_GRIDS)]).run(inputs)
+    return all(one.tobytes() == other.tobytes() for one, other in zip(found, expected, strict=True))
+
+
+def _program(seed: int) -> dict[str, Any]:
+    """A random program with and without teams."""
+    draw, program = random.Random(seed), random_chain(seed)
+    options = {"disable": _APART, "precision": draw.choice(("fp32", "mixed")), "watchdog_ms": draw.choice((None, 5e3))}
+    net = _compiled(program, draw.choice((2, 3, 4, 7)), **options)
+    without = _compiled(program, 1, **{**options, "verify": "off"})
+    inputs = inputs_of(net.plan, inputs_for(program))
+    expected = CpuRunner(without.plan).run(inputs)
+    runner = CpuRunner(net.plan)
+    wrong = sum(not _same(runner, inputs, expected, turn) for turn in range(len(_GRIDS)))
+    teams = max(kernel.teams for kernel in net.plan.kernels)
+    verdict = net.plan.certificate.verdict
+    return {"part": "programs", "seed": seed, "teams": teams, "verdict": verdict, "other_bits": wrong}
+
+
+def _mutants(label: str, count: int) -> dict[str, Any]:
+    teams, program, options = NETWORKS[label]
+    made = program()
+    net = _compiled(made, teams, **options)
+    if max(kernel.teams for kernel in net.plan.kernels) != teams or net.plan.certificate.verdict != PROVEN:
+        raise ValueError(f"{label}: not proven with {teams} teams")
+    mutations = Mutations(net)
+    counts, missed = Counter(), []
+    with Sandbox() as sandbox:
+        trials = Trials(mutations, inputs_of(net.plan, inputs_for(made)), sandbox)
+        for mutation in mutations.sample(count, seed=7, kinds=("team",)):
+            trial = trials.run(mutation)
+            if not trial.counts:
+                continue
+            changed = "changed" if trial.changed else "same"
+            counts[f"{changed}, {trial.verdict}"] += 1
+            if trial.changed and trial.verdict != REFUTED:
+                missed.append(described(trial))
+                print(f"{label}: {missed[-1]}", file=sys.stderr, flush=True)
+    return {"part": "mutants", "network": label, "counts": dict(counts), "missed": missed}
+
+
+def _runs(label: str, count: int) -> dict[str, Any]:
+    teams, program, options = NETWORKS[label]
+    made = program()
+    runner = CpuRunner(_compiled(made, teams, **options).plan)
+    inputs = inputs_of(runner._plan, inputs_for(made))
+    expected = runner.run(inputs)
+    wrong = sum(not _same(runner, inputs, expected, seed) for seed in range(count))
+    return {"part": "runs", "network": label, "runs": count, "other_bits": wrong}
+
+
+def main() -> int:
+    """Run what is not kept yet, and print; 1 where a change of a result is not refuted, or bits are others."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--programs", type=int, default=200)
+    parser.add_argument("--mutants", type=int, default=60, help="of each network")
+    parser.add_argument("--runs", type=int, default=1000, help="of the first network")
+    arguments = parser.parse_args()
+    results = kept_results(arguments.out)
+    known = {(r["part"], r.get("network", r.get("seed"))) for r in results}
+    first = next(iter(NETWORKS))
+    jobs: dict[tuple[str, Any], Callable[[], dict[str, Any]]] = {
+        **{("mutants", label): partial(_mutants, label, arguments.mutants) for label in NETWORKS},
+        ("runs", first): partial(_runs, first, arguments.runs),
+        **{("programs", seed): partial(_program, seed) for seed in range(arguments.programs)},
+    }
+    for key, job in jobs.items():
+        if key not in known:
+            results.append(job())
+            save_results(str(arguments.out), "benchmarks.teams", results)
+    return _report(results)
+
+
+def _report(results: list[dict[str, Any]]) -> int:
+    tried = [r for r in results if r["part"] == "mutants"]
+    columns = sorted({key for r in tried for key in r["counts"]})
+    rows = [[r["network"], *(r["counts"].get(column, 0) for column in columns)] for r in tried]
+    print(format_table(["mutants of", *columns], rows))
+    programs = [r for r in results if r["part"] == "programs"]
+    in_teams = [r for r in programs if r["teams"] > 1]
+    verdicts = dict(Counter(r["verdict"] for r in in_teams))
+    print(f"{len(in_teams)} of {len(programs)} random programs have kernels that wait, in teams: {verdicts}")
+    wrong = sum(r.get("other_bits", 0) for r in results)
+    missed = sum(len(r["missed"]) for r in tried)
+    print(f"runs of other bits: {wrong}; mutants that change the result and are not refuted: {missed}")
+    return int(bool(wrong or missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
