@@ -61,6 +61,15 @@ _GRIDS = (1, 2, 3, 7)
 """Blocks of the grids that are tried where a form is not the known one."""
 
 
+@dataclass(frozen=True)
+class _Division:
+    """Of a kernel's blocks: how many teams, bytes from one's memory to the next's, and whether teams have barriers."""
+
+    count: int
+    nbytes: int
+    waits: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Teamless:
     """Kernels and functions in which each team is a block.
@@ -68,15 +77,15 @@ class Teamless:
     Attributes
     ----------
     kernels, functions : mapping of str to PrimFunc
-    teams : mapping of str to (int, int)
-        By the kernels' names, of those that had any: teams of a block, and bytes from one team's memory to the next's.
+    teams : mapping of str to _Division
+        By the kernels' names, of those that had any.
     findings : mapping of str to sequence
         By the kernels' names: counterexamples, and what is undecided.
     """
 
     kernels: Mapping[str, tirx.PrimFunc]
     functions: Mapping[str, tirx.PrimFunc]
-    teams: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    teams: Mapping[str, _Division] = field(default_factory=dict)
     findings: Mapping[str, Sequence[Counterexample | Undecided]] = field(default_factory=dict)
 
     def of(self, plan: Plan) -> Plan:
@@ -86,9 +95,9 @@ class Teamless:
     def _kernel(self, kernel: Kernel) -> Kernel:
         if kernel.name not in self.teams:
             return kernel
-        count, nbytes = self.teams[kernel.name]
-        shared = nbytes or kernel.dynamic_shared_bytes // count
-        threads, tiles = kernel.threads // count, kernel.tiles * count
+        own = self.teams[kernel.name]
+        shared = own.nbytes or kernel.dynamic_shared_bytes // own.count
+        threads, tiles = kernel.threads // own.count, kernel.tiles * own.count
         return replace(kernel, threads=threads, tiles=tiles, dynamic_shared_bytes=shared, teams=1)
 
     def beyond(self, plan: Plan, kernel: Kernel, text: KernelText) -> Iterator[Counterexample | Undecided]:
@@ -96,16 +105,16 @@ class Teamless:
 
         The plan and the kernel are those with teams; the text is the one without.
         """
-        yield from self.findings.get(kernel.name, ())
-        count, nbytes = self.teams.get(kernel.name, (1, 0))
-        if count > 1:
-            written = replace(text, threads=text.threads * count)
-            yield from fit(kernel, written, device_for(plan.options.arch), 0)
-        if count > 1 and count * nbytes > kernel.dynamic_shared_bytes:
-            why = f"{count} teams have {nbytes} bytes each, and a block {kernel.dynamic_shared_bytes}"
+        if kernel.name not in self.teams:
+            return
+        yield from self.findings[kernel.name]
+        own = self.teams[kernel.name]
+        yield from fit(kernel, replace(text, threads=text.threads * own.count), device_for(plan.options.arch), 0)
+        if own.count * own.nbytes > kernel.dynamic_shared_bytes:
+            why = f"{own.count} teams have {own.nbytes} bytes each, and a block {kernel.dynamic_shared_bytes}"
             yield Counterexample("out of bounds", kernel.name, (), (), (), "shared memory", why)
         module = plan.modules[kernel.module]
-        if count > 1 and not module.edited and _BARRIER_TEXT.strip() not in module.text:
+        if own.waits and not module.edited and _BARRIER_TEXT.strip() not in module.text:
             yield Undecided(f"what souffle_team_barrier is in the text of {kernel.name}")
 
 
@@ -118,7 +127,7 @@ def without_teams(kernels: Mapping[str, tirx.PrimFunc], functions: Mapping[str, 
         By their names; the functions are those that the kernels call.
     """
     changed_kernels, changed = dict(kernels), dict(functions)
-    teams: dict[str, tuple[int, int]] = {}
+    teams: dict[str, _Division] = {}
     findings: dict[str, list[Counterexample | Undecided]] = {}
     for name, kernel in kernels.items():
         reader = _Kernel(name, kernel, functions)
@@ -132,7 +141,7 @@ def without_teams(kernels: Mapping[str, tirx.PrimFunc], functions: Mapping[str, 
                 changed[called] = function
         except Undecided as reason:
             reader.findings.append(reason)
-        teams[name] = reader.count, reader.nbytes
+        teams[name] = _Division(reader.count, reader.nbytes, bool(reader.numbers))
         findings[name] = reader.findings
     return Teamless(changed_kernels, changed, teams, findings)
 

@@ -30,9 +30,11 @@ from souffle.program.evaluate import evaluate
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.lower.teams import team_counts
 from souffle.schedule.resources import StageResources
-from souffle.verify import PROVEN, REFUTED, UNKNOWN, certify_plan
+from souffle.verify import PROVEN, REFUTED, UNKNOWN, certify_plan, without_kept_memory
 from souffle.verify.certify import functions_of
+from souffle.verify.kernel_reader import read_kernel
 from souffle.verify.saved import verify_plan
+from souffle.verify.teams import without_teams
 from tests.kernel.launch_shapes import by_rule, crosswise, rescheduled, staged
 from tests.kernel.residents import residual
 from tests.testlib import Builder, inputs_for, run_on_cpu_device
@@ -243,6 +245,12 @@ def test_what_a_launch_has_no_room_for_is_refuted(force: Force) -> None:
     assert text != net.plan.modules[0].text
     plan = replace(net.plan, modules=(replace(net.plan.modules[0], text=text),))
     assert certify_plan(plan, kernels, functions_of(net)).verdict == UNKNOWN
+    # Where no team waits, its text has no such function.
+    found = without_teams(kernels, functions_of(net))
+    bare = without_kept_memory(found.kernels, found.functions)
+    written = read_kernel(bare.kernels[kernel.name])
+    silent = replace(found, teams={name: replace(own, waits=False) for name, own in found.teams.items()})
+    assert [*found.beyond(plan, kernel, written)] and not [*silent.beyond(plan, kernel, written)]
 
 
 def test_each_change_that_matters_is_refuted(force: Force) -> None:
