@@ -339,6 +339,13 @@ class _Kernel:
             self.wrong("divergent barrier", f"barrier {first}", why, stage)
         if first == 1 and count == self.threads:
             return tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))
+        if not stage:
+            # Outside of stages all threads of a team come to it. What it orders is not known, and taken for nothing.
+            self.findings.append(Undecided(f"what {name} orders, to which {self.threads} threads of a team come"))
+            if count > 0 and self.threads % count:
+                why = f"{self.threads} threads of a team come to it, it waits for {count}, and the last of them stay"
+                self.wrong("divergent barrier", f"barrier {first}", why)
+            return tirx.Evaluate(tirx.IntImm("int32", 0))
         # The number of all threads of a team is to it what 0 is to a block.
         own = 0 if first == 1 else first
         return tirx.Evaluate(tirx.call_extern("int32", f"{_NAMED}<{own}, {count}>"))
