@@ -52,8 +52,8 @@ _APART = ("reuse", "attention")
 def forced(teams: int) -> Iterator[None]:
     """Kernels that wait have blocks of so many teams, or as many as have room; constants stay wherever they can."""
 
-    def fitting(plain: Any, barriers: Any, request: Any) -> int:
-        return min(teams, _MOST_THREADS // plain.shape.threads)
+    def fitting(plain: Any, barriers: Any, request: Any) -> tuple[int, str]:
+        return min(teams, _MOST_THREADS // plain.shape.threads), "as asked for"
 
     with (
         mock.patch.object(kernel_plan, "_teams", fitting),

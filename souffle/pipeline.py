@@ -78,7 +78,7 @@ def compile_cuda(
         request, partition = keep_on_chip(request, partition, options, staged.dependences)
     progress(f"merging into {len(partition.subprograms)} kernels")
     merged = hook("merge", merge_program(request, partition, options, staged.dependences))
-    decisions = (*staged.decisions, *partition.decisions)
+    decisions = (*staged.decisions, *partition.decisions, *merged.decisions)
     compiled = assemble(merged, request, decisions, options, staged.target, progress, partial(hook, "text"))
     plan = with_predictions(compiled.plan, partition.subprograms, request.forecast)
     smaller = smaller_waves(plan, partition.subprograms, request)

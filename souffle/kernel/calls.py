@@ -12,7 +12,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from souffle.cost.kernel import ASKED_TOGETHER
-from souffle.decision import Barrier
+from souffle.decision import Barrier, Decision
 from souffle.kernel.dependences import TileDependences
 from souffle.kernel.kernel_shape import ArgumentPlace, KernelShape, LoopCall, StageCall, TileWait
 from souffle.kernel.tile_waits import PlacedFlags, place_flags
@@ -57,6 +57,8 @@ class CallPlan:
     touches : tuple of TensorTouch
     barriers : tuple of Barrier
         Why it waits, in the order of its text.
+    decisions : tuple of Decision
+        On its blocks.
     """
 
     shape: KernelShape
@@ -66,6 +68,7 @@ class CallPlan:
     tensors: tuple[Tensor, ...]
     touches: tuple[TensorTouch, ...]
     barriers: tuple[Barrier, ...]
+    decisions: tuple[Decision, ...] = ()
 
 
 def plan_calls(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from souffle.cost.kernel import KernelTimes
+from souffle.decision import Decision
 from souffle.kernel.calls import CallPlan, plan_calls
 from souffle.kernel.dependences import TileDependences
 from souffle.kernel.waits import Expected
@@ -58,15 +59,23 @@ def plan_kernel(
     if not waiting.teams or waiting.flags == "flags" or not plain.shape.waits:
         return plain
     barriers = plain if waiting.flags == "barriers" else planned("barriers", True)
-    teams = _teams(plain, barriers, request)
-    return plain if teams == 1 else replace(barriers, shape=barriers.shape.in_teams(teams))
+    teams, reason = _teams(plain, barriers, request)
+    if not reason:
+        return plain
+    decided = (Decision("teams", f"several in each block for {subprogram.name}", teams > 1, reason),)
+    if teams == 1:
+        return replace(plain, decisions=decided)
+    return replace(barriers, shape=barriers.shape.in_teams(teams), decisions=decided)
 
 
-def _teams(plain: CallPlan, barriers: CallPlan, request: PartitionRequest) -> int:
-    """Of how many teams blocks are with which barriers take less by more than the model's error; 1 if none do."""
+def _teams(plain: CallPlan, barriers: CallPlan, request: PartitionRequest) -> tuple[int, str]:
+    """Of how many teams blocks are with which barriers take less by more than the model's error, and why; else 1.
+
+    Nothing is said where blocks have no room for several, or nobody knows what barriers cost.
+    """
     forecast = request.forecast
     if forecast is None:
-        return 1
+        return 1, ""
     block = forecast.together(flat_stages(plain.stages))
 
     def times(plan: CallPlan, teams: int) -> KernelTimes:
@@ -75,11 +84,20 @@ def _teams(plain: CallPlan, barriers: CallPlan, request: PartitionRequest) -> in
         return forecast.times(plan.stages, block, shape.tiles, *waits, fewer=True, teams=teams)
 
     found = {n: times(barriers, n) for n in team_counts(block, request.device, barriers.shape.tiles)}
-    best, before = min(found, key=lambda n: found[n].seconds, default=1), times(plain, 1)
-    if best == 1:
-        return 1
-    saved, lost = before.waiting - found[best].waiting, found[best].stages - before.stages
-    return best if saved > forecast.error * max(0.0, lost) else 1
+    if not found:
+        return 1, ""
+    best, before = min(found, key=lambda n: found[n].seconds), times(plain, 1)
+    after = found[best]
+    reason = (
+        f"with {best} of {block.threads} threads its waits are predicted to take {_us(after.waiting)} and its stages "
+        f"{_us(after.stages)}, with blocks of one {_us(before.waiting)} and {_us(before.stages)}"
+    )
+    saved, lost = before.waiting - after.waiting, after.stages - before.stages
+    return (best if saved > forecast.error * max(0.0, lost) else 1), reason
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} µs"
 
 
 def expected_in(request: PartitionRequest, units: Sequence[Unit], flags: str = "barriers", teams: int = 1) -> Expected:

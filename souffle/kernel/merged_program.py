@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import tvm
 
-from souffle.decision import Barrier
+from souffle.decision import Barrier, Decision
 from souffle.kernel.calls import CallPlan
 from souffle.kernel.dependences import TileDependences
 from souffle.kernel.grid_barrier import barrier_for
@@ -56,6 +56,8 @@ class MergedProgram:
         Why each kernel waits (in its first launch), in the order of its text.
     launches : tuple of MergedLaunch
         In the order to run.
+    decisions : tuple of Decision
+        On their blocks.
     first, last : mapping of Tensor to int
         The epochs in which a tensor that kernels write is first written and last touched, over all launches.
     """
@@ -63,6 +65,7 @@ class MergedProgram:
     kernels: tuple[MergedKernel, ...]
     barriers: tuple[tuple[Barrier, ...], ...]
     launches: tuple[MergedLaunch, ...]
+    decisions: tuple[Decision, ...]
     first: Mapping[Tensor, int]
     last: Mapping[Tensor, int]
 
@@ -103,11 +106,14 @@ def merge_program(
     dependences = TileDependences() if dependences is None else dependences
     shapes: dict[KernelShape, int] = {}
     reasons: list[tuple[Barrier, ...]] = []
+    decisions: list[Decision] = []
     launches: list[MergedLaunch] = []
     for subprogram in partition.subprograms:
         calls = plan_kernel(subprogram, request, constants, options.waiting, dependences, prefetch=prefetch)
         number = shapes.setdefault(calls.shape, len(shapes))
-        reasons += [calls.barriers] if number == len(reasons) else []
+        if number == len(reasons):
+            reasons.append(calls.barriers)
+            decisions += calls.decisions
         launches.append(MergedLaunch(number, calls.tensors, calls.stages))
         live.kernel(calls)
     names = _kernel_names(len(shapes), launches)
@@ -119,7 +125,7 @@ def merge_program(
         merge(name, shape, global_vars, barrier, number, blocks)
         for number, (name, shape) in enumerate(zip(names, shapes, strict=True))
     )
-    return MergedProgram(kernels, tuple(reasons), tuple(launches), live.first, live.last)
+    return MergedProgram(kernels, tuple(reasons), tuple(launches), tuple(decisions), live.first, live.last)
 
 
 class _Liveness:

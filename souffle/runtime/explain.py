@@ -201,7 +201,7 @@ def _kernel(kernel: Kernel, count: int, total: float | None) -> list[str]:
         stages = _wrapped(f"stages {', '.join(kernel.stages)}", 4)
         return [*_wrapped(head, 2), *_wrapped(facts, 4), *stages, *waits]
     facts += f", {counted(predicted.blocks_per_sm, 'resident block')} on a multiprocessor"
-    facts += f", each of {kernel.teams} teams that share its barriers of the grid" * (kernel.teams > 1)
+    facts += f", each of {kernel.teams} teams, which compute tiles as blocks would" * (kernel.teams > 1)
     facts += f", launched with {kernel.most_blocks}, whose barriers take less than those of all that fit" * (
         kernel.most_blocks is not None
     )

@@ -55,8 +55,8 @@ def force(monkeypatch: pytest.MonkeyPatch) -> Force:
     """Blocks of so many teams wherever they have room, whether or not it pays."""
 
     def forced(count: int) -> None:
-        def fitting(plain: CallPlan, barriers: CallPlan, request: object) -> int:
-            return min(count, 1024 // plain.shape.threads)
+        def fitting(plain: CallPlan, barriers: CallPlan, request: object) -> tuple[int, str]:
+            return min(count, 1024 // plain.shape.threads), "as asked for"
 
         monkeypatch.setattr(kernel_plan, "_teams", fitting)
 
@@ -167,6 +167,8 @@ def test_they_are_where_blocks_would_share_a_multiprocessor() -> None:
     assert kernel.predicted.blocks_per_sm * kernel.teams <= plain.predicted.blocks_per_sm
     assert (kernel.most_blocks or each) % each == 0
     assert {k.teams for k in compiled(small, verify="off").plan.kernels} == {1}
+    (decision,) = (d for d in net.plan.decisions if d.stage == "teams")
+    assert decision.accepted and f"with {kernel.teams} of {plain.threads} threads its waits" in decision.reason
     # Flags are of blocks; levels below have the paper's kernels.
     assert {k.teams for k in compiled(program, waits="flags", verify="off").plan.kernels} == {1}
     assert {k.teams for k in compiled(program, level="V3", verify="off").plan.kernels} == {1}
