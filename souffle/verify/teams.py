@@ -268,7 +268,12 @@ class _Kernel:
             return call
         called = str(call.op.name_hint)
         function = self.functions.get(called)
-        if function is None or not _takes_team(function):
+        if function is None:
+            return call
+        self.own_memory(called, function)
+        if not _takes_team(function):
+            # Its barriers are the block's, whatever they look like.
+            _mapped(function.body, tirx.Evaluate, lambda node: self.evaluated(node, self.team, called))
             return call
         if not call.args[-1].same_as(self.team):
             self.wrong("race in a block", called, f"team {call.args[-1]} is told to all teams", called)
@@ -276,6 +281,13 @@ class _Kernel:
         if called not in self.changed:
             self.changed[called] = self.function(called, function)
         return _with_arguments(call, call.args[:-1])
+
+    def own_memory(self, name: str, function: tirx.PrimFunc) -> None:
+        """No shared memory of a function is the same for all teams."""
+        scopes = {str(alloc.buffer.scope()) for alloc in collect(function.body, tirx.AllocBuffer)}
+        if "shared" in scopes or ("shared.dyn" in scopes and not _takes_team(function)):
+            self.wrong("race in a block", name, "all teams use its shared memory at the same time", name)
+            raise Undecided(f"the shared memory of {name}, which is no team's own")
 
     def function(self, name: str, function: tirx.PrimFunc) -> tirx.PrimFunc:
         """A function as the blocks of the other kernel call it."""

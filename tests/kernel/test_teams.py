@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tvm import te
+import tvm
+import tvm_ffi
+from tvm import te, tirx
 
 import souffle
 from benchmarks.recurrent import recurrent
@@ -253,6 +255,36 @@ def test_what_a_launch_has_no_room_for_is_refuted(force: Force) -> None:
     written = read_kernel(bare.kernels[kernel.name])
     silent = replace(found, teams={name: replace(own, waits=False) for name, own in found.teams.items()})
     assert [*found.beyond(plan, kernel, written)] and not [*silent.beyond(plan, kernel, written)]
+
+
+def test_functions_that_know_of_no_team_are_refuted(force: Force) -> None:
+    """Of a kernel of teams, with barriers of the block, or with memory that is the block's."""
+    program = columns()
+    force(1)
+    plain = compiled(program, verify="off")
+    force(2)
+    net = compiled(program, verify="off")
+    ((without,), (merged,)) = plain.merged, net.merged
+    name = {function.name.split("_2x")[0]: function.name for function in merged.shape.called}
+    own = {name[function.name]: function.func for function in without.shape.called}
+
+    def alone(call: tvm.ir.Call) -> tvm.ir.Call:
+        if not isinstance(call.op, tvm.ir.GlobalVar):
+            return call
+        return tvm.ir.Call(call.op, [*call.args[:-1]])
+
+    func = merged.func.with_body(tvm_ffi.structural_map(merged.func.body, (tvm.ir.Call, alone)))
+    found = certify_plan(net.plan, {merged.name: func}, own)
+    assert found.verdict == REFUTED and "shared memory" in found.counterexamples[0].reason, found
+    # With memory of their own, which no text gives them, and the barriers.
+    bare = {n: f.with_body(tvm_ffi.structural_map(f.body, (tirx.AllocBuffer, of_a_thread))) for n, f in own.items()}
+    found = certify_plan(net.plan, {merged.name: func}, bare)
+    assert found.verdict == REFUTED and "come to a barrier of the block apart" in found.counterexamples[0].reason, found
+
+
+def of_a_thread(alloc: tirx.AllocBuffer) -> tirx.Stmt:
+    shared = str(alloc.buffer.scope()) == "shared.dyn"
+    return tirx.Evaluate(tirx.IntImm("int32", 0)) if shared else alloc
 
 
 def test_each_change_that_matters_is_refuted(force: Force) -> None:
