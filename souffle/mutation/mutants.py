@@ -53,8 +53,8 @@ class Mutation:
     ----------
     kind : str
         ``"grid barrier"``, ``"block barrier"``, ``"warp barrier"``, ``"copy wait"``, ``"arrival"``, ``"flag wait"``,
-        ``"flags left"``, ``"predicate"``, ``"comparison"``, ``"index"`` or ``"alias"``; thorough ones are ``"number"``,
-        ``"mask"``, ``"order"``, ``"statement"``, ``"condition"``, ``"array"`` and ``"tensor"``, too.
+        ``"flags left"``, ``"team"``, ``"predicate"``, ``"comparison"``, ``"index"`` or ``"alias"``; thorough ones are
+        ``"number"``, ``"mask"``, ``"order"``, ``"statement"``, ``"condition"``, ``"array"`` and ``"tensor"``, too.
     action : str
         What is done, such as ``"delete"``.
     kernel : str

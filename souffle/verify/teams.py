@@ -186,6 +186,7 @@ class _Kernel:
         self.team, tid, worker, workers = (bind.var for bind in binds)
         body = sequence(*self.statements[4:])
         self.only_launches(body)
+        self.whole_blocks_wait(body, {tid, worker, workers})
         body = _mapped(body, Call, self.call)
         body = _mapped(body, tirx.Evaluate, self.evaluated)
         body = substitute(body, {tid: self.thread, worker: self.block, workers: self.blocks})
@@ -255,6 +256,14 @@ class _Kernel:
         inside = sum(v in own for call in allowed for v in _variables(call.args))
         if sum(v in own for v in _variables([body])) != inside:
             raise Undecided("what depends on a block of several teams")
+
+    def whole_blocks_wait(self, body: tirx.Stmt, of_teams: set[tirx.Var]) -> None:
+        """A grid barrier is of the blocks that there are, and knows of no team."""
+        for call in collect(body, Call):
+            if operator_name(call) in GRID_WAITS and of_teams & {*_variables(call.args)}:
+                why = f"it waits for other blocks than those that come: {call}"
+                self.wrong("divergent barrier", "grid barrier", why)
+                raise Undecided("a grid barrier of teams")
 
     # Calls
 

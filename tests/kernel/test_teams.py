@@ -22,6 +22,7 @@ from souffle.emulator import CheckError
 from souffle.errors import KernelTimeoutError
 from souffle.kernel import kernel_plan
 from souffle.kernel.calls import CallPlan
+from souffle.kernel.grid_barrier import COUNTER_FUNCTION
 from souffle.mutation.mutants import Mutations
 from souffle.mutation.sandbox import Sandbox
 from souffle.mutation.trial import Trials, described, inputs_of, misses
@@ -32,6 +33,7 @@ from souffle.program.evaluate import evaluate
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.lower.teams import team_counts
 from souffle.schedule.resources import StageResources
+from souffle.tvm_compat import collect
 from souffle.verify import PROVEN, REFUTED, UNKNOWN, certify_plan, without_kept_memory
 from souffle.verify.certify import functions_of
 from souffle.verify.kernel_reader import read_kernel
@@ -280,6 +282,23 @@ def test_functions_that_know_of_no_team_are_refuted(force: Force) -> None:
     bare = {n: f.with_body(tvm_ffi.structural_map(f.body, (tirx.AllocBuffer, of_a_thread))) for n, f in own.items()}
     found = certify_plan(net.plan, {merged.name: func}, bare)
     assert found.verdict == REFUTED and "come to a barrier of the block apart" in found.counterexamples[0].reason, found
+
+
+def test_a_grid_barrier_is_of_blocks(force: Force) -> None:
+    force(2)
+    net = compiled(columns(), grid_barrier="counter", verify="memory")
+    assert net.plan.certificate.verdict == PROVEN, net.plan.certificate
+    (merged,) = net.merged
+    workers = next(bind.var for bind in collect(merged.func.body, tirx.Bind) if str(bind.var.name) == "workers")
+
+    def of_teams(call: tvm.ir.Call) -> tvm.ir.Call:
+        if str(getattr(call.op, "name", "")) != "tirx.call_extern" or str(call.args[0].value) != COUNTER_FUNCTION:
+            return call
+        return tirx.call_extern("int32", COUNTER_FUNCTION, call.args[1], workers)
+
+    func = merged.func.with_body(tvm_ffi.structural_map(merged.func.body, (tvm.ir.Call, of_teams)))
+    found = certify_plan(net.plan, {merged.name: func}, functions_of(net))
+    assert found.verdict == REFUTED and "waits for other blocks" in found.counterexamples[0].reason, found
 
 
 def of_a_thread(alloc: tirx.AllocBuffer) -> tirx.Stmt:
