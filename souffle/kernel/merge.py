@@ -283,7 +283,7 @@ class _Writer:
 
     def called(self, function: DeviceFunction, tile: PrimExpr, pointers: Sequence[PrimExpr]) -> tirx.Stmt:
         """A call of a function, by a worker's threads."""
-        team = [self.worker.team] if function.teams else []
+        team = [self.worker.team] if function.in_team else []
         return tirx.Evaluate(tvm.ir.Call(self.global_vars[function], [tile, self.worker.tid, *pointers, *team]))
 
     def block_barrier(self) -> tirx.Stmt:

@@ -14,6 +14,7 @@ from souffle.mutation.barriers import called, moves
 from souffle.mutation.flags import others
 from souffle.mutation.statement_paths import Change, Site, nothing, replaced, sites
 from souffle.schedule.lower.teams import TEAM_BARRIER_FUNCTION
+from souffle.tvm_compat import collect, substitute
 
 __all__ = ["team_changes"]
 
@@ -44,9 +45,9 @@ def team_changes(func: tirx.PrimFunc) -> Iterator[Change]:
             for action, other in _teams(team):
                 made = tirx.Evaluate(tvm.ir.Call(call.op, [*call.args[:-1], other]))
                 yield _change(func, site, f"told: {action}", f"a stage is told that its team {action}", made)
-        elif isinstance(statement, tirx.DeclBuffer) and team in {*_variables(statement.data)}:
+        elif isinstance(statement, tirx.DeclBuffer) and team in {*collect(statement.data, tvm.ir.Var)}:
             for action, other in _teams(team):
-                made = tirx.DeclBuffer(statement.buffer, data=_with(statement.data, team, other))
+                made = tirx.DeclBuffer(statement.buffer, data=substitute(statement.data, {team: other}))
                 what = f"{statement.buffer.name} lies where it does for a team that {action}"
                 yield _change(func, site, f"memory: {action}", what, made)
 
@@ -56,7 +57,7 @@ def _divisions(func: tirx.PrimFunc, site: Site) -> Iterator[Change]:
     for action, other in others(bind.value):
         what = f"{bind.var.name} is {action}"
         yield _change(func, site, f"{bind.var.name}: {action}", what, tirx.Bind(bind.var, other))
-    numbers = [n for n in _numbers(bind.value) if int(n) > 1]
+    numbers = [n for n in collect(bind.value, tirx.IntImm) if int(n) > 1]
     for number in numbers:
         for action, by in (("halved", int(number) // 2), ("doubled", int(number) * 2)):
 
@@ -103,19 +104,3 @@ def _change(func: tirx.PrimFunc, site: Site, action: str, what: str, new: tirx.S
 
 def _with_body(func: tirx.PrimFunc, body) -> tirx.PrimFunc:
     return func.with_body(body())
-
-
-def _with(node: tirx.PrimExpr, team: tirx.Var, other: tirx.PrimExpr) -> tirx.PrimExpr:
-    return tvm_ffi.structural_map(node, (tvm.ir.Var, lambda var: other if var.same_as(team) else var))
-
-
-def _variables(node: object) -> list[tirx.Var]:
-    found: list[tirx.Var] = []
-    tvm_ffi.structural_walk(node, (tvm.ir.Var, found.append))
-    return found
-
-
-def _numbers(node: object) -> list[tirx.IntImm]:
-    found: list[tirx.IntImm] = []
-    tvm_ffi.structural_walk(node, (tirx.IntImm, found.append))
-    return found

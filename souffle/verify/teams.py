@@ -23,7 +23,7 @@ told with an example, and of the rest nothing is said.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -253,14 +253,14 @@ class _Kernel:
         """The block, the thread and the grid as they are stand in grid barriers and prefetches alone."""
         own = {self.block, self.thread, self.blocks}
         allowed = [c for c in collect(body, Call) if operator_name(c) in (*GRID_WAITS, _PREFETCH)]
-        inside = sum(v in own for call in allowed for v in _variables(call.args))
-        if sum(v in own for v in _variables([body])) != inside:
+        inside = sum(v in own for call in allowed for a in call.args for v in collect(a, tvm.ir.Var))
+        if sum(v in own for v in collect(body, tvm.ir.Var)) != inside:
             raise Undecided("what depends on a block of several teams")
 
     def whole_blocks_wait(self, body: tirx.Stmt, of_teams: set[tirx.Var]) -> None:
         """A grid barrier is of the blocks that there are, and knows of no team."""
         for call in collect(body, Call):
-            if operator_name(call) in GRID_WAITS and of_teams & {*_variables(call.args)}:
+            if operator_name(call) in GRID_WAITS and of_teams & {*collect(call, tvm.ir.Var)}:
                 why = f"it waits for other blocks than those that come: {call}"
                 self.wrong("divergent barrier", "grid barrier", why)
                 raise Undecided("a grid barrier of teams")
@@ -408,14 +408,6 @@ def _buffer_of(pool: tirx.Buffer, nbytes: int) -> tirx.Buffer:
 
 def _with_arguments(call: Call, arguments: Sequence[Any]) -> Call:
     return Call(call.op, list(arguments), call.attrs, call.ty_args, call.span, call.ty)
-
-
-def _variables(roots: Iterable[Any]) -> Iterator[Any]:
-    """Variables as often as they stand there."""
-    found: list[Any] = []
-    for root in roots:
-        tvm_ffi.structural_walk(root, (tvm.ir.Var, found.append))
-    yield from found
 
 
 def _takes_team(function: tirx.PrimFunc) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
 
 import tvm
 import tvm_ffi
@@ -40,9 +39,6 @@ from souffle.schedule.lower.tvm_defects import (
 from souffle.schedule.lower.uniform_barriers import LoweringError, barrier_scope, with_whole_warps
 from souffle.schedule.lower.unrolled_indices import with_short_indices
 from souffle.tvm_compat import PrimExpr, collect, const_int, sequence, substitute
-
-if TYPE_CHECKING:
-    from souffle.schedule.lower.teams import Teams
 
 __all__ = [
     "WINDOWS",
@@ -92,8 +88,8 @@ class DeviceFunction:
     partial : bool
         Whether its barriers are those of `threads` alone, and not of the block
         (:func:`souffle.schedule.lower.fewer_threads.partial_function`).
-    teams : Teams or None
-        Of the blocks that call it, where a team of theirs does; it then takes the team's number as its last parameter
+    in_team : bool
+        Whether a team of a block calls it, whose number is then its last parameter
         (:mod:`souffle.schedule.lower.teams`).
     """
 
@@ -105,7 +101,7 @@ class DeviceFunction:
     schedule: GpuSchedule
     name: str
     partial: bool = False
-    teams: Teams | None = None
+    in_team: bool = False
 
 
 def cuda_target(arch: str) -> tvm.target.Target:

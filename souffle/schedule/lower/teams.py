@@ -127,7 +127,7 @@ def team_function(function: DeviceFunction, teams: Teams) -> DeviceFunction:
     known = _forms.setdefault(function, {})
     if teams not in known:
         name = f"{function.name}_{teams.count}x{teams.threads}x{teams.shared_bytes}"
-        known[teams] = replace(function, func=_of_a_team(function, teams), name=name, teams=teams)
+        known[teams] = replace(function, func=_of_a_team(function, teams), name=name, in_team=True)
     return known[teams]
 
 
