@@ -31,9 +31,11 @@ from souffle.choice import stationary
 from souffle.cli.output import format_table
 from souffle.codegen.assemble import CompiledKernels
 from souffle.kernel import kernel_plan
+from souffle.kernel.calls import CallPlan
 from souffle.mutation.mutants import Mutations
 from souffle.mutation.sandbox import Sandbox
 from souffle.mutation.trial import Trials, described, inputs_of
+from souffle.partition import PartitionRequest
 from souffle.pipeline import compile_cuda
 from souffle.program import TEProgram
 from souffle.runtime.cpu_runner import CpuRunner
@@ -41,7 +43,7 @@ from souffle.verify import PROVEN, REFUTED
 from tests.kernel.residents import residual
 from tests.testlib import Builder, inputs_for
 
-__all__ = ["forced", "main", "random_chain"]
+__all__ = ["asked_for", "forced", "main", "random_chain"]
 
 _MOST_THREADS = 1024
 _GRIDS = (64, 1, 2, 3, 5, 7, 13)
@@ -49,15 +51,21 @@ _APART = ("reuse", "attention")
 """What joins the stages of small programs, between which there is then nothing to wait for."""
 
 
+def asked_for(teams: int) -> Callable[..., tuple[int, str]]:
+    """What answers in the place of prices that a kernel's blocks are of so many teams, or as many as have room."""
+
+    def answer(plain: CallPlan, barriers: CallPlan, request: PartitionRequest) -> tuple[int, str]:
+        return min(teams, _MOST_THREADS // plain.shape.threads), "as asked for"
+
+    return answer
+
+
 @contextmanager
 def forced(teams: int) -> Iterator[None]:
     """Kernels that wait have blocks of so many teams, or as many as have room; constants stay wherever they can."""
 
-    def fitting(plain: Any, barriers: Any, request: Any) -> tuple[int, str]:
-        return min(teams, _MOST_THREADS // plain.shape.threads), "as asked for"
-
     with (
-        mock.patch.object(kernel_plan, "_teams", fitting),
+        mock.patch.object(kernel_plan, "_teams", asked_for(teams)),
         mock.patch.object(stationary, "pays", lambda made, before: True),
     ):
         yield

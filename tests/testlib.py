@@ -13,9 +13,26 @@ from souffle.program import TE, ExternTE, Origin, Tensor, TEProgram, make_te
 from souffle.program.evaluate import evaluate
 from souffle.runtime import Network
 
-__all__ = ["Builder", "assert_same_function", "calls_made", "inputs_for", "random_program", "run_on_cpu_device"]
+__all__ = [
+    "ORDERS",
+    "Builder",
+    "assert_same_function",
+    "calls_made",
+    "inputs_for",
+    "random_program",
+    "run_on_cpu_device",
+]
 
 T = TypeVar("T")
+
+ORDERS = (
+    {"order": "shuffled", "seed": 1, "blocks": 1},
+    {"order": "shuffled", "seed": 2, "blocks": 3},
+    {"order": "shuffled", "seed": 3, "blocks": 40},
+    {"checked": True, "order": "shuffled", "seed": 4},
+    {"checked": True, "blocks": 2},
+)
+"""How :func:`run_on_cpu_device` runs a network beside in order: all give the same bits where blocks wait rightly."""
 Choose = Callable[[Sequence[T]], T]
 
 

@@ -44,21 +44,21 @@ def plan_kernel(
         See :func:`souffle.kernel.calls.plan_calls`.
     """
 
-    def planned(flags: str, teams: bool) -> CallPlan:
+    def planned(flags: str) -> CallPlan:
         return plan_calls(
             subprogram.stages,
             constants,
             prefetch=prefetch,
             blocks_per_sm=subprogram.blocks_per_sm,
-            expected=expected_in(request, subprogram.stages, flags, teams=teams),
+            expected=expected_in(request, subprogram.stages, flags),
             dependences=dependences,
         )
 
-    plain = planned(waiting.flags, False)
+    plain = planned(waiting.flags)
     # Flags are of blocks, and only barriers cost less with teams.
     if not waiting.teams or waiting.flags == "flags" or not plain.shape.waits:
         return plain
-    barriers = plain if waiting.flags == "barriers" else planned("barriers", True)
+    barriers = plain if waiting.flags == "barriers" else planned("barriers")
     teams, reason = _teams(plain, barriers, request)
     if not reason:
         return plain
@@ -100,10 +100,12 @@ def _us(seconds: float) -> str:
     return f"{seconds * 1e6:.1f} µs"
 
 
-def expected_in(request: PartitionRequest, units: Sequence[Unit], flags: str = "barriers", teams: int = 1) -> Expected:
+def expected_in(request: PartitionRequest, units: Sequence[Unit], flags: str = "barriers") -> Expected:
     """What a kernel of these units is expected to find on the device.
 
-    Where nobody knows the device, waits have no price, and there are barriers unless flags are asked for.
+    Where nobody knows the device, waits have no price, and there are barriers unless flags are asked for. Which tiles
+    one block computes together must not depend on who asks: the kernel has to do as those believe who let tensors stay
+    in its blocks' memory. So a barrier is taken to cost what it does for blocks without teams.
 
     Parameters
     ----------
@@ -111,8 +113,6 @@ def expected_in(request: PartitionRequest, units: Sequence[Unit], flags: str = "
     units : sequence of Stage or LoopStage
     flags : str
         One of :data:`souffle.options.WAITS`.
-    teams : bool
-        Whether blocks that share a multiprocessor come to a barrier as one.
     """
     blocks, forecast = request.blocks(units), request.forecast
     if forecast is None:
@@ -120,7 +120,7 @@ def expected_in(request: PartitionRequest, units: Sequence[Unit], flags: str = "
     together = request.together(units)
     # Half of the predictions are off by more than the error: what is saved is taken for the least that it may be.
     grid = min(blocks, max(stage.schedule.tiles for stage in flat_stages(units)))
-    saved = forecast.grid_sync_seconds(min(grid, request.device.sm_count) if teams else grid) / forecast.error
+    saved = forecast.grid_sync_seconds(grid) / forecast.error
 
     def seconds(stage: Stage) -> float:
         return forecast.seconds(stage, together)

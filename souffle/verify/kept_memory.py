@@ -36,6 +36,7 @@ from souffle.tvm_compat import StatementVisitor, collect, sequence
 from souffle.verify.expressions import Undecided
 from souffle.verify.kept_conditions import alike, bound_of, bounds_of, is_data, is_tile, is_turn, meet, whole_number
 from souffle.verify.kept_functions import escapes, only_fills, stores_elsewhere, stores_to, takes_registers
+from souffle.verify.other_forms import taken_over
 
 __all__ = ["KeptMemory", "without_kept_memory"]
 
@@ -84,11 +85,7 @@ def without_kept_memory(kernels: Mapping[str, tirx.PrimFunc], functions: Mapping
         reader = _Reader(name, kernel, functions)
         try:
             changed_kernels[name], wholes, constants[name] = reader.whole()
-            for called, function in wholes.items():
-                if called in changed and changed[called] is not functions.get(called):
-                    same = tvm_ffi.structural_equal(changed[called], function)
-                    reader.findings += [] if same else [Undecided(f"{called}, which two kernels call in two ways")]
-                changed[called] = function
+            reader.findings += taken_over(changed, functions, wholes)
         except Undecided as reason:
             reader.findings.append(reason)
         findings[name] = reader.findings

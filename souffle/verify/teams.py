@@ -41,6 +41,7 @@ from souffle.verify.bounds import fit
 from souffle.verify.expressions import Axis, Expr, Undecided, evaluate, linear_terms, variable
 from souffle.verify.indices import index_of, operator_name
 from souffle.verify.kernel_reader import KernelText
+from souffle.verify.other_forms import taken_over
 from souffle.verify.wait_names import GRID_WAITS
 
 __all__ = ["Teamless", "without_teams"]
@@ -135,10 +136,7 @@ def without_teams(kernels: Mapping[str, tirx.PrimFunc], functions: Mapping[str, 
             continue
         try:
             changed_kernels[name] = reader.whole()
-            for called, function in reader.changed.items():
-                if changed[called] is not functions[called] and not tvm_ffi.structural_equal(changed[called], function):
-                    reader.findings.append(Undecided(f"{called}, which two kernels call in two ways"))
-                changed[called] = function
+            reader.findings += taken_over(changed, functions, reader.changed)
         except Undecided as reason:
             reader.findings.append(reason)
         teams[name] = _Division(reader.count, reader.nbytes, bool(reader.numbers))

@@ -14,6 +14,7 @@ from tvm import te, tirx
 
 import souffle
 from benchmarks.recurrent import recurrent
+from benchmarks.teams import asked_for
 from souffle.choice import stationary
 from souffle.codegen.assemble import CompiledKernels
 from souffle.codegen.nvcc import find_nvcc
@@ -21,7 +22,6 @@ from souffle.cost.device import device_of_arch
 from souffle.emulator import CheckError
 from souffle.errors import KernelTimeoutError
 from souffle.kernel import kernel_plan
-from souffle.kernel.calls import CallPlan
 from souffle.kernel.grid_barrier import COUNTER_FUNCTION
 from souffle.mutation.mutants import Mutations
 from souffle.mutation.sandbox import Sandbox
@@ -41,15 +41,7 @@ from souffle.verify.saved import verify_plan
 from souffle.verify.teams import without_teams
 from tests.kernel.launch_shapes import by_rule, crosswise, rescheduled, staged
 from tests.kernel.residents import residual
-from tests.testlib import Builder, inputs_for, run_on_cpu_device
-
-ORDERS = (
-    {"order": "shuffled", "seed": 1, "blocks": 1},
-    {"order": "shuffled", "seed": 2, "blocks": 3},
-    {"order": "shuffled", "seed": 3, "blocks": 40},
-    {"checked": True, "order": "shuffled", "seed": 4},
-    {"checked": True, "blocks": 2},
-)
+from tests.testlib import ORDERS, Builder, inputs_for, run_on_cpu_device
 
 Force = Callable[[int], None]
 
@@ -58,13 +50,7 @@ Force = Callable[[int], None]
 def force(monkeypatch: pytest.MonkeyPatch) -> Force:
     """Blocks of so many teams wherever they have room, whether or not it pays."""
 
-    def forced(count: int) -> None:
-        def fitting(plain: CallPlan, barriers: CallPlan, request: object) -> tuple[int, str]:
-            return min(count, 1024 // plain.shape.threads), "as asked for"
-
-        monkeypatch.setattr(kernel_plan, "_teams", fitting)
-
-    return forced
+    return lambda count: monkeypatch.setattr(kernel_plan, "_teams", asked_for(count))
 
 
 def compiled(program: TEProgram, **options: object) -> CompiledKernels:

@@ -26,15 +26,7 @@ from souffle.runtime.cpu_runner import CpuRunner
 from souffle.verify import PROVEN, UNKNOWN, certify_plan
 from souffle.verify.certify import functions_of
 from souffle.verify.saved import verify_plan
-from tests.testlib import Builder, inputs_for, random_program, run_on_cpu_device
-
-ORDERS = (
-    {"order": "shuffled", "seed": 1, "blocks": 1},
-    {"order": "shuffled", "seed": 2, "blocks": 3},
-    {"order": "shuffled", "seed": 3, "blocks": 40},
-    {"checked": True, "order": "shuffled", "seed": 4},
-    {"checked": True, "blocks": 2},
-)
+from tests.testlib import ORDERS, Builder, inputs_for, random_program, run_on_cpu_device
 
 
 def compiled(program: TEProgram, waits: str = "flags", **options: object) -> CompiledKernels:
