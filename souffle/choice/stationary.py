@@ -1,4 +1,4 @@
-"""Constants that stay in a block's registers for all steps of a loop: which stages keep theirs, and in which tiles.
+"""Constants that stay in a block for all steps of a loop: which stages keep theirs, where, and in which tiles.
 
 ::
 
@@ -10,7 +10,9 @@
 A stage of a loop reads the same constants in each step, and where each of its tiles has a block of its own, a block
 reads the same ones in each. How a function is parted says :mod:`souffle.schedule.lower.kept_loads`. Tiles as they are
 may be too many or hold too much; sums have some that are made for it (``schedule/gpu/rules/stationary_sums.py``). What
-is kept takes registers from every stage of the loop, and blocks from the kernel, which is priced as a whole.
+is kept takes registers or shared memory from every stage of the loop, and so blocks from the kernel, which is priced as
+a whole. Registers cost nothing to read; what does not pay there may still be read faster from shared memory than from
+the L2 cache.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from souffle.partition import Partition, PartitionRequest
 from souffle.schedule.gpu.rules.stationary_sums import stationary_schedules
 from souffle.schedule.gpu.scheduler import GpuScheduler
 from souffle.schedule.lower import DeviceFunction, KeptLoads, LoweringError, keep_loads, lower_stage
+from souffle.schedule.lower.kept_arrays import SCOPES
 from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages, map_stages
 
@@ -80,19 +83,34 @@ class StationaryWeights:
         self.scheduler, self.prices, self.forecast, self.measured = scheduler, prices, forecast, measured
         self.decisions: list[Decision] = []
         self._made: dict[str, tuple[DeviceFunction | Refused, ...]] = {}
-        self._kept_loads: dict[tuple[DeviceFunction, tuple[int, ...]], KeptLoads | Refused] = {}
+        self._kept_loads: dict[tuple[DeviceFunction, tuple[int, ...], str], KeptLoads | Refused] = {}
         self._names: dict[str, int] = {}
+        self._most_tiles: int | None = None
+        self._room_lacks = False
 
     def best(self, trial: Trial) -> Trial:
         """The network with as many stages that keep their constants as make it faster."""
+        found = self._greedily(trial, None)
+        if self._room_lacks:
+            # Tiles that are fast for one stage may leave no room for the next: of one for each multiprocessor all may.
+            few = self._greedily(trial, trial.request.device.sm_count)
+            found = few if few[0].seconds < found[0].seconds else found
+        best, decisions = found
+        self.decisions += decisions
+        for unit in (unit for sub in best.partition.subprograms for unit in sub.stages if isinstance(unit, LoopStage)):
+            self._in_all(best, unit)
+        return best
+
+    def _greedily(self, trial: Trial, most_tiles: int | None) -> tuple[Trial, list[Decision]]:
+        """The stages with most constants first, each as is best then; of no more tiles, if there is a limit."""
+        self._most_tiles, self._room_lacks, decisions = most_tiles, False, []
         for subprogram in trial.partition.subprograms:
             for unit in subprogram.stages:
                 if isinstance(unit, LoopStage):
                     for number in sorted(range(len(unit.stages)), key=lambda n: -self._bytes(trial, unit, n)):
-                        trial = self._kept(trial, unit.name, number)
-        for unit in (unit for sub in trial.partition.subprograms for unit in sub.stages if isinstance(unit, LoopStage)):
-            self._in_all(trial, unit)
-        return trial
+                        trial, decided = self._kept(trial, unit.name, number)
+                        decisions += decided
+        return trial, decisions
 
     def _in_all(self, trial: Trial, unit: LoopStage) -> None:
         """Say how much of the constants that each step of a loop reads stays."""
@@ -112,23 +130,37 @@ class StationaryWeights:
         stage = unit.stages[number]
         return sum(stage.inputs[n].nbytes for n in _constants(trial, unit, stage))
 
-    def _kept(self, trial: Trial, loop: str, number: int) -> Trial:
-        """The network with a stage of a loop that keeps its constants, if that is faster."""
-        kernel, unit = next(
+    def _kept(self, trial: Trial, loop: str, number: int) -> tuple[Trial, list[Decision]]:
+        """The network with a stage of a loop that keeps its constants, if that is faster; and what is to be said."""
+        made, reasons = None, []
+        for scope in SCOPES:
+            made, reason = self._kept_in(trial, loop, number, scope)
+            reasons += [reason] if reason and reason not in reasons else []
+            if made is not None:
+                break
+        stage = self._found(trial, loop)[1].stages[number]
+        told = reasons[-1] if made is not None else "; ".join(reasons)
+        return made or trial, [Decision("weights", stage.name, made is not None, told)] if told else []
+
+    def _found(self, trial: Trial, loop: str) -> tuple[int, LoopStage]:
+        """A loop with the number of its kernel."""
+        return next(
             (kernel, unit)
             for kernel, sub in enumerate(trial.partition.subprograms)
             for unit in sub.stages
             if unit.name == loop
         )
+
+    def _kept_in(self, trial: Trial, loop: str, number: int, scope: str) -> tuple[Trial | None, str]:
+        """The network with a stage of a loop that keeps its constants in some memory, if that is faster; and why."""
+        kernel, unit = self._found(trial, loop)
         stage = unit.stages[number]
         nbytes = self._bytes(trial, unit, number)
         if nbytes < _LEAST_BYTES:
-            if nbytes:
-                self._note(stage, False, f"its {nbytes} bytes of constants are in the L1 cache in any case")
-            return trial
+            return None, f"its {nbytes} bytes of constants are in the L1 cache in any case" if nbytes else ""
         found: list[tuple[float, Stage]] = []
         refused: list[Refused] = []
-        for kept in self._ways(trial, unit, stage):
+        for kept in self._ways(trial, unit, stage, scope):
             if isinstance(kept, Refused):
                 refused.append(kept)
                 continue
@@ -138,17 +170,17 @@ class StationaryWeights:
             else:
                 found.append((seconds, kept))
         tried = [self._priced(trial, kernel, unit, stage, kept) for _, kept in sorted(found, key=_first)[:_PRICED]]
+        self._room_lacks |= any(isinstance(one, TooMany) for one in refused) and not tried
         if not tried:
-            self._note(stage, False, _why(refused) or "no tiles of it fit")
-            return trial
+            return None, _why(refused) or "no tiles of it fit"
         best = min(tried, key=lambda one: one.seconds)
         taken = pays(best, trial)
+        self._room_lacks |= not taken
         kept = _of_draft(best.request.stages, stage)
-        what = f"{kept.kept.nbytes} bytes of constants a block stay in {kept.kept.registers} registers of each thread"
+        what = f"{kept.kept.nbytes} bytes of constants a block stay in {kept.kept.where}"
         tiles = f"{kept.schedule.tiles} tiles of {kept.schedule.threads} threads"
         figures = f"the network is predicted to take {_us(best.seconds)} with and {_us(trial.seconds)} without"
-        self._note(stage, taken, f"{what} for {unit.loop.steps} steps, {tiles}; {figures}")
-        return best if taken else trial
+        return best if taken else None, f"{what} for {unit.loop.steps} steps, {tiles}; {figures}"
 
     def _seconds(self, trial: Trial, kernel: int, unit: LoopStage, stage: Stage, kept: Stage) -> float | Refused:
         """What a run of the stage takes in its kernel, with its share of the time to read what stays."""
@@ -158,6 +190,7 @@ class StationaryWeights:
         blocks = forecast.resident(block) * forecast.device.sm_count
         if blocks < kept.schedule.tiles:
             held = f"{block.threads} threads of {block.registers} registers"
+            held += f" and {block.shared_bytes} bytes of shared memory" if kept.kept.shared_bytes else ""
             reason = f"of its {kept.schedule.tiles} tiles {blocks} are on the device at once, with {held}"
             return TooMany(reason, "tiles", kept.schedule.tiles, blocks)
         runs, kept = runs_of(unit), _of_draft(units, stage)
@@ -182,16 +215,18 @@ class StationaryWeights:
         after = self.prices.kernel(subprograms[kernel], request, forecast).seconds
         return Trial(request, partition, trial.seconds - before + after)
 
-    def _ways(self, trial: Trial, unit: LoopStage, stage: Stage) -> Iterator[Stage | Refused]:
-        """The stage with its constants in registers: in the tiles that it has, and in such as are made for it."""
+    def _ways(self, trial: Trial, unit: LoopStage, stage: Stage, scope: str) -> Iterator[Stage | Refused]:
+        """The stage with its constants on chip: in the tiles that it has, and in such as are made for it."""
         constants = _constants(trial, unit, stage)
         # Small ones may be left in memory, which is in the L1 cache, for registers that the others need.
         largest = max(stage.inputs[number].nbytes for number in constants)
         chosen = (constants, tuple(n for n in constants if stage.inputs[n].nbytes * _SMALL >= largest))
         functions = list(stage.functions) if len(stage.functions) == 1 and not stage.windows else []
         for function in (*functions, *self._stationary(trial, stage)):
+            if self._most_tiles and isinstance(function, DeviceFunction) and function.tiles > self._most_tiles:
+                continue
             for kept in dict.fromkeys(chosen):
-                yield function if isinstance(function, Refused) else self._parted(stage, function, kept, trial)
+                yield function if isinstance(function, Refused) else self._parted(stage, function, kept, trial, scope)
 
     def _stationary(self, trial: Trial, stage: Stage) -> tuple[DeviceFunction | Refused, ...]:
         """Its function in tiles that are made for it; equal stages have the same."""
@@ -209,19 +244,22 @@ class StationaryWeights:
         return self._made[stage.draft.digest]
 
     def _parted(
-        self, stage: Stage, function: DeviceFunction, constants: tuple[int, ...], trial: Trial
+        self, stage: Stage, function: DeviceFunction, constants: tuple[int, ...], trial: Trial, scope: str
     ) -> Stage | Refused:
-        if (function, constants) not in self._kept_loads:
-            made = keep_loads(function, constants, trial.request.device.most_registers(function.threads))
+        key, device = (function, constants, scope), trial.request.device
+        if key not in self._kept_loads:
+            room = device.shared_per_block - function.shared_bytes
+            most = device.most_registers(function.threads) if scope == "local" else room
+            made = keep_loads(function, constants, most, scope)
             if isinstance(made, KeptLoads):
                 # Each has a name of its own in the text.
                 number = self._names[function.name] = self._names.get(function.name, -1) + 1
                 made = made.named(f"{function.name}_{number}") if number else made
-            self._kept_loads[function, constants] = made
-        kept = self._kept_loads[function, constants]
+            self._kept_loads[key] = made
+        kept = self._kept_loads[key]
         if isinstance(kept, Refused):
             return kept
-        registers = registers_with_constants(kept, trial.request.device)
+        registers = registers_with_constants(kept, device)
         used = StageResources.assumed(function.shared_bytes, function.threads, registers)
         used = replace(used, kept_registers=kept.registers)
         return replace(stage, schedule=function.schedule, functions=(kept.use,), kept=kept, resources=used)
@@ -255,10 +293,13 @@ def _constants(trial: Trial, unit: LoopStage, stage: Stage) -> tuple[int, ...]:
 
 
 def _with_kept(units: Sequence[Unit], loop: LoopStage, stage: Stage, kept: Stage) -> tuple[Unit, ...]:
-    """Some units with a stage of a loop exchanged; the constants that stay take registers from all of its stages."""
-    registers = sum(one.kept.registers for one in loop.stages if one.kept and one is not stage) + kept.kept.registers
-    changed = {one: replace(one, resources=one.resources.keeping(registers)) for one in loop.stages if one is not stage}
-    changed[stage] = replace(kept, resources=kept.resources.keeping(registers))
+    """Some units with a stage of a loop exchanged; what its constants stay in is taken from all stages of the loop."""
+    keep = [kept.kept, *(one.kept for one in loop.stages if one.kept is not None and one is not stage)]
+    registers, nbytes = sum(one.registers for one in keep), sum(one.shared_bytes for one in keep)
+    new = {one: kept if one is stage else one for one in loop.stages}
+    changed = {
+        one: replace(own, resources=own.resources.keeping(registers, nbytes)) for one, own in new.items()
+    }
     return map_stages(units, lambda one: changed.get(one, one))
 
 

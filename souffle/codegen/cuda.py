@@ -13,6 +13,7 @@ from souffle.codegen.extrema import with_cuda_extrema
 from souffle.codegen.short_integers import with_short_integers
 from souffle.kernel.kernel_shape import KernelShape
 from souffle.kernel.merge import MergedKernel, merge
+from souffle.schedule.lower.kept_arrays import SCOPES
 
 __all__ = ["emit_cuda", "module_text", "text_of_functions"]
 
@@ -83,8 +84,8 @@ def text_of_functions(
     text = tvm.get_global_func("target.build.cuda")(lowered, target).inspect_source()
     for name in dict.fromkeys(calls):
         # Code that several places call stays one copy; code called once is the kernel's own, and so is what finds or
-        # leaves constants in the caller's registers.
-        copied = calls.count(name) == 1 or _takes_registers(functions[name])
+        # leaves constants in the caller's registers, or at places of shared memory that it knows.
+        copied = calls.count(name) == 1 or _takes_kept(functions[name])
         keyword = "__forceinline__" if copied else "__noinline__"
         text = text.replace(f'extern "C" __device__ void {name}(', f"static __device__ {keyword} void {name}(")
     if "cuda::barrier" not in text:
@@ -93,6 +94,6 @@ def text_of_functions(
     return with_device_functions(text)
 
 
-def _takes_registers(function: tirx.PrimFunc) -> bool:
+def _takes_kept(function: tirx.PrimFunc) -> bool:
     """Whether a function is given arrays of a thread."""
-    return any(getattr(parameter.ty, "storage_scope", "") == "local" for parameter in function.params)
+    return any(getattr(parameter.ty, "storage_scope", "") in SCOPES for parameter in function.params)

@@ -7,7 +7,13 @@ import re
 from souffle.codegen.extrema import EXTREMA_TEXTS
 from souffle.kernel.block_flags import FLAG_FUNCTIONS, FLAGS_TEXT, WATCHED_WAIT_FUNCTION, WATCHED_WAIT_TEXT
 from souffle.kernel.grid_barrier import GRID_BARRIERS, WATCHED_COUNTER
-from souffle.kernel.merge import CHOICE_FUNCTION, OFFSET_FUNCTION, PREFETCH_FUNCTION, WINDOW_FUNCTION
+from souffle.kernel.merge import (
+    CHOICE_FUNCTION,
+    KEPT_FUNCTION,
+    OFFSET_FUNCTION,
+    PREFETCH_FUNCTION,
+    WINDOW_FUNCTION,
+)
 from souffle.kernel.watchdog import OVERDUE_TEXT
 from souffle.schedule.gpu.emit.async_copy import COMMIT_FUNCTION, COPY_FUNCTION, COPY_OR_ZERO_FUNCTION, WAIT_FUNCTION
 from souffle.schedule.gpu.emit.mma_instructions import (
@@ -49,6 +55,13 @@ template <typename T> static __device__ __forceinline__ T* {WINDOW_FUNCTION}(T* 
   extern __shared__ __align__(64) unsigned char souffle_windows[];
   int64_t part = (int64_t)(size_t)souffle_windows + start + ((int64_t)turn - tile) * bytes;
   return turn < turns ? (T*)(size_t)part : data;
+}}
+"""
+
+_KEPT_TEXT = f"""
+static __device__ __forceinline__ void* {KEPT_FUNCTION}(int start) {{
+  extern __shared__ __align__(64) unsigned char souffle_windows[];
+  return souffle_windows + start;
 }}
 """
 
@@ -162,6 +175,7 @@ _TEXTS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((PREFETCH_FUNCTION,), _PREFETCH_TEXT),
     ((OFFSET_FUNCTION, CHOICE_FUNCTION), _STEP_TEXT),
     ((WINDOW_FUNCTION,), _WINDOW_TEXT),
+    ((KEPT_FUNCTION,), _KEPT_TEXT),
     ((BARRIER_FUNCTION,), _NAMED_BARRIER_TEXT),
     ((TEAM_BARRIER_FUNCTION,), _TEAM_TEXT),
     ((COPY_FUNCTION, COMMIT_FUNCTION, WAIT_FUNCTION), _COPY_TEXT),

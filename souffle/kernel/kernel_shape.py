@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from souffle.kernel.assignment import Assignment
 from souffle.kernel.tile_bands import TileBand
 from souffle.schedule.lower.device_function import DeviceFunction
 from souffle.schedule.lower.fewer_threads import fit_functions
 from souffle.schedule.lower.kept_loads import KeptLoads
-from souffle.schedule.lower.teams import POOL_ALIGNMENT, Teams, kept_by_teams, team_function
+from souffle.schedule.lower.teams import Teams, kept_by_teams, team_function
+from souffle.schedule.resources import aligned
 from souffle.schedule.stage import Window
 
 __all__ = ["ArgumentPlace", "KernelShape", "LoopCall", "StageCall", "TileWait", "kernel_of_stage"]
@@ -87,7 +89,7 @@ class StageCall:
     assignment : Assignment or None
         Which tiles a block computes together; ``None`` for each alone.
     kept : KeptLoads or None
-        What fills the registers in which its function finds constants.
+        What fills the registers, or the shared memory, in which its function finds constants.
     arrive_before : bool
         Whether blocks say before it that they are done with all that stands before (:mod:`souffle.kernel.block_flags`).
     waits : tuple of TileWait
@@ -108,6 +110,12 @@ class StageCall:
     def slots(self) -> int:
         """Its tiles, those that a block computes together counted once."""
         return self.assignment.count if self.assignment else max(f.tiles for f in self.functions)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of the pool, and the ends of tensors that stay between stages."""
+        windows = [place.window.end for place in self.arguments if place.window]
+        return max([*windows, *(f.shared_bytes for f in self.functions)])
 
 
 @dataclass(frozen=True)
@@ -130,6 +138,28 @@ class LoopCall:
     calls: tuple[StageCall, ...]
     sync_first: bool
     prefetch: tuple[tuple[ArgumentPlace, int], ...] = ()
+
+    @property
+    def kept_places(self) -> dict[int, tuple[int, ...]]:
+        """By the numbers of stages that have constants in shared memory, where their arrays begin there.
+
+        That is behind all else that stages of the loop have in it. What other stages have there is before the loop
+        or after it, and may lie at the same place.
+        """
+        found: dict[int, tuple[int, ...]] = {}
+        end = aligned(max(call.shared_bytes for call in self.calls))
+        for number, call in enumerate(self.calls):
+            if call.kept is not None and call.kept.shared_bytes:
+                found[number] = tuple(accumulate(call.kept.sizes[:-1], initial=end))
+                end += call.kept.shared_bytes
+        return found
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a block, for its stages and for their constants."""
+        stages = max(call.shared_bytes for call in self.calls)
+        constants = sum(call.kept.shared_bytes for call in self.calls if call.kept)
+        return aligned(stages) + constants if constants else stages
 
 
 @dataclass(frozen=True)
@@ -154,8 +184,7 @@ class KernelShape:
 
     def in_teams(self, count: int) -> KernelShape:
         """The same with blocks that are so many of these: each computes tiles as a block did."""
-        pool = -(-self.shared_bytes // POOL_ALIGNMENT) * POOL_ALIGNMENT
-        teams = Teams(count, self.threads, pool)
+        teams = Teams(count, self.threads, aligned(self.shared_bytes))
         blocks = max(1, self.blocks_per_sm // count)
         return replace(
             self, calls=tuple(_in_teams(call, teams) for call in self.calls), teams=teams, blocks_per_sm=blocks
@@ -173,7 +202,7 @@ class KernelShape:
 
     @property
     def fills(self) -> tuple[DeviceFunction, ...]:
-        """What reads the constants that stages find in registers, each once."""
+        """What reads the constants that stages find on chip, each once."""
         return tuple(dict.fromkeys(call.kept.fill for call in self.stage_calls if call.kept))
 
     @property
@@ -209,8 +238,7 @@ class KernelShape:
         """
         if self.teams:
             return self.teams.count * self.teams.shared_bytes
-        windows = [place.window.end for call in self.stage_calls for place in call.arguments if place.window]
-        return max([*windows, *(f.shared_bytes for f in self.functions)])
+        return max(call.shared_bytes for call in self.calls)
 
     @property
     def runs(self) -> Iterator[tuple[StageCall, int]]:
@@ -285,7 +313,7 @@ def kernel_of_stage(
     prefix : str
         Of the functions' names, which are numbered.
     kept : KeptLoads, optional
-        What fills the registers in which its function finds constants.
+        What fills the registers, or the shared memory, in which its function finds constants.
     """
     if kept is not None:
         named_kept = kept.named(prefix)

@@ -20,9 +20,9 @@ Where a block has several teams (:mod:`souffle.schedule.lower.teams`), each of t
 takes the place of ``blockIdx.x``, ``threadIdx.x`` and ``num_blocks`` wherever tiles are given out; all of a block's
 threads come to each grid sync.
 
-Constants that a stage of a loop finds in registers are read into them before the loop, for the tile that is the
-block's in a grid of as many blocks as there are tiles, or more; in a smaller one a block has several, and reads them
-before each.
+Constants that a stage of a loop finds in registers, or in shared memory behind what all stages use, are read into them
+before the loop, for the tile that is the block's in a grid of as many blocks as there are tiles, or more; in a smaller
+one a block has several, and reads them before each.
 """
 
 from __future__ import annotations
@@ -38,10 +38,19 @@ from souffle.kernel.grid_barrier import GRID_BARRIERS, STATE_DTYPE, GridBarrier,
 from souffle.kernel.kernel_shape import ArgumentPlace, KernelShape, LoopCall, StageCall, TileWait
 from souffle.kernel.text import format_calls
 from souffle.schedule.lower.device_function import DeviceFunction, LoweringError
+from souffle.schedule.lower.kept_loads import KeptLoads
 from souffle.schedule.stage import Window
 from souffle.tvm_compat import MIN_BLOCKS_ATTRIBUTE, PrimExpr, sequence
 
-__all__ = ["CHOICE_FUNCTION", "OFFSET_FUNCTION", "PREFETCH_FUNCTION", "WINDOW_FUNCTION", "MergedKernel", "merge"]
+__all__ = [
+    "CHOICE_FUNCTION",
+    "KEPT_FUNCTION",
+    "OFFSET_FUNCTION",
+    "PREFETCH_FUNCTION",
+    "WINDOW_FUNCTION",
+    "MergedKernel",
+    "merge",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +83,9 @@ class MergedKernel:
 
 PREFETCH_FUNCTION = "souffle_prefetch_l2"
 """Asks for a range of global memory in the L2 cache; its text is in :mod:`souffle.codegen.cuda`."""
+
+KEPT_FUNCTION = "souffle_kept"
+"""Where constants that stay in shared memory begin, from a byte of it on."""
 
 OFFSET_FUNCTION = "souffle_at"
 """A pointer some elements further."""
@@ -186,7 +198,7 @@ class _Writer:
     number: int
     loops: int = 0
     stages: int = 0
-    kept: dict[StageCall, list[tirx.Var]] = field(default_factory=dict)
+    kept: dict[StageCall, list[PrimExpr]] = field(default_factory=dict)
     # Of each arrival so far: the tick at the first step of its loop, and how many there are in a step.
     arrivals: list[tuple[int, int]] = field(default_factory=list)
     ticks: int = 0
@@ -203,13 +215,17 @@ class _Writer:
         self.arrivals += [(self.ticks + number, each) for number in range(1, each + 1)]
         self.ticks += each * call.steps
         before = self.asked(call.prefetch, None, 0)
-        before += [statement for stage in call.calls for statement in self.fill_before(stage)]
+        places = call.kept_places
+        for number, stage in enumerate(call.calls):
+            before += self.fill_before(stage, places.get(number, ()))
         # Where no grid sync begins each step, the one before the first stands outside.
         before += [self.wait(self.stages, _FIRST)] if call.sync_first and not call.calls[0].sync_before else []
         inside: list[tirx.Stmt] = []
         for number, stage in enumerate(call.calls):
             inside += self.stage(stage, step, call.steps, call.sync_first or number > 0)
-        return [*before, tirx.For(step, 0, call.steps, tirx.ForKind.SERIAL, sequence(*inside))]
+        # What stands behind the loop has what it needs where a thread may still look for constants.
+        after = [self.block_barrier()] if places else []
+        return [*before, tirx.For(step, 0, call.steps, tirx.ForKind.SERIAL, sequence(*inside)), *after]
 
     def stage(self, call: StageCall, step: tirx.Var | None, steps: int, sync_first: bool) -> list[tirx.Stmt]:
         """A stage with the barrier before it; `sync_first` says whether a loop's first step waits there too."""
@@ -261,20 +277,38 @@ class _Writer:
             statements.append(tirx.Evaluate(ahead))
         return statements
 
-    # Constants in registers
+    # Constants on chip
 
-    def fill_before(self, call: StageCall) -> list[tirx.Stmt]:
-        """The arrays of a stage's constants, filled for the first tile of each block."""
+    def fill_before(self, call: StageCall, places: Sequence[int]) -> list[tirx.Stmt]:
+        """The arrays of a stage's constants, filled for the first tile of each block; where they are, if it is shared.
+
+        What else was there has been left: a stage that has shared memory ends with a barrier.
+        """
         if call.kept is None:
             return []
-        arrays = [
-            tirx.decl_buffer((count,), dtype, f"kept{len(self.kept)}_{number}", scope="local", layout=None)
-            for number, (dtype, count) in enumerate(call.kept.arrays)
-        ]
-        self.kept[call] = [array.data for array in arrays]
+        if places:
+            self.kept[call], allocated = self.places(call.kept, places), []
+        else:
+            arrays = [
+                tirx.decl_buffer((count,), dtype, f"kept{len(self.kept)}_{number}", scope="local", layout=None)
+                for number, (dtype, count) in enumerate(call.kept.arrays)
+            ]
+            self.kept[call], allocated = [array.data for array in arrays], [*map(tirx.AllocBuffer, arrays)]
         filled = self.of_threads(call.functions[0], self.fill(call, self.worker.number))
-        first = tirx.IfThenElse(self.worker.number < call.kept.fill.tiles, filled, None)
-        return [*(tirx.AllocBuffer(array) for array in arrays), first]
+        return [*allocated, tirx.IfThenElse(self.worker.number < call.kept.fill.tiles, filled, None)]
+
+    def places(self, kept: KeptLoads, starts: Sequence[int]) -> list[PrimExpr]:
+        """Where the constants of a stage are in shared memory."""
+        found = []
+        for (dtype, _), at in zip(kept.arrays, starts, strict=True):
+            start = self.of_worker(tirx.IntImm("int32", at))
+            pointer = tvm.ir.PointerType(tvm.ir.PrimType(dtype), "shared")
+            found.append(tirx.call_extern(pointer, KEPT_FUNCTION, start))
+        return found
+
+    def of_worker(self, start: PrimExpr) -> PrimExpr:
+        """A byte of a worker's shared memory, in that of its block."""
+        return start if self.worker.team is None else self.worker.team * self.shape.teams.shared_bytes + start
 
     def fill(self, call: StageCall, tile: PrimExpr) -> tirx.Stmt:
         """Read the constants of a tile."""
@@ -315,9 +349,7 @@ class _Writer:
     def in_window(self, pointer: PrimExpr, window: Window, turn: PrimExpr, tile: PrimExpr) -> PrimExpr:
         """A tensor, as a tile finds its part of it."""
         start, *numbers = (tirx.IntImm("int32", n) for n in (window.start, window.turns, window.nbytes))
-        if self.shape.teams:
-            start = self.worker.team * self.shape.teams.shared_bytes + start
-        return tirx.call_extern(pointer.ty, WINDOW_FUNCTION, pointer, start, *numbers, turn, tile)
+        return tirx.call_extern(pointer.ty, WINDOW_FUNCTION, pointer, self.of_worker(start), *numbers, turn, tile)
 
     def choice(self, condition: PrimExpr, one: tirx.Var, other: PrimExpr) -> PrimExpr:
         return tirx.call_extern(one.ty, CHOICE_FUNCTION, condition, one, other)

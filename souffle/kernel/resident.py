@@ -42,13 +42,11 @@ from souffle.options import Options
 from souffle.partition import Partition, PartitionRequest, Subprogram
 from souffle.program import ExternTE, Tensor
 from souffle.schedule.lower import WINDOWS, DeviceFunction, LoweringError, cuda_target, lower_stage
+from souffle.schedule.resources import SHARED_ALIGNMENT, aligned
 from souffle.schedule.stage import LoopStage, Stage, Unit, Window, flat_stages, map_stages
 from souffle.tvm_compat import collect, dtype_of
 
 __all__ = ["keep_on_chip"]
-
-_ALIGNMENT = 128
-"""Bytes at whose multiples windows begin, as what stages have in the pool does."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +77,7 @@ class _Candidate:
     @property
     def nbytes(self) -> int:
         """Bytes of a block for it."""
-        return -(-self.part * self.turns // _ALIGNMENT) * _ALIGNMENT
+        return aligned(self.part * self.turns)
 
     def first(self, reads: int) -> _Candidate:
         """The same with its first readers alone."""
@@ -156,25 +154,32 @@ class _Keeper:
         changed: dict[Stage, Stage] = {}
         ends: dict[Unit, int] = {}
         for unit, body in bodies.items():
-            made = self.sequence(body, waits, room, {})
+            constants = sum(stage.kept.shared_bytes for stage in unit.stages if stage.kept)
+            made = self.sequence(body, waits, room, {}, constants)
             ends[unit] = max((window.end for stage in made.values() for _, window in stage.windows), default=0)
+            if constants:
+                ends[unit] = aligned(max(ends[unit], *map(_pool, unit.stages))) + constants
             changed |= made
         return changed | self.sequence(waits.sequence(units).units, waits, room, ends)
 
     def sequence(
-        self, units: Sequence[Unit], waits: Waits, room: _Room, ends: Mapping[Unit, int]
+        self, units: Sequence[Unit], waits: Waits, room: _Room, ends: Mapping[Unit, int], constants: int = 0
     ) -> dict[Stage, Stage]:
-        """Those of units that run one after the other; `ends` says what loops among them need beside their stages."""
+        """Those of units that run one after the other.
+
+        `ends` says what loops among them need beside their stages, and `constants` what lies behind all that these do.
+        """
+        most = room.most - constants
         own = [max([ends.get(unit, 0), *(_pool(stage) for stage in flat_stages([unit]))]) for unit in units]
         found = [one for one in self.candidates(units, waits, room) if self.pays(one, room)]
         policy = POLICIES[self.options.reuse_policy]
-        served = policy([Reuse(one.nbytes, one.uses) for one in found], [max(0, room.most - used) for used in own])
+        served = policy([Reuse(one.nbytes, one.uses) for one in found], [max(0, most - used) for used in own])
         windows: dict[_Candidate, Window] = {}
         for one, reads in zip(found, served, strict=True):
             kept = one.first(reads)
-            start = _lowest_start(kept, room.most, own, windows) if reads else None
+            start = _lowest_start(kept, most, own, windows) if reads else None
             if start is None:
-                why = f"{one.nbytes} bytes of a block, which has {room.most}, are not free until it is read"
+                why = f"{one.nbytes} bytes of a block, which has {most}, are not free until it is read"
                 self.note(one, False, why)
                 continue
             windows[kept] = Window(start, kept.turns, kept.part)
@@ -404,7 +409,7 @@ class _Room:
             max(
                 (
                     shared
-                    for shared in range(0, device.shared_per_block + 1, _ALIGNMENT)
+                    for shared in range(0, device.shared_per_block + 1, SHARED_ALIGNMENT)
                     if device.resident_blocks(used.threads, shared, used.registers)["shared memory"] >= resident
                 ),
                 default=0,
@@ -471,10 +476,10 @@ def _widest(function: DeviceFunction, position: int) -> int:
 def _lowest_start(one: _Candidate, most: int, own: Sequence[int], placed: Mapping[_Candidate, Window]) -> int | None:
     """The first byte from which a window is free for as long as the tensor stays, None where there is none."""
     first, last = one.uses[0], one.uses[-1]
-    start = -(-max(own[first : last + 1]) // _ALIGNMENT) * _ALIGNMENT
+    start = aligned(max(own[first : last + 1]))
     beside = [w for other, w in placed.items() if other.uses[0] <= last and first <= other.uses[-1]]
     for window in sorted(beside, key=lambda window: window.start):
         if start + one.nbytes <= window.start:
             break
-        start = max(start, -(-window.end // _ALIGNMENT) * _ALIGNMENT)
+        start = max(start, aligned(window.end))
     return start if start + one.nbytes <= most else None

@@ -103,8 +103,7 @@ class _Writer:
             )
         if call.kept is not None:
             held = ", ".join(_place(call.arguments[number]) for number in call.kept.reads)
-            registers = counted(call.kept.registers, "register")
-            lines += _wrapped(f"finds {held} in {registers} of each thread, read before the loop", "    ")
+            lines += _wrapped(f"finds {held} in {call.kept.where}, read before the loop", "    ")
         for wait in call.waits:
             ago = f", {counted(wait.ago, 'step')} ago" if wait.ago else ""
             lines += _wrapped(f"tile n waits for {wait.band}{ago}", "    ")

@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS
 
-__all__ = ["StageResources"]
+__all__ = ["SHARED_ALIGNMENT", "StageResources", "aligned"]
+
+SHARED_ALIGNMENT = 128
+"""Bytes of shared memory at whose multiples what stages have there begins."""
+
+
+def aligned(nbytes: int) -> int:
+    """The next multiple of :data:`SHARED_ALIGNMENT`."""
+    return -(-nbytes // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,8 @@ class StageResources:
         Of machine code; None where not measured.
     kept_registers : int
         Of `registers`, those in which constants stay for all steps of its loop, its own and those of stages beside it.
+    kept_shared_bytes : int
+        Of a block, behind the others: where constants stay, as in `kept_registers`.
     """
 
     registers: int
@@ -44,11 +54,12 @@ class StageResources:
     stack_bytes: int | None = None
     code_bytes: int | None = None
     kept_registers: int = 0
+    kept_shared_bytes: int = 0
 
-    def keeping(self, registers: int) -> StageResources:
-        """The same beside so many registers in which constants stay, in the place of those that it has them in now."""
-        working = self.registers - self.kept_registers
-        return replace(self, registers=working + registers, kept_registers=registers)
+    def keeping(self, registers: int, shared_bytes: int = 0) -> StageResources:
+        """The same beside what constants stay in, in the place of what they stay in now."""
+        working = self.registers - self.kept_registers + registers
+        return replace(self, registers=working, kept_registers=registers, kept_shared_bytes=shared_bytes)
 
     @classmethod
     def assumed(cls, dynamic_shared_bytes: int, threads: int, registers: int = 0) -> StageResources:
@@ -57,8 +68,9 @@ class StageResources:
 
     @property
     def shared_bytes(self) -> int:
-        """Of a block, static and dynamic."""
-        return self.static_shared_bytes + self.dynamic_shared_bytes
+        """Of a block, static and dynamic, and where constants stay behind it."""
+        kept = aligned(self.dynamic_shared_bytes) + self.kept_shared_bytes if self.kept_shared_bytes else 0
+        return self.static_shared_bytes + max(kept, self.dynamic_shared_bytes)
 
     @classmethod
     def together(cls, used: Iterable[StageResources]) -> StageResources:
@@ -70,7 +82,7 @@ class StageResources:
         return cls(
             max(one.registers for one in every),
             max(one.static_shared_bytes for one in every),
-            max(one.dynamic_shared_bytes for one in every),
+            max(one.shared_bytes - one.static_shared_bytes for one in every),
             max(one.threads for one in every),
             0,
             all(one.measured for one in every),

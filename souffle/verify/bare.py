@@ -1,4 +1,4 @@
-"""What stage functions compute, whatever calls them: each as one that blocks call, and that fills its own registers."""
+"""What stage functions compute, whatever calls them: each as one that blocks call, and that reads its own constants."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from tvm import tirx
 
 from souffle.verify.kept_memory import without_kept_memory
+from souffle.verify.kept_slices import without_slices
 from souffle.verify.teams import without_teams
 
 __all__ = ["bare_functions"]
@@ -15,7 +16,7 @@ __all__ = ["bare_functions"]
 def bare_functions(
     kernels: Mapping[str, tirx.PrimFunc], functions: Mapping[str, tirx.PrimFunc]
 ) -> Mapping[str, tirx.PrimFunc]:
-    """The functions of some kernels without teams and without registers that are kept, as far as there is such a form.
+    """The functions of some kernels without teams and without memory that is kept, as far as there is such a form.
 
     Parameters
     ----------
@@ -23,4 +24,5 @@ def bare_functions(
         By their names.
     """
     teams = without_teams(kernels, functions)
-    return without_kept_memory(teams.kernels, teams.functions).functions
+    slices = without_slices(teams.kernels, teams.functions)
+    return without_kept_memory(slices.kernels, slices.functions).functions

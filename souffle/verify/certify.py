@@ -41,6 +41,7 @@ from souffle.verify.expressions import Undecided
 from souffle.verify.footprint import Footprint
 from souffle.verify.grid_barriers import counter_text, memory_of_its_own, not_renamed
 from souffle.verify.kept_memory import without_kept_memory
+from souffle.verify.kept_slices import without_slices
 from souffle.verify.kernel_reader import KernelText, read_kernel
 from souffle.verify.named_barriers import mixed_numbers
 from souffle.verify.races_between_stages import Located, StagePairs
@@ -79,13 +80,16 @@ def functions_of(compiled: CompiledKernels) -> dict[str, tirx.PrimFunc]:
 def certify_plan(plan: Plan, kernels: dict[str, tirx.PrimFunc], functions: dict[str, tirx.PrimFunc]) -> Certificate:
     """As :func:`certify`, of a plan with its kernels and the stage functions that they call, by name."""
     teams = without_teams(kernels, functions)
-    kept = without_kept_memory(teams.kernels, teams.functions)
+    slices = without_slices(teams.kernels, teams.functions)
+    kept = without_kept_memory(slices.kernels, slices.functions)
     launched, plan, kernels, library = plan, teams.of(plan), kept.kernels, Library(kept.functions)
     texts = {kernel.name: read_kernel(kernels[kernel.name]) for kernel in plan.kernels}
     known = {
         kernel.name: [*teams.beyond(launched, kernel, texts[kernel.name]), *kept.findings.get(kernel.name, ())]
         for kernel in launched.kernels
     }
+    for kernel in plan.kernels:
+        known[kernel.name] += slices.beyond(kernel)
     checks = {
         kernel.name: _KernelCheck(plan, kernel, texts[kernel.name], library, known[kernel.name])
         for kernel in plan.kernels

@@ -1,4 +1,4 @@
-"""What functions do with registers that they are given, for :mod:`souffle.verify.kept_memory`."""
+"""What functions do with registers, or slices of shared memory, that they are given (``kept_memory.py``)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def takes_registers(function: tirx.PrimFunc) -> bool:
 
 
 def _registers_of(function: tirx.PrimFunc) -> list[Any]:
-    return [p for p in function.params if getattr(p.ty, "storage_scope", "") == "local"]
+    return [p for p in function.params if getattr(p.ty, "storage_scope", "") in ("local", "shared")]
 
 
 def _of_pointers(function: tirx.PrimFunc, pointers: Sequence[Any]) -> list[tirx.Buffer]:

@@ -56,6 +56,7 @@ template <int first, int threads> static __device__ __forceinline__ int souffle_
 _NAMED = "souffle_named_barrier"
 _PREFETCH = "souffle_prefetch_l2"
 _WINDOW = "souffle_window"
+_PLACE = "souffle_kept"
 _NUMBERS = 16
 _WARP = 32
 _GRIDS = (1, 2, 3, 7)
@@ -266,11 +267,14 @@ class _Kernel:
     # Calls
 
     def call(self, call: Call) -> Any:
-        """A call of a stage without the team; a window as that of the first team."""
+        """A call of a stage without the team; a window, and a place where constants stay, as that of the first team."""
         name = operator_name(call)
         if name == _WINDOW:
             start, _ = self.first_part(call.args[2], self.team, name)
             return _with_arguments(call, [*call.args[:2], start, *call.args[3:]])
+        if name == _PLACE:
+            start, _ = self.first_part(call.args[1], self.team, name)
+            return _with_arguments(call, [call.args[0], start])
         if not isinstance(call.op, tvm.ir.GlobalVar):
             return call
         called = str(call.op.name_hint)

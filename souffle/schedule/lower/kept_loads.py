@@ -1,4 +1,4 @@
-"""A stage's constants in registers: read once by a function of their own, and found there by the stage (paper §6.5).
+"""A stage's constants on chip: read once by a function of their own, and found there by the stage (paper §6.5).
 
 ::
 
@@ -11,15 +11,17 @@
 
 Legal for what the stage reads at places, and under conditions, that its tile, its thread and the turns of loops of
 constant length alone decide, from memory that nobody writes: whenever a thread has filled `kept` for a tile, a call for
-that tile reads there what it would read in memory. A loop around such a read is unrolled, since registers have names.
+that tile reads there what it would read in memory. `kept` is in registers, or in a slice of the block's shared memory
+that is the thread's own (``kept_arrays.py``). A loop around such a read is unrolled, since registers have names, and
+addresses of shared memory that are known are part of the instruction.
 What several turns read from neighbours in memory the first function reads together (``wide_fills.py``).
 ``souffle/verify/kept_memory.py`` proves of each kernel that it does so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 import tvm
@@ -29,14 +31,15 @@ from tvm.ir.expr import TensorLoad
 
 from souffle.decision import Refused, TooMany
 from souffle.schedule.lower.device_function import DeviceFunction
+from souffle.schedule.lower.kept_arrays import SCOPES, KeptArrays, held
 from souffle.schedule.lower.wide_fills import WideRead, needed, wide_read, widened
+from souffle.schedule.resources import aligned
 from souffle.tvm_compat import (
     PrimExpr,
     StatementVisitor,
     choice_parts,
     collect,
     const_int,
-    dtype_of,
     is_branch,
     is_choice,
     only_calculates,
@@ -44,6 +47,7 @@ from souffle.tvm_compat import (
     structural_key,
     substitute,
 )
+from souffle.wording import counted
 
 __all__ = ["FILLED_SUFFIX", "FILL_SUFFIX", "KeptLoads", "keep_loads"]
 
@@ -65,17 +69,39 @@ class KeptLoads:
         Type and elements of each array of a thread.
     reads : tuple of int
         Of the stage's tensors, by their numbers, those that `fill` reads.
+    scope : str
+        Where the arrays are, of :data:`souffle.schedule.lower.kept_arrays.SCOPES`.
     """
 
     fill: DeviceFunction
     use: DeviceFunction
     arrays: tuple[tuple[str, int], ...]
     reads: tuple[int, ...]
+    scope: str = "local"
 
     @property
     def registers(self) -> int:
         """Of a thread, for all arrays."""
+        if self.scope != "local":
+            return 0
         return sum(-(-tvm.DataType(dtype).itemsize * count // 4) for dtype, count in self.arrays)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a block, for all arrays."""
+        return sum(self.sizes) if self.scope == "shared" else 0
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of each array for all threads, up to where the next may begin."""
+        return tuple(aligned(self.use.threads * held([array])) for array in self.arrays)
+
+    @property
+    def where(self) -> str:
+        """In words, where the constants are."""
+        if self.scope == "shared":
+            return f"{self.shared_bytes} bytes of shared memory"
+        return f"{counted(self.registers, 'register')} of each thread"
 
     @property
     def working_copies(self) -> int:
@@ -94,7 +120,7 @@ class KeptLoads:
     @property
     def nbytes(self) -> int:
         """Of all threads of a tile, for all arrays."""
-        return self.use.threads * sum(tvm.DataType(dtype).itemsize * count for dtype, count in self.arrays)
+        return self.use.threads * held(self.arrays)
 
     def named(self, name: str) -> KeptLoads:
         """The same, of a stage of another name."""
@@ -102,8 +128,10 @@ class KeptLoads:
         return replace(self, fill=fill, use=use)
 
 
-def keep_loads(function: DeviceFunction, constants: Collection[int], most: int) -> KeptLoads | Refused:
-    """A stage's function in two: one that reads its constants into registers, and one that finds them there.
+def keep_loads(
+    function: DeviceFunction, constants: Collection[int], most: int, scope: str = "local"
+) -> KeptLoads | Refused:
+    """A stage's function in two: one that reads its constants into its threads' arrays, and one that finds them there.
 
     Parameters
     ----------
@@ -112,27 +140,32 @@ def keep_loads(function: DeviceFunction, constants: Collection[int], most: int) 
     constants : collection of int
         Of its tensors, by their numbers, those that nobody writes while the kernel runs.
     most : int
-        Registers of a thread that may hold them.
+        Registers of a thread that may hold them, or bytes of a block.
+    scope : str
+        Where the arrays are: ``"local"`` for registers, or ``"shared"``.
 
     Returns
     -------
     KeptLoads or Refused
     """
+    if scope not in SCOPES:
+        raise ValueError(f"constants stay in {' or '.join(SCOPES)} memory, not in {scope}")
     if function.partial:
         return Refused(f"{function.name} has fewer threads than its kernel")
     sizes: dict[str, int] = {}
     fill = None
     # How many there are is known when all are found, and arrays say their size.
     for _ in range(2):
-        split = _Split(function, constants, sizes)
+        split = _Split(function, constants, scope, sizes)
         fill, use = split.visit(function.func.body, _Context())
-        sizes = {dtype: array.used for dtype, array in split.arrays.items()}
+        sizes = split.arrays.used()
     if fill is None:
         return Refused(f"{function.name} reads no constants at places that tile, thread and turn alone decide")
     kept = split.made(fill, use)
-    if kept.registers > most:
-        reason = f"the constants of a tile take {kept.registers} registers of each thread, of {most} at most"
-        return TooMany(reason, "registers", kept.registers, most)
+    wanted, what = (kept.registers, "registers") if scope == "local" else (kept.shared_bytes, "bytes of shared memory")
+    if wanted > most:
+        of = "of each thread, " if scope == "local" else ""
+        return TooMany(f"the constants of a tile take {wanted} {what} {of}of {most} at most", what, wanted, most)
     return kept
 
 
@@ -146,16 +179,6 @@ class _Context:
     known: bool = True
 
 
-@dataclass(eq=False)
-class _Array:
-    """Registers of one type, as far as they are given out."""
-
-    buffer: tirx.Buffer
-    pointer: tirx.Var
-    used: int = 0
-    places: dict[tuple[object, ...], tuple[int, tuple[tirx.For, ...]]] = field(default_factory=dict)
-
-
 _Parts = tuple[tirx.Stmt | None, tirx.Stmt]
 """Of a statement: what of it reads constants, and what is left of it."""
 
@@ -163,8 +186,10 @@ _Parts = tuple[tirx.Stmt | None, tirx.Stmt]
 class _Split(StatementVisitor):
     """Parts the statements of one function."""
 
-    def __init__(self, function: DeviceFunction, constants: Collection[int], sizes: Mapping[str, int]) -> None:
-        self.function, self.sizes = function, sizes
+    def __init__(
+        self, function: DeviceFunction, constants: Collection[int], scope: str, sizes: dict[str, int]
+    ) -> None:
+        self.function = function
         tile, thread, *self.pointers = function.func.params
         # By each name that is known, the loops that decide its value.
         self.loops_of: dict[tirx.Var, tuple[tirx.For, ...]] = {tile: (), thread: ()}
@@ -176,7 +201,7 @@ class _Split(StatementVisitor):
             d for d in collect(function.func.body, tirx.DeclBuffer) if any(d.data.same_as(one) for one in chosen)
         ]
         self.read: dict[int, None] = {}
-        self.arrays: dict[str, _Array] = {}
+        self.arrays = KeptArrays(scope, thread, function.threads, sizes)
         self.branches = 0
 
     # Statements
@@ -262,13 +287,11 @@ class _Split(StatementVisitor):
                 return mutator.default_mutate(node)
             around = tuple(loop for loop in context.loops if _among(loop, loops))
             wide = wide_read(substitute(node, self.values), around, context.conditions)
-            element, new = self.place(node, around, context, wide)
-            if new and wide is None:
-                fills.append(tirx.BufferStore(element.source, node, element.indices))
-            elif new:
-                together = tirx.Ramp(element.indices[0], 1, wide.lanes)
-                fills.append(tirx.BufferStore(element.source, wide.value, [together]))
-                self.wide.append((fills[-1], wide))
+            key = (structural_key(node), context.branches)
+            element, together, new = self.arrays.place(node, key, around, wide)
+            if new:
+                fills.append(tirx.BufferStore(element.source, node if wide is None else wide.value, [together]))
+                self.wide += [] if wide is None else [(fills[-1], wide)]
             return element
 
         def call(node: tvm.ir.Call, mutator: object) -> PrimExpr:
@@ -304,45 +327,12 @@ class _Split(StatementVisitor):
             self.read[next(n for n, p in enumerate(self.pointers) if p.same_as(declared.data))] = None
         return loops
 
-    def place(
-        self, node: PrimExpr, loops: Sequence[tirx.For], context: _Context, wide: WideRead | None
-    ) -> tuple[TensorLoad, bool]:
-        """Where a constant is kept in each turn of some loops, and whether nothing else has filled it.
-
-        What is read together is kept side by side: the loop that tells its elements apart counts fastest.
-        """
-        if wide is not None:
-            loops = (*(loop for loop in loops if not loop.same_as(wide.loop)), wide.loop)
-        kind = tvm.DataType(dtype_of(node))
-        scalar = dtype_of(node).removesuffix(f"x{kind.lanes}")
-        if scalar not in self.arrays:
-            name, size = f"kept{len(self.arrays)}", self.sizes.get(scalar, 1)
-            pointer = tirx.Var(f"{name}_ptr", tvm.ir.PointerType(tvm.ir.PrimType(scalar), "local"))
-            buffer = tirx.decl_buffer((size,), scalar, name, pointer, scope="local", layout=None)
-            self.arrays[scalar] = _Array(buffer, pointer)
-        array = self.arrays[scalar]
-        key = (structural_key(node), context.branches, *(loop.loop_var for loop in loops))
-        new = key not in array.places
-        if new:
-            size = prod(const_int(loop.extent) for loop in loops) * kind.lanes
-            together = kind.lanes if wide is None else wide.lanes
-            start = -(-array.used // together) * together
-            array.places[key] = start, tuple(loops)
-            array.used = start + size
-        linear: PrimExpr = tirx.IntImm("int32", 0)
-        for loop in loops:
-            linear = linear * const_int(loop.extent) + loop.loop_var
-        linear = linear * kind.lanes + array.places[key][0]
-        index = tirx.Ramp(linear, 1, kind.lanes) if kind.lanes > 1 else linear
-        return array.buffer[index], new
-
     # The functions
 
     def made(self, fill: tirx.Stmt, use: tirx.Stmt) -> KeptLoads:
         """Both functions."""
         func, reads = self.function.func, tuple(sorted(self.read))
-        pointers = [array.pointer for array in self.arrays.values()]
-        arrays = [tirx.DeclBuffer(array.buffer, data=array.pointer) for array in self.arrays.values()]
+        pointers, arrays = self.arrays.pointers(), self.arrays.declared()
         tensors = [d for d in self.declared if any(self.pointers[number].same_as(d.data) for number in reads)]
         filling = _with(
             func, [*func.params[:2], *(self.pointers[n] for n in reads), *pointers], [*tensors, *arrays, fill]
@@ -352,8 +342,9 @@ class _Split(StatementVisitor):
         kept = KeptLoads(
             first,
             replace(self.function, func=using),
-            tuple((dtype, array.used) for dtype, array in self.arrays.items()),
+            tuple(self.arrays.used().items()),
             reads,
+            self.arrays.scope,
         )
         return kept.named(self.function.name)
 

@@ -28,11 +28,10 @@ from souffle.schedule.lower.device_function import DeviceFunction
 from souffle.schedule.lower.fewer_threads import BARRIER_FUNCTION
 from souffle.schedule.lower.kept_loads import KeptLoads
 from souffle.schedule.lower.uniform_barriers import barrier_scope
-from souffle.schedule.resources import StageResources
+from souffle.schedule.resources import StageResources, aligned
 from souffle.tvm_compat import PrimExpr, collect, const_int
 
 __all__ = [
-    "POOL_ALIGNMENT",
     "TEAM_BARRIER_FUNCTION",
     "Teams",
     "kept_by_teams",
@@ -52,9 +51,6 @@ _MOST_THREADS = 1024
 """Of a block."""
 
 _WARP = 32
-
-POOL_ALIGNMENT = 128
-"""Bytes to whose multiples the pools of teams begin, as everything in them does."""
 
 _MOST_TEAMS = (_NUMBERS - 1) // 2
 """Each takes two numbers, and one is the block's."""
@@ -98,7 +94,7 @@ def team_counts(block: StageResources, device: GpuDevice, tiles: int) -> range:
     if block.threads % _WARP or block.static_shared_bytes:
         return range(0)
     resident = min(device.resident_blocks(block.threads, block.shared_bytes, block.registers).values())
-    pool = -(-block.shared_bytes // POOL_ALIGNMENT) * POOL_ALIGNMENT
+    pool = aligned(block.shared_bytes)
     room = device.shared_per_block // pool if pool else _MOST_TEAMS
     each = -(-tiles // device.sm_count)
     return range(2, min(resident, room, each, _MOST_TEAMS, _MOST_THREADS // block.threads) + 1)
