@@ -1,7 +1,7 @@
-"""Constants that stay in registers: mutants on them, a thousand runs of one network, and runs after one that failed.
+"""Constants that stay on chip: mutants on them, a thousand runs of one network, and runs after one that failed.
 
-``python -m benchmarks.residence --out docs/results/residence.json``. Small recurrent networks, sizes of primes among
-them, are compiled at V4 so that whatever can stay does, whether or not it pays. Of each, mutants
+``python -m benchmarks.residence [--memory shared] --out docs/results/residence.json``. Small recurrent networks, sizes
+of primes among them, are compiled at V4 so that whatever can stay does, whether or not it pays. Of each, mutants
 (:mod:`souffle.mutation.residence`) are run in 20 shuffled orders against the bits of the network itself, and the
 certificate is asked, values included; one object is run in shuffled orders on grids of several sizes; and a thread
 traps in the middle of a launch, after which the same object is run again. A network's results are kept as they are
@@ -119,11 +119,16 @@ NETWORKS: dict[str, tuple[Callable[[], onnx.ModelProto], dict[str, Any]]] = {
 """By its name a network, and with which options it is compiled so that it has a loop."""
 
 
-def compiled(name: str) -> CompiledKernels:
-    """A network in which all constants stay that can."""
+MEMORIES = {"registers": "local", "shared": "shared"}
+"""Where constants may stay, and how TVM calls it."""
+
+
+def compiled(name: str, memory: str = "registers", **others: Any) -> CompiledKernels:
+    """A network in which all constants stay that can, in one kind of memory."""
     make, options = NETWORKS[name]
-    how = {"level": "V4", "arch": "sm_90", "cubin": False, "verify": "values", **options}
-    with mock.patch.object(stationary, "pays", lambda made, before: True):
+    how = {"level": "V4", "arch": "sm_90", "cubin": False, "verify": "values", **options, **others}
+    always = mock.patch.object(stationary, "pays", lambda made, before: True)
+    with always, mock.patch.object(stationary, "SCOPES", (MEMORIES[memory],)):
         return compile_cuda(souffle.import_onnx(make()), **how)
 
 
@@ -232,15 +237,22 @@ def _after_failures(plan: Plan, count: int) -> dict[str, Any]:
 # ---- all ----
 
 
+def _named(name: str, memory: str) -> str:
+    """A network in a table."""
+    return name if memory == "registers" else f"{name}, in {memory} memory"
+
+
 def _of_network(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     def say(what: str) -> None:
         print(f"{what}", end="", file=sys.stderr, flush=True)
 
     began = time.monotonic()
-    net = compiled(name)
+    net = compiled(name, arguments.memory)
     kept = [call.kept for merged in net.merged for call in merged.shape.stage_calls if call.kept]
-    row: dict[str, Any] = {"network": name, "certificate": net.plan.certificate.verdict, "stages": len(kept)}
+    row: dict[str, Any] = {"network": _named(name, arguments.memory), "certificate": net.plan.certificate.verdict}
+    row |= {"stages": len(kept)}
     row |= {"tiles": [one.use.tiles for one in kept], "registers": [one.registers for one in kept]}
+    row |= {"shared_bytes": [one.shared_bytes for one in kept]}
     if not kept:
         return row
     row |= _many_runs(net.plan, arguments.runs) | _after_failures(net.plan, arguments.aborted)
@@ -252,6 +264,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run what is not kept yet, and print; 1 where a change is not refuted, bits are others, or nothing stays."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--memory", choices=MEMORIES, default="registers")
     parser.add_argument("--mutants", type=int, default=60, help="of each network")
     parser.add_argument("--runs", type=int, default=1000, help="of each network")
     parser.add_argument("--aborted", type=int, default=30, help="of each network")
@@ -260,7 +273,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     results = kept_results(arguments.out)
     for name in arguments.networks:
-        if name not in {row["network"] for row in results}:
+        if _named(name, arguments.memory) not in {row["network"] for row in results}:
             results.append(_of_network(name, arguments))
             save_results(str(arguments.out), "benchmarks.residence", results)
             print(f"\r{name}: {results[-1]}"[:400], file=sys.stderr, flush=True)

@@ -224,7 +224,7 @@ class _Writer:
         for number, stage in enumerate(call.calls):
             inside += self.stage(stage, step, call.steps, call.sync_first or number > 0)
         # What stands behind the loop has what it needs where a thread may still look for constants.
-        after = [self.block_barrier()] if places else []
+        after = [self.block_barrier()] if places and call is not self.shape.calls[-1] else []
         return [*before, tirx.For(step, 0, call.steps, tirx.ForKind.SERIAL, sequence(*inside)), *after]
 
     def stage(self, call: StageCall, step: tirx.Var | None, steps: int, sync_first: bool) -> list[tirx.Stmt]:

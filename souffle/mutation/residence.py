@@ -1,4 +1,4 @@
-"""Mutations of what stays in registers for the steps of a loop: what fills them, when, for whom, and what reads them.
+"""Mutations of what stays on chip for the steps of a loop: what fills it, when, for whom, and what reads it.
 
 ::
 
@@ -11,6 +11,8 @@
 
 Of ``fill``, elements that are read from another place or another constant, or put into another register, for some
 threads or tiles only, or not at all; of ``use``, another register read, and one overwritten for the steps that follow.
+What is said of registers is so of a slice of shared memory, too; that may also lie elsewhere, and lack the barriers
+around its life.
 """
 
 from __future__ import annotations
@@ -27,14 +29,16 @@ from tvm.ir import Call, TensorLoad
 
 from souffle.codegen.assemble import CompiledKernels
 from souffle.codegen.definitions import StageDefinition
-from souffle.kernel.merge import OFFSET_FUNCTION
+from souffle.kernel.merge import KEPT_FUNCTION, OFFSET_FUNCTION
 from souffle.mutation.barriers import moves
 from souffle.mutation.expression_changes import edited, heads, nodes_of
 from souffle.mutation.mutants import Mutant, Mutation, Mutations
 from souffle.mutation.statement_paths import Change, Path, Site, at, nothing, replaced, sites
-from souffle.tvm_compat import sequence
+from souffle.schedule.lower.kept_arrays import SCOPES
+from souffle.tvm_compat import collect, sequence
 from souffle.verify.bare import bare_functions
 from souffle.verify.expressions import Undecided
+from souffle.verify.indices import operator_name
 from souffle.verify.kept_functions import fills_registers
 from souffle.verify.values import Agreement, Mismatch
 
@@ -90,7 +94,7 @@ class ResidenceMutations(Mutations):
 
 def residence_changes(func: tirx.PrimFunc) -> Iterator[Change]:
     """Of a kernel, its calls that are given registers; of a function that is given some, what it does with them."""
-    if any(getattr(parameter.ty, "storage_scope", "") == "local" for parameter in func.params):
+    if any(getattr(parameter.ty, "storage_scope", "") in SCOPES for parameter in func.params):
         yield from _fill_changes(func) if fills_registers(func) else _use_changes(func)
         return
     threads = [s.statement.node.var for s in sites(func) if _is_thread_extent(s.statement)]
@@ -125,11 +129,11 @@ def _in_part(statement: tirx.Stmt, tile: Any, thread: Any) -> Iterator[tuple[str
 
 @dataclass(frozen=True, eq=False)
 class _Held:
-    """A call that is given registers, with those."""
+    """A call that is given registers, with those: where they begin, as it is told."""
 
     site: Site
     tensors: tuple[Any, ...]
-    registers: tuple[tirx.Buffer, ...]
+    registers: tuple[Any, ...]
 
     @property
     def call(self) -> Call:
@@ -139,7 +143,7 @@ class _Held:
         """The call with other arguments."""
         own = self.call.args
         given = self.registers if registers is None else registers
-        rest = [*(self.tensors if tensors is None else tensors), *(one.data for one in given)]
+        rest = [*(self.tensors if tensors is None else tensors), *given, *own[2 + len(self.tensors) + len(given) :]]
         first = (own[0] if tile is None else tile, own[1] if thread is None else thread)
         return tirx.Evaluate(Call(self.call.op, [*first, *rest]))
 
@@ -161,9 +165,8 @@ class _KernelChanges:
         call = site.statement.value if isinstance(site.statement, tirx.Evaluate) else None
         if not (isinstance(call, Call) and isinstance(call.op, tvm.ir.GlobalVar)):
             return None
-        found = [next((b for b in self.buffers if tvm_ffi.structural_equal(a, b.data)), None) for a in call.args]
-        registers = tuple(one for one in found if one is not None)
-        return _Held(site, tuple(call.args[2 : len(found) - len(registers)]), registers) if registers else None
+        own = [n for n, one in enumerate(call.args) if _is_slice(one) or any(one.same_as(b.data) for b in self.buffers)]
+        return _Held(site, tuple(call.args[2 : own[0]]), tuple(call.args[n] for n in own)) if own else None
 
     def _loops(self, path: Path) -> list[tirx.For]:
         around = [at(self.func.body, path[:length]) for length in range(len(path))]
@@ -179,6 +182,8 @@ class _KernelChanges:
             yield from self._other_registers(one)
         for site in self.allocated:
             yield from self._declared_inside(site)
+        yield from self._elsewhere()
+        yield from self._barriers()
 
     def _who_and_when(self, fill: _Held) -> Iterator[Change]:
         func, site = self.func, fill.site
@@ -256,7 +261,7 @@ class _KernelChanges:
         ways = {"what the next tile needs": own.told(tile=tile + 1), "what tile 0 needs": own.told(tile=tile * 0)}
         # Another stage's constants, as far as there are registers of its types.
         for other in self.fills:
-            taken = _matching(other.registers, self.buffers, use.registers)
+            taken = self._matching(other.registers, use.registers)
             if _name(other) != _name(own) and taken and not self._loops(other.site.path):
                 ways[f"what {_name(other)} reads"] = other.told(tile=tile, registers=taken)
         for what, statement in ways.items():
@@ -272,18 +277,60 @@ class _KernelChanges:
                     told = f"the registers of {_name(use)} get {what} {place} it{when}"
                     yield _change(self.func, f"overwritten {place}", told, use.site.path, sequence(*both))
 
+    def _matching(self, wanted: Sequence[Any], preferred: Sequence[Any]) -> list[Any]:
+        """Registers of the same types, with room for as much, the preferred ones first; none where there are none."""
+        sizes = {one.data: int(one.shape[0]) for one in self.buffers}
+        if any(one not in sizes for one in (*wanted, *preferred)):
+            return []
+        found: list[Any] = []
+        for one in wanted:
+            room = [b for b in (*preferred, *sizes) if str(b.ty) == str(one.ty) and sizes[b] >= sizes[one]]
+            found += room[:1]
+        return found if len(found) == len(wanted) and any(b.same_as(p) for b in found for p in preferred) else []
+
     def _other_registers(self, held: _Held) -> Iterator[Change]:
         for number, own in enumerate(held.registers):
-            for other in self.buffers:
-                if not other.same_as(own) and str(other.dtype) == str(own.dtype):
+            known = {str(one): one for each in self.held for one in each.registers}
+            for other in known.values():
+                if str(other) != str(own) and str(other.ty) == str(own.ty):
                     given = [*held.registers[:number], other, *held.registers[number + 1 :]]
-                    what = f"{_name(held)} is given {other.name} for {own.name}"
+                    what = f"{_name(held)} is given {other} for {own}"
                     yield _change(self.func, "another array", what, held.site.path, held.told(registers=given))
+
+    def _elsewhere(self) -> Iterator[Change]:
+        """Slices from another byte on, of one call or of all."""
+        starts = {str(one): one for held in self.held for one in held.registers if _is_slice(one)}
+        for own in starts.values():
+            for by in (4, 16, -16, 128, -128, 1 << 12):
+                moved = Call(own.op, [own.args[0], own.args[1] + by], own.attrs, own.ty_args, own.span, own.ty)
+                what = f"{own} begins {by:+d} bytes off"
+                for held in self.held:
+                    if any(one.same_as(own) or str(one) == str(own) for one in held.registers):
+                        given = [moved if str(one) == str(own) else one for one in held.registers]
+                        told = f"{what}, for {_name(held)}"
+                        yield _change(self.func, "elsewhere", told, held.site.path, held.told(registers=given))
+                make = partial(self._all_at, str(own), moved)
+                yield Change(_KIND, "elsewhere", f"{what}, for all", self.held[0].site.statement, make)
+
+    def _all_at(self, own: str, place: Any) -> tirx.PrimFunc:
+        def other(call: Call) -> Call:
+            return place if _is_slice(call) and str(call) == own else call
+
+        return self.func.with_body(tvm_ffi.structural_map(self.func.body, (Call, other)))
+
+    def _barriers(self) -> Iterator[Change]:
+        """Barriers around the life of slices, each left out."""
+        if not any(_is_slice(one) for held in self.held for one in held.registers):
+            return
+        for site in sites(self.func):
+            waits = [call for call in collect(site.statement, Call) if operator_name(call) == "tirx.tvm_storage_sync"]
+            if isinstance(site.statement, tirx.Evaluate) and waits:
+                yield _change(self.func, "no barrier", "a block barrier is left out", site.path, nothing())
 
     def _declared_inside(self, site: Site) -> Iterator[Change]:
         """Registers that are declared in each step anew."""
         body, buffer = self.func.body, site.statement.buffer
-        use = next((one for one in self.uses if _same(one.registers, [buffer])), None)
+        use = next((one for one in self.uses if _same(one.registers, [buffer.data])), None)
         if use is None:
             return
         fills = [one for one in self.fills if _same(one.registers, use.registers)]
@@ -299,6 +346,11 @@ class _KernelChanges:
         yield Change(_KIND, "declared inside", f"{buffer.name} is of each step anew", site.statement, make)
 
 
+def _is_slice(node: Any) -> bool:
+    """Whether an argument is where a slice of shared memory begins."""
+    return isinstance(node, Call) and operator_name(node) == KEPT_FUNCTION
+
+
 def _is_local(site: Site) -> bool:
     return str(site.statement.buffer.scope()) == "local"
 
@@ -308,28 +360,17 @@ def _name(held: _Held) -> str:
 
 
 def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    return len(some) == len(others) and all(a.same_as(b) for a, b in zip(some, others, strict=True))
-
-
-def _matching(
-    wanted: Sequence[tirx.Buffer], buffers: Sequence[tirx.Buffer], preferred: Sequence[tirx.Buffer]
-) -> list[tirx.Buffer]:
-    """Registers of the same types, with room for as much, the preferred ones first; none where there are none."""
-    found: list[tirx.Buffer] = []
-    for one in wanted:
-        room = [
-            b for b in (*preferred, *buffers) if str(b.dtype) == str(one.dtype) and int(b.shape[0]) >= int(one.shape[0])
-        ]
-        found += room[:1]
-    return found if len(found) == len(wanted) and any(b.same_as(p) for b in found for p in preferred) else []
+    return len(some) == len(others) and all(
+        a.same_as(b) or tvm_ffi.structural_equal(a, b) for a, b in zip(some, others, strict=True)
+    )
 
 
 # Functions
 
 
 def _given(func: tirx.PrimFunc) -> list[tirx.Buffer]:
-    """The registers that a function is given."""
-    local = [p for p in func.params if getattr(p.ty, "storage_scope", "") == "local"]
+    """The registers, or slices of shared memory, that a function is given."""
+    local = [p for p in func.params if getattr(p.ty, "storage_scope", "") in SCOPES]
     declared = [s.statement for s in sites(func) if isinstance(s.statement, tirx.DeclBuffer)]
     return [d.buffer for d in declared if any(p.same_as(d.data) for p in local)]
 
@@ -399,7 +440,8 @@ def _places(indices: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
     ramp = isinstance(last, tirx.Ramp)
     start = last.base if ramp else last
     lanes = int(last.lanes) if ramp else 1
-    for by in dict.fromkeys((1, -1, lanes, -lanes)):
+    strides = [int(one.b) for one in nodes_of(start, (tirx.Mul,)) if isinstance(one.b, tirx.IntImm)]
+    for by in dict.fromkeys((1, -1, lanes, -lanes, *strides)):
         moved = tirx.Ramp(start + by, last.stride, last.lanes) if ramp else start + by
         yield f"{by:+d} registers off", [*outer, moved]
     zero = start * 0

@@ -40,10 +40,11 @@ from tvm.ir.expr import TensorLoad
 
 from souffle.certificate import Counterexample
 from souffle.codegen.plan import Kernel
-from souffle.tvm_compat import Analyzer, collect, const_int, sequence, statements_of, substitute
-from souffle.verify.expressions import Axis, Expr, Undecided, evaluate, linear_terms, variable
+from souffle.tvm_compat import collect, const_int, sequence, statements_of
+from souffle.verify.expressions import Axis, Expr, Undecided, linear_terms, variable
 from souffle.verify.indices import index_of, operator_name
 from souffle.verify.other_forms import taken_over
+from souffle.verify.slice_elements import elements_of, own_place
 from souffle.verify.wait_names import ARRIVE_FUNCTION, GRID_WAITS, LEAVE_FUNCTION
 
 __all__ = ["Sliceless", "without_slices"]
@@ -51,8 +52,6 @@ __all__ = ["Sliceless", "without_slices"]
 _PLACE, _WINDOW = "souffle_kept", "souffle_window"
 _WAITS = (*GRID_WAITS, ARRIVE_FUNCTION, LEAVE_FUNCTION)
 _WIDEST_BYTES = 16
-_MOST_POINTS = 1 << 24
-"""Places of one access, over all threads and turns, that are looked at."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,12 +148,12 @@ class _Kernel:
         while isinstance(body, tirx.AttrStmt) and body.attr_key == "thread_extent":
             launch.append(body)
             body = body.body
-        threads = [const_int(one.value) for one in launch if str(one.node.thread_tag) == "threadIdx.x"]
+        threads = [one for one in launch if str(one.node.thread_tag) == "threadIdx.x"]
         if len(threads) != 1:
             raise Undecided("how many threads the blocks of the kernel have")
         statements = statements_of(body)
-        for call in collect(body, Call):
-            self.given(call, threads[0])
+        for call, who in _calls(body, threads[0].node.var, const_int(threads[0].value)):
+            self.given(call, who)
         for one in self.slices.values():
             self.alone(one, statements)
         for name in dict.fromkeys(name for one in self.slices.values() for name in one.takers):
@@ -178,7 +177,7 @@ class _Kernel:
     # What there is
 
     def given(self, call: Call, threads: int) -> None:
-        """Read the slices that a call is given."""
+        """Read the slices that a call by so many threads is given."""
         places = [n for n, a in enumerate(call.args) if isinstance(a, Call) and operator_name(a) == _PLACE]
         if not places:
             return
@@ -192,9 +191,8 @@ class _Kernel:
             if len(declared) != 1 or len(declared[0].shape) != 1:
                 raise Undecided(f"the slice {parameter.name} of {name}")
             dtype, elements = str(declared[0].dtype), const_int(declared[0].shape[0])
-            own = min(threads, _guarded(self.func.body, call, threads))
-            known = self.slices.setdefault(start, _Slice(start, dtype, elements, own))
-            if (known.dtype, known.elements, known.threads) != (dtype, elements, own) or elements % own:
+            known = self.slices.setdefault(start, _Slice(start, dtype, elements, threads))
+            if (known.dtype, known.elements, known.threads) != (dtype, elements, threads) or elements % threads:
                 raise Undecided(f"the slice of {name} at byte {start}, which others take for another one")
             if start % _WIDEST_BYTES or start < 0:
                 self.wrong("misaligned", str(known), f"it begins within {_WIDEST_BYTES} bytes", name)
@@ -309,7 +307,7 @@ class _Kernel:
 
         def place(source: tirx.Buffer, indices: Sequence[Any]) -> tuple[tirx.Buffer, list[Any]]:
             one, buffer = forms[source]
-            return buffer, [_own_place(indices[0], func.params[1], one.threads)]
+            return buffer, [own_place(indices[0], func.params[1], one.threads)]
 
         def load(node: TensorLoad) -> Any:
             if node.source not in forms:
@@ -347,9 +345,7 @@ class _Kernel:
         """Each element of a slice is touched by one thread, as the same of its own, whoever is given the slice."""
         found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         for name, parameter in one.takers.items():
-            func = self.functions[name]
-            for index in _indices(func, parameter):
-                found += _points(func, index, one, name)
+            found += elements_of(name, self.functions[name], parameter, one.threads)
         if not found:
             return
         threads, elements, own = (np.concatenate(parts) for parts in zip(*found, strict=True))
@@ -404,35 +400,22 @@ def _window(window: Call, call: Call) -> tuple[int, int]:
     return const_int(start), const_int(start) + const_int(turns) * const_int(nbytes)
 
 
-def _guarded(node: tirx.Stmt, call: Call, threads: int) -> int:
-    """The threads that make a call: those below a bound in a condition around it, or all."""
+def _calls(node: tirx.Stmt, thread: tirx.Var, threads: int) -> Iterator[tuple[Call, int]]:
+    """The calls in a statement, each with the threads that make it: those below a bound around it, or all."""
     if isinstance(node, tirx.SeqStmt):
-        return max(_guarded(part, call, threads) if _holds(part, call) else 0 for part in node.seq)
-    if isinstance(node, tirx.AttrStmt):
-        if node.attr_key == "thread_extent" and str(node.node.thread_tag) == "threadIdx.x":
-            return _below(node.body, call, node.node.var, threads)
-        return _guarded(node.body, call, threads)
-    return threads
-
-
-def _below(node: tirx.Stmt, call: Call, thread: tirx.Var, threads: int) -> int:
-    """As :func:`_guarded`, where it is known which number is the thread's."""
-    if isinstance(node, tirx.SeqStmt):
-        return max(_below(part, call, thread, threads) if _holds(part, call) else 0 for part in node.seq)
-    if isinstance(node, tirx.For | tirx.AttrStmt):
-        return _below(node.body, call, thread, threads)
-    if isinstance(node, tirx.IfThenElse):
+        for part in node.seq:
+            yield from _calls(part, thread, threads)
+    elif isinstance(node, tirx.For | tirx.AttrStmt):
+        yield from _calls(node.body, thread, threads)
+    elif isinstance(node, tirx.IfThenElse):
         condition, bound = node.condition, threads
         if isinstance(condition, tirx.LT) and condition.a.same_as(thread) and isinstance(condition.b, tirx.IntImm):
             bound = min(threads, const_int(condition.b))
-        inside = _below(node.then_case, call, thread, bound) if _holds(node.then_case, call) else 0
-        other = node.else_case
-        return max(inside, _below(other, call, thread, threads) if other is not None and _holds(other, call) else 0)
-    return threads
-
-
-def _holds(node: tirx.Stmt, call: Call) -> bool:
-    return any(one.same_as(call) for one in collect(node, Call))
+        yield from _calls(node.then_case, thread, bound)
+        if node.else_case is not None:
+            yield from _calls(node.else_case, thread, threads)
+    else:
+        yield from ((call, threads) for call in collect(node, Call))
 
 
 def _is_barrier(node: tirx.Stmt) -> bool:
@@ -443,59 +426,3 @@ def _is_barrier(node: tirx.Stmt) -> bool:
     if name == "tirx.tvm_storage_sync":
         return len(node.value.args) == 1 and str(node.value.args[0].value) in ("shared", "shared.dyn")
     return name in _WAITS
-
-
-def _indices(func: tirx.PrimFunc, parameter: tirx.Var) -> list[Any]:
-    """How a function counts the elements of a slice, wherever it touches them."""
-    (buffer,) = (d.buffer for d in collect(func.body, tirx.DeclBuffer) if d.data.same_as(parameter))
-    loads = [node.indices for node in collect(func.body, TensorLoad) if node.source.same_as(buffer)]
-    stores = [node.indices for node in collect(func.body, tirx.BufferStore) if node.buffer.same_as(buffer)]
-    found: list[Any] = []
-    for (index,) in (*loads, *stores):
-        if not any(tvm_ffi.structural_equal(index, other) for other in found):
-            found.append(index)
-    return found
-
-
-def _own_place(index: Any, thread: tirx.Var, threads: int) -> Any:
-    """Element ``i * threads + k * tid`` of all threads, of which k are read at once, as element `i` of a thread."""
-    first, step, lanes = _parts(index)
-    if lanes > 1 and step not in (1, threads):
-        raise Undecided(f"elements {index} of a slice")
-    of_first = substitute(first, {thread: tirx.IntImm("int32", 0)})
-    own = Analyzer().simplify(tirx.floordiv(of_first, threads))
-    return tirx.Ramp(own, 1, lanes) if lanes > 1 else own
-
-
-def _parts(index: Any) -> tuple[Any, int, int]:
-    """The first element of an access, how far apart its elements are, and how many."""
-    if not isinstance(index, tirx.Ramp):
-        return index, 1, 1
-    return index.base, const_int(index.stride), const_int(index.lanes)
-
-
-def _points(
-    func: tirx.PrimFunc, index: Any, one: _Slice, name: str
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """(thread, element, element of its own) of an access in all turns, by all threads."""
-    thread, own = func.params[1], _own_place(index, func.params[1], one.threads)
-    loops = {loop.loop_var: loop for loop in collect(func.body, tirx.For)}
-    axes = {thread: Axis("tid", one.threads)}
-    for name_ in (v for part in (index, own) for v in collect(part, tirx.Var)):
-        loop = loops.get(name_)
-        if loop is not None and isinstance(loop.extent, tirx.IntImm) and const_int(loop.min) == 0 and loop.step is None:
-            axes[name_] = Axis(str(name_.name), const_int(loop.extent))
-        elif name_ not in axes:
-            raise Undecided(f"which elements of a slice {name} touches: {index}")
-    shape = [axis.extent for axis in axes.values()]
-    if np.prod(shape, dtype=float) > _MOST_POINTS:
-        raise Undecided(f"{np.prod(shape, dtype=float):.0f} places of a slice in {name}")
-    values = dict(zip(axes.values(), np.ix_(*map(np.arange, shape)), strict=True))
-    env: dict[Any, Expr] = {name_: variable(axis) for name_, axis in axes.items()}
-    firsts = [evaluate(index_of(_parts(part)[0], env), values, {}) for part in (index, own)]
-    threads, elements, owns = (np.broadcast_to(a, shape).reshape(-1) for a in (values[axes[thread]], *firsts))
-    _, step, lanes = _parts(index)
-    if lanes > 1 and step == 1 and (elements % lanes).any():
-        raise Undecided(f"elements {index} of a slice, which {name} touches at once and which are not aligned")
-    for lane in range(lanes):
-        yield threads, elements + lane * step, owns + lane
