@@ -15,7 +15,7 @@ some grid and equal ones on one block of every grid; where a kernel takes tiles 
 - what is read through pointers that are never written, and may be cached past barriers, is written through no other;
 - what stays in shared memory from one stage to a later one does as it would in global memory
   (:mod:`souffle.verify.shared_parts`), and what stays in registers is what each call would fill them with
-  (:mod:`souffle.verify.kept_memory`);
+  (:mod:`souffle.verify.kept_memory`), also where they are slices of shared memory (:mod:`souffle.verify.kept_slices`);
 - accesses stay in their buffers, and each read finds the definition, and the step's, that the program says
   (:mod:`souffle.verify.definitions_found`);
 - a block of several teams is as many blocks of one (:mod:`souffle.verify.teams`);
