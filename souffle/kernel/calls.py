@@ -2,8 +2,9 @@
 
 Where it waits is decided by :mod:`souffle.kernel.waits`; an epoch is what runs between two waits of all blocks. Tensors
 are written once in an epoch, and workspace is reused across epochs only, so that outside of loops reads after writes
-are the only conflicts. A loop is one epoch from outside; inside, its stages have epochs of their own, and all blocks
-wait for each other before each step unless what steps need of each other stays on one block.
+are the only conflicts. A loop is in one epoch from outside, that of what stands around it where nothing that the two
+need of each other leaves its block; inside, its stages have epochs of their own, and all blocks wait for each other
+before each step unless what steps need of each other stays on one block.
 """
 
 from __future__ import annotations
@@ -131,6 +132,9 @@ class _Planner:
             span = range(start, start + max(inner, default=1))
             for unit in units:
                 barrier = self.exchanged(order.barriers.get(unit), order, unit, None)
+                if unit in between and barrier is not None and barrier.scope == between[unit].scope == "block":
+                    # The one between its steps stands before the first, too.
+                    barrier = None
                 reasons += [barrier] if barrier else []
                 if isinstance(unit, LoopStage):
                     body = bodies[unit], between[unit]
@@ -256,7 +260,8 @@ class _Planner:
             replace(barriers[stage], runs=runs.get(stage, loop.steps)) for stage in body.units if stage in barriers
         ]
         ahead = tuple((self.fixed(source), source.nbytes) for source in small) if self.prefetch else ()
-        return LoopCall(loop.steps, tuple(calls), before is not None, ahead), reasons
+        scope = before.scope if before else ""
+        return LoopCall(loop.steps, tuple(calls), scope == "grid", ahead, scope == "block"), reasons
 
     def places(self, loop: Loop, span: range) -> dict[Tensor, ArgumentPlace]:
         """Where the loop's parameters and results lie at each step."""

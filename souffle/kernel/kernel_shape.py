@@ -129,6 +129,8 @@ class LoopCall:
         The first has a grid sync or a block barrier before it, which separates the steps.
     sync_first : bool
         Whether a grid sync stands before the first step.
+    block_sync_first : bool
+        Whether a block barrier does.
     prefetch : tuple of (ArgumentPlace, int)
         What is asked into the L2 cache before the loop, and how many bytes: constants of which each step has its own
         part, and which are small in all (level V4).
@@ -138,6 +140,7 @@ class LoopCall:
     calls: tuple[StageCall, ...]
     sync_first: bool
     prefetch: tuple[tuple[ArgumentPlace, int], ...] = ()
+    block_sync_first: bool = False
 
     @property
     def kept_places(self) -> dict[int, tuple[int, ...]]:
@@ -255,7 +258,8 @@ class KernelShape:
     @property
     def block_syncs(self) -> int:
         """Block barriers between stages, in all."""
-        return sum(runs * call.block_sync_before for call, runs in self.runs)
+        loops = sum(isinstance(call, LoopCall) and call.block_sync_first for call in self.calls)
+        return loops + sum(runs * call.block_sync_before for call, runs in self.runs)
 
     @property
     def flag_waits(self) -> tuple[tuple[int, int, int], ...]:

@@ -220,6 +220,7 @@ class _Writer:
             before += self.fill_before(stage, places.get(number, ()))
         # Where no grid sync begins each step, the one before the first stands outside.
         before += [self.wait(self.stages, _FIRST)] if call.sync_first and not call.calls[0].sync_before else []
+        before += [self.block_barrier()] if call.block_sync_first else []
         inside: list[tirx.Stmt] = []
         for number, stage in enumerate(call.calls):
             inside += self.stage(stage, step, call.steps, call.sync_first or number > 0)

@@ -84,6 +84,7 @@ class _Writer:
         asked = ", ".join(f"{_place(place)} ({size} bytes)" for place, size in call.prefetch)
         before = _wrapped(f"prefetched before the loop: {asked}", "  ") if asked else []
         before += self.wait("grid", "  ") if call.sync_first else []
+        before += self.wait("block", "  ") if call.block_sync_first else []
         body = [f"  {line}" for stage in call.calls for line in self.stage(stage)]
         return [*before, f"  for s in 0 .. {call.steps - 1}:", *body]
 

@@ -20,6 +20,7 @@ import numpy as np
 from souffle.decision import Barrier
 from souffle.kernel.assignment import Assignment, fit, turns
 from souffle.kernel.dependences import TileDependence, TileDependences
+from souffle.kernel.edges import Edge, edges_between_steps, edges_of_stages
 from souffle.kernel.tile_waits import Crossing, WaitPrices, crossed_sites
 from souffle.program import Tensor
 from souffle.schedule.stage import LoopStage, Stage, Unit
@@ -44,16 +45,6 @@ class Sequenced:
     units: tuple[Unit, ...]
     epochs: tuple[int, ...]
     barriers: Mapping[Unit, Barrier]
-
-
-@dataclass(frozen=True)
-class _Edge:
-    """`consumer` depends on `producer`, through a tensor."""
-
-    producer: Unit
-    consumer: Unit
-    written: Tensor
-    read: Tensor
 
 
 @dataclass(frozen=True)
@@ -126,9 +117,9 @@ class Waits:
         writer: dict[Tensor, Unit] = {}
         epoch_of: dict[Unit, int] = {}
         demanded: dict[int, Barrier] = {}
-        local: dict[Unit, list[_Edge]] = {}
+        local: dict[Unit, list[Edge]] = {}
         for unit in units:
-            edges = [_Edge(writer[t], unit, t, t) for t in dict.fromkeys(unit.inputs) if t in writer]
+            edges = [Edge(writer[t], unit, t, t) for t in dict.fromkeys(unit.inputs) if t in writer]
             latest = max((epoch_of[edge.producer] for edge in edges), default=0)
             near = [edge for edge in edges if epoch_of[edge.producer] == latest]
             far = self._leaves_its_block(near)
@@ -154,7 +145,7 @@ class Waits:
         """
         epoch_of = dict(zip(body.units, body.epochs, strict=True))
         last = max(body.epochs)
-        for edge, distance, reads_first in _edges_between_steps(unit):
+        for edge, distance, reads_first in edges_between_steps(unit):
             earlier, later = (edge.consumer, edge.producer) if reads_first else (edge.producer, edge.consumer)
             # Barriers inside the steps may stand between already.
             passed = last - epoch_of[earlier] + (distance - 1) * last + epoch_of[later]
@@ -178,7 +169,7 @@ class Waits:
         for unit in order.units:
             for tensor in dict.fromkeys(unit.inputs):
                 if tensor in writer:
-                    edge = _Edge(writer[tensor], unit, tensor, tensor)
+                    edge = Edge(writer[tensor], unit, tensor, tensor)
                     sites = crossed_sites(epoch_of[edge.producer], epoch_of[unit], 0, last, between=False)
                     found += self._crossing(edge, sites)
             writer.update(dict.fromkeys(unit.outputs, unit))
@@ -197,7 +188,7 @@ class Waits:
         """
         epoch_of = dict(zip(body.units, body.epochs, strict=True))
         found = self.crossings(body)
-        for edge, distance, reads_first in _edges_between_steps(unit):
+        for edge, distance, reads_first in edges_between_steps(unit):
             earlier, later = (edge.consumer, edge.producer) if reads_first else (edge.producer, edge.consumer)
             epochs = epoch_of[earlier], epoch_of[later]
             sites = crossed_sites(*epochs, distance, max(body.epochs), between=between)
@@ -205,11 +196,11 @@ class Waits:
         return found
 
     def _crossing(
-        self, edge: _Edge, sites: tuple[tuple[int, int], ...], *, reads_first: bool = False
+        self, edge: Edge, sites: tuple[tuple[int, int], ...], *, reads_first: bool = False
     ) -> Iterator[Crossing]:
         if not sites:
             return
-        if not (isinstance(edge.producer, Stage) and isinstance(edge.consumer, Stage)):
+        if edge.of_loops:
             yield Crossing(edge.producer, edge.consumer, sites, None)
         elif not self._on_one_block(edge):
             earlier, later = (edge.consumer, edge.producer) if reads_first else (edge.producer, edge.consumer)
@@ -238,11 +229,10 @@ class Waits:
 
     # Whether dependences stay on one block
 
-    def _leaves_its_block(self, edges: Sequence[_Edge]) -> _Edge | None:
+    def _leaves_its_block(self, edges: Sequence[Edge]) -> Edge | None:
         """The first of a unit's dependences that leaves its block whatever we do, or ``None``."""
-        for edge in edges:
-            if not (isinstance(edge.producer, Stage) and isinstance(edge.consumer, Stage)):
-                return edge
+        if any(edge.of_loops for edge in edges):
+            return self._leaves_a_loop(edges)
         known = [(edge, self._dependence(edge)) for edge in edges]
         if all(d.same and edge.producer not in self._slots for edge, d in known):
             self._bound.update(stage for edge in edges for stage in (edge.producer, edge.consumer))
@@ -255,10 +245,19 @@ class Waits:
             return None
         return next((edge for edge, d in known if not d.same), edges[0])
 
-    def _dependence(self, edge: _Edge) -> TileDependence:
+    def _leaves_a_loop(self, edges: Sequence[Edge]) -> Edge | None:
+        """The same where a loop depends, or is depended on: between its stages and those around it, in all steps."""
+        inside = [(edge, edges_of_stages(edge)) for edge in edges]
+        for edge, found in inside:
+            if found is None or not all(map(self._on_one_block, found)):
+                return edge
+        self._bound.update(stage for _, found in inside for one in found for stage in (one.producer, one.consumer))
+        return None
+
+    def _dependence(self, edge: Edge) -> TileDependence:
         return self.dependences.between(edge.producer, edge.written, edge.consumer, edge.read)
 
-    def _on_one_block(self, edge: _Edge) -> bool:
+    def _on_one_block(self, edge: Edge) -> bool:
         """Whether two stages are on one block wherever one needs the other, as tiles are assigned by now."""
         dependence = self._dependence(edge)
         if edge.producer not in self._slots and edge.consumer not in self._slots:
@@ -272,7 +271,7 @@ class Waits:
     def _slots_of(self, stage: Stage) -> np.ndarray:
         return self._slots.get(stage, np.arange(stage.schedule.tiles))
 
-    def _may_share_slots(self, edge: _Edge, dependence: TileDependence) -> bool:
+    def _may_share_slots(self, edge: Edge, dependence: TileDependence) -> bool:
         """Whether one tile of the consumer needs no more tiles of the producer than a block may take."""
         if dependence.sources is None:
             return False
@@ -282,7 +281,7 @@ class Waits:
             return True
         return self.expected.extra_seconds(edge.producer, wanted) <= self.expected.sync_seconds
 
-    def _follow(self, known: Sequence[tuple[_Edge, TileDependence]]) -> bool:
+    def _follow(self, known: Sequence[tuple[Edge, TileDependence]]) -> bool:
         """Put each tile of the consumer into the slot of all producer tiles that it reads from, if that is one."""
         consumer = known[0][0].consumer
         slots = np.full(consumer.schedule.tiles, -1, np.int64)
@@ -300,7 +299,7 @@ class Waits:
                 return False
         return self._assign({consumer: slots})
 
-    def _regroup(self, known: Sequence[tuple[_Edge, TileDependence]]) -> bool:
+    def _regroup(self, known: Sequence[tuple[Edge, TileDependence]]) -> bool:
         """Put tiles of one producer, which no other stage is bound to, and of the consumer together as they meet."""
         if len({edge.producer for edge, _ in known}) != 1 or known[0][0].producer in self._bound:
             return False
@@ -331,11 +330,13 @@ class Waits:
 
     # Where barriers stand
 
-    def _barrier(self, scope: str, edge: _Edge) -> Barrier:
-        if isinstance(edge.producer, Stage) and isinstance(edge.consumer, Stage):
+    def _barrier(self, scope: str, edge: Edge) -> Barrier:
+        if not edge.of_loops:
             dependence = self._dependence(edge)
             together = scope == "block" and not dependence.same
             reason = f"{dependence}, which the same block computes" if together else str(dependence)
+        elif scope == "block":
+            reason = "what a loop and what stands around it need of each other stays on one block"
         else:
             reason = "all blocks finish a loop before what follows it, and what it reads before it begins"
         return Barrier(scope, edge.consumer.name, edge.producer.name, edge.read.name, reason)
@@ -345,7 +346,7 @@ class Waits:
         units: Sequence[Unit],
         epochs: Sequence[int],
         demanded: Mapping[int, Barrier],
-        local: Mapping[Unit, Sequence[_Edge]],
+        local: Mapping[Unit, Sequence[Edge]],
     ) -> dict[Unit, Barrier]:
         barriers: dict[Unit, Barrier] = {}
         open_: set[Unit] = set()
@@ -361,29 +362,6 @@ class Waits:
             open_.add(unit)
             before = epoch
         return barriers
-
-
-def _edges_between_steps(unit: LoopStage) -> list[tuple[_Edge, int, bool]]:
-    """What stages of one step do to what others of a later one touch: (dependence, steps, whether the reader is first).
-
-    Values that the steps pass on take turns in memory with one part more than the steps that they are passed on by, so
-    that the step after a value's last reader overwrites it. What is only needed within a step lies in one place.
-    """
-    writer = {t: stage for stage in unit.stages for t in stage.outputs}
-    found: list[tuple[_Edge, int, bool]] = []
-    longest: dict[Tensor, int] = {}
-    for c in unit.loop.carried:
-        longest[c.value] = max(longest.get(c.value, 0), c.distance)
-        for stage in unit.stages:
-            if c.tensor in stage.inputs and c.value in writer:
-                edge = _Edge(writer[c.value], stage, c.value, c.tensor)
-                found += [(edge, c.distance, False), (edge, 1, True)]
-    kept = {c.value for c in unit.loop.collected if c.every}
-    for stage in unit.stages:
-        for tensor in stage.inputs:
-            if tensor in writer and tensor not in kept:
-                found.append((_Edge(writer[tensor], stage, tensor, tensor), longest.get(tensor, 0) + 1, True))
-    return found
 
 
 def _table(slots: np.ndarray) -> np.ndarray | None:
