@@ -88,8 +88,7 @@ def _most(x: te.Tensor) -> te.Tensor:
     return te.compute((x.shape[1],), lambda j: te.max(x[k, j], k))
 
 
-@pytest.mark.parametrize("teams", [2, 3, 4])
-@pytest.mark.parametrize("watchdog_ms", [None, 5000])
+@pytest.mark.parametrize(("teams", "watchdog_ms"), [(2, None), (3, 5000), (4, None)])
 def test_teams_compute_what_blocks_do(force: Force, teams: int, watchdog_ms: float | None) -> None:
     program = columns()
     force(teams)
@@ -113,7 +112,7 @@ def test_what_stays_in_shared_memory_is_each_team_s_own(force: Force) -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [recurrent("LSTM", 31, 37, 37, steps=8, batch=4), recurrent("GRU", 40, 40, steps=6)], ids=["LSTM", "GRU"]
+    "model", [recurrent("LSTM", 31, 37, steps=5, batch=4), recurrent("GRU", 40, 40, steps=6)], ids=["LSTM", "GRU"]
 )
 def test_constants_stay_in_the_registers_of_teams(force: Force, monkeypatch: pytest.MonkeyPatch, model) -> None:
     monkeypatch.setattr(stationary, "pays", lambda made, before: True)
@@ -293,16 +292,16 @@ def of_a_thread(alloc: tirx.AllocBuffer) -> tirx.Stmt:
 
 
 def test_each_change_that_matters_is_refuted(force: Force) -> None:
-    """In 20 shuffled runs; what changes nothing may be proven or unknown."""
+    """In 20 shuffled runs; what changes nothing may be proven or unknown. ``benchmarks.teams`` has five networks."""
     force(3)
     program = columns()
     net = compiled(program, verify="off")
     mutations = Mutations(net)
     with Sandbox() as sandbox:
         trials = Trials(mutations, inputs_of(net.plan, inputs_for(program)), sandbox)
-        found = [trials.run(mutation) for mutation in mutations.sample(40, seed=1, kinds=("team",))]
+        found = [trials.run(mutation) for mutation in mutations.sample(24, seed=1, kinds=("team",))]
     assert not misses(found), "\n".join(map(described, misses(found)))
-    assert sum(trial.changed for trial in found) >= 8
+    assert sum(trial.changed for trial in found) >= 16
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
