@@ -48,9 +48,9 @@ def priced(name: str, graph: bool) -> souffle.Network:
     return network
 
 
-@pytest.mark.parametrize("name", ["mmoe", "lstm"])
-def test_the_choice_s_price_is_what_is_predicted_of_the_compiled_network(name: str) -> None:
-    priced(name, graph=False)
+def test_the_choice_s_price_is_what_is_predicted_of_the_compiled_network() -> None:
+    """BERT's is below, of launches and of a graph."""
+    priced("mmoe", graph=False)
 
 
 def test_stages_that_do_not_depend_on_each_other_share_a_barrier() -> None:

@@ -42,7 +42,7 @@ def test_a_campaign_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.Capt
 def test_a_thorough_campaign_over_files_runs_what_is_not_refuted(tmp_path: Path) -> None:
     path, out = tmp_path / "small.onnx", tmp_path / "mutants.jsonl"
     onnx.save(models.build("mmoe"), path)
-    options = ["--models", "--files", str(path), "--levels", "persistent", "--precisions", "mixed", "--mutants", "9"]
+    options = ["--models", "--files", str(path), "--levels", "persistent", "--precisions", "mixed", "--mutants", "6"]
     assert mutation.main([*options, "--thorough", "--open", "--json", str(out)]) == 0
     found = [json.loads(line) for line in out.read_text().splitlines()]
     assert {one["network"] for one in found} == {"small persistent mixed cooperative"}

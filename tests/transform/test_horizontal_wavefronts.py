@@ -82,4 +82,4 @@ def test_work_grows_with_the_steps_and_not_faster() -> None:
         return calls_made(lambda: horizontal(program))
 
     work(8)  # what is loaded and remembered once
-    assert work(96) < 5 * work(24)
+    assert work(64) < 5 * work(16)
