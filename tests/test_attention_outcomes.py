@@ -1,5 +1,7 @@
-"""What attention of some forms becomes, one line each; ``benchmarks.attention`` has all. Nothing is run here, and nothing
-proven."""
+"""What attention of some forms becomes, one line each. Nothing is run here, and nothing proven.
+
+All forms, proven: ``python -m benchmarks.attention``.
+"""
 
 from __future__ import annotations
 
