@@ -343,9 +343,9 @@ def test_counts_are_those_of_the_text(checks: CpuModule):
 
 @pytest.mark.parametrize(("level", "precision"), [("V0", "fp32"), ("V4", "mixed")])
 def test_a_network_without_defects(cache: Path, level: str, precision: str):
-    options = {"target": "cuda", "device": "cpu", "arch": "sm_90", "cubin": False, "verify": "off"}
-    plain = souffle.compile(models.build("bert"), level=level, precision=precision, **options)
-    plain = plain.on("cpu", cache_dir=cache)
+    plain = souffle.compile(
+        models.build("bert"), level=level, target="cuda", device="cpu", arch="sm_90", precision=precision, cubin=False
+    ).on("cpu", cache_dir=cache)
     checked = plain.on("cpu", checked=True)
     inputs = random_inputs(plain.signature.inputs, 0)
     for _ in range(2):  # a second run begins anew

@@ -234,6 +234,8 @@ def test_by_its_own_choice_a_stack_waits_once_a_wavefront(sizes: tuple[int, ...]
     seconds = [sum(kernel.predicted.seconds for kernel in network.plan.kernels) for network in (made, apart)]
     assert seconds[0] < seconds[1]
     assert made.certificate.verdict == PROVEN
+    # Of twelve steps there are wavefronts enough for a loop.
+    assert steps < 12 or any(d.stage == "roll" and d.accepted for d in made.plan.decisions)
     inputs = {"x": np.random.default_rng(2).standard_normal((steps, 1, sizes[0])).astype(np.float32)}
     for network in (made, made.on("cpu", order="shuffled", seed=3, blocks=5)):
         result = compare(network(inputs), onnxruntime_outputs(model, inputs), "fp32")
