@@ -205,7 +205,7 @@ def test_each_change_that_matters_is_refuted(watchdog_ms: float | None) -> None:
     mutations = Mutations(net)
     with Sandbox() as sandbox:
         trials = Trials(mutations, inputs_of(net.plan, inputs_for(program)), sandbox)
-        # Flags that are left wrongly change the next launch alone, which no trial runs.
+        # No run shows that flags are left wrongly: what is said of them is asked without a limit.
         kinds = ("arrival", "flag wait", *(() if watchdog_ms else ("flags left",)))
         chosen = mutations.sample(24, seed=3, kinds=kinds)
         found = [trials.run(mutation, refuted=watchdog_ms is not None) for mutation in chosen]
