@@ -165,7 +165,7 @@ class _KernelChanges:
         call = site.statement.value if isinstance(site.statement, tirx.Evaluate) else None
         if not (isinstance(call, Call) and isinstance(call.op, tvm.ir.GlobalVar)):
             return None
-        own = [n for n, one in enumerate(call.args) if _is_slice(one) or any(one.same_as(b.data) for b in self.buffers)]
+        own = [n for n, one in enumerate(call.args) if _is_slice(one) or self._size(one) is not None]
         return _Held(site, tuple(call.args[2 : own[0]]), tuple(call.args[n] for n in own)) if own else None
 
     def _loops(self, path: Path) -> list[tirx.For]:
@@ -279,14 +279,18 @@ class _KernelChanges:
 
     def _matching(self, wanted: Sequence[Any], preferred: Sequence[Any]) -> list[Any]:
         """Registers of the same types, with room for as much, the preferred ones first; none where there are none."""
-        sizes = {one.data: int(one.shape[0]) for one in self.buffers}
-        if any(one not in sizes for one in (*wanted, *preferred)):
+        if any(self._size(one) is None for one in (*wanted, *preferred)):
             return []
+        known = (*preferred, *(buffer.data for buffer in self.buffers))
         found: list[Any] = []
         for one in wanted:
-            room = [b for b in (*preferred, *sizes) if str(b.ty) == str(one.ty) and sizes[b] >= sizes[one]]
-            found += room[:1]
-        return found if len(found) == len(wanted) and any(b.same_as(p) for b in found for p in preferred) else []
+            found += [b for b in known if str(b.ty) == str(one.ty) and self._size(b) >= self._size(one)][:1]
+        return found if len(found) == len(wanted) and any(_same([b], [p]) for b in found for p in preferred) else []
+
+    def _size(self, argument: Any) -> int | None:
+        """Elements of the registers that an argument points to, if it does."""
+        same = (buffer for buffer in self.buffers if tvm_ffi.structural_equal(argument, buffer.data))
+        return next((int(buffer.shape[0]) for buffer in same), None)
 
     def _other_registers(self, held: _Held) -> Iterator[Change]:
         for number, own in enumerate(held.registers):
