@@ -73,7 +73,7 @@ ON_CHIP = ("attention", "normalization", "interleaving", "channels", "reuse", "r
 second product in one stage; normalizations that become part of the products around them; sums of which an element
 needs several, such as a cell's gates, computed with it; tiles that own their channels through several operators; stages
 joined whose tiles match; tensors that stay in a block's shared memory from one stage to a later one; partial steps
-before and after a loop that become steps of it; constants that stay in a block's registers for all its steps; and
+before and after a loop that become steps of it; constants that stay on chip for all its steps; and
 blocks of a multiprocessor that are one, so that fewer wait for each other."""
 
 REUSE_POLICIES = ("belady", "lru")
