@@ -16,6 +16,7 @@ from souffle.runtime import Network
 __all__ = [
     "ORDERS",
     "Builder",
+    "assert_on_every_grid",
     "assert_same_function",
     "calls_made",
     "inputs_for",
@@ -377,3 +378,13 @@ def calls_made(work: Callable[[], object], within: str = "") -> int:
 def run_on_cpu_device(plan, inputs: dict[str, np.ndarray], **options) -> dict[str, np.ndarray]:
     """A plan's emitted CUDA text on the CPU."""
     return {name: np.asarray(value) for name, value in Network(plan, device="cpu", **options)(inputs).items()}
+
+
+def assert_on_every_grid(plan, program: TEProgram) -> None:
+    """A plan computes, in each of `ORDERS`, what its program does: the same numbers."""
+    inputs = inputs_for(program)
+    expected = evaluate(program, inputs)
+    for options in ORDERS:
+        found = run_on_cpu_device(plan, inputs, **options)
+        for name, value in expected.items():
+            np.testing.assert_array_equal(found[name], value, err_msg=str(options))

@@ -18,7 +18,7 @@ the L2 cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from souffle.choice.prices import KernelPrices, runs_of
 from souffle.cost import KernelForecast
@@ -60,6 +60,27 @@ class Trial:
     seconds: float
 
 
+@dataclass(eq=False)
+class _Pass:
+    """The stages of all loops, decided one after the other.
+
+    Attributes
+    ----------
+    trial : Trial
+        What it has come to.
+    most_tiles : int or None
+        More no stage may have that keeps its constants.
+    decisions : list of Decision
+    lacks_room : bool
+        Whether something is not kept that other tiles of what is kept might leave room for.
+    """
+
+    trial: Trial
+    most_tiles: int | None = None
+    decisions: list[Decision] = field(default_factory=list)
+    lacks_room: bool = False
+
+
 class StationaryWeights:
     """Tries which stages of loops keep their constants.
 
@@ -85,32 +106,28 @@ class StationaryWeights:
         self._made: dict[str, tuple[DeviceFunction | Refused, ...]] = {}
         self._kept_loads: dict[tuple[DeviceFunction, tuple[int, ...], str], KeptLoads | Refused] = {}
         self._names: dict[str, int] = {}
-        self._most_tiles: int | None = None
-        self._room_lacks = False
 
     def best(self, trial: Trial) -> Trial:
         """The network with as many stages that keep their constants as make it faster."""
-        found = self._greedily(trial, None)
-        if self._room_lacks:
+        found = self._greedily(_Pass(trial))
+        if found.lacks_room:
             # Tiles that are fast for one stage may leave no room for the next: of one for each multiprocessor all may.
-            few = self._greedily(trial, trial.request.device.sm_count)
-            found = few if few[0].seconds < found[0].seconds else found
-        best, decisions = found
-        self.decisions += decisions
+            few = self._greedily(_Pass(trial, trial.request.device.sm_count))
+            found = few if few.trial.seconds < found.trial.seconds else found
+        best = found.trial
+        self.decisions += found.decisions
         for unit in (unit for sub in best.partition.subprograms for unit in sub.stages if isinstance(unit, LoopStage)):
             self._in_all(best, unit)
         return best
 
-    def _greedily(self, trial: Trial, most_tiles: int | None) -> tuple[Trial, list[Decision]]:
-        """The stages with most constants first, each as is best then; of no more tiles, if there is a limit."""
-        self._most_tiles, self._room_lacks, decisions = most_tiles, False, []
-        for subprogram in trial.partition.subprograms:
+    def _greedily(self, run: _Pass) -> _Pass:
+        """The stages with most constants first, each as is best then."""
+        for subprogram in run.trial.partition.subprograms:
             for unit in subprogram.stages:
                 if isinstance(unit, LoopStage):
-                    for number in sorted(range(len(unit.stages)), key=lambda n: -self._bytes(trial, unit, n)):
-                        trial, decided = self._kept(trial, unit.name, number)
-                        decisions += decided
-        return trial, decisions
+                    for number in sorted(range(len(unit.stages)), key=lambda n: -self._bytes(run.trial, unit, n)):
+                        self._kept(run, unit.name, number)
+        return run
 
     def _in_all(self, trial: Trial, unit: LoopStage) -> None:
         """Say how much of the constants that each step of a loop reads stays."""
@@ -124,23 +141,24 @@ class StationaryWeights:
         whole, kept = sum(one.nbytes for one in read), sum(one.nbytes for one in read if one not in left)
         if whole:
             reason = f"of {whole} bytes of constants that each of its {unit.loop.steps} steps reads {kept} stay"
-            self._note(unit, kept > 0, reason)
+            self.decisions.append(Decision("weights", unit.name, kept > 0, reason))
 
     def _bytes(self, trial: Trial, unit: LoopStage, number: int) -> int:
         stage = unit.stages[number]
         return sum(stage.inputs[n].nbytes for n in _constants(trial, unit, stage))
 
-    def _kept(self, trial: Trial, loop: str, number: int) -> tuple[Trial, list[Decision]]:
-        """The network with a stage of a loop that keeps its constants, if that is faster; and what is to be said."""
+    def _kept(self, run: _Pass, loop: str, number: int) -> None:
+        """Let a stage of a loop keep its constants, if that is faster."""
         made, reasons = None, []
         for scope in SCOPES:
-            made, reason = self._kept_in(trial, loop, number, scope)
+            made, reason = self._kept_in(run, loop, number, scope)
             reasons += [reason] if reason and reason not in reasons else []
             if made is not None:
                 break
-        stage = self._found(trial, loop)[1].stages[number]
+        stage = self._found(run.trial, loop)[1].stages[number]
         told = reasons[-1] if made is not None else "; ".join(reasons)
-        return made or trial, [Decision("weights", stage.name, made is not None, told)] if told else []
+        run.decisions += [Decision("weights", stage.name, made is not None, told)] if told else []
+        run.trial = made or run.trial
 
     def _found(self, trial: Trial, loop: str) -> tuple[int, LoopStage]:
         """A loop with the number of its kernel."""
@@ -151,8 +169,9 @@ class StationaryWeights:
             if unit.name == loop
         )
 
-    def _kept_in(self, trial: Trial, loop: str, number: int, scope: str) -> tuple[Trial | None, str]:
+    def _kept_in(self, run: _Pass, loop: str, number: int, scope: str) -> tuple[Trial | None, str]:
         """The network with a stage of a loop that keeps its constants in some memory, if that is faster; and why."""
+        trial = run.trial
         kernel, unit = self._found(trial, loop)
         stage = unit.stages[number]
         nbytes = self._bytes(trial, unit, number)
@@ -160,7 +179,7 @@ class StationaryWeights:
             return None, f"its {nbytes} bytes of constants are in the L1 cache in any case" if nbytes else ""
         found: list[tuple[float, Stage]] = []
         refused: list[Refused] = []
-        for kept in self._ways(trial, unit, stage, scope):
+        for kept in self._ways(run, unit, stage, scope):
             if isinstance(kept, Refused):
                 refused.append(kept)
                 continue
@@ -170,12 +189,12 @@ class StationaryWeights:
             else:
                 found.append((seconds, kept))
         tried = [self._priced(trial, kernel, unit, stage, kept) for _, kept in sorted(found, key=_first)[:_PRICED]]
-        self._room_lacks |= any(isinstance(one, TooMany) for one in refused) and not tried
+        run.lacks_room |= any(isinstance(one, TooMany) for one in refused) and not tried
         if not tried:
             return None, _why(refused) or "no tiles of it fit"
         best = min(tried, key=lambda one: one.seconds)
         taken = pays(best, trial)
-        self._room_lacks |= not taken
+        run.lacks_room |= not taken
         kept = _of_draft(best.request.stages, stage)
         what = f"{kept.kept.nbytes} bytes of constants a block stay in {kept.kept.where}"
         tiles = f"{kept.schedule.tiles} tiles of {kept.schedule.threads} threads"
@@ -215,18 +234,21 @@ class StationaryWeights:
         after = self.prices.kernel(subprograms[kernel], request, forecast).seconds
         return Trial(request, partition, trial.seconds - before + after)
 
-    def _ways(self, trial: Trial, unit: LoopStage, stage: Stage, scope: str) -> Iterator[Stage | Refused]:
+    def _ways(self, run: _Pass, unit: LoopStage, stage: Stage, scope: str) -> Iterator[Stage | Refused]:
         """The stage with its constants on chip: in the tiles that it has, and in such as are made for it."""
-        constants = _constants(trial, unit, stage)
+        constants = _constants(run.trial, unit, stage)
         # Small ones may be left in memory, which is in the L1 cache, for registers that the others need.
         largest = max(stage.inputs[number].nbytes for number in constants)
         chosen = (constants, tuple(n for n in constants if stage.inputs[n].nbytes * _SMALL >= largest))
         functions = list(stage.functions) if len(stage.functions) == 1 and not stage.windows else []
-        for function in (*functions, *self._stationary(trial, stage)):
-            if self._most_tiles and isinstance(function, DeviceFunction) and function.tiles > self._most_tiles:
+        for function in (*functions, *self._stationary(run.trial, stage)):
+            if isinstance(function, Refused):
+                yield function
+                continue
+            if run.most_tiles and function.tiles > run.most_tiles:
                 continue
             for kept in dict.fromkeys(chosen):
-                yield function if isinstance(function, Refused) else self._parted(stage, function, kept, trial, scope)
+                yield self._parted(stage, function, kept, run.trial, scope)
 
     def _stationary(self, trial: Trial, stage: Stage) -> tuple[DeviceFunction | Refused, ...]:
         """Its function in tiles that are made for it; equal stages have the same."""
@@ -263,9 +285,6 @@ class StationaryWeights:
         used = StageResources.assumed(function.shared_bytes, function.threads, registers)
         used = replace(used, kept_registers=kept.registers)
         return replace(stage, schedule=function.schedule, functions=(kept.use,), kept=kept, resources=used)
-
-    def _note(self, stage: Unit, accepted: bool, reason: str) -> None:
-        self.decisions.append(Decision("weights", stage.name, accepted, reason))
 
 
 def pays(made: Trial, before: Trial) -> bool:

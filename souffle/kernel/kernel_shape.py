@@ -12,7 +12,7 @@ from souffle.schedule.lower.device_function import DeviceFunction
 from souffle.schedule.lower.fewer_threads import fit_functions
 from souffle.schedule.lower.kept_loads import KeptLoads
 from souffle.schedule.lower.teams import Teams, kept_by_teams, team_function
-from souffle.schedule.resources import aligned
+from souffle.schedule.resources import aligned, with_constants
 from souffle.schedule.stage import Window
 
 __all__ = ["ArgumentPlace", "KernelShape", "LoopCall", "StageCall", "TileWait", "kernel_of_stage"]
@@ -162,7 +162,7 @@ class LoopCall:
         """Of a block, for its stages and for their constants."""
         stages = max(call.shared_bytes for call in self.calls)
         constants = sum(call.kept.shared_bytes for call in self.calls if call.kept)
-        return aligned(stages) + constants if constants else stages
+        return with_constants(stages, constants)
 
 
 @dataclass(frozen=True)

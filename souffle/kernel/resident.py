@@ -42,7 +42,7 @@ from souffle.options import Options
 from souffle.partition import Partition, PartitionRequest, Subprogram
 from souffle.program import ExternTE, Tensor
 from souffle.schedule.lower import WINDOWS, DeviceFunction, LoweringError, cuda_target, lower_stage
-from souffle.schedule.resources import SHARED_ALIGNMENT, aligned
+from souffle.schedule.resources import SHARED_ALIGNMENT, aligned, with_constants
 from souffle.schedule.stage import LoopStage, Stage, Unit, Window, flat_stages, map_stages
 from souffle.tvm_compat import collect, dtype_of
 
@@ -156,9 +156,8 @@ class _Keeper:
         for unit, body in bodies.items():
             constants = sum(stage.kept.shared_bytes for stage in unit.stages if stage.kept)
             made = self.sequence(body, waits, room, {}, constants)
-            ends[unit] = max((window.end for stage in made.values() for _, window in stage.windows), default=0)
-            if constants:
-                ends[unit] = aligned(max(ends[unit], *map(_pool, unit.stages))) + constants
+            windows = [window.end for stage in made.values() for _, window in stage.windows]
+            ends[unit] = with_constants(max([*windows, *map(_pool, unit.stages)]), constants)
             changed |= made
         return changed | self.sequence(waits.sequence(units).units, waits, room, ends)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS
 
-__all__ = ["SHARED_ALIGNMENT", "StageResources", "aligned"]
+__all__ = ["SHARED_ALIGNMENT", "StageResources", "aligned", "with_constants"]
 
 SHARED_ALIGNMENT = 128
 """Bytes of shared memory at whose multiples what stages have there begins."""
@@ -16,6 +16,11 @@ SHARED_ALIGNMENT = 128
 def aligned(nbytes: int) -> int:
     """The next multiple of :data:`SHARED_ALIGNMENT`."""
     return -(-nbytes // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
+
+
+def with_constants(nbytes: int, constants: int) -> int:
+    """Bytes of shared memory of which some are for constants that stay, behind all others."""
+    return aligned(nbytes) + constants if constants else nbytes
 
 
 @dataclass(frozen=True)
@@ -69,8 +74,7 @@ class StageResources:
     @property
     def shared_bytes(self) -> int:
         """Of a block, static and dynamic, and where constants stay behind it."""
-        kept = aligned(self.dynamic_shared_bytes) + self.kept_shared_bytes if self.kept_shared_bytes else 0
-        return self.static_shared_bytes + max(kept, self.dynamic_shared_bytes)
+        return self.static_shared_bytes + with_constants(self.dynamic_shared_bytes, self.kept_shared_bytes)
 
     @classmethod
     def together(cls, used: Iterable[StageResources]) -> StageResources:

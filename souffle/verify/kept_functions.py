@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import tvm
+import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 
-from souffle.tvm_compat import collect
+from souffle.tvm_compat import StatementVisitor, collect, sequence
+from souffle.verify.expressions import Undecided
 
-__all__ = ["escapes", "fills_registers", "only_fills", "stores_elsewhere", "stores_to", "takes_registers"]
+__all__ = [
+    "escapes",
+    "fills_registers",
+    "only_fills",
+    "stores_elsewhere",
+    "stores_to",
+    "takes_registers",
+    "with_registers",
+]
 
 
 def fills_registers(function: tirx.PrimFunc) -> bool:
@@ -59,3 +71,46 @@ def escapes(function: tirx.PrimFunc, pointers: Sequence[Any]) -> bool:
             if (taken and any(source.same_as(b) for b in given)) or any(argument.same_as(p) for p in pointers):
                 return True
     return False
+
+
+def with_registers(function: tirx.PrimFunc, arguments: Sequence[Any], registers: Sequence[tirx.Buffer]) -> tirx.Stmt:
+    """A function's body with other parameters, the last of them registers, and what it declares its own."""
+    pointers = function.params[len(arguments) :]
+    table = dict(zip(function.params, arguments, strict=False))
+    for declared in collect(function.body, tirx.DeclBuffer):
+        for pointer, register in zip(pointers, registers, strict=True):
+            if pointer.same_as(declared.data):
+                if _layout(declared.buffer) != _layout(register):
+                    raise Undecided(f"registers of {_layout(register)} that {declared.buffer.name} has as others")
+                table[declared.buffer] = register
+    for bound in collect(function.body, tirx.Bind):
+        table[bound.var] = tirx.Var(str(bound.var.name), bound.var.ty)
+    for loop in collect(function.body, tirx.For):
+        table[loop.loop_var] = tirx.Var(str(loop.loop_var.name), loop.loop_var.ty)
+    renamed = tvm_ffi.structural_map(function.body, (tvm.ir.Var, lambda var: table.get(var, var)))
+    return _Undeclared(registers).visit(renamed)
+
+
+@dataclass(eq=False)
+class _Undeclared(StatementVisitor):
+    """Statements without the declarations of some buffers, which are there already."""
+
+    buffers: Sequence[tirx.Buffer]
+
+    def visit_sequence(self, node: tirx.SeqStmt) -> tirx.Stmt | None:
+        parts = [part for part in map(self.visit, node.seq) if part is not None]
+        return sequence(*parts) if parts else None
+
+    def visit_attr(self, node: tirx.AttrStmt) -> tirx.Stmt:
+        return tirx.AttrStmt(node.node, node.attr_key, node.value, self.visit(node.body))
+
+    def visit_decl_buffer(self, node: tirx.DeclBuffer) -> tirx.Stmt | None:
+        return None if any(node.buffer.same_as(one) for one in self.buffers) else node
+
+    def visit_other(self, node: tirx.Stmt) -> tirx.Stmt:
+        return node
+
+
+def _layout(buffer: tirx.Buffer) -> tuple[str, tuple[int, ...]]:
+    """The type and the extents of registers."""
+    return str(buffer.dtype), tuple(int(extent) for extent in buffer.shape)

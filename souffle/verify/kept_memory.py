@@ -26,7 +26,6 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
@@ -35,8 +34,15 @@ from souffle.certificate import Counterexample
 from souffle.tvm_compat import StatementVisitor, collect, sequence
 from souffle.verify.expressions import Undecided
 from souffle.verify.kept_conditions import alike, bound_of, bounds_of, is_data, is_tile, is_turn, meet, whole_number
-from souffle.verify.kept_functions import escapes, only_fills, stores_elsewhere, stores_to, takes_registers
-from souffle.verify.other_forms import taken_over
+from souffle.verify.kept_functions import (
+    escapes,
+    only_fills,
+    stores_elsewhere,
+    stores_to,
+    takes_registers,
+    with_registers,
+)
+from souffle.verify.other_forms import other_forms
 
 __all__ = ["KeptMemory", "without_kept_memory"]
 
@@ -76,22 +82,16 @@ def without_kept_memory(kernels: Mapping[str, tirx.PrimFunc], functions: Mapping
     kernels, functions : mapping of str to PrimFunc
         By their names; the functions are those that the kernels call.
     """
-    changed_kernels, changed = dict(kernels), dict(functions)
-    findings: dict[str, list[Counterexample | Undecided]] = {}
-    constants: dict[str, frozenset[int]] = {}
-    for name, kernel in kernels.items():
-        if not any(_is_local(alloc.buffer) for alloc in collect(kernel.body, tirx.AllocBuffer)):
-            continue
-        reader = _Reader(name, kernel, functions)
-        try:
-            changed_kernels[name], wholes, constants[name] = reader.whole()
-            reader.findings += taken_over(changed, functions, wholes)
-        except Undecided as reason:
-            reader.findings.append(reason)
-        findings[name] = reader.findings
+
+    def reader_of(name: str, kernel: tirx.PrimFunc) -> _Reader | None:
+        has_any = any(_is_local(alloc.buffer) for alloc in collect(kernel.body, tirx.AllocBuffer))
+        return _Reader(name, kernel, functions) if has_any else None
+
+    found = other_forms(kernels, functions, reader_of)
+    constants = {name: reader.constants for name, reader in found.readers.items()}
     # What could not be made whole is as if it were not there: nothing is said of it.
-    changed = {name: function for name, function in changed.items() if not takes_registers(function)}
-    return KeptMemory(changed_kernels, changed, findings, constants)
+    whole = {name: function for name, function in found.functions.items() if not takes_registers(function)}
+    return KeptMemory(found.kernels, whole, found.findings, constants)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +113,8 @@ class _Reader(StatementVisitor):
     func: tirx.PrimFunc
     functions: Mapping[str, tirx.PrimFunc]
     findings: list[Counterexample | Undecided] = field(default_factory=list)
+    changed: dict[str, tirx.PrimFunc] = field(default_factory=dict)
+    constants: frozenset[int] = frozenset()
     calls: list[_Called] = field(default_factory=list)
     registers: list[Any] = field(default_factory=list)
     inside: list[Any] = field(default_factory=list)
@@ -120,8 +122,8 @@ class _Reader(StatementVisitor):
     thread: Any = None
     threads: int = 0
 
-    def whole(self) -> tuple[tirx.PrimFunc, dict[str, tirx.PrimFunc], frozenset[int]]:
-        """The kernel without registers, the functions that it calls in place of those that use them, its constants.
+    def whole(self) -> tirx.PrimFunc:
+        """The kernel without registers; what it calls in place of functions that use them is in `changed`.
 
         Raises
         ------
@@ -146,7 +148,8 @@ class _Reader(StatementVisitor):
             if used.name in wholes and not tvm_ffi.structural_equal(wholes[used.name], found):
                 raise Undecided(f"{used.name}, which is called with registers in two ways")
             wholes[used.name] = found
-        return self.func.with_body(body), wholes, frozenset(constants)
+        self.changed, self.constants = wholes, frozenset(constants)
+        return self.func.with_body(body)
 
     def _fills(self, used: _Called) -> list[_Called]:
         """The calls that fill the registers of a call: all of the same memory, which it is given itself.
@@ -440,8 +443,8 @@ class _Reader(StatementVisitor):
                 tirx.decl_buffer(declared.shape, declared.dtype, f"kept{number}", scope="local", layout=None)
             )
         given = [*use.params[:2], *(use.params[2 + n] for n in places)]
-        first = _with_arguments(filling, given, buffers)
-        second = _with_arguments(use, use.params[:count], buffers)
+        first = with_registers(filling, given, buffers)
+        second = with_registers(use, use.params[:count], buffers)
         return tirx.PrimFunc(
             use.params[:count], sequence(*map(tirx.AllocBuffer, buffers), first, second), attrs=use.attrs
         )
@@ -457,49 +460,6 @@ def _needed(held: tuple[int, int] | None, tile: int) -> str:
 def _blocks_of(count: int) -> list[int]:
     """Some blocks of a grid."""
     return sorted({0, 1, count // 2, count - 1} & {*range(count)})
-
-
-def _with_arguments(function: tirx.PrimFunc, arguments: Sequence[Any], registers: Sequence[tirx.Buffer]) -> tirx.Stmt:
-    """A function's body with other parameters, the last of them registers, and what it declares its own."""
-    pointers = function.params[len(arguments) :]
-    table = dict(zip(function.params, arguments, strict=False))
-    for declared in collect(function.body, tirx.DeclBuffer):
-        for pointer, register in zip(pointers, registers, strict=True):
-            if pointer.same_as(declared.data):
-                if _layout(declared.buffer) != _layout(register):
-                    raise Undecided(f"registers of {_layout(register)} that {declared.buffer.name} has as others")
-                table[declared.buffer] = register
-    for bound in collect(function.body, tirx.Bind):
-        table[bound.var] = tirx.Var(str(bound.var.name), bound.var.ty)
-    for loop in collect(function.body, tirx.For):
-        table[loop.loop_var] = tirx.Var(str(loop.loop_var.name), loop.loop_var.ty)
-    renamed = tvm_ffi.structural_map(function.body, (tvm.ir.Var, lambda var: table.get(var, var)))
-    return _Undeclared(registers).visit(renamed)
-
-
-@dataclass(eq=False)
-class _Undeclared(StatementVisitor):
-    """Statements without the declarations of some buffers, which are there already."""
-
-    buffers: Sequence[tirx.Buffer]
-
-    def visit_sequence(self, node: tirx.SeqStmt) -> tirx.Stmt | None:
-        parts = [part for part in map(self.visit, node.seq) if part is not None]
-        return sequence(*parts) if parts else None
-
-    def visit_attr(self, node: tirx.AttrStmt) -> tirx.Stmt:
-        return tirx.AttrStmt(node.node, node.attr_key, node.value, self.visit(node.body))
-
-    def visit_decl_buffer(self, node: tirx.DeclBuffer) -> tirx.Stmt | None:
-        return None if any(node.buffer.same_as(one) for one in self.buffers) else node
-
-    def visit_other(self, node: tirx.Stmt) -> tirx.Stmt:
-        return node
-
-
-def _layout(buffer: tirx.Buffer) -> tuple[str, tuple[int, ...]]:
-    """The type and the extents of registers."""
-    return str(buffer.dtype), tuple(int(extent) for extent in buffer.shape)
 
 
 def _is_local(buffer: tirx.Buffer) -> bool:

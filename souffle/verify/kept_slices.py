@@ -43,7 +43,7 @@ from souffle.codegen.plan import Kernel
 from souffle.tvm_compat import collect, const_int, sequence, statements_of
 from souffle.verify.expressions import Axis, Expr, Undecided, linear_terms, variable
 from souffle.verify.indices import index_of, operator_name
-from souffle.verify.other_forms import taken_over
+from souffle.verify.other_forms import other_forms
 from souffle.verify.slice_elements import elements_of, own_place
 from souffle.verify.wait_names import ARRIVE_FUNCTION, GRID_WAITS, LEAVE_FUNCTION
 
@@ -89,23 +89,16 @@ def without_slices(kernels: Mapping[str, tirx.PrimFunc], functions: Mapping[str,
     kernels, functions : mapping of str to PrimFunc
         By their names; the functions are those that the kernels call.
     """
-    changed_kernels, changed = dict(kernels), dict(functions)
-    ends: dict[str, int] = {}
-    findings: dict[str, list[Counterexample | Undecided]] = {}
-    for name, kernel in kernels.items():
-        if not any(operator_name(call) == _PLACE for call in collect(kernel.body, Call)):
-            continue
-        reader = _Kernel(name, kernel, functions)
-        try:
-            changed_kernels[name] = reader.whole()
-            reader.findings += taken_over(changed, functions, reader.changed)
-        except Undecided as reason:
-            reader.findings.append(reason)
-        ends[name] = max((one.end for one in reader.slices.values()), default=0)
-        findings[name] = reader.findings
+
+    def reader_of(name: str, kernel: tirx.PrimFunc) -> _Kernel | None:
+        has_any = any(operator_name(call) == _PLACE for call in collect(kernel.body, Call))
+        return _Kernel(name, kernel, functions) if has_any else None
+
+    found = other_forms(kernels, functions, reader_of)
+    ends = {name: max((s.end for s in one.slices.values()), default=0) for name, one in found.readers.items()}
     # What could not be made whole is as if it were not there: nothing is said of it.
-    changed = {name: function for name, function in changed.items() if not _slices_of(function)}
-    return Sliceless(changed_kernels, changed, ends, findings)
+    whole = {name: function for name, function in found.functions.items() if not _slices_of(function)}
+    return Sliceless(found.kernels, whole, ends, found.findings)
 
 
 @dataclass(eq=False)

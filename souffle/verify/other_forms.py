@@ -1,33 +1,92 @@
-"""Functions in another form than the one in which kernels call them, of which the same is proven."""
+"""Kernels and functions in another form than the one in which they run, of which the same is proven."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import tvm_ffi
 from tvm import tirx
 
+from souffle.certificate import Counterexample
 from souffle.verify.expressions import Undecided
 
-__all__ = ["taken_over"]
+__all__ = ["OtherForms", "other_forms"]
 
 
-def taken_over(
-    changed: dict[str, tirx.PrimFunc], functions: Mapping[str, tirx.PrimFunc], forms: Mapping[str, tirx.PrimFunc]
-) -> Iterator[Undecided]:
-    """Put the forms that a kernel gives some functions into `changed`; what another kernel gave another one is told.
+class KernelReader(Protocol):
+    """Reads one kernel, and gives its other form.
+
+    Attributes
+    ----------
+    findings : list
+        Counterexamples, and what is undecided.
+    changed : dict of str to PrimFunc
+        The other forms of functions that the kernel calls.
+    """
+
+    findings: list[Counterexample | Undecided]
+    changed: dict[str, tirx.PrimFunc]
+
+    def whole(self) -> tirx.PrimFunc:
+        """The kernel in its other form; raises `Undecided` if it has none that is known."""
+
+
+_Reader = TypeVar("_Reader", bound=KernelReader)
+
+
+@dataclass(frozen=True, eq=False)
+class OtherForms(Generic[_Reader]):
+    """Kernels and functions, some of them in another form.
+
+    Attributes
+    ----------
+    kernels, functions : mapping of str to PrimFunc
+    readers : mapping of str to reader
+        Of the kernels that have another form, or should have.
+    """
+
+    kernels: Mapping[str, tirx.PrimFunc]
+    functions: Mapping[str, tirx.PrimFunc]
+    readers: Mapping[str, _Reader]
+
+    @property
+    def findings(self) -> dict[str, Sequence[Counterexample | Undecided]]:
+        """By the kernels' names."""
+        return {name: reader.findings for name, reader in self.readers.items()}
+
+
+def other_forms(
+    kernels: Mapping[str, tirx.PrimFunc],
+    functions: Mapping[str, tirx.PrimFunc],
+    reader_of: Callable[[str, tirx.PrimFunc], _Reader | None],
+) -> OtherForms[_Reader]:
+    """Kernels in the form that a reader gives each, as far as there is one.
 
     Parameters
     ----------
-    changed : dict of str to PrimFunc
-        All functions by their names, with the forms that other kernels gave some.
-    functions : mapping of str to PrimFunc
-        The same as they are called.
-    forms : mapping of str to PrimFunc
+    kernels, functions : mapping of str to PrimFunc
+        By their names; the functions are those that the kernels call.
+    reader_of : callable
+        The reader of a kernel by its name; ``None`` for one that stays as it is.
     """
-    for name, form in forms.items():
-        before = changed.get(name)
-        other = before is not None and before is not functions.get(name)
-        if other and not tvm_ffi.structural_equal(before, form):
-            yield Undecided(f"{name}, which two kernels call in two ways")
-        changed[name] = form
+    changed_kernels, changed = dict(kernels), dict(functions)
+    readers: dict[str, _Reader] = {}
+    for name, kernel in kernels.items():
+        reader = reader_of(name, kernel)
+        if reader is None:
+            continue
+        readers[name] = reader
+        try:
+            changed_kernels[name] = reader.whole()
+        except Undecided as reason:
+            reader.findings.append(reason)
+            continue
+        for called, form in reader.changed.items():
+            before = changed.get(called)
+            other = before is not None and before is not functions.get(called)
+            if other and not tvm_ffi.structural_equal(before, form):
+                reader.findings.append(Undecided(f"{called}, which two kernels call in two ways"))
+            changed[called] = form
+    return OtherForms(changed_kernels, changed, readers)

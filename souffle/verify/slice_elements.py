@@ -80,17 +80,17 @@ def _points(
     thread, own = func.params[1], own_place(index, func.params[1], count)
     loops = {loop.loop_var: loop for loop in collect(func.body, tirx.For)}
     axes = {thread: Axis("tid", count)}
-    for name_ in (v for part in (index, own) for v in collect(part, tirx.Var)):
-        loop = loops.get(name_)
+    for counter in (v for part in (index, own) for v in collect(part, tirx.Var)):
+        loop = loops.get(counter)
         if loop is not None and isinstance(loop.extent, tirx.IntImm) and const_int(loop.min) == 0 and loop.step is None:
-            axes[name_] = Axis(str(name_.name), const_int(loop.extent))
-        elif name_ not in axes:
+            axes[counter] = Axis(str(counter.name), const_int(loop.extent))
+        elif counter not in axes:
             raise Undecided(f"which elements of a slice {name} touches: {index}")
     shape = [axis.extent for axis in axes.values()]
     if np.prod(shape, dtype=float) > _MOST_POINTS:
         raise Undecided(f"{np.prod(shape, dtype=float):.0f} places of a slice in {name}")
     values = dict(zip(axes.values(), np.ix_(*map(np.arange, shape)), strict=True))
-    env: dict[Any, Expr] = {name_: variable(axis) for name_, axis in axes.items()}
+    env: dict[Any, Expr] = {counter: variable(axis) for counter, axis in axes.items()}
     firsts = [evaluate(index_of(_parts(part)[0], env), values, {}) for part in (index, own)]
     threads, elements, owns = (np.broadcast_to(a, shape).reshape(-1) for a in (values[axes[thread]], *firsts))
     _, step, lanes = _parts(index)

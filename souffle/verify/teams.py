@@ -41,7 +41,7 @@ from souffle.verify.bounds import fit
 from souffle.verify.expressions import Axis, Expr, Undecided, evaluate, linear_terms, variable
 from souffle.verify.indices import index_of, operator_name
 from souffle.verify.kernel_reader import KernelText
-from souffle.verify.other_forms import taken_over
+from souffle.verify.other_forms import other_forms
 from souffle.verify.wait_names import GRID_WAITS
 
 __all__ = ["Teamless", "without_teams"]
@@ -128,21 +128,14 @@ def without_teams(kernels: Mapping[str, tirx.PrimFunc], functions: Mapping[str, 
     kernels, functions : mapping of str to PrimFunc
         By their names; the functions are those that the kernels call.
     """
-    changed_kernels, changed = dict(kernels), dict(functions)
-    teams: dict[str, _Division] = {}
-    findings: dict[str, list[Counterexample | Undecided]] = {}
-    for name, kernel in kernels.items():
+
+    def reader_of(name: str, kernel: tirx.PrimFunc) -> _Kernel | None:
         reader = _Kernel(name, kernel, functions)
-        if not reader.divided:
-            continue
-        try:
-            changed_kernels[name] = reader.whole()
-            reader.findings += taken_over(changed, functions, reader.changed)
-        except Undecided as reason:
-            reader.findings.append(reason)
-        teams[name] = _Division(reader.count, reader.nbytes, bool(reader.numbers))
-        findings[name] = reader.findings
-    return Teamless(changed_kernels, changed, teams, findings)
+        return reader if reader.divided else None
+
+    found = other_forms(kernels, functions, reader_of)
+    teams = {name: _Division(one.count, one.nbytes, bool(one.numbers)) for name, one in found.readers.items()}
+    return Teamless(found.kernels, found.functions, teams, found.findings)
 
 
 @dataclass(eq=False)

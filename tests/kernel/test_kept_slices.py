@@ -25,19 +25,11 @@ from souffle.mutation.sandbox import Sandbox
 from souffle.mutation.trial import Trials, described, inputs_of, misses
 from souffle.pipeline import compile_cuda
 from souffle.program import TEProgram
-from souffle.program.evaluate import evaluate
 from souffle.schedule.lower import KeptLoads, keep_loads
 from souffle.tvm_compat import collect
 from souffle.verify import PROVEN, REFUTED, certify_plan
 from souffle.verify.certify import functions_of
-from tests.testlib import Builder, inputs_for, run_on_cpu_device
-
-ORDERS = (
-    {"order": "shuffled", "seed": 1, "blocks": 1},
-    {"order": "shuffled", "seed": 2, "blocks": 3},
-    {"order": "shuffled", "seed": 3, "blocks": 40},
-    {"checked": True, "blocks": 2},
-)
+from tests.testlib import ORDERS, Builder, assert_on_every_grid, inputs_for, run_on_cpu_device
 
 
 def between(rows: int = 64, size: int = 96, steps: int = 6) -> TEProgram:
@@ -68,12 +60,7 @@ def kept_of(net: CompiledKernels) -> list[KeptLoads]:
 def right(net: CompiledKernels, program: TEProgram) -> None:
     """Proven, and the same as the program on every grid."""
     assert net.plan.certificate.verdict == PROVEN, net.plan.certificate
-    inputs = inputs_for(program)
-    expected = evaluate(program, inputs)
-    for options in ORDERS:
-        found = run_on_cpu_device(net.plan, inputs, **options)
-        for name, value in expected.items():
-            np.testing.assert_array_equal(found[name], value, err_msg=str(options))
+    assert_on_every_grid(net.plan, program)
 
 
 @pytest.mark.parametrize(("name", "precision"), [("LSTM", "fp32"), ("GRU, reset before", "mixed")])

@@ -22,20 +22,11 @@ from souffle.mutation.sandbox import Sandbox
 from souffle.mutation.trial import Trials, described, inputs_of, misses
 from souffle.pipeline import compile_cuda
 from souffle.program import TEProgram
-from souffle.program.evaluate import evaluate
 from souffle.tvm_compat import collect
 from souffle.verify import PROVEN, REFUTED, certify_plan, without_kept_memory
 from souffle.verify.certify import functions_of
 from souffle.verify.saved import verify_plan
-from tests.testlib import Builder, inputs_for, run_on_cpu_device
-
-ORDERS = (
-    {"order": "shuffled", "seed": 1, "blocks": 1},
-    {"order": "shuffled", "seed": 2, "blocks": 3},
-    {"order": "shuffled", "seed": 3, "blocks": 40},
-    {"checked": True},
-    {"checked": True, "blocks": 2},
-)
+from tests.testlib import ORDERS, Builder, assert_on_every_grid, inputs_for, run_on_cpu_device
 
 CELLS = {
     "LSTM": recurrent("LSTM", 48, 48, steps=7),
@@ -95,12 +86,7 @@ def test_whatever_a_loop_multiplies_by(always: None, rows: int) -> None:
     program = power(rows)
     net = compiled(program)
     assert taken(net)
-    inputs = inputs_for(program)
-    expected = evaluate(program, inputs)
-    for options in ORDERS:
-        found = run_on_cpu_device(net.plan, inputs, **options)
-        for name, value in expected.items():
-            np.testing.assert_array_equal(found[name], value, err_msg=str(options))
+    assert_on_every_grid(net.plan, program)
 
 
 def test_a_saved_network_is_proven_again(always: None, tmp_path) -> None:

@@ -14,18 +14,10 @@ from souffle.codegen.assemble import CompiledKernels
 from souffle.kernel.kernel_shape import LoopCall
 from souffle.pipeline import compile_cuda
 from souffle.program import Tensor, TEProgram
-from souffle.program.evaluate import evaluate
 from souffle.tvm_compat import collect
 from souffle.verify import PROVEN, REFUTED, certify_plan
 from souffle.verify.certify import functions_of
-from tests.testlib import Builder, inputs_for, run_on_cpu_device
-
-ORDERS = (
-    {"order": "shuffled", "seed": 1, "blocks": 1},
-    {"order": "shuffled", "seed": 2, "blocks": 3},
-    {"order": "shuffled", "seed": 3, "blocks": 40},
-    {"checked": True, "blocks": 2},
-)
+from tests.testlib import ORDERS, Builder, assert_on_every_grid, run_on_cpu_device
 
 
 def compiled(program: TEProgram, **options: object) -> CompiledKernels:
@@ -90,12 +82,7 @@ def calls_of(net: CompiledKernels) -> tuple[LoopCall, int]:
 def right(net: CompiledKernels, program: TEProgram) -> None:
     """Proven, and the same as the program on every grid."""
     assert net.plan.certificate.verdict == PROVEN, net.plan.certificate
-    inputs = inputs_for(program)
-    expected = evaluate(program, inputs)
-    for options in ORDERS:
-        found = run_on_cpu_device(net.plan, inputs, **options)
-        for name, value in expected.items():
-            np.testing.assert_array_equal(found[name], value, err_msg=str(options))
+    assert_on_every_grid(net.plan, program)
 
 
 @pytest.mark.parametrize("count", [1, 7, 300])

@@ -18,7 +18,7 @@ from tvm.ir.expr import TensorLoad
 from souffle.schedule.lower.wide_fills import WideRead
 from souffle.tvm_compat import PrimExpr, const_int, dtype_of
 
-__all__ = ["SCOPES", "KeptArrays"]
+__all__ = ["SCOPES", "KeptArrays", "held"]
 
 SCOPES = ("local", "shared")
 """The memories in which constants can stay, as TVM names them: registers, and shared memory."""
