@@ -36,7 +36,7 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 
 def _files(names: Iterable[str], cases: dict[str, dict[str, Any]]) -> list[str]:
-    keys = ("artifact", "io", "graph", "weights")
+    keys = ("artifact", "io", "graph", "weights", "clocks")
     return sorted({cases[name][key] for name in names for key in keys if cases[name].get(key)})
 
 

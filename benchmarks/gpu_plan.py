@@ -114,7 +114,8 @@ class _Steps:
                 found.setdefault((case["size"], case["model"], case["precision"]), []).append(name)
         return [tuple(names) for names in found.values()]
 
-    def _quiet(self, names: tuple[str, ...]) -> tuple[str, ...]:
+    def quiet(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Arguments of a rehearsal with networks that are too large to run."""
         # Without a GPU a paper model's kernels would take hours.
         large = any(self._cases[name]["size"] != "tiny" for name in names)
         return ("--no-execute",) if self._options.rehearse and large else ()
@@ -122,7 +123,7 @@ class _Steps:
     def check(self, names: tuple[str, ...], repeats: int, timeout: float, *, together: bool = True) -> Step:
         """Right, the same bits again and again, the same as a graph and through PyTorch."""
         figures = ("--repeats", str(repeats), "--seconds", str(timeout / 2))
-        return Step("check", "check", names, (*figures, *self._quiet(names)), timeout, together=together)
+        return Step("check", "check", names, (*figures, *self.quiet(names)), timeout, together=together)
 
     def _figures(self) -> tuple[str, ...]:
         options = self._options
@@ -132,7 +133,7 @@ class _Steps:
     def latency(self, names: tuple[str, ...]) -> list[Step]:
         """Levels side by side."""
         figures = self._figures()
-        quiet = self._quiet(names)
+        quiet = self.quiet(names)
         # Several paper models at once would fill the memory of a small machine.
         parts = [(name,) for name in names] if quiet else [names]
         return [Step("latency", "latency", part, (*figures, *quiet), self._options.timeout) for part in parts]
@@ -147,10 +148,16 @@ class _Steps:
         name = peer_name(case["io"], case["precision"], peer)
         return Step("peers", "peers", (name,), (*about, *self._figures()), bound, optional=True)
 
+    def stages(self, name: str) -> Step:
+        """The clocks of a network's stages."""
+        repeats = "1" if self._options.rehearse else "21"
+        arguments = ("--repeats", repeats, *self.quiet((name,)))
+        return Step("stages", "stages", (name,), arguments, min(60, self._options.timeout))
+
     def under(self, tool: str, names: tuple[str, ...], *, together: bool = True) -> list[Step]:
         """One call of each network under one of compute-sanitizer's tools."""
         return [
-            Step("once", tool, (name,), self._quiet((name,)), self._options.timeout, tool, together) for name in names
+            Step("once", tool, (name,), self.quiet((name,)), self._options.timeout, tool, together) for name in names
         ]
 
 
@@ -215,6 +222,7 @@ def first_contact(cases: dict[str, dict[str, Any]], options: argparse.Namespace)
         )
     )
     rest = make.groups(lambda case: not merged(case))
+    clocked = chosen(lambda case: case.get("clocks") is not None)
     large, halves = make.groups(single), make.groups(mixed)
     syncing = tuple(paper[:1])
     tiny = tuple(chosen(lambda case: case["size"] == "tiny" and case["level"] in (*_MERGED, "V0")))
@@ -235,6 +243,8 @@ def first_contact(cases: dict[str, dict[str, Any]], options: argparse.Namespace)
         Phase("latency", "How long do V0 to V4 take at paper size, and PyTorch?", 480,
               (*(step for names in large for step in make.latency(names)),
                *(make.peer(names, peer) for peer in PEERS for names in large))),
+        Phase("stages", "Where does the time of V2 to V4 go, stage by stage?", 240,
+              tuple(make.stages(name) for name in clocked)),
         Phase("constants", "What do launches, syncs and memory cost?", 150, (_micro(options),)),
         # What is timed is compared first: nothing before has run it.
         Phase("mixed", "Is mixed precision right at paper size, and how long do V0 to V4 take?", 480,

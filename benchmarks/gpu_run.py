@@ -77,7 +77,7 @@ def _bounded(command: list[str], log: Path, timeout: float) -> int | None:
 
 
 def _task(name: str, case: dict[str, Any], folder: Path) -> dict[str, Any]:
-    files = ("artifact", "io", "weights", "graph")
+    files = ("artifact", "io", "weights", "graph", "clocks")
     return {"name": name} | {key: str((folder / case[key]).resolve()) if case.get(key) else None for key in files}
 
 

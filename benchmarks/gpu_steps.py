@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import grid_barriers, shared_memory
+from benchmarks import grid_barriers, shared_memory, stage_clocks
 from benchmarks.gpu_figures import BATCH, SPIN_SECONDS, compare, over_rounds, read_clocks
 from benchmarks.peers import add_arguments, peers
 from benchmarks.rehearsal_driver import RehearsalDriver
@@ -48,13 +48,15 @@ share a multiprocessor."""
 
 @dataclass(frozen=True)
 class _Task:
-    """One case: a saved network, its inputs and expected outputs, its weights, and the model that has their draws."""
+    """One case: a saved network, its inputs and expected outputs, its weights, the model that has their draws, and its
+    kernels with clocks."""
 
     name: str
     artifact: str
     io: str
     weights: str | None = None
     graph: str | None = None
+    clocks: str | None = None
 
 
 # networks
@@ -91,8 +93,13 @@ def _network(plan: Plan, options: argparse.Namespace, **more: Any) -> Network:
         return Network(plan, device="cuda", **more)
     plan = _rehearsed(plan)
     texts = {module.cubin: module.text for module in plan.modules}
+    return Network(plan, device="cuda", driver=_driver(plan, texts, options), **more)
+
+
+def _driver(plan: Plan, texts: dict[bytes, str], options: argparse.Namespace) -> RehearsalDriver:
+    """The played driver, for a plan's kernels."""
     arch = plan.options.arch[3:].rstrip("af")
-    driver = RehearsalDriver(
+    return RehearsalDriver(
         texts,
         types=_optional("cuda.bindings.driver"),
         capability=(int(arch[:-1]), int(arch[-1])),
@@ -106,7 +113,6 @@ def _network(plan: Plan, options: argparse.Namespace, **more: Any) -> Network:
         deferred=options.deferred,
         fault=options.fault,
     )
-    return Network(plan, device="cuda", driver=driver, **more)
 
 
 def _with_weights(plan: Plan, task: _Task) -> tuple[Plan, str]:
@@ -375,6 +381,23 @@ def _latency(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> 
         yield task.name, entry
 
 
+def _stages(tasks: list[_Task], options: argparse.Namespace, begin: _Begin) -> _Results:
+    for task in tasks:
+        begin(task.name)
+        plan, inputs = load(task.artifact), _values(task.io)[0]
+        twin = stage_clocks.read_twin(Path(task.clocks))
+        if options.rehearse:
+            texts = [stage_clocks.clocked(module.text)[0] for module in plan.modules]
+            cuda = Cuda(0, _driver(plan, dict(zip(twin.cubins, texts, strict=True)), options))
+        else:
+            cuda = Cuda(0)
+        # A GPU that had nothing to do runs at a fraction of its clock.
+        spin = 0.0 if options.rehearse else SPIN_SECONDS
+        found = stage_clocks.measure(plan, twin, inputs, cuda, runs=options.repeats, spin=spin)
+        clocks = None if options.rehearse else read_clocks()
+        yield task.name, {"ok": True, "clocks": clocks, "predicted": stage_clocks.predictions(plan), **found}
+
+
 _STEPS: dict[str, Callable[[list[_Task], argparse.Namespace, _Begin], _Results]] = {
     "device": _device,
     "barriers": _barriers,
@@ -383,6 +406,7 @@ _STEPS: dict[str, Callable[[list[_Task], argparse.Namespace, _Begin], _Results]]
     "check": _check,
     "once": _once,
     "latency": _latency,
+    "stages": _stages,
     "peers": peers,
 }
 

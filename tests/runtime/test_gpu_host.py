@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import gpu_host, gpu_run, grid_barriers
+from benchmarks import gpu_host, gpu_run, grid_barriers, stage_clocks
 from benchmarks.gpu_plan import Step
 from benchmarks.gpu_table import across_barriers
 from benchmarks.weights import Pieces, read_weights, redrawn, write_graph, write_weights
@@ -50,6 +50,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("artifacts")
     levels = ["--levels", "V2", "V4", "--grid-barriers", "cooperative", "counter"]
     assert gpu_host.main(["build", "--out", str(folder), "--models", "mmoe", *levels]) == 0
+    assert stage_clocks.main(["build", "--in", str(folder)]) == 0
     return folder
 
 
@@ -159,7 +160,8 @@ def test_first_contact_is_rehearsed(built: Path, tmp_path: Path) -> None:
     verdicts = [line.split() for line in lines if not line.startswith(" ")]
     assert [(name, verdict) for name, verdict, *_ in verdicts] == [
         (phase, "nothing" if phase == "mixed" else "pass") for phase in
-        ("device", "barriers", "smoke", "paper", "shared", "latency", "constants", "mixed", "rest", "memory", "races")
+        (*("device", "barriers", "smoke", "paper", "shared", "latency", "stages", "constants", "mixed", "rest"),
+         *("memory", "races"))
     ]  # fmt: skip
     assert {"barriers", "shared", "check mmoe-paper-fp32-V4-counter-synthetic"} < set(states)
     assert "mixed precision changes nothing in mmoe-paper-mixed: see fp32" in table
