@@ -37,7 +37,7 @@ from typing import Any
 
 from benchmarks import grid_barriers, shared_memory
 from benchmarks.gpu_pack import pack, read_index
-from benchmarks.gpu_plan import Phase, chosen_cases, first_contact, steps_for
+from benchmarks.gpu_plan import PEERS, Phase, chosen_cases, first_contact, steps_for
 from benchmarks.gpu_run import run_phases
 from benchmarks.gpu_table import across_barriers, phase_table, table
 from benchmarks.record import write_json
@@ -379,6 +379,7 @@ def _parser() -> argparse.ArgumentParser:
             run.set_defaults(rehearse=name == "rehearse", command="run")
         else:
             run.add_argument("--rehearse", action="store_true", help="without a GPU")
+            run.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS, help="timed after all levels")
         if name != "run":
             run.add_argument("--deferred", action="store_true", help="rehearse with work that runs as late as it can")
             run.add_argument(

@@ -242,7 +242,7 @@ def first_contact(cases: dict[str, dict[str, Any]], options: argparse.Namespace)
               (barriers("shared"),)),
         Phase("latency", "How long do V0 to V4 take at paper size, and PyTorch?", 480,
               (*(step for names in large for step in make.latency(names)),
-               *(make.peer(names, peer) for peer in PEERS for names in large))),
+               *(make.peer(names, peer) for peer in options.peers for names in large))),
         Phase("stages", "Where does the time of V2 to V4 go, stage by stage?", 240,
               tuple(make.stages(name) for name in clocked)),
         Phase("constants", "What do launches, syncs and memory cost?", 150, (_micro(options),)),

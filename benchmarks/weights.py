@@ -3,7 +3,8 @@
 Weights are too large to travel. So a model's large initializers are replaced by random ones of the same mean and
 standard deviation, row by row; what is compiled, and what ONNX Runtime expects, is of these. An artifact then leaves
 its large constants out and takes along, for each, the draws that it is made of: one of them, a part of one, its
-transpose, or several stacked (as horizontal transformation stacks them). What is none of these travels as numbers.
+transpose, or several stacked (as horizontal transformation stacks them, and gates of a cell that lie side by side).
+What is none of these travels as numbers.
 
 A model travels in the same way, as what others run there: its graph without the numbers that are drawn. Its file has
 the draws, for all levels and precisions of the model.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ _SMALL = 4 << 10
 """Bytes; smaller constants are in every artifact."""
 _MOST_PARTS = 64
 """Along one axis; embedding tables are not looked at row by row."""
+_GATES = (3, 4)
+"""Of a recurrent cell, one under the other in its weights."""
 _CONTENT = "content"
 _GRAPH = "graph"
 
@@ -89,7 +92,11 @@ def _digest(array: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(array)).hexdigest()
 
 
-def _views(array: np.ndarray, path: tuple[int, ...] = ()) -> Iterator[tuple[np.ndarray, tuple[int, ...], bool]]:
+_Path = tuple["int | tuple[int, int]", ...]
+"""From an array to a part of it: along the first axis an index, or which of how many equal parts."""
+
+
+def _views(array: np.ndarray, path: _Path = ()) -> Iterator[tuple[np.ndarray, _Path, bool]]:
     """An array and its parts along the first axes, each as it is and transposed."""
     if array.nbytes < _SMALL:
         return
@@ -99,6 +106,22 @@ def _views(array: np.ndarray, path: tuple[int, ...] = ()) -> Iterator[tuple[np.n
     if array.ndim >= 2 and array.shape[0] <= _MOST_PARTS:
         for index in range(array.shape[0]):
             yield from _views(array[index], (*path, index))
+    elif array.ndim >= 2:
+        for count in _GATES:
+            for part in range(count if array.shape[0] % count == 0 else 0):
+                yield from _views(_along(array, [(part, count)]), (*path, (part, count)))
+
+
+def _along(array: np.ndarray, path: Iterable[int | tuple[int, int]]) -> np.ndarray:
+    """The part of an array that a path leads to."""
+    for step in path:
+        if isinstance(step, int):
+            array = array[step]
+        else:
+            part, count = step
+            size = array.shape[0] // count
+            array = array[part * size : (part + 1) * size]
+    return array
 
 
 class Pieces:
@@ -112,7 +135,7 @@ class Pieces:
         self._tables: dict[np.dtype, dict[str, list[Any]]] = {}
 
     def find(self, array: np.ndarray) -> list[Any] | None:
-        """Name, path and whether transposed; or None."""
+        """Name, path (whose pairs become lists in a file) and whether transposed; or None."""
         if array.dtype not in self._tables:
             table: dict[str, list[Any]] = {}
             for name, initializer in self._initializers.items():
@@ -124,18 +147,27 @@ class Pieces:
         return self._tables[array.dtype].get(_digest(array))
 
     def recipe(self, array: np.ndarray) -> Any:
-        """A piece, a list of recipes to be stacked, or None."""
+        """A piece, a list of recipes to be stacked along the first axis or the last, or None."""
         piece = self.find(array)
         if piece is not None:
             return {"piece": piece}
-        if array.ndim < 2 or array.shape[0] > _MOST_PARTS or array[0].nbytes < _SMALL:
-            return None
-        parts = []
-        for part in array:
-            parts.append(self.recipe(part))
-            if parts[-1] is None:
-                return None
-        return {"stack": parts}
+        for how, axis in (("stack", 0), ("beside", -1)):
+            parts = self._recipes(array, axis)
+            if parts:
+                return {how: parts}
+        return None
+
+    def _recipes(self, array: np.ndarray, axis: int) -> list[Any]:
+        """Of the parts along an axis; empty where one has none."""
+        count = array.shape[axis] if array.ndim >= 2 else 0
+        if count > (_MOST_PARTS if axis == 0 else max(_GATES)) or not count or array.nbytes // count < _SMALL:
+            return []
+        found = []
+        for part in np.moveaxis(array, axis, 0):
+            found.append(self.recipe(part))
+            if found[-1] is None:
+                return []
+        return found
 
 
 def write_weights(path: Path, constants: Mapping[str, np.ndarray], pieces: Pieces) -> tuple[int, int]:
@@ -204,8 +236,10 @@ def _made(
 ) -> np.ndarray:
     if "stack" in recipe:
         return np.stack([_made(part, initializers, shape[1:], dtype) for part in recipe["stack"]])
+    if "beside" in recipe:
+        return np.stack([_made(part, initializers, shape[:-1], dtype) for part in recipe["beside"]], axis=-1)
     name, path, transposed = recipe["piece"]
-    array = initializers[name][tuple(path)]
+    array = _along(initializers[name], path)
     # Pieces are found by their content: the filter of a 1x1 convolution is found for the matrix that it became.
     return np.ascontiguousarray(array.T if transposed else array).astype(dtype, copy=False).reshape(shape)
 

@@ -246,7 +246,7 @@ def _cases(*precisions: str) -> dict[str, dict[str, Any]]:
 
 
 def _phases(*precisions: str) -> dict[str, Any]:
-    options = argparse.Namespace(rehearse=False, timeout=100.0, latency_repeats=5, rounds=2)
+    options = argparse.Namespace(rehearse=False, timeout=100.0, latency_repeats=5, rounds=2, peers=list(PEERS))
     return {phase.name: phase for phase in first_contact(_cases(*precisions), options)}
 
 
