@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-from onnx import ModelProto
+from onnx import ModelProto, numpy_helper
 
 import souffle
 from benchmarks.weights import Pieces, redrawn, write_graph, write_weights
@@ -61,7 +61,8 @@ def main(argv: list[str] | None = None) -> int:
     if not options.save:
         return 0
     program = souffle.import_onnx(model)
-    pieces = Pieces(draws)
+    vectors = (numpy_helper.to_array(item) for item in model.graph.initializer if len(item.dims) == 1)
+    pieces = Pieces(draws, (vector for vector in vectors if vector.dtype == np.float32))
     levels: dict[tuple[str, str, str], list[tuple[str, Path]]] = {}
     for item in options.save:
         key, _, path = item.partition("=")

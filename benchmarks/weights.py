@@ -3,8 +3,8 @@
 Weights are too large to travel. So a model's large initializers are replaced by random ones of the same mean and
 standard deviation, row by row; what is compiled, and what ONNX Runtime expects, is of these. An artifact then leaves
 its large constants out and takes along, for each, the draws that it is made of: one of them, a part of one, its
-transpose, or several stacked (as horizontal transformation stacks them, and gates of a cell that lie side by side).
-What is none of these travels as numbers.
+transpose, one whose rows are scaled (by the weights of a normalization before), or several stacked (as horizontal
+transformation stacks them, and gates of a cell that lie side by side). What is none of these travels as numbers.
 
 A model travels in the same way, as what others run there: its graph without the numbers that are drawn. Its file has
 the draws, for all levels and precisions of the model.
@@ -128,11 +128,20 @@ class Pieces:
     """Where to find an array among a model's draws, by its content.
 
     It is kept for all of a model's levels and precisions, for it takes seconds to draw and to look through them.
+
+    Parameters
+    ----------
+    draws : mapping of str to Draw
+    scales : iterable of array of float32
+        Vectors by which the rows of a draw may be scaled.
     """
 
-    def __init__(self, draws: Mapping[str, Draw]) -> None:
+    def __init__(self, draws: Mapping[str, Draw], scales: Iterable[np.ndarray] = ()) -> None:
         self._initializers = {name: draw.values() for name, draw in draws.items()}
         self._tables: dict[np.dtype, dict[str, list[Any]]] = {}
+        self._scales: dict[int, list[np.ndarray]] = {}
+        for scale in scales:
+            self._scales.setdefault(len(scale), []).append(scale)
 
     def find(self, array: np.ndarray) -> list[Any] | None:
         """Name, path (whose pairs become lists in a file) and whether transposed; or None."""
@@ -151,10 +160,32 @@ class Pieces:
         piece = self.find(array)
         if piece is not None:
             return {"piece": piece}
+        scaled = self._scaled(array)
+        if scaled is not None:
+            return scaled
         for how, axis in (("stack", 0), ("beside", -1)):
             parts = self._recipes(array, axis)
             if parts:
                 return {how: parts}
+        return None
+
+    def _scaled(self, array: np.ndarray) -> Any:
+        """A piece whose rows are scaled, or None."""
+        if array.ndim != 2 or array.shape[0] not in self._scales:
+            return None
+        wide = array.astype(np.float32)
+        for name, initializer in self._initializers.items():
+            for view, path, transposed in _views(initializer):
+                if view.shape != array.shape:
+                    continue
+                view = view.astype(array.dtype).astype(np.float32)
+                # By how much each row is scaled, were it this one; of a row of another, next to nothing.
+                found = (wide * view).sum(1) / np.maximum((view * view).sum(1), 1e-30)
+                for scale in self._scales[array.shape[0]]:
+                    if np.abs(found - scale).max() < 1e-2 * np.abs(scale).max():
+                        made = (view * scale[:, None]).astype(array.dtype)
+                        if made.tobytes() == array.tobytes():
+                            return {"scaled": [name, list(path), transposed], "by": scale.tolist()}
         return None
 
     def _recipes(self, array: np.ndarray, axis: int) -> list[Any]:
@@ -238,10 +269,14 @@ def _made(
         return np.stack([_made(part, initializers, shape[1:], dtype) for part in recipe["stack"]])
     if "beside" in recipe:
         return np.stack([_made(part, initializers, shape[:-1], dtype) for part in recipe["beside"]], axis=-1)
-    name, path, transposed = recipe["piece"]
+    name, path, transposed = recipe["scaled" if "scaled" in recipe else "piece"]
     array = _along(initializers[name], path)
     # Pieces are found by their content: the filter of a 1x1 convolution is found for the matrix that it became.
-    return np.ascontiguousarray(array.T if transposed else array).astype(dtype, copy=False).reshape(shape)
+    array = np.ascontiguousarray(array.T if transposed else array).astype(dtype, copy=False).reshape(shape)
+    if "scaled" not in recipe:
+        return array
+    # The arithmetic is that of the compiler: of what is stored, in single precision.
+    return (array.astype(np.float32) * np.array(recipe["by"], np.float32)[:, None]).astype(dtype)
 
 
 def read_weights(path: Path, graph: Path) -> dict[str, np.ndarray]:

@@ -271,6 +271,7 @@ def test_weights_are_drawn_again(tmp_path: Path) -> None:
     for name in shapes:
         assert of[name].shape == shapes[name] and (of[name].tobytes() == arrays[name].tobytes()) == (name not in draws)
     assert abs(of["first"].mean() - 3) < 0.2 and abs(of["first"].std() - 2) < 0.2
+    scale = draw(64).astype(np.float32)
     constants = {
         "same": of["first"],
         "transposed": np.ascontiguousarray(of["second"].T),
@@ -280,12 +281,13 @@ def test_weights_are_drawn_again(tmp_path: Path) -> None:
         "halves": np.stack([of["first"], of["second"]]).astype(np.float16),
         "beside": np.ascontiguousarray(of["cell"].reshape(4, 48, 40).transpose(2, 1, 0)),
         "three": np.stack([of["cell"].reshape(3, 64, 40).transpose(2, 1, 0)] * 2),
+        "scaled": (of["first"].astype(np.float16).astype(np.float32) * scale[:, None]).astype(np.float16),
         "other": draw((64, 50)).astype(np.float32),
         "small": np.ones(3, np.float32),
     }
     path, graph_path = tmp_path / "weights.npz", tmp_path / "model.graph.npz"
     write_graph(graph_path, model, draws)
-    found, carried = write_weights(path, constants, Pieces(draws))
+    found, carried = write_weights(path, constants, Pieces(draws, [scale[::-1].copy(), scale]))
     assert carried == constants["other"].nbytes
     assert found == sum(array.nbytes for name, array in constants.items() if name not in ("other", "small"))
     made = read_weights(path, graph_path)
