@@ -1,4 +1,14 @@
-"""The kernel of the rule for CUDA cores: a pipeline of tiles, products in registers, results written from there."""
+"""The kernel of the rule for CUDA cores: a pipeline of tiles, products in registers, results written from there.
+
+A thread's parts of the operands are read one place of the inner axis ahead, into registers that take turns::
+
+    for k:  part = tile[k]                  part[0] = tile[0]
+            totals += products of part  →   for k:  part[(k + 1) % 2] = tile[k + 1]
+                                                    totals += products of part[k % 2]
+
+Legal, as what is read lies in a tile that is complete, and no sum's order changes. nvcc does not move reads of shared
+memory across the multiply-adds before them by itself, and a few warps cannot hide what each of them waits.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +29,7 @@ from souffle.schedule.gpu.forms.contraction_expressions import substitute_axes
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.schedule.gpu.tiling.contraction_cost import result_lanes_of
-from souffle.schedule.gpu.tiling.contraction_tiling import PADDING, VECTOR, ContractionTiling
+from souffle.schedule.gpu.tiling.contraction_tiling import PADDING, PART_SETS, VECTOR, ContractionTiling
 from souffle.tvm_compat import PrimExpr, cast, sequence
 
 __all__ = ["ContractionKernel", "emit_contraction"]
@@ -72,7 +82,7 @@ class _Side:
         dtype = fetch.operand.dtype
         self.shared = shared_buffer(f"{name}_tile", self.buffers * self.fetch.shared_elements, dtype)
         self.held = local_buffer(f"{name}_next", self.fetch.register_elements, dtype)
-        self.part = local_buffer(f"{name}_part", vectors.count, dtype)
+        self.part = local_buffer(f"{name}_part", PART_SETS * vectors.count, dtype)
 
     def start(self, turn: PrimExpr) -> PrimExpr | int:
         """The element of shared memory at which the tile of a step begins."""
@@ -233,46 +243,57 @@ class ContractionKernel:
         return loop("i", prod(self.tiling.each), lambda i: tirx.BufferStore(self.totals, initial, [i]), "unrolled")
 
     def _products(self, turn: PrimExpr) -> tirx.Stmt:
-        """All products of a step, a few at a time without a loop between them."""
+        """All products of a step, as many as may be without a loop between them."""
         step, totals = self.tiling.step, prod(self.tiling.each)
-        unrolled = max(u for u in (1, 2, 4, 8) if step % u == 0 and (u == 1 or u * totals <= _UNROLLED))
+        together = max(u for u in range(1, step + 1) if step % u == 0 and (u == 1 or u * totals <= _UNROLLED))
 
         def some(group: PrimExpr) -> tirx.Stmt:
-            return loop("k", unrolled, lambda k: self._outer_product(turn, group * unrolled + k), "unrolled")
+            first, zero = group * together, tirx.IntImm("int32", 0)
 
-        return loop("group", step // unrolled, some)
+            def one(k: PrimExpr) -> tirx.Stmt:
+                following = self._loads(turn, first + k + 1, tirx.floormod(k + 1, PART_SETS)) if together > 1 else None
+                ahead = None if following is None else guarded([tirx.LT(k + 1, together)], following)
+                return sequence(ahead, self._outer_product(turn, first + k, tirx.floormod(k, PART_SETS)))
 
-    def _outer_product(self, turn: PrimExpr, k: PrimExpr) -> tirx.Stmt:
-        """A thread's rows by its columns, at one place of the inner axis."""
+            # The loop that numbers the sets is unrolled, and so they become registers.
+            return sequence(self._loads(turn, first, zero), loop("k", together, one, "unrolled"))
+
+        return loop("group", step // together, some)
+
+    def _outer_product(self, turn: PrimExpr, k: PrimExpr, own: PrimExpr) -> tirx.Stmt:
+        """A thread's rows by its columns, at one place of the inner axis, whose parts are in a set of registers."""
         problem, (rows, columns) = self.problem, self.tiling.each
 
         def one(i: PrimExpr, j: PrimExpr) -> tirx.Stmt:
             at = i * columns + j
             values = {
                 problem.total: self.totals[at],
-                problem.left.leaf: self.left.part[i],
-                problem.right.leaf: self.right.part[j],
+                problem.left.leaf: self.left.part[own * rows + i],
+                problem.right.leaf: self.right.part[own * columns + j],
             }
             return tirx.BufferStore(self.totals, substitute_axes(problem.update, values), [at])
 
-        products = sequence(
-            *(self._load(side, own, turn, k) for side, own in zip(self.sides, self.place[1:], strict=True)),
-            loop("i", rows, lambda i: loop("j", columns, lambda j: one(i, j), "unrolled"), "unrolled"),
-        )
+        products = loop("i", rows, lambda i: loop("j", columns, lambda j: one(i, j), "unrolled"), "unrolled")
         # Zeros beyond the end of the sum change a sum of products; any other total they must not reach.
         inner = problem.extents[3]
         ragged = inner % self.tiling.step and not problem.product_sum
         return guarded([tirx.LT(turn * self.tiling.step + k, inner)] if ragged else [], products)
 
-    def _load(self, side: _Side, thread: PrimExpr, turn: PrimExpr, k: PrimExpr) -> tirx.Stmt:
-        """A thread's part of an operand's tile, at one place of the inner axis."""
+    def _loads(self, turn: PrimExpr, k: PrimExpr, own: PrimExpr) -> tirx.Stmt:
+        """A thread's parts of both operands' tiles, at one place of the inner axis, to a set of their registers."""
+        return sequence(
+            *(self._load(side, thread, turn, k, own) for side, thread in zip(self.sides, self.place[1:], strict=True))
+        )
+
+    def _load(self, side: _Side, thread: PrimExpr, turn: PrimExpr, k: PrimExpr, own: PrimExpr) -> tirx.Stmt:
         start, lanes, zero = side.start(turn), side.vectors.lanes, tirx.IntImm("int32", 0)
 
         def group(j: PrimExpr) -> tirx.Stmt:
             def lane(i: PrimExpr) -> tirx.Stmt:
                 batch, inner = (self.place[0], k) if self.slices == 1 else (zero, self.place[0] * self.tiling.step + k)
                 place = side.fetch.place(batch, side.vectors.place(j, thread) + i, inner)
-                return tirx.BufferStore(side.part, side.shared[start + place], [j * lanes + i])
+                register = own * side.vectors.count + j * lanes + i
+                return tirx.BufferStore(side.part, side.shared[start + place], [register])
 
             return loop("lane", lanes, lane, "vectorized")
 
