@@ -134,6 +134,8 @@ def _kind(asm: AsmStatement, text: str, mods: list[str]) -> str:
 
 
 def _cp_async(asm: AsmStatement, text: str, mods: list[str], args: list[str]) -> str:
+    if mods[:3] == ["async", "bulk", "prefetch"]:
+        return _nothing(asm, text, mods, args)
     if mods[:2] == ["async", "commit_group"]:
         return "souffle_copy_commit(souffle_self)"
     if mods[:2] == ["async", "wait_group"]:
