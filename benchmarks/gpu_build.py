@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
             arch=options.arch,
             precision=precision,
             # Flags, and blocks without teams, are ways to wait beside the two barriers.
-            grid_barrier=barrier if barrier in GRID_BARRIER_NAMES else "cooperative",
+            grid_barrier=barrier if barrier in GRID_BARRIER_NAMES else "counter",
             waits="flags" if barrier == "flags" else "barriers",
             disable=["teams"] if barrier == "blocks" else [],
         )

@@ -89,10 +89,10 @@ class _Group:
             barriers = options.grid_barriers[:number]
             # Below V3 no kernel waits for all its blocks.
             chosen = [(lv, barrier) for lv in options.levels for barrier in barriers if lv in _MERGED]
-            for level, barrier in [*((lv, "cooperative") for lv in options.levels if lv not in _MERGED), *chosen]:
+            for level, barrier in [*((lv, "counter") for lv in options.levels if lv not in _MERGED), *chosen]:
                 stored = self.size == "tiny" or level in options.check_paper
                 for constants in [*["stored"] * stored, *["synthetic"] * (self.size != "tiny")]:
-                    suffix = "" if barrier == "cooperative" else f"-{barrier}"
+                    suffix = "" if barrier == "counter" else f"-{barrier}"
                     suffix += "" if constants == "stored" else f"-{constants}"
                     networks[f"{self.stem(precision)}-{level}{suffix}"] = _Wanted(level, precision, constants, barrier)
         return networks
@@ -337,8 +337,8 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--sizes", nargs="+", default=["tiny", "paper"], choices=("tiny", "paper"))
     build.add_argument("--levels", nargs="+", default=list(_LEVELS), choices=_LEVELS)
     build.add_argument(
-        "--grid-barriers", nargs="+", default=["cooperative"], metavar="NAME",
-        help="V3 and V4 are built once with each: cooperative, counter, flags; blocks: cooperative, without teams",
+        "--grid-barriers", nargs="+", default=["counter"], metavar="NAME",
+        help="V3 and V4 are built once with each: counter, cooperative, flags; blocks: counter, without teams",
     )  # fmt: skip
     build.add_argument("--arch", default="sm_90")
     build.add_argument("--precision", nargs="+", default=list(_PRECISIONS), choices=_PRECISIONS)

@@ -81,8 +81,8 @@ class Phase:
 
 
 def barrier_of(case: _Case) -> str:
-    """How the blocks of a case's kernels wait for each other; cases of before there was a choice lack it."""
-    return case.get("grid_barrier", "cooperative")
+    """How the blocks of a case's kernels wait for each other."""
+    return case.get("grid_barrier", "counter")
 
 
 def peer_name(values: str, precision: str, peer: str) -> str:

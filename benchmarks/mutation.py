@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--levels", nargs="+", default=["V3", "V4"], help="or persistent, for V4 with that partition")
     parser.add_argument("--precisions", nargs="+", default=["fp32", "mixed"])
     parser.add_argument("--arch", default="sm_90")
-    parser.add_argument("--grid-barriers", nargs="+", default=["cooperative"], help="how blocks wait for each other")
+    parser.add_argument("--grid-barriers", nargs="+", default=["counter"], help="how blocks wait for each other")
     parser.add_argument("--mutants", type=int, default=360)
     parser.add_argument("--kinds", nargs="+", default=[], help="only these, such as 'grid barrier'")
     parser.add_argument("--seed", type=int, default=0, help="of the sample and of the inputs")

@@ -54,6 +54,8 @@ _KERNEL = re.compile(
 )
 _STEPS = re.compile(r"for \(int s\d+ = 0; s\d+ < (\d+); \+\+s\d+\) \{")
 _STAGE = re.compile(r"\b(stage\w+)\(")
+_FORM = re.compile(r"_\d+x\d+x\d+$")
+"""Behind the name of a stage whose blocks have several teams."""
 _NAME = re.compile(r"\b([A-Za-z_]\w*)\(")
 
 
@@ -211,9 +213,9 @@ def measure(
     Returns
     -------
     dict
-        ``"launches"``: for each, its kernel, its blocks, and ``"segments"``, of which each is
-        ``[label, clocks of the quickest block, of the mean, of the slowest]``; of a wait, the quickest is the block
-        that came last. ``"us"``: a whole run, between events.
+        ``"launches"``: for each kernel and number of blocks, how often it is launched, and ``"segments"``, of which
+        each is ``[label, times, clocks of the quickest block, of the mean, of the slowest]``, summed over all of its
+        runs; of a wait, the quickest is the block that came last. ``"us"``: a whole run, between events.
     """
     modules = tuple(replace(module, cubin=cubin) for module, cubin in zip(plan.modules, twin.cubins, strict=True))
     plan = replace(plan, modules=modules)
@@ -233,15 +235,21 @@ def measure(
             for address in owned:
                 cuda.free(address)
             cuda.destroy_stream(stream)
-    found = []
+    found: dict[tuple[str, int], dict[str, Any]] = {}
     for number, launch in enumerate(plan.launches):
-        name = plan.kernels[launch.kernel].name
+        name, blocks = plan.kernels[launch.kernel].name, code.grids[launch.kernel]
+        entry = found.setdefault((name, blocks), {"kernel": name, "blocks": blocks, "runs": 0, "segments": {}})
+        entry["runs"] += 1
         clocks = np.stack([sample[1][number] for sample in samples])
-        over_blocks = [np.median(part(clocks, axis=2), axis=0) for part in (np.min, np.mean, np.max)]
-        figures = np.rint(np.stack(over_blocks, axis=1)).astype(int).tolist()
-        segments = [[label, *row] for label, row in zip(twin.labels[name], figures, strict=True)]
-        found.append({"kernel": name, "blocks": code.grids[launch.kernel], "segments": segments})
-    return {"us": statistics.median(sample[0] for sample in samples), "launches": found}
+        over_blocks = np.stack([np.median(part(clocks, axis=2), axis=0) for part in (np.min, np.mean, np.max)], axis=1)
+        for label, row in zip(twin.labels[name], over_blocks, strict=True):
+            total = entry["segments"].setdefault(label, np.zeros(4))
+            total += [1, *row]
+    for entry in found.values():
+        entry["segments"] = [
+            [label, *np.rint(total).astype(int).tolist()] for label, total in entry["segments"].items()
+        ]
+    return {"us": statistics.median(sample[0] for sample in samples), "launches": list(found.values())}
 
 
 def _prepared(
@@ -318,19 +326,20 @@ def table(result: dict[str, Any], predicted: dict[str, float], clock_hz: float) 
     result : dict
         Of :func:`measure`.
     predicted : dict of str to float
-        Seconds of one run of a stage, by its name.
+        Seconds of all runs of a stage, by its name.
     clock_hz : float
     """
     rows: dict[str, list[float]] = {}
     for launch in result["launches"]:
-        for label, low, mean, high in launch["segments"]:
+        for label, times, low, mean, high in launch["segments"]:
             row = rows.setdefault(label, [0, 0.0, 0.0, 0.0])
-            for place, value in enumerate((1, low, mean, high)):
+            for place, value in enumerate((times, low, mean, high)):
                 row[place] += value
     micro = 1e6 / clock_hz
     lines = [f"{'µs in all':60} {'times':>6} {'quickest':>9} {'mean':>9} {'slowest':>9} {'predicted':>9}"]
     for label, (times, low, mean, high) in sorted(rows.items(), key=lambda item: -item[1][2]):
-        of_model = f"{predicted[label] * times * 1e6:9.1f}" if label in predicted else f"{'':>9}"
+        seconds = predicted.get(_FORM.sub("", label))
+        of_model = f"{'':>9}" if seconds is None else f"{seconds * 1e6:9.1f}"
         lines.append(f"{label:60.60} {times:6} {low * micro:9.1f} {mean * micro:9.1f} {high * micro:9.1f} {of_model}")
     inside = sum(row[2] for row in rows.values()) * micro
     lines.append(f"{'all':60} {'':6} {'':9} {inside:9.1f}; launched, between events: {result['us']:.1f}")
@@ -338,9 +347,13 @@ def table(result: dict[str, Any], predicted: dict[str, float], clock_hz: float) 
 
 
 def predictions(plan: Plan) -> dict[str, float]:
-    """Seconds of one run of each stage, as the cost model has them."""
-    stages = (stage for kernel in plan.kernels if kernel.predicted for stage in kernel.predicted.stages)
-    return {stage.name: stage.seconds for stage in stages}
+    """Seconds of all runs of each stage, as the cost model has them."""
+    found: dict[str, float] = {}
+    for launch in plan.launches:
+        kernel = plan.kernels[launch.kernel]
+        for stage in kernel.predicted.stages if kernel.predicted else ():
+            found[stage.name] = found.get(stage.name, 0.0) + stage.seconds
+    return found
 
 
 def main(argv: list[str] | None = None) -> int:

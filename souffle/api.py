@@ -64,7 +64,7 @@ def compile(
     fusion: str = "souffle",
     partition: str = "souffle",
     reductions: str = "ordered",
-    grid_barrier: str | None = None,
+    grid_barrier: str = "counter",
     waits: str = "auto",
     disable: Sequence[str] = (),
     reuse_policy: str = "belady",
@@ -108,10 +108,10 @@ def compile(
     reductions : str
         ``"ordered"``: from V3 on, a reduction that leaves multiprocessors idle may be taken in two phases (§6.3),
         combined in a fixed order, so that results are the same bits in every run; ``"one_phase"``: none is.
-    grid_barrier : str, optional
-        How the blocks of a kernel wait for each other: ``"cooperative"``, by cooperative groups, or ``"counter"``, by
-        our own counter of arrivals in memory of the network (§6.4). The default is ``"cooperative"``, and with
-        `watchdog_ms` ``"counter"``, which alone can be left.
+    grid_barrier : str
+        How the blocks of a kernel wait for each other (§6.4): ``"counter"``, by our own counter of arrivals in memory
+        of the network, or ``"cooperative"``, by cooperative groups, which take longer (`docs/results.md`) and cannot
+        have a limit (`watchdog_ms`).
     waits : str
         What stands between stages of a kernel that depend on each other: ``"barriers"``, of all blocks (§6.4);
         ``"flags"``, for which tiles wait until the tiles that they need are done; or ``"auto"``, at V4 what is
@@ -119,7 +119,8 @@ def compile(
     disable : sequence of str
         What V4 is to leave out, to see its effect alone: any of ``"attention"``, ``"normalization"``,
         ``"interleaving"``, ``"channels"``, ``"reuse"``, ``"resident"``, ``"ramps"``,
-        ``"weights"`` and ``"teams"`` (:data:`souffle.options.ON_CHIP`). Levels below have none of them.
+        ``"weights"`` and ``"teams"`` (:data:`souffle.options.ON_CHIP`). Levels below have none of them, but for
+        ``"teams"``, which V3 has.
     reuse_policy : str
         Which tensors stay in shared memory where not all have room that could: ``"belady"``, those that are needed
         soonest, or ``"lru"``, those that were used last (the paper's, §6.5).

@@ -69,12 +69,12 @@ LEVELS = {
 }
 
 ON_CHIP = ("attention", "normalization", "interleaving", "channels", "reuse", "resident", "ramps", "weights", "teams")
-"""What keeps tensors on chip at V4, each of which can be left out alone: a product, what follows it in rows and a
-second product in one stage; normalizations that become part of the products around them; sums of which an element
-needs several, such as a cell's gates, computed with it; tiles that own their channels through several operators; stages
-joined whose tiles match; tensors that stay in a block's shared memory from one stage to a later one; partial steps
-before and after a loop that become steps of it; constants that stay on chip for all its steps; and
-blocks of a multiprocessor that are one, so that fewer wait for each other."""
+"""What keeps tensors on chip at V4, and teams from V3 on, each of which can be left out alone: a product, what follows
+it in rows and a second product in one stage; normalizations that become part of the products around them; sums of which
+an element needs several, such as a cell's gates, computed with it; tiles that own their channels through several
+operators; stages joined whose tiles match; tensors that stay in a block's shared memory from one stage to a later one;
+partial steps before and after a loop that become steps of it; constants that stay on chip for all its steps; and blocks
+of a multiprocessor that are one, so that fewer wait for each other and tiles are spread evenly."""
 
 REUSE_POLICIES = ("belady", "lru")
 """Which tensors stay there while there is room: those needed soonest, or those used last (the paper's)."""
@@ -136,14 +136,14 @@ class Options:
     level, precision, waits, verify : str
         See :func:`souffle.compile`.
     grid_barrier : str
-        See :func:`souffle.compile`; where None is given, ``"counter"`` with a watchdog and ``"cooperative"`` without.
+        See :func:`souffle.compile`.
     watchdog_ms : float or None
         After how many milliseconds a wait of a kernel is over (:mod:`souffle.kernel.watchdog`); None for no limit.
     graph : bool
         Whether the network is to run as one CUDA graph: what a kernel's launch costs depends on it, and with that where
         kernels end.
     disable : tuple of str
-        Names of :data:`ON_CHIP` that are left out of V4; kept in their order there, each once.
+        Names of :data:`ON_CHIP` that are left out; kept in their order there, each once.
     reuse_policy : str
         One of :data:`REUSE_POLICIES`.
     fusion : str
@@ -175,7 +175,7 @@ class Options:
     partition: str = "souffle"
     arch: str = "sm_90"
     reductions: str = "ordered"
-    grid_barrier: str | None = None
+    grid_barrier: str = "counter"
     waits: str = "auto"
     disable: Sequence[str] = ()
     reuse_policy: str = "belady"
@@ -217,18 +217,21 @@ class Options:
                 )
             if self.grid_barrier == "cooperative":
                 raise OptionError(
-                    f'watchdog_ms={limit!r} needs grid_barrier="counter": a wait of cooperative groups cannot be left; '
-                    "leave grid_barrier out, or give no watchdog_ms"
+                    f'watchdog_ms={limit!r} needs grid_barrier="counter", the default: a wait of cooperative groups '
+                    "cannot be left"
                 )
             object.__setattr__(self, "watchdog_ms", float(limit))
-        if self.grid_barrier is None:
-            object.__setattr__(self, "grid_barrier", "cooperative" if limit is None else "counter")
 
     @property
     def waiting(self) -> Waiting:
-        """What stands between stages: by price at V4 only; levels below have the paper's barriers."""
-        flags = "barriers" if self.waits == "auto" and not LEVELS[self.level].reuse else self.waits
-        return Waiting(flags, "teams" in self.on_chip)
+        """What stands between stages: flags by price at V4 only; levels below have the paper's barriers.
+
+        Blocks of several teams are how a merged kernel lies on the device, at V3 too: of several blocks on each
+        multiprocessor, a cooperative launch puts the first ones together.
+        """
+        level = LEVELS[self.level]
+        flags = "barriers" if self.waits == "auto" and not level.reuse else self.waits
+        return Waiting(flags, level.merge and "teams" not in self.disable)
 
     @property
     def on_chip(self) -> frozenset[str]:

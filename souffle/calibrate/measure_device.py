@@ -54,7 +54,7 @@ FIGURES = (
     *("tensor_reach", "shared_latency_clocks", "l1_latency_clocks", "l2_latency_clocks", "memory_latency_clocks"),
     *("code_cache_bytes", "code_bytes_per_clock", "arithmetic_latency_clocks", "barrier_clocks"),
     *("launch_seconds", "graph_node_seconds"),
-    "grid_sync_points",
+    *("grid_sync_points", "flag_seconds", "crowded_multiprocessors"),
 )
 """Those of ``souffle.cost.device.CostDevice``, which a machine without the compiler cannot import."""
 

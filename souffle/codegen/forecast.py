@@ -22,7 +22,7 @@ def with_predictions(
 ) -> Plan:
     """The plan with the predicted times of its kernels, as far as the cost model knows the device.
 
-    At V4, kernels are launched with fewer blocks than fit where barriers then take less by more than stages take more.
+    Merged kernels are launched with fewer blocks than fit where barriers then take less by more than stages take more.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def with_predictions(
     if forecast is None:
         return plan
     first = {launch.kernel: sub for launch, sub in zip(reversed(plan.launches), reversed(subprograms), strict=True)}
-    fewer = LEVELS[plan.options.level].reuse
+    fewer = LEVELS[plan.options.level].merge
     fetches = forecast.fetches([unit for subprogram in subprograms for unit in subprogram.stages])
     kernels = [
         _predicted(kernel, first[number].stages, forecast, fewer=fewer, fetches=fetches)
@@ -56,11 +56,13 @@ def _predicted(
     times = forecast.times(units, block, kernel.tiles, *waits, fewer=fewer, fetches=fetches, teams=kernel.teams)
     if not times.blocks:
         return kernel
+    grid = max(1, min(kernel.tiles, times.blocks // kernel.teams))
+    launch = {"grid": grid, "teams": kernel.teams} if kernel.cooperative else {}
     stages: dict[str, PredictedStage] = {}
     for unit in units:
         runs = unit.loop.steps if isinstance(unit, LoopStage) else 1
         for stage in flat_stages([unit]):
-            seconds, alone = runs * forecast.seconds(stage, block, times.blocks), forecast.alone(stage)
+            seconds, alone = runs * forecast.seconds(stage, block, times.blocks, **launch), forecast.alone(stage)
             own = PredictedStage(
                 stage.label,
                 runs,
@@ -68,7 +70,7 @@ def _predicted(
                 alone.registers,
                 alone.shared_bytes,
                 seconds,
-                forecast.bound(stage, block, times.blocks),
+                forecast.bound(stage, block, times.blocks, **launch),
                 alone.stack_bytes,
             )
             same = stages.get(own.name)

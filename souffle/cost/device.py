@@ -86,6 +86,11 @@ class CostDevice:
         Between two kernels that are launched back to back, and between two nodes of a CUDA graph.
     grid_sync_points : tuple of (int, float)
         Seconds of a barrier of a whole grid of so many blocks, which have nothing to wait for but each other.
+    flag_seconds : float
+        By which a wait for the flags of some blocks takes longer for each of these.
+    crowded_multiprocessors : int
+        Which get all of their blocks first where a cooperative launch has several for each: a stage of few tiles, which
+        the first blocks compute, then has most of them on these.
     """
 
     product: str
@@ -120,6 +125,8 @@ class CostDevice:
     launch_seconds: float
     graph_node_seconds: float
     grid_sync_points: Points
+    flag_seconds: float
+    crowded_multiprocessors: int
 
     def grid_sync_seconds(self, blocks: int | np.ndarray) -> float | np.ndarray:
         """What a grid of so many blocks waits for its barrier.
@@ -138,6 +145,14 @@ class CostDevice:
             slope = (seconds[-1] - seconds[-2]) / (numbers[-1] - numbers[-2])
             found = found + np.maximum(np.subtract(blocks, numbers[-1]), 0) * max(slope, 0.0)
         return found if isinstance(blocks, np.ndarray) else float(found)
+
+    def flag_wait_seconds(self, others: int, blocks: int) -> float:
+        """What a block of so many waits for the flags of some others, which are set at once.
+
+        It is as long as a barrier of all, and longer for each that is looked at: what flags save is the wait for blocks
+        that have more to do.
+        """
+        return self.grid_sync_seconds(blocks) + min(others, blocks) * self.flag_seconds
 
     @property
     def shared_sync_seconds(self) -> float:

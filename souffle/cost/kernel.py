@@ -122,14 +122,21 @@ class KernelForecast:
         """See :meth:`souffle.partition.Forecast.grid_sync_seconds`."""
         return self.device.grid_sync_seconds(blocks)
 
+    def flag_wait_seconds(self, others: int, blocks: int) -> float:
+        """See :meth:`souffle.partition.Forecast.flag_wait_seconds`."""
+        return self.device.flag_wait_seconds(others, blocks)
+
     @property
     def look_seconds(self) -> float:
         """See :meth:`souffle.partition.Forecast.look_seconds`: a load that the L2 cache answers."""
         return self.device.l2_latency_clocks / self.device.clock_hz
 
-    def seconds(self, stage: Stage, kernel: StageResources, most: int | None = None) -> float:
-        """See :meth:`souffle.partition.Forecast.seconds`; in a grid of `most` blocks where more would fit."""
-        terms = self.terms(stage, kernel, most)
+    def seconds(self, stage: Stage, kernel: StageResources, most: int | None = None, **launch: int) -> float:
+        """See :meth:`souffle.partition.Forecast.seconds`; in a grid of `most` blocks where more would fit.
+
+        `launch` is the `grid` of a cooperative launch and its `teams`, for :func:`souffle.cost.predict.predict_work`.
+        """
+        terms = self.terms(stage, kernel, most, **launch)
         return sum(_seconds(one) for one in terms) if terms else math.inf
 
     def times(
@@ -157,8 +164,7 @@ class KernelForecast:
             Barriers of one launch.
         flag_waits : sequence of (int, int, int)
             How often tiles of a stage wait for tiles, for how many blocks at most, 0 where they have been waited for
-            before, and before how many slots. Nobody has measured it: a wait for so many blocks is taken to be as long
-            as their barrier, and one for what has been waited for as the look at a flag.
+            before, and before how many slots. One for what has been waited for takes as long as a look at a flag.
         fewer : bool
             Whether it may be launched with fewer blocks than fit: barriers take less then, and stages more. That is
             done where it is worth it though both may be wrong by the model's error.
@@ -171,18 +177,22 @@ class KernelForecast:
         fetching = self._fetching(units) if fetches else [(0,) * len(stage.functions) for stage, _ in runs]
 
         def with_blocks(most: int) -> KernelTimes:
-            stages = sum(count * self.seconds(stage, block, most) for stage, count in runs)
-            stages += sum(self.fill_seconds(stage, block, most, count) for stage, count in runs)
             blocks = max(1, min(tiles, most // teams))
+            # Where nobody waits, the launch is none in which all blocks must be there at once.
+            launch = {"grid": blocks, "teams": teams} if grid_syncs or flag_waits else {}
+            stages = sum(count * self.seconds(stage, block, most, **launch) for stage, count in runs)
+            stages += sum(self.fill_seconds(stage, block, most, count) for stage, count in runs)
             waiting = grid_syncs * self.grid_sync_seconds(blocks)
             for count, others, slots in flag_waits:
                 looks = -(-slots // blocks) - bool(others)
-                waiting += count * (bool(others) and self.grid_sync_seconds(min(others, blocks)))
+                waiting += count * (self.flag_wait_seconds(others, blocks) if others else 0.0)
                 waiting += count * looks * self.look_seconds
             code = 0.0
             for (stage, _), counts in zip(runs, fetching, strict=True):
                 if any(counts):
-                    warm, late = (self.terms(stage, block, most, fetched=fetched) for fetched in (False, True))
+                    warm, late = (
+                        self.terms(stage, block, most, fetched=fetched, **launch) for fetched in (False, True)
+                    )
                     code += sum(n * (_seconds(b) - _seconds(a)) for n, a, b in zip(counts, warm, late, strict=True))
             return KernelTimes(self.launch_seconds, waiting, stages + code, most, code)
 
@@ -246,11 +256,18 @@ class KernelForecast:
         return [[next(each) for _ in stage.functions] for stage in flat_stages(units)]
 
     def terms(
-        self, stage: Stage, kernel: StageResources, most: int | None = None, *, fetched: bool = False
+        self,
+        stage: Stage,
+        kernel: StageResources,
+        most: int | None = None,
+        *,
+        fetched: bool = False,
+        grid: int = 0,
+        teams: int = 1,
     ) -> tuple[Terms, ...]:
         """What :meth:`seconds` is made of, for each function of the stage; none where no block of the kernel fits.
 
-        `fetched` says whether the code of each is fetched.
+        `fetched` says whether the code of each is fetched; `grid` and `teams` are of a cooperative launch.
         """
         fit = self.resident(kernel) * self.device.sm_count
         if not fit:
@@ -258,22 +275,22 @@ class KernelForecast:
         blocks = fit if most is None else min(most, fit)
         functions, spills = stage.functions, self._resources[stage].spill_bytes
         code = self._code_of([stage]) if fetched else dict.fromkeys(functions, 0.0)
-        key = (functions, self._bytes[stage], blocks, kernel.shared_bytes, kernel.threads, spills, fetched)
+        key = (functions, self._bytes[stage], blocks, kernel.shared_bytes, kernel.threads, spills, fetched, grid, teams)
         if key not in self._known:
             own = replace(kernel, spill_bytes=spills)
             cold, every = self._bytes[stage]
             self._known[key] = tuple(
                 predict_work(
                     self._work(f), f.tiles, own, self.device, cold or every,
-                    warm=not cold, most=blocks, fetched_code=code[f],
+                    warm=not cold, most=blocks, fetched_code=code[f], grid=grid, teams=teams,
                 )
                 for f in functions
             )  # fmt: skip
         return self._known[key]
 
-    def bound(self, stage: Stage, kernel: StageResources, most: int | None = None) -> str:
+    def bound(self, stage: Stage, kernel: StageResources, most: int | None = None, **launch: int) -> str:
         """What bounds a stage that fits: the deciding term of its longest function."""
-        return max(self.terms(stage, kernel, most), key=_seconds).bound
+        return max(self.terms(stage, kernel, most, **launch), key=_seconds).bound
 
     def resident(self, kernel: StageResources) -> int:
         """Blocks of a kernel on one multiprocessor."""

@@ -189,6 +189,8 @@ def predict_work(
     warm: bool = False,
     most: int | None = None,
     fetched_code: float = 0.0,
+    grid: int = 0,
+    teams: int = 1,
 ) -> Terms:
     """The terms of `tiles` tiles of some work.
 
@@ -209,6 +211,10 @@ def predict_work(
         Blocks with which the kernel is launched, where fewer than fit.
     fetched_code : float
         Bytes of machine code that the first tiles do not find in the instruction cache.
+    grid : int
+        Blocks of a cooperative launch; 0 for another launch, whose blocks the device spreads evenly.
+    teams : int
+        Of each of them, which are blocks here.
 
     Raises
     ------
@@ -246,7 +252,7 @@ def predict_work(
     )
     chain = work.global_waits * latency + max(own, work.prefetched_waits * latency)
     full, rest = divmod(tiles, at_once)
-    last = -(-rest // device.sm_count)
+    last = _most_together(rest, grid, teams, device) if grid else -(-rest // device.sm_count)
     spent = full * max(resident * busy, chain) + (max(last * busy, chain) if rest else 0.0)
     side_by_side = resident if full else last
     first = chain + _fetch_clocks(fetched_code, resources.threads, device)
@@ -269,6 +275,16 @@ def predict_work(
         resident=resident,
         waves=waves,
     )
+
+
+def _most_together(tiles: int, grid: int, teams: int, device: CostDevice) -> int:
+    """Tiles of the fullest multiprocessor, where the blocks of a cooperative launch have one each, then their teams.
+
+    Where there are several blocks for each multiprocessor, the first ones lie on a few of these.
+    """
+    each = -(-grid // device.sm_count)
+    crowded = min(each, -(-min(tiles, grid) // device.crowded_multiprocessors))
+    return crowded * min(teams, -(-tiles // grid))
 
 
 def resources_in_kernel(functions: Sequence[DeviceFunction]) -> StageResources:

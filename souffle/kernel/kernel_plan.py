@@ -69,7 +69,7 @@ def plan_kernel(
 
 
 def _teams(plain: CallPlan, barriers: CallPlan, request: PartitionRequest) -> tuple[int, str]:
-    """Of how many teams blocks are with which barriers take less by more than the model's error, and why; else 1.
+    """Of how many teams blocks are with which barriers or stages take less by more than the model's error, and why.
 
     Nothing is said where blocks have no room for several, or nobody knows what barriers cost.
     """
@@ -92,8 +92,9 @@ def _teams(plain: CallPlan, barriers: CallPlan, request: PartitionRequest) -> tu
         f"with {best} of {block.threads} threads its waits are predicted to take {_us(after.waiting)} and its stages "
         f"{_us(after.stages)}, with blocks of one {_us(before.waiting)} and {_us(before.stages)}"
     )
-    saved, lost = before.waiting - after.waiting, after.stages - before.stages
-    return (best if saved > forecast.error * max(0.0, lost) else 1), reason
+    gains = before.waiting - after.waiting, before.stages - after.stages
+    saved, lost = (sum(max(0.0, sign * gain) for gain in gains) for sign in (1, -1))
+    return (best if saved > forecast.error * lost else 1), reason
 
 
 def _us(seconds: float) -> str:
@@ -125,4 +126,5 @@ def expected_in(request: PartitionRequest, units: Sequence[Unit], flags: str = "
     def seconds(stage: Stage) -> float:
         return forecast.seconds(stage, together)
 
-    return Expected(blocks, saved, seconds, flags, grid, forecast.grid_sync_seconds, forecast.look_seconds)
+    waits = forecast.grid_sync_seconds, forecast.flag_wait_seconds, forecast.look_seconds
+    return Expected(blocks, saved, seconds, flags, grid, *waits)

@@ -42,6 +42,8 @@ class WaitPrices:
         Of the kernel.
     barrier : callable
         Of so many blocks for each other.
+    awaited : callable
+        Of a block for the flags of so many blocks of so many.
     look : float
         At a flag that is there.
     turns : callable
@@ -50,6 +52,7 @@ class WaitPrices:
 
     blocks: int
     barrier: Callable[[int], float]
+    awaited: Callable[[int, int], float]
     look: float
     turns: Callable[[Stage], int]
 
@@ -183,7 +186,7 @@ class _Chooser:
                 if wait.site not in first:
                     first.add(wait.site)
                     looks -= 1
-                    total += self.runs * prices.barrier(min(wait.band.width, prices.blocks))
+                    total += self.runs * prices.awaited(wait.band.width, prices.blocks)
                 total += self.runs * looks * prices.look
         return total
 

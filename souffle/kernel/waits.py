@@ -63,8 +63,9 @@ class Expected:
         One of :data:`souffle.options.WAITS`: where tiles may wait for tiles.
     grid : int
         Blocks that it is launched with: as many, and no more than have work.
-    barrier, look : callable and float
-        Seconds of a grid barrier of so many blocks, and of a look at a flag; nothing where no model knows the device.
+    barrier, awaited, look : callable, callable and float
+        Seconds of a grid barrier of so many blocks, of a wait for the flags of so many of so many, and of a look at a
+        flag; nothing where no model knows the device.
     """
 
     blocks: int = 2**31 - 1
@@ -73,12 +74,19 @@ class Expected:
     flags: str = "barriers"
     grid: int = 2**31 - 1
     barrier: Callable[[int], float] = lambda blocks: 0.0
+    awaited: Callable[[int, int], float] = lambda others, blocks: 0.0
     look: float = 0.0
 
     @property
     def prices(self) -> WaitPrices:
         """What waits cost in the kernel."""
-        return WaitPrices(self.grid, self.barrier, self.look, lambda stage: turns(stage.schedule.tiles, 1, self.grid))
+        return WaitPrices(
+            self.grid,
+            self.barrier,
+            self.awaited,
+            self.look,
+            lambda stage: turns(stage.schedule.tiles, 1, self.grid),
+        )
 
     def turns_of(self, stage: Stage) -> int:
         """How many tiles of a stage the busiest block computes where each is a slot."""

@@ -116,6 +116,10 @@ class Forecast(Protocol):
         """The time of a barrier of so many blocks, all resident; of each where several numbers are given."""
         ...
 
+    def flag_wait_seconds(self, others: int, blocks: int) -> float:
+        """The time in which a block of so many sees the flags of some others, all set at once."""
+        ...
+
     @property
     def look_seconds(self) -> float:
         """The time in which a block sees a flag that is set."""

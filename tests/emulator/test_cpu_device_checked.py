@@ -361,7 +361,8 @@ def test_a_network_without_defects(cache: Path, level: str, precision: str):
 
 
 def test_a_grid_sync_taken_out_of_a_network_is_found(cache: Path):
-    network = souffle.compile(models.build("bert"), level="V3", target="cuda", device="cpu", arch="sm_90", cubin=False)
+    how = {"target": "cuda", "device": "cpu", "arch": "sm_90", "cubin": False, "grid_barrier": "cooperative"}
+    network = souffle.compile(models.build("bert"), level="V3", **how)
     text = network.plan.modules[0].text
     call = "  tvm_builtin_cuda_grid_sync();\n"
     assert text.count(call) == network.plan.kernels[0].grid_syncs

@@ -108,13 +108,13 @@ def test_a_block_barrier_stands_before_a_loop_whose_steps_wait_for_the_grid() ->
 @pytest.mark.parametrize(("kind", "waits"), [("LSTM", "flags"), ("GRU", "barriers")])
 def test_cells_of_one_tile_wait_for_no_grid(kind: str, waits: str) -> None:
     """Whatever a step reads of what stands before, its own part of it too."""
-    model = recurrent(kind, 20, 20, steps=6, batch=1)
+    model = recurrent(kind, 16, 16, steps=6, batch=1)
     net = compiled(souffle.import_onnx(model), waits=waits)
     (kernel,) = net.plan.kernels
     assert net.plan.certificate.verdict == PROVEN and not kernel.grid_syncs and not kernel.cooperative
     reasons = [one.reason for one in kernel.barriers]
     assert "what a loop and what stands around it need of each other stays on one block" in reasons
-    inputs = {"x": np.random.default_rng(1).standard_normal((6, 1, 20)).astype(np.float32)}
+    inputs = {"x": np.random.default_rng(1).standard_normal((6, 1, 16)).astype(np.float32)}
     found = run_on_cpu_device(net.plan, inputs)
     assert compare(found, onnxruntime_outputs(model, inputs), "fp32").ok
     for options in ORDERS:

@@ -15,6 +15,7 @@ import souffle
 from souffle.analysis import analyze
 from souffle.kernel import plan_calls
 from souffle.kernel.calls import CallPlan
+from souffle.kernel.grid_barrier import COUNTER_FUNCTION
 from souffle.kernel.merge import PREFETCH_FUNCTION
 from souffle.program import TEProgram
 from souffle.program.evaluate import evaluate
@@ -88,7 +89,7 @@ def skeleton(text: str) -> str:
             for name, arguments in re.findall(r"(\w+)\((.*)\);", line):
                 if name.startswith("stage"):
                     what = f"{name}({', '.join(places(arguments))})"
-                elif name in ("__syncthreads", "tvm_builtin_cuda_grid_sync"):
+                elif name in ("__syncthreads", COUNTER_FUNCTION):
                     what = "block sync" if name == "__syncthreads" else f"grid sync{guard}"
                 elif name == PREFETCH_FUNCTION:
                     what = f"prefetch {places(arguments)[0]}"

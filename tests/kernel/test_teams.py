@@ -92,14 +92,15 @@ def _most(x: te.Tensor) -> te.Tensor:
 def test_teams_compute_what_blocks_do(force: Force, teams: int, watchdog_ms: float | None) -> None:
     program = columns()
     force(teams)
-    net = compiled(program, watchdog_ms=watchdog_ms)
+    # At V4 kernels are taken apart where launches are predicted to cost less than waits.
+    net = compiled(program, level="V3", watchdog_ms=watchdog_ms)
     (kernel,) = net.plan.kernels
     assert kernel.grid_syncs and kernel.threads % teams == 0
     text = net.plan.modules[0].text
     assert f"__launch_bounds__({kernel.threads}" in text
     assert f"souffle_team_barrier<1, {kernel.threads // teams}>" in text
     assert "__syncthreads" not in text[text.index("__global__") :]
-    same_as_without(program, net, teams)
+    same_as_without(program, net, teams, level="V3")
 
 
 def test_what_stays_in_shared_memory_is_each_team_s_own(force: Force) -> None:
@@ -158,9 +159,10 @@ def test_they_are_where_blocks_would_share_a_multiprocessor() -> None:
     assert {k.teams for k in compiled(small, verify="off").plan.kernels} == {1}
     (decision,) = (d for d in net.plan.decisions if d.stage == "teams")
     assert decision.accepted and f"with {kernel.teams} of {plain.threads} threads its waits" in decision.reason
-    # Flags are of blocks; levels below have the paper's kernels.
+    # Flags are of blocks, and below V3 no kernel waits.
     assert {k.teams for k in compiled(program, waits="flags", verify="off").plan.kernels} == {1}
-    assert {k.teams for k in compiled(program, level="V3", verify="off").plan.kernels} == {1}
+    assert max(k.teams for k in compiled(program, level="V3", verify="off").plan.kernels) > 1
+    assert {k.teams for k in compiled(program, level="V2", verify="off").plan.kernels} == {1}
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])

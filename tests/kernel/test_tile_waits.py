@@ -142,7 +142,10 @@ def _crossing(later: str, sites: tuple, known: bool = True, width: int = 2) -> C
 
 
 def _prices(saved: float = 0.1) -> WaitPrices:
-    return WaitPrices(100, lambda blocks: 1.0 + saved * blocks / 100, 0.5, lambda stage: 1)
+    def barrier(blocks: int) -> float:
+        return 1.0 + saved * blocks / 100
+
+    return WaitPrices(100, barrier, lambda others, blocks: barrier(min(others, blocks)), 0.5, lambda stage: 1)
 
 
 def test_a_dependence_that_nobody_knows_keeps_one_barrier() -> None:

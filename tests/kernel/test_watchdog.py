@@ -94,7 +94,7 @@ def test_kernels_that_do_not_wait_have_none() -> None:
 
 
 def test_which_barrier_is_chosen() -> None:
-    assert Options().grid_barrier == Options(watchdog_ms=None).grid_barrier == "cooperative"
+    assert Options().grid_barrier == "counter"
     for given in ({}, {"grid_barrier": "counter"}):
         assert Options(watchdog_ms=3, **given).grid_barrier == "counter"
     with pytest.raises(OptionError, match=r'watchdog_ms=3 needs grid_barrier="counter"'):

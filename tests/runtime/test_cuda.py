@@ -433,7 +433,7 @@ def test_the_host_script_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for _ in range(2):
         assert gpu_host.main([*command, "--check-paper", "V4", "--max-mib", "0.2"]) == 0
     assert len(compiled) == 4
-    options = {"level": "V3", "target": "cuda", "arch": "sm_90", "precision": "fp32", "grid_barrier": "cooperative"}
+    options = {"level": "V3", "target": "cuda", "arch": "sm_90", "precision": "fp32", "grid_barrier": "counter"}
     options |= {"waits": "barriers", "disable": []}
     assert compiled[0] == options
     index = json.loads((tmp_path / "index.json").read_text())

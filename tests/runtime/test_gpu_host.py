@@ -48,7 +48,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if find_nvcc() is None:
         pytest.skip("no nvcc")
     folder = tmp_path_factory.mktemp("artifacts")
-    levels = ["--levels", "V2", "V4", "--grid-barriers", "cooperative", "counter"]
+    levels = ["--levels", "V2", "V4", "--grid-barriers", "counter", "cooperative"]
     assert gpu_host.main(["build", "--out", str(folder), "--models", "mmoe", *levels]) == 0
     assert stage_clocks.main(["build", "--in", str(folder)]) == 0
     return folder
@@ -69,14 +69,14 @@ def test_built_packed_and_rehearsed_without_the_compiler(
     assert done.returncode == 0, done.stderr + done.stdout
     steps = _results(out)["steps"]
     assert {entry["status"] for entry in steps.values()} == {"ok"}
-    for level in ("V2", "V4", "V4-counter"):
+    for level in ("V2", "V4", "V4-cooperative"):
         check = steps[f"check mmoe-tiny-fp32-{level}"]["result"]
         assert check["constants"] == "stored" and check["identical_runs"] == check["runs"] == 5
         assert check["outputs"] and all(entry["ok"] for entry in check["outputs"].values())
         assert steps[f"latency mmoe-paper-fp32-{level}-synthetic"]["result"]["launches"] >= 1
     tools = ("memcheck", "racecheck", "synccheck", "initcheck")
-    assert {f"{tool} mmoe-tiny-fp32-V4{barrier}" for tool in tools for barrier in ("", "-counter")} < set(steps)
-    assert "latency mmoe-tiny-fp32-V2-counter" not in steps, "at V2 no kernel waits"
+    assert {f"{tool} mmoe-tiny-fp32-V4{barrier}" for tool in tools for barrier in ("", "-cooperative")} < set(steps)
+    assert "latency mmoe-tiny-fp32-V2-cooperative" not in steps, "at V2 no kernel waits"
     assert "grid barriers: 2 of 2 networks give the same bits with each" in done.stdout
     assert "times mean nothing" in done.stdout and "mmoe tiny fp32" in done.stdout
 
@@ -85,14 +85,14 @@ def test_precisions_levels_and_barriers_share_files(built: Path, tmp_path: Path)
     index = json.loads((built / "index.json").read_text())
     cases = index["cases"]
     assert list(cases) == [
-        *(f"mmoe-tiny-fp32-{network}" for network in ("V2", "V4", "V4-counter")),
-        *(f"mmoe-paper-fp32-{network}-synthetic" for network in ("V2", "V4", "V4-counter")),
+        *(f"mmoe-tiny-fp32-{network}" for network in ("V2", "V4", "V4-cooperative")),
+        *(f"mmoe-paper-fp32-{network}-synthetic" for network in ("V2", "V4", "V4-cooperative")),
     ]
     assert set(index["as_fp32"]) == {f"mmoe-paper-mixed-{level}-synthetic" for level in ("V2", "V4")}
     assert {case["io"] for case in cases.values()} == {"mmoe-tiny.npz", "mmoe-paper.npz"}
     weights = {name: case["weights"] for name, case in cases.items() if case["size"] == "paper"}
     assert {path.name for path in built.glob("*.weights.npz")} == set(weights.values())
-    assert weights["mmoe-paper-fp32-V4-synthetic"] == weights["mmoe-paper-fp32-V4-counter-synthetic"]
+    assert weights["mmoe-paper-fp32-V4-synthetic"] == weights["mmoe-paper-fp32-V4-cooperative-synthetic"]
     assert all(read_weights(built / name, built / "mmoe-paper.graph.npz") for name in set(weights.values()))
     assert gpu_host.main(["pack", "--in", str(built), "--to", str(tmp_path / "packed")]) == 0
     packed = json.loads((tmp_path / "packed" / "index.json").read_text())
@@ -101,13 +101,13 @@ def test_precisions_levels_and_barriers_share_files(built: Path, tmp_path: Path)
 
 def test_mixed_precision_is_built_beside_fp32(tmp_path: Path) -> None:
     """At paper size with the first grid barrier alone."""
-    options = ["build", "--out", str(tmp_path), "--models", "bert", "--grid-barriers", "cooperative", "counter"]
+    options = ["build", "--out", str(tmp_path), "--models", "bert", "--grid-barriers", "counter", "cooperative"]
     parsed = gpu_host._parser().parse_args(options)
     groups = {group.size: group for group in gpu_host._groups(parsed)}
     five = [f"V{level}" for level in range(5)]
     assert list(groups["paper"].networks(parsed)) == [
         f"bert-paper-{network}-synthetic" for network in
-        (*(f"fp32-{level}" for level in (*five[:3], "V3", "V3-counter", "V4", "V4-counter")),
+        (*(f"fp32-{level}" for level in (*five[:3], "V3", "V3-cooperative", "V4", "V4-cooperative")),
          *(f"mixed-{level}" for level in five))
     ]  # fmt: skip
     assert sum(network.precision == "mixed" for network in groups["tiny"].networks(parsed).values()) == 7
@@ -117,7 +117,7 @@ def test_mixed_precision_is_built_beside_fp32(tmp_path: Path) -> None:
         pytest.skip("no nvcc")
     assert gpu_host.main([*options, "--sizes", "tiny", "--precision", "mixed", "--levels", "V3"]) == 0
     cases = json.loads((tmp_path / "index.json").read_text())["cases"]
-    assert set(cases) == {"bert-tiny-mixed-V3", "bert-tiny-mixed-V3-counter"}
+    assert set(cases) == {"bert-tiny-mixed-V3", "bert-tiny-mixed-V3-cooperative"}
     assert all(load(tmp_path / case["artifact"]).options.precision == "mixed" for case in cases.values())
 
 
@@ -163,7 +163,7 @@ def test_first_contact_is_rehearsed(built: Path, tmp_path: Path) -> None:
         (*("device", "barriers", "smoke", "paper", "shared", "latency", "stages", "constants", "mixed", "rest"),
          *("memory", "races"))
     ]  # fmt: skip
-    assert {"barriers", "shared", "check mmoe-paper-fp32-V4-counter-synthetic"} < set(states)
+    assert {"barriers", "shared", "check mmoe-paper-fp32-V4-cooperative-synthetic"} < set(states)
     assert "mixed precision changes nothing in mmoe-paper-mixed: see fp32" in table
     # Called again, it has nothing left to do.
     before = _results(out)["steps"]
@@ -212,7 +212,7 @@ def test_a_refused_grid_is_made_smaller_and_said(built: Path, tmp_path: Path) ->
 
 def test_outputs_that_depend_on_the_barrier_are_a_failure() -> None:
     about = {"model": "m", "size": "tiny", "precision": "fp32", "level": "V4", "constants": "stored"}
-    cases = {"one": about, "two": {**about, "grid_barrier": "counter"}, "alone": {**about, "level": "V3"}}
+    cases = {"one": about, "two": {**about, "grid_barrier": "cooperative"}, "alone": {**about, "level": "V3"}}
     found = {f"check {name}": {"status": "ok", "result": {"digest": "a"}} for name in cases}
     assert across_barriers(cases, found) == (1, [])
     found["check two"]["result"]["digest"] = "b"
@@ -354,7 +354,7 @@ def test_the_model_is_added_to_artifacts_that_lack_it(built: Path, tmp_path: Pat
         del case["graph"]
     (folder / "index.json").write_text(json.dumps(index))
     before = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.souffle")}
-    levels = ["--levels", "V2", "V4", "--grid-barriers", "cooperative", "counter"]
+    levels = ["--levels", "V2", "V4", "--grid-barriers", "counter", "cooperative"]
     assert gpu_host.main(["build", "--out", str(folder), "--models", "mmoe", *levels]) == 0
     assert {path.name: path.stat().st_mtime_ns for path in folder.glob("*.souffle")} == before
     for name, case in json.loads((folder / "index.json").read_text())["cases"].items():

@@ -19,13 +19,15 @@ from souffle.pipeline import compile_cuda
 from souffle.runtime import Network
 from souffle.verify import PROVEN, REFUTED, Certificate, certify, certify_plan, printed
 
+BARRIER = "cooperative"
+"""Whose waits are an operator of TVM's, in TensorIR and in text; the counter's are in ``test_grid_waits.py``."""
 GRID_TEXT = re.compile(r"(?<!void )tvm_builtin_cuda_grid_sync\(\);")
 
 
 @cache
 def compiled(name: str, level: str, precision: str) -> CompiledKernels:
     program = souffle.import_onnx(models.build(name))
-    return compile_cuda(program, level=level, arch="sm_90", precision=precision, cubin=False)
+    return compile_cuda(program, level=level, arch="sm_90", precision=precision, cubin=False, grid_barrier=BARRIER)
 
 
 def functions_of(kernels: CompiledKernels) -> dict[str, tirx.PrimFunc]:
