@@ -78,7 +78,7 @@ def test_masks_that_are_calculated(case: AttentionCase, form: str) -> None:
 
 def test_long_rows_run_along() -> None:
     """They are computed once, a panel of keys after the other."""
-    case = AttentionCase(2048, 2048, 64, 1, 1)
+    case = AttentionCase(2048, 2048, 64, 2, 2)
     model, inputs = written_out(case), random_tensors(case)
     network, stages = compiled(model)
     (stage,) = flat_stages(stages)

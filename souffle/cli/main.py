@@ -135,7 +135,8 @@ def _compiler_parsers() -> tuple[argparse.ArgumentParser, ...]:
     waits.add_argument(
         "--grid-barrier",
         choices=GRID_BARRIER_NAMES,
-        help="how the blocks of a kernel wait for each other (default: cooperative; with a watchdog, counter)",
+        default="counter",
+        help="how the blocks of a kernel wait for each other (default: %(default)s)",
     )
     waits.add_argument(
         "--watchdog-ms",

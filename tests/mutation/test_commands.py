@@ -45,7 +45,7 @@ def test_a_thorough_campaign_over_files_runs_what_is_not_refuted(tmp_path: Path)
     options = ["--models", "--files", str(path), "--levels", "persistent", "--precisions", "mixed", "--mutants", "6"]
     assert mutation.main([*options, "--thorough", "--open", "--json", str(out)]) == 0
     found = [json.loads(line) for line in out.read_text().splitlines()]
-    assert {one["network"] for one in found} == {"small persistent mixed cooperative"}
+    assert {one["network"] for one in found} == {"small persistent mixed counter"}
     assert {"number", "statement", "condition", "tensor"} & {one["mutation"]["kind"] for one in found}
     assert all((one["verdict"] == "REFUTED") == (one["outcome"] == "") for one in found)
 

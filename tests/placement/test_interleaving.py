@@ -230,7 +230,7 @@ def test_by_its_own_choice_a_stack_waits_once_a_wavefront(sizes: tuple[int, ...]
     apart = souffle.compile(model, disable=["interleaving"], verify="off", **options)
     syncs = [sum(kernel.grid_syncs for kernel in network.plan.kernels) for network in (made, apart)]
     wavefronts = steps + len(sizes) - 2
-    assert syncs[0] <= wavefronts + 2 < syncs[1], syncs
+    assert syncs[0] <= wavefronts + 3 < syncs[1], syncs
     seconds = [sum(kernel.predicted.seconds for kernel in network.plan.kernels) for network in (made, apart)]
     assert seconds[0] < seconds[1]
     assert made.certificate.verdict == PROVEN

@@ -69,7 +69,7 @@ def test_a_variable_of_the_loop_s_own_keeps_an_index_in_it() -> None:
     assert tvm_ffi.structural_equal(with_short_indices(function).body, function.body)
 
 
-def put_back(width: int = 128) -> onnx.ModelProto:
+def put_back(width: int = 64) -> onnx.ModelProto:
     """A product of windows of 7 x 7 places, put back where they are in the image, and added to it."""
     weights = np.random.default_rng(0).standard_normal((width, width)).astype(np.float32)
     nodes = [
