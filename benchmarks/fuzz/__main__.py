@@ -38,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
         "--targets",
         nargs="+",
         default=["cpu", "turns"],
+        choices=(*TARGETS, "all", *_TURNS, *SWITCHES, *FUSIONS),
         metavar="T",
         help=f"of {', '.join(TARGETS)}; all; turns: one CUDA target for each seed, in turn; switches: V4 in a "
         "precision without one thing that keeps tensors on chip, in turn; planners: all planners of patterns at a "
