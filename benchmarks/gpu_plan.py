@@ -114,8 +114,7 @@ class _Steps:
                 found.setdefault((case["size"], case["model"], case["precision"]), []).append(name)
         return [tuple(names) for names in found.values()]
 
-    def quiet(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Arguments of a rehearsal with networks that are too large to run."""
+    def _quiet(self, names: tuple[str, ...]) -> tuple[str, ...]:
         # Without a GPU a paper model's kernels would take hours.
         large = any(self._cases[name]["size"] != "tiny" for name in names)
         return ("--no-execute",) if self._options.rehearse and large else ()
@@ -123,7 +122,7 @@ class _Steps:
     def check(self, names: tuple[str, ...], repeats: int, timeout: float, *, together: bool = True) -> Step:
         """Right, the same bits again and again, the same as a graph and through PyTorch."""
         figures = ("--repeats", str(repeats), "--seconds", str(timeout / 2))
-        return Step("check", "check", names, (*figures, *self.quiet(names)), timeout, together=together)
+        return Step("check", "check", names, (*figures, *self._quiet(names)), timeout, together=together)
 
     def _figures(self) -> tuple[str, ...]:
         options = self._options
@@ -133,7 +132,7 @@ class _Steps:
     def latency(self, names: tuple[str, ...]) -> list[Step]:
         """Levels side by side."""
         figures = self._figures()
-        quiet = self.quiet(names)
+        quiet = self._quiet(names)
         # Several paper models at once would fill the memory of a small machine.
         parts = [(name,) for name in names] if quiet else [names]
         return [Step("latency", "latency", part, (*figures, *quiet), self._options.timeout) for part in parts]
@@ -151,13 +150,13 @@ class _Steps:
     def stages(self, name: str) -> Step:
         """The clocks of a network's stages."""
         repeats = "1" if self._options.rehearse else "21"
-        arguments = ("--repeats", repeats, *self.quiet((name,)))
+        arguments = ("--repeats", repeats, *self._quiet((name,)))
         return Step("stages", "stages", (name,), arguments, min(60, self._options.timeout))
 
     def under(self, tool: str, names: tuple[str, ...], *, together: bool = True) -> list[Step]:
         """One call of each network under one of compute-sanitizer's tools."""
         return [
-            Step("once", tool, (name,), self.quiet((name,)), self._options.timeout, tool, together) for name in names
+            Step("once", tool, (name,), self._quiet((name,)), self._options.timeout, tool, together) for name in names
         ]
 
 

@@ -278,20 +278,11 @@ def _prepared(
     cuda.synchronize(stream, "inputs")
     launches, stamps = [], []
     for launch in plan.launches:
-        kernel, grid = plan.kernels[launch.kernel], code.grids[launch.kernel]
-        array = np.zeros((len(twin.labels[kernel.name]) + 1, grid), np.uint64)
+        labels, grid = twin.labels[plan.kernels[launch.kernel].name], code.grids[launch.kernel]
+        array = np.zeros((len(labels) + 1, grid), np.uint64)
         stamps.append((zeros(array.nbytes), array))
-        prepared = cuda.prepare(
-            kernel.name,
-            code.functions[launch.kernel],
-            grid=grid,
-            threads=kernel.threads,
-            pointers=[*(addresses[number] for number in launch.buffers), stamps[-1][0]],
-            integers=[grid],
-            dynamic_shared_bytes=kernel.dynamic_shared_bytes,
-            cooperative=kernel.cooperative,
-        )
-        launches.append(prepared)
+        pointers = [*(addresses[number] for number in launch.buffers), stamps[-1][0]]
+        launches.append(code.prepare(launch.kernel, pointers))
     return launches, stamps
 
 

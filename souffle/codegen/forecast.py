@@ -56,8 +56,7 @@ def _predicted(
     times = forecast.times(units, block, kernel.tiles, *waits, fewer=fewer, fetches=fetches, teams=kernel.teams)
     if not times.blocks:
         return kernel
-    grid = max(1, min(kernel.tiles, times.blocks // kernel.teams))
-    launch = {"grid": grid, "teams": kernel.teams} if kernel.cooperative else {}
+    launch = {"grid": times.grid, "teams": kernel.teams}
     stages: dict[str, PredictedStage] = {}
     for unit in units:
         runs = unit.loop.steps if isinstance(unit, LoopStage) else 1

@@ -52,6 +52,8 @@ class KernelTimes:
         Of the stages: what they take longer for machine code that is not in the instruction cache.
     blocks : int
         With which it is launched at most, or teams of them; 0 where none fits, and the times are infinite.
+    grid : int
+        Blocks of the launch where all must be there at once; 0 where nobody waits.
     """
 
     launch: float
@@ -59,6 +61,7 @@ class KernelTimes:
     stages: float
     blocks: int
     code: float = 0.0
+    grid: int = 0
 
     @property
     def seconds(self) -> float:
@@ -178,8 +181,8 @@ class KernelForecast:
 
         def with_blocks(most: int) -> KernelTimes:
             blocks = max(1, min(tiles, most // teams))
-            # Where nobody waits, the launch is none in which all blocks must be there at once.
-            launch = {"grid": blocks, "teams": teams} if grid_syncs or flag_waits else {}
+            grid = blocks if grid_syncs or flag_waits else 0
+            launch = {"grid": grid, "teams": teams}
             stages = sum(count * self.seconds(stage, block, most, **launch) for stage, count in runs)
             stages += sum(self.fill_seconds(stage, block, most, count) for stage, count in runs)
             waiting = grid_syncs * self.grid_sync_seconds(blocks)
@@ -194,7 +197,7 @@ class KernelForecast:
                         self.terms(stage, block, most, fetched=fetched, **launch) for fetched in (False, True)
                     )
                     code += sum(n * (_seconds(b) - _seconds(a)) for n, a, b in zip(counts, warm, late, strict=True))
-            return KernelTimes(self.launch_seconds, waiting, stages + code, most, code)
+            return KernelTimes(self.launch_seconds, waiting, stages + code, most, code, grid)
 
         fit = self.resident(block) // teams * teams * self.device.sm_count
         if not fit:

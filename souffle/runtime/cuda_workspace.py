@@ -108,6 +108,20 @@ class CudaCode:
         self.grids = Grids([kernel.name for kernel in plan.kernels], grids)
         self.registers = tuple(cuda.registers(function) for function in functions)
 
+    def prepare(self, number: int, pointers: Sequence[int]) -> PreparedLaunch:
+        """A launch of the kernel of a number, with the addresses of its parameters."""
+        kernel, grid = self.plan.kernels[number], self.grids[number]
+        return self.cuda.prepare(
+            kernel.name,
+            self.functions[number],
+            grid=grid,
+            threads=kernel.threads,
+            pointers=pointers,
+            integers=[grid],
+            dynamic_shared_bytes=kernel.dynamic_shared_bytes,
+            cooperative=kernel.cooperative,
+        )
+
 
 def _release(
     cuda: Cuda,
@@ -170,17 +184,7 @@ class CudaWorkspace:
         self._scratch = self._own(plan.workspace_bytes, f"the workspace of {plan.workspace_bytes} bytes")
         addresses = [self._address(index) for index in range(len(plan.buffers))]
         self._launches = tuple(
-            cuda.prepare(
-                plan.kernels[launch.kernel].name,
-                code.functions[launch.kernel],
-                grid=code.grids[launch.kernel],
-                threads=plan.kernels[launch.kernel].threads,
-                pointers=[addresses[index] for index in launch.buffers],
-                integers=[code.grids[launch.kernel]],
-                dynamic_shared_bytes=plan.kernels[launch.kernel].dynamic_shared_bytes,
-                cooperative=plan.kernels[launch.kernel].cooperative,
-            )
-            for launch in plan.launches
+            code.prepare(launch.kernel, [addresses[index] for index in launch.buffers]) for launch in plan.launches
         )
 
     def _own(self, nbytes: int, about: str) -> int:
