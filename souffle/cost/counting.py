@@ -276,7 +276,24 @@ class Counter:
             # The last is waited for with whatever follows.
             self.total["global_waits"] += self.turns * (copies - 1)
 
-    def global_access(self, buffer: str, places: np.ndarray, unit: int, *, store: bool, fixed: bool) -> None:
+    def global_access(
+        self, buffer: str, places: np.ndarray, unit: int, *, store: bool, fixed: bool, width: int = 0
+    ) -> None:
+        """A load, store or copy of global memory whose address is known.
+
+        Parameters
+        ----------
+        buffer : str
+        places : ndarray
+            The first element that a thread touches.
+        unit : int
+            Bytes of an element.
+        store : bool
+        fixed : bool
+            Whether the stage leaves the tensor as it is, so that what is asked for once is not asked for again.
+        width : int
+            Bytes of a thread's registers that pass; 0 for a copy, which passes none.
+        """
         executions = self.executions(places.shape, all_loops=not fixed)
         self.count("", executions)
         if places.ndim and places.shape[-1] > 1:
@@ -297,7 +314,9 @@ class Counter:
         sectors, counts = _distinct(by_warp // SECTOR)
         _, lines = _distinct(by_warp // _LINE)
         each = cut * repeats / self.samples
-        self.total["shared_bytes"] += float(np.maximum(lines, -(-counts * SECTOR // _LINE)).sum()) * each * _LINE
+        passes = np.maximum(lines, -(-counts * SECTOR // _LINE))
+        passes = np.maximum(passes, np.where(counts > 0, -(-width * WARP // _LINE), 0))
+        self.total["shared_bytes"] += float(passes.sum()) * each * _LINE
         # What warps ask for in one turn of the loops that stay loops is asked for together, and comes once.
         together = [len(grid) - 3 - depth for depth, loop in enumerate(self.loops) if loop.unrolled]
         together = [axis for axis in together if axis >= 0]
@@ -342,9 +361,14 @@ class Counter:
         return (places, 1) if merged <= 1 else (places[::merged], merged)
 
     def _bank_bytes(self, places: np.ndarray | None, unit: int, width: int) -> float:
-        """Bytes of the data path that one warp's access to shared memory takes, conflicts included."""
+        """Bytes of the data path that one warp's access to shared memory takes, conflicts included.
+
+        Threads that read one place read it together from the banks, but each of them is given it: what passes is never
+        less than all that a warp's registers take.
+        """
+        given = float(WARP * width)
         if places is None:
-            return float(_LINE)
+            return given
         one = places[(0,) * (places.ndim - 2)] if places.ndim >= 2 else places
         row = np.broadcast_to(one, (self.samples, self.threads))[0] * unit
         warps = self._by_warp(row, -1)
@@ -354,7 +378,7 @@ class Counter:
             # Of so few numbers a set is built faster than NumPy begins to sort.
             words = {place // BANK_BYTES + one for place in warp if place >= 0 for one in span}
             transactions += max(collections.Counter(word % _BANKS for word in words).values(), default=0)
-        return transactions * _LINE / len(warps)
+        return max(given, transactions * _LINE / len(warps))
 
 
 def _each_once(places: np.ndarray) -> np.ndarray:

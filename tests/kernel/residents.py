@@ -34,10 +34,10 @@ def residual(rows: int = 128, columns: int = 128) -> TEProgram:
 def narrow() -> TEProgram:
     """Three products of few columns: a tile has whole rows, so that the next product's rows are of the same block."""
     b = Builder()
-    x = b.input(96, 32)
-    t = b.plus(b.matmul(b.relu(x), weight(b, 32, 32)), x)
-    c = b.plus(b.matmul(t, weight(b, 32, 32)), t)
-    return b.program(b.map(lambda v: v * 0.5, b.matmul(c, weight(b, 32, 32))))
+    x = b.input(192, 16)
+    t = b.plus(b.matmul(b.relu(x), weight(b, 16, 16)), x)
+    c = b.plus(b.matmul(t, weight(b, 16, 16)), t)
+    return b.program(b.map(lambda v: v * 0.5, b.matmul(c, weight(b, 16, 16))))
 
 
 def gated(rows: int = 64, columns: int = 96) -> TEProgram:

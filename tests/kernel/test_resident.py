@@ -80,13 +80,13 @@ def test_a_tensor_that_only_readers_of_its_tiles_need_is_not_written() -> None:
     assert ["written" in d.reason for d in kept(net)] == [True, True]
     (read, written), (before, wrote) = bytes_moved(net), bytes_moved(without)
     # The first is read twice, as the next product's rows and beside its sum.
-    assert before - read == 2 * 96 * 32 * 4 and wrote - written == 2 * 96 * 32 * 4
+    assert before - read == 2 * 192 * 16 * 4 and wrote - written == 2 * 192 * 16 * 4
     check(net, program)
 
 
 @pytest.mark.parametrize("program", [residual, narrow], ids=["residual", "narrow"])
 def test_blocks_of_several_tiles_have_a_part_for_each(program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 32 tiles, and of 6: grids of 7 to 1 have all parts in shared memory, some of them, or the first three."""
+    """Of 64 tiles, and of 6: grids of 7 to 1 have all parts in shared memory, some of them, or the first three."""
     monkeypatch.setattr(resident._Room, "turns", lambda self, stage, waits: 3)
     net = compiled(program())
     assert kept(net) and all("each of its 3 tiles" in decision.reason for decision in kept(net))
@@ -116,7 +116,7 @@ def test_loops_keep_what_a_step_makes_and_reads() -> None:
     for _ in range(6):
         t = b.relu(b.matmul(x, w[0]))
         x = b.plus(b.matmul(b.matmul(t, w[1]), w[0]), t)
-        x = b.map(lambda v: te.round(v * 0.0078125), x)
+        x = b.map(lambda v: te.round(v * 0.000244140625), x)
     program = b.program(x)
     net = compiled(program)
     loops = [call for merged in net.merged for call in merged.shape.calls if isinstance(call, LoopCall)]

@@ -164,8 +164,8 @@ def test_the_busiest_block() -> None:
 
 def rowwise_chain() -> TEProgram:
     b = Builder()
-    x = b.input(600, 24)
-    for width, next_width in ((24, 20), (20, 28), (28, 24)):
+    x = b.input(600, 16)
+    for width, next_width in ((16, 12), (12, 14), (14, 16)):
         x = b.matmul(x, b.constant(weights(width, next_width)))
     return b.program(x)
 

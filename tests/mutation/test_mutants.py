@@ -158,9 +158,9 @@ def test_tensors_that_share_memory(trials: Trials) -> None:
 def test_barriers_around_tiles_that_one_block_takes_together(sandbox: Sandbox) -> None:
     """A barrier outside of the loop over the tiles of a slot does not part them."""
     b = Builder()
-    x = b.scaled(b.input(128, 32), 2.0)
-    y = b.matmul(x, b.constant(weights(32, 64)))
-    program = b.program(b.matmul(y, b.constant(weights(64, 32))))
+    x = b.scaled(b.input(128, 16), 2.0)
+    y = b.matmul(x, b.constant(weights(16, 64)))
+    program = b.program(b.matmul(y, b.constant(weights(64, 16))))
     compiled = compile_cuda(program, level="V3", arch=ARCH, cubin=False)
     (merged,) = compiled.merged
     assert any(call.assignment and call.assignment.per_slot > 1 for call in merged.shape.stage_calls)

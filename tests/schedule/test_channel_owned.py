@@ -163,7 +163,7 @@ CASES = [
     bottleneck("halves", 1, 129, 24, 11, 3, 2, (1, 1, 0, 2), dtype="float16", request=TENSOR),
     bottleneck("halves_in_a_batch", 3, 97, 26, 5, 3, 1, (1, 1, 1, 1), dtype="float16", request=TENSOR),
     halved_products("halves_in_a_row"),
-    halved_projection("halves_spread", 192, 5, 120, 113),
+    halved_projection("halves_spread", 192, 5, 248, 241),
     bottleneck("warps", 1, 32, 8, 11, 7, 1, (3, 3, 3, 3), request=GpuRequest("sm_80", threads=256, sm_count=4)),
     excitation("excited", 20, 5, 6),
     groups("grouped", 4, 6, 8, 3),

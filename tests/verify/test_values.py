@@ -80,16 +80,18 @@ NODES = {
     "window": ("MaxPool", [(F, (1, 2, 9, 9))], {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 2]}),
     "reduction": ("ReduceSum", [(F, (3, 700))], {"keepdims": 0}),
     "elementwise": ("Add", [(F, (3, 1, 5)), (F, (4, 1))], {}),
+    # Operands come by copies.
+    "contraction": ("MatMul", [(F, (32, 96)), (F, (96, 48))], {}),
 }
 
 
 def candidates(rule: str) -> list[StageText]:
     """Stages whose schedule a rule made."""
     found = [text for own, text in of_node(*NODES[rule]) if own == rule] if rule in NODES else []
-    return found or [text for how in MODELS for own, text in of_model(*how).values() if own == rule]
+    return found + [text for how in MODELS for own, text in of_model(*how).values() if own == rule]
 
 
-RULES = ("contraction", "mma_contraction", "tensor_core_contraction", "rowwise", *NODES)
+RULES = ("mma_contraction", "tensor_core_contraction", "rowwise", *NODES)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -110,10 +110,13 @@ class Knob:
     name : str
     values : tuple of int
         Those that it may take, in ascending order. Not every combination with other knobs need be possible.
+    former : int, optional
+        What schedules had that were recorded before there was this knob; None for one that was always there.
     """
 
     name: str
     values: tuple[int, ...]
+    former: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,6 +167,7 @@ class Sketch:
             If they are not of this sketch's knobs; the message names the knob and what it may be.
         """
         known = {knob.name: knob for knob in self.knobs}
+        values = {**{knob.name: knob.former for knob in self.knobs if knob.former is not None}, **values}
         if values.keys() != known.keys():
             raise OptionError(f"rule {self.rule} has the knobs {', '.join(known)}, not {', '.join(values)}")
         for name, value in values.items():

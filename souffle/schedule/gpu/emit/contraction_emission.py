@@ -8,11 +8,18 @@ A thread's parts of the operands are read one place of the inner axis ahead, int
 
 Legal, as what is read lies in a tile that is complete, and no sum's order changes. nvcc does not move reads of shared
 memory across the multiply-adds before them by itself, and a few warps cannot hide what each of them waits.
+
+Where a tile has several slices, the threads of each multiply another part of every step, and their totals are parts of
+the sums. These pass through shared memory once, behind the last step: each thread puts all of its own there, and adds
+up, in the order of the slices, those that it is to write, one in as many::
+
+    for t:  totals[0:n] += products of part s of step t
+    sums[s] = totals[0:n];  barrier;  totals[0:n / slices] = sums[0][own] + sums[1][own] + ...
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from math import ceil, prod
 from typing import Any
 
@@ -24,18 +31,16 @@ from souffle.schedule.gpu.emit.folding import ThreadShare, fold_buffers, fold_re
 from souffle.schedule.gpu.emit.normalized_fetch import NormalizedFetch
 from souffle.schedule.gpu.emit.row_statements import RowStatements
 from souffle.schedule.gpu.emit.staging import TileFetch, choose_fetch
+from souffle.schedule.gpu.emit.thread_vectors import ThreadVectors
 from souffle.schedule.gpu.emit.writeback import write_results
 from souffle.schedule.gpu.forms.contraction_expressions import substitute_axes
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.rule import GpuRequest
-from souffle.schedule.gpu.tiling.contraction_cost import result_lanes_of
+from souffle.schedule.gpu.tiling.contraction_cost import UNROLLED, result_lanes_of
 from souffle.schedule.gpu.tiling.contraction_tiling import PADDING, PART_SETS, VECTOR, ContractionTiling
 from souffle.tvm_compat import PrimExpr, cast, sequence
 
 __all__ = ["ContractionKernel", "emit_contraction"]
-
-_UNROLLED = 512
-"""Multiply-adds in a row, between which shared memory's latency and its indices disappear; 64 totals, 8 deep."""
 
 
 def emit_contraction(problem: Contraction, tiling: ContractionTiling, request: GpuRequest) -> tuple[tirx.PrimFunc, int]:
@@ -51,28 +56,12 @@ def emit_contraction(problem: Contraction, tiling: ContractionTiling, request: G
     return kernel.func(), kernel.tiles
 
 
-@dataclass(frozen=True)
-class _Vectors:
-    """How a thread's rows lie in a tile, or its columns: in vectors of `lanes`, `threads` vectors apart."""
-
-    count: int
-    lanes: int
-    threads: int
-
-    def place(self, vector: PrimExpr, thread: PrimExpr) -> PrimExpr:
-        """Where in the tile a vector begins."""
-        return (vector * self.threads + thread) * self.lanes
-
-    def position(self, number: PrimExpr, thread: PrimExpr) -> PrimExpr:
-        """Where in the tile a thread's row or column is, by its number."""
-        return self.place(tirx.floordiv(number, self.lanes), thread) + tirx.floormod(number, self.lanes)
-
-
 class _Side:
     """One operand: how its tiles come, where they are, and the part of them that a thread multiplies."""
 
-    def __init__(self, name: str, fetch: TileFetch, arch: str, stages: int, vectors: _Vectors) -> None:
+    def __init__(self, name: str, fetch: TileFetch, arch: str, stages: int, vectors: ThreadVectors) -> None:
         copy = async_copy(fetch, arch) if stages > 1 else None
+        self.name = name
         self.copy = copy if isinstance(copy, AsyncCopy) else None
         self.fetch = fetch if self.copy is None else self.copy.fetch
         self.source: TileFetch | NormalizedFetch = self.fetch
@@ -80,13 +69,20 @@ class _Side:
         self.buffers = min(stages, 2) if self.copy is None else stages
         self.vectors = vectors
         dtype = fetch.operand.dtype
-        self.shared = shared_buffer(f"{name}_tile", self.buffers * self.fetch.shared_elements, dtype)
         self.held = local_buffer(f"{name}_next", self.fetch.register_elements, dtype)
         self.part = local_buffer(f"{name}_part", PART_SETS * vectors.count, dtype)
+        self.shared: Any = None
+        self.base = 0
+
+    @property
+    def elements(self) -> int:
+        """Of shared memory, with all of its tiles."""
+        return self.buffers * self.fetch.shared_elements
 
     def start(self, turn: PrimExpr) -> PrimExpr | int:
         """The element of shared memory at which the tile of a step begins."""
-        return tirx.floormod(turn, self.buffers) * self.fetch.shared_elements if self.buffers > 1 else 0
+        tile = tirx.floormod(turn, self.buffers) * self.fetch.shared_elements if self.buffers > 1 else 0
+        return tile + self.base if self.base else tile
 
 
 class ContractionKernel:
@@ -97,26 +93,22 @@ class ContractionKernel:
     problem : Contraction
     tiling : ContractionTiling
     request : GpuRequest
-    slices : int
-        Parts of a sum, of which threads that lie along the batch elsewhere have one each. Then there is no batch,
-        `step` is that of each part, and zeros change nothing.
     """
 
-    def __init__(self, problem: Contraction, tiling: ContractionTiling, request: GpuRequest, slices: int = 1) -> None:
-        self.problem, self.tiling, self.threads, self.slices = problem, tiling, request.threads, slices
-        self.step = tiling.step * slices
-        batch, rows, columns = self.shape = (tiling.tile[0] // slices, *tiling.tile[1:])
-        self.counts = tuple(-(-extent // size) for extent, size in zip(problem.extents, self.shape, strict=False))
+    def __init__(self, problem: Contraction, tiling: ContractionTiling, request: GpuRequest) -> None:
+        self.problem, self.tiling, self.threads = problem, tiling, request.threads
+        self.counts = tiling.counts(problem.extents)
+        self.step = tiling.deep
         self.steps = ceil(problem.extents[3] / self.step)
-        row_lanes = min(tiling.each[0], VECTOR)
-        lanes = (row_lanes, tiling.together)
+        batch, rows, columns = tiling.tile
+        lanes = (tiling.row_lanes, tiling.together)
         self.left, self.right = self.sides = tuple(
             _Side(
                 name,
                 choose_fetch(problem, name, (batch, extent, self.step), request.threads, False, _padding),
                 request.arch,
                 tiling.stages,
-                _Vectors(each, own, threads),
+                ThreadVectors(each, own, threads),
             )
             for name, extent, each, own, threads in zip(
                 ("left", "right"), (rows, columns), tiling.each, lanes, tiling.across[1:], strict=True
@@ -127,12 +119,28 @@ class ContractionKernel:
         if self.rows.held is not None and self.left.copy is None:
             self.left.source = self.normalized = NormalizedFetch(self.left.fetch, problem.row_values)
         self.totals = local_buffer("totals", prod(tiling.each), problem.dtype)
+        # What a thread writes, where several have totals of the same elements.
+        self.own_rows = self.left.vectors.shared_by(tiling.slices)
         self.lanes = result_lanes_of(problem, tiling.together)
         stores = problem.stores if self.lanes > 1 else ()
         self.values = [local_buffer(f"result{n}", self.lanes, str(s.buffer.dtype)) for n, s in enumerate(stores)]
-        self.folded = fold_buffers(problem, tiling.across, tiling.each)
-        self.sums = [shared_buffer("sums", slices * rows * columns, problem.dtype)] if slices > 1 else []
-        self.joined = [local_buffer("joined", 1, problem.dtype)] if slices > 1 else []
+        self.folded = fold_buffers(problem, *tiling.shares)
+        self.shared, self.sums = self._shared_memory()
+
+    def _shared_memory(self) -> tuple[list[Any], Any]:
+        """Buffers for the tiles, and the one of parts of sums: in the place of the tiles, where types allow it."""
+        sums = prod(self.tiling.tile) * self.tiling.slices if self.tiling.slices > 1 else 0
+        dtypes = {side.fetch.operand.dtype for side in self.sides} | {self.problem.dtype}
+        if sums and len(dtypes) == 1:
+            self.right.base = -(-self.left.elements // VECTOR) * VECTOR
+            whole = shared_buffer("tiles", max(self.right.base + self.right.elements, sums), self.problem.dtype)
+            self.left.shared = self.right.shared = whole
+            return [whole], whole
+        for side in self.sides:
+            side.shared = shared_buffer(f"{side.name}_tile", side.elements, side.fetch.operand.dtype)
+        shared = [side.shared for side in self.sides]
+        apart = shared_buffer("sums", sums, self.problem.dtype) if sums else None
+        return [*shared, *([] if apart is None else [apart])], apart
 
     @property
     def tiles(self) -> int:
@@ -145,10 +153,8 @@ class ContractionKernel:
         waiting = [side.held for side in self.sides if side.copy is None]
         parts = [side.part for side in self.sides]
         held = [buffer for pair in self.folded for buffer in pair]
-        shared = [side.shared for side in self.sides]
         normalizing = (*self.rows.buffers, *(() if self.normalized is None else self.normalized.buffers))
-        own = (*self.values, *held, *self.sums, *self.joined, *normalizing)
-        return (*shared, *waiting, *parts, self.totals, *own)
+        return (*self.shared, *waiting, *parts, self.totals, *self.values, *held, *normalizing)
 
     def func(self) -> tirx.PrimFunc:
         """The stage with this body."""
@@ -162,10 +168,13 @@ class ContractionKernel:
         self.tile = (tirx.floordiv(block, counts[1] * counts[2]), row_tile, column_tile)
         self.thread = thread
         thread_column = tirx.floormod(thread, along_columns)
-        thread_row = tirx.floormod(tirx.floordiv(thread, along_columns), along_rows)
-        self.place = (tirx.floordiv(thread, along_columns * along_rows), thread_row, thread_column)
+        line, writers = tirx.floordiv(thread, along_columns), along_rows * self.tiling.slices
+        # Where it writes; what it multiplies is the same rows for the threads of all slices.
+        self.writes = (tirx.floordiv(thread, along_columns * writers), tirx.floormod(line, writers), thread_column)
+        self.slice = tirx.floordiv(self.writes[1], along_rows)
+        self.place = (self.writes[0], tirx.floormod(line, along_rows), thread_column)
         pipeline = self._single() if self.tiling.stages == 1 else self._pipeline()
-        return sequence(self._clear(), *pipeline, self._results() if self.slices == 1 else self._joined_results())
+        return sequence(self._clear(), *pipeline, self._joined(), self._results())
 
     # Bringing tiles
 
@@ -245,7 +254,7 @@ class ContractionKernel:
     def _products(self, turn: PrimExpr) -> tirx.Stmt:
         """All products of a step, as many as may be without a loop between them."""
         step, totals = self.tiling.step, prod(self.tiling.each)
-        together = max(u for u in range(1, step + 1) if step % u == 0 and (u == 1 or u * totals <= _UNROLLED))
+        together = max(u for u in range(1, step + 1) if step % u == 0 and (u == 1 or u * totals <= UNROLLED))
 
         def some(group: PrimExpr) -> tirx.Stmt:
             first, zero = group * together, tirx.IntImm("int32", 0)
@@ -286,12 +295,12 @@ class ContractionKernel:
         )
 
     def _load(self, side: _Side, thread: PrimExpr, turn: PrimExpr, k: PrimExpr, own: PrimExpr) -> tirx.Stmt:
-        start, lanes, zero = side.start(turn), side.vectors.lanes, tirx.IntImm("int32", 0)
+        start, lanes = side.start(turn), side.vectors.lanes
 
         def group(j: PrimExpr) -> tirx.Stmt:
             def lane(i: PrimExpr) -> tirx.Stmt:
-                batch, inner = (self.place[0], k) if self.slices == 1 else (zero, self.place[0] * self.tiling.step + k)
-                place = side.fetch.place(batch, side.vectors.place(j, thread) + i, inner)
+                inner = self.slice * self.tiling.step + k if self.tiling.slices > 1 else k
+                place = side.fetch.place(self.place[0], side.vectors.place(j, thread) + i, inner)
                 register = own * side.vectors.count + j * lanes + i
                 return tirx.BufferStore(side.part, side.shared[start + place], [register])
 
@@ -301,67 +310,77 @@ class ContractionKernel:
 
     # Results
 
+    def _joined(self) -> tirx.Stmt | None:
+        """The parts of sums added up, where there are several slices: what a thread writes is in its first totals."""
+        if self.sums is None:
+            return None
+        (batch, rows, columns), (each_row, each_column) = self.tiling.tile, self.tiling.each
+        thread_batch, thread_row, thread_column = self.place
+        own, across = self.left.vectors, self.right.vectors
+        elements = batch * rows * columns
+
+        def at(row: PrimExpr, column: PrimExpr) -> PrimExpr:
+            return (thread_batch * rows + row) * columns + column
+
+        def put(i: PrimExpr, group: PrimExpr) -> tirx.Stmt:
+            first = self.slice * elements + at(own.position(i, thread_row), across.place(group, thread_column))
+
+            def one(lane: PrimExpr) -> tirx.Stmt:
+                total = self.totals[i * each_column + group * across.lanes + lane]
+                return tirx.BufferStore(self.sums, total, [first + lane])
+
+            return loop("lane", across.lanes, one, "vectorized")
+
+        def take(i: PrimExpr, group: PrimExpr) -> tirx.Stmt:
+            first = at(self.own_rows.position(i, self.writes[1]), across.place(group, thread_column))
+            place = i * across.count + group * across.lanes
+
+            def add(number: PrimExpr) -> tirx.Stmt:
+                def one(lane: PrimExpr) -> tirx.Stmt:
+                    part = self.sums[(number + 1) * elements + first + lane]
+                    return tirx.BufferStore(self.totals, self.totals[place + lane] + part, [place + lane])
+
+                return loop("lane", across.lanes, one, "vectorized")
+
+            def start(lane: PrimExpr) -> tirx.Stmt:
+                return tirx.BufferStore(self.totals, self.sums[first + lane], [place + lane])
+
+            begun = loop("lane", across.lanes, start, "vectorized")
+            return sequence(begun, loop("slice", self.tiling.slices - 1, add, "unrolled"))
+
+        def each(count: int, body: Callable[[PrimExpr, PrimExpr], tirx.Stmt]) -> tirx.Stmt:
+            groups = across.count // across.lanes
+            return loop("i", count, lambda i: loop("j", groups, lambda j: body(i, j), "unrolled"), "unrolled")
+
+        # The tiles lie where the sums go.
+        return sequence(barrier(), each(each_row, put), barrier(), each(self.own_rows.count, take))
+
     def _results(self) -> tirx.Stmt | None:
-        rows, columns = self.tiling.each
+        rows, columns = self.own_rows, self.right.vectors
         written = None
         if self.problem.stores:
-            vectors = columns // self.lanes
-            written = loop("i", rows, lambda i: loop("j", vectors, lambda j: self._write(i, j), "unrolled"), "unrolled")
+            vectors = columns.count // self.lanes
+
+            def write(i: PrimExpr) -> tirx.Stmt:
+                return loop("j", vectors, lambda j: self._write(i, j), "unrolled")
+
+            written = loop("i", rows.count, write, "unrolled")
         part = ThreadShare(
-            self.tiling.across,
-            self.tiling.each,
+            *self.tiling.shares,
             self.tile,
-            self.place,
-            lambda i: self.left.vectors.position(i, self.place[1]),
-            lambda j: self.right.vectors.position(j, self.place[2]),
-            lambda i, j: self.totals[i * columns + j],
+            self.writes,
+            lambda i: rows.position(i, self.writes[1]),
+            lambda j: columns.position(j, self.writes[2]),
+            lambda i, j: self.totals[i * columns.count + j],
             self.rows.values,
         )
         return sequence(written, fold_results(self.problem, part, self.folded, self.thread, self.threads))
 
-    def _joined_results(self) -> tirx.Stmt:
-        """The parts of the sums put together, and written by all threads."""
-        (sums,), (joined,), (_, rows, columns) = self.sums, self.joined, self.shape
-        own, across = self.left.vectors, self.right.vectors
-
-        def part(i: PrimExpr, group: PrimExpr) -> tirx.Stmt:
-            row = self.place[0] * rows + own.position(i, self.place[1])
-
-            def one(lane: PrimExpr) -> tirx.Stmt:
-                place = row * columns + across.place(group, self.place[2]) + lane
-                return tirx.BufferStore(sums, self.totals[i * across.count + group * across.lanes + lane], [place])
-
-            return loop("lane", across.lanes, one, "vectorized")
-
-        def result(turn: PrimExpr) -> tirx.Stmt:
-            place = turn * self.threads + self.thread
-            inside = [tirx.LT(place, rows * columns)] if rows * columns % self.threads else []
-
-            def add(number: PrimExpr) -> tirx.Stmt:
-                total = joined[0] + sums[(number + 1) * (rows * columns) + place]
-                return tirx.BufferStore(joined, total, [0])
-
-            written = write_results(
-                self.problem,
-                self.tile[0],
-                self.tile[1] * rows + tirx.floordiv(place, columns),
-                self.tile[2] * columns + tirx.floormod(place, columns),
-                1,
-                lambda lane: joined[0],
-                self.shape,
-            )
-            first = tirx.BufferStore(joined, sums[place], [0])
-            return guarded(inside, sequence(first, loop("part", self.slices - 1, add, "unrolled"), written))
-
-        groups = across.count // across.lanes
-        put = loop("i", own.count, lambda i: loop("group", groups, lambda g: part(i, g), "unrolled"), "unrolled")
-        return sequence(put, barrier(), loop("turn", ceil(rows * columns / self.threads), result, "unrolled"))
-
     def _write(self, i: PrimExpr, j: PrimExpr) -> tirx.Stmt:
         """The i-th row's j-th vector of results."""
         lanes, (batch, rows, columns) = self.lanes, self.tiling.tile
-        thread_batch, thread_row, thread_column = self.place
-        own, across = self.left.vectors, self.right.vectors
+        thread_batch, thread_row, thread_column = self.writes
+        own, across = self.own_rows, self.right.vectors
         in_tile = own.place(tirx.floordiv(i, own.lanes), thread_row) + tirx.floormod(i, own.lanes)
         row = self.tile[1] * rows + in_tile
         # Vectors of results are parts of those that a thread has in a row.
@@ -374,7 +393,7 @@ class ContractionKernel:
             row,
             column,
             lanes,
-            lambda lane: self.totals[i * self.tiling.each[1] + j * lanes + lane],
+            lambda lane: self.totals[i * across.count + j * lanes + lane],
             self.tiling.tile,
             apart=self.values,
             of_row=self.rows.values(thread_batch, in_tile),

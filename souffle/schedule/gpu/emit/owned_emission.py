@@ -22,11 +22,11 @@ from souffle.schedule.gpu.emit.direct_emission import DirectKernel
 from souffle.schedule.gpu.emit.mma_emission import MmaKernel
 from souffle.schedule.gpu.forms.contraction_expressions import depends, substitute_axes
 from souffle.schedule.gpu.rule import GpuRequest
+from souffle.schedule.gpu.tiling.contraction_tiling import ContractionTiling
 from souffle.schedule.gpu.tiling.direct_tiling import DirectTiling
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, tile_operands
 from souffle.schedule.gpu.tiling.owned_steps import Mapped, OwnedStep
 from souffle.schedule.gpu.tiling.owned_tiling import OwnedTiling
-from souffle.schedule.gpu.tiling.sliced_tiling import SlicedTiling
 from souffle.tvm_compat import PrimExpr, collect, const_int, sequence
 
 __all__ = ["emit_owned"]
@@ -153,8 +153,8 @@ _Kernel = DirectKernel | ContractionKernel | MmaKernel | _MappedKernel
 def _kernel(step: OwnedStep, numbers: Any, request: GpuRequest) -> _Kernel:
     if isinstance(numbers, DirectTiling):
         return DirectKernel(step.sum, numbers, request.threads)
-    if isinstance(numbers, SlicedTiling):
-        return ContractionKernel(step.product, numbers.tiling, request, numbers.slices)
+    if isinstance(numbers, ContractionTiling):
+        return ContractionKernel(step.product, numbers, request)
     if isinstance(numbers, MmaTiling):
         # A step among others: addresses that are the same for all tiles would take registers from all of them.
         operands = tile_operands(step.product, numbers, request).rolled()

@@ -18,16 +18,25 @@ from souffle.schedule.gpu.emit.staging import choose_fetch
 from souffle.schedule.gpu.emit.writeback import result_lanes
 from souffle.schedule.gpu.forms.contraction_expressions import Axis, depends
 from souffle.schedule.gpu.forms.matrix_product import Contraction
-from souffle.schedule.gpu.forms.memory_access import lanes_along
+from souffle.schedule.gpu.forms.memory_access import bits_of, lanes_along
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.tvm_compat import collect
 
-__all__ = ["Number", "OperandReads", "estimate", "fp32_lanes", "least_clocks", "result_lanes_of", "sides_of"]
+__all__ = [
+    "UNROLLED",
+    "Number",
+    "OperandReads",
+    "estimate",
+    "fp32_lanes",
+    "least_clocks",
+    "result_lanes_of",
+    "sides_of",
+]
 
 _WARP, _LINE, _WIDE = 32, 128, 4
 _MEMORY_LATENCY, _SHARED_LATENCY, _BARRIER = 500.0, 30.0, 30.0
-_ISSUE, _INT_WARPS = 4.0, 2.0
-"""Clocks of a current GPU, and warps a clock, to the precision of an estimate."""
+_ISSUE, _INT_WARPS, _L2_BYTES = 4.0, 2.0, 32.0
+"""Clocks of a current GPU, and warps and bytes a clock of a multiprocessor, to the precision of an estimate."""
 
 _DIVISION = 4.0
 """Instructions of a division by a constant."""
@@ -35,8 +44,9 @@ _DIVISION = 4.0
 _COPY = 4.0
 """Instructions of an asynchronous copy beyond those of a read: the other address, its stage, whether it is zero."""
 
-_DEPTH = 8
-"""Products in a row for which shared memory is read together."""
+UNROLLED = 512
+"""Multiply-adds of a thread in a row, between which shared memory's latency and its indices disappear; 64 totals, 8
+deep."""
 
 _RESULT = 8.0
 """Instructions that place and store a result, beside its arithmetic."""
@@ -58,6 +68,9 @@ class Tile(Protocol):
     step: Number
     together: Number
     stages: Number
+    slices: Number
+    deep: Number
+    row_lanes: Number
     tile: tuple[Number, Number, Number]
 
     def counts(self, extents: tuple[int, int, int, int]) -> tuple[Number, Number, Number]:
@@ -78,12 +91,15 @@ class OperandReads:
         Whether neighbouring threads read neighbours of the inner axis.
     copied : bool
         Whether asynchronous copies can bring it.
+    itemsize : int
+        Bytes of an element.
     """
 
     lanes: int
     index: float
     along_inner: bool
     copied: bool
+    itemsize: int
 
 
 @lru_cache(maxsize=64)
@@ -98,7 +114,9 @@ def sides_of(problem: Contraction, request: GpuRequest) -> tuple[OperandReads, O
         divisions = sum(_divisions(operand.value, axes) for axes in (problem.batch, own, problem.inner))
         comparisons = sum(len(collect(operand.value, kind)) for kind in COMPARISONS)
         copied = isinstance(async_copy(fetch, request.arch), AsyncCopy)
-        found.append(OperandReads(lanes, 6.0 + divisions + 2.0 * comparisons, fetch.along_inner, copied))
+        index = 6.0 + divisions + 2.0 * comparisons
+        itemsize = max(1, bits_of(operand.dtype) // 8)
+        found.append(OperandReads(lanes, index, fetch.along_inner, copied, itemsize))
     return tuple(found)
 
 
@@ -137,35 +155,36 @@ def estimate(
     extents, warps = problem.extents, request.threads / _WARP
     batch, rows, columns = tiling.tile
     each_row, each_column = tiling.each
-    steps = np.ceil(extents[3] / tiling.step)
+    steps = np.ceil(extents[3] / tiling.deep)
     overlapped = np.greater(tiling.stages, 1)
-    products = each_row * each_column * tiling.step
-    issued, shared, index = 1.0 * products, 0.0, 0.0
-    neighbours = np.minimum(tiling.across[2], _WARP)
-    row_lanes = np.minimum(each_row, _WIDE)
-    # Threads of a warp that have a row in common read it together.
-    for count, lanes, distinct in (
-        (each_row, row_lanes, _WARP // neighbours),
-        (each_column, tiling.together, neighbours),
-    ):
+    totals = each_row * each_column
+    products = totals * tiling.step
+    issued, shared, index, moved = 1.0 * products, 0.0, 0.0, 0.0
+    # Threads of a warp that have a row in common read it together, and still each is given it.
+    for count, lanes in ((each_row, tiling.row_lanes), (each_column, tiling.together)):
         issued = issued + tiling.step * count / lanes
-        shared = shared + tiling.step * count / lanes * np.maximum(1.0, distinct * lanes * 4 / _LINE)
+        shared = shared + tiling.step * count
     for side, own in zip(sides, (rows, columns), strict=True):
-        reads = batch * own * tiling.step / request.threads / side.lanes
+        reads = batch * own * tiling.deep / request.threads / side.lanes
+        moved = moved + batch * own * tiling.deep * side.itemsize
         copied = np.logical_and(overlapped, side.copied)
         index = index + reads * (side.index + np.where(copied, _COPY, 0.0))
         issued = issued + reads * np.where(copied, 1, 2)
         shared = shared + reads * np.where(copied, 1, 2) * max(1.0, side.lanes * 4 * _WARP / _LINE)
     busy = warps * _largest((issued + index) / _ISSUE, products / _fp32_warps(request), index / _INT_WARPS, shared)
-    own = busy + np.ceil(tiling.step / _DEPTH) * _SHARED_LATENCY + np.where(overlapped, 1, 2) * _BARRIER
+    busy = np.maximum(busy, moved / _L2_BYTES)
+    own = busy + np.ceil(products / UNROLLED) * _SHARED_LATENCY + np.where(overlapped, 1, 2) * _BARRIER
     chain = np.maximum(own, _MEMORY_LATENCY / np.maximum(1, tiling.stages - 1))
     stored = np.array([result_lanes_of(problem, max(most, 1)) for most in range(_WIDE + 1)])[tiling.together]
-    stores = each_row * each_column / stored
+    stores = totals / stored
     # Columns of a thread that are stored one by one are apart from the next thread's.
     spread = np.where(stored == 1, tiling.together, 1)
-    results = warps * (each_row * each_column * _RESULT / _ISSUE + stores * spread)
+    results = warps * (totals * _RESULT / _ISSUE + stores * spread) / tiling.slices
+    # Parts of sums go to shared memory and come back.
+    results = results + np.where(np.greater(tiling.slices, 1), warps * 2.0 * totals + 2 * _BARRIER, 0.0)
     tiles = prod(tiling.counts(extents))
-    taken = tiling.stages * batch * tiling.step * (rows + columns + 2 * _WIDE) * 4
+    taken = tiling.stages * batch * tiling.deep * (rows + columns + 2 * _WIDE) * 4
+    taken = np.maximum(taken, np.where(np.greater(tiling.slices, 1), tiling.slices * batch * rows * columns * 4, 0))
     resident = np.maximum(1, _least(8, 65536 // (registers * request.threads), 160 * 1024 // taken))
     whole, alone = steps * busy + results, steps * chain + results + _MEMORY_LATENCY
     full, rest = np.divmod(tiles, request.sm_count * resident)

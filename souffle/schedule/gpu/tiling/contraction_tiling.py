@@ -1,4 +1,8 @@
-"""How a sum of products is shared among the threads of blocks on CUDA cores: what may be chosen, and what to choose."""
+"""How a sum of products is shared among the threads of blocks on CUDA cores: what may be chosen, and what to choose.
+
+A thread of many results reads less of shared memory for each product, and a tile of few results then leaves threads
+without any. These have a slice of the inner axis each: a part of every sum of the tile, added up at its end.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +27,11 @@ __all__ = [
     "PART_SETS",
     "VECTOR",
     "ContractionTiling",
+    "choose_serial_tiling",
     "choose_tiling",
     "contraction_shared_bytes",
     "estimated_clocks",
     "knobs_of",
-    "possible_tilings",
     "staging_refusal",
     "tiling_refusal",
 ]
@@ -47,8 +51,14 @@ _EACH = (1, 2, 4, 8)
 _STAGES = (1, 2, 3, 4)
 """Tiles along the inner axis that are in shared memory or on their way to it."""
 
+_SLICES = (1, 2, 4, 8)
+"""Parts of a sum in one block, of which each adds up one or more of the rows of a thread."""
+
 _MOST_THREADS_ALONG = 64
 """Threads along rows, or along columns."""
+
+_EVERY_TILE_ALONE = 1 << 20
+"""Multiprocessors of which each has one tile at most."""
 
 _MIN_INNER = 4
 """Shortest inner axis: below it the stage moves its output and does no arithmetic to speak of."""
@@ -88,11 +98,13 @@ class ContractionTiling:
     each : tuple of int
         Rows and columns of one thread.
     step : int
-        Extent of a tile along the inner axis.
+        Extent of a tile along the inner axis, of one slice.
     together : int
         Neighbouring columns of a thread; the next ones lie as many times the threads along columns further.
     stages : int
         Tiles in shared memory. With 1 the next one waits in registers; more are brought by asynchronous copies.
+    slices : int
+        Parts of the inner axis, each for as many threads as `across` says: a block has that many times as many.
     """
 
     across: tuple[Number, Number, Number]
@@ -100,11 +112,29 @@ class ContractionTiling:
     step: Number
     together: Number
     stages: Number
+    slices: Number = 1
 
     @property
     def tile(self) -> tuple[Number, Number, Number]:
         """Extents of a block's tile: batch, rows, columns."""
         return (self.across[0], self.across[1] * self.each[0], self.across[2] * self.each[1])
+
+    @property
+    def deep(self) -> Number:
+        """What a block's tile has of the inner axis, all slices together."""
+        return self.step * self.slices
+
+    @property
+    def row_lanes(self) -> Number:
+        """Neighbouring rows of a thread: not more than it writes, so that threads write what lies as for one slice."""
+        own = self.each[0] // self.slices
+        return min(own, VECTOR) if isinstance(own, int) else np.minimum(own, VECTOR)
+
+    @property
+    def shares(self) -> tuple[tuple[Number, Number, Number], tuple[Number, Number]]:
+        """`across` and `each` of what threads write: one in as many of their rows as there are slices."""
+        batch, rows, columns = self.across
+        return (batch, rows * self.slices, columns), (self.each[0] // self.slices, self.each[1])
 
     @property
     def values(self) -> Values:
@@ -117,22 +147,24 @@ class ContractionTiling:
             "step": self.step,
             "columns_together": self.together,
             "stages": self.stages,
+            "slices": self.slices,
         }
 
     @classmethod
     def of(cls, values: Values, threads: int) -> ContractionTiling | None:
         """The tiling of these values; the threads that they leave lie along the batch."""
-        along = values["threads_along_rows"] * values["threads_along_columns"]
+        along = values["threads_along_rows"] * values["threads_along_columns"] * values["slices"]
         if threads % along:
             return None
         across = (threads // along, values["threads_along_rows"], values["threads_along_columns"])
         each = (values["rows_each"], values["columns_each"])
-        return cls(across, each, values["step"], values["columns_together"], values["stages"])
+        return cls(across, each, values["step"], values["columns_together"], values["stages"], values["slices"])
 
     def applied(self, function: Callable[[Number], Number]) -> ContractionTiling:
         """With each number replaced."""
         across, each = (tuple(map(function, numbers)) for numbers in (self.across, self.each))
-        return ContractionTiling(across, each, function(self.step), function(self.together), function(self.stages))
+        rest = (self.step, self.together, self.stages, self.slices)
+        return ContractionTiling(across, each, *map(function, rest))
 
     def counts(self, extents: tuple[int, int, int, int]) -> tuple[Number, Number, Number]:
         """Tiles along batch, rows, columns."""
@@ -154,6 +186,7 @@ def knobs_of(problem: Contraction, request: GpuRequest) -> tuple[Knob, ...]:
         Knob("step", steps),
         Knob("columns_together", (1, 2, 4)),
         Knob("stages", _STAGES if copied else (1,)),
+        Knob("slices", _SLICES if problem.product_sum else (1,), former=1),
     )
 
 
@@ -183,11 +216,22 @@ def choose_tiling(problem: Contraction, request: GpuRequest) -> tuple[float, Con
     # Half of what one block may have leaves room for a second one, beside what every multiprocessor has.
     most = request.max_shared_bytes
     modest = replace(request, max_shared_bytes=max(most // 2, min(most, _ALWAYS)))
-    many = possible_tilings(problem, request, modest)
+    many = _possible_tilings(problem, request, modest)
     return None if many is None else _cheapest(problem, many, request)
 
 
-def possible_tilings(problem: Contraction, request: GpuRequest, modest: GpuRequest) -> ContractionTiling | None:
+def choose_serial_tiling(problem: Contraction, request: GpuRequest) -> tuple[float, ContractionTiling] | None:
+    """The tiling for one block that computes all tiles one after another, and its clocks."""
+    alone = replace(request, sm_count=_EVERY_TILE_ALONE)
+    many = _possible_tilings(problem, alone, alone)
+    if many is None:
+        return None
+    clocks = prod(many.counts(problem.extents)) * estimated_clocks(problem, many, alone)
+    place = int(np.argmin(clocks))
+    return float(clocks[place]), many.applied(lambda numbers: int(numbers[place]))
+
+
+def _possible_tilings(problem: Contraction, request: GpuRequest, modest: GpuRequest) -> ContractionTiling | None:
     """The tilings that the rule's own choice considers and `modest` has room for, if there are any."""
     many = _with_step(problem, _candidates(problem, request), modest)
     possible = many.step > 0
@@ -212,20 +256,22 @@ def _candidates(problem: Contraction, request: GpuRequest) -> ContractionTiling:
     """The tilings that the rule's own choice considers, all of the shortest step."""
     candidates: list[tuple[int, ...]] = []
     knobs = {knob.name: knob.values for knob in knobs_of(problem, request)}
-    batch, rows, columns, _ = problem.extents
+    batch, rows, columns, inner = problem.extents
     lanes = {each: result_lanes_of(problem, min(each, VECTOR)) for each in knobs["columns_each"]}
-    for along in itertools.product(knobs["threads_along_rows"], knobs["threads_along_columns"]):
-        along_batch, rest = divmod(request.threads, prod(along))
-        if rest or along_batch > batch:
+    shortest = min(_STEPS[0], inner)
+    among = itertools.product(knobs["slices"], knobs["threads_along_rows"], knobs["threads_along_columns"])
+    for slices, *along in among:
+        along_batch, rest = divmod(request.threads, slices * prod(along))
+        if rest or along_batch > batch or (slices > 1 and slices * shortest > inner):
             continue
         for each in itertools.product(knobs["rows_each"], knobs["columns_each"]):
-            if along[0] * each[0] >= 2 * rows or along[1] * each[1] >= 2 * columns:
+            if along[0] * each[0] >= 2 * rows or along[1] * each[1] >= 2 * columns or slices > each[0]:
                 continue  # half of it or more would be idle
             for together in sorted({min(each[1], VECTOR), lanes[each[1]]}):
-                candidates += [(along_batch, *along, *each, together, stages) for stages in knobs["stages"]]
-    numbers = np.array(candidates, np.int64).reshape(-1, 7).T
-    shortest = np.full(len(candidates), min(_STEPS[0], problem.extents[3]))
-    return ContractionTiling(tuple(numbers[:3]), tuple(numbers[3:5]), shortest, *numbers[5:])
+                of_slice = (along_batch, *along, *each, together)
+                candidates += [(*of_slice, stages, slices) for stages in knobs["stages"]]
+    numbers = np.array(candidates, np.int64).reshape(-1, 8).T
+    return ContractionTiling(tuple(numbers[:3]), tuple(numbers[3:5]), np.full(len(candidates), shortest), *numbers[5:])
 
 
 def _with_step(problem: Contraction, many: ContractionTiling, request: GpuRequest) -> ContractionTiling:
@@ -235,20 +281,21 @@ def _with_step(problem: Contraction, many: ContractionTiling, request: GpuReques
     batch, rows, columns = many.tile
     for step in _STEPS:
         tried = replace(many, step=np.full_like(chosen, min(step, problem.extents[3])))
-        reads = batch * tried.step * (rows + columns) / request.threads
+        reads = batch * tried.deep * (rows + columns) / request.threads
         going &= _fits(problem, tried, request) & ((chosen == 0) | (reads <= 16))
         chosen = np.where(going, tried.step, chosen)
-        going &= batch * tried.step * np.minimum(rows, columns) < 4 * request.threads
+        going &= batch * tried.deep * np.minimum(rows, columns) < 4 * request.threads
     return replace(many, step=chosen)
 
 
 def _fits(problem: Contraction, many: ContractionTiling, request: GpuRequest) -> np.ndarray:
     """Which of many tilings are possible: as :func:`tiling_refusal`, of what the rule's own choice considers."""
     return (
-        ((many.stages == 1) | (many.stages <= -(-problem.extents[3] // many.step)))
+        ((many.stages == 1) | (many.stages <= -(-problem.extents[3] // many.deep)))
         & (contraction_shared_bytes(problem, many) <= request.max_shared_bytes)
         & (_registers(problem, many, request.threads) <= _MOST_REGISTERS)
         & fold_problem(problem, many.tile)
+        & (many.slices <= many.each[0])
     )
 
 
@@ -258,7 +305,9 @@ def tiling_refusal(problem: Contraction, tiling: ContractionTiling, request: Gpu
         return problem.refused(f"{tiling.across[0]} threads along a batch of {problem.extents[0]}")
     if tiling.together > min(tiling.each[1], VECTOR):
         return problem.refused(f"{tiling.together} neighbours of {tiling.each[1]} columns of a thread")
-    if tiling.stages > 1 and tiling.stages > -(-problem.extents[3] // tiling.step):
+    if tiling.slices > tiling.each[0]:
+        return problem.refused(f"{tiling.slices} threads would share the {tiling.each[0]} rows of one")
+    if tiling.stages > 1 and tiling.stages > -(-problem.extents[3] // tiling.deep):
         return problem.refused(f"{tiling.stages} stages are more than the steps of a sum")
     if not fold_problem(problem, tiling.tile):
         return problem.refused(f"a tile of {tiling.tile} is none that the reductions behind start in")
@@ -274,13 +323,17 @@ def tiling_refusal(problem: Contraction, tiling: ContractionTiling, request: Gpu
 def contraction_shared_bytes(problem: Contraction, tiling: ContractionTiling) -> Number:
     """Bytes of shared memory of a block."""
     batch, rows, columns = tiling.tile
+    deep = tiling.deep
     # Padded along whichever axis is contiguous there.
-    bits = np.maximum(rows + PADDING, rows * (tiling.step + PADDING) / tiling.step) * bits_of(problem.left.dtype)
-    bits += np.maximum(columns + PADDING, columns * (tiling.step + PADDING) / tiling.step) * bits_of(
-        problem.right.dtype
-    )
-    folded = fold_bytes(problem, tiling.across, tiling.each) + row_bytes(problem, batch * rows)
-    return np.ceil(batch * tiling.step * bits / 8).astype(np.int64) * tiling.stages + folded
+    bits = np.maximum(rows + PADDING, rows * (deep + PADDING) / deep) * bits_of(problem.left.dtype)
+    bits += np.maximum(columns + PADDING, columns * (deep + PADDING) / deep) * bits_of(problem.right.dtype)
+    tiles = np.ceil(batch * deep * bits / 8).astype(np.int64) * tiling.stages
+    sums = np.where(np.greater(tiling.slices, 1), tiling.slices * batch * rows * columns, 0)
+    sums = sums * (bits_of(problem.dtype) // 8)
+    # Parts of sums lie where the tiles were, if all are of one type.
+    alike = problem.left.dtype == problem.right.dtype == problem.dtype
+    tiles = np.maximum(tiles, sums) if alike else tiles + sums
+    return tiles + fold_bytes(problem, *tiling.shares) + row_bytes(problem, batch * rows)
 
 
 def _registers(problem: Contraction, tiling: ContractionTiling, threads: int) -> Number:
@@ -289,7 +342,7 @@ def _registers(problem: Contraction, tiling: ContractionTiling, threads: int) ->
     """
     batch, rows, columns = tiling.tile
     words = tiling.each[0] * tiling.each[1] * max(1, bits_of(problem.dtype) // 32)
-    waiting = np.ceil(batch * tiling.step * (rows + columns) / threads)
+    waiting = np.ceil(batch * tiling.deep * (rows + columns) / threads)
     for operand, elements in ((problem.left, tiling.each[0]), (problem.right, tiling.each[1])):
         words = words + PART_SETS * elements * max(1, bits_of(operand.dtype) // 32)
     return _OWN_REGISTERS + words + waiting.astype(np.int64)

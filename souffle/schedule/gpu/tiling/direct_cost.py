@@ -274,8 +274,9 @@ def estimate(plan: SumPlan, tiling: DirectTiling, request: GpuRequest) -> float:
 
 
 def _lines(plan: SumPlan, tiling: DirectTiling, held: Held, request: GpuRequest) -> float:
-    """Lines of the L1 cache that one read of a warp touches."""
+    """Lines of the L1 cache that one read of a warp touches, or lines' worth of what its threads are given."""
     lines = _touched(plan, held.leaf, tiling.widths(plan), tiling.split, tiling.lanes, held.vector, request.threads)
+    lines = max(lines, WARP * bits_of(held.leaf.dtype) // 8 * (tiling.lanes if held.vector else 1) / _LINE)
     # What is held beside the first value begins anywhere in a line.
     return lines + (0.5 if lines > 1 and held.size > tiling.lanes else 0.0)
 

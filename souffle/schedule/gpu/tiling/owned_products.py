@@ -12,22 +12,26 @@ from math import prod
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.schedule.gpu.tiling import contraction_tiling, mma_tiling
-from souffle.schedule.gpu.tiling.contraction_tiling import staging_refusal
+from souffle.schedule.gpu.tiling.contraction_tiling import (
+    ContractionTiling,
+    contraction_shared_bytes,
+    staging_refusal,
+)
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, Operands, assumed_operands, tile_operands, tiling_refusal
-from souffle.schedule.gpu.tiling.sliced_tiling import SlicedTiling, choose_sliced_tiling
 from souffle.schedule.gpu.tiling.tensor_cores import mma_type_refusal
 
 __all__ = ["ProductTiling", "choose_product", "choose_shared_product"]
 
-ProductTiling = SlicedTiling | MmaTiling
+ProductTiling = ContractionTiling | MmaTiling
 
 
 def choose_product(problem: Contraction, request: GpuRequest) -> tuple[float, ProductTiling, int] | None:
     """The tiling for one block that computes all tiles one after another: clocks, numbers, bytes of shared memory."""
     found: list[tuple[float, ProductTiling, int]] = []
     if staging_refusal(problem, request) is None:
-        sliced = choose_sliced_tiling(problem, request)
-        found += [] if sliced is None else [sliced]
+        serial = contraction_tiling.choose_serial_tiling(problem, request)
+        if serial is not None:
+            found.append((*serial, int(contraction_shared_bytes(problem, serial[1]))))
     timed = _on_tensor_cores(problem, request, mma_tiling.choose_serial_tiling)
     if timed is not None:
         clocks, tiling = timed
@@ -42,7 +46,7 @@ def choose_shared_product(problem: Contraction, request: GpuRequest) -> tuple[fl
     if staging_refusal(problem, request) is None:
         timed = contraction_tiling.choose_tiling(problem, request)
         if timed is not None:
-            found.append((timed[0], SlicedTiling(timed[1], 1), prod(timed[1].counts(problem.extents))))
+            found.append((*timed, prod(timed[1].counts(problem.extents))))
     tensor = _on_tensor_cores(problem, request, mma_tiling.choose_tiling)
     if tensor is not None:
         found.append((*tensor, prod(tensor[1].counts(problem.extents))))

@@ -53,7 +53,7 @@ class OwnedTiling:
     Attributes
     ----------
     tile : OwnedTile
-    steps : tuple of DirectTiling, SlicedTiling, MmaTiling or int
+    steps : tuple of DirectTiling, ContractionTiling, MmaTiling or int
         How each step is shared by the threads; of a mapped one the elements of an access.
     clocks : float
         Estimated, of the whole grid.
