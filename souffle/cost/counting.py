@@ -71,7 +71,7 @@ class Work:
         Multiply-adds on tensor cores.
     shared_bytes : float
         That shared memory and the L1 cache pass, in transactions of 128: bank conflicts and scattered accesses make
-        more of them.
+        more of them, and what a load gives each thread passes for each, also where threads read one place.
     requested_bytes : float
         Of global memory, in sectors, by all loads: what the L1 cache is asked for.
     distinct_bytes : float
@@ -314,8 +314,8 @@ class Counter:
         sectors, counts = _distinct(by_warp // SECTOR)
         _, lines = _distinct(by_warp // _LINE)
         each = cut * repeats / self.samples
-        passes = np.maximum(lines, -(-counts * SECTOR // _LINE))
-        passes = np.maximum(passes, np.where(counts > 0, -(-width * WARP // _LINE), 0))
+        given = np.where(counts > 0, -(-width * WARP // _LINE), 0)
+        passes = np.maximum(np.maximum(lines, -(-counts * SECTOR // _LINE)), given)
         self.total["shared_bytes"] += float(passes.sum()) * each * _LINE
         # What warps ask for in one turn of the loops that stay loops is asked for together, and comes once.
         together = [len(grid) - 3 - depth for depth, loop in enumerate(self.loops) if loop.unrolled]

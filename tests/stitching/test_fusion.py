@@ -136,7 +136,7 @@ def test_a_pattern_that_needs_the_whole_grid_is_cut(monkeypatch: pytest.MonkeyPa
     assert not cut.accepted and " in the kernel of " in cut.subject
     inputs = inputs_for(program, 1)
     for name, value in program.run(inputs).items():
-        # Sums of another order, some of which cancel.
+        # Sums of 128 products in another order, some of which cancel: right to roundings of their largest terms.
         np.testing.assert_allclose(network(inputs)[name], value, rtol=1e-4, atol=1e-6 * np.abs(value).max())
 
 

@@ -282,7 +282,7 @@ class ContractionKernel:
             }
             return tirx.BufferStore(self.totals, substitute_axes(problem.update, values), [at])
 
-        products = loop("i", rows, lambda i: loop("j", columns, lambda j: one(i, j), "unrolled"), "unrolled")
+        products = _unrolled(rows, columns, one)
         # Zeros beyond the end of the sum change a sum of products; any other total they must not reach.
         inner = problem.extents[3]
         ragged = inner % self.tiling.step and not problem.product_sum
@@ -348,23 +348,16 @@ class ContractionKernel:
             begun = loop("lane", across.lanes, start, "vectorized")
             return sequence(begun, loop("slice", self.tiling.slices - 1, add, "unrolled"))
 
-        def each(count: int, body: Callable[[PrimExpr, PrimExpr], tirx.Stmt]) -> tirx.Stmt:
-            groups = across.count // across.lanes
-            return loop("i", count, lambda i: loop("j", groups, lambda j: body(i, j), "unrolled"), "unrolled")
-
+        groups = across.count // across.lanes
+        puts, takes = _unrolled(each_row, groups, put), _unrolled(self.own_rows.count, groups, take)
         # The tiles lie where the sums go.
-        return sequence(barrier(), each(each_row, put), barrier(), each(self.own_rows.count, take))
+        return sequence(barrier(), puts, barrier(), takes)
 
     def _results(self) -> tirx.Stmt | None:
         rows, columns = self.own_rows, self.right.vectors
         written = None
         if self.problem.stores:
-            vectors = columns.count // self.lanes
-
-            def write(i: PrimExpr) -> tirx.Stmt:
-                return loop("j", vectors, lambda j: self._write(i, j), "unrolled")
-
-            written = loop("i", rows.count, write, "unrolled")
+            written = _unrolled(rows.count, columns.count // self.lanes, self._write)
         part = ThreadShare(
             *self.tiling.shares,
             self.tile,
@@ -398,6 +391,11 @@ class ContractionKernel:
             apart=self.values,
             of_row=self.rows.values(thread_batch, in_tile),
         )
+
+
+def _unrolled(rows: int, columns: int, body: Callable[[PrimExpr, PrimExpr], tirx.Stmt]) -> tirx.Stmt:
+    """`body` for each of a thread's rows and each of its columns or vectors, without a loop between them."""
+    return loop("i", rows, lambda i: loop("j", columns, lambda j: body(i, j), "unrolled"), "unrolled")
 
 
 def _padding(crossing: bool) -> int:

@@ -295,7 +295,6 @@ def _fits(problem: Contraction, many: ContractionTiling, request: GpuRequest) ->
         & (contraction_shared_bytes(problem, many) <= request.max_shared_bytes)
         & (_registers(problem, many, request.threads) <= _MOST_REGISTERS)
         & fold_problem(problem, many.tile)
-        & (many.slices <= many.each[0])
     )
 
 
