@@ -95,7 +95,11 @@ def compile(
     arch : str, optional
         The GPU's architecture, such as ``"sm_90"``, which is the default where there is no GPU to ask.
     precision : str
-        ``"fp32"``, or ``"mixed"``: fp16 operands with fp32 accumulation for GEMM and convolution (paper, §7.1).
+        ``"fp32"``, IEEE arithmetic throughout; ``"tf32x3"``: GEMM and convolution of fp32 operands on tensor cores from
+        sm_80 on, each factor as a sum of two numbers in TF32, which is about as exact as fp32 (an infinite factor gives
+        NaN); ``"tf32"``: the same with each factor rounded to TF32 once, to 11 bits, as what frameworks call TF32; or
+        ``"mixed"``: fp16 operands with fp32 accumulation for GEMM and convolution (paper, §7.1). Products that no rule
+        takes to tensor cores, and all with ``target="cpu"``, stay in IEEE fp32 under both of TF32.
     fusion : str
         Which TEs one block computes together (``docs/planners.md``): ``"souffle"``, its own rules; ``"stitching-ilp"``
         and ``"stitching-dp"``, the planners of FusionStitching (2019 and 2021); ``"xla-rules"``; ``"tvm"``, TVM's own

@@ -82,7 +82,7 @@ REUSE_POLICIES = ("belady", "lru")
 SOUFFLE = "souffle"
 """The fusion of Souffle itself: its own rules say which TEs are a stage."""
 
-PRECISIONS = ("fp32", "mixed")
+PRECISIONS = ("fp32", "tf32x3", "tf32", "mixed")
 REDUCTIONS = ("ordered", "one_phase")
 GRID_BARRIER_NAMES = ("cooperative", "counter")
 _LEAST_MS, _MOST_MS = 1e-3, 1e9

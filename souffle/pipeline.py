@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -23,7 +24,7 @@ from souffle.schedule.gpu.device import device_for
 from souffle.schedule.stage import Stages
 from souffle.staging import Staged, stage_program
 from souffle.stitching.fusion import fusion_of
-from souffle.transform import horizontal, mixed_precision, narrow, vertical
+from souffle.transform import horizontal, mixed_precision, narrow, tensor_float, vertical
 from souffle.verify.certified_step import certified
 
 __all__ = ["LEVELS", "check_names", "compile_cuda", "compile_host", "stages_of", "transform_program"]
@@ -109,7 +110,7 @@ def transform_program(
         raise OptionError("precision='mixed' does not reach into loops; give the program before transform.roll")
     decisions: list[Decision] = []
     for name, transformation, wanted in (
-        ("precision", mixed_precision, precision == "mixed"),
+        ("precision", *_precision(precision)),
         ("horizontal", horizontal, level.horizontal),
         ("vertical", vertical, level.vertical),
         ("narrow", partial(narrow, alike=level.merge), precision == "mixed" and level.vertical),
@@ -119,6 +120,11 @@ def transform_program(
             decisions.extend(made)
         program = hook(name, program)
     return program, tuple(decisions)
+
+
+def _precision(name: str) -> tuple[Callable[[TEProgram], tuple[TEProgram, tuple[Decision, ...]]], bool]:
+    """What makes a program of fp32 one of another precision, and whether it is another."""
+    return (mixed_precision if name == "mixed" else partial(tensor_float, products=name)), name != "fp32"
 
 
 def _staged(program: TEProgram, options: Options, progress: Progress, hook: Hook) -> Staged:

@@ -11,7 +11,7 @@ from souffle.analysis.classify import Relies, relies_on, relies_on_input
 from souffle.analysis.fused_access import access_of
 from souffle.analysis.intensity import Arithmetic
 from souffle.analysis.reuse import Dependences, LiveRange, Reuse, find_live_ranges, find_reuse
-from souffle.program import TE, ExternTE, FusedTE, Loop, Tensor, TEProgram, body_program
+from souffle.program import TE, ExternTE, FusedTE, Loop, Tensor, TEProgram
 
 __all__ = ["Analysis", "analyze"]
 
@@ -39,7 +39,7 @@ class Analysis:
 
     @cached_property
     def _inside(self) -> dict[Loop, Analysis]:
-        return {item: Analysis(body_program(item)) for item in self.program.tes if isinstance(item, Loop)}
+        return {item: Analysis(self.program.body(item)) for item in self.program.tes if isinstance(item, Loop)}
 
     def inside(self, loop: Loop) -> Analysis:
         """The analysis of one step of a loop."""

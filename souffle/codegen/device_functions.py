@@ -19,10 +19,15 @@ from souffle.schedule.gpu.emit.async_copy import COMMIT_FUNCTION, COPY_FUNCTION,
 from souffle.schedule.gpu.emit.mma_instructions import (
     LOAD_FUNCTION,
     LOAD_TRANSPOSED_FUNCTION,
+    LOAD_WORD_MATRICES_FUNCTION,
+    LOAD_WORDS_FUNCTION,
     PRODUCT_FUNCTION,
     PUT_FUNCTION,
+    ROUND_FUNCTION,
     SCALE_FUNCTION,
+    SPLIT_FUNCTION,
     TAKE_FUNCTION,
+    TF32_PRODUCT_FUNCTION,
 )
 from souffle.schedule.lower.fewer_threads import BARRIER_FUNCTION
 from souffle.schedule.lower.teams import TEAM_BARRIER_FUNCTION
@@ -145,6 +150,9 @@ static __device__ __forceinline__ int {PRODUCT_FUNCTION}(float* total, const uns
       : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]));
   return 0;
 }}
+"""
+
+_TOTALS_TEXT = f"""
 static __device__ __forceinline__ int {PUT_FUNCTION}(void* shared, const float* total) {{
   *(float2*)shared = make_float2(total[0], total[1]);
   return 0;
@@ -172,6 +180,48 @@ static __device__ __forceinline__ int {TAKE_FUNCTION}(float* result, const void*
 }}
 """
 
+# A difference of an infinity and itself is NaN: see souffle.program.products.
+_TF32_TEXT = f"""
+static __device__ __forceinline__ int {LOAD_WORD_MATRICES_FUNCTION}(float* part, const void* shared) {{
+  unsigned from = (unsigned)__cvta_generic_to_shared(shared);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%0, %1, %2, %3}}, [%4];"
+               : "=f"(part[0]), "=f"(part[1]), "=f"(part[2]), "=f"(part[3]) : "r"(from));
+  return 0;
+}}
+static __device__ __forceinline__ int {LOAD_WORDS_FUNCTION}(float* part, const float* shared, int distance) {{
+  part[0] = shared[0];
+  part[1] = shared[distance];
+  return 0;
+}}
+static __device__ __forceinline__ float souffle_tf32(float value) {{
+  unsigned rounded;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(value));
+  return __uint_as_float(rounded);
+}}
+static __device__ __forceinline__ int {ROUND_FUNCTION}(float* part) {{
+#pragma unroll
+  for (int i = 0; i < 4; ++i) part[i] = souffle_tf32(part[i]);
+  return 0;
+}}
+static __device__ __forceinline__ int {SPLIT_FUNCTION}(float* part, float* rest) {{
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {{
+    float rounded = souffle_tf32(part[i]);
+    rest[i] = souffle_tf32(part[i] - rounded);
+    part[i] = rounded;
+  }}
+  return 0;
+}}
+static __device__ __forceinline__ int {TF32_PRODUCT_FUNCTION}(float* total, const float* left, const float* right) {{
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, "
+      "{{%0, %1, %2, %3}};"
+      : "+f"(total[0]), "+f"(total[1]), "+f"(total[2]), "+f"(total[3])
+      : "r"(__float_as_uint(left[0])), "r"(__float_as_uint(left[1])), "r"(__float_as_uint(left[2])),
+        "r"(__float_as_uint(left[3])), "r"(__float_as_uint(right[0])), "r"(__float_as_uint(right[1])));
+  return 0;
+}}
+"""
+
 _SCALE_TEXT = f"""
 static __device__ __forceinline__ int {SCALE_FUNCTION}(unsigned* part, const half* factors) {{
 #pragma unroll
@@ -193,7 +243,9 @@ _TEXTS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((BARRIER_FUNCTION,), _NAMED_BARRIER_TEXT),
     ((TEAM_BARRIER_FUNCTION,), _TEAM_TEXT),
     ((COPY_FUNCTION, COMMIT_FUNCTION, WAIT_FUNCTION), _COPY_TEXT),
-    ((LOAD_FUNCTION, PRODUCT_FUNCTION, PUT_FUNCTION, TAKE_FUNCTION), _MMA_TEXT),
+    ((LOAD_FUNCTION, LOAD_TRANSPOSED_FUNCTION, PRODUCT_FUNCTION), _MMA_TEXT),
+    ((TF32_PRODUCT_FUNCTION,), _TF32_TEXT),
+    ((PUT_FUNCTION, TAKE_FUNCTION), _TOTALS_TEXT),
     ((SCALE_FUNCTION,), _SCALE_TEXT),
     *EXTREMA_TEXTS,
     (FLAG_FUNCTIONS, FLAGS_TEXT),

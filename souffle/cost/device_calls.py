@@ -18,16 +18,21 @@ from tvm.ir.expr import TensorLoad
 from souffle.cost.counting import Counter
 from souffle.index.arrays import Value
 from souffle.schedule.gpu.emit.async_copy import COMMIT_FUNCTION, COPY_FUNCTION, COPY_OR_ZERO_FUNCTION, WAIT_FUNCTION
+from souffle.schedule.gpu.emit.mma_fragments import HALVES
 from souffle.schedule.gpu.emit.mma_instructions import (
     COLUMNS,
-    INNER,
     LOAD_FUNCTION,
     LOAD_TRANSPOSED_FUNCTION,
+    LOAD_WORD_MATRICES_FUNCTION,
+    LOAD_WORDS_FUNCTION,
     PRODUCT_FUNCTION,
     PUT_FUNCTION,
+    ROUND_FUNCTION,
     ROWS,
     SCALE_FUNCTION,
+    SPLIT_FUNCTION,
     TAKE_FUNCTION,
+    TF32_PRODUCT_FUNCTION,
 )
 from souffle.tvm_compat import dtype_of
 
@@ -37,6 +42,11 @@ _MATRICES_BYTES = 16
 """Of the row that a thread of ``ldmatrix`` points to."""
 
 _PAIR_BYTES = 8
+
+_WORD_BYTES = 4
+
+_PART_REGISTERS = 4
+"""Of a thread, of a part of an operand."""
 
 
 class DeviceCalls:
@@ -75,7 +85,12 @@ class DeviceCalls:
             WAIT_FUNCTION: self._wait,
             LOAD_FUNCTION: self._load,
             LOAD_TRANSPOSED_FUNCTION: self._load,
+            LOAD_WORD_MATRICES_FUNCTION: self._load,
+            LOAD_WORDS_FUNCTION: self._load_words,
             PRODUCT_FUNCTION: self._product,
+            TF32_PRODUCT_FUNCTION: self._product,
+            ROUND_FUNCTION: self._round,
+            SPLIT_FUNCTION: self._split,
             PUT_FUNCTION: self._put,
             TAKE_FUNCTION: self._take,
             SCALE_FUNCTION: self._scale,
@@ -118,10 +133,24 @@ class DeviceCalls:
         self._shared(arguments[1], _MATRICES_BYTES, 1)
         self.counter.waiting["shared_waits"] = True
 
+    def _load_words(self, _: list[int], arguments: Sequence[object]) -> None:
+        self._shared(arguments[1], _WORD_BYTES, 2)
+        self.counter.waiting["shared_waits"] = True
+
     def _product(self, _: list[int], __: Sequence[object]) -> None:
+        # Half as many products of words take as long (:attr:`Fragments.relative_work`).
         executions = self.counter.executions((), all_loops=True)
         self.counter.count("", executions)
-        self.counter.total["tensor_fma"] += executions.warps * ROWS * COLUMNS * INNER
+        self.counter.total["tensor_fma"] += executions.warps * ROWS * COLUMNS * HALVES.inner
+
+    def _round(self, _: list[int], __: Sequence[object]) -> None:
+        self.counter.count("int32", self.counter.executions((), all_loops=True), _PART_REGISTERS)
+
+    def _split(self, _: list[int], __: Sequence[object]) -> None:
+        # Conversions have the rate of 32-bit integers (CUDA C++ Programming Guide, throughput of native instructions).
+        executions = self.counter.executions((), all_loops=True)
+        self.counter.count("int32", executions, 2 * _PART_REGISTERS)
+        self.counter.count("fp32", executions, _PART_REGISTERS)
 
     def _put(self, _: list[int], arguments: Sequence[object]) -> None:
         self._shared(arguments[0], _PAIR_BYTES, 1)

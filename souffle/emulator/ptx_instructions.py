@@ -294,6 +294,9 @@ def _cvta(asm: AsmStatement, text: str, mods: list[str], args: list[str]) -> str
 
 def _cvt(asm: AsmStatement, text: str, mods: list[str], args: list[str]) -> str:
     _need(asm, text, args, 2)
+    if mods == ["rna", "tf32", "f32"]:
+        single = _get("f32", asm.value(args[1], text))
+        return f"{asm.value(args[0], text)} = {_put('f32', f'souffle_to_tf32({single})')}"
     types = [m for m in mods if m in _CPP_TYPE]
     rounding = [m for m in mods if m in ("rn", "rz", "rni", "rzi", "rmi", "rpi", "sat", "ftz")]
     if len(types) != 2 or len(types) + len(rounding) != len(mods) or "rz" in mods:

@@ -101,7 +101,8 @@ class StageTrials:
         inputs = tuple(dict.fromkeys(t for item in items for t in item.inputs if t not in defined))
         outputs = tuple(t for item in items for t in item.outputs) if needed is None else tuple(needed)
         names = [tuple(tensor.name for tensor in tensors) for tensors in (inputs, outputs)]
-        return draft_stage(parts, TEProgram(inputs, outputs, parts, {}, *names), owned=owned)
+        program = TEProgram(inputs, outputs, parts, {}, *names, products=self.program.products)
+        return draft_stage(parts, program, owned=owned)
 
     def price(self, answer: Answer) -> float:
         """Seconds of a stage that has a schedule, in a kernel, with the grid sync before it."""

@@ -3,7 +3,7 @@
 from souffle.program.fused import FusedTE, fuse, parts_of
 from souffle.program.loop import Carried, Collected, Indexed, Loop
 from souffle.program.te import ELEMENT_TYPES, TE, ExternTE, InTiles, Origin, ProgramError, Tensor, make_te
-from souffle.program.te_program import Item, TEProgram, body_program
+from souffle.program.te_program import Item, TEProgram
 
 __all__ = [
     "ELEMENT_TYPES",
@@ -20,7 +20,6 @@ __all__ = [
     "ProgramError",
     "TEProgram",
     "Tensor",
-    "body_program",
     "fuse",
     "make_te",
     "parts_of",

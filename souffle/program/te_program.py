@@ -12,11 +12,12 @@ from souffle.program.evaluate import evaluate
 from souffle.program.fused import FusedTE, parts_of
 from souffle.program.loop import Loop
 from souffle.program.printer import format_item
+from souffle.program.products import IEEE
 from souffle.program.shared import OncePer
 from souffle.program.te import ELEMENT_TYPES, TE, ExternTE, ProgramError, Tensor
 from souffle.tvm_compat import const_int
 
-__all__ = ["Item", "TEProgram", "body_program"]
+__all__ = ["Item", "TEProgram"]
 
 Item = TE | FusedTE | ExternTE | Loop
 """What a program is a sequence of."""
@@ -35,6 +36,8 @@ class TEProgram:
     tes : tuple of TE, FusedTE, ExternTE or Loop
     constants : mapping of Tensor to array
         Weights, each with the shape and type of its tensor.
+    products : str
+        How sums of products of fp32 factors may be computed on a GPU, of :mod:`souffle.program.products`.
     """
 
     inputs: tuple[Tensor, ...]
@@ -44,10 +47,11 @@ class TEProgram:
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
     name: str = field(default="main")
+    products: str = IEEE
 
     def __str__(self) -> str:
         """Its inputs, constants, TEs and outputs; the same for the same program in every run."""
-        lines = [f"program {self.name}"]
+        lines = [f"program {self.name}{'' if self.products == IEEE else f', products in {self.products}'}"]
         lines += [
             f"input  {tensor!r}{'' if name == tensor.name else f'   # {name}'}"
             for name, tensor in zip(self.input_names, self.inputs, strict=True)
@@ -99,6 +103,15 @@ class TEProgram:
                 items.extend(parts_of(item))
         return self if tuple(items) == self.tes else replace(self, tes=tuple(items))
 
+    def body(self, loop: Loop) -> TEProgram:
+        """The body of one of its loops as a program: what it reads are inputs; what is carried or collected are
+        outputs."""
+        inputs = (*loop.invariants, *(p.tensor for p in (*loop.indexed, *loop.carried)))
+        needed = {c.value for c in (*loop.carried, *loop.collected)}
+        outputs = tuple(t for item in loop.body for t in item.outputs if t in needed)
+        names = tuple(t.name for t in inputs), tuple(t.name for t in outputs)
+        return TEProgram(inputs, outputs, loop.body, {}, *names, loop.name, self.products)
+
     def with_tes(
         self,
         tes: Iterable[Item],
@@ -144,7 +157,7 @@ class TEProgram:
                     _check_reads(part)
             if isinstance(te_, Loop):
                 te_.check()
-                body_program(te_).check()
+                self.body(te_).check()
             if isinstance(te_, FusedTE):
                 te_.check()
             for tensor in (t for part in parts_of(te_) for t in part.outputs):
@@ -162,15 +175,6 @@ def _check_type(tensor: Tensor, role: str) -> None:
     if tensor.dtype not in ELEMENT_TYPES:
         known = ", ".join(sorted(ELEMENT_TYPES))
         raise ProgramError(f"{tensor}, {role}, is of a type that tensors cannot hold; they hold {known}")
-
-
-def body_program(loop: Loop) -> TEProgram:
-    """The body of a loop as a program: what it reads are inputs; what is carried or collected are outputs."""
-    inputs = (*loop.invariants, *(p.tensor for p in (*loop.indexed, *loop.carried)))
-    needed = {c.value for c in (*loop.carried, *loop.collected)}
-    outputs = tuple(t for item in loop.body for t in item.outputs if t in needed)
-    names = tuple(t.name for t in inputs), tuple(t.name for t in outputs)
-    return TEProgram(inputs, outputs, loop.body, {}, *names, loop.name)
 
 
 _read_as: OncePer[tuple[tuple[tuple[int, ...], str], ...]] = OncePer()

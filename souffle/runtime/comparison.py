@@ -12,7 +12,10 @@ from souffle.runtime.signature import TensorSpec
 __all__ = ["OutputComparison", "compare", "random_inputs"]
 
 FP32_RTOL, FP32_ATOL = 1e-3, 1e-5
-MIXED_TOLERANCE = 2e-2
+ROUNDED_TOLERANCE = 2e-2
+
+_ROUNDED = ("mixed", "tf32")
+"""Precisions in which factors of products are rounded to 11 bits."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,8 @@ class OutputComparison:
         Largest difference, divided by the output's largest magnitude; infinite where an infinity or NaN stands in the
         wrong place, NaN where an output is missing or of another shape or type.
     ok : bool
-        fp32: every element within rtol 1e-3 or, for small ones, atol 1e-5 of the output's magnitude or of 1, whichever
-        is larger. mixed: `error` at most 2e-2. Integers and booleans must be equal.
+        fp32 and tf32x3: every element within rtol 1e-3 or, for small ones, atol 1e-5 of the output's magnitude or of 1,
+        whichever is larger. mixed and tf32: `error` at most 2e-2. Integers and booleans must be equal.
     """
 
     error: float
@@ -55,8 +58,8 @@ def compare(outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarra
         largest = float(np.max(np.abs(wanted), initial=0.0))
         error = float(np.max(difference, initial=0.0)) / (largest or 1.0)
         worst = max(worst, error)
-        if precision == "mixed":
-            ok = ok and error <= MIXED_TOLERANCE
+        if precision in _ROUNDED:
+            ok = ok and error <= ROUNDED_TOLERANCE
         else:
             ok = ok and bool(np.all(difference <= FP32_ATOL * max(1.0, largest) + FP32_RTOL * np.abs(wanted)))
     return OutputComparison(worst, ok)

@@ -14,7 +14,7 @@ from itertools import groupby
 from souffle.analysis import Analysis
 from souffle.decision import Decision, Refused
 from souffle.errors import SouffleError
-from souffle.program import TE, ExternTE, FusedTE, Loop, TEProgram, body_program
+from souffle.program import TE, ExternTE, FusedTE, Loop, TEProgram
 from souffle.schedule.chain_joins import join_chains
 from souffle.schedule.drafts import Answer, Drafts, Formed, FormedLoop, Scheduler, stands_alone
 from souffle.schedule.on_chip_reuse import join_rows
@@ -189,7 +189,7 @@ class _Former:
     def _loop(self, loop: Loop) -> FormedLoop:
         """A loop; what belongs together in its body is known from the program before its parts were taken apart."""
         inside = self.analysis.inside(loop)
-        fused = body_program(self.bodies[loop.name])
+        fused = self.program.body(self.bodies[loop.name])
         formed, decisions = _formed(fused, inside, self.drafts.of(inside.program), self.policy)
         self.decisions += decisions
         return FormedLoop(loop, tuple(formed))

@@ -11,7 +11,8 @@ from tvm import te, tirx
 from souffle.errors import ModelError
 from souffle.program import TE, ExternTE, Loop, Tensor, TEProgram
 from souffle.program.printer import format_item, loop_edges
-from souffle.schedule.gpu.rule import NORMALIZES, OWNS_TILES, STARTS_IN_TILES, GpuSchedule
+from souffle.program.products import IEEE, sums_products
+from souffle.schedule.gpu.rule import MULTIPLIES, NORMALIZES, OWNS_TILES, STARTS_IN_TILES, GpuSchedule
 from souffle.schedule.lower import DeviceFunction, KeptLoads
 from souffle.schedule.resources import StageResources
 from souffle.schedule.text import block_text, labelled, rule_text, tiles_text
@@ -264,6 +265,8 @@ def draft_stage(tes: Sequence[TE | ExternTE], program: TEProgram, *, owned: bool
     for index, te_ in enumerate(tes):
         if te_.name in normalizing:
             func = func.with_attr(NORMALIZES, f"t{index}")
+    if program.products != IEEE and any(sums_products(te_) for te_ in tes):
+        func = func.with_attr(MULTIPLIES, program.products)
     return StageDraft(tuple(tes), inputs, outputs, func, structural_digest(func))
 
 

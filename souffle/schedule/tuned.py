@@ -21,12 +21,13 @@ from souffle.analysis import Analysis
 from souffle.decision import Decision, Refused
 from souffle.errors import SouffleError
 from souffle.program import ExternTE, TEProgram
+from souffle.program.products import IEEE
 from souffle.schedule.drafts import Answer
 from souffle.schedule.gpu import sketch_of
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS, SHARING, GpuDevice
 from souffle.schedule.gpu.forms.blocks import product
 from souffle.schedule.gpu.registry import RULES
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
+from souffle.schedule.gpu.rule import MULTIPLIES, GpuRequest, GpuSchedule
 from souffle.schedule.gpu.schedule_check import ScheduleError, check_schedule
 from souffle.schedule.gpu.scheduler import THREADS, gpu_request
 from souffle.schedule.log import KNOB, RULE, Record, TuningLog, workload_module
@@ -244,7 +245,8 @@ def _best_of_product(
     inputs = tuple(dict.fromkeys(t for te_ in tes for t in te_.inputs if t not in defined))
     outputs = tuple(t for te_ in tes for t in te_.outputs if t in stage.outputs)
     names = [tuple(tensor.name for tensor in tensors) for tensors in (inputs, outputs)]
-    alone = draft_stage(tes, TEProgram(inputs, outputs, tuple(tes), {}, *names))
+    products = str(stage.draft.func.attrs.get(MULTIPLIES, IEEE))
+    alone = draft_stage(tes, TEProgram(inputs, outputs, tuple(tes), {}, *names, products=products))
     best = _best(stage, alone.func, logs, device, merged, price)
     if isinstance(best, Refused) or price.crowds(best.functions):
         return None

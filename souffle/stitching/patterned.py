@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from souffle.cost.device import CostDevice
 from souffle.decision import Decision
-from souffle.program import TE, ExternTE, Item, Loop, Tensor, TEProgram, body_program
+from souffle.program import TE, ExternTE, Item, Loop, Tensor, TEProgram
 from souffle.program.names import NameSupply
 from souffle.stitching.graph import graph_of
 from souffle.stitching.plan import FusionError, FusionPattern, FusionPlan
@@ -119,6 +119,6 @@ class _Maker:
             elif isinstance(item, ExternTE):
                 item = item if inputs == item.inputs else replace(item, inputs=inputs)
             elif isinstance(item, Loop):
-                item = item.with_body(self.ordered(body_program(item)).tes)
+                item = item.with_body(self.ordered(program.body(item)).tes)
             items.append(item)
         return items

@@ -4,7 +4,7 @@ from souffle.transform.horizontal import horizontal
 from souffle.transform.listing import compare
 from souffle.transform.masks import masks_by_index
 from souffle.transform.narrow import narrow
-from souffle.transform.precision import mixed_precision
+from souffle.transform.precision import mixed_precision, tensor_float
 from souffle.transform.ramps import absorb_ramps
 from souffle.transform.roll import roll
 from souffle.transform.spread_reads import spread_reads
@@ -19,5 +19,6 @@ __all__ = [
     "narrow",
     "roll",
     "spread_reads",
+    "tensor_float",
     "vertical",
 ]

@@ -1,30 +1,39 @@
-"""Mixed precision: fp16 operands with fp32 accumulation for GEMM and convolution, fp32 elsewhere (paper §7.1).
+"""Precision of products: fp16 operands with fp32 accumulation for GEMM and convolution, fp32 elsewhere (paper §7.1); or
+products of fp32 operands in TF32.
 
 ::
 
     O[v] = sum(A[f] * B[h])   →   A16[u] = half(A[u]);  B16[u] = half(B[u]);  O[v] = sum(float(A16[f]) * float(B16[h]))
 
 The conversions are one-relies-on-one TEs of their own, so the vertical transformation puts them where they are cheap;
-constants are converted at compile time.
+constants are converted at compile time. TF32 changes no expression: numbers of it are stored as fp32, and what rounds
+them is how a stage multiplies.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 from tvm import te, tirx
 
-from souffle.analysis import analyze
+from souffle.analysis import Analysis, analyze
 from souffle.decision import Decision, Refused
-from souffle.program import TE, Origin, Tensor, TEProgram
+from souffle.program import TE, Loop, Origin, Tensor, TEProgram, parts_of
 from souffle.program.names import NameSupply
+from souffle.program.products import TF32, TF32X3
 from souffle.program.shared import OncePer
 from souffle.transform.handles import read
 from souffle.transform.narrow import conversion
 from souffle.tvm_compat import PrimExpr, compute_op, is_load, load_indices, load_tensor, map_bodies, reduce_node
 
-__all__ = ["mixed_precision"]
+__all__ = ["mixed_precision", "tensor_float"]
+
+_SAID = {
+    TF32: "factors in TF32, fp32 accumulation",
+    TF32X3: "factors as sums of two numbers in TF32, fp32 accumulation",
+}
 
 
 def mixed_precision(program: TEProgram) -> tuple[TEProgram, tuple[Decision, ...]]:
@@ -68,6 +77,35 @@ def mixed_precision(program: TEProgram) -> tuple[TEProgram, tuple[Decision, ...]
                 tes.append(_cast(tensor, half, te_.origin))
         tes.append(_with_half_operands(te_, halves))
     return (program.with_tes(tes, constants=constants) if halves else program), tuple(decisions)
+
+
+def tensor_float(program: TEProgram, products: str) -> tuple[TEProgram, tuple[Decision, ...]]:
+    """Let sums of products of fp32 operands be computed in TF32 where the scheduler has a rule for it, in loops, too.
+
+    Parameters
+    ----------
+    program : TEProgram
+    products : str
+        ``TF32`` or ``TF32X3`` of :mod:`souffle.program.products`.
+
+    Returns
+    -------
+    program : TEProgram
+    decisions : tuple of Decision
+        One for each compute-intensive TE.
+    """
+    return replace(program, products=products), tuple(_said(analyze(program), products))
+
+
+def _said(analysis: Analysis, products: str) -> Iterator[Decision]:
+    for item in analysis.program.tes:
+        if isinstance(item, Loop):
+            yield from _said(analysis.inside(item), products)
+            continue
+        for part in parts_of(item):
+            if isinstance(part, TE) and analysis.is_compute_intensive(part):
+                refusal = _refusal(part)
+                yield Decision("precision", part.name, refusal is None, refusal.reason if refusal else _SAID[products])
 
 
 def _refusal(te_: TE) -> Refused | None:

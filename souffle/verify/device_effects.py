@@ -64,6 +64,7 @@ WHOLE_WARPS = frozenset(
     {
         *("tirx.tvm_fill_fragment", "tirx.tvm_load_matrix_sync", "tirx.tvm_store_matrix_sync", "tirx.tvm_mma_sync"),
         *("souffle_load_matrices", "souffle_load_transposed_matrices", "souffle_add_product"),
+        *("souffle_load_word_matrices", "souffle_add_tf32_product"),
     }
 )
 """Instructions that all lanes of a warp make together (``.sync.aligned`` of PTX)."""
@@ -92,10 +93,17 @@ def effect_of(name: str) -> tuple[Effect, ...] | None:
         wide = 16 if lanes % 4 == 0 else 8 if lanes == 2 else 4
         sums = Effect(1, 4 * lanes, reads=True, repeats=planes, distance=(2, 4), alignment=wide)
         return Effect(0, 4 * lanes, writes=True), sums
-    if name in ("souffle_load_matrices", "souffle_load_transposed_matrices"):
-        # Each thread points to one row of 8 elements; the instruction hands rows to other threads of the warp.
+    if name in ("souffle_load_matrices", "souffle_load_transposed_matrices", "souffle_load_word_matrices"):
+        # Each thread points to one row of 16 bytes; the instruction hands rows to other threads of the warp.
         return Effect(0, 16, writes=True), Effect(1, 16, reads=True, by="warp", alignment=16)
-    if name == "souffle_add_product":
+    if name == "souffle_load_words":
+        words = Effect(1, 4, reads=True, repeats=2, distance=(2, 4), alignment=4)
+        return Effect(0, 8, writes=True), words
+    if name == "souffle_round_to_tf32":
+        return (Effect(0, 16, reads=True, writes=True),)
+    if name == "souffle_split_to_tf32":
+        return Effect(0, 16, reads=True, writes=True), Effect(1, 16, writes=True)
+    if name in ("souffle_add_product", "souffle_add_tf32_product"):
         return Effect(0, 16, reads=True, writes=True), Effect(1, 16, reads=True), Effect(2, 8, reads=True)
     if name == "souffle_scale_part":
         return Effect(0, 16, reads=True, writes=True), Effect(1, 8, reads=True)

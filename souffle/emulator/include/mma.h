@@ -82,10 +82,7 @@ SOUFFLE_INLINE void fill_fragment(fragment<Use, m, n, k, T, Layout>& f, const V&
   for (int i = 0; i < int(fragment<Use, m, n, k, T, Layout>::num_elements); ++i)
     f.x[i] = typename souffle_element<T>::stored(value);
 }
-SOUFFLE_INLINE float __float_to_tf32(float v) {
-  unsigned bits = souffle_bits<unsigned>(v);
-  return v != v ? v : souffle_bits<float>((bits + 0x0FFF + (bits >> 13 & 1)) & ~0x1FFFu);
-}
+SOUFFLE_INLINE float __float_to_tf32(float v) { return souffle_to_tf32(v); }
 
 template <class D, class A, class B, class C>
 struct souffle_product {

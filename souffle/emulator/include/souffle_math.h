@@ -120,6 +120,11 @@ SOUFFLE_INLINE double __ll2double_rn(long long x) { return double(x); }
 SOUFFLE_INLINE double __ull2double_rn(unsigned long long x) { return double(x); }
 SOUFFLE_INLINE float __double2float_rn(double x) { return float(x); }
 
+// cvt.rna.tf32.f32, also by the name that mma.h gives it: to the nearest of 11 bits, of two as near the one further from
+// zero.
+SOUFFLE_INLINE float souffle_to_tf32(float v) {
+  return v != v ? v : souffle_bits<float>((souffle_bits<unsigned>(v) + 0x1000u) & ~0x1FFFu);
+}
 SOUFFLE_INLINE int __float_as_int(float x) { return souffle_bits<int>(x); }
 SOUFFLE_INLINE unsigned __float_as_uint(float x) { return souffle_bits<unsigned>(x); }
 SOUFFLE_INLINE float __int_as_float(int x) { return souffle_bits<float>(x); }

@@ -20,6 +20,7 @@ from souffle.errors import OptionError
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 
 __all__ = [
+    "MULTIPLIES",
     "NORMALIZES",
     "OWNS_TILES",
     "STARTS_IN_TILES",
@@ -44,6 +45,10 @@ OWNS_TILES = "souffle.owns_tiles"
 NORMALIZES = "souffle.normalizes"
 """Attribute of a stage's function whose contraction normalizes what it reads, or begins to normalize what it computes:
 the name of its block. Reductions ahead of it are of its rows, those behind it moments of its results."""
+
+MULTIPLIES = "souffle.multiplies"
+"""Attribute of a stage's function that has sums of products of fp32 operands: how these may be computed, if not in fp32
+(:mod:`souffle.program.products`)."""
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,17 @@ def intrinsic(run: FunctionRun, name: str, arguments: Sequence[Any]) -> Statemen
         return _copy(run, 8, False, arguments)
     if name in ("souffle_load_matrices", "souffle_load_transposed_matrices"):
         return _load_matrices(run, "transposed" in name, arguments)
-    if name == "souffle_add_product":
-        return _add_product(run, arguments)
+    if name == "souffle_load_word_matrices":
+        return _load_words_of_matrices(run, arguments)
+    if name == "souffle_load_words":
+        return _load_words(run, arguments)
+    if name == "souffle_round_to_tf32":
+        # Rounding is none in the field, as of other conversions.
+        return lambda f, m: None
+    if name == "souffle_split_to_tf32":
+        return _split(run, arguments)
+    if name in ("souffle_add_product", "souffle_add_tf32_product"):
+        return _add_product(run, "tf32" in name, arguments)
     if name == "souffle_scale_part":
         return _scaled(run, arguments)
     return matrix_instruction(run, name, arguments)
@@ -202,37 +211,88 @@ def _load_matrices(run: FunctionRun, transposed: bool, arguments: Sequence[Any])
     return load
 
 
-def _add_product(run: FunctionRun, arguments: Sequence[Any]) -> Statement:
-    """``mma.m16n8k16``: a warp adds the product of two matrices to totals that its threads hold.
+def _load_words_of_matrices(run: FunctionRun, arguments: Sequence[Any]) -> Statement:
+    """The same of matrices of 8 x 4 elements of 32 bits, of which a thread gets ``lane % 4`` of row ``lane / 4``."""
+    into, source = _pointer(run, arguments[0]), _pointer(run, arguments[1])
+    first = _warps(run, "ldmatrix")
+    lane = np.arange(run.lanes.count) % _WARP
+    giver = first + 8 * np.arange(4)[:, None] + lane // 4
+    ahead = lane % 4 * (4 // source.memory.unit)
+    step = _elements(run, 4, 4, into.memory.unit)
+
+    def load(f: Frame, m: Mask) -> None:
+        _whole_warps(run, m, "ldmatrix")
+        given = _spread(run, _at(source, f, m))[giver] + ahead
+        into.memory.write(_at(into, f, m) + step, 4, source.memory.read(given, 4, m), m, run.current)
+
+    return load
+
+
+def _load_words(run: FunctionRun, arguments: Sequence[Any]) -> Statement:
+    """Two elements of 32 bits, the second so many behind the first."""
+    into, source, apart = _pointer(run, arguments[0]), _pointer(run, arguments[1]), run.of(arguments[2])
+    step, number = _elements(run, 2, 4, into.memory.unit), np.arange(2)[:, None]
+    scale = 4 // source.memory.unit
+
+    def load(f: Frame, m: Mask) -> None:
+        found = source.memory.read(_at(source, f, m) + number * apart(f, m) * scale, 4, m)
+        into.memory.write(_at(into, f, m) + step, 4, found, m, run.current)
+
+    return load
+
+
+def _split(run: FunctionRun, arguments: Sequence[Any]) -> Statement:
+    """Four numbers as sums of two: rounding is none in the field, so that nothing is left of them."""
+    part, rest = _pointer(run, arguments[0]), _pointer(run, arguments[1])
+    own, step = (_elements(run, 4, 4, one.memory.unit) for one in (part, rest))
+
+    def split(f: Frame, m: Mask) -> None:
+        numbers = part.memory.read(_at(part, f, m) + own, 4, m)
+        left = run.numbers.subtract(numbers, numbers)
+        rest.memory.write(_at(rest, f, m) + step, 4, left, m, run.current)
+
+    return split
+
+
+def _add_product(run: FunctionRun, words: bool, arguments: Sequence[Any]) -> Statement:
+    """``mma.m16n8k16``, or ``mma.m16n8k8`` of 32-bit words: a warp adds the product of two matrices to totals that its
+    threads hold.
 
     With ``g = lane / 4`` and ``t = lane % 4``, element `e` of a thread is: of the left matrix, row ``g``, 8 further if
     bit 1 of `e` is set, and column ``2 t + e % 2``, 8 further if bit 2 is; of the right one, row ``2 t + e % 2``, 8
     further if bit 1 is set, and column ``g``; of totals, row ``g``, 8 further if bit 1 is set, column ``2 t + e % 2``.
+    Of words, an element is a register: of the left matrix, row ``g``, 8 further if bit 0 of `e` is set, and column
+    ``t``, 4 further if bit 1 is; of the right one, row ``t``, 4 further if `e` is 1, and column ``g``.
     """
     totals, left, right = (_pointer(run, a) for a in arguments)
     _warps(run, "mma")
     warps = run.lanes.count // _WARP
     group, thread = np.divmod(np.arange(_WARP), 4)
 
-    def places(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        element = np.arange(count)[:, None]
-        return 8 * (element >> 1 & 1), 8 * (element >> 2 & 1), 2 * thread + element % 2
+    def bit(number: int, count: int) -> np.ndarray:
+        return np.arange(count)[:, None] >> number & 1
 
-    low, high, pair = places(8)
-    left_at = (group + low, pair + high)
-    low, _, pair = places(4)
-    right_at, total_at = (pair + low, group + 0 * low), (group + low, pair)
-    steps = [_elements(run, n, s, p.memory.unit) for n, s, p in ((4, 4, totals), (8, 2, left), (4, 2, right))]
+    total_at = (group + 8 * bit(1, 4), 2 * thread + bit(0, 4))
+    if words:
+        inner, size = 8, 4
+        left_at = (group + 8 * bit(0, 4), thread + 4 * bit(1, 4))
+        right_at = (thread + 4 * bit(0, 2), group + 0 * bit(0, 2))
+    else:
+        inner, size = 16, 2
+        left_at = (group + 8 * bit(1, 8), 2 * thread + bit(0, 8) + 8 * bit(2, 8))
+        right_at = (2 * thread + bit(0, 4) + 8 * bit(1, 4), group + 0 * bit(0, 4))
+    counts = ((totals, 4, 4), (left, len(left_at[0]), size), (right, len(right_at[0]), size))
+    steps = [_elements(run, count, size, p.memory.unit) for p, count, size in counts]
 
-    def matrix(pointer: Pointer, f: Frame, m: Mask, step: np.ndarray, size: int) -> np.ndarray:
+    def matrix(pointer: Pointer, f: Frame, m: Mask, step: np.ndarray) -> np.ndarray:
         found = _spread(run, pointer.memory.read(_at(pointer, f, m) + step, size, m))
         return found.reshape(len(step), warps, _WARP).transpose(1, 0, 2)
 
     def product(f: Frame, m: Mask) -> None:
         _whole_warps(run, m, "mma")
-        a, b, c = np.empty((warps, 16, 16), np.int64), np.empty((warps, 16, 8), np.int64), totals
-        a[:, left_at[0], left_at[1]] = matrix(left, f, m, steps[1], 2)
-        b[:, right_at[0], right_at[1]] = matrix(right, f, m, steps[2], 2)
+        a, b, c = np.empty((warps, 16, inner), np.int64), np.empty((warps, inner, 8), np.int64), totals
+        a[:, left_at[0], left_at[1]] = matrix(left, f, m, steps[1])
+        b[:, right_at[0], right_at[1]] = matrix(right, f, m, steps[2])
         found = run.numbers.matrix_product(a, b)[:, total_at[0], total_at[1]].transpose(1, 0, 2).reshape(4, -1)
         at = _at(c, f, m) + steps[0]
         c.memory.write(at, 4, run.numbers.add(c.memory.read(at, 4, m), found), m, run.current)

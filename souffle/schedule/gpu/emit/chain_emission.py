@@ -29,6 +29,7 @@ from souffle.schedule.gpu.emit.contraction_statements import (
     shared_buffer,
 )
 from souffle.schedule.gpu.emit.mma_epilogue import Strips
+from souffle.schedule.gpu.emit.mma_fragments import HALVES
 from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, ROWS
 from souffle.schedule.gpu.emit.mma_pieces import FragmentSource, TileRing, add_products, first_place, warp_place
 from souffle.schedule.gpu.emit.mma_pipeline import Pipeline
@@ -196,16 +197,16 @@ class ChainKernel:
         """Where the thread's pointers into tiles of either product go."""
         tiling = self.tiling.first
         self.warp = warp_place(first, self.thread, tiling.warps)
-        left = first_place(self.left.fetch, self.lane, self.warp[0] * ROWS, _NONE, rows=True)
+        left = first_place(HALVES, self.left.fetch, self.lane, self.warp[0] * ROWS, _NONE, rows=True)
         columns = self.warp[1] * (tiling.parts[1] * COLUMNS)
-        right = first_place(self.right.fetch, self.lane, columns, _NONE, rows=False)
+        right = first_place(HALVES, self.right.fetch, self.lane, columns, _NONE, rows=False)
         self.left_place, self.right_place = first.name("left_place", left), first.name("right_place", right)
         tiling = self.tiling.second
         self.second_warp = warp = warp_place(second, self.thread, tiling.warps)
         per = tiling.step // tiling.warps[2]
-        rows = first_place(self.rows, self.lane, warp[0] * ROWS, warp[2] * per, rows=True)
+        rows = first_place(HALVES, self.rows, self.lane, warp[0] * ROWS, warp[2] * per, rows=True)
         columns = warp[1] * (tiling.parts[1] * COLUMNS)
-        other = first_place(self.other.fetch, self.lane, columns, warp[2] * per, rows=False)
+        other = first_place(HALVES, self.other.fetch, self.lane, columns, warp[2] * per, rows=False)
         self.rows_place, self.other_place = second.name("rows_place", rows), second.name("other_place", other)
 
     # The first product

@@ -19,7 +19,7 @@ from souffle.schedule.gpu.emit.contraction_statements import (
 )
 from souffle.schedule.gpu.emit.finished_fragments import FinishedFragments
 from souffle.schedule.gpu.emit.mma_epilogue import Strips
-from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, INNER, ROWS
+from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, ROWS
 from souffle.schedule.gpu.emit.mma_pieces import FragmentSource, TileRing, add_products, first_place, warp_place
 from souffle.schedule.gpu.emit.mma_pipeline import Pipeline
 from souffle.schedule.gpu.emit.normalized_fetch import NormalizedFetch
@@ -68,9 +68,15 @@ class MmaKernel:
             first += sides[-1].elements
         self.left, self.right = sides
         self.sides = tuple(sides)
-        self.shared = shared_buffer("tiles", tiling.shared_bytes(operands) // 2, "float16")
-        self.left_part = local_buffer("left_part", down * 4, "uint32")
-        self.right_part = local_buffer("right_part", across * 2, "uint32")
+        fragments = tiling.fragments
+        elements = tiling.shared_bytes(operands) // fragments.element_bytes
+        self.shared = shared_buffer("tiles", elements, fragments.dtype)
+        self.left_part = local_buffer("left_part", down * 4, fragments.register_dtype)
+        self.right_part = local_buffer("right_part", across * 2, fragments.register_dtype)
+        self.left_rest, self.right_rest = None, None
+        if fragments.split:
+            self.left_rest = local_buffer("left_rest", down * 4, fragments.register_dtype)
+            self.right_rest = local_buffer("right_rest", across * 2, fragments.register_dtype)
         self.totals = local_buffer("totals", down * across * 4, "float32")
         self.rows = RowStatements(problem, 1, tiling.tile[1], threads, operands.left.finished)
         # What is copied is not normalized.
@@ -92,6 +98,7 @@ class MmaKernel:
     def buffers(self) -> tuple[Any, ...]:
         """Registers and shared memory."""
         held = tuple(side.held for side in self.sides if side.held is not None)
+        held += tuple(rest for rest in (self.left_rest, self.right_rest) if rest is not None)
         own = (self.left_part, self.right_part, self.totals, *self.strips.buffers, *self.rows.buffers)
         own += () if self.normalized is None else self.normalized.buffers
         own += () if self.finished is None else self.finished.buffers
@@ -127,7 +134,7 @@ class MmaKernel:
 
     def _first_place(self, side: TileRing, start: PrimExpr, *, rows: bool) -> PrimExpr:
         per = self.tiling.step // self.tiling.warps[2]
-        return first_place(side.fetch, self.lane, start, self.slice * per, rows=rows)
+        return first_place(self.tiling.fragments, side.fetch, self.lane, start, self.slice * per, rows=rows)
 
     def _row_values(self, corner: tuple[PrimExpr, PrimExpr], thread: PrimExpr) -> list[tirx.Stmt]:
         """What is worked out for the rows of the tile, and a barrier after it."""
@@ -142,8 +149,8 @@ class MmaKernel:
         left_at = binder.name("left_at", self.left.start(turn) + self.places[0])
         right_at = binder.name("right_at", self.right.start(turn) + self.places[1])
         rows, finish = self._finishing(turn)
-        left = FragmentSource(self.left.fetch, left_at, self.left_part, finish)
-        right = FragmentSource(self.right.fetch, right_at, self.right_part)
+        left = FragmentSource(self.left.fetch, left_at, self.left_part, self.left_rest, finish)
+        right = FragmentSource(self.right.fetch, right_at, self.right_part, self.right_rest)
         products = add_products(self.tiling, self.tiling.step, self.shared, self.totals, left, right)
         return sequence(*binder.statements, rows, products)
 
@@ -160,4 +167,5 @@ class MmaKernel:
             begins = [tirx.EQ(tirx.floormod(turn, size // step), 0)] if size > step else []
             rows = guarded(begins, finished.take_rows(turn * step, row, self.lane))
             return rows, lambda k: finished.finish()
-        return None, lambda k: sequence(finished.take_rows(first + k * INNER, row, self.lane), finished.finish())
+        piece = self.tiling.fragments.inner
+        return None, lambda k: sequence(finished.take_rows(first + k * piece, row, self.lane), finished.finish())

@@ -36,7 +36,7 @@ class Strips:
     parts : int
         Fragments of rows of each warp that make a strip.
     shared : buffer
-        Shared memory that is free, of fp16.
+        Shared memory that is free, of the operands' type.
     totals : buffer
         The fragments of a thread.
     threads : int
@@ -85,6 +85,8 @@ class Strips:
         vectors = tiling.tile[2] // self.lanes
         units = rows * vectors
         strips = down // self.parts
+        # Elements of shared memory in a total.
+        scale = 4 // tiling.fragments.element_bytes
         batch_tile, row_tile, column_tile = corner
 
         def strip(number: PrimExpr) -> tirx.Stmt:
@@ -93,8 +95,7 @@ class Strips:
                     row = (i * tiling.warps[0] + warp[0]) * ROWS + h * 8 + tirx.floordiv(lane, 4)
                     column = (warp[1] * across + j) * COLUMNS + tirx.floormod(lane, 4) * 2
                     at = ((number * self.parts + i) * across + j) * 4 + h * 2
-                    # The shared buffer's elements are half as long as totals.
-                    return put_totals(self.shared, (warp[2] * plane + row * pitch + column) * 2, self.totals, at)
+                    return put_totals(self.shared, (warp[2] * plane + row * pitch + column) * scale, self.totals, at)
 
                 return loop("h", 2, half, "unrolled")
 
@@ -104,7 +105,7 @@ class Strips:
                 take = take_totals(
                     self.sums,
                     self.shared,
-                    (row * pitch + column * self.lanes) * 2,
+                    (row * pitch + column * self.lanes) * scale,
                     self.lanes,
                     tiling.warps[2],
                     plane,

@@ -1,9 +1,10 @@
-"""The tensor cores' own instructions as statements: ``mma.sync.m16n8k16`` and the ``ldmatrix`` that feeds it.
+"""The tensor cores' own instructions as statements: ``mma.sync`` and what feeds it, such as ``ldmatrix``.
 
 A warp's 32 threads hold a fragment together. Of the 16 x 8 totals, thread ``t`` has those of rows ``t / 4`` and ``t / 4
-+ 8`` at columns ``2 * (t % 4)`` and the next (PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type").
-``ldmatrix.x4`` brings four 8 x 8 matrices, whose rows of 16 bytes are where threads ``8 * m`` to ``8 * m + 7`` point
-to for matrix ``m``; so the order of the pointers decides which matrix becomes which register.
++ 8`` at columns ``2 * (t % 4)`` and the next (PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type",
+and "for mma.m16n8k8" of TF32, whose totals lie alike). ``ldmatrix.x4`` brings four matrices of 8 rows of 16 bytes,
+which are where threads ``8 * m`` to ``8 * m + 7`` point to for matrix ``m``; so the order of the pointers decides which
+matrix becomes which register. A thread gets the word ``t % 4`` of row ``t / 4``.
 """
 
 from __future__ import annotations
@@ -16,20 +17,28 @@ from souffle.tvm_compat import PrimExpr
 
 __all__ = [
     "COLUMNS",
-    "INNER",
     "LOAD_FUNCTION",
     "LOAD_TRANSPOSED_FUNCTION",
+    "LOAD_WORDS_FUNCTION",
+    "LOAD_WORD_MATRICES_FUNCTION",
     "PRODUCT_FUNCTION",
     "PUT_FUNCTION",
+    "ROUND_FUNCTION",
     "ROWS",
     "SCALE_FUNCTION",
+    "SPLIT_FUNCTION",
     "TAKE_FUNCTION",
+    "TF32_PRODUCT_FUNCTION",
     "load_part",
-    "part_places",
+    "load_word_part",
+    "load_words",
     "product",
     "put_totals",
+    "round_part",
     "scale_part",
+    "split_part",
     "take_totals",
+    "tf32_product",
 ]
 
 LOAD_FUNCTION = "souffle_load_matrices"
@@ -37,8 +46,23 @@ LOAD_FUNCTION = "souffle_load_matrices"
 
 LOAD_TRANSPOSED_FUNCTION = "souffle_load_transposed_matrices"
 
+LOAD_WORD_MATRICES_FUNCTION = "souffle_load_word_matrices"
+"""``(registers, shared)``: as the first, of four words in each row."""
+
+LOAD_WORDS_FUNCTION = "souffle_load_words"
+"""``(registers, shared, distance)``: a word, and the one so many words behind it."""
+
 PRODUCT_FUNCTION = "souffle_add_product"
 """``(totals, left, right)``"""
+
+TF32_PRODUCT_FUNCTION = "souffle_add_tf32_product"
+"""The same of fp32 registers that hold numbers of TF32."""
+
+ROUND_FUNCTION = "souffle_round_to_tf32"
+"""``(registers)``: four numbers to the nearest of TF32, away from zero where two are as near."""
+
+SPLIT_FUNCTION = "souffle_split_to_tf32"
+"""``(registers, rests)``: the same, and what they were rounded by in TF32, too."""
 
 PUT_FUNCTION = "souffle_put_totals"
 """``(shared, totals)``: two neighbours."""
@@ -50,28 +74,8 @@ SCALE_FUNCTION = "souffle_scale_part"
 """``(part, factors)``: of each row that a thread has of a 16 x 16 part, its elements times the first number of its pair
 of factors plus the second, in fp16."""
 
-ROWS, COLUMNS, INNER = 16, 8, 16
-"""Rows, columns and products of one instruction."""
-
-
-def part_places(lane: PrimExpr, *, rows: bool, inner_last: bool) -> tuple[PrimExpr, PrimExpr]:
-    """Where a thread's pointer for a 16 x 16 part of an operand goes: own (row or column) and inner index in the part.
-
-    Parameters
-    ----------
-    lane : expression
-        The thread's number in its warp.
-    rows : bool
-        Whether the part is of the left operand: one fragment of 16 rows, whose registers are (rows 0-7, inner 0-7),
-        (8-15, 0-7), (0-7, 8-15), (8-15, 8-15). Of the right one it is two of 8 columns, whose registers are (columns
-        0-7, inner 0-7), (0-7, 8-15), (8-15, 0-7), (8-15, 8-15).
-    inner_last : bool
-        Whether shared memory has the inner axis contiguous; otherwise matrices are transposed on their way.
-    """
-    matrix, row = tirx.floordiv(lane, 8), tirx.floormod(lane, 8)
-    low, high = tirx.floormod(matrix, 2) * 8, tirx.floordiv(matrix, 2) * 8
-    own, inner = (low, high) if rows else (high, low)
-    return (own + row, inner) if inner_last else (own, inner + row)
+ROWS, COLUMNS = 16, 8
+"""Rows and columns of one instruction."""
 
 
 def load_part(part: Any, at: PrimExpr, shared: Any, place: PrimExpr, *, transposed: bool) -> tirx.Stmt:
@@ -80,10 +84,38 @@ def load_part(part: Any, at: PrimExpr, shared: Any, place: PrimExpr, *, transpos
     return _call(name, tirx.address_of(part[at]), tirx.address_of(shared[place]))
 
 
+def load_word_part(part: Any, at: PrimExpr, shared: Any, place: PrimExpr) -> tirx.Stmt:
+    """The same of matrices of words."""
+    return _call(LOAD_WORD_MATRICES_FUNCTION, tirx.address_of(part[at]), tirx.address_of(shared[place]))
+
+
+def load_words(part: Any, at: PrimExpr, shared: Any, place: PrimExpr, distance: PrimExpr) -> tirx.Stmt:
+    """Two registers from `at` on, of words in shared memory that are so far apart."""
+    return _call(LOAD_WORDS_FUNCTION, tirx.address_of(part[at]), tirx.address_of(shared[place]), distance)
+
+
+def round_part(part: Any, at: PrimExpr) -> tirx.Stmt:
+    """Round four registers to TF32."""
+    return _call(ROUND_FUNCTION, tirx.address_of(part[at]))
+
+
+def split_part(part: Any, rest: Any, at: PrimExpr) -> tirx.Stmt:
+    """Round four registers to TF32, and put what is left of them, in TF32, too, where `rest` has the same place."""
+    return _call(SPLIT_FUNCTION, tirx.address_of(part[at]), tirx.address_of(rest[at]))
+
+
 def product(totals: Any, at: PrimExpr, left: Any, left_at: PrimExpr, right: Any, right_at: PrimExpr) -> tirx.Stmt:
     """Add a product of fragments to four totals."""
-    pointers = (totals[at], left[left_at], right[right_at])
-    return _call(PRODUCT_FUNCTION, *(tirx.address_of(p) for p in pointers))
+    return _product(PRODUCT_FUNCTION, totals[at], left[left_at], right[right_at])
+
+
+def tf32_product(totals: Any, at: PrimExpr, left: Any, left_at: PrimExpr, right: Any, right_at: PrimExpr) -> tirx.Stmt:
+    """The same of fragments of TF32."""
+    return _product(TF32_PRODUCT_FUNCTION, totals[at], left[left_at], right[right_at])
+
+
+def _product(function: str, *places: Any) -> tirx.Stmt:
+    return _call(function, *(tirx.address_of(place) for place in places))
 
 
 def scale_part(part: Any, at: PrimExpr, factors: Any, factors_at: PrimExpr) -> tirx.Stmt:

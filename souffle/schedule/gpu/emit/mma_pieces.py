@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from tvm import tirx
 
 from souffle.schedule.gpu.emit.contraction_statements import Binder, local_buffer, loop
-from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, INNER, ROWS, load_part, part_places, product
+from souffle.schedule.gpu.emit.mma_fragments import Fragments, Placed
+from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, ROWS
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling
 from souffle.schedule.gpu.tiling.operand_source import OperandSource
 from souffle.tvm_compat import PrimExpr, sequence
@@ -65,17 +66,6 @@ class TileRing:
         return self.first + own * self.fetch.shared_elements
 
 
-class Placed(Protocol):
-    """Where an element of a matrix is in shared memory."""
-
-    inner_last: bool
-    """Whether the inner axis is contiguous."""
-
-    def place(self, batch: PrimExpr, own: PrimExpr, inner: PrimExpr) -> PrimExpr:
-        """Index into shared memory."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class FragmentSource:
     """A matrix in shared memory from which a thread loads its part of fragments.
@@ -86,13 +76,17 @@ class FragmentSource:
     at : expression
         Where the thread's first pointer goes: the start of the matrix and :func:`first_place`.
     registers : buffer
+    rest : buffer, optional
+        Registers of what is left of its elements where they are multiplied as sums of two parts.
     finish : callable, optional
-        From the number of a piece of 16 inner elements in the step to what is done with its parts when they are there.
+        From the number of a piece of the step, as long as fragments are, to what is done with its parts when they are
+        there.
     """
 
     placed: Placed
     at: PrimExpr
     registers: Any
+    rest: Any = None
     finish: Callable[[PrimExpr], tirx.Stmt] | None = None
 
 
@@ -104,11 +98,14 @@ def warp_place(binder: Binder, thread: PrimExpr, warps: tuple[int, int, int]) ->
     return row, column, binder.name("slice", tirx.floordiv(warp, warps[0] * warps[1]))
 
 
-def first_place(placed: Placed, lane: PrimExpr, start: PrimExpr, inner_start: PrimExpr, *, rows: bool) -> PrimExpr:
+def first_place(
+    fragments: Fragments, placed: Placed, lane: PrimExpr, start: PrimExpr, inner_start: PrimExpr, *, rows: bool
+) -> PrimExpr:
     """Where a thread's first pointer into a matrix goes, from which all its parts are constants away.
 
     Parameters
     ----------
+    fragments : Fragments
     placed : Placed
     lane : expression
     start, inner_start : expression
@@ -116,7 +113,7 @@ def first_place(placed: Placed, lane: PrimExpr, start: PrimExpr, inner_start: Pr
     rows : bool
         Whether the matrix is the left operand.
     """
-    own, inner = part_places(lane, rows=rows, inner_last=placed.inner_last)
+    own, inner = fragments.part_places(lane, rows=rows, inner_last=placed.inner_last)
     return placed.place(tirx.IntImm("int32", 0), start + own, inner_start + inner)
 
 
@@ -131,25 +128,38 @@ def add_products(
 ) -> tirx.Stmt:
     """Add the products of `step` inner elements to a warp's totals, of which the first is at `first`."""
     down, across = tiling.parts
+    fragments = tiling.fragments
 
-    def part(source: FragmentSource, count: int, apart: int, k: PrimExpr) -> tirx.Stmt:
+    def part(source: FragmentSource, count: int, apart: int, k: PrimExpr, *, rows: bool) -> tirx.Stmt:
         def one(i: PrimExpr) -> tirx.Stmt:
-            place = source.at + source.placed.place(tirx.IntImm("int32", 0), i * apart, k * INNER)
-            return load_part(source.registers, i * 4, shared, place, transposed=not source.placed.inner_last)
+            place = source.at + source.placed.place(tirx.IntImm("int32", 0), i * apart, k * fragments.inner)
+            return sequence(*fragments.load(source.registers, i * 4, shared, place, source.placed, rows=rows))
 
         return loop("i", count, one, "unrolled")
 
-    def piece(k: PrimExpr) -> tirx.Stmt:
+    def prepared(source: FragmentSource, count: int) -> tirx.Stmt | None:
+        if not fragments.preparing:
+            return None
+        return loop("i", count, lambda i: fragments.prepare(source.registers, source.rest, i * 4), "unrolled")
+
+    def products(left_registers: Any, right_registers: Any) -> tirx.Stmt:
         def one(i: PrimExpr, j: PrimExpr) -> tirx.Stmt:
             at = (i * across + j) * 4
-            return product(totals, first + at, left.registers, i * 4, right.registers, j * 2)
+            return fragments.multiply(totals, first + at, left_registers, i * 4, right_registers, j * 2)
 
+        return loop("i", down, lambda i: loop("j", across, lambda j: one(i, j), "unrolled"), "unrolled")
+
+    def piece(k: PrimExpr) -> tirx.Stmt:
+        # The small ones first; those of one total are apart by all others, so that none waits for the one before it.
+        pairs = [(left.rest, right.registers), (left.registers, right.rest)] if fragments.split else []
         # Fragments of rows of one warp lie apart by those of the others, so that a strip of them is whole rows.
         return sequence(
-            part(left, down, tiling.warps[0] * ROWS, k),
+            part(left, down, tiling.warps[0] * ROWS, k, rows=True),
             None if left.finish is None else left.finish(k),
-            part(right, across // 2, 2 * COLUMNS, k),
-            loop("i", down, lambda i: loop("j", across, lambda j: one(i, j), "unrolled"), "unrolled"),
+            part(right, across // 2, 2 * COLUMNS, k, rows=False),
+            prepared(left, down),
+            prepared(right, across // 2),
+            *(products(*pair) for pair in (*pairs, (left.registers, right.registers))),
         )
 
-    return loop("k", step // INNER // tiling.warps[2], piece, "unrolled")
+    return loop("k", step // fragments.inner // tiling.warps[2], piece, "unrolled")

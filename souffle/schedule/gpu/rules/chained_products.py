@@ -24,7 +24,7 @@ from souffle.schedule.gpu.tiling.chain_tiling import (
     choose_chain,
     tile_sources,
 )
-from souffle.schedule.gpu.tiling.tensor_cores import type_refusal
+from souffle.schedule.gpu.tiling.tensor_cores import halves_refusal
 
 __all__ = ["CHAINED_PRODUCTS"]
 
@@ -38,7 +38,7 @@ def _apply(form: ChainedProducts, request: GpuRequest) -> Sketch | Refused:
         return form.first.refused(f"{request.arch} has no mma.m16n8k16")
     if request.threads % 32:
         return form.first.refused(f"{request.threads} threads are not whole warps")
-    refusal = type_refusal(form.first, request) or type_refusal(form.second, request)
+    refusal = halves_refusal(form.first, request) or halves_refusal(form.second, request)
     if refusal is not None:
         return refusal
     other = next((r for r in form.reductions if str(r.result.ty.dtype) != "float32"), None)

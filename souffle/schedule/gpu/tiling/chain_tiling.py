@@ -15,7 +15,8 @@ from tvm.ir import Call, TensorLoad
 from souffle.decision import Refused
 from souffle.index.operations import ARITHMETIC
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS, DEVICES
-from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, INNER, ROWS
+from souffle.schedule.gpu.emit.mma_fragments import HALVES
+from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, ROWS
 from souffle.schedule.gpu.forms.chained_products import ChainedProducts
 from souffle.schedule.gpu.forms.memory_access import bits_of
 from souffle.schedule.gpu.rule import GpuRequest, Knob, Values
@@ -32,7 +33,7 @@ from souffle.schedule.gpu.tiling.mma_figures import (
     THREADS,
 )
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling
-from souffle.schedule.gpu.tiling.operand_source import OperandSource, matrix_pitch, operand_source
+from souffle.schedule.gpu.tiling.operand_source import OperandSource, operand_source
 from souffle.tvm_compat import PrimExpr, dtype_of
 
 __all__ = ["ChainSources", "ChainTiling", "assumed_sources", "chain_knobs", "choose_chain", "tile_sources"]
@@ -172,7 +173,7 @@ class ChainTiling:
     @property
     def row_pitch(self) -> int:
         """fp16 from one row of the second product's left operand to the next."""
-        return matrix_pitch(self.width)
+        return self.width + HALVES.padding(inner_last=True)
 
     @property
     def stages(self) -> int:
@@ -250,7 +251,7 @@ class ChainTiling:
             return Refused(f"{self.panels} panels of {self.width} columns end with a whole step beyond the end")
         if self.width % self.second.step:
             return Refused(f"rows of {self.width} are no steps of {self.second.step}")
-        if self.second.step // INNER % self.second.warps[2]:
+        if self.second.step // HALVES.inner % self.second.warps[2]:
             return Refused(f"a step of {self.second.step} has no equal parts for {self.second.warps[2]} warps")
         if not (sources.right.asynchronous or sources.other.asynchronous) and self.stages > 2:
             return Refused("what passes through registers is one step ahead at most")
@@ -262,7 +263,7 @@ class ChainTiling:
 
 def assumed_sources(form: ChainedProducts, request: GpuRequest) -> ChainSources:
     """How operands come in whatever tile: what the choice looks at."""
-    tile = (1, 64, min(64, INNER * ceil(form.first.extents[3] / INNER)))
+    tile = (1, 64, min(64, HALVES.inner * ceil(form.first.extents[3] / HALVES.inner)))
     first = (operand_source(form.first, side, tile, request) for side in ("left", "right"))
     return ChainSources(*first, operand_source(form.second, "right", (1, 64, 64), request))
 
@@ -282,7 +283,7 @@ def chain_knobs(form: ChainedProducts, sources: ChainSources, threads: int) -> t
     divisors = tuple(d for d in range(1, threads // 32 + 1) if threads // 32 % d == 0)
 
     def steps(inner: int) -> tuple[int, ...]:
-        return tuple(s for s in _STEPS if s < 2 * max(inner, INNER))
+        return tuple(s for s in _STEPS if s < 2 * max(inner, HALVES.inner))
 
     some = sources.right.asynchronous or sources.other.asynchronous
     return (
@@ -384,8 +385,8 @@ class _Work:
         """A product of so many steps, of which the left operand is in shared memory."""
         _, rows, columns = tiling.tile
         down, across = tiling.parts
-        pieces = tiling.step // INNER
-        loads = tiling.warps[0] * tiling.warps[1] * pieces * (down * ROWS + across * COLUMNS) * INNER * 2
+        pieces = tiling.step // HALVES.inner
+        loads = tiling.warps[0] * tiling.warps[1] * pieces * (down * ROWS + across * COLUMNS) * HALVES.inner * 2
         instructions = threads * pieces / tiling.warps[2] * (down * across + down + across / 2)
         self.tensor += steps * rows * columns * tiling.step
         self.shared += steps * (loads + 2 * columns * tiling.step)

@@ -9,7 +9,8 @@ from math import ceil, prod
 
 from souffle.decision import Refused
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS, DEVICES, taken_registers
-from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, INNER, ROWS
+from souffle.schedule.gpu.emit.mma_fragments import HALVES, Fragments
+from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, ROWS
 from souffle.schedule.gpu.emit.mma_moments import moments_refusal
 from souffle.schedule.gpu.emit.row_statements import row_bytes
 from souffle.schedule.gpu.forms.matrix_product import Contraction
@@ -54,7 +55,8 @@ _PLAIN_PARTS = frozenset({1, 2, 4, 8})
 """Of either, the only ones where an operand passes through registers: the estimate leaves out how indices are
 calculated there, and does not tell more shapes apart."""
 
-_STEPS = (32, 64)
+_PIECES = (2, 4)
+"""Fragments along the inner axis in a step."""
 
 _STAGES = (1, 2, 3, 4)
 
@@ -76,6 +78,7 @@ class Operands:
 
     left: OperandSource
     right: OperandSource
+    fragments: Fragments = HALVES
 
     @property
     def both(self) -> tuple[OperandSource, OperandSource]:
@@ -89,7 +92,7 @@ class Operands:
 
     def rolled(self) -> Operands:
         """With many copies of a thread in a loop."""
-        return Operands(self.left.rolled(), self.right.rolled())
+        return Operands(self.left.rolled(), self.right.rolled(), self.fragments)
 
 
 @dataclass(frozen=True)
@@ -107,12 +110,15 @@ class MmaTiling:
         Extent of a tile along the inner axis.
     stages : int
         Tiles in shared memory: one is worked on, the others are on their way.
+    fragments : Fragments
+        What operands are multiplied in: no choice, but the problem's.
     """
 
     warps: tuple[int, int, int]
     parts: tuple[int, int]
     step: int
     stages: int
+    fragments: Fragments = HALVES
 
     @property
     def tile(self) -> tuple[int, int, int]:
@@ -132,7 +138,7 @@ class MmaTiling:
         }
 
     @classmethod
-    def of(cls, values: Values, threads: int) -> MmaTiling | None:
+    def of(cls, values: Values, threads: int, fragments: Fragments = HALVES) -> MmaTiling | None:
         """The tiling of these values; ``None`` if the block's warps cannot be shared so."""
         warps, along = threads // 32, values["warps_along_rows"] * values["warps_along_inner"]
         if warps % along:
@@ -142,6 +148,7 @@ class MmaTiling:
             (values["mma_rows"], values["mma_columns"]),
             values["step"],
             values["stages"],
+            fragments,
         )
 
     def counts(self, extents: tuple[int, int, int, int]) -> tuple[int, int, int]:
@@ -163,7 +170,7 @@ class MmaTiling:
             one.elements(extent, self.step) * one.buffers(self.stages)
             for one, extent in zip(operands.both, self.tile[1:], strict=True)
         )
-        return 2 * sum(sizes)
+        return self.fragments.element_bytes * sum(sizes)
 
     def shared_bytes(self, operands: Operands) -> int:
         """Bytes of shared memory of a block; in the end totals pass through where the tiles were."""
@@ -184,7 +191,8 @@ class MmaTiling:
         extents = zip(operands.both, self.tile[1:], strict=True)
         held = sum(one.registers(extent, self.step, threads) for one, extent in extents)
         held += operands.left.row_registers(down)
-        return down * across * 4 + down * 4 + across * 2 + held + OWN_REGISTERS
+        parts = (down * 4 + across * 2) * (2 if self.fragments.split else 1)
+        return down * across * 4 + parts + held + OWN_REGISTERS
 
     def registers(self, operands: Operands, threads: int) -> int:
         """Registers of a thread where two blocks are to share a multiprocessor."""
@@ -196,7 +204,7 @@ class MmaTiling:
             return Refused(f"{self.warps} warps are not {request.threads} threads")
         if prod(self.parts) > MOST_PARTS or self.registers(operands, request.threads) > MOST_REGISTERS:
             return Refused("the totals and what is on its way do not fit the registers of a thread")
-        if self.step // INNER % self.warps[2]:
+        if self.step // self.fragments.inner % self.warps[2]:
             return Refused(f"a step of {self.step} products has no equal parts for {self.warps[2]} warps")
         if not any(one.asynchronous for one in operands.both) and self.stages > 2:
             return Refused("what passes through registers is one step ahead at most")
@@ -223,39 +231,46 @@ def _finished_refusal(problem: Contraction, tiling: MmaTiling, operands: Operand
         return None if chunks is None else Refused("values of chunks are applied to fragments of copies alone")
     if problem.extents[3] % tiling.step or not operands.left.fetch.inner_last:
         return Refused(f"{problem.extents[3]} products are not finished in steps of {tiling.step}")
-    if chunks is not None and chunks.size % INNER:
+    if chunks is not None and chunks.size % tiling.fragments.inner:
         return Refused(f"fragments lie in several chunks of {chunks.size}")
     return None
 
 
-def _operands(problem: Contraction, tile: tuple[int, int, int], step: int, request: GpuRequest) -> Operands:
+def _operands(
+    problem: Contraction, tile: tuple[int, int, int], step: int, request: GpuRequest, fragments: Fragments
+) -> Operands:
     """How the operands of a block's tile come."""
     sides = (("left", tile[1]), ("right", tile[2]))
-    return Operands(*(operand_source(problem, side, (1, extent, step), request) for side, extent in sides))
+    comes = (operand_source(problem, side, (1, extent, step), request, fragments) for side, extent in sides)
+    return Operands(*comes, fragments)
 
 
-def assumed_operands(problem: Contraction, request: GpuRequest) -> Operands:
+def assumed_operands(problem: Contraction, request: GpuRequest, fragments: Fragments = HALVES) -> Operands:
     """How operands come in whatever tile: what the choice looks at."""
-    return _operands(problem, (1, 64, 64), min(_steps(problem)), request)
+    return _operands(problem, (1, 64, 64), min(_steps(problem, fragments)), request, fragments)
 
 
 def tile_operands(problem: Contraction, tiling: MmaTiling, request: GpuRequest) -> Operands:
     """How the operands of this tiling's tiles come."""
-    return _operands(problem, tiling.tile, tiling.step, request)
+    return _operands(problem, tiling.tile, tiling.step, request, tiling.fragments)
 
 
-def _steps(problem: Contraction) -> tuple[int, ...]:
+def _steps(problem: Contraction, fragments: Fragments) -> tuple[int, ...]:
     inner = problem.extents[3]
-    return (INNER,) if inner <= INNER else tuple(s for s in _STEPS if s < 2 * max(inner, _STEPS[0]))
+    if inner <= fragments.inner:
+        return (fragments.inner,)
+    steps = [pieces * fragments.inner for pieces in _PIECES]
+    return tuple(step for step in steps if step < 2 * max(inner, steps[0]))
 
 
 def knobs_of(problem: Contraction, operands: Operands, threads: int) -> tuple[Knob, ...]:
     """What is open."""
     divisors = tuple(d for d in range(1, threads // 32 + 1) if threads // 32 % d == 0)
-    steps = _steps(problem)
+    steps = _steps(problem, operands.fragments)
+    pieces = max(steps) // operands.fragments.inner
     return (
         Knob("warps_along_rows", divisors),
-        Knob("warps_along_inner", tuple(d for d in divisors if max(steps) // INNER % d == 0)),
+        Knob("warps_along_inner", tuple(d for d in divisors if pieces % d == 0)),
         Knob("mma_rows", _parts(_PARTS_DOWN, operands)),
         Knob("mma_columns", _parts(_PARTS_ACROSS, operands)),
         Knob("step", steps),
@@ -273,7 +288,7 @@ def _tilings(problem: Contraction, operands: Operands, request: GpuRequest) -> I
     modest = replace(request, max_shared_bytes=min(request.max_shared_bytes, _USUAL_SHARED_BYTES))
     extents = problem.extents
     for values in itertools.product(*(knob.values for knob in knobs)):
-        tiling = MmaTiling.of(dict(zip(names, values, strict=True)), request.threads)
+        tiling = MmaTiling.of(dict(zip(names, values, strict=True)), request.threads, operands.fragments)
         if tiling is None or _is_idle(extents, tiling):
             continue
         if tiling_refusal(problem, tiling, operands, modest) is None:
@@ -343,7 +358,7 @@ def _smallest(problem: Contraction, operands: Operands, request: GpuRequest) -> 
     knobs = knobs_of(problem, operands, request.threads)
     names = [knob.name for knob in knobs]
     tilings = [
-        MmaTiling.of(dict(zip(names, values, strict=True)), request.threads)
+        MmaTiling.of(dict(zip(names, values, strict=True)), request.threads, operands.fragments)
         for values in itertools.product(*(knob.values for knob in knobs))
     ]
     fitting = [t for t in tilings if t is not None and tiling_refusal(problem, t, operands, request) is None]
@@ -360,13 +375,16 @@ def _cost(problem: Contraction, operands: Operands, tiling: MmaTiling, request: 
     """
     _, rows, columns = tiling.tile
     down, across = tiling.parts
-    threads = request.threads
+    threads, fragments = request.threads, tiling.fragments
     steps = ceil(problem.extents[3] / tiling.step)
-    pieces = tiling.step // INNER
-    tensor = rows * columns * tiling.step / TENSOR_FMA
-    reads = tiling.warps[0] * tiling.warps[1] * pieces * (down * ROWS + across * COLUMNS) * INNER * 2
-    shared = (reads + 2 * (rows + columns) * tiling.step) / SHARED_BYTES
-    fetched, issued, ahead = 0.0, threads * pieces / tiling.warps[2] * (down * across + down + across / 2), 0.0
+    pieces = tiling.step // fragments.inner
+    tensor = rows * columns * tiling.step * fragments.relative_work / TENSOR_FMA
+    reads = tiling.warps[0] * tiling.warps[1] * (down * ROWS + across * COLUMNS) * tiling.step
+    shared = (reads + (rows + columns) * tiling.step) * fragments.element_bytes / SHARED_BYTES
+    loads = ((operands.left, down), (operands.right, across / 2))
+    of_piece = down * across * fragments.products + fragments.preparing * (4 * down + 2 * across)
+    of_piece += sum(fragments.loads(inner_last=one.fetch.inner_last) * count for one, count in loads)
+    fetched, issued, ahead = 0.0, threads * pieces / tiling.warps[2] * of_piece, 0.0
     for one, extent in zip(operands.both, (rows, columns), strict=True):
         fetched += extent * tiling.step * bits_of(one.fetch.operand.dtype) / 8
         issued += one.instructions(extent * tiling.step)

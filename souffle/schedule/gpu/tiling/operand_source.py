@@ -7,17 +7,14 @@ from math import ceil
 
 from souffle.decision import Refused
 from souffle.schedule.gpu.emit.async_copy import AsyncCopy, async_copy
+from souffle.schedule.gpu.emit.mma_fragments import HALVES, Fragments
 from souffle.schedule.gpu.emit.staging import TileFetch, choose_fetch
 from souffle.schedule.gpu.forms.finished_operand import FinishedOperand, finished_operand
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.forms.memory_access import bits_of
 from souffle.schedule.gpu.rule import GpuRequest
 
-__all__ = ["OperandSource", "matrix_pitch", "operand_source"]
-
-_PADDING = 8
-"""Elements between rows of a tile. Rows are then an odd multiple of 16 bytes apart, so the eight rows of a matrix that
-``ldmatrix`` takes at once lie in different banks."""
+__all__ = ["OperandSource", "operand_source"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +49,8 @@ class OperandSource:
 
     def elements(self, extent: int, step: int) -> int:
         """Elements of shared memory of a tile of so many own and inner ones."""
-        return matrix_pitch(step) * extent if self.fetch.inner_last else step * matrix_pitch(extent)
+        padding = self.fetch.padding
+        return (step + padding) * extent if self.fetch.inner_last else step * (extent + padding)
 
     def registers(self, extent: int, step: int, threads: int) -> int:
         """Registers of a thread for a tile on its way.
@@ -78,25 +76,23 @@ class OperandSource:
         return 0 if self.finished is None else 2 * fragments + 4
 
 
-def matrix_pitch(extent: int) -> int:
-    """Elements from one row of a matrix in shared memory to the next."""
-    return extent + _PADDING
-
-
-def operand_source(problem: Contraction, side: str, tile: tuple[int, int, int], request: GpuRequest) -> OperandSource:
+def operand_source(
+    problem: Contraction, side: str, tile: tuple[int, int, int], request: GpuRequest, fragments: Fragments = HALVES
+) -> OperandSource:
     """How an operand comes, ``"left"`` or ``"right"``, in tiles of so many batch, own and inner elements."""
 
-    def padding(_: bool) -> int:
-        return _PADDING
+    def fetched(contraction: Contraction, *, wide: bool = False) -> TileFetch:
+        fetch = choose_fetch(contraction, side, tile, request.threads, None, lambda _: 0, wide=wide)
+        return replace(fetch, padding=fragments.padding(inner_last=fetch.inner_last))
 
-    fetch = choose_fetch(problem, side, tile, request.threads, None, padding)
+    fetch = fetched(problem)
     copy = async_copy(fetch, request.arch)
     if isinstance(copy, AsyncCopy):
         return OperandSource(copy.fetch, copy)
     finished = finished_operand(problem) if side == "left" else None
     if isinstance(finished, FinishedOperand):
-        plain = choose_fetch(replace(problem, left=finished.plain), side, tile, request.threads, None, padding)
+        plain = fetched(replace(problem, left=finished.plain))
         own = async_copy(plain, request.arch)
         if isinstance(own, AsyncCopy) and not own.conditions:
             return OperandSource(own.fetch, own, finished)
-    return OperandSource(choose_fetch(problem, side, tile, request.threads, None, padding, wide=True), copy)
+    return OperandSource(fetched(problem, wide=True), copy)

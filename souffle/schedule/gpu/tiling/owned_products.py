@@ -1,7 +1,7 @@
 """Which cores compute a sum of products that is a step of a chain, and in which tiles.
 
-Tensor cores want fp16 operands and fill fragments of 16 rows up, CUDA cores take any; what a block has left of shared
-memory holds the tiles of either. Both are asked, and the one that is estimated to be sooner is taken.
+Tensor cores want operands of their types and fill fragments of 16 rows up, CUDA cores take any; what a block has left
+of shared memory holds the tiles of either. Both are asked, and the one that is estimated to be sooner is taken.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
+from souffle.decision import Refused
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.schedule.gpu.tiling import contraction_tiling, mma_tiling
@@ -18,7 +19,7 @@ from souffle.schedule.gpu.tiling.contraction_tiling import (
     staging_refusal,
 )
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, Operands, assumed_operands, tile_operands, tiling_refusal
-from souffle.schedule.gpu.tiling.tensor_cores import mma_type_refusal
+from souffle.schedule.gpu.tiling.tensor_cores import fragments_of
 
 __all__ = ["ProductTiling", "choose_product", "choose_shared_product"]
 
@@ -62,9 +63,10 @@ def _on_tensor_cores(
 
     What is on chip beside it is what a chain is for, so that few rows or columns are no reason against it.
     """
-    if mma_type_refusal(problem, request) is not None:
+    fragments = fragments_of(problem, request)
+    if isinstance(fragments, Refused):
         return None
-    timed = choose(problem, assumed_operands(problem, request), request)
+    timed = choose(problem, assumed_operands(problem, request, fragments), request)
     if timed is None:
         return None
     operands = tile_operands(problem, timed[1], request)

@@ -30,6 +30,7 @@ from souffle.schedule.gpu.forms.matrix_product import Contraction, read_contract
 from souffle.schedule.gpu.forms.owned_chain import OwnedChain, local_shape
 from souffle.schedule.gpu.forms.stage_blocks import Inliner
 from souffle.schedule.gpu.forms.stage_forms import StageForms
+from souffle.schedule.gpu.rule import MULTIPLIES
 from souffle.schedule.gpu.tiling.direct_tiling import SumPlan, read_tile_plan
 from souffle.tvm_compat import PrimExpr, buffer_loads, sequence, structural_digest
 
@@ -302,7 +303,9 @@ class _Cutter:
                 params.append(buffer)
         body = sequence(*map(_nest, blocks))
         root = s_tir.SBlock([], [], [], "root", body, None, inside)
-        return tirx.PrimFunc([*params, self.number], s_tir.SBlockRealize([], True, root))
+        func = tirx.PrimFunc([*params, self.number], s_tir.SBlockRealize([], True, root))
+        attributes = self.chain.func.attrs
+        return func.with_attr(MULTIPLIES, attributes[MULTIPLIES]) if MULTIPLIES in attributes else func
 
 
 def _inlined(blocks: Sequence[Block]) -> Inliner:

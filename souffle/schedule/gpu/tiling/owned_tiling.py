@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from souffle.decision import Refused
+from souffle.program.products import IEEE
+from souffle.schedule.gpu.emit.mma_fragments import WORDS
 from souffle.schedule.gpu.forms.memory_access import lanes_along, memory_step
 from souffle.schedule.gpu.forms.owned_chain import OwnedChain, evaluations_of, multiplies_halves
-from souffle.schedule.gpu.rule import GpuRequest
+from souffle.schedule.gpu.rule import MULTIPLIES, GpuRequest
 from souffle.schedule.gpu.tiling.contraction_cost import fp32_lanes
 from souffle.schedule.gpu.tiling.direct_cost import choose_serial_tiling, least_serial_clocks
 from souffle.schedule.gpu.tiling.direct_tiling import DirectTiling, shared_bytes
@@ -85,12 +87,14 @@ def widths(chain: OwnedChain) -> tuple[int, ...]:
 def least_clocks(chain: OwnedChain, request: GpuRequest) -> float:
     """What no tiling takes less than: its arithmetic, and what every multiprocessor reads."""
     lanes = fp32_lanes(request)
-    # Where tensor cores may compute it, they alone do.
+    # Where tensor cores may compute it, they alone do, but for what they take several products for.
     fragments = TENSOR_FMA if multiplies_fragments(request) else lanes
+    words = WORDS.get(str(chain.func.attrs.get(MULTIPLIES, IEEE)))
+    plain = lanes if words is None else max(lanes, fragments / words.relative_work)
     arithmetic = 0.0
     for block in filter(lambda block: block.reduction, chain.blocks):
         share = request.sm_count if block in chain.owners else 1
-        arithmetic += evaluations_of(block) / share / (fragments if multiplies_halves(block) else lanes)
+        arithmetic += evaluations_of(block) / share / (fragments if multiplies_halves(block) else plain)
     return max(arithmetic, chain.common_bytes / _L2_BYTES)
 
 
