@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import tvm_ffi
 from tvm import tirx
 
 from souffle.program.te import TE, ExternTE
-from souffle.tvm_compat import loads, reduce_node
+from souffle.tvm_compat import loads, reduce_node, same_expression
 
 __all__ = ["IEEE", "PRODUCTS", "TF32", "TF32X3", "sums_products"]
 
@@ -33,4 +32,4 @@ def sums_products(te_: TE | ExternTE) -> bool:
     term = None if reduce is None else reduce.source[0]
     if not isinstance(term, tirx.Mul) or not (loads(term.a) and loads(term.b)):
         return False
-    return not tvm_ffi.structural_equal(term.a, term.b)
+    return not same_expression(term.a, term.b)

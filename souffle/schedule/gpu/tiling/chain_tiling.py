@@ -29,8 +29,8 @@ from souffle.schedule.gpu.tiling.mma_figures import (
     MOST_REGISTERS,
     OWN_REGISTERS,
     SHARED_BYTES,
-    TENSOR_FMA,
     THREADS,
+    tensor_fma,
 )
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling
 from souffle.schedule.gpu.tiling.operand_source import OperandSource, operand_source
@@ -372,8 +372,10 @@ def _of_value(value: PrimExpr) -> float:
 
 @dataclass
 class _Work:
-    """What a tile asks of the units of a multiprocessor: bytes, multiply-adds, instructions; and what it waits for."""
+    """What a tile asks of the units of a multiprocessor: bytes, multiply-adds, of which it does `fma` in a clock,
+    instructions; and what it waits for."""
 
+    fma: float
     tensor: float = 0.0
     shared: float = 0.0
     fetched: float = 0.0
@@ -401,7 +403,7 @@ class _Work:
     @property
     def busy(self) -> float:
         """Clocks of a multiprocessor with all latencies hidden."""
-        return max(self.tensor / TENSOR_FMA, self.shared / SHARED_BYTES, self.fetched / L2_BYTES, self.issued / THREADS)
+        return max(self.tensor / self.fma, self.shared / SHARED_BYTES, self.fetched / L2_BYTES, self.issued / THREADS)
 
     @property
     def chain(self) -> float:
@@ -421,7 +423,7 @@ def _cost(
     rows, elements = tiling.rows, tiling.rows * tiling.width * panels
     again = tiling.panels > 1 and not tiling.running
     times = 1 + sum(bool(step.reductions) for step in form.steps) if again else 1
-    work = _Work()
+    work = _Work(tensor_fma(request))
     work.add_product(tiling.first, sources.right, times * panels * first_steps * tiling.chunks, request.threads)
     work.add_product(tiling.second, sources.other, panels * second_steps, request.threads)
     work.fetched += rows * form.first.extents[3] * 2

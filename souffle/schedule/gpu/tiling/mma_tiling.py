@@ -26,8 +26,8 @@ from souffle.schedule.gpu.tiling.mma_figures import (
     OWN_REGISTERS,
     SHARED_BYTES,
     SPARED_REGISTERS,
-    TENSOR_FMA,
     THREADS,
+    tensor_fma,
 )
 from souffle.schedule.gpu.tiling.operand_source import OperandSource, operand_source
 
@@ -55,7 +55,7 @@ _PLAIN_PARTS = frozenset({1, 2, 4, 8})
 """Of either, the only ones where an operand passes through registers: the estimate leaves out how indices are
 calculated there, and does not tell more shapes apart."""
 
-_PIECES = (2, 4)
+_PIECES = (2, 4, 8, 16)
 """Fragments along the inner axis in a step."""
 
 _STAGES = (1, 2, 3, 4)
@@ -378,7 +378,7 @@ def _cost(problem: Contraction, operands: Operands, tiling: MmaTiling, request: 
     threads, fragments = request.threads, tiling.fragments
     steps = ceil(problem.extents[3] / tiling.step)
     pieces = tiling.step // fragments.inner
-    tensor = rows * columns * tiling.step * fragments.relative_work / TENSOR_FMA
+    tensor = rows * columns * tiling.step * fragments.relative_work / tensor_fma(request)
     reads = tiling.warps[0] * tiling.warps[1] * (down * ROWS + across * COLUMNS) * tiling.step
     shared = (reads + (rows + columns) * tiling.step) * fragments.element_bytes / SHARED_BYTES
     loads = ((operands.left, down), (operands.right, across / 2))

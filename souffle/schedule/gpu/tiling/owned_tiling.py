@@ -15,7 +15,7 @@ from souffle.schedule.gpu.rule import MULTIPLIES, GpuRequest
 from souffle.schedule.gpu.tiling.contraction_cost import fp32_lanes
 from souffle.schedule.gpu.tiling.direct_cost import choose_serial_tiling, least_serial_clocks
 from souffle.schedule.gpu.tiling.direct_tiling import DirectTiling, shared_bytes
-from souffle.schedule.gpu.tiling.mma_figures import TENSOR_FMA
+from souffle.schedule.gpu.tiling.mma_figures import tensor_fma
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling
 from souffle.schedule.gpu.tiling.owned_products import ProductTiling, choose_product, choose_shared_product
 from souffle.schedule.gpu.tiling.owned_steps import Mapped, OwnedStep, OwnedTile, StepGroup, cut_tile, kept_bytes
@@ -88,7 +88,7 @@ def least_clocks(chain: OwnedChain, request: GpuRequest) -> float:
     """What no tiling takes less than: its arithmetic, and what every multiprocessor reads."""
     lanes = fp32_lanes(request)
     # Where tensor cores may compute it, they alone do, but for what they take several products for.
-    fragments = TENSOR_FMA if multiplies_fragments(request) else lanes
+    fragments = tensor_fma(request) if multiplies_fragments(request) else lanes
     words = WORDS.get(str(chain.func.attrs.get(MULTIPLIES, IEEE)))
     plain = lanes if words is None else max(lanes, fragments / words.relative_work)
     arithmetic = 0.0
