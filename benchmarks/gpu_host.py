@@ -47,7 +47,8 @@ __all__ = ["main"]
 _ROOT = Path(__file__).resolve().parent.parent
 _LEVELS = ("V0", "V1", "V2", "V3", "V4")
 _MERGED = ("V3", "V4")
-_PRECISIONS = ("fp32", "mixed")
+_PRECISIONS = ("fp32", "tf32x3", "tf32", "mixed")
+_USUAL_PRECISIONS = ("fp32", "mixed")
 _KINDS = ("micro", "check", "latency", "once")
 _WEIGHTS = ".weights.npz"
 _log = logging.getLogger("gpu_host")
@@ -341,7 +342,7 @@ def _parser() -> argparse.ArgumentParser:
         help="V3 and V4 are built once with each: counter, cooperative, flags; blocks: counter, without teams",
     )  # fmt: skip
     build.add_argument("--arch", default="sm_90")
-    build.add_argument("--precision", nargs="+", default=list(_PRECISIONS), choices=_PRECISIONS)
+    build.add_argument("--precision", nargs="+", default=list(_USUAL_PRECISIONS), choices=_PRECISIONS)
     build.add_argument(
         "--mixed", nargs="*", default=["bert", "swin", "resnext"],
         help="tiny models that are built in mixed precision too; all are at paper size, with the first grid barrier",

@@ -26,6 +26,8 @@ __all__ = ["add_arguments", "peers"]
 
 _MODES = {"eager": None, "inductor": "default", "autotuned": "max-autotune-no-cudagraphs"}
 """Of ``torch.compile``, by the peers' names."""
+_PRECISIONS = ("fp32", "tf32")
+"""That PyTorch has, too."""
 _WARM_CALLS = 3
 """Before a capture: what libraries allocate and choose is there then."""
 _Run = Callable[[], Any]
@@ -55,8 +57,8 @@ def peers(tasks: object, options: argparse.Namespace, begin: Callable[[str], Non
 
 def _lacking(options: argparse.Namespace) -> str:
     """What is not there that the step needs, in words; empty where all is."""
-    if options.precision != "fp32":
-        return f"peers are compared in fp32 alone, and not in {options.precision} precision"
+    if options.precision not in _PRECISIONS:
+        return f"peers are compared in {' and '.join(_PRECISIONS)} alone, and not in {options.precision} precision"
     if not options.graph or not (options.input / options.graph).exists():
         return "the artifacts were built without the model's own file: build them again"
     for package in ("torch", "onnx"):
@@ -91,7 +93,8 @@ def measure(model: Any, values: dict[str, np.ndarray], options: argparse.Namespa
     torch = importlib.import_module("torch")
     to_torch = importlib.import_module("benchmarks.torch_graph").to_torch
     device = "cpu" if options.rehearse else "cuda"
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    rounded = options.precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = rounded
     torch.backends.cudnn.benchmark = True
     module = to_torch(model, device)
     constants = {item.name for item in model.graph.initializer}
@@ -102,14 +105,16 @@ def measure(model: Any, values: dict[str, np.ndarray], options: argparse.Namespa
         how = {"backend": "eager"} if options.rehearse else {"mode": _MODES[options.peer]}
         module = torch.compile(module, fullgraph=True, **how)
     result: dict[str, Any] = {"ok": True, "peer": options.peer, "torch": torch.__version__, "device": device,
-                              "tf32": False, "compiled": _MODES[options.peer]}  # fmt: skip
+                              "tf32": rounded, "compiled": _MODES[options.peer]}  # fmt: skip
 
     def call() -> Any:
         return module(*inputs)
 
     def compared(outputs: Any) -> dict[str, Any]:
         found = zip((item.name for item in model.graph.output), outputs, strict=True)
-        return {name: compare(value.cpu().numpy(), values[f"output/{name}"], "fp32") for name, value in found}
+        return {
+            name: compare(value.cpu().numpy(), values[f"output/{name}"], options.precision) for name, value in found
+        }
 
     with torch.inference_mode():
         began = time.monotonic()

@@ -110,9 +110,9 @@ class Meter:
 
         fma = "independent fp32 multiply-adds of 32 warps"
         figures["fp32_per_clock_per_sm"] = rate("measure_fp32", fma, 64, 256, self.ones, np.float32, lambda n: 256 * n)
-        product = "independent 32-bit multiply-adds of 32 warps"
+        integer = "independent 32-bit multiply-adds of 32 warps"
         figures["int32_per_clock_per_sm"] = rate(
-            "measure_int32_multiply", product, 64, 256, self.counts, np.uint32, lambda n: 256 * n
+            "measure_int32_multiply", integer, 64, 256, self.counts, np.uint32, lambda n: 256 * n
         )
         mixed = "32-bit additions and exclusive ors by turns, which use two pipes"
         _keep(
@@ -133,16 +133,25 @@ class Meter:
             lambda n: rest, tolerance=1e-4,
         )  # fmt: skip
         halves = self.bench.constant(np.full(8, 1.0, np.float16).view(np.uint32))
-        fma_of_warp = 16 * 8 * 16
-        figures["tensor_fma_per_clock_per_sm"] = larger(
-            [
-                rate(
-                    "measure_tensor", f"mma.sync m16n8k16 of fp16 with fp32 totals, {threads // 32} warps", 256,
-                    32 * fma_of_warp // 32, halves, np.float32, lambda n: 16 * 128 * n, threads=threads,
-                )
-                for threads in (128, 256, 512)
-            ]
-        )  # fmt: skip
+
+        def product(kernel: str, inner: int, of: str, operand: int) -> Reading:
+            """Multiply-adds of tensor cores in a clock; a kernel's 32 products in a step, each of a warp."""
+            return larger(
+                [
+                    rate(
+                        kernel, f"mma.sync m16n8k{inner} of {of} with fp32 totals, {threads // 32} warps", 256,
+                        16 * 8 * inner, operand, np.float32, lambda n: inner * 128 * n, threads=threads,
+                    )
+                    for threads in (128, 256, 512)
+                ]
+            )  # fmt: skip
+
+        of_halves = product("measure_tensor", 16, "fp16", halves)
+        of_words = product("measure_tf32", 8, "TF32", self.bench.constant(np.full(8, 1.0, np.float32)))
+        figures["tensor_fma_per_clock_per_sm"] = of_halves
+        share = of_words.value / of_halves.value if of_words.value and of_halves.value else None
+        told = f"{of_words.value:.0f} a clock: {of_words.source}" if share is not None else of_words.source
+        figures["tf32_share"] = Reading(share, told)
         steps = (2, 6) if self.small else (512, 4096)
         pairs = self.bench.pairs(
             "measure_fp32", grid=self.sms, threads=1024, steps=steps, data=[self.ones], results=self.sms * 1024,

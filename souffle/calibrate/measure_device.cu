@@ -151,6 +151,32 @@ extern "C" __global__ void __launch_bounds__(1024) measure_tensor(u64* clocks, f
   out[THREAD] = sum;
 }
 
+// The same of 16x8 and 8x8 matrices of TF32: each adds 8.
+extern "C" __global__ void __launch_bounds__(1024) measure_tf32(u64* clocks, float* out, float* ones, int steps) {
+  unsigned a0 = __float_as_uint(ones[0]), a1 = __float_as_uint(ones[1]), b0 = __float_as_uint(ones[2]);
+  float c[4][4];
+  for (int j = 0; j < 4; ++j)
+    for (int k = 0; k < 4; ++k) c[j][k] = 0.0f;
+  CLOCK_BEGIN
+  for (int s = 0; s < steps; ++s) {
+#pragma unroll
+    for (int u = 0; u < 8; ++u) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        asm volatile(
+            "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%4,%5}, {%6,%6}, {%0,%1,%2,%3};"
+            : "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
+            : "r"(a0), "r"(a1), "r"(b0));
+      }
+    }
+  }
+  CLOCK_END
+  float sum = 0.0f;
+  for (int j = 0; j < 4; ++j)
+    for (int k = 0; k < 4; ++k) sum += c[j][k];
+  out[THREAD] = sum;
+}
+
 // 32 reads of 16 bytes by each of 256 threads in a step, neighbours by neighbours; every word read is 1.
 extern "C" __global__ void __launch_bounds__(256) measure_shared(u64* clocks, unsigned* out, unsigned* given, int steps) {
   __shared__ uint4 kept[8 * 256];

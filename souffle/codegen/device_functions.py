@@ -17,6 +17,7 @@ from souffle.kernel.merge import (
 from souffle.kernel.watchdog import OVERDUE_TEXT
 from souffle.schedule.gpu.emit.async_copy import COMMIT_FUNCTION, COPY_FUNCTION, COPY_OR_ZERO_FUNCTION, WAIT_FUNCTION
 from souffle.schedule.gpu.emit.mma_instructions import (
+    BEGIN_TF32_PRODUCT_FUNCTION,
     LOAD_FUNCTION,
     LOAD_TRANSPOSED_FUNCTION,
     LOAD_WORD_MATRICES_FUNCTION,
@@ -220,6 +221,15 @@ static __device__ __forceinline__ int {TF32_PRODUCT_FUNCTION}(float* total, cons
         "r"(__float_as_uint(left[3])), "r"(__float_as_uint(right[0])), "r"(__float_as_uint(right[1])));
   return 0;
 }}
+static __device__ __forceinline__ int {BEGIN_TF32_PRODUCT_FUNCTION}(float* total, const float* left,
+                                                                    const float* right) {{
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, "
+      "{{%10, %10, %10, %10}};"
+      : "=f"(total[0]), "=f"(total[1]), "=f"(total[2]), "=f"(total[3])
+      : "r"(__float_as_uint(left[0])), "r"(__float_as_uint(left[1])), "r"(__float_as_uint(left[2])),
+        "r"(__float_as_uint(left[3])), "r"(__float_as_uint(right[0])), "r"(__float_as_uint(right[1])), "f"(0.0f));
+  return 0;
+}}
 """
 
 _SCALE_TEXT = f"""
@@ -244,7 +254,7 @@ _TEXTS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((TEAM_BARRIER_FUNCTION,), _TEAM_TEXT),
     ((COPY_FUNCTION, COMMIT_FUNCTION, WAIT_FUNCTION), _COPY_TEXT),
     ((LOAD_FUNCTION, LOAD_TRANSPOSED_FUNCTION, PRODUCT_FUNCTION), _MMA_TEXT),
-    ((TF32_PRODUCT_FUNCTION,), _TF32_TEXT),
+    ((TF32_PRODUCT_FUNCTION, BEGIN_TF32_PRODUCT_FUNCTION), _TF32_TEXT),
     ((PUT_FUNCTION, TAKE_FUNCTION), _TOTALS_TEXT),
     ((SCALE_FUNCTION,), _SCALE_TEXT),
     *EXTREMA_TEXTS,

@@ -67,8 +67,8 @@ class Work:
         Issued by the schedulers.
     fp32, int32, special : float
         Instructions of threads, idle threads of a working warp counted; fp16 arithmetic counts as fp32.
-    tensor_fma : float
-        Multiply-adds on tensor cores.
+    tensor_fma, tf32_fma : float
+        Multiply-adds on tensor cores, of fp16 and of TF32.
     shared_bytes : float
         That shared memory and the L1 cache pass, in transactions of 128: bank conflicts and scattered accesses make
         more of them, and what a load gives each thread passes for each, also where threads read one place.
@@ -96,6 +96,7 @@ class Work:
     int32: float = 0.0
     special: float = 0.0
     tensor_fma: float = 0.0
+    tf32_fma: float = 0.0
     shared_bytes: float = 0.0
     requested_bytes: float = 0.0
     distinct_bytes: float = 0.0

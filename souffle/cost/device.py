@@ -74,6 +74,8 @@ class CostDevice:
         Operations of single threads; a fused multiply-add is one.
     tensor_fma_per_clock_per_sm, tensor_reach : float
         Of fp16 with fp32 totals, and the part of it that mma instructions reach.
+    tf32_share : float
+        The part of the rate of fp16 that TF32 has.
     shared_latency_clocks, l1_latency_clocks, l2_latency_clocks, memory_latency_clocks : float
         From a load to its use.
     code_cache_bytes : int
@@ -114,6 +116,7 @@ class CostDevice:
     special_per_clock_per_sm: float
     tensor_fma_per_clock_per_sm: float
     tensor_reach: float
+    tf32_share: float
     shared_latency_clocks: float
     l1_latency_clocks: float
     l2_latency_clocks: float

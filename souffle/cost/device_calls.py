@@ -17,9 +17,11 @@ from tvm.ir.expr import TensorLoad
 
 from souffle.cost.counting import Counter
 from souffle.index.arrays import Value
+from souffle.program.products import TF32
 from souffle.schedule.gpu.emit.async_copy import COMMIT_FUNCTION, COPY_FUNCTION, COPY_OR_ZERO_FUNCTION, WAIT_FUNCTION
-from souffle.schedule.gpu.emit.mma_fragments import HALVES
+from souffle.schedule.gpu.emit.mma_fragments import HALVES, WORDS
 from souffle.schedule.gpu.emit.mma_instructions import (
+    BEGIN_TF32_PRODUCT_FUNCTION,
     COLUMNS,
     LOAD_FUNCTION,
     LOAD_TRANSPOSED_FUNCTION,
@@ -88,7 +90,8 @@ class DeviceCalls:
             LOAD_WORD_MATRICES_FUNCTION: self._load,
             LOAD_WORDS_FUNCTION: self._load_words,
             PRODUCT_FUNCTION: self._product,
-            TF32_PRODUCT_FUNCTION: self._product,
+            TF32_PRODUCT_FUNCTION: self._tf32_product,
+            BEGIN_TF32_PRODUCT_FUNCTION: self._tf32_product,
             ROUND_FUNCTION: self._round,
             SPLIT_FUNCTION: self._split,
             PUT_FUNCTION: self._put,
@@ -138,10 +141,15 @@ class DeviceCalls:
         self.counter.waiting["shared_waits"] = True
 
     def _product(self, _: list[int], __: Sequence[object]) -> None:
-        # Half as many products of words take as long (:attr:`Fragments.relative_work`).
+        self._multiply("tensor_fma", HALVES.inner)
+
+    def _tf32_product(self, _: list[int], __: Sequence[object]) -> None:
+        self._multiply("tf32_fma", WORDS[TF32].inner)
+
+    def _multiply(self, unit: str, inner: int) -> None:
         executions = self.counter.executions((), all_loops=True)
         self.counter.count("", executions)
-        self.counter.total["tensor_fma"] += executions.warps * ROWS * COLUMNS * HALVES.inner
+        self.counter.total[unit] += executions.warps * ROWS * COLUMNS * inner
 
     def _round(self, _: list[int], __: Sequence[object]) -> None:
         self.counter.count("int32", self.counter.executions((), all_loops=True), _PART_REGISTERS)

@@ -236,7 +236,8 @@ def predict_work(
         "fp32": work.fp32 / device.fp32_per_clock_per_sm,
         "int32": work.int32 / device.int32_per_clock_per_sm,
         "special": work.special / device.special_per_clock_per_sm,
-        "tensor": work.tensor_fma / (device.tensor_fma_per_clock_per_sm * device.tensor_reach),
+        "tensor": (work.tensor_fma + work.tf32_fma / device.tf32_share)
+        / (device.tensor_fma_per_clock_per_sm * device.tensor_reach),
         "shared": work.shared_bytes / device.shared_bytes_per_clock_per_sm,
         "l2_port": through_l2 / device.l2_bytes_per_clock_per_sm,
     }

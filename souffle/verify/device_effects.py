@@ -64,7 +64,7 @@ WHOLE_WARPS = frozenset(
     {
         *("tirx.tvm_fill_fragment", "tirx.tvm_load_matrix_sync", "tirx.tvm_store_matrix_sync", "tirx.tvm_mma_sync"),
         *("souffle_load_matrices", "souffle_load_transposed_matrices", "souffle_add_product"),
-        *("souffle_load_word_matrices", "souffle_add_tf32_product"),
+        *("souffle_load_word_matrices", "souffle_add_tf32_product", "souffle_begin_tf32_product"),
     }
 )
 """Instructions that all lanes of a warp make together (``.sync.aligned`` of PTX)."""
@@ -103,6 +103,8 @@ def effect_of(name: str) -> tuple[Effect, ...] | None:
         return (Effect(0, 16, reads=True, writes=True),)
     if name == "souffle_split_to_tf32":
         return Effect(0, 16, reads=True, writes=True), Effect(1, 16, writes=True)
+    if name == "souffle_begin_tf32_product":
+        return Effect(0, 16, writes=True), Effect(1, 16, reads=True), Effect(2, 8, reads=True)
     if name in ("souffle_add_product", "souffle_add_tf32_product"):
         return Effect(0, 16, reads=True, writes=True), Effect(1, 16, reads=True), Effect(2, 8, reads=True)
     if name == "souffle_scale_part":

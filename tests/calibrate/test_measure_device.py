@@ -164,6 +164,7 @@ class _Gpu:
             "measure_issue": (64 + 64, 4 * 32.0),
             "measure_special": (8 * 16, 16.0),
             "measure_tensor": (4 * 8 * 2048 / 32, {128: 700.0, 256: 1290.0, 512: 1200.0}.get(threads, 1.0)),
+            "measure_tf32": (4 * 8 * 1024 / 32, {128: 400.0, 256: 516.0, 512: 510.0}.get(threads, 1.0)),
             "measure_shared": (32 * 16, 96.0),
         }
         chains = {"measure_dependent": (256, 4.0), "measure_barrier": (32, 21.0)}
@@ -198,6 +199,7 @@ def test_clocks_become_the_figures_of_the_gpu_that_they_are_of() -> None:
         "clock_hz": 1.5e9, "memory_bytes_per_second": 2e12, "l2_bytes_per_clock": 4000, "l2_bytes_per_clock_per_sm": 50,
         "shared_bytes_per_clock_per_sm": 96, "warp_instructions_per_clock_per_sm": 4, "fp32_per_clock_per_sm": 128,
         "int32_per_clock_per_sm": 64, "special_per_clock_per_sm": 16, "tensor_fma_per_clock_per_sm": 1290,
+        "tf32_share": 0.4,
         "shared_latency_clocks": 23, "l1_latency_clocks": 33, "l2_latency_clocks": 250, "memory_latency_clocks": 600,
         "arithmetic_latency_clocks": 4, "barrier_clocks": 21, "launch_seconds": 2e-6, "graph_node_seconds": 1e-6,
         "code_bytes_per_clock": 3.25,
@@ -236,6 +238,7 @@ def test_the_kernels_do_what_is_counted() -> None:
         ("measure_issue", "u < 16", "u < 15"),
         ("measure_special", '"=f"(x[j]) : "f"(negative)', '"=f"(x[j]) : "f"(x[j])'),
         ("measure_tensor", "u < 8", "u < 7"),
+        ("measure_tf32", "u < 8", "u < 7"),
         ("measure_shared", "u < 4", "u < 3"),
         ("measure_read", "r < rounds", "r < rounds - 1"),
         ("measure_chase_l1", "u < 16", "u < 15"),
@@ -283,6 +286,7 @@ def test_machine_code_holds_the_measured_instructions_in_its_loops(arch: str, tm
     wanted = {
         "measure_fp32": ("FFMA", 256), "measure_int32_multiply": ("IMAD", 256), "measure_int32_mixed": ("LOP3", 128),
         "measure_issue": ("FFMA", 64), "measure_special": ("MUFU.EX2", 128), "measure_tensor": ("HMMA.16816.F32", 32),
+        "measure_tf32": ("HMMA.1688.F32.TF32", 32),
         "measure_shared": ("LDS.128", 32), "measure_read": ("LDG.E.128", 4), "measure_chase_l1": ("LDG.E.64", 16),
         "measure_chase_l2": ("LDG.E.64.STRONG.GPU", 16), "measure_chase_shared": ("LDS", 64),
         "measure_dependent": ("FFMA", 256), "measure_code": ("FFMA", 20 * 1024), "measure_barrier": ("BAR.SYNC", 32),
@@ -291,7 +295,7 @@ def test_machine_code_holds_the_measured_instructions_in_its_loops(arch: str, tm
         # ptxas may unroll a loop further; what comes with its instructions are the counter and the branch.
         counts = [(sum(one.startswith(instruction) for one in loop), len(loop)) for loop in loops[kernel]]
         assert any(inside and inside % count == 0 for inside, _ in counts), (kernel, counts)
-        if kernel in ("measure_fp32", "measure_int32_multiply", "measure_special", "measure_tensor"):
+        if kernel in ("measure_fp32", "measure_int32_multiply", "measure_special", "measure_tensor", "measure_tf32"):
             assert all(length - inside <= 6 for inside, length in counts if inside), (kernel, counts)
 
 

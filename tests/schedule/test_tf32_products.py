@@ -211,13 +211,14 @@ def test_which_operands_are_copied() -> None:
 
 def test_text() -> None:
     inputs, result = gemm(384, 768, 768)
-    for how, products in ((TF32, 1), (TF32X3, 3)):
+    for how, added, begun in ((TF32, 1, 0), (TF32X3, 2, 1)):
         case = WordCase(f"text_{how}", inputs, (result,), A100)
         schedule = scheduled(case, MMA_CONTRACTION)
         assert (schedule.tensor_cores, schedule.way) == (True, f"in {how}")
         text, _ = kernels({case.name: schedule}, "sm_80")
         part = text[text.rindex(f" {case.name}(int tile") :].split("\n}\n")[0]
-        assert part.count("souffle_add_tf32_product") == products
+        assert part.count("souffle_add_tf32_product") == added
+        assert part.count("souffle_begin_tf32_product") == begun
         assert "souffle_copy_async<16>" in part
         assert "souffle_load_word_matrices" in part
         assert "souffle_load_words" in part

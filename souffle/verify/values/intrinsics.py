@@ -55,8 +55,8 @@ def intrinsic(run: FunctionRun, name: str, arguments: Sequence[Any]) -> Statemen
         return lambda f, m: None
     if name == "souffle_split_to_tf32":
         return _split(run, arguments)
-    if name in ("souffle_add_product", "souffle_add_tf32_product"):
-        return _add_product(run, "tf32" in name, arguments)
+    if name in ("souffle_add_product", "souffle_add_tf32_product", "souffle_begin_tf32_product"):
+        return _product(run, arguments, words="tf32" in name, adds="add" in name)
     if name == "souffle_scale_part":
         return _scaled(run, arguments)
     return matrix_instruction(run, name, arguments)
@@ -254,9 +254,9 @@ def _split(run: FunctionRun, arguments: Sequence[Any]) -> Statement:
     return split
 
 
-def _add_product(run: FunctionRun, words: bool, arguments: Sequence[Any]) -> Statement:
+def _product(run: FunctionRun, arguments: Sequence[Any], *, words: bool, adds: bool) -> Statement:
     """``mma.m16n8k16``, or ``mma.m16n8k8`` of 32-bit words: a warp adds the product of two matrices to totals that its
-    threads hold.
+    threads hold, or puts it there.
 
     With ``g = lane / 4`` and ``t = lane % 4``, element `e` of a thread is: of the left matrix, row ``g``, 8 further if
     bit 1 of `e` is set, and column ``2 t + e % 2``, 8 further if bit 2 is; of the right one, row ``2 t + e % 2``, 8
@@ -295,6 +295,7 @@ def _add_product(run: FunctionRun, words: bool, arguments: Sequence[Any]) -> Sta
         b[:, right_at[0], right_at[1]] = matrix(right, f, m, steps[2])
         found = run.numbers.matrix_product(a, b)[:, total_at[0], total_at[1]].transpose(1, 0, 2).reshape(4, -1)
         at = _at(c, f, m) + steps[0]
-        c.memory.write(at, 4, run.numbers.add(c.memory.read(at, 4, m), found), m, run.current)
+        value = run.numbers.add(c.memory.read(at, 4, m), found) if adds else found
+        c.memory.write(at, 4, value, m, run.current)
 
     return product

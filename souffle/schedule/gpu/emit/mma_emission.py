@@ -73,8 +73,9 @@ class MmaKernel:
         self.shared = shared_buffer("tiles", elements, fragments.dtype)
         self.left_part = local_buffer("left_part", down * 4, fragments.register_dtype)
         self.right_part = local_buffer("right_part", across * 2, fragments.register_dtype)
-        self.left_rest, self.right_rest = None, None
+        self.left_rest, self.right_rest, self.sums = None, None, None
         if fragments.split:
+            self.sums = local_buffer("product_sums", across * fragments.sums, "float32")
             self.left_rest = local_buffer("left_rest", down * 4, fragments.register_dtype)
             self.right_rest = local_buffer("right_rest", across * 2, fragments.register_dtype)
         self.totals = local_buffer("totals", down * across * 4, "float32")
@@ -98,7 +99,7 @@ class MmaKernel:
     def buffers(self) -> tuple[Any, ...]:
         """Registers and shared memory."""
         held = tuple(side.held for side in self.sides if side.held is not None)
-        held += tuple(rest for rest in (self.left_rest, self.right_rest) if rest is not None)
+        held += tuple(own for own in (self.left_rest, self.right_rest, self.sums) if own is not None)
         own = (self.left_part, self.right_part, self.totals, *self.strips.buffers, *self.rows.buffers)
         own += () if self.normalized is None else self.normalized.buffers
         own += () if self.finished is None else self.finished.buffers
@@ -151,7 +152,7 @@ class MmaKernel:
         rows, finish = self._finishing(turn)
         left = FragmentSource(self.left.fetch, left_at, self.left_part, self.left_rest, finish)
         right = FragmentSource(self.right.fetch, right_at, self.right_part, self.right_rest)
-        products = add_products(self.tiling, self.tiling.step, self.shared, self.totals, left, right)
+        products = add_products(self.tiling, self.tiling.step, self.shared, self.totals, left, right, sums=self.sums)
         return sequence(*binder.statements, rows, products)
 
     def _finishing(self, turn: PrimExpr) -> tuple[tirx.Stmt | None, Callable[[PrimExpr], tirx.Stmt] | None]:

@@ -3,7 +3,9 @@
 Halves are multiplied 16 at a time (``m16n8k16``). Numbers of 32 bits are multiplied 8 at a time as TF32 (``m16n8k8``),
 which has their exponents and 11 of their 24 bits: rounded to that once, or each as the sum of its rounded part and of
 what is left, rounded as well. Of the four products of such sums three are added, the small ones first; the fourth is
-about as small as what rounding both parts loses (Markidis et al. 2018; NVIDIA's CUTLASS calls it 3xTF32).
+about as small as what rounding both parts loses (Markidis et al. 2018; NVIDIA's CUTLASS calls it 3xTF32). Tensor cores
+round their sums towards zero, which would add up: three such products begin at zero, and are added to totals outside
+(Ootomo and Yokota 2022).
 
 In shared memory a fragment's rows are 16 bytes, of halves 8, of words 4. ``ldmatrix`` brings those whose inner axis is
 contiguous; of halves it transposes the others on their way, words are loaded one by one.
@@ -20,6 +22,7 @@ from souffle.program.products import TF32, TF32X3
 from souffle.schedule.gpu.emit.mma_instructions import (
     COLUMNS,
     ROWS,
+    first_tf32_product,
     load_part,
     load_word_part,
     load_words,
@@ -78,6 +81,11 @@ class Fragments:
     def split(self) -> bool:
         """Whether an operand is multiplied as a sum of two parts, each with registers of its own."""
         return self.products > 1
+
+    @property
+    def sums(self) -> int:
+        """Registers of a thread for products of a fragment of 8 columns that are added outside of tensor cores."""
+        return 4 if self.split else 0
 
     @property
     def relative_work(self) -> int:
@@ -145,10 +153,19 @@ class Fragments:
         return split_part(part, rest, at) if self.split else round_part(part, at)
 
     def multiply(
-        self, totals: Any, at: PrimExpr, left: Any, left_at: PrimExpr, right: Any, right_at: PrimExpr
+        self,
+        totals: Any,
+        at: PrimExpr,
+        left: Any,
+        left_at: PrimExpr,
+        right: Any,
+        right_at: PrimExpr,
+        *,
+        first: bool = False,
     ) -> tirx.Stmt:
-        """Add one product of fragments to four totals."""
-        add = product if self.dtype == "float16" else tf32_product
+        """Add one product of fragments to four totals; or make them of the `first` one, which is of TF32."""
+        words = first_tf32_product if first else tf32_product
+        add = product if self.dtype == "float16" else words
         return add(totals, at, left, left_at, right, right_at)
 
 

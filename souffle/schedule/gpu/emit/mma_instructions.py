@@ -16,6 +16,7 @@ from tvm import tirx
 from souffle.tvm_compat import PrimExpr
 
 __all__ = [
+    "BEGIN_TF32_PRODUCT_FUNCTION",
     "COLUMNS",
     "LOAD_FUNCTION",
     "LOAD_TRANSPOSED_FUNCTION",
@@ -29,6 +30,7 @@ __all__ = [
     "SPLIT_FUNCTION",
     "TAKE_FUNCTION",
     "TF32_PRODUCT_FUNCTION",
+    "first_tf32_product",
     "load_part",
     "load_word_part",
     "load_words",
@@ -57,6 +59,9 @@ PRODUCT_FUNCTION = "souffle_add_product"
 
 TF32_PRODUCT_FUNCTION = "souffle_add_tf32_product"
 """The same of fp32 registers that hold numbers of TF32."""
+
+BEGIN_TF32_PRODUCT_FUNCTION = "souffle_begin_tf32_product"
+"""The same with totals that begin at 0, whatever they were."""
 
 ROUND_FUNCTION = "souffle_round_to_tf32"
 """``(registers)``: four numbers to the nearest of TF32, away from zero where two are as near."""
@@ -112,6 +117,13 @@ def product(totals: Any, at: PrimExpr, left: Any, left_at: PrimExpr, right: Any,
 def tf32_product(totals: Any, at: PrimExpr, left: Any, left_at: PrimExpr, right: Any, right_at: PrimExpr) -> tirx.Stmt:
     """The same of fragments of TF32."""
     return _product(TF32_PRODUCT_FUNCTION, totals[at], left[left_at], right[right_at])
+
+
+def first_tf32_product(
+    totals: Any, at: PrimExpr, left: Any, left_at: PrimExpr, right: Any, right_at: PrimExpr
+) -> tirx.Stmt:
+    """Four totals of one product of fragments of TF32."""
+    return _product(BEGIN_TF32_PRODUCT_FUNCTION, totals[at], left[left_at], right[right_at])
 
 
 def _product(function: str, *places: Any) -> tirx.Stmt:

@@ -125,8 +125,12 @@ def add_products(
     left: FragmentSource,
     right: FragmentSource,
     first: PrimExpr | int = 0,
+    sums: Any = None,
 ) -> tirx.Stmt:
-    """Add the products of `step` inner elements to a warp's totals, of which the first is at `first`."""
+    """Add the products of `step` inner elements to a warp's totals, of which the first is at `first`.
+
+    Operands that are sums of two parts are multiplied in the registers `sums`.
+    """
     down, across = tiling.parts
     fragments = tiling.fragments
 
@@ -142,16 +146,34 @@ def add_products(
             return None
         return loop("i", count, lambda i: fragments.prepare(source.registers, source.rest, i * 4), "unrolled")
 
-    def products(left_registers: Any, right_registers: Any) -> tirx.Stmt:
-        def one(i: PrimExpr, j: PrimExpr) -> tirx.Stmt:
-            at = (i * across + j) * 4
-            return fragments.multiply(totals, first + at, left_registers, i * 4, right_registers, j * 2)
+    def product(i: PrimExpr, j: PrimExpr) -> tirx.Stmt:
+        at = (i * across + j) * 4
+        return fragments.multiply(totals, first + at, left.registers, i * 4, right.registers, j * 2)
 
-        return loop("i", down, lambda i: loop("j", across, lambda j: one(i, j), "unrolled"), "unrolled")
+    def sum_of_products(i: PrimExpr) -> tirx.Stmt:
+        """Of a fragment of rows. Those of one total are apart by all others, so that none waits for the one before."""
+
+        def all_columns(left_registers: Any, right_registers: Any, *, begin: bool = False) -> tirx.Stmt:
+            def one(j: PrimExpr) -> tirx.Stmt:
+                return fragments.multiply(sums, j * 4, left_registers, i * 4, right_registers, j * 2, first=begin)
+
+            return loop("j", across, one, "unrolled")
+
+        def add(n: PrimExpr) -> tirx.Stmt:
+            at = first + i * (across * 4) + n
+            return tirx.BufferStore(totals, totals[at] + sums[n], [at])
+
+        return sequence(
+            all_columns(left.rest, right.registers, begin=True),
+            all_columns(left.registers, right.rest),
+            all_columns(left.registers, right.registers),
+            loop("n", across * 4, add, "unrolled"),
+        )
+
+    def of_rows(i: PrimExpr) -> tirx.Stmt:
+        return sum_of_products(i) if fragments.split else loop("j", across, lambda j: product(i, j), "unrolled")
 
     def piece(k: PrimExpr) -> tirx.Stmt:
-        # The small ones first; those of one total are apart by all others, so that none waits for the one before it.
-        pairs = [(left.rest, right.registers), (left.registers, right.rest)] if fragments.split else []
         # Fragments of rows of one warp lie apart by those of the others, so that a strip of them is whole rows.
         return sequence(
             part(left, down, tiling.warps[0] * ROWS, k, rows=True),
@@ -159,7 +181,7 @@ def add_products(
             part(right, across // 2, 2 * COLUMNS, k, rows=False),
             prepared(left, down),
             prepared(right, across // 2),
-            *(products(*pair) for pair in (*pairs, (left.registers, right.registers))),
+            loop("i", down, of_rows, "unrolled"),
         )
 
     return loop("k", step // fragments.inner // tiling.warps[2], piece, "unrolled")

@@ -191,7 +191,7 @@ class MmaTiling:
         extents = zip(operands.both, self.tile[1:], strict=True)
         held = sum(one.registers(extent, self.step, threads) for one, extent in extents)
         held += operands.left.row_registers(down)
-        parts = (down * 4 + across * 2) * (2 if self.fragments.split else 1)
+        parts = (down * 4 + across * 2) * (2 if self.fragments.split else 1) + across * self.fragments.sums
         return down * across * 4 + parts + held + OWN_REGISTERS
 
     def registers(self, operands: Operands, threads: int) -> int:
@@ -382,7 +382,7 @@ def _cost(problem: Contraction, operands: Operands, tiling: MmaTiling, request: 
     reads = tiling.warps[0] * tiling.warps[1] * (down * ROWS + across * COLUMNS) * tiling.step
     shared = (reads + (rows + columns) * tiling.step) * fragments.element_bytes / SHARED_BYTES
     loads = ((operands.left, down), (operands.right, across / 2))
-    of_piece = down * across * fragments.products + fragments.preparing * (4 * down + 2 * across)
+    of_piece = down * across * (fragments.products + fragments.sums) + fragments.preparing * (4 * down + 2 * across)
     of_piece += sum(fragments.loads(inner_last=one.fetch.inner_last) * count for one, count in loads)
     fetched, issued, ahead = 0.0, threads * pieces / tiling.warps[2] * of_piece, 0.0
     for one, extent in zip(operands.both, (rows, columns), strict=True):
