@@ -95,6 +95,18 @@ def test_mixed_precision_on_tensor_cores(name: str, level: str) -> None:
     check(name, network.on("cpu", order="shuffled", seed=7, blocks=3), "mixed")
 
 
+# Each kind of fragments through a network of each kind, and at the level with most around them.
+@pytest.mark.parametrize(
+    ("name", "level", "precision"),
+    [("bert", "V0", "tf32x3"), ("bert", "V4", "tf32x3"), ("swin", "V4", "tf32x3"), ("resnext", "V3", "tf32")],
+)
+def test_products_in_tf32(name: str, level: str, precision: str) -> None:
+    network = compiled(name, level=level, precision=precision)
+    assert on_tensor_cores(network)
+    check(name, network, precision)
+    check(name, network.on("cpu", order="shuffled", seed=7, blocks=3), precision)
+
+
 # LSTMs at V4, in mixed precision and as one persistent kernel, are in ``tests/test_deep_models.py``.
 @pytest.mark.parametrize(("name", "level"), [("lstm", "V3"), ("mmoe", "V4"), ("efficientnet", "V4")])
 def test_mixed_precision_of_the_others(name: str, level: str) -> None:

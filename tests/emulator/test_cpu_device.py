@@ -480,6 +480,26 @@ def test_ldmatrix_and_mma(matrices: CpuModule, order: str, seed: int):
     np.testing.assert_array_equal(ch, a[:, :8].astype(np.float32) @ b[:8].astype(np.float32))
 
 
+@pytest.mark.parametrize(("order", "seed"), ORDERS)
+def test_words_are_rounded_to_tf32_and_multiplied(matrices: CpuModule, order: str, seed: int):
+    """To 11 bits, of two as near the one further from zero; what is no number stays what it is."""
+    near = np.array(
+        [1, 1 + 2.0**-11, 1 + 3 * 2.0**-11, -1 - 2.0**-11, 1 + 0.9 * 2.0**-11, 3e38, 2.0**-130, 0], np.float32
+    )
+    exact = np.array([1, 1 + 2.0**-10, 1 + 2.0**-9, -1 - 2.0**-10, 1, 3e38, 2.0**-130, 0])
+    a, b = np.tile(near, (16, 1)), np.eye(8, dtype=np.float32)
+    a[3, 2], a[5, 4], a[7, 1] = np.nan, np.inf, 3.4028e38
+    c, rounded = np.zeros((16, 8), np.float32), np.zeros((16, 8), np.float32)
+    matrices.launch("tf32", grid=(1, 1, 1), block=(32, 1, 1), args=[c, rounded, a, b], order=order, seed=seed)
+    plain = [0, 1, 2, 4, *range(8, 16)]
+    np.testing.assert_allclose(rounded[plain], np.tile(exact, (12, 1)), rtol=2.0**-11)
+    np.testing.assert_array_equal(rounded[plain][:, :5], np.tile(exact[:5], (12, 1)))
+    assert not (rounded[plain].view(np.uint32) & 0x1FFF).any()
+    assert np.isnan(rounded[3, 2]) and np.isinf(rounded[5, 4]) and np.isinf(rounded[7, 1])
+    # With ones on the diagonal a product is what was rounded.
+    np.testing.assert_array_equal(c[plain], rounded[plain])
+
+
 @pytest.fixture(scope="session")
 def copies(cache: Path) -> CpuModule:
     return _compile("copies", cache)

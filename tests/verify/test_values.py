@@ -60,6 +60,8 @@ def of_node(operator: str, inputs: list, options: dict) -> list[tuple[str, Stage
 MODELS = [
     ("bert", "V4", "mixed", "sm_90"),
     ("bert", "V3", "mixed", "sm_90"),
+    ("bert", "V3", "tf32", "sm_90"),
+    ("bert", "V3", "tf32x3", "sm_90"),
     ("bert", "V3", "fp32", "sm_90"),
     ("bert", "V4", "mixed", "sm_75"),
     ("mmoe", "V4", "fp32", "sm_90"),
@@ -207,6 +209,31 @@ WRONG = {
         is_named("load_transposed"),
         lambda node: with_arguments(node, lambda a: ["souffle_load_matrices", *a[1:]]),
     ),
+    "a product of words that is left out": (
+        "mma_contraction",
+        tirx.Evaluate,
+        is_named("add_tf32_product"),
+        lambda node: NOTHING,
+    ),
+    "words that are loaded further apart": (
+        "mma_contraction",
+        tirx.Evaluate,
+        is_named("load_words"),
+        lambda node: with_arguments(node, lambda a: [*a[:3], a[3] + 1]),
+    ),
+    "a matrix of words from the next row": (
+        "mma_contraction",
+        tirx.Evaluate,
+        is_named("load_word_matrices"),
+        lambda node: with_arguments(node, lambda a: [*a[:2], further(a[2], 4)]),
+    ),
+    "a first product of words that is left out": (
+        "mma_contraction",
+        tirx.Evaluate,
+        is_named("begin_tf32_product"),
+        lambda node: NOTHING,
+    ),
+    "words that are not split": ("mma_contraction", tirx.Evaluate, is_named("split_to_tf32"), lambda node: NOTHING),
     "a total that is not put": ("mma_contraction", tirx.Evaluate, is_named("put_totals"), lambda node: NOTHING),
     "one plane too few": (
         "mma_contraction",
@@ -277,6 +304,16 @@ def test_a_change_of_what_is_computed_is_a_mismatch(name: str) -> None:
             assert str(found)
             return
     raise AssertionError(f"no stage of the rule {rule} has such a place")
+
+
+@pytest.mark.parametrize("part", ["round_to_tf32", "add_tf32_product"])
+def test_what_rounding_leaves_is_for_runs(part: str) -> None:
+    """Numbers are exact here: rounding changes none, and products with what it leaves are 0."""
+    (text,) = [one for one in candidates("mma_contraction") if "begin_tf32" in str(one.functions[0][0])][:1]
+    if part == "round_to_tf32":
+        (text,) = [one for one in candidates("mma_contraction") if part in str(one.functions[0][0])][:1]
+    less = one(text, changed(text.functions[0][0], tirx.Evaluate, is_named(part), lambda node: NOTHING))
+    assert isinstance(values_agree(less.definition, less.functions, tiles="all"), Agreement)
 
 
 def test_a_barrier_that_is_missing_is_for_the_certificate() -> None:

@@ -55,3 +55,29 @@ extern "C" __global__ void ptx(float* c, half* ch, const half* a, const half* b)
     ch[at] = ((half*)h)[i];
   }
 }
+
+// Words by ldmatrix and one by one, rounded, and multiplied as TF32.
+extern "C" __global__ void tf32(float* c, float* rounded, const float* a, const float* b) {
+  __shared__ alignas(16) float sa[16 * 8], sb[8 * 8];
+  int t = threadIdx.x;
+  for (int i = t; i < 128; i += 32) sa[i] = a[i];
+  for (int i = t; i < 64; i += 32) sb[i] = b[i];
+  __syncthreads();
+  float ra[4];
+  unsigned addr = __cvta_generic_to_shared(&sa[t % 16 * 8 + t / 16 * 4]);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=f"(ra[0]), "=f"(ra[1]), "=f"(ra[2]), "=f"(ra[3]) : "r"(addr));
+  float rb[2] = {sb[t % 4 * 8 + t / 4], sb[(t % 4 + 4) * 8 + t / 4]};
+  unsigned wa[4], wb[2];
+  for (int i = 0; i < 4; ++i) asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(wa[i]) : "f"(ra[i]));
+  for (int i = 0; i < 2; ++i) asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(wb[i]) : "f"(rb[i]));
+  float d[4];
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%10, %10, %10, %10};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(wa[0]), "r"(wa[1]), "r"(wa[2]), "r"(wa[3]), "r"(wb[0]), "r"(wb[1]), "f"(0.0f));
+  for (int i = 0; i < 4; ++i) {
+    c[(t / 4 + 8 * (i / 2)) * 8 + t % 4 * 2 + i % 2] = d[i];
+    rounded[(t / 4 + 8 * (i % 2)) * 8 + t % 4 + 4 * (i / 2)] = __uint_as_float(wa[i]);
+  }
+}
