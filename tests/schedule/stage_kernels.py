@@ -14,7 +14,7 @@ from souffle.emulator import compile_text
 from souffle.kernel import KernelShape
 from souffle.kernel.kernel_shape import ArgumentPlace, StageCall
 from souffle.schedule.gpu.forms.stage_forms import StageForms
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Rule, Sketch
+from souffle.schedule.gpu.rule import MULTIPLIES, GpuRequest, GpuSchedule, Rule, Sketch
 from souffle.schedule.gpu.schedule_check import check_schedule
 from souffle.schedule.lower import DeviceFunction, cuda_target, lower_stage
 from souffle.tvm_compat import const_int, primfunc_from_tensors
@@ -40,6 +40,14 @@ class Case:
     @property
     def func(self) -> tirx.PrimFunc:
         return primfunc_from_tensors([*self.inputs, *self.outputs], self.name)
+
+
+class WordCase(Case):
+    """A case whose products may be computed in TF32, as its name says."""
+
+    @property
+    def func(self) -> tirx.PrimFunc:
+        return super().func.with_attr(MULTIPLIES, self.name.rpartition("_")[2])
 
 
 @dataclass(frozen=True, eq=False)

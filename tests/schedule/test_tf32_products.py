@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from tvm import te, tirx, topi
+from tvm import te, topi
 
 from souffle.codegen.nvcc import compile_cubin, find_nvcc
 from souffle.decision import Refused
@@ -28,6 +28,7 @@ from tests.schedule.stage_kernels import (
     Built,
     Case,
     Tensors,
+    WordCase,
     build,
     compare,
     data,
@@ -37,14 +38,6 @@ from tests.schedule.stage_kernels import (
     scheduled,
     shape_of,
 )
-
-
-class WordCase(Case):
-    """A case whose products may be computed in TF32, as its name says."""
-
-    @property
-    def func(self) -> tirx.PrimFunc:
-        return super().func.with_attr(MULTIPLIES, self.name.rpartition("_")[2])
 
 
 def matmul(a: te.Tensor, b: te.Tensor, *, ta: bool = False, tb: bool = False) -> te.Tensor:

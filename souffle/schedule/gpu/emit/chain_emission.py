@@ -6,8 +6,8 @@ a time: once for each step of the rows that reduces them, and once more for the 
 panels. In a fragment a thread holds two neighbours of each of two rows (see
 :mod:`souffle.schedule.gpu.emit.mma_instructions`), so that a value of a row is combined in three steps, each in a
 fixed order: by a thread over its elements, by shuffles among the four threads that have parts of the row, and by way of
-shared memory among the warps that share its columns. What rows become is stored as fp16 to shared memory, where the
-second product takes its left operand from.
+shared memory among the warps that share its columns. What rows become is stored to shared memory in the operands' type;
+there the second product takes its left operand from.
 """
 
 from __future__ import annotations
@@ -29,9 +29,16 @@ from souffle.schedule.gpu.emit.contraction_statements import (
     shared_buffer,
 )
 from souffle.schedule.gpu.emit.mma_epilogue import Strips
-from souffle.schedule.gpu.emit.mma_fragments import HALVES
+from souffle.schedule.gpu.emit.mma_fragments import Placed
 from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, ROWS
-from souffle.schedule.gpu.emit.mma_pieces import FragmentSource, TileRing, add_products, first_place, warp_place
+from souffle.schedule.gpu.emit.mma_pieces import (
+    FragmentSource,
+    TileRing,
+    add_products,
+    first_place,
+    rest_buffers,
+    warp_place,
+)
 from souffle.schedule.gpu.emit.mma_pipeline import Pipeline
 from souffle.schedule.gpu.emit.row_quotients import row_quotients
 from souffle.schedule.gpu.forms.chained_products import ChainedProducts
@@ -86,7 +93,8 @@ class ChainKernel:
         ring = tiling.ring_elements(sources)
         self.left = TileRing("left", sources.left, self.steps[0], ring)
         self.rows = _Rows(ring + self.left.elements, tiling.row_pitch)
-        self.shared = shared_buffer("tiles", tiling.shared_elements(form, sources), "float16")
+        fragments = self.fragments = tiling.fragments
+        self.shared = shared_buffer("tiles", tiling.shared_elements(form, sources), fragments.dtype)
         parts = tiling.part_elements(form)
         self.parts = shared_buffer("row_parts", parts, "float32") if parts else None
         first, second = tiling.first.parts, tiling.second.parts
@@ -95,11 +103,13 @@ class ChainKernel:
         self.totals = local_buffer("totals", max(sizes) if tiling.panels == 1 else sizes[0], "float32")
         several = tiling.panels > 1
         self.second_totals = local_buffer("second_totals", sizes[1], "float32") if several else self.totals
-        self.left_part = local_buffer("left_part", max(first[0], second[0]) * 4, "uint32")
-        self.right_part = local_buffer("right_part", max(first[1], second[1]) * 2, "uint32")
+        down, across = (max(sizes) for sizes in zip(first, second, strict=True))
+        self.left_part = local_buffer("left_part", down * 4, fragments.register_dtype)
+        self.right_part = local_buffer("right_part", across * 2, fragments.register_dtype)
+        self.left_rest, self.right_rest, self.sums = rest_buffers(fragments, (down, across))
         rows = {r.result: local_buffer(str(r.result.name), first[0] * 2, "float32") for r in form.reductions}
         self.results = rows
-        self.pair = local_buffer("pair", 2, "float16")
+        self.pair = local_buffer("pair", 2, fragments.dtype)
         # fp32 that one instruction reads of shared memory.
         across = tiling.first.warps[1]
         self._taken = next(width for width in (4, 2, 1) if across % width == 0)
@@ -110,6 +120,7 @@ class ChainKernel:
     def func(self) -> tirx.PrimFunc:
         """The stage with its body replaced by the kernel."""
         held = tuple(ring.held for ring in (self.left, self.right, self.other) if ring.held is not None)
+        held += tuple(own for own in (self.left_rest, self.right_rest, self.sums) if own is not None)
         buffers = (self.shared, *([] if self.parts is None else [self.parts]), *held, self.left_part, self.right_part)
         buffers += () if self.second_totals is self.totals else (self.second_totals,)
         buffers = (*buffers, self.totals, *self.results.values(), self.pair, self.taken, *self.strips.buffers)
@@ -197,16 +208,16 @@ class ChainKernel:
         """Where the thread's pointers into tiles of either product go."""
         tiling = self.tiling.first
         self.warp = warp_place(first, self.thread, tiling.warps)
-        left = first_place(HALVES, self.left.fetch, self.lane, self.warp[0] * ROWS, _NONE, rows=True)
+        left = first_place(self.fragments, self.left.fetch, self.lane, self.warp[0] * ROWS, _NONE, rows=True)
         columns = self.warp[1] * (tiling.parts[1] * COLUMNS)
-        right = first_place(HALVES, self.right.fetch, self.lane, columns, _NONE, rows=False)
+        right = first_place(self.fragments, self.right.fetch, self.lane, columns, _NONE, rows=False)
         self.left_place, self.right_place = first.name("left_place", left), first.name("right_place", right)
         tiling = self.tiling.second
         self.second_warp = warp = warp_place(second, self.thread, tiling.warps)
         per = tiling.step // tiling.warps[2]
-        rows = first_place(HALVES, self.rows, self.lane, warp[0] * ROWS, warp[2] * per, rows=True)
+        rows = first_place(self.fragments, self.rows, self.lane, warp[0] * ROWS, warp[2] * per, rows=True)
         columns = warp[1] * (tiling.parts[1] * COLUMNS)
-        other = first_place(HALVES, self.other.fetch, self.lane, columns, warp[2] * per, rows=False)
+        other = first_place(self.fragments, self.other.fetch, self.lane, columns, warp[2] * per, rows=False)
         self.rows_place, self.other_place = second.name("rows_place", rows), second.name("other_place", other)
 
     # The first product
@@ -226,10 +237,10 @@ class ChainKernel:
         def chunk(number: PrimExpr) -> tirx.Stmt:
             def step(inner: PrimExpr) -> tirx.Stmt:
                 turn = number * steps + inner
-                left = FragmentSource(self.left.fetch, self.left.start(inner) + self.left_place, self.left_part)
-                right = FragmentSource(self.right.fetch, self.right.start(turn) + self.right_place, self.right_part)
-                first = number * count
-                products = add_products(tiling, tiling.step, self.shared, self.totals, left, right, first)
+                left = self._rows_from(self.left.fetch, self.left.start(inner) + self.left_place)
+                right = self._columns_from(self.right.fetch, self.right.start(turn) + self.right_place)
+                first, sums = number * count, self.sums
+                products = add_products(tiling, tiling.step, self.shared, self.totals, left, right, first, sums)
                 return pipeline.turn(turn, products)
 
             return loop("inner", steps, step, "rolled")
@@ -259,6 +270,12 @@ class ChainKernel:
     def cleared(self, buffer: Any, count: int) -> tirx.Stmt:
         zero = tirx.const(0, "float32")
         return loop("i", count, lambda i: tirx.BufferStore(buffer, zero, [i]), "unrolled")
+
+    def _rows_from(self, placed: Placed, at: PrimExpr) -> FragmentSource:
+        return FragmentSource(placed, at, self.left_part, self.left_rest)
+
+    def _columns_from(self, placed: Placed, at: PrimExpr) -> FragmentSource:
+        return FragmentSource(placed, at, self.right_part, self.right_rest)
 
     # The rows
 
@@ -419,10 +436,10 @@ class ChainKernel:
         """The rows as the second product reads them, a value for each element; zeros beyond their end."""
 
         def element(own: PrimExpr, at: PrimExpr, e: PrimExpr, values: Sequence[PrimExpr]) -> tirx.Stmt:
-            return tirx.BufferStore(self.pair, cast(values[0], "float16"), [e])
+            return tirx.BufferStore(self.pair, cast(values[0], self.fragments.dtype), [e])
 
         def outside(e: PrimExpr) -> tirx.Stmt:
-            return tirx.BufferStore(self.pair, tirx.const(0, "float16"), [e])
+            return tirx.BufferStore(self.pair, tirx.const(0, self.fragments.dtype), [e])
 
         def finish(row: PrimExpr, column: PrimExpr) -> tirx.Stmt:
             start = self.rows.first + self.rows.place(_NONE, row, column)
@@ -443,9 +460,10 @@ class ChainKernel:
 
         def step(turn: PrimExpr) -> tirx.Stmt:
             rows = self.rows.first + self.rows_place + turn * tiling.step
-            left = FragmentSource(self.rows, rows, self.left_part)
-            right = FragmentSource(self.other.fetch, self.other.start(turn) + self.other_place, self.right_part)
-            products = add_products(tiling, tiling.step, self.shared, self.second_totals, left, right)
+            left = self._rows_from(self.rows, rows)
+            right = self._columns_from(self.other.fetch, self.other.start(turn) + self.other_place)
+            totals, sums = self.second_totals, self.sums
+            products = add_products(tiling, tiling.step, self.shared, totals, left, right, sums=sums)
             return pipeline.turn(turn, products)
 
         return pipeline.opening, [loop("turn", steps, step, "rolled"), *pipeline.closing]

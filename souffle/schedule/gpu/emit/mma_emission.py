@@ -20,7 +20,14 @@ from souffle.schedule.gpu.emit.contraction_statements import (
 from souffle.schedule.gpu.emit.finished_fragments import FinishedFragments
 from souffle.schedule.gpu.emit.mma_epilogue import Strips
 from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, ROWS
-from souffle.schedule.gpu.emit.mma_pieces import FragmentSource, TileRing, add_products, first_place, warp_place
+from souffle.schedule.gpu.emit.mma_pieces import (
+    FragmentSource,
+    TileRing,
+    add_products,
+    first_place,
+    rest_buffers,
+    warp_place,
+)
 from souffle.schedule.gpu.emit.mma_pipeline import Pipeline
 from souffle.schedule.gpu.emit.normalized_fetch import NormalizedFetch
 from souffle.schedule.gpu.emit.row_statements import RowStatements
@@ -73,11 +80,7 @@ class MmaKernel:
         self.shared = shared_buffer("tiles", elements, fragments.dtype)
         self.left_part = local_buffer("left_part", down * 4, fragments.register_dtype)
         self.right_part = local_buffer("right_part", across * 2, fragments.register_dtype)
-        self.left_rest, self.right_rest, self.sums = None, None, None
-        if fragments.split:
-            self.sums = local_buffer("product_sums", across * fragments.sums, "float32")
-            self.left_rest = local_buffer("left_rest", down * 4, fragments.register_dtype)
-            self.right_rest = local_buffer("right_rest", across * 2, fragments.register_dtype)
+        self.left_rest, self.right_rest, self.sums = rest_buffers(fragments, tiling.parts)
         self.totals = local_buffer("totals", down * across * 4, "float32")
         self.rows = RowStatements(problem, 1, tiling.tile[1], threads, operands.left.finished)
         # What is copied is not normalized.

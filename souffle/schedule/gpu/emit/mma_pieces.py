@@ -15,7 +15,7 @@ from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling
 from souffle.schedule.gpu.tiling.operand_source import OperandSource
 from souffle.tvm_compat import PrimExpr, sequence
 
-__all__ = ["FragmentSource", "TileRing", "add_products", "first_place", "warp_place"]
+__all__ = ["FragmentSource", "TileRing", "add_products", "first_place", "rest_buffers", "warp_place"]
 
 
 class Fetch(Protocol):
@@ -115,6 +115,16 @@ def first_place(
     """
     own, inner = fragments.part_places(lane, rows=rows, inner_last=placed.inner_last)
     return placed.place(tirx.IntImm("int32", 0), start + own, inner_start + inner)
+
+
+def rest_buffers(fragments: Fragments, parts: tuple[int, int]) -> tuple[Any, Any, Any]:
+    """Registers for what is left of so many fragments of rows and of columns, and for sums of their products; ``None``
+    of each where operands are no sums of two parts."""
+    if not fragments.split:
+        return None, None, None
+    (down, across), dtype = parts, fragments.register_dtype
+    rests = local_buffer("left_rest", down * 4, dtype), local_buffer("right_rest", across * 2, dtype)
+    return *rests, local_buffer("product_sums", across * fragments.sums, "float32")
 
 
 def add_products(

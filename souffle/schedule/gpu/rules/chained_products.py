@@ -12,7 +12,6 @@ from functools import partial
 from math import prod
 
 from souffle.decision import Refused
-from souffle.schedule.gpu.emit.async_copy import compute_capability
 from souffle.schedule.gpu.emit.chain_emission import ChainKernel
 from souffle.schedule.gpu.emit.running_rows import RunningKernel
 from souffle.schedule.gpu.forms.chained_products import ChainedProducts, read_chained_products
@@ -24,34 +23,31 @@ from souffle.schedule.gpu.tiling.chain_tiling import (
     choose_chain,
     tile_sources,
 )
-from souffle.schedule.gpu.tiling.tensor_cores import halves_refusal
+from souffle.schedule.gpu.tiling.tensor_cores import fragments_of
 
 __all__ = ["CHAINED_PRODUCTS"]
 
-_FIRST_CAPABILITY = 80
-"""mma.m16n8k16 and asynchronous copies begin here."""
-
 
 def _apply(form: ChainedProducts, request: GpuRequest) -> Sketch | Refused:
-    """Products of fp16 operands with fp32 totals, and values of rows in fp32."""
-    if compute_capability(request.arch) < _FIRST_CAPABILITY:
-        return form.first.refused(f"{request.arch} has no mma.m16n8k16")
+    """Products with fp32 totals of operands that tensor cores multiply, of both alike; values of rows in fp32."""
     if request.threads % 32:
         return form.first.refused(f"{request.threads} threads are not whole warps")
-    refusal = halves_refusal(form.first, request) or halves_refusal(form.second, request)
-    if refusal is not None:
-        return refusal
+    fragments, of_second = (fragments_of(product, request) for product in (form.first, form.second))
+    if isinstance(fragments, Refused) or isinstance(of_second, Refused):
+        return fragments if isinstance(fragments, Refused) else of_second
+    if fragments is not of_second:
+        return form.first.refused(f"its operands are multiplied in {fragments.name}, the second's in {of_second.name}")
     other = next((r for r in form.reductions if str(r.result.ty.dtype) != "float32"), None)
     if other is not None:
         return form.first.refused(f"its rows are reduced in {other.result.ty.dtype} by {other.name}; fp32 is needed")
-    assumed = assumed_sources(form, request)
+    assumed = assumed_sources(form, request, fragments)
     unfit = form.first.refused(
         f"rows of {form.first.extents[2]} fit the registers of no block, or {request.max_shared_bytes} bytes of shared "
         "memory no tile"
     )
 
     def make(values: Values) -> GpuSchedule | Refused:
-        tiling = ChainTiling.of(values, form, request.threads)
+        tiling = ChainTiling.of(values, form, request.threads, fragments)
         if tiling is None:
             return form.first.refused(f"{request.threads // 32} warps cannot be shared so")
         if tiling.running and isinstance(form.running, Refused):

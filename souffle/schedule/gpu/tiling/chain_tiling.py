@@ -15,7 +15,7 @@ from tvm.ir import Call, TensorLoad
 from souffle.decision import Refused
 from souffle.index.operations import ARITHMETIC
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS, DEVICES
-from souffle.schedule.gpu.emit.mma_fragments import HALVES
+from souffle.schedule.gpu.emit.mma_fragments import HALVES, Fragments
 from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, ROWS
 from souffle.schedule.gpu.forms.chained_products import ChainedProducts
 from souffle.schedule.gpu.forms.memory_access import bits_of
@@ -44,7 +44,8 @@ _PARTS_DOWN = (1, 2, 3, 4)
 _PARTS_ACROSS = (2, 4, 8)
 """Fragments of 8 columns of a warp in one chunk of the first product."""
 
-_STEPS = (16, 32, 64)
+_PIECES = (1, 2, 4)
+"""Fragments along the inner axis in a step."""
 
 _STAGES = (1, 2, 3)
 
@@ -63,11 +64,13 @@ _FUNCTION_INSTRUCTIONS = 8.0
 
 @dataclass(frozen=True, eq=False)
 class ChainSources:
-    """How the three operands come: the rows' of the first product, the columns' of the first, and the second's."""
+    """How the three operands come: the rows' of the first product, the columns' of the first, and the second's; and
+    what all are multiplied in."""
 
     left: OperandSource
     right: OperandSource
     other: OperandSource
+    fragments: Fragments = HALVES
 
 
 @dataclass(frozen=True)
@@ -97,27 +100,31 @@ class ChainTiling:
     running: bool = False
 
     @classmethod
-    def of(cls, values: Values, form: ChainedProducts, threads: int) -> ChainTiling | None:
+    def of(
+        cls, values: Values, form: ChainedProducts, threads: int, fragments: Fragments = HALVES
+    ) -> ChainTiling | None:
         """The tiling of these values; ``None`` if the block's warps cannot be shared so."""
         warps = threads // 32
         along = values["warps_along_rows"]
         again = values["second_warps_along_rows"] * values["second_warps_along_inner"]
-        fragments = along * values["mma_rows"]
-        if warps % along or warps % again or fragments % values["second_warps_along_rows"]:
+        down = along * values["mma_rows"]
+        if warps % along or warps % again or down % values["second_warps_along_rows"]:
             return None
         first = MmaTiling(
             (along, warps // along, 1),
             (values["mma_rows"], values["mma_columns"]),
             values["step"],
             values["stages"],
+            fragments,
         )
         across = warps // again
         columns = 2 * ceil(form.second.extents[2] / (across * COLUMNS * 2))
         second = MmaTiling(
             (values["second_warps_along_rows"], across, values["second_warps_along_inner"]),
-            (fragments // values["second_warps_along_rows"], columns),
+            (down // values["second_warps_along_rows"], columns),
             values["second_step"],
             values["stages"],
+            fragments,
         )
         every = ceil(form.first.extents[2] / first.tile[2])
         chunks = values["chunks"] or every
@@ -145,12 +152,13 @@ class ChainTiling:
 
     def way(self, form: ChainedProducts) -> str:
         """How whole rows are computed, in words."""
+        kind = "" if self.fragments is HALVES else f", in {self.fragments.name}"
         if self.panels == 1:
-            return f"rows of {self.width} in registers"
+            return f"rows of {self.width} in registers{kind}"
         how = "with a running maximum and sum" if self.running else "again for each reduction"
         computed = self.computed_panels(form)
         left = f"; {computed:.1f} of them on average, the mask hides the others" if computed < self.panels else ""
-        return f"{self.panels} panels of {self.width} {how}{left}"
+        return f"{self.panels} panels of {self.width} {how}{left}{kind}"
 
     def computed_panels(self, form: ChainedProducts) -> float:
         """How many panels a tile computes on average: where a mask leaves nothing of one, it is left out."""
@@ -172,8 +180,13 @@ class ChainTiling:
 
     @property
     def row_pitch(self) -> int:
-        """fp16 from one row of the second product's left operand to the next."""
-        return self.width + HALVES.padding(inner_last=True)
+        """Elements from one row of the second product's left operand to the next."""
+        return self.width + self.fragments.padding(inner_last=True)
+
+    @property
+    def fragments(self) -> Fragments:
+        """What both products' operands are multiplied in."""
+        return self.first.fragments
 
     @property
     def stages(self) -> int:
@@ -190,21 +203,23 @@ class ChainTiling:
         return ceil(form.first.extents[3] / self.first.step), ceil(columns / self.second.step)
 
     def ring_elements(self, sources: ChainSources) -> int:
-        """fp16 of the tiles of the operands of columns, of which one follows the other."""
+        """Elements of the tiles of the operands of columns, of which one follows the other."""
         return max(
             source.buffers(self.stages) * source.elements(tiling.tile[2], tiling.step)
             for source, tiling in ((sources.right, self.first), (sources.other, self.second))
         )
 
     def shared_elements(self, form: ChainedProducts, sources: ChainSources) -> int:
-        """fp16 of shared memory: tiles, all of the rows' operand, and the rows; in the end totals take their place."""
+        """Elements of shared memory: tiles, all of the rows' operand, and the rows; in the end totals take their
+        place."""
         left = self.inner_steps(form)[0] * sources.left.elements(self.rows, self.first.step)
         needed = self.ring_elements(sources) + left + self.rows * self.row_pitch
-        return max(needed, self.second.strip_bytes(1) // 2)
+        return max(needed, self.second.strip_bytes(1) // self.fragments.element_bytes)
 
     def shared_bytes(self, form: ChainedProducts, sources: ChainSources) -> int:
         """Bytes of shared memory of a block."""
-        return 2 * self.shared_elements(form, sources) + 4 * (self.part_elements(form) + self.factor_elements)
+        operands = self.fragments.element_bytes * self.shared_elements(form, sources)
+        return operands + 4 * (self.part_elements(form) + self.factor_elements)
 
     @property
     def same_rows(self) -> bool:
@@ -224,16 +239,16 @@ class ChainTiling:
     def strip_parts(self, form: ChainedProducts, sources: ChainSources) -> int:
         """How many fragments of rows of each warp pass through shared memory at a time."""
         down = self.second.parts[0]
-        free = 2 * self.shared_elements(form, sources)
+        free = self.fragments.element_bytes * self.shared_elements(form, sources)
         return max(n for n in range(1, down + 1) if down % n == 0 and self.second.strip_bytes(n) <= free)
 
     def registers(self, form: ChainedProducts, sources: ChainSources, threads: int) -> int:
         """Registers of a thread, about."""
         down, across = self.first.parts
         rows = 2 * down * (1 + len(form.reductions) + 2 * self.running)
-        first = self.chunks * down * across * 4 + down * 4 + across * 2 + rows
+        first = self.chunks * down * across * 4 + self.first.part_registers + rows
         first += sources.right.registers(self.first.tile[2], self.first.step, threads)
-        second = prod(self.second.parts) * 4 + self.second.parts[0] * 4 + self.second.parts[1] * 2
+        second = prod(self.second.parts) * 4 + self.second.part_registers
         second += sources.other.registers(self.second.tile[2], self.second.step, threads)
         # With several panels the second product goes on while the first has its elements.
         return (max(first, second) if self.panels == 1 else first + second) + OWN_REGISTERS
@@ -251,7 +266,7 @@ class ChainTiling:
             return Refused(f"{self.panels} panels of {self.width} columns end with a whole step beyond the end")
         if self.width % self.second.step:
             return Refused(f"rows of {self.width} are no steps of {self.second.step}")
-        if self.second.step // HALVES.inner % self.second.warps[2]:
+        if self.second.step // self.fragments.inner % self.second.warps[2]:
             return Refused(f"a step of {self.second.step} has no equal parts for {self.second.warps[2]} warps")
         if not (sources.right.asynchronous or sources.other.asynchronous) and self.stages > 2:
             return Refused("what passes through registers is one step ahead at most")
@@ -261,20 +276,23 @@ class ChainTiling:
         return None
 
 
-def assumed_sources(form: ChainedProducts, request: GpuRequest) -> ChainSources:
+def assumed_sources(form: ChainedProducts, request: GpuRequest, fragments: Fragments = HALVES) -> ChainSources:
     """How operands come in whatever tile: what the choice looks at."""
-    tile = (1, 64, min(64, HALVES.inner * ceil(form.first.extents[3] / HALVES.inner)))
-    first = (operand_source(form.first, side, tile, request) for side in ("left", "right"))
-    return ChainSources(*first, operand_source(form.second, "right", (1, 64, 64), request))
+    most, inner = max(_PIECES) * fragments.inner, fragments.inner
+    tile = (1, 64, min(most, inner * ceil(form.first.extents[3] / inner)))
+    first = (operand_source(form.first, side, tile, request, fragments) for side in ("left", "right"))
+    other = operand_source(form.second, "right", (1, 64, most), request, fragments)
+    return ChainSources(*first, other, fragments)
 
 
 def tile_sources(form: ChainedProducts, tiling: ChainTiling, request: GpuRequest) -> ChainSources:
     """How the operands of this tiling's tiles come."""
-    first, second = tiling.first, tiling.second
+    first, second, fragments = tiling.first, tiling.second, tiling.fragments
     return ChainSources(
-        operand_source(form.first, "left", (1, first.tile[1], first.step), request),
-        operand_source(form.first, "right", (1, first.tile[2], first.step), request),
-        operand_source(form.second, "right", (1, second.tile[2], second.step), request),
+        operand_source(form.first, "left", (1, first.tile[1], first.step), request, fragments),
+        operand_source(form.first, "right", (1, first.tile[2], first.step), request, fragments),
+        operand_source(form.second, "right", (1, second.tile[2], second.step), request, fragments),
+        fragments,
     )
 
 
@@ -282,8 +300,10 @@ def chain_knobs(form: ChainedProducts, sources: ChainSources, threads: int) -> t
     """What is open."""
     divisors = tuple(d for d in range(1, threads // 32 + 1) if threads // 32 % d == 0)
 
+    each = sources.fragments.inner
+
     def steps(inner: int) -> tuple[int, ...]:
-        return tuple(s for s in _STEPS if s < 2 * max(inner, HALVES.inner))
+        return tuple(n * each for n in _PIECES if n * each < 2 * max(inner, each))
 
     some = sources.right.asynchronous or sources.other.asynchronous
     return (
@@ -318,7 +338,7 @@ def _tilings(form: ChainedProducts, sources: ChainSources, request: GpuRequest) 
         if values["chunks"] * down * across >= MOST_PARTS or every % (values["chunks"] or every):
             continue
         for more in _products(second):
-            tiling = ChainTiling.of({**values, **more}, form, request.threads)
+            tiling = ChainTiling.of({**values, **more}, form, request.threads, sources.fragments)
             if tiling is not None and tiling.refusal(form, sources, request) is None:
                 yield tiling
 
@@ -387,11 +407,13 @@ class _Work:
         """A product of so many steps, of which the left operand is in shared memory."""
         _, rows, columns = tiling.tile
         down, across = tiling.parts
-        pieces = tiling.step // HALVES.inner
-        loads = tiling.warps[0] * tiling.warps[1] * pieces * (down * ROWS + across * COLUMNS) * HALVES.inner * 2
-        instructions = threads * pieces / tiling.warps[2] * (down * across + down + across / 2)
-        self.tensor += steps * rows * columns * tiling.step
-        self.shared += steps * (loads + 2 * columns * tiling.step)
+        fragments = tiling.fragments
+        pieces = tiling.step // fragments.inner
+        loads = tiling.warps[0] * tiling.warps[1] * (down * ROWS + across * COLUMNS) * tiling.step
+        of_piece = tiling.piece_instructions(left_inner_last=True, right_inner_last=source.fetch.inner_last)
+        instructions = threads * pieces / tiling.warps[2] * of_piece
+        self.tensor += steps * rows * columns * tiling.step * fragments.relative_work
+        self.shared += steps * (loads + columns * tiling.step) * fragments.element_bytes
         self.fetched += steps * columns * tiling.step * bits_of(source.fetch.operand.dtype) / 8
         self.issued += steps * (instructions + source.instructions(columns * tiling.step))
         barriers = 2 if tiling.stages == 1 else 1
@@ -426,10 +448,10 @@ def _cost(
     work = _Work(tensor_fma(request))
     work.add_product(tiling.first, sources.right, times * panels * first_steps * tiling.chunks, request.threads)
     work.add_product(tiling.second, sources.other, panels * second_steps, request.threads)
-    work.fetched += rows * form.first.extents[3] * 2
+    work.fetched += rows * form.first.extents[3] * tiling.fragments.element_bytes
     # Half of what is computed of rows is computed again, on average.
     work.issued += elements * each * (1 + times) / 2
-    work.shared += elements * 2 + 4 * tiling.part_elements(form) * tiling.first.warps[1]
+    work.shared += elements * tiling.fragments.element_bytes + 4 * tiling.part_elements(form) * tiling.first.warps[1]
     work.waits += len(form.reductions) * (BARRIER + 4 * LOAD_LATENCY) + 4 * BARRIER
     totals = rows * form.second.extents[2]
     if tiling.running:

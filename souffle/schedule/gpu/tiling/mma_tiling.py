@@ -191,8 +191,22 @@ class MmaTiling:
         extents = zip(operands.both, self.tile[1:], strict=True)
         held = sum(one.registers(extent, self.step, threads) for one, extent in extents)
         held += operands.left.row_registers(down)
-        parts = (down * 4 + across * 2) * (2 if self.fragments.split else 1) + across * self.fragments.sums
-        return down * across * 4 + parts + held + OWN_REGISTERS
+        return down * across * 4 + self.part_registers + held + OWN_REGISTERS
+
+    @property
+    def part_registers(self) -> int:
+        """Registers of a thread for its parts of both operands, and for sums of their products."""
+        down, across = self.parts
+        parts = down * 4 + across * 2
+        return (2 * parts if self.fragments.split else parts) + across * self.fragments.sums
+
+    def piece_instructions(self, *, left_inner_last: bool, right_inner_last: bool) -> float:
+        """Of a thread for a piece of a step, as long as fragments are: loads, what prepares them, products and sums."""
+        (down, across), fragments = self.parts, self.fragments
+        loads = down * fragments.loads(inner_last=left_inner_last)
+        loads += across / 2 * fragments.loads(inner_last=right_inner_last)
+        prepared = fragments.preparing * (4 * down + 2 * across)
+        return down * across * (fragments.products + fragments.sums) + prepared + loads
 
     def registers(self, operands: Operands, threads: int) -> int:
         """Registers of a thread where two blocks are to share a multiprocessor."""
@@ -381,9 +395,8 @@ def _cost(problem: Contraction, operands: Operands, tiling: MmaTiling, request: 
     tensor = rows * columns * tiling.step * fragments.relative_work / tensor_fma(request)
     reads = tiling.warps[0] * tiling.warps[1] * (down * ROWS + across * COLUMNS) * tiling.step
     shared = (reads + (rows + columns) * tiling.step) * fragments.element_bytes / SHARED_BYTES
-    loads = ((operands.left, down), (operands.right, across / 2))
-    of_piece = down * across * (fragments.products + fragments.sums) + fragments.preparing * (4 * down + 2 * across)
-    of_piece += sum(fragments.loads(inner_last=one.fetch.inner_last) * count for one, count in loads)
+    left, right = (one.fetch.inner_last for one in operands.both)
+    of_piece = tiling.piece_instructions(left_inner_last=left, right_inner_last=right)
     fetched, issued, ahead = 0.0, threads * pieces / tiling.warps[2] * of_piece, 0.0
     for one, extent in zip(operands.both, (rows, columns), strict=True):
         fetched += extent * tiling.step * bits_of(one.fetch.operand.dtype) / 8
