@@ -159,7 +159,7 @@ def test_weights_that_are_elsewhere(tmp_path: Path) -> None:
         ({"target": "rocm"}, ["target='rocm'", "auto, cuda, cpu"]),
         ({"arch": "sm_21"}, ["'sm_21'", "sm_90"]),
         ({"arch": "gfx90a"}, ["'gfx90a'", "sm_80"]),
-        ({"precision": "fp8"}, ["precision='fp8'", "fp32, mixed"]),
+        ({"precision": "fp8"}, ["precision='fp8'", "fp32, tf32x3, tf32, mixed"]),
         ({"partition": "greedy"}, ["partition='greedy'", "souffle, persistent"]),
         ({"device": "tpu"}, ["'tpu'", "cuda"]),
     ],

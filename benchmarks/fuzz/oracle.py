@@ -77,12 +77,12 @@ _LOSSY = "__lossy"
 _STASHED = frozenset(("GroupNormalization", "RMSNormalization", "Attention"))
 """Operators whose definition computes in float32 (``stash_type``) whatever they are given."""
 
-MIXED_ROUNDING = 2.0**-11
-"""That of precision="mixed", whose operands are float16."""
+FACTOR_ROUNDING = 2.0**-11
+"""That of precision="mixed" and "tf32", whose factors have 11 bits."""
 
 _RTOL = {"float32": 1e-3, "float64": 1e-6, "float16": 1e-2}
 _ATOL = {"float32": 1e-5, "float64": 1e-9, "float16": 2e-3}
-_MIXED = 2e-2
+_ROUNDED = 2e-2
 _FACTOR = 16.0
 """How many times the largest deviation seen in the trials a result may be off."""
 
@@ -265,12 +265,15 @@ class Expectation:
         Whether ONNX Runtime with its optimizations gives something else than without.
     largest : float
         Magnitude of the largest finite number anywhere in the network.
+    infinite : bool
+        Whether there is an infinite one.
     """
 
     outputs: dict[str, np.ndarray]
     tolerance: dict[str, np.ndarray]
     unsure: bool
     largest: float
+    infinite: bool = False
 
     @property
     def unstable(self) -> bool:
@@ -279,14 +282,14 @@ class Expectation:
         return 2 * open_elements > sum(t.size for t in self.tolerance.values())
 
 
-def expect(case: Case, *, mixed: bool = False, trials: int = 2) -> Expectation:
+def expect(case: Case, *, rounded: bool = False, trials: int = 2) -> Expectation:
     """Ask ONNX Runtime.
 
     Parameters
     ----------
     case : Case
-    mixed : bool
-        Judge precision="mixed": operands of float16.
+    rounded : bool
+        Judge precision="mixed" or "tf32": factors of 11 bits.
     trials : int
         With rounding errors.
 
@@ -302,7 +305,7 @@ def expect(case: Case, *, mixed: bool = False, trials: int = 2) -> Expectation:
     single = any(node.op_type in _STASHED for node in case.model.graph.node)
     single = single or any(array.dtype in (np.float32, np.float16) for array in tensors.values())
     outputs = {name: tensors[name] for name in names}
-    rounding = MIXED_ROUNDING if mixed else 0.0
+    rounding = FACTOR_ROUNDING if rounded else 0.0
     noisy = [_noisy(case, tensors, rounding, seed) for seed in range(trials)]
     moved = [dict(zip(names, run_oracle(n.model, n.inputs), strict=True)) for n in noisy]
     optimized = dict(zip(names, run_oracle(case.model, case.inputs, optimized=True), strict=True))
@@ -311,14 +314,15 @@ def expect(case: Case, *, mixed: bool = False, trials: int = 2) -> Expectation:
     overflows = any(map(_overflows_in_part, products))
     for name, array in outputs.items():
         precision = "float32" if single and array.dtype == np.float64 else str(array.dtype)
-        allowed = _tolerance(array, [m[name] for m in moved], precision, mixed)
+        allowed = _tolerance(array, [m[name] for m in moved], precision, rounded)
         off = _beyond(optimized[name], array, allowed)
         unsure = unsure or bool(off.any())
         allowed[off] = np.inf
         tolerance[name] = np.full_like(allowed, np.inf) if overflows else allowed
     floats = [t[np.isfinite(t)] for t in tensors.values() if t.dtype.kind == "f"]
     largest = max((float(np.max(np.abs(t), initial=0.0)) for t in floats), default=0.0)
-    return Expectation(outputs, tolerance, unsure, largest)
+    infinite = any(bool(np.isinf(t).any()) for t in tensors.values() if t.dtype.kind == "f")
+    return Expectation(outputs, tolerance, unsure, largest, infinite)
 
 
 def _overflows_in_part(factors: np.ndarray) -> bool:
@@ -330,7 +334,7 @@ def _overflows_in_part(factors: np.ndarray) -> bool:
     return float(np.log2(magnitudes[magnitudes > 1]).sum()) >= largest
 
 
-def _tolerance(array: np.ndarray, moved: Sequence[np.ndarray], precision: str, mixed: bool) -> np.ndarray:
+def _tolerance(array: np.ndarray, moved: Sequence[np.ndarray], precision: str, rounded: bool) -> np.ndarray:
     if array.dtype.kind != "f":
         changed = np.zeros(array.shape, bool)
         for other in moved:
@@ -348,8 +352,8 @@ def _tolerance(array: np.ndarray, moved: Sequence[np.ndarray], precision: str, m
         step = np.where(same, 0.0, np.where(both, moved_by, np.inf))
         deviation = np.maximum(deviation, step)
     magnitude = np.where(finite, np.abs(wide), 0.0)
-    if mixed:
-        base = np.full(array.shape, _MIXED * largest + 1e-5)
+    if rounded:
+        base = np.full(array.shape, _ROUNDED * largest + 1e-5)
     else:
         base = _ATOL[precision] * max(1.0, largest) + _RTOL[precision] * magnitude
     # Where rounding alone moves an element further than that, a wrong one could not be told from a right one.

@@ -17,7 +17,17 @@ from souffle.errors import CertificateError, CudaCompileError, DeviceError, Souf
 from souffle.options import ON_CHIP
 from souffle.stitching import FUSION_PLANNERS
 
-__all__ = ["FAILURES", "FUSIONS", "OUTCOMES", "SWITCHES", "TARGETS", "Outcome", "failure_class", "run_target"]
+__all__ = [
+    "FAILURES",
+    "FUSIONS",
+    "OUTCOMES",
+    "SWITCHES",
+    "TARGETS",
+    "Outcome",
+    "failure_class",
+    "precision_of",
+    "run_target",
+]
 
 TARGETS: dict[str, dict[str, Any]] = {
     "cpu": {"target": "cpu"},
@@ -26,6 +36,8 @@ TARGETS: dict[str, dict[str, Any]] = {
     "V4": {"level": "V4"},
     "persistent": {"level": "V4", "partition": "persistent"},
     "mixed": {"level": "V4", "precision": "mixed"},
+    "tf32x3": {"level": "V4", "precision": "tf32x3", "verify": "values"},
+    "tf32": {"level": "V4", "precision": "tf32", "verify": "values"},
 }
 """Options of each; all but the first are CUDA text on the CPU device."""
 
@@ -42,6 +54,12 @@ FUSIONS: dict[str, dict[str, Any]] = {
     for planner in FUSION_PLANNERS
 }
 """Stages by the planners of patterns, level by level, proven with values."""
+
+
+def precision_of(target: str) -> str:
+    """Of the products of a target."""
+    return (TARGETS | SWITCHES | FUSIONS)[target].get("precision", "fp32")
+
 
 OUTCOMES = ("right", "refused", "unstable", "unsure", "wrong", "exception", "crash", "timeout", "refuted")
 """What can come of a network on a target.

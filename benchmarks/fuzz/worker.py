@@ -20,11 +20,12 @@ from benchmarks.fuzz.case import operators_of, read_case, write_case
 from benchmarks.fuzz.draft import Settings
 from benchmarks.fuzz.generate import generate
 from benchmarks.fuzz.oracle import ORACLE_ERRORS, expect
-from benchmarks.fuzz.targets import FAILURES, run_target
+from benchmarks.fuzz.targets import FAILURES, precision_of, run_target
 
 __all__ = ["main"]
 
 _FP16 = 6e4
+_TF32 = 3.4e38
 
 
 def main() -> None:
@@ -64,16 +65,20 @@ def _serve(request: dict, answer) -> None:
     expectations = {}
     for target in request["targets"]:
         answer(begin=target)
-        mixed = target.startswith("mixed")
+        precision = precision_of(target)
+        rounded = precision in ("mixed", "tf32")
         try:
-            if mixed not in expectations:
-                expectations[mixed] = expect(case, mixed=mixed)
+            if rounded not in expectations:
+                expectations[rounded] = expect(case, rounded=rounded)
         except ORACLE_ERRORS as error:
             answer(end=target, kind="unsure", detail=f"oracle: {error}")
             continue
-        expected = expectations[mixed]
-        if mixed and expected.largest > _FP16:
+        expected = expectations[rounded]
+        if precision == "mixed" and expected.largest > _FP16:
             answer(end=target, kind="unstable", detail="beyond float16")
+            continue
+        if precision == "tf32x3" and (expected.infinite or expected.largest > _TF32):
+            answer(end=target, kind="unstable", detail="an infinity, which may be a factor")
             continue
         checked = bool(np.random.default_rng(seed).random() < request.get("checked", 0.0))
         outcome = run_target(case, target, expected, seed, checked=checked)
