@@ -17,9 +17,9 @@ split-K. Both phases are stages of their own, with a grid sync between them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import inf, prod
+from math import prod
 
 from tvm import te, tirx
 from tvm.ir import Range
@@ -38,6 +38,9 @@ __all__ = ["Phases", "Split", "free_suffix", "split_by_cost", "two_phase"]
 
 _MOST_WAVES = 2
 """Tiles for each multiprocessor that a split may make: more of them only add partial results."""
+
+_LEAST_TRIED = 8
+"""Parts that are tried however many tiles there are: a part may have larger tiles, and fewer."""
 
 
 @dataclass(frozen=True)
@@ -347,8 +350,9 @@ def split_by_cost(whole: TE | FusedTE, trials: StageTrials) -> Split | Refused:
     at_best = 2 * device.shared_sync_seconds + sum(map(_evenly, terms))
     if at_best * MEDIAN_ERROR >= alone:
         return Refused(f"{now}; spread evenly, and with a grid sync more, its work takes {at_best * 1e6:.1f} µs")
-    most = min(_MOST_WAVES * device.sm_count // answer.tiles, prod(reduction_of(whole).reduction_shape))
-    fastest = _fastest(whole, max(most, 2), trials)
+    # Of larger tiles there are fewer, and a part may have these.
+    most = max(_MOST_WAVES * device.sm_count // answer.tiles, _LEAST_TRIED)
+    fastest = _fastest(whole, max(2, min(most, prod(reduction_of(whole).reduction_shape))), trials)
     if isinstance(fastest, Refused):
         return Refused(f"{now}; {fastest.reason}")
     parts, seconds = fastest
@@ -359,23 +363,24 @@ def split_by_cost(whole: TE | FusedTE, trials: StageTrials) -> Split | Refused:
 
 
 def _fastest(whole: TE | FusedTE, most: int, trials: StageTrials) -> tuple[int, float] | Refused:
-    """Parts and seconds: climbs from as many as give each multiprocessor a tile, in powers of two up to `most`."""
-    powers = [2**n for n in range(1, most.bit_length())]
-    times: dict[int, float | Refused] = {}
+    """Parts and seconds: of powers of two up to `most` and what lies halfway between them.
 
-    def seconds(number: int) -> float:
-        if not 0 <= number < len(powers):
-            return inf
-        if number not in times:
-            times[number] = _seconds_of_phases(whole, powers[number], trials)
-        return inf if isinstance(times[number], Refused) else times[number]
+    All are tried. How many waves the tiles make goes up and down with the parts, and so does the size of the tiles.
+    """
+    tried = {parts: _seconds_of_phases(whole, parts, trials) for parts in _numbers(most)}
+    possible = {parts: seconds for parts, seconds in tried.items() if not isinstance(seconds, Refused)}
+    if not possible:
+        return next(iter(tried.values()))
+    parts = min(possible, key=possible.__getitem__)
+    return parts, possible[parts]
 
-    number = max(0, len(powers) - _MOST_WAVES)
-    step = -1 if seconds(number - 1) < seconds(number) else 1
-    while seconds(number + step) < seconds(number):
-        number += step
-    best = times[number]
-    return best if isinstance(best, Refused) else (powers[number], best)
+
+def _numbers(most: int) -> Iterator[int]:
+    """2, 3, 4, 6, 8, 12 and so on, up to `most`."""
+    for power in range(1, most.bit_length()):
+        yield 2**power
+        if 3 * 2 ** (power - 1) <= most:
+            yield 3 * 2 ** (power - 1)
 
 
 def _seconds_of_phases(whole: TE | FusedTE, parts: int, trials: StageTrials) -> float | Refused:

@@ -19,6 +19,7 @@ from souffle.cli.compare import compare, onnxruntime_outputs
 from souffle.decision import Refused
 from souffle.errors import OptionError
 from souffle.pipeline import compile_cuda
+from souffle.placement.stage_trial import seconds_of
 from souffle.placement.two_phase import Phases, Split, split_by_cost, two_phase
 from souffle.program import FusedTE, Loop, Tensor, TEProgram, parts_of
 from souffle.program.evaluate import evaluate
@@ -350,6 +351,26 @@ def test_few_long_reductions_are_split(program: TEProgram) -> None:
 def test_longer_ranges_are_shared_by_no_fewer() -> None:
     (short,), (longer,), (longest,) = (asked(column_sums(rows, 40)) for rows in (64, 4096, 65536))
     assert isinstance(short, Refused) and longer.parts <= longest.parts
+
+
+def test_the_fastest_number_of_parts_is_found() -> None:
+    """Beside numbers worked out one by one: times rise and fall with the parts, as their tiles fill waves or do not."""
+    chosen, rising = set(), False
+    for rows, inner, columns in ((96, 6144, 640), (100, 5000, 300), (64, 3000, 200)):
+        program = product(rows, inner, columns)
+        trials = trials_of(program)
+        (whole,) = (item for item in program.tes if item.is_reduction)
+        answer = split_by_cost(whole, trials)
+        assert isinstance(answer, Split)
+        seconds = {}
+        for parts in (2, 3, 4, 6, 8):
+            phases = Phases.of(whole, parts)
+            stages = trials.stages((phases.partial, phases.total))
+            seconds[parts] = sum(map(seconds_of, trials.predicted(stages)))
+        assert answer.seconds == pytest.approx(min(seconds.values()), rel=1e-6)
+        chosen.add(answer.parts)
+        rising |= any(seconds[few] < seconds[more] for few, more in ((2, 3), (3, 4), (4, 6)))
+    assert rising and any(parts & (parts - 1) for parts in chosen)
 
 
 @pytest.mark.parametrize(
