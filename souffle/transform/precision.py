@@ -31,8 +31,8 @@ from souffle.tvm_compat import PrimExpr, compute_op, is_load, load_indices, load
 __all__ = ["mixed_precision", "tensor_float"]
 
 _SAID = {
-    TF32: "factors in TF32, fp32 accumulation",
-    TF32X3: "factors as sums of two numbers in TF32, fp32 accumulation",
+    TF32: "on tensor cores its factors are in TF32, with fp32 accumulation",
+    TF32X3: "on tensor cores its factors are sums of two numbers in TF32, with fp32 accumulation",
 }
 
 
