@@ -145,7 +145,7 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (("fp32", "--graph", "m.graph.npz"), "torch is not installed here"),
         (("fp32", "--graph", "other.npz"), "built without the model's own file"),
         (("fp32",), "built without the model's own file"),
-        (("mixed", "--graph", "m.graph.npz"), "in fp32 alone, and not in mixed precision"),
+        (("mixed", "--graph", "m.graph.npz"), "in fp32 and tf32 alone, and not in mixed precision"),
     ]:
         result = _step(tmp_path, *about, *more)
         assert not result["ok"] and result["status"] == "missing" and says in result["error"]
