@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Sequence
 
 import pytest
-from tvm import te, tirx, topi
+from tvm import te, topi
 
 from souffle.codegen.nvcc import compile_cubin, find_nvcc
 from souffle.decision import Refused
@@ -20,6 +19,7 @@ from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule
 from souffle.schedule.gpu.rules.mma_contraction import MMA_CONTRACTION
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, assumed_operands
 from souffle.tvm_compat import primfunc_from_tensors
+from tests.schedule.matrix_products import gemm, matmul
 from tests.schedule.stage_kernels import (
     A100,
     SMALL,
@@ -31,35 +31,7 @@ from tests.schedule.stage_kernels import (
     data,
     kernels,
     scheduled,
-    shape_of,
 )
-
-
-def matmul(a: te.Tensor, b: te.Tensor, *, ta: bool = False, tb: bool = False) -> te.Tensor:
-    """``a @ b`` in fp16 with fp32 totals, whatever the operands are in memory."""
-    rows, inner = shape_of(a)[-2:][::-1] if ta else shape_of(a)[-2:]
-    columns = shape_of(b)[-2] if tb else shape_of(b)[-1]
-    k = te.reduce_axis((0, inner), name="k")
-
-    def half(value: tirx.PrimExpr, tensor: te.Tensor) -> tirx.PrimExpr:
-        value = value if str(tensor.dtype) == "float16" else value.astype("float16")
-        return value.astype("float32")
-
-    def term(*index):
-        *batch, i, j = index
-        left = a(*batch, *((k, i) if ta else (i, k)))
-        right = b(*batch[: len(b.shape) - 2], *((j, k) if tb else (k, j)))
-        return te.sum(half(left, a) * half(right, b), axis=k)
-
-    return te.compute((*shape_of(a)[:-2], rows, columns), term, name="product")
-
-
-def gemm(
-    m: int, n: int, k: int, *batch: int, ta: bool = False, tb: bool = False, types: Sequence[str] = ("float16",) * 2
-) -> tuple[Tensors, te.Tensor]:
-    a = data(*batch, *((k, m) if ta else (m, k)), dtype=types[0], name="a")
-    b = data(*batch, *((n, k) if tb else (k, n)), dtype=types[1], name="b")
-    return (a, b), matmul(a, b, ta=ta, tb=tb)
 
 
 def conv(shape, filters, stride, padding, dilation=1, groups=1, image="float16") -> tuple[Tensors, te.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from souffle.program.products import TF32, TF32X3
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.rule import GpuSchedule, Sketch, Values
 from souffle.schedule.gpu.rules.chained_products import CHAINED_PRODUCTS
+from tests.schedule.matrix_products import matmul
 from tests.schedule.row_functions import causal, normalized, seen_between, softmax_of_infinities
 from tests.schedule.stage_kernels import (
     A100,
@@ -30,20 +32,9 @@ from tests.schedule.stage_kernels import (
     launched,
     random_inputs,
     scheduled,
-    shape_of,
 )
 
-
-def product(left: te.Tensor, right: te.Tensor, *, transposed: bool = False) -> te.Tensor:
-    """``left @ right`` over the last two axes in fp32."""
-    k = te.reduce_axis((0, shape_of(left)[-1]), name="k")
-    columns = shape_of(right)[-2 if transposed else -1]
-
-    def term(*index):
-        *outer, i, j = index
-        return te.sum(left(*outer, i, k) * right(*outer, *((j, k) if transposed else (k, j))), axis=k)
-
-    return te.compute((*shape_of(left)[:-1], columns), term, name="product")
+product = partial(matmul, factors="float32")
 
 
 def attention(
@@ -55,7 +46,7 @@ def attention(
 ) -> tuple[Tensors, te.Tensor]:
     shapes = (queries, keys, (*keys[:-1], last))
     q, k, v = (data(*shape, dtype="float32", name=name) for shape, name in zip(shapes, "qkv", strict=True))
-    return (q, k, v), product(weigh(scores(product(q, k, transposed=True))), v)
+    return (q, k, v), product(weigh(scores(product(q, k, tb=True))), v)
 
 
 def values_of(along_rows: int, *, second_along_rows: int = 1, second_along_inner: int = 1, stages: int = 2) -> Values:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
-from tvm import te, topi
+from tvm import topi
 
 from souffle.codegen.nvcc import compile_cubin, find_nvcc
 from souffle.decision import Refused
@@ -22,12 +23,12 @@ from souffle.schedule.gpu.rule import MULTIPLIES, GpuRequest, GpuSchedule
 from souffle.schedule.gpu.rules.mma_contraction import MMA_CONTRACTION
 from souffle.schedule.gpu.tiling.mma_tiling import assumed_operands
 from souffle.tvm_compat import primfunc_from_tensors
+from tests.schedule import matrix_products
 from tests.schedule.stage_kernels import (
     A100,
     SMALL,
     Built,
     Case,
-    Tensors,
     WordCase,
     build,
     compare,
@@ -36,28 +37,10 @@ from tests.schedule.stage_kernels import (
     launched,
     random_inputs,
     scheduled,
-    shape_of,
 )
 
-
-def matmul(a: te.Tensor, b: te.Tensor, *, ta: bool = False, tb: bool = False) -> te.Tensor:
-    """``a @ b`` in fp32, with batch axes that `b` may lack."""
-    rows, inner = shape_of(a)[-2:][::-1] if ta else shape_of(a)[-2:]
-    columns = shape_of(b)[-2] if tb else shape_of(b)[-1]
-    k = te.reduce_axis((0, inner), name="k")
-
-    def term(*index):
-        *batch, i, j = index
-        left = a(*batch, *((k, i) if ta else (i, k)))
-        return te.sum(left * b(*batch[: len(b.shape) - 2], *((j, k) if tb else (k, j))), axis=k)
-
-    return te.compute((*shape_of(a)[:-2], rows, columns), term, name="product")
-
-
-def gemm(m: int, n: int, k: int, *batch: int, ta: bool = False, tb: bool = False) -> tuple[Tensors, te.Tensor]:
-    a = data(*batch, *((k, m) if ta else (m, k)), dtype="float32", name="a")
-    b = data(*batch, *((n, k) if tb else (k, n)), dtype="float32", name="b")
-    return (a, b), matmul(a, b, ta=ta, tb=tb)
+matmul = partial(matrix_products.matmul, factors="float32")
+gemm = partial(matrix_products.gemm, types=matrix_products.WORDS, factors="float32")
 
 
 def plain_cases() -> list[Case]:

@@ -45,9 +45,9 @@ def intrinsic(run: FunctionRun, name: str, arguments: Sequence[Any]) -> Statemen
     if name == "souffle_put_totals":
         return _copy(run, 8, False, arguments)
     if name in ("souffle_load_matrices", "souffle_load_transposed_matrices"):
-        return _load_matrices(run, "transposed" in name, arguments)
+        return _load_matrices(run, 2, "transposed" in name, arguments)
     if name == "souffle_load_word_matrices":
-        return _load_words_of_matrices(run, arguments)
+        return _load_matrices(run, 4, False, arguments)
     if name == "souffle_load_words":
         return _load_words(run, arguments)
     if name == "souffle_round_to_tf32":
@@ -187,43 +187,28 @@ def _shuffled(run: FunctionRun, kind: str, arguments: Sequence[Any]) -> Evaluato
     return shuffle
 
 
-def _load_matrices(run: FunctionRun, transposed: bool, arguments: Sequence[Any]) -> Statement:
-    """``ldmatrix.x4``: four matrices of 8 x 8 16-bit elements; lane ``8 i + r`` points to row `r` of matrix `i`.
+def _load_matrices(run: FunctionRun, size: int, transposed: bool, arguments: Sequence[Any]) -> Statement:
+    """``ldmatrix.x4``: four matrices of 8 rows of 16 bytes; lane ``8 i + r`` points to row `r` of matrix `i`.
 
-    Each thread gets two neighbours of row ``lane / 4`` of each matrix, in one register; of column, if transposed.
+    Each thread gets 4 bytes of row ``lane / 4`` of each matrix, in one register: two neighbours of 16 bits, or one
+    element of 32; of column, if transposed.
     """
     into, source = _pointer(run, arguments[0]), _pointer(run, arguments[1])
-    first = _warps(run, "ldmatrix")
+    first, each = _warps(run, "ldmatrix"), 4 // size
+    count = 4 * each
     lane = np.arange(run.lanes.count) % _WARP
-    matrix, half = np.divmod(np.arange(8)[:, None], 2)
-    along, across = lane // 4, 2 * (lane % 4) + half
+    matrix, part = np.divmod(np.arange(count)[:, None], each)
+    along, across = lane // 4, each * (lane % 4) + part
     row, column = (across, along) if transposed else (along, across)
-    giver = np.broadcast_to(first + 8 * matrix + row, (8, run.lanes.count))
-    scale = 2 // source.memory.unit
-    step = _elements(run, 8, 2, into.memory.unit)
+    giver = np.broadcast_to(first + 8 * matrix + row, (count, run.lanes.count))
+    scale = size // source.memory.unit
+    step = _elements(run, count, size, into.memory.unit)
     ahead = np.broadcast_to(column * scale, giver.shape)
 
     def load(f: Frame, m: Mask) -> None:
         _whole_warps(run, m, "ldmatrix")
         given = _spread(run, _at(source, f, m))[giver] + ahead
-        into.memory.write(_at(into, f, m) + step, 2, source.memory.read(given, 2, m), m, run.current)
-
-    return load
-
-
-def _load_words_of_matrices(run: FunctionRun, arguments: Sequence[Any]) -> Statement:
-    """The same of matrices of 8 x 4 elements of 32 bits, of which a thread gets ``lane % 4`` of row ``lane / 4``."""
-    into, source = _pointer(run, arguments[0]), _pointer(run, arguments[1])
-    first = _warps(run, "ldmatrix")
-    lane = np.arange(run.lanes.count) % _WARP
-    giver = first + 8 * np.arange(4)[:, None] + lane // 4
-    ahead = lane % 4 * (4 // source.memory.unit)
-    step = _elements(run, 4, 4, into.memory.unit)
-
-    def load(f: Frame, m: Mask) -> None:
-        _whole_warps(run, m, "ldmatrix")
-        given = _spread(run, _at(source, f, m))[giver] + ahead
-        into.memory.write(_at(into, f, m) + step, 4, source.memory.read(given, 4, m), m, run.current)
+        into.memory.write(_at(into, f, m) + step, size, source.memory.read(given, size, m), m, run.current)
 
     return load
 
