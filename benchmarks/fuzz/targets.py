@@ -55,12 +55,6 @@ FUSIONS: dict[str, dict[str, Any]] = {
 }
 """Stages by the planners of patterns, level by level, proven with values."""
 
-
-def precision_of(target: str) -> str:
-    """Of the products of a target."""
-    return (TARGETS | SWITCHES | FUSIONS)[target].get("precision", "fp32")
-
-
 OUTCOMES = ("right", "refused", "unstable", "unsure", "wrong", "exception", "crash", "timeout", "refuted")
 """What can come of a network on a target.
 
@@ -94,6 +88,11 @@ class Outcome:
     verdict: str = ""
     undecided: tuple[str, ...] = ()
     seconds: float = 0.0
+
+
+def precision_of(target: str) -> str:
+    """Of the products of a target."""
+    return (TARGETS | SWITCHES | FUSIONS)[target].get("precision", "fp32")
 
 
 def failure_class(target: str, kind: str, detail: str) -> str:
