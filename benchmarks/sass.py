@@ -99,11 +99,14 @@ class Code:
         That stand in it.
     guarded : int
         Those of them that threads may jump over, to where they meet again (from BSSY to BSYNC).
+    kinds : Counter of str
+        How many are of each of :data:`KINDS`.
     """
 
     depth: int
     instructions: int
     guarded: int
+    kinds: Counter[str]
 
 
 def loops_of(image: bytes, arch: str) -> dict[str, tuple[Code, ...]]:
@@ -124,7 +127,8 @@ def loops_of(image: bytes, arch: str) -> dict[str, tuple[Code, ...]]:
             own = [at for at in own if operations[at] != _IDLE]
             guarded = sum(_is_guarded(operations, at) for at in own)
             depth = sum(a <= first and last <= b for a, b in ranges) - 1
-            rows.append(Code(depth, len(own), guarded))
+            kinds = Counter(kind for kind in (_kind(*words[at]) for at in own) if kind)
+            rows.append(Code(depth, len(own), guarded, kinds))
         found[name.removeprefix(".text.")] = tuple(rows)
     return found
 
