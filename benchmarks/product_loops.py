@@ -15,13 +15,13 @@ from typing import Any
 
 import souffle
 from benchmarks.record import save_results
-from benchmarks.sass import loops_of
+from benchmarks.sass import loops_of, self_test
 from souffle import models
 from souffle.cli.output import format_table
 from souffle.pipeline import compile_cuda
 
 _PRODUCTS = ("HMMA.16816", "HMMA")
-_COLUMNS = ("products", "LDSM", "LDL", "STL")
+_BESIDE = ("LDSM", "LDL", "STL")
 
 
 def rows_of(model: str, level: str, precision: str, arch: str) -> Iterator[dict[str, Any]]:
@@ -42,27 +42,30 @@ def rows_of(model: str, level: str, precision: str, arch: str) -> Iterator[dict[
                     "registers": resources[kernel].registers,
                     "instructions": code.instructions,
                     "products": products,
-                    **{kind: code.kinds[kind] for kind in _COLUMNS[1:]},
+                    **{kind: code.kinds[kind] for kind in _BESIDE},
                 }
 
 
 def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+")
+    parser.add_argument("models", nargs="+", choices=models.NAMES)
     parser.add_argument("--level", nargs="+", default=["V3", "V4"])
     parser.add_argument("--precision", default="mixed")
     parser.add_argument("--arch", default="sm_90")
     parser.add_argument("--out")
     arguments = parser.parse_args()
+    problem = self_test(arguments.arch)
+    if problem:
+        print(f"instructions cannot be counted: {problem}", file=sys.stderr)
+        return 1
     rows = [
         row
         for model in arguments.models
         for level in arguments.level
         for row in rows_of(model, level, arguments.precision, arguments.arch)
     ]
-    if rows:
-        print(format_table(list(rows[0]), [list(row.values()) for row in rows]))
+    print(format_table(list(rows[0]), [list(row.values()) for row in rows]) if rows else "no loop on tensor cores")
     if arguments.out:
         save_results(arguments.out, "benchmarks.product_loops", rows)
     return 0

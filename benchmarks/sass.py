@@ -173,6 +173,9 @@ extern "C" __global__ void matrices(const float* g, unsigned* o) {
                : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(p));
   o[threadIdx.x] = a[0] ^ a[1] ^ a[2] ^ a[3];
 }
+extern "C" __global__ void local(const int* g, int* o, int from, int to) {
+  volatile int a[8]; a[to] = g[threadIdx.x]; o[threadIdx.x] = a[from];
+}
 """
 
 _LOOPS = """
@@ -197,6 +200,7 @@ _EXPECTED = {
     "product16": {"HMMA.16816": 1, "LDG.128": 2, "STG.128": 1},
     "product8": {"HMMA": 1, "LDG.128": 1, "STG.128": 1},
     "matrices": {"LDSM": 1, "LDG": 1, "BAR": 1, "STG": 1},
+    "local": {"LDL": 1, "STL": 1, "LDG": 1, "STG": 1},
 }
 
 
@@ -216,6 +220,8 @@ def self_test(arch: str) -> str | None:
     # Ten operations, a counter, a comparison and the jump.
     if depths != [0, 1, 2] or not 12 <= nested[2].instructions <= 14 or nested[1].instructions > 10:
         return f"{arch}, kernel nested: expected two loops, the inner of some 13 instructions, found {nested}"
+    if [sum(one.kinds.values()) for one in nested] != [2, 0, 0]:
+        return f"{arch}, kernel nested: expected a load and a store outside of its loops, found {nested}"
     for name, expected in _EXPECTED.items():
         # Two words of b are enough for a product, so a load may be shorter than it is written.
         own = dict(found[name])
