@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 
 from souffle.codegen.device_functions import with_device_functions
 from souffle.codegen.extrema import with_cuda_extrema
 from souffle.codegen.short_integers import with_short_integers
+from souffle.codegen.stage_calls import StageCalls
 from souffle.kernel.kernel_shape import KernelShape
 from souffle.kernel.merge import MergedKernel, merge
-from souffle.schedule.lower.kept_arrays import SCOPES
 
 __all__ = ["emit_cuda", "module_text", "text_of_functions"]
 
@@ -67,33 +66,17 @@ def text_of_functions(
         May hold more than the kernels call.
     target : Target
     """
-    calls: list[str] = []
-    module: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = {}
-
-    def see(call: tvm.ir.Call) -> None:
-        if isinstance(call.op, tvm.ir.GlobalVar):
-            name = str(call.op.name_hint)
-            calls.append(name)
-            module.setdefault(call.op, functions[name].with_attr("global_symbol", name))
-
-    for kernel in kernels.values():
-        tvm_ffi.structural_walk(kernel.body, (tvm.ir.Call, see))
+    calls = StageCalls(kernels, functions)
+    module: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = {
+        callee: functions[str(callee.name_hint)].with_attr("global_symbol", str(callee.name_hint))
+        for callee in calls.callees
+    }
     for name, kernel in kernels.items():
         module[tvm.ir.GlobalVar(name)] = kernel
     lowered = with_short_integers(with_cuda_extrema(tirx.transform.LowerIntrin()(tvm.IRModule(module))))
     text = tvm.get_global_func("target.build.cuda")(lowered, target).inspect_source()
-    for name in dict.fromkeys(calls):
-        # Code that several places call stays one copy; code called once is the kernel's own, and so is what finds or
-        # leaves constants in the caller's registers, or at places of shared memory that it knows.
-        copied = calls.count(name) == 1 or _takes_kept(functions[name])
-        keyword = "__forceinline__" if copied else "__noinline__"
-        text = text.replace(f'extern "C" __device__ void {name}(', f"static __device__ {keyword} void {name}(")
+    text = calls.written(text)
     if "cuda::barrier" not in text:
         # TVM asks for this header with every grid sync; it is not needed and takes nvcc a second.
         text = text.replace("#include <cuda/barrier>\n", "")
     return with_device_functions(text)
-
-
-def _takes_kept(function: tirx.PrimFunc) -> bool:
-    """Whether a function is given arrays of a thread."""
-    return any(getattr(parameter.ty, "storage_scope", "") in SCOPES for parameter in function.params)

@@ -171,7 +171,7 @@ def async_copy(fetch: TileFetch, arch: str) -> AsyncCopy | Refused:
     lanes = _widest(fetch, value, conditions)
     if lanes is None:
         return Refused("neighbours of the operand are not neighbours in memory, or are not aligned to 4 bytes")
-    return AsyncCopy(replace(fetch, lanes=lanes), value, tuple(conditions))
+    return AsyncCopy(replace(fetch, lanes=lanes, whole_rows=True), value, tuple(conditions))
 
 
 def _widest(fetch: TileFetch, load: TensorLoad, conditions: Sequence[PrimExpr]) -> int | None:

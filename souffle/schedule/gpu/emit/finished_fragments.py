@@ -2,8 +2,8 @@
 
 Of a 16 x 16 part of the left operand a thread has two neighbours along the inner axis in each of four registers: of row
 ``t / 4`` in the first and third, of the row 8 further in the others (:mod:`.mma_instructions`).
-So it needs scale and shift of two rows for each of its fragments, which it takes from shared memory when their chunk
-begins.
+So it needs scale and shift of two rows for each of its fragments, which lie together in shared memory. It takes them
+in each step: to keep them in registers from one step to the next is worth less than what else these hold.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ __all__ = ["FinishedFragments"]
 _REGISTERS = 4
 """Of a fragment, in a thread."""
 
+_WIDEST = 8
+"""Factors of fp16 that a thread takes at once."""
+
 
 class FinishedFragments:
     """Finishes the left operand of a contraction.
@@ -32,13 +35,12 @@ class FinishedFragments:
         Where the factors of the tile's rows are.
     registers : buffer
         The thread's parts of fragments.
-    fragments, apart : int
-        Fragments of 16 rows of a warp, and rows from one to the next.
+    fragments : int
+        Fragments of 16 rows of a warp.
     """
 
-    def __init__(self, rows: RowStatements, registers: Any, fragments: int, apart: int) -> None:
-        self.rows, self.registers = rows, registers
-        self.fragments, self.apart = fragments, apart
+    def __init__(self, rows: RowStatements, registers: Any, fragments: int) -> None:
+        self.rows, self.registers, self.fragments = rows, registers, fragments
         self.factors = local_buffer("factors", 4 * fragments, "float16")
 
     @property
@@ -48,18 +50,16 @@ class FinishedFragments:
 
     def take_rows(self, position: PrimExpr, first_row: PrimExpr, lane: PrimExpr) -> tirx.Stmt:
         """Take scale and shift of the thread's rows for the chunk at a position along the inner axis."""
+        start = self.rows.factors_from(first_row + tirx.floordiv(lane, 4), position)
+        lanes = _WIDEST if 4 * self.fragments % _WIDEST == 0 else _WIDEST // 2
 
-        def row(place: PrimExpr) -> tirx.Stmt:
-            fragment, half = tirx.floordiv(place, 2), tirx.floormod(place, 2)
-            at = fragment * self.apart + first_row + half * 8 + tirx.floordiv(lane, 4)
-            start = self.rows.factor_place(at, position)
+        def take(turn: PrimExpr) -> tirx.Stmt:
+            def one(e: PrimExpr) -> tirx.Stmt:
+                return tirx.BufferStore(self.factors, self.rows.factors[start + turn * lanes + e], [turn * lanes + e])
 
-            def take(e: PrimExpr) -> tirx.Stmt:
-                return tirx.BufferStore(self.factors, self.rows.factors[start + e], [place * 2 + e])
+            return loop("e", lanes, one, "vectorized")
 
-            return loop("e", 2, take, "vectorized")
-
-        return loop("place", 2 * self.fragments, row, "unrolled")
+        return loop("place", 4 * self.fragments // lanes, take, "unrolled")
 
     def finish(self) -> tirx.Stmt:
         """Finish the thread's parts of fragments of the chunk whose scale and shift were taken last."""

@@ -11,7 +11,6 @@ from tvm import tirx
 from souffle.schedule.gpu.emit.async_copy import barrier
 from souffle.schedule.gpu.emit.contraction_statements import (
     Binder,
-    guarded,
     kernel_func,
     local_buffer,
     loop,
@@ -67,6 +66,7 @@ class MmaKernel:
         self.problem, self.tiling, self.threads = problem, tiling, threads
         self.counts = tiling.counts(problem.extents)
         self.steps = ceil(problem.extents[3] / tiling.step)
+        self.rolled = tiling.crowded(operands, threads)
         down, across = tiling.parts
         sides = []
         first = 0
@@ -82,14 +82,14 @@ class MmaKernel:
         self.right_part = local_buffer("right_part", across * 2, fragments.register_dtype)
         self.left_rest, self.right_rest, self.sums = rest_buffers(fragments, tiling.parts)
         self.totals = local_buffer("totals", down * across * 4, "float32")
-        self.rows = RowStatements(problem, 1, tiling.tile[1], threads, operands.left.finished)
+        self.rows = RowStatements(problem, 1, tiling.tile[1], threads, operands.left.finished, down)
         # What is copied is not normalized.
         self.normalized = None
         if self.rows.held is not None and not self.left.asynchronous:
             self.left.source = self.normalized = NormalizedFetch(self.left.fetch, problem.row_values)
         self.finished = None
         if operands.left.finished is not None:
-            self.finished = FinishedFragments(self.rows, self.left_part, down, tiling.warps[0] * ROWS)
+            self.finished = FinishedFragments(self.rows, self.left_part, down)
         parts = tiling.strip_parts(operands)
         self.strips = Strips(problem, tiling, parts, self.shared, self.totals, threads, self.rows)
 
@@ -155,7 +155,9 @@ class MmaKernel:
         rows, finish = self._finishing(turn)
         left = FragmentSource(self.left.fetch, left_at, self.left_part, self.left_rest, finish)
         right = FragmentSource(self.right.fetch, right_at, self.right_part, self.right_rest)
-        products = add_products(self.tiling, self.tiling.step, self.shared, self.totals, left, right, sums=self.sums)
+        products = add_products(
+            self.tiling, self.tiling.step, self.shared, self.totals, left, right, sums=self.sums, rolled=self.rolled
+        )
         return sequence(*binder.statements, rows, products)
 
     def _finishing(self, turn: PrimExpr) -> tuple[tirx.Stmt | None, Callable[[PrimExpr], tirx.Stmt] | None]:
@@ -168,8 +170,6 @@ class MmaKernel:
         chunks = self.problem.row_values.chunks
         size = self.problem.extents[3] if chunks is None else chunks.size
         if size % step == 0:
-            begins = [tirx.EQ(tirx.floormod(turn, size // step), 0)] if size > step else []
-            rows = guarded(begins, finished.take_rows(turn * step, row, self.lane))
-            return rows, lambda k: finished.finish()
+            return finished.take_rows(turn * step, row, self.lane), lambda k: finished.finish()
         piece = self.tiling.fragments.inner
         return None, lambda k: sequence(finished.take_rows(first + k * piece, row, self.lane), finished.finish())

@@ -136,10 +136,13 @@ def add_products(
     right: FragmentSource,
     first: PrimExpr | int = 0,
     sums: Any = None,
+    *,
+    rolled: bool = False,
 ) -> tirx.Stmt:
     """Add the products of `step` inner elements to a warp's totals, of which the first is at `first`.
 
-    Operands that are sums of two parts are multiplied in the registers `sums`.
+    Operands that are sums of two parts are multiplied in the registers `sums`. Unrolled, the CUDA compiler loads parts
+    of one piece while it multiplies those of another, in registers of their own; `rolled` keeps it from that.
     """
     down, across = tiling.parts
     fragments = tiling.fragments
@@ -194,4 +197,4 @@ def add_products(
             loop("i", down, of_rows, "unrolled"),
         )
 
-    return loop("k", step // fragments.inner // tiling.warps[2], piece, "unrolled")
+    return loop("k", step // fragments.inner // tiling.warps[2], piece, "rolled" if rolled else "unrolled")

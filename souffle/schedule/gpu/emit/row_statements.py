@@ -14,6 +14,7 @@ from typing import Any
 from tvm import tirx
 
 from souffle.schedule.gpu.emit.contraction_statements import Binder, guarded, local_buffer, loop, shared_buffer
+from souffle.schedule.gpu.emit.mma_instructions import ROWS
 from souffle.schedule.gpu.forms.contraction_expressions import substitute_axes
 from souffle.schedule.gpu.forms.finished_operand import FinishedOperand
 from souffle.schedule.gpu.forms.matrix_product import Contraction
@@ -43,15 +44,23 @@ class RowStatements:
     threads : int
     finished : FinishedOperand, optional
         Whose scale and shift are kept as pairs of fp16.
+    fragments : int
+        Fragments of 16 rows of a warp: pairs that one thread needs lie together.
     """
 
     def __init__(
-        self, problem: Contraction, batch: int, rows: int, threads: int, finished: FinishedOperand | None = None
+        self,
+        problem: Contraction,
+        batch: int,
+        rows: int,
+        threads: int,
+        finished: FinishedOperand | None = None,
+        fragments: int = 1,
     ) -> None:
         self.problem, self.batch, self.rows, self.threads = problem, batch, rows, threads
         known = problem.row_values
         pair = () if finished is None else (finished.scale, finished.shift)
-        self._pair = pair
+        self._pair, self._fragments = pair, fragments
         self._single = tuple(value for value in known.values if value not in pair)
         self.totals = [local_buffer(f"row_total_{n}", 1, dtype_of(r.total)) for n, r in enumerate(known.reductions)]
         *first, count = accumulate((value.count for value in self._single), initial=0)
@@ -75,11 +84,22 @@ class RowStatements:
             if value.chunks is None
         }
 
-    def factor_place(self, row: PrimExpr, position: PrimExpr) -> PrimExpr:
-        """Where the pair of factors of a row of the tile begins, for the chunk at a position along the inner axis."""
+    def factors_from(self, row: PrimExpr, position: PrimExpr) -> PrimExpr:
+        """Where pairs of factors begin of a row of a warp's first fragment, of the row 8 further, and of those in the
+        same place of its other fragments, for the chunk at a position along the inner axis."""
         chunks = self._pair[0].chunks
-        chunk = 0 if chunks is None else tirx.floordiv(position, chunks.size)
-        return (chunk * self.rows + row) * 2
+        return self._pair_place(0 if chunks is None else tirx.floordiv(position, chunks.size), row)
+
+    def _pair_place(self, chunk: PrimExpr | int, row: PrimExpr) -> PrimExpr:
+        """The pair of a row of the tile: rows that a thread has in fragments (:mod:`.finished_fragments`) lie together.
+
+        Fragment, warp, half and thread are its digits, the halves of 8 rows.
+        """
+        apart = self.rows // self._fragments
+        fragment, within = tirx.floordiv(row, apart), tirx.floormod(row, apart)
+        thread = tirx.floordiv(within, ROWS) * (ROWS // 2) + tirx.floormod(within, ROWS // 2)
+        half = tirx.floordiv(tirx.floormod(within, ROWS), ROWS // 2)
+        return 2 * (chunk * self.rows + (thread * self._fragments + fragment) * 2 + half)
 
     def work_out(self, corner: tuple[PrimExpr, PrimExpr], thread: PrimExpr) -> tirx.Stmt | None:
         """The statements, for the tile at `corner` along batch and rows; they are there after a barrier."""
@@ -124,7 +144,7 @@ class RowStatements:
         def one(chunk: PrimExpr) -> tirx.Stmt:
             stores = []
             for number, value in enumerate(self._pair):
-                at = (chunk * self.rows + row) * 2 + number
+                at = self._pair_place(chunk, row) + number
                 factor = tirx.const(0, "float16") if value is None else _of_chunk(value, mapping, chunk)
                 stores.append(tirx.BufferStore(self.factors, factor, [at]))
             return sequence(*stores)

@@ -18,6 +18,8 @@ from souffle.tvm_compat import PrimExpr, buffer_loads, cast, dtype_of, is_branch
 
 __all__ = ["StagingRead", "TileFetch", "choose_fetch", "wide_operand"]
 
+_WARP = 32
+
 
 @dataclass(frozen=True, eq=False)
 class StagingRead:
@@ -68,6 +70,8 @@ class TileFetch:
     padding : int
         Elements between rows of shared memory, against bank conflicts.
     threads : int
+    whole_rows : bool
+        Whether a warp reads whole rows of the tile where that makes addresses fewer.
     """
 
     operand: Operand
@@ -80,6 +84,7 @@ class TileFetch:
     inner_last: bool
     padding: int
     threads: int
+    whole_rows: bool = False
 
     @property
     def pitch(self) -> int:
@@ -94,6 +99,9 @@ class TileFetch:
     @property
     def turns(self) -> int:
         """Reads of each thread."""
+        rows = self._rows_of_warp()
+        if rows:
+            return (self.tile[1] if self.along_inner else self.tile[2]) * _WARP // (rows * self.threads)
         return -(-prod(self.tile) // (self.lanes * self.threads))
 
     @property
@@ -106,20 +114,40 @@ class TileFetch:
         rows, row, column = (self.tile[1], own, inner) if self.inner_last else (self.tile[2], inner, own)
         return (batch * rows + row) * self.pitch + column
 
+    def _rows_of_warp(self) -> int:
+        """Rows of the tile that a warp reads at a time where its threads read whole rows; else 0.
+
+        Where a row is no power of two of reads, threads that follow one another through the whole tile need an address
+        for each turn. Of warps with whole rows some threads are idle, but the reads of a thread are constants apart.
+        """
+        fast = (self.tile[2] if self.along_inner else self.tile[1]) // self.lanes
+        slow = self.tile[1] if self.along_inner else self.tile[2]
+        if not self.whole_rows or self.tile[0] > 1 or self.threads % _WARP or self.threads % fast == 0 or fast > _WARP:
+            return 0
+        rows = 1 << (_WARP // fast).bit_length() - 1
+        return rows if slow % (self.threads // _WARP * rows) == 0 else 0
+
     def _unit(self, turn: PrimExpr, thread: PrimExpr) -> tuple[Binder, list[PrimExpr], list[PrimExpr]]:
         """Place in the tile (batch, own, inner; the contiguous one in units of `lanes`) and whether it is in it."""
         binder = Binder()
-        unit = binder.name("unit", turn * self.threads + thread)
+        batch: PrimExpr = tirx.IntImm("int32", 0)
         conditions = []
-        units = prod(self.tile) // self.lanes
-        if units % self.threads:
-            conditions.append(tirx.LT(unit, units))
         fast = (self.tile[2] if self.along_inner else self.tile[1]) // self.lanes
         slow = self.tile[1] if self.along_inner else self.tile[2]
-        first, second = tirx.floormod(unit, fast), tirx.floordiv(unit, fast)
-        batch: PrimExpr = tirx.IntImm("int32", 0)
-        if self.tile[0] > 1:
-            batch, second = tirx.floordiv(second, slow), tirx.floormod(second, slow)
+        rows = self._rows_of_warp()
+        if rows:
+            lane, warps = tirx.floormod(thread, _WARP), self.threads // _WARP
+            first, second = tirx.floormod(lane, fast), tirx.floordiv(lane, fast)
+            second = (turn * warps + tirx.floordiv(thread, _WARP)) * rows + second
+            conditions += [tirx.LT(lane, rows * fast)] if rows * fast < _WARP else []
+        else:
+            unit = binder.name("unit", turn * self.threads + thread)
+            units = prod(self.tile) // self.lanes
+            if units % self.threads:
+                conditions.append(tirx.LT(unit, units))
+            first, second = tirx.floormod(unit, fast), tirx.floordiv(unit, fast)
+            if self.tile[0] > 1:
+                batch, second = tirx.floordiv(second, slow), tirx.floormod(second, slow)
         own, inner = (second, first) if self.along_inner else (first, second)
         return binder, [batch, own, inner], conditions
 

@@ -212,6 +212,10 @@ class MmaTiling:
         """Registers of a thread where two blocks are to share a multiprocessor."""
         return taken_registers(self.wanted(operands, threads), SPARED_REGISTERS if operands.copied else 0)
 
+    def crowded(self, operands: Operands, threads: int) -> bool:
+        """Whether a thread is left fewer registers than a compiler would take."""
+        return self.wanted(operands, threads) > self.registers(operands, threads)
+
     def refusal(self, operands: Operands, request: GpuRequest) -> Refused | None:
         """Why the parts of this tiling do not go together, or ``None``."""
         if prod(self.warps) * 32 != request.threads:
@@ -364,8 +368,8 @@ def _least(
 def _risk(tiling: MmaTiling, operands: Operands, request: GpuRequest) -> float:
     """What an estimate is multiplied with to be compared."""
     odd = not _PLAIN_PARTS.issuperset(tiling.parts)
-    full = tiling.wanted(operands, request.threads) > tiling.registers(operands, request.threads)
-    return (_ODD if odd else 1.0) * (_FULL if full else 1.0)
+    crowded = tiling.crowded(operands, request.threads)
+    return (_ODD if odd else 1.0) * (_FULL if crowded else 1.0)
 
 
 def _smallest(problem: Contraction, operands: Operands, request: GpuRequest) -> list[MmaTiling]:
@@ -395,6 +399,7 @@ def _cost(problem: Contraction, operands: Operands, tiling: MmaTiling, request: 
     tensor = rows * columns * tiling.step * fragments.relative_work / tensor_fma(request)
     reads = tiling.warps[0] * tiling.warps[1] * (down * ROWS + across * COLUMNS) * tiling.step
     shared = (reads + (rows + columns) * tiling.step) * fragments.element_bytes / SHARED_BYTES
+    shared += threads * operands.left.factor_bytes(down) / SHARED_BYTES
     left, right = (one.fetch.inner_last for one in operands.both)
     of_piece = tiling.piece_instructions(left_inner_last=left, right_inner_last=right)
     fetched, issued, ahead = 0.0, threads * pieces / tiling.warps[2] * of_piece, 0.0

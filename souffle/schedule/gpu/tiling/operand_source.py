@@ -71,6 +71,10 @@ class OperandSource:
         """Instructions of a thread to finish its parts of so many fragments: a multiply-add for each register."""
         return 0.0 if self.finished is None else 4.0 * fragments
 
+    def factor_bytes(self, fragments: int) -> int:
+        """Of shared memory that a thread takes in a step: scale and shift in fp16 of two rows of each fragment."""
+        return 0 if self.finished is None else 8 * fragments
+
     def row_registers(self, fragments: int) -> int:
         """Registers of a thread for scale and shift of its rows in so many fragments, alone and on their way."""
         return 0 if self.finished is None else 2 * fragments + 4
