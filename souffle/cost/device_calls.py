@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 
 import tvm
+from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
 from souffle.cost.counting import Counter
@@ -65,12 +66,15 @@ class DeviceCalls:
         self.counter, self.value = counter, value
         self.copied = False
         self.in_step = False
+        # Registers that were loaded from shared memory since the last use of others.
+        self.fresh: set[tirx.Var] = set()
 
     def enter_loop(self) -> None:
         """A loop with barriers begins: what was copied before it is waited for once."""
         if self.copied:
             self.counter.total["global_waits"] += self.counter.turns
             self.copied = False
+        self.fresh.clear()
 
     def barrier(self) -> None:
         """All threads meet: later copies are of the next step."""
@@ -127,34 +131,48 @@ class DeviceCalls:
 
     def _wait(self, given: list[int], _: Sequence[object]) -> None:
         self.counter.count("", self.counter.executions((), all_loops=True))
-        if self.copied or not self.in_step:
-            self.counter.total["global_waits"] += self.counter.turns
+        # The newest group may be what was just copied.
+        steps = given[0] if self.copied else given[0] + 1
+        if steps and self.in_step:
+            self.counter.total["prefetched_waits"] += self.counter.turns / steps
         else:
-            self.counter.total["prefetched_waits"] += self.counter.turns / (given[0] + 1)
+            self.counter.total["global_waits"] += self.counter.turns
 
     def _load(self, _: list[int], arguments: Sequence[object]) -> None:
         self._shared(arguments[1], _MATRICES_BYTES, 1)
-        self.counter.waiting["shared_waits"] = True
+        self._loaded(arguments[0])
 
     def _load_words(self, _: list[int], arguments: Sequence[object]) -> None:
         self._shared(arguments[1], _WORD_BYTES, 2)
-        self.counter.waiting["shared_waits"] = True
+        self._loaded(arguments[0])
 
-    def _product(self, _: list[int], __: Sequence[object]) -> None:
-        self._multiply("tensor_fma", HALVES.inner)
+    def _loaded(self, registers: object) -> None:
+        self.fresh.add(_element(registers).source)
 
-    def _tf32_product(self, _: list[int], __: Sequence[object]) -> None:
-        self._multiply("tf32_fma", WORDS[TF32].inner)
+    def _used(self, *registers: object) -> None:
+        """Registers are read: what was loaded last is waited for, and all else by then is there."""
+        if any(_element(one).source in self.fresh for one in registers):
+            self.counter.waiting["shared_waits"] = True
+        self.fresh.clear()
 
-    def _multiply(self, unit: str, inner: int) -> None:
+    def _product(self, _: list[int], arguments: Sequence[object]) -> None:
+        self._multiply("tensor_fma", HALVES.inner, arguments)
+
+    def _tf32_product(self, _: list[int], arguments: Sequence[object]) -> None:
+        self._multiply("tf32_fma", WORDS[TF32].inner, arguments)
+
+    def _multiply(self, unit: str, inner: int, arguments: Sequence[object]) -> None:
+        self._used(*arguments[1:3])
         executions = self.counter.executions((), all_loops=True)
         self.counter.count("", executions)
         self.counter.total[unit] += executions.warps * ROWS * COLUMNS * inner
 
-    def _round(self, _: list[int], __: Sequence[object]) -> None:
+    def _round(self, _: list[int], arguments: Sequence[object]) -> None:
+        self._used(arguments[0])
         self.counter.count("int32", self.counter.executions((), all_loops=True), _PART_REGISTERS)
 
-    def _split(self, _: list[int], __: Sequence[object]) -> None:
+    def _split(self, _: list[int], arguments: Sequence[object]) -> None:
+        self._used(arguments[0])
         # Conversions have the rate of 32-bit integers (CUDA C++ Programming Guide, throughput of native instructions).
         executions = self.counter.executions((), all_loops=True)
         self.counter.count("int32", executions, 2 * _PART_REGISTERS)
@@ -170,7 +188,8 @@ class DeviceCalls:
         self.counter.count("fp32", executions, lanes * (planes - 1))
         self.counter.waiting["shared_waits"] = True
 
-    def _scale(self, _: list[int], __: Sequence[object]) -> None:
+    def _scale(self, _: list[int], arguments: Sequence[object]) -> None:
+        self._used(arguments[0])
         # A multiply-add of pairs for each register.
         self.counter.count("fp32", self.counter.executions((), all_loops=True), 4)
 

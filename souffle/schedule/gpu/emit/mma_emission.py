@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import ceil, prod
 from typing import Any
 
@@ -24,6 +25,8 @@ from souffle.schedule.gpu.emit.mma_pieces import (
     TileRing,
     add_products,
     first_place,
+    load_piece,
+    multiply_piece,
     rest_buffers,
     warp_place,
 )
@@ -66,7 +69,8 @@ class MmaKernel:
         self.problem, self.tiling, self.threads = problem, tiling, threads
         self.counts = tiling.counts(problem.extents)
         self.steps = ceil(problem.extents[3] / tiling.step)
-        self.rolled = tiling.crowded(operands, threads)
+        self.rolled = tiling.rolls_pieces(operands, threads)
+        self.ahead = tiling.reads_ahead(operands, threads, self.steps)
         down, across = tiling.parts
         sides = []
         first = 0
@@ -80,6 +84,10 @@ class MmaKernel:
         self.shared = shared_buffer("tiles", elements, fragments.dtype)
         self.left_part = local_buffer("left_part", down * 4, fragments.register_dtype)
         self.right_part = local_buffer("right_part", across * 2, fragments.register_dtype)
+        self.left_ahead = self.right_ahead = None
+        if self.ahead:
+            self.left_ahead = local_buffer("left_ahead", down * 4, fragments.register_dtype)
+            self.right_ahead = local_buffer("right_ahead", across * 2, fragments.register_dtype)
         self.left_rest, self.right_rest, self.sums = rest_buffers(fragments, tiling.parts)
         self.totals = local_buffer("totals", down * across * 4, "float32")
         self.rows = RowStatements(problem, 1, tiling.tile[1], threads, operands.left.finished, down)
@@ -102,7 +110,8 @@ class MmaKernel:
     def buffers(self) -> tuple[Any, ...]:
         """Registers and shared memory."""
         held = tuple(side.held for side in self.sides if side.held is not None)
-        held += tuple(own for own in (self.left_rest, self.right_rest, self.sums) if own is not None)
+        further = (self.left_ahead, self.right_ahead, self.left_rest, self.right_rest, self.sums)
+        held += tuple(own for own in further if own is not None)
         own = (self.left_part, self.right_part, self.totals, *self.strips.buffers, *self.rows.buffers)
         own += () if self.normalized is None else self.normalized.buffers
         own += () if self.finished is None else self.finished.buffers
@@ -127,7 +136,10 @@ class MmaKernel:
         rings = tuple(zip(self.sides, corners, strict=True))
         rows = self._row_values((batch_tile, row_tile), thread)
         pipeline = Pipeline(self.shared, rings, self.steps, self.tiling.stages, thread, rows)
-        steps = loop("turn", self.steps, lambda turn: pipeline.turn(turn, self._products(turn)), "rolled")
+        if self.ahead:
+            steps = self._steps_ahead(pipeline)
+        else:
+            steps = loop("turn", self.steps, lambda turn: pipeline.turn(turn, self._products(turn)), "rolled")
         results = self.strips.write(
             (batch_tile, row_tile, column_tile), (self.warp_row, self.warp_column, self.slice), self.lane, thread
         )
@@ -148,17 +160,60 @@ class MmaKernel:
         taken = None if self.normalized is None else self.normalized.take(self.rows.values, thread)
         return [statements, barrier(), *([] if taken is None else [taken])]
 
-    def _products(self, turn: PrimExpr) -> tirx.Stmt:
-        binder = Binder()
+    def _sources(self, binder: Binder, turn: PrimExpr, bank: int = 0) -> tuple[FragmentSource, FragmentSource]:
+        """From where the parts of a step are loaded, and to which registers."""
         left_at = binder.name("left_at", self.left.start(turn) + self.places[0])
         right_at = binder.name("right_at", self.right.start(turn) + self.places[1])
+        left_part, right_part = (self.left_ahead, self.right_ahead) if bank else (self.left_part, self.right_part)
+        return (
+            FragmentSource(self.left.fetch, left_at, left_part, self.left_rest),
+            FragmentSource(self.right.fetch, right_at, right_part, self.right_rest),
+        )
+
+    def _products(self, turn: PrimExpr) -> tirx.Stmt:
+        binder = Binder()
         rows, finish = self._finishing(turn)
-        left = FragmentSource(self.left.fetch, left_at, self.left_part, self.left_rest, finish)
-        right = FragmentSource(self.right.fetch, right_at, self.right_part, self.right_rest)
+        left, right = self._sources(binder, turn)
         products = add_products(
-            self.tiling, self.tiling.step, self.shared, self.totals, left, right, sums=self.sums, rolled=self.rolled
+            self.tiling,
+            self.tiling.step,
+            self.shared,
+            self.totals,
+            replace(left, finish=finish),
+            right,
+            sums=self.sums,
+            rolled=self.rolled,
         )
         return sequence(*binder.statements, rows, products)
+
+    def _steps_ahead(self, pipeline: Pipeline) -> tirx.Stmt:
+        """All steps, where the parts of each piece are loaded before the products of the piece before.
+
+        Two sets of registers take turns, so that steps of an odd number of pieces come in pairs.
+        """
+        count, together = self.tiling.pieces, self.tiling.steps_together
+
+        def one(turn: PrimExpr, first: int) -> tirx.Stmt:
+            places = [(turn, piece) for piece in range(1, count)] + [(turn + 1, 0)]
+            loads = [self._loads(*place, (first + 1 + n) % 2) for n, place in enumerate(places)]
+            products = [self._multiplied(turn, piece, (first + piece) % 2) for piece in range(count)]
+            return pipeline.turn_ahead(turn, products, loads)
+
+        def several(number: PrimExpr) -> tirx.Stmt:
+            return sequence(*(one(number * together + n, n * count) for n in range(together)))
+
+        zero = tirx.IntImm("int32", 0)
+        begin = [*pipeline.arrived(), self._loads(zero, 0, 0)]
+        return sequence(*begin, loop("turns", self.steps // together, several, "rolled"))
+
+    def _loads(self, turn: PrimExpr, piece: int, bank: int) -> tirx.Stmt:
+        binder = Binder()
+        loads = load_piece(self.tiling, self.shared, *self._sources(binder, turn, bank), piece)
+        return sequence(*binder.statements, loads)
+
+    def _multiplied(self, turn: PrimExpr, piece: int, bank: int) -> tirx.Stmt:
+        left, right = self._sources(Binder(), turn, bank)
+        return multiply_piece(self.tiling, self.totals, left, right, piece, sums=self.sums)
 
     def _finishing(self, turn: PrimExpr) -> tuple[tirx.Stmt | None, Callable[[PrimExpr], tirx.Stmt] | None]:
         """What is taken before the products of a step, and what finishes each of its pieces."""

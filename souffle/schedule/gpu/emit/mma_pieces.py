@@ -15,7 +15,16 @@ from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling
 from souffle.schedule.gpu.tiling.operand_source import OperandSource
 from souffle.tvm_compat import PrimExpr, sequence
 
-__all__ = ["FragmentSource", "TileRing", "add_products", "first_place", "rest_buffers", "warp_place"]
+__all__ = [
+    "FragmentSource",
+    "TileRing",
+    "add_products",
+    "first_place",
+    "load_piece",
+    "multiply_piece",
+    "rest_buffers",
+    "warp_place",
+]
 
 
 class Fetch(Protocol):
@@ -127,32 +136,41 @@ def rest_buffers(fragments: Fragments, parts: tuple[int, int]) -> tuple[Any, Any
     return *rests, local_buffer("product_sums", across * fragments.sums, "float32")
 
 
-def add_products(
-    tiling: MmaTiling,
-    step: int,
-    shared: Any,
-    totals: Any,
-    left: FragmentSource,
-    right: FragmentSource,
-    first: PrimExpr | int = 0,
-    sums: Any = None,
-    *,
-    rolled: bool = False,
+def load_piece(
+    tiling: MmaTiling, shared: Any, left: FragmentSource, right: FragmentSource, k: PrimExpr | int
 ) -> tirx.Stmt:
-    """Add the products of `step` inner elements to a warp's totals, of which the first is at `first`.
-
-    Operands that are sums of two parts are multiplied in the registers `sums`. Unrolled, the CUDA compiler loads parts
-    of one piece while it multiplies those of another, in registers of their own; `rolled` keeps it from that.
-    """
-    down, across = tiling.parts
+    """Load a warp's parts of piece `k` of a step, as long as fragments are, of both operands."""
     fragments = tiling.fragments
 
-    def part(source: FragmentSource, count: int, apart: int, k: PrimExpr, *, rows: bool) -> tirx.Stmt:
+    def part(source: FragmentSource, count: int, apart: int, *, rows: bool) -> tirx.Stmt:
         def one(i: PrimExpr) -> tirx.Stmt:
             place = source.at + source.placed.place(tirx.IntImm("int32", 0), i * apart, k * fragments.inner)
             return sequence(*fragments.load(source.registers, i * 4, shared, place, source.placed, rows=rows))
 
         return loop("i", count, one, "unrolled")
+
+    down, across = tiling.parts
+    # Fragments of rows of one warp lie apart by those of the others, so that a strip of them is whole rows.
+    return sequence(
+        part(left, down, tiling.warps[0] * ROWS, rows=True), part(right, across // 2, 2 * COLUMNS, rows=False)
+    )
+
+
+def multiply_piece(
+    tiling: MmaTiling,
+    totals: Any,
+    left: FragmentSource,
+    right: FragmentSource,
+    k: PrimExpr | int,
+    first: PrimExpr | int = 0,
+    sums: Any = None,
+) -> tirx.Stmt:
+    """Add the products of piece `k`, whose parts are there, to a warp's totals, of which the first is at `first`.
+
+    Operands that are sums of two parts are multiplied in the registers `sums`.
+    """
+    down, across = tiling.parts
+    fragments = tiling.fragments
 
     def prepared(source: FragmentSource, count: int) -> tirx.Stmt | None:
         if not fragments.preparing:
@@ -186,15 +204,35 @@ def add_products(
     def of_rows(i: PrimExpr) -> tirx.Stmt:
         return sum_of_products(i) if fragments.split else loop("j", across, lambda j: product(i, j), "unrolled")
 
+    return sequence(
+        None if left.finish is None else left.finish(k),
+        prepared(left, down),
+        prepared(right, across // 2),
+        loop("i", down, of_rows, "unrolled"),
+    )
+
+
+def add_products(
+    tiling: MmaTiling,
+    step: int,
+    shared: Any,
+    totals: Any,
+    left: FragmentSource,
+    right: FragmentSource,
+    first: PrimExpr | int = 0,
+    sums: Any = None,
+    *,
+    rolled: bool = False,
+) -> tirx.Stmt:
+    """Add the products of `step` inner elements to a warp's totals, piece by piece; see :func:`multiply_piece`.
+
+    Unrolled, the CUDA compiler loads parts of one piece while it multiplies those of another, in registers of their
+    own; `rolled` keeps it from that.
+    """
+
     def piece(k: PrimExpr) -> tirx.Stmt:
-        # Fragments of rows of one warp lie apart by those of the others, so that a strip of them is whole rows.
         return sequence(
-            part(left, down, tiling.warps[0] * ROWS, k, rows=True),
-            None if left.finish is None else left.finish(k),
-            part(right, across // 2, 2 * COLUMNS, k, rows=False),
-            prepared(left, down),
-            prepared(right, across // 2),
-            loop("i", down, of_rows, "unrolled"),
+            load_piece(tiling, shared, left, right, k), multiply_piece(tiling, totals, left, right, k, first, sums)
         )
 
-    return loop("k", step // fragments.inner // tiling.warps[2], piece, "rolled" if rolled else "unrolled")
+    return loop("k", step // tiling.fragments.inner // tiling.warps[2], piece, "rolled" if rolled else "unrolled")

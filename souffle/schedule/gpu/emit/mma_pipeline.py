@@ -22,7 +22,8 @@ class Pipeline:
     """Steps, each of which needs a tile of each ring; see :mod:`souffle.schedule.gpu.emit.async_copy`.
 
     The statements of :attr:`opening` come first, those of :meth:`turn` in each step, :attr:`closing` last; then shared
-    memory is free.
+    memory is free. With :meth:`turn_ahead` in place of :meth:`turn`, :meth:`arrived` and the loads of the first piece
+    come before the first step.
 
     Parameters
     ----------
@@ -85,6 +86,28 @@ class Pipeline:
             products,
             *self._ahead(self._puts, turn, 1),
         )
+
+    def arrived(self) -> list[tirx.Stmt]:
+        """All threads find the tiles of the oldest step that is on its way, and none reads those of the step before."""
+        return [wait(self.stages - 2), barrier()]
+
+    def turn_ahead(self, turn: PrimExpr, pieces: Sequence[tirx.Stmt], loads: Sequence[tirx.Stmt]) -> tirx.Stmt:
+        """One step, all of whose tiles are copied, where the loads of each piece come before the products of another.
+
+        Parameters
+        ----------
+        turn : expression
+        pieces : sequence of Stmt
+            The products of each piece, whose parts have been loaded; those of the first one in the step before.
+        loads : sequence of Stmt
+            Those of the second piece and so on, the last one of the first piece of the next step.
+        """
+        *own, next_ = loads
+        # What the copies overwrite was loaded before the barrier of the step before.
+        copying = [*self._ahead(self._copies, turn, self.stages - 1), commit()]
+        begins = guarded([tirx.LT(turn + 1, self.steps)], sequence(*self.arrived(), next_))
+        parts = zip([*own, begins], pieces, strict=True)
+        return sequence(*copying, *(part for pair in parts for part in pair))
 
     @property
     def closing(self) -> list[tirx.Stmt]:

@@ -25,6 +25,7 @@ from souffle.schedule.gpu.tiling.mma_figures import (
     MOST_REGISTERS,
     OWN_REGISTERS,
     SHARED_BYTES,
+    SPARED_AHEAD,
     SPARED_REGISTERS,
     THREADS,
     tensor_fma,
@@ -216,6 +217,32 @@ class MmaTiling:
         """Whether a thread is left fewer registers than a compiler would take."""
         return self.wanted(operands, threads) > self.registers(operands, threads)
 
+    @property
+    def pieces(self) -> int:
+        """Of a step, as long as fragments are, for each warp."""
+        return self.step // self.fragments.inner // self.warps[2]
+
+    @property
+    def steps_together(self) -> int:
+        """Steps that have an even number of pieces together."""
+        return 1 if self.pieces % 2 == 0 else 2
+
+    def rolls_pieces(self, operands: Operands, threads: int) -> bool:
+        """Whether a piece is loaded when the products of the one before are done, for want of registers."""
+        return self.wanted(operands, threads) > ASSUMED_REGISTERS + SPARED_AHEAD
+
+    def reads_ahead(self, operands: Operands, threads: int, steps: int) -> bool:
+        """Whether parts of a piece are loaded before the products of the piece before, also where that is of another
+        step.
+
+        Each second piece has registers of its own. The next step's tiles are waited for a step sooner, so that they
+        are on their way for as long as with one stage fewer.
+        """
+        down, across = self.parts
+        room = self.wanted(operands, threads) + down * 4 + across * 2 <= ASSUMED_REGISTERS + SPARED_AHEAD
+        even = steps > self.steps_together and steps % self.steps_together == 0
+        return operands.copied and operands.left.finished is None and room and self.stages > 3 and even
+
     def refusal(self, operands: Operands, request: GpuRequest) -> Refused | None:
         """Why the parts of this tiling do not go together, or ``None``."""
         if prod(self.warps) * 32 != request.threads:
@@ -395,24 +422,24 @@ def _cost(problem: Contraction, operands: Operands, tiling: MmaTiling, request: 
     down, across = tiling.parts
     threads, fragments = request.threads, tiling.fragments
     steps = ceil(problem.extents[3] / tiling.step)
-    pieces = tiling.step // fragments.inner
+    reads_ahead = tiling.reads_ahead(operands, threads, steps)
     tensor = rows * columns * tiling.step * fragments.relative_work / tensor_fma(request)
     reads = tiling.warps[0] * tiling.warps[1] * (down * ROWS + across * COLUMNS) * tiling.step
     shared = (reads + (rows + columns) * tiling.step) * fragments.element_bytes / SHARED_BYTES
     shared += threads * operands.left.factor_bytes(down) / SHARED_BYTES
     left, right = (one.fetch.inner_last for one in operands.both)
     of_piece = tiling.piece_instructions(left_inner_last=left, right_inner_last=right)
-    fetched, issued, ahead = 0.0, threads * pieces / tiling.warps[2] * of_piece, 0.0
+    fetched, issued, ahead = 0.0, threads * tiling.pieces * of_piece, 0.0
     for one, extent in zip(operands.both, (rows, columns), strict=True):
         fetched += extent * tiling.step * bits_of(one.fetch.operand.dtype) / 8
         issued += one.instructions(extent * tiling.step)
-        depth = tiling.stages - 1 if one.asynchronous else 1
+        depth = tiling.stages - (2 if reads_ahead else 1) if one.asynchronous else 1
         # With one stage copies are waited for at once; what passes through registers is still one step ahead.
         ahead = max(ahead, LATENCY / depth if depth else 0.0)
-    issued += threads * pieces / tiling.warps[2] * operands.left.finishing(down)
+    issued += threads * tiling.pieces * operands.left.finishing(down)
     waits = LATENCY * any(one.asynchronous for one in operands.both) if tiling.stages == 1 else 0.0
     step = max(tensor, shared, fetched / L2_BYTES, issued / THREADS)
-    alone = step + BARRIER * (2 if tiling.stages == 1 else 1) + LOAD_LATENCY * pieces / tiling.warps[2]
+    alone = step + BARRIER * (2 if tiling.stages == 1 else 1) + (0.0 if reads_ahead else LOAD_LATENCY * tiling.pieces)
     totals = rows * columns
     end = max(totals * 4 * (tiling.warps[2] + 1) / SHARED_BYTES, totals * 8.0 / THREADS, totals * 4 / L2_BYTES)
     end += 4 * BARRIER
