@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from souffle.codegen.extrema import EXTREMA_TEXTS
-from souffle.codegen.stage_calls import OWN_FUNCTION, OWN_TEXT
+from souffle.codegen.stage_calls import OWN_FUNCTION, OWN_TEXT, TURNS_FUNCTION
 from souffle.kernel.block_flags import FLAG_FUNCTIONS, FLAGS_TEXT, WATCHED_WAIT_FUNCTION, WATCHED_WAIT_TEXT
 from souffle.kernel.grid_barrier import GRID_BARRIERS, WATCHED_COUNTER
 from souffle.kernel.merge import (
@@ -247,7 +247,7 @@ static __device__ __forceinline__ int {SCALE_FUNCTION}(unsigned* part, const hal
 """
 
 _TEXTS: tuple[tuple[tuple[str, ...], str], ...] = (
-    ((OWN_FUNCTION,), OWN_TEXT),
+    ((OWN_FUNCTION, TURNS_FUNCTION), OWN_TEXT),
     ((PREFETCH_FUNCTION,), _PREFETCH_TEXT),
     ((OFFSET_FUNCTION, CHOICE_FUNCTION), _STEP_TEXT),
     ((WINDOW_FUNCTION,), _WINDOW_TEXT),

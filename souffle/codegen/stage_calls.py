@@ -1,9 +1,14 @@
 """How functions of stages stand in the text of kernels: copied or called, and with what they know of their thread.
 
-What follows from a thread's number alone, a compiler works out once for all stages of a kernel, before its loops, and
-keeps it in registers across all of them. What then lacks registers are the loops of products inside, where it costs
-most: words are stored and loaded in every step. So each stage of a kernel of several begins with a number that the
-compiler knows nothing of but its range (:data:`OWN_TEXT`).
+What follows from the numbers of a thread, a tile and of blocks alone, a compiler works out once for all stages of a
+kernel, before its loops, and keeps it in registers across all of them. What then lacks registers are the loops of
+products inside, where it costs most: words are stored and loaded in every step, far away, as shared memory leaves the
+L1 cache little. So each stage of a kernel of several begins with numbers that the compiler knows nothing of but their
+range (:data:`OWN_TEXT`).
+
+Code that several places call stays one copy. Its arguments take registers of their own, though, so that a function
+which needs all that there are is copied to a few places; and so is what finds or leaves constants in the caller's
+registers, or at places of shared memory that it knows.
 """
 
 from __future__ import annotations
@@ -15,20 +20,39 @@ from collections.abc import Mapping
 import tvm
 from tvm import tirx
 
+from souffle.cost.predict import OWN_REGISTERS
+from souffle.schedule.gpu.device import ASSUMED_REGISTERS
 from souffle.schedule.lower.kept_arrays import SCOPES
+from souffle.schedule.lower.local_arrays import local_words
 from souffle.tvm_compat import Analyzer, collect
 
-__all__ = ["OWN_FUNCTION", "OWN_TEXT", "StageCalls"]
+__all__ = ["OWN_FUNCTION", "OWN_TEXT", "TURNS_FUNCTION", "StageCalls"]
 
 OWN_FUNCTION = "souffle_own_number"
 """``<most>(number)``: the number, which is not negative and no greater than `most`, one less than a power of two."""
+
+TURNS_FUNCTION = "souffle_turns"
+"""``(more, workers)``: how often each of some workers has one of ``more + 1`` tiles, at most."""
 
 OWN_TEXT = f"""
 template <int most> static __device__ __forceinline__ int {OWN_FUNCTION}(int number) {{
   asm volatile("" : "+r"(number));
   return number & most;
 }}
+static __device__ __forceinline__ int {TURNS_FUNCTION}(int more, int workers) {{
+  asm volatile("" : "+r"(workers));
+  return (more + workers) / workers;
+}}
 """
+
+_MOST_TILES = 2**30 - 1
+"""The greatest number of a tile (:mod:`souffle.schedule.lower.device_function`)."""
+
+_TURNS = re.compile(r"< \(\((\d+) \+ (\w+)\) / \2\);")
+"""The end of a loop over tiles, as TVM writes it."""
+
+_FEW_PLACES = 3
+"""To which a function is copied."""
 
 
 class StageCalls:
@@ -75,19 +99,23 @@ class StageCalls:
     def written(self, text: str) -> str:
         """A text as TVM writes it, with the functions as they are to be compiled."""
         for name in self._counts:
-            # Code that several places call stays one copy; code called once is the kernel's own, and so is what finds
-            # or leaves constants in the caller's registers, or at places of shared memory that it knows.
-            copied = self._counts[name] == 1 or _takes_kept(self._functions[name])
+            copied = self._counts[name] == 1 or _takes_kept(self._functions[name]) or self._is_crowded(name)
             keyword = "__forceinline__" if copied else "__noinline__"
             text = text.replace(f'extern "C" __device__ void {name}(', f"static __device__ {keyword} void {name}(")
             if name in self._beside:
-                text = self._with_own_number(text, name)
-        return text
+                text = self._with_own_numbers(text, name)
+        return _TURNS.sub(rf"< {TURNS_FUNCTION}(\1, \2);", text) if self._beside else text
 
-    def _with_own_number(self, text: str, name: str) -> str:
+    def _is_crowded(self, name: str) -> bool:
+        """Whether a function of few calls needs all registers that the threads of two blocks leave each other."""
+        words = OWN_REGISTERS + local_words(self._functions[name])
+        return self._counts[name] <= _FEW_PLACES and words > ASSUMED_REGISTERS
+
+    def _with_own_numbers(self, text: str, name: str) -> str:
         most = (1 << self._beside[name].bit_length()) - 1
-        thread = self._functions[name].params[1].name
-        own = f"  {thread} = {OWN_FUNCTION}<{most}>({thread});\n"
+        tile, thread, *_ = (parameter.name for parameter in self._functions[name].params)
+        pairs = ((tile, _MOST_TILES), (thread, most))
+        own = "".join(f"  {number} = {OWN_FUNCTION}<{limit}>({number});\n" for number, limit in pairs)
         return re.sub(rf"(\bvoid {name}\([^;{{]*\) \{{\n)", lambda head: head[1] + own, text, count=1)
 
 

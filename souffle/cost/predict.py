@@ -33,6 +33,7 @@ from souffle.cost.work import work_of
 from souffle.errors import OptionError
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS, GpuDevice, taken_registers
 from souffle.schedule.lower import DeviceFunction, KeptLoads
+from souffle.schedule.lower.local_arrays import local_words
 from souffle.schedule.resources import StageResources
 from souffle.tvm_compat import const_int
 
@@ -302,22 +303,7 @@ def resources_in_kernel(functions: Sequence[DeviceFunction]) -> StageResources:
 
 def estimated_registers(function: DeviceFunction) -> int:
     """Registers of a thread, from the arrays that it declares; for where no compiler says."""
-    words = 0.0
-
-    def see(alloc: tirx.AllocBuffer) -> None:
-        nonlocal words
-        scope = str(alloc.buffer.scope())
-        elements = 1
-        for extent in alloc.buffer.shape:
-            elements *= const_int(extent)
-        nbytes = elements * tvm.DataType(str(alloc.buffer.dtype)).itemsize
-        if scope == "local":
-            words += nbytes / 4
-        elif scope.startswith("wmma"):
-            words += nbytes / 4 / WARP
-
-    tvm_ffi.structural_walk(function.func.body, (tirx.AllocBuffer, see))
-    wanted = int(min(max(OWN_REGISTERS + words, _FEWEST_REGISTERS), _MOST_REGISTERS))
+    wanted = int(min(max(OWN_REGISTERS + local_words(function.func), _FEWEST_REGISTERS), _MOST_REGISTERS))
     return taken_registers(wanted, _SPARED_REGISTERS)
 
 

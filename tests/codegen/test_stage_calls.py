@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import souffle
-from souffle.codegen.stage_calls import OWN_FUNCTION
+from souffle.codegen.stage_calls import OWN_FUNCTION, TURNS_FUNCTION
 from souffle.pipeline import compile_cuda
 from tests.testlib import Builder, run_on_cpu_device
 
@@ -35,10 +35,14 @@ def test_a_kernel_of_one_stage_is_left_alone() -> None:
 
 
 def test_each_stage_of_several_has_a_number_of_its_own() -> None:
-    text = text_of(products(3))
-    assert len(DEFINITION.findall(text)) >= 1
+    text = text_of(products(3, rows=4096))
+    assert len(DEFINITION.findall(text)) == 3
     for definition in DEFINITION.finditer(text):
-        assert OWN.match(text, definition.end() + 1), definition[1]
+        first = text[definition.end() :].splitlines()[1:3]
+        assert [OWN.match(line)[1] for line in first] == ["tile", "tid"], definition[1]
+    # How often a block turns is worked out before each stage, not kept.
+    kernel = text[text.index('extern "C" __global__', text.rindex("\nstatic")) :]
+    assert kernel.count(f"{TURNS_FUNCTION}(") == kernel.count("for (int it") > 0
 
 
 @pytest.mark.parametrize("teams", [False, True])
@@ -47,7 +51,7 @@ def test_the_range_holds_all_threads(teams: bool) -> None:
     text = text_of(products(3, rows=4096), **options)
     threads = int(re.search(r"__launch_bounds__\((\d+)", text)[1])
     several = re.search(r"team_tid = \(\(\(int\)threadIdx\.x\) % (\d+)\)", text)
-    most = {int(number) for _, number in OWN.findall(text)}
+    most = {int(number) for name, number in OWN.findall(text) if name == "tid"}
     assert most == {(int(several[1]) if several else threads) - 1}
 
 

@@ -1,0 +1,32 @@
+"""How many registers the arrays of a thread take that a lowered function declares."""
+
+from __future__ import annotations
+
+from math import prod
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from souffle.tvm_compat import const_int
+
+__all__ = ["local_words"]
+
+_WARP = 32
+
+
+def local_words(func: tirx.PrimFunc) -> float:
+    """32-bit words of a thread's arrays, and of its part of a warp's fragments."""
+    words = 0.0
+
+    def see(alloc: tirx.AllocBuffer) -> None:
+        nonlocal words
+        scope = str(alloc.buffer.scope())
+        nbytes = prod(map(const_int, alloc.buffer.shape)) * tvm.DataType(str(alloc.buffer.dtype)).itemsize
+        if scope == "local":
+            words += nbytes / 4
+        elif scope.startswith("wmma"):
+            words += nbytes / 4 / _WARP
+
+    tvm_ffi.structural_walk(func.body, (tirx.AllocBuffer, see))
+    return words
