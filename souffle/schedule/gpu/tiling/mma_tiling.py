@@ -439,7 +439,9 @@ def _cost(problem: Contraction, operands: Operands, tiling: MmaTiling, request: 
     issued += threads * tiling.pieces * operands.left.finishing(down)
     waits = LATENCY * any(one.asynchronous for one in operands.both) if tiling.stages == 1 else 0.0
     step = max(tensor, shared, fetched / L2_BYTES, issued / THREADS)
-    alone = step + BARRIER * (2 if tiling.stages == 1 else 1) + (0.0 if reads_ahead else LOAD_LATENCY * tiling.pieces)
+    # What is read ahead is waited for no more before the first piece of a step.
+    waited = tiling.pieces - reads_ahead
+    alone = step + BARRIER * (2 if tiling.stages == 1 else 1) + LOAD_LATENCY * waited
     totals = rows * columns
     end = max(totals * 4 * (tiling.warps[2] + 1) / SHARED_BYTES, totals * 8.0 / THREADS, totals * 4 / L2_BYTES)
     end += 4 * BARRIER
