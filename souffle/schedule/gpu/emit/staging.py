@@ -101,7 +101,7 @@ class TileFetch:
         """Reads of each thread."""
         rows = self._rows_of_warp()
         if rows:
-            return (self.tile[1] if self.along_inner else self.tile[2]) * _WARP // (rows * self.threads)
+            return self._spans[1] * _WARP // (rows * self.threads)
         return -(-prod(self.tile) // (self.lanes * self.threads))
 
     @property
@@ -114,14 +114,19 @@ class TileFetch:
         rows, row, column = (self.tile[1], own, inner) if self.inner_last else (self.tile[2], inner, own)
         return (batch * rows + row) * self.pitch + column
 
+    @property
+    def _spans(self) -> tuple[int, int]:
+        """Reads along the axis that neighbouring threads go along, and elements along the other."""
+        own, inner = self.tile[1:]
+        return (inner // self.lanes, own) if self.along_inner else (own // self.lanes, inner)
+
     def _rows_of_warp(self) -> int:
         """Rows of the tile that a warp reads at a time where its threads read whole rows; else 0.
 
         Where a row is no power of two of reads, threads that follow one another through the whole tile need an address
         for each turn. Of warps with whole rows some threads are idle, but the reads of a thread are constants apart.
         """
-        fast = (self.tile[2] if self.along_inner else self.tile[1]) // self.lanes
-        slow = self.tile[1] if self.along_inner else self.tile[2]
+        fast, slow = self._spans
         if not self.whole_rows or self.tile[0] > 1 or self.threads % _WARP or self.threads % fast == 0 or fast > _WARP:
             return 0
         rows = 1 << (_WARP // fast).bit_length() - 1
@@ -132,8 +137,7 @@ class TileFetch:
         binder = Binder()
         batch: PrimExpr = tirx.IntImm("int32", 0)
         conditions = []
-        fast = (self.tile[2] if self.along_inner else self.tile[1]) // self.lanes
-        slow = self.tile[1] if self.along_inner else self.tile[2]
+        fast, slow = self._spans
         rows = self._rows_of_warp()
         if rows:
             lane, warps = tirx.floormod(thread, _WARP), self.threads // _WARP
