@@ -81,7 +81,7 @@ def compile_cuda(
     merged = hook("merge", merge_program(request, partition, options, staged.dependences))
     decisions = (*staged.decisions, *partition.decisions, *merged.decisions)
     compiled = assemble(merged, request, decisions, options, staged.target, progress, partial(hook, "text"))
-    plan = with_predictions(compiled.plan, partition.subprograms, request.forecast)
+    plan = with_predictions(compiled.plan, merged.launches, request.forecast)
     smaller = smaller_waves(plan, partition.subprograms, request)
     compiled = replace(compiled, plan=replace(plan, decisions=(*plan.decisions, *smaller)))
     return certified(compiled, options.verify, progress)

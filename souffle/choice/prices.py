@@ -97,9 +97,10 @@ class KernelPrices:
         if not forecast.resident(block) or _is_one_stage(units):
             tiles = max(stage.schedule.tiles for stage in flat_stages(units))
             return KernelPrice(forecast.times(units, block, tiles, 0, fewer=True, fetches=fetches), 0)
-        shape = plan_kernel(subprogram, request, self.constants, self.waiting, self.dependences, prefetch=False).shape
-        waits, teams = (shape.grid_syncs, shape.flag_waits), shape.team_count
-        times = forecast.times(units, block, shape.tiles, *waits, fewer=True, fetches=fetches, teams=teams)
+        plan = plan_kernel(subprogram, request, self.constants, self.waiting, self.dependences, prefetch=False)
+        shape, groups = plan.shape, [(group.members, group.runs) for group in plan.groups]
+        waits, options = (shape.grid_syncs, shape.flag_waits), {"teams": shape.team_count, "groups": groups}
+        times = forecast.times(units, block, shape.tiles, *waits, fewer=True, fetches=fetches, **options)
         return KernelPrice(times, shape.grid_syncs)
 
 

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 from souffle.codegen.plan import Kernel, Plan, PredictedKernel, PredictedStage
 from souffle.cost import KernelForecast
+from souffle.kernel.merged_program import MergedLaunch
 from souffle.options import LEVELS
-from souffle.partition import Subprogram
 from souffle.schedule.resources import StageResources
-from souffle.schedule.stage import LoopStage, Unit, flat_stages
+from souffle.schedule.stage import LoopStage, flat_stages
 
 __all__ = ["with_predictions"]
 
 
 def with_predictions(
     plan: Plan,
-    subprograms: Sequence[Subprogram],
+    launches: Sequence[MergedLaunch],
     forecast: KernelForecast | None,
 ) -> Plan:
     """The plan with the predicted times of its kernels, as far as the cost model knows the device.
@@ -27,33 +27,36 @@ def with_predictions(
     Parameters
     ----------
     plan : Plan
-        Compiled; each launch is of the subprogram at its place.
-    subprograms : sequence of Subprogram
+        Compiled.
+    launches : sequence of MergedLaunch
+        What each of its launches computes.
     forecast : KernelForecast or None
     """
     if forecast is None:
         return plan
-    first = {launch.kernel: sub for launch, sub in zip(reversed(plan.launches), reversed(subprograms), strict=True)}
+    first = {launch.kernel: launch for launch in reversed(launches)}
     fewer = LEVELS[plan.options.level].merge
-    fetches = forecast.fetches([unit for subprogram in subprograms for unit in subprogram.stages])
+    fetches = forecast.fetches([unit for launch in launches for unit in launch.stages])
     kernels = [
-        _predicted(kernel, first[number].stages, forecast, fewer=fewer, fetches=fetches)
+        _predicted(kernel, first[number], forecast, fewer=fewer, fetches=fetches)
         for number, kernel in enumerate(plan.kernels)
     ]
     return replace(plan, kernels=tuple(kernels), predicted_on=forecast.product)
 
 
 def _predicted(
-    kernel: Kernel, units: Sequence[Unit], forecast: KernelForecast, *, fewer: bool, fetches: bool
+    kernel: Kernel, launched: MergedLaunch, forecast: KernelForecast, *, fewer: bool, fetches: bool
 ) -> Kernel:
     """A kernel with its times, at the occupancy that it has as compiled, or that its stages ask for if it is not."""
+    units, groups = launched.stages, [(group.members, group.runs) for group in launched.groups]
     block = forecast.together(flat_stages(units))
     if kernel.resources is not None:
         used = kernel.resources
         shared, threads = kernel.dynamic_shared_bytes // kernel.teams, kernel.threads // kernel.teams
         block = StageResources(used.registers, used.static_shared_bytes, shared, threads, 0, True)
     waits = kernel.grid_syncs, kernel.flag_waits
-    times = forecast.times(units, block, kernel.tiles, *waits, fewer=fewer, fetches=fetches, teams=kernel.teams)
+    options = {"fewer": fewer, "fetches": fetches, "teams": kernel.teams, "groups": groups}
+    times = forecast.times(units, block, kernel.tiles, *waits, **options)
     if not times.blocks:
         return kernel
     launch = {"grid": times.grid, "teams": kernel.teams}

@@ -17,11 +17,13 @@ import numpy as np
 from souffle.cost.code import fetching_runs, fits
 from souffle.cost.counting import Work
 from souffle.cost.device import CostDevice, device_of_arch
-from souffle.cost.predict import Terms, estimated_registers, predict_work, registers_with_constants
+from souffle.cost.predict import Terms, estimated_registers, predict_work, registers_with_constants, tile_clocks
+from souffle.cost.side_by_side import clocks_side_by_side, multiprocessor_queues
 from souffle.cost.work import work_of
 from souffle.program import Tensor, TEProgram
 from souffle.schedule.gpu.device import GpuDevice
 from souffle.schedule.lower import DeviceFunction
+from souffle.schedule.lower.shares import ALL_WORKERS, Share
 from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
 
@@ -31,6 +33,8 @@ MEDIAN_ERROR = 1.21
 """Half of the kernels measured on an A100 were predicted within this factor while ours were tiled like them, as
 ``docs/results/cost_against_measured.json`` records. What a decision gains must exceed it."""
 
+Members = Sequence[tuple[Stage, Share]]
+"""Stages that are computed side by side, with who computes each."""
 
 ASKED_TOGETHER = 1 << 16
 """Bytes up to which a constant of which each step of a loop has its own part is asked for as a whole before the loop
@@ -112,6 +116,7 @@ class KernelForecast:
         self._known: dict[object, tuple[Terms, ...]] = {}
         self._code: dict[DeviceFunction, float] = {}
         self._fills: dict[tuple[object, ...], tuple[float, float]] = {}
+        self._gains: dict[tuple[object, ...], float] = {}
 
     def alone(self, stage: Stage) -> StageResources:
         """What a stage asks for alone: measured, or with registers estimated from its arrays."""
@@ -153,6 +158,7 @@ class KernelForecast:
         fewer: bool,
         fetches: bool = False,
         teams: int = 1,
+        groups: Sequence[tuple[Members, int]] = (),
     ) -> KernelTimes:
         """The times of a kernel of some units.
 
@@ -175,6 +181,8 @@ class KernelForecast:
             Whether the kernel's code is not in the instruction cache as it begins (:meth:`fetches`).
         teams : int
             Of each block: stages take what they do with as many blocks as there are teams, barriers less.
+        groups : sequence of (members, int)
+            Stages that are computed side by side, and how often.
         """
         runs = [(s, u.loop.steps if isinstance(u, LoopStage) else 1) for u in units for s in flat_stages([u])]
         fetching = self._fetching(units) if fetches else [(0,) * len(stage.functions) for stage, _ in runs]
@@ -185,6 +193,7 @@ class KernelForecast:
             launch = {"grid": grid, "teams": teams}
             stages = sum(count * self.seconds(stage, block, most, **launch) for stage, count in runs)
             stages += sum(self.fill_seconds(stage, block, most, count) for stage, count in runs)
+            stages -= sum(count * self.gained_seconds(members, block, most, blocks, teams) for members, count in groups)
             waiting = grid_syncs * self.grid_sync_seconds(blocks)
             for count, others, slots in flag_waits:
                 looks = -(-slots // blocks) - bool(others)
@@ -208,6 +217,39 @@ class KernelForecast:
             if found.waiting - other.waiting > self.error * max(0.0, other.stages - found.stages):
                 found = other
         return found
+
+    def gained_seconds(self, members: Members, kernel: StageResources, most: int, blocks: int, teams: int) -> float:
+        """What stages take less side by side than one after the other, with the same workers.
+
+        Parameters
+        ----------
+        members : sequence of (Stage, Share)
+            Of one function each.
+        kernel : StageResources
+        most : int
+            Workers of the kernel.
+        blocks, teams : int
+            Of the launch, and of each block.
+        """
+        key = tuple((stage.functions, self._bytes[stage], share) for stage, share in members)
+        key = (key, kernel.shared_bytes, kernel.threads, kernel.registers, most, blocks, teams)
+        if key not in self._gains:
+            apart = sum(self._side_by_side(((s, ALL_WORKERS),), kernel, most, blocks, teams) for s, _ in members)
+            self._gains[key] = apart - self._side_by_side(members, kernel, most, blocks, teams)
+        return self._gains[key]
+
+    def _side_by_side(self, members: Members, kernel: StageResources, most: int, blocks: int, teams: int) -> float:
+        """The seconds of stages whose tiles are on the device at the same time."""
+        tiles, had = [], []
+        for stage, share in members:
+            (function,), (cold, every) = stage.functions, self._bytes[stage]
+            own = replace(kernel, spill_bytes=self._resources[stage].spill_bytes)
+            work, count = self._work(function), function.tiles
+            tiles.append(tile_clocks(work, count, own, self.device, cold or every, warm=not cold, most=most))
+            had.append(share.tiles_of(count, blocks, teams))
+        slowest = max(clocks_side_by_side(tiles, one) for one in multiprocessor_queues(had, self.device.sm_count))
+        moved = sum(own.l2_seconds for own in tiles), sum(own.memory_seconds for own in tiles)
+        return max(slowest / self.device.clock_hz, *moved)
 
     def fill_seconds(self, stage: Stage, kernel: StageResources, most: int, runs: int) -> float:
         """What a stage takes in all its runs to have its constants in registers: once where each tile has a block."""

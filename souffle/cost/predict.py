@@ -20,7 +20,7 @@ fitted to a kernel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
@@ -41,11 +41,13 @@ __all__ = [
     "OWN_REGISTERS",
     "Prediction",
     "Terms",
+    "TileClocks",
     "estimated_registers",
     "predict_stage",
     "predict_work",
     "registers_with_constants",
     "resources_in_kernel",
+    "tile_clocks",
 ]
 
 _FEWEST_REGISTERS, _MOST_REGISTERS = 32, 255
@@ -110,6 +112,40 @@ class Terms:
         units = ("issue", "fp32", "int32", "special", "tensor", "shared", "l2_port")
         unit = max(units, key=lambda name: getattr(self, name))
         return unit if getattr(self, unit) > self.chain else "chain"
+
+
+@dataclass(frozen=True)
+class TileClocks:
+    """For how long one tile keeps the units of a multiprocessor busy, and what all tiles move.
+
+    Attributes
+    ----------
+    units : mapping of str to float
+        Clocks of each unit, by the names that :class:`Terms` has for them.
+    chain : float
+        Clocks of a tile alone, of which no latency is hidden by another.
+    at_once, resident : int
+        Tiles on the device, and on one multiprocessor.
+    l2_seconds, memory_seconds : float
+        Of all bytes at the bandwidth of the L2 cache and of device memory.
+    l2_bytes, memory_bytes, shared_bytes : float
+        That all tiles move at each level.
+    """
+
+    units: Mapping[str, float]
+    chain: float
+    at_once: int
+    resident: int
+    l2_seconds: float
+    memory_seconds: float
+    l2_bytes: float
+    memory_bytes: float
+    shared_bytes: float
+
+    @property
+    def busy(self) -> float:
+        """Clocks of a tile with all latencies hidden."""
+        return max(self.units.values())
 
 
 @dataclass(frozen=True)
@@ -222,6 +258,47 @@ def predict_work(
     OptionError
         If a block does not fit on the device.
     """
+    own = tile_clocks(work, tiles, resources, device, tensor_bytes, warm=warm, most=most)
+    clocks, busy, chain, at_once, resident = own.units, own.busy, own.chain, own.at_once, own.resident
+    full, rest = divmod(tiles, at_once)
+    last = _most_together(rest, grid, teams, device) if grid else -(-rest // device.sm_count)
+    spent = full * max(resident * busy, chain) + (max(last * busy, chain) if rest else 0.0)
+    side_by_side = resident if full else last
+    first = chain + _fetch_clocks(fetched_code, resources.threads, device)
+    late = max(side_by_side * busy, first) - max(side_by_side * busy, chain)
+    waves = full + (rest > 0)
+    evenly = tiles / device.sm_count / device.clock_hz
+    return Terms(
+        start=start,
+        **{name: value * evenly for name, value in clocks.items()},
+        chain=chain * waves / device.clock_hz,
+        code=late / device.clock_hz,
+        l2=own.l2_seconds,
+        memory=own.memory_seconds,
+        multiprocessors=(spent + late) / device.clock_hz,
+        l2_bytes=own.l2_bytes,
+        memory_bytes=own.memory_bytes,
+        shared_bytes=own.shared_bytes,
+        tiles=tiles,
+        resident=resident,
+        waves=waves,
+    )
+
+
+def tile_clocks(
+    work: Work,
+    tiles: int,
+    resources: StageResources,
+    device: CostDevice,
+    tensor_bytes: float,
+    *,
+    warm: bool = False,
+    most: int | None = None,
+) -> TileClocks:
+    """For how long a tile of some work keeps what busy, beside as many others as are on a multiprocessor at once.
+
+    Parameters, and what is raised, as for :func:`predict_work`.
+    """
     fits = device.limits.resident_blocks(resources.threads, resources.shared_bytes, resources.registers)
     resident = min(fits.values())
     if resident < 1:
@@ -253,29 +330,17 @@ def predict_work(
         + busy
     )
     chain = work.global_waits * latency + max(own, work.prefetched_waits * latency)
-    full, rest = divmod(tiles, at_once)
-    last = _most_together(rest, grid, teams, device) if grid else -(-rest // device.sm_count)
-    spent = full * max(resident * busy, chain) + (max(last * busy, chain) if rest else 0.0)
-    side_by_side = resident if full else last
-    first = chain + _fetch_clocks(fetched_code, resources.threads, device)
-    late = max(side_by_side * busy, first) - max(side_by_side * busy, chain)
-    waves = full + (rest > 0)
-    evenly = tiles / device.sm_count / device.clock_hz
     from_memory = max(0.0, moved - device.l2_bytes) if warm else moved
-    return Terms(
-        start=start,
-        **{name: value * evenly for name, value in clocks.items()},
-        chain=chain * waves / device.clock_hz,
-        code=late / device.clock_hz,
-        l2=tiles * through_l2 / device.l2_bytes_per_clock / device.clock_hz,
-        memory=from_memory / device.memory_bytes_per_second,
-        multiprocessors=(spent + late) / device.clock_hz,
+    return TileClocks(
+        units=clocks,
+        chain=chain,
+        at_once=at_once,
+        resident=resident,
+        l2_seconds=tiles * through_l2 / device.l2_bytes_per_clock / device.clock_hz,
+        memory_seconds=from_memory / device.memory_bytes_per_second,
         l2_bytes=tiles * through_l2,
         memory_bytes=from_memory,
         shared_bytes=tiles * work.shared_bytes,
-        tiles=tiles,
-        resident=resident,
-        waves=waves,
     )
 
 

@@ -22,9 +22,46 @@ from souffle.program import Carried, Loop, Tensor
 from souffle.program.loop import ALIGNMENT
 from souffle.schedule.lower.device_function import DeviceFunction, LoweringError
 from souffle.schedule.lower.fewer_threads import fit_functions
+from souffle.schedule.lower.shares import ALL_WORKERS, Share
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
 
-__all__ = ["CallPlan", "TensorTouch", "plan_calls"]
+__all__ = ["CallPlan", "EpochOrder", "Group", "TensorTouch", "plan_calls"]
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Independent stages of one epoch that are computed side by side.
+
+    Attributes
+    ----------
+    members : tuple of (Stage, Share)
+        In the order of the kernel's text.
+    runs : int
+        How often a launch computes them.
+    """
+
+    members: tuple[tuple[Stage, Share], ...]
+    runs: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class EpochOrder:
+    """Units between whose epochs all blocks wait for each other: those of a kernel, or the stages of a loop.
+
+    Attributes
+    ----------
+    units : tuple of Stage or LoopStage
+    epochs : tuple of int
+    free : frozenset of Stage
+        Stages whose tiles may be computed by any blocks: nothing that others do in their epochs stays with them.
+    runs : int
+        Of each of them.
+    """
+
+    units: tuple[Unit, ...]
+    epochs: tuple[int, ...]
+    free: frozenset[Stage]
+    runs: int
 
 
 @dataclass(frozen=True)
@@ -60,6 +97,10 @@ class CallPlan:
         Why it waits, in the order of its text.
     decisions : tuple of Decision
         On its blocks.
+    groups : tuple of Group
+        Stages that are computed side by side.
+    orders : tuple of EpochOrder
+        Of the kernel, then of each loop in it.
     """
 
     shape: KernelShape
@@ -70,6 +111,8 @@ class CallPlan:
     touches: tuple[TensorTouch, ...]
     barriers: tuple[Barrier, ...]
     decisions: tuple[Decision, ...] = ()
+    groups: tuple[Group, ...] = ()
+    orders: tuple[EpochOrder, ...] = ()
 
 
 def plan_calls(
@@ -80,6 +123,8 @@ def plan_calls(
     blocks_per_sm: int = 1,
     expected: Expected | None = None,
     dependences: TileDependences | None = None,
+    groups: Sequence[Group] = (),
+    delayed: Mapping[Stage, int] | None = None,
 ) -> CallPlan:
     """Decide where a kernel waits, and with which tensors it is launched.
 
@@ -97,13 +142,21 @@ def plan_calls(
         What decides which tiles one block computes together. By default none are.
     dependences : TileDependences, optional
         Those of other kernels of the network, which may be the same.
+    groups : sequence of Group
+        Stages that are computed side by side, each in one epoch and nothing on its blocks for others.
+    delayed : mapping of Stage to int, optional
+        Epochs of stages that may wait longer than they have to, which are none's in which no other stage is.
     """
-    waits = Waits(dependences or TileDependences(), expected or Expected())
-    return _Planner(constants, prefetch, waits).plan(stages, blocks_per_sm)
+    waits = Waits(dependences or TileDependences(), expected or Expected(), delayed)
+    plan = _Planner(constants, prefetch, waits, groups).plan(stages, blocks_per_sm)
+    return replace(plan, groups=tuple(groups))
 
 
 class _Planner:
-    def __init__(self, constants: Mapping[Tensor, object], prefetch: bool, waits: Waits) -> None:
+    def __init__(
+        self, constants: Mapping[Tensor, object], prefetch: bool, waits: Waits, groups: Sequence[Group]
+    ) -> None:
+        self.shares = {stage: share for group in groups for stage, share in group.members}
         self.form: dict[DeviceFunction, DeviceFunction] = {}
         self.constants = constants
         self.prefetch = prefetch
@@ -148,7 +201,20 @@ class _Planner:
             start = span.stop
         tensors = tuple(self.position)
         shape = KernelShape(tuple(calls), tuple((t.dtype, t.nbytes) for t in tensors), blocks_per_sm)
-        return CallPlan(shape, order.units, epochs, start, tensors, tuple(self.touches), tuple(reasons))
+        orders = [self.epoch_order(order, 1)]
+        near = _near(order)
+        for unit, body in bodies.items():
+            if between[unit].scope == "grid" and unit not in near:
+                orders.append(self.epoch_order(body, unit.loop.steps))
+        return CallPlan(
+            shape, order.units, epochs, start, tensors, tuple(self.touches), tuple(reasons), orders=tuple(orders)
+        )
+
+    def epoch_order(self, order: Sequenced, runs: int) -> EpochOrder:
+        """The units of an order, and which of them are bound to no blocks."""
+        alone = (unit for unit in order.units if isinstance(unit, Stage) and unit not in self.waits.assignments)
+        single = (stage for stage in alone if len(stage.functions) == 1 and not (stage.kept or stage.windows))
+        return EpochOrder(order.units, order.epochs, frozenset(single) - _near(order), runs)
 
     # Flags in place of barriers
 
@@ -224,7 +290,8 @@ class _Planner:
         assignment = self.waits.assignments.get(stage)
         functions = tuple(self.form[function] for function in stage.functions)
         own = scope == "grid", prefetch, scope == "block", assignment, stage.kept, scope == "flags"
-        return StageCall(functions, arguments, *own, self.waiting(stage, loop))
+        share = self.shares.get(stage, ALL_WORKERS)
+        return StageCall(functions, arguments, *own, self.waiting(stage, loop), share)
 
     def loop(
         self, unit: LoopStage, body: Sequenced, steps: Barrier, span: range, before: Barrier | None, *, alone: bool
@@ -299,6 +366,18 @@ class _Planner:
     def touch(self, reads: Sequence[Tensor], writes: Sequence[Tensor], span: range) -> None:
         self.touches.update(dict.fromkeys(TensorTouch(t, span.start, span.stop - 1, False) for t in reads))
         self.touches.update(dict.fromkeys(TensorTouch(t, span.start, span.stop - 1, True) for t in writes))
+
+
+def _near(order: Sequenced) -> set[Unit]:
+    """Units that need what another one of their epoch makes, or make it: what they share stays on its blocks."""
+    writer = {tensor: (unit, at) for unit, at in zip(order.units, order.epochs, strict=True) for tensor in unit.outputs}
+    near: set[Unit] = set()
+    for unit, at in zip(order.units, order.epochs, strict=True):
+        for tensor in unit.inputs:
+            producer, made = writer.get(tensor, (unit, None))
+            if made == at and producer is not unit:
+                near |= {unit, producer}
+    return near
 
 
 def _ring(value: Tensor, slots: int) -> Tensor:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from souffle.cost.kernel import KernelTimes
 from souffle.decision import Decision
 from souffle.kernel.calls import CallPlan, plan_calls
 from souffle.kernel.dependences import TileDependences
+from souffle.kernel.side_by_side import side_by_side
 from souffle.kernel.waits import Expected
 from souffle.options import Waiting
 from souffle.partition import PartitionRequest, Subprogram
@@ -44,7 +46,7 @@ def plan_kernel(
         See :func:`souffle.kernel.calls.plan_calls`.
     """
 
-    def planned(flags: str) -> CallPlan:
+    def planned(flags: str, **groups: object) -> CallPlan:
         return plan_calls(
             subprogram.stages,
             constants,
@@ -52,20 +54,22 @@ def plan_kernel(
             blocks_per_sm=subprogram.blocks_per_sm,
             expected=expected_in(request, subprogram.stages, flags),
             dependences=dependences,
+            **groups,
         )
 
-    plain = planned(waiting.flags)
+    plain, teams = planned(waiting.flags), 1
+    decided: tuple[Decision, ...] = ()
     # Flags are of blocks, and only barriers cost less with teams.
-    if not waiting.teams or waiting.flags == "flags" or not plain.shape.waits:
-        return plain
-    barriers = plain if waiting.flags == "barriers" else planned("barriers")
-    teams, reason = _teams(plain, barriers, request)
-    if not reason:
-        return plain
-    decided = (Decision("teams", f"several in each block for {subprogram.name}", teams > 1, reason),)
-    if teams == 1:
-        return replace(plain, decisions=decided)
-    return replace(barriers, shape=barriers.shape.in_teams(teams), decisions=decided)
+    if waiting.teams and waiting.flags != "flags" and plain.shape.waits:
+        barriers = plain if waiting.flags == "barriers" else planned("barriers")
+        teams, reason = _teams(plain, barriers, request)
+        if reason:
+            decided = (Decision("teams", f"several in each block for {subprogram.name}", teams > 1, reason),)
+        plain = plain if teams == 1 else barriers
+    if waiting.side_by_side and request.forecast is not None and not plain.shape.ticks:
+        plain = side_by_side(plain, request.forecast, teams, partial(planned, "barriers"))
+    shape = plain.shape if teams == 1 else plain.shape.in_teams(teams)
+    return replace(plain, shape=shape, decisions=(*decided, *plain.decisions))
 
 
 def _teams(plain: CallPlan, barriers: CallPlan, request: PartitionRequest) -> tuple[int, str]:

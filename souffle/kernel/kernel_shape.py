@@ -11,6 +11,7 @@ from souffle.kernel.tile_bands import TileBand
 from souffle.schedule.lower.device_function import DeviceFunction
 from souffle.schedule.lower.fewer_threads import fit_functions
 from souffle.schedule.lower.kept_loads import KeptLoads
+from souffle.schedule.lower.shares import ALL_WORKERS, Share
 from souffle.schedule.lower.teams import Teams, kept_by_teams, team_function
 from souffle.schedule.resources import aligned, with_constants
 from souffle.schedule.stage import Window
@@ -94,6 +95,8 @@ class StageCall:
         Whether blocks say before it that they are done with all that stands before (:mod:`souffle.kernel.block_flags`).
     waits : tuple of TileWait
         What each of its tiles waits for.
+    share : Share
+        Which workers compute its tiles.
     """
 
     functions: tuple[DeviceFunction, ...]
@@ -105,6 +108,7 @@ class StageCall:
     kept: KeptLoads | None = None
     arrive_before: bool = False
     waits: tuple[TileWait, ...] = ()
+    share: Share = ALL_WORKERS
 
     @property
     def slots(self) -> int:
@@ -230,8 +234,11 @@ class KernelShape:
 
     @property
     def tiles(self) -> int:
-        """Most tiles of a stage, those that a block computes together counted once: more blocks have nothing to do."""
-        return max(call.slots for call in self.stage_calls)
+        """Most tiles of a stage, those that a block computes together counted once: more blocks have nothing to do.
+
+        Those of stages in block space count together.
+        """
+        return max(call.slots + call.share.shift for call in self.stage_calls)
 
     @property
     def shared_bytes(self) -> int:

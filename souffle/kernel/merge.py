@@ -20,6 +20,12 @@ Where a block has several teams (:mod:`souffle.schedule.lower.teams`), each of t
 takes the place of ``blockIdx.x``, ``threadIdx.x`` and ``num_blocks`` wherever tiles are given out; all of a block's
 threads come to each grid sync.
 
+Stages that are computed side by side (:mod:`souffle.kernel.side_by_side`) have their workers counted anew: those of
+some teams alone, or from another one on. ::
+
+    if 1 <= team && team < 3:                                 own = (worker + workers - 104 % workers) % workers
+      own, count = (team - 1) * num_blocks + block, 2 * num_blocks
+
 Constants that a stage of a loop finds in registers, or in shared memory behind what all stages use, are read into them
 before the loop, for the tile that is the block's in a grid of as many blocks as there are tiles, or more; in a smaller
 one a block has several, and reads them before each.
@@ -39,6 +45,7 @@ from souffle.kernel.kernel_shape import ArgumentPlace, KernelShape, LoopCall, St
 from souffle.kernel.text import format_calls
 from souffle.schedule.lower.device_function import DeviceFunction, LoweringError
 from souffle.schedule.lower.kept_loads import KeptLoads
+from souffle.schedule.lower.shares import Share
 from souffle.schedule.stage import Window
 from souffle.tvm_compat import MIN_BLOCKS_ATTRIBUTE, PrimExpr, sequence
 
@@ -247,9 +254,30 @@ class _Writer:
             statements.append(self.block_barrier())
         arguments = [self.pointer(place, step, steps) for place in call.arguments]
         windows = [place.window for place in call.arguments]
-        for function in call.functions:
-            statements.append(self.tile_loop(function, arguments, windows, call, step, place))
-        return statements
+        own, binds, among = self.sharing(call.share)
+        loops = [self.tile_loop(function, arguments, windows, call, step, place, own) for function in call.functions]
+        body = [*binds, *loops]
+        return [*statements, *body] if among is None else [*statements, tirx.IfThenElse(among, sequence(*body), None)]
+
+    def sharing(self, share: Share) -> tuple[_Worker, list[tirx.Stmt], PrimExpr | None]:
+        """The workers that compute a stage's tiles, what counts them, and the condition that one is among them."""
+        own, binds, among = self.worker, [], None
+        if share.teams:
+            block, _, blocks = self.launch
+            last = share.team + share.teams
+            if own.team is None or last > self.shape.teams.count:
+                raise LoweringError(f"a stage is for {share} of a block of {self.shape.team_count}")
+            among = tirx.all(own.team >= share.team, own.team < last)
+            values = (own.team - share.team) * blocks + block, blocks * share.teams
+            number, count = (tirx.Var(name, "int32") for name in ("own", "own_count"))
+            binds += [tirx.Bind(number, values[0]), tirx.Bind(count, values[1])]
+            own = _Worker(own.team, number, own.tid, count)
+        if share.shift:
+            number = tirx.Var("turned", "int32")
+            back = own.count - tirx.truncmod(tirx.IntImm("int32", share.shift), own.count)
+            binds.append(tirx.Bind(number, tirx.truncmod(own.number + back, own.count)))
+            own = _Worker(own.team, number, own.tid, own.count)
+        return own, binds, among
 
     # Flags
 
@@ -363,11 +391,12 @@ class _Writer:
         call: StageCall,
         step: tirx.Var | None,
         where: WaitPlace,
+        worker: _Worker,
     ) -> tirx.Stmt:
-        """All tiles of a stage that are this block's; conditions are uniform in a block, so barriers are safe."""
+        """All tiles of a stage that are a worker's; conditions are uniform in a worker, so barriers are safe."""
         it = tirx.Var("it", "int32")
         callee, assignment = self.global_vars[function], call.assignment
-        slot = it * self.worker.count + self.worker.number
+        slot = it * worker.count + worker.number
         slots, place, tile, turn = function.tiles, None, slot, it
         if assignment is not None:
             if assignment.count * assignment.per_slot != function.tiles:
@@ -401,7 +430,7 @@ class _Writer:
             body = tirx.For(place, 0, assignment.per_slot, tirx.ForKind.SERIAL, body)
         body = sequence(*(self.until(wait, slot, step, where) for wait in call.waits), body)
         body = tirx.IfThenElse(slot < slots, body, None)
-        turns = tirx.truncdiv(tirx.IntImm("int32", slots - 1) + self.worker.count, self.worker.count)
+        turns = tirx.truncdiv(tirx.IntImm("int32", slots - 1) + worker.count, worker.count)
         return tirx.For(it, 0, turns, tirx.ForKind.SERIAL, body)
 
 

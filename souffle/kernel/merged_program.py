@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import tvm
 
 from souffle.decision import Barrier, Decision
-from souffle.kernel.calls import CallPlan
+from souffle.kernel.calls import CallPlan, Group
 from souffle.kernel.dependences import TileDependences
 from souffle.kernel.grid_barrier import barrier_for
 from souffle.kernel.kernel_plan import plan_kernel
@@ -37,11 +37,14 @@ class MergedLaunch:
         For each of the kernel's tensor parameters.
     stages : tuple of Stage or LoopStage
         What it computes, in the order to run.
+    groups : tuple of Group
+        Stages of it that are computed side by side.
     """
 
     kernel: int
     tensors: tuple[Tensor, ...]
     stages: tuple[Unit, ...]
+    groups: tuple[Group, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +117,7 @@ def merge_program(
         if number == len(reasons):
             reasons.append(calls.barriers)
             decisions += calls.decisions
-        launches.append(MergedLaunch(number, calls.tensors, calls.stages))
+        launches.append(MergedLaunch(number, calls.tensors, calls.stages, calls.groups))
         live.kernel(calls)
     names = _kernel_names(len(shapes), launches)
     functions = dict.fromkeys(function for shape in shapes for function in shape.called)

@@ -10,6 +10,7 @@ from souffle.decision import Barrier
 from souffle.kernel.assignment import Assignment, Digits
 from souffle.kernel.kernel_shape import ArgumentPlace, KernelShape, LoopCall, StageCall
 from souffle.program import Tensor
+from souffle.schedule.lower.shares import ALL_WORKERS
 from souffle.wording import counted
 
 __all__ = ["format_calls", "format_parameters"]
@@ -105,6 +106,8 @@ class _Writer:
         if call.kept is not None:
             held = ", ".join(_place(call.arguments[number]) for number in call.kept.reads)
             lines += _wrapped(f"finds {held} in {call.kept.where}, read before the loop", "    ")
+        if call.share != ALL_WORKERS:
+            lines += _wrapped(f"by {call.share}", "    ")
         for wait in call.waits:
             ago = f", {counted(wait.ago, 'step')} ago" if wait.ago else ""
             lines += _wrapped(f"tile n waits for {wait.band}{ago}", "    ")

@@ -105,11 +105,16 @@ class Waits:
     ----------
     dependences : TileDependences
     expected : Expected
+    delayed : mapping of Stage to int, optional
+        The epochs of stages that run later than they could, with others that are there.
     """
 
-    def __init__(self, dependences: TileDependences, expected: Expected) -> None:
+    def __init__(
+        self, dependences: TileDependences, expected: Expected, delayed: Mapping[Stage, int] | None = None
+    ) -> None:
         self.dependences = dependences
         self.expected = expected
+        self.delayed = delayed or {}
         self.assignments: dict[Stage, Assignment] = {}
         self._slots: dict[Stage, np.ndarray] = {}
         self._bound: set[Stage] = set()
@@ -137,6 +142,7 @@ class Waits:
             else:
                 epoch_of[unit] = latest + 1
                 demanded.setdefault(latest + 1, self._barrier("grid", far))
+            epoch_of[unit] = max(epoch_of[unit], self.delayed.get(unit, 0))
             writer.update(dict.fromkeys(unit.outputs, unit))
         ordered = tuple(sorted(units, key=lambda unit: epoch_of[unit]))
         epochs = tuple(epoch_of[unit] for unit in ordered)

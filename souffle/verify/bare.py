@@ -8,6 +8,7 @@ from tvm import tirx
 
 from souffle.verify.kept_memory import without_kept_memory
 from souffle.verify.kept_slices import without_slices
+from souffle.verify.shares import without_shares
 from souffle.verify.teams import without_teams
 
 __all__ = ["bare_functions"]
@@ -23,6 +24,7 @@ def bare_functions(
     kernels, functions : mapping of str to PrimFunc
         By their names.
     """
-    teams = without_teams(kernels, functions)
+    shares = without_shares(kernels, functions)
+    teams = without_teams(shares.kernels, shares.functions)
     slices = without_slices(teams.kernels, teams.functions)
     return without_kept_memory(slices.kernels, slices.functions).functions

@@ -48,6 +48,7 @@ from souffle.verify.races_between_stages import Located, StagePairs
 from souffle.verify.races_in_a_span import WARP
 from souffle.verify.registers import unwritten
 from souffle.verify.shared_parts import outside_part, unordered
+from souffle.verify.shares import without_shares
 from souffle.verify.stage_functions import Library, shown, text_of
 from souffle.verify.teams import without_teams
 from souffle.verify.tiles_in_a_row import Arrive, Prefetch, StageRun, Sync
@@ -79,7 +80,8 @@ def functions_of(compiled: CompiledKernels) -> dict[str, tirx.PrimFunc]:
 
 def certify_plan(plan: Plan, kernels: dict[str, tirx.PrimFunc], functions: dict[str, tirx.PrimFunc]) -> Certificate:
     """As :func:`certify`, of a plan with its kernels and the stage functions that they call, by name."""
-    teams = without_teams(kernels, functions)
+    shares = without_shares(kernels, functions)
+    teams = without_teams(shares.kernels, shares.functions)
     slices = without_slices(teams.kernels, teams.functions)
     kept = without_kept_memory(slices.kernels, slices.functions)
     launched, plan, kernels, library = plan, teams.of(plan), kept.kernels, Library(kept.functions)
@@ -89,7 +91,7 @@ def certify_plan(plan: Plan, kernels: dict[str, tirx.PrimFunc], functions: dict[
         for kernel in launched.kernels
     }
     for kernel in plan.kernels:
-        known[kernel.name] += slices.beyond(kernel)
+        known[kernel.name] += [*shares.findings.get(kernel.name, ()), *slices.beyond(kernel)]
     checks = {
         kernel.name: _KernelCheck(plan, kernel, texts[kernel.name], library, known[kernel.name])
         for kernel in plan.kernels

@@ -40,6 +40,7 @@ from souffle.verify.kernel_items import (
     wrong_ticks,
 )
 from souffle.verify.kernel_pointers import Choice, Pointer, moved
+from souffle.verify.shares import NUMBERING
 from souffle.verify.tiles_in_a_row import Arrive, Prefetch, SharedParts, SlotWait, StageRun, Sync
 from souffle.verify.wait_names import (
     ARRIVE_FUNCTION,
@@ -177,6 +178,12 @@ class _Reader(StatementVisitor):
 
     def visit_attr(self, node: tirx.AttrStmt) -> tuple[Any, ...]:
         """An axis of the launch."""
+        if node.attr_key == NUMBERING:
+            numbering = int(node.value.value)
+            return tuple(
+                replace(item, numbering=numbering) if isinstance(item, StageRun) else item
+                for item in self.visit(node.body)
+            )
         if node.attr_key != "thread_extent":
             raise Undecided(f"the attribute {node.attr_key} in a kernel")
         tag = str(node.node.thread_tag)

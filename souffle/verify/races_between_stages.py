@@ -187,7 +187,8 @@ class StagePairs:
         """For which slots of the earlier of two runs the later one waits to be past it."""
         first, second = (writer, other) if writer.order <= other.order else (other, writer)
         done = self._next[first.order]
-        if done is None or first.order == second.order:
+        # Flags are of the slots in the numbering of the kernel.
+        if done is None or first.order == second.order or first.run.numbering or second.run.numbering:
             return ()
         return tuple(slots for tick, slots in second.run.awaits if tick >= done)
 
@@ -196,7 +197,8 @@ class StagePairs:
         waits, writes_first = self._waits(writer, other), writer.order <= other.order
         same = writer.run is other.run
         own = (writer.footprint, writer.parameter, other.footprint, other.parameter, other.writes, delta, same)
-        own += (writer.run.slots, other.run.slots, waits, writes_first if waits else None)
+        known = writer.run.numbering == other.run.numbering
+        own += (writer.run.slots, other.run.slots, known, waits, writes_first if waits else None)
         key = tuple(id(x) if isinstance(x, Footprint) else x for x in own)
         return asked_once(self._known, key, lambda: _compare(writer, other, delta, waits))
 
@@ -337,6 +339,9 @@ def _compare(writer: _Spot, other: _Spot, delta: int, waits: Sequence[SlotWait])
                 written, one = owner >= 0, theirs == tiles
                 slots = _slots(writer.run, theirs), _slots(other.run, tiles)
                 apart = slots[0] != slots[1]
+                if writer.run.numbering != other.run.numbering:
+                    # Two blocks of some grid may have them.
+                    apart = np.ones_like(apart)
                 masks = {"across": written & apart, "call": written & one}
                 for wait in waits:
                     masks["across"] &= ~wait.holds(*(slots if writer.order <= other.order else slots[::-1]))

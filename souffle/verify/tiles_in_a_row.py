@@ -97,6 +97,9 @@ class StageRun:
         For each pointer parameter; empty where all tensors lie behind their pointers.
     awaits : tuple of (int, SlotWait)
         Before each slot's turn, for which slots' blocks to have come to which arrival of the launch, from 1.
+    numbering : int
+        By which numbers of the blocks these have their slots: of two runs with different ones nobody knows which slots
+        are on one block.
     """
 
     name: str
@@ -114,6 +117,7 @@ class StageRun:
     call: int = 0
     shared: tuple[SharedParts | None, ...] = ()
     awaits: tuple[tuple[int, SlotWait], ...] = ()
+    numbering: int = 0
 
     def parts(self, parameter: int) -> SharedParts | None:
         """Where the parts of one tensor lie."""
@@ -199,8 +203,13 @@ class Follows:
     def form(self) -> tuple:
         """All that :meth:`holds` depends on."""
         runs = tuple((run.tiles, run.slots, run.ranks, run.between, run.place) for run in (self.earlier, self.later))
-        numbers = (self.turn, self.after, self.before, self.early, self.late)
+        numbers = (self.turn, self.after, self.before, self.early, self.late, self._known)
         return runs, self.earlier is self.later, self.one_loop, numbers, self.waits
+
+    @property
+    def _known(self) -> bool:
+        """Whether it is known which slots of the two are on one block."""
+        return self.earlier.numbering == self.later.numbering
 
     @property
     def neighbours(self) -> Follows:
@@ -213,7 +222,8 @@ class Follows:
     def ever(self) -> bool:
         """Whether there may be such tiles."""
         fewer = min(self.earlier.turns, self.later.turns)
-        past = self.after < self.earlier.turns and self.before < (self.later.turns if self.one_loop else fewer)
+        most = fewer if self._known and not self.one_loop else self.later.turns
+        past = self.after < self.earlier.turns and self.before < most
         several = self.earlier is not self.later or len(self.earlier.places) > 1
         return past or (self.one_loop and self.turn < fewer and several)
 
@@ -226,6 +236,9 @@ class Follows:
             ends = ends & (first == self.earlier.places[-1])
         if self.waits[1] or self.later.between:
             ends = ends & (second == self.later.places[0])
+        if not self.one_loop and not self._known:
+            # The block of the one may have any of the other's slots in its first turn.
+            return ends & (one >= self.after)
         if not self.one_loop:
             return ends & (one >= self.after) & self._of_two_loops(one, two)
         rest = (one < two) & (one >= self.after) & (two >= self.before) & ends

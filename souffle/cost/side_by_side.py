@@ -1,0 +1,81 @@
+"""How long stages take whose tiles are on the device at the same time: latencies of one hidden by another (001, §II).
+
+A multiprocessor has workers, each with a queue of tiles. A tile alone takes ``chain`` clocks, in which it keeps unit
+``u`` busy for ``t(u)``. While tiles ``i`` run side by side,
+
+    pressure(u) = sum over i of t_i(u) / chain_i
+    each takes chain_i x max(1, max over u of pressure(u))
+
+and as one ends its worker begins the next. For R equal tiles that is ``max(R x busy, chain)``, the wave of
+:mod:`souffle.cost.predict`; for tiles of two stages that are bound by different units it is less than their sum. The
+device takes as long as its slowest multiprocessor, and no less than all bytes do at the bandwidth of the L2 cache and
+of device memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from souffle.cost.predict import TileClocks
+
+__all__ = ["clocks_side_by_side", "multiprocessor_queues"]
+
+Queue = tuple[int, ...]
+"""Of a worker: how many tiles of each stage, one stage after the other."""
+
+
+def multiprocessor_queues(had: Sequence[np.ndarray], multiprocessors: int) -> list[tuple[Queue, ...]]:
+    """The distinct multiprocessors of a launch: each has the queues of its workers.
+
+    Blocks are on multiprocessors as a cooperative launch puts them: the first ones together where each has several.
+
+    Parameters
+    ----------
+    had : sequence of array
+        For each stage how many tiles each worker has, by (teams, blocks).
+    multiprocessors : int
+    """
+    table = np.stack(had, axis=-1)
+    teams, blocks, stages = table.shape
+    each = -(-blocks // multiprocessors)
+    padded = np.zeros((teams, -(-blocks // each) * each, stages), np.int64)
+    padded[:, :blocks] = table
+    rows = padded.transpose(1, 0, 2).reshape(-1, each * teams * stages)
+    distinct = np.unique(rows, axis=0).reshape(-1, each * teams, stages)
+    return [tuple(tuple(queue) for queue in own) for own in distinct.tolist()]
+
+
+def clocks_side_by_side(tiles: Sequence[TileClocks], queues: Sequence[Queue]) -> float:
+    """Clocks until the workers of a multiprocessor are done.
+
+    Parameters
+    ----------
+    tiles : sequence of TileClocks
+        Of each stage.
+    queues : sequence of tuple of int
+        Of each worker: how many tiles of each stage, which it computes in their order.
+    """
+    chains = np.array([own.chain for own in tiles])
+    loads = np.array([[own.units[name] for name in tiles[0].units] for own in tiles]) / chains[:, None]
+    # Equal workers stay equal.
+    distinct, workers = np.unique(np.array(queues, np.int64).reshape(-1, len(tiles)), axis=0, return_counts=True)
+    rest = [[[stage, count] for stage, count in enumerate(queue) if count] for queue in distinct.tolist()]
+    left = np.array([chains[queue[0][0]] if queue else 0.0 for queue in rest], np.float64)
+    now = 0.0
+    while any(rest):
+        running = [number for number, queue in enumerate(rest) if queue]
+        stages = [rest[number][0][0] for number in running]
+        slow = max(1.0, float((loads[stages] * workers[running, None]).sum(axis=0).max()))
+        step = float(left[running].min())
+        now += step * slow
+        left[running] -= step
+        for number in running:
+            if left[number] <= 1e-9 * step:
+                queue = rest[number]
+                queue[0][1] -= 1
+                if not queue[0][1]:
+                    queue.pop(0)
+                left[number] = chains[queue[0][0]] if queue else 0.0
+    return now
