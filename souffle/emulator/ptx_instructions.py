@@ -162,12 +162,26 @@ def _bar(asm: AsmStatement, text: str, mods: list[str], args: list[str]) -> str:
     mods = [m for m in mods if m not in ("cta", "aligned")]
     if mods[:1] == ["warp"] and mods[1:] == ["sync"]:
         return f"__syncwarp(unsigned({asm.value(args[0], text)}))"
+    if mods in (["red", "popc", "u32"], ["red", "and", "pred"], ["red", "or", "pred"]):
+        return _voting_bar(asm, text, mods[1], args)
     if mods[:1] not in (["sync"], ["arrive"]):
         raise asm.fail(text, "the CPU device does not know this instruction")
     _need(asm, text, args, 1, 2)
     count = f"int({asm.value(args[1], text)})" if len(args) == 2 else "-1"
     name = "souffle_barrier" if mods[0] == "sync" else "souffle_barrier_arrive"
     return f"{name}(souffle_self, int({asm.value(args[0], text)}), {count})"
+
+
+def _voting_bar(asm: AsmStatement, text: str, vote: str, args: list[str]) -> str:
+    """A barrier that counts its threads' predicates, or joins them: ``bar.red.popc.u32 d, id, count, p``."""
+    _need(asm, text, args, 3, 4)
+    count = f"int({asm.value(args[2], text)})" if len(args) == 4 else "-1"
+    predicate = args[-1].strip()
+    holds = asm.value(predicate.removeprefix("!"), text)
+    holds = f"!{holds}" if predicate.startswith("!") else f"{holds} != 0"
+    voted = f"souffle_barrier_vote(int({asm.value(args[1], text)}), {count}, {holds})"
+    result = {"popc": f"{voted}.holding", "and": f"{voted}.all()", "or": f"{voted}.any()"}[vote]
+    return f"{asm.value(args[0], text)} = {result}"
 
 
 def _load(asm: AsmStatement, text: str, mods: list[str], args: list[str]) -> str:

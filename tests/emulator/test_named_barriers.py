@@ -75,11 +75,10 @@ def test_each_of_several_readers_is_remembered(checked: CpuModule, options: dict
     args = _floats(4), np.zeros(128, np.float32)
     assert _found(checked, "read_by_all", *args, 1, **options) == ()
     assert _found(checked, "read_by_some", *args, **options) == ()
-    (race,) = _found(checked, "read_by_all", *args, 0, **options)
-    # Which of the two comes last is a matter of the schedule; that one of them is not waited for is not.
-    assert race.kind == "race" and (race.write or race.thread[0] >= 64)
-    if race.write:
-        assert race.other in ("warp 2 of the block", "warp 3 of the block")
+    races = _found(checked, "read_by_all", *args, 0, **options)
+    # Who comes last, and how many, is a matter of the schedule; that the writer waits for two warps alone is not.
+    assert races and all(race.kind == "race" and (race.write or race.thread[0] >= 64) for race in races)
+    assert all(race.other in ("warp 2 of the block", "warp 3 of the block") for race in races if race.write)
 
 
 def test_more_or_fewer_threads_than_it_waits_for(either: CpuModule) -> None:

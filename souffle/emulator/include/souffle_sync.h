@@ -40,6 +40,31 @@ SOUFFLE_INLINE long long clock64() {
 }
 SOUFFLE_INLINE int clock() { return int(clock64()); }
 
+// ---- named barriers that vote ----
+struct SouffleVotes {
+  int holding, threads;
+  bool all() const { return holding == threads; }
+  bool any() const { return holding != 0; }
+};
+// The counters lie where the block's shared memory does: the fibers of a block share them, other blocks do not. What
+// they hold when a block begins is not defined, and others may vote again at once: hence a barrier after each step.
+static __attribute__((noinline)) SOUFFLE_UNCHECKED int souffle_voted(int id, bool begins, bool holds) {
+  static thread_local int votes[16];
+  if (id < 0 || id >= 16) return 0;  // the barrier fails
+  votes[id] = begins ? 0 : votes[id] + holds;
+  return votes[id];
+}
+SOUFFLE_INLINE SouffleVotes souffle_barrier_vote(int id, int count, bool holds) {
+  souffle_voted(id, true, false);
+  souffle_barrier(souffle_self, id, count);
+  souffle_voted(id, false, holds);
+  souffle_barrier(souffle_self, id, count);
+  const SouffleVotes result = {souffle_voted(id, false, false),
+                               count < 0 ? int(blockDim.x * blockDim.y * blockDim.z) : count};
+  souffle_barrier(souffle_self, id, count);
+  return result;
+}
+
 // ---- shuffles ----
 template <class T>
 struct SouffleShuffle {

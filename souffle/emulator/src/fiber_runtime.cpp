@@ -508,10 +508,27 @@ void dispatch(Fiber* self) {
     to_scheduler(self);
 }
 
+// The threads of a block in the order of their warps, which is drawn; those of a warp stay in the order that they have.
+void warp_by_warp(Block* b) {
+  unsigned order[kMaxThreads / 32], starts[kMaxThreads / 32], sorted[kMaxThreads];
+  const unsigned warps = unsigned(b->warp_count);
+  for (unsigned i = 0; i < warps; ++i) order[i] = i;
+  shuffle(order, warps, b->random);
+  for (unsigned i = 0, next = 0; i < warps; ++i) {
+    starts[order[i]] = next;
+    next += b->threads - int(order[i]) * 32 < 32 ? unsigned(b->threads) - order[i] * 32 : 32;
+  }
+  for (unsigned i = 0; i < b->count; ++i) sorted[starts[b->queue[i] / 32]++] = b->queue[i];
+  memcpy(b->queue, sorted, b->count * sizeof *sorted);
+}
+
 void push_all(Block* b, unsigned* list, unsigned count, bool front) {
   if (b->launch->spec->shuffled) {
     shuffle(list, count, b->random);
-    front = next_random(b->random) & 1;
+    // With half of the seeds those that have waited for each other nearly always go on at once, so that a warp, or some
+    // threads with a barrier of their own, are far ahead of others.
+    const unsigned behind = b->launch->spec->seed & 1 ? 1 : 63;
+    front = next_random(b->random) & behind;
   }
   if (front)
     for (unsigned i = count; i > 0; --i) push_front(b, list[i - 1]);
@@ -964,7 +981,9 @@ void start_block(Worker* w, Block* b, unsigned index) {
   b->started = true;
   b->head = 0;
   b->count = 0;
-  b->random = spec->seed * 0x9E3779B97F4A7C15ull + index * 0xD1B54A32D192ED03ull + 1;
+  // Of a number of the seed's: seeds a multiple of the generator's own step apart would give one stream, shifted.
+  uint64_t of_seed = spec->seed;
+  b->random = next_random(of_seed) + index * 0xD1B54A32D192ED03ull;
   memset(b->barriers, 0, sizeof(b->barriers));
   uint3 position{index % spec->grid[0], index / spec->grid[0] % spec->grid[1], index / spec->grid[0] / spec->grid[1]};
   dim3 block(spec->block[0], spec->block[1], spec->block[2]), grid(spec->grid[0], spec->grid[1], spec->grid[2]);
@@ -995,7 +1014,10 @@ void start_block(Worker* w, Block* b, unsigned index) {
     b->warps[i].alive = lanes >= 32 ? 0xFFFFFFFFu : (1u << lanes) - 1;
     b->warps[i].groups = 0;
   }
-  if (spec->shuffled) shuffle(b->queue, b->count, b->random);
+  if (spec->shuffled) {
+    shuffle(b->queue, b->count, b->random);
+    if (next_random(b->random) & 1) warp_by_warp(b);
+  }
   Piece pieces[2];
   for (int n = shared_pieces(w, pieces), i = 0; i < n; ++i) {
     memset(pieces[i].base, kPoison, pieces[i].bytes);
