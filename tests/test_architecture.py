@@ -23,7 +23,7 @@ FILES = sorted({*PACKAGE.rglob("*.py"), *(PACKAGE / "models").rglob("*.py")})
 ORDER = (
     *("index", "program", "frontend", "analysis", "transform", "schedule", "cost"),
     *("placement", "stitching", "partition", "kernel", "choice", "codegen", "verify"),
-    *("emulator", "runtime", "calibrate", "mutation", "tuning"),
+    *("emulator", "runtime", "hfuse", "calibrate", "mutation", "tuning"),
 )
 LOWEST = {
     "errors",

@@ -1,4 +1,4 @@
-"""``souffle compile|run|verify|explain|check|ablate|mutate|tune|measure-device``.
+"""``souffle compile|run|verify|explain|check|ablate|mutate|tune|hfuse|measure-device``.
 
 What needs the compiler is imported by the command that needs it: ``souffle run`` works where TVM is not installed.
 """
@@ -20,6 +20,7 @@ import souffle
 from souffle.certificate import CHECKS
 from souffle.cli.compiler_options import compiler_options
 from souffle.cli.counts import counts_table
+from souffle.cli.hfuse import add_arguments as add_hfuse
 from souffle.cli.interruption import interruptible, run_process, status_of
 from souffle.cli.measure_device import add_arguments as add_measure_device
 from souffle.cli.output import Progress, format_table, human_bytes, write_json
@@ -101,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_trials(commands, [common, options], [waits, proofs])
     add_tune(commands.add_parser("tune", parents=[common, options], help="search schedules and write a tuning log"))
 
+    add_hfuse(commands.add_parser("hfuse", parents=[common], help="fuse kernels of CUDA files into one"))
     add_measure_device(
         commands.add_parser("measure-device", parents=[common], help="describe the GPU at hand for the cost model")
     )
