@@ -66,7 +66,7 @@ def plan_kernel(
         if reason:
             decided = (Decision("teams", f"several in each block for {subprogram.name}", teams > 1, reason),)
         plain = plain if teams == 1 else barriers
-    if waiting.side_by_side and request.forecast is not None and not plain.shape.ticks:
+    if waiting.side_by_side and not plain.shape.ticks:
         plain = side_by_side(plain, request.forecast, teams, partial(planned, "barriers"))
     shape = plain.shape if teams == 1 else plain.shape.in_teams(teams)
     return replace(plain, shape=shape, decisions=(*decided, *plain.decisions))

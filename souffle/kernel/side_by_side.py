@@ -28,7 +28,7 @@ from souffle.schedule.lower.shares import ALL_WORKERS, Share
 from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import Stage, Unit, flat_stages
 
-__all__ = ["arrangements", "side_by_side"]
+__all__ = ["arrangements", "last_epoch", "side_by_side"]
 
 _LONGEST = 4
 """Of an epoch's stages so many are tried in thread space, and of a kernel's so many in other epochs: the longest."""
@@ -40,20 +40,23 @@ _NAMED = 6
 """Stages of a group that a decision names."""
 
 
-def side_by_side(plan: CallPlan, forecast: KernelForecast, teams: int, planned: Callable[..., CallPlan]) -> CallPlan:
+def side_by_side(
+    plan: CallPlan, forecast: KernelForecast | None, teams: int, planned: Callable[..., CallPlan]
+) -> CallPlan:
     """The plan with independent stages side by side, where a launch is predicted to take less so.
 
     Parameters
     ----------
     plan : CallPlan
         With barriers, and not in teams yet.
-    forecast : KernelForecast
+    forecast : KernelForecast or None
+        Nothing is changed where nobody knows the device.
     teams : int
         Of each block.
     planned : callable
         Gives the plan of the same stages with `groups` and `delayed`.
     """
-    if not any(len(order.free) > 1 for order in plan.orders):
+    if forecast is None or not any(len(order.free) > 1 for order in plan.orders):
         return plan
     pricing = _Pricing(plan, forecast, teams)
     delayed: dict[Stage, int] = {}
@@ -175,9 +178,9 @@ def _epochs(order: EpochOrder, pricing: _Pricing) -> tuple[int, ...]:
     def gained(stages: Collection[Stage]) -> float:
         return pricing.best(tuple(unit for unit in order.units if unit in stages))[0]
 
-    waiting = [stage for stage in order.units if stage in order.free and _last(stage, epochs) > epochs[stage]]
+    waiting = [stage for stage in order.units if stage in order.free and last_epoch(stage, epochs) > epochs[stage]]
     for stage in sorted(waiting, key=lambda stage: -pricing.seconds(stage))[:_LONGEST]:
-        first, last = epochs[stage], _last(stage, epochs)
+        first, last = epochs[stage], last_epoch(stage, epochs)
         others = [other for other in members[first] if other is not stage]
         gains = {first: gained(members[first]) - gained(others)}
         for epoch in range(first + 1, last + 1):
@@ -190,7 +193,7 @@ def _epochs(order: EpochOrder, pricing: _Pricing) -> tuple[int, ...]:
     return tuple(epochs[unit] for unit in order.units)
 
 
-def _last(stage: Stage, epochs: Mapping[Unit, int]) -> int:
+def last_epoch(stage: Stage, epochs: Mapping[Unit, int]) -> int:
     """The last epoch in which a stage can be: the one before its first reader's."""
     made = {*stage.outputs}
     readers = [epoch for unit, epoch in epochs.items() if unit is not stage and made & {*unit.inputs}]

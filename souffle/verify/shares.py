@@ -32,7 +32,7 @@ from tvm.ir import Call
 
 from souffle.certificate import Counterexample
 from souffle.tvm_compat import collect, const_int, sequence, statements_of, substitute
-from souffle.verify.expressions import Axis, Expr, Undecided, evaluate, variable
+from souffle.verify.expressions import Axis, Expr, Undecided, const, evaluate, operation, variable
 from souffle.verify.indices import index_of, operator_name
 from souffle.verify.other_forms import OtherForms, other_forms
 from souffle.verify.wait_names import ARRIVE_FUNCTION, GRID_WAITS
@@ -227,10 +227,11 @@ class _Kernel:
     def tried(self, binds: Sequence[tirx.Bind], own: _Workers, before: _Workers | None = None) -> None:
         """Numbers that do not have the known form, on a few grids; raises in any case."""
         teams = self.every.last
-        team, block, blocks = Axis("team", teams), Axis("block", 64), Axis("blocks", 64)
+        team, block, beside = Axis("team", teams), Axis("block", 64), Axis("other blocks", 64)
         for grid in _GRIDS:
-            at = {team: np.arange(teams)[:, None], block: np.arange(grid)[None, :], blocks: np.array(grid)}
-            env: dict[Any, Expr] = {self.block: variable(block), self.blocks: variable(blocks)}
+            at = {team: np.arange(teams)[:, None], block: np.arange(grid)[None, :], beside: np.array(grid - 1)}
+            blocks = operation("add", variable(beside), const(1))
+            env: dict[Any, Expr] = {self.block: variable(block), self.blocks: blocks}
             if self.team is not None:
                 env[self.team] = variable(team)
             for bind in self.head[2:]:

@@ -1,0 +1,316 @@
+"""Independent stages side by side: which pairs networks have, what each way is predicted to take, and its adversaries.
+
+``python -m benchmarks.side_by_side pairs --out docs/results/side_by_side.json [--models nmt ...]`` lists, for each
+network, the pairs of independent stages of its kernels that could be in one epoch, with predicted times one after the
+other, in block space, and in thread space by the split of a block's teams; and the predicted time of the network with
+and without what is taken.
+
+``python -m benchmarks.side_by_side siege --out docs/results/side_by_side_siege.json [--programs 100] [--mutants 40]``
+compiles random programs of independent branches with arrangements at random, whether or not they pay: the bits of the
+same network one after the other, in shuffled orders and on grids of several sizes, and PROVEN; and mutants of who
+computes what (:mod:`souffle.mutation.shares`), each of which is refuted if it changes a result in 20 shuffled runs.
+
+Each result is kept as it is made: the same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from tvm import te
+
+import souffle
+from benchmarks.record import kept_results, save_results
+from benchmarks.teams import asked_for
+from souffle import models
+from souffle.cli.output import format_table
+from souffle.codegen.assemble import CompiledKernels
+from souffle.cost.kernel import KernelForecast
+from souffle.kernel import kernel_plan, merged_program
+from souffle.kernel.calls import CallPlan, EpochOrder, Group
+from souffle.kernel.side_by_side import arrangements, last_epoch, side_by_side
+from souffle.mutation.mutants import Mutations
+from souffle.mutation.sandbox import Sandbox
+from souffle.mutation.trial import Trials, described, inputs_of
+from souffle.pipeline import compile_cuda
+from souffle.program import Tensor, TEProgram
+from souffle.runtime.cpu_runner import CpuRunner
+from souffle.runtime.explain import predicted_seconds
+from souffle.schedule.lower.shares import Share
+from souffle.schedule.stage import Stage, flat_stages
+from souffle.verify import REFUTED
+from tests.testlib import Builder, inputs_for
+
+__all__ = ["at_random", "branches", "main"]
+
+_GRIDS = (64, 1, 2, 3, 5, 7)
+_MODELS = ("resnext", "nmt", "bi-rnn", "crnn", "var-encoder", "dien", "mmoe", "bert", "swin", "efficientnet", "lstm")
+_APART = ("reuse", "attention", "resident", "channels")
+"""What joins the stages of small programs."""
+
+_MUTATED = range(500, 508)
+"""Seeds of the programs that are changed."""
+
+_PAIRS = 6
+"""Of each network, those that gain most."""
+
+
+# Arrangements, whether or not they pay
+
+
+def at_random(seed: int) -> Callable[..., CallPlan]:
+    """What arranges all independent stages at random, in the place of prices; stages that may wait do so at random."""
+    rng = random.Random(seed)
+
+    def arranged(plan: CallPlan, forecast: KernelForecast, teams: int, planned: Callable[..., CallPlan]) -> CallPlan:
+        groups, delayed = [], {}
+        for order in plan.orders:
+            epochs = dict(zip(order.units, order.epochs, strict=True))
+            for unit in order.units:
+                if unit in order.free and rng.random() < 0.5:
+                    epochs[unit] = rng.randint(epochs[unit], last_epoch(unit, epochs))
+                    delayed[unit] = epochs[unit]
+            for epoch in range(max(epochs.values()) + 1):
+                members = [unit for unit in order.units if unit in order.free and epochs[unit] == epoch]
+                if len(members) > 1:
+                    groups.append(Group(tuple(zip(members, _drawn(rng, members, teams), strict=True)), order.runs))
+        return planned(groups=groups, delayed=delayed) if groups else plan
+
+    return arranged
+
+
+def _drawn(rng: random.Random, members: Sequence[Stage], teams: int) -> tuple[Share, ...]:
+    tiles = [stage.schedule.tiles for stage in members]
+    longest = rng.sample(range(len(members)), min(3, len(members)))
+    found = list(arrangements(tiles, longest, teams))
+    shares = list(rng.choice(found))
+    if rng.random() < 0.3:
+        # Any worker may have tile 0, also among those of some teams.
+        shares[rng.randrange(len(shares))] = Share(shift=rng.randint(1, 300))
+    return tuple(shares)
+
+
+@contextmanager
+def forced(seed: int, teams: int) -> Iterator[None]:
+    """Kernels of blocks of so many teams, as many as have room, and with arrangements at random."""
+    with (
+        mock.patch.object(kernel_plan, "_teams", asked_for(teams)),
+        mock.patch.object(kernel_plan, "side_by_side", at_random(seed)),
+    ):
+        yield
+
+
+# Random programs
+
+
+def branches(seed: int) -> TEProgram:
+    """Independent branches of products, rows, columns and elements, of which some are joined."""
+    rng, b = random.Random(seed), Builder()
+    sources = [b.input(rng.randint(1, 150), rng.choice((16, 17, 40))) for _ in range(rng.randint(1, 3))]
+    ends = []
+    for number in range(rng.randint(2, 5)):
+        x = rng.choice(sources)
+        for _ in range(rng.randint(1, 3)):
+            x = _step(rng, b, x, number)
+        ends.append(x)
+    joined = [b.reduce(x, len(x.shape) - 1) if len(x.shape) > 1 else x for x in ends]
+    shapes = Counter(x.shape for x in joined)
+    same = [x for x in joined if x.shape == max(shapes, key=lambda shape: shapes[shape])]
+    total = same[0]
+    for x in same[1:]:
+        total = b.plus(total, x)
+    return b.program(total, *(x for x in joined if x not in same), *ends[:1])
+
+
+def _step(rng: random.Random, b: Builder, x: Tensor, seed: int) -> Tensor:
+    kind = rng.choice(("product", "product", "elements", "columns", "rows"))
+    if len(x.shape) != 2 or kind == "elements":
+        return b.map(lambda v: te.round(v * 0.5) + 1.0, x)
+    if kind == "product":
+        width = rng.choice((16, 24, 33))
+        w = np.random.default_rng(seed).integers(-2, 3, (x.shape[1], width)).astype(np.float32)
+        return b.map(lambda v: te.round(v * 0.125), b.matmul(x, b.constant(w)))
+    most = b.add(_most_of(0 if kind == "columns" else 1), x, name="most")
+    down = kind == "columns"
+    return b.add(
+        lambda v, m: te.compute(v.shape, lambda i, j: v[i, j] - (m[j] if down else m[i])), x, most, name="less"
+    )
+
+
+def _most_of(axis: int) -> Callable[[te.Tensor], te.Tensor]:
+    def most(x: te.Tensor) -> te.Tensor:
+        k = te.reduce_axis((0, x.shape[axis]), "k")
+        return te.compute((x.shape[1 - axis],), lambda j: te.max(x[k, j] if axis == 0 else x[j, k], k))
+
+    return most
+
+
+def compiled(program: TEProgram, **options: object) -> CompiledKernels:
+    """A network of one kernel: nobody knows what launches cost on the device."""
+    given = {"level": "V4", "arch": "sm_86", "cubin": False, "verify": "values", "waits": "barriers"}
+    return compile_cuda(program, **{**given, "disable": _APART, **options})
+
+
+def one_program(seed: int) -> dict[str, Any]:
+    """A random program, with arrangements at random and one after the other."""
+    program, draw = branches(seed), random.Random(seed)
+    with forced(seed, draw.choice((1, 2, 3, 4))):
+        net = compiled(program)
+    plain = compiled(program, verify="off", disable=(*_APART, "hfuse", "teams"))
+    inputs, texts = inputs_of(net.plan, inputs_for(program)), "".join(module.text for module in net.plan.modules)
+    runner, expected = CpuRunner(net.plan), CpuRunner(plain.plan).run(inputs)
+    wrong = 0
+    for number, grid in enumerate(_GRIDS):
+        found = runner.reordered(seed=number, blocks=grid).run(inputs)
+        wrong += any(one.tobytes() != other.tobytes() for one, other in zip(found, expected, strict=True))
+    return {
+        "part": "programs",
+        "seed": seed,
+        "verdict": net.plan.certificate.verdict,
+        "other_bits": wrong,
+        "block_space": "turned" in texts,
+        "thread_space": "own_count" in texts,
+    }
+
+
+def mutants(seed: int, count: int) -> dict[str, Any]:
+    """Changes of who computes what in a random program, each run in 20 shuffled orders."""
+    program = branches(seed)
+    with forced(seed, 1 + seed % 4):
+        net = compiled(program)
+    mutations, counts, missed = Mutations(net), Counter(), []
+    with Sandbox() as sandbox:
+        trials = Trials(mutations, inputs_of(net.plan, inputs_for(program)), sandbox)
+        for mutation in mutations.sample(count, seed=seed, kinds=("share",)):
+            trial = trials.run(mutation)
+            if trial.counts:
+                counts[f"{'changed' if trial.changed else 'same'}, {trial.verdict}"] += 1
+                if trial.changed and trial.verdict != REFUTED:
+                    missed.append(described(trial))
+                    print(f"{seed}: {missed[-1]}", file=sys.stderr, flush=True)
+    return {"part": "mutants", "seed": seed, "counts": dict(counts), "missed": missed}
+
+
+# Pairs of networks
+
+
+def pairs_of(model: str, arch: str, precision: str) -> dict[str, Any]:
+    """The pairs of independent stages of a network that gain most, and the network with what is taken of them."""
+    program = souffle.import_onnx(models.build(model, size="paper"))
+    options = {"level": "V4", "precision": precision, "arch": arch, "verify": "off", "cubin": False}
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def listed(plan: CallPlan, forecast: KernelForecast, teams: int, planned: Callable[..., CallPlan]) -> CallPlan:
+        for order in plan.orders:
+            for pair in _pairs(order):
+                row = _row(pair, order.runs, plan, forecast, teams)
+                found[pair[0].name, pair[1].name] = row
+        return side_by_side(plan, forecast, teams, planned)
+
+    with mock.patch.object(merged_program, "plan_kernel", partial(_with, listed)):
+        plan = compile_cuda(program, **options).plan
+    without = compile_cuda(program, **options, disable=("hfuse",)).plan
+    rows = sorted(found.values(), key=lambda row: min(row["ways"].values()) * row["runs"] - row["apart"] * row["runs"])
+    taken = [d.subject for d in plan.decisions if d.stage == "hfuse" and d.accepted]
+    return {
+        "model": model, "arch": arch, "precision": precision, "pairs": len(rows), "best": rows[:_PAIRS],
+        "taken": taken, "us": _us(predicted_seconds(plan)), "us_without": _us(predicted_seconds(without)),
+    }  # fmt: skip
+
+
+def _with(listed: Callable[..., CallPlan], *arguments: object, **options: object) -> CallPlan:
+    with mock.patch.object(kernel_plan, "side_by_side", listed):
+        return kernel_plan.plan_kernel(*arguments, **options)
+
+
+def _pairs(order: EpochOrder) -> Iterator[tuple[Stage, Stage]]:
+    """Free stages that could be in one epoch."""
+    epochs = dict(zip(order.units, order.epochs, strict=True))
+    for one, other in combinations([unit for unit in order.units if unit in order.free], 2):
+        needed = {*one.outputs} & {*other.inputs}
+        if not needed and epochs[one] <= last_epoch(other, epochs) and epochs[other] <= last_epoch(one, epochs):
+            yield one, other
+
+
+def _row(pair: tuple[Stage, Stage], runs: int, plan: CallPlan, forecast: KernelForecast, teams: int) -> dict[str, Any]:
+    """What two stages take in each way, in µs."""
+    block = forecast.together(flat_stages(plan.stages))
+    most = forecast.resident(block) // teams * teams * forecast.device.sm_count
+    tiles = [stage.schedule.tiles for stage in pair]
+    blocks = max(1, min(sum(tiles), most // teams))
+    launch = {"grid": blocks, "teams": teams}
+    apart = sum(forecast.seconds(stage, block, most, **launch) for stage in pair)
+    ways = {}
+    for shares in arrangements(tiles, (0, 1), teams):
+        space = f"threads {shares[0].teams} | {shares[1].teams} of {teams} teams" if shares[0].teams else "blocks"
+        ways[space] = _us(
+            apart - forecast.gained_seconds(tuple(zip(pair, shares, strict=True)), block, most, blocks, teams)
+        )
+    return {
+        "stages": [stage.name for stage in pair], "tiles": tiles, "runs": runs, "apart": _us(apart), "ways": ways,
+        "bound": [forecast.bound(stage, block, most, **launch) for stage in pair],
+    }  # fmt: skip
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 2)
+
+
+def _table(results: Sequence[dict[str, Any]]) -> str:
+    rows = []
+    for result in results:
+        names = f"{result['model']} {result['precision']} {result['arch']}"
+        rows.append((names, f"{result['pairs']} pairs", "", "", f"{result['us_without']} -> {result['us']}"))
+        for row in result["best"]:
+            ways = ", ".join(f"{way}: {us}" for way, us in row["ways"].items())
+            rows.append(("", " | ".join(row["stages"]), " | ".join(row["bound"]), row["apart"], ways))
+    return format_table(("network", "pair", "bound by", "apart, us", "side by side, us"), rows)
+
+
+def main() -> int:
+    """Run what is not kept yet, and print; 1 where bits are others or a change of a result is not refuted."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("pairs", "siege"))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--models", nargs="+", default=list(_MODELS))
+    parser.add_argument("--arch", nargs="+", default=["sm_80", "sm_90"])
+    parser.add_argument("--precision", nargs="+", default=["fp32", "mixed"])
+    parser.add_argument("--programs", type=int, default=100)
+    parser.add_argument("--mutants", type=int, default=40, help="of each of eight programs")
+    arguments = parser.parse_args()
+    results = kept_results(arguments.out)
+    jobs: dict[tuple[Any, ...], Callable[[], dict[str, Any]]] = {}
+    if arguments.what == "pairs":
+        ways = [(m, a, p) for m in arguments.models for p in arguments.precision for a in arguments.arch]
+        jobs = {way: partial(pairs_of, *way) for way in ways}
+        known = {(r["model"], r["arch"], r["precision"]) for r in results}
+    else:
+        jobs = {("programs", seed): partial(one_program, seed) for seed in range(arguments.programs)}
+        jobs |= {("mutants", seed): partial(mutants, seed, arguments.mutants) for seed in _MUTATED}
+        known = {(r["part"], r["seed"]) for r in results}
+    for key, job in jobs.items():
+        if key not in known:
+            results.append(job())
+            save_results(str(arguments.out), "benchmarks.side_by_side", results)
+            print(results[-1] if arguments.what == "siege" else _table(results[-1:]), flush=True)
+    if arguments.what == "pairs":
+        return 0
+    programs = [r for r in results if r["part"] == "programs"]
+    print(Counter(r["verdict"] for r in programs), sum(r["other_bits"] for r in programs), "with other bits")
+    print(sum((Counter(r["counts"]) for r in results if r["part"] == "mutants"), Counter()))
+    return int(any(r.get("other_bits") or r.get("missed") for r in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
