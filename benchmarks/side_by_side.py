@@ -5,6 +5,9 @@ network, the pairs of independent stages of its kernels that could be in one epo
 other, in block space, and in thread space by the split of a block's teams; and the predicted time of the network with
 and without what is taken.
 
+``python -m benchmarks.side_by_side taken --out docs/results/side_by_side_taken.json`` compiles networks, and two
+together, with nvcc and the certificate: what is taken, and what the kernels ask of a multiprocessor with and without.
+
 ``python -m benchmarks.side_by_side siege --out docs/results/side_by_side_siege.json [--programs 100] [--mutants 40]``
 compiles random programs of independent branches with arrangements at random, whether or not they pay: the bits of the
 same network one after the other, in shuffled orders and on grids of several sizes, and PROVEN; and mutants of who
@@ -36,6 +39,7 @@ from benchmarks.teams import asked_for
 from souffle import models
 from souffle.cli.output import format_table
 from souffle.codegen.assemble import CompiledKernels
+from souffle.codegen.plan import Kernel
 from souffle.cost.kernel import KernelForecast
 from souffle.kernel import kernel_plan, merged_program
 from souffle.kernel.calls import CallPlan, EpochOrder, Group
@@ -47,6 +51,7 @@ from souffle.pipeline import compile_cuda
 from souffle.program import Tensor, TEProgram
 from souffle.runtime.cpu_runner import CpuRunner
 from souffle.runtime.explain import predicted_seconds
+from souffle.schedule.gpu.device import device_for
 from souffle.schedule.lower.shares import Share
 from souffle.schedule.stage import Stage, flat_stages
 from souffle.verify import REFUTED
@@ -58,6 +63,16 @@ _GRIDS = (64, 1, 2, 3, 5, 7)
 _MODELS = ("resnext", "nmt", "bi-rnn", "crnn", "var-encoder", "dien", "mmoe", "bert", "swin", "efficientnet", "lstm")
 _APART = ("reuse", "attention", "resident", "channels")
 """What joins the stages of small programs."""
+
+_TAKEN = (
+    ("nmt", "fp32"),
+    ("resnext", "fp32"),
+    ("resnext", "mixed"),
+    ("bi-rnn", "fp32"),
+    ("bert+resnext", "mixed"),
+    ("nmt+efficientnet", "fp32"),
+)
+"""Networks in which something is taken, alone or two together, and their precision."""
 
 _MUTATED = range(500, 508)
 """Seeds of the programs that are changed."""
@@ -267,6 +282,40 @@ def _us(seconds: float) -> float:
     return round(seconds * 1e6, 2)
 
 
+def taken_of(network: str, arch: str, precision: str) -> dict[str, Any]:
+    """What is taken in a network, or in several with ``+`` between, and what kernels ask for, with it and without."""
+    names = network.split("+")
+    programs = {name: souffle.import_onnx(models.build(name, size="paper")) for name in names}
+    program = souffle.together(programs) if len(names) > 1 else programs[network]
+    options = {"level": "V4", "precision": precision, "arch": arch}
+    found: dict[str, Any] = {"network": network, "arch": arch, "precision": precision}
+    for label, off in (("with", ()), ("without", ("hfuse",))):
+        plan = compile_cuda(program, **options, disable=off).plan
+        asked = [
+            {
+                "registers": kernel.resources.registers, "spill_bytes": kernel.resources.spill_bytes,
+                "shared": kernel.dynamic_shared_bytes, "threads": kernel.threads,
+                "blocks": _resident(kernel, arch), "waits": kernel.grid_syncs, "launches": count,
+            }
+            for kernel, count in ((k, sum(x.kernel == n for x in plan.launches)) for n, k in enumerate(plan.kernels))
+        ]  # fmt: skip
+        taken = [f"{d.subject}: {d.reason}" for d in plan.decisions if d.stage == "hfuse" and d.accepted]
+        most = sorted(asked, key=lambda one: -one["threads"])[:_PAIRS]
+        found[label] = {
+            "us": _us(predicted_seconds(plan)), "verdict": plan.certificate.verdict, "kernels": len(plan.kernels),
+            "taken": len(taken), "first": taken[:_PAIRS], "asked": most,
+        }  # fmt: skip
+    if len(names) > 1:
+        alone = [compile_cuda(one, **options, verify="off", cubin=False).plan for one in programs.values()]
+        found["alone_us"] = [_us(predicted_seconds(plan)) for plan in alone]
+    return found
+
+
+def _resident(kernel: Kernel, arch: str) -> int:
+    fits = device_for(arch).resident_blocks(kernel.threads, kernel.dynamic_shared_bytes, kernel.resources.registers)
+    return min(fits.values())
+
+
 def _table(results: Sequence[dict[str, Any]]) -> str:
     rows = []
     for result in results:
@@ -281,7 +330,7 @@ def _table(results: Sequence[dict[str, Any]]) -> str:
 def main() -> int:
     """Run what is not kept yet, and print; 1 where bits are others or a change of a result is not refuted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("pairs", "siege"))
+    parser.add_argument("what", choices=("pairs", "taken", "siege"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--models", nargs="+", default=list(_MODELS))
     parser.add_argument("--arch", nargs="+", default=["sm_80", "sm_90"])
@@ -295,6 +344,10 @@ def main() -> int:
         ways = [(m, a, p) for m in arguments.models for p in arguments.precision for a in arguments.arch]
         jobs = {way: partial(pairs_of, *way) for way in ways}
         known = {(r["model"], r["arch"], r["precision"]) for r in results}
+    elif arguments.what == "taken":
+        ways = [(network, arch, precision) for network, precision in _TAKEN for arch in arguments.arch]
+        jobs = {way: partial(taken_of, *way) for way in ways}
+        known = {(r["network"], r["arch"], r["precision"]) for r in results}
     else:
         jobs = {("programs", seed): partial(one_program, seed) for seed in range(arguments.programs)}
         jobs |= {("mutants", seed): partial(mutants, seed, arguments.mutants) for seed in _MUTATED}
@@ -303,8 +356,8 @@ def main() -> int:
         if key not in known:
             results.append(job())
             save_results(str(arguments.out), "benchmarks.side_by_side", results)
-            print(results[-1] if arguments.what == "siege" else _table(results[-1:]), flush=True)
-    if arguments.what == "pairs":
+            print(_table(results[-1:]) if arguments.what == "pairs" else results[-1], flush=True)
+    if arguments.what != "siege":
         return 0
     programs = [r for r in results if r["part"] == "programs"]
     print(Counter(r["verdict"] for r in programs), sum(r["other_bits"] for r in programs), "with other bits")

@@ -20,9 +20,21 @@ _LAZY = {
     "analyze": "souffle.analysis",
     "transform": "souffle.transform",
     "TEProgram": "souffle.program",
+    "together": "souffle.program",
 }
 
-__all__ = ["SouffleError", "TEProgram", "analyze", "compile", "from_te", "import_onnx", "load", "transform", "tune"]
+__all__ = [
+    "SouffleError",
+    "TEProgram",
+    "analyze",
+    "compile",
+    "from_te",
+    "import_onnx",
+    "load",
+    "together",
+    "transform",
+    "tune",
+]
 
 
 def __getattr__(name: str) -> object:

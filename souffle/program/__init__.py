@@ -4,6 +4,7 @@ from souffle.program.fused import FusedTE, fuse, parts_of
 from souffle.program.loop import Carried, Collected, Indexed, Loop
 from souffle.program.te import ELEMENT_TYPES, TE, ExternTE, InTiles, Origin, ProgramError, Tensor, make_te
 from souffle.program.te_program import Item, TEProgram
+from souffle.program.together import together
 
 __all__ = [
     "ELEMENT_TYPES",
@@ -23,4 +24,5 @@ __all__ = [
     "fuse",
     "make_te",
     "parts_of",
+    "together",
 ]
