@@ -8,6 +8,9 @@ and without what is taken.
 ``python -m benchmarks.side_by_side taken --out docs/results/side_by_side_taken.json`` compiles networks, and two
 together, with nvcc and the certificate: what is taken, and what the kernels ask of a multiprocessor with and without.
 
+``python -m benchmarks.side_by_side ways --out docs/results/side_by_side_ways.json`` predicts pairs of independent TEs
+in one kernel: one after the other, joined by the horizontal transformation, in block space and in thread space.
+
 ``python -m benchmarks.side_by_side siege --out docs/results/side_by_side_siege.json [--programs 100] [--mutants 40]``
 compiles random programs of independent branches with arrangements at random, whether or not they pay: the bits of the
 same network one after the other, in shuffled orders and on grids of several sizes, and PROVEN; and mutants of who
@@ -24,6 +27,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -40,6 +44,7 @@ from souffle import models
 from souffle.cli.output import format_table
 from souffle.codegen.assemble import CompiledKernels
 from souffle.codegen.plan import Kernel
+from souffle.cost.device import device_of_arch
 from souffle.cost.kernel import KernelForecast
 from souffle.kernel import kernel_plan, merged_program
 from souffle.kernel.calls import CallPlan, EpochOrder, Group
@@ -47,6 +52,7 @@ from souffle.kernel.side_by_side import arrangements, last_epoch, side_by_side
 from souffle.mutation.mutants import Mutations
 from souffle.mutation.sandbox import Sandbox
 from souffle.mutation.trial import Trials, described, inputs_of
+from souffle.options import LEVELS
 from souffle.pipeline import compile_cuda
 from souffle.program import Tensor, TEProgram
 from souffle.runtime.cpu_runner import CpuRunner
@@ -63,6 +69,8 @@ _GRIDS = (64, 1, 2, 3, 5, 7)
 _MODELS = ("resnext", "nmt", "bi-rnn", "crnn", "var-encoder", "dien", "mmoe", "bert", "swin", "efficientnet", "lstm")
 _APART = ("reuse", "attention", "resident", "channels")
 """What joins the stages of small programs."""
+
+_MOST_THREADS = 1024
 
 _TAKEN = (
     ("nmt", "fp32"),
@@ -264,14 +272,14 @@ def _row(pair: tuple[Stage, Stage], runs: int, plan: CallPlan, forecast: KernelF
     most = forecast.resident(block) // teams * teams * forecast.device.sm_count
     tiles = [stage.schedule.tiles for stage in pair]
     blocks = max(1, min(sum(tiles), most // teams))
-    launch = {"grid": blocks, "teams": teams}
+    waits = plan.shape.waits
+    launch = {"grid": blocks if waits else 0, "teams": teams}
     apart = sum(forecast.seconds(stage, block, most, **launch) for stage in pair)
     ways = {}
     for shares in arrangements(tiles, (0, 1), teams):
         space = f"threads {shares[0].teams} | {shares[1].teams} of {teams} teams" if shares[0].teams else "blocks"
-        ways[space] = _us(
-            apart - forecast.gained_seconds(tuple(zip(pair, shares, strict=True)), block, most, blocks, teams)
-        )
+        members = tuple(zip(pair, shares, strict=True))
+        ways[space] = _us(apart - forecast.gained_seconds(members, block, most, blocks, teams, waits=waits))
     return {
         "stages": [stage.name for stage in pair], "tiles": tiles, "runs": runs, "apart": _us(apart), "ways": ways,
         "bound": [forecast.bound(stage, block, most, **launch) for stage in pair],
@@ -293,7 +301,7 @@ def taken_of(network: str, arch: str, precision: str) -> dict[str, Any]:
         plan = compile_cuda(program, **options, disable=off).plan
         asked = [
             {
-                "registers": kernel.resources.registers, "spill_bytes": kernel.resources.spill_bytes,
+                "registers": kernel.resources.registers, "stack_bytes": kernel.resources.stack_bytes,
                 "shared": kernel.dynamic_shared_bytes, "threads": kernel.threads,
                 "blocks": _resident(kernel, arch), "waits": kernel.grid_syncs, "launches": count,
             }
@@ -316,6 +324,73 @@ def _resident(kernel: Kernel, arch: str) -> int:
     return min(fits.values())
 
 
+def _products(shape: tuple[int, int, int], count: int) -> Callable[[Builder], list[Tensor]]:
+    rows, inner, width = shape
+
+    def made(b: Builder) -> list[Tensor]:
+        x = b.input(rows, inner)
+        weights = [np.random.default_rng(n).standard_normal((inner, width)).astype(np.float32) for n in range(count)]
+        return [b.matmul(x, b.constant(w)) for w in weights]
+
+    return made
+
+
+def _rows(rows: int, width: int) -> Callable[[Builder], list[Tensor]]:
+    def made(b: Builder) -> list[Tensor]:
+        x = b.input(rows, width)
+        most = b.reduce(x, 1, "max")
+        return [b.add(lambda v, m: te.compute(v.shape, lambda i, j: te.exp(v[i, j] - m[i])), x, most, name="less")]
+
+    return made
+
+
+def _elements(count: int) -> Callable[[Builder], list[Tensor]]:
+    return lambda b: [b.map(lambda v, w: v * 2.0 + w, b.input(count), b.input(count))]
+
+
+_PROGRAMS: dict[str, tuple[Callable[[Builder], list[Tensor]], ...]] = {
+    "two equal products of 36 tiles": (_products((384, 768, 192), 2),),
+    "two equal products of 144 tiles": (_products((384, 768, 768), 2),),
+    "two products of other sizes": (_products((384, 768, 384), 1), _products((128, 3072, 768), 1)),
+    "a product and long rows": (_products((384, 3072, 768), 1), _rows(2048, 2048)),
+    "a product and a sum in memory": (_products((512, 2048, 1024), 1), _elements(1 << 24)),
+    "a product and a short sum": (_products((512, 2048, 1024), 1), _elements(1 << 16)),
+    "two sums in memory": (_elements(1 << 22), _elements(3 << 21)),
+}
+"""Independent TEs, none of which a loop or another TE makes a chain of."""
+
+
+def ways_of(label: str, arch: str, precision: str) -> dict[str, Any]:
+    """Predicted µs of two independent stages of one kernel in each way; those in threads with the best split."""
+    b = Builder()
+    program = b.program(*(tensor for made in _PROGRAMS[label] for tensor in made(b)))
+    options = {"level": "V4", "precision": precision, "arch": arch, "verify": "off", "cubin": False}
+    options["reductions"] = "one_phase"
+    rows: list[dict[str, Any]] = []
+
+    def listed(plan: CallPlan, forecast: KernelForecast, teams: int, planned: Callable[..., CallPlan]) -> CallPlan:
+        block = forecast.together(flat_stages(plan.stages))
+        most = min(forecast.resident(block), _MOST_THREADS // block.threads)
+        (order,) = plan.orders
+        rows.extend(_row(pair, 1, plan, forecast, most) for pair in _pairs(order))
+        return plan
+
+    apart = replace(LEVELS["V4"], horizontal=False)
+    with mock.patch.dict(LEVELS, V4=apart), mock.patch.object(kernel_plan, "side_by_side", listed):
+        compile_cuda(program, **options)
+    joined = compile_cuda(program, **options).plan
+    row, launch = rows[-1], device_of_arch(arch).launch_seconds
+    threads = {way: us for way, us in row["ways"].items() if way != "blocks"}
+    best = min(threads, key=threads.get) if threads else None
+    one = len(joined.launches) == 1 and len(joined.kernels[0].predicted.stages) == 1
+    return {
+        "program": label, "arch": arch, "precision": precision, "tiles": row["tiles"], "bound": row["bound"],
+        "one after the other": row["apart"],
+        "horizontal transformation": _us(predicted_seconds(joined) - launch) if one else None,
+        "block space": row["ways"]["blocks"], "thread space": threads.get(best), "split": best,
+    }  # fmt: skip
+
+
 def _table(results: Sequence[dict[str, Any]]) -> str:
     rows = []
     for result in results:
@@ -330,7 +405,7 @@ def _table(results: Sequence[dict[str, Any]]) -> str:
 def main() -> int:
     """Run what is not kept yet, and print; 1 where bits are others or a change of a result is not refuted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("pairs", "taken", "siege"))
+    parser.add_argument("what", choices=("pairs", "taken", "ways", "siege"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--models", nargs="+", default=list(_MODELS))
     parser.add_argument("--arch", nargs="+", default=["sm_80", "sm_90"])
@@ -348,6 +423,10 @@ def main() -> int:
         ways = [(network, arch, precision) for network, precision in _TAKEN for arch in arguments.arch]
         jobs = {way: partial(taken_of, *way) for way in ways}
         known = {(r["network"], r["arch"], r["precision"]) for r in results}
+    elif arguments.what == "ways":
+        ways = [(label, arch, p) for label in _PROGRAMS for p in arguments.precision for arch in arguments.arch]
+        jobs = {way: partial(ways_of, *way) for way in ways}
+        known = {(r["program"], r["arch"], r["precision"]) for r in results}
     else:
         jobs = {("programs", seed): partial(one_program, seed) for seed in range(arguments.programs)}
         jobs |= {("mutants", seed): partial(mutants, seed, arguments.mutants) for seed in _MUTATED}

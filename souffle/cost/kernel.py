@@ -193,7 +193,8 @@ class KernelForecast:
             launch = {"grid": grid, "teams": teams}
             stages = sum(count * self.seconds(stage, block, most, **launch) for stage, count in runs)
             stages += sum(self.fill_seconds(stage, block, most, count) for stage, count in runs)
-            stages -= sum(count * self.gained_seconds(members, block, most, blocks, teams) for members, count in groups)
+            for members, count in groups:
+                stages -= count * self.gained_seconds(members, block, most, blocks, teams, waits=bool(grid))
             waiting = grid_syncs * self.grid_sync_seconds(blocks)
             for count, others, slots in flag_waits:
                 looks = -(-slots // blocks) - bool(others)
@@ -218,7 +219,9 @@ class KernelForecast:
                 found = other
         return found
 
-    def gained_seconds(self, members: Members, kernel: StageResources, most: int, blocks: int, teams: int) -> float:
+    def gained_seconds(
+        self, members: Members, kernel: StageResources, most: int, blocks: int, teams: int, *, waits: bool
+    ) -> float:
         """What stages take less side by side than one after the other, with the same workers.
 
         Parameters
@@ -230,15 +233,20 @@ class KernelForecast:
             Workers of the kernel.
         blocks, teams : int
             Of the launch, and of each block.
+        waits : bool
+            Whether it is a cooperative launch.
         """
         key = tuple((stage.functions, self._bytes[stage], share) for stage, share in members)
-        key = (key, kernel.shared_bytes, kernel.threads, kernel.registers, most, blocks, teams)
+        key = (key, kernel.shared_bytes, kernel.threads, kernel.registers, most, blocks, teams, waits)
         if key not in self._gains:
-            apart = sum(self._side_by_side(((s, ALL_WORKERS),), kernel, most, blocks, teams) for s, _ in members)
-            self._gains[key] = apart - self._side_by_side(members, kernel, most, blocks, teams)
+            launch = (kernel, most, blocks, teams, waits)
+            apart = sum(self._side_by_side(((stage, ALL_WORKERS),), *launch) for stage, _ in members)
+            self._gains[key] = apart - self._side_by_side(members, *launch)
         return self._gains[key]
 
-    def _side_by_side(self, members: Members, kernel: StageResources, most: int, blocks: int, teams: int) -> float:
+    def _side_by_side(
+        self, members: Members, kernel: StageResources, most: int, blocks: int, teams: int, waits: bool
+    ) -> float:
         """The seconds of stages whose tiles are on the device at the same time."""
         tiles, had = [], []
         for stage, share in members:
@@ -247,7 +255,9 @@ class KernelForecast:
             work, count = self._work(function), function.tiles
             tiles.append(tile_clocks(work, count, own, self.device, cold or every, warm=not cold, most=most))
             had.append(share.tiles_of(count, blocks, teams))
-        slowest = max(clocks_side_by_side(tiles, one) for one in multiprocessor_queues(had, self.device.sm_count))
+        first = self.device.crowded_multiprocessors if waits else 0
+        queues = multiprocessor_queues(had, self.device.sm_count, first)
+        slowest = max(clocks_side_by_side(tiles, queues_of_one) for queues_of_one in queues)
         moved = sum(own.l2_seconds for own in tiles), sum(own.memory_seconds for own in tiles)
         return max(slowest / self.device.clock_hz, *moved)
 

@@ -26,25 +26,31 @@ Queue = tuple[int, ...]
 """Of a worker: how many tiles of each stage, one stage after the other."""
 
 
-def multiprocessor_queues(had: Sequence[np.ndarray], multiprocessors: int) -> list[tuple[Queue, ...]]:
+def multiprocessor_queues(had: Sequence[np.ndarray], multiprocessors: int, first: int = 0) -> list[tuple[Queue, ...]]:
     """The distinct multiprocessors of a launch: each has the queues of its workers.
-
-    Blocks are on multiprocessors as a cooperative launch puts them: the first ones together where each has several.
 
     Parameters
     ----------
     had : sequence of array
         For each stage how many tiles each worker has, by (teams, blocks).
     multiprocessors : int
+    first : int
+        Of these so many get all their blocks before others get any, as a cooperative launch does it where there are
+        several for each; by default blocks are spread evenly.
     """
     table = np.stack(had, axis=-1)
-    teams, blocks, stages = table.shape
-    each = -(-blocks // multiprocessors)
-    padded = np.zeros((teams, -(-blocks // each) * each, stages), np.int64)
-    padded[:, :blocks] = table
-    rows = padded.transpose(1, 0, 2).reshape(-1, each * teams * stages)
-    distinct = np.unique(rows, axis=0).reshape(-1, each * teams, stages)
-    return [tuple(tuple(queue) for queue in own) for own in distinct.tolist()]
+    _, blocks, stages = table.shape
+    each, number = -(-blocks // multiprocessors), np.arange(blocks)
+    together = min(first or multiprocessors, multiprocessors)
+    # Blocks go round so many multiprocessors until these are full.
+    place = number // (together * each) * together + number % together
+    order = np.argsort(place, kind="stable")
+    bounds = np.flatnonzero(np.diff(place[order])) + 1
+    queues = {
+        tuple(tuple(queue) for queue in table[:, own].transpose(1, 0, 2).reshape(-1, stages).tolist())
+        for own in np.split(order, bounds)
+    }
+    return sorted(queues)
 
 
 def clocks_side_by_side(tiles: Sequence[TileClocks], queues: Sequence[Queue]) -> float:

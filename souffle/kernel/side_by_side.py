@@ -147,7 +147,8 @@ class _Pricing:
         most = self.times.blocks
         blocks = max(1, min(max(tiles, self.plan.shape.tiles), most // self.teams))
         members = tuple(zip(stages, shares, strict=True))
-        return self.forecast.gained_seconds(members, self.block, most, blocks, self.teams)
+        waits = self.times.grid > 0
+        return self.forecast.gained_seconds(members, self.block, most, blocks, self.teams, waits=waits)
 
     def compared(self, group: Group) -> str:
         """What the stages of a group are predicted to take, in both ways."""

@@ -11,14 +11,18 @@ import pytest
 import souffle
 from benchmarks.side_by_side import branches, compiled, forced, one_program
 from souffle import models
+from souffle.cost.kernel import KernelForecast
 from souffle.cost.predict import TileClocks
 from souffle.cost.side_by_side import clocks_side_by_side, multiprocessor_queues
+from souffle.kernel import kernel_plan
+from souffle.kernel.calls import CallPlan
 from souffle.kernel.side_by_side import arrangements
 from souffle.mutation.mutants import Mutations
 from souffle.mutation.sandbox import Sandbox
 from souffle.mutation.trial import Trials, described, inputs_of, misses
 from souffle.pipeline import compile_cuda
 from souffle.schedule.lower.shares import ALL_WORKERS, Share
+from souffle.schedule.stage import flat_stages
 from souffle.verify import PROVEN, REFUTED
 from souffle.verify.saved import verify_plan
 from tests.testlib import inputs_for
@@ -152,8 +156,39 @@ def _in_steps(tiles: list[TileClocks], queues: list[tuple[int, ...]]) -> int:
 def test_multiprocessors_have_the_queues_of_their_workers() -> None:
     had = [share.tiles_of(104, 132, 2) for share in (ALL_WORKERS, Share(shift=104))]
     assert sorted(multiprocessor_queues(had, 132)) == [((0, 1), (0, 0)), ((1, 0), (0, 0)), ((1, 0), (0, 1))]
-    for blocks, multiprocessors in ((5, 2), (264, 132), (7, 7)):
+    for blocks, multiprocessors, first in ((5, 2, 0), (264, 132, 0), (264, 132, 60), (7, 7, 3)):
         shares = [ALL_WORKERS, Share(shift=9)]
-        queues = multiprocessor_queues([share.tiles_of(50, blocks, 1) for share in shares], multiprocessors)
-        assert all(len(own) == -(-blocks // multiprocessors) for own in queues)
+        queues = multiprocessor_queues([share.tiles_of(50, blocks, 1) for share in shares], multiprocessors, first)
+        assert max(map(len, queues)) == -(-blocks // multiprocessors)
         assert all(one != other for one, other in combinations(queues, 2))
+    # The first ten of twenty blocks: two on each of five multiprocessors, or one on each of ten.
+    tiles = ALL_WORKERS.tiles_of(10, 20, 1)
+    assert multiprocessor_queues([tiles], 10, 5) == [((0,), (0,)), ((1,), (1,))]
+    assert multiprocessor_queues([tiles], 10) == [((1,), (0,))]
+
+
+@pytest.mark.parametrize("model", ["nmt", "mmoe"])
+def test_a_stage_alone_takes_what_it_is_predicted_to(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    """The price of several is that of :mod:`souffle.cost.predict` for one, in any launch."""
+    seen: list[tuple[CallPlan, KernelForecast]] = []
+
+    def spied(plan: CallPlan, forecast: KernelForecast, teams: int, planned: object) -> CallPlan:
+        seen.append((plan, forecast))
+        return plan
+
+    monkeypatch.setattr(kernel_plan, "side_by_side", spied)
+    program = souffle.import_onnx(models.build(model, size="paper"))
+    compile_cuda(program, level="V4", arch="sm_90", cubin=False, verify="off")
+    plan, forecast = seen[-1]
+    block = forecast.together(flat_stages(plan.stages))
+    singles = [stage for stage in flat_stages(plan.stages) if len(stage.functions) == 1 and stage.kept is None]
+    assert len(singles) >= 2
+    for stage in singles:
+        for teams, blocks, waits in ((1, 132, True), (2, 132, True), (1, 264, True), (1, 264, False), (1, 100, False)):
+            most = teams * blocks
+            if most > forecast.resident(block) * forecast.device.sm_count:
+                continue
+            launch = {"grid": blocks if waits else 0, "teams": teams}
+            expected = forecast.seconds(stage, block, most, **launch)
+            alone = forecast._side_by_side(((stage, ALL_WORKERS),), block, most, blocks, teams, waits)
+            assert alone == pytest.approx(expected, rel=1e-9), (stage.name, stage.schedule.tiles, launch)
