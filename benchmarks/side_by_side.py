@@ -78,7 +78,6 @@ _TAKEN = (
     ("resnext", "mixed"),
     ("bi-rnn", "fp32"),
     ("bert+resnext", "mixed"),
-    ("nmt+efficientnet", "fp32"),
 )
 """Networks in which something is taken, alone or two together, and their precision."""
 
