@@ -82,10 +82,10 @@ def main(argv: list[str] | None = None) -> int:
             target="cuda",
             arch=options.arch,
             precision=precision,
-            # Flags, and blocks without teams, are ways to wait beside the two barriers.
+            # Flags, blocks without teams, and stages one after the other, are ways beside the two barriers.
             grid_barrier=barrier if barrier in GRID_BARRIER_NAMES else "counter",
             waits="flags" if barrier == "flags" else "barriers",
-            disable=["teams"] if barrier == "blocks" else [],
+            disable={"blocks": ["teams"], "apart": ["hfuse"]}.get(barrier, []),
         )
         plan = net.plan
         about = {

@@ -123,8 +123,8 @@ def compile(
     disable : sequence of str
         What V4 is to leave out, to see its effect alone: any of ``"attention"``, ``"normalization"``,
         ``"interleaving"``, ``"channels"``, ``"reuse"``, ``"resident"``, ``"ramps"``,
-        ``"weights"`` and ``"teams"`` (:data:`souffle.options.ON_CHIP`). Levels below have none of them, but for
-        ``"teams"``, which V3 has.
+        ``"weights"``, ``"teams"`` and ``"hfuse"`` (:data:`souffle.options.ON_CHIP`). Levels below have none of them,
+        but for ``"teams"``, which V3 has.
     reuse_policy : str
         Which tensors stay in shared memory where not all have room that could: ``"belady"``, those that are needed
         soonest, or ``"lru"``, those that were used last (the paper's, §6.5).
