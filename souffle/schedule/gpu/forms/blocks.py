@@ -25,6 +25,7 @@ __all__ = [
     "block_loops",
     "block_views",
     "detach_outputs",
+    "detaching_refusal",
     "expression_cost",
     "index_step",
     "inline_injective",
@@ -208,6 +209,18 @@ def detach_outputs(sch: s_tir.Schedule) -> None:
                 position = _write_index(view, access.buffer)
                 sch.cache_write(view.rv, position if position is not None else index, "local", readers)
                 found = block_views(sch)
+
+
+def detaching_refusal(func: tirx.PrimFunc) -> Refused | None:
+    """Why an output that the stage also reads cannot get a private copy: TVM finds one region of it in each reader."""
+    sch = open_schedule(func)
+    private, views = intermediates(sch), block_views(sch)
+    for view in views:
+        for written in (written for maker in views for written in maker.writes):
+            regions = sum(same_buffer(region.source, written.buffer) for region in view.node.reads)
+            if regions > 1 and not any(same_buffer(written.buffer, buffer) for buffer in private):
+                return Refused(f"block {view.name} reads an output of the stage in {regions} places that are no region")
+    return None
 
 
 def _write_index(view: BlockView, buffer: ir.Var) -> int | None:

@@ -23,6 +23,7 @@ from souffle.schedule.gpu.forms.blocks import (
     block_view,
     block_views,
     detach_outputs,
+    detaching_refusal,
     inline_injective,
     inlining_refusal,
     intermediates,
@@ -126,7 +127,7 @@ class Layout:
 
 def read_rows(stage: StageForms) -> Rows | Refused:
     """The rows of a stage, or why its injective blocks should not be inlined."""
-    return inlining_refusal(stage.func) or open_rows(stage.func)
+    return inlining_refusal(stage.func) or detaching_refusal(stage.func) or open_rows(stage.func)
 
 
 def open_rows(func: tirx.PrimFunc, keep: frozenset[str] = frozenset()) -> Rows:
