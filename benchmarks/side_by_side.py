@@ -47,7 +47,7 @@ from souffle.codegen.plan import Kernel
 from souffle.cost.device import device_of_arch
 from souffle.cost.kernel import KernelForecast
 from souffle.kernel import kernel_plan, merged_program
-from souffle.kernel.calls import CallPlan, EpochOrder, Group
+from souffle.kernel.calls import CallPlan, EpochOrder
 from souffle.kernel.side_by_side import arrangements, last_epoch, side_by_side
 from souffle.mutation.mutants import Mutations
 from souffle.mutation.sandbox import Sandbox
@@ -58,6 +58,7 @@ from souffle.program import Tensor, TEProgram
 from souffle.runtime.cpu_runner import CpuRunner
 from souffle.runtime.explain import predicted_seconds
 from souffle.schedule.gpu.device import device_for
+from souffle.schedule.group import Group
 from souffle.schedule.lower.shares import Share
 from souffle.schedule.stage import Stage, flat_stages
 from souffle.verify import REFUTED

@@ -29,6 +29,7 @@ LOWEST = {
     "errors",
     "tvm_compat",
     "decision",
+    "multiprocessor",
     "certificate",
     "cache",
     "named",

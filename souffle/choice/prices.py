@@ -98,8 +98,8 @@ class KernelPrices:
             tiles = max(stage.schedule.tiles for stage in flat_stages(units))
             return KernelPrice(forecast.times(units, block, tiles, 0, fewer=True, fetches=fetches), 0)
         plan = plan_kernel(subprogram, request, self.constants, self.waiting, self.dependences, prefetch=False)
-        shape, groups = plan.shape, [(group.members, group.runs) for group in plan.groups]
-        waits, options = (shape.grid_syncs, shape.flag_waits), {"teams": shape.team_count, "groups": groups}
+        shape, options = plan.shape, {"teams": plan.shape.team_count, "groups": plan.groups}
+        waits = shape.grid_syncs, shape.flag_waits
         times = forecast.times(units, block, shape.tiles, *waits, fewer=True, fetches=fetches, **options)
         return KernelPrice(times, shape.grid_syncs)
 

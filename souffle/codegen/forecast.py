@@ -48,14 +48,14 @@ def _predicted(
     kernel: Kernel, launched: MergedLaunch, forecast: KernelForecast, *, fewer: bool, fetches: bool
 ) -> Kernel:
     """A kernel with its times, at the occupancy that it has as compiled, or that its stages ask for if it is not."""
-    units, groups = launched.stages, [(group.members, group.runs) for group in launched.groups]
+    units = launched.stages
     block = forecast.together(flat_stages(units))
     if kernel.resources is not None:
         used = kernel.resources
         shared, threads = kernel.dynamic_shared_bytes // kernel.teams, kernel.threads // kernel.teams
         block = StageResources(used.registers, used.static_shared_bytes, shared, threads, 0, True)
     waits = kernel.grid_syncs, kernel.flag_waits
-    options = {"fewer": fewer, "fetches": fetches, "teams": kernel.teams, "groups": groups}
+    options = {"fewer": fewer, "fetches": fetches, "teams": kernel.teams, "groups": launched.groups}
     times = forecast.times(units, block, kernel.tiles, *waits, **options)
     if not times.blocks:
         return kernel

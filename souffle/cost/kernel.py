@@ -22,8 +22,9 @@ from souffle.cost.side_by_side import clocks_side_by_side, multiprocessor_queues
 from souffle.cost.work import work_of
 from souffle.program import Tensor, TEProgram
 from souffle.schedule.gpu.device import GpuDevice
+from souffle.schedule.group import Group, Members
 from souffle.schedule.lower import DeviceFunction
-from souffle.schedule.lower.shares import ALL_WORKERS, Share
+from souffle.schedule.lower.shares import ALL_WORKERS
 from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
 
@@ -33,8 +34,6 @@ MEDIAN_ERROR = 1.21
 """Half of the kernels measured on an A100 were predicted within this factor while ours were tiled like them, as
 ``docs/results/cost_against_measured.json`` records. What a decision gains must exceed it."""
 
-Members = Sequence[tuple[Stage, Share]]
-"""Stages that are computed side by side, with who computes each."""
 
 ASKED_TOGETHER = 1 << 16
 """Bytes up to which a constant of which each step of a loop has its own part is asked for as a whole before the loop
@@ -158,7 +157,7 @@ class KernelForecast:
         fewer: bool,
         fetches: bool = False,
         teams: int = 1,
-        groups: Sequence[tuple[Members, int]] = (),
+        groups: Sequence[Group] = (),
     ) -> KernelTimes:
         """The times of a kernel of some units.
 
@@ -181,8 +180,8 @@ class KernelForecast:
             Whether the kernel's code is not in the instruction cache as it begins (:meth:`fetches`).
         teams : int
             Of each block: stages take what they do with as many blocks as there are teams, barriers less.
-        groups : sequence of (members, int)
-            Stages that are computed side by side, and how often.
+        groups : sequence of Group
+            Stages that are computed side by side.
         """
         runs = [(s, u.loop.steps if isinstance(u, LoopStage) else 1) for u in units for s in flat_stages([u])]
         fetching = self._fetching(units) if fetches else [(0,) * len(stage.functions) for stage, _ in runs]
@@ -193,8 +192,9 @@ class KernelForecast:
             launch = {"grid": grid, "teams": teams}
             stages = sum(count * self.seconds(stage, block, most, **launch) for stage, count in runs)
             stages += sum(self.fill_seconds(stage, block, most, count) for stage, count in runs)
-            for members, count in groups:
-                stages -= count * self.gained_seconds(members, block, most, blocks, teams, waits=bool(grid))
+            for group in groups:
+                gained = self.gained_seconds(group.members, block, most, blocks, teams, waits=bool(grid))
+                stages -= group.runs * gained
             waiting = grid_syncs * self.grid_sync_seconds(blocks)
             for count, others, slots in flag_waits:
                 looks = -(-slots // blocks) - bool(others)
@@ -240,14 +240,14 @@ class KernelForecast:
         key = (key, kernel.shared_bytes, kernel.threads, kernel.registers, most, blocks, teams, waits)
         if key not in self._gains:
             launch = (kernel, most, blocks, teams, waits)
-            apart = sum(self._side_by_side(((stage, ALL_WORKERS),), *launch) for stage, _ in members)
-            self._gains[key] = apart - self._side_by_side(members, *launch)
+            apart = sum(self.side_by_side_seconds(((stage, ALL_WORKERS),), *launch) for stage, _ in members)
+            self._gains[key] = apart - self.side_by_side_seconds(members, *launch)
         return self._gains[key]
 
-    def _side_by_side(
+    def side_by_side_seconds(
         self, members: Members, kernel: StageResources, most: int, blocks: int, teams: int, waits: bool
     ) -> float:
-        """The seconds of stages whose tiles are on the device at the same time."""
+        """The seconds of stages whose tiles are on the device at the same time; parameters as for `gained_seconds`."""
         tiles, had = [], []
         for stage, share in members:
             (function,), (cold, every) = stage.functions, self._bytes[stage]

@@ -13,9 +13,10 @@ from souffle.hfuse.fused_text import Bound
 from souffle.hfuse.launch import Argument, Fill, Launch
 from souffle.hfuse.original import Original, original
 from souffle.hfuse.part import Part, even_split
-from souffle.hfuse.resources import MULTIPROCESSORS, Multiprocessor, compiled_usage, multiprocessor_of
+from souffle.hfuse.resources import compiled_usage, multiprocessor_of
 from souffle.hfuse.search import RegisterBound, Search, Trial, partitions, register_bound, search
 from souffle.hfuse.source import Source
+from souffle.multiprocessor import MULTIPROCESSORS, Multiprocessor
 
 __all__ = [
     "MULTIPROCESSORS",

@@ -10,7 +10,8 @@ from souffle.hfuse.fuse import FusedKernel, fuse
 from souffle.hfuse.fused_text import Bound
 from souffle.hfuse.original import original
 from souffle.hfuse.part import Part
-from souffle.hfuse.resources import Multiprocessor, Usage
+from souffle.hfuse.resources import Usage
+from souffle.multiprocessor import Multiprocessor
 
 __all__ = ["STEP", "Measure", "RegisterBound", "Search", "Trial", "partitions", "register_bound", "search"]
 

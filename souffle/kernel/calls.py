@@ -20,28 +20,13 @@ from souffle.kernel.tile_waits import PlacedFlags, place_flags
 from souffle.kernel.waits import Expected, Sequenced, Waits
 from souffle.program import Carried, Loop, Tensor
 from souffle.program.loop import ALIGNMENT
+from souffle.schedule.group import Group
 from souffle.schedule.lower.device_function import DeviceFunction, LoweringError
 from souffle.schedule.lower.fewer_threads import fit_functions
-from souffle.schedule.lower.shares import ALL_WORKERS, Share
+from souffle.schedule.lower.shares import ALL_WORKERS
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
 
-__all__ = ["CallPlan", "EpochOrder", "Group", "TensorTouch", "plan_calls"]
-
-
-@dataclass(frozen=True, eq=False)
-class Group:
-    """Independent stages of one epoch that are computed side by side.
-
-    Attributes
-    ----------
-    members : tuple of (Stage, Share)
-        In the order of the kernel's text.
-    runs : int
-        How often a launch computes them.
-    """
-
-    members: tuple[tuple[Stage, Share], ...]
-    runs: int = 1
+__all__ = ["CallPlan", "EpochOrder", "TensorTouch", "plan_calls"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import tvm
 
 from souffle.decision import Barrier, Decision
-from souffle.kernel.calls import CallPlan, Group
+from souffle.kernel.calls import CallPlan
 from souffle.kernel.dependences import TileDependences
 from souffle.kernel.grid_barrier import barrier_for
 from souffle.kernel.kernel_plan import plan_kernel
@@ -18,6 +18,7 @@ from souffle.kernel.text import format_calls, format_parameters
 from souffle.options import LEVELS, Options
 from souffle.partition import Partition, PartitionRequest
 from souffle.program import Tensor
+from souffle.schedule.group import Group
 from souffle.schedule.lower.stages import readable_name
 from souffle.schedule.stage import Unit
 from souffle.wording import counted

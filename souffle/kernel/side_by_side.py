@@ -23,7 +23,8 @@ from itertools import accumulate, combinations
 
 from souffle.cost.kernel import KernelForecast, KernelTimes
 from souffle.decision import Decision
-from souffle.kernel.calls import CallPlan, EpochOrder, Group
+from souffle.kernel.calls import CallPlan, EpochOrder
+from souffle.schedule.group import Group
 from souffle.schedule.lower.shares import ALL_WORKERS, Share
 from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import Stage, Unit, flat_stages
@@ -119,8 +120,8 @@ class _Pricing:
 
     def of(self, plan: CallPlan) -> KernelTimes:
         """The times of a launch."""
-        shape, groups = plan.shape, [(group.members, group.runs) for group in plan.groups]
-        waits, options = (shape.grid_syncs, shape.flag_waits), {"teams": self.teams, "groups": groups}
+        shape, options = plan.shape, {"teams": self.teams, "groups": plan.groups}
+        waits = shape.grid_syncs, shape.flag_waits
         return self.forecast.times(plan.stages, self.block, shape.tiles, *waits, fewer=True, **options)
 
     def seconds(self, stage: Stage) -> float:

@@ -37,7 +37,7 @@ def together(programs: Mapping[str, TEProgram]) -> TEProgram:
 
     Examples
     --------
-    >>> both = souffle.together({"text": souffle.import_onnx("bert.onnx"), "image": souffle.import_onnx("resnet.onnx")})
+    >>> both = souffle.together({"text": souffle.import_onnx("text.onnx"), "image": souffle.import_onnx("image.onnx")})
     >>> souffle.compile(both)({"text.input_ids": ids, "image.input": pixels})
     """
     prefixes = {name: re.sub(r"\W", "_", name) for name in programs}

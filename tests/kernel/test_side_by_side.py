@@ -190,5 +190,5 @@ def test_a_stage_alone_takes_what_it_is_predicted_to(monkeypatch: pytest.MonkeyP
                 continue
             launch = {"grid": blocks if waits else 0, "teams": teams}
             expected = forecast.seconds(stage, block, most, **launch)
-            alone = forecast._side_by_side(((stage, ALL_WORKERS),), block, most, blocks, teams, waits)
+            alone = forecast.side_by_side_seconds(((stage, ALL_WORKERS),), block, most, blocks, teams, waits)
             assert alone == pytest.approx(expected, rel=1e-9), (stage.name, stage.schedule.tiles, launch)

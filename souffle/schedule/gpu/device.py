@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from souffle.errors import OptionError
+from souffle.multiprocessor import MULTIPROCESSORS, Multiprocessor
 
 __all__ = ["ASSUMED_REGISTERS", "DEVICES", "MOST_REGISTERS", "SHARING", "GpuDevice", "device_for", "taken_registers"]
 
@@ -53,26 +54,11 @@ class GpuDevice:
     def resident_blocks(self, threads: int, shared_bytes: int, registers: int) -> dict[str, int]:
         """Blocks of a multiprocessor that each of its resources has room for, by the resource's name.
 
-        Registers are given to whole warps, 256 at a time, and warps to four schedulers in equal number; shared memory
-        is given in granules of 128 bytes, 1 KiB more than the block asks for (CUDA occupancy calculator).
-
-        Parameters
-        ----------
-        threads : int
-            Of a block.
-        shared_bytes : int
-            Of a block, static and dynamic.
-        registers : int
-            Of a thread.
+        Parameters as for :meth:`souffle.multiprocessor.Multiprocessor.room`. The system keeps 1 KiB of shared memory of
+        each block.
         """
-        warps = -(-threads // 32)
-        of_warp = -(-registers * 32 // 256) * 256
-        return {
-            "registers": self.registers_per_sm // of_warp // 4 * 4 // warps,
-            "shared memory": self.shared_per_sm // (-(-shared_bytes // 128) * 128 + 1024),
-            "threads": self.threads_per_sm // threads,
-            "block slots": self.blocks_per_sm,
-        }
+        each = Multiprocessor(self.registers_per_sm, self.shared_per_sm, self.threads_per_sm, self.blocks_per_sm)
+        return each.room(threads, shared_bytes, registers)
 
     def blocks_per_wave(self, threads: int, shared_bytes: int, registers: int) -> int:
         """Blocks that are on the device at once, at least one for each multiprocessor.
@@ -82,19 +68,25 @@ class GpuDevice:
         return max(1, min(self.resident_blocks(threads, shared_bytes, registers).values())) * self.sm_count
 
 
+def _product(arch: str, name: str, sm_count: int) -> GpuDevice:
+    one = MULTIPROCESSORS[arch]
+    most = one.shared_bytes - one.system_bytes
+    return GpuDevice(arch, name, sm_count, one.shared_bytes, most, one.threads, one.blocks, one.registers)
+
+
 DEVICES = {
     device.arch: device
     for device in (
-        GpuDevice("sm_75", "T4", 40, 64 * 1024, 64 * 1024, 1024, 16),
-        GpuDevice("sm_80", "A100", 108, 164 * 1024, 163 * 1024, 2048, 32),
-        GpuDevice("sm_86", "A10", 72, 100 * 1024, 99 * 1024, 1536, 16),
-        GpuDevice("sm_89", "L4", 58, 100 * 1024, 99 * 1024, 1536, 24),
-        GpuDevice("sm_90", "H200", 132, 228 * 1024, 227 * 1024, 2048, 32),
-        GpuDevice("sm_100", "B200", 148, 228 * 1024, 227 * 1024, 2048, 32),
-        GpuDevice("sm_120", "RTX 5090", 170, 100 * 1024, 99 * 1024, 1536, 24),
+        _product("sm_75", "T4", 40),
+        _product("sm_80", "A100", 108),
+        _product("sm_86", "A10", 72),
+        _product("sm_89", "L4", 58),
+        _product("sm_90", "H200", 132),
+        _product("sm_100", "B200", 148),
+        _product("sm_120", "RTX 5090", 170),
     )
 }
-"""By architecture. CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; SMs by product."""
+"""By architecture: a product for each."""
 
 
 def device_for(arch: str) -> GpuDevice:
