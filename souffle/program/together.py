@@ -32,14 +32,18 @@ def together(programs: Mapping[str, TEProgram]) -> TEProgram:
     Raises
     ------
     ProgramError
-        If there are none, names make no difference once they are identifiers, programs have been transformed already
-        (fused TEs, loops), or their products are to be computed in several ways.
+        If there are none or they are no programs, names make no difference once they are identifiers, programs have
+        been transformed already (fused TEs, loops), or their products are to be computed in several ways.
 
     Examples
     --------
     >>> both = souffle.together({"text": souffle.import_onnx("text.onnx"), "image": souffle.import_onnx("image.onnx")})
     >>> souffle.compile(both)({"text.input_ids": ids, "image.input": pixels})
     """
+    for name, program in programs.items():
+        if not isinstance(program, TEProgram):
+            what = type(program).__name__
+            raise ProgramError(f"{name!r} is a {what} and no TEProgram; import a model with souffle.import_onnx first")
     prefixes = {name: re.sub(r"\W", "_", name) for name in programs}
     ways = {program.products for program in programs.values()}
     if not programs:

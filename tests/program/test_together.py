@@ -75,6 +75,8 @@ def test_what_is_refused() -> None:
     one = network(8, 8)
     with pytest.raises(ProgramError, match="of no programs"):
         souffle.together({})
+    with pytest.raises(ProgramError, match=r"'a' is a str and no TEProgram; .* souffle.import_onnx"):
+        souffle.together({"a": "model.onnx"})
     with pytest.raises(ProgramError, match="not different identifiers"):
         souffle.together({"a.b": one, "a_b": one})
     with pytest.raises(ProgramError, match="give the program as it was imported"):
