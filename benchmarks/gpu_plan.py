@@ -250,9 +250,9 @@ def first_contact(cases: dict[str, dict[str, Any]], options: argparse.Namespace)
               (*(make.check((name,), few, min(60, options.timeout), together=False)
                  for name in chosen(lambda case: merged(case) and mixed(case))),
                *(step for names in halves for step in make.latency(names)),
-               # PyTorch has what it calls TF32.
+               # PyTorch has what it calls TF32, and float16.
                *(make.peer(names, peer) for peer in options.peers for names in halves
-                 if cases[names[0]]["precision"] == "tf32"))),
+                 if cases[names[0]]["precision"] != "tf32x3"))),
         Phase("rest", "Is every other network right?", 480,
               tuple(make.check(names, few, options.timeout) for names in rest)),
         Phase("memory", "Does compute-sanitizer find stray or misplaced accesses and waits?", 480,

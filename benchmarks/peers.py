@@ -2,7 +2,8 @@
 
 A step of ``benchmarks.gpu_steps``. Where PyTorch, onnx or the model's own file are not there, it says so, and nothing
 fails. A peer has its weights and inputs on the GPU beforehand, counts in fp32 without TF32 as Souffle does, has cuDNN
-try its algorithms, and its outputs are compared with ONNX Runtime's before it is timed. Its graph is captured in the
+try its algorithms, and its outputs are compared with ONNX Runtime's before it is timed. Beside mixed precision it has
+all its weights and inputs in float16 (``module.half()``), as PyTorch's users have them. Its graph is captured in the
 same way for each, so that graphs are compared with graphs: it is what ``mode="reduce-overhead"`` does with Inductor's
 code, less the copies of inputs.
 """
@@ -26,8 +27,8 @@ __all__ = ["add_arguments", "peers"]
 
 _MODES = {"eager": None, "inductor": "default", "autotuned": "max-autotune-no-cudagraphs"}
 """Of ``torch.compile``, by the peers' names."""
-_PRECISIONS = ("fp32", "tf32")
-"""That PyTorch has, too."""
+_PRECISIONS = ("fp32", "tf32", "mixed")
+"""That PyTorch has, too, or something like it."""
 _WARM_CALLS = 3
 """Before a capture: what libraries allocate and choose is there then."""
 _Run = Callable[[], Any]
@@ -58,7 +59,7 @@ def peers(tasks: object, options: argparse.Namespace, begin: Callable[[str], Non
 def _lacking(options: argparse.Namespace) -> str:
     """What is not there that the step needs, in words; empty where all is."""
     if options.precision not in _PRECISIONS:
-        return f"peers are compared in {' and '.join(_PRECISIONS)} alone, and not in {options.precision} precision"
+        return f"peers are compared in {', '.join(_PRECISIONS)} alone, and not in {options.precision} precision"
     if not options.graph or not (options.input / options.graph).exists():
         return "the artifacts were built without the model's own file: build them again"
     for package in ("torch", "onnx"):
@@ -100,6 +101,10 @@ def measure(model: Any, values: dict[str, np.ndarray], options: argparse.Namespa
     constants = {item.name for item in model.graph.initializer}
     names = [item.name for item in model.graph.input if item.name not in constants]
     inputs = [torch.from_numpy(values[f"input/{name}"]).to(device) for name in names]
+    halves = options.precision == "mixed"
+    if halves:
+        module = module.half()
+        inputs = [value.half() if value.is_floating_point() else value for value in inputs]
     if options.peer != "eager":
         # Inductor's code is for the host that it is made on: a rehearsal only shows that all is one graph.
         how = {"backend": "eager"} if options.rehearse else {"mode": _MODES[options.peer]}
@@ -111,10 +116,11 @@ def measure(model: Any, values: dict[str, np.ndarray], options: argparse.Namespa
         return module(*inputs)
 
     def compared(outputs: Any) -> dict[str, Any]:
-        found = zip((item.name for item in model.graph.output), outputs, strict=True)
-        return {
-            name: compare(value.cpu().numpy(), values[f"output/{name}"], options.precision) for name, value in found
+        found = {
+            item.name: (value.float() if halves else value).cpu().numpy()
+            for item, value in zip(model.graph.output, outputs, strict=True)
         }
+        return {name: compare(value, values[f"output/{name}"], options.precision) for name, value in found.items()}
 
     with torch.inference_mode():
         began = time.monotonic()

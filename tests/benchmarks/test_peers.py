@@ -145,7 +145,7 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (("fp32", "--graph", "m.graph.npz"), "torch is not installed here"),
         (("fp32", "--graph", "other.npz"), "built without the model's own file"),
         (("fp32",), "built without the model's own file"),
-        (("mixed", "--graph", "m.graph.npz"), "in fp32 and tf32 alone, and not in mixed precision"),
+        (("tf32x3", "--graph", "m.graph.npz"), "in fp32, tf32, mixed alone, and not in tf32x3 precision"),
     ]:
         result = _step(tmp_path, *about, *more)
         assert not result["ok"] and result["status"] == "missing" and says in result["error"]
@@ -273,6 +273,7 @@ def test_mixed_precision_has_a_phase_of_its_own() -> None:
         ("check", ("old-paper-mixed-V4",)), ("check", ("bert-paper-mixed-V4",)),
         ("latency", ("bert-paper-mixed-V0", "bert-paper-mixed-V4")),
         ("latency", ("old-paper-mixed-V0", "old-paper-mixed-V4")),
+        *(("peers", (f"{model}-paper-mixed-{peer}",)) for peer in PEERS for model in ("bert", "old")),
     ]  # fmt: skip
     assert all(phase.bound <= 480 for phase in phases.values())
     order = list(phases)
