@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
             # Flags, blocks without teams, and stages one after the other, are ways beside the two barriers.
             grid_barrier=barrier if barrier in GRID_BARRIER_NAMES else "counter",
             waits="flags" if barrier == "flags" else "barriers",
-            disable={"blocks": ["teams"], "apart": ["hfuse"]}.get(barrier, []),
+            disable={"blocks": ["teams"], "apart": ["hfuse"], "unasked": ["weights"]}.get(barrier, []),
         )
         plan = net.plan
         about = {

@@ -38,6 +38,10 @@ SECTOR = 32
 _LINE = 128
 """Bytes of a line of the L1 cache, whose tags are looked up one line at a time."""
 
+_COPY_PASSES = 2
+"""Clocks of an asynchronous copy on the path to shared memory for each line: an H100 takes 20.7 for a warp's copies of
+16 bytes each that it writes in 10.5 turns."""
+
 _BANKS, BANK_BYTES = 32, 4
 
 WIDEST = 16
@@ -317,7 +321,7 @@ class Counter:
         each = cut * repeats / self.samples
         given = np.where(counts > 0, -(-width * WARP // _LINE), 0)
         passes = np.maximum(np.maximum(lines, -(-counts * SECTOR // _LINE)), given)
-        self.total["shared_bytes"] += float(passes.sum()) * each * _LINE
+        self.total["shared_bytes"] += float(passes.sum()) * each * _LINE * (1 if width else _COPY_PASSES)
         # What warps ask for in one turn of the loops that stay loops is asked for together, and comes once.
         together = [len(grid) - 3 - depth for depth, loop in enumerate(self.loops) if loop.unrolled]
         together = [axis for axis in together if axis >= 0]

@@ -5,7 +5,9 @@ Let a tile's work be as :mod:`souffle.cost.work` counts it, ``R`` tiles be on a 
 special-function and tensor units, the data path of shared memory and L1, the port to the L2. Then
 
     busy  = max over u of t(u)                          one tile, all latencies hidden
-    own   = on-chip waits + barriers + busy             one tile, none of its latencies hidden by another
+    own   = on-chip waits + barriers + turns            one tile, none of its latencies hidden by another
+    turns = max(busy, t(tensor) + t(shared) if tensor cores are used)     whose warps wait for each other: all load,
+                                                                          then all multiply
     chain = loads waited for + max(own, loads made ahead)
     first = chain + max(0, code that is not in the instruction cache / its rate - issue of that code, once)
     wave(R) = max(R x busy, chain)                      R tiles side by side
@@ -323,11 +325,12 @@ def tile_clocks(
     moved = min(tensor_bytes, tiles * (work.distinct_bytes + work.written_bytes))
     in_cache = warm and moved <= device.l2_bytes
     latency = device.l2_latency_clocks if in_cache else device.memory_latency_clocks
+    turns = max(busy, clocks["tensor"] + clocks["shared"]) if clocks["tensor"] else busy
     own = (
         work.shared_waits * device.shared_latency_clocks
         + work.arithmetic_waits * device.arithmetic_latency_clocks
         + work.barriers * device.barrier_clocks
-        + busy
+        + turns
     )
     chain = work.global_waits * latency + max(own, work.prefetched_waits * latency)
     from_memory = max(0.0, moved - device.l2_bytes) if warm else moved

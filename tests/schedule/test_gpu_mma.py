@@ -240,9 +240,10 @@ def test_vectors_barriers_and_stages_of_the_text() -> None:
     text, _ = kernels({case.name: scheduled(case, MMA_CONTRACTION) for case in cases}, "sm_80")
     parts = {case.name: text[text.rindex(f" {case.name}(int tile") :].split("\n}\n")[0] for case in cases}
     for part in parts.values():
-        # One a step, one before totals take the place of tiles, one before they are read, one before the next strip's.
-        strips = len(re.findall(r"if \(strip < \d+\)", part))
-        assert part.count("__syncthreads") == 3 + strips
+        # One for each wait, one before totals take the place of tiles, one before they are read, one before the next
+        # strip's.
+        strips, waits = len(re.findall(r"if \(strip < \d+\)", part)), part.count("souffle_copy_wait")
+        assert waits and part.count("__syncthreads") == waits + 2 + strips
         assert "souffle_copy_async<16>" in part
         assert re.search(r"\*\(float4\*\)\(product_ptr", part)
     assert "*(float4*)(a_ptr" in parts["wide"]

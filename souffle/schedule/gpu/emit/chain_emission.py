@@ -32,6 +32,7 @@ from souffle.schedule.gpu.emit.mma_epilogue import Strips
 from souffle.schedule.gpu.emit.mma_fragments import Placed
 from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, ROWS
 from souffle.schedule.gpu.emit.mma_pieces import (
+    FragmentPlace,
     FragmentSource,
     TileRing,
     add_products,
@@ -64,6 +65,7 @@ class _Rows:
     first: int
     pitch: int
     inner_last: bool = True
+    unit: int = 0
 
     def place(self, batch: PrimExpr, own: PrimExpr, inner: PrimExpr) -> PrimExpr:
         return own * self.pitch + inner
@@ -208,17 +210,21 @@ class ChainKernel:
         """Where the thread's pointers into tiles of either product go."""
         tiling = self.tiling.first
         self.warp = warp_place(first, self.thread, tiling.warps)
-        left = first_place(self.fragments, self.left.fetch, self.lane, self.warp[0] * ROWS, _NONE, rows=True)
+
+        def place(
+            binder: Binder, name: str, placed: Placed, start: PrimExpr, inner: PrimExpr, *, rows: bool
+        ) -> FragmentPlace:
+            return first_place(binder, name, self.fragments, placed, self.lane, start, inner, rows=rows)
+
+        self.left_place = place(first, "left_place", self.left.fetch, self.warp[0] * ROWS, _NONE, rows=True)
         columns = self.warp[1] * (tiling.parts[1] * COLUMNS)
-        right = first_place(self.fragments, self.right.fetch, self.lane, columns, _NONE, rows=False)
-        self.left_place, self.right_place = first.name("left_place", left), first.name("right_place", right)
+        self.right_place = place(first, "right_place", self.right.fetch, columns, _NONE, rows=False)
         tiling = self.tiling.second
         self.second_warp = warp = warp_place(second, self.thread, tiling.warps)
         per = tiling.step // tiling.warps[2]
-        rows = first_place(self.fragments, self.rows, self.lane, warp[0] * ROWS, warp[2] * per, rows=True)
+        self.rows_place = place(second, "rows_place", self.rows, warp[0] * ROWS, warp[2] * per, rows=True)
         columns = warp[1] * (tiling.parts[1] * COLUMNS)
-        other = first_place(self.fragments, self.other.fetch, self.lane, columns, warp[2] * per, rows=False)
-        self.rows_place, self.other_place = second.name("rows_place", rows), second.name("other_place", other)
+        self.other_place = place(second, "other_place", self.other.fetch, columns, warp[2] * per, rows=False)
 
     # The first product
 
@@ -237,8 +243,8 @@ class ChainKernel:
         def chunk(number: PrimExpr) -> tirx.Stmt:
             def step(inner: PrimExpr) -> tirx.Stmt:
                 turn = number * steps + inner
-                left = self._rows_from(self.left.fetch, self.left.start(inner) + self.left_place)
-                right = self._columns_from(self.right.fetch, self.right.start(turn) + self.right_place)
+                left = self._rows_from(self.left_place.moved(self.left.start(inner)))
+                right = self._columns_from(self.right_place.moved(self.right.start(turn)))
                 first, sums = number * count, self.sums
                 products = add_products(tiling, tiling.step, self.shared, self.totals, left, right, first, sums)
                 return pipeline.turn(turn, products)
@@ -271,11 +277,11 @@ class ChainKernel:
         zero = tirx.const(0, "float32")
         return loop("i", count, lambda i: tirx.BufferStore(buffer, zero, [i]), "unrolled")
 
-    def _rows_from(self, placed: Placed, at: PrimExpr) -> FragmentSource:
-        return FragmentSource(placed, at, self.left_part, self.left_rest)
+    def _rows_from(self, place: FragmentPlace) -> FragmentSource:
+        return FragmentSource(place, self.left_part, self.left_rest)
 
-    def _columns_from(self, placed: Placed, at: PrimExpr) -> FragmentSource:
-        return FragmentSource(placed, at, self.right_part, self.right_rest)
+    def _columns_from(self, place: FragmentPlace) -> FragmentSource:
+        return FragmentSource(place, self.right_part, self.right_rest)
 
     # The rows
 
@@ -459,9 +465,8 @@ class ChainKernel:
         pipeline = Pipeline(self.shared, [(self.other, corner)], steps, tiling.stages, self.thread)
 
         def step(turn: PrimExpr) -> tirx.Stmt:
-            rows = self.rows.first + self.rows_place + turn * tiling.step
-            left = self._rows_from(self.rows, rows)
-            right = self._columns_from(self.other.fetch, self.other.start(turn) + self.other_place)
+            left = self._rows_from(self.rows_place.moved(self.rows.first + turn * tiling.step))
+            right = self._columns_from(self.other_place.moved(self.other.start(turn)))
             totals, sums = self.second_totals, self.sums
             products = add_products(tiling, tiling.step, self.shared, totals, left, right, sums=sums)
             return pipeline.turn(turn, products)

@@ -21,6 +21,7 @@ from souffle.schedule.gpu.emit.finished_fragments import FinishedFragments
 from souffle.schedule.gpu.emit.mma_epilogue import Strips
 from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, ROWS
 from souffle.schedule.gpu.emit.mma_pieces import (
+    FragmentPlace,
     FragmentSource,
     TileRing,
     add_products,
@@ -127,9 +128,11 @@ class MmaKernel:
         row_tile = binder.name("row_tile", tirx.floormod(tirx.floordiv(block, counts[2]), counts[1]))
         batch_tile = binder.name("batch_tile", tirx.floordiv(block, counts[1] * counts[2]))
         # The thread's pointers into a tile, from which all parts are constants away.
-        left_place = self._first_place(self.left, self.warp_row * ROWS, rows=True)
-        right_place = self._first_place(self.right, self.warp_column * (self.tiling.parts[1] * COLUMNS), rows=False)
-        self.places = (binder.name("left_place", left_place), binder.name("right_place", right_place))
+        columns = self.warp_column * (self.tiling.parts[1] * COLUMNS)
+        self.places = (
+            self._first_place(binder, self.left, self.warp_row * ROWS, rows=True),
+            self._first_place(binder, self.right, columns, rows=False),
+        )
         zero = tirx.const(0, "float32")
         clear = loop("i", self._total_count(), lambda i: tirx.BufferStore(self.totals, zero, [i]), "unrolled")
         corners = (lambda turn: (batch_tile, row_tile, turn), lambda turn: (batch_tile, column_tile, turn))
@@ -148,9 +151,10 @@ class MmaKernel:
     def _total_count(self) -> int:
         return self.tiling.parts[0] * self.tiling.parts[1] * 4
 
-    def _first_place(self, side: TileRing, start: PrimExpr, *, rows: bool) -> PrimExpr:
-        per = self.tiling.step // self.tiling.warps[2]
-        return first_place(self.tiling.fragments, side.fetch, self.lane, start, self.slice * per, rows=rows)
+    def _first_place(self, binder: Binder, side: TileRing, start: PrimExpr, *, rows: bool) -> FragmentPlace:
+        first = self.slice * (self.tiling.step // self.tiling.warps[2])
+        fragments, name = self.tiling.fragments, "left_place" if rows else "right_place"
+        return first_place(binder, name, fragments, side.fetch, self.lane, start, first, rows=rows)
 
     def _row_values(self, corner: tuple[PrimExpr, PrimExpr], thread: PrimExpr) -> list[tirx.Stmt]:
         """What is worked out for the rows of the tile, and a barrier after it."""
@@ -162,12 +166,14 @@ class MmaKernel:
 
     def _sources(self, binder: Binder, turn: PrimExpr, bank: int = 0) -> tuple[FragmentSource, FragmentSource]:
         """From where the parts of a step are loaded, and to which registers."""
-        left_at = binder.name("left_at", self.left.start(turn) + self.places[0])
-        right_at = binder.name("right_at", self.right.start(turn) + self.places[1])
+        left, right = (
+            replace(place, first=binder.name(name, side.start(turn) + place.first))
+            for name, side, place in zip(("left_at", "right_at"), self.sides, self.places, strict=True)
+        )
         left_part, right_part = (self.left_ahead, self.right_ahead) if bank else (self.left_part, self.right_part)
         return (
-            FragmentSource(self.left.fetch, left_at, left_part, self.left_rest),
-            FragmentSource(self.right.fetch, right_at, right_part, self.right_rest),
+            FragmentSource(left, left_part, self.left_rest),
+            FragmentSource(right, right_part, self.right_rest),
         )
 
     def _products(self, turn: PrimExpr) -> tirx.Stmt:

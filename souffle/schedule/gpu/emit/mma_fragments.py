@@ -43,6 +43,11 @@ class Placed(Protocol):
 
     inner_last: bool
     """Whether the inner axis is contiguous."""
+    pitch: int
+    """Elements from one row of shared memory to the next."""
+    unit: int
+    """Elements that change places within a row, as :class:`~souffle.schedule.gpu.emit.staging.TileFetch` has them; 0
+    where rows lie in order."""
 
     def place(self, batch: PrimExpr, own: PrimExpr, inner: PrimExpr) -> PrimExpr:
         """Index into shared memory."""
@@ -105,6 +110,11 @@ class Fragments:
         eight own ones a warp loads together, 8 banks.
         """
         return 4 if self.dtype == "float32" and inner_last else 8
+
+    def unit(self, *, inner_last: bool) -> int:
+        """Elements of the rows of ``ldmatrix``, which may change places within a row of a matrix; 0 where words are
+        loaded one by one."""
+        return 0 if self.dtype == "float32" and not inner_last else 16 // self.element_bytes
 
     def loads(self, *, inner_last: bool) -> int:
         """Instructions that load a part of 16 rows, or of 2 x 8 columns."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from tvm import tirx
@@ -16,6 +16,7 @@ from souffle.schedule.gpu.tiling.operand_source import OperandSource
 from souffle.tvm_compat import PrimExpr, sequence
 
 __all__ = [
+    "FragmentPlace",
     "FragmentSource",
     "TileRing",
     "add_products",
@@ -76,14 +77,47 @@ class TileRing:
 
 
 @dataclass(frozen=True, eq=False)
+class FragmentPlace:
+    """Where a thread's pointers into a matrix in shared memory go.
+
+    Attributes
+    ----------
+    placed : Placed
+    first : expression
+        The first pointer; where the units of rows change places, its row's beginning.
+    column, crossing : expression, optional
+        There, the first pointer's column, and what columns are combined with in the rows of all of its pointers: these
+        are multiples of eight rows apart.
+    """
+
+    placed: Placed
+    first: PrimExpr
+    column: PrimExpr | None = None
+    crossing: PrimExpr | None = None
+
+    def moved(self, start: PrimExpr) -> FragmentPlace:
+        """In a matrix that begins at the element `start`."""
+        return replace(self, first=start + self.first)
+
+    def part(self, own: PrimExpr, inner: PrimExpr) -> PrimExpr:
+        """Where the pointer goes that is so many rows or columns, and so many inner elements, from the first."""
+        if self.crossing is None:
+            return self.first + self.placed.place(tirx.IntImm("int32", 0), own, inner)
+        rows, columns = (own, inner) if self.placed.inner_last else (inner, own)
+        # Whole groups of units are constants away, so that few columns have to be combined.
+        within = tirx.floormod(columns, self.placed.crossed)
+        column = tirx.bitwise_xor(self.column + within, self.crossing)
+        return self.first + rows * self.placed.pitch + (columns - within) + column
+
+
+@dataclass(frozen=True, eq=False)
 class FragmentSource:
     """A matrix in shared memory from which a thread loads its part of fragments.
 
     Attributes
     ----------
-    placed : Placed
-    at : expression
-        Where the thread's first pointer goes: the start of the matrix and :func:`first_place`.
+    place : FragmentPlace
+        Of the thread, in this matrix.
     registers : buffer
     rest : buffer, optional
         Registers of what is left of its elements where they are multiplied as sums of two parts.
@@ -92,8 +126,7 @@ class FragmentSource:
         there.
     """
 
-    placed: Placed
-    at: PrimExpr
+    place: FragmentPlace
     registers: Any
     rest: Any = None
     finish: Callable[[PrimExpr], tirx.Stmt] | None = None
@@ -108,12 +141,23 @@ def warp_place(binder: Binder, thread: PrimExpr, warps: tuple[int, int, int]) ->
 
 
 def first_place(
-    fragments: Fragments, placed: Placed, lane: PrimExpr, start: PrimExpr, inner_start: PrimExpr, *, rows: bool
-) -> PrimExpr:
-    """Where a thread's first pointer into a matrix goes, from which all its parts are constants away.
+    binder: Binder,
+    name: str,
+    fragments: Fragments,
+    placed: Placed,
+    lane: PrimExpr,
+    start: PrimExpr,
+    inner_start: PrimExpr,
+    *,
+    rows: bool,
+) -> FragmentPlace:
+    """Where a thread's pointers into a matrix go, if it began at 0: constants away from the first one.
 
     Parameters
     ----------
+    binder : Binder
+    name : str
+        Of what is bound.
     fragments : Fragments
     placed : Placed
     lane : expression
@@ -123,7 +167,13 @@ def first_place(
         Whether the matrix is the left operand.
     """
     own, inner = fragments.part_places(lane, rows=rows, inner_last=placed.inner_last)
-    return placed.place(tirx.IntImm("int32", 0), start + own, inner_start + inner)
+    own, inner = start + own, inner_start + inner
+    if not placed.unit:
+        return FragmentPlace(placed, binder.name(name, placed.place(tirx.IntImm("int32", 0), own, inner)))
+    row, column = (own, inner) if placed.inner_last else (inner, own)
+    first = binder.name(name, row * placed.pitch)
+    crossing = binder.name(f"{name}_crossing", placed.crossing(row))
+    return FragmentPlace(placed, first, binder.name(f"{name}_column", column), crossing)
 
 
 def rest_buffers(fragments: Fragments, parts: tuple[int, int]) -> tuple[Any, Any, Any]:
@@ -144,8 +194,8 @@ def load_piece(
 
     def part(source: FragmentSource, count: int, apart: int, *, rows: bool) -> tirx.Stmt:
         def one(i: PrimExpr) -> tirx.Stmt:
-            place = source.at + source.placed.place(tirx.IntImm("int32", 0), i * apart, k * fragments.inner)
-            return sequence(*fragments.load(source.registers, i * 4, shared, place, source.placed, rows=rows))
+            place = source.place.part(i * apart, k * fragments.inner)
+            return sequence(*fragments.load(source.registers, i * 4, shared, place, source.place.placed, rows=rows))
 
         return loop("i", count, one, "unrolled")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 from tvm import tirx
@@ -19,6 +19,9 @@ from souffle.tvm_compat import PrimExpr, buffer_loads, cast, dtype_of, is_branch
 __all__ = ["StagingRead", "TileFetch", "choose_fetch", "wide_operand"]
 
 _WARP = 32
+
+_BANK_UNITS = 8
+"""Units of 16 bytes in the banks of shared memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +75,9 @@ class TileFetch:
     threads : int
     whole_rows : bool
         Whether a warp reads whole rows of the tile where that makes addresses fewer.
+    unit : int
+        Elements of the 16 bytes that change places within a row, against bank conflicts in the place of padding: see
+        :meth:`crossing`. 0 where rows lie in order.
     """
 
     operand: Operand
@@ -85,6 +91,7 @@ class TileFetch:
     padding: int
     threads: int
     whole_rows: bool = False
+    unit: int = 0
 
     @property
     def pitch(self) -> int:
@@ -112,7 +119,24 @@ class TileFetch:
     def place(self, batch: PrimExpr, own: PrimExpr, inner: PrimExpr) -> PrimExpr:
         """Index into shared memory."""
         rows, row, column = (self.tile[1], own, inner) if self.inner_last else (self.tile[2], inner, own)
-        return (batch * rows + row) * self.pitch + column
+        row = batch * rows + row
+        return row * self.pitch + (tirx.bitwise_xor(column, self.crossing(row)) if self.unit else column)
+
+    @property
+    def crossed(self) -> int:
+        """Elements of a row that change places among each other: those of 2, 4 or 8 units."""
+        return gcd(self.pitch // self.unit, _BANK_UNITS) * self.unit
+
+    def crossing(self, row: PrimExpr) -> PrimExpr:
+        """What a column of a row is combined with, by exclusive or, to its place in the row.
+
+        Units of eight rows that follow one another, of the same number, then lie in different banks, so that
+        ``ldmatrix`` reads them at once. A copy of 32 bytes keeps its sector of 32 bytes and one of 128 its line, which
+        rows with 16 bytes between them do not: an H100 fetches half as many sectors again for those, and writes them in
+        two and a half times as many turns (docs/results.md, "On an H100").
+        """
+        alike = _BANK_UNITS * self.unit // self.crossed
+        return tirx.floormod(tirx.floordiv(row, alike), self.crossed // self.unit) * self.unit
 
     @property
     def _spans(self) -> tuple[int, int]:

@@ -413,13 +413,14 @@ class _Work:
         of_piece = tiling.piece_instructions(left_inner_last=True, right_inner_last=source.fetch.inner_last)
         instructions = threads * pieces / tiling.warps[2] * of_piece
         self.tensor += steps * rows * columns * tiling.step * fragments.relative_work
-        self.shared += steps * (loads + columns * tiling.step) * fragments.element_bytes
+        put = source.put_clocks(columns * tiling.step * fragments.element_bytes)
+        self.shared += steps * (loads * fragments.element_bytes + put * SHARED_BYTES)
         self.fetched += steps * columns * tiling.step * bits_of(source.fetch.operand.dtype) / 8
         self.issued += steps * (instructions + source.instructions(columns * tiling.step))
         barriers = 2 if tiling.stages == 1 else 1
         self.waits += steps * (barriers * BARRIER + LOAD_LATENCY * pieces / tiling.warps[2])
         depth = tiling.stages - 1 if source.asynchronous else 1
-        self.ahead += LATENCY * steps / depth if depth else 0.0
+        self.ahead += (LATENCY + put) * steps / depth if depth else 0.0
         self.waits += 0.0 if depth else LATENCY * steps
 
     @property
@@ -429,8 +430,9 @@ class _Work:
 
     @property
     def chain(self) -> float:
-        """Clocks of a block alone."""
-        return LATENCY + max(self.waits + self.busy, self.ahead)
+        """Clocks of a block alone, whose warps load and multiply in turns."""
+        own = max(self.busy, self.tensor / self.fma + self.shared / SHARED_BYTES)
+        return LATENCY + max(self.waits + own, self.ahead)
 
 
 def _cost(

@@ -415,8 +415,9 @@ def _cost(problem: Contraction, operands: Operands, tiling: MmaTiling, request: 
 
     One tile keeps the tensor cores, shared memory and the L2 cache's port busy, one of them longest. Alone it also
     waits: for its first tile of operands, at the barrier of each step, for fragments, and for operands where the stages
-    on their way do not hide the latency. Instructions of 128 in a clock: 4 of a thread for each copy and 8 for each
-    vector through registers, 8 for each total.
+    on their way do not hide the latency. Behind the barrier all warps copy, then load, then multiply: the tensor cores
+    are idle until the first piece is there, unless that was loaded before. Instructions of 128 in a clock: 4 of a
+    thread for each copy and 8 for each vector through registers, 8 for each total.
     """
     _, rows, columns = tiling.tile
     down, across = tiling.parts
@@ -425,23 +426,26 @@ def _cost(problem: Contraction, operands: Operands, tiling: MmaTiling, request: 
     reads_ahead = tiling.reads_ahead(operands, threads, steps)
     tensor = rows * columns * tiling.step * fragments.relative_work / tensor_fma(request)
     reads = tiling.warps[0] * tiling.warps[1] * (down * ROWS + across * COLUMNS) * tiling.step
-    shared = (reads + (rows + columns) * tiling.step) * fragments.element_bytes / SHARED_BYTES
-    shared += threads * operands.left.factor_bytes(down) / SHARED_BYTES
+    loads = (reads * fragments.element_bytes + threads * operands.left.factor_bytes(down)) / SHARED_BYTES
     left, right = (one.fetch.inner_last for one in operands.both)
     of_piece = tiling.piece_instructions(left_inner_last=left, right_inner_last=right)
-    fetched, issued, ahead = 0.0, threads * tiling.pieces * of_piece, 0.0
+    fetched, issued, ahead, put = 0.0, threads * tiling.pieces * of_piece, 0.0, 0.0
     for one, extent in zip(operands.both, (rows, columns), strict=True):
         fetched += extent * tiling.step * bits_of(one.fetch.operand.dtype) / 8
         issued += one.instructions(extent * tiling.step)
+        put += one.put_clocks(extent * tiling.step * fragments.element_bytes)
+    for one in operands.both:
         depth = tiling.stages - (2 if reads_ahead else 1) if one.asynchronous else 1
         # With one stage copies are waited for at once; what passes through registers is still one step ahead.
-        ahead = max(ahead, LATENCY / depth if depth else 0.0)
+        ahead = max(ahead, (LATENCY + put) / depth if depth else 0.0)
     issued += threads * tiling.pieces * operands.left.finishing(down)
     waits = LATENCY * any(one.asynchronous for one in operands.both) if tiling.stages == 1 else 0.0
-    step = max(tensor, shared, fetched / L2_BYTES, issued / THREADS)
+    step = max(tensor, put + loads, fetched / L2_BYTES, issued / THREADS)
     # What is read ahead is waited for no more before the first piece of a step.
     waited = tiling.pieces - reads_ahead
-    alone = step + BARRIER * (2 if tiling.stages == 1 else 1) + LOAD_LATENCY * waited
+    in_turn = put + max(tensor, loads) + min(tensor, loads) / tiling.pieces
+    alone = max(step, 0.0 if reads_ahead else in_turn)
+    alone += BARRIER * (2 if tiling.stages == 1 else 1) + LOAD_LATENCY * waited
     totals = rows * columns
     end = max(totals * 4 * (tiling.warps[2] + 1) / SHARED_BYTES, totals * 8.0 / THREADS, totals * 4 / L2_BYTES)
     end += 4 * BARRIER

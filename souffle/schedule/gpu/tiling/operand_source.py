@@ -13,6 +13,7 @@ from souffle.schedule.gpu.forms.finished_operand import FinishedOperand, finishe
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.forms.memory_access import bits_of
 from souffle.schedule.gpu.rule import GpuRequest
+from souffle.schedule.gpu.tiling.mma_figures import COPY_BYTES, SHARED_BYTES
 
 __all__ = ["OperandSource", "operand_source"]
 
@@ -67,6 +68,10 @@ class OperandSource:
         """Of all threads to bring so many elements: 4 for each copy, 8 for each vector through registers."""
         return elements / self.fetch.lanes * (4.0 if self.asynchronous else 8.0 + 2.0 * self.fetch.lanes)
 
+    def put_clocks(self, nbytes: float) -> float:
+        """Clocks of the path to shared memory until so many bytes are there."""
+        return nbytes / (COPY_BYTES if self.asynchronous else SHARED_BYTES)
+
     def finishing(self, fragments: int) -> float:
         """Instructions of a thread to finish its parts of so many fragments: a multiply-add for each register."""
         return 0.0 if self.finished is None else 4.0 * fragments
@@ -89,14 +94,17 @@ def operand_source(
         fetch = choose_fetch(contraction, side, tile, request.threads, None, lambda _: 0, wide=wide)
         return replace(fetch, padding=fragments.padding(inner_last=fetch.inner_last))
 
-    fetch = fetched(problem)
-    copy = async_copy(fetch, request.arch)
+    def copied(contraction: Contraction) -> AsyncCopy | Refused:
+        copy = async_copy(fetched(contraction), request.arch)
+        unit = fragments.unit(inner_last=copy.fetch.inner_last) if isinstance(copy, AsyncCopy) else 0
+        return replace(copy, fetch=replace(copy.fetch, padding=0, unit=unit)) if unit else copy
+
+    copy = copied(problem)
     if isinstance(copy, AsyncCopy):
         return OperandSource(copy.fetch, copy)
     finished = finished_operand(problem) if side == "left" else None
     if isinstance(finished, FinishedOperand):
-        plain = fetched(replace(problem, left=finished.plain))
-        own = async_copy(plain, request.arch)
+        own = copied(replace(problem, left=finished.plain))
         if isinstance(own, AsyncCopy) and not own.conditions:
             return OperandSource(own.fetch, own, finished)
     return OperandSource(fetched(problem, wide=True), copy)
