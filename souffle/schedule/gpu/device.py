@@ -60,6 +60,10 @@ class GpuDevice:
         each = Multiprocessor(self.registers_per_sm, self.shared_per_sm, self.threads_per_sm, self.blocks_per_sm)
         return each.room(threads, shared_bytes, registers)
 
+    def shared_for(self, blocks: int) -> int:
+        """Bytes of shared memory that each of so many blocks may have on one multiprocessor."""
+        return self.shared_per_sm // blocks - (self.shared_per_sm - self.shared_per_block)
+
     def blocks_per_wave(self, threads: int, shared_bytes: int, registers: int) -> int:
         """Blocks that are on the device at once, at least one for each multiprocessor.
 

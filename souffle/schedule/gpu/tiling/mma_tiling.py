@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from souffle.decision import Refused
-from souffle.schedule.gpu.device import ASSUMED_REGISTERS, DEVICES, taken_registers
+from souffle.schedule.gpu.device import ASSUMED_REGISTERS, DEVICES, GpuDevice, taken_registers
 from souffle.schedule.gpu.emit.mma_fragments import HALVES, Fragments
 from souffle.schedule.gpu.emit.mma_instructions import COLUMNS, ROWS
 from souffle.schedule.gpu.emit.mma_moments import moments_refusal
@@ -61,9 +61,9 @@ _PIECES = (2, 4, 8, 16)
 
 _STAGES = (1, 2, 3, 4)
 
-_USUAL_SHARED_BYTES = 64 * 1024
-"""What the rule takes by itself. More would leave fewer blocks on a multiprocessor to those stages that share the
-kernel, and a grid that does not fit one wave ends a kernel (§5.4); a search may take all."""
+_USUAL_BLOCKS = 2
+"""Blocks on a multiprocessor for which the rule leaves shared memory by itself, so that stages that share the kernel
+have as many and a grid that does not fit one wave ends no kernel (§5.4); a search may take all."""
 
 _ALIKE = 1.04
 """Estimates of time closer than this factor are not told apart."""
@@ -241,7 +241,7 @@ class MmaTiling:
         down, across = self.parts
         room = self.wanted(operands, threads) + down * 4 + across * 2 <= ASSUMED_REGISTERS + SPARED_AHEAD
         even = steps > self.steps_together and steps % self.steps_together == 0
-        return operands.copied and operands.left.finished is None and room and self.stages > 3 and even
+        return operands.copied and operands.left.finished is None and room and self.stages > 2 and even
 
     def refusal(self, operands: Operands, request: GpuRequest) -> Refused | None:
         """Why the parts of this tiling do not go together, or ``None``."""
@@ -330,7 +330,8 @@ def _parts(parts: tuple[int, ...], operands: Operands) -> tuple[int, ...]:
 def _tilings(problem: Contraction, operands: Operands, request: GpuRequest) -> Iterator[MmaTiling]:
     knobs = knobs_of(problem, operands, request.threads)
     names = [knob.name for knob in knobs]
-    modest = replace(request, max_shared_bytes=min(request.max_shared_bytes, _USUAL_SHARED_BYTES))
+    usual = _device(request).shared_for(_USUAL_BLOCKS)
+    modest = replace(request, max_shared_bytes=min(request.max_shared_bytes, usual))
     extents = problem.extents
     for values in itertools.product(*(knob.values for knob in knobs)):
         tiling = MmaTiling.of(dict(zip(names, values, strict=True)), request.threads, operands.fragments)
@@ -435,7 +436,8 @@ def _cost(problem: Contraction, operands: Operands, tiling: MmaTiling, request: 
         issued += one.instructions(extent * tiling.step)
         put += one.put_clocks(extent * tiling.step * fragments.element_bytes)
     for one in operands.both:
-        depth = tiling.stages - (2 if reads_ahead else 1) if one.asynchronous else 1
+        # The tiles that are read ahead are waited for a piece sooner.
+        depth = tiling.stages - 1 - (1 / tiling.pieces if reads_ahead else 0) if one.asynchronous else 1
         # With one stage copies are waited for at once; what passes through registers is still one step ahead.
         ahead = max(ahead, (LATENCY + put) / depth if depth else 0.0)
     issued += threads * tiling.pieces * operands.left.finishing(down)
@@ -450,7 +452,7 @@ def _cost(problem: Contraction, operands: Operands, tiling: MmaTiling, request: 
     end = max(totals * 4 * (tiling.warps[2] + 1) / SHARED_BYTES, totals * 8.0 / THREADS, totals * 4 / L2_BYTES)
     end += 4 * BARRIER
     busy = steps * step + end
-    chain = LATENCY + steps * (waits + max(alone, ahead)) + end
+    chain = LATENCY + put + steps * (waits + max(alone, ahead)) + end
     tiles = prod(tiling.counts(problem.extents))
     resident = _resident(tiling, operands, request)
     full, rest = divmod(tiles, request.sm_count * resident)
@@ -460,6 +462,10 @@ def _cost(problem: Contraction, operands: Operands, tiling: MmaTiling, request: 
 
 def _resident(tiling: MmaTiling, operands: Operands, request: GpuRequest) -> int:
     """Blocks that a multiprocessor holds at once."""
-    device = DEVICES.get(request.arch, DEVICES["sm_80"])
     registers = tiling.registers(operands, request.threads)
-    return max(1, min(device.resident_blocks(request.threads, tiling.shared_bytes(operands), registers).values()))
+    fits = _device(request).resident_blocks(request.threads, tiling.shared_bytes(operands), registers)
+    return max(1, min(fits.values()))
+
+
+def _device(request: GpuRequest) -> GpuDevice:
+    return DEVICES.get(request.arch, DEVICES["sm_80"])
