@@ -41,7 +41,7 @@ from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import Stage, flat_stages
 from souffle.tvm_compat import structural_digest
 
-__all__ = ["main", "predictions", "sampled"]
+__all__ = ["Candidate", "Manifest", "main", "made_schedule", "predictions", "sampled", "stage_of"]
 
 _IN_A_FILE = 12
 """Kernels of one cubin: a call of nvcc costs seconds whatever it holds, and no file grows large."""
@@ -52,7 +52,7 @@ _SLOWEST = 40.0
 
 
 @dataclass(frozen=True, eq=False)
-class _Candidate:
+class Candidate:
     """A schedule of a case, lowered."""
 
     case: Case
@@ -68,7 +68,7 @@ class _Candidate:
         return sum(tensor.nbytes for tensor in (*self.stage.inputs, *self.stage.outputs))
 
 
-def _stage(case: Case, device: CostDevice, target: tvm.target.Target) -> Stage:
+def stage_of(case: Case, device: CostDevice, target: tvm.target.Target) -> Stage:
     """The case as the one stage that it becomes in a network."""
     tensors = case.build()
     program, _ = transform_program(souffle.from_te(tensors[:-1], tensors[-1:]), LEVELS["V2"], "fp32")
@@ -103,7 +103,7 @@ def _values(sketch: Sketch, chance: random.Random, wanted: int) -> Iterator[tupl
 
 def sampled(
     case: Case, device: CostDevice, target: tvm.target.Target, count: int, seed: int
-) -> tuple[list[_Candidate], dict[str, int]]:
+) -> tuple[list[Candidate], dict[str, int]]:
     """Schedules of a case that lower and fit the device, the default first; and why others were left out.
 
     Parameters
@@ -116,10 +116,10 @@ def sampled(
     seed : int
         Of the random values.
     """
-    stage = _stage(case, device, target)
+    stage = stage_of(case, device, target)
     request = gpu_request(device)
     chance = random.Random(f"{case.name} {seed}")
-    found: list[_Candidate] = []
+    found: list[Candidate] = []
     left: dict[str, int] = {}
     digests: set[str] = set()
     limit = math.inf
@@ -131,10 +131,10 @@ def sampled(
         for values, own in _values(sketch, chance, count):
             if len(found) == count:
                 break
-            reason, made = _made(stage, sketch, values, request, target, digests)
+            reason, made = made_schedule(stage, sketch, values, request, target, digests)
             if made is not None:
                 default = own and not any(one.default for one in found)
-                candidate = _Candidate(case, stage, made[0], values, made[1], default)
+                candidate = Candidate(case, stage, made[0], values, made[1], default)
                 reason, seconds = _estimate(candidate, device)
                 if reason is None and seconds > limit:
                     reason = "much slower"
@@ -146,7 +146,7 @@ def sampled(
     return sorted(found, key=lambda one: not one.default), left
 
 
-def _made(
+def made_schedule(
     stage: Stage, sketch: Sketch, values: dict[str, int], request: GpuRequest, target: tvm.target.Target, seen: set[str]
 ) -> tuple[str | None, tuple[GpuSchedule, DeviceFunction] | None]:
     """A schedule with its function, or why there is none."""
@@ -167,7 +167,7 @@ def _made(
     return (None, (schedule, functions[0])) if len(functions) == 1 else ("several functions", None)
 
 
-def _estimate(candidate: _Candidate, device: CostDevice) -> tuple[str | None, float]:
+def _estimate(candidate: Candidate, device: CostDevice) -> tuple[str | None, float]:
     """Seconds without a compiler's word, or why the schedule cannot run."""
     used = StageResources.assumed(candidate.function.shared_bytes, candidate.function.threads)
     if used.shared_bytes > device.shared_per_block:
@@ -201,13 +201,13 @@ def predictions(entry: dict[str, Any], nbytes: int, device: CostDevice) -> dict[
     return found
 
 
-def _kernel(name: str, candidate: _Candidate) -> KernelShape:
+def _kernel(name: str, candidate: Candidate) -> KernelShape:
     tensors = (*candidate.stage.inputs, *candidate.stage.outputs)
     return kernel_of_stage([candidate.function], [(t.dtype, t.nbytes) for t in tensors], f"{name}_tile")
 
 
 def _compile(
-    named: Sequence[tuple[str, _Candidate]], target: tvm.target.Target, arch: str, cache: Path | None
+    named: Sequence[tuple[str, Candidate]], target: tvm.target.Target, arch: str, cache: Path | None
 ) -> list[tuple[str, bytes, dict[str, Any]]]:
     """Text, machine code and resources of each file of kernels, in order."""
     parts = [named[start : start + _IN_A_FILE] for start in range(0, len(named), _IN_A_FILE)]
@@ -217,57 +217,94 @@ def _compile(
     return [(text, cubin, used) for text, (cubin, used) in zip(texts, made, strict=True)]
 
 
-def _build(options: argparse.Namespace) -> int:
-    device = cost_device(options.device)
-    target = cuda_target(device.arch)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "measure.cubin").write_bytes(machine_code(device.arch))
-    manifest: dict[str, Any] = {
-        "command": " ".join(["python -m benchmarks.cost_against_gpu", *sys.argv[1:]]),
-        "device": device.product, "arch": device.arch, "small": options.small, "seed": options.seed,
-        "measure": "measure.cubin", "cases": {},
-    }  # fmt: skip
-    for case in cases(options.small):
-        if options.cases and case.name not in options.cases:
-            continue
+class Manifest:
+    """A build as it grows: cubins in a folder, and what is known of them.
+
+    Parameters
+    ----------
+    out : Path
+    device : CostDevice
+        For which schedules are predicted.
+    cache : Path or None
+        Where cubins are kept by their text.
+    about : object
+        What else the manifest says: ``seed``, and ``small`` where tensors are.
+    """
+
+    def __init__(self, out: Path, device: CostDevice, cache: Path | None, **about: Any) -> None:
+        self.out, self.device, self.cache, self.target = out, device, cache, cuda_target(device.arch)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "measure.cubin").write_bytes(machine_code(device.arch))
+        self.content: dict[str, Any] = {
+            "command": " ".join(["python -m", _module(), *sys.argv[1:]]),
+            "device": device.product, "arch": device.arch, "small": False, **about, "measure": "measure.cubin",
+            "cases": {},
+        }  # fmt: skip
+
+    def add(self, case: Case, found: Sequence[Candidate], left: Mapping[str, int]) -> None:
+        """Compile a case's candidates, the rule's own first, and enter them.
+
+        Raises
+        ------
+        SystemExit
+            If the rule's own schedule is not among them.
+        """
         began = time.monotonic()
-        found, left = sampled(case, device, target, options.schedules, options.seed)
-        lowered = time.monotonic()
         named = [(f"{case.name}_{number}", candidate) for number, candidate in enumerate(found)]
         entries: dict[str, Any] = {}
-        for number, (text, cubin, used) in enumerate(_compile(named, target, device.arch, options.cache)):
+        for number, (text, cubin, used) in enumerate(_compile(named, self.target, self.device.arch, self.cache)):
             file = f"{case.name}-{number}.cubin"
-            (options.out / file).write_bytes(cubin)
-            (options.out / file).with_suffix(".cu").write_text(text)
+            (self.out / file).write_bytes(cubin)
+            (self.out / file).with_suffix(".cu").write_text(text)
             for name, candidate in named[number * _IN_A_FILE : (number + 1) * _IN_A_FILE]:
-                entries[name] = _entry(candidate, file, used[name], device)
+                entries[name] = _entry(candidate, file, used[name], self.device)
         if not found or not found[0].default:
             raise SystemExit(
                 f"{case.name}: no rule's own schedule can be lowered and fits the device; left out: {left}"
             )
         stage = found[0].stage
-        manifest["cases"][case.name] = {
+        self.content["cases"][case.name] = {
             "inputs": [[list(t.shape), t.dtype] for t in stage.inputs],
             "outputs": [[list(t.shape), t.dtype] for t in stage.outputs],
             "reference": case.reference,
             "bytes": found[0].nbytes,
-            "left_out": left,
+            "left_out": dict(left),
             "schedules": entries,
         }
         rules = sorted({entry["rule"] for entry in entries.values()})
         spills = sum(entry["resources"]["spill_bytes"] > 0 for entry in entries.values())
         sys.stderr.write(
-            f"{case.name:26} {len(entries):3} schedules ({', '.join(rules)}), {spills} with spills, left out {left}, "
-            f"{lowered - began:.1f} s to lower, {time.monotonic() - lowered:.1f} s to compile\n"
+            f"{case.name:26} {len(entries):3} schedules ({', '.join(rules)}), {spills} with spills, "
+            f"left out {dict(left)}, {time.monotonic() - began:.1f} s to compile\n"
         )
-    (options.out / "manifest.json").write_text(json.dumps(manifest, indent=1))
-    total = sum(len(case["schedules"]) for case in manifest["cases"].values())
-    nbytes = sum(path.stat().st_size for path in options.out.iterdir() if path.suffix in (".cubin", ".json"))
-    sys.stderr.write(f"{total} schedules of {len(manifest['cases'])} TEs, {nbytes / 2**20:.1f} MiB that travel\n")
+
+    def write(self) -> None:
+        """Say in a file what was built."""
+        (self.out / "manifest.json").write_text(json.dumps(self.content, indent=1))
+        total = sum(len(case["schedules"]) for case in self.content["cases"].values())
+        nbytes = sum(path.stat().st_size for path in self.out.iterdir() if path.suffix in (".cubin", ".json"))
+        sys.stderr.write(
+            f"{total} schedules of {len(self.content['cases'])} TEs, {nbytes / 2**20:.1f} MiB that travel\n"
+        )
+
+
+def _module() -> str:
+    """The module that was called, as a command names it."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec.name if spec is not None else "benchmarks.cost_against_gpu"
+
+
+def _build(options: argparse.Namespace) -> int:
+    device = cost_device(options.device)
+    manifest = Manifest(options.out, device, options.cache, small=options.small, seed=options.seed)
+    for case in cases(options.small):
+        if not options.cases or case.name in options.cases:
+            manifest.add(case, *sampled(case, device, manifest.target, options.schedules, options.seed))
+    manifest.write()
     return 0
 
 
-def _entry(candidate: _Candidate, file: str, used: Any, device: CostDevice) -> dict[str, Any]:
+def _entry(candidate: Candidate, file: str, used: Any, device: CostDevice) -> dict[str, Any]:
     function = candidate.function
     resources = StageResources(
         used.registers, used.static_shared_bytes, function.shared_bytes, function.threads, used.spill_store_bytes, True

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import cost_against_gpu, cost_against_gpu_build
+from benchmarks import cost_against_gpu, cost_against_gpu_build, product_tilings
 from benchmarks.cost_against_gpu_cases import cases
 from benchmarks.cost_against_gpu_report import joined, outliers, plot, summary, table
 from benchmarks.cost_against_gpu_run import reference
@@ -53,6 +53,18 @@ def test_each_case_has_different_schedules_and_the_default_first(built: Path) ->
         assert case["reference"]["op"]
     values = [tuple(entry["values"].items()) for name, (_, entry) in _schedules(built).items() if "gemm" in name]
     assert len(set(values)) == len(values) == 3
+
+
+def test_a_product_in_many_tilings(tmp_path: Path) -> None:
+    if find_nvcc() is None:
+        pytest.skip("no nvcc")
+    command = ["--out", str(tmp_path / "build"), "--products", "48x32x80", "--near", "1", "--others", "1"]
+    assert product_tilings.main(command) == 0
+    entries = [entry for _, entry in _schedules(tmp_path / "build").values()]
+    assert len({tuple(entry["values"].items()) for entry in entries}) == len(entries) >= 2
+    assert [entry["default"] for entry in entries] == [True] + [False] * (len(entries) - 1)
+    with pytest.raises(SystemExit, match="'48x32' is no product"):
+        product_tilings.main([*command[:3], "48x32"])
 
 
 def test_predictions_are_those_of_the_stage() -> None:

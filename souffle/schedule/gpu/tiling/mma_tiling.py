@@ -38,6 +38,7 @@ __all__ = [
     "assumed_operands",
     "choose_serial_tiling",
     "choose_tiling",
+    "estimated_tilings",
     "knobs_of",
     "tile_operands",
     "tiling_refusal",
@@ -349,6 +350,12 @@ def _is_idle(extents: tuple[int, int, int, int], tiling: MmaTiling) -> bool:
         or tiling.tile[2] >= 2 * max(columns, 2 * COLUMNS)
         or (tiling.stages > 2 and (tiling.stages - 2) * tiling.step >= inner)
     )
+
+
+def estimated_tilings(problem: Contraction, operands: Operands, request: GpuRequest) -> list[tuple[float, MmaTiling]]:
+    """Every tiling that the rule may take by itself with its estimated clocks, the quickest first."""
+    estimated = [(_cost(problem, operands, tiling, request), tiling) for tiling in _tilings(problem, operands, request)]
+    return sorted(estimated, key=lambda candidate: candidate[0])
 
 
 def choose_tiling(problem: Contraction, operands: Operands, request: GpuRequest) -> tuple[float, MmaTiling] | None:
