@@ -340,7 +340,7 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument(
         "--grid-barriers", nargs="+", default=["counter"], metavar="NAME",
         help="V3 and V4 are built once with each: counter, cooperative, flags; blocks: counter, without teams; apart: "
-        "counter, without hfuse",
+        "counter, without hfuse; unasked: counter, without weights asked for ahead",
     )  # fmt: skip
     build.add_argument("--arch", default="sm_90")
     build.add_argument("--precision", nargs="+", default=list(_USUAL_PRECISIONS), choices=_PRECISIONS)

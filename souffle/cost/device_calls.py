@@ -120,7 +120,7 @@ class DeviceCalls:
             self._read(source, place, unit)
 
     def _read(self, source: TensorLoad, place: Value, unit: int) -> None:
-        # The bytes pass the data path of shared memory once: on their way into it.
+        # The bytes pass the data path of shared memory on their way into it alone, which takes as long as two loads.
         if place.array is None:
             self.counter.scattered_access(str(source.source.name), store=False)
         else:

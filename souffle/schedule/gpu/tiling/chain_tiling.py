@@ -22,6 +22,7 @@ from souffle.schedule.gpu.forms.memory_access import bits_of
 from souffle.schedule.gpu.rule import GpuRequest, Knob, Values
 from souffle.schedule.gpu.tiling.mma_figures import (
     BARRIER,
+    BUSY_LATENCY,
     L2_BYTES,
     LATENCY,
     LOAD_LATENCY,
@@ -420,7 +421,7 @@ class _Work:
         barriers = 2 if tiling.stages == 1 else 1
         self.waits += steps * (barriers * BARRIER + LOAD_LATENCY * pieces / tiling.warps[2])
         depth = tiling.stages - 1 if source.asynchronous else 1
-        self.ahead += (LATENCY + put) * steps / depth if depth else 0.0
+        self.ahead += (BUSY_LATENCY + put) * steps / depth if depth else 0.0
         self.waits += 0.0 if depth else LATENCY * steps
 
     @property

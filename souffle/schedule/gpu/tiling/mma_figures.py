@@ -6,6 +6,7 @@ from souffle.schedule.gpu.rule import GpuRequest
 
 __all__ = [
     "BARRIER",
+    "BUSY_LATENCY",
     "COPY_BYTES",
     "L2_BYTES",
     "LATENCY",
@@ -47,9 +48,9 @@ SHARED_BYTES, COPY_BYTES, L2_BYTES = 128.0, 64.0, 29.0
 long (on an H100 20.7 clocks for a warp's copies that make 10.5 writes), and of its part of what the L2 cache delivers
 where all read at once (3,862 bytes for 132 of them there)."""
 
-LATENCY, LOAD_LATENCY, BARRIER = 1000.0, 30.0, 40.0
-"""Clocks: from a copy or load of global memory to its use where all multiprocessors ask for some (686 on an H100 where
-one does), of shared memory, and of a barrier."""
+LATENCY, BUSY_LATENCY, LOAD_LATENCY, BARRIER = 700.0, 1000.0, 30.0, 40.0
+"""Clocks: from a copy or load of global memory to its use (686 on an H100), the same while all multiprocessors ask for
+more all the time, of shared memory, and of a barrier."""
 
 THREADS = 128.0
 """Instructions of threads that a multiprocessor issues in a clock: four warps."""

@@ -18,6 +18,7 @@ from souffle.schedule.gpu.forms.memory_access import bits_of
 from souffle.schedule.gpu.rule import GpuRequest, Knob, Values
 from souffle.schedule.gpu.tiling.mma_figures import (
     BARRIER,
+    BUSY_LATENCY,
     L2_BYTES,
     LATENCY,
     LOAD_LATENCY,
@@ -446,7 +447,7 @@ def _cost(problem: Contraction, operands: Operands, tiling: MmaTiling, request: 
         # The tiles that are read ahead are waited for a piece sooner.
         depth = tiling.stages - 1 - (1 / tiling.pieces if reads_ahead else 0) if one.asynchronous else 1
         # With one stage copies are waited for at once; what passes through registers is still one step ahead.
-        ahead = max(ahead, (LATENCY + put) / depth if depth else 0.0)
+        ahead = max(ahead, (BUSY_LATENCY + put) / depth if depth else 0.0)
     issued += threads * tiling.pieces * operands.left.finishing(down)
     waits = LATENCY * any(one.asynchronous for one in operands.both) if tiling.stages == 1 else 0.0
     step = max(tensor, put + loads, fetched / L2_BYTES, issued / THREADS)
