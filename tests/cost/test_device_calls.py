@@ -37,8 +37,8 @@ def test_products_and_bytes() -> None:
 
 def test_shared_memory_is_free_of_conflicts() -> None:
     counted = work(64, 64, 32)
-    # In: copies, which take the path twice as long. Out: 2 x 4 warps read 32 rows and 16 columns of 32 products each. Totals go in and out in fp32, and
-    # out to global memory through the same data path.
+    # In: copies, which take the path twice as long. Out: 2 x 4 warps read 32 rows and 16 columns of 32 products each.
+    # Totals go in and out in fp32, and out to global memory through the same data path.
     copies, matrices, totals = 2 * 128 * 32 * 2, 8 * (32 + 16) * 32 * 2, 64 * 64 * 4
     assert counted.shared_bytes == pytest.approx(copies + matrices + 3 * totals, rel=0.15)
 
