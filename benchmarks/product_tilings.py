@@ -29,14 +29,14 @@ from souffle.schedule.gpu.rules.mma_contraction import MMA_CONTRACTION
 from souffle.schedule.gpu.scheduler import gpu_request
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, assumed_operands, estimated_tilings
 
-__all__ = ["main"]
+__all__ = ["case_of", "main", "sampled"]
 
 _PRODUCTS = ("384x768x3072", "384x3072x768", "384x2304x768", "384x768x768", "208x1024x1024")
 _WITHIN = 2.0
 """Of the least estimate."""
 
 
-def _case(extents: str) -> Case:
+def case_of(extents: str) -> Case:
     """Of rows, columns and products to sum, written as ``MxNxK``."""
     match = re.fullmatch(r"(\d+)x(\d+)x(\d+)", extents)
     if match is None:
@@ -46,7 +46,7 @@ def _case(extents: str) -> Case:
     return Case(f"product_{extents}", build, {"op": "contract", "spec": "bmk,bkn->bmn"})
 
 
-def _sampled(
+def sampled(
     case: Case, device: CostDevice, target: tvm.target.Target, near: int, others: int, seed: int
 ) -> tuple[list[building.Candidate], dict[str, int]]:
     """Candidates of a product, the rule's own first, and why others were left out."""
@@ -87,8 +87,8 @@ def main(argv: list[str] | None = None) -> int:
     device = cost_device(options.device)
     manifest = building.Manifest(options.out, device, options.cache, seed=options.seed)
     for extents in options.products:
-        case = _case(extents)
-        manifest.add(case, *_sampled(case, device, manifest.target, options.near, options.others, options.seed))
+        case = case_of(extents)
+        manifest.add(case, *sampled(case, device, manifest.target, options.near, options.others, options.seed))
     manifest.write()
     return 0
 

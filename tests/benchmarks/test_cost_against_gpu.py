@@ -55,16 +55,13 @@ def test_each_case_has_different_schedules_and_the_default_first(built: Path) ->
     assert len(set(values)) == len(values) == 3
 
 
-def test_a_product_in_many_tilings(tmp_path: Path) -> None:
-    if find_nvcc() is None:
-        pytest.skip("no nvcc")
-    command = ["--out", str(tmp_path / "build"), "--products", "48x32x80", "--near", "1", "--others", "1"]
-    assert product_tilings.main(command) == 0
-    entries = [entry for _, entry in _schedules(tmp_path / "build").values()]
-    assert len({tuple(entry["values"].items()) for entry in entries}) == len(entries) >= 2
-    assert [entry["default"] for entry in entries] == [True] + [False] * (len(entries) - 1)
+def test_a_product_in_many_tilings() -> None:
+    device, case = cost_device("A100-SXM4-40GB"), product_tilings.case_of("48x32x80")
+    found, _ = product_tilings.sampled(case, device, cuda_target(device.arch), 2, 1, 0)
+    assert len({tuple(one.values.items()) for one in found}) == len(found) >= 2
+    assert [one.default for one in found] == [True] + [False] * (len(found) - 1)
     with pytest.raises(SystemExit, match="'48x32' is no product"):
-        product_tilings.main([*command[:3], "48x32"])
+        product_tilings.case_of("48x32")
 
 
 def test_predictions_are_those_of_the_stage() -> None:

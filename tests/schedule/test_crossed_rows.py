@@ -26,8 +26,8 @@ UNIT, SECTOR, LINE = 16, 32, 128
 
 SHAPES = [
     (warps, step)
-    for warps in [(1, 1, 8), (1, 2, 4), (2, 4, 1), (1, 8, 1)]
-    for step in [16, 32, 64, 128, 256]
+    for warps in [(1, 1, 8), (1, 2, 4), (2, 4, 1)]
+    for step in [16, 32, 64, 128]
     if step // 16 % warps[2] == 0
 ]
 

@@ -93,9 +93,9 @@ def test_an_operand_of_a_product_stays_a_tensor() -> None:
 
 
 def masked(region: np.ndarray, hidden: float, operator: str) -> onnx.ModelProto:
-    """Attention of 40 queries and 72 keys behind a mask, which is added or chooses."""
-    b = GraphBuilder("g", 0)
-    q, k, v = (b.input(name, (2, rows, 32)) for name, rows in (("q", 40), ("k", 72), ("v", 72)))
+    """Attention of 40 queries behind a mask, which is added or chooses."""
+    b, keys = GraphBuilder("g", 0), region.shape[1]
+    q, k, v = (b.input(name, (2, rows, 32)) for name, rows in (("q", 40), ("k", keys), ("v", keys)))
     scores = b.node("MatMul", q, b.node("Transpose", k, perm=[0, 2, 1]))
     if operator == "Add":
         scores = b.node("Add", scores, b.parameter("mask", np.where(region, 0.0, hidden).astype(np.float32)[None]))
@@ -106,9 +106,10 @@ def masked(region: np.ndarray, hidden: float, operator: str) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("operator", ["Add", "Where"])
-@pytest.mark.parametrize("hidden", [-np.inf, LOWEST], ids=["infinite", "lowest"])
-def test_attention_behind_it(operator: str, hidden: float) -> None:
-    i, j = np.indices((40, 72))
+@pytest.mark.parametrize(("hidden", "keys"), [(-np.inf, 520), (LOWEST, 72)], ids=["infinite", "lowest"])
+def test_attention_behind_it(operator: str, hidden: float, keys: int) -> None:
+    # With minus infinity a mask by index is quicker only where it leaves out many keys.
+    i, j = np.indices((40, keys))
     model = masked(j <= i + 32, hidden, operator)
     inputs = souffle.models.random_inputs(model)
     reference = onnxruntime_outputs(model, inputs)
