@@ -227,16 +227,18 @@ class Manifest:
         For which schedules are predicted.
     cache : Path or None
         Where cubins are kept by their text.
+    module : str
+        That was called.
     about : object
         What else the manifest says: ``seed``, and ``small`` where tensors are.
     """
 
-    def __init__(self, out: Path, device: CostDevice, cache: Path | None, **about: Any) -> None:
+    def __init__(self, out: Path, device: CostDevice, cache: Path | None, module: str, **about: Any) -> None:
         self.out, self.device, self.cache, self.target = out, device, cache, cuda_target(device.arch)
         out.mkdir(parents=True, exist_ok=True)
         (out / "measure.cubin").write_bytes(machine_code(device.arch))
         self.content: dict[str, Any] = {
-            "command": " ".join(["python -m", _module(), *sys.argv[1:]]),
+            "command": " ".join(["python -m", module, *sys.argv[1:]]),
             "device": device.product, "arch": device.arch, "small": False, **about, "measure": "measure.cubin",
             "cases": {},
         }  # fmt: skip
@@ -288,15 +290,10 @@ class Manifest:
         )
 
 
-def _module() -> str:
-    """The module that was called, as a command names it."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return spec.name if spec is not None else "benchmarks.cost_against_gpu"
-
-
 def _build(options: argparse.Namespace) -> int:
     device = cost_device(options.device)
-    manifest = Manifest(options.out, device, options.cache, small=options.small, seed=options.seed)
+    module = "benchmarks.cost_against_gpu"
+    manifest = Manifest(options.out, device, options.cache, module, small=options.small, seed=options.seed)
     for case in cases(options.small):
         if not options.cases or case.name in options.cases:
             manifest.add(case, *sampled(case, device, manifest.target, options.schedules, options.seed))

@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--cache", type=Path, help="where cubins are kept by their text")
     options = parser.parse_args(argv)
     device = cost_device(options.device)
-    manifest = building.Manifest(options.out, device, options.cache, seed=options.seed)
+    manifest = building.Manifest(options.out, device, options.cache, "benchmarks.product_tilings", seed=options.seed)
     for extents in options.products:
         case = case_of(extents)
         manifest.add(case, *sampled(case, device, manifest.target, options.near, options.others, options.seed))

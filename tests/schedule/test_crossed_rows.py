@@ -19,7 +19,7 @@ from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, tile_operands
 from souffle.tvm_compat import primfunc_from_tensors
-from tests.schedule.test_fragments_ahead import compiled, product
+from tests.schedule.product_networks import compiled, product
 
 UNIT, SECTOR, LINE = 16, 32, 128
 """Bytes: of a row of ``ldmatrix``, of what the L2 cache hands out, and of all banks of shared memory."""

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 import pytest
 
 import souffle
-from souffle.codegen.assemble import CompiledKernels
 from souffle.errors import CertificateError
-from souffle.models.builder import GraphBuilder
-from souffle.pipeline import compile_cuda
 from souffle.schedule.gpu.emit.async_copy import barrier, wait
 from souffle.schedule.gpu.emit.mma_pipeline import Pipeline
 from souffle.schedule.gpu.forms.matrix_product import Contraction
@@ -21,6 +17,7 @@ from souffle.schedule.gpu.rule import GpuRequest
 from souffle.schedule.gpu.tiling import mma_tiling
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, Operands
 from souffle.verify import PROVEN
+from tests.schedule.product_networks import compiled, product
 from tests.testlib import run_on_cpu_device
 
 CASES = {
@@ -47,20 +44,6 @@ def tiling(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
     # No other rule is quicker.
     monkeypatch.setattr(mma_tiling, "_cost", lambda *given: 1.0)
     return pieces, along
-
-
-def product(rows: int, columns: int, inner: int) -> onnx.ModelProto:
-    b = GraphBuilder("product", seed=3)
-    x = b.input("x", (rows, 24))
-    x = b.node("Relu", b.node("MatMul", x, b.parameter("first", b.normal((24, inner), 0.2))))
-    y = b.node("MatMul", x, b.parameter("second", b.normal((inner, columns), inner**-0.5)))
-    b.output(b.node("Relu", y), "result", (rows, columns))
-    return b.model()
-
-
-def compiled(model: onnx.ModelProto, precision: str = "mixed", **options: object) -> CompiledKernels:
-    chosen = {"precision": precision, "cubin": False, "arch": "sm_80", "reductions": "one_phase", "level": "V3"}
-    return compile_cuda(souffle.import_onnx(model), **(chosen | options))
 
 
 @pytest.mark.parametrize(

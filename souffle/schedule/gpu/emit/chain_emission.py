@@ -65,10 +65,13 @@ class _Rows:
     first: int
     pitch: int
     inner_last: bool = True
-    unit: int = 0
+    crossed: int = 0
 
     def place(self, batch: PrimExpr, own: PrimExpr, inner: PrimExpr) -> PrimExpr:
         return own * self.pitch + inner
+
+    def crossing(self, row: PrimExpr) -> PrimExpr:
+        return _NONE
 
 
 class ChainKernel:

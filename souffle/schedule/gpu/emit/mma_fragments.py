@@ -45,12 +45,16 @@ class Placed(Protocol):
     """Whether the inner axis is contiguous."""
     pitch: int
     """Elements from one row of shared memory to the next."""
-    unit: int
-    """Elements that change places within a row, as :class:`~souffle.schedule.gpu.emit.staging.TileFetch` has them; 0
-    where rows lie in order."""
+    crossed: int
+    """Elements of a row that change places among each other; 0 where rows lie in order."""
 
     def place(self, batch: PrimExpr, own: PrimExpr, inner: PrimExpr) -> PrimExpr:
         """Index into shared memory."""
+        ...
+
+    def crossing(self, row: PrimExpr) -> PrimExpr:
+        """What a column of a row is combined with, by exclusive or, to its place in the row; the same in each eighth
+        row."""
         ...
 
 

@@ -168,7 +168,7 @@ def first_place(
     """
     own, inner = fragments.part_places(lane, rows=rows, inner_last=placed.inner_last)
     own, inner = start + own, inner_start + inner
-    if not placed.unit:
+    if not placed.crossed:
         return FragmentPlace(placed, binder.name(name, placed.place(tirx.IntImm("int32", 0), own, inner)))
     row, column = (own, inner) if placed.inner_last else (inner, own)
     first = binder.name(name, row * placed.pitch)

@@ -120,12 +120,12 @@ class TileFetch:
         """Index into shared memory."""
         rows, row, column = (self.tile[1], own, inner) if self.inner_last else (self.tile[2], inner, own)
         row = batch * rows + row
-        return row * self.pitch + (tirx.bitwise_xor(column, self.crossing(row)) if self.unit else column)
+        return row * self.pitch + (tirx.bitwise_xor(column, self.crossing(row)) if self.crossed else column)
 
     @property
     def crossed(self) -> int:
-        """Elements of a row that change places among each other: those of 2, 4 or 8 units."""
-        return gcd(self.pitch // self.unit, _BANK_UNITS) * self.unit
+        """Elements of a row that change places among each other: those of 2, 4 or 8 units; 0 where none do."""
+        return gcd(self.pitch // self.unit, _BANK_UNITS) * self.unit if self.unit else 0
 
     def crossing(self, row: PrimExpr) -> PrimExpr:
         """What a column of a row is combined with, by exclusive or, to its place in the row.

@@ -237,8 +237,8 @@ class MmaTiling:
         """Whether parts of a piece are loaded before the products of the piece before, also where that is of another
         step.
 
-        Each second piece has registers of its own. The next step's tiles are waited for a step sooner, so that they
-        are on their way for as long as with one stage fewer.
+        Each second piece has registers of its own. The next step's tiles are waited for a piece sooner: with two stages
+        they would be, in the same step in which they are asked for.
         """
         down, across = self.parts
         room = self.wanted(operands, threads) + down * 4 + across * 2 <= ASSUMED_REGISTERS + SPARED_AHEAD
