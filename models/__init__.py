@@ -7,6 +7,15 @@
 from __future__ import annotations
 
 from souffle.models.inputs import random_inputs
-from souffle.models.registry import ALL_NAMES, MODEL_SIZES, NAMES, SE_NAMES, STITCHING_NAMES, build
+from souffle.models.registry import ALL_NAMES, LEARNING_NAMES, MODEL_SIZES, NAMES, SE_NAMES, STITCHING_NAMES, build
 
-__all__ = ["ALL_NAMES", "MODEL_SIZES", "NAMES", "SE_NAMES", "STITCHING_NAMES", "build", "random_inputs"]
+__all__ = [
+    "ALL_NAMES",
+    "LEARNING_NAMES",
+    "MODEL_SIZES",
+    "NAMES",
+    "SE_NAMES",
+    "STITCHING_NAMES",
+    "build",
+    "random_inputs",
+]

@@ -9,11 +9,13 @@ from onnx import ModelProto
 
 from souffle.errors import OptionError
 from souffle.models import (
+    amoebanet,
     asr,
     bert,
     crnn,
     dien,
     efficientnet,
+    gnmt,
     lstm,
     mmoe,
     nmt,
@@ -21,13 +23,15 @@ from souffle.models import (
     perceptron,
     recurrent,
     resnext,
+    rnnlm,
     swin,
     transformer,
+    transformer_xl,
     variational,
     word2vec,
 )
 
-__all__ = ["ALL_NAMES", "MODEL_SIZES", "NAMES", "SE_NAMES", "STITCHING_NAMES", "build"]
+__all__ = ["ALL_NAMES", "LEARNING_NAMES", "MODEL_SIZES", "NAMES", "SE_NAMES", "STITCHING_NAMES", "build"]
 
 _BUILDERS: dict[str, tuple[Callable[..., ModelProto], dict]] = {
     "bert": (bert.build_bert, bert.SIZES),
@@ -67,6 +71,15 @@ _STITCHING: dict[str, tuple[Callable[..., ModelProto], dict]] = {
 STITCHING_NAMES = tuple(_STITCHING)
 _BUILDERS.update(_STITCHING)
 
+_LEARNING: dict[str, tuple[Callable[..., ModelProto], dict]] = {
+    "amoebanet": (amoebanet.build_amoebanet, amoebanet.SIZES),
+    "rnnlm": (rnnlm.build_rnnlm, rnnlm.SIZES),
+    "gnmt": (gnmt.build_gnmt, gnmt.SIZES),
+    "transformer-xl": (transformer_xl.build_transformer_xl, transformer_xl.SIZES),
+}
+LEARNING_NAMES = tuple(_LEARNING)
+_BUILDERS.update(_LEARNING)
+
 ALL_NAMES = tuple(_BUILDERS)
 MODEL_SIZES = ("tiny", "paper")
 
@@ -78,12 +91,13 @@ def build(name: str, size: str = "tiny", *, steps: int | None = None, seed: int 
     ----------
     name
         One of ``NAMES`` (the six networks of the paper's Table 2), ``"lstm-unrolled"``, one of ``SE_NAMES`` (the
-        squeeze-and-excitation modules of its Figure 6), or one of ``STITCHING_NAMES`` (the workloads of the two papers
-        on FusionStitching, but for BERT; ``-train`` is a step of training).
+        squeeze-and-excitation modules of its Figure 6), one of ``STITCHING_NAMES`` (the workloads of the two papers on
+        FusionStitching, but for BERT; ``-train`` is a step of training), or one of ``LEARNING_NAMES`` (the workloads of
+        "Learning to Fuse").
     size
         ``"paper"`` for the configuration of the paper's evaluation, ``"tiny"`` for the same structure made small.
     steps
-        Number of time steps, for the two LSTM models only.
+        Number of time steps, for the two LSTM models and ``"rnnlm"`` only.
     seed
         Seed of the weights. The same arguments give the same bytes.
 
@@ -101,8 +115,8 @@ def build(name: str, size: str = "tiny", *, steps: int | None = None, seed: int 
     builder, sizes = _BUILDERS[name]
     config = sizes[size]
     if steps is not None:
-        if not isinstance(config, lstm.LstmConfig):
-            raise OptionError(f"model {name!r} has no time steps; steps is for lstm and lstm-unrolled")
+        if not isinstance(config, lstm.LstmConfig | rnnlm.RnnlmConfig):
+            raise OptionError(f"model {name!r} has no time steps; steps is for lstm, lstm-unrolled and rnnlm")
         if steps < 1:
             raise OptionError(f"{name} cannot have {steps} time steps; it needs 1 or more")
         config = replace(config, steps=steps)

@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "compile": "souffle.api",
+    "learn": "souffle.api",
     "tune": "souffle.api",
     "load": "souffle.loading",
     "import_onnx": "souffle.frontend",
@@ -30,6 +31,7 @@ __all__ = [
     "compile",
     "from_te",
     "import_onnx",
+    "learn",
     "load",
     "together",
     "transform",

@@ -1,4 +1,4 @@
-"""What a user calls: compile a model, and search schedules for it."""
+"""What a user calls: compile a model, search schedules for it, and train what orders its fusions."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from pathlib import Path
 
 import onnx
 
+from souffle import learning
 from souffle.background import BackgroundNetwork, compile_in_background
 from souffle.cache import cache_root
+from souffle.cost import cost_device, device_of_arch
 from souffle.dump import Dump
 from souffle.errors import OptionError
 from souffle.frontend import import_onnx
 from souffle.loading import network_of
-from souffle.options import Hook, Options, keep
-from souffle.pipeline import check_names, stages_of
+from souffle.options import LEVELS, Hook, Options, keep
+from souffle.pipeline import check_names, stages_of, transform_program
 from souffle.program import TEProgram
 from souffle.request import CompileRequest
 from souffle.runtime import Network
@@ -26,9 +28,11 @@ from souffle.runtime.network import check_device
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.gpu.scheduler import gpu_request
 from souffle.schedule.lower import cuda_target
+from souffle.stitching import graph_of
+from souffle.stitching.priority import FusionRules, LearningReport, learn_fusion
 from souffle.tuning import LogWriter, TuningReport, bench_for, search, tasks_of
 
-__all__ = ["compile", "tune"]
+__all__ = ["compile", "learn", "tune"]
 
 Model = str | os.PathLike | bytes | onnx.ModelProto | TEProgram
 
@@ -62,6 +66,7 @@ def compile(
     arch: str | None = None,
     precision: str = "fp32",
     fusion: str = "souffle",
+    policy: str | os.PathLike | None = None,
     partition: str = "souffle",
     reductions: str = "ordered",
     grid_barrier: str = "counter",
@@ -103,9 +108,13 @@ def compile(
     fusion : str
         Which TEs one block computes together (``docs/planners.md``): ``"souffle"``, its own rules; ``"stitching-ilp"``
         and ``"stitching-dp"``, the planners of FusionStitching (2019 and 2021); ``"xla-rules"``; ``"tvm"``, TVM's own
-        operator fusion; or a planner of your own, as ``"mypackage.module:planner"``. Up to V2 a pattern of theirs is a
+        operator fusion; ``"learned"``, priority fusion by a policy that was trained, and beside it
+        ``"priority-default"``, ``"priority-greedy"`` and ``"priority-annealing"``; or a planner of your own, as
+        ``"mypackage.module:planner"``. Up to V2 a pattern of theirs is a
         kernel, as far as it needs no barrier of the whole grid; from V3 on `partition` merges what they made. Not for
         ``target="cpu"``.
+    policy : path, optional
+        The file of the policy for ``fusion="learned"`` (``souffle learn``); without, the one that ships.
     partition : str
         ``"souffle"``, the paper's rule (§5.4), or ``"persistent"``, which cuts only where the cost model says that it
         pays; or a planner of your own, as ``"mypackage.module:planner"`` (``docs/extending.md``).
@@ -188,6 +197,7 @@ def compile(
         level=level,
         precision=precision,
         fusion=fusion,
+        policy=policy,
         partition=partition,
         reductions=reductions,
         grid_barrier=grid_barrier,
@@ -230,6 +240,7 @@ def tune(
     level: str = "V4",
     precision: str = "fp32",
     fusion: str = "souffle",
+    policy: str | os.PathLike | None = None,
     partition: str = "souffle",
     reductions: str = "ordered",
     disable: Sequence[str] = (),
@@ -257,7 +268,7 @@ def tune(
         As for :func:`compile`.
     log : path
         The folder of the logs. The architecture's own, inside, holds MetaSchedule's two files.
-    level, precision, fusion, partition, reductions, disable, batch
+    level, precision, fusion, policy, partition, reductions, disable, batch
         As for :func:`compile`; they decide which stages there are.
     device : str, optional
         The product to predict for, such as ``"A100-SXM4-40GB"``. Nothing is measured then.
@@ -288,6 +299,7 @@ def tune(
         level=level,
         precision=precision,
         fusion=fusion,
+        policy=policy,
         partition=partition,
         reductions=reductions,
         disable=disable,
@@ -311,5 +323,93 @@ def tune(
         writer=LogWriter(Path(log), options.arch, target),
         seed=seed,
         seconds=seconds,
+        progress=progress,
+    )
+
+
+def learn(
+    models: Model | Sequence[Model],
+    *,
+    out: str | os.PathLike,
+    evaluations: int = 1000,
+    start: str | os.PathLike | None = None,
+    limit: int = 16,
+    level: str = "V0",
+    precision: str = "fp32",
+    device: str | None = None,
+    batch: int | None = None,
+    checkpoint: str | os.PathLike | None = None,
+    curves: str | os.PathLike | None = None,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda message: None,
+) -> LearningReport:
+    """Train a policy that orders the fusions of networks, for ``compile(fusion="learned", policy=...)`` (002).
+
+    It is trained on all models jointly: a graph network and attention give each TE a priority, priority fusion
+    makes kernels of them, and what these are predicted to take is the reward. Nothing is compiled or run. It needs
+    ``pip install 'souffle-dl[learn]'``.
+
+    Parameters
+    ----------
+    models : model or sequence of models
+        Each as for :func:`compile`.
+    out : path
+        For the policy, a file of safetensors.
+    evaluations : int
+        Of each model's graph.
+    start : path, optional
+        A policy that is trained further; without, parameters are drawn.
+    limit : int
+        TEs of a kernel, at most.
+    level : str
+        ``"V0"``, ``"V1"`` or ``"V2"``, whose TEs are fused.
+    precision, batch
+        As for :func:`compile`.
+    device : str, optional
+        The product to predict for, such as ``"A100-SXM4-40GB"``; that of sm_90 without.
+    checkpoint : path, optional
+        Where training is kept on the way. If it is there, training goes on from it, and ends in the same bits as one
+        that was not interrupted. By default the name of `out` with ``.checkpoint`` behind it.
+    curves : path, optional
+        For a picture of the training, as SVG.
+    seed : int
+        Equal seeds give equal policies on one machine.
+    progress : callable, optional
+        Told in a few words what is being done.
+
+    Returns
+    -------
+    LearningReport
+
+    Raises
+    ------
+    OptionError
+        If an option is not valid.
+    PolicyError
+        If PyTorch or another library is missing, or a file is none of its kind or cannot be written.
+    """
+    if level not in ("V0", "V1", "V2"):
+        raise OptionError(f"level={level!r} is not valid; choose one of V0, V1, V2, which the planners see whole")
+    learning.require(*learning.NEEDED, *(("matplotlib",) if curves is not None else ()))
+    options = Options(level=level, precision=precision)
+    product = device_of_arch(options.arch) if device is None else cost_device(device)
+    graphs = {}
+    for number, model in enumerate(models if isinstance(models, (list, tuple)) else (models,)):
+        progress("importing")
+        program, _ = transform_program(_program(model, batch), LEVELS[level], precision)
+        named = Path(model).stem if isinstance(model, (str, os.PathLike)) else program.name
+        name = named if named not in graphs else f"{named} {number}"
+        graphs[name] = graph_of(program)
+    out = Path(out)
+    return learn_fusion(
+        graphs,
+        product,
+        out,
+        rules=FusionRules(limit),
+        evaluations=evaluations,
+        start=None if start is None else Path(start),
+        seed=seed,
+        checkpoint=Path(checkpoint) if checkpoint is not None else out.with_name(f"{out.name}.checkpoint"),
+        curves=None if curves is None else Path(curves),
         progress=progress,
     )

@@ -156,6 +156,8 @@ class Options:
     fusion : str
         See :func:`souffle.compile`; ``"souffle"``, or the planner of that name, which is looked up by
         :func:`souffle.stitching.fusion_planner_for`.
+    policy : path or None
+        A file for planners that are trained; None for the one that ships. Not kept in files.
     partition : str
         See :func:`souffle.compile`; the planner of that name is looked up by :func:`souffle.partition.planner_for`.
     arch : str
@@ -179,6 +181,7 @@ class Options:
     level: str = "V4"
     precision: str = "fp32"
     fusion: str = SOUFFLE
+    policy: str | os.PathLike | None = None
     partition: str = "souffle"
     arch: str = "sm_90"
     reductions: str = "ordered"
@@ -211,6 +214,11 @@ class Options:
         wrong = given if isinstance(given, str) else next((name for name in given if name not in ON_CHIP), None)
         if wrong is not None:
             raise OptionError(f"disable={given!r} is not valid; give a list of names among {', '.join(ON_CHIP)}")
+        if self.policy is not None and self.fusion == SOUFFLE:
+            raise OptionError(
+                f"policy={os.fspath(self.policy)!r} is for a fusion planner that is trained; "
+                'give fusion="learned" with it'
+            )
         object.__setattr__(self, "disable", tuple(name for name in ON_CHIP if name in given))
 
     def _check_waits(self) -> None:

@@ -22,7 +22,7 @@ FILES = sorted({*PACKAGE.rglob("*.py"), *(PACKAGE / "models").rglob("*.py")})
 # The program is the frontend's result, so its data types come before the frontend.
 ORDER = (
     *("index", "program", "frontend", "analysis", "transform", "schedule", "cost"),
-    *("placement", "stitching", "partition", "kernel", "choice", "codegen", "verify"),
+    *("placement", "learning", "stitching", "partition", "kernel", "choice", "codegen", "verify"),
     *("emulator", "runtime", "hfuse", "calibrate", "mutation", "tuning"),
 )
 LOWEST = {

@@ -8,7 +8,7 @@ from typing import Any
 __all__ = ["compiler_options"]
 
 _NAMES = (
-    *("arch", "precision", "fusion", "partition", "reductions"),
+    *("arch", "precision", "fusion", "policy", "partition", "reductions"),
     *("grid_barrier", "waits", "disable", "reuse_policy", "graph", "watchdog_ms", "verify"),
 )
 

@@ -22,6 +22,7 @@ from souffle.cli.compiler_options import compiler_options
 from souffle.cli.counts import counts_table
 from souffle.cli.hfuse import add_arguments as add_hfuse
 from souffle.cli.interruption import interruptible, run_process, status_of
+from souffle.cli.learn import add_arguments as add_learn
 from souffle.cli.measure_device import add_arguments as add_measure_device
 from souffle.cli.output import Progress, format_table, human_bytes, write_json
 from souffle.cli.tune import add_arguments as add_tune
@@ -102,6 +103,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_trials(commands, [common, options], [waits, proofs])
     add_tune(commands.add_parser("tune", parents=[common, options], help="search schedules and write a tuning log"))
 
+    add_learn(
+        commands.add_parser("learn", parents=[common], help="train a policy that orders the fusions of networks")
+    )
     add_hfuse(commands.add_parser("hfuse", parents=[common], help="fuse kernels of CUDA files into one"))
     add_measure_device(
         commands.add_parser("measure-device", parents=[common], help="describe the GPU at hand for the cost model")
@@ -116,6 +120,7 @@ def _compiler_parsers() -> tuple[argparse.ArgumentParser, ...]:
     options.add_argument(
         "--fusion", metavar="PLANNER", default=SOUFFLE, help="decides which TEs one block computes together"
     )
+    options.add_argument("--policy", metavar="FILE", help="of souffle learn, for --fusion learned (default: ours)")
     options.add_argument("--partition", metavar="PLANNER", default="souffle", help="decides where kernels end")
     options.add_argument(
         "--reductions",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -58,7 +59,8 @@ class Fusion:
 
     def patterned(self, program: TEProgram) -> PatternedProgram:
         """See :func:`souffle.stitching.patterned.patterned`."""
-        return patterned(program, self.planner, self.device)
+        policy = self.options.policy
+        return patterned(program, self.planner, self.device, None if policy is None else os.fspath(policy))
 
     def policy(self, patterns: PatternedProgram) -> JoinPolicy:
         """How stages are formed of patterns."""

@@ -52,7 +52,9 @@ class PatternedProgram:
         return "\n\n".join(map(str, (*self.plans, self.program)))
 
 
-def patterned(program: TEProgram, planner: FusionPlanner, device: CostDevice) -> PatternedProgram:
+def patterned(
+    program: TEProgram, planner: FusionPlanner, device: CostDevice, policy: str | None = None
+) -> PatternedProgram:
     """Plan a program and the bodies of its loops, and order their TEs by the plans.
 
     Parameters
@@ -62,6 +64,8 @@ def patterned(program: TEProgram, planner: FusionPlanner, device: CostDevice) ->
     planner : FusionPlanner
     device : CostDevice
         The GPU that it plans for.
+    policy : str, optional
+        See :class:`souffle.stitching.planner.FusionRequest`.
 
     Raises
     ------
@@ -70,7 +74,7 @@ def patterned(program: TEProgram, planner: FusionPlanner, device: CostDevice) ->
     """
     whole = program.expanded()
     names = NameSupply(name for item in _every(whole) for name in (item.name, *(t.name for t in item.outputs)))
-    maker = _Maker(planner, device, names)
+    maker = _Maker(planner, device, names, policy)
     ordered = maker.ordered(whole)
     return PatternedProgram(ordered, tuple(maker.plans), maker.pattern_of)
 
@@ -83,15 +87,15 @@ def _every(program: TEProgram) -> list[Item]:
 
 
 class _Maker:
-    def __init__(self, planner: FusionPlanner, device: CostDevice, names: NameSupply) -> None:
-        self.planner, self.device, self.names = planner, device, names
+    def __init__(self, planner: FusionPlanner, device: CostDevice, names: NameSupply, policy: str | None) -> None:
+        self.planner, self.device, self.names, self.policy = planner, device, names, policy
         self.plans: list[FusionPlan] = []
         self.pattern_of: dict[Item, str] = {}
 
     def ordered(self, program: TEProgram) -> TEProgram:
         """A program in the order of its plan, with copies of what is computed again."""
         graph = graph_of(program)
-        plan = self.planner.plan(FusionRequest(graph, self.device))
+        plan = self.planner.plan(FusionRequest(graph, self.device, self.policy))
         plan.check(graph)
         self.plans.append(plan)
         items: list[Item] = []

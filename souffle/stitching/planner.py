@@ -21,10 +21,13 @@ class FusionRequest:
     graph : OpGraph
     device : CostDevice
         The GPU that it plans for.
+    policy : str, optional
+        A file for planners that are trained, where the user names one.
     """
 
     graph: OpGraph
     device: CostDevice
+    policy: str | None = None
 
 
 class FusionPlanner(Protocol):

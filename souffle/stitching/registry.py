@@ -9,6 +9,7 @@ from __future__ import annotations
 from souffle.named import found_by_name
 from souffle.options import SOUFFLE
 from souffle.stitching.planner import FusionPlanner
+from souffle.stitching.priority.planners import AnnealedFusion, DefaultFusion, GreedyFusion, LearnedFusion
 from souffle.stitching.stitching_dp import StitchingDp
 from souffle.stitching.stitching_ilp import StitchingIlp
 from souffle.stitching.tvm_groups import TvmGroups
@@ -20,7 +21,11 @@ ENTRY_POINTS = "souffle.fusion_planners"
 """The group of entry points in which installed packages name planners."""
 
 FUSION_PLANNERS: dict[str, FusionPlanner] = {
-    planner.name: planner for planner in (StitchingIlp(), StitchingDp(), XlaRules(), TvmGroups())
+    planner.name: planner
+    for planner in (
+        *(StitchingIlp(), StitchingDp(), XlaRules(), TvmGroups()),
+        *(DefaultFusion(), GreedyFusion(), AnnealedFusion(), LearnedFusion()),
+    )
 }
 """By name."""
 

@@ -20,8 +20,9 @@ from souffle.models.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Those of Souffle's paper; tests/models/test_stitching.py has the others.
-SOUFFLE_NAMES = tuple(name for name in models.ALL_NAMES if name not in models.STITCHING_NAMES)
+# Those of Souffle's paper; tests/models/test_stitching.py and test_learning.py have the others.
+_OTHERS = {*models.STITCHING_NAMES, *models.LEARNING_NAMES}
+SOUFFLE_NAMES = tuple(name for name in models.ALL_NAMES if name not in _OTHERS)
 
 OPERATORS = {
     "bert": "Add Constant Div Erf LayerNormalization MatMul Mul Reshape Softmax Transpose",

@@ -24,6 +24,7 @@ from souffle.stitching import (
     graph_of,
     plan_of,
 )
+from souffle.stitching.priority import AnnealedFusion
 from tests.stitching.graphs import contracted_has_cycle, cyclic, layer_norm, random_graph
 from tests.testlib import random_program
 
@@ -96,8 +97,9 @@ def random_graphs() -> list[OpGraph]:
     return graphs + [random_graph(rng, rng.randint(1, 40)) for _ in range(20)]
 
 
-# TVM's groups are read, not found: tests/stitching/test_fusion.py.
-FOUND = {name: planner for name, planner in FUSION_PLANNERS.items() if name != "tvm"}
+# TVM's groups are read, not found: tests/stitching/test_fusion.py. What is learned is an extra: tests/learning.
+FOUND = {name: planner for name, planner in FUSION_PLANNERS.items() if name not in ("tvm", "learned")}
+FOUND["priority-annealing"] = AnnealedFusion(evaluations=20)
 
 
 @pytest.mark.parametrize("planner", FOUND.values(), ids=FOUND)
@@ -113,7 +115,7 @@ def test_no_planner_gives_an_invalid_plan(planner) -> None:
         again = {(p, n) for place, p in enumerate(plan.patterns) for n in p.recomputed}
         if not again:
             assert not contracted_has_cycle([(a, b) for a, b, _ in graph.edges], members)
-        alone = {Kind.WINDOW, Kind.EXTERN}
+        alone = {Kind.EXTERN} if planner.name.startswith("priority") else {Kind.WINDOW, Kind.EXTERN}
         assert not any(alone & set(pattern.kinds) for pattern in plan.fused)
         fused += len(plan.fused)
     assert fused > 300

@@ -53,7 +53,7 @@ def test_members_that_nothing_connects_are_packed() -> None:
     assert list(schemes_of(graph, range(4)).values()) == [Scheme.THREAD, Scheme.PACKING] * 2
 
 
-@pytest.mark.parametrize("planner", FUSION_PLANNERS)
+@pytest.mark.parametrize("planner", [name for name in FUSION_PLANNERS if name != "learned"])
 def test_planners_leave_no_scheme_open(planner: str) -> None:
     rng = random.Random(1)
     for seed in range(40):
