@@ -6,6 +6,7 @@ import re
 import time
 import traceback
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import souffle
 from benchmarks.fuzz.case import Case
 from benchmarks.fuzz.oracle import Expectation, judge, oracle_is_alone
 from souffle.errors import CertificateError, CudaCompileError, DeviceError, SouffleError
+from souffle.learning import NEEDED
 from souffle.options import ON_CHIP
 from souffle.stitching import FUSION_PLANNERS
 
@@ -52,8 +54,9 @@ FUSIONS: dict[str, dict[str, Any]] = {
     f"{level} {planner}": {"level": level, "fusion": planner, "verify": "values"}
     for level in ("V0", "V2", "V3", "V4")
     for planner in FUSION_PLANNERS
+    if planner != "learned" or all(map(find_spec, NEEDED))
 }
-"""Stages by the planners of patterns, level by level, proven with values."""
+"""Stages by the planners of patterns, level by level, proven with values; by the learned one where it is installed."""
 
 OUTCOMES = ("right", "refused", "unstable", "unsure", "wrong", "exception", "crash", "timeout", "refuted")
 """What can come of a network on a target.

@@ -180,13 +180,17 @@ def _check(environments: Sequence[Environment]) -> None:
 def _taking_part(state: State, environments: Sequence[Environment], config: PpoConfig) -> list[Environment]:
     """The graphs of the next update: those asked least, by chance among equals."""
     asked = state.evaluations
-    order = torch.randperm(len(environments), generator=state.generator).tolist()
 
     def spent(environment: Environment) -> int:
         return asked.get(environment.features.name, 0)
 
-    open_ = [environments[number] for number in order if _draws_left(spent(environments[number]), config) >= 2]
-    return sorted(open_, key=spent)[: config.graphs]
+    left = [environment for environment in environments if _draws_left(spent(environment), config) >= 2]
+    if not left:
+        return []  # nothing is drawn: a training that goes on with more evaluations does not know of this end
+    order = torch.randperm(len(environments), generator=state.generator).tolist()
+    places = {environments[number].features.name: place for place, number in enumerate(order)}
+    left.sort(key=lambda environment: (spent(environment), places[environment.features.name]))
+    return left[: config.graphs]
 
 
 def _draws_left(asked: int, config: PpoConfig) -> int:
