@@ -4,6 +4,7 @@
 
     python -m benchmarks.learning --seeds 0 1 2 3 4 --policies build/learning --out docs/results/learning.json
     python -m benchmarks.learning --table docs/results/learning.json        # the table of results that are there
+    python -m benchmarks.learning --only-policy --seeds 4 --evaluations 3000                # as the one that ships
     python -m benchmarks.learning --rates                                   # evaluations a second, of one core
 
 Each graph is a network of paper size in fp32 as level V0 plans it, on one GPU. For each seed a policy is trained on all
@@ -88,7 +89,8 @@ def joint(arguments: argparse.Namespace, seed: int, graphs: dict[str, OpGraph]) 
     environments = [environment_of(name, arguments, graphs) for name in arguments.trained]
     first = learning.Policy(learning.PolicyConfig(len(FEATURES)), seed)
     training = learning.train(first, environments, config, checkpoint=folder / f"joint-{seed}.checkpoint")
-    learning.save_policy(folder / f"policy-{seed}.safetensors", training.policy, training.provenance)
+    about = {"device": arguments.device, "limit": arguments.limit}
+    learning.save_policy(folder / f"policy-{seed}.safetensors", training.policy, training.provenance | about)
     learning.training_curves(training.history, folder / f"curves-{seed}.svg", f"All graphs, seed {seed}")
     return training.policy, {name: best.seconds for name, best in training.best.items()}
 
@@ -156,6 +158,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     ways = ("default", "greedy", "random", "annealing", "policy alone", "learned", *OTHERS)
     lines, gains = [], {way: [] for way in ways}
     for name in dict.fromkeys(row["graph"] for row in rows):
+        if (name, "none") not in found:
+            continue  # a file of seeds alone
         (none,), row = found[name, "none"], next(row for row in rows if row["graph"] == name)
         cells = []
         for way in ways:
@@ -197,6 +201,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=FusionRules().limit)
     parser.add_argument("--evaluations", type=int, default=1000, help="of each graph and seed")
     parser.add_argument("--seeds", type=int, nargs="*", default=range(5))
+    parser.add_argument("--only-policy", action="store_true", help="train on all graphs jointly, and no more")
     parser.add_argument("--no-rules", dest="rules", action="store_false", help="only what has seeds")
     parser.add_argument("--policies", default="build/learning", help="folder of checkpoints, policies and curves")
     parser.add_argument("--out", default="build/learning/learning.json")
@@ -209,6 +214,10 @@ def main() -> None:
     if not arguments.table:
         Path(arguments.policies).mkdir(parents=True, exist_ok=True)
         Path(arguments.out).parent.mkdir(parents=True, exist_ok=True)
+        if arguments.only_policy:
+            for seed in arguments.seeds:
+                joint(arguments, seed, {})
+            return
         measure(arguments)
     files = arguments.table or [arguments.out]
     print(table([row for file in files for row in kept_results(file)]))
