@@ -64,7 +64,7 @@ from souffle.schedule.stage import Stage, flat_stages
 from souffle.verify import REFUTED
 from tests.testlib import Builder, inputs_for
 
-__all__ = ["at_random", "branches", "main"]
+__all__ = ["PROGRAMS", "at_random", "branches", "main", "pairs_of_order", "row_of", "with_listed"]
 
 _GRIDS = (64, 1, 2, 3, 5, 7)
 _MODELS = ("resnext", "nmt", "bi-rnn", "crnn", "var-encoder", "dien", "mmoe", "bert", "swin", "efficientnet", "lstm")
@@ -236,12 +236,12 @@ def pairs_of(model: str, arch: str, precision: str) -> dict[str, Any]:
 
     def listed(plan: CallPlan, forecast: KernelForecast, teams: int, planned: Callable[..., CallPlan]) -> CallPlan:
         for order in plan.orders:
-            for pair in _pairs(order):
-                row = _row(pair, order.runs, plan, forecast, teams)
+            for pair in pairs_of_order(order):
+                row = row_of(pair, order.runs, plan, forecast, teams)
                 found[pair[0].name, pair[1].name] = row
         return side_by_side(plan, forecast, teams, planned)
 
-    with mock.patch.object(merged_program, "plan_kernel", partial(_with, listed)):
+    with mock.patch.object(merged_program, "plan_kernel", partial(with_listed, listed)):
         plan = compile_cuda(program, **options).plan
     without = compile_cuda(program, **options, disable=("hfuse",)).plan
     rows = sorted(found.values(), key=lambda row: min(row["ways"].values()) * row["runs"] - row["apart"] * row["runs"])
@@ -252,12 +252,12 @@ def pairs_of(model: str, arch: str, precision: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _with(listed: Callable[..., CallPlan], *arguments: object, **options: object) -> CallPlan:
+def with_listed(listed: Callable[..., CallPlan], *arguments: object, **options: object) -> CallPlan:
     with mock.patch.object(kernel_plan, "side_by_side", listed):
         return kernel_plan.plan_kernel(*arguments, **options)
 
 
-def _pairs(order: EpochOrder) -> Iterator[tuple[Stage, Stage]]:
+def pairs_of_order(order: EpochOrder) -> Iterator[tuple[Stage, Stage]]:
     """Free stages that could be in one epoch."""
     epochs = dict(zip(order.units, order.epochs, strict=True))
     for one, other in combinations([unit for unit in order.units if unit in order.free], 2):
@@ -266,7 +266,9 @@ def _pairs(order: EpochOrder) -> Iterator[tuple[Stage, Stage]]:
             yield one, other
 
 
-def _row(pair: tuple[Stage, Stage], runs: int, plan: CallPlan, forecast: KernelForecast, teams: int) -> dict[str, Any]:
+def row_of(
+    pair: tuple[Stage, Stage], runs: int, plan: CallPlan, forecast: KernelForecast, teams: int
+) -> dict[str, Any]:
     """What two stages take in each way, in µs."""
     block = forecast.together(flat_stages(plan.stages))
     most = forecast.resident(block) // teams * teams * forecast.device.sm_count
@@ -348,7 +350,7 @@ def _elements(count: int) -> Callable[[Builder], list[Tensor]]:
     return lambda b: [b.map(lambda v, w: v * 2.0 + w, b.input(count), b.input(count))]
 
 
-_PROGRAMS: dict[str, tuple[Callable[[Builder], list[Tensor]], ...]] = {
+PROGRAMS: dict[str, tuple[Callable[[Builder], list[Tensor]], ...]] = {
     "two equal products, narrow": (_products((384, 768, 192), 2),),
     "two equal products, wide": (_products((384, 768, 768), 2),),
     "two products of other sizes": (_products((384, 768, 384), 1), _products((128, 3072, 768), 1)),
@@ -369,7 +371,7 @@ _JOINED = {
 def ways_of(label: str, arch: str, precision: str) -> dict[str, Any]:
     """Predicted µs of two independent stages of one kernel in each way; those in threads with the best split."""
     b = Builder()
-    program = b.program(*(tensor for made in _PROGRAMS[label] for tensor in made(b)))
+    program = b.program(*(tensor for made in PROGRAMS[label] for tensor in made(b)))
     options = {"level": "V4", "precision": precision, "arch": arch, "verify": "off", "cubin": False}
     options["reductions"] = "one_phase"
     rows: list[dict[str, Any]] = []
@@ -378,7 +380,7 @@ def ways_of(label: str, arch: str, precision: str) -> dict[str, Any]:
         block = forecast.together(flat_stages(plan.stages))
         most = min(forecast.resident(block), _MOST_THREADS // block.threads)
         (order,) = plan.orders
-        rows.extend(_row(pair, 1, plan, forecast, most) for pair in _pairs(order))
+        rows.extend(row_of(pair, 1, plan, forecast, most) for pair in pairs_of_order(order))
         return plan
 
     apart = replace(LEVELS["V4"], horizontal=False)
@@ -436,7 +438,7 @@ def main() -> int:
         jobs = {way: partial(taken_of, *way) for way in ways}
         known = {(r["network"], r["arch"], r["precision"]) for r in results}
     elif arguments.what == "ways":
-        ways = [(label, arch, p) for label in _PROGRAMS for p in arguments.precision for arch in arguments.arch]
+        ways = [(label, arch, p) for label in PROGRAMS for p in arguments.precision for arch in arguments.arch]
         jobs = {way: partial(ways_of, *way) for way in ways}
         known = {(r["program"], r["arch"], r["precision"]) for r in results}
     else:

@@ -91,6 +91,8 @@ class KernelForecast:
     ----------
     product, error, launch_seconds
         See :class:`souffle.partition.Forecast`.
+    moved_bytes : dict of Stage to (int, int)
+        Those in device memory, and all.
     """
 
     def __init__(
@@ -107,10 +109,10 @@ class KernelForecast:
         self.error = MEDIAN_ERROR
         self.launch_seconds = device.graph_node_seconds if graph else device.launch_seconds
         far = frozenset(distant)
-        self._bytes = {}
+        self.moved_bytes = {}
         for unit in units:
-            self._bytes |= _bytes_moved(unit, far, device.l2_bytes, ASKED_TOGETHER if ahead else 0)
-        self._resources = {stage: _estimated(stage, device.limits) for stage in self._bytes}
+            self.moved_bytes |= _bytes_moved(unit, far, device.l2_bytes, ASKED_TOGETHER if ahead else 0)
+        self._resources = {stage: _estimated(stage, device.limits) for stage in self.moved_bytes}
         self._works: dict[DeviceFunction, Work] = {}
         self._known: dict[object, tuple[Terms, ...]] = {}
         self._code: dict[DeviceFunction, float] = {}
@@ -236,7 +238,7 @@ class KernelForecast:
         waits : bool
             Whether it is a cooperative launch.
         """
-        key = tuple((stage.functions, self._bytes[stage], share) for stage, share in members)
+        key = tuple((stage.functions, self.moved_bytes[stage], share) for stage, share in members)
         key = (key, kernel.shared_bytes, kernel.threads, kernel.registers, most, blocks, teams, waits)
         if key not in self._gains:
             launch = (kernel, most, blocks, teams, waits)
@@ -250,7 +252,7 @@ class KernelForecast:
         """The seconds of stages whose tiles are on the device at the same time; parameters as for `gained_seconds`."""
         tiles, had = [], []
         for stage, share in members:
-            (function,), (cold, every) = stage.functions, self._bytes[stage]
+            (function,), (cold, every) = stage.functions, self.moved_bytes[stage]
             own = replace(kernel, spill_bytes=self._resources[stage].spill_bytes)
             work, count = self._work(function), function.tiles
             tiles.append(tile_clocks(work, count, own, self.device, cold or every, warm=not cold, most=most))
@@ -330,10 +332,10 @@ class KernelForecast:
         blocks = fit if most is None else min(most, fit)
         functions, spills = stage.functions, self._resources[stage].spill_bytes
         code = self._code_of([stage]) if fetched else dict.fromkeys(functions, 0.0)
-        key = (functions, self._bytes[stage], blocks, kernel.shared_bytes, kernel.threads, spills, fetched, grid, teams)
+        cold, every = self.moved_bytes[stage]
+        key = (functions, cold, every, blocks, kernel.shared_bytes, kernel.threads, spills, fetched, grid, teams)
         if key not in self._known:
             own = replace(kernel, spill_bytes=spills)
-            cold, every = self._bytes[stage]
             self._known[key] = tuple(
                 predict_work(
                     self._work(f), f.tiles, own, self.device, cold or every,
