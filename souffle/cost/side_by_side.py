@@ -18,9 +18,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from souffle.cost.predict import TileClocks
+from souffle.cost.predict import TileClocks, estimated_registers
+from souffle.schedule.lower import DeviceFunction
+from souffle.schedule.resources import StageResources
 
-__all__ = ["clocks_side_by_side", "multiprocessor_queues"]
+__all__ = ["clocks_side_by_side", "in_rows", "multiprocessor_queues", "worker_of_a_part"]
 
 Queue = tuple[int, ...]
 """Of a worker: how many tiles of each stage, one stage after the other."""
@@ -85,3 +87,32 @@ def clocks_side_by_side(tiles: Sequence[TileClocks], queues: Sequence[Queue]) ->
                     queue.pop(0)
                 left[number] = chains[queue[0][0]] if queue else 0.0
     return now
+
+
+def worker_of_a_part(function: DeviceFunction, kernel: StageResources, teams: int, parts: int) -> StageResources:
+    """What a worker has that is one of a block's parts, as if these were equal, so that as many fit as there are.
+
+    Parameters
+    ----------
+    function : DeviceFunction
+        What it computes. Registers beyond those of the kernel's threads are spilled.
+    kernel : StageResources
+        Of a team.
+    teams, parts : int
+        Of each block.
+    """
+    threads, shared = kernel.threads * teams // parts, kernel.shared_bytes * teams // parts
+    spilled = 4 * max(0, estimated_registers(function) - kernel.registers)
+    return StageResources(kernel.registers, 0, shared, threads, spilled, True)
+
+
+def in_rows(had: Sequence[np.ndarray], in_parts: Sequence[bool]) -> list[np.ndarray]:
+    """How many tiles each worker has of each stage, with a row for each worker of a block; each part has one."""
+    order = [sum(in_parts[:number]) if part else 0 for number, part in enumerate(in_parts)]
+    rows = max(first + len(own) for first, own in zip(order, had, strict=True))
+    found = []
+    for first, own in zip(order, had, strict=True):
+        table = np.zeros((rows, own.shape[1]), np.int64)
+        table[first : first + len(own)] = own
+        found.append(table)
+    return found

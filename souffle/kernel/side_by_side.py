@@ -11,7 +11,8 @@ or that they depend on, is beyond a barrier of the whole grid, so that it is the
 its readers, to meet a stage there that leaves idle what it needs.
 
 Which stages, where, and how is decided by predicted time: in block space, so that the last turn of one is filled by the
-next; or in thread space, with each split of a block's teams, so that one computes while the other waits. All shares are
+next; or in thread space, with each split of a block's teams, or with parts of a block in steps of 128 threads
+(:mod:`souffle.kernel.block_parts`), so that one computes while the other waits. All shares are
 of workers that the kernel has in any case: threads, registers and shared memory of its blocks stay what they are.
 """
 
@@ -23,10 +24,11 @@ from itertools import accumulate, combinations
 
 from souffle.cost.kernel import KernelForecast, KernelTimes
 from souffle.decision import Decision
+from souffle.kernel.block_parts import Divisions
 from souffle.kernel.calls import CallPlan, EpochOrder
 from souffle.schedule.group import Group
 from souffle.schedule.lower.shares import ALL_WORKERS, Share
-from souffle.schedule.resources import StageResources
+from souffle.schedule.resources import StageResources, aligned
 from souffle.schedule.stage import Stage, Unit, flat_stages
 
 __all__ = ["arrangements", "last_epoch", "side_by_side"]
@@ -116,6 +118,13 @@ class _Pricing:
         self.plan, self.forecast, self.teams = plan, forecast, teams
         self.block: StageResources = forecast.together(flat_stages(plan.stages))
         self.times = self.of(plan)
+        self.divisions: Divisions | None = None
+        # What stays in shared memory lies where parts would have theirs.
+        stays = any(s.windows or (s.kept is not None and s.kept.shared_bytes) for s in flat_stages(plan.stages))
+        # Parts have what the kernel has in any case.
+        if not stays and self.times.blocks:
+            pool = aligned(plan.shape.shared_bytes) * teams
+            self.divisions = Divisions(forecast.device, plan.shape.threads * teams, pool, teams)
         self._known: dict[tuple[Stage, ...], tuple[float, tuple[Share, ...]]] = {}
 
     def of(self, plan: CallPlan) -> KernelTimes:
@@ -137,7 +146,9 @@ class _Pricing:
         if stages not in self._known:
             tiles = [stage.schedule.tiles for stage in stages]
             longest = sorted(range(len(stages)), key=lambda n: -self.seconds(stages[n]))[:_LONGEST]
-            found = [(self.gain(stages, own), own) for own in arrangements(tiles, longest, self.teams)]
+            ways = [*arrangements(tiles, longest, self.teams)]
+            ways += self.divisions.of(stages, longest) if self.divisions else ()
+            found = [(self.gain(stages, own), own) for own in ways]
             best = max(found, key=lambda one: one[0])
             self._known[stages] = best if best[0] > 0.0 else (0.0, shares)
         return self._known[stages]

@@ -1,0 +1,122 @@
+"""Two stages in parts of a block of different sizes: which divisions there are, and how a kernel's text has them.
+
+::
+
+    [.., A, S, B, ..]   →   [.., block barrier, A by threads 0 to 383, B by threads 384 to 511, block barrier, S, ..]
+
+Legal for what :mod:`souffle.kernel.side_by_side` puts side by side, for it needs nothing of the stages of its epoch: so
+it may also stand earlier among them. No thread of the block is in a stage of all workers while a part is in its own.
+Tensors and constants that stay in shared memory would be overwritten, so kernels with such are not divided so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations, product
+from weakref import WeakKeyDictionary
+
+from souffle.cost.device import CostDevice
+from souffle.cost.stage_price import price_on
+from souffle.kernel.kernel_shape import LoopCall, StageCall
+from souffle.schedule.gpu.device import device_for
+from souffle.schedule.gpu.scheduler import GpuScheduler
+from souffle.schedule.lower.device_function import DeviceFunction
+from souffle.schedule.lower.parts import MOST_NUMBER, Part, part_function, part_number
+from souffle.schedule.lower.shares import ALL_WORKERS, Share
+from souffle.schedule.resources import aligned
+from souffle.schedule.stage import Stage
+
+__all__ = ["PART_STEP", "Divisions", "parts_together"]
+
+PART_STEP = 128
+"""Threads in whose steps a block is divided (001, Figure 6, which says why: what is between breaks memory accesses)."""
+
+_SIZES = (128, 256, 384, 512)
+"""Threads of a part for which stages are scheduled."""
+
+
+class Divisions:
+    """Divisions of a kernel's blocks between two stages.
+
+    Parameters
+    ----------
+    device : CostDevice
+    threads, shared_bytes : int
+        Of a block.
+    teams : int
+    """
+
+    def __init__(self, device: CostDevice, threads: int, shared_bytes: int, teams: int) -> None:
+        self.device, self.threads, self.shared_bytes, self.teams = device, threads, shared_bytes, teams
+
+    def of(self, stages: Sequence[Stage], longest: Sequence[int]) -> Iterator[tuple[Share, ...]]:
+        """Of each two of some stages, by number, where the others are computed by all workers."""
+        if part_number(self.teams, 1) > MOST_NUMBER or self.threads % PART_STEP:
+            return
+        for pair in combinations(sorted(longest), 2):
+            for sizes in product(_SIZES, _SIZES):
+                parts = self._parts([stages[number] for number in pair], sizes)
+                if parts:
+                    shares = [ALL_WORKERS] * len(stages)
+                    for number, part in zip(pair, parts, strict=True):
+                        shares[number] = Share(part=part)
+                    yield tuple(shares)
+
+    def _parts(self, stages: Sequence[Stage], sizes: tuple[int, ...]) -> list[Part]:
+        """A part for each stage; none where the block has not the room, or a stage no such schedule."""
+        first = start = 0
+        parts: list[Part] = []
+        if sum(sizes) > self.threads:
+            return []
+        for order, (stage, threads) in enumerate(zip(stages, sizes, strict=True)):
+            function = scheduled_for(stage, threads, self.device)
+            if function is None:
+                return []
+            number = part_number(self.teams, order)
+            own = part_function(stage.functions[0], function, number, start)
+            parts.append(Part(own, first, number, start, order == 0, order == len(sizes) - 1))
+            first, start = first + threads, start + aligned(function.shared_bytes)
+        return parts if start <= self.shared_bytes else []
+
+
+_known: WeakKeyDictionary[DeviceFunction, dict[tuple[int, str], DeviceFunction | None]] = WeakKeyDictionary()
+_schedulers: dict[tuple[str, int], GpuScheduler] = {}
+
+
+def scheduled_for(stage: Stage, threads: int, device: CostDevice) -> DeviceFunction | None:
+    """The function of a stage for blocks of so many threads, asked for once; none where the rules have no single one.
+
+    Parameters
+    ----------
+    stage : Stage
+        Of one function.
+    threads : int
+    device : CostDevice
+    """
+    (own,) = stage.functions
+    if own.threads == threads:
+        return own
+    known = _known.setdefault(own, {})
+    arch = device.limits.arch
+    if (threads, arch) not in known:
+        asked = (arch, threads)
+        if asked not in _schedulers:
+            _schedulers[asked] = GpuScheduler(device_for(arch), price_on(device), threads)
+        answer = _schedulers[asked](stage.draft.func)
+        single = answer.schedule is not None and len(answer.functions) == 1 and answer.functions[0].threads == threads
+        known[threads, arch] = replace(answer.functions[0], name=f"{own.name}_of{threads}") if single else None
+    return known[threads, arch]
+
+
+def parts_together(calls: Sequence[StageCall | LoopCall]) -> tuple[StageCall | LoopCall, ...]:
+    """The calls with the parts of each division behind each other, where the first of them stands."""
+    found: list[StageCall | LoopCall] = []
+    for call in calls:
+        part = call.share.part if isinstance(call, StageCall) else None
+        if part is None or part.opens:
+            found.append(call)
+            continue
+        last = max(n for n, one in enumerate(found) if isinstance(one, StageCall) and one.share.part is not None)
+        found.insert(last + 1, call)
+    return tuple(found)
