@@ -47,6 +47,7 @@ from souffle.codegen.plan import Kernel
 from souffle.cost.device import device_of_arch
 from souffle.cost.kernel import KernelForecast
 from souffle.kernel import kernel_plan, merged_program
+from souffle.kernel.block_parts import Divisions
 from souffle.kernel.calls import CallPlan, EpochOrder
 from souffle.kernel.side_by_side import arrangements, last_epoch, side_by_side
 from souffle.mutation.mutants import Mutations
@@ -67,6 +68,9 @@ from tests.testlib import Builder, inputs_for
 __all__ = ["PROGRAMS", "at_random", "branches", "main", "pairs_of_order", "row_of", "with_listed"]
 
 _GRIDS = (64, 1, 2, 3, 5, 7)
+_ARCH = "sm_86"
+"""Of random programs: nobody knows what anything takes on it."""
+
 _MODELS = ("resnext", "nmt", "bi-rnn", "crnn", "var-encoder", "dien", "mmoe", "bert", "swin", "efficientnet", "lstm")
 _APART = ("reuse", "attention", "resident", "channels")
 """What joins the stages of small programs."""
@@ -97,7 +101,7 @@ def at_random(seed: int) -> Callable[..., CallPlan]:
     rng = random.Random(seed)
 
     def arranged(plan: CallPlan, forecast: KernelForecast, teams: int, planned: Callable[..., CallPlan]) -> CallPlan:
-        groups, delayed = [], {}
+        groups, delayed, divisions = [], {}, Divisions(plan.shape, teams, _ARCH)
         for order in plan.orders:
             epochs = dict(zip(order.units, order.epochs, strict=True))
             for unit in order.units:
@@ -107,15 +111,20 @@ def at_random(seed: int) -> Callable[..., CallPlan]:
             for epoch in range(max(epochs.values()) + 1):
                 members = [unit for unit in order.units if unit in order.free and epochs[unit] == epoch]
                 if len(members) > 1:
-                    groups.append(Group(tuple(zip(members, _drawn(rng, members, teams), strict=True)), order.runs))
+                    groups.append(
+                        Group(tuple(zip(members, _drawn(rng, members, teams, divisions), strict=True)), order.runs)
+                    )
         return planned(groups=groups, delayed=delayed) if groups else plan
 
     return arranged
 
 
-def _drawn(rng: random.Random, members: Sequence[Stage], teams: int) -> tuple[Share, ...]:
+def _drawn(rng: random.Random, members: Sequence[Stage], teams: int, divisions: Divisions) -> tuple[Share, ...]:
     tiles = [stage.schedule.tiles for stage in members]
     longest = rng.sample(range(len(members)), min(3, len(members)))
+    parted = list(divisions.of(members, longest)) if rng.random() < 0.5 else []
+    if parted:
+        return rng.choice(parted)
     found = list(arrangements(tiles, longest, teams))
     shares = list(rng.choice(found))
     if rng.random() < 0.3:
@@ -181,7 +190,7 @@ def _most_of(axis: int) -> Callable[[te.Tensor], te.Tensor]:
 
 def compiled(program: TEProgram, **options: object) -> CompiledKernels:
     """A network of one kernel: nobody knows what launches cost on the device."""
-    given = {"level": "V4", "arch": "sm_86", "cubin": False, "verify": "values", "waits": "barriers"}
+    given = {"level": "V4", "arch": _ARCH, "cubin": False, "verify": "values", "waits": "barriers"}
     return compile_cuda(program, **{**given, "disable": _APART, **options})
 
 
@@ -204,6 +213,7 @@ def one_program(seed: int) -> dict[str, Any]:
         "other_bits": wrong,
         "block_space": "turned" in texts,
         "thread_space": "own_count" in texts,
+        "parts": "part_tid" in texts,
     }
 
 
@@ -215,7 +225,7 @@ def mutants(seed: int, count: int) -> dict[str, Any]:
     mutations, counts, missed = Mutations(net), Counter(), []
     with Sandbox() as sandbox:
         trials = Trials(mutations, inputs_of(net.plan, inputs_for(program)), sandbox)
-        for mutation in mutations.sample(count, seed=seed, kinds=("share",)):
+        for mutation in mutations.sample(count, seed=seed, kinds=("share", "part")):
             trial = trials.run(mutation)
             if trial.counts:
                 counts[f"{'changed' if trial.changed else 'same'}, {trial.verdict}"] += 1

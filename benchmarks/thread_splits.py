@@ -7,9 +7,12 @@ shared memory in all, and the registers of the more demanding one. What r0 takes
 
 ``python -m benchmarks.thread_splits ways --out docs/results/thread_splits_ways.json`` does so for the pairs of TEs of
 ``benchmarks.side_by_side ways``, which have a kernel for themselves; ``... pairs --out
-docs/results/thread_splits.json`` for the pairs of networks, in the block that their kernel has. Beside the best of what the compiler has (one after the
-other, in block space, in thread space with teams of 256 threads) stands the best of the same ways with teams of one
-other size, so that it is seen what is gained by parts of different sizes, and what by other schedules.
+docs/results/thread_splits.json`` for the pairs of networks, in the block that their kernel has. Beside the best of one
+after the other, block space, and thread space with teams of 256 threads stands the best of the same ways with teams of
+one other size, so that it is seen what is gained by parts of different sizes, and what by other schedules.
+
+``python -m benchmarks.thread_splits networks --out docs/results/thread_splits_networks.json`` compiles networks with
+and without parts (:mod:`souffle.kernel.block_parts`) and says what is taken, and with that which predicted times.
 
 Each result is kept as it is made: the same command goes on where it stopped.
 """
@@ -37,6 +40,7 @@ from souffle.cost.side_by_side import clocks_side_by_side, multiprocessor_queues
 from souffle.cost.stage_price import price_on
 from souffle.cost.work import work_of
 from souffle.kernel import kernel_plan, merged_program
+from souffle.kernel.block_parts import Divisions
 from souffle.kernel.calls import CallPlan
 from souffle.kernel.side_by_side import side_by_side
 from souffle.options import LEVELS
@@ -312,6 +316,22 @@ def pairs_of(model: str, arch: str, precision: str) -> dict[str, Any]:
     return {"model": model, "arch": arch, "precision": precision, "us": us, "pairs": len(rows), "best": rows[:_SHOWN]}
 
 
+def network_of(model: str, arch: str, precision: str) -> dict[str, Any]:
+    """A network with parts and without, and whether it is proven."""
+    program = souffle.import_onnx(models.build(model, size="paper"))
+    options = {"level": "V4", "precision": precision, "arch": arch, "cubin": False}
+    plan = compile_cuda(program, verify="memory", **options).plan
+    with mock.patch.object(Divisions, "of", lambda *_: iter(())):
+        without = compile_cuda(program, verify="off", **options).plan
+    taken = [d for d in plan.decisions if d.stage == "hfuse" and d.accepted and "(threads " in d.subject]
+    return {
+        "model": model, "arch": arch, "precision": precision, "us": round(predicted_seconds(plan) * 1e6, 2),
+        "us_without": round(predicted_seconds(without) * 1e6, 2), "verdict": plan.certificate.verdict,
+        "same_text": [m.text for m in plan.modules] == [m.text for m in without.modules],
+        "taken": [f"{d.subject}: {d.reason.partition(';')[0]}" for d in taken],
+    }  # fmt: skip
+
+
 def _gain(row: dict[str, Any]) -> float:
     best = row["best"]
     now = best.get("teams of 256", [float("inf")])[0]
@@ -321,14 +341,15 @@ def _gain(row: dict[str, Any]) -> float:
 def main() -> int:
     """Run what is not kept yet, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("ways", "pairs"))
+    parser.add_argument("what", choices=("ways", "pairs", "networks"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--models", nargs="+", default=list(_MODELS))
     parser.add_argument("--arch", nargs="+", default=["sm_80", "sm_90"])
     parser.add_argument("--precision", nargs="+", default=["fp32", "mixed"])
     arguments = parser.parse_args()
     results = kept_results(arguments.out)
-    kind, job = ("program", ways_of) if arguments.what == "ways" else ("model", pairs_of)
+    jobs = {"ways": ways_of, "pairs": pairs_of, "networks": network_of}
+    kind, job = "program" if arguments.what == "ways" else "model", jobs[arguments.what]
     names = list(PROGRAMS) if arguments.what == "ways" else arguments.models
     known = {(r[kind], r["arch"], r["precision"]) for r in results}
     for way in product(names, arguments.arch, arguments.precision):

@@ -18,7 +18,7 @@ from souffle.cost.code import fetching_runs, fits
 from souffle.cost.counting import Work
 from souffle.cost.device import CostDevice, device_of_arch
 from souffle.cost.predict import Terms, estimated_registers, predict_work, registers_with_constants, tile_clocks
-from souffle.cost.side_by_side import clocks_side_by_side, in_rows, multiprocessor_queues, worker_of_a_part
+from souffle.cost.side_by_side import clocks_side_by_side, in_rows, multiprocessor_queues, worker_of
 from souffle.cost.work import work_of
 from souffle.program import Tensor, TEProgram
 from souffle.schedule.gpu.device import GpuDevice
@@ -250,23 +250,19 @@ class KernelForecast:
         self, members: Members, kernel: StageResources, most: int, blocks: int, teams: int, waits: bool
     ) -> float:
         """The seconds of stages whose tiles are on the device at the same time; parameters as for `gained_seconds`."""
-        tiles, had = [], []
-        parts = sum(share.part is not None for _, share in members)
+        tiles, had, parts = [], [], [share.part is not None for _, share in members]
         for stage, share in members:
-            (function,), (cold, every) = stage.functions, self.moved_bytes[stage]
-            own, workers = replace(kernel, spill_bytes=self._resources[stage].spill_bytes), most
-            if share.part is not None:
-                function, workers = share.part.function, most // teams * parts
-                own = worker_of_a_part(function, kernel, teams, parts)
-            work, count = self._work(function), function.tiles
+            own = replace(kernel, spill_bytes=self._resources[stage].spill_bytes)
+            function, own, workers = worker_of(stage.functions[0], share, own, most, teams, sum(parts))
+            (cold, every), work, count = self.moved_bytes[stage], self._work(function), function.tiles
             tiles.append(tile_clocks(work, count, own, self.device, cold or every, warm=not cold, most=workers))
             had.append(share.tiles_of(count, blocks, teams))
-        had = in_rows(had, [share.part is not None for _, share in members])
         first = self.device.crowded_multiprocessors if waits else 0
-        queues = multiprocessor_queues(had, self.device.sm_count, first)
+        queues = multiprocessor_queues(in_rows(had, parts), self.device.sm_count, first)
         slowest = max(clocks_side_by_side(tiles, queues_of_one) for queues_of_one in queues)
+        # All of a block wait before its parts and behind them.
+        slowest += 2 * self.device.barrier_clocks * any(parts)
         moved = sum(own.l2_seconds for own in tiles), sum(own.memory_seconds for own in tiles)
-        slowest += 2 * self.device.barrier_clocks if parts else 0
         return max(slowest / self.device.clock_hz, *moved)
 
     def fill_seconds(self, stage: Stage, kernel: StageResources, most: int, runs: int) -> float:

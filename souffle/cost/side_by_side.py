@@ -20,9 +20,10 @@ import numpy as np
 
 from souffle.cost.predict import TileClocks, estimated_registers
 from souffle.schedule.lower import DeviceFunction
+from souffle.schedule.lower.shares import Share
 from souffle.schedule.resources import StageResources
 
-__all__ = ["clocks_side_by_side", "in_rows", "multiprocessor_queues", "worker_of_a_part"]
+__all__ = ["clocks_side_by_side", "in_rows", "multiprocessor_queues", "worker_of"]
 
 Queue = tuple[int, ...]
 """Of a worker: how many tiles of each stage, one stage after the other."""
@@ -89,21 +90,32 @@ def clocks_side_by_side(tiles: Sequence[TileClocks], queues: Sequence[Queue]) ->
     return now
 
 
-def worker_of_a_part(function: DeviceFunction, kernel: StageResources, teams: int, parts: int) -> StageResources:
-    """What a worker has that is one of a block's parts, as if these were equal, so that as many fit as there are.
+def worker_of(
+    function: DeviceFunction, share: Share, kernel: StageResources, most: int, teams: int, parts: int
+) -> tuple[DeviceFunction, StageResources, int]:
+    """What computes a stage's tiles: its function, what a worker has, and how many workers there are.
+
+    Of parts it is as if they were equal, so that as many fit as there are. Registers beyond those of the kernel's
+    threads are spilled.
 
     Parameters
     ----------
     function : DeviceFunction
-        What it computes. Registers beyond those of the kernel's threads are spilled.
+        Of the stage, where a team computes it.
+    share : Share
     kernel : StageResources
         Of a team.
+    most : int
+        Teams of the kernel.
     teams, parts : int
         Of each block.
     """
+    if share.part is None:
+        return function, kernel, most
+    own = share.part.function
     threads, shared = kernel.threads * teams // parts, kernel.shared_bytes * teams // parts
-    spilled = 4 * max(0, estimated_registers(function) - kernel.registers)
-    return StageResources(kernel.registers, 0, shared, threads, spilled, True)
+    spilled = 4 * max(0, estimated_registers(own) - kernel.registers)
+    return own, StageResources(kernel.registers, 0, shared, threads, spilled, True), most // teams * parts
 
 
 def in_rows(had: Sequence[np.ndarray], in_parts: Sequence[bool]) -> list[np.ndarray]:

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import combinations, product
 from weakref import WeakKeyDictionary
 
-from souffle.cost.device import CostDevice
+from souffle.cost.device import device_of_arch
 from souffle.cost.stage_price import price_on
-from souffle.kernel.kernel_shape import LoopCall, StageCall
+from souffle.kernel.kernel_shape import KernelShape, LoopCall, StageCall
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.gpu.scheduler import GpuScheduler
 from souffle.schedule.lower.device_function import DeviceFunction
@@ -27,7 +28,7 @@ from souffle.schedule.lower.shares import ALL_WORKERS, Share
 from souffle.schedule.resources import aligned
 from souffle.schedule.stage import Stage
 
-__all__ = ["PART_STEP", "Divisions", "parts_together"]
+__all__ = ["PART_STEP", "Divisions", "parts_together", "scheduled_for"]
 
 PART_STEP = 128
 """Threads in whose steps a block is divided (001, Figure 6, which says why: what is between breaks memory accesses)."""
@@ -41,18 +42,24 @@ class Divisions:
 
     Parameters
     ----------
-    device : CostDevice
-    threads, shared_bytes : int
-        Of a block.
+    shape : KernelShape
+        Of teams that are blocks.
     teams : int
+        Of each block.
+    arch : str
+        Such as ``"sm_90"``.
     """
 
-    def __init__(self, device: CostDevice, threads: int, shared_bytes: int, teams: int) -> None:
-        self.device, self.threads, self.shared_bytes, self.teams = device, threads, shared_bytes, teams
+    def __init__(self, shape: KernelShape, teams: int, arch: str) -> None:
+        self.threads, self.shared_bytes = shape.threads * teams, aligned(shape.shared_bytes) * teams
+        self.teams, self.arch = teams, arch
+        # What stays in shared memory lies where parts would have theirs.
+        windows = any(place.window for call in shape.stage_calls for place in call.arguments)
+        self.stays = windows or any(call.kept and call.kept.shared_bytes for call in shape.stage_calls)
 
     def of(self, stages: Sequence[Stage], longest: Sequence[int]) -> Iterator[tuple[Share, ...]]:
         """Of each two of some stages, by number, where the others are computed by all workers."""
-        if part_number(self.teams, 1) > MOST_NUMBER or self.threads % PART_STEP:
+        if self.stays or part_number(self.teams, 1) > MOST_NUMBER or self.threads % PART_STEP:
             return
         for pair in combinations(sorted(longest), 2):
             for sizes in product(_SIZES, _SIZES):
@@ -70,7 +77,7 @@ class Divisions:
         if sum(sizes) > self.threads:
             return []
         for order, (stage, threads) in enumerate(zip(stages, sizes, strict=True)):
-            function = scheduled_for(stage, threads, self.device)
+            function = scheduled_for(stage, threads, self.arch)
             if function is None:
                 return []
             number = part_number(self.teams, order)
@@ -81,10 +88,14 @@ class Divisions:
 
 
 _known: WeakKeyDictionary[DeviceFunction, dict[tuple[int, str], DeviceFunction | None]] = WeakKeyDictionary()
-_schedulers: dict[tuple[str, int], GpuScheduler] = {}
 
 
-def scheduled_for(stage: Stage, threads: int, device: CostDevice) -> DeviceFunction | None:
+@cache
+def _scheduler(arch: str, threads: int) -> GpuScheduler:
+    return GpuScheduler(device_for(arch), price_on(device_of_arch(arch)), threads)
+
+
+def scheduled_for(stage: Stage, threads: int, arch: str) -> DeviceFunction | None:
     """The function of a stage for blocks of so many threads, asked for once; none where the rules have no single one.
 
     Parameters
@@ -92,18 +103,14 @@ def scheduled_for(stage: Stage, threads: int, device: CostDevice) -> DeviceFunct
     stage : Stage
         Of one function.
     threads : int
-    device : CostDevice
+    arch : str
     """
     (own,) = stage.functions
     if own.threads == threads:
         return own
     known = _known.setdefault(own, {})
-    arch = device.limits.arch
     if (threads, arch) not in known:
-        asked = (arch, threads)
-        if asked not in _schedulers:
-            _schedulers[asked] = GpuScheduler(device_for(arch), price_on(device), threads)
-        answer = _schedulers[asked](stage.draft.func)
+        answer = _scheduler(arch, threads)(stage.draft.func)
         single = answer.schedule is not None and len(answer.functions) == 1 and answer.functions[0].threads == threads
         known[threads, arch] = replace(answer.functions[0], name=f"{own.name}_of{threads}") if single else None
     return known[threads, arch]

@@ -28,7 +28,7 @@ from souffle.kernel.block_parts import Divisions
 from souffle.kernel.calls import CallPlan, EpochOrder
 from souffle.schedule.group import Group
 from souffle.schedule.lower.shares import ALL_WORKERS, Share
-from souffle.schedule.resources import StageResources, aligned
+from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import Stage, Unit, flat_stages
 
 __all__ = ["arrangements", "last_epoch", "side_by_side"]
@@ -118,13 +118,7 @@ class _Pricing:
         self.plan, self.forecast, self.teams = plan, forecast, teams
         self.block: StageResources = forecast.together(flat_stages(plan.stages))
         self.times = self.of(plan)
-        self.divisions: Divisions | None = None
-        # What stays in shared memory lies where parts would have theirs.
-        stays = any(s.windows or (s.kept is not None and s.kept.shared_bytes) for s in flat_stages(plan.stages))
-        # Parts have what the kernel has in any case.
-        if not stays and self.times.blocks:
-            pool = aligned(plan.shape.shared_bytes) * teams
-            self.divisions = Divisions(forecast.device, plan.shape.threads * teams, pool, teams)
+        self.divisions = Divisions(plan.shape, teams, forecast.device.limits.arch)
         self._known: dict[tuple[Stage, ...], tuple[float, tuple[Share, ...]]] = {}
 
     def of(self, plan: CallPlan) -> KernelTimes:
@@ -146,10 +140,11 @@ class _Pricing:
         if stages not in self._known:
             tiles = [stage.schedule.tiles for stage in stages]
             longest = sorted(range(len(stages)), key=lambda n: -self.seconds(stages[n]))[:_LONGEST]
-            ways = [*arrangements(tiles, longest, self.teams)]
-            ways += self.divisions.of(stages, longest) if self.divisions else ()
-            found = [(self.gain(stages, own), own) for own in ways]
-            best = max(found, key=lambda one: one[0])
+            ways = (arrangements(tiles, longest, self.teams), self.divisions.of(stages, longest))
+            found = [[(self.gain(stages, own), own) for own in several] for several in ways]
+            best, *other = (max(several, key=lambda one: one[0]) for several in found if several)
+            # Parts have code of their own, and the model does not resolve less.
+            best = next((one for one in other if one[0] > best[0] + self.forecast.look_seconds), best)
             self._known[stages] = best if best[0] > 0.0 else (0.0, shares)
         return self._known[stages]
 
