@@ -100,7 +100,9 @@ def at_random(seed: int) -> Callable[..., CallPlan]:
     """What arranges all independent stages at random, in the place of prices; stages that may wait do so at random."""
     rng = random.Random(seed)
 
-    def arranged(plan: CallPlan, forecast: KernelForecast, teams: int, planned: Callable[..., CallPlan]) -> CallPlan:
+    def arranged(
+        plan: CallPlan, forecast: KernelForecast, teams: int, planned: Callable[..., CallPlan], **parts: bool
+    ) -> CallPlan:
         groups, delayed, divisions = [], {}, Divisions(plan.shape, teams, _ARCH)
         for order in plan.orders:
             epochs = dict(zip(order.units, order.epochs, strict=True))
@@ -244,12 +246,14 @@ def pairs_of(model: str, arch: str, precision: str) -> dict[str, Any]:
     options = {"level": "V4", "precision": precision, "arch": arch, "verify": "off", "cubin": False}
     found: dict[tuple[str, str], dict[str, Any]] = {}
 
-    def listed(plan: CallPlan, forecast: KernelForecast, teams: int, planned: Callable[..., CallPlan]) -> CallPlan:
+    def listed(
+        plan: CallPlan, forecast: KernelForecast, teams: int, planned: Callable[..., CallPlan], **parts: bool
+    ) -> CallPlan:
         for order in plan.orders:
             for pair in pairs_of_order(order):
                 row = row_of(pair, order.runs, plan, forecast, teams)
                 found[pair[0].name, pair[1].name] = row
-        return side_by_side(plan, forecast, teams, planned)
+        return side_by_side(plan, forecast, teams, planned, **parts)
 
     with mock.patch.object(merged_program, "plan_kernel", partial(with_listed, listed)):
         plan = compile_cuda(program, **options).plan
@@ -386,7 +390,9 @@ def ways_of(label: str, arch: str, precision: str) -> dict[str, Any]:
     options["reductions"] = "one_phase"
     rows: list[dict[str, Any]] = []
 
-    def listed(plan: CallPlan, forecast: KernelForecast, teams: int, planned: Callable[..., CallPlan]) -> CallPlan:
+    def listed(
+        plan: CallPlan, forecast: KernelForecast, teams: int, planned: Callable[..., CallPlan], **parts: bool
+    ) -> CallPlan:
         block = forecast.together(flat_stages(plan.stages))
         most = min(forecast.resident(block), _MOST_THREADS // block.threads)
         (order,) = plan.orders

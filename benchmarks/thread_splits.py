@@ -267,7 +267,9 @@ def ways_of(label: str, arch: str, precision: str) -> dict[str, Any]:
     options["reductions"] = "one_phase"
     rows: list[dict[str, Any]] = []
 
-    def listed(plan: CallPlan, forecast: KernelForecast, teams: int, planned: Callable[..., CallPlan]) -> CallPlan:
+    def listed(
+        plan: CallPlan, forecast: KernelForecast, teams: int, planned: Callable[..., CallPlan], **parts: bool
+    ) -> CallPlan:
         block = forecast.together(flat_stages(plan.stages))
         most = min(forecast.resident(block), _MOST_THREADS // block.threads)
         (order,) = plan.orders
@@ -290,7 +292,9 @@ def pairs_of(model: str, arch: str, precision: str) -> dict[str, Any]:
     options = {"level": "V4", "precision": precision, "arch": arch, "verify": "off", "cubin": False}
     found: dict[tuple[str, str], dict[str, Any]] = {}
 
-    def listed(plan: CallPlan, forecast: KernelForecast, teams: int, planned: Callable[..., CallPlan]) -> CallPlan:
+    def listed(
+        plan: CallPlan, forecast: KernelForecast, teams: int, planned: Callable[..., CallPlan], **parts: bool
+    ) -> CallPlan:
         block = forecast.together(flat_stages(plan.stages))
         waits = plan.shape.grid_syncs, plan.shape.flag_waits
         times = forecast.times(plan.stages, block, plan.shape.tiles, *waits, fewer=True, teams=teams)
@@ -307,7 +311,7 @@ def pairs_of(model: str, arch: str, precision: str) -> dict[str, Any]:
                     "stages": [stage.name for stage in one], "runs": order.runs, "teams": teams,
                     "threads": own.threads, "resident": resident, "pool": pool, "best": _shown(best),
                 }  # fmt: skip
-        return side_by_side(plan, forecast, teams, planned)
+        return side_by_side(plan, forecast, teams, planned, **parts)
 
     with mock.patch.object(merged_program, "plan_kernel", partial(with_listed, listed)):
         plan = compile_cuda(program, **options).plan

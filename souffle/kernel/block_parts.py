@@ -52,7 +52,7 @@ class Divisions:
 
     def __init__(self, shape: KernelShape, teams: int, arch: str) -> None:
         self.threads, self.shared_bytes = shape.threads * teams, aligned(shape.shared_bytes) * teams
-        self.teams, self.arch = teams, arch
+        self.teams, self.team_threads, self.arch = teams, shape.threads, arch
         # What stays in shared memory lies where parts would have theirs.
         windows = any(place.window for call in shape.stage_calls for place in call.arguments)
         self.stays = windows or any(call.kept and call.kept.shared_bytes for call in shape.stage_calls)
@@ -82,7 +82,7 @@ class Divisions:
                 return []
             number = part_number(self.teams, order)
             own = part_function(stage.functions[0], function, number, start)
-            parts.append(Part(own, first, number, start, order == 0, order == len(sizes) - 1))
+            parts.append(Part(own, self.team_threads, first, number, start))
             first, start = first + threads, start + aligned(function.shared_bytes)
         return parts if start <= self.shared_bytes else []
 
@@ -117,13 +117,19 @@ def scheduled_for(stage: Stage, threads: int, arch: str) -> DeviceFunction | Non
 
 
 def parts_together(calls: Sequence[StageCall | LoopCall]) -> tuple[StageCall | LoopCall, ...]:
-    """The calls with the parts of each division behind each other, where the first of them stands."""
+    """The calls with both parts of each division together, where the first of them stands, and barriers around them.
+
+    An epoch has one division at most, so that a part that is no division's second is the first of the next.
+    """
     found: list[StageCall | LoopCall] = []
+    first = -1
     for call in calls:
         part = call.share.part if isinstance(call, StageCall) else None
-        if part is None or part.opens:
+        if part is None:
             found.append(call)
             continue
-        last = max(n for n, one in enumerate(found) if isinstance(one, StageCall) and one.share.part is not None)
-        found.insert(last + 1, call)
+        opens = first < 0
+        made = replace(call, share=replace(call.share, part=replace(part, opens=opens, closes=not opens)))
+        found.insert(len(found) if opens else first + 1, made)
+        first = len(found) - 1 if opens else -1
     return tuple(found)

@@ -232,7 +232,9 @@ class KernelShape:
     @property
     def team_threads(self) -> int:
         """Threads that compute a tile."""
-        return max(f.threads for call in self.stage_calls if not call.share.part for f in call.functions)
+        return max(
+            c.share.part.team_threads if c.share.part else f.threads for c in self.stage_calls for f in c.functions
+        )
 
     @property
     def tiles(self) -> int:

@@ -44,7 +44,12 @@ _NAMED = 6
 
 
 def side_by_side(
-    plan: CallPlan, forecast: KernelForecast | None, teams: int, planned: Callable[..., CallPlan]
+    plan: CallPlan,
+    forecast: KernelForecast | None,
+    teams: int,
+    planned: Callable[..., CallPlan],
+    *,
+    parts: bool = False,
 ) -> CallPlan:
     """The plan with independent stages side by side, where a launch is predicted to take less so.
 
@@ -58,10 +63,12 @@ def side_by_side(
         Of each block.
     planned : callable
         Gives the plan of the same stages with `groups` and `delayed`.
+    parts : bool
+        Whether a block may be divided in parts, too.
     """
     if forecast is None or not any(len(order.free) > 1 for order in plan.orders):
         return plan
-    pricing = _Pricing(plan, forecast, teams)
+    pricing = _Pricing(plan, forecast, teams, parts)
     delayed: dict[Stage, int] = {}
     groups: list[Group] = []
     for order in plan.orders:
@@ -114,11 +121,11 @@ def arrangements(tiles: Sequence[int], longest: Sequence[int], teams: int) -> It
 class _Pricing:
     """What stages of one kernel take side by side; each set of them once."""
 
-    def __init__(self, plan: CallPlan, forecast: KernelForecast, teams: int) -> None:
+    def __init__(self, plan: CallPlan, forecast: KernelForecast, teams: int, parts: bool) -> None:
         self.plan, self.forecast, self.teams = plan, forecast, teams
         self.block: StageResources = forecast.together(flat_stages(plan.stages))
         self.times = self.of(plan)
-        self.divisions = Divisions(plan.shape, teams, forecast.device.limits.arch)
+        self.divisions = Divisions(plan.shape, teams, forecast.device.limits.arch) if parts else None
         self._known: dict[tuple[Stage, ...], tuple[float, tuple[Share, ...]]] = {}
 
     def of(self, plan: CallPlan) -> KernelTimes:
@@ -140,7 +147,8 @@ class _Pricing:
         if stages not in self._known:
             tiles = [stage.schedule.tiles for stage in stages]
             longest = sorted(range(len(stages)), key=lambda n: -self.seconds(stages[n]))[:_LONGEST]
-            ways = (arrangements(tiles, longest, self.teams), self.divisions.of(stages, longest))
+            parted = self.divisions.of(stages, longest) if self.divisions else ()
+            ways = (arrangements(tiles, longest, self.teams), parted)
             found = [[(self.gain(stages, own), own) for own in several] for several in ways]
             best, *other = (max(several, key=lambda one: one[0]) for several in found if several)
             # Parts have code of their own, and the model does not resolve less.

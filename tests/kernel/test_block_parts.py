@@ -98,7 +98,7 @@ def test_what_a_launch_has_no_room_for_is_refuted() -> None:
 def test_divisions_have_their_own_threads_numbers_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[CallPlan, int]] = []
 
-    def spied(plan: CallPlan, forecast: object, teams: int, planned: object) -> CallPlan:
+    def spied(plan: CallPlan, forecast: object, teams: int, planned: object, **parts: bool) -> CallPlan:
         seen.append((plan, teams))
         return plan
 
@@ -116,7 +116,6 @@ def test_divisions_have_their_own_threads_numbers_and_memory(monkeypatch: pytest
             assert one.start == 0 and other.start == aligned(one.function.shared_bytes)
             assert other.end <= divisions.shared_bytes == teams * aligned(plan.shape.shared_bytes)
             assert 2 * teams < one.number < other.number <= MOST_NUMBER
-            assert (one.opens, one.closes, other.opens, other.closes) == (True, False, False, True)
             sizes.add((one.function.threads, other.function.threads))
         assert (128, 128) in sizes
         assert ((384, 128) in sizes) == (teams > 1)
@@ -125,9 +124,17 @@ def test_divisions_have_their_own_threads_numbers_and_memory(monkeypatch: pytest
 
 def test_parts_stand_together_and_in_their_block() -> None:
     function = SimpleNamespace(name="f", threads=128, shared_bytes=512, has_barrier=True, tiles=4)
-    opens, closes = Part(function, 0, 3, 0, True), Part(function, 128, 4, 512, False, True)
+    opens, closes = Part(function, 256, 0, 3, 0), Part(function, 256, 128, 4, 512)
     first, plain, last = (StageCall((), (), share=s) for s in (Share(part=opens), ALL_WORKERS, Share(part=closes)))
-    assert parts_together([plain, first, plain, last, plain]) == (plain, first, last, plain, plain)
+    for one, other in ((first, last), (last, first)):
+        found = parts_together([plain, one, plain, other, plain, other, one])
+        kept = [call.share.part for call in found]
+        assert [part and part.first for part in kept] == [
+            None, one.share.part.first, other.share.part.first, None, None,
+            other.share.part.first, one.share.part.first,
+        ]  # fmt: skip
+        assert [part.opens for part in kept if part] == [True, False, True, False]
+        assert [part.closes for part in kept if part] == [False, True, False, True]
     assert parts_together([plain, plain]) == (plain, plain)
     assert (opens.end, closes.end, str(closes)) == (512, 1024, "threads 128 to 255")
     for room in ((256, 1023), (255, 1024)):
@@ -140,7 +147,7 @@ def test_each_part_has_a_row_of_workers() -> None:
     found = in_rows([everywhere, one, other], [False, True, True])
     np.testing.assert_array_equal(np.stack(found)[:, :, 0], [[5, 5], [1, 0], [0, 2]])
     assert [len(table) for table in in_rows([one, other], [False, False])] == [1, 1]
-    np.testing.assert_array_equal(Share(part=Part(None, 0, 3, 0)).tiles_of(7, 3, 2), [[3, 2, 2]])
+    np.testing.assert_array_equal(Share(part=Part(None, 256, 0, 3, 0)).tiles_of(7, 3, 2), [[3, 2, 2]])
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")

@@ -43,6 +43,8 @@ class Part:
     ----------
     function : DeviceFunction
         Of a stage, from :func:`part_function`; the part has as many threads as it takes.
+    team_threads : int
+        Threads that compute a tile of the kernel's other stages.
     first : int
         Thread of the block.
     number : int
@@ -54,6 +56,7 @@ class Part:
     """
 
     function: DeviceFunction
+    team_threads: int
     first: int
     number: int
     start: int
