@@ -47,6 +47,7 @@ from souffle.codegen.plan import Kernel
 from souffle.cost.device import device_of_arch
 from souffle.cost.kernel import KernelForecast
 from souffle.kernel import kernel_plan, merged_program
+from souffle.kernel.block_parts import Divisions
 from souffle.kernel.calls import CallPlan, EpochOrder
 from souffle.kernel.side_by_side import arrangements, last_epoch, side_by_side
 from souffle.mutation.mutants import Mutations
@@ -64,9 +65,12 @@ from souffle.schedule.stage import Stage, flat_stages
 from souffle.verify import REFUTED
 from tests.testlib import Builder, inputs_for
 
-__all__ = ["at_random", "branches", "main"]
+__all__ = ["PROGRAMS", "at_random", "branches", "main", "pairs_of_order", "row_of", "with_listed"]
 
 _GRIDS = (64, 1, 2, 3, 5, 7)
+_ARCH = "sm_86"
+"""Of random programs: nobody knows what anything takes on it."""
+
 _MODELS = ("resnext", "nmt", "bi-rnn", "crnn", "var-encoder", "dien", "mmoe", "bert", "swin", "efficientnet", "lstm")
 _APART = ("reuse", "attention", "resident", "channels")
 """What joins the stages of small programs."""
@@ -96,8 +100,10 @@ def at_random(seed: int) -> Callable[..., CallPlan]:
     """What arranges all independent stages at random, in the place of prices; stages that may wait do so at random."""
     rng = random.Random(seed)
 
-    def arranged(plan: CallPlan, forecast: KernelForecast, teams: int, planned: Callable[..., CallPlan]) -> CallPlan:
-        groups, delayed = [], {}
+    def arranged(
+        plan: CallPlan, forecast: KernelForecast, teams: int, planned: Callable[..., CallPlan], **parts: bool
+    ) -> CallPlan:
+        groups, delayed, divisions = [], {}, Divisions(plan.shape, teams, _ARCH)
         for order in plan.orders:
             epochs = dict(zip(order.units, order.epochs, strict=True))
             for unit in order.units:
@@ -107,15 +113,20 @@ def at_random(seed: int) -> Callable[..., CallPlan]:
             for epoch in range(max(epochs.values()) + 1):
                 members = [unit for unit in order.units if unit in order.free and epochs[unit] == epoch]
                 if len(members) > 1:
-                    groups.append(Group(tuple(zip(members, _drawn(rng, members, teams), strict=True)), order.runs))
+                    groups.append(
+                        Group(tuple(zip(members, _drawn(rng, members, teams, divisions), strict=True)), order.runs)
+                    )
         return planned(groups=groups, delayed=delayed) if groups else plan
 
     return arranged
 
 
-def _drawn(rng: random.Random, members: Sequence[Stage], teams: int) -> tuple[Share, ...]:
+def _drawn(rng: random.Random, members: Sequence[Stage], teams: int, divisions: Divisions) -> tuple[Share, ...]:
     tiles = [stage.schedule.tiles for stage in members]
     longest = rng.sample(range(len(members)), min(3, len(members)))
+    parted = list(divisions.of(members, longest)) if rng.random() < 0.5 else []
+    if parted:
+        return rng.choice(parted)
     found = list(arrangements(tiles, longest, teams))
     shares = list(rng.choice(found))
     if rng.random() < 0.3:
@@ -181,7 +192,7 @@ def _most_of(axis: int) -> Callable[[te.Tensor], te.Tensor]:
 
 def compiled(program: TEProgram, **options: object) -> CompiledKernels:
     """A network of one kernel: nobody knows what launches cost on the device."""
-    given = {"level": "V4", "arch": "sm_86", "cubin": False, "verify": "values", "waits": "barriers"}
+    given = {"level": "V4", "arch": _ARCH, "cubin": False, "verify": "values", "waits": "barriers"}
     return compile_cuda(program, **{**given, "disable": _APART, **options})
 
 
@@ -204,6 +215,7 @@ def one_program(seed: int) -> dict[str, Any]:
         "other_bits": wrong,
         "block_space": "turned" in texts,
         "thread_space": "own_count" in texts,
+        "parts": "part_tid" in texts,
     }
 
 
@@ -215,7 +227,7 @@ def mutants(seed: int, count: int) -> dict[str, Any]:
     mutations, counts, missed = Mutations(net), Counter(), []
     with Sandbox() as sandbox:
         trials = Trials(mutations, inputs_of(net.plan, inputs_for(program)), sandbox)
-        for mutation in mutations.sample(count, seed=seed, kinds=("share",)):
+        for mutation in mutations.sample(count, seed=seed, kinds=("share", "part")):
             trial = trials.run(mutation)
             if trial.counts:
                 counts[f"{'changed' if trial.changed else 'same'}, {trial.verdict}"] += 1
@@ -234,14 +246,16 @@ def pairs_of(model: str, arch: str, precision: str) -> dict[str, Any]:
     options = {"level": "V4", "precision": precision, "arch": arch, "verify": "off", "cubin": False}
     found: dict[tuple[str, str], dict[str, Any]] = {}
 
-    def listed(plan: CallPlan, forecast: KernelForecast, teams: int, planned: Callable[..., CallPlan]) -> CallPlan:
+    def listed(
+        plan: CallPlan, forecast: KernelForecast, teams: int, planned: Callable[..., CallPlan], **parts: bool
+    ) -> CallPlan:
         for order in plan.orders:
-            for pair in _pairs(order):
-                row = _row(pair, order.runs, plan, forecast, teams)
+            for pair in pairs_of_order(order):
+                row = row_of(pair, order.runs, plan, forecast, teams)
                 found[pair[0].name, pair[1].name] = row
-        return side_by_side(plan, forecast, teams, planned)
+        return side_by_side(plan, forecast, teams, planned, **parts)
 
-    with mock.patch.object(merged_program, "plan_kernel", partial(_with, listed)):
+    with mock.patch.object(merged_program, "plan_kernel", partial(with_listed, listed)):
         plan = compile_cuda(program, **options).plan
     without = compile_cuda(program, **options, disable=("hfuse",)).plan
     rows = sorted(found.values(), key=lambda row: min(row["ways"].values()) * row["runs"] - row["apart"] * row["runs"])
@@ -252,12 +266,12 @@ def pairs_of(model: str, arch: str, precision: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _with(listed: Callable[..., CallPlan], *arguments: object, **options: object) -> CallPlan:
+def with_listed(listed: Callable[..., CallPlan], *arguments: object, **options: object) -> CallPlan:
     with mock.patch.object(kernel_plan, "side_by_side", listed):
         return kernel_plan.plan_kernel(*arguments, **options)
 
 
-def _pairs(order: EpochOrder) -> Iterator[tuple[Stage, Stage]]:
+def pairs_of_order(order: EpochOrder) -> Iterator[tuple[Stage, Stage]]:
     """Free stages that could be in one epoch."""
     epochs = dict(zip(order.units, order.epochs, strict=True))
     for one, other in combinations([unit for unit in order.units if unit in order.free], 2):
@@ -266,7 +280,9 @@ def _pairs(order: EpochOrder) -> Iterator[tuple[Stage, Stage]]:
             yield one, other
 
 
-def _row(pair: tuple[Stage, Stage], runs: int, plan: CallPlan, forecast: KernelForecast, teams: int) -> dict[str, Any]:
+def row_of(
+    pair: tuple[Stage, Stage], runs: int, plan: CallPlan, forecast: KernelForecast, teams: int
+) -> dict[str, Any]:
     """What two stages take in each way, in µs."""
     block = forecast.together(flat_stages(plan.stages))
     most = forecast.resident(block) // teams * teams * forecast.device.sm_count
@@ -348,7 +364,7 @@ def _elements(count: int) -> Callable[[Builder], list[Tensor]]:
     return lambda b: [b.map(lambda v, w: v * 2.0 + w, b.input(count), b.input(count))]
 
 
-_PROGRAMS: dict[str, tuple[Callable[[Builder], list[Tensor]], ...]] = {
+PROGRAMS: dict[str, tuple[Callable[[Builder], list[Tensor]], ...]] = {
     "two equal products, narrow": (_products((384, 768, 192), 2),),
     "two equal products, wide": (_products((384, 768, 768), 2),),
     "two products of other sizes": (_products((384, 768, 384), 1), _products((128, 3072, 768), 1)),
@@ -369,16 +385,18 @@ _JOINED = {
 def ways_of(label: str, arch: str, precision: str) -> dict[str, Any]:
     """Predicted µs of two independent stages of one kernel in each way; those in threads with the best split."""
     b = Builder()
-    program = b.program(*(tensor for made in _PROGRAMS[label] for tensor in made(b)))
+    program = b.program(*(tensor for made in PROGRAMS[label] for tensor in made(b)))
     options = {"level": "V4", "precision": precision, "arch": arch, "verify": "off", "cubin": False}
     options["reductions"] = "one_phase"
     rows: list[dict[str, Any]] = []
 
-    def listed(plan: CallPlan, forecast: KernelForecast, teams: int, planned: Callable[..., CallPlan]) -> CallPlan:
+    def listed(
+        plan: CallPlan, forecast: KernelForecast, teams: int, planned: Callable[..., CallPlan], **parts: bool
+    ) -> CallPlan:
         block = forecast.together(flat_stages(plan.stages))
         most = min(forecast.resident(block), _MOST_THREADS // block.threads)
         (order,) = plan.orders
-        rows.extend(_row(pair, 1, plan, forecast, most) for pair in _pairs(order))
+        rows.extend(row_of(pair, 1, plan, forecast, most) for pair in pairs_of_order(order))
         return plan
 
     apart = replace(LEVELS["V4"], horizontal=False)
@@ -436,7 +454,7 @@ def main() -> int:
         jobs = {way: partial(taken_of, *way) for way in ways}
         known = {(r["network"], r["arch"], r["precision"]) for r in results}
     elif arguments.what == "ways":
-        ways = [(label, arch, p) for label in _PROGRAMS for p in arguments.precision for arch in arguments.arch]
+        ways = [(label, arch, p) for label in PROGRAMS for p in arguments.precision for arch in arguments.arch]
         jobs = {way: partial(ways_of, *way) for way in ways}
         known = {(r["program"], r["arch"], r["precision"]) for r in results}
     else:

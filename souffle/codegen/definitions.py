@@ -11,6 +11,7 @@ from tvm import tirx
 from souffle.codegen.dataflow import Dataflow, StageUse, Steps
 from souffle.program import Loop, Tensor, TEProgram
 from souffle.schedule.lower import DeviceFunction, LoweringError, partial_function
+from souffle.schedule.lower.parts import part_forms
 from souffle.schedule.lower.teams import team_forms
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
 
@@ -95,7 +96,7 @@ def dataflow_of(program: TEProgram, units: Sequence[Unit], called: Collection[De
 
 
 def _forms(function: DeviceFunction) -> tuple[DeviceFunction, ...]:
-    forms = [function]
+    forms = [function, *part_forms(function)]
     with suppress(LoweringError):
         forms.append(partial_function(function))
     in_teams = [form for one in forms for form in team_forms(one)]

@@ -18,7 +18,7 @@ from souffle.cost.code import fetching_runs, fits
 from souffle.cost.counting import Work
 from souffle.cost.device import CostDevice, device_of_arch
 from souffle.cost.predict import Terms, estimated_registers, predict_work, registers_with_constants, tile_clocks
-from souffle.cost.side_by_side import clocks_side_by_side, multiprocessor_queues
+from souffle.cost.side_by_side import clocks_side_by_side, in_rows, multiprocessor_queues, worker_of
 from souffle.cost.work import work_of
 from souffle.program import Tensor, TEProgram
 from souffle.schedule.gpu.device import GpuDevice
@@ -91,6 +91,8 @@ class KernelForecast:
     ----------
     product, error, launch_seconds
         See :class:`souffle.partition.Forecast`.
+    moved_bytes : dict of Stage to (int, int)
+        Those in device memory, and all.
     """
 
     def __init__(
@@ -107,10 +109,10 @@ class KernelForecast:
         self.error = MEDIAN_ERROR
         self.launch_seconds = device.graph_node_seconds if graph else device.launch_seconds
         far = frozenset(distant)
-        self._bytes = {}
+        self.moved_bytes = {}
         for unit in units:
-            self._bytes |= _bytes_moved(unit, far, device.l2_bytes, ASKED_TOGETHER if ahead else 0)
-        self._resources = {stage: _estimated(stage, device.limits) for stage in self._bytes}
+            self.moved_bytes |= _bytes_moved(unit, far, device.l2_bytes, ASKED_TOGETHER if ahead else 0)
+        self._resources = {stage: _estimated(stage, device.limits) for stage in self.moved_bytes}
         self._works: dict[DeviceFunction, Work] = {}
         self._known: dict[object, tuple[Terms, ...]] = {}
         self._code: dict[DeviceFunction, float] = {}
@@ -236,7 +238,7 @@ class KernelForecast:
         waits : bool
             Whether it is a cooperative launch.
         """
-        key = tuple((stage.functions, self._bytes[stage], share) for stage, share in members)
+        key = tuple((stage.functions, self.moved_bytes[stage], share) for stage, share in members)
         key = (key, kernel.shared_bytes, kernel.threads, kernel.registers, most, blocks, teams, waits)
         if key not in self._gains:
             launch = (kernel, most, blocks, teams, waits)
@@ -248,16 +250,18 @@ class KernelForecast:
         self, members: Members, kernel: StageResources, most: int, blocks: int, teams: int, waits: bool
     ) -> float:
         """The seconds of stages whose tiles are on the device at the same time; parameters as for `gained_seconds`."""
-        tiles, had = [], []
+        tiles, had, parts = [], [], [share.part is not None for _, share in members]
         for stage, share in members:
-            (function,), (cold, every) = stage.functions, self._bytes[stage]
             own = replace(kernel, spill_bytes=self._resources[stage].spill_bytes)
-            work, count = self._work(function), function.tiles
-            tiles.append(tile_clocks(work, count, own, self.device, cold or every, warm=not cold, most=most))
+            function, own, workers = worker_of(stage.functions[0], share, own, most, teams, sum(parts))
+            (cold, every), work, count = self.moved_bytes[stage], self._work(function), function.tiles
+            tiles.append(tile_clocks(work, count, own, self.device, cold or every, warm=not cold, most=workers))
             had.append(share.tiles_of(count, blocks, teams))
         first = self.device.crowded_multiprocessors if waits else 0
-        queues = multiprocessor_queues(had, self.device.sm_count, first)
+        queues = multiprocessor_queues(in_rows(had, parts), self.device.sm_count, first)
         slowest = max(clocks_side_by_side(tiles, queues_of_one) for queues_of_one in queues)
+        # All of a block wait before its parts and behind them.
+        slowest += 2 * self.device.barrier_clocks * any(parts)
         moved = sum(own.l2_seconds for own in tiles), sum(own.memory_seconds for own in tiles)
         return max(slowest / self.device.clock_hz, *moved)
 
@@ -330,10 +334,10 @@ class KernelForecast:
         blocks = fit if most is None else min(most, fit)
         functions, spills = stage.functions, self._resources[stage].spill_bytes
         code = self._code_of([stage]) if fetched else dict.fromkeys(functions, 0.0)
-        key = (functions, self._bytes[stage], blocks, kernel.shared_bytes, kernel.threads, spills, fetched, grid, teams)
+        cold, every = self.moved_bytes[stage]
+        key = (functions, cold, every, blocks, kernel.shared_bytes, kernel.threads, spills, fetched, grid, teams)
         if key not in self._known:
             own = replace(kernel, spill_bytes=spills)
-            cold, every = self._bytes[stage]
             self._known[key] = tuple(
                 predict_work(
                     self._work(f), f.tiles, own, self.device, cold or every,

@@ -18,9 +18,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from souffle.cost.predict import TileClocks
+from souffle.cost.predict import TileClocks, estimated_registers
+from souffle.schedule.lower import DeviceFunction
+from souffle.schedule.lower.shares import Share
+from souffle.schedule.resources import StageResources
 
-__all__ = ["clocks_side_by_side", "multiprocessor_queues"]
+__all__ = ["clocks_side_by_side", "in_rows", "multiprocessor_queues", "worker_of"]
 
 Queue = tuple[int, ...]
 """Of a worker: how many tiles of each stage, one stage after the other."""
@@ -85,3 +88,43 @@ def clocks_side_by_side(tiles: Sequence[TileClocks], queues: Sequence[Queue]) ->
                     queue.pop(0)
                 left[number] = chains[queue[0][0]] if queue else 0.0
     return now
+
+
+def worker_of(
+    function: DeviceFunction, share: Share, kernel: StageResources, most: int, teams: int, parts: int
+) -> tuple[DeviceFunction, StageResources, int]:
+    """What computes a stage's tiles: its function, what a worker has, and how many workers there are.
+
+    Of parts it is as if they were equal, so that as many fit as there are. Registers beyond those of the kernel's
+    threads are spilled.
+
+    Parameters
+    ----------
+    function : DeviceFunction
+        Of the stage, where a team computes it.
+    share : Share
+    kernel : StageResources
+        Of a team.
+    most : int
+        Teams of the kernel.
+    teams, parts : int
+        Of each block.
+    """
+    if share.part is None:
+        return function, kernel, most
+    own = share.part.function
+    threads, shared = kernel.threads * teams // parts, kernel.shared_bytes * teams // parts
+    spilled = 4 * max(0, estimated_registers(own) - kernel.registers)
+    return own, StageResources(kernel.registers, 0, shared, threads, spilled, True), most // teams * parts
+
+
+def in_rows(had: Sequence[np.ndarray], in_parts: Sequence[bool]) -> list[np.ndarray]:
+    """How many tiles each worker has of each stage, with a row for each worker of a block; each part has one."""
+    order = [sum(in_parts[:number]) if part else 0 for number, part in enumerate(in_parts)]
+    rows = max(first + len(own) for first, own in zip(order, had, strict=True))
+    found = []
+    for first, own in zip(order, had, strict=True):
+        table = np.zeros((rows, own.shape[1]), np.int64)
+        table[first : first + len(own)] = own
+        found.append(table)
+    return found

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from souffle.cost.kernel import ASKED_TOGETHER
 from souffle.decision import Barrier, Decision
+from souffle.kernel.block_parts import parts_together
 from souffle.kernel.dependences import TileDependences
 from souffle.kernel.kernel_shape import ArgumentPlace, KernelShape, LoopCall, StageCall, TileWait
 from souffle.kernel.tile_waits import PlacedFlags, place_flags
@@ -185,7 +186,7 @@ class _Planner:
                     self.touch(unit.inputs, unit.outputs, span)
             start = span.stop
         tensors = tuple(self.position)
-        shape = KernelShape(tuple(calls), tuple((t.dtype, t.nbytes) for t in tensors), blocks_per_sm)
+        shape = KernelShape(parts_together(calls), tuple((t.dtype, t.nbytes) for t in tensors), blocks_per_sm)
         orders = [self.epoch_order(order, 1)]
         near = _near(order)
         for unit, body in bodies.items():
@@ -273,9 +274,9 @@ class _Planner:
         windows = dict(stage.windows)
         arguments = tuple(replace(places[t], window=windows.get(t)) for t in (*stage.inputs, *stage.outputs))
         assignment = self.waits.assignments.get(stage)
-        functions = tuple(self.form[function] for function in stage.functions)
-        own = scope == "grid", prefetch, scope == "block", assignment, stage.kept, scope == "flags"
         share = self.shares.get(stage, ALL_WORKERS)
+        functions = tuple(self.form[f] for f in stage.functions) if share.part is None else (share.part.function,)
+        own = scope == "grid", prefetch, scope == "block", assignment, stage.kept, scope == "flags"
         return StageCall(functions, arguments, *own, self.waiting(stage, loop), share)
 
     def loop(
@@ -313,7 +314,7 @@ class _Planner:
         ]
         ahead = tuple((self.fixed(source), source.nbytes) for source in small) if self.prefetch else ()
         scope = before.scope if before else ""
-        return LoopCall(loop.steps, tuple(calls), scope == "grid", ahead, scope == "block"), reasons
+        return LoopCall(loop.steps, parts_together(calls), scope == "grid", ahead, scope == "block"), reasons
 
     def places(self, loop: Loop, span: range) -> dict[Tensor, ArgumentPlace]:
         """Where the loop's parameters and results lie at each step."""

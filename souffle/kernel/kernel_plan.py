@@ -29,6 +29,7 @@ def plan_kernel(
     dependences: TileDependences | None = None,
     *,
     prefetch: bool,
+    parts: bool = False,
 ) -> CallPlan:
     """The calls of a subprogram's kernel, with waits and teams as they are predicted to cost least.
 
@@ -44,6 +45,9 @@ def plan_kernel(
         Those of other kernels of the network, which may be the same.
     prefetch : bool
         See :func:`souffle.kernel.calls.plan_calls`.
+    parts : bool
+        Whether blocks may be divided in parts: not before it is known what stays in their shared memory, where parts
+        have theirs. So a price is never for what is not made then.
     """
 
     def planned(flags: str, **groups: object) -> CallPlan:
@@ -67,7 +71,7 @@ def plan_kernel(
             decided = (Decision("teams", f"several in each block for {subprogram.name}", teams > 1, reason),)
         plain = plain if teams == 1 else barriers
     if waiting.side_by_side and not plain.shape.ticks:
-        plain = side_by_side(plain, request.forecast, teams, partial(planned, "barriers"))
+        plain = side_by_side(plain, request.forecast, teams, partial(planned, "barriers"), parts=parts)
     shape = plain.shape if teams == 1 else plain.shape.in_teams(teams)
     return replace(plain, shape=shape, decisions=(*decided, *plain.decisions))
 

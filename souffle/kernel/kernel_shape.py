@@ -117,7 +117,9 @@ class StageCall:
 
     @property
     def shared_bytes(self) -> int:
-        """Of the pool, and the ends of tensors that stay between stages."""
+        """Of a worker's pool, and the ends of tensors that stay between stages; parts have theirs of a whole block."""
+        if self.share.part is not None:
+            return 0
         windows = [place.window.end for place in self.arguments if place.window]
         return max([*windows, *(f.shared_bytes for f in self.functions)])
 
@@ -191,7 +193,7 @@ class KernelShape:
 
     def in_teams(self, count: int) -> KernelShape:
         """The same with blocks that are so many of these: each computes tiles as a block did."""
-        teams = Teams(count, self.threads, aligned(self.shared_bytes))
+        teams = Teams(count, self.threads, aligned(max(call.shared_bytes for call in self.calls)))
         blocks = max(1, self.blocks_per_sm // count)
         return replace(
             self, calls=tuple(_in_teams(call, teams) for call in self.calls), teams=teams, blocks_per_sm=blocks
@@ -230,7 +232,9 @@ class KernelShape:
     @property
     def team_threads(self) -> int:
         """Threads that compute a tile."""
-        return max(f.threads for f in self.functions)
+        return max(
+            c.share.part.team_threads if c.share.part else f.threads for c in self.stage_calls for f in c.functions
+        )
 
     @property
     def tiles(self) -> int:
@@ -246,9 +250,10 @@ class KernelShape:
 
         Each team has its own.
         """
+        parts = [call.share.part.end for call in self.stage_calls if call.share.part]
         if self.teams:
-            return self.teams.count * self.teams.shared_bytes
-        return max(call.shared_bytes for call in self.calls)
+            return max(self.teams.count * self.teams.shared_bytes, *parts, 0)
+        return max(*parts, *(call.shared_bytes for call in self.calls), 0)
 
     @property
     def runs(self) -> Iterator[tuple[StageCall, int]]:
@@ -299,6 +304,8 @@ class KernelShape:
 def _in_teams(call: StageCall | LoopCall, teams: Teams) -> StageCall | LoopCall:
     if isinstance(call, LoopCall):
         return replace(call, calls=tuple(_in_teams(stage, teams) for stage in call.calls))
+    if call.share.part is not None:
+        return call
     kept = call.kept and kept_by_teams(call.kept, teams)
     return replace(call, functions=tuple(team_function(f, teams) for f in call.functions), kept=kept)
 

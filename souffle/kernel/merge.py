@@ -42,6 +42,7 @@ from tvm import tirx
 from souffle.kernel.block_flags import BlockFlags, flag_words
 from souffle.kernel.grid_barrier import GRID_BARRIERS, STATE_DTYPE, GridBarrier, WaitPlace
 from souffle.kernel.kernel_shape import ArgumentPlace, KernelShape, LoopCall, StageCall, TileWait
+from souffle.kernel.part_text import of_a_part
 from souffle.kernel.text import format_calls
 from souffle.schedule.lower.device_function import DeviceFunction, LoweringError
 from souffle.schedule.lower.kept_loads import KeptLoads
@@ -253,6 +254,10 @@ class _Writer:
         if call.block_sync_before:
             statements.append(self.block_barrier())
         arguments = [self.pointer(place, step, steps) for place in call.arguments]
+        if call.share.part is not None:
+            room = self.shape.threads, self.shape.shared_bytes
+            called = self.global_vars[call.share.part.function]
+            return [*statements, *of_a_part(call.share.part, called, arguments, self.launch, room)]
         windows = [place.window for place in call.arguments]
         own, binds, among = self.sharing(call.share)
         loops = [self.tile_loop(function, arguments, windows, call, step, place, own) for function in call.functions]

@@ -113,7 +113,7 @@ def merge_program(
     decisions: list[Decision] = []
     launches: list[MergedLaunch] = []
     for subprogram in partition.subprograms:
-        calls = plan_kernel(subprogram, request, constants, options.waiting, dependences, prefetch=prefetch)
+        calls = plan_kernel(subprogram, request, constants, options.waiting, dependences, prefetch=prefetch, parts=True)
         number = shapes.setdefault(calls.shape, len(shapes))
         if number == len(reasons):
             reasons.append(calls.barriers)

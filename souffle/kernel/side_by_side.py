@@ -11,7 +11,8 @@ or that they depend on, is beyond a barrier of the whole grid, so that it is the
 its readers, to meet a stage there that leaves idle what it needs.
 
 Which stages, where, and how is decided by predicted time: in block space, so that the last turn of one is filled by the
-next; or in thread space, with each split of a block's teams, so that one computes while the other waits. All shares are
+next; or in thread space, with each split of a block's teams, or with parts of a block in steps of 128 threads
+(:mod:`souffle.kernel.block_parts`), so that one computes while the other waits. All shares are
 of workers that the kernel has in any case: threads, registers and shared memory of its blocks stay what they are.
 """
 
@@ -23,6 +24,7 @@ from itertools import accumulate, combinations
 
 from souffle.cost.kernel import KernelForecast, KernelTimes
 from souffle.decision import Decision
+from souffle.kernel.block_parts import Divisions
 from souffle.kernel.calls import CallPlan, EpochOrder
 from souffle.schedule.group import Group
 from souffle.schedule.lower.shares import ALL_WORKERS, Share
@@ -42,7 +44,12 @@ _NAMED = 6
 
 
 def side_by_side(
-    plan: CallPlan, forecast: KernelForecast | None, teams: int, planned: Callable[..., CallPlan]
+    plan: CallPlan,
+    forecast: KernelForecast | None,
+    teams: int,
+    planned: Callable[..., CallPlan],
+    *,
+    parts: bool = False,
 ) -> CallPlan:
     """The plan with independent stages side by side, where a launch is predicted to take less so.
 
@@ -56,10 +63,12 @@ def side_by_side(
         Of each block.
     planned : callable
         Gives the plan of the same stages with `groups` and `delayed`.
+    parts : bool
+        Whether a block may be divided in parts, too.
     """
     if forecast is None or not any(len(order.free) > 1 for order in plan.orders):
         return plan
-    pricing = _Pricing(plan, forecast, teams)
+    pricing = _Pricing(plan, forecast, teams, parts)
     delayed: dict[Stage, int] = {}
     groups: list[Group] = []
     for order in plan.orders:
@@ -112,10 +121,11 @@ def arrangements(tiles: Sequence[int], longest: Sequence[int], teams: int) -> It
 class _Pricing:
     """What stages of one kernel take side by side; each set of them once."""
 
-    def __init__(self, plan: CallPlan, forecast: KernelForecast, teams: int) -> None:
+    def __init__(self, plan: CallPlan, forecast: KernelForecast, teams: int, parts: bool) -> None:
         self.plan, self.forecast, self.teams = plan, forecast, teams
         self.block: StageResources = forecast.together(flat_stages(plan.stages))
         self.times = self.of(plan)
+        self.divisions = Divisions(plan.shape, teams, forecast.device.limits.arch) if parts else None
         self._known: dict[tuple[Stage, ...], tuple[float, tuple[Share, ...]]] = {}
 
     def of(self, plan: CallPlan) -> KernelTimes:
@@ -137,8 +147,12 @@ class _Pricing:
         if stages not in self._known:
             tiles = [stage.schedule.tiles for stage in stages]
             longest = sorted(range(len(stages)), key=lambda n: -self.seconds(stages[n]))[:_LONGEST]
-            found = [(self.gain(stages, own), own) for own in arrangements(tiles, longest, self.teams)]
-            best = max(found, key=lambda one: one[0])
+            parted = self.divisions.of(stages, longest) if self.divisions else ()
+            ways = (arrangements(tiles, longest, self.teams), parted)
+            found = [[(self.gain(stages, own), own) for own in several] for several in ways]
+            best, *other = (max(several, key=lambda one: one[0]) for several in found if several)
+            # Parts have code of their own, and the model does not resolve less.
+            best = next((one for one in other if one[0] > best[0] + self.forecast.look_seconds), best)
             self._known[stages] = best if best[0] > 0.0 else (0.0, shares)
         return self._known[stages]
 

@@ -20,6 +20,7 @@ from souffle.mutation.comparisons import comparison_changes
 from souffle.mutation.expression_changes import index_changes, predicate_changes
 from souffle.mutation.flags import flag_changes
 from souffle.mutation.numbers import number_changes
+from souffle.mutation.parts import part_changes
 from souffle.mutation.shares import share_changes
 from souffle.mutation.statement_paths import Change
 from souffle.mutation.structure import structure_changes
@@ -34,7 +35,7 @@ from souffle.verify.values import Agreement, Mismatch, values_agree
 
 __all__ = ["Mutant", "Mutation", "Mutations"]
 
-_WAITS = (barrier_changes, flag_changes, team_changes, share_changes)
+_WAITS = (barrier_changes, flag_changes, team_changes, share_changes, part_changes)
 _CHANGES = (*_WAITS, predicate_changes, comparison_changes, index_changes, shared_changes)
 _THOROUGH = (number_changes, structure_changes)
 
@@ -54,9 +55,9 @@ class Mutation:
     ----------
     kind : str
         ``"grid barrier"``, ``"block barrier"``, ``"warp barrier"``, ``"copy wait"``, ``"arrival"``, ``"flag wait"``,
-        ``"flags left"``, ``"team"``, ``"share"``, ``"predicate"``, ``"comparison"``, ``"index"`` or ``"alias"``;
-        thorough ones are ``"number"``, ``"mask"``, ``"order"``, ``"statement"``, ``"condition"``, ``"array"`` and
-        ``"tensor"``, too.
+        ``"flags left"``, ``"team"``, ``"share"``, ``"part"``, ``"predicate"``, ``"comparison"``, ``"index"`` or
+        ``"alias"``; thorough ones are ``"number"``, ``"mask"``, ``"order"``, ``"statement"``, ``"condition"``,
+        ``"array"`` and ``"tensor"``, too.
     action : str
         What is done, such as ``"delete"``.
     kernel : str

@@ -8,6 +8,7 @@ from tvm import tirx
 
 from souffle.verify.kept_memory import without_kept_memory
 from souffle.verify.kept_slices import without_slices
+from souffle.verify.parts import without_parts
 from souffle.verify.shares import without_shares
 from souffle.verify.teams import without_teams
 
@@ -24,7 +25,8 @@ def bare_functions(
     kernels, functions : mapping of str to PrimFunc
         By their names.
     """
-    shares = without_shares(kernels, functions)
+    parts = without_parts(kernels, functions)
+    shares = without_shares(parts.kernels, parts.functions)
     teams = without_teams(shares.kernels, shares.functions)
     slices = without_slices(teams.kernels, teams.functions)
     return without_kept_memory(slices.kernels, slices.functions).functions

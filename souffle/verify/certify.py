@@ -18,7 +18,8 @@ some grid and equal ones on one block of every grid; where a kernel takes tiles 
   (:mod:`souffle.verify.kept_memory`), also where they are slices of shared memory (:mod:`souffle.verify.kept_slices`);
 - accesses stay in their buffers, and each read finds the definition, and the step's, that the program says
   (:mod:`souffle.verify.definitions_found`);
-- a block of several teams is as many blocks of one (:mod:`souffle.verify.teams`);
+- a block of several teams is as many blocks of one (:mod:`souffle.verify.teams`), and a part of one a block of its
+  stage (:mod:`souffle.verify.parts`);
 - a block has room on a multiprocessor, and a kernel with grid barriers is launched cooperatively;
 - grid barriers and flags are known ones, and those that count in memory have it for themselves.
 
@@ -44,6 +45,7 @@ from souffle.verify.kept_memory import without_kept_memory
 from souffle.verify.kept_slices import without_slices
 from souffle.verify.kernel_reader import KernelText, read_kernel
 from souffle.verify.named_barriers import mixed_numbers
+from souffle.verify.parts import beyond_parts, without_parts
 from souffle.verify.races_between_stages import Located, StagePairs
 from souffle.verify.races_in_a_span import WARP
 from souffle.verify.registers import unwritten
@@ -80,14 +82,19 @@ def functions_of(compiled: CompiledKernels) -> dict[str, tirx.PrimFunc]:
 
 def certify_plan(plan: Plan, kernels: dict[str, tirx.PrimFunc], functions: dict[str, tirx.PrimFunc]) -> Certificate:
     """As :func:`certify`, of a plan with its kernels and the stage functions that they call, by name."""
-    shares = without_shares(kernels, functions)
+    parts = without_parts(kernels, functions)
+    shares = without_shares(parts.kernels, parts.functions)
     teams = without_teams(shares.kernels, shares.functions)
     slices = without_slices(teams.kernels, teams.functions)
     kept = without_kept_memory(slices.kernels, slices.functions)
     launched, plan, kernels, library = plan, teams.of(plan), kept.kernels, Library(kept.functions)
     texts = {kernel.name: read_kernel(kernels[kernel.name]) for kernel in plan.kernels}
     known = {
-        kernel.name: [*teams.beyond(launched, kernel, texts[kernel.name]), *kept.findings.get(kernel.name, ())]
+        kernel.name: [
+            *beyond_parts(parts, kernel),
+            *teams.beyond(launched, kernel, texts[kernel.name]),
+            *kept.findings.get(kernel.name, ()),
+        ]
         for kernel in launched.kernels
     }
     for kernel in plan.kernels:
@@ -162,7 +169,7 @@ class _KernelCheck:
         for why in text.refuted:
             self.wrong("divergent barrier" if "barrier" in why else "launch", kernel.name, why)
         self.findings += counter_text(plan, kernel, text)
-        self.runs = {(e.name, e.tiles, e.threads): e for e in text.events if isinstance(e, StageRun)}
+        self.runs = {(e.name, e.tiles, e.threads, e.part): e for e in text.events if isinstance(e, StageRun)}
         for run in self.runs.values():
             self.stage(run)
         self.findings += fit(kernel, text, device_for(plan.options.arch), self.static_bytes())
@@ -187,12 +194,14 @@ class _KernelCheck:
         try:
             footprint = self.library.footprint(run)
             self.findings += [Undecided(f"{run.name}: {p}") for p in footprint.function.problems]
-            self.findings += inside(self.kernel.name, footprint, self.kernel.dynamic_shared_bytes)
+            # A part's memory is of the block that it is a part of.
+            room = _ANY_BYTES if run.part else self.kernel.dynamic_shared_bytes
+            self.findings += inside(self.kernel.name, footprint, room)
             self.findings += calculated(self.kernel.name, footprint.function)
             self.findings += unwritten(self.kernel.name, footprint)
             # Lanes beside the stage's own are none of those that come to its barriers of warps.
             scopes = ("block", "grid", "warp") if run.threads % WARP else ("block", "grid")
-            if run.threads < self.text.threads and waits_of(footprint.function.body, scopes):
+            if run.threads < (run.part or self.text.threads) and waits_of(footprint.function.body, scopes):
                 why = f"it holds barriers, and {run.threads} of {self.text.threads} threads call it"
                 self.wrong("divergent barrier", run.name, why, (run.name,))
             self.grid_inside(run, footprint)
@@ -318,6 +327,8 @@ class _KernelCheck:
         )
         return _section(self.kernel.name, self.findings, facts)
 
+
+_ANY_BYTES = 1 << 62
 
 _MOST_OF_A_RULE = 3
 """Counterexamples of one rule that are kept of a section; the first is what helps."""

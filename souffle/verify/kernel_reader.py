@@ -40,6 +40,7 @@ from souffle.verify.kernel_items import (
     wrong_ticks,
 )
 from souffle.verify.kernel_pointers import Choice, Pointer, moved
+from souffle.verify.parts import PART
 from souffle.verify.shares import NUMBERING
 from souffle.verify.tiles_in_a_row import Arrive, Prefetch, SharedParts, SlotWait, StageRun, Sync
 from souffle.verify.wait_names import (
@@ -116,6 +117,7 @@ class _Reader(StatementVisitor):
         self.env: dict[Any, Expr] = {}
         self.pointers: dict[Any, Pointer] = {}
         self.threads = 0
+        self.thread_var: Any = None
         self.problems: dict[str, None] = {}
         self.refuted: dict[str, None] = {}
         self.counters: dict[int, None] = {}
@@ -184,6 +186,8 @@ class _Reader(StatementVisitor):
                 replace(item, numbering=numbering) if isinstance(item, StageRun) else item
                 for item in self.visit(node.body)
             )
+        if node.attr_key == PART:
+            return self.of_parts(node)
         if node.attr_key != "thread_extent":
             raise Undecided(f"the attribute {node.attr_key} in a kernel")
         tag = str(node.node.thread_tag)
@@ -192,10 +196,22 @@ class _Reader(StatementVisitor):
         elif tag == "threadIdx.x" and isinstance(node.value, tirx.IntImm):
             self.threads = int(node.value.value)
             self.thread = Axis("tid", self.threads)
+            self.thread_var = node.node.var
             self.env[node.node.var] = variable(self.thread)
         else:
             raise Undecided(f"a kernel over {tag} of {node.value}")
         return self.visit(node.body)
+
+    def of_parts(self, node: tirx.AttrStmt) -> tuple[Any, ...]:
+        """Loops over tiles by workers of other threads than a block has."""
+        before = self.threads, self.thread
+        self.threads = int(node.value.value)
+        self.thread = Axis("tid", self.threads)
+        self.env[self.thread_var] = variable(self.thread)
+        items = self.visit(node.body)
+        self.threads, self.thread = before
+        self.env[self.thread_var] = variable(self.thread)
+        return tuple(replace(i, part=int(node.value.value)) if isinstance(i, StageRun) else i for i in items)
 
     def visit_for(self, node: tirx.For) -> tuple[Any, ...]:
         low, extent = index_of(node.min, self.env), index_of(node.extent, self.env)

@@ -42,6 +42,7 @@ from souffle.verify.expressions import Axis, Expr, Undecided, evaluate, linear_t
 from souffle.verify.indices import index_of, operator_name
 from souffle.verify.kernel_reader import KernelText
 from souffle.verify.other_forms import other_forms
+from souffle.verify.parts import put_back, set_apart
 from souffle.verify.wait_names import GRID_WAITS
 
 __all__ = ["Teamless", "without_teams"]
@@ -179,8 +180,11 @@ class _Kernel:
         body = sequence(*self.statements[4:])
         self.only_launches(body)
         self.whole_blocks_wait(body, {tid, worker, workers})
+        # What parts of a block compute no team does.
+        body, apart = set_apart(body)
         body = _mapped(body, Call, self.call)
         body = _mapped(body, tirx.Evaluate, self.evaluated)
+        body = put_back(body, apart)
         body = substitute(body, {tid: self.thread, worker: self.block, workers: self.blocks})
         if self.team in {*collect(body, tvm.ir.Var)}:
             raise Undecided("what depends on the number of a team")

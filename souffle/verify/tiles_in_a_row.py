@@ -100,6 +100,8 @@ class StageRun:
     numbering : int
         By which numbers of the blocks these have their slots: of two runs with different ones nobody knows which slots
         are on one block.
+    part : int
+        Threads of the workers that compute it, where they are parts of blocks; else 0.
     """
 
     name: str
@@ -118,6 +120,7 @@ class StageRun:
     shared: tuple[SharedParts | None, ...] = ()
     awaits: tuple[tuple[int, SlotWait], ...] = ()
     numbering: int = 0
+    part: int = 0
 
     def parts(self, parameter: int) -> SharedParts | None:
         """Where the parts of one tensor lie."""

@@ -172,7 +172,7 @@ def test_a_stage_alone_takes_what_it_is_predicted_to(monkeypatch: pytest.MonkeyP
     """The price of several is that of :mod:`souffle.cost.predict` for one, in any launch."""
     seen: list[tuple[CallPlan, KernelForecast]] = []
 
-    def spied(plan: CallPlan, forecast: KernelForecast, teams: int, planned: object) -> CallPlan:
+    def spied(plan: CallPlan, forecast: KernelForecast, teams: int, planned: object, **parts: bool) -> CallPlan:
         seen.append((plan, forecast))
         return plan
 

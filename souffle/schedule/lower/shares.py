@@ -9,7 +9,8 @@ changes what a tile computes:
   turn of the one leaves idle begins with the other;
 - *thread space* (HFuse, 001 §III): some teams of each block have the tiles of one stage, the others those of the other,
   so that each multiprocessor has threads of both at once and one computes while the other waits for memory. Teams are
-  whole warps, and their barriers ``bar.sync id, n`` of their own.
+  whole warps, and their barriers ``bar.sync id, n`` of their own. Or the threads of a block are divided otherwise, and
+  each part has a stage that is scheduled for as many (:mod:`souffle.schedule.lower.parts`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+
+from souffle.schedule.lower.parts import Part
 
 __all__ = ["ALL_WORKERS", "Share"]
 
@@ -31,13 +34,18 @@ class Share:
         Those of so many teams of each block, from that one on; 0 teams are all that there are.
     shift : int
         Of them the one that has tile 0; they take turns, so that it is `shift` modulo their number.
+    part : Part or None
+        The part of each block that is one of its workers, and no team.
     """
 
     team: int = 0
     teams: int = 0
     shift: int = 0
+    part: Part | None = None
 
     def __str__(self) -> str:
+        if self.part:
+            return str(self.part)
         parts = []
         if self.teams:
             last = self.team + self.teams - 1
@@ -47,7 +55,7 @@ class Share:
         return ", ".join(parts) or "all workers"
 
     def tiles_of(self, tiles: int, blocks: int, teams: int) -> np.ndarray:
-        """How many tiles each worker has: an array of (teams, blocks).
+        """How many tiles each worker has: an array of (teams, blocks); of a part as of the first of one team.
 
         Parameters
         ----------
@@ -56,6 +64,8 @@ class Share:
         blocks, teams : int
             Of the kernel, and of each block.
         """
+        if self.part:
+            return ALL_WORKERS.tiles_of(tiles, blocks, 1)
         own = self.teams or teams
         count = own * blocks
         place = (np.arange(count) - self.shift) % count
