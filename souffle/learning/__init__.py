@@ -6,9 +6,7 @@ loaded when first used, so that importing the package needs NumPy only.
 
 from __future__ import annotations
 
-import importlib
-
-from souffle.learning.problem import NEEDED, Environment, GraphFeatures, PolicyError, require
+from souffle.learning.problem import NEEDED, Environment, GraphFeatures, PolicyError, imported, require
 
 _LAZY = {
     "Policy": "souffle.learning.policy",
@@ -53,7 +51,7 @@ def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module 'souffle.learning' has no attribute {name!r}")
     require(*_ALSO_NEEDED.get(_LAZY[name], ()))
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    return getattr(imported(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Protocol
 
 import numpy as np
 
 from souffle.errors import SouffleError
 
-__all__ = ["NEEDED", "Environment", "GraphFeatures", "PolicyError", "require"]
+__all__ = ["NEEDED", "Environment", "GraphFeatures", "PolicyError", "imported", "require"]
 
 NEEDED = ("torch", "torch_geometric", "safetensors")
 
@@ -118,9 +120,17 @@ def require(*names: str) -> None:
         raise PolicyError(f"priorities need {', '.join(missing)}: pip install 'souffle-dl[learn]'")
 
 
+def imported(name: str) -> ModuleType:
+    """A module, without the warnings of libraries about each other that no user can mend."""
+    with warnings.catch_warnings():
+        # torch_geometric calls what PyTorch has deprecated.
+        warnings.simplefilter("ignore", FutureWarning)
+        return importlib.import_module(name)
+
+
 def _import_problem(name: str) -> str:
     try:
-        importlib.import_module(name)
+        imported(name)
     except ImportError as error:
         return str(error)
     return ""

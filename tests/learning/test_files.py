@@ -22,7 +22,7 @@ from safetensors.torch import save_file  # noqa: E402
 from souffle.learning import Policy, PolicyConfig, PolicyError, PpoConfig, load_policy, save_policy, train  # noqa: E402
 from tests.learning.toys import Chain, Toy, graph  # noqa: E402
 
-SIZES = PolicyConfig(2, width=8, graph_layers=1, attention_layers=1, heads=2)
+SIZES = PolicyConfig(2, width=8, graph_layers=1, attention_layers=1, heads=2, levels=8)
 PROVENANCE = {"graphs": {"chain": 16}, "updates": 3}
 
 

@@ -23,7 +23,15 @@ def _one_thread() -> None:
 
 def small(features: int = 3, seed: int = 0, **sizes: int) -> Policy:
     """A policy whose logits differ before any training."""
-    sizes = {"width": 16, "graph_layers": 2, "attention_layers": 1, "heads": 2, "segment": 4, "memory": 4} | sizes
+    sizes = {
+        "width": 16,
+        "graph_layers": 2,
+        "attention_layers": 1,
+        "heads": 2,
+        "segment": 4,
+        "memory": 4,
+        "levels": 8,
+    } | sizes
     policy = Policy(PolicyConfig(features, **sizes), seed)
     with torch.no_grad():
         policy.head.weight *= 100
@@ -52,7 +60,7 @@ def test_the_default_policy_is_small_and_begins_undecided() -> None:
     assert 100_000 < sum(value.numel() for value in policy.parameters()) < 150_000
     chances = np.exp(logits_of(policy, random_graph(300, 32)))
     chances /= chances.sum(axis=1, keepdims=True)
-    assert np.abs(chances - 1 / 8).max() < 0.01
+    assert np.abs(chances - 1 / policy.config.levels).max() < 0.01
 
 
 def _changed(policy: Policy, vertex: int, count: int = 12) -> list[int]:

@@ -30,7 +30,7 @@ from tests.learning.toys import Chain, Toy, by_chance, graph, ordering, random_g
 
 
 def small(features: int = 2, **sizes: int) -> Policy:
-    sizes = {"width": 32, "graph_layers": 3, "attention_layers": 1, "segment": 32, "memory": 32} | sizes
+    sizes = {"width": 32, "graph_layers": 3, "attention_layers": 1, "segment": 32, "memory": 32, "levels": 8} | sizes
     return Policy(PolicyConfig(features, **sizes))
 
 
