@@ -65,7 +65,7 @@ from souffle.schedule.stage import Stage, flat_stages
 from souffle.verify import REFUTED
 from tests.testlib import Builder, inputs_for
 
-__all__ = ["PROGRAMS", "at_random", "branches", "main", "pairs_of_order", "row_of", "with_listed"]
+__all__ = ["PROGRAMS", "at_random", "branches", "in_one_kernel", "main", "pairs_of_order", "row_of", "with_listed"]
 
 _GRIDS = (64, 1, 2, 3, 5, 7)
 _ARCH = "sm_86"
@@ -382,12 +382,22 @@ _JOINED = {
 """What the horizontal transformation makes of those that are isomorphic, where something reads both."""
 
 
-def ways_of(label: str, arch: str, precision: str) -> dict[str, Any]:
-    """Predicted µs of two independent stages of one kernel in each way; those in threads with the best split."""
+def in_one_kernel(
+    label: str,
+    arch: str,
+    precision: str,
+    told: Callable[[tuple[Stage, Stage], dict[str, Any], KernelForecast], dict[str, Any]] = lambda pair, row, _: row,
+) -> dict[str, Any]:
+    """What is told of the stages of one of :data:`PROGRAMS` in the kernel that they are last planned for.
+
+    Parameters
+    ----------
+    label, arch, precision : str
+    told : callable
+        Of a pair, its row (:func:`row_of`) and the forecast; the row alone by default.
+    """
     b = Builder()
     program = b.program(*(tensor for made in PROGRAMS[label] for tensor in made(b)))
-    options = {"level": "V4", "precision": precision, "arch": arch, "verify": "off", "cubin": False}
-    options["reductions"] = "one_phase"
     rows: list[dict[str, Any]] = []
 
     def listed(
@@ -396,14 +406,25 @@ def ways_of(label: str, arch: str, precision: str) -> dict[str, Any]:
         block = forecast.together(flat_stages(plan.stages))
         most = min(forecast.resident(block), _MOST_THREADS // block.threads)
         (order,) = plan.orders
-        rows.extend(row_of(pair, 1, plan, forecast, most) for pair in pairs_of_order(order))
+        pairs = pairs_of_order(order)
+        rows.extend(told(pair, row_of(pair, 1, plan, forecast, most), forecast) for pair in pairs)
         return plan
 
     apart = replace(LEVELS["V4"], horizontal=False)
     with mock.patch.dict(LEVELS, V4=apart), mock.patch.object(kernel_plan, "side_by_side", listed):
-        compile_cuda(program, **options)
-    joined = _alone(_JOINED[label], options) if label in _JOINED else None
-    row = rows[-1]
+        compile_cuda(program, **_kernel_options(arch, precision))
+    return rows[-1]
+
+
+def _kernel_options(arch: str, precision: str) -> dict[str, Any]:
+    options = {"level": "V4", "precision": precision, "arch": arch, "verify": "off", "cubin": False}
+    return options | {"reductions": "one_phase"}
+
+
+def ways_of(label: str, arch: str, precision: str) -> dict[str, Any]:
+    """Predicted µs of two independent stages of one kernel in each way; those in threads with the best split."""
+    row = in_one_kernel(label, arch, precision)
+    joined = _alone(_JOINED[label], _kernel_options(arch, precision)) if label in _JOINED else None
     threads = {way: us for way, us in row["ways"].items() if way != "blocks"}
     best = min(threads, key=threads.get) if threads else None
     return {

@@ -23,7 +23,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -31,28 +31,22 @@ from unittest import mock
 
 import souffle
 from benchmarks.record import kept_results, save_results
-from benchmarks.side_by_side import PROGRAMS, pairs_of_order, row_of, with_listed
+from benchmarks.side_by_side import PROGRAMS, in_one_kernel, pairs_of_order, with_listed
 from souffle import models
-from souffle.cost.device import CostDevice
 from souffle.cost.kernel import KernelForecast
 from souffle.cost.predict import estimated_registers, tile_clocks
 from souffle.cost.side_by_side import clocks_side_by_side, multiprocessor_queues
-from souffle.cost.stage_price import price_on
 from souffle.cost.work import work_of
-from souffle.kernel import kernel_plan, merged_program
-from souffle.kernel.block_parts import Divisions
+from souffle.kernel import merged_program
+from souffle.kernel.block_parts import Divisions, scheduled_for
 from souffle.kernel.calls import CallPlan
 from souffle.kernel.side_by_side import side_by_side
-from souffle.options import LEVELS
 from souffle.pipeline import compile_cuda
 from souffle.runtime.explain import predicted_seconds
-from souffle.schedule.gpu.device import device_for
-from souffle.schedule.gpu.scheduler import GpuScheduler
 from souffle.schedule.lower import DeviceFunction
 from souffle.schedule.lower.shares import Share
 from souffle.schedule.resources import StageResources, aligned
 from souffle.schedule.stage import Stage, flat_stages
-from tests.testlib import Builder
 
 __all__ = ["main"]
 
@@ -83,21 +77,14 @@ class _Form:
         return aligned(self.function.shared_bytes)
 
 
-@cache
-def _scheduler(arch: str, device: CostDevice, threads: int) -> GpuScheduler:
-    return GpuScheduler(device_for(arch), price_on(device), threads)
-
-
 def _forms(stage: Stage, forecast: KernelForecast, arch: str) -> dict[int, _Form]:
     """A stage by the threads of a team, as far as the rules have a schedule of one function for it."""
     (function,) = stage.functions
     found = {function.threads: _Form(stage, function, forecast.alone(stage).registers)}
     for threads in _THREADS:
-        if threads not in found:
-            answer = _scheduler(arch, forecast.device, threads)(stage.draft.func)
-            if answer.schedule is not None and len(answer.functions) == 1:
-                (own,) = answer.functions
-                found[threads] = _Form(stage, own, estimated_registers(own))
+        own = scheduled_for(stage, threads, arch) if threads not in found else None
+        if own is not None:
+            found[threads] = _Form(stage, own, estimated_registers(own))
     return {n: form for n, form in sorted(found.items()) if n % _STEP == 0}
 
 
@@ -261,29 +248,14 @@ def _shown(found: _Found) -> dict[str, list[Any]]:
 
 def ways_of(label: str, arch: str, precision: str) -> dict[str, Any]:
     """Predicted µs of two independent stages of one kernel in all ways."""
-    b = Builder()
-    program = b.program(*(tensor for made in PROGRAMS[label] for tensor in made(b)))
-    options = {"level": "V4", "precision": precision, "arch": arch, "verify": "off", "cubin": False}
-    options["reductions"] = "one_phase"
-    rows: list[dict[str, Any]] = []
 
-    def listed(
-        plan: CallPlan, forecast: KernelForecast, teams: int, planned: Callable[..., CallPlan], **parts: bool
-    ) -> CallPlan:
-        block = forecast.together(flat_stages(plan.stages))
-        most = min(forecast.resident(block), _MOST_THREADS // block.threads)
-        (order,) = plan.orders
-        for one in pairs_of_order(order):
-            pair = _Pair(one, forecast, arch)
-            forms = [{n: [f.function.tiles, f.registers, f.shared] for n, f in own.items()} for own in pair.forms]
-            now = row_of(one, 1, plan, forecast, most)
-            rows.append({"now": min(now["apart"], *now["ways"].values()), "forms": forms, "best": _shown(_alone(pair))})
-        return plan
+    def told(stages: tuple[Stage, Stage], now: dict[str, Any], forecast: KernelForecast) -> dict[str, Any]:
+        pair = _Pair(stages, forecast, arch)
+        forms = [{n: [f.function.tiles, f.registers, f.shared] for n, f in own.items()} for own in pair.forms]
+        return {"now": min(now["apart"], *now["ways"].values()), "forms": forms, "best": _shown(_alone(pair))}
 
-    apart = replace(LEVELS["V4"], horizontal=False)
-    with mock.patch.dict(LEVELS, V4=apart), mock.patch.object(kernel_plan, "side_by_side", listed):
-        compile_cuda(program, **options)
-    return {"program": label, "arch": arch, "precision": precision, **rows[-1]}
+    row = in_one_kernel(label, arch, precision, told)
+    return {"program": label, "arch": arch, "precision": precision, **row}
 
 
 def pairs_of(model: str, arch: str, precision: str) -> dict[str, Any]:

@@ -333,7 +333,7 @@ def learn(
     out: str | os.PathLike,
     evaluations: int = 1000,
     start: str | os.PathLike | None = None,
-    limit: int = 16,
+    limit: int | None = None,
     level: str = "V0",
     precision: str = "fp32",
     device: str | None = None,
@@ -359,8 +359,8 @@ def learn(
         Of each model's graph.
     start : path, optional
         A policy that is trained further; without, parameters are drawn.
-    limit : int
-        TEs of a kernel, at most.
+    limit : int, optional
+        TEs of a kernel, at most; the planners' own limit without. ``fusion="learned"`` has that of its policy.
     level : str
         ``"V0"``, ``"V1"`` or ``"V2"``, whose TEs are fused.
     precision, batch
@@ -405,7 +405,7 @@ def learn(
         graphs,
         product,
         out,
-        rules=FusionRules(limit),
+        rules=FusionRules() if limit is None else FusionRules(limit),
         evaluations=evaluations,
         start=None if start is None else Path(start),
         seed=seed,

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--out", required=True, metavar="FILE", help="for the policy, such as own.safetensors")
     parser.add_argument("--evaluations", type=int, default=1000, metavar="N", help="of each graph (default: 1000)")
     parser.add_argument("--start", metavar="POLICY", help="train this one further; without, one by chance")
-    parser.add_argument("--limit", type=int, default=16, metavar="N", help="TEs that become one kernel at most")
+    parser.add_argument("--limit", type=int, metavar="N", help="TEs of a kernel at most (default: the planners' own)")
     parser.add_argument("--level", choices=("V0", "V1", "V2"), default="V0", help="whose TEs are fused (default: V0)")
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
     parser.add_argument("--device", metavar="PRODUCT", help="predict for this GPU (default: that of sm_90)")

@@ -43,7 +43,7 @@ from souffle.codegen.plan import Kernel
 from souffle.tvm_compat import collect, const_int, sequence, statements_of
 from souffle.verify.expressions import Axis, Expr, Undecided, linear_terms, variable
 from souffle.verify.indices import index_of, operator_name
-from souffle.verify.other_forms import other_forms
+from souffle.verify.other_forms import launch_of, other_forms, with_launch
 from souffle.verify.slice_elements import elements_of, own_place
 from souffle.verify.wait_names import ARRIVE_FUNCTION, GRID_WAITS, LEAVE_FUNCTION
 
@@ -137,10 +137,7 @@ class _Kernel:
 
     def whole(self) -> tirx.PrimFunc:
         """The kernel with arrays of threads; what it calls is in `changed`."""
-        body, launch = self.func.body, []
-        while isinstance(body, tirx.AttrStmt) and body.attr_key == "thread_extent":
-            launch.append(body)
-            body = body.body
+        launch, body = launch_of(self.func)
         threads = [one for one in launch if str(one.node.thread_tag) == "threadIdx.x"]
         if len(threads) != 1:
             raise Undecided("how many threads the blocks of the kernel have")
@@ -159,9 +156,7 @@ class _Kernel:
             body, (Call, lambda call: own[_start(call)].data if operator_name(call) == _PLACE else call)
         )
         body = sequence(*(tirx.AllocBuffer(buffer) for buffer in own.values()), body)
-        for one in reversed(launch):
-            body = tirx.AttrStmt(one.node, one.attr_key, one.value, body)
-        return self.func.with_body(body)
+        return with_launch(self.func, launch, body)
 
     def wrong(self, rule: str, element: str, why: str, *stages: str) -> None:
         """A counterexample."""

@@ -12,7 +12,24 @@ from tvm import tirx
 from souffle.certificate import Counterexample
 from souffle.verify.expressions import Undecided
 
-__all__ = ["OtherForms", "other_forms"]
+__all__ = ["OtherForms", "launch_of", "other_forms", "with_launch"]
+
+
+def launch_of(func: tirx.PrimFunc) -> tuple[list[tirx.AttrStmt], tirx.Stmt]:
+    """The axes of blocks and threads around a kernel's body, the outermost first, and the body."""
+    launch: list[tirx.AttrStmt] = []
+    body = func.body
+    while isinstance(body, tirx.AttrStmt) and body.attr_key == "thread_extent":
+        launch.append(body)
+        body = body.body
+    return launch, body
+
+
+def with_launch(func: tirx.PrimFunc, launch: Sequence[tirx.AttrStmt], body: tirx.Stmt) -> tirx.PrimFunc:
+    """A kernel with another body inside of its axes."""
+    for one in reversed(launch):
+        body = tirx.AttrStmt(one.node, one.attr_key, one.value, body)
+    return func.with_body(body)
 
 
 class KernelReader(Protocol):

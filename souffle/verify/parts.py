@@ -37,7 +37,7 @@ from souffle.codegen.plan import Kernel
 from souffle.tvm_compat import collect, const_int, sequence, statements_of, substitute
 from souffle.verify.expressions import Axis, Undecided, evaluate, variable
 from souffle.verify.indices import index_of, operator_name
-from souffle.verify.other_forms import OtherForms, other_forms
+from souffle.verify.other_forms import OtherForms, launch_of, other_forms, with_launch
 from souffle.verify.shares import NUMBERING
 from souffle.verify.wait_names import ARRIVE_FUNCTION, GRID_WAITS
 
@@ -143,11 +143,7 @@ class _Kernel:
     count: int = 0
 
     def __post_init__(self) -> None:
-        self.launch: list[tirx.AttrStmt] = []
-        body = self.func.body
-        while isinstance(body, tirx.AttrStmt) and body.attr_key == "thread_extent":
-            self.launch.append(body)
-            body = body.body
+        self.launch, body = launch_of(self.func)
         axes = {str(one.node.thread_tag): one for one in self.launch}
         self.block = axes["blockIdx.x"].node.var if "blockIdx.x" in axes else None
         self.thread = axes["threadIdx.x"].node.var if "threadIdx.x" in axes else None
@@ -179,9 +175,7 @@ class _Kernel:
         if names & {*_KEPT_IN_MEMORY}:
             raise Undecided("parts of a block beside what stays in its shared memory")
         body = sequence(*self.head, *self.in_order(self.statements[len(self.head) :]))
-        for one in reversed(self.launch):
-            body = tirx.AttrStmt(one.node, one.attr_key, one.value, body)
-        return self.func.with_body(body)
+        return with_launch(self.func, self.launch, body)
 
     def in_order(self, statements: Sequence[tirx.Stmt]) -> list[tirx.Stmt]:
         """Statements in the order of the text, and what of the block is in use at each."""

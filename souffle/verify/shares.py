@@ -34,7 +34,7 @@ from souffle.certificate import Counterexample
 from souffle.tvm_compat import collect, const_int, sequence, statements_of, substitute
 from souffle.verify.expressions import Axis, Expr, Undecided, const, evaluate, operation, variable
 from souffle.verify.indices import index_of, operator_name
-from souffle.verify.other_forms import OtherForms, other_forms
+from souffle.verify.other_forms import OtherForms, launch_of, other_forms, with_launch
 from souffle.verify.wait_names import ARRIVE_FUNCTION, GRID_WAITS
 
 __all__ = ["NUMBERING", "without_shares"]
@@ -93,11 +93,7 @@ class _Kernel:
     numberings: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.launch: list[tirx.AttrStmt] = []
-        body = self.func.body
-        while isinstance(body, tirx.AttrStmt) and body.attr_key == "thread_extent":
-            self.launch.append(body)
-            body = body.body
+        self.launch, body = launch_of(self.func)
         tags = {str(one.node.thread_tag): one.node.var for one in self.launch}
         self.block, self.thread = tags.get("blockIdx.x"), tags.get("threadIdx.x")
         self.blocks = self.func.params[-1]
@@ -135,9 +131,7 @@ class _Kernel:
         self.every = every
         self.numberings[every.form] = 0
         body = sequence(*self.head, *self.statements(self.rest, every))
-        for one in reversed(self.launch):
-            body = tirx.AttrStmt(one.node, one.attr_key, one.value, body)
-        return self.func.with_body(body)
+        return with_launch(self.func, self.launch, body)
 
     def statements(self, statements: Sequence[tirx.Stmt], among: _Workers) -> list[tirx.Stmt]:
         """Statements that the workers `among` come to, for all workers."""

@@ -41,7 +41,7 @@ from souffle.verify.bounds import fit
 from souffle.verify.expressions import Axis, Expr, Undecided, evaluate, linear_terms, variable
 from souffle.verify.indices import index_of, operator_name
 from souffle.verify.kernel_reader import KernelText
-from souffle.verify.other_forms import other_forms
+from souffle.verify.other_forms import launch_of, other_forms
 from souffle.verify.parts import put_back, set_apart
 from souffle.verify.wait_names import GRID_WAITS
 
@@ -154,13 +154,12 @@ class _Kernel:
 
     def __post_init__(self) -> None:
         self.block = self.thread = None
-        self.body = self.func.body
-        while isinstance(self.body, tirx.AttrStmt) and self.body.attr_key == "thread_extent":
-            if str(self.body.node.thread_tag) == "threadIdx.x":
-                self.thread, self.extent = self.body.node.var, self.body.value
+        launch, self.body = launch_of(self.func)
+        for axis in launch:
+            if str(axis.node.thread_tag) == "threadIdx.x":
+                self.thread, self.extent = axis.node.var, axis.value
             else:
-                self.block = self.body.node.var
-            self.body = self.body.body
+                self.block = axis.node.var
         self.blocks = self.func.params[-1]
         self.statements = statements_of(self.body)
         first = self.statements[0] if self.statements else None

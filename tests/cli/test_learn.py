@@ -13,9 +13,11 @@ from souffle import learning, models
 from souffle.certificate import PROVEN
 from souffle.cli.compare import compare, onnxruntime_outputs
 from souffle.cli.main import main
+from souffle.cost import cost_device
 from souffle.errors import OptionError
 from souffle.learning import PolicyError
-from souffle.stitching.priority import planners
+from souffle.stitching import FusionRequest, graph_of
+from souffle.stitching.priority import FusionRules, planners
 
 LIBRARIES = ("torch", "torch_geometric", "safetensors", "matplotlib")
 FUSED = {"target": "cuda", "arch": "sm_80", "cubin": False, "device": "cpu", "fusion": "learned"}
@@ -76,6 +78,12 @@ def test_a_policy_is_trained_and_orders_the_fusions_of_another_network(files: Pa
     souffle.learn(["mmoe.onnx", "var-encoder.onnx"], out="q.safetensors", seed=3, evaluations=80)
     assert Path("p.safetensors").read_bytes() == Path("q.safetensors").read_bytes()
 
+    # What may be fused is what was in the training.
+    souffle.learn("mmoe.onnx", out="two.safetensors", evaluations=16, limit=2)
+    graph = graph_of(souffle.import_onnx("mmoe.onnx"))
+    plan = planners.LearnedFusion().plan(FusionRequest(graph, cost_device("A100-SXM4-40GB"), "two.safetensors"))
+    assert max(map(len, plan.patterns)) == 2
+
     model = models.build("nmt")
     network = souffle.compile(model, **FUSED, level="V0", policy="p.safetensors", verify="values")
     assert network.certificate.verdict == PROVEN
@@ -91,5 +99,4 @@ def test_the_policy_that_ships_is_one_of_these_features() -> None:
     for library in LIBRARIES[:3]:
         pytest.importorskip(library)
     stored = learning.load_policy(planners.SHIPPED, len(souffle.stitching.priority.FEATURES))
-    rules = planners.LearnedFusion().rules
-    assert stored.provenance["limit"] == rules.limit and len(stored.provenance["graphs"]) > 8
+    assert planners.trained_rules(stored.provenance) == FusionRules() and len(stored.provenance["graphs"]) > 8

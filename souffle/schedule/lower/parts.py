@@ -21,13 +21,12 @@ from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 
 from souffle.schedule.lower.device_function import DeviceFunction
 from souffle.schedule.lower.fewer_threads import BARRIER_FUNCTION
+from souffle.schedule.lower.shared_pool import with_pool_at
 from souffle.schedule.lower.uniform_barriers import barrier_scope
-from souffle.tvm_compat import collect, const_int
 
 __all__ = ["MOST_NUMBER", "Part", "part_forms", "part_function", "part_number"]
 
@@ -114,29 +113,8 @@ def _barrier(number: int, threads: int) -> tirx.Stmt:
 
 
 def _of_a_part(function: DeviceFunction, number: int, start: int) -> tirx.PrimFunc:
-    body = function.func.body
-    pools = {}
-    for alloc in collect(body, tirx.AllocBuffer):
-        old = alloc.buffer
-        if str(old.scope()) == "shared.dyn":
-            size = start + const_int(old.shape[0])
-            pools[old] = tirx.decl_buffer((size,), old.dtype, name=old.name, scope="shared.dyn")
-
-    def allocated(node: tirx.AllocBuffer) -> tirx.AllocBuffer:
-        return tirx.AllocBuffer(pools[node.buffer]) if node.buffer in pools else node
-
-    def declared(node: tirx.DeclBuffer) -> tirx.DeclBuffer:
-        data = node.data
-        if not isinstance(data, tvm.ir.Call) or str(getattr(data.op, "name", "")) != "tirx.address_of":
-            return node
-        load = data.args[0]
-        if load.source not in pools:
-            return node
-        return tirx.DeclBuffer(node.buffer, data=tirx.address_of(pools[load.source][load.indices[0] + start]))
-
     def waits(node: tirx.Evaluate) -> tirx.Stmt:
         named = isinstance(node.value, tvm.ir.Call) and barrier_scope(node.value) == "block"
         return _barrier(number, function.threads) if named else node
 
-    changes = [(tirx.AllocBuffer, allocated), (tirx.DeclBuffer, declared), (tirx.Evaluate, waits)]
-    return function.func.with_body(tvm_ffi.structural_map(body, changes))
+    return function.func.with_body(with_pool_at(function.func, start, start, waits))

@@ -20,16 +20,16 @@ from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 
 from souffle.schedule.gpu.device import GpuDevice
 from souffle.schedule.lower.device_function import DeviceFunction
 from souffle.schedule.lower.fewer_threads import BARRIER_FUNCTION
 from souffle.schedule.lower.kept_loads import KeptLoads
+from souffle.schedule.lower.shared_pool import with_pool_at
 from souffle.schedule.lower.uniform_barriers import barrier_scope
 from souffle.schedule.resources import StageResources, aligned
-from souffle.tvm_compat import PrimExpr, collect, const_int
+from souffle.tvm_compat import PrimExpr
 
 __all__ = [
     "TEAM_BARRIER_FUNCTION",
@@ -137,25 +137,6 @@ def kept_by_teams(kept: KeptLoads, teams: Teams) -> KeptLoads:
 
 def _of_a_team(function: DeviceFunction, teams: Teams) -> tirx.PrimFunc:
     func, team = function.func, tirx.Var("team", "int32")
-    own = [alloc for alloc in collect(func.body, tirx.AllocBuffer) if str(alloc.buffer.scope()) == "shared.dyn"]
-    pools = {}
-    for alloc in own:
-        # As much of the last team's part as the function uses.
-        size = (teams.count - 1) * teams.shared_bytes + const_int(alloc.buffer.shape[0])
-        pools[alloc.buffer] = tirx.decl_buffer((size,), alloc.buffer.dtype, name=alloc.buffer.name, scope="shared.dyn")
-
-    def allocated(node: tirx.AllocBuffer) -> tirx.AllocBuffer:
-        return tirx.AllocBuffer(pools[node.buffer]) if node.buffer in pools else node
-
-    def declared(node: tirx.DeclBuffer) -> tirx.DeclBuffer:
-        data = node.data
-        if not isinstance(data, tvm.ir.Call) or str(getattr(data.op, "name", "")) != "tirx.address_of":
-            return node
-        load = data.args[0]
-        if load.source not in pools:
-            return node
-        place = pools[load.source][load.indices[0] + team * teams.shared_bytes]
-        return tirx.DeclBuffer(node.buffer, data=tirx.address_of(place))
 
     def waits(node: tirx.Evaluate) -> tirx.Stmt:
         if not isinstance(node.value, tvm.ir.Call):
@@ -167,6 +148,6 @@ def _of_a_team(function: DeviceFunction, teams: Teams) -> tirx.PrimFunc:
             return teams.barrier(team, function.threads)
         return node
 
-    changes = [(tirx.AllocBuffer, allocated), (tirx.DeclBuffer, declared), (tirx.Evaluate, waits)]
-    body = tvm_ffi.structural_map(func.body, changes)
+    # As much of the last team's part as the function uses.
+    body = with_pool_at(func, team * teams.shared_bytes, (teams.count - 1) * teams.shared_bytes, waits)
     return tirx.PrimFunc([*func.params, team], body, func.ret_type).with_attr(dict(func.attrs.items()))

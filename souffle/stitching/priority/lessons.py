@@ -129,7 +129,7 @@ def learn_fusion(
         progress(f"update {row.update + 1}, {row.graph}: {gain:.3f} times as fast as without fusion on average")
 
     training = learning.train(policy, environments, config, checkpoint=checkpoint, progress=told)
-    about = {"device": device.product, "limit": rules.limit, "products": rules.products, "loss_seconds": rules.loss}
+    about = {"device": device.product, "limit": rules.limit, "products": rules.products}
     learning.save_policy(out, training.policy, training.provenance | about)
     if curves is not None:
         learning.training_curves(training.history, curves, f"Priority fusion, {device.product}")

@@ -6,9 +6,10 @@ predicted time is the plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -20,18 +21,36 @@ from souffle.stitching.plan import FusionPlan, plan_of
 from souffle.stitching.planner import FusionRequest
 from souffle.stitching.priority.annealing import anneal
 from souffle.stitching.priority.environment import FusionEnvironment
+from souffle.stitching.priority.features import FEATURES
 from souffle.stitching.priority.fusing import FusionRules
 from souffle.stitching.priority.orders import by_saved_bytes
 from souffle.wording import counted
 
-__all__ = ["AnnealedFusion", "DefaultFusion", "GreedyFusion", "LearnedFusion", "SHIPPED"]
+__all__ = ["AnnealedFusion", "DefaultFusion", "GreedyFusion", "LearnedFusion", "SHIPPED", "trained_rules"]
 
 SHIPPED = Path(learning.__file__).with_name("policies") / "default.safetensors"
 """The policy where the user names none."""
 
 
+class _PriorityPlanner(ABC):
+    """Plans by priorities that a kind of planner chooses."""
+
+    name: str
+    rules: FusionRules
+    block_composition = True
+
+    def plan(self, request: FusionRequest) -> FusionPlan:
+        """See :meth:`souffle.stitching.planner.FusionPlanner.plan`."""
+        environment = FusionEnvironment(request.graph, request.device, self.rules)
+        return _planned(environment, *self.chosen(environment), self.name)
+
+    @abstractmethod
+    def chosen(self, environment: FusionEnvironment) -> tuple[np.ndarray, str]:
+        """Priorities, one for each vertex, and by what they were chosen, for the decision."""
+
+
 @dataclass(frozen=True)
-class DefaultFusion:
+class DefaultFusion(_PriorityPlanner):
     """The order of TensorFlow's fusion: topological, first come first served.
 
     Attributes
@@ -41,16 +60,14 @@ class DefaultFusion:
 
     rules: FusionRules = field(default_factory=FusionRules)
     name = "priority-default"
-    block_composition = True
 
-    def plan(self, request: FusionRequest) -> FusionPlan:
-        """See :meth:`souffle.stitching.planner.FusionPlanner.plan`."""
-        environment = FusionEnvironment(request.graph, request.device, self.rules)
-        return _planned(environment, np.zeros(len(request.graph.ops)), self.name, "the default order")
+    def chosen(self, environment: FusionEnvironment) -> tuple[np.ndarray, str]:
+        """All equal."""
+        return np.zeros(len(environment.graph.ops)), "the default order"
 
 
 @dataclass(frozen=True)
-class GreedyFusion:
+class GreedyFusion(_PriorityPlanner):
     """What saves most bytes of global memory first, as XLA's priority fusion does.
 
     Attributes
@@ -60,17 +77,14 @@ class GreedyFusion:
 
     rules: FusionRules = field(default_factory=FusionRules)
     name = "priority-greedy"
-    block_composition = True
 
-    def plan(self, request: FusionRequest) -> FusionPlan:
-        """See :meth:`souffle.stitching.planner.FusionPlanner.plan`."""
-        environment = FusionEnvironment(request.graph, request.device, self.rules)
-        priorities = -np.argsort(by_saved_bytes(request.graph))
-        return _planned(environment, priorities, self.name, "bytes that are saved")
+    def chosen(self, environment: FusionEnvironment) -> tuple[np.ndarray, str]:
+        """By their places in that order."""
+        return -np.argsort(by_saved_bytes(environment.graph)), "bytes that are saved"
 
 
 @dataclass(frozen=True)
-class AnnealedFusion:
+class AnnealedFusion(_PriorityPlanner):
     """Simulated annealing from the default order.
 
     Attributes
@@ -85,33 +99,28 @@ class AnnealedFusion:
     evaluations: int = 1000
     seed: int = 0
     name = "priority-annealing"
-    block_composition = True
 
-    def plan(self, request: FusionRequest) -> FusionPlan:
-        """See :meth:`souffle.stitching.planner.FusionPlanner.plan`."""
-        environment = FusionEnvironment(request.graph, request.device, self.rules)
-        found = anneal(
-            environment.seconds, len(request.graph.ops), environment.baseline_seconds, self.evaluations, self.seed
-        )
-        return _planned(
-            environment, found.priorities, self.name, f"annealing, {counted(self.evaluations, 'order')} tried"
-        )
+    def chosen(self, environment: FusionEnvironment) -> tuple[np.ndarray, str]:
+        """The best that are met."""
+        count, scale = len(environment.graph.ops), environment.baseline_seconds
+        found = anneal(environment.seconds, count, scale, self.evaluations, self.seed)
+        return found.priorities, f"annealing, {counted(self.evaluations, 'order')} tried"
 
 
 @dataclass(frozen=True)
 class LearnedFusion:
     """Priorities of a policy that was trained (:mod:`souffle.learning`): its likeliest ones, draws, and all equal.
 
+    What may be fused is what was while it was trained.
+
     Attributes
     ----------
-    rules : FusionRules
     evaluations : int
         Orders that are tried.
     seed : int
         Of the draws.
     """
 
-    rules: FusionRules = field(default_factory=FusionRules)
     evaluations: int = 64
     seed: int = 0
     name = "learned"
@@ -125,21 +134,22 @@ class LearnedFusion:
         PolicyError
             If PyTorch and what else a policy needs is not installed, or the file is no policy of these features.
         """
-        environment = FusionEnvironment(request.graph, request.device, self.rules)
-        best, least = np.zeros(len(request.graph.ops), np.int64), np.inf
-        for priorities in islice(self._tried(environment, request.policy), self.evaluations):
-            seconds = environment.seconds(priorities)
-            if seconds < least:
-                best, least = priorities, seconds
-        return _planned(environment, best, self.name, f"a policy, {counted(environment.evaluations, 'order')} tried")
-
-    def _tried(self, environment: FusionEnvironment, file: str | None) -> Iterator[np.ndarray]:
-        policy = learning.load_policy(SHIPPED if file is None else file).policy
-        yield np.zeros(len(environment.graph.ops), np.int64)
-        yield from learning.priorities(policy, environment.features, self.evaluations, self.seed)
+        file = SHIPPED if request.policy is None else request.policy
+        stored = learning.load_policy(file, len(FEATURES))
+        environment = FusionEnvironment(request.graph, request.device, trained_rules(stored.provenance))
+        default = np.zeros(len(request.graph.ops), np.int64)
+        tried = learning.priorities(stored.policy, environment.features, self.evaluations - 1, self.seed)
+        best = min(chain([default], tried), key=environment.seconds)
+        return _planned(environment, best, f"a policy, {counted(environment.evaluations, 'order')} tried", self.name)
 
 
-def _planned(environment: FusionEnvironment, priorities: np.ndarray, name: str, by: str) -> FusionPlan:
+def trained_rules(provenance: Mapping[str, object]) -> FusionRules:
+    """What could be fused in the training of a policy, as far as its file says so."""
+    given = {name: provenance.get(name) for name in ("limit", "products")}
+    return FusionRules(**{name: value for name, value in given.items() if type(value) is int})
+
+
+def _planned(environment: FusionEnvironment, priorities: np.ndarray, by: str, name: str) -> FusionPlan:
     """The plan of some priorities."""
     graph, prices = environment.graph, environment.prices
     kernels = environment.kernels(priorities)
