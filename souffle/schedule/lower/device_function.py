@@ -23,6 +23,7 @@ from souffle.program.ieee import with_ieee_arithmetic
 from souffle.program.tvm_passes import simplifying_passes
 from souffle.program.wide import with_long_shapes, with_wide_indices
 from souffle.schedule.gpu.rule import GpuSchedule
+from souffle.schedule.lower.loads_ahead import with_loads_ahead
 from souffle.schedule.lower.printed_conditions import has_vector_select, with_plain_conditions
 from souffle.schedule.lower.shuffle_masks import with_full_masks
 from souffle.schedule.lower.shuffled_values import with_written_values
@@ -231,7 +232,8 @@ def _device_kernels(
             module = third(_mapped(module, without_names))
             _, device = split_host_device_mods(last(synchronized(module, barriers)))
             plain = [
-                _mapped(_device_passes()(mod), with_plain_conditions, with_short_indices) for mod in device.values()
+                _mapped(_device_passes()(mod), with_plain_conditions, with_loads_ahead, with_short_indices)
+                for mod in device.values()
             ]
             return [function for mod in plain for function in mod.functions.values()]
     except (ValueError, TypeError, RuntimeError) as error:

@@ -70,7 +70,7 @@ have as many and a grid that does not fit one wave ends no kernel (§5.4); a sea
 _ALIKE = 1.04
 """Estimates of time closer than this factor are not told apart."""
 
-_ODD, _FULL = 1.1, 1.15
+_ODD, _FULL = 1.0, 1.15
 """By which those must be estimated to be sooner that have three fragments along an axis, and those that take the
 registers of two blocks on a multiprocessor to the last: the cost model often sees less of such a gain."""
 
