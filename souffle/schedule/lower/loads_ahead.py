@@ -9,8 +9,8 @@
 
 A compiler that does not know which addresses differ keeps loads behind the stores that stand before them, and a
 function's pointers are not told apart any more where it is copied into its kernel: each turn waits for its loads, six
-times a latency of memory where one would do. In LayerNormalization, and in what follows a product, that was half of
-the time and more (sm_90, nvcc 13.0).
+times a latency of memory where one would do. So does each turn that reads under a condition of its own. In
+LayerNormalization, and in what follows a product, that was half of the time and more (sm_90, nvcc 13.0).
 
 Legal since nobody writes what a stage reads while it runs: not the stage, where it stores to other tensors, and no
 other, from which barriers of all blocks divide it. What is read under a condition is read under it as before.
@@ -48,6 +48,9 @@ __all__ = ["with_loads_ahead"]
 _MOST_WORDS = 24
 """Registers of a thread for what is held: stages that share a kernel have 32 at least, 8 of them for addresses."""
 
+_MOST_ROLLED = 4
+"""Turns of a loop that is not to be unrolled, as its code would be long, for which it is all the same."""
+
 _NUMBERS = (tirx.IntImm, tirx.FloatImm, tirx.Broadcast)
 
 
@@ -77,9 +80,12 @@ def _is_global(buffer: Any) -> bool:
 
 def _with_reads_ahead(loop: tirx.For, written: Sequence[tvm.ir.Var]) -> tirx.Stmt | None:
     """Loops with their reads ahead of their stores, as many turns of the outermost as can be held at a time."""
+    nest = _Nest(written)
+    if not nest.enter(loop, _Place()):
+        return None
+    # Where nothing is stored and all is done in any case, a compiler sees to it.
     stores = any(_is_global(one.buffer) for one in collect(loop.body, tirx.BufferStore))
-    nest = _Nest(written) if stores else None
-    if nest is None or not nest.enter(loop, _Place()) or not nest.reads:
+    if not nest.reads or not (stores or any(read.conditions for read in nest.reads)):
         return None
     turns = const_int(loop.extent)
     for together in range(turns, 1, -1):
@@ -133,8 +139,10 @@ class _Nest:
 
     def enter(self, loop: tirx.For, place: _Place) -> bool:
         """Take in what a loop reads; whether all that it does is known."""
-        plain = loop.kind in (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED) and not loop.annotations
+        plain = loop.kind in (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED)
         if not plain or not isinstance(loop.extent, tirx.IntImm) or const_int(loop.min) != 0:
+            return False
+        if loop.annotations and const_int(loop.extent) > _MOST_ROLLED:
             return False
         return self._take(loop.body, _Place((*place.loops, loop), place.conditions))
 
