@@ -11,6 +11,7 @@ from tvm import te, tirx
 from tvm.ir import Call
 from tvm.relax.expr import TEPlaceholderOp
 
+from souffle.errors import Refusal
 from souffle.frontend.accumulation import with_wide_rounding, with_wide_sum
 from souffle.frontend.lowering import Step, Template
 from souffle.frontend.naming import identifier
@@ -72,6 +73,21 @@ class Emitter:
             self._constant_tensors[key] = tensor
             self._kept_arrays.append(array)
         return self._constant_tensors[key]
+
+    def sources(self, tensors: Iterable[Tensor]) -> set[Tensor]:
+        """What the values of `tensors` are computed from: tensors that no operator makes and that are no constants."""
+        makers = {tensor: call for call in self.calls for tensor in call.outputs}
+        found, seen, stack = set(), set(), list(tensors)
+        while stack:
+            tensor = stack.pop()
+            if tensor in seen or tensor in self.constants:
+                continue
+            seen.add(tensor)
+            if tensor in makers:
+                stack.extend(makers[tensor].inputs)
+            else:
+                found.add(tensor)
+        return found
 
     def fold_constants(self, outputs: Set[Tensor]) -> None:
         """Evaluate the TEs that read nothing but constants; what others, or `outputs`, need becomes constants."""
@@ -220,6 +236,7 @@ def check_element_types(types: Iterable[str]) -> None:
         raise Obstacle(
             f"it reads or makes elements of type {', '.join(unknown)}, which networks here cannot hold",
             f"they hold {', '.join(sorted(ELEMENT_TYPES))}",
+            refusal=Refusal.TYPE,
         )
 
 
@@ -238,6 +255,7 @@ def _check_sizes(template: Template) -> None:
                     f"it makes elements from a tensor {dtype}{list(shape)}, which has none, or makes such a tensor "
                     "beside others",
                     "leave the empty tensor out of the model",
+                    refusal=Refusal.EMPTY,
                 )
 
 
@@ -260,6 +278,7 @@ def _check_self_contained(step: Step, origin: Origin) -> None:
         raise Obstacle(
             f"TVM has {origin.operators[0]} as a call of a library and not as a tensor expression",
             "export the model with this part written in simpler operators, or end the network before it",
+            refusal=Refusal.OPERATOR,
         )
 
 

@@ -8,20 +8,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from souffle.errors import UnsupportedOperatorError
+from souffle.errors import Refusal, UnsupportedOperatorError
 from souffle.frontend.accumulation import NARROW
 from souffle.frontend.constant_folding import RANDOM_OPERATORS, empty_outputs, evaluate_node
 from souffle.frontend.custom import custom_template
 from souffle.frontend.diagnosis import diagnosed, run_time_parameters
 from souffle.frontend.emit import Emitter, check_element_types
 from souffle.frontend.lowering import IMPORTER_ERRORS, NodeInput, Template, lower_node
-from souffle.frontend.refusal import Obstacle, computed, is_text, position_name, refuse, version_of
-from souffle.frontend.values import Known, Scope, Stacked, Value
+from souffle.frontend.refusal import (
+    Obstacle,
+    computed,
+    is_text,
+    parameter_positions,
+    position_name,
+    refuse,
+    version_of,
+)
+from souffle.frontend.values import Known, Scope, Stacked, Value, tensors_in
 from souffle.program import Tensor
 from souffle.program.names import NameSupply
 
@@ -55,9 +64,15 @@ BUILDER_OPSETS = (helper.make_opsetid("", 17),)
 class Interpreter:
     """Turns ONNX nodes into TEs of an :class:`Emitter`."""
 
-    def __init__(self, emitter: Emitter, functions: Mapping[tuple[str, str], onnx.FunctionProto]):
+    def __init__(
+        self,
+        emitter: Emitter,
+        functions: Mapping[tuple[str, str], onnx.FunctionProto],
+        inputs: Mapping[Tensor, str],
+    ):
         self.emitter = emitter
         self.functions = functions
+        self.inputs = inputs
         self.node_names = NameSupply()
         self._templates: dict[tuple, Template] = {}
         self.reshaped_from: dict[Tensor, Tensor] = {}
@@ -75,7 +90,7 @@ class Interpreter:
                 if scope.prefix:
                     raise
                 # A node of the model itself is named first, those that it consists of after it.
-                refuse(bound, inputs, scope.opsets, error)
+                self._refuse(bound, inputs, scope.opsets, error)
             for given, value in zip(node.output, results, strict=False):
                 if given:
                     scope.values[given] = value
@@ -91,9 +106,20 @@ class Interpreter:
         try:
             return self._node(node, inputs, scope)
         except Obstacle as obstacle:
-            refuse(node, inputs, scope.opsets, obstacle)
+            self._refuse(node, inputs, scope.opsets, obstacle)
         except IMPORTER_ERRORS as error:
-            refuse(node, inputs, scope.opsets, diagnosed(node, _node_inputs(inputs), scope.opsets, error))
+            self._refuse(node, inputs, scope.opsets, diagnosed(node, _node_inputs(inputs), scope.opsets, error))
+
+    def _refuse(
+        self,
+        node: onnx.NodeProto,
+        inputs: Sequence[Value],
+        opsets: Sequence[onnx.OperatorSetIdProto],
+        error: UnsupportedOperatorError,
+    ) -> NoReturn:
+        wanted = [inputs[position] for position in parameter_positions(node, opsets, error)]
+        sources = self.emitter.sources(tensor for value in wanted for tensor in tensors_in(value))
+        refuse(node, inputs, opsets, error, [name for tensor, name in self.inputs.items() if tensor in sources])
 
     def _node(self, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> Sequence[Value]:
         function = self.functions.get((node.domain, node.op_type))
@@ -152,13 +178,14 @@ class Interpreter:
         """The outputs of a node of a plain operator: folded, lowered through TVM, or by its ONNX definition."""
         inputs = [self.whole(value) for value in inputs]
         if node.op_type in RANDOM_OPERATORS:
-            raise Obstacle("it draws random numbers, and a network here computes the same result every time", _NO_DRAWS)
+            words = "it draws random numbers, and a network here computes the same result every time"
+            raise Obstacle(words, _NO_DRAWS, refusal=Refusal.RANDOM)
         if all(value is None or isinstance(value, Known) for value in inputs):
             folded = evaluate_node(node, [None if v is None else v.array for v in inputs], opsets)
             if folded is not None:
                 return [Known(array, f"{node.name}_value") if array is not None else None for array in folded]
         if any(is_text(value) for value in inputs):
-            raise Obstacle("it reads text", "encode text as numbers outside of the network")
+            raise Obstacle("it reads text", "encode text as numbers outside of the network", refusal=Refusal.TEXT)
         try:
             return self._with_formal_types(node, inputs, self._lower(node, inputs, opsets), opsets)
         except Obstacle as obstacle:
@@ -171,7 +198,7 @@ class Interpreter:
                     return self.call(body, node, inputs, Scope({}, tuple(opsets)))
                 except UnsupportedOperatorError as inner:
                     own = run_time_parameters(node, _node_inputs(inputs), opsets)
-                    raise computed(*own) if own else Obstacle(f"by its ONNX definition, {inner}") from inner
+                    raise computed(*own) if own else _by_definition(inner) from inner
             cause = obstacle.__cause__
             if cause is None:
                 raise
@@ -289,6 +316,10 @@ class Interpreter:
         return self.emitter.constant(value.array, value.name) if isinstance(value, Known) else value
 
 
+def _by_definition(inner: UnsupportedOperatorError) -> Obstacle:
+    return Obstacle(f"by its ONNX definition, {inner}", refusal=inner.refusal, needs=inner.needs)
+
+
 def _node_inputs(inputs: Sequence[Value]) -> list[NodeInput | None]:
     return [None if isinstance(value, list) else _as_node_input(value, True) for value in inputs]
 
@@ -298,7 +329,8 @@ def _check_inputs(node: onnx.NodeProto, inputs: Sequence[Value], opsets: Sequenc
     if node.op_type in _SEQUENCE_OPERATORS:
         return
     if any(isinstance(value, list) for value in inputs):
-        raise Obstacle("it reads a sequence, which only operators of sequences may", "give it a tensor")
+        words = "it reads a sequence, which only operators of sequences may"
+        raise Obstacle(words, "give it a tensor", refusal=Refusal.SEQUENCE)
     domain = "" if node.domain == "ai.onnx" else node.domain
     version = version_of(domain, opsets)
     if not onnx.defs.has(node.op_type, version, domain):
