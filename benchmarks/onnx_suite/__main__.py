@@ -28,10 +28,11 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from benchmarks.onnx_suite.cases import KINDS
-from benchmarks.onnx_suite.engines import BAD, OUTCOMES
 from benchmarks.onnx_suite.operators_page import record_run, write_page
+from benchmarks.onnx_suite.outcomes import BAD, OUTCOMES, Job
 from benchmarks.onnx_suite.results import SuiteResults, summary
-from benchmarks.onnx_suite.worker import Job, SuiteWorker
+from benchmarks.onnx_suite.serving import serve
+from benchmarks.onnx_suite.worker import SuiteWorker
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     engines = {"souffle": (arguments.jobs, setting)} | ({"ort": (1, {})} if arguments.against else {})
     for engine, (jobs, options) in engines.items():
         job = Job(engine, tuple(arguments.kinds), options, arguments.limit)
-        first = SuiteWorker(job)
+        first = SuiteWorker(job, serve)
         subjects, absent = first.subjects, first.absent
         wanted = [name for name in subjects if re.search(arguments.only, name)][:: arguments.every]
         _run(job, first, wanted, results, jobs)
@@ -71,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--refusals", action="store_true", help="list what is refused, too")
     parser.add_argument("--again", nargs="*", default=[], choices=OUTCOMES, help="outcomes in --out to run again")
     parser.add_argument("--out", type=Path, help="JSON; goes on where it stopped")
-    parser.add_argument("--record", action="store_true", help="write docs/results/onnx_suite.json and docs/operators.md")
+    parser.add_argument("--record", action="store_true", help="write onnx_suite.json and operators.md in docs")
     return parser
 
 
@@ -85,7 +86,7 @@ def _run(job: Job, first: SuiteWorker, wanted: Sequence[str], results: SuiteResu
     written = [time.monotonic()]
 
     def work(number: int) -> None:
-        worker = first if number == 0 else SuiteWorker(job)
+        worker = first if number == 0 else SuiteWorker(job, serve)
         try:
             while True:
                 name = waiting.get_nowait()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,9 @@ from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
 
-__all__ = ["KINDS", "DataSet", "Subject", "model_and_data", "subject_of", "suite_cases"]
+from benchmarks.onnx_suite.outcomes import Subject
+
+__all__ = ["KINDS", "SEVERAL", "DataSet", "model_and_data", "subject_of", "suite_cases"]
 
 KINDS = ("node", "simple", "pytorch-operator", "pytorch-converted", "light")
 SEVERAL = "several operators"
@@ -26,26 +27,6 @@ _PACKAGE = Path(onnx.__file__).parent.parent
 
 DataSet = tuple[list[Any], list[Any]]
 """Inputs and expected outputs: arrays, lists of arrays for sequences, ``None`` for absent optionals."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What a case is about.
-
-    Attributes
-    ----------
-    kind : str
-        One of :data:`KINDS`.
-    domain, operator : str
-        Of the only node. A model that writes the operator of another case with simpler ones is about that operator.
-    element_type : str
-        Of the first input of the model, else of its first output.
-    """
-
-    kind: str
-    domain: str
-    operator: str
-    element_type: str
 
 
 def suite_cases(kinds: Sequence[str]) -> tuple[dict[str, TestCase], int]:

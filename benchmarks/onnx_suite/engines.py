@@ -6,7 +6,6 @@ import ctypes
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,48 +17,15 @@ from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt, Runner
 
 from benchmarks.onnx_suite.cases import DataSet, model_and_data
+from benchmarks.onnx_suite.outcomes import CaseResult
 from souffle import onnx_backend
 from souffle.errors import ModelError
 from souffle.program import ExternTE
 
-__all__ = ["BAD", "ENGINES", "OUTCOMES", "PASSED", "CaseResult", "run_case"]
+__all__ = ["ENGINES", "run_case"]
 
-PASSED = ("passed", "constants")
-BAD = ("wrong", "exception", "crash", "timeout")
-OUTCOMES = (*PASSED, "refused", *BAD)
+_REGISTERED = 2  # what NumPy says of types that another package brings
 _WIDE = ("complex64", "complex128", "object")
-
-
-@dataclass(frozen=True)
-class CaseResult:
-    """What became of a case.
-
-    Attributes
-    ----------
-    name : str
-    outcome : str
-        One of :data:`OUTCOMES`.
-    message : str
-        Why it did not pass.
-    seconds : float
-    refusal : str
-        The name of the kind of a refusal (:class:`souffle.errors.Refusal`).
-    constants : tuple of str
-        Inputs whose values were given at compile time.
-    folded : bool
-        Nothing is computed when the network runs: its outputs follow from these values.
-    extern : tuple of str
-        Operators in it that are a kernel of their own, because no TE expresses them.
-    """
-
-    name: str
-    outcome: str
-    message: str = ""
-    seconds: float = 0.0
-    refusal: str = ""
-    constants: tuple[str, ...] = ()
-    folded: bool = False
-    extern: tuple[str, ...] = ()
 
 
 def run_case(case: TestCase, engine: str, options: Mapping[str, Any]) -> CaseResult:
@@ -158,7 +124,7 @@ def _by_onnxruntime(model: onnx.ModelProto, inputs: Sequence[Any]) -> list[Any]:
 
 def _is_small(dtype: np.dtype) -> bool:
     """Whether NumPy has the type from another package, which ONNX Runtime does not take."""
-    return str(dtype) not in np.sctypeDict and dtype.kind not in "OUS"
+    return dtype.isbuiltin == _REGISTERED
 
 
 def _array(value: onnxruntime.OrtValue, element: int) -> np.ndarray:

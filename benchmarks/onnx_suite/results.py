@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.onnx_suite.cases import KINDS, Subject
-from benchmarks.onnx_suite.engines import BAD, OUTCOMES, PASSED, CaseResult
+from benchmarks.onnx_suite.cases import KINDS
+from benchmarks.onnx_suite.outcomes import BAD, OUTCOMES, PASSED, CaseResult, Subject
 from benchmarks.record import write_json
 from souffle.cli.output import format_table
 from souffle.errors import Refusal
 
-__all__ = ["SuiteResults", "summary"]
+__all__ = ["WORDS", "SuiteResults", "by_operator", "summary", "totals"]
 
 WORDS = {"constants": "passed with parameters as constants"}
 """Outcomes whose names are not what people say."""
@@ -44,8 +44,8 @@ class SuiteResults:
         if stored["setting"] != self._setting:
             raise SystemExit(f"{path} holds results of {stored['setting']}, and not of {setting}; give another --out")
         for engine, entries in stored["results"].items():
-            results = [CaseResult(**entry | {key: tuple(entry[key]) for key in ("constants", "extern")}) for entry in entries]
-            self.of[engine] = {result.name: result for result in results if result.outcome not in again}
+            results = {entry["name"]: _result(entry) for entry in entries if entry["outcome"] not in again}
+            self.of[engine] = results
 
     def save(self) -> None:
         """Write the file."""
@@ -54,9 +54,11 @@ class SuiteResults:
             write_json(self._path, {"setting": self._setting, "results": results})
 
 
-def summary(
-    results: Mapping[str, Mapping[str, CaseResult]], subjects: Mapping[str, Subject], *, refusals: bool
-) -> str:
+def _result(entry: Mapping[str, Any]) -> CaseResult:
+    return CaseResult(**{**entry, "constants": tuple(entry["constants"]), "extern": tuple(entry["extern"])})
+
+
+def summary(results: Mapping[str, Mapping[str, CaseResult]], subjects: Mapping[str, Subject], *, refusals: bool) -> str:
     """A table of the outcomes, why cases were refused, and all cases that are wrong or worse."""
     header = ["", *(f"{engine}, {kind}" for engine in results for kind in (*_kinds(subjects), "all"))]
     rows = []
@@ -122,7 +124,11 @@ def _record(
 
 def _sorted_types(types: Iterable[str]) -> list[str]:
     """NumPy's own first, by kind and size."""
-    return sorted(types, key=lambda name: (name not in np.sctypeDict, name.rstrip("0123456789"), len(name), name))
+    return sorted(types, key=lambda name: (not _is_usual(name), name.rstrip("0123456789"), len(name), name))
+
+
+def _is_usual(name: str) -> bool:
+    return name == "string" or np.dtype(name).isbuiltin == 1
 
 
 def totals(results: Mapping[str, CaseResult], subjects: Mapping[str, Subject]) -> dict[str, dict[str, int]]:

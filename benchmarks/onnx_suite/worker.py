@@ -3,57 +3,24 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from benchmarks.onnx_suite.cases import Subject, model_and_data, subject_of, suite_cases
-from benchmarks.onnx_suite.engines import CaseResult, run_case
+from benchmarks.onnx_suite.outcomes import CaseResult, Job, Subject
 
-__all__ = ["Job", "SuiteWorker", "serve"]
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a worker does.
-
-    Attributes
-    ----------
-    engine : str
-    kinds : tuple of str
-        Of the cases (:data:`benchmarks.onnx_suite.cases.KINDS`).
-    options : mapping
-        Of the engine.
-    limit : float
-        Seconds for a case.
-    """
-
-    engine: str
-    kinds: tuple[str, ...]
-    options: Mapping[str, Any]
-    limit: float
-
-
-def serve(connection, job: Job, log: str) -> None:
-    """The worker: cases by name in, results out. What libraries print goes to the file `log`."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    cases, absent = suite_cases(job.kinds)
-    subjects = {name: subject_of(name, cases, model_and_data(case)[0]) for name, case in cases.items()}
-    connection.send((subjects, absent))
-    while True:
-        name = connection.recv()
-        os.ftruncate(descriptor, 0)
-        connection.send(run_case(cases[name], job.engine, job.options))
+__all__ = ["SuiteWorker"]
 
 
 class SuiteWorker:
     """A process that runs cases.
+
+    Parameters
+    ----------
+    job : Job
+    serving : callable
+        What the process does (:func:`benchmarks.onnx_suite.serving.serve`).
 
     Attributes
     ----------
@@ -63,7 +30,7 @@ class SuiteWorker:
         How many the onnx package only names.
     """
 
-    def __init__(self, job: Job, serving: Callable[..., None] = serve) -> None:
+    def __init__(self, job: Job, serving: Callable[..., None]) -> None:
         self._job, self._serving = job, serving
         self._log = Path(tempfile.mkdtemp(prefix="souffle-suite-")) / "worker.log"
         self._log.touch()
@@ -103,4 +70,3 @@ class SuiteWorker:
         self._process.kill()
         self._process.join()
         self._connection.close()
-

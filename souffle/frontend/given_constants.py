@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -77,18 +78,26 @@ def _untyped(value: Any, dtype: np.dtype, takes: str) -> np.ndarray:
     """Numbers of Python, or text, which have no type of their own, as `dtype`."""
     refusal = OptionError(f"{takes} and was given {value!r}, which it does not hold")
     try:
-        array = np.asarray(value)
-        converted = np.asarray(value, dtype=dtype)
+        with np.errstate(over="ignore"):
+            converted = np.asarray(value, dtype=dtype)
+        items = np.asarray(value, dtype=object)
     except (OverflowError, TypeError, ValueError) as error:
         raise refusal from error
-    if not array.size:
-        return converted
-    kinds = {"b": "b", "O": "US"}.get(dtype.kind, "iuf" if dtype.name.startswith(("float", "bfloat")) else "iu")
-    # A decimal fraction may be rounded, an integer not.
-    exact = array.dtype.kind not in "iu" or np.array_equal(converted.astype(object), array.astype(object))
-    if array.dtype.kind not in kinds or not exact:
+    if items.shape != converted.shape or not all(map(_holds, converted.reshape(-1), items.reshape(-1))):
         raise refusal
     return converted
+
+
+def _holds(element: Any, item: Any) -> bool:
+    """Whether `element`, an item in another type, is of its kind: a decimal fraction may be rounded, an integer not."""
+    for kinds in (str, (bool, np.bool_)):
+        if isinstance(item, kinds) or isinstance(element, kinds):
+            return isinstance(item, kinds) and isinstance(element, kinds)
+    number = np.dtype(type(element))
+    if isinstance(item, (float, np.floating)):
+        floating = number.name.startswith(("float", "bfloat"))
+        return floating and bool(math.isfinite(item) <= math.isfinite(element))
+    return isinstance(item, (int, np.integer)) and math.isfinite(element) and int(element) == int(item)
 
 
 def _check_shape(info: onnx.ValueInfoProto, array: np.ndarray, settled: dict[str, tuple[int, str]], where: str) -> None:
