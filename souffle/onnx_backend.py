@@ -85,7 +85,7 @@ class SouffleRep(BackendRep):
         given = self._named(inputs)
         network = None
         while network is None:
-            network = self._try_to_compile({name: given[name] for name in self.constants})
+            network = self._try_to_compile({name: np.asarray(given[name]) for name in self.constants})
         outputs = network({name: value for name, value in given.items() if name not in self.constants})
         return namedtupledict("Outputs", self._outputs)(*(outputs[name] for name in self._outputs))
 

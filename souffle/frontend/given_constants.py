@@ -69,7 +69,7 @@ def _value(info: onnx.ValueInfoProto, value: Any, where: str) -> np.ndarray:
     if not typed:
         value = _untyped(value, dtype, takes)
     array = np.asarray(value)
-    if array.dtype != dtype and not (dtype.kind == "O" and array.dtype.kind in "US"):
+    if array.dtype != dtype and not (dtype.kind == "O" and array.dtype.kind == "U"):
         raise OptionError(f"{takes} and was given {array.dtype}{list(array.shape)}; convert it yourself")
     return np.array(array, dtype=dtype, order="C")
 
@@ -84,6 +84,8 @@ def _untyped(value: Any, dtype: np.dtype, takes: str) -> np.ndarray:
     except (OverflowError, TypeError, ValueError) as error:
         raise refusal from error
     if items.shape != converted.shape or not all(map(_holds, converted.reshape(-1), items.reshape(-1))):
+        raise refusal
+    if dtype.kind == "O" and not all(isinstance(item, str) for item in items.reshape(-1)):
         raise refusal
     return converted
 

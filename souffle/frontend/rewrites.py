@@ -104,8 +104,9 @@ def _dropout(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Va
     ratio = inputs[1] if len(inputs) > 1 else None
     drops = ratio is None or not isinstance(ratio, Known) or bool(ratio.array.any())
     if training is not None and drops and (not isinstance(training, Known) or bool(training.array.any())):
-        if not isinstance(training, Known):
-            raise computed("training_mode")
+        unknown = {"ratio": ratio, "training_mode": training}
+        if wanted := [name for name, value in unknown.items() if not (value is None or isinstance(value, Known))]:
+            raise computed(*wanted)
         raise Obstacle("it is in training mode", _FOR_INFERENCE, refusal=Refusal.TRAINING)
     results: list[Value] = [inputs[0]]
     if len(node.output) > 1 and node.output[1]:
