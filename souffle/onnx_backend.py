@@ -105,7 +105,7 @@ class SouffleRep(BackendRep):
 
     def _try_to_compile(self, constants: Mapping[str, np.ndarray]) -> Network | HostNetwork | None:
         """The network with these constants; ``None`` where it needs more of them, which :attr:`constants` names now."""
-        key = tuple((name, value.dtype.str, value.shape, value.tobytes()) for name, value in constants.items())
+        key = tuple((name, str(value.dtype), value.shape, value.tobytes()) for name, value in constants.items())
         if key in self._networks:
             self._networks.move_to_end(key)
             return self._networks[key]
