@@ -40,8 +40,6 @@ class Refusal(str, Enum):
     TYPE = "a network holds no elements of this type"
     TEXT = "a network computes with numbers, not with text"
     SEQUENCE = "inputs and outputs of a network are tensors, not sequences, optionals or maps"
-    RANDOM = "a network draws no random numbers"
-    TRAINING = "a network is for inference, not for training"
     EMPTY = "a tensor without elements stands beside others"
     OPEN = "a dimension is left open"
     INVALID = "the model is not valid"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 
 import numpy as np
 import tvm_ffi
@@ -48,11 +48,12 @@ class OperatorCall:
 
 @dataclass
 class Emitter:
-    """Collects the TEs and constants of a program under construction."""
+    """Collects the TEs and constants of a program under construction; `inputs` are named as in the model."""
 
     names: NameSupply = field(default_factory=NameSupply)
     calls: list[OperatorCall] = field(default_factory=list)
     constants: dict[Tensor, np.ndarray] = field(default_factory=dict)
+    inputs: dict[Tensor, str] = field(default_factory=dict)
     _constant_tensors: dict[tuple, Tensor] = field(default_factory=dict)
     _kept_arrays: list[np.ndarray] = field(default_factory=list)
     _shared: dict[tuple, tuple[TE, tuple[int, ...]]] = field(default_factory=dict)
@@ -74,20 +75,17 @@ class Emitter:
             self._kept_arrays.append(array)
         return self._constant_tensors[key]
 
-    def sources(self, tensors: Iterable[Tensor]) -> set[Tensor]:
-        """What the values of `tensors` are computed from: tensors that no operator makes and that are no constants."""
+    def inputs_behind(self, values: Iterable[object]) -> list[str]:
+        """The names of those inputs of the model that values are computed from."""
         makers = {tensor: call for call in self.calls for tensor in call.outputs}
-        found, seen, stack = set(), set(), list(tensors)
+        seen: set[Tensor] = set()
+        stack = [tensor for value in values for tensor in _tensors_in(value)]
         while stack:
             tensor = stack.pop()
-            if tensor in seen or tensor in self.constants:
-                continue
-            seen.add(tensor)
-            if tensor in makers:
-                stack.extend(makers[tensor].inputs)
-            else:
-                found.add(tensor)
-        return found
+            if tensor not in seen:
+                seen.add(tensor)
+                stack.extend(makers[tensor].inputs if tensor in makers else ())
+        return [name for tensor, name in self.inputs.items() if tensor in seen]
 
     def fold_constants(self, outputs: Set[Tensor]) -> None:
         """Evaluate the TEs that read nothing but constants; what others, or `outputs`, need becomes constants."""
@@ -222,6 +220,17 @@ class Emitter:
         first, _ = self._shared[key]
         output = Tensor(name, tensor.shape, dtype)
         return replace(first, name=name, inputs=(tensor,), outputs=(output,), origin=origin)
+
+
+def _tensors_in(value: object) -> Iterator[Tensor]:
+    """The tensors that a value of a graph is made of."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _tensors_in(part)
+    elif is_dataclass(value):
+        yield from _tensors_in([getattr(value, part.name) for part in fields(value)])
 
 
 def check_element_types(types: Iterable[str]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
 
 import numpy as np
 import onnx
@@ -21,16 +20,8 @@ from souffle.frontend.custom import custom_template
 from souffle.frontend.diagnosis import diagnosed, run_time_parameters
 from souffle.frontend.emit import Emitter, check_element_types
 from souffle.frontend.lowering import IMPORTER_ERRORS, NodeInput, Template, lower_node
-from souffle.frontend.refusal import (
-    Obstacle,
-    computed,
-    is_text,
-    parameter_positions,
-    position_name,
-    refuse,
-    version_of,
-)
-from souffle.frontend.values import Known, Scope, Stacked, Value, tensors_in
+from souffle.frontend.refusal import Obstacle, computed, is_text, position_name, refuse, version_of
+from souffle.frontend.values import Known, Scope, Stacked, Value
 from souffle.program import Tensor
 from souffle.program.names import NameSupply
 
@@ -64,15 +55,9 @@ BUILDER_OPSETS = (helper.make_opsetid("", 17),)
 class Interpreter:
     """Turns ONNX nodes into TEs of an :class:`Emitter`."""
 
-    def __init__(
-        self,
-        emitter: Emitter,
-        functions: Mapping[tuple[str, str], onnx.FunctionProto],
-        inputs: Mapping[Tensor, str],
-    ):
+    def __init__(self, emitter: Emitter, functions: Mapping[tuple[str, str], onnx.FunctionProto]):
         self.emitter = emitter
         self.functions = functions
-        self.inputs = inputs
         self.node_names = NameSupply()
         self._templates: dict[tuple, Template] = {}
         self.reshaped_from: dict[Tensor, Tensor] = {}
@@ -90,7 +75,7 @@ class Interpreter:
                 if scope.prefix:
                     raise
                 # A node of the model itself is named first, those that it consists of after it.
-                self._refuse(bound, inputs, scope.opsets, error)
+                refuse(bound, inputs, scope.opsets, error)
             for given, value in zip(node.output, results, strict=False):
                 if given:
                     scope.values[given] = value
@@ -106,20 +91,10 @@ class Interpreter:
         try:
             return self._node(node, inputs, scope)
         except Obstacle as obstacle:
-            self._refuse(node, inputs, scope.opsets, obstacle)
+            refuse(node, inputs, scope.opsets, obstacle, self.emitter.inputs_behind)
         except IMPORTER_ERRORS as error:
-            self._refuse(node, inputs, scope.opsets, diagnosed(node, _node_inputs(inputs), scope.opsets, error))
-
-    def _refuse(
-        self,
-        node: onnx.NodeProto,
-        inputs: Sequence[Value],
-        opsets: Sequence[onnx.OperatorSetIdProto],
-        error: UnsupportedOperatorError,
-    ) -> NoReturn:
-        wanted = [inputs[position] for position in parameter_positions(node, opsets, error)]
-        sources = self.emitter.sources(tensor for value in wanted for tensor in tensors_in(value))
-        refuse(node, inputs, opsets, error, [name for tensor, name in self.inputs.items() if tensor in sources])
+            obstacle = diagnosed(node, _node_inputs(inputs), scope.opsets, error)
+            refuse(node, inputs, scope.opsets, obstacle, self.emitter.inputs_behind)
 
     def _node(self, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> Sequence[Value]:
         function = self.functions.get((node.domain, node.op_type))
@@ -178,8 +153,7 @@ class Interpreter:
         """The outputs of a node of a plain operator: folded, lowered through TVM, or by its ONNX definition."""
         inputs = [self.whole(value) for value in inputs]
         if node.op_type in RANDOM_OPERATORS:
-            words = "it draws random numbers, and a network here computes the same result every time"
-            raise Obstacle(words, _NO_DRAWS, refusal=Refusal.RANDOM)
+            raise Obstacle("it draws random numbers, and a network here computes the same result every time", _NO_DRAWS)
         if all(value is None or isinstance(value, Known) for value in inputs):
             folded = evaluate_node(node, [None if v is None else v.array for v in inputs], opsets)
             if folded is not None:

@@ -83,9 +83,9 @@ def import_onnx(
             for (name, shape, dtype), tensor in zip(loaded.inputs, inputs, strict=True)
         }
     )
-    names = {tensor: name for tensor, (name, _, _) in zip(inputs, loaded.inputs, strict=True)}
-    interpreter = Interpreter(emitter, loaded.functions, names)
+    interpreter = Interpreter(emitter, loaded.functions)
     scope = Scope(values, loaded.opsets)
+    emitter.inputs.update(zip(inputs, (name for name, _, _ in loaded.inputs), strict=True))
     interpreter.run(loaded.nodes, scope)
     results = [_output_tensor(interpreter, scope, name, loaded) for name in loaded.outputs]
     emitter.fold_constants(set(results))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import onnx
@@ -18,7 +18,6 @@ __all__ = [
     "is_text",
     "listed",
     "operator_name",
-    "parameter_positions",
     "position_name",
     "refuse",
     "subject",
@@ -143,14 +142,12 @@ def subject(node: onnx.NodeProto, types: Sequence[str], opsets: Sequence[onnx.Op
     return f"operator {operator_name(node)} of node {node.name!r} with {given}"
 
 
-def parameter_positions(
-    node: onnx.NodeProto, opsets: Sequence[onnx.OperatorSetIdProto], error: Exception
-) -> Iterator[int]:
-    """Which inputs of `node` an obstacle asks the values of."""
+def _parameters(
+    node: onnx.NodeProto, inputs: Sequence[Value], opsets: Sequence[onnx.OperatorSetIdProto], error: Obstacle
+) -> list[Value]:
+    """Those inputs of `node` that an obstacle asks the values of."""
     names = formal_inputs(node, opsets)
-    for name in getattr(error, "parameters", ()):
-        if name in names and names.index(name) < len(node.input):
-            yield names.index(name)
+    return [value for name, value in zip(names, inputs, strict=False) if name in error.parameters]
 
 
 def refuse(
@@ -158,7 +155,7 @@ def refuse(
     inputs: Sequence[Value],
     opsets: Sequence[onnx.OperatorSetIdProto],
     error: UnsupportedOperatorError,
-    needs: Sequence[str] = (),
+    inputs_behind: Callable[[Sequence[Value]], Sequence[str]] = lambda values: (),
 ) -> NoReturn:
     """Raise the whole sentence about `node`.
 
@@ -169,16 +166,17 @@ def refuse(
     opsets : sequence of OperatorSetIdProto
     error : UnsupportedOperatorError
         An obstacle, or the refusal of a node that this one is made of.
-    needs : sequence of str
-        The inputs of the model that decide the inputs of `node` that an obstacle asks the values of.
+    inputs_behind : callable
+        The names of those inputs of the model that values are computed from.
     """
     about = subject(node, [value_type(value) for value in inputs], opsets)
-    named = tuple(dict.fromkeys((*error.needs, *needs)))
     if not isinstance(error, Obstacle):
         if str(error).startswith(about):
             raise error
         words = f"{about} cannot be imported: it is made of others, and {error}"
-        raise UnsupportedOperatorError(words, refusal=error.refusal, needs=named) from error
+        raise UnsupportedOperatorError(words, refusal=error.refusal, needs=error.needs) from error
+    needs = inputs_behind(_parameters(node, inputs, opsets, error))
+    named = tuple(dict.fromkeys((*error.needs, *needs)))
     given = f"compile with constants={{{', '.join(f'{name!r}: ...' for name in needs)}}}, or " if needs else ""
     words = "; ".join(filter(None, (error.reason, f"{given}{error.remedy}")))
     raise UnsupportedOperatorError(f"{about} cannot be imported: {words}", refusal=error.refusal, needs=named) from (

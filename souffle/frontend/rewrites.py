@@ -9,12 +9,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from souffle.errors import Refusal
 from souffle.frontend.accumulation import NARROW
 from souffle.frontend.attributes import attribute, sides
 from souffle.frontend.interpreter import Interpreter, special
 from souffle.frontend.node_writer import NodeWriter, constant
-from souffle.frontend.refusal import Obstacle, computed, data_dependent, version_of
+from souffle.frontend.refusal import Obstacle, data_dependent, version_of
 from souffle.frontend.values import Known, Scope, Value
 from souffle.program import Tensor
 
@@ -104,10 +103,7 @@ def _dropout(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Va
     ratio = inputs[1] if len(inputs) > 1 else None
     drops = ratio is None or not isinstance(ratio, Known) or bool(ratio.array.any())
     if training is not None and drops and (not isinstance(training, Known) or bool(training.array.any())):
-        unknown = {"ratio": ratio, "training_mode": training}
-        if wanted := [name for name, value in unknown.items() if not (value is None or isinstance(value, Known))]:
-            raise computed(*wanted)
-        raise Obstacle("it is in training mode", _FOR_INFERENCE, refusal=Refusal.TRAINING)
+        raise Obstacle("it is in training mode", _FOR_INFERENCE)
     results: list[Value] = [inputs[0]]
     if len(node.output) > 1 and node.output[1]:
         results.append(Known(np.ones(inputs[0].shape, dtype=bool), f"{node.name}_mask"))
@@ -119,7 +115,7 @@ def _batch_normalization(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
 ) -> list[Value] | None:
     if attribute(node, "training_mode", 0):
-        raise Obstacle("it is in training mode", _FOR_INFERENCE, refusal=Refusal.TRAINING)
+        raise Obstacle("it is in training mode", _FOR_INFERENCE)
     x, *statistics = inputs
     if len(x.shape) < 2:
         return None

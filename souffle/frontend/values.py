@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,7 @@ import onnx
 from souffle.errors import Refusal, UnsupportedOperatorError
 from souffle.program import Tensor
 
-__all__ = ["Known", "Scope", "Stacked", "Value", "tensors_in"]
+__all__ = ["Known", "Scope", "Stacked", "Value"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,14 +58,6 @@ class Stacked:
 
 Value = Known | Tensor | Stacked | list | None
 """A constant, a tensor, a stack of values, a sequence of values, or nothing (an absent optional)."""
-
-
-def tensors_in(value: Value) -> Iterator[Tensor]:
-    """The tensors that a value is made of."""
-    if isinstance(value, Tensor):
-        yield value
-    for part in value if isinstance(value, list) else getattr(value, "pieces", ()):
-        yield from tensors_in(part)
 
 
 @dataclass

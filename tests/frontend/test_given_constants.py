@@ -29,7 +29,6 @@ PARAMETERS = {
     "depth": ("OneHot", [np.array(12, F), np.array([0, 2], F)], {}),
     "pads": ("Pad", [np.array([0, 1, 2, 0]), np.array(7, F)], {}),
     "expanded": ("Expand", [np.array([2, 1, 4])], {}),
-    "training": ("Dropout", [np.array(0.5, F), np.array(False)], {}),
 }
 
 
