@@ -348,6 +348,20 @@ def test_an_infinity_meets_no_zeros_between_the_taps():
     np.testing.assert_array_equal(got, [[[1, np.inf, 4, np.inf, 0, -np.inf, -8, -9, 3]]])
 
 
+@pytest.mark.parametrize(("scale", "after"), [(0.6, 2), (0.5, 2), (0.3, 1), (1.5, 6)])
+def test_corners_that_a_scale_does_not_reach_are_refused(scale, after):
+    node = helper.make_node(
+        "Resize", ["x", "", "scales"], ["y"], mode="linear", coordinate_transformation_mode="align_corners"
+    )
+    given = {"scales": np.array([1, 1, 1, scale], "float32")}
+    model = model_of([node], {"x": ("float32", (1, 1, 1, 4))}, ["y"], given, opset=18)
+    if scale == 0.6:
+        with pytest.raises(souffle.SouffleError, match="makes 2.4 elements of 4, .* give sizes in place of scales"):
+            import_onnx(model)
+    else:
+        assert import_onnx(model).outputs[0].shape == (1, 1, 1, after)
+
+
 def test_a_grid_of_one_point_at_two_corners_is_refused():
     node = helper.make_node("AffineGrid", ["theta", "size"], ["y"], align_corners=1)
     given = {"size": np.array([2, 1, 1, 5])}
