@@ -39,6 +39,7 @@ class Refusal(str, Enum):
     FORM = "this form of the operator is not supported"
     TYPE = "a network holds no elements of this type"
     TEXT = "a network computes with numbers, not with text"
+    IMAGE = "a network reads no compressed images"
     SEQUENCE = "inputs and outputs of a network are tensors, not sequences, optionals or maps"
     EMPTY = "a tensor without elements stands beside others"
     OPEN = "a dimension is left open"

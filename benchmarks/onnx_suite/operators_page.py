@@ -97,16 +97,14 @@ constants*: `souffle.compile(model, constants={"axes": ...})`."""
 
 
 def _sums(runs: Mapping[str, Any], targets: Sequence[str]) -> str:
-    columns = [
-        (target, kind) for target in (*targets, *(["ort"] if "ort" in runs else [])) for kind in _kinds(runs, target)
+    found = [outcome for outcome in OUTCOMES if any(_count(run["totals"], "all", outcome) for run in runs.values())]
+    outcomes = sorted({*found, *PASSED, "refused", "wrong"}, key=OUTCOMES.index)
+    rows = [
+        [f"{_engine(runs, engine)}, {kind}", *(str(_count(runs[engine]["totals"], kind, o)) for o in outcomes)]
+        for engine in [*targets, *(["ort"] if "ort" in runs else [])]
+        for kind in _kinds(runs, engine)
     ]
-    header = ["", *(f"{_engine(runs, target)}, {kind}" for target, kind in columns)]
-    rows = []
-    for outcome in OUTCOMES:
-        counts = [_count(runs[target]["totals"], kind, outcome) for target, kind in columns]
-        if any(counts) or outcome in (*PASSED, "refused", "wrong"):
-            rows.append([WORDS.get(outcome, outcome), *map(str, counts)])
-    lines = ["## In sum", "", *_table(header, rows), ""]
+    lines = ["## In sum", "", *_table(["", *(WORDS.get(o, o) for o in outcomes)], rows), ""]
     for target in targets:
         run = runs[target]
         lines.append(

@@ -60,15 +60,14 @@ def _result(entry: Mapping[str, Any]) -> CaseResult:
 
 def summary(results: Mapping[str, Mapping[str, CaseResult]], subjects: Mapping[str, Subject], *, refusals: bool) -> str:
     """A table of the outcomes, why cases were refused, and all cases that are wrong or worse."""
-    header = ["", *(f"{engine}, {kind}" for engine in results for kind in (*_kinds(subjects), "all"))]
     rows = []
-    for outcome in OUTCOMES:
-        row: list[Any] = [WORDS.get(outcome, outcome)]
-        for found in results.values():
-            counts = Counter(subjects[name].kind for name, result in found.items() if result.outcome == outcome)
-            row += [counts[kind] for kind in _kinds(subjects)] + [counts.total()]
-        rows.append(row)
-    lines = [format_table(header, rows)]
+    for engine, found in results.items():
+        counts = Counter((subjects[name].kind, result.outcome) for name, result in found.items())
+        for kind in _kinds(subjects):
+            rows.append([f"{engine}, {kind}", *(counts[kind, outcome] for outcome in OUTCOMES)])
+        sums = Counter(result.outcome for result in found.values())
+        rows.append([f"{engine}, all", *(sums[outcome] for outcome in OUTCOMES)])
+    lines = [format_table(["", *OUTCOMES], rows)]
     own = results.get("souffle", {}).values()
     folded = sum(result.folded for result in own if result.outcome == "constants")
     lines += [f"Of those with parameters as constants, {folded} have nothing left to compute when they run."]

@@ -152,3 +152,11 @@ def _stack_reshaped(
         part = onnx.NodeProto(name=f"{node.name}/t{k}")
         pieces.append(reshaped(interpreter, part, piece, shape))
     return Stacked(tuple(pieces), axis, node.name)
+
+
+@special("ImageDecoder")
+def _image_decoder(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> list[Value]:
+    words = "it decodes a compressed image, whose size only its bytes tell"
+    raise Obstacle(words, "decode the image outside of the network and give it as pixels", refusal=Refusal.IMAGE)
