@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 import souffle
 from souffle.frontend import import_onnx
 from souffle.program.evaluate import evaluate
-from tests.frontend.support import compare, model_of
+from tests.frontend.support import compare, model_of, node_model
 
 Arrays = dict[str, np.ndarray]
 
@@ -381,3 +381,9 @@ def test_grids_of_doubles_are_double_precision(size: tuple[int, ...], corners: i
     model = model_of([node], {"theta": ("float64", theta.shape)}, ["y"], {"size": np.array(size)}, opset=20)
     expected = np.einsum("...j,nij->n...i", points, theta)
     np.testing.assert_allclose(by_definition(model, {"theta": theta})["y"], expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("count", [6, -1])
+def test_no_more_than_there_are_can_be_the_largest(count):
+    with pytest.raises(souffle.SouffleError, match="its axis 1 has 5 elements; give a K of 0 to 5"):
+        import_onnx(node_model("TopK", [("float32", (2, 5)), np.array([count])], outputs=2))
