@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -37,9 +38,14 @@ __all__ = ["compile", "learn", "tune"]
 Model = str | os.PathLike | bytes | onnx.ModelProto | TEProgram
 
 
-def _program(model: Model, batch: int | None) -> TEProgram:
+def _program(model: Model, batch: int | None, constants: Mapping[str, Any] | None) -> TEProgram:
     if not isinstance(model, TEProgram):
-        return import_onnx(model, batch=batch)
+        return import_onnx(model, batch=batch, constants=constants)
+    if constants:
+        raise OptionError(
+            f"constants={{{', '.join(f'{name!r}: ...' for name in constants)}}} have no effect on the program "
+            f"{model.name}; give them to souffle.import_onnx, which makes the program"
+        )
     if batch is not None:
         shapes = ", ".join(f"{n!r} {t.shape}" for n, t in zip(model.input_names, model.inputs, strict=True))
         raise OptionError(
@@ -76,6 +82,7 @@ def compile(
     graph: bool = False,
     watchdog_ms: float | None = None,
     batch: int | None = None,
+    constants: Mapping[str, Any] | None = None,
     verify: str = "memory",
     tuning_log: str | os.PathLike | None = "auto",
     device: str = "auto",
@@ -146,6 +153,10 @@ def compile(
         the next run is right again (``docs/debugging.md``). None: waits have no limit, nor their text a watchdog.
     batch : int, optional
         The value of a symbolic first dimension of an ONNX model.
+    constants : mapping of str to array, optional
+        Values of inputs of an ONNX model that are known now, such as axes, sizes and conditions on which the program
+        depends, or weights that are given as inputs: the network has them as constants, and no such inputs. An array
+        has the input's type and shape; numbers and lists of them are taken in that type.
     verify : str
         What the compiler proves of the CUDA kernels that it made (``docs/verification.md``). ``"memory"``: no races, no
         divergent barriers, no stray accesses, and a grid that fits; if that is refuted, compiling fails. ``"values"``:
@@ -221,7 +232,7 @@ def compile(
     present = gpu_arch() if target == "auto" or (target == "cuda" and arch is None) else None
     dumped = None if dump is None else Dump(dump)
     progress("importing")
-    program = _program(model, batch)
+    program = _program(model, batch, constants)
     on_host = target == "cpu" or (target == "auto" and present is None)
     if not on_host:
         options = replace(options, arch=arch or present or options.arch)
@@ -245,6 +256,7 @@ def tune(
     reductions: str = "ordered",
     disable: Sequence[str] = (),
     batch: int | None = None,
+    constants: Mapping[str, Any] | None = None,
     device: str | None = None,
     tasks: str = "",
     seed: int = 0,
@@ -268,7 +280,7 @@ def tune(
         As for :func:`compile`.
     log : path
         The folder of the logs. The architecture's own, inside, holds MetaSchedule's two files.
-    level, precision, fusion, policy, partition, reductions, disable, batch
+    level, precision, fusion, policy, partition, reductions, disable, batch, constants
         As for :func:`compile`; they decide which stages there are.
     device : str, optional
         The product to predict for, such as ``"A100-SXM4-40GB"``. Nothing is measured then.
@@ -311,7 +323,7 @@ def tune(
     units = []
     for model in models if isinstance(models, (list, tuple)) else (models,):
         progress("importing")
-        program = _program(model, batch)
+        program = _program(model, batch, constants)
         units.append(stages_of(program, options, progress=progress))
     return search(
         tasks_of(units, tasks),
@@ -338,6 +350,7 @@ def learn(
     precision: str = "fp32",
     device: str | None = None,
     batch: int | None = None,
+    constants: Mapping[str, Any] | None = None,
     checkpoint: str | os.PathLike | None = None,
     curves: str | os.PathLike | None = None,
     seed: int = 0,
@@ -363,7 +376,7 @@ def learn(
         TEs of a kernel, at most; the planners' own limit without. ``fusion="learned"`` has that of its policy.
     level : str
         ``"V0"``, ``"V1"`` or ``"V2"``, whose TEs are fused.
-    precision, batch
+    precision, batch, constants
         As for :func:`compile`.
     device : str, optional
         The product to predict for, such as ``"A100-SXM4-40GB"``; that of sm_90 without.
@@ -396,7 +409,7 @@ def learn(
     graphs = {}
     for number, model in enumerate(models if isinstance(models, (list, tuple)) else (models,)):
         progress("importing")
-        program, _ = transform_program(_program(model, batch), LEVELS[level], precision)
+        program, _ = transform_program(_program(model, batch, constants), LEVELS[level], precision)
         named = Path(model).stem if isinstance(model, (str, os.PathLike)) else program.name
         name = named if named not in graphs else f"{named} {number}"
         graphs[name] = graph_of(program)

@@ -11,6 +11,7 @@ import numpy as np
 import souffle
 from souffle.cli.compare import compare, onnxruntime_outputs, random_inputs
 from souffle.cli.compiler_options import compiler_options
+from souffle.cli.constants import constants_of
 from souffle.cli.output import Progress, format_table, write_json
 from souffle.emulator import CheckError, Finding
 from souffle.runtime.detect import gpu_arch
@@ -37,7 +38,7 @@ _Results = tuple[list[tuple], list[dict], list[tuple[str, Finding]]]
 
 def _run_levels(arguments: argparse.Namespace, progress: Progress, gpu: str | None, results: _Results) -> None:
     rows, records, findings = results
-    program = souffle.import_onnx(arguments.model, batch=arguments.batch)
+    program = souffle.import_onnx(arguments.model, batch=arguments.batch, constants=constants_of(arguments))
     reference = inputs = None
     for level in arguments.levels:
         progress.prefix = f"{level}: "
@@ -54,7 +55,7 @@ def _run_levels(arguments: argparse.Namespace, progress: Progress, gpu: str | No
         compiled = time.perf_counter() - start
         if reference is None:
             inputs = random_inputs(network.signature.inputs, arguments.seed)
-            reference = onnxruntime_outputs(arguments.model, inputs)
+            reference = onnxruntime_outputs(arguments.model, inputs, constants_of(arguments))
         runs = [("CPU", network)]
         runs += [(f"CPU shuffled {s}", network.on("cpu", order="shuffled", seed=s)) for s in range(arguments.shuffled)]
         if gpu is not None:

@@ -19,6 +19,7 @@ import numpy as np
 import souffle
 from souffle.certificate import CHECKS
 from souffle.cli.compiler_options import compiler_options
+from souffle.cli.constants import add_constants, constants_of
 from souffle.cli.counts import counts_table
 from souffle.cli.hfuse import add_arguments as add_hfuse
 from souffle.cli.interruption import interruptible, run_process, status_of
@@ -137,6 +138,7 @@ def _compiler_parsers() -> tuple[argparse.ArgumentParser, ...]:
     )
     options.add_argument("--arch", help="GPU architecture, such as sm_90 (default: that of the GPU at hand, or sm_90)")
     options.add_argument("--batch", type=int, help="value of a symbolic first dimension")
+    add_constants(options)
 
     waits = argparse.ArgumentParser(add_help=False)
     waits.add_argument(
@@ -246,6 +248,7 @@ def _network(arguments: argparse.Namespace, progress: Progress, dump: str | None
         target=arguments.target,
         **compiler_options(arguments),
         batch=arguments.batch,
+        constants=constants_of(arguments),
         tuning_log=None if arguments.tuning_log == "none" else arguments.tuning_log,
         cubin=not arguments.no_cubin,
         progress=progress,

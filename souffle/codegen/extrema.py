@@ -6,6 +6,8 @@ that does not.
 
 from __future__ import annotations
 
+import math
+
 import tvm
 import tvm_ffi
 from tvm import tirx
@@ -19,6 +21,8 @@ __all__ = ["EXTREMA_TEXTS", "with_cuda_extrema"]
 def with_cuda_extrema(module: tvm.IRModule) -> tvm.IRModule:
     """A module whose maxima and minima of floating-point numbers are calls of the functions of :data:`EXTREMA_TEXTS`.
 
+    What they start from, an infinity, is spelled as CUDA knows it.
+
     Parameters
     ----------
     module : IRModule
@@ -29,31 +33,41 @@ def with_cuda_extrema(module: tvm.IRModule) -> tvm.IRModule:
         dtype = tvm.DataType(dtype_of(node))
         if not is_floating(str(dtype)):
             return node
-        name = _name("max" if isinstance(node, tirx.Max) else "min", dtype.bits)
+        name = _name("max" if isinstance(node, tirx.Max) else "min", str(dtype))
         return tirx.call_pure_extern(str(dtype), name, node.a, node.b)
 
-    kinds = [(tirx.Max, rewrite), (tirx.Min, rewrite)]
+    def spelled(node: tirx.FloatImm) -> PrimExpr:
+        # TVM prints an infinity of this type by a name that CUDA does not know.
+        if dtype_of(node) != "bfloat16" or math.isfinite(node.value):
+            return node
+        return tirx.Cast("bfloat16", tirx.FloatImm("float32", node.value))
+
+    kinds = [(tirx.Max, rewrite), (tirx.Min, rewrite), (tirx.FloatImm, spelled)]
     return tvm.IRModule(
         {name: func.with_body(tvm_ffi.structural_map(func.body, kinds)) for name, func in module.functions.items()}
     )
 
 
-def _name(what: str, bits: int) -> str:
-    return f"{what}_or_nan_f{bits}"
+_KINDS = {"float16": "half", "bfloat16": "nv_bfloat16", "float32": "float", "float64": "double"}
+"""Names of the types in CUDA text."""
 
 
-def _text(what: str, bits: int) -> str:
+def _name(what: str, dtype: str) -> str:
+    return f"{what}_or_nan_{dtype.replace('bfloat', 'bf').replace('float', 'f')}"
+
+
+def _text(what: str, dtype: str) -> str:
     before = ">" if what == "max" else "<"
-    if bits != 32:
+    if dtype != "float32":
         # The instruction for one half wants its operands apart: comparing them as they lie takes fewer instructions.
-        kind = "half" if bits == 16 else "double"
+        kind = _KINDS[dtype]
         return f"""
-static __device__ __forceinline__ {kind} {_name(what, bits)}({kind} a, {kind} b) {{
+static __device__ __forceinline__ {kind} {_name(what, dtype)}({kind} a, {kind} b) {{
   return a {before} b || a != a ? a : b;
 }}
 """
     return f"""
-static __device__ __forceinline__ float {_name(what, bits)}(float a, float b) {{
+static __device__ __forceinline__ float {_name(what, dtype)}(float a, float b) {{
 #if __CUDA_ARCH__ >= 800
   float chosen;
   asm("{what}.NaN.f32 %0, %1, %2;" : "=f"(chosen) : "f"(a), "f"(b));
@@ -66,6 +80,6 @@ static __device__ __forceinline__ float {_name(what, bits)}(float a, float b) {{
 
 
 EXTREMA_TEXTS: tuple[tuple[tuple[str, ...], str], ...] = tuple(
-    ((_name(what, bits),), _text(what, bits)) for bits in (16, 32, 64) for what in ("max", "min")
+    ((_name(what, dtype),), _text(what, dtype)) for dtype in _KINDS for what in ("max", "min")
 )
 """Names of device functions, and their texts."""

@@ -15,6 +15,7 @@ from tvm import te, tirx
 
 from souffle.frontend.attributes import attribute
 from souffle.frontend.custom import NodeOperands, check_length, defines, int_imm, position_on_axis
+from souffle.frontend.refusal import Obstacle
 from souffle.program.extrema import infinite, is_floating
 from souffle.tvm_compat import PrimExpr, dtype_of
 
@@ -92,6 +93,8 @@ def _top_k(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor] | No
     data, shape = operands.tensor(0), operands.shape(0)
     axis = attribute(node, "axis", -1) % len(shape)
     extent, k = shape[axis], int(count.reshape(-1)[0])
+    if not 0 <= k <= extent:
+        raise Obstacle(f"its K is {k}, and its axis {axis} has {extent} elements", f"give a K of 0 to {extent}")
     check_length(extent)
     largest = attribute(node, "largest", 1)
 

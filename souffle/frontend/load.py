@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import helper, numpy_helper
 
-from souffle.errors import ModelError, OptionError
+from souffle.errors import ModelError, OptionError, Refusal
+from souffle.frontend.given_constants import given_constants
 from souffle.frontend.naming import identifier
 from souffle.frontend.readers import Readers, declared_type
 from souffle.program import ELEMENT_TYPES
@@ -51,13 +53,18 @@ _CONVERSIONS = {onnx.TensorProto.STRING: "encode text as numbers"}
 _ELEMENT_TYPES = frozenset(helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in ELEMENT_TYPES)
 
 
-def load_model(model: str | os.PathLike | bytes | onnx.ModelProto, batch: int | None) -> LoadedModel:
-    """Read `model`, check it, and fix its first dimensions to `batch`.
+def load_model(
+    model: str | os.PathLike | bytes | onnx.ModelProto,
+    batch: int | None,
+    constants: Mapping[str, Any] | None = None,
+) -> LoadedModel:
+    """Read `model`, check it, fix its first dimensions to `batch`, and take `constants` for inputs.
 
     Raises
     ------
     OptionError
-        If `batch` is no positive number, or the model has no open dimension that it could fix.
+        If `batch` is no positive number, or the model has no open dimension that it could fix, or `constants` are no
+        values of its inputs.
     ModelError
         Naming the file and what is wrong with it.
     """
@@ -72,7 +79,8 @@ def load_model(model: str | os.PathLike | bytes | onnx.ModelProto, batch: int | 
     if graph.sparse_initializer:
         name = graph.sparse_initializer[0].values.name
         raise ModelError(
-            f"{where}: initializer {name!r}{readers.of_value(name)} is sparse; export the model with dense weights"
+            f"{where}: initializer {name!r}{readers.of_value(name)} is sparse; export the model with dense weights",
+            refusal=Refusal.FORM,
         )
     if batch is not None and batch < 1:
         raise OptionError(f"batch is {batch}; it must be at least 1")
@@ -85,8 +93,10 @@ def load_model(model: str | os.PathLike | bytes | onnx.ModelProto, batch: int | 
             raise ModelError(
                 f"{where}: the data of initializer {about} cannot be read: {_why_unread(tensor, folder, error)}"
             ) from error
-    given = [info for info in graph.input if info.name not in initializers]
+    constants = constants or {}
+    given = [info for info in graph.input if info.name not in initializers and info.name not in constants]
     fixed = _batch_parameters(given) if batch is not None else frozenset()
+    initializers |= given_constants(graph, constants, dict.fromkeys(fixed, batch), where)
     inputs = tuple(_input(info, batch, fixed, where, readers) for info in given)
     if batch is not None and not any(_is_open(dim) for info in given for dim in info.type.tensor_type.shape.dim):
         _check_fixed_batch(batch, [(name, shape) for name, shape, _ in inputs], where)
@@ -191,10 +201,13 @@ def _input(
     if not info.type.HasField("tensor_type"):
         raise ModelError(
             f"{where}: input {info.name!r} is {declared_type(info.type)}, and only a tensor can be an input{who}; give "
-            "its elements as inputs of their own, and leave an optional that is not there out of the model"
+            "its elements as inputs of their own, and leave an optional that is not there out of the model",
+            refusal=Refusal.SEQUENCE,
         )
     if not info.type.tensor_type.HasField("shape"):
-        raise ModelError(f"{where}: input {info.name!r} has no shape{who}; export the model with static shapes")
+        raise ModelError(
+            f"{where}: input {info.name!r} has no shape{who}; export the model with static shapes", refusal=Refusal.OPEN
+        )
     shape = []
     for position, dim in enumerate(info.type.tensor_type.shape.dim):
         open_name = dim.dim_param or "unnamed"
@@ -204,17 +217,20 @@ def _input(
             shape.append(batch)
         elif position == 0:
             raise ModelError(
-                f"{where}: dimension 0 ({open_name}) of input {info.name!r} is open{who}; pass batch=... to fix it"
+                f"{where}: dimension 0 ({open_name}) of input {info.name!r} is open{who}; pass batch=... to fix it",
+                refusal=Refusal.OPEN,
             )
         else:
             raise ModelError(
                 f"{where}: dimension {position} ({open_name}) of input {info.name!r} is open; only the first dimension "
-                f"may be{who}; export the model with this one static"
+                f"may be{who}; export the model with this one static",
+                refusal=Refusal.OPEN,
             )
     element = info.type.tensor_type.elem_type
     if element not in _ELEMENT_TYPES:
         raise ModelError(
             f"{where}: input {info.name!r} is {declared_type(info.type)}, and networks here take no elements of this "
-            f"type{who}; {_CONVERSIONS.get(element, _CONVERSION)} outside of the network"
+            f"type{who}; {_CONVERSIONS.get(element, _CONVERSION)} outside of the network",
+            refusal=Refusal.TEXT if element == onnx.TensorProto.STRING else Refusal.TYPE,
         )
     return info.name, tuple(shape), str(helper.tensor_dtype_to_np_dtype(element))

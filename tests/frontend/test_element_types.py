@@ -92,11 +92,14 @@ def test_sums_of_half_precision_do_not_stick(options, dtype):
         np.testing.assert_array_equal(got[name].astype("float32"), expected.astype("float32"), err_msg=name)
 
 
-def test_a_lowest_number_of_bfloat16_is_no_start_of_a_maximum():
+@pytest.mark.parametrize("options", [{"target": "cpu"}, {"target": "cuda", "device": "cpu", "cubin": False}])
+def test_a_lowest_number_of_bfloat16_is_no_start_of_a_maximum(options):
     x = np.full((2, 3), -np.inf, ml_dtypes.bfloat16)
-    node = helper.make_node("ReduceMax", ["x", "axes"], ["y"])
-    model = model_of([node], {"x": (x.dtype, x.shape)}, ["y"], {"axes": np.array([1])}, opset=20)
-    np.testing.assert_array_equal(souffle.compile(model, target="cpu")(x)["y"].astype("float32"), [[-np.inf]] * 2)
+    nodes = [helper.make_node("ReduceMax", ["x", "axes"], ["y"]), helper.make_node("Min", ["x", "two"], ["z"])]
+    known = {"axes": np.array([1]), "two": np.array([2, np.nan, -1], x.dtype)}
+    got = souffle.compile(model_of(nodes, {"x": (x.dtype, x.shape)}, ["y", "z"], known, opset=20), **options)(x)
+    np.testing.assert_array_equal(got["y"].astype("float32"), [[-np.inf]] * 2)
+    np.testing.assert_array_equal(got["z"].astype("float32"), [[-np.inf, np.nan, -np.inf]] * 2)
 
 
 @pytest.mark.parametrize("options", [{"target": "cpu"}, {"target": "cuda", "device": "cpu", "cubin": False}])

@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 import souffle
 from souffle.frontend import import_onnx
 from souffle.program.evaluate import evaluate
-from tests.frontend.support import model_of
+from tests.frontend.support import compare, model_of, node_model
 
 Arrays = dict[str, np.ndarray]
 
@@ -348,6 +348,20 @@ def test_an_infinity_meets_no_zeros_between_the_taps():
     np.testing.assert_array_equal(got, [[[1, np.inf, 4, np.inf, 0, -np.inf, -8, -9, 3]]])
 
 
+@pytest.mark.parametrize(("scale", "after"), [(0.6, 2), (0.5, 2), (0.3, 1), (1.5, 6)])
+def test_corners_that_a_scale_does_not_reach_are_refused(scale, after):
+    node = helper.make_node(
+        "Resize", ["x", "", "scales"], ["y"], mode="linear", coordinate_transformation_mode="align_corners"
+    )
+    given = {"scales": np.array([1, 1, 1, scale], "float32")}
+    model = model_of([node], {"x": ("float32", (1, 1, 1, 4))}, ["y"], given, opset=18)
+    if scale == 0.6:
+        with pytest.raises(souffle.SouffleError, match=r"makes 2.4 elements of 4, .* give sizes in place of scales"):
+            import_onnx(model)
+    else:
+        assert compare(model).outputs[0].shape == (1, 1, 1, after)
+
+
 def test_a_grid_of_one_point_at_two_corners_is_refused():
     node = helper.make_node("AffineGrid", ["theta", "size"], ["y"], align_corners=1)
     given = {"size": np.array([2, 1, 1, 5])}
@@ -367,3 +381,9 @@ def test_grids_of_doubles_are_double_precision(size: tuple[int, ...], corners: i
     model = model_of([node], {"theta": ("float64", theta.shape)}, ["y"], {"size": np.array(size)}, opset=20)
     expected = np.einsum("...j,nij->n...i", points, theta)
     np.testing.assert_allclose(by_definition(model, {"theta": theta})["y"], expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("count", [6, -1])
+def test_no_more_than_there_are_can_be_the_largest(count):
+    with pytest.raises(souffle.SouffleError, match="its axis 1 has 5 elements; give a K of 0 to 5"):
+        import_onnx(node_model("TopK", [("float32", (2, 5)), np.array([count])], outputs=2))
