@@ -12,7 +12,7 @@ import onnx
 from tvm import te, tirx
 
 from souffle.frontend.lowering import NodeInput, Step, Template
-from souffle.frontend.refusal import Obstacle
+from souffle.frontend.refusal import Obstacle, operator_name
 from souffle.tvm_compat import PrimExpr, primfunc_from_tensors
 
 __all__ = [
@@ -73,7 +73,7 @@ class NodeOperands:
 
 def custom_template(node: onnx.NodeProto, inputs: Sequence[NodeInput | None]) -> Template | None:
     """The template of a node that is defined here; ``None`` for all others."""
-    definition = OWN_DEFINITIONS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    definition = OWN_DEFINITIONS.get(operator_name(node))
     if definition is None:
         return None
     operands = NodeOperands(inputs)
@@ -94,7 +94,10 @@ def custom_template(node: onnx.NodeProto, inputs: Sequence[NodeInput | None]) ->
 
 
 def defines(*operators: str) -> Callable[[_Definition], _Definition]:
-    """Enter a function as the definition of `operators`; it gives ``None`` to leave a node to TVM."""
+    """Enter a function as the definition of `operators`; it gives ``None`` to leave a node to TVM.
+
+    An operator of another domain than ONNX's is named ``domain::operator``.
+    """
 
     def register(function: _Definition) -> _Definition:
         for operator in operators:

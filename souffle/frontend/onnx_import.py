@@ -18,11 +18,13 @@ from souffle.frontend import (  # noqa: F401  (these enter the operators that th
     custom_resize,
     empty,
     pooling,
+    random_operators,
     recurrent,
     reduction_operators,
     rewrites,
     stacks,
     structural,
+    training,
 )
 from souffle.frontend.emit import Emitter, OperatorCall
 from souffle.frontend.groups import fusion_groups, with_groups

@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from souffle.frontend.accumulation import NARROW
 from souffle.frontend.attributes import attribute, sides
 from souffle.frontend.interpreter import Interpreter, special
 from souffle.frontend.node_writer import NodeWriter, constant
@@ -18,8 +17,6 @@ from souffle.frontend.values import Known, Scope, Value
 from souffle.program import Tensor
 
 __all__: list[str] = []
-
-_FOR_INFERENCE = "export the model for inference (in PyTorch after model.eval())"
 
 
 @special("LayerNormalization")
@@ -95,43 +92,6 @@ def _affine_grid(
     moved = write("MatMul", places, write("Transpose", theta, perm=[0, 2, 1]))
     shape = Known(np.array([batch, *extents, len(extents)], np.int64), f"{node.name}_shape")
     return [write("Reshape", moved, shape)]
-
-
-@special("Dropout")
-def _dropout(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value]:
-    training = inputs[2] if len(inputs) > 2 else None
-    ratio = inputs[1] if len(inputs) > 1 else None
-    drops = ratio is None or not isinstance(ratio, Known) or bool(ratio.array.any())
-    if training is not None and drops and (not isinstance(training, Known) or bool(training.array.any())):
-        raise Obstacle("it is in training mode", _FOR_INFERENCE)
-    results: list[Value] = [inputs[0]]
-    if len(node.output) > 1 and node.output[1]:
-        results.append(Known(np.ones(inputs[0].shape, dtype=bool), f"{node.name}_mask"))
-    return results
-
-
-@special("BatchNormalization")
-def _batch_normalization(
-    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
-) -> list[Value] | None:
-    if attribute(node, "training_mode", 0):
-        raise Obstacle("it is in training mode", _FOR_INFERENCE)
-    x, *statistics = inputs
-    if len(x.shape) < 2:
-        return None
-    if not all(isinstance(value, Known) for value in statistics):
-        # A distance from the mean may be beyond half precision where the result is not.
-        narrow = x.dtype in NARROW
-        return interpreter.in_single_precision(node, inputs, scope) if narrow else None
-    gain, bias, mean, variance = (value.array.astype("float64") for value in statistics)
-    factor = gain / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
-    shape = (-1, *[1] * (len(x.shape) - 2))
-    scale, shift = (
-        Known(array.astype(x.dtype).reshape(shape), f"{node.name}_{what}")
-        for array, what in ((factor, "scale"), (bias - mean * factor, "shift"))
-    )
-    write = NodeWriter(interpreter, node)
-    return [write("Add", write("Mul", x, scale), shift)]
 
 
 @special("MeanVarianceNormalization")
