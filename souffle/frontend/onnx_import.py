@@ -13,6 +13,7 @@ from souffle.frontend import (  # noqa: F401  (these enter the operators that th
     control,
     custom_convolution,
     custom_elementwise,
+    custom_fourier,
     custom_indexing,
     custom_order,
     custom_resize,
