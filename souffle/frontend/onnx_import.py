@@ -17,6 +17,7 @@ from souffle.frontend import (  # noqa: F401  (these enter the operators that th
     custom_indexing,
     custom_order,
     custom_resize,
+    custom_windows,
     empty,
     pooling,
     random_operators,

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from souffle.frontend.accumulation import NARROW
 from souffle.frontend.attributes import attribute, sides
 from souffle.frontend.interpreter import Interpreter, special
 from souffle.frontend.node_writer import NodeWriter, constant
@@ -336,11 +337,18 @@ def _concat(
 def _roi_align(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
 ) -> Sequence[Value] | None:
-    if attribute(node, "mode", b"avg") != b"avg":
-        raise Obstacle("its attribute mode = max is not supported", "the supported mode is avg")
     usual = b"half_pixel" if version_of("", scope.opsets) >= 16 else b"output_half_pixel"
-    scale = attribute(node, "spatial_scale", 1.0)
-    if attribute(node, "coordinate_transformation_mode", usual) != b"half_pixel" or scale in (0.0, 1.0):
+    scale, mode = attribute(node, "spatial_scale", 1.0), attribute(node, "coordinate_transformation_mode")
+    if attribute(node, "mode", b"avg") != b"avg":
+        if inputs[0].dtype in NARROW:
+            return interpreter.in_single_precision(node, inputs, scope)
+        if mode is not None:
+            return None
+        given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        return interpreter.emit(
+            "RoiAlign", list(inputs), f"{node.name}/RoiAlign", coordinate_transformation_mode=usual, **given
+        )
+    if (mode or usual) != b"half_pixel" or scale in (0.0, 1.0):
         return None
     # TVM moves regions by half a pixel before it scales them, and ONNX afterwards.
     image, regions, batch = inputs
