@@ -16,6 +16,7 @@ from souffle.frontend.refusal import Obstacle, operator_name
 from souffle.tvm_compat import PrimExpr, primfunc_from_tensors
 
 __all__ = [
+    "LONGEST_AXIS",
     "OWN_DEFINITIONS",
     "NodeOperands",
     "check_length",
@@ -27,8 +28,8 @@ __all__ = [
 
 _Definition = Callable[[onnx.NodeProto, "NodeOperands"], Sequence[te.Tensor] | None]
 OWN_DEFINITIONS: dict[str, _Definition] = {}
-# Beyond this a quadratic formulation costs more than it is worth.
-_LONGEST_AXIS = 65536
+LONGEST_AXIS = 65536
+"""Beyond this a quadratic formulation costs more than it is worth."""
 
 
 class NodeOperands:
@@ -124,8 +125,8 @@ def position_on_axis(index: PrimExpr, extent: int) -> PrimExpr:
 
 def check_length(extent: int) -> None:
     """Refuse an axis that is too long for a definition of quadratic cost."""
-    if extent > _LONGEST_AXIS:
+    if extent > LONGEST_AXIS:
         raise Obstacle(
-            f"it works along an axis of {extent} elements, and at most {_LONGEST_AXIS} are supported",
+            f"it works along an axis of {extent} elements, and at most {LONGEST_AXIS} are supported",
             "split the axis into shorter parts",
         )

@@ -7,11 +7,12 @@ import math
 from collections.abc import Sequence
 from functools import reduce
 
+import numpy as np
 import onnx
 from tvm import te, tirx
 
 from souffle.frontend.attributes import attribute
-from souffle.frontend.custom import NodeOperands, defines, int_imm
+from souffle.frontend.custom import LONGEST_AXIS, NodeOperands, defines, int_imm
 from souffle.frontend.custom_order import is_peak
 from souffle.frontend.interpreter import Interpreter, special
 from souffle.frontend.node_writer import NodeWriter, constant
@@ -101,12 +102,19 @@ def _max_pool_with_indices(node: onnx.NodeProto, operands: NodeOperands) -> list
 def _max_unpool(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
 ) -> list[Value] | None:
+    write, x = NodeWriter(interpreter, node), inputs[0]
     if len(inputs) < 3 or inputs[2] is None:
-        return None
+        count, shape = math.prod(x.shape), _unpooled(node, x.shape)
+        if count > LONGEST_AXIS or min(shape) < 1:
+            return None
+        # An index may be of any element: TVM's scatter is no TE, and has no schedule on a GPU.
+        flat, places = (write("Reshape", interpreter.whole(v), constant([-1], "int64")) for v in inputs[:2])
+        zeros = Known(np.zeros(math.prod(shape), x.dtype), f"{node.name}_zeros")
+        filled = write("ScatterElements", zeros, places, flat, axis=0)
+        return [write("Reshape", filled, constant(shape, "int64"))]
     if not isinstance(inputs[2], Known):
         raise computed("output_shape")
-    x, indices, wanted = inputs[0], inputs[1], [int(extent) for extent in inputs[2].array.reshape(-1)]
-    write = NodeWriter(interpreter, node)
+    indices, wanted = inputs[1], [int(extent) for extent in inputs[2].array.reshape(-1)]
     given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     # The indices count through what the pooling was of; further rows and columns follow it.
     whole = write("MaxUnpool", x, indices, **given)
@@ -119,6 +127,19 @@ def _max_unpool(
     if not any(more):
         return [whole]
     return [write("Pad", whole, constant([0] * len(more) + more, "int64"), constant(0, x.dtype))]
+
+
+def _unpooled(node: onnx.NodeProto, shape: Sequence[int]) -> list[int]:
+    """The shape of what a pooling was of that gives `shape`."""
+    kernel, strides, _ = windows(node, shape)
+    pads = attribute(node, "pads", [0] * 2 * len(kernel))
+    extents = [
+        (extent - 1) * stride + size - before - after
+        for extent, stride, size, before, after in zip(
+            shape[2:], strides, kernel, pads, pads[len(kernel) :], strict=False
+        )
+    ]
+    return [*shape[:2], *extents]
 
 
 @defines("Col2Im")
@@ -206,8 +227,7 @@ def _deformable_convolution(node: onnx.NodeProto, operands: NodeOperands) -> lis
             index = [lower[k] + corner[k] for k in range(rank)]
             weight = reduce(tirx.Mul, [beyond[k] if corner[k] else one - beyond[k] for k in range(rank)])
             bounds = [bound for k in range(rank) for bound in (index[k] >= 0, index[k] < extents[k])]
-            clipped = [tirx.max(tirx.min(i, int_imm(extents[k] - 1)), int_imm(0)) for k, i in enumerate(index)]
-            mixed = mixed + tirx.Select(tirx.all(*bounds), weight * widened(x(n, c, *clipped)), zero)
+            mixed = mixed + tirx.Select(tirx.all(*bounds), weight * widened(x(n, c, *index)), zero)
         mixed = tirx.Select(tirx.all(*tests), mixed, zero)
         mixed = mixed if mask is None else mixed * widened(mask(n, tap, *place))
         return mixed if dtype == wide else tirx.Cast(dtype, mixed)
@@ -263,9 +283,8 @@ def _largest_in_regions(node: onnx.NodeProto, operands: NodeOperands) -> list[te
         shares = []
         for corner in itertools.product((0, 1), repeat=2):
             weight = reduce(tirx.Mul, [beyond[k] if corner[k] else one - beyond[k] for k in range(2)])
-            place = [tirx.max(tirx.min(cells[k] + corner[k], int_imm(extents[k] - 1)), int_imm(0)) for k in range(2)]
-            source = tirx.max(tirx.min(tirx.Cast("int32", batch(r)), int_imm(shape[0] - 1)), int_imm(0))
-            shares.append(weight * image(source, c, *place))
+            place = [tirx.min(cells[k] + corner[k], int_imm(extents[k] - 1)) for k in range(2)]
+            shares.append(weight * image(batch(r), c, *place))
         share = tirx.Select(tirx.all(*tests), reduce(tirx.Max, shares), zero)
         return te.max(share, axis=taps)
 
