@@ -9,6 +9,7 @@ from tvm import te, tirx
 
 from souffle.frontend.attributes import attribute
 from souffle.frontend.custom import NodeOperands, defines, int_imm, position_on_axis
+from souffle.frontend.refusal import Obstacle
 from souffle.tvm_compat import PrimExpr
 
 __all__: list[str] = []
@@ -139,10 +140,41 @@ def _reverse_sequence(node: onnx.NodeProto, operands: NodeOperands) -> list[te.T
     return [te.compute(shape, element, name="reverse_sequence")]
 
 
+@defines("TensorScatter")
+def _tensor_scatter(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor]:
+    """Each element of the cache looks whether the update, from where it is written on, reaches it."""
+    cache, update, written = (operands.tensor(k) for k in range(3))
+    shape, axis = operands.shape(0), attribute(node, "axis", -2) % len(operands.shape(0))
+    length, extent = operands.shape(1)[axis], shape[axis]
+    others = [k for k in range(len(shape)) if k != axis]
+    if not axis or length > extent or any(shape[k] != operands.shape(1)[k] for k in others):
+        raise Obstacle(
+            f"an update of {list(operands.shape(1))} along axis {axis} does not fit a cache of {list(shape)}",
+            "let both differ along one axis other than the first, along which the update is not longer",
+        )
+    circular = attribute(node, "mode", b"linear") == b"circular"
+
+    def element(*at):
+        start = int_imm(0, "int64") if written is None else written(at[0])
+        place = tirx.Cast("int64", at[axis]) - start
+        place = tirx.floormod(place, tirx.IntImm("int64", extent)) if circular else place
+        reached = tirx.And(place >= 0, place < length)
+        # Within the update, whatever the input says.
+        place = tirx.Cast("int32", tirx.max(tirx.min(place, int_imm(length - 1, "int64")), int_imm(0, "int64")))
+        return tirx.Select(reached, update(*at[:axis], place, *at[axis + 1 :]), cache(*at))
+
+    return [te.compute(shape, element, name="tensor_scatter")]
+
+
 @defines("BitCast")
 def _bit_cast(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor] | None:
     target = helper.tensor_dtype_to_np_dtype(attribute(node, "to"))
-    if target.itemsize != np.dtype(operands.dtype(0)).itemsize or "bool" in (str(target), operands.dtype(0)):
+    if target.itemsize != np.dtype(operands.dtype(0)).itemsize:
         return None
     data = operands.tensor(0)
+    if "bool" in (str(target), operands.dtype(0)):
+        # Of a truth value one bit is said, and any other byte than zero is true.
+        zero = tirx.const(0, operands.dtype(0)) if str(target) == "bool" else None
+        truth = (lambda x: x != zero) if zero is not None else (lambda x: tirx.Cast(str(target), x))
+        return [te.compute(operands.shape(0), lambda *at: truth(data(*at)), name="bit_cast")]
     return [te.compute(operands.shape(0), lambda *at: tirx.reinterpret(str(target), data(*at)), name="bit_cast")]

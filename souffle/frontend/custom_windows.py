@@ -253,11 +253,6 @@ def _largest_in_regions(node: onnx.NodeProto, operands: NodeOperands) -> list[te
     if attribute(node, "mode", b"avg") != b"max":
         return None
     points = attribute(node, "sampling_ratio", 0)
-    if points < 1:
-        raise Obstacle(
-            "with mode = max and sampling_ratio = 0 each region has as many points as its size says, and that is data",
-            "give it a sampling_ratio of at least 1",
-        )
     image, regions, batch = (operands.tensor(k) for k in range(3))
     shape, dtype = operands.shape(0), operands.dtype(0)
     extents, counts = shape[2:], [attribute(node, f"output_{side}", 1) for side in ("height", "width")]

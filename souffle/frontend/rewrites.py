@@ -339,9 +339,14 @@ def _roi_align(
 ) -> Sequence[Value] | None:
     usual = b"half_pixel" if version_of("", scope.opsets) >= 16 else b"output_half_pixel"
     scale, mode = attribute(node, "spatial_scale", 1.0), attribute(node, "coordinate_transformation_mode")
+    if inputs[0].dtype in NARROW:
+        return interpreter.in_single_precision(node, inputs, scope)
+    if attribute(node, "sampling_ratio", 0) < 1:
+        raise Obstacle(
+            "with sampling_ratio = 0 each region has as many points as its size says, and that is data",
+            "give it a sampling_ratio of at least 1",
+        )
     if attribute(node, "mode", b"avg") != b"avg":
-        if inputs[0].dtype in NARROW:
-            return interpreter.in_single_precision(node, inputs, scope)
         if mode is not None:
             return None
         given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
