@@ -62,10 +62,12 @@ def _eliminated(matrix: te.Tensor, pivot: te.Tensor, batch: tuple[int, ...], row
         row = tirx.Select(tirx.EQ(i + 1, first), int_imm(0), i + 1)
         top = matrix(*outer, first, 0)
         # A column of zeros has nothing to take away; the determinant is zero.
-        share = tirx.Select(
-            tirx.EQ(top, zero), zero, matrix(*outer, row, 0) / tirx.Select(tirx.EQ(top, zero), one, top)
-        )
-        return matrix(*outer, row, j + 1) - share * matrix(*outer, first, j + 1)
+        empty = tirx.EQ(top, zero)
+        share = tirx.Select(empty, zero, matrix(*outer, row, 0) / tirx.Select(empty, one, top))
+        # As a sum of two: what is no reduction would be written out in its readers, each step three times in the next.
+        term = te.reduce_axis((0, 2), name="term")
+        taken = zero - share * matrix(*outer, first, j + 1)
+        return te.sum(tirx.Select(term == 0, matrix(*outer, row, j + 1), taken), axis=term)
 
     return te.compute((*batch, rows - 1, rows - 1), element, name=f"rest{rows}")
 
