@@ -154,14 +154,23 @@ def _tensor_scatter(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Ten
         )
     circular = attribute(node, "mode", b"linear") == b"circular"
 
+    def first(batch):
+        """Where the update begins; of indices that fit nowhere, somewhere outside."""
+        if written is None:
+            return int_imm(0, "int64")
+        start, low, high = written(batch), int_imm(-length, "int64"), int_imm(extent, "int64")
+        return tirx.floormod(start, high) if circular else tirx.max(tirx.min(start, high), low)
+
     def element(*at):
-        start = int_imm(0, "int64") if written is None else written(at[0])
-        place = tirx.Cast("int64", at[axis]) - start
-        place = tirx.floormod(place, tirx.IntImm("int64", extent)) if circular else place
-        reached = tirx.And(place >= 0, place < length)
-        # Within the update, whatever the input says.
-        place = tirx.Cast("int32", tirx.max(tirx.min(place, int_imm(length - 1, "int64")), int_imm(0, "int64")))
-        return tirx.Select(reached, update(*at[:axis], place, *at[axis + 1 :]), cache(*at))
+        start = first(at[0])
+        # In 64 bits for the question, in 32 for the address: of the same expression a simplifier would take what keeps
+        # the address inside away.
+        asked, place = tirx.Cast("int64", at[axis]) - start, at[axis] - tirx.Cast("int32", start)
+        if circular:
+            asked, place = tirx.floormod(asked, int_imm(extent, "int64")), tirx.floormod(place, int_imm(extent))
+        reached = tirx.all(asked >= 0, asked < int_imm(length, "int64"))
+        inside = tirx.max(tirx.min(place, int_imm(length - 1)), int_imm(0))
+        return tirx.if_then_else(reached, update(*at[:axis], inside, *at[axis + 1 :]), cache(*at))
 
     return [te.compute(shape, element, name="tensor_scatter")]
 
