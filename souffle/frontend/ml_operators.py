@@ -127,10 +127,14 @@ def _listed(node: onnx.NodeProto, side: str) -> np.ndarray:
 
 @defines(f"{_ML}::LabelEncoder")
 def _label_encoder(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor]:
-    """Each element looks for the last key that it is equal to."""
+    """Each element looks for the key that it is equal to."""
     keys, values = _listed(node, "keys"), _listed(node, "values")
     if len(keys) != len(values):
         raise Obstacle(f"it has {len(keys)} keys and {len(values)} values", "give it one value for each key")
+    meanings: dict[str, str] = {}
+    for key, value in zip(map(str, keys), map(str, values), strict=True):
+        if meanings.setdefault(key, value) != value:
+            raise Obstacle(f"its key {key} has two values, and ONNX does not say which counts", "give each key once")
     check_length(len(keys))
     data, shape, dtype, out = operands.tensor(0), operands.shape(0), operands.dtype(0), str(values.dtype)
     tensor = attribute(node, "default_tensor")
