@@ -273,6 +273,18 @@ def _hardmax(
     return [write("Reshape", write("Hardmax", rows, axis=1), constant(list(x.shape), "int64"))]
 
 
+@special("PRelu")
+def _p_relu(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> list[Value] | None:
+    x, slope = inputs
+    if version_of("", scope.opsets) >= 7 or len(slope.shape) != 1 or len(x.shape) < 2 or slope.shape == (1,):
+        return None
+    # Once one slope for each channel, and not broadcast as arrays are.
+    write = NodeWriter(interpreter, node)
+    return [write("PRelu", x, write("Reshape", slope, constant([-1, *[1] * (len(x.shape) - 2)], "int64")))]
+
+
 @special("SpaceToDepth")
 def _space_to_depth(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
