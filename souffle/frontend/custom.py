@@ -12,10 +12,11 @@ import onnx
 from tvm import te, tirx
 
 from souffle.frontend.lowering import NodeInput, Step, Template
-from souffle.frontend.refusal import Obstacle
+from souffle.frontend.refusal import Obstacle, operator_name
 from souffle.tvm_compat import PrimExpr, primfunc_from_tensors
 
 __all__ = [
+    "LONGEST_AXIS",
     "OWN_DEFINITIONS",
     "NodeOperands",
     "check_length",
@@ -27,8 +28,8 @@ __all__ = [
 
 _Definition = Callable[[onnx.NodeProto, "NodeOperands"], Sequence[te.Tensor] | None]
 OWN_DEFINITIONS: dict[str, _Definition] = {}
-# Beyond this a quadratic formulation costs more than it is worth.
-_LONGEST_AXIS = 65536
+LONGEST_AXIS = 65536
+"""Beyond this a quadratic formulation costs more than it is worth."""
 
 
 class NodeOperands:
@@ -73,7 +74,7 @@ class NodeOperands:
 
 def custom_template(node: onnx.NodeProto, inputs: Sequence[NodeInput | None]) -> Template | None:
     """The template of a node that is defined here; ``None`` for all others."""
-    definition = OWN_DEFINITIONS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    definition = OWN_DEFINITIONS.get(operator_name(node))
     if definition is None:
         return None
     operands = NodeOperands(inputs)
@@ -94,7 +95,10 @@ def custom_template(node: onnx.NodeProto, inputs: Sequence[NodeInput | None]) ->
 
 
 def defines(*operators: str) -> Callable[[_Definition], _Definition]:
-    """Enter a function as the definition of `operators`; it gives ``None`` to leave a node to TVM."""
+    """Enter a function as the definition of `operators`; it gives ``None`` to leave a node to TVM.
+
+    An operator of another domain than ONNX's is named ``domain::operator``.
+    """
 
     def register(function: _Definition) -> _Definition:
         for operator in operators:
@@ -121,8 +125,8 @@ def position_on_axis(index: PrimExpr, extent: int) -> PrimExpr:
 
 def check_length(extent: int) -> None:
     """Refuse an axis that is too long for a definition of quadratic cost."""
-    if extent > _LONGEST_AXIS:
+    if extent > LONGEST_AXIS:
         raise Obstacle(
-            f"it works along an axis of {extent} elements, and at most {_LONGEST_AXIS} are supported",
+            f"it works along an axis of {extent} elements, and at most {LONGEST_AXIS} are supported",
             "split the axis into shorter parts",
         )

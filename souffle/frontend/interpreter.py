@@ -15,12 +15,12 @@ from onnx import helper, numpy_helper
 
 from souffle.errors import Refusal, UnsupportedOperatorError
 from souffle.frontend.accumulation import NARROW
-from souffle.frontend.constant_folding import RANDOM_OPERATORS, empty_outputs, evaluate_node
+from souffle.frontend.constant_folding import empty_outputs, evaluate_node
 from souffle.frontend.custom import custom_template
 from souffle.frontend.diagnosis import diagnosed, run_time_parameters
 from souffle.frontend.emit import Emitter, check_element_types
 from souffle.frontend.lowering import IMPORTER_ERRORS, NodeInput, Template, lower_node
-from souffle.frontend.refusal import Obstacle, computed, is_text, position_name, refuse, version_of
+from souffle.frontend.refusal import Obstacle, computed, is_text, operator_name, position_name, refuse, version_of
 from souffle.frontend.values import Known, Scope, Stacked, Value
 from souffle.program import Tensor
 from souffle.program.names import NameSupply
@@ -38,12 +38,11 @@ SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap SplitToSeq
 """
 # Operators that take sequences, and absent optionals, as values.
 _SEQUENCE_OPERATORS = frozenset(_SEQUENCE_NAMES.split())
-_NO_DRAWS = "export the model for inference, or make the random numbers outside and give them as an input"
 # Of 16-bit numbers they compute in 32 bits: a sum, a power or a distance on the way to their result is beyond half
 # precision where the result is not, or neither LLVM nor CUDA has the function for the 16-bit types.
 _WIDE_NAMES = """
-Acos Acosh Asin Asinh Atan Atanh AveragePool Cosh GlobalAveragePool InstanceNormalization LpNormalization LpPool Mean
-MeanVarianceNormalization ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean Round Sinh Tan
+Acos Acosh Asin Asinh Atan Atanh AveragePool Cosh DFT GlobalAveragePool InstanceNormalization LpNormalization LpPool
+Mean MeanVarianceNormalization ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean Round STFT Sinh Tan
 """
 _WIDE_OPERATORS = frozenset(_WIDE_NAMES.split())
 # Without updates their result is their first input.
@@ -107,13 +106,13 @@ class Interpreter:
             empty = self._empty(node, inputs, scope.opsets)
             if empty is not None:
                 return empty
-        if node.domain in ("", "ai.onnx"):
-            if node.op_type in _WIDE_OPERATORS and inputs[0].dtype in NARROW:
-                return self.in_single_precision(node, inputs, scope)
-            special = SPECIAL_OPERATORS.get(node.op_type)
-            results = None if special is None else special(self, node, inputs, scope)
-            if results is not None:
-                return results
+        operator = operator_name(node)
+        if operator in _WIDE_OPERATORS and inputs[0].dtype in NARROW:
+            return self.in_single_precision(node, inputs, scope)
+        special = SPECIAL_OPERATORS.get(operator)
+        results = None if special is None else special(self, node, inputs, scope)
+        if results is not None:
+            return results
         return self.primitive(node, inputs, scope.opsets)
 
     def in_single_precision(self, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> Sequence[Value]:
@@ -152,8 +151,6 @@ class Interpreter:
     ) -> Sequence[Value]:
         """The outputs of a node of a plain operator: folded, lowered through TVM, or by its ONNX definition."""
         inputs = [self.whole(value) for value in inputs]
-        if node.op_type in RANDOM_OPERATORS:
-            raise Obstacle("it draws random numbers, and a network here computes the same result every time", _NO_DRAWS)
         if all(value is None or isinstance(value, Known) for value in inputs):
             folded = evaluate_node(node, [None if v is None else v.array for v in inputs], opsets)
             if folded is not None:
@@ -203,7 +200,9 @@ class Interpreter:
         attributes.update({a.name: a for a in node.attribute})
         values: dict[str, Value] = dict.fromkeys(function.input)
         values.update(zip(function.input, inputs, strict=False))
-        opsets = tuple(function.opset_import) or scope.opsets
+        # A body that names no operator set of a domain takes the model's.
+        named = {o.domain for o in function.opset_import}
+        opsets = (*function.opset_import, *(o for o in scope.opsets if o.domain not in named))
         inner = Scope(values, opsets, f"{node.name}/", attributes)
         self.run(function.node, inner)
         return [
@@ -381,7 +380,10 @@ SPECIAL_OPERATORS: dict[str, SpecialOperator] = {}
 
 
 def special(*operators: str) -> Callable[[SpecialOperator], SpecialOperator]:
-    """Enter a function as the handler of `operators`."""
+    """Enter a function as the handler of `operators`.
+
+    An operator of another domain than ONNX's is named ``domain::operator``.
+    """
 
     def register(function: SpecialOperator) -> SpecialOperator:
         for operator in operators:

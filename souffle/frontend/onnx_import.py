@@ -14,17 +14,25 @@ from souffle.errors import Refusal, UnsupportedOperatorError
 from souffle.frontend import (  # noqa: F401  (these enter the operators that they define)
     control,
     custom_convolution,
+    custom_determinant,
     custom_elementwise,
+    custom_fourier,
     custom_indexing,
+    custom_ngrams,
     custom_order,
     custom_resize,
+    custom_trees,
+    custom_windows,
     empty,
+    ml_operators,
     pooling,
+    random_operators,
     recurrent,
     reduction_operators,
     rewrites,
     stacks,
     structural,
+    training,
 )
 from souffle.frontend.emit import Emitter, OperatorCall
 from souffle.frontend.groups import fusion_groups, with_groups
@@ -118,7 +126,8 @@ def _defined_output(
     """The tensor of an output; a copy where it is not the result of a TE of its own and has any elements."""
     if not tensor.size:
         return emitter.tensor(name, tensor.shape, tensor.dtype)
-    defined = any(tensor in call.outputs for call in emitter.calls)
+    # One of several outputs of an operator may have become a constant.
+    defined = any(tensor in te_.outputs for call in emitter.calls for te_ in call.tes)
     if defined and tensor not in earlier:
         return tensor
     axes = [fresh_axis(extent, f"i{k}") for k, extent in enumerate(tensor.shape)]

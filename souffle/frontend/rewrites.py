@@ -19,8 +19,6 @@ from souffle.program import Tensor
 
 __all__: list[str] = []
 
-_FOR_INFERENCE = "export the model for inference (in PyTorch after model.eval())"
-
 
 @special("LayerNormalization")
 def _layer_normalization(
@@ -95,43 +93,6 @@ def _affine_grid(
     moved = write("MatMul", places, write("Transpose", theta, perm=[0, 2, 1]))
     shape = Known(np.array([batch, *extents, len(extents)], np.int64), f"{node.name}_shape")
     return [write("Reshape", moved, shape)]
-
-
-@special("Dropout")
-def _dropout(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value]:
-    training = inputs[2] if len(inputs) > 2 else None
-    ratio = inputs[1] if len(inputs) > 1 else None
-    drops = ratio is None or not isinstance(ratio, Known) or bool(ratio.array.any())
-    if training is not None and drops and (not isinstance(training, Known) or bool(training.array.any())):
-        raise Obstacle("it is in training mode", _FOR_INFERENCE)
-    results: list[Value] = [inputs[0]]
-    if len(node.output) > 1 and node.output[1]:
-        results.append(Known(np.ones(inputs[0].shape, dtype=bool), f"{node.name}_mask"))
-    return results
-
-
-@special("BatchNormalization")
-def _batch_normalization(
-    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
-) -> list[Value] | None:
-    if attribute(node, "training_mode", 0):
-        raise Obstacle("it is in training mode", _FOR_INFERENCE)
-    x, *statistics = inputs
-    if len(x.shape) < 2:
-        return None
-    if not all(isinstance(value, Known) for value in statistics):
-        # A distance from the mean may be beyond half precision where the result is not.
-        narrow = x.dtype in NARROW
-        return interpreter.in_single_precision(node, inputs, scope) if narrow else None
-    gain, bias, mean, variance = (value.array.astype("float64") for value in statistics)
-    factor = gain / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
-    shape = (-1, *[1] * (len(x.shape) - 2))
-    scale, shift = (
-        Known(array.astype(x.dtype).reshape(shape), f"{node.name}_{what}")
-        for array, what in ((factor, "scale"), (bias - mean * factor, "shift"))
-    )
-    write = NodeWriter(interpreter, node)
-    return [write("Add", write("Mul", x, scale), shift)]
 
 
 @special("MeanVarianceNormalization")
@@ -312,6 +273,18 @@ def _hardmax(
     return [write("Reshape", write("Hardmax", rows, axis=1), constant(list(x.shape), "int64"))]
 
 
+@special("PRelu")
+def _p_relu(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> list[Value] | None:
+    x, slope = inputs
+    if version_of("", scope.opsets) >= 7 or len(slope.shape) != 1 or len(x.shape) < 2 or slope.shape == (1,):
+        return None
+    # Once one slope for each channel, and not broadcast as arrays are.
+    write = NodeWriter(interpreter, node)
+    return [write("PRelu", x, write("Reshape", slope, constant([-1, *[1] * (len(x.shape) - 2)], "int64")))]
+
+
 @special("SpaceToDepth")
 def _space_to_depth(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
@@ -376,11 +349,23 @@ def _concat(
 def _roi_align(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
 ) -> Sequence[Value] | None:
-    if attribute(node, "mode", b"avg") != b"avg":
-        raise Obstacle("its attribute mode = max is not supported", "the supported mode is avg")
     usual = b"half_pixel" if version_of("", scope.opsets) >= 16 else b"output_half_pixel"
-    scale = attribute(node, "spatial_scale", 1.0)
-    if attribute(node, "coordinate_transformation_mode", usual) != b"half_pixel" or scale in (0.0, 1.0):
+    scale, mode = attribute(node, "spatial_scale", 1.0), attribute(node, "coordinate_transformation_mode")
+    if inputs[0].dtype in NARROW:
+        return interpreter.in_single_precision(node, inputs, scope)
+    if attribute(node, "sampling_ratio", 0) < 1:
+        raise Obstacle(
+            "with sampling_ratio = 0 each region has as many points as its size says, and that is data",
+            "give it a sampling_ratio of at least 1",
+        )
+    if attribute(node, "mode", b"avg") != b"avg":
+        if mode is not None:
+            return None
+        given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        return interpreter.emit(
+            "RoiAlign", list(inputs), f"{node.name}/RoiAlign", coordinate_transformation_mode=usual, **given
+        )
+    if (mode or usual) != b"half_pixel" or scale in (0.0, 1.0):
         return None
     # TVM moves regions by half a pixel before it scales them, and ONNX afterwards.
     image, regions, batch = inputs
