@@ -72,7 +72,7 @@ def suite_cases(kinds: Sequence[str]) -> dict[str, TestCase]:
 def _model_and_data(case: TestCase) -> tuple[onnx.ModelProto, list[tuple[list[Any], list[Any]]]]:
     """The model of a case, and its data sets."""
     if case.model is not None:
-        return case.model, list(case.data_sets)
+        return case.model, [tuple([_array(value) for value in part] for part in given) for given in case.data_sets]
     folder = Path(case.model_dir)
     model = onnx.load(folder / "model.onnx")
     sets = []
@@ -83,6 +83,10 @@ def _model_and_data(case: TestCase) -> tuple[onnx.ModelProto, list[tuple[list[An
 
 
 _ENDS = ("input", "output")
+
+
+def _array(value: Any) -> Any:
+    return numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
 
 
 def run_case(case: TestCase, options: Mapping[str, Any]) -> CaseResult:
