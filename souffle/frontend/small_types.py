@@ -236,7 +236,7 @@ def decoded(code: PrimExpr, source: str) -> PrimExpr:
             if source.startswith("uint")
             else tirx.Select(value >= n(1 << (bits - 1)), value - n(1 << bits), value)
         )
-    nan = tirx.reinterpret("float32", n(0x7FC00000))
+    nan = tirx.const(math.nan, "float32")
     if source == _POWERS:
         power = tirx.reinterpret("float32", tirx.shift_left(tirx.Max(code, n(1)), n(23)))
         return tirx.Select(code == n(255), nan, tirx.Select(code == n(0), tirx.const(2.0**-127, "float32"), power))
@@ -246,7 +246,7 @@ def decoded(code: PrimExpr, source: str) -> PrimExpr:
     tiny = tirx.Cast("float32", magnitude) * tirx.const(math.ldexp(1.0, 1 - form.bias - form.mantissa), "float32")
     value = tirx.Select(magnitude < n(1 << form.mantissa), tiny, tirx.reinterpret("float32", bits))
     if form.infinite:
-        infinity = tirx.reinterpret("float32", n(0x7F800000))
+        infinity = tirx.const(math.inf, "float32")
         value = tirx.Select(magnitude < n(form.beyond), value, tirx.Select(magnitude == n(form.beyond), infinity, nan))
     elif form.nan is not None and not form.unsigned_zero:
         value = tirx.Select(magnitude == n(form.nan), nan, value)
@@ -259,8 +259,8 @@ def converted(x: PrimExpr, target: str) -> PrimExpr:
     """`x` in another type that programs hold; true where it is not zero."""
     dtype = dtype_of(x)
     if target == "bool":
-        # NaN is true: it is not zero.
-        return tirx.Not(x == tirx.const(0, dtype))
+        # NaN is true, though a comparison with it does not hold on every target.
+        return tirx.Select(x == tirx.const(0, dtype), tirx.const(False, "bool"), tirx.const(True, "bool"))
     return x if dtype == target else tirx.Cast(target, x)
 
 
