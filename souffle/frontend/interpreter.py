@@ -50,8 +50,8 @@ _NO_DRAWS = "export the model for inference, or make the random numbers outside 
 # Of 16-bit numbers they compute in 32 bits: a sum, a power or a distance on the way to their result is beyond half
 # precision where the result is not, or neither LLVM nor CUDA has the function for the 16-bit types.
 _WIDE_NAMES = """
-Acos Acosh Asin Asinh Atan Atanh AveragePool Cosh GlobalAveragePool InstanceNormalization LpNormalization LpPool Mean
-MeanVarianceNormalization ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean Round Sinh Tan
+Acos Acosh Asin Asinh Atan Atanh AveragePool Cosh GlobalAveragePool InstanceNormalization IsInf IsNaN LRN
+LpNormalization LpPool Mean MeanVarianceNormalization ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean Round Sinh Tan
 """
 _WIDE_OPERATORS = frozenset(_WIDE_NAMES.split())
 # Without updates their result is their first input.
