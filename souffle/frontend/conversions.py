@@ -60,16 +60,21 @@ def element_number(dtype: str) -> int:
 
 
 def _conversion(operands: NodeOperands, source: str, target: str, saturate: bool, round_mode: str) -> list[te.Tensor]:
-    data = operands.tensor(0)
+    data, shape = operands.tensor(0), operands.shape(0)
 
-    def element(*at):
-        number = decoded(data(*at), source) if is_small(source) else data(*at)
-        if not is_small(target):
-            return converted(number, target)
-        number = converted(number, source_type(str(number.ty.dtype), target))
-        return encoded(number, target, saturate=saturate, round_mode=round_mode)
+    def number(*at):
+        return decoded(data(*at), source) if is_small(source) else data(*at)
 
-    return [te.compute(operands.shape(0), element, name="cast")]
+    if not is_small(target):
+        return [te.compute(shape, lambda *at: converted(number(*at), target), name="cast")]
+    kind = "int32" if bits_of(source) < 8 and "int" in source else "float32" if is_small(source) else source
+    wide = source_type(kind, target)
+    if wide != source:
+        # A byte is put together from several looks at the number, which is computed once.
+        data = te.compute(shape, lambda *at: converted(number(*at), wide), name="wide")
+    return [
+        te.compute(shape, lambda *at: encoded(data(*at), target, saturate=saturate, round_mode=round_mode), name="cast")
+    ]
 
 
 @special("BitCast")

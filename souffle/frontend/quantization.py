@@ -143,24 +143,37 @@ def _quantized(
     def operand(value: PrimExpr) -> PrimExpr:
         return converted(converted(value, division), wide)
 
-    def element(*at):
-        quotient = operand(data(*at)) / operand(_number(read(1, at), scale_type))
-        # A quotient of 16-bit numbers that is rounded twice is that which is rounded once.
-        quotient = operand(quotient)
-        zero = converted(_number(read(2, at), target), wide) if operands.present(2) else None
-        if target not in _RANGES:
-            if zero is not None:
-                # The sum with zero would lose the sign of another.
-                quotient = tirx.Select(zero == tirx.const(0, wide), quotient, quotient + zero)
-            return encoded(quotient, target, saturate=saturate)
-        least, most = (tirx.const(float(bound), wide) for bound in _RANGES[target])
-        value = tirx.nearbyint(quotient)
-        value = value if zero is None else value + zero
-        # What is no number becomes the least one, on every target.
-        value = tirx.Cast("int32", tirx.Select(value >= least, tirx.Min(value, most), least))
-        return encoded(value, target) if is_small(target) else tirx.Cast(target, value)
+    # A quotient of 16-bit numbers that is rounded twice is that which is rounded once.
+    def divided(*at):
+        return operand(operand(data(*at)) / operand(_number(read(1, at), scale_type)))
 
-    return [te.compute(operands.shape(0), element, name="quantize")]
+    def zero_of(at: Sequence[PrimExpr]) -> PrimExpr:
+        return converted(_number(read(2, at), target), wide)
+
+    shape, shifted = operands.shape(0), operands.present(2)
+    if target not in _RANGES:
+        # A byte is put together from several looks at the number, which is computed once.
+        value = te.compute(shape, divided, name="quotient")
+        if shifted:
+            quotient, zero = value, te.compute(shape, lambda *at: zero_of(at), name="zero")
+
+            def moved(*at):
+                # The sum with zero would lose the sign of another.
+                none = zero(*at) == tirx.const(0, wide)
+                return tirx.Select(none, quotient(*at), quotient(*at) + zero(*at))
+
+            value = te.compute(shape, moved, name="shifted")
+        return [te.compute(shape, lambda *at: encoded(value(*at), target, saturate=saturate), name="quantize")]
+    least, most = (tirx.const(float(bound), wide) for bound in _RANGES[target])
+
+    def element(*at):
+        number = tirx.nearbyint(divided(*at))
+        number = number + zero_of(at) if shifted else number
+        # What is no number becomes the least one, on every target.
+        whole = tirx.Cast("int32", tirx.Select(number >= least, tirx.Min(number, most), least))
+        return encoded(whole, target) if is_small(target) else tirx.Cast(target, whole)
+
+    return [te.compute(shape, element, name="quantize")]
 
 
 def _dequantized(operands: NodeOperands, block: _Block, source: str, scale_type: str, target: str) -> list[te.Tensor]:
