@@ -29,6 +29,7 @@ LOWEST = {
     "errors",
     "tvm_compat",
     "decision",
+    "element_types",
     "multiprocessor",
     "certificate",
     "cache",

@@ -24,6 +24,7 @@ __all__ = [
     "defines",
     "int_imm",
     "position_on_axis",
+    "template_of",
 ]
 
 _Definition = Callable[[onnx.NodeProto, "NodeOperands"], Sequence[te.Tensor] | None]
@@ -77,8 +78,15 @@ def custom_template(node: onnx.NodeProto, inputs: Sequence[NodeInput | None]) ->
     definition = OWN_DEFINITIONS.get(operator_name(node))
     if definition is None:
         return None
+    return template_of(lambda operands: definition(node, operands), inputs, node.op_type.lower())
+
+
+def template_of(
+    definition: Callable[[NodeOperands], Sequence[te.Tensor] | None], inputs: Sequence[NodeInput | None], name: str
+) -> Template | None:
+    """The template of what `definition` makes of the operands; ``None`` where it makes nothing."""
     operands = NodeOperands(inputs)
-    tensors = definition(node, operands)
+    tensors = definition(operands)
     if tensors is None:
         return None
     slots = [k for k, form in enumerate(inputs) if form is not None and form.value is None]
@@ -88,9 +96,9 @@ def custom_template(node: onnx.NodeProto, inputs: Sequence[NodeInput | None]) ->
     constants.update({len(slots) + k: array for k, (_, array) in enumerate(operands.tables)})
     types = [(tuple(int(extent) for extent in t.shape), str(t.dtype)) for t in (*placeholders, *tensors)]
     results = tuple(range(len(placeholders), len(types)))
-    func = primfunc_from_tensors([*placeholders, *tensors], node.op_type.lower())
+    func = primfunc_from_tensors([*placeholders, *tensors], name)
     read = tuple(range(len(placeholders)))
-    step = Step(node.op_type.lower(), func, read, results, placeholders, tuple(tensors))
+    step = Step(name, func, read, results, placeholders, tuple(tensors))
     return Template(tuple(types), constants, (step,), results)
 
 

@@ -12,16 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+from tvm import te
 
 from souffle.errors import Refusal, UnsupportedOperatorError
 from souffle.frontend.accumulation import NARROW
 from souffle.frontend.constant_folding import empty_outputs, evaluate_node
-from souffle.frontend.custom import custom_template
+from souffle.frontend.custom import NodeOperands, custom_template, template_of
 from souffle.frontend.diagnosis import diagnosed, run_time_parameters
 from souffle.frontend.emit import Emitter, check_element_types
 from souffle.frontend.lowering import IMPORTER_ERRORS, NodeInput, Template, lower_node
+from souffle.frontend.moved_bytes import has_small_elements, moved_as_bytes
 from souffle.frontend.refusal import Obstacle, computed, is_text, operator_name, position_name, refuse, version_of
-from souffle.frontend.values import Known, Scope, Stacked, Value
+from souffle.frontend.small_types import codes_of
+from souffle.frontend.values import Coded, Known, Scope, Stacked, Value
 from souffle.program import Tensor
 from souffle.program.names import NameSupply
 
@@ -38,11 +41,17 @@ SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap SplitToSeq
 """
 # Operators that take sequences, and absent optionals, as values.
 _SEQUENCE_OPERATORS = frozenset(_SEQUENCE_NAMES.split())
+# They know about small types themselves, or do not read elements at all.
+_ANY_TYPE_OPERATORS = _SEQUENCE_OPERATORS | frozenset(
+    {"BitCast", "Cast", "CastLike", "DequantizeLinear", "QuantizeLinear", "Shape", "Size"}
+)
+_CLASSIFYING_OPERATORS = frozenset({"IsInf", "IsNaN"})
 # Of 16-bit numbers they compute in 32 bits: a sum, a power or a distance on the way to their result is beyond half
 # precision where the result is not, or neither LLVM nor CUDA has the function for the 16-bit types.
 _WIDE_NAMES = """
-Acos Acosh Asin Asinh Atan Atanh AveragePool Cosh DFT GlobalAveragePool InstanceNormalization LpNormalization LpPool
-Mean MeanVarianceNormalization ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean Round STFT Sinh Tan
+Acos Acosh Asin Asinh Atan Atanh AveragePool Cosh DFT GlobalAveragePool InstanceNormalization IsInf IsNaN LRN
+LpNormalization LpPool Mean MeanVarianceNormalization ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean Round STFT
+Sinh Tan
 """
 _WIDE_OPERATORS = frozenset(_WIDE_NAMES.split())
 # Without updates their result is their first input.
@@ -100,6 +109,10 @@ class Interpreter:
         if function is not None:
             return self.call(function, node, inputs, scope)
         _check_inputs(node, inputs, scope.opsets)
+        if any(map(has_small_elements, inputs)) and node.op_type not in _ANY_TYPE_OPERATORS:
+            if node.op_type in _CLASSIFYING_OPERATORS:
+                return self.in_single_precision(node, inputs, scope)
+            return moved_as_bytes(node, inputs, scope.opsets, lambda given: self._node(node, given, scope))
         if any(isinstance(value, Known) and not value.array.size for value in inputs):
             if node.op_type in _SCATTERS and not math.prod(inputs[2].shape):
                 return [inputs[0]]
@@ -116,7 +129,7 @@ class Interpreter:
         return self.primitive(node, inputs, scope.opsets)
 
     def in_single_precision(self, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> Sequence[Value]:
-        """The outputs of a node whose first input is of 16-bit floating-point numbers, computed in 32 bits."""
+        """The outputs of a node whose first input is of narrower floating-point numbers, computed in 32 bits."""
         narrow = inputs[0].dtype
 
         def cast(value: Value, source: str, target: str) -> Value:
@@ -263,6 +276,30 @@ class Interpreter:
                 raise
             given = whole
             template = self._template(node, given, opsets)
+        return self._instances(template, node, inputs, given)
+
+    def defined(
+        self,
+        definition: Callable[..., Sequence[te.Tensor]],
+        node: onnx.NodeProto,
+        inputs: Sequence[Value],
+        parameters: tuple,
+    ) -> Sequence[Value]:
+        """The outputs of a node that `definition` makes of its operands and `parameters`, which say all about it."""
+        inputs = [self.whole(value) for value in inputs]
+        given = [_as_node_input(value, False) for value in inputs]
+        key = (definition, parameters, *(None if form is None else form.key for form in given))
+        if key not in self._templates:
+
+            def bound(operands: NodeOperands) -> Sequence[te.Tensor]:
+                return definition(operands, *parameters)
+
+            self._templates[key] = template_of(bound, given, node.op_type.lower())
+        return self._instances(self._templates[key], node, inputs, given)
+
+    def _instances(
+        self, template: Template, node: onnx.NodeProto, inputs: Sequence[Value], given: Sequence[NodeInput | None]
+    ) -> Sequence[Value]:
         types = [template.types[slot] for slot in template.results]
         if types and not any(math.prod(shape) for shape, _ in types):
             return [Known(np.zeros(shape, dtype=dtype), f"{node.name}_empty") for shape, dtype in types]
@@ -283,9 +320,9 @@ class Interpreter:
             self._templates[key] = custom_template(node, given) or lower_node(node, given, len(node.output), opsets)
         return self._templates[key]
 
-    def tensor_of(self, value: Known | Tensor | Stacked) -> Tensor:
-        """The program tensor of a value."""
-        value = self.whole(value)
+    def tensor_of(self, value: Known | Tensor | Coded | Stacked) -> Tensor:
+        """The program tensor of a value; of bytes, where its elements are of a small type."""
+        value = codes_of(self.whole(value))
         return self.emitter.constant(value.array, value.name) if isinstance(value, Known) else value
 
 

@@ -13,6 +13,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import helper, numpy_helper
 
+from souffle.element_types import SMALL_TYPES
 from souffle.errors import ModelError, OptionError, Refusal
 from souffle.frontend.given_constants import given_constants
 from souffle.frontend.naming import identifier
@@ -48,9 +49,9 @@ class LoadedModel:
     functions: dict[tuple[str, str], onnx.FunctionProto]
 
 
-_CONVERSION = "convert it to float32, float16, bfloat16 or integers of 8 bits and more"
+_CONVERSION = "convert it to floating-point numbers or integers"
 _CONVERSIONS = {onnx.TensorProto.STRING: "encode text as numbers"}
-_ELEMENT_TYPES = frozenset(helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in ELEMENT_TYPES)
+_ELEMENT_TYPES = frozenset(helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in ELEMENT_TYPES | SMALL_TYPES)
 
 
 def load_model(

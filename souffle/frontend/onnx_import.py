@@ -13,6 +13,7 @@ from tvm import te
 from souffle.errors import Refusal, UnsupportedOperatorError
 from souffle.frontend import (  # noqa: F401  (these enter the operators that they define)
     control,
+    conversions,
     custom_convolution,
     custom_determinant,
     custom_elementwise,
@@ -26,6 +27,7 @@ from souffle.frontend import (  # noqa: F401  (these enter the operators that th
     empty,
     ml_operators,
     pooling,
+    quantization,
     random_operators,
     recurrent,
     reduction_operators,
@@ -39,7 +41,8 @@ from souffle.frontend.groups import fusion_groups, with_groups
 from souffle.frontend.interpreter import Interpreter
 from souffle.frontend.load import LoadedModel, load_model
 from souffle.frontend.refusal import Obstacle, is_text, position_name, refuse, value_type
-from souffle.frontend.values import Known, Scope
+from souffle.frontend.small_types import CODES, is_small, standing_for
+from souffle.frontend.values import Known, Scope, Value
 from souffle.program import Origin, Tensor, TEProgram, make_te
 from souffle.tvm_compat import fresh_axis, primfunc_from_tensors
 
@@ -82,25 +85,27 @@ def import_onnx(
     """
     loaded = load_model(model, batch, constants)
     emitter = Emitter()
-    inputs = tuple(emitter.tensor(name, shape, dtype) for name, shape, dtype in loaded.inputs)
-    values = {name: Known(array, name) for name, array in loaded.initializers.items()}
-    # An input without elements is known.
-    values.update(
-        {
-            name: tensor if tensor.size else Known(np.zeros(shape, dtype=dtype), name)
-            for (name, shape, dtype), tensor in zip(loaded.inputs, inputs, strict=True)
-        }
+    small = {name: dtype for name, _, dtype in loaded.inputs if is_small(dtype)}
+    inputs = tuple(
+        emitter.tensor(name, shape, CODES if is_small(dtype) else dtype) for name, shape, dtype in loaded.inputs
     )
+    values: dict[str, Value] = {name: Known(array, name) for name, array in loaded.initializers.items()}
+    for (name, shape, dtype), tensor in zip(loaded.inputs, inputs, strict=True):
+        # An input without elements is known.
+        given = tensor if tensor.size else Known(np.zeros(shape, dtype=dtype), name)
+        values[name] = standing_for(given, dtype) if tensor.size and is_small(dtype) else given
     interpreter = Interpreter(emitter, loaded.functions)
     scope = Scope(values, loaded.opsets)
     emitter.inputs.update(zip(inputs, (name for name, _, _ in loaded.inputs), strict=True))
     interpreter.run(loaded.nodes, scope)
     results = [_output_tensor(interpreter, scope, name, loaded) for name in loaded.outputs]
+    kinds = ((name, scope.lookup(name).dtype) for name in loaded.outputs)
+    small |= {name: dtype for name, dtype in kinds if is_small(dtype)}
     emitter.fold_constants(set(results))
     outputs: list[Tensor] = []
     for name, tensor in zip(loaded.outputs, results, strict=True):
         outputs.append(_defined_output(emitter, interpreter, tensor, name, outputs))
-    return _assemble(loaded, emitter, inputs, outputs)
+    return _assemble(loaded, emitter, inputs, outputs, small)
 
 
 def _output_tensor(interpreter: Interpreter, scope: Scope, name: str, loaded: LoadedModel) -> Tensor:
@@ -141,7 +146,7 @@ def _defined_output(
     return copy.output
 
 
-def _assemble(loaded: LoadedModel, emitter: Emitter, inputs, outputs) -> TEProgram:
+def _assemble(loaded: LoadedModel, emitter: Emitter, inputs, outputs, small: Mapping[str, str]) -> TEProgram:
     live = _live_calls(emitter.calls, outputs)
     tes = with_groups(live, fusion_groups(live, outputs))
     program = TEProgram(
@@ -152,6 +157,7 @@ def _assemble(loaded: LoadedModel, emitter: Emitter, inputs, outputs) -> TEProgr
         input_names=tuple(name for name, _, _ in loaded.inputs),
         output_names=tuple(loaded.outputs),
         name=loaded.name,
+        small_types=small,
     )
     return program.with_tes(tes)
 

@@ -176,12 +176,16 @@ def _pow(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value]
         for _ in range(int(value) - 1):
             result = write("Mul", result, base)
         return [result]
-    if floating and exponent.dtype == base.dtype:
+    if base.dtype in NARROW or (floating and exponent.dtype == "float64" != base.dtype):
+        # A power is rounded once, to the type of the base; of bfloat16 there is none.
+        kind = "float64" if exponent.dtype == "float64" else "float32"
+    elif floating and exponent.dtype == base.dtype:
         return None
-    kind = base.dtype if floating else "float64"
+    else:
+        kind = base.dtype if floating else "float64"
     element = int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(kind)))
     powered = write("Pow", _cast(write, base, kind, element), _cast(write, exponent, kind, element))
-    return [powered if floating else write("Cast", powered, to=_element_type(base.dtype))]
+    return [_cast(write, powered, base.dtype, _element_type(base.dtype))]
 
 
 def _cast(write: NodeWriter, value: Value, dtype: str, element: int) -> Value:

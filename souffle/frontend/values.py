@@ -11,7 +11,7 @@ import onnx
 from souffle.errors import Refusal, UnsupportedOperatorError
 from souffle.program import Tensor
 
-__all__ = ["Known", "Scope", "Stacked", "Value"]
+__all__ = ["Coded", "Known", "Scope", "Stacked", "Value"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Stacked:
     and not for all of them.
     """
 
-    pieces: tuple[Known | Tensor, ...]
+    pieces: tuple[Known | Tensor | Coded, ...]
     axis: int
     name: str
 
@@ -56,8 +56,33 @@ class Stacked:
         return self.pieces[0].dtype
 
 
-Value = Known | Tensor | Stacked | list | None
-"""A constant, a tensor, a stack of values, a sequence of values, or nothing (an absent optional)."""
+@dataclass(frozen=True, eq=False)
+class Coded:
+    """A tensor of a small element type, as the bytes that stand for its elements.
+
+    Attributes
+    ----------
+    codes : Tensor
+    dtype : str
+        The element type, of :data:`souffle.program.SMALL_TYPES`.
+    """
+
+    codes: Tensor
+    dtype: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.codes.shape
+
+    @property
+    def name(self) -> str:
+        """The name of the tensor."""
+        return self.codes.name
+
+
+Value = Known | Tensor | Coded | Stacked | list | None
+"""A constant, a tensor, one of bytes, a stack of values, a sequence of values, or nothing (an absent optional)."""
 
 
 @dataclass

@@ -75,7 +75,9 @@ def signature_of(plan: Plan) -> Signature:
     return Signature(
         plan.name,
         tuple(
-            TensorSpec(buffer.label, buffer.shape, buffer.dtype) for buffer in plan.buffers if buffer.kind == "input"
+            TensorSpec(buffer.label, buffer.shape, buffer.element_type)
+            for buffer in plan.buffers
+            if buffer.kind == "input"
         ),
     )
 
@@ -215,7 +217,7 @@ class Network:
     def outputs(self) -> tuple[TensorSpec, ...]:
         """Names, shapes and dtypes of the outputs."""
         return tuple(
-            TensorSpec(buffer.label, buffer.shape, buffer.dtype)
+            TensorSpec(buffer.label, buffer.shape, buffer.element_type)
             for buffer in self._plan.buffers
             if buffer.kind == "output"
         )
@@ -338,7 +340,10 @@ class Network:
         if isinstance(self._runner, CudaRunner):
             results: Sequence[Any] = self._runner.run(self._signature, values, graph=self._options["graph"])
         else:
-            results = self._runner.run(values)
+            results = [
+                array.view(spec.dtype) if str(array.dtype) != spec.dtype else array
+                for array, spec in zip(self._runner.run(values), self.outputs, strict=True)
+            ]
         return dict(zip(self._output_names, results, strict=True))
 
     def capture(self) -> Network:
