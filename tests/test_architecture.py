@@ -32,6 +32,7 @@ LOWEST = {
     "multiprocessor",
     "certificate",
     "cache",
+    "dimensions",
     "named",
     "options",
     "parallel",

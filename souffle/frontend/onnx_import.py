@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
@@ -33,10 +34,15 @@ from souffle.frontend.values import Known, Scope
 from souffle.program import Origin, Tensor, TEProgram, make_te
 from souffle.tvm_compat import fresh_axis, primfunc_from_tensors
 
-__all__ = ["import_onnx"]
+__all__ = ["import_loaded", "import_onnx"]
 
 
-def import_onnx(model: str | os.PathLike | bytes | onnx.ModelProto, *, batch: int | None = None) -> TEProgram:
+def import_onnx(
+    model: str | os.PathLike | bytes | onnx.ModelProto,
+    *,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> TEProgram:
     """Read an ONNX model as a TE program.
 
     Parameters
@@ -46,6 +52,9 @@ def import_onnx(model: str | os.PathLike | bytes | onnx.ModelProto, *, batch: in
     batch : int, optional
         The value of a symbolic first dimension of the inputs. Where no dimension is open, it must be the first
         dimension that the inputs have.
+    dims : mapping of str to int, optional
+        The values of the open dimensions by name: a symbolic dimension's own, or ``"input:axis"`` for one without. What
+        a model declares as sums, differences, products or floor divisions of them, such as ``past + seq``, follows.
 
     Returns
     -------
@@ -60,9 +69,18 @@ def import_onnx(model: str | os.PathLike | bytes | onnx.ModelProto, *, batch: in
     UnsupportedOperatorError
         If it holds an operator, or a form of one, that cannot be expressed; names the node and its shapes.
     OptionError
-        If `batch` cannot be what the model computes on.
+        If `batch` cannot be what the model computes on, or `dims` names no open dimension or one that `batch` fixes.
     """
-    loaded = load_model(model, batch)
+    return import_loaded(load_model(model, batch, dims))
+
+
+def import_loaded(loaded: LoadedModel) -> TEProgram:
+    """The program of a model that was read; see :func:`import_onnx`.
+
+    Raises
+    ------
+    UnsupportedOperatorError
+    """
     emitter = Emitter()
     inputs = tuple(emitter.tensor(name, shape, dtype) for name, shape, dtype in loaded.inputs)
     values = {name: Known(array, name) for name, array in loaded.initializers.items()}
