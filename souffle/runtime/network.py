@@ -20,6 +20,7 @@ from souffle.runtime.cpu_runner import CpuRunner
 from souffle.runtime.cuda import Cuda
 from souffle.runtime.cuda_runner import CudaRunner
 from souffle.runtime.explain import explain, launch_counts, shared_bytes, spilled_bytes, stack_bytes
+from souffle.runtime.shared_constants import SharedConstants
 from souffle.runtime.signature import Signature, TensorSpec
 from souffle.runtime.stage_table import StageTable, stages_of_plan
 
@@ -136,6 +137,8 @@ class Network:
         counted (:attr:`counts`).
     driver
         The CUDA driver's functions, for tests and rehearsals; those of cuda-bindings where not given.
+    shared
+        Where the constants of other networks are, too, so that those that they have in common are on the device once.
 
     Raises
     ------
@@ -156,6 +159,7 @@ class Network:
         cache_dir: str | Path | None = None,
         checked: bool = False,
         driver: Any = None,
+        shared: SharedConstants | None = None,
     ) -> None:
         ordinal = check_device(device)
         if order not in _ORDERS:
@@ -174,6 +178,7 @@ class Network:
         self._options |= {"cache_dir": cache_dir, "checked": checked, "driver": driver}
         self._signature = signature_of(plan)
         self._output_names = tuple(buffer.label for buffer in plan.buffers if buffer.kind == "output")
+        self._shared = shared
         self._opening = threading.Lock()
         self._runner: CpuRunner | CudaRunner | None = None
 
@@ -305,7 +310,8 @@ class Network:
     def _opened(self) -> CpuRunner | CudaRunner:
         options = self._options
         if not self._on_cpu:
-            return CudaRunner(self._plan, Cuda(self._ordinal, options["driver"]), poison=options["poison"])
+            cuda = Cuda(self._ordinal, options["driver"])
+            return CudaRunner(self._plan, cuda, poison=options["poison"], shared=self._shared)
         cache = options["cache_dir"]
         return CpuRunner(
             self._plan,
@@ -314,6 +320,7 @@ class Network:
             seed=options["seed"],
             cache_dir=Path(cache) if cache is not None else None,
             checked=options["checked"],
+            shared=self._shared,
         )
 
     def __call__(self, *args: Any) -> dict[str, Any]:
