@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -82,11 +82,14 @@ class OpenDimensions:
     def places(self) -> Iterator[tuple[str, int, int]]:
         """Where each name stands in an input for the first time: the name, the input's number, the axis."""
         for name in self.names:
-            yield name, *next(
-                (number, axis)
-                for number, (_, shape) in enumerate(self.inputs)
-                for axis, dimension in enumerate(shape)
-                if dimension == name
+            yield (
+                name,
+                *next(
+                    (number, axis)
+                    for number, (_, shape) in enumerate(self.inputs)
+                    for axis, dimension in enumerate(shape)
+                    if dimension == name
+                ),
             )
 
     def knows(self, dimension: Dimension) -> bool:
@@ -95,6 +98,11 @@ class OpenDimensions:
             return dimension is not None
         used = names_in(dimension)
         return dimension in self.names or bool(used and used <= set(self.names))
+
+    def follows(self, dimension: Dimension, names: Collection[str]) -> bool:
+        """Whether its value depends on one of the given open dimensions."""
+        used = {dimension} if dimension in self.names else names_in(dimension) if isinstance(dimension, str) else ()
+        return not used.isdisjoint(names) if used else False
 
     def extent(self, dimension: int | str, extents: Mapping[str, int]) -> int:
         """The value of a dimension.

@@ -74,8 +74,8 @@ class OpenModel:
     readers: Readers
     dimensions: OpenDimensions
 
-    def fixed(self, batch: int | None, dims: Mapping[str, int]) -> LoadedModel:
-        """The model with a value for every open dimension.
+    def extents(self, batch: int | None, dims: Mapping[str, int]) -> dict[str, int]:
+        """The value of each open dimension by name.
 
         Raises
         ------
@@ -84,7 +84,17 @@ class OpenModel:
         """
         if batch is not None and batch < 1:
             raise OptionError(f"batch is {batch}; it must be at least 1")
-        extents = fixed_extents(self.dimensions, batch, dims, self.where, self.readers)
+        return fixed_extents(self.dimensions, batch, dims, self.where, self.readers)
+
+    def fixed(self, batch: int | None, dims: Mapping[str, int]) -> LoadedModel:
+        """The model with a value for every open dimension.
+
+        Raises
+        ------
+        OptionError, ModelError
+            As :func:`load_model`.
+        """
+        extents = self.extents(batch, dims)
         graph = self.proto.graph
         kinds = {info.name: info.type.tensor_type.elem_type for info in graph.input}
         return LoadedModel(

@@ -16,9 +16,7 @@ from souffle.frontend.readers import Readers
 __all__ = ["checked_extent", "fixed_extents", "open_dimensions_of"]
 
 
-def open_dimensions_of(
-    inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]
-) -> OpenDimensions:
+def open_dimensions_of(inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]) -> OpenDimensions:
     """The shapes that a model declares. An open dimension without a name is called ``input:axis``.
 
     Parameters

@@ -17,9 +17,9 @@ from souffle.codegen.plan import Buffer, Plan
 from souffle.errors import ArtifactError
 from souffle.runtime import artifact
 from souffle.runtime.explain import explain
-from souffle.runtime.network import KernelInfo, signature_of
+from souffle.runtime.network import KernelInfo, outputs_of, signature_of
 from souffle.runtime.shared_constants import SharedConstants
-from souffle.runtime.signature import Signature
+from souffle.runtime.signature import Signature, TensorSpec
 from souffle.runtime.stage_table import StageTable, stages_of_plan
 from souffle.schedule.cpu import SharedCores, host_target, machine_of
 
@@ -191,6 +191,11 @@ class HostNetwork:
         return self._signature
 
     @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Names, shapes and dtypes of the outputs."""
+        return outputs_of(self._plan)
+
+    @property
     def kernels(self) -> tuple[KernelInfo, ...]:
         """The functions, in order of their first call."""
         counts = [0] * len(self._plan.kernels)
@@ -213,6 +218,10 @@ class HostNetwork:
     def save(self, path: str | Path, *, constants: str = "stored") -> None:
         """Write a ``.souffle`` file (:func:`souffle.runtime.artifact.save`)."""
         artifact.save(self._plan, path, constants=constants)
+
+    def sharing(self, shared: SharedConstants) -> HostNetwork:
+        """The same network, whose constants are where those of other networks are, too."""
+        return HostNetwork(self._plan, shared=shared)
 
     def open(self) -> None:
         """Load the machine code and place the constants now instead of at the first call."""

@@ -24,7 +24,7 @@ from souffle.runtime.shared_constants import SharedConstants
 from souffle.runtime.signature import Signature, TensorSpec
 from souffle.runtime.stage_table import StageTable, stages_of_plan
 
-__all__ = ["KernelInfo", "Network", "check_device", "signature_of"]
+__all__ = ["KernelInfo", "Network", "check_device", "outputs_of", "signature_of"]
 
 _ORDERS = ("fixed", "shuffled")
 
@@ -79,6 +79,11 @@ def signature_of(plan: Plan) -> Signature:
             TensorSpec(buffer.label, buffer.shape, buffer.dtype) for buffer in plan.buffers if buffer.kind == "input"
         ),
     )
+
+
+def outputs_of(plan: Plan) -> tuple[TensorSpec, ...]:
+    """The outputs of a plan, under the model's own names."""
+    return tuple(TensorSpec(b.label, b.shape, b.dtype) for b in plan.buffers if b.kind == "output")
 
 
 def check_device(device: str) -> int:
@@ -219,11 +224,7 @@ class Network:
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """Names, shapes and dtypes of the outputs."""
-        return tuple(
-            TensorSpec(buffer.label, buffer.shape, buffer.dtype)
-            for buffer in self._plan.buffers
-            if buffer.kind == "output"
-        )
+        return outputs_of(self._plan)
 
     @property
     def kernels(self) -> tuple[KernelInfo, ...]:
@@ -291,6 +292,10 @@ class Network:
         """The same network on another device or with other options."""
         kept = {**self._options, "graph": None, "checked": self._options["checked"] and device == "cpu"}
         return Network(self._plan, device=device, **{**kept, **options})
+
+    def sharing(self, shared: SharedConstants) -> Network:
+        """The same network, whose constants are where those of other networks are, too."""
+        return Network(self._plan, device=self.device, **self._options, shared=shared)
 
     def open(self) -> None:
         """Load the code and upload the constants now instead of at the first call.

@@ -1,0 +1,197 @@
+"""Compile a model for several values of its open dimensions: one network of versions, which share their constants."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from souffle.codegen.plan import Plan
+from souffle.dimensions import extents_text
+from souffle.errors import OptionError
+from souffle.frontend.load import OpenModel, open_model
+from souffle.frontend.onnx_import import import_loaded, import_onnx
+from souffle.frontend.open_dimensions import checked_extent
+from souffle.loading import network_of
+from souffle.program import TEProgram
+from souffle.runtime.plan_versions import Padding, check_padding
+from souffle.runtime.shared_constants import UniqueArrays
+from souffle.runtime.versioned_network import VersionedNetwork
+
+__all__ = [
+    "VersionsRequest",
+    "check_open",
+    "choices_of",
+    "has_versions",
+    "in_versions",
+    "program_of",
+    "programs_of",
+]
+
+_ONE_AT_A_TIME = threading.Lock()
+"""Versions are compiled one after another, whichever network asks for them and from whatever thread."""
+
+
+def has_versions(dims: Mapping[str, Any] | None) -> bool:
+    """Whether an open dimension is given several values, as a list.
+
+    Raises
+    ------
+    OptionError
+        If it is not a mapping.
+    """
+    if dims is not None and not isinstance(dims, Mapping):
+        raise OptionError(f'dims={dims!r} is not valid; give a dict, such as {{"seq": 128}} or {{"seq": [128, 384]}}')
+    return any(isinstance(value, Sequence) and not isinstance(value, str) for value in (dims or {}).values())
+
+
+def choices_of(model: OpenModel, batch: int | None, dims: Mapping[str, Any]) -> list[tuple[int, ...]]:
+    """The values of all open dimensions, one after another, for each version: the product of the lists.
+
+    Raises
+    ------
+    OptionError, ModelError
+        As :func:`souffle.import_onnx`; if a list is empty.
+    """
+    lists = {}
+    for name, value in dims.items():
+        values = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+        if not values:
+            raise OptionError(f"dims gives {name!r} an empty list; give at least one value")
+        lists[name] = list(dict.fromkeys(checked_extent(name, one) for one in values))
+    # What is wrong with the names is said once, before anything is compiled.
+    first = model.extents(batch, {name: values[0] for name, values in lists.items()})
+    return list(itertools.product(*(lists.get(name, [extent]) for name, extent in first.items())))
+
+
+def check_open(model: Any, batch: int | None, dims: Mapping[str, Any] | None) -> None:
+    """Refuse values for the dimensions of a program, none of which is open.
+
+    Raises
+    ------
+    OptionError
+    """
+    if isinstance(model, TEProgram) and (batch is not None or dims):
+        shapes = ", ".join(f"{n!r} {t.shape}" for n, t in zip(model.input_names, model.inputs, strict=True))
+        given = f"batch={batch} has" if batch is not None else f"dims={dict(dims)} have"
+        raise OptionError(
+            f"{given} no effect on the program {model.name}, whose inputs have their shapes ({shapes}); give it to "
+            "souffle.import_onnx, which makes the program"
+        )
+
+
+def program_of(model: Any, batch: int | None, dims: Mapping[str, int] | None) -> TEProgram:
+    """The program of a model, or the model itself where it is one.
+
+    Raises
+    ------
+    SouffleError
+        As :func:`souffle.import_onnx`.
+    """
+    check_open(model, batch, dims)
+    return model if isinstance(model, TEProgram) else import_onnx(model, batch=batch, dims=dims)
+
+
+def programs_of(model: Any, batch: int | None, dims: Mapping[str, Any] | None) -> Iterator[TEProgram]:
+    """The programs of all versions of a model, which may be one."""
+    if not has_versions(dims) or isinstance(model, TEProgram):
+        yield program_of(model, batch, dims)
+        return
+    opened = open_model(model)
+    for choice in choices_of(opened, batch, dims):
+        yield import_loaded(opened.fixed(None, dict(zip(opened.dimensions.names, choice, strict=True))))
+
+
+@dataclass(frozen=True)
+class VersionsRequest:
+    """Which versions are wanted, and what is done with inputs of other shapes; see :func:`souffle.compile`.
+
+    Attributes
+    ----------
+    model : OpenModel
+    batch : int or None
+    dims : mapping of str to int or sequence of int
+    pad : bool or sequence of str
+    pad_values : mapping of str to number
+    on_demand : bool
+    device : str
+    """
+
+    model: OpenModel
+    batch: int | None
+    dims: Mapping[str, Any]
+    pad: bool | Sequence[str]
+    pad_values: Mapping[str, Any]
+    on_demand: bool
+    device: str
+
+    def padding(self) -> Padding | None:
+        """How inputs are padded.
+
+        Raises
+        ------
+        OptionError
+            If it names no open dimension.
+        """
+        names = self.model.dimensions.names
+        chosen = names if self.pad is True else tuple(self.pad or ())
+        unknown = [name for name in chosen if name not in names]
+        if isinstance(self.pad, str) or unknown:
+            raise OptionError(
+                f"pad={self.pad!r} is not valid; choose True, False, or a list of open dimensions, which are "
+                f"{', '.join(map(repr, names))}"
+            )
+        if self.pad_values and not chosen:
+            raise OptionError("pad_values says with what inputs are padded; give pad=True, or dimensions to pad, too")
+        return Padding(chosen, dict(self.pad_values)) if chosen else None
+
+
+def in_versions(
+    request: VersionsRequest,
+    plan_of: Callable[[TEProgram, str], Plan],
+    progress: Callable[[str], None] = lambda message: None,
+) -> VersionedNetwork:
+    """Compile all versions, one after another.
+
+    Parameters
+    ----------
+    request : VersionsRequest
+    plan_of : callable
+        Compiles a program; its second argument says of what values it is.
+    progress : callable, optional
+        Told in a few words what is being done.
+
+    Raises
+    ------
+    SouffleError
+        As :func:`souffle.compile`.
+    """
+    model, padding, unique = request.model, request.padding(), UniqueArrays()
+    names = model.dimensions.names
+
+    def compiled(extents: Mapping[str, int], said: str) -> Plan:
+        with _ONE_AT_A_TIME:
+            plan = plan_of(import_loaded(model.fixed(None, extents)), said)
+            return replace(plan, constants=unique.of(plan.constants))
+
+    plans, choices = {}, choices_of(model, request.batch, request.dims)
+    for number, choice in enumerate(choices):
+        said = extents_text(names, choice)
+        progress(f"version {number + 1} of {len(choices)}: {said}")
+        plans[choice] = compiled(dict(zip(names, choice, strict=True)), said)
+        if padding is not None:
+            check_padding(model.dimensions, choice, plans[choice], padding)
+
+    def on_demand(extents: dict[str, int]) -> Any:
+        said = extents_text(tuple(extents), tuple(map(operator.index, extents.values())))
+        return network_of(compiled(extents, said), device=request.device)
+
+    return VersionedNetwork(
+        model.dimensions,
+        {extents: network_of(plan, device=request.device) for extents, plan in plans.items()},
+        padding=padding,
+        compiler=on_demand if request.on_demand else None,
+    )
