@@ -341,7 +341,7 @@ def tune(
     units = []
     for model in models if isinstance(models, (list, tuple)) else (models,):
         progress("importing")
-        units += [stages_of(program, options, progress=progress) for program in programs_of(model, batch, dims)]
+        units += [stages_of(program, options, progress=progress) for _, program in programs_of(model, batch, dims)]
     return search(
         tasks_of(units, tasks),
         trials=trials,

@@ -95,14 +95,15 @@ def program_of(model: Any, batch: int | None, dims: Mapping[str, int] | None) ->
     return model if isinstance(model, TEProgram) else import_onnx(model, batch=batch, dims=dims)
 
 
-def programs_of(model: Any, batch: int | None, dims: Mapping[str, Any] | None) -> Iterator[TEProgram]:
-    """The programs of all versions of a model, which may be one."""
+def programs_of(model: Any, batch: int | None, dims: Mapping[str, Any] | None) -> Iterator[tuple[str, TEProgram]]:
+    """The programs of all versions of a model, each with words such as ``"batch=1, seq=128"``; empty words for one."""
     if not has_versions(dims) or isinstance(model, TEProgram):
-        yield program_of(model, batch, dims)
+        yield "", program_of(model, batch, dims)
         return
     opened = open_model(model)
+    names = opened.dimensions.names
     for choice in choices_of(opened, batch, dims):
-        yield import_loaded(opened.fixed(None, dict(zip(opened.dimensions.names, choice, strict=True))))
+        yield extents_text(names, choice), import_loaded(opened.fixed(None, dict(zip(names, choice, strict=True))))
 
 
 @dataclass(frozen=True)

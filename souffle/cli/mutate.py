@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import souffle
 from souffle.cli.compare import random_inputs
 from souffle.cli.compiler_options import compiler_options
+from souffle.cli.dims import dims_of
 from souffle.cli.output import Progress, format_table, write_json
 from souffle.mutation.mutants import Mutations
 from souffle.mutation.sandbox import SHUFFLED_RUNS, Sandbox
@@ -26,7 +27,7 @@ def trial_table(trials: Iterable[Trial]) -> str:
 
 def mutate(arguments: argparse.Namespace, progress: Progress) -> int:
     """Run the command; the exit status is 1 if a mutant that changes a result is not refuted."""
-    program = souffle.import_onnx(arguments.model, batch=arguments.batch)
+    program = souffle.import_onnx(arguments.model, batch=arguments.batch, dims=dims_of(arguments.dim))
     options = {**compiler_options(arguments), "arch": arguments.arch or "sm_90"}
     compiled = compile_cuda(program, level=arguments.level, cubin=False, progress=progress, **options)
     mutations = Mutations(compiled)

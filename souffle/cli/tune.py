@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import souffle
 from souffle.cli.compiler_options import compiler_options
+from souffle.cli.dims import dims_of
 from souffle.cli.interruption import INTERRUPTED
 from souffle.cli.output import Progress, format_table, write_json
 from souffle.options import LEVELS
@@ -45,6 +46,7 @@ def tune(arguments: argparse.Namespace, progress: Progress) -> int:
         log=arguments.log,
         level=arguments.level,
         batch=arguments.batch,
+        dims=dims_of(arguments.dim),
         device=arguments.device,
         tasks=arguments.tasks,
         seed=arguments.seed,
