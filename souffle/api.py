@@ -152,7 +152,9 @@ def compile(
         With versions: an input of another shape is made larger to the smallest version that holds it, along all open
         dimensions or those that are named, and outputs are cut back. It is for models that bear it, by an attention
         mask or along a batch, and where the model declares the shapes of outputs by the names of open dimensions.
-        See :class:`souffle.runtime.VersionedNetwork`.
+        Outputs of two versions are compared, for one random input along each dimension, and padding that changes them
+        is refused (not with ``verify="off"``, nor with ``device="cpu"``). See
+        :class:`souffle.runtime.VersionedNetwork`.
     pad_values : mapping of str to number, optional
         With what inputs are padded, by their names; 0 where nothing is given.
     on_demand : bool
@@ -247,7 +249,9 @@ def compile(
     if not on_host:
         options = replace(options, arch=arch or present or options.arch)
     if versions:
-        wanted = VersionsRequest(open_model(model), batch, dims, pad, pad_values or {}, on_demand, device)
+        # On the CPU device, only small networks run in no time.
+        compares = verify != "off" and (on_host or device != "cpu")
+        wanted = VersionsRequest(open_model(model), batch, dims, pad, pad_values or {}, on_demand, device, compares)
 
         def plan_of(program: TEProgram, said: str) -> Plan:
             into = None if dump is None else Dump(Path(dump) / re.sub(r"[^\w=,+-]+", "_", said.replace(", ", ",")))

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from souffle.codegen.plan import Plan
 from souffle.dimensions import extents_text
-from souffle.errors import OptionError
+from souffle.errors import CompilerNotFoundError, NoGpuError, OptionError
 from souffle.frontend.load import OpenModel, open_model
 from souffle.frontend.onnx_import import import_loaded, import_onnx
 from souffle.frontend.open_dimensions import checked_extent
 from souffle.loading import network_of
 from souffle.program import TEProgram
+from souffle.runtime.comparison import compare, random_inputs
 from souffle.runtime.plan_versions import Padding, check_padding
 from souffle.runtime.shared_constants import UniqueArrays
 from souffle.runtime.versioned_network import VersionedNetwork
@@ -119,6 +123,8 @@ class VersionsRequest:
     pad_values : mapping of str to number
     on_demand : bool
     device : str
+    compares : bool
+        Whether outputs with and without padding are compared.
     """
 
     model: OpenModel
@@ -128,6 +134,7 @@ class VersionsRequest:
     pad_values: Mapping[str, Any]
     on_demand: bool
     device: str
+    compares: bool = True
 
     def padding(self) -> Padding | None:
         """How inputs are padded.
@@ -190,9 +197,67 @@ def in_versions(
         said = extents_text(tuple(extents), tuple(map(operator.index, extents.values())))
         return network_of(compiled(extents, said), device=request.device)
 
-    return VersionedNetwork(
-        model.dimensions,
-        {extents: network_of(plan, device=request.device) for extents, plan in plans.items()},
-        padding=padding,
-        compiler=on_demand if request.on_demand else None,
-    )
+    networks = {extents: network_of(plan, device=request.device) for extents, plan in plans.items()}
+    compiler = on_demand if request.on_demand else None
+    network = VersionedNetwork(model.dimensions, networks, padding=padding, compiler=compiler)
+    if padding is not None and request.compares:
+        progress("comparing outputs with and without padding")
+        padding = replace(padding, comparison=_compared(network))
+        network = VersionedNetwork(model.dimensions, networks, padding=padding, compiler=compiler)
+    return network
+
+
+def _compared(network: VersionedNetwork) -> str:
+    """Run two versions with the same inputs along each dimension that is padded: once with padding, once without.
+
+    Returns
+    -------
+    str
+        What was found, in words.
+
+    Raises
+    ------
+    OptionError
+        If outputs are not the same within the tolerance of :func:`souffle.runtime.comparison.compare`.
+    """
+    worst, left_out = 0.0, []
+    for name in network.padding.names:
+        pair = _neighbours(network, name)
+        if pair is None:
+            left_out.append(name)
+            continue
+        small, large = pair
+        version = network.versions[small]
+        inputs = random_inputs(version.signature.inputs)
+        # Of whole numbers and truth values, ones: most are masks, and a row of which nothing is left means nothing.
+        ones = {spec.name for spec in version.signature.inputs if np.dtype(spec.dtype).kind in "biu"}
+        inputs |= {key: np.ones_like(inputs[key]) for key in ones}
+        try:
+            expected = version(inputs)
+        except (NoGpuError, CompilerNotFoundError) as error:
+            return f"outputs with and without padding were not compared, since nothing runs here: {error}"
+        result = compare(network.run_in(large, inputs), expected, version.plan.options.precision)
+        if not result.ok:
+            raise OptionError(
+                f"inputs of {version.plan.name} cannot be padded along {name!r}: for random ones of "
+                f"{extents_text(network.dimensions, small)}, outputs of the version "
+                f"{extents_text(network.dimensions, large)} are {result.error:.2g} of their largest magnitude apart "
+                "from those without padding; give pad the dimensions that the model bears it along, or pad_values that its "
+                'mask leaves out; verify="off" compares nothing'
+            )
+        worst = max(worst, result.error)
+    if len(left_out) == len(network.padding.names):
+        return "outputs with and without padding were not compared, since no version holds another"
+    but = f", but not along {', '.join(left_out)}, where no version holds another" if left_out else ""
+    return f"for random inputs, outputs with and without padding are {worst:.2g} of their largest magnitude apart{but}"
+
+
+def _neighbours(network: VersionedNetwork, name: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The two smallest versions that differ along one dimension alone."""
+    axis = network.dimensions.index(name)
+    pairs = [
+        (small, large)
+        for small, large in itertools.permutations(network.versions, 2)
+        if small[axis] < large[axis] and small[:axis] == large[:axis] and small[axis + 1 :] == large[axis + 1 :]
+    ]
+    return min(pairs, key=lambda pair: (math.prod(pair[1]), math.prod(pair[0]), pair), default=None)

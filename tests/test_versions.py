@@ -9,7 +9,7 @@ import pickle
 import threading
 import zipfile
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -168,6 +168,23 @@ def test_options_that_do_not_fit() -> None:
     refused(OptionError, lambda: souffle.compile(model, pad_values={"z": 0}, **one), "'z'", "has x, m")
 
 
+@pytest.mark.parametrize("name", ["n", "k"])
+def test_padding_that_changes_outputs_is_refused(name: str) -> None:
+    model = relu("n", "k", output=["n", "k"])
+    model.graph.node[0].op_type = "Softmax"
+    call = partial(souffle.compile, model, dims={"n": [2, 3], "k": [4, 6]}, pad=[name], **HOST)
+    if name == "k":
+        refused(OptionError, call, "along 'k'", "n=2, k=4", "n=2, k=6", 'verify="off"')
+        net = call(verify="off")
+        assert "were not compared" in net.explain()
+        assert not np.allclose(net(np.ones((2, 5), np.float32))["y"], 0.2)
+        refused(InputError, lambda: net.run_in((3, 6), np.ones((2, 6), np.float32)), "(3, 6)")
+    else:
+        net = call()
+        assert "with and without padding are " in net.explain()
+        np.testing.assert_allclose(net.run_in((3, 4), np.ones((1, 4), np.float32))["y"], np.full((1, 4), 0.25))
+
+
 # which version runs
 
 
@@ -182,6 +199,7 @@ def test_a_version_for_each_shape(options: dict, tmp_path: Path) -> None:
             given = inputs(*extents)
             assert_right(it(given), given)
             assert_right(it(given["x"], given["m"]), given)
+            assert_right(it.run_in(extents, given), given)
             assert it.chosen(given) is version and version.signature.inputs[0].shape == (*extents, 6)
             assert options is HOST or version.certificate.verdict == "PROVEN"
         held = [id(array) for version in it.versions.values() for array in version.plan.constants.values()]

@@ -25,10 +25,13 @@ class Padding:
         The open dimensions along which inputs are made larger, at the end.
     values : mapping of str to number
         What is put there, by input; 0 where nothing is named.
+    comparison : str
+        What was found when outputs with and without padding were compared, in words.
     """
 
     names: tuple[str, ...]
     values: Mapping[str, Any] = field(default_factory=dict)
+    comparison: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +129,9 @@ def versions_to_json(versions: PlanVersions) -> dict[str, Any]:
         "names": list(dimensions.names),
         "inputs": [[name, list(shape)] for name, shape in dimensions.inputs],
         "outputs": [[name, None if shape is None else list(shape)] for name, shape in dimensions.outputs],
-        "padding": None if padding is None else {"names": list(padding.names), "values": values},
+        "padding": None
+        if padding is None
+        else {"names": list(padding.names), "values": values, "comparison": padding.comparison},
     }
 
 
@@ -156,7 +161,8 @@ def versions_from_json(content: Any) -> tuple[OpenDimensions, Padding | None]:
         return dimensions, None
     if not isinstance(padding, dict) or not isinstance(padding.get("values"), dict):
         raise ValueError("it does not say how inputs are padded")
-    padded = Padding(_names(padding.get("names")), padding["values"])
+    comparison = padding.get("comparison")
+    padded = Padding(_names(padding.get("names")), padding["values"], comparison if isinstance(comparison, str) else "")
     if not set(padded.names) <= set(names):
         raise ValueError(f"it pads {padded.names}, and its open dimensions are {names}")
     return dimensions, padded

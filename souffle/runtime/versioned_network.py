@@ -154,6 +154,7 @@ class VersionedNetwork:
             f"  padding: along {', '.join(padding.names)}, at the end, to the smallest version that holds the inputs: "
             f"{', '.join(padded)}",
             "    outputs are cut back; what they hold is right only if the model tells what was added from the rest",
+            f"    {padding.comparison or 'outputs with and without padding were not compared'}",
         ]
 
     def save(self, path: str | Path, *, constants: str = "stored") -> None:
@@ -207,6 +208,25 @@ class VersionedNetwork:
         except InputError:
             self._extents(self._signature.arrange(args))  # says it of all versions, if it is about shapes
             raise
+
+    def run_in(self, version: Extents, *args: Any) -> dict[str, Any]:
+        """As a call, in a version that is named, to which the inputs are padded.
+
+        Raises
+        ------
+        InputError
+            If the version does not hold the inputs, or they are wrong.
+        """
+        values = self._signature.arrange(args)
+        extents = self._extents(values)
+        if version not in self._networks or not self._holds(version, tuple(extents.values())):
+            raise InputError(
+                f"inputs of {self._signature.network} with {extents_text(self.dimensions, tuple(extents.values()))} "
+                f"cannot be run in version {version}; there are {self._listed(self._networks)}"
+            )
+        if version == tuple(extents.values()):
+            return self._networks[version](*args)
+        return self._padded(self._networks[version], values, extents)
 
     def _exact(self, args: Sequence[Any]) -> Any:
         """The version for the shapes of the inputs that tell them apart; None where there is none."""
@@ -272,13 +292,14 @@ class VersionedNetwork:
         """The version with the fewest elements that inputs can be padded to."""
         if self._padding is None:
             return None
-        grows = [name in self._padding.names for name in self.dimensions]
-        holding = [
-            has
-            for has in list(self._networks)
-            if all(h >= w if grown else h == w for h, w, grown in zip(has, wanted, grows, strict=True))
-        ]
+        holding = [has for has in list(self._networks) if self._holds(has, wanted)]
         return min(holding, key=lambda has: (math.prod(has), has), default=None)
+
+    def _holds(self, version: Extents, wanted: Extents) -> bool:
+        """Whether inputs can be padded to a version."""
+        grows = () if self._padding is None else self._padding.names
+        each = zip(self.dimensions, version, wanted, strict=True)
+        return all(has >= needed if name in grows else has == needed for name, has, needed in each)
 
     def _padded(self, network: Any, values: Sequence[Any], extents: dict[str, int]) -> dict[str, Any]:
         arrays = []
