@@ -242,8 +242,8 @@ def _compared(network: VersionedNetwork) -> str:
                 f"inputs of {version.plan.name} cannot be padded along {name!r}: for random ones of "
                 f"{extents_text(network.dimensions, small)}, outputs of the version "
                 f"{extents_text(network.dimensions, large)} are {result.error:.2g} of their largest magnitude apart "
-                "from those without padding; give pad the dimensions that the model bears it along, or pad_values that its "
-                'mask leaves out; verify="off" compares nothing'
+                "from those without padding; give pad the dimensions that the model bears it along, or pad_values that "
+                'its mask leaves out; verify="off" compares nothing'
             )
         worst = max(worst, result.error)
     if len(left_out) == len(network.padding.names):
