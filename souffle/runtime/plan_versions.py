@@ -102,19 +102,18 @@ def _shape_text(shape: Shape) -> str:
 
 
 def _check_value(name: str, dtype: str, value: Any) -> None:
-    kind = np.dtype(dtype)
     try:
         given = np.array(value)
+    except ValueError:
+        given = np.array("lists of several lengths")
+    same = given.shape == () and given.dtype.kind in "biuf"
+    if same:
         with np.errstate(all="ignore"):
-            cast = given.astype(kind)
-            right = (
-                given.shape == ()
-                and given.dtype.kind in "biuf"
-                and (kind.kind not in "biu" or cast.astype(given.dtype) == given)
-            )
-    except (TypeError, ValueError, OverflowError):
-        right = False
-    if not right:
+            cast = given.astype(dtype)
+        # A rounded fraction will do, but no finite number that becomes infinite.
+        whole = np.dtype(dtype).kind in "biu"
+        same = cast.astype(given.dtype) == given if whole else np.isinf(cast) == np.isinf(given)
+    if not same:
         raise OptionError(f"pad_values gives input {name!r} the value {value!r}; it must be one number of type {dtype}")
 
 
