@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -41,6 +42,7 @@ Model = str | os.PathLike | bytes | onnx.ModelProto | TEProgram
 
 
 Dims = Mapping[str, int | Sequence[int]]
+"""The values of open dimensions by name."""
 
 
 def _options(arch: str | None, cache_dir: str | os.PathLike | None, **choices: object) -> Options:
@@ -74,6 +76,7 @@ def compile(
     pad: bool | Sequence[str] = False,
     pad_values: Mapping[str, float] | None = None,
     on_demand: bool = False,
+    constants: Mapping[str, Any] | None = None,
     verify: str = "memory",
     tuning_log: str | os.PathLike | None = "auto",
     device: str = "auto",
@@ -160,6 +163,10 @@ def compile(
     on_demand : bool
         With versions: a shape that none has is compiled by the first call that needs it, and kept. The model's weights
         are kept for that.
+    constants : mapping of str to array, optional
+        Values of inputs of an ONNX model that are known now, such as axes, sizes and conditions on which the program
+        depends, or weights that are given as inputs: the network has them as constants, and no such inputs. An array
+        has the input's type and shape; numbers and lists of them are taken in that type.
     verify : str
         What the compiler proves of the CUDA kernels that it made (``docs/verification.md``). ``"memory"``: no races, no
         divergent barriers, no stray accesses, and a grid that fits; if that is refuted, compiling fails. ``"values"``:
@@ -180,7 +187,8 @@ def compile(
         Sees, and may replace, what each stage of the compiler gives (``docs/debugging.md``).
     dump : path, optional
         A folder for what each stage of the compiler gives, as numbered files of text, in which a compilation that fails
-        leaves what it has (``docs/debugging.md``). The files of an earlier dump are replaced.
+        leaves what it has (``docs/debugging.md``). The files of an earlier dump are replaced. Each version has a folder
+        of its own in it, such as ``batch=1,seq=128``.
     background : bool or "cpu"
         Compile in a process of its own, and give a network that runs meanwhile (FusionStitching, §6): the same model at
         V0 for the same device, or with ``"cpu"`` LLVM code for this machine's processor. The optimized network takes
@@ -241,7 +249,7 @@ def compile(
             "background=True is for one version; compile the versions with background=False, or one of them by single "
             "values in dims"
         )
-    check_open(model, batch, dims)
+    check_open(model, batch, dims, constants)
     present = gpu_arch() if target == "auto" or (target == "cuda" and arch is None) else None
     dumped = None if dump is None or versions else Dump(dump)
     progress("importing")
@@ -249,16 +257,17 @@ def compile(
     if not on_host:
         options = replace(options, arch=arch or present or options.arch)
     if versions:
+        opened = open_model(model, constants)
         # On the CPU device, only small networks run in no time.
         compares = verify != "off" and (on_host or device != "cpu")
-        wanted = VersionsRequest(open_model(model), batch, dims, pad, pad_values or {}, on_demand, device, compares)
+        wanted = VersionsRequest(opened, batch, dims, pad, pad_values or {}, on_demand, device, compares)
 
         def plan_of(program: TEProgram, said: str) -> Plan:
             into = None if dump is None else Dump(Path(dump) / re.sub(r"[^\w=,+-]+", "_", said.replace(", ", ",")))
             return CompileRequest(program, options, on_host, into).plan(progress=progress, hook=hook)
 
         return in_versions(wanted, plan_of, progress)
-    request = CompileRequest(program_of(model, batch, dims), options, on_host, dumped)
+    request = CompileRequest(program_of(model, batch, dims, constants), options, on_host, dumped)
     if background:
         return compile_in_background(request, device=device, on_host=background == "cpu", progress=progress)
     return network_of(request.plan(progress=progress, hook=hook), device=device)
@@ -279,6 +288,7 @@ def tune(
     disable: Sequence[str] = (),
     batch: int | None = None,
     dims: Dims | None = None,
+    constants: Mapping[str, Any] | None = None,
     device: str | None = None,
     tasks: str = "",
     seed: int = 0,
@@ -302,7 +312,7 @@ def tune(
         As for :func:`compile`.
     log : path
         The folder of the logs. The architecture's own, inside, holds MetaSchedule's two files.
-    level, precision, fusion, policy, partition, reductions, disable, batch, dims
+    level, precision, fusion, policy, partition, reductions, disable, batch, dims, constants
         As for :func:`compile`; they decide which stages there are.
     device : str, optional
         The product to predict for, such as ``"A100-SXM4-40GB"``. Nothing is measured then.
@@ -345,7 +355,8 @@ def tune(
     units = []
     for model in models if isinstance(models, (list, tuple)) else (models,):
         progress("importing")
-        units += [stages_of(program, options, progress=progress) for _, program in programs_of(model, batch, dims)]
+        programs = programs_of(model, batch, dims, constants)
+        units += [stages_of(program, options, progress=progress) for _, program in programs]
     return search(
         tasks_of(units, tasks),
         trials=trials,
@@ -372,6 +383,7 @@ def learn(
     device: str | None = None,
     batch: int | None = None,
     dims: Mapping[str, int] | None = None,
+    constants: Mapping[str, Any] | None = None,
     checkpoint: str | os.PathLike | None = None,
     curves: str | os.PathLike | None = None,
     seed: int = 0,
@@ -397,7 +409,7 @@ def learn(
         TEs of a kernel, at most; the planners' own limit without. ``fusion="learned"`` has that of its policy.
     level : str
         ``"V0"``, ``"V1"`` or ``"V2"``, whose TEs are fused.
-    precision, batch, dims
+    precision, batch, dims, constants
         As for :func:`compile`.
     device : str, optional
         The product to predict for, such as ``"A100-SXM4-40GB"``; that of sm_90 without.
@@ -430,7 +442,7 @@ def learn(
     graphs = {}
     for number, model in enumerate(models if isinstance(models, (list, tuple)) else (models,)):
         progress("importing")
-        program, _ = transform_program(program_of(model, batch, dims), LEVELS[level], precision)
+        program, _ = transform_program(program_of(model, batch, dims, constants), LEVELS[level], precision)
         named = Path(model).stem if isinstance(model, (str, os.PathLike)) else program.name
         name = named if named not in graphs else f"{named} {number}"
         graphs[name] = graph_of(program)

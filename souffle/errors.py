@@ -5,6 +5,8 @@ A message names the thing (operator, node, shape, file) and says what would help
 
 from __future__ import annotations
 
+from enum import Enum
+
 __all__ = [
     "ArtifactError",
     "BackgroundError",
@@ -18,6 +20,7 @@ __all__ = [
     "ModelError",
     "NoGpuError",
     "OptionError",
+    "Refusal",
     "SouffleError",
     "UnsupportedOperatorError",
 ]
@@ -27,12 +30,43 @@ class SouffleError(Exception):
     """Base of all errors raised by Souffle."""
 
 
+class Refusal(str, Enum):
+    """What stands against a model, by kind. Its value says it in words."""
+
+    PARAMETER = "an input that the program depends on has no value before the network runs"
+    DATA = "the shape of a result depends on data"
+    OPERATOR = "there is no tensor expression of the operator"
+    FORM = "this form of the operator is not supported"
+    TYPE = "a network holds no elements of this type"
+    TEXT = "a network computes with numbers, not with text"
+    SEQUENCE = "inputs and outputs of a network are tensors, not sequences, optionals or maps"
+    EMPTY = "a tensor without elements stands beside others"
+    OPEN = "a dimension is left open"
+    INVALID = "the model is not valid"
+
+
 class ModelError(SouffleError):
-    """The model cannot be read: not ONNX, invalid, or a dimension is left open."""
+    """The model cannot be read: not ONNX, invalid, or a dimension is left open.
+
+    Attributes
+    ----------
+    refusal : Refusal
+        What stands against it.
+    needs : tuple of str
+        The model's inputs whose values would have to be known; ``compile(constants=...)`` gives them.
+    """
+
+    def __init__(self, *words: object, refusal: Refusal = Refusal.INVALID, needs: tuple[str, ...] = ()) -> None:
+        super().__init__(*words)
+        self.refusal = refusal
+        self.needs = needs
 
 
 class UnsupportedOperatorError(ModelError):
     """The model uses an operator, or a form of one, that cannot be imported."""
+
+    def __init__(self, *words: object, refusal: Refusal = Refusal.FORM, needs: tuple[str, ...] = ()) -> None:
+        super().__init__(*words, refusal=refusal, needs=needs)
 
 
 class OptionError(SouffleError):

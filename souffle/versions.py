@@ -71,13 +71,20 @@ def choices_of(model: OpenModel, batch: int | None, dims: Mapping[str, Any]) -> 
     return list(itertools.product(*(lists.get(name, [extent]) for name, extent in first.items())))
 
 
-def check_open(model: Any, batch: int | None, dims: Mapping[str, Any] | None) -> None:
-    """Refuse values for the dimensions of a program, none of which is open.
+def check_open(
+    model: Any, batch: int | None, dims: Mapping[str, Any] | None, constants: Mapping[str, Any] | None
+) -> None:
+    """Refuse values for the dimensions of a program, none of which is open, and for its inputs.
 
     Raises
     ------
     OptionError
     """
+    if isinstance(model, TEProgram) and constants:
+        raise OptionError(
+            f"constants={{{', '.join(f'{name!r}: ...' for name in constants)}}} have no effect on the program "
+            f"{model.name}; give them to souffle.import_onnx, which makes the program"
+        )
     if isinstance(model, TEProgram) and (batch is not None or dims):
         shapes = ", ".join(f"{n!r} {t.shape}" for n, t in zip(model.input_names, model.inputs, strict=True))
         given = f"batch={batch} has" if batch is not None else f"dims={dict(dims)} have"
@@ -87,7 +94,9 @@ def check_open(model: Any, batch: int | None, dims: Mapping[str, Any] | None) ->
         )
 
 
-def program_of(model: Any, batch: int | None, dims: Mapping[str, int] | None) -> TEProgram:
+def program_of(
+    model: Any, batch: int | None, dims: Mapping[str, int] | None, constants: Mapping[str, Any] | None
+) -> TEProgram:
     """The program of a model, or the model itself where it is one.
 
     Raises
@@ -95,16 +104,20 @@ def program_of(model: Any, batch: int | None, dims: Mapping[str, int] | None) ->
     SouffleError
         As :func:`souffle.import_onnx`.
     """
-    check_open(model, batch, dims)
-    return model if isinstance(model, TEProgram) else import_onnx(model, batch=batch, dims=dims)
+    check_open(model, batch, dims, constants)
+    if isinstance(model, TEProgram):
+        return model
+    return import_onnx(model, batch=batch, dims=dims, constants=constants)
 
 
-def programs_of(model: Any, batch: int | None, dims: Mapping[str, Any] | None) -> Iterator[tuple[str, TEProgram]]:
+def programs_of(
+    model: Any, batch: int | None, dims: Mapping[str, Any] | None, constants: Mapping[str, Any] | None
+) -> Iterator[tuple[str, TEProgram]]:
     """The programs of all versions of a model, each with words such as ``"batch=1, seq=128"``; empty words for one."""
     if not has_versions(dims) or isinstance(model, TEProgram):
-        yield "", program_of(model, batch, dims)
+        yield "", program_of(model, batch, dims, constants)
         return
-    opened = open_model(model)
+    opened = open_model(model, constants)
     names = opened.dimensions.names
     for choice in choices_of(opened, batch, dims):
         yield extents_text(names, choice), import_loaded(opened.fixed(None, dict(zip(names, choice, strict=True))))

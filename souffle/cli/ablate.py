@@ -13,6 +13,7 @@ import numpy as np
 import souffle
 from souffle.cli.compare import compare, onnxruntime_outputs, random_inputs
 from souffle.cli.compiler_options import compiler_options
+from souffle.cli.constants import constants_of
 from souffle.cli.dims import dims_of
 from souffle.cli.output import Progress, format_table, human_bytes, write_json
 from souffle.options import LEVELS, ON_CHIP, SOUFFLE
@@ -57,7 +58,9 @@ def _report(arguments: argparse.Namespace, progress: Progress, records: list[dic
 
 
 def _model(model: str, arguments: argparse.Namespace, progress: Progress, gpu: str | None) -> Iterator[dict]:
-    program = souffle.import_onnx(model, batch=arguments.batch, dims=dims_of(arguments.dim))
+    program = souffle.import_onnx(
+        model, batch=arguments.batch, dims=dims_of(arguments.dim), constants=constants_of(arguments)
+    )
     reference = inputs = None
     for level, disabled in _variants(arguments):
         progress.prefix = f"{Path(model).stem} {_named(level, disabled)}: "
@@ -94,7 +97,7 @@ def _model(model: str, arguments: argparse.Namespace, progress: Progress, gpu: s
         if not arguments.no_run:
             if reference is None:
                 inputs = random_inputs(network.signature.inputs, arguments.seed)
-                reference = onnxruntime_outputs(model, inputs)
+                reference = onnxruntime_outputs(model, inputs, constants_of(arguments))
             progress("running")
             outputs = {name: np.asarray(value) for name, value in network(inputs).items()}
             result = compare(outputs, reference, arguments.precision)

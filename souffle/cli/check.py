@@ -13,6 +13,7 @@ import souffle
 from souffle.cli.compare import compare, onnxruntime_outputs, random_inputs
 from souffle.cli.compiled import named_versions
 from souffle.cli.compiler_options import compiler_options
+from souffle.cli.constants import constants_of
 from souffle.cli.dims import dims_of
 from souffle.cli.output import Progress, format_table, write_json
 from souffle.emulator import CheckError, Finding
@@ -49,7 +50,8 @@ def _networks(
         for said, network in named_versions(souffle.load(arguments.file, device="cpu")):
             yield said, network.plan.options.level, network, None
         return
-    for said, program in programs_of(arguments.model, arguments.batch, dims_of(arguments.dim)):
+    dims, constants = dims_of(arguments.dim), constants_of(arguments)
+    for said, program in programs_of(arguments.model, arguments.batch, dims, constants):
         for level in arguments.levels:
             progress.prefix = f"{said}{', ' if said else ''}{level}: "
             start = time.perf_counter()
@@ -86,7 +88,7 @@ def _run_levels(arguments: argparse.Namespace, progress: Progress, gpu: str | No
     for said, level, network, seconds in _networks(arguments, progress, gpu):
         if reference is None or reference[0] != said:
             inputs = random_inputs(network.signature.inputs, arguments.seed)
-            reference = (said, inputs, onnxruntime_outputs(arguments.model, inputs))
+            reference = (said, inputs, onnxruntime_outputs(arguments.model, inputs, constants_of(arguments)))
         _, inputs, expected = reference
         for device, runnable in _ways(network, arguments, gpu):
             progress(f"running on {device}")

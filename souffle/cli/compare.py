@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,8 +19,23 @@ except ImportError:
 __all__ = ["OutputComparison", "compare", "onnxruntime_outputs", "random_inputs"]
 
 
-def onnxruntime_outputs(model: onnx.ModelProto | str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+_NUMPY = {"float": "float32", "double": "float64", "float16": "float16", "bool": "bool"} | {
+    f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
+"""NumPy's names of ONNX Runtime's types."""
+
+
+def onnxruntime_outputs(
+    model: onnx.ModelProto | str, inputs: Mapping[str, np.ndarray], constants: Mapping[str, Any] | None = None
+) -> dict[str, np.ndarray]:
     """What ONNX Runtime computes.
+
+    Parameters
+    ----------
+    model : ModelProto or path
+    inputs : mapping of str to array
+    constants : mapping of str to array, number or list, optional
+        Of the inputs that a network was given at compile time.
 
     Raises
     ------
@@ -35,4 +51,6 @@ def onnxruntime_outputs(model: onnx.ModelProto | str, inputs: Mapping[str, np.nd
     source = model if isinstance(model, str) else model.SerializeToString()
     session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+    types = {info.name: info.type.removeprefix("tensor(").removesuffix(")") for info in session.get_inputs()}
+    given = {name: np.asarray(value, dtype=_NUMPY.get(types[name])) for name, value in (constants or {}).items()}
+    return dict(zip(names, session.run(names, {**inputs, **given}), strict=True))

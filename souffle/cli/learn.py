@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import souffle
+from souffle.cli.constants import add_constants, constants_of
 from souffle.cli.dims import add_batch_and_dims, dims_of
 from souffle.cli.output import Progress, format_table, write_json
 from souffle.options import PRECISIONS
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
     parser.add_argument("--device", metavar="PRODUCT", help="predict for this GPU (default: that of sm_90)")
     add_batch_and_dims(parser)
+    add_constants(parser)
     parser.add_argument("--checkpoint", metavar="FILE", help="where training goes on from (default: FILE.checkpoint)")
     parser.add_argument("--curves", metavar="FILE.svg", help="for a picture of the training")
     parser.add_argument("--seed", type=int, default=0)
@@ -47,6 +49,7 @@ def learn(arguments: argparse.Namespace, progress: Progress) -> int:
         device=arguments.device,
         batch=arguments.batch,
         dims=dims_of(arguments.dim),
+        constants=constants_of(arguments),
         checkpoint=arguments.checkpoint,
         curves=arguments.curves,
         seed=arguments.seed,

@@ -20,6 +20,7 @@ import souffle
 from souffle.certificate import CHECKS
 from souffle.cli.compiled import named_versions, print_compiled
 from souffle.cli.compiler_options import compiler_options
+from souffle.cli.constants import add_constants, constants_of
 from souffle.cli.counts import counts_table
 from souffle.cli.dims import add_batch_and_dims, add_padding, dims_of, padding_of
 from souffle.cli.hfuse import add_arguments as add_hfuse
@@ -139,6 +140,7 @@ def _compiler_parsers() -> tuple[argparse.ArgumentParser, ...]:
     )
     options.add_argument("--arch", help="GPU architecture, such as sm_90 (default: that of the GPU at hand, or sm_90)")
     add_batch_and_dims(options)
+    add_constants(options)
 
     waits = argparse.ArgumentParser(add_help=False)
     waits.add_argument(
@@ -255,6 +257,7 @@ def _network(arguments: argparse.Namespace, progress: Progress, dump: str | None
         batch=arguments.batch,
         dims=dims_of(arguments.dim),
         **padding_of(arguments),
+        constants=constants_of(arguments),
         tuning_log=None if arguments.tuning_log == "none" else arguments.tuning_log,
         cubin=not arguments.no_cubin,
         progress=progress,

@@ -15,7 +15,7 @@ from pathlib import Path
 from souffle.cache import cache_root, read_entry, write_entry
 from souffle.errors import CompilerNotFoundError, CudaCompileError, DeviceError
 
-__all__ = ["FOLDER", "SHARED_STEMS", "build_kernel_library", "build_runtime_library", "default_cache_dir"]
+__all__ = ["FOLDER", "SHARED_STEMS", "build_kernel_library", "build_runtime_library", "default_cache_dir", "find_gxx"]
 
 SHARED_STEMS = ("runtime", "checks", "rest")
 """What the names of files begin with that serve several texts."""
@@ -96,7 +96,14 @@ def uses_register() -> bool:
     return platform.machine() == "x86_64" and os.environ.get("SOUFFLE_CPU_DEVICE_UCONTEXT") != "1"
 
 
-def _compiler() -> str:
+def find_gxx() -> str:
+    """The path of the C++ compiler.
+
+    Raises
+    ------
+    CompilerNotFoundError
+        If there is none.
+    """
     for name in (os.environ.get("SOUFFLE_CXX"), "g++"):
         path = shutil.which(name) if name else None
         if path:
@@ -160,7 +167,7 @@ def _build(
 
 
 def _key(*parts: str) -> str:
-    compiler = _compiler()
+    compiler = find_gxx()
     made_by = (compiler, _compiler_version(compiler), _headers_digest())
     return hashlib.sha256("\0".join(("sealed", _TEXT_NAME, *parts, *made_by)).encode()).hexdigest()[:24]
 
@@ -181,7 +188,7 @@ def _object(unit: _Unit, folder: Path, result: Path, failed: str) -> Path:
 
 
 def _run(arguments: list[str], result: Path, failed: str) -> None:
-    command = [_compiler(), *arguments, "-o", str(result)]
+    command = [find_gxx(), *arguments, "-o", str(result)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=result.parent)
     if done.returncode != 0 or not result.exists():
         lines = [row.replace(str(result.parent) + "/", "") for row in done.stderr.splitlines()]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
+from souffle.errors import Refusal
 from souffle.frontend.attributes import attribute
 from souffle.frontend.interpreter import Interpreter, special
 from souffle.frontend.refusal import Obstacle, computed
@@ -35,6 +36,8 @@ def _if(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value],
             raise Obstacle(
                 "its condition is computed at run time, and its branches give results of different shapes or kinds",
                 "give the condition as a constant, or let both branches give tensors of one shape",
+                refusal=Refusal.PARAMETER,
+                parameters=("cond",),
             )
         results.extend(interpreter.emit("Where", [condition, a, b], f"{node.name}/Where"))
     return results
@@ -63,6 +66,7 @@ def _loop(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value
             raise Obstacle(
                 "how often it runs is decided at run time, by the condition that its body computes",
                 "give it a fixed number of iterations, with the true constant as the body's condition",
+                refusal=Refusal.DATA,
             )
         going = bool(onward.array.reshape(-1)[0])
         state = results[: len(state)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
@@ -26,7 +26,7 @@ def _resize(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor] | N
     if crops and roi is None and operands.present(1):
         raise computed("roi")
     plan = resize_plan(node, shape, roi, scales, sizes)
-    if plan.mode != "nearest" and _tvm_resizes(plan, len(shape)) and not attribute(node, "axes"):
+    if plan.mode != "nearest" and _tvm_resizes(plan, shape) and not attribute(node, "axes"):
         return None
     result = operands.tensor(0)
     if plan.mode == "nearest":
@@ -36,12 +36,14 @@ def _resize(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor] | N
     return [result]
 
 
-def _tvm_resizes(plan: ResizePlan, rank: int) -> bool:
+def _tvm_resizes(plan: ResizePlan, shape: Sequence[int]) -> bool:
     """Whether TVM's own formulation, which computes positions instead of reading them, gives ONNX's result."""
-    plain = not plan.antialias and not plan.exclude_outside and plan.exact and rank == 4
+    plain = not plan.antialias and not plan.exclude_outside and plan.exact and len(shape) == 4
     inner = all(axis.axis >= 2 and axis.after > 1 for axis in plan.axes)
     known = plan.coordinates in ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
-    return plain and inner and known and bool(plan.axes)
+    # Its aligned corners of an axis of one element divide by zero, also where the axis stays as it is.
+    apart = plan.coordinates != "align_corners" or 1 not in shape[2:]
+    return plain and inner and known and apart and bool(plan.axes)
 
 
 def _resized_nearest(plan: ResizePlan, operands: NodeOperands, data: te.Tensor) -> te.Tensor:

@@ -15,6 +15,7 @@ import onnx
 import tvm
 from onnx import helper
 
+from souffle.errors import Refusal
 from souffle.frontend.lowering import NodeInput, lower_node, single_node_model
 from souffle.frontend.refusal import Obstacle, computed, data_dependent, formal_inputs
 
@@ -88,11 +89,13 @@ def _unknown(node: onnx.NodeProto) -> Obstacle:
         return Obstacle(
             f"there is no tensor expression for {node.op_type} yet",
             "export the model with this part written in simpler operators, or end the network before it",
+            refusal=Refusal.OPERATOR,
         )
     return Obstacle(
         f"operators of domain {node.domain!r} are not known, and the model holds no definition of {node.op_type}",
         f"define {node.op_type} by simpler operators in a local function of the model (its `functions`), or export "
         "with operators of domain ai.onnx",
+        refusal=Refusal.OPERATOR,
     )
 
 
@@ -133,6 +136,7 @@ def _by_trial(
             return Obstacle(
                 f"{name or f'input {position}'} is {kind}, which this operator is not supported with",
                 f"put a Cast to {usual} before the node and one back to {kind} behind it",
+                refusal=Refusal.TYPE,
             )
     for attribute in node.attribute:
         plain = onnx.NodeProto()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 
 import numpy as np
 import tvm_ffi
@@ -11,6 +11,7 @@ from tvm import te, tirx
 from tvm.ir import Call
 from tvm.relax.expr import TEPlaceholderOp
 
+from souffle.errors import Refusal
 from souffle.frontend.accumulation import with_wide_rounding, with_wide_sum
 from souffle.frontend.lowering import Step, Template
 from souffle.frontend.naming import identifier
@@ -47,11 +48,12 @@ class OperatorCall:
 
 @dataclass
 class Emitter:
-    """Collects the TEs and constants of a program under construction."""
+    """Collects the TEs and constants of a program under construction; `inputs` are named as in the model."""
 
     names: NameSupply = field(default_factory=NameSupply)
     calls: list[OperatorCall] = field(default_factory=list)
     constants: dict[Tensor, np.ndarray] = field(default_factory=dict)
+    inputs: dict[Tensor, str] = field(default_factory=dict)
     _constant_tensors: dict[tuple, Tensor] = field(default_factory=dict)
     _kept_arrays: list[np.ndarray] = field(default_factory=list)
     _shared: dict[tuple, tuple[TE, tuple[int, ...]]] = field(default_factory=dict)
@@ -72,6 +74,18 @@ class Emitter:
             self._constant_tensors[key] = tensor
             self._kept_arrays.append(array)
         return self._constant_tensors[key]
+
+    def inputs_behind(self, values: Iterable[object]) -> list[str]:
+        """The names of those inputs of the model that values are computed from."""
+        makers = {tensor: call for call in self.calls for tensor in call.outputs}
+        seen: set[Tensor] = set()
+        stack = [tensor for value in values for tensor in _tensors_in(value)]
+        while stack:
+            tensor = stack.pop()
+            if tensor not in seen:
+                seen.add(tensor)
+                stack.extend(makers[tensor].inputs if tensor in makers else ())
+        return [name for tensor, name in self.inputs.items() if tensor in seen]
 
     def fold_constants(self, outputs: Set[Tensor]) -> None:
         """Evaluate the TEs that read nothing but constants; what others, or `outputs`, need becomes constants."""
@@ -208,6 +222,17 @@ class Emitter:
         return replace(first, name=name, inputs=(tensor,), outputs=(output,), origin=origin)
 
 
+def _tensors_in(value: object) -> Iterator[Tensor]:
+    """The tensors that a value of a graph is made of."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _tensors_in(part)
+    elif is_dataclass(value):
+        yield from _tensors_in([getattr(value, part.name) for part in fields(value)])
+
+
 def check_element_types(types: Iterable[str]) -> None:
     """Refuse a node that has to do with elements of a type that programs cannot hold.
 
@@ -220,6 +245,7 @@ def check_element_types(types: Iterable[str]) -> None:
         raise Obstacle(
             f"it reads or makes elements of type {', '.join(unknown)}, which networks here cannot hold",
             f"they hold {', '.join(sorted(ELEMENT_TYPES))}",
+            refusal=Refusal.TYPE,
         )
 
 
@@ -238,6 +264,7 @@ def _check_sizes(template: Template) -> None:
                     f"it makes elements from a tensor {dtype}{list(shape)}, which has none, or makes such a tensor "
                     "beside others",
                     "leave the empty tensor out of the model",
+                    refusal=Refusal.EMPTY,
                 )
 
 
@@ -260,6 +287,7 @@ def _check_self_contained(step: Step, origin: Origin) -> None:
         raise Obstacle(
             f"TVM has {origin.operators[0]} as a call of a library and not as a tensor expression",
             "export the model with this part written in simpler operators, or end the network before it",
+            refusal=Refusal.OPERATOR,
         )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from souffle.errors import UnsupportedOperatorError
+from souffle.errors import Refusal, UnsupportedOperatorError
 from souffle.frontend.accumulation import NARROW
 from souffle.frontend.constant_folding import RANDOM_OPERATORS, empty_outputs, evaluate_node
 from souffle.frontend.custom import custom_template
@@ -91,9 +91,10 @@ class Interpreter:
         try:
             return self._node(node, inputs, scope)
         except Obstacle as obstacle:
-            refuse(node, inputs, scope.opsets, obstacle)
+            refuse(node, inputs, scope.opsets, obstacle, self.emitter.inputs_behind)
         except IMPORTER_ERRORS as error:
-            refuse(node, inputs, scope.opsets, diagnosed(node, _node_inputs(inputs), scope.opsets, error))
+            obstacle = diagnosed(node, _node_inputs(inputs), scope.opsets, error)
+            refuse(node, inputs, scope.opsets, obstacle, self.emitter.inputs_behind)
 
     def _node(self, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> Sequence[Value]:
         function = self.functions.get((node.domain, node.op_type))
@@ -158,7 +159,7 @@ class Interpreter:
             if folded is not None:
                 return [Known(array, f"{node.name}_value") if array is not None else None for array in folded]
         if any(is_text(value) for value in inputs):
-            raise Obstacle("it reads text", "encode text as numbers outside of the network")
+            raise Obstacle("it reads text", "encode text as numbers outside of the network", refusal=Refusal.TEXT)
         try:
             return self._with_formal_types(node, inputs, self._lower(node, inputs, opsets), opsets)
         except Obstacle as obstacle:
@@ -171,7 +172,7 @@ class Interpreter:
                     return self.call(body, node, inputs, Scope({}, tuple(opsets)))
                 except UnsupportedOperatorError as inner:
                     own = run_time_parameters(node, _node_inputs(inputs), opsets)
-                    raise computed(*own) if own else Obstacle(f"by its ONNX definition, {inner}") from inner
+                    raise computed(*own) if own else _by_definition(inner) from inner
             cause = obstacle.__cause__
             if cause is None:
                 raise
@@ -289,6 +290,10 @@ class Interpreter:
         return self.emitter.constant(value.array, value.name) if isinstance(value, Known) else value
 
 
+def _by_definition(inner: UnsupportedOperatorError) -> Obstacle:
+    return Obstacle(f"by its ONNX definition, {inner}", refusal=inner.refusal, needs=inner.needs)
+
+
 def _node_inputs(inputs: Sequence[Value]) -> list[NodeInput | None]:
     return [None if isinstance(value, list) else _as_node_input(value, True) for value in inputs]
 
@@ -298,7 +303,8 @@ def _check_inputs(node: onnx.NodeProto, inputs: Sequence[Value], opsets: Sequenc
     if node.op_type in _SEQUENCE_OPERATORS:
         return
     if any(isinstance(value, list) for value in inputs):
-        raise Obstacle("it reads a sequence, which only operators of sequences may", "give it a tensor")
+        words = "it reads a sequence, which only operators of sequences may"
+        raise Obstacle(words, "give it a tensor", refusal=Refusal.SEQUENCE)
     domain = "" if node.domain == "ai.onnx" else node.domain
     version = version_of(domain, opsets)
     if not onnx.defs.has(node.op_type, version, domain):

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +14,8 @@ from google.protobuf.message import DecodeError
 from onnx import helper, numpy_helper
 
 from souffle.dimensions import OpenDimensions
-from souffle.errors import ModelError, OptionError
+from souffle.errors import ModelError, OptionError, Refusal
+from souffle.frontend.given_constants import given_constants
 from souffle.frontend.naming import identifier
 from souffle.frontend.open_dimensions import fixed_extents, open_dimensions_of
 from souffle.frontend.readers import Readers, declared_type
@@ -62,6 +64,8 @@ class OpenModel:
     proto : ModelProto
     initializers : dict of str to array
         Those that all that is fixed of it shares.
+    constants : mapping of str to array, number or sequence of numbers
+        Values of what would be inputs.
     where : str
         What messages call it.
     readers : Readers
@@ -70,6 +74,7 @@ class OpenModel:
 
     proto: onnx.ModelProto
     initializers: dict[str, np.ndarray]
+    constants: Mapping[str, Any]
     where: str
     readers: Readers
     dimensions: OpenDimensions
@@ -100,7 +105,7 @@ class OpenModel:
         return LoadedModel(
             identifier(graph.name or "main"),
             tuple(graph.node),
-            self.initializers,
+            self.initializers | given_constants(graph, self.constants, extents, self.where),
             tuple(
                 (name, self.dimensions.shape(shape, extents), str(helper.tensor_dtype_to_np_dtype(kinds[name])))
                 for name, shape in self.dimensions.inputs
@@ -112,26 +117,33 @@ class OpenModel:
 
 
 def load_model(
-    model: str | os.PathLike | bytes | onnx.ModelProto, batch: int | None, dims: Mapping[str, int] | None = None
+    model: str | os.PathLike | bytes | onnx.ModelProto,
+    batch: int | None,
+    dims: Mapping[str, int] | None = None,
+    constants: Mapping[str, Any] | None = None,
 ) -> LoadedModel:
-    """Read `model`, check it, and fix its first dimensions to `batch`, and its open dimensions to `dims`, by name.
+    """Read `model`, check it, fix first dimensions to `batch` and open ones to `dims`, and take `constants` for inputs.
 
     Raises
     ------
     OptionError
         If `batch` is no positive number, or the model has no open dimension that it could fix; if `dims` names none of
-        the model's open dimensions, or one that `batch` fixes.
+        the model's open dimensions, or one that `batch` fixes; if `constants` are no values of its inputs.
     ModelError
         Naming the file and what is wrong with it, as a dimension that stays open.
     """
-    return open_model(model).fixed(batch, dims or {})
+    return open_model(model, constants).fixed(batch, dims or {})
 
 
-def open_model(model: str | os.PathLike | bytes | onnx.ModelProto) -> OpenModel:
-    """Read `model` and check it.
+def open_model(
+    model: str | os.PathLike | bytes | onnx.ModelProto, constants: Mapping[str, Any] | None = None
+) -> OpenModel:
+    """Read `model` and check it; inputs that are in `constants` are none.
 
     Raises
     ------
+    OptionError
+        If `constants` are no values of the model's inputs.
     ModelError
         Naming the file and what is wrong with it.
     """
@@ -146,7 +158,8 @@ def open_model(model: str | os.PathLike | bytes | onnx.ModelProto) -> OpenModel:
     if graph.sparse_initializer:
         name = graph.sparse_initializer[0].values.name
         raise ModelError(
-            f"{where}: initializer {name!r}{readers.of_value(name)} is sparse; export the model with dense weights"
+            f"{where}: initializer {name!r}{readers.of_value(name)} is sparse; export the model with dense weights",
+            refusal=Refusal.FORM,
         )
     initializers = {}
     for tensor in graph.initializer:
@@ -157,10 +170,13 @@ def open_model(model: str | os.PathLike | bytes | onnx.ModelProto) -> OpenModel:
             raise ModelError(
                 f"{where}: the data of initializer {about} cannot be read: {_why_unread(tensor, folder, error)}"
             ) from error
-    given = [info for info in graph.input if info.name not in initializers]
+    constants = constants or {}
+    # What is wrong with them is said before anything else; with which dimensions they must agree is known later.
+    given_constants(graph, constants, {}, where)
+    given = [info for info in graph.input if info.name not in initializers and info.name not in constants]
     for info in given:
         _check_input(info, where, readers)
-    return OpenModel(proto, initializers, where, readers, open_dimensions_of(given, tuple(graph.output)))
+    return OpenModel(proto, initializers, constants, where, readers, open_dimensions_of(given, tuple(graph.output)))
 
 
 def _read(model) -> tuple[onnx.ModelProto, str | None, str]:
@@ -226,13 +242,17 @@ def _check_input(info: onnx.ValueInfoProto, where: str, readers: Readers) -> Non
     if not info.type.HasField("tensor_type"):
         raise ModelError(
             f"{where}: input {info.name!r} is {declared_type(info.type)}, and only a tensor can be an input{who}; give "
-            "its elements as inputs of their own, and leave an optional that is not there out of the model"
+            "its elements as inputs of their own, and leave an optional that is not there out of the model",
+            refusal=Refusal.SEQUENCE,
         )
     if not info.type.tensor_type.HasField("shape"):
-        raise ModelError(f"{where}: input {info.name!r} has no shape{who}; export the model with static shapes")
+        raise ModelError(
+            f"{where}: input {info.name!r} has no shape{who}; export the model with static shapes", refusal=Refusal.OPEN
+        )
     element = info.type.tensor_type.elem_type
     if element not in _ELEMENT_TYPES:
         raise ModelError(
             f"{where}: input {info.name!r} is {declared_type(info.type)}, and networks here take no elements of this "
-            f"type{who}; {_CONVERSIONS.get(element, _CONVERSION)} outside of the network"
+            f"type{who}; {_CONVERSIONS.get(element, _CONVERSION)} outside of the network",
+            refusal=Refusal.TEXT if element == onnx.TensorProto.STRING else Refusal.TYPE,
         )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnx
 from tvm import te
 
-from souffle.errors import UnsupportedOperatorError
+from souffle.errors import Refusal, UnsupportedOperatorError
 from souffle.frontend import (  # noqa: F401  (these enter the operators that they define)
     control,
     custom_convolution,
@@ -42,6 +43,7 @@ def import_onnx(
     *,
     batch: int | None = None,
     dims: Mapping[str, int] | None = None,
+    constants: Mapping[str, Any] | None = None,
 ) -> TEProgram:
     """Read an ONNX model as a TE program.
 
@@ -55,6 +57,9 @@ def import_onnx(
     dims : mapping of str to int, optional
         The values of the open dimensions by name: a symbolic dimension's own, or ``"input:axis"`` for one without. What
         a model declares as sums, differences, products or floor divisions of them, such as ``past + seq``, follows.
+    constants : mapping of str to array, optional
+        Values of inputs that are known now, such as axes and shapes: they are constants of the program, which has no
+        such inputs. An array has the input's type; numbers and lists of them are taken in it.
 
     Returns
     -------
@@ -69,9 +74,10 @@ def import_onnx(
     UnsupportedOperatorError
         If it holds an operator, or a form of one, that cannot be expressed; names the node and its shapes.
     OptionError
-        If `batch` cannot be what the model computes on, or `dims` names no open dimension or one that `batch` fixes.
+        If `batch` cannot be what the model computes on, `dims` names no open dimension or one that `batch` fixes, or
+        the model has no input that takes a value of `constants`.
     """
-    return import_loaded(load_model(model, batch, dims))
+    return import_loaded(load_model(model, batch, dims, constants))
 
 
 def import_loaded(loaded: LoadedModel) -> TEProgram:
@@ -93,6 +99,7 @@ def import_loaded(loaded: LoadedModel) -> TEProgram:
     )
     interpreter = Interpreter(emitter, loaded.functions)
     scope = Scope(values, loaded.opsets)
+    emitter.inputs.update(zip(inputs, (name for name, _, _ in loaded.inputs), strict=True))
     interpreter.run(loaded.nodes, scope)
     results = [_output_tensor(interpreter, scope, name, loaded) for name in loaded.outputs]
     emitter.fold_constants(set(results))
@@ -106,15 +113,16 @@ def _output_tensor(interpreter: Interpreter, scope: Scope, name: str, loaded: Lo
     value = scope.lookup(name)
     if value is None or isinstance(value, list) or is_text(value):
         remedy = "let the model return tensors of numbers: every output of a network is one"
+        refusal = Refusal.TEXT if is_text(value) else Refusal.SEQUENCE
         for position, node in enumerate(loaded.nodes):
             if name in node.output:
                 named = onnx.NodeProto()
                 named.CopyFrom(node)
                 named.name = position_name(node, position)
                 given = [scope.lookup(source) if source else None for source in node.input]
-                obstacle = Obstacle(f"it makes output {name!r} of the network, which is {value_type(value)}", remedy)
-                refuse(named, given, loaded.opsets, obstacle)
-        raise UnsupportedOperatorError(f"output {name!r} is {value_type(value)}; {remedy}")
+                words = f"it makes output {name!r} of the network, which is {value_type(value)}"
+                refuse(named, given, loaded.opsets, Obstacle(words, remedy, refusal=refusal))
+        raise UnsupportedOperatorError(f"output {name!r} is {value_type(value)}; {remedy}", refusal=refusal)
     return interpreter.tensor_of(value)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 
 from souffle.dimensions import OpenDimensions, Shape, names_in
-from souffle.errors import ModelError, OptionError
+from souffle.errors import ModelError, OptionError, Refusal
 from souffle.frontend.readers import Readers
 
 __all__ = ["checked_extent", "fixed_extents", "open_dimensions_of"]
@@ -102,7 +102,7 @@ def fixed_extents(
         else:
             missing.append(name)
     if missing:
-        raise ModelError(_still_open(dimensions, missing, firsts, batch, where, readers))
+        raise ModelError(_still_open(dimensions, missing, firsts, batch, where, readers), refusal=Refusal.OPEN)
     if batch is not None and not firsts:
         _check_fixed_batch(batch, dimensions, where)
     return extents

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import onnx
 
-from souffle.errors import UnsupportedOperatorError
+from souffle.errors import Refusal, UnsupportedOperatorError
 from souffle.frontend.values import Known, Value
 
 __all__ = [
@@ -37,12 +37,23 @@ class Obstacle(UnsupportedOperatorError):
         Follows "operator ... cannot be imported: ".
     remedy : str
         What would help, as an imperative; empty where nothing is known to.
+    parameters : tuple of str
+        The node's inputs, by the names of the standard, whose values would have to be known.
     """
 
-    def __init__(self, reason: str, remedy: str = "") -> None:
-        super().__init__(reason, remedy)
+    def __init__(
+        self,
+        reason: str,
+        remedy: str = "",
+        *,
+        refusal: Refusal = Refusal.FORM,
+        parameters: tuple[str, ...] = (),
+        needs: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(reason, remedy, refusal=refusal, needs=needs)
         self.reason = reason
         self.remedy = remedy
+        self.parameters = parameters
 
     def __str__(self) -> str:
         return "; ".join(filter(None, (self.reason, self.remedy)))
@@ -57,6 +68,8 @@ def computed(*names: str) -> Obstacle:
         f"its input{'s' if several else ''} {quoted} {are} computed at run time, and the program depends on {them}",
         f"give {quoted} as {constant} (an initializer or a Constant node); where the model computes {them} from "
         "shapes, fix its open dimensions with dims=... or fold it with onnxsim",
+        refusal=Refusal.PARAMETER,
+        parameters=names,
     )
 
 
@@ -66,6 +79,7 @@ def data_dependent(names: Sequence[str]) -> Obstacle:
         f"the shape of its result depends on the values of {listed(names) or 'its inputs'}, and shapes must be static",
         "end the network before this node and compute the rest outside of it, or replace the node by one whose result "
         "has a fixed shape (Where for Compress or NonZero, TopK for a selection)",
+        refusal=Refusal.DATA,
     )
 
 
@@ -128,13 +142,43 @@ def subject(node: onnx.NodeProto, types: Sequence[str], opsets: Sequence[onnx.Op
     return f"operator {operator_name(node)} of node {node.name!r} with {given}"
 
 
+def _parameters(
+    node: onnx.NodeProto, inputs: Sequence[Value], opsets: Sequence[onnx.OperatorSetIdProto], error: Obstacle
+) -> list[Value]:
+    """Those inputs of `node` that an obstacle asks the values of."""
+    names = formal_inputs(node, opsets)
+    return [value for name, value in zip(names, inputs, strict=False) if name in error.parameters]
+
+
 def refuse(
-    node: onnx.NodeProto, inputs: Sequence[Value], opsets: Sequence[onnx.OperatorSetIdProto], error: Exception
+    node: onnx.NodeProto,
+    inputs: Sequence[Value],
+    opsets: Sequence[onnx.OperatorSetIdProto],
+    error: UnsupportedOperatorError,
+    inputs_behind: Callable[[Sequence[Value]], Sequence[str]] = lambda values: (),
 ) -> NoReturn:
-    """Raise the whole sentence about `node`: `error` is an obstacle, or the refusal of a node that it is made of."""
+    """Raise the whole sentence about `node`.
+
+    Parameters
+    ----------
+    node : NodeProto
+    inputs : sequence of Value
+    opsets : sequence of OperatorSetIdProto
+    error : UnsupportedOperatorError
+        An obstacle, or the refusal of a node that this one is made of.
+    inputs_behind : callable
+        The names of those inputs of the model that values are computed from.
+    """
     about = subject(node, [value_type(value) for value in inputs], opsets)
     if not isinstance(error, Obstacle):
         if str(error).startswith(about):
             raise error
-        raise UnsupportedOperatorError(f"{about} cannot be imported: it is made of others, and {error}") from error
-    raise UnsupportedOperatorError(f"{about} cannot be imported: {error}") from (error.__cause__ or error)
+        words = f"{about} cannot be imported: it is made of others, and {error}"
+        raise UnsupportedOperatorError(words, refusal=error.refusal, needs=error.needs) from error
+    needs = inputs_behind(_parameters(node, inputs, opsets, error))
+    named = tuple(dict.fromkeys((*error.needs, *needs)))
+    given = f"compile with constants={{{', '.join(f'{name!r}: ...' for name in needs)}}}, or " if needs else ""
+    words = "; ".join(filter(None, (error.reason, f"{given}{error.remedy}")))
+    raise UnsupportedOperatorError(f"{about} cannot be imported: {words}", refusal=error.refusal, needs=named) from (
+        error.__cause__ or error
+    )

@@ -36,6 +36,11 @@ class AxisResize:
     start: float = 0.0
     end: float = 1.0
 
+    @property
+    def exact(self) -> bool:
+        """Whether the scale is the ratio of the extents."""
+        return abs(self.scale * self.before - self.after) < 1e-6 * self.after
+
 
 @dataclass(frozen=True)
 class ResizePlan:
@@ -53,7 +58,7 @@ class ResizePlan:
     @property
     def exact(self) -> bool:
         """Whether every scale is the ratio of the extents."""
-        return all(abs(a.scale * a.before - a.after) < 1e-6 * a.after for a in self.axes)
+        return all(axis.exact for axis in self.axes)
 
 
 def resize_plan(
@@ -162,6 +167,13 @@ def _coordinates(mode: str, axis: AxisResize) -> np.ndarray:
     if mode == "pytorch_half_pixel":
         return (x + half) / scale - half if axis.after > 1 else np.zeros_like(x)
     if mode == "align_corners":
+        if axis.after > 1 and not axis.exact:
+            # ONNX's tests and reference divide by what the scale gives, ONNX Runtime and PyTorch by the whole number.
+            raise Obstacle(
+                f"with align_corners, its scale {axis.scale:g} makes {axis.scale * axis.before:g} elements of "
+                f"{axis.before}, which is no whole number, and ONNX does not say where the last one is",
+                f"give sizes in place of scales, or a scale that gives {axis.after} elements exactly",
+            )
         return x * one(axis.before - 1) / one(max(axis.after - 1, 1))
     if mode == "asymmetric":
         return x / scale

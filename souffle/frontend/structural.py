@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from souffle.errors import Refusal
 from souffle.frontend.attributes import attribute
 from souffle.frontend.interpreter import BUILDER_OPSETS, Interpreter, special
 from souffle.frontend.refusal import Obstacle, computed
@@ -29,7 +30,9 @@ def _constant(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[V
         array = np.array(value, dtype="int64")
     else:
         kind = {"sparse_value": "a sparse tensor"}.get(given.name, "text")
-        raise Obstacle(f"its value is {kind} (attribute {given.name})", "give it as a dense tensor of numbers")
+        refusal = Refusal.FORM if given.name == "sparse_value" else Refusal.TEXT
+        words = f"its value is {kind} (attribute {given.name})"
+        raise Obstacle(words, "give it as a dense tensor of numbers", refusal=refusal)
     return [Known(array, node.name)]
 
 

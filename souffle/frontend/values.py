@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
-from souffle.errors import UnsupportedOperatorError
+from souffle.errors import Refusal, UnsupportedOperatorError
 from souffle.program import Tensor
 
 __all__ = ["Known", "Scope", "Stacked", "Value"]
@@ -77,4 +77,5 @@ class Scope:
             if name in scope.values:
                 return scope.values[name]
             scope = scope.parent
-        raise UnsupportedOperatorError(f"the graph reads {name!r}, which nothing before it defines")
+        words = f"the graph reads {name!r}, which nothing before it defines"
+        raise UnsupportedOperatorError(words, refusal=Refusal.INVALID)

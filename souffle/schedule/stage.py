@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from tvm import te, tirx
 
-from souffle.errors import ModelError
+from souffle.errors import ModelError, Refusal
 from souffle.program import TE, ExternTE, Loop, Tensor, TEProgram
 from souffle.program.printer import format_item, loop_edges
 from souffle.program.products import IEEE, sums_products
@@ -254,7 +254,8 @@ def draft_stage(tes: Sequence[TE | ExternTE], program: TEProgram, *, owned: bool
         names = ", ".join(te_.name for te_ in tes)
         reason = str(error).strip().splitlines()[-1].rpartition(": ")[2]
         raise ModelError(
-            f"TVM makes no TensorIR of {names}: {reason}; smaller constants in its indices would help"
+            f"TVM makes no TensorIR of {names}: {reason}; smaller constants in its indices would help",
+            refusal=Refusal.FORM,
         ) from error
     placements = [te_.placement for te_ in tes if te_.placement is not None and te_.placement.phase != "elements"]
     if placements:

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-import os
+import json
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper
 from onnx.backend.test.case.test_case import TestCase as Case
 
-from benchmarks import onnx_suite
-from benchmarks.onnx_suite import SuiteWorker, run_case
+from benchmarks.onnx_suite import operators_page
+from benchmarks.onnx_suite.cases import subject_of
+from benchmarks.onnx_suite.engines import run_case
+from benchmarks.onnx_suite.outcomes import CaseResult, Job, Subject
+from benchmarks.onnx_suite.results import SuiteResults, summary
+from benchmarks.onnx_suite.worker import SuiteWorker
+from souffle.frontend.operators import own_operators
+from tests.benchmarks.deadly_worker import serve_or_die
 from tests.frontend.support import node_model
 
-OPTIONS = {"target": "cpu"}
+X = np.array([[-1.0, 2.0, np.nan]], dtype="float32")
+CPU = {"device": "CPU", "level": "V4"}
 
 
-def case_of(expected: np.ndarray, operator: str) -> Case:
-    x = np.array([[-1.0, 2.0, np.nan]], dtype="float32")
-    model = node_model(operator, [("float32", x.shape)])
-    return Case(f"test_{operator}", operator, None, None, model, [([x], [expected])], "node", 1e-3, 1e-7)
+def case_of(expected: np.ndarray, operator: str, *more: np.ndarray, name: str = "", **attributes) -> Case:
+    inputs = [X, *more]
+    model = node_model(operator, [(str(x.dtype), x.shape) for x in inputs], opset=18, **attributes)
+    name = f"test_{name or operator}"
+    return Case(name, operator, None, None, model, [(inputs, [expected])], "node", 1e-3, 1e-7)
+
+
+AXES = np.array([1])
 
 
 @pytest.mark.parametrize(
@@ -29,31 +42,110 @@ def case_of(expected: np.ndarray, operator: str) -> Case:
         (case_of(np.array([[1, 2, 0]], "float32"), "Abs"), "wrong", "1 of 3 differ, 1 NaN"),
         (case_of(np.array([1, 2, np.nan], "float32"), "Abs"), "wrong", "float32[1, 3], expected float32[3]"),
         (case_of(np.array([[1, 2, np.nan]], "float64"), "Abs"), "wrong", "expected float64"),
-        (case_of(np.array([[1, 2, 3]], "float32"), "RandomNormalLike"), "refused", "random numbers"),
+        (case_of(np.array([[1, 2, 3]], "float32"), "NonZero"), "refused", "depends on the values of"),
+        (case_of(np.array([[np.nan]], "float32"), "ReduceSum", AXES), "constants", ""),
+        (case_of(np.array([[1]], "float32"), "ReduceSum", AXES), "wrong", "1 of 1 differ, 1 NaN"),
     ],
 )
 def test_outcomes(case, outcome, message):
-    result = run_case(case, OPTIONS)
+    result = run_case(case, "souffle", CPU)
     assert (result.outcome, message in result.message) == (outcome, True), result
+    refusals = {"refused": "DATA"}
+    assert result.refusal == refusals.get(outcome, "")
+    assert (result.constants == ("x1",)) == (case.name == "test_ReduceSum")
 
 
-def serve_or_die(connection, kinds, options, log) -> None:
-    """A worker whose second case kills it, and whose third never ends."""
-    connection.send(["fine", "deadly", "endless"])
-    while True:
-        name = connection.recv()
-        if name == "deadly":
-            os.abort()
-        if name == "fine":
-            connection.send({"name": name, "outcome": "passed"})
+def test_onnx_runtime_is_counted_by_the_same_comparison():
+    right, wrong = (case_of(np.array([[1, last, np.nan]], "float32"), "Abs") for last in (2, 3))
+    text = Case("test_text", "", None, None, node_model("Abs", [("float32", (1,))]), [([1], [1])], "node", 0, 0)
+    outcomes = [run_case(case, "ort", {}).outcome for case in (right, wrong, text)]
+    assert outcomes == ["passed", "wrong", "refused"]
 
 
-def test_a_case_that_kills_the_process_or_hangs_is_noted_and_the_next_one_runs(monkeypatch):
-    monkeypatch.setattr(onnx_suite, "_serve", serve_or_die)
-    worker = SuiteWorker((), OPTIONS, limit=5.0)
+@pytest.mark.parametrize("kind", ["bfloat16", "float8_e4m3fn"])
+def test_onnx_runtime_gets_types_that_numpy_lacks(kind):
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    infos = [helper.make_tensor_value_info(name, element, [3]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", infos[:1], infos[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    values = np.array([1, -2, 3]).astype(kind)
+    results = [
+        run_case(Case("test_same", "", None, None, model, [([values], [wanted])], "node", 1e-3, 1e-7), "ort", {})
+        for wanted in (values, values[::-1])
+    ]
+    assert [result.outcome for result in results] == ["passed", "wrong"], results
+
+
+def test_a_case_that_kills_the_process_or_hangs_is_noted_and_the_next_one_runs():
+    worker = SuiteWorker(Job("souffle", (), CPU, limit=5.0), serve_or_die)
     try:
         names = ["fine", "deadly", "fine", "endless", "fine"]
         outcomes = [worker.run(name).outcome for name in names]
     finally:
         worker.close()
     assert outcomes == ["passed", "crash", "passed", "timeout", "passed"]
+
+
+def test_a_model_that_writes_an_operator_with_others_is_about_that_operator():
+    whole = case_of(X, "Celu")
+    parts = onnx.ModelProto()
+    parts.CopyFrom(whole.model)
+    parts.graph.node.append(helper.make_node("Abs", ["y0"], ["z"]))
+    cases = {"celu": whole, "celu_expanded_ver12": Case("", "", None, None, parts, [], "node", 0, 0)}
+    cases["two"] = cases["celu_expanded_ver12"]
+    named = [subject_of(name, cases, case.model) for name, case in cases.items()]
+    assert [subject.operator for subject in named] == ["Celu", "Celu", "several operators"]
+    assert {subject.element_type for subject in named} == {"float32"}
+
+
+SUBJECTS = {
+    "a": Subject("node", "", "Abs", "float32"),
+    "b": Subject("node", "", "Abs", "float64"),
+    "c": Subject("simple", "ai.onnx.ml", "Scaler", "float32"),
+}
+RESULTS = {
+    "souffle": {
+        "a": CaseResult("a", "passed", extern=("Abs",)),
+        "b": CaseResult("b", "constants", constants=("axes",), folded=True),
+        "c": CaseResult("c", "refused", "why", refusal="TEXT"),
+    },
+    "ort": {name: CaseResult(name, outcome) for name, outcome in zip("abc", ("passed", "refused", "passed"))},
+}
+
+
+def test_results_are_gone_on_with(tmp_path):
+    path = tmp_path / "results.json"
+    kept = SuiteResults(path, CPU)
+    kept.of.update(RESULTS)
+    kept.save()
+    assert SuiteResults(path, CPU).of == RESULTS
+    assert set(SuiteResults(path, CPU, ["refused"]).of["souffle"]) == {"a", "b"}
+    with pytest.raises(SystemExit, match="another --out"):
+        SuiteResults(path, {})
+    lines = summary(RESULTS, SUBJECTS, refusals=True).splitlines()
+    assert ["passed", "1", "0", "1", "1", "1", "2"] in [line.split() for line in lines]
+    assert "refused: c: why" in lines
+
+
+def test_the_record_and_the_page_say_what_a_run_found(tmp_path, monkeypatch):
+    record, page = tmp_path / "record.json", tmp_path / "page.md"
+    monkeypatch.setattr(operators_page, "RECORD", record)
+    monkeypatch.setattr(operators_page, "PAGE", page)
+    operators_page.record_run("cpu", CPU, RESULTS, SUBJECTS)
+    without = {"souffle": {"a": CaseResult("a", "wrong", "off by one")}}
+    operators_page.record_run("cuda", CPU, without, SUBJECTS)
+    operators_page.write_page()
+    entry = json.loads(record.read_text())["operators"]["Abs"]
+    assert entry["cpu"] == {"cases": 2, "passed": 1, "constants": 1, "types": ["float32", "float64"], "extern": True}
+    assert (entry["cuda"], entry["ort"]) == ({"cases": 1, "wrong": 1}, 1)
+    text = page.read_text()
+    assert "| Abs |  | float32, float64 | 1 + 1 of 2 | 0 of 1, 1 wrong | 1 |" in text
+    assert "not with text | 1 | 0 | ai.onnx.ml::Scaler |" in text
+    assert "(paper, §9): Abs." in text
+
+
+def test_the_page_is_that_of_the_record_and_of_the_operators_that_there_are():
+    record = json.loads(operators_page.RECORD.read_text())
+    text = operators_page.operators_page(record, own_operators())
+    again = "write it again with: python -m benchmarks.onnx_suite.operators_page"
+    assert operators_page.PAGE.read_text() == text, again

@@ -21,6 +21,8 @@ INTERNALS = re.compile(
     r"<class|NoneType|has no attribute|Error:|Check failed|\bVar\b|\.cc:|\.py\b"
 )
 # Of each kind of refusal one or two; the other cases of the suite say the same of other shapes.
+pytestmark = pytest.mark.xdist_group("onnx_cases")
+
 NAMES = """
 acos_example reduce_sum_do_not_keepdims_example reduce_log_sum_desc_axes resize_upsample_scales_nearest
 resize_upsample_sizes_nearest_floor_align_corners upsample_nearest castlike_FLOAT_to_FLOAT16 identity_sequence

@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 import souffle
 from souffle.frontend import import_onnx
 from souffle.program.evaluate import evaluate
-from tests.frontend.support import model_of
+from tests.frontend.support import compare, model_of
 
 Arrays = dict[str, np.ndarray]
 
@@ -346,6 +346,20 @@ def test_an_infinity_meets_no_zeros_between_the_taps():
     weights = {"w": np.array([[[1, 2, -3]]], "float32")}
     got = souffle.compile(model_of([node], {"x": (x.dtype, x.shape)}, ["y"], weights, opset=18), target="cpu")(x)["y"]
     np.testing.assert_array_equal(got, [[[1, np.inf, 4, np.inf, 0, -np.inf, -8, -9, 3]]])
+
+
+@pytest.mark.parametrize(("scale", "after"), [(0.6, 2), (0.5, 2), (0.3, 1), (1.5, 6)])
+def test_corners_that_a_scale_does_not_reach_are_refused(scale, after):
+    node = helper.make_node(
+        "Resize", ["x", "", "scales"], ["y"], mode="linear", coordinate_transformation_mode="align_corners"
+    )
+    given = {"scales": np.array([1, 1, 1, scale], "float32")}
+    model = model_of([node], {"x": ("float32", (1, 1, 1, 4))}, ["y"], given, opset=18)
+    if scale == 0.6:
+        with pytest.raises(souffle.SouffleError, match=r"makes 2.4 elements of 4, .* give sizes in place of scales"):
+            import_onnx(model)
+    else:
+        assert compare(model).outputs[0].shape == (1, 1, 1, after)
 
 
 def test_a_grid_of_one_point_at_two_corners_is_refused():

@@ -1,0 +1,86 @@
+"""What is said of a case: what it is about, and what became of it. Needs nothing, so that processes begin soon."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["BAD", "OUTCOMES", "PASSED", "CaseResult", "Job", "Subject"]
+
+PASSED = ("passed", "constants")
+BAD = ("wrong", "exception", "crash", "timeout")
+OUTCOMES = (*PASSED, "refused", *BAD)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a case is about.
+
+    Attributes
+    ----------
+    kind : str
+        One of :data:`benchmarks.onnx_suite.cases.KINDS`.
+    domain, operator : str
+        Of the only node. A model that writes the operator of another case with simpler ones is about that operator.
+    element_type : str
+        Of the first input of the model, else of its first output.
+    """
+
+    kind: str
+    domain: str
+    operator: str
+    element_type: str
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """What became of a case.
+
+    Attributes
+    ----------
+    name : str
+    outcome : str
+        One of :data:`OUTCOMES`.
+    message : str
+        Why it did not pass.
+    seconds : float
+    refusal : str
+        The name of the kind of a refusal (:class:`souffle.errors.Refusal`).
+    constants : tuple of str
+        Inputs whose values were given at compile time.
+    folded : bool
+        Nothing is computed when the network runs: its outputs follow from these values.
+    extern : tuple of str
+        Operators in it that are a kernel of their own, because no TE expresses them.
+    """
+
+    name: str
+    outcome: str
+    message: str = ""
+    seconds: float = 0.0
+    refusal: str = ""
+    constants: tuple[str, ...] = ()
+    folded: bool = False
+    extern: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker does.
+
+    Attributes
+    ----------
+    engine : str
+    kinds : tuple of str
+        Of the cases (:data:`benchmarks.onnx_suite.cases.KINDS`).
+    options : mapping
+        Of the engine.
+    limit : float
+        Seconds for a case.
+    """
+
+    engine: str
+    kinds: tuple[str, ...]
+    options: Mapping[str, Any]
+    limit: float
