@@ -180,7 +180,8 @@ def compile(
         Sees, and may replace, what each stage of the compiler gives (``docs/debugging.md``).
     dump : path, optional
         A folder for what each stage of the compiler gives, as numbered files of text, in which a compilation that fails
-        leaves what it has (``docs/debugging.md``). The files of an earlier dump are replaced.
+        leaves what it has (``docs/debugging.md``). The files of an earlier dump are replaced. Each version has a folder
+        of its own in it, such as ``batch=1,seq=128``.
     background : bool or "cpu"
         Compile in a process of its own, and give a network that runs meanwhile (FusionStitching, §6): the same model at
         V0 for the same device, or with ``"cpu"`` LLVM code for this machine's processor. The optimized network takes
