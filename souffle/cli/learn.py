@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import souffle
 from souffle.cli.constants import add_constants, constants_of
+from souffle.cli.dims import add_batch_and_dims, dims_of
 from souffle.cli.output import Progress, format_table, write_json
 from souffle.options import PRECISIONS
 
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--level", choices=("V0", "V1", "V2"), default="V0", help="whose TEs are fused (default: V0)")
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
     parser.add_argument("--device", metavar="PRODUCT", help="predict for this GPU (default: that of sm_90)")
-    parser.add_argument("--batch", type=int, help="value of a symbolic first dimension")
+    add_batch_and_dims(parser)
     add_constants(parser)
     parser.add_argument("--checkpoint", metavar="FILE", help="where training goes on from (default: FILE.checkpoint)")
     parser.add_argument("--curves", metavar="FILE.svg", help="for a picture of the training")
@@ -47,6 +48,7 @@ def learn(arguments: argparse.Namespace, progress: Progress) -> int:
         precision=arguments.precision,
         device=arguments.device,
         batch=arguments.batch,
+        dims=dims_of(arguments.dim),
         constants=constants_of(arguments),
         checkpoint=arguments.checkpoint,
         curves=arguments.curves,

@@ -41,7 +41,7 @@ def given_constants(
         raise OptionError(f"constants={constants!r} is not valid; give a mapping of names of inputs to their values")
     inputs = {info.name: info for info in graph.input}
     values: dict[str, np.ndarray] = {}
-    settled = {symbol: (extent, "batch=") for symbol, extent in extents.items()}
+    settled = {symbol: (extent, "batch= or dims=") for symbol, extent in extents.items()}
     for name, value in constants.items():
         if name not in inputs:
             raise OptionError(f"constants: {_unknown(name, graph, where)}")

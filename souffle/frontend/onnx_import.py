@@ -46,13 +46,14 @@ from souffle.frontend.values import Known, Scope, Value
 from souffle.program import Origin, Tensor, TEProgram, make_te
 from souffle.tvm_compat import fresh_axis, primfunc_from_tensors
 
-__all__ = ["import_onnx"]
+__all__ = ["import_loaded", "import_onnx"]
 
 
 def import_onnx(
     model: str | os.PathLike | bytes | onnx.ModelProto,
     *,
     batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
     constants: Mapping[str, Any] | None = None,
 ) -> TEProgram:
     """Read an ONNX model as a TE program.
@@ -64,6 +65,9 @@ def import_onnx(
     batch : int, optional
         The value of a symbolic first dimension of the inputs. Where no dimension is open, it must be the first
         dimension that the inputs have.
+    dims : mapping of str to int, optional
+        The values of the open dimensions by name: a symbolic dimension's own, or ``"input:axis"`` for one without. What
+        a model declares as sums, differences, products or floor divisions of them, such as ``past + seq``, follows.
     constants : mapping of str to array, optional
         Values of inputs that are known now, such as axes and shapes: they are constants of the program, which has no
         such inputs. An array has the input's type; numbers and lists of them are taken in it.
@@ -81,9 +85,19 @@ def import_onnx(
     UnsupportedOperatorError
         If it holds an operator, or a form of one, that cannot be expressed; names the node and its shapes.
     OptionError
-        If `batch` cannot be what the model computes on, or the model has no input that takes a value of `constants`.
+        If `batch` cannot be what the model computes on, `dims` names no open dimension or one that `batch` fixes, or
+        the model has no input that takes a value of `constants`.
     """
-    loaded = load_model(model, batch, constants)
+    return import_loaded(load_model(model, batch, dims, constants))
+
+
+def import_loaded(loaded: LoadedModel) -> TEProgram:
+    """The program of a model that was read; see :func:`import_onnx`.
+
+    Raises
+    ------
+    UnsupportedOperatorError
+    """
     emitter = Emitter()
     small = {name: dtype for name, _, dtype in loaded.inputs if is_small(dtype)}
     inputs = tuple(

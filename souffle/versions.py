@@ -1,0 +1,276 @@
+"""Compile a model for several values of its open dimensions: one network of versions, which share their constants."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from souffle.codegen.plan import Plan
+from souffle.dimensions import extents_text
+from souffle.errors import CompilerNotFoundError, NoGpuError, OptionError
+from souffle.frontend.load import OpenModel, open_model
+from souffle.frontend.onnx_import import import_loaded, import_onnx
+from souffle.frontend.open_dimensions import checked_extent
+from souffle.loading import network_of
+from souffle.program import TEProgram
+from souffle.runtime.comparison import compare, random_inputs
+from souffle.runtime.plan_versions import Padding, check_padding
+from souffle.runtime.shared_constants import UniqueArrays
+from souffle.runtime.versioned_network import VersionedNetwork
+
+__all__ = [
+    "VersionsRequest",
+    "check_open",
+    "choices_of",
+    "has_versions",
+    "in_versions",
+    "program_of",
+    "programs_of",
+]
+
+_ONE_AT_A_TIME = threading.Lock()
+"""Versions are compiled one after another, whichever network asks for them and from whatever thread."""
+
+
+def has_versions(dims: Mapping[str, Any] | None) -> bool:
+    """Whether an open dimension is given several values, as a list.
+
+    Raises
+    ------
+    OptionError
+        If it is not a mapping.
+    """
+    if dims is not None and not isinstance(dims, Mapping):
+        raise OptionError(f'dims={dims!r} is not valid; give a dict, such as {{"seq": 128}} or {{"seq": [128, 384]}}')
+    return any(isinstance(value, Sequence) and not isinstance(value, str) for value in (dims or {}).values())
+
+
+def choices_of(model: OpenModel, batch: int | None, dims: Mapping[str, Any]) -> list[tuple[int, ...]]:
+    """The values of all open dimensions, one after another, for each version: the product of the lists.
+
+    Raises
+    ------
+    OptionError, ModelError
+        As :func:`souffle.import_onnx`; if a list is empty.
+    """
+    lists = {}
+    for name, value in dims.items():
+        values = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+        if not values:
+            raise OptionError(f"dims gives {name!r} an empty list; give at least one value")
+        lists[name] = list(dict.fromkeys(checked_extent(name, one) for one in values))
+    # What is wrong with the names is said once, before anything is compiled.
+    first = model.extents(batch, {name: values[0] for name, values in lists.items()})
+    return list(itertools.product(*(lists.get(name, [extent]) for name, extent in first.items())))
+
+
+def check_open(
+    model: Any, batch: int | None, dims: Mapping[str, Any] | None, constants: Mapping[str, Any] | None
+) -> None:
+    """Refuse values for the dimensions of a program, none of which is open, and for its inputs.
+
+    Raises
+    ------
+    OptionError
+    """
+    if isinstance(model, TEProgram) and constants:
+        raise OptionError(
+            f"constants={{{', '.join(f'{name!r}: ...' for name in constants)}}} have no effect on the program "
+            f"{model.name}; give them to souffle.import_onnx, which makes the program"
+        )
+    if isinstance(model, TEProgram) and (batch is not None or dims):
+        shapes = ", ".join(f"{n!r} {t.shape}" for n, t in zip(model.input_names, model.inputs, strict=True))
+        given = f"batch={batch} has" if batch is not None else f"dims={dict(dims)} have"
+        raise OptionError(
+            f"{given} no effect on the program {model.name}, whose inputs have their shapes ({shapes}); give it to "
+            "souffle.import_onnx, which makes the program"
+        )
+
+
+def program_of(
+    model: Any, batch: int | None, dims: Mapping[str, int] | None, constants: Mapping[str, Any] | None
+) -> TEProgram:
+    """The program of a model, or the model itself where it is one.
+
+    Raises
+    ------
+    SouffleError
+        As :func:`souffle.import_onnx`.
+    """
+    check_open(model, batch, dims, constants)
+    if isinstance(model, TEProgram):
+        return model
+    return import_onnx(model, batch=batch, dims=dims, constants=constants)
+
+
+def programs_of(
+    model: Any, batch: int | None, dims: Mapping[str, Any] | None, constants: Mapping[str, Any] | None
+) -> Iterator[tuple[str, TEProgram]]:
+    """The programs of all versions of a model, each with words such as ``"batch=1, seq=128"``; empty words for one."""
+    if not has_versions(dims) or isinstance(model, TEProgram):
+        yield "", program_of(model, batch, dims, constants)
+        return
+    opened = open_model(model, constants)
+    names = opened.dimensions.names
+    for choice in choices_of(opened, batch, dims):
+        yield extents_text(names, choice), import_loaded(opened.fixed(None, dict(zip(names, choice, strict=True))))
+
+
+@dataclass(frozen=True)
+class VersionsRequest:
+    """Which versions are wanted, and what is done with inputs of other shapes; see :func:`souffle.compile`.
+
+    Attributes
+    ----------
+    model : OpenModel
+    batch : int or None
+    dims : mapping of str to int or sequence of int
+    pad : bool or sequence of str
+    pad_values : mapping of str to number
+    on_demand : bool
+    device : str
+    compares : bool
+        Whether outputs with and without padding are compared.
+    """
+
+    model: OpenModel
+    batch: int | None
+    dims: Mapping[str, Any]
+    pad: bool | Sequence[str]
+    pad_values: Mapping[str, Any]
+    on_demand: bool
+    device: str
+    compares: bool = True
+
+    def padding(self) -> Padding | None:
+        """How inputs are padded.
+
+        Raises
+        ------
+        OptionError
+            If it names no open dimension.
+        """
+        names = self.model.dimensions.names
+        chosen = names if self.pad is True else tuple(self.pad or ())
+        unknown = [name for name in chosen if name not in names]
+        if isinstance(self.pad, str) or unknown:
+            raise OptionError(
+                f"pad={self.pad!r} is not valid; choose True, False, or a list of open dimensions, which are "
+                f"{', '.join(map(repr, names))}"
+            )
+        if self.pad_values and not chosen:
+            raise OptionError("pad_values says with what inputs are padded; give pad=True, or dimensions to pad, too")
+        return Padding(chosen, dict(self.pad_values)) if chosen else None
+
+
+def in_versions(
+    request: VersionsRequest,
+    plan_of: Callable[[TEProgram, str], Plan],
+    progress: Callable[[str], None] = lambda message: None,
+) -> VersionedNetwork:
+    """Compile all versions, one after another.
+
+    Parameters
+    ----------
+    request : VersionsRequest
+    plan_of : callable
+        Compiles a program; its second argument says of what values it is.
+    progress : callable, optional
+        Told in a few words what is being done.
+
+    Raises
+    ------
+    SouffleError
+        As :func:`souffle.compile`.
+    """
+    model, padding, unique = request.model, request.padding(), UniqueArrays()
+    names = model.dimensions.names
+
+    def compiled(extents: Mapping[str, int], said: str) -> Plan:
+        with _ONE_AT_A_TIME:
+            plan = plan_of(import_loaded(model.fixed(None, extents)), said)
+            return replace(plan, constants=unique.of(plan.constants))
+
+    plans, choices = {}, choices_of(model, request.batch, request.dims)
+    for number, choice in enumerate(choices):
+        said = extents_text(names, choice)
+        progress(f"version {number + 1} of {len(choices)}: {said}")
+        plans[choice] = compiled(dict(zip(names, choice, strict=True)), said)
+        if padding is not None:
+            check_padding(model.dimensions, choice, plans[choice], padding)
+
+    def on_demand(extents: dict[str, int]) -> Any:
+        said = extents_text(tuple(extents), tuple(map(operator.index, extents.values())))
+        return network_of(compiled(extents, said), device=request.device)
+
+    networks = {extents: network_of(plan, device=request.device) for extents, plan in plans.items()}
+    compiler = on_demand if request.on_demand else None
+    network = VersionedNetwork(model.dimensions, networks, padding=padding, compiler=compiler)
+    if padding is not None and request.compares:
+        progress("comparing outputs with and without padding")
+        padding = replace(padding, comparison=_compared(network))
+        network = VersionedNetwork(model.dimensions, networks, padding=padding, compiler=compiler)
+    return network
+
+
+def _compared(network: VersionedNetwork) -> str:
+    """Run two versions with the same inputs along each dimension that is padded: once with padding, once without.
+
+    Returns
+    -------
+    str
+        What was found, in words.
+
+    Raises
+    ------
+    OptionError
+        If outputs are not the same within the tolerance of :func:`souffle.runtime.comparison.compare`.
+    """
+    worst, left_out = 0.0, []
+    for name in network.padding.names:
+        pair = _neighbours(network, name)
+        if pair is None:
+            left_out.append(name)
+            continue
+        small, large = pair
+        version = network.versions[small]
+        inputs = random_inputs(version.signature.inputs)
+        # Of whole numbers and truth values, ones: most are masks, and a row of which nothing is left means nothing.
+        ones = {spec.name for spec in version.signature.inputs if np.dtype(spec.dtype).kind in "biu"}
+        inputs |= {key: np.ones_like(inputs[key]) for key in ones}
+        try:
+            expected = version(inputs)
+        except (NoGpuError, CompilerNotFoundError) as error:
+            return f"outputs with and without padding were not compared, since nothing runs here: {error}"
+        result = compare(network.run_in(large, inputs), expected, version.plan.options.precision)
+        if not result.ok:
+            raise OptionError(
+                f"inputs of {version.plan.name} cannot be padded along {name!r}: for random ones of "
+                f"{extents_text(network.dimensions, small)}, outputs of the version "
+                f"{extents_text(network.dimensions, large)} are {result.error:.2g} of their largest magnitude apart "
+                "from those without padding; give pad the dimensions that the model bears it along, or pad_values that "
+                'its mask leaves out; verify="off" compares nothing'
+            )
+        worst = max(worst, result.error)
+    if len(left_out) == len(network.padding.names):
+        return "outputs with and without padding were not compared, since no version holds another"
+    but = f", but not along {', '.join(left_out)}, where no version holds another" if left_out else ""
+    return f"for random inputs, outputs with and without padding are {worst:.2g} of their largest magnitude apart{but}"
+
+
+def _neighbours(network: VersionedNetwork, name: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The two smallest versions that differ along one dimension alone."""
+    axis = network.dimensions.index(name)
+    pairs = [
+        (small, large)
+        for small, large in itertools.permutations(network.versions, 2)
+        if small[axis] < large[axis] and small[:axis] == large[:axis] and small[axis + 1 :] == large[axis + 1 :]
+    ]
+    return min(pairs, key=lambda pair: (math.prod(pair[1]), math.prod(pair[0]), pair), default=None)
