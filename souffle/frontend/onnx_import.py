@@ -16,8 +16,11 @@ from souffle.frontend import (  # noqa: F401  (these enter the operators that th
     custom_indexing,
     custom_order,
     custom_resize,
+    dequantized,
     empty,
+    integer_products,
     pooling,
+    quantized,
     recurrent,
     reduction_operators,
     rewrites,
@@ -36,7 +39,9 @@ from souffle.tvm_compat import fresh_axis, primfunc_from_tensors
 __all__ = ["import_onnx"]
 
 
-def import_onnx(model: str | os.PathLike | bytes | onnx.ModelProto, *, batch: int | None = None) -> TEProgram:
+def import_onnx(
+    model: str | os.PathLike | bytes | onnx.ModelProto, *, batch: int | None = None, integers: bool = True
+) -> TEProgram:
     """Read an ONNX model as a TE program.
 
     Parameters
@@ -46,6 +51,8 @@ def import_onnx(model: str | os.PathLike | bytes | onnx.ModelProto, *, batch: in
     batch : int, optional
         The value of a symbolic first dimension of the inputs. Where no dimension is open, it must be the first
         dimension that the inputs have.
+    integers : bool
+        Whether products of what was quantized are computed on the integers (:mod:`souffle.frontend.dequantized`).
 
     Returns
     -------
@@ -73,7 +80,7 @@ def import_onnx(model: str | os.PathLike | bytes | onnx.ModelProto, *, batch: in
             for (name, shape, dtype), tensor in zip(loaded.inputs, inputs, strict=True)
         }
     )
-    interpreter = Interpreter(emitter, loaded.functions)
+    interpreter = Interpreter(emitter, loaded.functions, integers)
     scope = Scope(values, loaded.opsets)
     interpreter.run(loaded.nodes, scope)
     results = [_output_tensor(interpreter, scope, name, loaded) for name in loaded.outputs]
