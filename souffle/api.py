@@ -17,7 +17,7 @@ from souffle.dump import Dump
 from souffle.errors import OptionError
 from souffle.frontend import import_onnx
 from souffle.loading import network_of
-from souffle.options import LEVELS, Hook, Options, keep
+from souffle.options import INTEGERS, LEVELS, Hook, Options, keep
 from souffle.pipeline import check_names, stages_of, transform_program
 from souffle.program import TEProgram
 from souffle.request import CompileRequest
@@ -37,9 +37,9 @@ __all__ = ["compile", "learn", "tune"]
 Model = str | os.PathLike | bytes | onnx.ModelProto | TEProgram
 
 
-def _program(model: Model, batch: int | None) -> TEProgram:
+def _program(model: Model, batch: int | None, disable: Sequence[str] = ()) -> TEProgram:
     if not isinstance(model, TEProgram):
-        return import_onnx(model, batch=batch)
+        return import_onnx(model, batch=batch, integers=INTEGERS not in disable)
     if batch is not None:
         shapes = ", ".join(f"{n!r} {t.shape}" for n, t in zip(model.input_names, model.inputs, strict=True))
         raise OptionError(
@@ -133,7 +133,8 @@ def compile(
         What V4 is to leave out, to see its effect alone: any of ``"attention"``, ``"normalization"``,
         ``"interleaving"``, ``"channels"``, ``"reuse"``, ``"resident"``, ``"ramps"``,
         ``"weights"``, ``"teams"`` and ``"hfuse"`` (:data:`souffle.options.ON_CHIP`). Levels below have none of them,
-        but for ``"teams"``, which V3 has.
+        but for ``"teams"``, which V3 has. And ``"integers"``, which every level has of an ONNX model: products of
+        what ``DequantizeLinear`` makes are computed on the integers.
     reuse_policy : str
         Which tensors stay in shared memory where not all have room that could: ``"belady"``, those that are needed
         soonest, or ``"lru"``, those that were used last (the paper's, §6.5).
@@ -221,7 +222,7 @@ def compile(
     present = gpu_arch() if target == "auto" or (target == "cuda" and arch is None) else None
     dumped = None if dump is None else Dump(dump)
     progress("importing")
-    program = _program(model, batch)
+    program = _program(model, batch, options.disable)
     on_host = target == "cpu" or (target == "auto" and present is None)
     if not on_host:
         options = replace(options, arch=arch or present or options.arch)
@@ -311,7 +312,7 @@ def tune(
     units = []
     for model in models if isinstance(models, (list, tuple)) else (models,):
         progress("importing")
-        program = _program(model, batch)
+        program = _program(model, batch, options.disable)
         units.append(stages_of(program, options, progress=progress))
     return search(
         tasks_of(units, tasks),

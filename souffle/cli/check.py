@@ -13,6 +13,7 @@ from souffle.cli.compare import compare, onnxruntime_outputs, random_inputs
 from souffle.cli.compiler_options import compiler_options
 from souffle.cli.output import Progress, format_table, write_json
 from souffle.emulator import CheckError, Finding
+from souffle.options import INTEGERS
 from souffle.runtime.detect import gpu_arch
 
 __all__ = ["check"]
@@ -37,7 +38,7 @@ _Results = tuple[list[tuple], list[dict], list[tuple[str, Finding]]]
 
 def _run_levels(arguments: argparse.Namespace, progress: Progress, gpu: str | None, results: _Results) -> None:
     rows, records, findings = results
-    program = souffle.import_onnx(arguments.model, batch=arguments.batch)
+    program = souffle.import_onnx(arguments.model, batch=arguments.batch, integers=INTEGERS not in arguments.disable)
     reference = inputs = None
     for level in arguments.levels:
         progress.prefix = f"{level}: "

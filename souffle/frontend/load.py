@@ -48,6 +48,7 @@ class LoadedModel:
 
 _CONVERSION = "convert it to float32, float16, bfloat16 or integers of 8 bits and more"
 _CONVERSIONS = {onnx.TensorProto.STRING: "encode text as numbers"}
+_RUNTIME_DOMAIN, _RUNTIME_OPERATORS = "com.microsoft", frozenset({"SimplifiedLayerNormalization"})
 _ELEMENT_TYPES = frozenset(helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in ELEMENT_TYPES)
 
 
@@ -131,6 +132,12 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
     graph = skeleton.graph
     graph.name = proto.graph.name or "main"
     graph.node.extend(proto.graph.node)
+    # ONNX Runtime writes an operator of its own in ONNX's domain, of which the checker then finds no definition.
+    for node in graph.node:
+        if node.domain == "" and node.op_type in _RUNTIME_OPERATORS:
+            node.domain = _RUNTIME_DOMAIN
+    if all(opset.domain != _RUNTIME_DOMAIN for opset in skeleton.opset_import):
+        skeleton.opset_import.append(helper.make_opsetid(_RUNTIME_DOMAIN, 1))
     graph.input.extend(proto.graph.input)
     # What the outputs' types are follows from the nodes, so a model that does not declare them will do.
     graph.output.extend(helper.make_tensor_value_info(o.name, onnx.TensorProto.FLOAT, []) for o in proto.graph.output)

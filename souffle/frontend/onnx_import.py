@@ -10,6 +10,8 @@ from tvm import te
 
 from souffle.errors import UnsupportedOperatorError
 from souffle.frontend import (  # noqa: F401  (these enter the operators that they define)
+    contrib,
+    contrib_attention,
     control,
     custom_convolution,
     custom_elementwise,
