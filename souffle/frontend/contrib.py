@@ -387,9 +387,7 @@ def _bias_add(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[V
 @special("BiasSplitGelu", domain=CONTRIB)
 def _bias_split_gelu(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> _Results:
     write = NodeWriter(interpreter, node)
-    left, right = interpreter.emit(
-        "Split", [write("Add", *inputs[:2])], f"{node.name}/Split", outputs=2, axis=-1
-    )
+    left, right = interpreter.emit("Split", [write("Add", *inputs[:2])], f"{node.name}/Split", outputs=2, axis=-1)
     return [write("Mul", left, _gelu(write, right))]
 
 
@@ -431,7 +429,9 @@ def _rotary_embedding(
         # Where the first token stands.
         steps = constant(np.arange(length), positions.dtype)
         row = write("Add", write("Reshape", positions, constant([1], "int64")), steps)
-        positions = write("Expand", write("Reshape", row, constant([1, length], "int64")), constant([batch, length], "int64"))
+        positions = write(
+            "Expand", write("Reshape", row, constant([1, length], "int64")), constant([batch, length], "int64")
+        )
     half = rotated // 2
     tables = [
         write("Unsqueeze", write("Gather", table, positions), constant([2], "int64")) for table in (cosines, sines)

@@ -38,7 +38,9 @@ def _refuse_rest(node: onnx.NodeProto, inputs: Sequence[Value], allowed: Sequenc
             raise Obstacle(f"its attribute {name} = 1 is not supported", f"export the model without {name}")
     for position, value in enumerate(inputs):
         if value is not None and position not in allowed:
-            raise Obstacle(f"its input {names[position]!r} is not supported", f"export the model without {names[position]}")
+            raise Obstacle(
+                f"its input {names[position]!r} is not supported", f"export the model without {names[position]}"
+            )
 
 
 def _mask(write: NodeWriter, mask: Value, batch: int, length: int, total: int, low: float) -> Value:
@@ -96,15 +98,29 @@ def _attended(
         low = np.where(later, np.finfo(np.float32).min, 0.0).astype("float32")
         beyond = Known(low.reshape(1, 1, length, total), f"{node.name}_later")
         # Not added: a filtered score and this would be infinite together.
-        scores = write("Min", scores, write("Where", Known(~later.reshape(1, 1, length, total), f"{node.name}_seen"),
-                                            constant(np.finfo(np.float32).max, "float32"), beyond))
+        scores = write(
+            "Min",
+            scores,
+            write(
+                "Where",
+                Known(~later.reshape(1, 1, length, total), f"{node.name}_seen"),
+                constant(np.finfo(np.float32).max, "float32"),
+                beyond,
+            ),
+        )
     attended = write("MatMul", write("Softmax", scores, axis=-1), v)
     return _shaped(write, write("Transpose", attended, perm=[0, 2, 1, 3]), batch, length, heads * v.shape[3])
 
 
 def _self_attention(
-    write: NodeWriter, node: onnx.NodeProto, projected: Value, sizes: Sequence[int], mask: Value, past: Value,
-    added: Value, present: bool,
+    write: NodeWriter,
+    node: onnx.NodeProto,
+    projected: Value,
+    sizes: Sequence[int],
+    mask: Value,
+    past: Value,
+    added: Value,
+    present: bool,
 ) -> list[Value]:
     """Of (batch, length, all projections)."""
     heads, (batch, length, _) = attribute(node, "num_heads"), projected.shape
@@ -115,9 +131,7 @@ def _self_attention(
         start += size
     q, k, v = parts
     if past is not None:
-        before = [
-            _shaped(write, write("Gather", past, constant(n, "int64"), axis=0), *past.shape[1:]) for n in (0, 1)
-        ]
+        before = [_shaped(write, write("Gather", past, constant(n, "int64"), axis=0), *past.shape[1:]) for n in (0, 1)]
         k, v = write("Concat", before[0], k, axis=2), write("Concat", before[1], v, axis=2)
     low = attribute(node, "mask_filter_value", -10000.0)
     masks = [] if mask is None else [_mask(write, mask, batch, length, k.shape[2], low)]
@@ -154,9 +168,7 @@ def _q_attention(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequenc
     x, w, bias, x_scale, w_scale, mask, x_zero, w_zero, past = [*inputs, *[None] * 4][:9]
     write = NodeWriter(interpreter, node)
     flat = [write("Reshape", value, constant([-1], "int64")) for value in (x_scale, w_scale)]
-    scaled = interpreter.emit(
-        "MatMulInteger", [x, w, x_zero, w_zero], f"{node.name}/MatMulInteger"
-    )[0]
+    scaled = interpreter.emit("MatMulInteger", [x, w, x_zero, w_zero], f"{node.name}/MatMulInteger")[0]
     real = write("Mul", write("Cast", scaled, to=TensorProto.FLOAT), write("Mul", *flat))
     projected = write("Add", real, bias)
     present = len(node.output) > 1 and bool(node.output[1])

@@ -241,9 +241,7 @@ def _concat(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Val
     return _again(interpreter, node, first, interpreter.standard(node, [o.integers for o in origins], scope))
 
 
-def _again(
-    interpreter: Interpreter, node: onnx.NodeProto, origin: Dequantized, moved: Sequence[Value]
-) -> list[Value]:
+def _again(interpreter: Interpreter, node: onnx.NodeProto, origin: Dequantized, moved: Sequence[Value]) -> list[Value]:
     """The numbers that integers stand for, once they have been moved."""
     write = NodeWriter(interpreter, node)
     options = {} if origin.axis is None else {"axis": origin.axis}

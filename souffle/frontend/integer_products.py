@@ -65,9 +65,7 @@ def _check_types(node: onnx.NodeProto, operands: NodeOperands) -> None:
             raise Obstacle(f"it multiplies integers of 8 bits, and input {position} is {dtype}", "cast it before")
 
 
-def _without_zero_point(
-    products: te.Tensor, zero: _Reader | None, total: _Reader, name: str
-) -> te.Tensor:
+def _without_zero_point(products: te.Tensor, zero: _Reader | None, total: _Reader, name: str) -> te.Tensor:
     """`products` less the zero point's share: it times the sum of its factors."""
     if zero is None:
         return products

@@ -49,9 +49,7 @@ def _weights(w: Value, zero: Value, shape: Sequence[int]) -> tuple[Value, Value]
     return w, zero
 
 
-def conv_integer(
-    write: NodeWriter, x: Value, x_zero: Value, w: Value, w_zero: Value, attributes: dict
-) -> Value:
+def conv_integer(write: NodeWriter, x: Value, x_zero: Value, w: Value, w_zero: Value, attributes: dict) -> Value:
     """The int32 convolution of 8-bit integers, each less its zero point.
 
     Parameters
