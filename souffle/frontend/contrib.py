@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
 from souffle.frontend.attributes import attribute
 from souffle.frontend.interpreter import Interpreter, special

@@ -21,8 +21,7 @@ nodes is looked for. A ``DequantizeLinear`` that nothing else reads is left out 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -171,7 +170,7 @@ def _quantize(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[V
     if not isinstance(x, (Known, Tensor)) or not isinstance(scale, Known) or scale.array.size != 1:
         return None
     dtype = _target_type(node, zero)
-    if not (zero is None or isinstance(zero, Known) and zero.array.size == 1) or dtype not in _BYTES:
+    if not (zero is None or (isinstance(zero, Known) and zero.array.size == 1)) or dtype not in _BYTES:
         return None
     point = constant(0, dtype) if zero is None else Known(zero.array.reshape(()), zero.name)
     origin = interpreter.quantized.dequantized.get(x)
