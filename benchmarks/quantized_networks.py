@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 from onnxruntime.quantization import (
     CalibrationDataReader,
     QuantFormat,
@@ -36,9 +37,7 @@ def _conv(
     weight = b.parameter("weight", b.normal((filters, channels // groups, size, size), std))
     bias = b.parameter("bias", b.normal((filters,), 0.05))
     pads = [size // 2] * 4
-    return b.node(
-        "Conv", x, weight, bias, kernel_shape=[size, size], strides=[stride, stride], pads=pads, group=groups
-    )
+    return b.node("Conv", x, weight, bias, kernel_shape=[size, size], strides=[stride, stride], pads=pads, group=groups)
 
 
 def _classifier(b: GraphBuilder, x: str, features: int, classes: int) -> None:
@@ -90,7 +89,10 @@ def resnet(
     return b.model()
 
 
-_MOBILE_STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+_MOBILE_STAGES = (
+    *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
+    *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
+)
 """Expansion, channels, blocks and first stride of the stages of MobileNetV2 (Sandler et al. 2018, Table 2)."""
 
 
@@ -160,6 +162,7 @@ class _Images(CalibrationDataReader):
 def _quantized(model: onnx.ModelProto, quantize: Callable[[Path, Path], None]) -> onnx.ModelProto:
     """`model` through the quantizer, which works on files and says more than it needs to."""
     logging.getLogger().setLevel(logging.ERROR)
+    onnxruntime.set_default_logger_severity(3)
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "float.onnx"), Path(folder, "quantized.onnx")
         onnx.save(model, source)

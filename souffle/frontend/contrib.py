@@ -212,7 +212,8 @@ def _first(count: int) -> list[Known]:
 def layer_normalized(
     write: NodeWriter, x: Value, scale: Value, bias: Value, epsilon: float, *, centred: bool = True, axis: int = -1
 ) -> tuple[Value, Value, Value]:
-    """A layer normalization in single precision at least: its result, the mean (if it is `centred`), one by the deviation.
+    """A layer normalization in single precision at least: its result, the mean where it is `centred`, and one by the
+    deviation.
 
     Parameters
     ----------

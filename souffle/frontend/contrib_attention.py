@@ -44,7 +44,7 @@ def _refuse_rest(node: onnx.NodeProto, inputs: Sequence[Value], allowed: Sequenc
 
 
 def _mask(write: NodeWriter, mask: Value, batch: int, length: int, total: int, low: float) -> Value:
-    """What is added to scores, (batch or 1, 1, length or 1, total); where the mask is zero, or beyond its end, `low`."""
+    """What is added to scores, (batch or 1, 1, length or 1, total): `low` where the mask is zero, or beyond its end."""
     zero, filled = constant(0.0, "float32"), constant(low, "float32")
     if len(mask.shape) == 1:
         positions = constant(np.arange(total).reshape(1, total), mask.dtype)

@@ -21,6 +21,7 @@ nodes is looked for. A ``DequantizeLinear`` that nothing else reads is left out 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -31,7 +32,14 @@ from onnx import TensorProto, helper
 from souffle.frontend.attributes import attribute
 from souffle.frontend.interpreter import Interpreter, on_integers
 from souffle.frontend.node_writer import NodeWriter, constant
-from souffle.frontend.quantized import conv_integer, matmul_integer, requantized
+from souffle.frontend.quantized import (
+    conv_integer,
+    matmul_integer,
+    quantized_product,
+    quantized_sum,
+    requantized,
+    shifted,
+)
 from souffle.frontend.values import Dequantized, IntegerSum, Known, Scope, Value
 from souffle.program import Tensor
 
@@ -154,6 +162,39 @@ def _gemm(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value
     return _product(interpreter, write, sums, scale, bias, -1)
 
 
+@on_integers("Add", "Mul")
+def _binary(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> _Results:
+    a, b = (_integers(interpreter, value) for value in inputs)
+    if a is None or b is None:
+        return None
+    results = interpreter.standard(node, inputs, scope)
+    interpreter.quantized.pairs[results[0]] = (node.op_type, a, b)
+    return results
+
+
+@on_integers("AveragePool")
+def _average_pool(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> _Results:
+    if _integers(interpreter, inputs[0]) is None:
+        return None
+    results = interpreter.standard(node, inputs, scope)
+    interpreter.quantized.averages.add(results[0])
+    return results
+
+
+@on_integers("GlobalAveragePool")
+def _global_average(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> _Results:
+    x = _integers(interpreter, inputs[0])
+    count = math.prod(inputs[0].shape[2:])
+    if x is None or len(inputs[0].shape) < 3 or count * 255 >= 2**31:
+        return None
+    write, axes = NodeWriter(interpreter, node), list(range(2, len(inputs[0].shape)))
+    wide = write("Cast", x.integers, to=TensorProto.INT32)
+    if x.zero is not None:
+        wide = write("Sub", wide, write("Cast", x.zero, to=TensorProto.INT32))
+    total = write("ReduceSum", wide, constant(axes, "int64"), keepdims=1)
+    return _product(interpreter, write, total, x.scale.array / np.float32(count), None, -1)
+
+
 @on_integers("Relu")
 def _relu(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> _Results:
     origin = interpreter.quantized.sums.get(inputs[0]) if isinstance(inputs[0], (Known, Tensor)) else None
@@ -176,13 +217,21 @@ def _quantize(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[V
     origin = interpreter.quantized.dequantized.get(x)
     if origin is not None and _same_quantization(origin, scale, point):
         return [origin.integers]
+    write = NodeWriter(interpreter, node)
+    pair = interpreter.quantized.pairs.get(x)
+    if pair is not None and scale.dtype == "float32" and all(side.integers.dtype == dtype for side in pair[1:]):
+        operator, *sides = pair
+        combined = quantized_sum if operator == "Add" else quantized_product
+        return [combined(write, *((side.integers, side.scale, side.zero) for side in sides), scale, point)]
+    if x in interpreter.quantized.averages and scale.dtype == "float32":
+        return [shifted(write, x, scale, point)]
     sums = interpreter.quantized.sums.get(x)
     if sums is None or scale.dtype != "float32" or not _SMALLEST < scale.array.item() < _LARGEST:
         return None
     if sums.rectified and point.array.item() != np.iinfo(dtype).min:
         return None
     factor = Known(sums.scale.array / scale.array.reshape(()), f"{node.name}_factor")
-    return [requantized(NodeWriter(interpreter, node), sums.sums, factor, point)]
+    return [requantized(write, sums.sums, factor, point)]
 
 
 def _target_type(node: onnx.NodeProto, zero: Value) -> str:

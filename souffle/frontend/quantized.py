@@ -19,12 +19,23 @@ from souffle.frontend.node_writer import NodeWriter, constant
 from souffle.frontend.refusal import Obstacle
 from souffle.frontend.values import Known, Scope, Value
 
-__all__ = ["CONTRIB", "conv_integer", "matmul_integer", "requantized", "with_channels_first"]
+__all__ = [
+    "CONTRIB",
+    "conv_integer",
+    "matmul_integer",
+    "quantized_product",
+    "quantized_sum",
+    "requantized",
+    "shifted",
+    "with_channels_first",
+]
 
 CONTRIB = "com.microsoft"
 """The domain of ONNX Runtime's own operators."""
 
 _BYTES = ("int8", "uint8")
+Quantized = tuple[Value, Value, Value]
+"""Integers, their scale, and their zero point or ``None``."""
 
 
 def _present(zero: Value) -> Value:
@@ -273,9 +284,60 @@ def _q_linear_binary(
 ) -> list[Value]:
     a, a_scale, a_zero, b, b_scale, b_zero, c_scale, c_zero = [*inputs, None][:8]
     write = NodeWriter(interpreter, node)
-    operator = node.op_type.removeprefix("QLinear")
-    result = write(operator, _real(write, a, a_scale, a_zero), _real(write, b, b_scale, b_zero))
-    return [_rounded(write, result, c_scale, c_zero, a.dtype)]
+    combined = quantized_sum if node.op_type == "QLinearAdd" else quantized_product
+    zero = constant(0, a.dtype) if c_zero is None else c_zero
+    return [combined(write, (a, a_scale, a_zero), (b, b_scale, b_zero), c_scale, zero)]
+
+
+def quantized_sum(write: NodeWriter, a: Quantized, b: Quantized, scale: Value, zero: Value) -> Value:
+    """``a + b``, quantized by `scale` and `zero`.
+
+    In ONNX Runtime's order: ``round(a * ra + (b * rb + (zero - (ra * za + rb * zb))))`` with the ratios ``ra`` and
+    ``rb`` of scales. Where a sum is halfway between two integers another order gives the other one.
+    """
+    (x, x_scale, x_zero), (y, y_scale, y_zero) = a, b
+    scale, point = _scalar(write, scale), _scalar(write, zero)
+    x_ratio, y_ratio = (write("Div", _scalar(write, own), scale) for own in (x_scale, y_scale))
+    shift = _float(write, point)
+    shares = [
+        write("Mul", ratio, _float(write, _scalar(write, own)))
+        for ratio, own in ((x_ratio, x_zero), (y_ratio, y_zero))
+        if own is not None
+    ]
+    if shares:
+        shift = write("Sub", shift, shares[0] if len(shares) == 1 else write("Add", *shares))
+    behind = write("Add", write("Mul", _float(write, y), y_ratio), shift)
+    return _saturated(write, write("Add", write("Mul", _float(write, x), x_ratio), behind), zero.dtype)
+
+
+def quantized_product(write: NodeWriter, a: Quantized, b: Quantized, scale: Value, zero: Value) -> Value:
+    """``a * b``, quantized by `scale` and `zero`: the product of the integers is exact."""
+    integers = []
+    for x, _, own in (a, b):
+        wide = write("Cast", x, to=TensorProto.INT32)
+        own = None if own is None else write("Cast", _scalar(write, own), to=TensorProto.INT32)
+        integers.append(wide if own is None else write("Sub", wide, own))
+    scales = [_scalar(write, value) for value in (a[1], b[1], scale)]
+    factor = write("Div", write("Mul", *scales[:2]), scales[2])
+    real = write("Mul", _float(write, write("Mul", *integers)), factor)
+    return _saturated(write, write("Add", real, _float(write, _scalar(write, zero))), zero.dtype)
+
+
+def shifted(write: NodeWriter, x: Value, scale: Value, zero: Value) -> Value:
+    """``saturate(round(x / scale + zero))``, which is another integer than a rounded quotient and `zero` where the
+    quotient is halfway between two and `zero` is odd: ONNX Runtime's average pooling has it so."""
+    point = _scalar(write, zero)
+    real = write("Add", write("Div", x, _scalar(write, scale)), _float(write, point))
+    return _saturated(write, real, zero.dtype)
+
+
+def _float(write: NodeWriter, value: Value) -> Value:
+    return write("Cast", value, to=TensorProto.FLOAT)
+
+
+def _saturated(write: NodeWriter, real: Value, dtype: str) -> Value:
+    """The nearest integer of a type, the even one of two."""
+    return write("QuantizeLinear", real, constant(1, "float32"), constant(0, dtype))
 
 
 @special(
@@ -302,6 +364,8 @@ def _q_linear_unary(
         result = with_channels_first(write, real, computed)
     else:
         result = computed(real)
+    if operator == "AveragePool":
+        return [shifted(write, result, y_scale, constant(0, x.dtype) if y_zero is None else y_zero)]
     return [_rounded(write, result, y_scale, y_zero, x.dtype)]
 
 
@@ -350,12 +414,16 @@ def _q_linear_concat(
     return [write("Concat", *parts, axis=attribute(node, "axis"))]
 
 
+def _equal(one: Value, other: Value) -> bool:
+    known = isinstance(one, Known) and isinstance(other, Known)
+    return known and one.array.size == other.array.size == 1 and one.array.item() == other.array.item()
+
+
 def _moved(write: NodeWriter, x: Value, scale: Value, zero: Value, y_scale: Value, y_zero: Value) -> Value:
     """`x` in the quantization of the result."""
-    known = all(isinstance(value, Known) for value in (scale, zero, y_scale, y_zero))
-    if known and x.dtype == y_zero.dtype and scale.array.item() == y_scale.array.item():
-        if zero.array.item() == y_zero.array.item():
-            return x
+    pairs = ((scale, y_scale), (zero, y_zero))
+    if x.dtype == y_zero.dtype and all(_equal(*pair) for pair in pairs):
+        return x
     return _rounded(write, _real(write, x, scale, zero), y_scale, y_zero, x.dtype)
 
 

@@ -94,6 +94,10 @@ class QuantizedValues:
 
     dequantized: dict[Known | Tensor, Dequantized] = field(default_factory=dict)
     sums: dict[Known | Tensor, IntegerSum] = field(default_factory=dict)
+    pairs: dict[Known | Tensor, tuple[str, Dequantized, Dequantized]] = field(default_factory=dict)
+    """By an operator on two values: ``Add`` or ``Mul``."""
+    averages: set[Known | Tensor] = field(default_factory=set)
+    """By average pooling."""
 
 
 @dataclass

@@ -9,7 +9,19 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["ACTIVE_MASKS", "BYTE_DOT", "BYTE_PRODUCT", "COPY", "IGNORED", "NO_MEMORY", "SHUFFLES", "TAKE", "WHOLE_WARPS", "Effect", "effect_of"]
+__all__ = [
+    "ACTIVE_MASKS",
+    "BYTE_DOT",
+    "BYTE_PRODUCT",
+    "COPY",
+    "IGNORED",
+    "NO_MEMORY",
+    "SHUFFLES",
+    "TAKE",
+    "WHOLE_WARPS",
+    "Effect",
+    "effect_of",
+]
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ Each block computes one tile of the canonical form (see ``matrix_product.py``). 
 threads read a tile of either operand from global memory, applying what comes before the reduction (padding, casts, the
 image-to-column indices of a convolution), put it in shared memory, and add the products of the two tiles to totals in
 registers. The next step's reads are issued before the present step's arithmetic, which hides their latency. What
-comes after the reduction is applied to the totals as they are written. Products of 8-bit integers are added four at a time
-(``dp4a``), of words that hold as many.
+comes after the reduction is applied to the totals as they are written. Products of 8-bit integers are added four at a
+time (``dp4a``), of words that hold as many.
 """
 
 from __future__ import annotations

@@ -35,8 +35,9 @@ def _apply(problem: Contraction, request: GpuRequest) -> Sketch | Refused:
     """A matrix product or convolution with fp32 totals, by ``mma.sync``.
 
     The summed term is ``cast(float32, a) * cast(float32, b)`` with ``a`` and ``b`` in fp16 (read so, or cast before),
-    or ``a * b`` in fp32 where the stage says that it may be computed in TF32; of 8-bit integers it is cast to int32. A refusal names the architecture or type
-    that does not fit, or one of the reasons of the other rules for contractions.
+    or ``a * b`` in fp32 where the stage says that it may be computed in TF32, or ``cast(int32, a) * cast(int32, b)`` of
+    8-bit integers. A refusal names the architecture or type that does not fit, or one of the reasons of the other rules
+    for contractions.
     """
     words = packed_bytes(problem)
     problem = problem if isinstance(words, Refused) else words
