@@ -292,20 +292,16 @@ def _q_linear_binary(
 def quantized_sum(write: NodeWriter, a: Quantized, b: Quantized, scale: Value, zero: Value) -> Value:
     """``a + b``, quantized by `scale` and `zero`.
 
-    In ONNX Runtime's order: ``round(a * ra + (b * rb + (zero - (ra * za + rb * zb))))`` with the ratios ``ra`` and
+    In ONNX Runtime's order: ``round(a * ra + (b * rb + ((zero - ra * za) - rb * zb)))`` with the ratios ``ra`` and
     ``rb`` of scales. Where a sum is halfway between two integers another order gives the other one.
     """
     (x, x_scale, x_zero), (y, y_scale, y_zero) = a, b
     scale, point = _scalar(write, scale), _scalar(write, zero)
     x_ratio, y_ratio = (write("Div", _scalar(write, own), scale) for own in (x_scale, y_scale))
     shift = _float(write, point)
-    shares = [
-        write("Mul", ratio, _float(write, _scalar(write, own)))
-        for ratio, own in ((x_ratio, x_zero), (y_ratio, y_zero))
-        if own is not None
-    ]
-    if shares:
-        shift = write("Sub", shift, shares[0] if len(shares) == 1 else write("Add", *shares))
+    for ratio, own in ((x_ratio, x_zero), (y_ratio, y_zero)):
+        if own is not None:
+            shift = write("Sub", shift, write("Mul", ratio, _float(write, _scalar(write, own))))
     behind = write("Add", write("Mul", _float(write, y), y_ratio), shift)
     return _saturated(write, write("Add", write("Mul", _float(write, x), x_ratio), behind), zero.dtype)
 

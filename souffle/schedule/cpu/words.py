@@ -181,9 +181,7 @@ def _word_axis(form: CpuContraction, numbers: int) -> Axis | None:
         loads = [load for side in (form.scalar, form.vector) for load in buffer_loads(side.value)]
         return any(stride_along(load, axis, axes) == 1 for load in loads if isinstance(load, TensorLoad))
 
-    return max(
-        [axis for axis in whole if contiguous(axis)] or whole, key=lambda axis: axis.extent, default=None
-    )
+    return max([axis for axis in whole if contiguous(axis)] or whole, key=lambda axis: axis.extent, default=None)
 
 
 def _packed(value: PrimExpr, lanes: Sequence, numbers: int, axes: Sequence[Axis]) -> PrimExpr:
