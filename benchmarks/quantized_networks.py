@@ -171,7 +171,7 @@ def _quantized(model: onnx.ModelProto, quantize: Callable[[Path, Path], None]) -
 
 
 def static(model: onnx.ModelProto, form: QuantFormat, activations: QuantType) -> onnx.ModelProto:
-    """Quantized with ranges of a few random inputs; weights in int8, those of each channel with a scale of their own."""
+    """Quantized with ranges of a few random inputs; weights in int8, with a scale for each channel."""
 
     def quantize(source: Path, target: Path) -> None:
         quantize_static(

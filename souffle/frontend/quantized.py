@@ -101,15 +101,22 @@ def matmul_integer(write: NodeWriter, a: Value, a_zero: Value, b: Value, b_zero:
         b_zero = _scalar(write, b_zero)
     vectors = len(a.shape) == 1, len(b.shape) == 1
     if not any(vectors):
-        return write("MatMulInteger", a, b, a_zero, b_zero)
+        return _matrices(write, a, a_zero, b, b_zero)
     if vectors[0]:
         a = write("Reshape", a, constant([1, -1], "int64"))
     if vectors[1]:
         b = write("Reshape", b, constant([-1, 1], "int64"))
-    product = write("MatMulInteger", a, b, a_zero, b_zero)
+    product = _matrices(write, a, a_zero, b, b_zero)
     batch = product.shape[:-2]
     kept = [extent for extent, dropped in zip(product.shape[-2:], vectors, strict=True) if not dropped]
     return write("Reshape", product, constant([*batch, *kept], "int64"))
+
+
+def _matrices(write: NodeWriter, a: Value, a_zero: Value, b: Value, b_zero: Value) -> Value:
+    if not a.shape[-1] and a.shape[-1] == b.shape[-2]:
+        shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+        return Known(np.zeros(shape, "int32"), f"{write.name}_empty")
+    return write("MatMulInteger", a, b, a_zero, b_zero)
 
 
 def _scalar(write: NodeWriter, value: Value) -> Value:
@@ -168,7 +175,7 @@ def _matmul_integer(
     a, b, a_zero, b_zero = [*inputs, None, None][:4]
     ready = _is_plain(a_zero, ()) or (_present(a_zero) is not None and len(a_zero.shape) > 1)
     ready = ready and (_is_plain(b_zero, ()) or (_present(b_zero) is not None and _size(b_zero) > 1))
-    matrices = min(len(a.shape), len(b.shape)) > 1
+    matrices = min(len(a.shape), len(b.shape)) > 1 and a.shape[-1]
     if ready and matrices and _weights(b, b_zero, () if b_zero is None else b_zero.shape)[0] is b:
         return None
     return [matmul_integer(NodeWriter(interpreter, node), a, a_zero, b, b_zero)]

@@ -2,10 +2,10 @@
 
 ::
 
-    C[m, n] += x[m, k] * w[k, n]   →   C[m, n] += dot(X[m, q], W[q, n]),   X[m, q] = the numbers x[m, d q], ..., x[m, d q + d - 1]
+    C[m, n] += x[m, k] * w[k, n]   →   C[m, n] += dot(X[m, q], W[q, n]),   X[m, q] = x[m, d q], ..., x[m, d q + d - 1]
 
-Right since integers are added in any order with one result, and zeros, which fill the last word up, add nothing. A word
-has four bytes where one operand is without a sign and the other one with it, which is what ``vpdpbusd`` multiplies;
+Right since integers are added in any order with one result, and zeros, which fill the last word up, add nothing. A
+word has four bytes where one operand is without a sign and the other one with it, which is what ``vpdpbusd`` takes;
 else two numbers of 16 bits, which hold differences of bytes, too.
 """
 
