@@ -29,7 +29,7 @@ from benchmarks.quantized_networks import NETWORKS, QuantizedNetwork, random_ima
 from benchmarks.record import save_results
 from souffle.cli.output import format_table
 
-__all__ = ["differences", "instructions", "measured", "quantum_of"]
+__all__ = ["differences", "instructions", "measured", "quantum_of", "runtime_outputs"]
 
 _PRODUCT = re.compile(r"\bsouffle_add_byte_product_\w+\(|\bsouffle_add_dot_\w+\(")
 
@@ -81,7 +81,9 @@ def differences(
     return largest, differing, count
 
 
-def _runtime(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray], *, plain: bool = False) -> dict[str, np.ndarray]:
+def runtime_outputs(
+    model: onnx.ModelProto, inputs: Mapping[str, np.ndarray], *, plain: bool = False
+) -> dict[str, np.ndarray]:
     """By ONNX Runtime; `plain` without its graph optimizations."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
@@ -133,9 +135,9 @@ def measured(
         start = time.perf_counter()
         found = net(inputs)
         result["run_seconds"] = round(time.perf_counter() - start, 2)
-        wanted = _runtime(model, inputs)
+        wanted = runtime_outputs(model, inputs)
         quanta, differing, count = differences(model, found, wanted)
-        own, own_differing, _ = differences(model, _runtime(model, inputs, plain=True), wanted)
+        own, own_differing, _ = differences(model, runtime_outputs(model, inputs, plain=True), wanted)
         result |= {"largest_quanta": quanta, "differing": differing, "elements": count}
         result |= {"onnxruntime_quanta": own, "onnxruntime_differing": own_differing}
     return result

@@ -26,7 +26,7 @@ from onnxruntime.quantization import (
 from souffle.models.bert import BertConfig, build_bert
 from souffle.models.builder import GraphBuilder
 
-__all__ = ["NETWORKS", "QuantizedNetwork", "mobilenet_v2", "random_image", "resnet"]
+__all__ = ["NETWORKS", "QuantizedNetwork", "dynamic", "mobilenet_v2", "random_image", "resnet", "static"]
 
 
 def _conv(

@@ -261,7 +261,8 @@ def _in_32_bits(value: np.ndarray) -> np.ndarray:
 
 def _dot(run: FunctionRun, types: Sequence[str], arguments: Sequence[Any]) -> Evaluator:
     """``dp4a``: a total with the products of the numbers of two words."""
-    left, right, total = (run.of(a) for a in arguments)
+    # The first of them is the function's name.
+    left, right, total = (run.of(a) for a in arguments[-3:])
 
     def dot(f: Frame, m: Mask) -> np.ndarray:
         a, b = (_bytes(value(f, m), kind) for value, kind in zip((left, right), types, strict=True))
