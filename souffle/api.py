@@ -20,7 +20,7 @@ from souffle.dump import Dump
 from souffle.errors import OptionError
 from souffle.frontend.load import open_model
 from souffle.loading import network_of
-from souffle.options import LEVELS, Hook, Options, keep
+from souffle.options import INTEGERS, LEVELS, Hook, Options, keep
 from souffle.pipeline import check_names, stages_of, transform_program
 from souffle.program import TEProgram
 from souffle.request import CompileRequest
@@ -134,7 +134,8 @@ def compile(
         What V4 is to leave out, to see its effect alone: any of ``"attention"``, ``"normalization"``,
         ``"interleaving"``, ``"channels"``, ``"reuse"``, ``"resident"``, ``"ramps"``,
         ``"weights"``, ``"teams"`` and ``"hfuse"`` (:data:`souffle.options.ON_CHIP`). Levels below have none of them,
-        but for ``"teams"``, which V3 has.
+        but for ``"teams"``, which V3 has. And ``"integers"``, which every level has of an ONNX model: products of
+        what ``DequantizeLinear`` makes are computed on the integers.
     reuse_policy : str
         Which tensors stay in shared memory where not all have room that could: ``"belady"``, those that are needed
         soonest, or ``"lru"``, those that were used last (the paper's, §6.5).
@@ -256,8 +257,9 @@ def compile(
     on_host = target == "cpu" or (target == "auto" and present is None)
     if not on_host:
         options = replace(options, arch=arch or present or options.arch)
+    integers = INTEGERS not in options.disable
     if versions:
-        opened = open_model(model, constants)
+        opened = open_model(model, constants, integers)
         # On the CPU device, only small networks run in no time.
         compares = verify != "off" and (on_host or device != "cpu")
         wanted = VersionsRequest(opened, batch, dims, pad, pad_values or {}, on_demand, device, compares)
@@ -267,7 +269,7 @@ def compile(
             return CompileRequest(program, options, on_host, into).plan(progress=progress, hook=hook)
 
         return in_versions(wanted, plan_of, progress)
-    request = CompileRequest(program_of(model, batch, dims, constants), options, on_host, dumped)
+    request = CompileRequest(program_of(model, batch, dims, constants, integers), options, on_host, dumped)
     if background:
         return compile_in_background(request, device=device, on_host=background == "cpu", progress=progress)
     return network_of(request.plan(progress=progress, hook=hook), device=device)
@@ -355,7 +357,7 @@ def tune(
     units = []
     for model in models if isinstance(models, (list, tuple)) else (models,):
         progress("importing")
-        programs = programs_of(model, batch, dims, constants)
+        programs = programs_of(model, batch, dims, constants, INTEGERS not in options.disable)
         units += [stages_of(program, options, progress=progress) for _, program in programs]
     return search(
         tasks_of(units, tasks),

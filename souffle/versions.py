@@ -95,7 +95,11 @@ def check_open(
 
 
 def program_of(
-    model: Any, batch: int | None, dims: Mapping[str, int] | None, constants: Mapping[str, Any] | None
+    model: Any,
+    batch: int | None,
+    dims: Mapping[str, int] | None,
+    constants: Mapping[str, Any] | None,
+    integers: bool = True,
 ) -> TEProgram:
     """The program of a model, or the model itself where it is one.
 
@@ -107,17 +111,21 @@ def program_of(
     check_open(model, batch, dims, constants)
     if isinstance(model, TEProgram):
         return model
-    return import_onnx(model, batch=batch, dims=dims, constants=constants)
+    return import_onnx(model, batch=batch, dims=dims, constants=constants, integers=integers)
 
 
 def programs_of(
-    model: Any, batch: int | None, dims: Mapping[str, Any] | None, constants: Mapping[str, Any] | None
+    model: Any,
+    batch: int | None,
+    dims: Mapping[str, Any] | None,
+    constants: Mapping[str, Any] | None,
+    integers: bool = True,
 ) -> Iterator[tuple[str, TEProgram]]:
     """The programs of all versions of a model, each with words such as ``"batch=1, seq=128"``; empty words for one."""
     if not has_versions(dims) or isinstance(model, TEProgram):
-        yield "", program_of(model, batch, dims, constants)
+        yield "", program_of(model, batch, dims, constants, integers)
         return
-    opened = open_model(model, constants)
+    opened = open_model(model, constants, integers)
     names = opened.dimensions.names
     for choice in choices_of(opened, batch, dims):
         yield extents_text(names, choice), import_loaded(opened.fixed(None, dict(zip(names, choice, strict=True))))

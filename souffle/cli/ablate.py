@@ -16,7 +16,7 @@ from souffle.cli.compiler_options import compiler_options
 from souffle.cli.constants import constants_of
 from souffle.cli.dims import dims_of
 from souffle.cli.output import Progress, format_table, human_bytes, write_json
-from souffle.options import LEVELS, ON_CHIP, SOUFFLE
+from souffle.options import INTEGERS, LEVELS, ON_CHIP, SOUFFLE
 from souffle.runtime.detect import gpu_arch
 from souffle.runtime.explain import predicted_seconds
 
@@ -59,7 +59,11 @@ def _report(arguments: argparse.Namespace, progress: Progress, records: list[dic
 
 def _model(model: str, arguments: argparse.Namespace, progress: Progress, gpu: str | None) -> Iterator[dict]:
     program = souffle.import_onnx(
-        model, batch=arguments.batch, dims=dims_of(arguments.dim), constants=constants_of(arguments)
+        model,
+        batch=arguments.batch,
+        dims=dims_of(arguments.dim),
+        constants=constants_of(arguments),
+        integers=INTEGERS not in arguments.disable,
     )
     reference = inputs = None
     for level, disabled in _variants(arguments):

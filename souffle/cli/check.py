@@ -17,6 +17,7 @@ from souffle.cli.constants import constants_of
 from souffle.cli.dims import dims_of
 from souffle.cli.output import Progress, format_table, write_json
 from souffle.emulator import CheckError, Finding
+from souffle.options import INTEGERS
 from souffle.runtime import Network
 from souffle.runtime.detect import gpu_arch
 from souffle.runtime.host_network import HostNetwork
@@ -51,7 +52,8 @@ def _networks(
             yield said, network.plan.options.level, network, None
         return
     dims, constants = dims_of(arguments.dim), constants_of(arguments)
-    for said, program in programs_of(arguments.model, arguments.batch, dims, constants):
+    integers = INTEGERS not in arguments.disable
+    for said, program in programs_of(arguments.model, arguments.batch, dims, constants, integers):
         for level in arguments.levels:
             progress.prefix = f"{said}{', ' if said else ''}{level}: "
             start = time.perf_counter()

@@ -30,7 +30,7 @@ from souffle.cli.measure_device import add_arguments as add_measure_device
 from souffle.cli.output import Progress, format_table, write_json
 from souffle.cli.tune import add_arguments as add_tune
 from souffle.errors import InputError, SouffleError
-from souffle.options import GRID_BARRIER_NAMES, LEVELS, ON_CHIP, PRECISIONS, REDUCTIONS, REUSE_POLICIES, SOUFFLE, WAITS
+from souffle.options import GRID_BARRIER_NAMES, LEVELS, PRECISIONS, REDUCTIONS, REUSE_POLICIES, SOUFFLE, SWITCHES, WAITS
 from souffle.runtime import VersionedNetwork
 from souffle.runtime.explain import explain_data
 
@@ -134,9 +134,9 @@ def _compiler_parsers() -> tuple[argparse.ArgumentParser, ...]:
     options.add_argument(
         "--disable",
         action="append",
-        choices=ON_CHIP,
+        choices=SWITCHES,
         default=[],
-        help="leave this out of V4, to see its effect alone; may be given several times",
+        help="leave this out of V4 (integers: of every level), to see its effect alone; may be given several times",
     )
     options.add_argument("--arch", help="GPU architecture, such as sm_90 (default: that of the GPU at hand, or sm_90)")
     add_batch_and_dims(options)

@@ -24,11 +24,11 @@ from souffle.frontend.lowering import IMPORTER_ERRORS, NodeInput, Template, lowe
 from souffle.frontend.moved_bytes import has_small_elements, moved_as_bytes
 from souffle.frontend.refusal import Obstacle, computed, is_text, operator_name, position_name, refuse, version_of
 from souffle.frontend.small_types import codes_of
-from souffle.frontend.values import Coded, Known, Scope, Stacked, Value
+from souffle.frontend.values import Coded, Known, QuantizedValues, Scope, Stacked, Value
 from souffle.program import Tensor
 from souffle.program.names import NameSupply
 
-__all__ = ["BUILDER_OPSETS", "SPECIAL_OPERATORS", "Interpreter", "special"]
+__all__ = ["BUILDER_OPSETS", "SPECIAL_OPERATORS", "Interpreter", "on_integers", "special"]
 
 _SCALAR = 1
 _SMALL_INTEGERS = 65536
@@ -54,6 +54,8 @@ LpNormalization LpPool Mean MeanVarianceNormalization ReduceL2 ReduceLogSum Redu
 Sinh Tan
 """
 _WIDE_OPERATORS = frozenset(_WIDE_NAMES.split())
+# Their weights are data, whatever their size: layers that differ in nothing else share their expressions.
+_PRODUCT_OPERATORS = frozenset({"ConvInteger", "MatMulInteger"})
 # Without updates their result is their first input.
 _SCATTERS = frozenset({"Scatter", "ScatterElements", "ScatterND"})
 BUILDER_OPSETS = (helper.make_opsetid("", 17),)
@@ -63,9 +65,13 @@ BUILDER_OPSETS = (helper.make_opsetid("", 17),)
 class Interpreter:
     """Turns ONNX nodes into TEs of an :class:`Emitter`."""
 
-    def __init__(self, emitter: Emitter, functions: Mapping[tuple[str, str], onnx.FunctionProto]):
+    def __init__(
+        self, emitter: Emitter, functions: Mapping[tuple[str, str], onnx.FunctionProto], integers: bool = True
+    ):
         self.emitter = emitter
         self.functions = functions
+        self.integers = integers
+        self.quantized = QuantizedValues()
         self.node_names = NameSupply()
         self._templates: dict[tuple, Template] = {}
         self.reshaped_from: dict[Tensor, Tensor] = {}
@@ -119,14 +125,18 @@ class Interpreter:
             empty = self._empty(node, inputs, scope.opsets)
             if empty is not None:
                 return empty
+        form = INTEGER_FORMS.get(operator_name(node)) if self.integers else None
+        results = None if form is None else form(self, node, inputs, scope)
+        return self.standard(node, inputs, scope) if results is None else results
+
+    def standard(self, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> Sequence[Value]:
+        """The outputs of a node as its operator is defined, whatever its inputs were quantized from."""
         operator = operator_name(node)
         if operator in _WIDE_OPERATORS and inputs[0].dtype in NARROW:
             return self.in_single_precision(node, inputs, scope)
         special = SPECIAL_OPERATORS.get(operator)
         results = None if special is None else special(self, node, inputs, scope)
-        if results is not None:
-            return results
-        return self.primitive(node, inputs, scope.opsets)
+        return self.primitive(node, inputs, scope.opsets) if results is None else results
 
     def in_single_precision(self, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> Sequence[Value]:
         """The outputs of a node whose first input is of narrower floating-point numbers, computed in 32 bits."""
@@ -265,7 +275,8 @@ class Interpreter:
         return results
 
     def _lower(self, node: onnx.NodeProto, inputs: Sequence[Value], opsets) -> Sequence[Value]:
-        given = [_as_node_input(value, node.op_type in _VALUE_OPERATORS) for value in inputs]
+        limit = _SCALAR if node.op_type in _PRODUCT_OPERATORS else _SMALL_INTEGERS
+        given = [_as_node_input(value, node.op_type in _VALUE_OPERATORS, limit) for value in inputs]
         check_element_types(form.dtype for form in given if form is not None)
         try:
             template = self._template(node, given, opsets)
@@ -350,13 +361,13 @@ def _check_inputs(node: onnx.NodeProto, inputs: Sequence[Value], opsets: Sequenc
             raise Obstacle(f"its input {formal.name!r} is absent", "give it a value: it is not optional")
 
 
-def _as_node_input(value: Value, by_value: bool) -> NodeInput | None:
+def _as_node_input(value: Value, by_value: bool, limit: int = _SMALL_INTEGERS) -> NodeInput | None:
     if value is None:
         return None
     small = isinstance(value, Known) and (
         by_value
         or value.array.size <= _SCALAR
-        or (value.array.dtype.kind in "iub" and value.array.size <= _SMALL_INTEGERS)
+        or (value.array.dtype.kind in "iub" and value.array.size <= limit)
     )
     return NodeInput(value.shape, value.dtype, value.array if small else None)
 
@@ -414,17 +425,29 @@ SpecialOperator = Callable[[Interpreter, onnx.NodeProto, Sequence[Value], Scope]
 """Handles an operator itself; ``None`` leaves the node to TVM."""
 
 SPECIAL_OPERATORS: dict[str, SpecialOperator] = {}
+INTEGER_FORMS: dict[str, SpecialOperator] = {}
+"""Handle operators of ONNX on values that stand for integers; ``None`` leaves the node to the others."""
 
 
-def special(*operators: str) -> Callable[[SpecialOperator], SpecialOperator]:
+def special(*operators: str, domain: str = "") -> Callable[[SpecialOperator], SpecialOperator]:
     """Enter a function as the handler of `operators`.
 
-    An operator of another domain than ONNX's is named ``domain::operator``.
+    An operator of another domain than ONNX's is entered as ``domain::operator``, and may be named so.
     """
 
     def register(function: SpecialOperator) -> SpecialOperator:
-        for operator in operators:
-            SPECIAL_OPERATORS[operator] = function
+        names = [f"{domain}::{operator}" if domain else operator for operator in operators]
+        SPECIAL_OPERATORS.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def on_integers(*operators: str) -> Callable[[SpecialOperator], SpecialOperator]:
+    """Enter a function as the handler of `operators` where integers are wanted (:attr:`Interpreter.integers`)."""
+
+    def register(function: SpecialOperator) -> SpecialOperator:
+        INTEGER_FORMS.update(dict.fromkeys(operators, function))
         return function
 
     return register

@@ -40,6 +40,8 @@ class LoadedModel:
     opsets : tuple of OperatorSetIdProto
     functions : dict of (domain, operator) to FunctionProto
         The model's own functions.
+    integers : bool
+        Whether products of what was quantized are computed on the integers.
     """
 
     name: str
@@ -49,11 +51,13 @@ class LoadedModel:
     outputs: tuple[str, ...]
     opsets: tuple[onnx.OperatorSetIdProto, ...]
     functions: dict[tuple[str, str], onnx.FunctionProto]
+    integers: bool = True
 
 
 _CONVERSION = "convert it to floating-point numbers or integers"
 _CONVERSIONS = {onnx.TensorProto.STRING: "encode text as numbers"}
 _ELEMENT_TYPES = frozenset(helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in ELEMENT_TYPES | SMALL_TYPES)
+_RUNTIME_DOMAIN, _RUNTIME_OPERATORS = "com.microsoft", frozenset({"SimplifiedLayerNormalization"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +75,8 @@ class OpenModel:
         What messages call it.
     readers : Readers
     dimensions : OpenDimensions
+    integers : bool
+        Whether products of what was quantized are computed on the integers.
     """
 
     proto: onnx.ModelProto
@@ -79,6 +85,7 @@ class OpenModel:
     where: str
     readers: Readers
     dimensions: OpenDimensions
+    integers: bool = True
 
     def extents(self, batch: int | None, dims: Mapping[str, int]) -> dict[str, int]:
         """The value of each open dimension by name.
@@ -114,6 +121,7 @@ class OpenModel:
             tuple(output.name for output in graph.output),
             tuple(self.proto.opset_import),
             {(f.domain, f.name): f for f in self.proto.functions},
+            self.integers,
         )
 
 
@@ -122,6 +130,7 @@ def load_model(
     batch: int | None,
     dims: Mapping[str, int] | None = None,
     constants: Mapping[str, Any] | None = None,
+    integers: bool = True,
 ) -> LoadedModel:
     """Read `model`, check it, fix first dimensions to `batch` and open ones to `dims`, and take `constants` for inputs.
 
@@ -133,11 +142,13 @@ def load_model(
     ModelError
         Naming the file and what is wrong with it, as a dimension that stays open.
     """
-    return open_model(model, constants).fixed(batch, dims or {})
+    return open_model(model, constants, integers).fixed(batch, dims or {})
 
 
 def open_model(
-    model: str | os.PathLike | bytes | onnx.ModelProto, constants: Mapping[str, Any] | None = None
+    model: str | os.PathLike | bytes | onnx.ModelProto,
+    constants: Mapping[str, Any] | None = None,
+    integers: bool = True,
 ) -> OpenModel:
     """Read `model` and check it; inputs that are in `constants` are none.
 
@@ -177,7 +188,8 @@ def open_model(
     given = [info for info in graph.input if info.name not in initializers and info.name not in constants]
     for info in given:
         _check_input(info, where, readers)
-    return OpenModel(proto, initializers, constants, where, readers, open_dimensions_of(given, tuple(graph.output)))
+    dimensions = open_dimensions_of(given, tuple(graph.output))
+    return OpenModel(proto, initializers, constants, where, readers, dimensions, integers)
 
 
 def _read(model) -> tuple[onnx.ModelProto, str | None, str]:
@@ -209,6 +221,12 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
     graph = skeleton.graph
     graph.name = proto.graph.name or "main"
     graph.node.extend(proto.graph.node)
+    # ONNX Runtime writes an operator of its own in ONNX's domain, of which the checker then finds no definition.
+    for node in graph.node:
+        if node.domain == "" and node.op_type in _RUNTIME_OPERATORS:
+            node.domain = _RUNTIME_DOMAIN
+    if all(opset.domain != _RUNTIME_DOMAIN for opset in skeleton.opset_import):
+        skeleton.opset_import.append(helper.make_opsetid(_RUNTIME_DOMAIN, 1))
     graph.input.extend(proto.graph.input)
     # What the outputs' types are follows from the nodes, so a model that does not declare them will do.
     graph.output.extend(helper.make_tensor_value_info(o.name, onnx.TensorProto.FLOAT, []) for o in proto.graph.output)

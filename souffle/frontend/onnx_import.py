@@ -12,6 +12,8 @@ from tvm import te
 
 from souffle.errors import Refusal, UnsupportedOperatorError
 from souffle.frontend import (  # noqa: F401  (these enter the operators that they define)
+    contrib,
+    contrib_attention,
     control,
     conversions,
     custom_convolution,
@@ -24,10 +26,13 @@ from souffle.frontend import (  # noqa: F401  (these enter the operators that th
     custom_resize,
     custom_trees,
     custom_windows,
+    dequantized,
     empty,
+    integer_products,
     ml_operators,
     pooling,
     quantization,
+    quantized,
     random_operators,
     recurrent,
     reduction_operators,
@@ -55,6 +60,7 @@ def import_onnx(
     batch: int | None = None,
     dims: Mapping[str, int] | None = None,
     constants: Mapping[str, Any] | None = None,
+    integers: bool = True,
 ) -> TEProgram:
     """Read an ONNX model as a TE program.
 
@@ -71,6 +77,8 @@ def import_onnx(
     constants : mapping of str to array, optional
         Values of inputs that are known now, such as axes and shapes: they are constants of the program, which has no
         such inputs. An array has the input's type; numbers and lists of them are taken in it.
+    integers : bool
+        Whether products of what was quantized are computed on the integers (:mod:`souffle.frontend.dequantized`).
 
     Returns
     -------
@@ -88,7 +96,7 @@ def import_onnx(
         If `batch` cannot be what the model computes on, `dims` names no open dimension or one that `batch` fixes, or
         the model has no input that takes a value of `constants`.
     """
-    return import_loaded(load_model(model, batch, dims, constants))
+    return import_loaded(load_model(model, batch, dims, constants, integers))
 
 
 def import_loaded(loaded: LoadedModel) -> TEProgram:
@@ -108,7 +116,7 @@ def import_loaded(loaded: LoadedModel) -> TEProgram:
         # An input without elements is known.
         given = tensor if tensor.size else Known(np.zeros(shape, dtype=dtype), name)
         values[name] = standing_for(given, dtype) if tensor.size and is_small(dtype) else given
-    interpreter = Interpreter(emitter, loaded.functions)
+    interpreter = Interpreter(emitter, loaded.functions, loaded.integers)
     scope = Scope(values, loaded.opsets)
     emitter.inputs.update(zip(inputs, (name for name, _, _ in loaded.inputs), strict=True))
     interpreter.run(loaded.nodes, scope)

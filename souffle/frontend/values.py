@@ -11,7 +11,7 @@ import onnx
 from souffle.errors import Refusal, UnsupportedOperatorError
 from souffle.program import Tensor
 
-__all__ = ["Coded", "Known", "Scope", "Stacked", "Value"]
+__all__ = ["Coded", "Dequantized", "IntegerSum", "Known", "QuantizedValues", "Scope", "Stacked", "Value"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +83,46 @@ class Coded:
 
 Value = Known | Tensor | Coded | Stacked | list | None
 """A constant, a tensor, one of bytes, a stack of values, a sequence of values, or nothing (an absent optional)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Dequantized:
+    """What a value was computed from: ``(integers - zero) * scale``.
+
+    Attributes
+    ----------
+    integers : value
+    scale, zero : Known
+        One number, or one for each position on `axis`; no `zero` stands for zero.
+    axis : int or None
+        ``None`` where there is one number.
+    """
+
+    integers: Known | Tensor
+    scale: Known
+    zero: Known | None
+    axis: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class IntegerSum:
+    """What a value was computed from: ``sums * scale``, without what is below zero where it was `rectified`."""
+
+    sums: Known | Tensor
+    scale: Known
+    rectified: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedValues:
+    """Which values stand for integers (:mod:`souffle.frontend.dequantized`)."""
+
+    dequantized: dict[Known | Tensor, Dequantized] = field(default_factory=dict)
+    sums: dict[Known | Tensor, IntegerSum] = field(default_factory=dict)
+    pairs: dict[Known | Tensor, tuple[str, Dequantized, Dequantized]] = field(default_factory=dict)
+    """By an operator on two values: ``Add`` or ``Mul``."""
+    averages: set[Known | Tensor] = field(default_factory=set)
+    """By average pooling."""
 
 
 @dataclass
