@@ -26,7 +26,7 @@ def _batch_normalization(
 ) -> list[Value] | None:
     if attribute(node, "training_mode", 0):
         return _batch_statistics(interpreter, node, [interpreter.whole(value) for value in inputs])
-    if version_of("", scope.opsets) < 14 and any(list(node.output)[1:]):
+    if version_of("", scope.opsets) < 14 and any(list(node.output)[1:]) and not attribute(node, "is_test", 0):
         raise Obstacle(
             "it makes more outputs than the first, by which operator sets before 14 mean training",
             "export the model for inference (in PyTorch after model.eval()), or with operator set 14 or newer",

@@ -175,7 +175,9 @@ def test_determinants() -> None:
     x[2, 0] = np.nan
     x[3, 0, 0] = 0
     (got,) = result(node_model("Det", [(D, x.shape)]), x)
-    np.testing.assert_allclose(got, np.linalg.det(x), rtol=1e-12, atol=1e-14)
+    with np.errstate(invalid="ignore"):
+        want = np.linalg.det(x)
+    np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(("mode", "skips", "least", "most"), [("TFIDF", 0, 1, 2), ("IDF", 2, 1, 3), ("TF", 3, 2, 3)])
