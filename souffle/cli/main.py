@@ -26,6 +26,7 @@ from souffle.cli.learn import add_arguments as add_learn
 from souffle.cli.measure_device import add_arguments as add_measure_device
 from souffle.cli.output import Progress, format_table, human_bytes, write_json
 from souffle.cli.tune import add_arguments as add_tune
+from souffle.element_types import SMALL_TYPES
 from souffle.errors import InputError, SouffleError
 from souffle.options import GRID_BARRIER_NAMES, LEVELS, ON_CHIP, PRECISIONS, REDUCTIONS, REUSE_POLICIES, SOUFFLE, WAITS
 from souffle.runtime.explain import certificate_lines, explain_data
@@ -348,6 +349,8 @@ def _run(arguments: argparse.Namespace, progress: Progress) -> int:
 
 
 def _range(value: np.ndarray) -> str:
+    # NumPy has no smallest element of the types that are not its own.
+    value = value.astype("float64") if value.dtype.name in SMALL_TYPES else value
     return f"{value.min():.6g} .. {value.max():.6g}" if value.size else "empty"
 
 
