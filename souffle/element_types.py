@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
+with contextlib.suppress(ImportError):
+    # It enters the names of these types, and bfloat16, into NumPy; a runtime alone may do without it.
+    import ml_dtypes  # noqa: F401
+
 __all__ = ["SMALL_TYPES"]
 
 SMALL_TYPES = frozenset(

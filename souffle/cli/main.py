@@ -29,6 +29,7 @@ from souffle.cli.learn import add_arguments as add_learn
 from souffle.cli.measure_device import add_arguments as add_measure_device
 from souffle.cli.output import Progress, format_table, write_json
 from souffle.cli.tune import add_arguments as add_tune
+from souffle.element_types import SMALL_TYPES
 from souffle.errors import InputError, SouffleError
 from souffle.options import GRID_BARRIER_NAMES, LEVELS, PRECISIONS, REDUCTIONS, REUSE_POLICIES, SOUFFLE, SWITCHES, WAITS
 from souffle.runtime import VersionedNetwork
@@ -333,6 +334,8 @@ def _ran(network: Any, inputs: dict[str, np.ndarray]) -> Any:
 
 
 def _range(value: np.ndarray) -> str:
+    # NumPy has no smallest element of the types that are not its own.
+    value = value.astype("float64") if value.dtype.name in SMALL_TYPES else value
     return f"{value.min():.6g} .. {value.max():.6g}" if value.size else "empty"
 
 
