@@ -298,14 +298,18 @@ def _explain(arguments: argparse.Namespace, progress: Progress) -> int:
 def _run(arguments: argparse.Namespace, progress: Progress) -> int:
     options = {"checked": True} if arguments.checked or arguments.counts else {}
     network = souffle.load(arguments.file, device=arguments.device, **options)
-    inputs = {}
+    inputs, types = {}, {spec.name: spec.dtype for spec in network.signature.inputs}
     for item in arguments.input:
         name, separator, path = item.partition("=")
         if not separator:
             raise InputError(
                 f"--input {item!r} is not of the form NAME=x.npy; {network.signature.network} takes {network.signature}"
             )
-        inputs[name] = _read_array(name, path)
+        array = _read_array(name, path)
+        dtype = types.get(name, array.dtype)
+        # NumPy's files have no names for the types that are not its own, and hold their bytes alone.
+        nameless = array.dtype == np.dtype(f"V{np.dtype(dtype).itemsize}")
+        inputs[name] = array.view(dtype) if nameless else array
     progress("running")
     outputs = {name: np.asarray(value) for name, value in network(inputs).items()}
     progress.done()
