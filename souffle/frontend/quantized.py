@@ -299,18 +299,25 @@ def _q_linear_binary(
 def quantized_sum(write: NodeWriter, a: Quantized, b: Quantized, scale: Value, zero: Value) -> Value:
     """``a + b``, quantized by `scale` and `zero`.
 
-    In ONNX Runtime's order: ``round(a * ra + (b * rb + ((zero - ra * za) - rb * zb)))`` with the ratios ``ra`` and
-    ``rb`` of scales. Where a sum is halfway between two integers another order gives the other one.
+    In ONNX Runtime's order: ``round(a * ra + (b * rb + (zero - (ra * za + rb * zb))))`` with the ratios ``ra`` and
+    ``rb`` of scales, and one rounding for a product and the addition behind it. Where a sum is halfway between two
+    integers another order gives the other one.
     """
     (x, x_scale, x_zero), (y, y_scale, y_zero) = a, b
     scale, point = _scalar(write, scale), _scalar(write, zero)
     x_ratio, y_ratio = (write("Div", _scalar(write, own), scale) for own in (x_scale, y_scale))
-    shift = _float(write, point)
-    for ratio, own in ((x_ratio, x_zero), (y_ratio, y_zero)):
-        if own is not None:
-            shift = write("Sub", shift, write("Mul", ratio, _float(write, _scalar(write, own))))
-    behind = write("Add", write("Mul", _float(write, y), y_ratio), shift)
-    return _saturated(write, write("Add", write("Mul", _float(write, x), x_ratio), behind), zero.dtype)
+    x_zero, y_zero = (constant(0, "int32") if own is None else _scalar(write, own) for own in (x_zero, y_zero))
+    shares = _multiply_add(write, x_zero, x_ratio, write("Mul", y_ratio, _float(write, y_zero)))
+    shift = write("Sub", _float(write, point), shares)
+    behind = _multiply_add(write, y, y_ratio, shift)
+    return _saturated(write, _multiply_add(write, x, x_ratio, behind), zero.dtype)
+
+
+def _multiply_add(write: NodeWriter, integers: Value, factor: Value, term: Value) -> Value:
+    """``integers * factor + term`` in single precision, rounded once: in double precision the product of a byte and a
+    number of single precision is exact."""
+    wide = [write("Cast", value, to=TensorProto.DOUBLE) for value in (integers, factor, term)]
+    return _float(write, write("Add", write("Mul", *wide[:2]), wide[2]))
 
 
 def quantized_product(write: NodeWriter, a: Quantized, b: Quantized, scale: Value, zero: Value) -> Value:

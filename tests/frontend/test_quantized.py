@@ -107,7 +107,6 @@ def contrib_cases():
     for name, mask in {
         "rows": seen,
         "ends": np.array([4, 6, 1, 0], "int32"),
-        "pairs": np.tri(6, dtype="int32"),
     }.items():
         yield f"attention-{name}", "Attention", [*projected, mask], {"num_heads": 2}
     past = {"num_heads": 2, "unidirectional": 1, "outputs": 2}
@@ -159,9 +158,7 @@ def test_operators_on_quantized_tensors(operator, inputs, options):
             np.testing.assert_allclose(got[name], value, rtol=1e-5, atol=1e-5)
             continue
         assert got[name].dtype == value.dtype
-        # A sum halfway between two integers may be the other one where ONNX Runtime has multiplied and added at once.
-        apart = np.abs(got[name].astype(int) - value.astype(int))
-        assert apart.max() <= (1 if operator == "QLinearAdd" else 0) and (apart != 0).mean() < 0.1
+        np.testing.assert_array_equal(got[name], value)
 
 
 @pytest.mark.parametrize(("operator", "inputs", "options"), named(contrib_cases()))
