@@ -20,10 +20,9 @@ from collections.abc import Mapping
 import tvm
 from tvm import tirx
 
-from souffle.cost.predict import OWN_REGISTERS
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS
 from souffle.schedule.lower.kept_arrays import SCOPES
-from souffle.schedule.lower.local_arrays import local_words
+from souffle.schedule.lower.local_arrays import OWN_REGISTERS, local_words
 from souffle.tvm_compat import Analyzer, collect
 
 __all__ = ["OWN_FUNCTION", "OWN_TEXT", "TURNS_FUNCTION", "StageCalls"]

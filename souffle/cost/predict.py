@@ -35,12 +35,11 @@ from souffle.cost.work import work_of
 from souffle.errors import OptionError
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS, GpuDevice, taken_registers
 from souffle.schedule.lower import DeviceFunction, KeptLoads
-from souffle.schedule.lower.local_arrays import local_words
+from souffle.schedule.lower.local_arrays import OWN_REGISTERS, local_words
 from souffle.schedule.resources import StageResources
 from souffle.tvm_compat import const_int
 
 __all__ = [
-    "OWN_REGISTERS",
     "Prediction",
     "Terms",
     "TileClocks",
@@ -53,9 +52,6 @@ __all__ = [
 ]
 
 _FEWEST_REGISTERS, _MOST_REGISTERS = 32, 255
-
-OWN_REGISTERS = 24
-"""Of a thread beside its arrays: addresses, indices, what is being computed."""
 
 _SPARED_REGISTERS = 12
 """Of these, what nvcc does without where that leaves room for a second block, as it is asked to: of 12 products on

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from souffle.cost.counting import WARP
 from souffle.cost.device import CostDevice
-from souffle.cost.predict import OWN_REGISTERS
+from souffle.schedule.lower.local_arrays import OWN_REGISTERS
 from souffle.stitching.graph import OpGraph, Read
 from souffle.stitching.kinds import CONTRACTIONS, REDUCTIONS
 from souffle.stitching.layout import Component, layout_of

@@ -29,6 +29,8 @@ from tvm import tirx
 from tvm.ir import Call
 from tvm.ir.expr import TensorLoad
 
+from souffle.schedule.gpu.device import ASSUMED_REGISTERS
+from souffle.schedule.lower.local_arrays import OWN_REGISTERS, local_words
 from souffle.schedule.lower.wide_fills import needed
 from souffle.tvm_compat import (
     PrimExpr,
@@ -46,7 +48,7 @@ from souffle.tvm_compat import (
 __all__ = ["with_loads_ahead"]
 
 _MOST_WORDS = 24
-"""Registers of a thread for what is held: stages that share a kernel have 32 at least, 8 of them for addresses."""
+"""Registers of a thread for what is held, beside which it has no more than two blocks on a multiprocessor leave it."""
 
 _MOST_ROLLED = 4
 """Turns of a loop that is not to be unrolled, as its code would be long, for which it is all the same."""
@@ -62,10 +64,15 @@ def with_loads_ahead(function: tirx.PrimFunc) -> tirx.PrimFunc:
         one.source for call in collect(function.body, Call) if _takes_address(call) for one in buffer_loads(call)
     ]
     written = [buffer for buffer in stored if _is_global(buffer)]
+    left = min(_MOST_WORDS, ASSUMED_REGISTERS - OWN_REGISTERS - local_words(function))
 
     def ahead(loop: tirx.For, mutator: Any) -> tirx.Stmt:
-        made = _with_reads_ahead(loop, written)
-        return mutator.default_mutate(loop) if made is None else made
+        nonlocal left
+        split = _split_of(loop, written, left)
+        if split is None:
+            return mutator.default_mutate(loop)
+        left -= split.words
+        return split.statement()
 
     return function.with_body(tvm_ffi.structural_mutate(function.body, [(tirx.For, ahead)]))
 
@@ -78,8 +85,8 @@ def _is_global(buffer: Any) -> bool:
     return str(buffer.scope()) == "global"
 
 
-def _with_reads_ahead(loop: tirx.For, written: Sequence[tvm.ir.Var]) -> tirx.Stmt | None:
-    """Loops with their reads ahead of their stores, as many turns of the outermost as can be held at a time."""
+def _split_of(loop: tirx.For, written: Sequence[tvm.ir.Var], most_words: float) -> _Split | None:
+    """Loops with their reads ahead of their stores, as many turns of the outermost as so many registers hold."""
     nest = _Nest(written)
     if not nest.enter(loop, _Place()):
         return None
@@ -89,8 +96,8 @@ def _with_reads_ahead(loop: tirx.For, written: Sequence[tvm.ir.Var]) -> tirx.Stm
         return None
     turns = const_int(loop.extent)
     for together in range(turns, 1, -1):
-        if turns % together == 0 and nest.words(loop, together) <= _MOST_WORDS:
-            return _Split(nest, loop, together).statement()
+        if turns % together == 0 and nest.words(loop, together) <= most_words:
+            return _Split(nest, loop, together)
     return None
 
 
@@ -236,7 +243,7 @@ class _Split:
     """A nest whose reads stand ahead of its stores."""
 
     def __init__(self, nest: _Nest, outermost: tirx.For, together: int) -> None:
-        self.nest, self.outermost = nest, outermost
+        self.nest, self.outermost, self.words = nest, outermost, nest.words(outermost, together)
         self.rounds, self.together = const_int(outermost.extent) // together, together
         self.outer = tirx.Var(f"{outermost.loop_var.name}_round", outermost.loop_var.ty)
         self.arrays = []

@@ -10,7 +10,10 @@ from tvm import tirx
 
 from souffle.tvm_compat import const_int
 
-__all__ = ["local_words"]
+__all__ = ["OWN_REGISTERS", "local_words"]
+
+OWN_REGISTERS = 24
+"""Of a thread beside its arrays: addresses, indices, what is being computed."""
 
 _WARP = 32
 
