@@ -50,9 +50,6 @@ __all__ = ["with_loads_ahead"]
 _MOST_WORDS = 24
 """Registers of a thread for what is held, beside which it has no more than two blocks on a multiprocessor leave it."""
 
-_MOST_ROLLED = 4
-"""Turns of a loop that is not to be unrolled, as its code would be long, for which it is all the same."""
-
 _NUMBERS = (tirx.IntImm, tirx.FloatImm, tirx.Broadcast)
 
 
@@ -146,10 +143,9 @@ class _Nest:
 
     def enter(self, loop: tirx.For, place: _Place) -> bool:
         """Take in what a loop reads; whether all that it does is known."""
-        plain = loop.kind in (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED)
+        # A loop that is annotated is one that is not to be unrolled.
+        plain = loop.kind in (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED) and not loop.annotations
         if not plain or not isinstance(loop.extent, tirx.IntImm) or const_int(loop.min) != 0:
-            return False
-        if loop.annotations and const_int(loop.extent) > _MOST_ROLLED:
             return False
         return self._take(loop.body, _Place((*place.loops, loop), place.conditions))
 
