@@ -84,7 +84,9 @@ ALL_NAMES = tuple(_BUILDERS)
 MODEL_SIZES = ("tiny", "paper")
 
 
-def build(name: str, size: str = "tiny", *, steps: int | None = None, seed: int = 0) -> ModelProto:
+def build(
+    name: str, size: str = "tiny", *, steps: int | None = None, seed: int = 0, open_dimensions: bool = False
+) -> ModelProto:
     """Build a model with random float32 weights and static shapes; batch 1, where its builder says nothing else.
 
     Parameters
@@ -100,6 +102,8 @@ def build(name: str, size: str = "tiny", *, steps: int | None = None, seed: int 
         Number of time steps, for the two LSTM models and ``"rnnlm"`` only.
     seed
         Seed of the weights. The same arguments give the same bytes.
+    open_dimensions
+        For ``"bert"`` only: batch and sequence are open, and there is an attention mask.
 
     Raises
     ------
@@ -120,4 +124,8 @@ def build(name: str, size: str = "tiny", *, steps: int | None = None, seed: int 
         if steps < 1:
             raise OptionError(f"{name} cannot have {steps} time steps; it needs 1 or more")
         config = replace(config, steps=steps)
+    if open_dimensions:
+        if not isinstance(config, bert.BertConfig):
+            raise OptionError(f"model {name!r} has static shapes alone; open_dimensions is for bert")
+        config = replace(config, open_dimensions=True)
     return builder(config, seed)

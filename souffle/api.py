@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +14,18 @@ import onnx
 from souffle import learning
 from souffle.background import BackgroundNetwork, compile_in_background
 from souffle.cache import cache_root
+from souffle.codegen.plan import Plan
 from souffle.cost import cost_device, device_of_arch
 from souffle.dump import Dump
 from souffle.errors import OptionError
-from souffle.frontend import import_onnx
+from souffle.frontend.load import open_model
+from souffle.frontend.model_options import ModelOptions
 from souffle.loading import network_of
 from souffle.options import LEVELS, Hook, Options, keep
 from souffle.pipeline import check_names, stages_of, transform_program
 from souffle.program import TEProgram
 from souffle.request import CompileRequest
-from souffle.runtime import Network
+from souffle.runtime import Network, VersionedNetwork
 from souffle.runtime.detect import gpu_arch
 from souffle.runtime.host_network import HostNetwork
 from souffle.runtime.network import check_device
@@ -32,27 +35,14 @@ from souffle.schedule.lower import cuda_target
 from souffle.stitching import graph_of
 from souffle.stitching.priority import FusionRules, LearningReport, learn_fusion
 from souffle.tuning import LogWriter, TuningReport, bench_for, search, tasks_of
+from souffle.versions import VersionsRequest, check_open, in_versions, program_of, programs_of
 
 __all__ = ["compile", "learn", "tune"]
 
 Model = str | os.PathLike | bytes | onnx.ModelProto | TEProgram
 
 
-def _program(model: Model, batch: int | None, constants: Mapping[str, Any] | None) -> TEProgram:
-    if not isinstance(model, TEProgram):
-        return import_onnx(model, batch=batch, constants=constants)
-    if constants:
-        raise OptionError(
-            f"constants={{{', '.join(f'{name!r}: ...' for name in constants)}}} have no effect on the program "
-            f"{model.name}; give them to souffle.import_onnx, which makes the program"
-        )
-    if batch is not None:
-        shapes = ", ".join(f"{n!r} {t.shape}" for n, t in zip(model.input_names, model.inputs, strict=True))
-        raise OptionError(
-            f"batch={batch} has no effect on the program {model.name}, whose inputs have their shapes ({shapes}); "
-            "give it to souffle.import_onnx, which makes the program"
-        )
-    return model
+Dims = Mapping[str, int | Sequence[int]]
 
 
 def _options(arch: str | None, cache_dir: str | os.PathLike | None, **choices: object) -> Options:
@@ -82,7 +72,11 @@ def compile(
     graph: bool = False,
     watchdog_ms: float | None = None,
     batch: int | None = None,
+    dims: Dims | None = None,
     constants: Mapping[str, Any] | None = None,
+    pad: bool | Sequence[str] = False,
+    pad_values: Mapping[str, float] | None = None,
+    on_demand: bool = False,
     verify: str = "memory",
     tuning_log: str | os.PathLike | None = "auto",
     device: str = "auto",
@@ -92,7 +86,7 @@ def compile(
     hook: Hook = keep,
     dump: str | os.PathLike | None = None,
     background: bool | str = False,
-) -> Network | HostNetwork | BackgroundNetwork:
+) -> Network | HostNetwork | BackgroundNetwork | VersionedNetwork:
     """Compile a model.
 
     Parameters
@@ -153,10 +147,27 @@ def compile(
         the next run is right again (``docs/debugging.md``). None: waits have no limit, nor their text a watchdog.
     batch : int, optional
         The value of a symbolic first dimension of an ONNX model.
+    dims : mapping of str to int or list of int, optional
+        The values of its open dimensions, by the names that the model gives them, or as ``"input:axis"`` where it gives
+        none: ``{"seq": 128}``. With a list for any of them, such as ``{"batch": [1, 4], "seq": [128, 384]}``, a version
+        is compiled for each combination, and a call runs the one that its inputs have the shape of.
     constants : mapping of str to array, optional
         Values of inputs of an ONNX model that are known now, such as axes, sizes and conditions on which the program
         depends, or weights that are given as inputs: the network has them as constants, and no such inputs. An array
-        has the input's type and shape; numbers and lists of them are taken in that type.
+        has the input's type and shape; numbers and lists of them are taken in that type. They are those of all
+        versions, and open dimensions of such an input are what its value has.
+    pad : bool or list of str
+        With versions: an input of another shape is made larger to the smallest version that holds it, along all open
+        dimensions or those that are named, and outputs are cut back. It is for models that bear it, by an attention
+        mask or along a batch, and where the model declares the shapes of outputs by the names of open dimensions.
+        Outputs of two versions are compared, for one random input along each dimension, and padding that changes them
+        is refused (not with ``verify="off"``, nor with ``device="cpu"``). See
+        :class:`souffle.runtime.VersionedNetwork`.
+    pad_values : mapping of str to number, optional
+        With what inputs are padded, by their names; 0 where nothing is given.
+    on_demand : bool
+        With versions: a shape that none has is compiled by the first call that needs it, and kept. The model's weights
+        are kept for that.
     verify : str
         What the compiler proves of the CUDA kernels that it made (``docs/verification.md``). ``"memory"``: no races, no
         divergent barriers, no stray accesses, and a grid that fits; if that is refuted, compiling fails. ``"values"``:
@@ -177,7 +188,8 @@ def compile(
         Sees, and may replace, what each stage of the compiler gives (``docs/debugging.md``).
     dump : path, optional
         A folder for what each stage of the compiler gives, as numbered files of text, in which a compilation that fails
-        leaves what it has (``docs/debugging.md``). The files of an earlier dump are replaced.
+        leaves what it has (``docs/debugging.md``). The files of an earlier dump are replaced. Each version has a folder
+        of its own in it, such as ``batch=1,seq=128``.
     background : bool or "cpu"
         Compile in a process of its own, and give a network that runs meanwhile (FusionStitching, §6): the same model at
         V0 for the same device, or with ``"cpu"`` LLVM code for this machine's processor. The optimized network takes
@@ -186,7 +198,7 @@ def compile(
 
     Returns
     -------
-    Network, HostNetwork or BackgroundNetwork
+    Network, HostNetwork, BackgroundNetwork or VersionedNetwork
         Any number of threads may call it at the same time: calls run in parallel and none sees another.
 
     Raises
@@ -229,14 +241,36 @@ def compile(
             "background=True compiles in another process, where no hook of this one can be called; give dump= to see "
             "what each stage gives, or compile with background=False"
         )
+    given = ModelOptions(batch, dims, constants)
+    versions = given.has_versions
+    if not versions and (pad or pad_values or on_demand):
+        what = "on_demand=True" if on_demand else "pad"
+        raise OptionError(f'{what} is for versions; give dims lists of values, such as {{"seq": [128, 384]}}')
+    if versions and background:
+        raise OptionError(
+            "background=True is for one version; compile the versions with background=False, or one of them by single "
+            "values in dims"
+        )
+    check_open(model, given)
     present = gpu_arch() if target == "auto" or (target == "cuda" and arch is None) else None
-    dumped = None if dump is None else Dump(dump)
+    dumped = None if dump is None or versions else Dump(dump)
     progress("importing")
-    program = _program(model, batch, constants)
     on_host = target == "cpu" or (target == "auto" and present is None)
     if not on_host:
         options = replace(options, arch=arch or present or options.arch)
-    request = CompileRequest(program, options, on_host, dumped)
+    if versions:
+        # On the CPU device, only small networks run in no time.
+        compares = verify != "off" and (on_host or device != "cpu")
+        wanted = VersionsRequest(
+            open_model(model, constants), given, pad, pad_values or {}, on_demand, device, compares
+        )
+
+        def plan_of(program: TEProgram, said: str) -> Plan:
+            into = None if dump is None else Dump(Path(dump) / re.sub(r"[^\w=,+-]+", "_", said.replace(", ", ",")))
+            return CompileRequest(program, options, on_host, into).plan(progress=progress, hook=hook)
+
+        return in_versions(wanted, plan_of, progress)
+    request = CompileRequest(program_of(model, given), options, on_host, dumped)
     if background:
         return compile_in_background(request, device=device, on_host=background == "cpu", progress=progress)
     return network_of(request.plan(progress=progress, hook=hook), device=device)
@@ -256,6 +290,7 @@ def tune(
     reductions: str = "ordered",
     disable: Sequence[str] = (),
     batch: int | None = None,
+    dims: Dims | None = None,
     constants: Mapping[str, Any] | None = None,
     device: str | None = None,
     tasks: str = "",
@@ -280,7 +315,7 @@ def tune(
         As for :func:`compile`.
     log : path
         The folder of the logs. The architecture's own, inside, holds MetaSchedule's two files.
-    level, precision, fusion, policy, partition, reductions, disable, batch, constants
+    level, precision, fusion, policy, partition, reductions, disable, batch, dims, constants
         As for :func:`compile`; they decide which stages there are.
     device : str, optional
         The product to predict for, such as ``"A100-SXM4-40GB"``. Nothing is measured then.
@@ -303,6 +338,7 @@ def tune(
     OptionError
         If an option is not valid, or no GPU of this architecture is described.
     """
+    given = ModelOptions(batch, dims, constants)
     if trials < 1:
         raise OptionError(f"trials={trials} is not valid; at least 1, the rule's own schedule")
     options = _options(
@@ -323,8 +359,7 @@ def tune(
     units = []
     for model in models if isinstance(models, (list, tuple)) else (models,):
         progress("importing")
-        program = _program(model, batch, constants)
-        units.append(stages_of(program, options, progress=progress))
+        units += [stages_of(program, options, progress=progress) for _, program in programs_of(model, given)]
     return search(
         tasks_of(units, tasks),
         trials=trials,
@@ -350,6 +385,7 @@ def learn(
     precision: str = "fp32",
     device: str | None = None,
     batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
     constants: Mapping[str, Any] | None = None,
     checkpoint: str | os.PathLike | None = None,
     curves: str | os.PathLike | None = None,
@@ -376,7 +412,7 @@ def learn(
         TEs of a kernel, at most; the planners' own limit without. ``fusion="learned"`` has that of its policy.
     level : str
         ``"V0"``, ``"V1"`` or ``"V2"``, whose TEs are fused.
-    precision, batch, constants
+    precision, batch, dims, constants
         As for :func:`compile`.
     device : str, optional
         The product to predict for, such as ``"A100-SXM4-40GB"``; that of sm_90 without.
@@ -401,6 +437,7 @@ def learn(
     PolicyError
         If PyTorch or another library is missing, or a file is none of its kind or cannot be written.
     """
+    given = ModelOptions(batch, dims, constants)
     if level not in ("V0", "V1", "V2"):
         raise OptionError(f"level={level!r} is not valid; choose one of V0, V1, V2, which the planners see whole")
     learning.require(*learning.NEEDED, *(("matplotlib",) if curves is not None else ()))
@@ -409,7 +446,7 @@ def learn(
     graphs = {}
     for number, model in enumerate(models if isinstance(models, (list, tuple)) else (models,)):
         progress("importing")
-        program, _ = transform_program(_program(model, batch, constants), LEVELS[level], precision)
+        program, _ = transform_program(program_of(model, given), LEVELS[level], precision)
         named = Path(model).stem if isinstance(model, (str, os.PathLike)) else program.name
         name = named if named not in graphs else f"{named} {number}"
         graphs[name] = graph_of(program)

@@ -8,6 +8,8 @@ from typing import Any
 
 from souffle.codegen.plan import Plan
 from souffle.runtime import Network, artifact
+from souffle.runtime.plan_versions import PlanVersions
+from souffle.runtime.versioned_network import VersionedNetwork
 
 __all__ = ["load", "network_of"]
 
@@ -32,12 +34,17 @@ def load(path: str | os.PathLike, *, device: str = "auto", **options: Any):
 
     Returns
     -------
-    Network or HostNetwork
-        As from :func:`souffle.compile`, for any number of threads.
+    Network, HostNetwork or VersionedNetwork
+        As from :func:`souffle.compile`, for any number of threads. A network of several versions has those that it had
+        when it was saved.
 
     Raises
     ------
     ArtifactError
         If the file is damaged, foreign or of a later version.
     """
-    return network_of(artifact.load(path), device=device, **options)
+    found = artifact.read(path)
+    if not isinstance(found, PlanVersions):
+        return network_of(found, device=device, **options)
+    networks = {extents: network_of(plan, device=device, **options) for extents, plan in found.plans.items()}
+    return VersionedNetwork(found.dimensions, networks, padding=found.padding)

@@ -32,6 +32,7 @@ LOWEST = {
     "multiprocessor",
     "certificate",
     "cache",
+    "dimensions",
     "named",
     "options",
     "parallel",
@@ -40,7 +41,10 @@ LOWEST = {
 }
 # Written beside the compiler, with its errors.
 NETWORKS = {"models", "errors"}
-HIGHEST = {"staging", "pipeline", "dump", "request", "background", "api", "loading", "onnx_backend", "cli", "__main__"}
+HIGHEST = {
+    *("staging", "pipeline", "dump", "request", "background", "api", "loading", "versions"),
+    *("onnx_backend", "cli", "__main__"),
+}
 
 
 def place(path: Path) -> str:

@@ -18,19 +18,20 @@ import numpy as np
 
 import souffle
 from souffle.certificate import CHECKS
+from souffle.cli.compiled import named_versions, print_compiled
 from souffle.cli.compiler_options import compiler_options
-from souffle.cli.constants import add_constants, constants_of
 from souffle.cli.counts import counts_table
 from souffle.cli.hfuse import add_arguments as add_hfuse
 from souffle.cli.interruption import interruptible, run_process, status_of
 from souffle.cli.learn import add_arguments as add_learn
 from souffle.cli.measure_device import add_arguments as add_measure_device
-from souffle.cli.output import Progress, format_table, human_bytes, write_json
+from souffle.cli.model_options import add_model_options, add_padding, model_options, padding_of
+from souffle.cli.output import Progress, format_table, write_json
 from souffle.cli.tune import add_arguments as add_tune
 from souffle.errors import InputError, SouffleError
 from souffle.options import GRID_BARRIER_NAMES, LEVELS, ON_CHIP, PRECISIONS, REDUCTIONS, REUSE_POLICIES, SOUFFLE, WAITS
-from souffle.runtime.explain import certificate_lines, explain_data
-from souffle.runtime.plan_json import certificate_to_json
+from souffle.runtime import VersionedNetwork
+from souffle.runtime.explain import explain_data
 
 __all__ = ["entry", "main"]
 
@@ -137,8 +138,7 @@ def _compiler_parsers() -> tuple[argparse.ArgumentParser, ...]:
         help="leave this out of V4, to see its effect alone; may be given several times",
     )
     options.add_argument("--arch", help="GPU architecture, such as sm_90 (default: that of the GPU at hand, or sm_90)")
-    options.add_argument("--batch", type=int, help="value of a symbolic first dimension")
-    add_constants(options)
+    add_model_options(options)
 
     waits = argparse.ArgumentParser(add_help=False)
     waits.add_argument(
@@ -182,12 +182,16 @@ def _add_compiling(commands: Any, common: _Parents, kernels: _Parents) -> None:
     one.add_argument("--tuning-log", metavar="DIR", default="auto", help='folder of tuning logs, or "none"')
     one.add_argument("--no-cubin", action="store_true", help="emit CUDA text only; no CUDA compiler is needed")
 
+    add_padding(one)
+
     command = commands.add_parser("compile", parents=[*common, one], help="compile a model and save it")
     command.add_argument("-o", "--output", metavar="FILE", help="the .souffle file (default: beside the model)")
     command.add_argument("--dump", metavar="DIR", help="a folder for what each stage of the compiler gives, as text")
     command.set_defaults(command=_compile)
 
-    command = commands.add_parser("explain", parents=[*common, one], help="print decisions with their reasons")
+    command = commands.add_parser(
+        "explain", parents=[*common, one], help="print decisions with their reasons; of a .souffle file, those in it"
+    )
     command.set_defaults(command=_explain)
 
 
@@ -220,6 +224,7 @@ def _add_trials(commands: Any, common: _Parents, kernels: _Parents) -> None:
     )
     command.add_argument("model", metavar="MODEL", help="an ONNX file")
     command.add_argument("--levels", nargs="+", default=list(LEVELS), metavar="V")
+    command.add_argument("--file", metavar="FILE", help="compile nothing: run a .souffle file of the model")
     command.add_argument("--shuffled", type=int, default=0, metavar="N", help="also run in N shuffled thread orders")
     command.add_argument("--checked", action="store_true", help="also look at every memory access on the CPU")
     command.add_argument("--seed", type=int, default=0, help="of the random inputs")
@@ -247,8 +252,8 @@ def _network(arguments: argparse.Namespace, progress: Progress, dump: str | None
         level=arguments.level,
         target=arguments.target,
         **compiler_options(arguments),
-        batch=arguments.batch,
-        constants=constants_of(arguments),
+        **model_options(arguments),
+        **padding_of(arguments),
         tuning_log=None if arguments.tuning_log == "none" else arguments.tuning_log,
         cubin=not arguments.no_cubin,
         progress=progress,
@@ -268,50 +273,17 @@ def _compile(arguments: argparse.Namespace, progress: Progress) -> int:
     progress(f"saving {path}")
     network.save(path)
     progress.done()
-    plan = network.plan
-    if arguments.json:
-        kernels = [
-            {
-                "name": k.name,
-                "grid": k.grid,
-                "block": k.block,
-                "registers": k.registers,
-                "shared_bytes": k.shared_bytes,
-                "spill_bytes": k.spill_bytes,
-                "stack_bytes": k.stack_bytes,
-                "grid_syncs": k.grid_syncs,
-                "launches": k.launches,
-                "tes": k.tes,
-            }
-            for k in network.kernels
-        ]
-        proven = None if plan.certificate is None else certificate_to_json(plan.certificate)
-        record = {"file": str(path), "arch": plan.options.arch, "launches": len(plan.launches), "kernels": kernels}
-        dumped = {} if arguments.dump is None else {"dump": arguments.dump}
-        write_json({**record, **dumped, "certificate": proven})
-        return 0
-    rows = [
-        (k.name, k.launches, k.grid[0], k.block[0], _or_dash(k.registers), k.shared_bytes, k.grid_syncs, len(k.tes))
-        for k in network.kernels
-    ]
-    print(format_table(("kernel", "launches", "tiles", "threads", "registers", "shared B", "syncs", "TEs"), rows))
-    size = human_bytes(path.stat().st_size)
-    print(f"{path}: {len(plan.launches)} launches of {len(plan.kernels)} kernels for {plan.options.arch}, {size}")
-    for line in certificate_lines(plan):
-        print(line.removeprefix("  "))
-    if arguments.dump is not None:
-        print(f"{arguments.dump}: what each stage of the compiler gave, as text")
+    print_compiled(network, path, arguments)
     return 0
 
 
-def _or_dash(value: int | None) -> int | str:
-    return "-" if value is None else value
-
-
 def _explain(arguments: argparse.Namespace, progress: Progress) -> int:
-    network = _network(arguments, progress)
+    saved = Path(arguments.model).suffix == ".souffle"
+    network = souffle.load(arguments.model) if saved else _network(arguments, progress)
     progress.done()
-    if arguments.json:
+    if arguments.json and isinstance(network, VersionedNetwork):
+        write_json([{"version": said, **explain_data(version.plan)} for said, version in named_versions(network)])
+    elif arguments.json:
         write_json(explain_data(network.plan))
     else:
         print(network.explain())
@@ -326,7 +298,7 @@ def _run(arguments: argparse.Namespace, progress: Progress) -> int:
         name, separator, path = item.partition("=")
         if not separator:
             raise InputError(
-                f"--input {item!r} is not of the form NAME=x.npy; {network.plan.name} takes {network.signature}"
+                f"--input {item!r} is not of the form NAME=x.npy; {network.signature.network} takes {network.signature}"
             )
         inputs[name] = _read_array(name, path)
     progress("running")
@@ -337,7 +309,8 @@ def _run(arguments: argparse.Namespace, progress: Progress) -> int:
     if arguments.json:
         record = {name: {"shape": value.shape, "dtype": str(value.dtype)} for name, value in outputs.items()}
         if arguments.counts:
-            record = {"outputs": record, "launches": [dataclasses.asdict(report) for report in network.counts]}
+            launches = [dataclasses.asdict(report) for report in _ran(network, inputs).counts]
+            record = {"outputs": record, "launches": launches}
         write_json(record)
         return 0
     rows = [
@@ -346,8 +319,13 @@ def _run(arguments: argparse.Namespace, progress: Progress) -> int:
     ]
     print(format_table(("output", "type", "shape", "min .. max"), rows))
     if arguments.counts:
-        print(counts_table(network.counts))
+        print(counts_table(_ran(network, inputs).counts))
     return 0
+
+
+def _ran(network: Any, inputs: dict[str, np.ndarray]) -> Any:
+    """The network that has run."""
+    return network.chosen(inputs) if isinstance(network, VersionedNetwork) else network
 
 
 def _range(value: np.ndarray) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import souffle
 from souffle.cli.compare import random_inputs
 from souffle.cli.compiler_options import compiler_options
-from souffle.cli.constants import constants_of
+from souffle.cli.model_options import model_options
 from souffle.cli.output import Progress, format_table, write_json
 from souffle.mutation.mutants import Mutations
 from souffle.mutation.sandbox import SHUFFLED_RUNS, Sandbox
@@ -27,7 +27,7 @@ def trial_table(trials: Iterable[Trial]) -> str:
 
 def mutate(arguments: argparse.Namespace, progress: Progress) -> int:
     """Run the command; the exit status is 1 if a mutant that changes a result is not refuted."""
-    program = souffle.import_onnx(arguments.model, batch=arguments.batch, constants=constants_of(arguments))
+    program = souffle.import_onnx(arguments.model, **model_options(arguments))
     options = {**compiler_options(arguments), "arch": arguments.arch or "sm_90"}
     compiled = compile_cuda(program, level=arguments.level, cubin=False, progress=progress, **options)
     mutations = Mutations(compiled)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,16 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import helper, numpy_helper
 
-from souffle.errors import ModelError, OptionError, Refusal
+from souffle.dimensions import OpenDimensions
+from souffle.errors import ModelError, Refusal
 from souffle.frontend.given_constants import given_constants
+from souffle.frontend.model_options import ModelOptions
 from souffle.frontend.naming import identifier
+from souffle.frontend.open_dimensions import DeclaredDimensions, open_dimensions_of
 from souffle.frontend.readers import Readers, declared_type
 from souffle.program import ELEMENT_TYPES
 
-__all__ = ["LoadedModel", "load_model"]
+__all__ = ["LoadedModel", "OpenModel", "load_model", "open_model"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,18 +56,85 @@ _CONVERSIONS = {onnx.TensorProto.STRING: "encode text as numbers"}
 _ELEMENT_TYPES = frozenset(helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in ELEMENT_TYPES)
 
 
-def load_model(
-    model: str | os.PathLike | bytes | onnx.ModelProto,
-    batch: int | None,
-    constants: Mapping[str, Any] | None = None,
-) -> LoadedModel:
-    """Read `model`, check it, fix its first dimensions to `batch`, and take `constants` for inputs.
+@dataclass(frozen=True, eq=False)
+class OpenModel:
+    """A checked model whose inputs may have open dimensions: read once, and fixed as often as wanted.
+
+    Attributes
+    ----------
+    proto : ModelProto
+    initializers : dict of str to array
+        Those that all that is fixed of it shares, and the values that inputs were given.
+    declared : DeclaredDimensions
+    """
+
+    proto: onnx.ModelProto
+    initializers: dict[str, np.ndarray]
+    declared: DeclaredDimensions
+
+    @property
+    def dimensions(self) -> OpenDimensions:
+        """What is open, of the inputs that were given no values."""
+        return self.declared.still_open
+
+    def extents(self, batch: int | None, dims: Mapping[str, int]) -> dict[str, int]:
+        """The value of each open dimension by name.
+
+        Raises
+        ------
+        OptionError, ModelError
+            As :func:`load_model`.
+        """
+        return self.declared.extents(batch, dims)
+
+    def fixed(self, batch: int | None, dims: Mapping[str, int]) -> LoadedModel:
+        """The model with a value for every open dimension.
+
+        Raises
+        ------
+        OptionError, ModelError
+            As :func:`load_model`.
+        """
+        extents = self.extents(batch, dims)
+        graph = self.proto.graph
+        kinds = {info.name: info.type.tensor_type.elem_type for info in graph.input}
+        return LoadedModel(
+            identifier(graph.name or "main"),
+            tuple(graph.node),
+            self.initializers,
+            tuple(
+                (name, self.dimensions.shape(shape, extents), str(helper.tensor_dtype_to_np_dtype(kinds[name])))
+                for name, shape in self.dimensions.inputs
+            ),
+            tuple(output.name for output in graph.output),
+            tuple(self.proto.opset_import),
+            {(f.domain, f.name): f for f in self.proto.functions},
+        )
+
+
+def load_model(model: str | os.PathLike | bytes | onnx.ModelProto, options: ModelOptions) -> LoadedModel:
+    """Read `model`, check it, give inputs and open dimensions the values that `options` name.
 
     Raises
     ------
     OptionError
-        If `batch` is no positive number, or the model has no open dimension that it could fix, or `constants` are no
-        values of its inputs.
+        If the model has no open dimension that `batch` could fix; if `dims` names none of the model's open dimensions,
+        or one that `batch` fixes; if `constants` are no values of its inputs, or contradict the dimensions.
+    ModelError
+        Naming the file and what is wrong with it, as a dimension that stays open.
+    """
+    return open_model(model, options.constants).fixed(options.batch, options.dims or {})
+
+
+def open_model(
+    model: str | os.PathLike | bytes | onnx.ModelProto, constants: Mapping[str, Any] | None = None
+) -> OpenModel:
+    """Read `model`, check it, and take `constants` for inputs.
+
+    Raises
+    ------
+    OptionError
+        If `constants` are no values of its inputs.
     ModelError
         Naming the file and what is wrong with it.
     """
@@ -82,8 +152,6 @@ def load_model(
             f"{where}: initializer {name!r}{readers.of_value(name)} is sparse; export the model with dense weights",
             refusal=Refusal.FORM,
         )
-    if batch is not None and batch < 1:
-        raise OptionError(f"batch is {batch}; it must be at least 1")
     initializers = {}
     for tensor in graph.initializer:
         try:
@@ -93,23 +161,15 @@ def load_model(
             raise ModelError(
                 f"{where}: the data of initializer {about} cannot be read: {_why_unread(tensor, folder, error)}"
             ) from error
-    constants = constants or {}
-    given = [info for info in graph.input if info.name not in initializers and info.name not in constants]
-    fixed = _batch_parameters(given) if batch is not None else frozenset()
-    initializers |= given_constants(graph, constants, dict.fromkeys(fixed, batch), where)
-    inputs = tuple(_input(info, batch, fixed, where, readers) for info in given)
-    if batch is not None and not any(_is_open(dim) for info in given for dim in info.type.tensor_type.shape.dim):
-        _check_fixed_batch(batch, [(name, shape) for name, shape, _ in inputs], where)
-    functions = {(f.domain, f.name): f for f in proto.functions}
-    return LoadedModel(
-        identifier(graph.name or "main"),
-        tuple(graph.node),
-        initializers,
-        inputs,
-        tuple(output.name for output in graph.output),
-        tuple(proto.opset_import),
-        functions,
-    )
+    values = given_constants(graph, constants or {}, where)
+    inputs = [info for info in graph.input if info.name not in initializers and info.name not in values]
+    for info in inputs:
+        _check_input(info, where, readers)
+    given = {info.name: (info, values[info.name].shape) for info in graph.input if info.name in values}
+    # What an input of unknown shape was given says nothing about dimensions.
+    shaped = [info for info, _ in given.values() if info.type.tensor_type.HasField("shape")]
+    dimensions = open_dimensions_of([*inputs, *shaped], tuple(graph.output))
+    return OpenModel(proto, initializers | values, DeclaredDimensions(dimensions, given, where, readers))
 
 
 def _read(model) -> tuple[onnx.ModelProto, str | None, str]:
@@ -169,34 +229,8 @@ def _why_unread(tensor: onnx.TensorProto, folder: str | None, error: Exception) 
     return f"{path} does not hold it ({error}); export the model and its external data again"
 
 
-def _batch_parameters(inputs: Sequence[onnx.ValueInfoProto]) -> frozenset[str]:
-    """The names of symbolic first dimensions: all that bear one of them have the batch's extent."""
-    firsts = (info.type.tensor_type.shape.dim[0] for info in inputs if info.type.tensor_type.shape.dim)
-    return frozenset(dim.dim_param for dim in firsts if dim.dim_param)
-
-
-def _is_open(dim: onnx.TensorShapeProto.Dimension) -> bool:
-    return not (dim.HasField("dim_value") and dim.dim_value >= 0)
-
-
-def _check_fixed_batch(batch: int, inputs: Sequence[tuple[str, tuple[int, ...]]], where: str) -> None:
-    """Refuse a batch that a model without open dimensions cannot have."""
-    others = [(name, shape) for name, shape in inputs if shape[:1] != (batch,)]
-    if inputs and not others:
-        return
-    has = "it has no input"
-    if others:
-        name, shape = others[0]
-        has = f"the shape of input {name!r} is {shape}" + ("" if shape else ", a scalar")
-    raise OptionError(
-        f"batch={batch} has no effect on {where}: none of its dimensions is open, {has}; leave batch away, or export "
-        "the model with a symbolic first dimension (torch.onnx.export with dynamic_shapes or dynamic_axes)"
-    )
-
-
-def _input(
-    info: onnx.ValueInfoProto, batch: int | None, fixed: frozenset[str], where: str, readers: Readers
-) -> tuple[str, tuple[int, ...], str]:
+def _check_input(info: onnx.ValueInfoProto, where: str, readers: Readers) -> None:
+    """Refuse what is no tensor of a known number of dimensions, with elements that networks take."""
     who = readers.of_value(info.name)
     if not info.type.HasField("tensor_type"):
         raise ModelError(
@@ -206,26 +240,10 @@ def _input(
         )
     if not info.type.tensor_type.HasField("shape"):
         raise ModelError(
-            f"{where}: input {info.name!r} has no shape{who}; export the model with static shapes", refusal=Refusal.OPEN
+            f"{where}: input {info.name!r} has no shape{who}; export the model with static shapes, or with names for "
+            "the dimensions that dims=... is to fix",
+            refusal=Refusal.OPEN,
         )
-    shape = []
-    for position, dim in enumerate(info.type.tensor_type.shape.dim):
-        open_name = dim.dim_param or "unnamed"
-        if not _is_open(dim):
-            shape.append(dim.dim_value)
-        elif batch is not None and (position == 0 or dim.dim_param in fixed):
-            shape.append(batch)
-        elif position == 0:
-            raise ModelError(
-                f"{where}: dimension 0 ({open_name}) of input {info.name!r} is open{who}; pass batch=... to fix it",
-                refusal=Refusal.OPEN,
-            )
-        else:
-            raise ModelError(
-                f"{where}: dimension {position} ({open_name}) of input {info.name!r} is open; only the first dimension "
-                f"may be{who}; export the model with this one static",
-                refusal=Refusal.OPEN,
-            )
     element = info.type.tensor_type.elem_type
     if element not in _ELEMENT_TYPES:
         raise ModelError(
@@ -233,4 +251,3 @@ def _input(
             f"type{who}; {_CONVERSIONS.get(element, _CONVERSION)} outside of the network",
             refusal=Refusal.TEXT if element == onnx.TensorProto.STRING else Refusal.TYPE,
         )
-    return info.name, tuple(shape), str(helper.tensor_dtype_to_np_dtype(element))

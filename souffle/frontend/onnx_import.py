@@ -30,18 +30,20 @@ from souffle.frontend.emit import Emitter, OperatorCall
 from souffle.frontend.groups import fusion_groups, with_groups
 from souffle.frontend.interpreter import Interpreter
 from souffle.frontend.load import LoadedModel, load_model
+from souffle.frontend.model_options import ModelOptions
 from souffle.frontend.refusal import Obstacle, is_text, position_name, refuse, value_type
 from souffle.frontend.values import Known, Scope
 from souffle.program import Origin, Tensor, TEProgram, make_te
 from souffle.tvm_compat import fresh_axis, primfunc_from_tensors
 
-__all__ = ["import_onnx"]
+__all__ = ["import_loaded", "import_onnx"]
 
 
 def import_onnx(
     model: str | os.PathLike | bytes | onnx.ModelProto,
     *,
     batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
     constants: Mapping[str, Any] | None = None,
 ) -> TEProgram:
     """Read an ONNX model as a TE program.
@@ -53,9 +55,13 @@ def import_onnx(
     batch : int, optional
         The value of a symbolic first dimension of the inputs. Where no dimension is open, it must be the first
         dimension that the inputs have.
+    dims : mapping of str to int, optional
+        The values of the open dimensions by name: a symbolic dimension's own, or ``"input:axis"`` for one without. What
+        a model declares as sums, differences, products or floor divisions of them, such as ``past + seq``, follows.
     constants : mapping of str to array, optional
         Values of inputs that are known now, such as axes and shapes: they are constants of the program, which has no
-        such inputs. An array has the input's type; numbers and lists of them are taken in it.
+        such inputs. An array has the input's type; numbers and lists of them are taken in it. Open dimensions of such
+        an input are what its value has.
 
     Returns
     -------
@@ -70,9 +76,19 @@ def import_onnx(
     UnsupportedOperatorError
         If it holds an operator, or a form of one, that cannot be expressed; names the node and its shapes.
     OptionError
-        If `batch` cannot be what the model computes on, or the model has no input that takes a value of `constants`.
+        If `batch` cannot be what the model computes on, `dims` names no open dimension or one that `batch` fixes, or
+        the model has no input that takes a value of `constants`.
     """
-    loaded = load_model(model, batch, constants)
+    return import_loaded(load_model(model, ModelOptions(batch, dims, constants)))
+
+
+def import_loaded(loaded: LoadedModel) -> TEProgram:
+    """The program of a model that was read; see :func:`import_onnx`.
+
+    Raises
+    ------
+    UnsupportedOperatorError
+    """
     emitter = Emitter()
     inputs = tuple(emitter.tensor(name, shape, dtype) for name, shape, dtype in loaded.inputs)
     values = {name: Known(array, name) for name, array in loaded.initializers.items()}

@@ -10,6 +10,7 @@ from souffle.runtime.device_array import DeviceArray
 from souffle.runtime.explain import explain
 from souffle.runtime.network import KernelInfo, Network
 from souffle.runtime.signature import Signature, TensorSpec
+from souffle.runtime.versioned_network import VersionedNetwork
 
 __all__ = [
     "ArtifactInfo",
@@ -18,6 +19,7 @@ __all__ = [
     "Network",
     "Signature",
     "TensorSpec",
+    "VersionedNetwork",
     "describe",
     "explain",
     "load",

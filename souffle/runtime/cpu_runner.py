@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from souffle.codegen.plan import Buffer, Plan
 from souffle.emulator import CheckedBuffer, CheckedMemory, CheckError, LaunchReport, compile_text
 from souffle.errors import KernelTimeoutError
+from souffle.runtime.shared_constants import SharedConstants
 from souffle.runtime.timed_out import timeout_error
 
 __all__ = ["CpuRunner"]
@@ -29,6 +31,13 @@ def _aligned(nbytes: int) -> np.ndarray:
 def _view(raw: np.ndarray, buffer: Buffer) -> np.ndarray:
     dtype = np.dtype(buffer.dtype)
     return raw[: buffer.nbytes].view(dtype).reshape(buffer.shape)
+
+
+def _moved(array: np.ndarray, buffer: Buffer) -> np.ndarray:
+    """A copy of an array at an aligned address."""
+    moved = _view(_aligned(buffer.nbytes), buffer)
+    moved[...] = array
+    return moved
 
 
 class _Workspace:
@@ -78,6 +87,8 @@ class CpuRunner:
         Look at every access to global and shared memory, and count them.
     base
         A plan whose texts are compiled once, where this is one of many that differ from it in few functions.
+    shared
+        Where the constants of other networks are, too; with `checked`, each workspace has its own.
     """
 
     def __init__(
@@ -90,6 +101,7 @@ class CpuRunner:
         cache_dir: Path | None = None,
         checked: bool = False,
         base: Plan | None = None,
+        shared: SharedConstants | None = None,
     ) -> None:
         self._plan = plan
         self._order, self._seed = order, seed
@@ -103,10 +115,11 @@ class CpuRunner:
         self.reports: tuple[LaunchReport, ...] = ()
         self._idle: list[_Workspace] = []
         self._constants: dict[int, np.ndarray] = {}
+        shared = shared or SharedConstants()
         for index, buffer in enumerate(plan.buffers):
             if buffer.kind == "constant" and not self._checked:
-                self._constants[index] = _view(_aligned(buffer.nbytes), buffer)
-                self._constants[index][...] = plan.constants[buffer.name]
+                array = plan.constants[buffer.name]
+                self._constants[index] = shared.placed("cpu", array, buffer.shape, partial(_moved, array, buffer))
 
     def reordered(self, *, seed: int, blocks: int) -> CpuRunner:
         """The same in a random order of threads, with another largest grid; nothing is compiled again."""
@@ -149,9 +162,7 @@ class CpuRunner:
             if buffer.kind == "input":
                 array = next(given)
                 if array.ctypes.data % _ALIGNMENT:
-                    moved = _view(_aligned(buffer.nbytes), buffer)
-                    moved[...] = array
-                    array = moved
+                    array = _moved(array, buffer)
             elif index in workspace.kept:
                 array = workspace.kept[index]
             elif buffer.kind == "workspace":

@@ -10,6 +10,7 @@ from souffle.codegen.plan import Plan
 from souffle.errors import DeviceError, InputError, KernelTimeoutError
 from souffle.runtime.cuda import Cuda
 from souffle.runtime.cuda_workspace import CudaCode, CudaWorkspace
+from souffle.runtime.shared_constants import SharedConstants
 from souffle.runtime.signature import Signature
 
 __all__ = ["CudaRunner"]
@@ -31,6 +32,8 @@ class CudaRunner:
         The device.
     poison
         Set outputs and workspace to all ones (NaN) before each call, so that an element that nobody wrote is seen.
+    shared
+        Where the constants of other networks are, too.
 
     Raises
     ------
@@ -42,10 +45,12 @@ class CudaRunner:
         If the driver refuses a module, a kernel or an allocation.
     """
 
-    def __init__(self, plan: Plan, cuda: Cuda, *, poison: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, cuda: Cuda, *, poison: bool = False, shared: SharedConstants | None = None
+    ) -> None:
         self._poison = poison
         with cuda.current():
-            self._code = CudaCode(plan, cuda)
+            self._code = CudaCode(plan, cuda, shared)
             self._idle = [CudaWorkspace(self._code, poison)]
         self.registers = self._code.registers
 

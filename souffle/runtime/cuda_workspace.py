@@ -12,9 +12,11 @@ from souffle.codegen.plan import Kernel, Launch, Plan
 from souffle.errors import CompilerNotFoundError, DeviceError, InputError
 from souffle.runtime import dlpack
 from souffle.runtime.cuda import Cuda, LaunchTooLargeError, PreparedLaunch
+from souffle.runtime.cuda_constants import constants_on
 from souffle.runtime.cuda_grids import Grids
 from souffle.runtime.device_array import DeviceArray, Handle, Pool
 from souffle.runtime.record_page import RecordPage
+from souffle.runtime.shared_constants import SharedConstants
 from souffle.runtime.signature import Signature
 
 __all__ = ["CudaCode", "CudaWorkspace"]
@@ -26,9 +28,7 @@ _FLUSH_BYTES = 256 << 20
 """More than the second-level cache of any GPU that is supported."""
 
 
-def _unload(cuda: Cuda, addresses: Sequence[int], modules: Sequence[Any]) -> None:
-    for address in addresses:
-        cuda.free(address)
+def _unload(cuda: Cuda, modules: Sequence[Any]) -> None:
     for module in modules:
         cuda.unload_module(module)
 
@@ -53,6 +53,13 @@ def _resident(cuda: Cuda, kernel: Kernel, function: Any) -> int:
 class CudaCode:
     """A plan's kernels and constants on one GPU, which all its calls share.
 
+    Parameters
+    ----------
+    plan : Plan
+    cuda : Cuda
+    shared : SharedConstants, optional
+        Where the constants of other networks are, too.
+
     Attributes
     ----------
     plan : Plan
@@ -75,7 +82,7 @@ class CudaCode:
         If the driver refuses a module, a kernel or an allocation.
     """
 
-    def __init__(self, plan: Plan, cuda: Cuda) -> None:
+    def __init__(self, plan: Plan, cuda: Cuda, shared: SharedConstants | None = None) -> None:
         if any(not module.cubin for module in plan.modules):
             raise CompilerNotFoundError(
                 f"{plan.name} was compiled without nvcc and holds no machine code; compile it again where nvcc "
@@ -83,19 +90,11 @@ class CudaCode:
             )
         cuda.require_arch(plan.options.arch)
         self.plan, self.cuda = plan, cuda
-        owned: list[int] = []
         modules: list[Any] = []
-        weakref.finalize(self, _unload, cuda, owned, modules).atexit = False
+        weakref.finalize(self, _unload, cuda, modules).atexit = False
         modules.extend(cuda.load_module(module.cubin) for module in plan.modules)
-        self.constants: dict[int, int] = {}
-        stream, uploaded = Handle(cuda.stream(), cuda.destroy_stream), []
-        for index, buffer in enumerate(plan.buffers):
-            if buffer.kind == "constant":
-                owned.append(cuda.alloc(buffer.nbytes, f"constant {buffer.name} of {buffer.nbytes} bytes"))
-                self.constants[index] = owned[-1]
-                uploaded.append(np.ascontiguousarray(plan.constants[buffer.name]))
-                cuda.to_device(owned[-1], uploaded[-1], stream.handle)
-        cuda.synchronize(stream.handle, "the constants")
+        self._memory = constants_on(cuda, plan, shared or SharedConstants())
+        self.constants = {index: memory.handle for index, memory in self._memory.items()}
         functions, grids = [], []
         for kernel in plan.kernels:
             function = cuda.function(modules[kernel.module], kernel.name, kernel.dynamic_shared_bytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from souffle.codegen.plan import Buffer, Plan
 from souffle.errors import ArtifactError
 from souffle.runtime import artifact
 from souffle.runtime.explain import explain
-from souffle.runtime.network import KernelInfo, signature_of
-from souffle.runtime.signature import Signature
+from souffle.runtime.network import KernelInfo, outputs_of, signature_of
+from souffle.runtime.shared_constants import SharedConstants
+from souffle.runtime.signature import Signature, TensorSpec
 from souffle.runtime.stage_table import StageTable, stages_of_plan
 from souffle.schedule.cpu import SharedCores, host_target, machine_of
 
@@ -36,6 +38,11 @@ def _empty(buffer: Buffer) -> tuple[tvm.runtime.Tensor, np.ndarray]:
         return tensor, np.empty(buffer.shape, buffer.dtype)
     array = np.from_dlpack(tensor._create_view((buffer.nbytes,), "uint8"))
     return tensor, array.view(buffer.dtype).reshape(buffer.shape)
+
+
+def _tensor_of(array: np.ndarray, shape: tuple[int, ...]) -> tvm.runtime.Tensor:
+    # ascontiguousarray makes a scalar one-dimensional
+    return tvm.runtime.tensor(np.ascontiguousarray(array).reshape(shape))
 
 
 class _Workspace:
@@ -94,7 +101,7 @@ class _Workspace:
 class _Loaded:
     """The machine code and the constants, and the workspaces that wait for a call."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, shared: SharedConstants) -> None:
         self._plan = plan
         with tempfile.TemporaryDirectory(prefix="souffle-host-") as folder:
             library = Path(folder) / "network.so"
@@ -107,11 +114,11 @@ class _Loaded:
                     f"compile the model on this machine: {error}"
                 ) from error
         self._functions = [module.get_function(kernel.name, query_imports=True) for kernel in plan.kernels]
-        # ascontiguousarray makes a scalar one-dimensional
         self._constants = {
-            index: tvm.runtime.tensor(np.ascontiguousarray(plan.constants[buffer.name]).reshape(buffer.shape))
+            index: shared.placed("host", array, buffer.shape, partial(_tensor_of, array, buffer.shape))
             for index, buffer in enumerate(plan.buffers)
             if buffer.kind == "constant"
+            for array in (plan.constants[buffer.name],)
         }
         self._cores = SharedCores(machine_of(host_target()).cores)
         self._idle: list[_Workspace] = []
@@ -146,10 +153,13 @@ class HostNetwork:
     ----------
     plan : Plan
         From :func:`souffle.codegen.llvm.assemble_host`.
+    shared : SharedConstants, optional
+        Where the constants of other networks are, too.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, shared: SharedConstants | None = None) -> None:
         self._plan = plan
+        self._shared = shared or SharedConstants()
         self._signature = signature_of(plan)
         self._opening = threading.Lock()
         self._loaded: _Loaded | None = None
@@ -181,6 +191,11 @@ class HostNetwork:
         return self._signature
 
     @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Names, shapes and dtypes of the outputs."""
+        return outputs_of(self._plan)
+
+    @property
     def kernels(self) -> tuple[KernelInfo, ...]:
         """The functions, in order of their first call."""
         counts = [0] * len(self._plan.kernels)
@@ -204,12 +219,16 @@ class HostNetwork:
         """Write a ``.souffle`` file (:func:`souffle.runtime.artifact.save`)."""
         artifact.save(self._plan, path, constants=constants)
 
+    def sharing(self, shared: SharedConstants) -> HostNetwork:
+        """The same network, whose constants are where those of other networks are, too."""
+        return HostNetwork(self._plan, shared=shared)
+
     def open(self) -> None:
         """Load the machine code and place the constants now instead of at the first call."""
         if self._loaded is None:
             with self._opening:
                 if self._loaded is None:
-                    self._loaded = _Loaded(self._plan)
+                    self._loaded = _Loaded(self._plan, self._shared)
 
     def __call__(self, *args: Any) -> dict[str, np.ndarray]:
         """Run once: one dict of inputs by name, or inputs by position.

@@ -20,10 +20,11 @@ from souffle.runtime.cpu_runner import CpuRunner
 from souffle.runtime.cuda import Cuda
 from souffle.runtime.cuda_runner import CudaRunner
 from souffle.runtime.explain import explain, launch_counts, shared_bytes, spilled_bytes, stack_bytes
+from souffle.runtime.shared_constants import SharedConstants
 from souffle.runtime.signature import Signature, TensorSpec
 from souffle.runtime.stage_table import StageTable, stages_of_plan
 
-__all__ = ["KernelInfo", "Network", "check_device", "signature_of"]
+__all__ = ["KernelInfo", "Network", "check_device", "outputs_of", "signature_of"]
 
 _ORDERS = ("fixed", "shuffled")
 
@@ -78,6 +79,11 @@ def signature_of(plan: Plan) -> Signature:
             TensorSpec(buffer.label, buffer.shape, buffer.dtype) for buffer in plan.buffers if buffer.kind == "input"
         ),
     )
+
+
+def outputs_of(plan: Plan) -> tuple[TensorSpec, ...]:
+    """The outputs of a plan, under the model's own names."""
+    return tuple(TensorSpec(b.label, b.shape, b.dtype) for b in plan.buffers if b.kind == "output")
 
 
 def check_device(device: str) -> int:
@@ -136,6 +142,8 @@ class Network:
         counted (:attr:`counts`).
     driver
         The CUDA driver's functions, for tests and rehearsals; those of cuda-bindings where not given.
+    shared
+        Where the constants of other networks are, too, so that those that they have in common are on the device once.
 
     Raises
     ------
@@ -156,6 +164,7 @@ class Network:
         cache_dir: str | Path | None = None,
         checked: bool = False,
         driver: Any = None,
+        shared: SharedConstants | None = None,
     ) -> None:
         ordinal = check_device(device)
         if order not in _ORDERS:
@@ -174,6 +183,7 @@ class Network:
         self._options |= {"cache_dir": cache_dir, "checked": checked, "driver": driver}
         self._signature = signature_of(plan)
         self._output_names = tuple(buffer.label for buffer in plan.buffers if buffer.kind == "output")
+        self._shared = shared
         self._opening = threading.Lock()
         self._runner: CpuRunner | CudaRunner | None = None
 
@@ -214,11 +224,7 @@ class Network:
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """Names, shapes and dtypes of the outputs."""
-        return tuple(
-            TensorSpec(buffer.label, buffer.shape, buffer.dtype)
-            for buffer in self._plan.buffers
-            if buffer.kind == "output"
-        )
+        return outputs_of(self._plan)
 
     @property
     def kernels(self) -> tuple[KernelInfo, ...]:
@@ -287,6 +293,10 @@ class Network:
         kept = {**self._options, "graph": None, "checked": self._options["checked"] and device == "cpu"}
         return Network(self._plan, device=device, **{**kept, **options})
 
+    def sharing(self, shared: SharedConstants) -> Network:
+        """The same network, whose constants are where those of other networks are, too."""
+        return Network(self._plan, device=self.device, **self._options, shared=shared)
+
     def open(self) -> None:
         """Load the code and upload the constants now instead of at the first call.
 
@@ -305,7 +315,8 @@ class Network:
     def _opened(self) -> CpuRunner | CudaRunner:
         options = self._options
         if not self._on_cpu:
-            return CudaRunner(self._plan, Cuda(self._ordinal, options["driver"]), poison=options["poison"])
+            cuda = Cuda(self._ordinal, options["driver"])
+            return CudaRunner(self._plan, cuda, poison=options["poison"], shared=self._shared)
         cache = options["cache_dir"]
         return CpuRunner(
             self._plan,
@@ -314,6 +325,7 @@ class Network:
             seed=options["seed"],
             cache_dir=Path(cache) if cache is not None else None,
             checked=options["checked"],
+            shared=self._shared,
         )
 
     def __call__(self, *args: Any) -> dict[str, Any]:

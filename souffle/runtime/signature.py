@@ -19,6 +19,8 @@ __all__ = ["Signature", "TensorSpec"]
 
 
 def _shape_text(shape: Sequence[int]) -> str:
+    if any(isinstance(extent, str) for extent in shape):
+        return " x ".join(map(str, shape))
     return "x".join(str(extent) for extent in shape) if shape else "scalar"
 
 
