@@ -21,7 +21,7 @@ from souffle.errors import OptionError
 from souffle.frontend.load import open_model
 from souffle.frontend.model_options import ModelOptions
 from souffle.loading import network_of
-from souffle.options import LEVELS, Hook, Options, keep
+from souffle.options import INTEGERS, LEVELS, Hook, Options, keep
 from souffle.pipeline import check_names, stages_of, transform_program
 from souffle.program import TEProgram
 from souffle.request import CompileRequest
@@ -43,6 +43,7 @@ Model = str | os.PathLike | bytes | onnx.ModelProto | TEProgram
 
 
 Dims = Mapping[str, int | Sequence[int]]
+"""The values of open dimensions by name."""
 
 
 def _options(arch: str | None, cache_dir: str | os.PathLike | None, **choices: object) -> Options:
@@ -134,7 +135,8 @@ def compile(
         What V4 is to leave out, to see its effect alone: any of ``"attention"``, ``"normalization"``,
         ``"interleaving"``, ``"channels"``, ``"reuse"``, ``"resident"``, ``"ramps"``,
         ``"weights"``, ``"teams"`` and ``"hfuse"`` (:data:`souffle.options.ON_CHIP`). Levels below have none of them,
-        but for ``"teams"``, which V3 has.
+        but for ``"teams"``, which V3 has. And ``"integers"``, which every level has of an ONNX model: products of
+        what ``DequantizeLinear`` makes are computed on the integers.
     reuse_policy : str
         Which tensors stay in shared memory where not all have room that could: ``"belady"``, those that are needed
         soonest, or ``"lru"``, those that were used last (the paper's, §6.5).
@@ -241,7 +243,7 @@ def compile(
             "background=True compiles in another process, where no hook of this one can be called; give dump= to see "
             "what each stage gives, or compile with background=False"
         )
-    given = ModelOptions(batch, dims, constants)
+    given = ModelOptions(batch, dims, constants, INTEGERS not in options.disable)
     versions = given.has_versions
     if not versions and (pad or pad_values or on_demand):
         what = "on_demand=True" if on_demand else "pad"
@@ -259,11 +261,10 @@ def compile(
     if not on_host:
         options = replace(options, arch=arch or present or options.arch)
     if versions:
+        opened = open_model(model, given)
         # On the CPU device, only small networks run in no time.
         compares = verify != "off" and (on_host or device != "cpu")
-        wanted = VersionsRequest(
-            open_model(model, constants), given, pad, pad_values or {}, on_demand, device, compares
-        )
+        wanted = VersionsRequest(opened, given, pad, pad_values or {}, on_demand, device, compares)
 
         def plan_of(program: TEProgram, said: str) -> Plan:
             into = None if dump is None else Dump(Path(dump) / re.sub(r"[^\w=,+-]+", "_", said.replace(", ", ",")))
@@ -338,7 +339,6 @@ def tune(
     OptionError
         If an option is not valid, or no GPU of this architecture is described.
     """
-    given = ModelOptions(batch, dims, constants)
     if trials < 1:
         raise OptionError(f"trials={trials} is not valid; at least 1, the rule's own schedule")
     options = _options(
@@ -352,6 +352,7 @@ def tune(
         reductions=reductions,
         disable=disable,
     )
+    given = ModelOptions(batch, dims, constants, INTEGERS not in options.disable)
     present = gpu_arch()
     options = replace(options, arch=arch or present or options.arch)
     target = cuda_target(options.arch)

@@ -14,12 +14,14 @@ from souffle.errors import OptionError
 __all__ = [
     "BARRIERS",
     "GRID_BARRIER_NAMES",
+    "INTEGERS",
     "LEVELS",
     "ON_CHIP",
     "PRECISIONS",
     "REDUCTIONS",
     "REUSE_POLICIES",
     "SOUFFLE",
+    "SWITCHES",
     "WAITS",
     "Hook",
     "Level",
@@ -79,6 +81,12 @@ operators; stages joined whose tiles match; tensors that stay in a block's share
 partial steps before and after a loop that become steps of it; constants that stay on chip for all its steps; blocks
 of a multiprocessor that are one, so that fewer wait for each other and tiles are spread evenly; and independent stages
 that different blocks, or different threads of each block, compute at the same time (HFuse)."""
+
+INTEGERS = "integers"
+"""Products on the integers that numbers were dequantized from; at every level, as it is the import that does it."""
+
+SWITCHES = (*ON_CHIP, INTEGERS)
+"""What can be left out by its name."""
 
 REUSE_POLICIES = ("belady", "lru")
 """Which tensors stay there while there is room: those needed soonest, or those used last (the paper's)."""
@@ -150,7 +158,7 @@ class Options:
         Whether the network is to run as one CUDA graph: what a kernel's launch costs depends on it, and with that where
         kernels end.
     disable : tuple of str
-        Names of :data:`ON_CHIP` that are left out; kept in their order there, each once.
+        Names of :data:`SWITCHES` that are left out; kept in their order there, each once.
     reuse_policy : str
         One of :data:`REUSE_POLICIES`.
     fusion : str
@@ -211,15 +219,15 @@ class Options:
             if value not in allowed:
                 raise OptionError(f"{name}={value!r} is not valid; choose one of {', '.join(allowed)}")
         given = self.disable
-        wrong = given if isinstance(given, str) else next((name for name in given if name not in ON_CHIP), None)
+        wrong = given if isinstance(given, str) else next((name for name in given if name not in SWITCHES), None)
         if wrong is not None:
-            raise OptionError(f"disable={given!r} is not valid; give a list of names among {', '.join(ON_CHIP)}")
+            raise OptionError(f"disable={given!r} is not valid; give a list of names among {', '.join(SWITCHES)}")
         if self.policy is not None and self.fusion == SOUFFLE:
             raise OptionError(
                 f"policy={os.fspath(self.policy)!r} is for a fusion planner that is trained; "
                 'give fusion="learned" with it'
             )
-        object.__setattr__(self, "disable", tuple(name for name in ON_CHIP if name in given))
+        object.__setattr__(self, "disable", tuple(name for name in SWITCHES if name in given))
 
     def _check_waits(self) -> None:
         limit = self.watchdog_ms

@@ -95,7 +95,7 @@ def programs_of(model: Any, options: ModelOptions) -> Iterator[tuple[str, TEProg
     if not options.has_versions or isinstance(model, TEProgram):
         yield "", program_of(model, options)
         return
-    opened = open_model(model, options.constants)
+    opened = open_model(model, options)
     names = opened.dimensions.names
     for choice in choices_of(opened, options):
         yield extents_text(names, choice), import_loaded(opened.fixed(None, dict(zip(names, choice, strict=True))))

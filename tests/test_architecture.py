@@ -29,6 +29,7 @@ LOWEST = {
     "errors",
     "tvm_compat",
     "decision",
+    "element_types",
     "multiprocessor",
     "certificate",
     "cache",
@@ -42,8 +43,8 @@ LOWEST = {
 # Written beside the compiler, with its errors.
 NETWORKS = {"models", "errors"}
 HIGHEST = {
-    *("staging", "pipeline", "dump", "request", "background", "api", "loading", "versions"),
-    *("onnx_backend", "cli", "__main__"),
+    *("staging", "pipeline", "dump", "request", "background", "api", "loading", "versions", "onnx_backend", "cli"),
+    "__main__",
 }
 
 

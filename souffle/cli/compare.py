@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,7 +41,7 @@ def onnxruntime_outputs(
     Raises
     ------
     SouffleError
-        If ONNX Runtime is not installed, or refuses the model.
+        If ONNX Runtime is not installed, or its arrays cannot be of the type of an input or output.
     """
     if onnxruntime is None:
         raise SouffleError("onnxruntime is needed to compare with; pip install 'souffle-dl[check]'")
@@ -50,6 +51,12 @@ def onnxruntime_outputs(
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     source = model if isinstance(model, str) else model.SerializeToString()
     session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    for value in (*session.get_inputs(), *session.get_outputs()):
+        if re.match(r"tensor\((float[468]|u?int[24]\))", value.type):
+            raise SouffleError(
+                f"{value.name!r} is {value.type}, of which ONNX Runtime takes and gives no NumPy arrays; put a Cast to "
+                "a wider type at that end of the model to compare the rest"
+            )
     names = [output.name for output in session.get_outputs()]
     types = {info.name: info.type.removeprefix("tensor(").removesuffix(")") for info in session.get_inputs()}
     given = {name: np.asarray(value, dtype=_NUMPY.get(types[name])) for name, value in (constants or {}).items()}

@@ -28,8 +28,9 @@ from souffle.cli.measure_device import add_arguments as add_measure_device
 from souffle.cli.model_options import add_model_options, add_padding, model_options, padding_of
 from souffle.cli.output import Progress, format_table, write_json
 from souffle.cli.tune import add_arguments as add_tune
+from souffle.element_types import SMALL_TYPES
 from souffle.errors import InputError, SouffleError
-from souffle.options import GRID_BARRIER_NAMES, LEVELS, ON_CHIP, PRECISIONS, REDUCTIONS, REUSE_POLICIES, SOUFFLE, WAITS
+from souffle.options import GRID_BARRIER_NAMES, LEVELS, PRECISIONS, REDUCTIONS, REUSE_POLICIES, SOUFFLE, SWITCHES, WAITS
 from souffle.runtime import VersionedNetwork
 from souffle.runtime.explain import explain_data
 
@@ -133,9 +134,9 @@ def _compiler_parsers() -> tuple[argparse.ArgumentParser, ...]:
     options.add_argument(
         "--disable",
         action="append",
-        choices=ON_CHIP,
+        choices=SWITCHES,
         default=[],
-        help="leave this out of V4, to see its effect alone; may be given several times",
+        help="leave this out of V4 (integers: of every level), to see its effect alone; may be given several times",
     )
     options.add_argument("--arch", help="GPU architecture, such as sm_90 (default: that of the GPU at hand, or sm_90)")
     add_model_options(options)
@@ -293,14 +294,18 @@ def _explain(arguments: argparse.Namespace, progress: Progress) -> int:
 def _run(arguments: argparse.Namespace, progress: Progress) -> int:
     options = {"checked": True} if arguments.checked or arguments.counts else {}
     network = souffle.load(arguments.file, device=arguments.device, **options)
-    inputs = {}
+    inputs, types = {}, {spec.name: spec.dtype for spec in network.signature.inputs}
     for item in arguments.input:
         name, separator, path = item.partition("=")
         if not separator:
             raise InputError(
                 f"--input {item!r} is not of the form NAME=x.npy; {network.signature.network} takes {network.signature}"
             )
-        inputs[name] = _read_array(name, path)
+        array = _read_array(name, path)
+        dtype = types.get(name, array.dtype)
+        # NumPy's files have no names for the types that are not its own, and hold their bytes alone.
+        nameless = array.dtype == np.dtype(f"V{np.dtype(dtype).itemsize}")
+        inputs[name] = array.view(dtype) if nameless else array
     progress("running")
     outputs = {name: np.asarray(value) for name, value in network(inputs).items()}
     progress.done()
@@ -329,6 +334,8 @@ def _ran(network: Any, inputs: dict[str, np.ndarray]) -> Any:
 
 
 def _range(value: np.ndarray) -> str:
+    # NumPy has no smallest element of the types that are not its own.
+    value = value.astype("float64") if value.dtype.name in SMALL_TYPES else value
     return f"{value.min():.6g} .. {value.max():.6g}" if value.size else "empty"
 
 

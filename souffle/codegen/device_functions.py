@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterator
 
 from souffle.codegen.extrema import EXTREMA_TEXTS
 from souffle.codegen.stage_calls import OWN_FUNCTION, OWN_TEXT, TURNS_FUNCTION
@@ -19,6 +21,9 @@ from souffle.kernel.watchdog import OVERDUE_TEXT
 from souffle.schedule.gpu.emit.async_copy import COMMIT_FUNCTION, COPY_FUNCTION, COPY_OR_ZERO_FUNCTION, WAIT_FUNCTION
 from souffle.schedule.gpu.emit.mma_instructions import (
     BEGIN_TF32_PRODUCT_FUNCTION,
+    BYTE_PRODUCT_FUNCTION,
+    BYTE_TYPES,
+    DOT_FUNCTION,
     LOAD_FUNCTION,
     LOAD_TRANSPOSED_FUNCTION,
     LOAD_WORD_MATRICES_FUNCTION,
@@ -233,6 +238,75 @@ static __device__ __forceinline__ int {BEGIN_TF32_PRODUCT_FUNCTION}(float* total
 }}
 """
 
+def _byte_texts(left: str, right: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Products of words of 8-bit integers of two types of PTX: of fragments, and of two words."""
+    product, dot = BYTE_PRODUCT_FUNCTION.format(left, right), DOT_FUNCTION.format(left, right)
+    yield (
+        (product,),
+        f"""
+static __device__ __forceinline__ int {product}(int* total, const int* left, const int* right) {{
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.{left}.{right}.s32 {{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, "
+      "{{%0, %1, %2, %3}};"
+      : "+r"(total[0]), "+r"(total[1]), "+r"(total[2]), "+r"(total[3])
+      : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]));
+  return 0;
+}}
+""",
+    )
+    wide = {"s8": "s32", "u8": "u32"}
+    yield (
+        (dot,),
+        f"""
+static __device__ __forceinline__ int {dot}(int left, int right, int total) {{
+  asm("dp4a.{wide[left]}.{wide[right]} %0, %1, %2, %0;" : "+r"(total) : "r"(left), "r"(right));
+  return total;
+}}
+""",
+    )
+
+
+_BYTE_PAIRS = tuple(itertools.product(BYTE_TYPES.values(), repeat=2))
+
+# The same as of words and totals of fp32.
+_BYTE_WORDS_TEXT = f"""
+static __device__ __forceinline__ int {LOAD_WORD_MATRICES_FUNCTION}(int* part, const void* shared) {{
+  unsigned from = (unsigned)__cvta_generic_to_shared(shared);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%0, %1, %2, %3}}, [%4];"
+               : "=r"(part[0]), "=r"(part[1]), "=r"(part[2]), "=r"(part[3]) : "r"(from));
+  return 0;
+}}
+static __device__ __forceinline__ int {LOAD_WORDS_FUNCTION}(int* part, const int* shared, int distance) {{
+  part[0] = shared[0];
+  part[1] = shared[distance];
+  return 0;
+}}
+static __device__ __forceinline__ int {PUT_FUNCTION}(void* shared, const int* total) {{
+  *(int2*)shared = make_int2(total[0], total[1]);
+  return 0;
+}}
+template <int lanes, int planes>
+static __device__ __forceinline__ int {TAKE_FUNCTION}(int* result, const void* shared, int plane) {{
+#pragma unroll
+  for (int p = 0; p < planes; ++p) {{
+    const int* from = (const int*)shared + p * plane;
+#pragma unroll
+    for (int lane = 0; lane < lanes; lane += lanes % 4 ? lanes : 4) {{
+      int some[4];
+      if constexpr (lanes % 4 == 0) {{
+        *(int4*)some = *(const int4*)(from + lane);
+      }} else if constexpr (lanes == 2) {{
+        *(int2*)some = *(const int2*)from;
+      }} else {{
+        some[0] = from[0];
+      }}
+#pragma unroll
+      for (int i = 0; i < (lanes % 4 ? lanes : 4); ++i) result[lane + i] = p ? result[lane + i] + some[i] : some[i];
+    }}
+  }}
+  return 0;
+}}
+"""
+
 _SCALE_TEXT = f"""
 static __device__ __forceinline__ int {SCALE_FUNCTION}(unsigned* part, const half* factors) {{
 #pragma unroll
@@ -259,6 +333,8 @@ _TEXTS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((TF32_PRODUCT_FUNCTION, BEGIN_TF32_PRODUCT_FUNCTION), _TF32_TEXT),
     ((PUT_FUNCTION, TAKE_FUNCTION), _TOTALS_TEXT),
     ((SCALE_FUNCTION,), _SCALE_TEXT),
+    (tuple(BYTE_PRODUCT_FUNCTION.format(*pair) for pair in _BYTE_PAIRS), _BYTE_WORDS_TEXT),
+    *(text for pair in _BYTE_PAIRS for text in _byte_texts(*pair)),
     *EXTREMA_TEXTS,
     (FLAG_FUNCTIONS, FLAGS_TEXT),
     *(((barrier.function,), barrier.text) for barrier in GRID_BARRIERS.values() if barrier.function),

@@ -33,7 +33,7 @@ def with_cuda_extrema(module: tvm.IRModule) -> tvm.IRModule:
         dtype = tvm.DataType(dtype_of(node))
         if not is_floating(str(dtype)):
             return node
-        name = _name("max" if isinstance(node, tirx.Max) else "min", str(dtype))
+        name = _name("max" if isinstance(node, tirx.Max) else "min", str(dtype.with_lanes(1)))
         return tirx.call_pure_extern(str(dtype), name, node.a, node.b)
 
     def spelled(node: tirx.FloatImm) -> PrimExpr:

@@ -37,6 +37,9 @@ class Buffer:
     offset : int
         For workspace buffers, bytes from the start of the workspace (a multiple of 256). Buffers that are never live
         together may overlap. 0 for other kinds.
+    stands_for : str
+        The element type under which an input or output is given, where its bytes stand for elements of a small one;
+        empty where it is `dtype`.
     """
 
     name: str
@@ -45,6 +48,12 @@ class Buffer:
     kind: str
     label: str
     offset: int = 0
+    stands_for: str = ""
+
+    @property
+    def element_type(self) -> str:
+        """The element type of the arrays that callers give or get."""
+        return self.stands_for or self.dtype
 
     @property
     def nbytes(self) -> int:

@@ -90,9 +90,10 @@ def place_buffers(
         Bytes of the workspace.
     """
     inputs = zip(program.input_names, program.inputs, strict=True)
-    buffers = [Buffer(t.name, t.shape, t.dtype, "input", label) for label, t in inputs]
+    small = program.small_types
+    buffers = [Buffer(t.name, t.shape, t.dtype, "input", n, stands_for=small.get(n, "")) for n, t in inputs]
     outputs = zip(program.output_names, program.outputs, strict=True)
-    buffers += [Buffer(t.name, t.shape, t.dtype, "output", label) for label, t in outputs]
+    buffers += [Buffer(t.name, t.shape, t.dtype, "output", n, stands_for=small.get(n, "")) for n, t in outputs]
     buffers += [Buffer(t.name, t.shape, t.dtype, "constant", t.name) for t in program.constants]
     outer = dict.fromkeys((*program.inputs, *program.outputs, *program.constants))
     inner = [t for t in first if t not in outer]

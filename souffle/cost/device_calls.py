@@ -9,6 +9,7 @@ last barrier and the wait, each turn waits for its own.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 
@@ -23,6 +24,8 @@ from souffle.schedule.gpu.emit.async_copy import COMMIT_FUNCTION, COPY_FUNCTION,
 from souffle.schedule.gpu.emit.mma_fragments import HALVES, WORDS
 from souffle.schedule.gpu.emit.mma_instructions import (
     BEGIN_TF32_PRODUCT_FUNCTION,
+    BYTE_PRODUCT_FUNCTION,
+    BYTE_TYPES,
     COLUMNS,
     LOAD_FUNCTION,
     LOAD_TRANSPOSED_FUNCTION,
@@ -40,6 +43,8 @@ from souffle.schedule.gpu.emit.mma_instructions import (
 from souffle.tvm_compat import dtype_of
 
 __all__ = ["DeviceCalls"]
+
+_BYTE_PRODUCTS = [BYTE_PRODUCT_FUNCTION.format(*pair) for pair in itertools.product(BYTE_TYPES.values(), repeat=2)]
 
 _MATRICES_BYTES = 16
 """Of the row that a thread of ``ldmatrix`` points to."""
@@ -94,6 +99,8 @@ class DeviceCalls:
             LOAD_WORD_MATRICES_FUNCTION: self._load,
             LOAD_WORDS_FUNCTION: self._load_words,
             PRODUCT_FUNCTION: self._product,
+            # As long as as many rows and columns of halves, of which it has twice as many products.
+            **dict.fromkeys(_BYTE_PRODUCTS, self._product),
             TF32_PRODUCT_FUNCTION: self._tf32_product,
             BEGIN_TF32_PRODUCT_FUNCTION: self._tf32_product,
             ROUND_FUNCTION: self._round,

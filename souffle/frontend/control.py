@@ -30,17 +30,24 @@ def _if(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value],
         interpreter.subgraph(branches[taken], [], f"{node.name}/{name}", scope)
         for taken, name in ((True, "then"), (False, "else"))
     )
-    results = []
-    for a, b in zip(yes, no, strict=True):
-        if a is None or b is None or isinstance(a, list) or isinstance(b, list) or a.shape != b.shape:
-            raise Obstacle(
-                "its condition is computed at run time, and its branches give results of different shapes or kinds",
-                "give the condition as a constant, or let both branches give tensors of one shape",
-                refusal=Refusal.PARAMETER,
-                parameters=("cond",),
-            )
-        results.extend(interpreter.emit("Where", [condition, a, b], f"{node.name}/Where"))
-    return results
+    return [_either(interpreter, node, condition, a, b) for a, b in zip(yes, no, strict=True)]
+
+
+def _either(interpreter: Interpreter, node: onnx.NodeProto, condition: Value, yes: Value, no: Value) -> Value:
+    """`yes` or `no`, as a condition of the run time says; sequences of one length element by element."""
+    if yes is None and no is None:
+        return None
+    if isinstance(yes, list) and isinstance(no, list) and len(yes) == len(no):
+        return [_either(interpreter, node, condition, a, b) for a, b in zip(yes, no, strict=True)]
+    parts = (yes, no)
+    if any(value is None or isinstance(value, list) for value in parts) or yes.shape != no.shape:
+        raise Obstacle(
+            "its condition is computed at run time, and its branches give results of different shapes or kinds",
+            "give the condition as a constant, or let both branches give tensors of one shape",
+            refusal=Refusal.PARAMETER,
+            parameters=("cond",),
+        )
+    return interpreter.emit("Where", [condition, yes, no], f"{node.name}/Where")[0]
 
 
 @special("Loop")
@@ -80,9 +87,7 @@ def _loop(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value
 def _scan(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value]:
     version = next((o.version for o in scope.opsets if o.domain in ("", "ai.onnx")), 0)
     if version < 9:
-        raise Obstacle(
-            f"its form of operator set {version} is not supported", "export the model with operator set 9 or newer"
-        )
+        return _scan_of_batch(interpreter, node, inputs, scope)
     body = attribute(node, "body")
     count = attribute(node, "num_scan_inputs")
     state, sequences = list(inputs[: len(inputs) - count]), list(inputs[len(inputs) - count :])
@@ -110,6 +115,51 @@ def _scan(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value
     return [*state, *collected]
 
 
+def _scan_of_batch(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> list[Value]:
+    """The form of operator set 8: over each element of a batch for itself, as long as its own sequence is."""
+    body, count = attribute(node, "body"), attribute(node, "num_scan_inputs")
+    lengths, *values = inputs
+    if lengths is not None and not isinstance(lengths, Known):
+        raise computed("sequence_lens")
+    initial, sequences = values[: len(values) - count], values[len(values) - count :]
+    batch, longest = sequences[0].shape[:2]
+    reverse = attribute(node, "directions", [0] * count)
+
+    def element(value: Value, index: int, name: str) -> Value:
+        number = Known(np.array(index, dtype="int64"), "index")
+        return interpreter.emit("Gather", [value, number], f"{node.name}/{name}", axis=0)[0]
+
+    rows: list[list[Value]] = []
+    for row in range(batch):
+        steps = longest if lengths is None else int(lengths.array.reshape(-1)[row])
+        if not 1 <= steps <= longest:
+            raise Obstacle(
+                f"element {row} of its batch has a sequence of {steps}, and there are {longest} steps",
+                "give each a sequence_lens from 1 to the number of steps",
+            )
+        state = [element(value, row, f"b{row}/state") for value in initial]
+        parts = [element(value, row, f"b{row}/x") for value in sequences]
+        scanned: list[list[Value]] = [[] for _ in range(len(body.output) - len(state))]
+        for step in range(steps):
+            given = [
+                element(part, steps - 1 - step if turned else step, f"b{row}/t{step}/x")
+                for part, turned in zip(parts, reverse, strict=True)
+            ]
+            results = interpreter.subgraph(body, [*state, *given], f"{node.name}/b{row}/t{step}", scope)
+            state = results[: len(state)]
+            for collected, value in zip(scanned, results[len(state) :], strict=True):
+                collected.append(interpreter.whole(value))
+        for collected in scanned:
+            # Behind the end of a sequence there are zeros.
+            rest = Known(np.zeros(collected[0].shape, dtype=collected[0].dtype), "rest")
+            collected.extend([rest] * (longest - steps))
+        whole = [interpreter.whole(_collected(node, collected)) for collected in scanned]
+        rows.append([*map(interpreter.whole, state), *whole])
+    return [_collected(node, column) for column in zip(*rows, strict=True)]
+
+
 def _collected(node: onnx.NodeProto, values: Sequence[Value], axis: int = 0) -> Stacked:
     if not values:
         raise Obstacle(
@@ -131,21 +181,34 @@ def _empty(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Valu
 @special("SequenceInsert")
 def _insert(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value]:
     sequence = list(inputs[0])
-    at = _position(inputs[2]) if len(inputs) > 2 and inputs[2] is not None else len(sequence)
-    sequence.insert(at + len(sequence) if at < 0 else at, inputs[1])
+    sequence.insert(_position(inputs[2:], len(sequence), len(sequence) + 1, len(sequence)), inputs[1])
     return [sequence]
 
 
 @special("SequenceErase")
 def _erase(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value]:
     sequence = list(inputs[0])
-    del sequence[_position(inputs[1]) if len(inputs) > 1 and inputs[1] is not None else -1]
+    del sequence[_position(inputs[1:], len(sequence), len(sequence), len(sequence) - 1)]
     return [sequence]
 
 
 @special("SequenceAt")
 def _at(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value]:
-    return [inputs[0][_position(inputs[1])]]
+    return [inputs[0][_position(inputs[1:], len(inputs[0]), len(inputs[0]), 0)]]
+
+
+@special("SequenceMap")
+def _map(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value]:
+    first, body = inputs[0], attribute(node, "body")
+    if any(isinstance(value, list) and len(value) != len(first) for value in inputs):
+        raise Obstacle("its sequences are of different lengths", "give it sequences of one length")
+    results: list[Value] = [[] for _ in body.output]
+    for position in range(len(first)):
+        given = [value[position] if isinstance(value, list) else value for value in inputs]
+        found = interpreter.subgraph(body, given, f"{node.name}/t{position}", scope)
+        for collected, value in zip(results, found, strict=True):
+            collected.append(value)
+    return results
 
 
 @special("SequenceLength")
@@ -195,7 +258,17 @@ def _has_element(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequenc
     return [Known(np.array(bool(inputs) and inputs[0] is not None), node.name)]
 
 
-def _position(value: Value) -> int:
-    if not isinstance(value, Known):
+def _position(given: Sequence[Value], length: int, places: int, default: int) -> int:
+    """A position in a sequence of `length`, where there are `places` of them; negative ones count from its end."""
+    if not given or given[0] is None:
+        position = default
+    elif isinstance(given[0], Known):
+        position = int(given[0].array.reshape(-1)[0])
+        position += length if position < 0 else 0
+    else:
         raise computed("position")
-    return int(value.array.reshape(-1)[0])
+    if not 0 <= position < places:
+        raise Obstacle(
+            f"its position is {position}, and there are {places} places in the sequence", "give it a position within"
+        )
+    return position

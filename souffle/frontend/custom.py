@@ -12,10 +12,11 @@ import onnx
 from tvm import te, tirx
 
 from souffle.frontend.lowering import NodeInput, Step, Template
-from souffle.frontend.refusal import Obstacle
+from souffle.frontend.refusal import Obstacle, operator_name
 from souffle.tvm_compat import PrimExpr, primfunc_from_tensors
 
 __all__ = [
+    "LONGEST_AXIS",
     "OWN_DEFINITIONS",
     "NodeOperands",
     "check_length",
@@ -23,12 +24,13 @@ __all__ = [
     "defines",
     "int_imm",
     "position_on_axis",
+    "template_of",
 ]
 
 _Definition = Callable[[onnx.NodeProto, "NodeOperands"], Sequence[te.Tensor] | None]
 OWN_DEFINITIONS: dict[str, _Definition] = {}
-# Beyond this a quadratic formulation costs more than it is worth.
-_LONGEST_AXIS = 65536
+LONGEST_AXIS = 65536
+"""Beyond this a quadratic formulation costs more than it is worth."""
 
 
 class NodeOperands:
@@ -73,11 +75,18 @@ class NodeOperands:
 
 def custom_template(node: onnx.NodeProto, inputs: Sequence[NodeInput | None]) -> Template | None:
     """The template of a node that is defined here; ``None`` for all others."""
-    definition = OWN_DEFINITIONS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    definition = OWN_DEFINITIONS.get(operator_name(node))
     if definition is None:
         return None
+    return template_of(lambda operands: definition(node, operands), inputs, node.op_type.lower())
+
+
+def template_of(
+    definition: Callable[[NodeOperands], Sequence[te.Tensor] | None], inputs: Sequence[NodeInput | None], name: str
+) -> Template | None:
+    """The template of what `definition` makes of the operands; ``None`` where it makes nothing."""
     operands = NodeOperands(inputs)
-    tensors = definition(node, operands)
+    tensors = definition(operands)
     if tensors is None:
         return None
     slots = [k for k, form in enumerate(inputs) if form is not None and form.value is None]
@@ -87,14 +96,17 @@ def custom_template(node: onnx.NodeProto, inputs: Sequence[NodeInput | None]) ->
     constants.update({len(slots) + k: array for k, (_, array) in enumerate(operands.tables)})
     types = [(tuple(int(extent) for extent in t.shape), str(t.dtype)) for t in (*placeholders, *tensors)]
     results = tuple(range(len(placeholders), len(types)))
-    func = primfunc_from_tensors([*placeholders, *tensors], node.op_type.lower())
+    func = primfunc_from_tensors([*placeholders, *tensors], name)
     read = tuple(range(len(placeholders)))
-    step = Step(node.op_type.lower(), func, read, results, placeholders, tuple(tensors))
+    step = Step(name, func, read, results, placeholders, tuple(tensors))
     return Template(tuple(types), constants, (step,), results)
 
 
 def defines(*operators: str) -> Callable[[_Definition], _Definition]:
-    """Enter a function as the definition of `operators`; it gives ``None`` to leave a node to TVM."""
+    """Enter a function as the definition of `operators`; it gives ``None`` to leave a node to TVM.
+
+    An operator of another domain than ONNX's is named ``domain::operator``.
+    """
 
     def register(function: _Definition) -> _Definition:
         for operator in operators:
@@ -121,8 +133,8 @@ def position_on_axis(index: PrimExpr, extent: int) -> PrimExpr:
 
 def check_length(extent: int) -> None:
     """Refuse an axis that is too long for a definition of quadratic cost."""
-    if extent > _LONGEST_AXIS:
+    if extent > LONGEST_AXIS:
         raise Obstacle(
-            f"it works along an axis of {extent} elements, and at most {_LONGEST_AXIS} are supported",
+            f"it works along an axis of {extent} elements, and at most {LONGEST_AXIS} are supported",
             "split the axis into shorter parts",
         )

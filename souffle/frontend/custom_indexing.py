@@ -9,6 +9,7 @@ from tvm import te, tirx
 
 from souffle.frontend.attributes import attribute
 from souffle.frontend.custom import NodeOperands, defines, int_imm, position_on_axis
+from souffle.frontend.refusal import Obstacle
 from souffle.tvm_compat import PrimExpr
 
 __all__: list[str] = []
@@ -139,10 +140,50 @@ def _reverse_sequence(node: onnx.NodeProto, operands: NodeOperands) -> list[te.T
     return [te.compute(shape, element, name="reverse_sequence")]
 
 
+@defines("TensorScatter")
+def _tensor_scatter(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor]:
+    """Each element of the cache looks whether the update, from where it is written on, reaches it."""
+    cache, update, written = (operands.tensor(k) for k in range(3))
+    shape, axis = operands.shape(0), attribute(node, "axis", -2) % len(operands.shape(0))
+    length, extent = operands.shape(1)[axis], shape[axis]
+    others = [k for k in range(len(shape)) if k != axis]
+    if not axis or length > extent or any(shape[k] != operands.shape(1)[k] for k in others):
+        raise Obstacle(
+            f"an update of {list(operands.shape(1))} along axis {axis} does not fit a cache of {list(shape)}",
+            "let both differ along one axis other than the first, along which the update is not longer",
+        )
+    circular = attribute(node, "mode", b"linear") == b"circular"
+
+    def first(batch):
+        """Where the update begins; of indices that fit nowhere, somewhere outside."""
+        if written is None:
+            return int_imm(0, "int64")
+        start, low, high = written(batch), int_imm(-length, "int64"), int_imm(extent, "int64")
+        return tirx.floormod(start, high) if circular else tirx.max(tirx.min(start, high), low)
+
+    def element(*at):
+        start = first(at[0])
+        # In 64 bits for the question, in 32 for the address: of the same expression a simplifier would take what keeps
+        # the address inside away.
+        asked, place = tirx.Cast("int64", at[axis]) - start, at[axis] - tirx.Cast("int32", start)
+        if circular:
+            asked, place = tirx.floormod(asked, int_imm(extent, "int64")), tirx.floormod(place, int_imm(extent))
+        reached = tirx.all(asked >= 0, asked < int_imm(length, "int64"))
+        inside = tirx.max(tirx.min(place, int_imm(length - 1)), int_imm(0))
+        return tirx.if_then_else(reached, update(*at[:axis], inside, *at[axis + 1 :]), cache(*at))
+
+    return [te.compute(shape, element, name="tensor_scatter")]
+
+
 @defines("BitCast")
 def _bit_cast(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor] | None:
     target = helper.tensor_dtype_to_np_dtype(attribute(node, "to"))
-    if target.itemsize != np.dtype(operands.dtype(0)).itemsize or "bool" in (str(target), operands.dtype(0)):
+    if target.itemsize != np.dtype(operands.dtype(0)).itemsize:
         return None
     data = operands.tensor(0)
+    if "bool" in (str(target), operands.dtype(0)):
+        # Of a truth value one bit is said, and any other byte than zero is true.
+        zero = tirx.const(0, operands.dtype(0)) if str(target) == "bool" else None
+        truth = (lambda x: x != zero) if zero is not None else (lambda x: tirx.Cast(str(target), x))
+        return [te.compute(operands.shape(0), lambda *at: truth(data(*at)), name="bit_cast")]
     return [te.compute(operands.shape(0), lambda *at: tirx.reinterpret(str(target), data(*at)), name="bit_cast")]

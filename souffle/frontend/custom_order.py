@@ -19,10 +19,10 @@ from souffle.frontend.refusal import Obstacle
 from souffle.program.extrema import infinite, is_floating
 from souffle.tvm_compat import PrimExpr, dtype_of
 
-__all__: list[str] = []
+__all__ = ["is_peak"]
 
 
-def _is_peak(value: PrimExpr, peak: PrimExpr) -> PrimExpr:
+def is_peak(value: PrimExpr, peak: PrimExpr) -> PrimExpr:
     """Whether an element is the extreme one of its row, which is NaN where the row holds one, as NumPy has it."""
     if not is_floating(dtype_of(value)):
         return value == peak
@@ -48,7 +48,7 @@ def _arg_reduce(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor]
 
     def position(*at):
         r = te.reduce_axis((0, extent), name="r")
-        return first_of(tirx.Select(_is_peak(data(*at[:axis], r, *at[axis:]), peak(*at)), r.var, nowhere), axis=r)
+        return first_of(tirx.Select(is_peak(data(*at[:axis], r, *at[axis:]), peak(*at)), r.var, nowhere), axis=r)
 
     where = te.compute(outer, position, name="position")
     keep = attribute(node, "keepdims", 1)
@@ -327,7 +327,7 @@ def _hardmax(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor]:
 
     def first(*at):
         r = te.reduce_axis((0, extent), name="r")
-        here = _is_peak(data(*at[:axis], r, *at[axis:]), peak(*at))
+        here = is_peak(data(*at[:axis], r, *at[axis:]), peak(*at))
         return te.min(tirx.Select(here, r.var, int_imm(extent - 1)), axis=r)
 
     where = te.compute(outer, first, name="position")

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
-from tvm import te, tirx
+from tvm import DataType, te, tirx
 
 from souffle.frontend.attributes import attribute
 from souffle.frontend.custom import NodeOperands, defines, int_imm, position_on_axis
 from souffle.frontend.refusal import computed
 from souffle.frontend.resize import AxisResize, ResizePlan, interpolation_table, resize_plan
+from souffle.program.extrema import is_floating
 from souffle.tvm_compat import PrimExpr
 
 __all__: list[str] = []
@@ -26,14 +27,37 @@ def _resize(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor] | N
     if crops and roi is None and operands.present(1):
         raise computed("roi")
     plan = resize_plan(node, shape, roi, scales, sizes)
-    if plan.mode != "nearest" and _tvm_resizes(plan, shape) and not attribute(node, "axes"):
-        return None
-    result = operands.tensor(0)
+    result, dtype = operands.tensor(0), operands.dtype(0)
     if plan.mode == "nearest":
         return [_resized_nearest(plan, operands, result)]
+    # TVM computes doubles in single precision, and cuts off what integers have behind the point.
+    floating = is_floating(dtype) and dtype != "float64"
+    if floating and _tvm_resizes(plan, shape) and not attribute(node, "axes"):
+        return None
+    if not floating and dtype != "float64":
+        wide = "float32" if dtype == "bool" or DataType(dtype).bits <= 16 else "float64"
+        result = te.compute(shape, lambda *at: operands.tensor(0)(*at).astype(wide), name="wide")
     for axis in plan.axes:
         result = _resized_axis(plan, axis, operands, result)
-    return [result]
+    return [result if str(result.dtype) == dtype else _rounded(result, dtype)]
+
+
+def _rounded(data: te.Tensor, dtype: str) -> te.Tensor:
+    """Interpolated numbers as the integers nearest to them, of those that the type has."""
+    wide = str(data.dtype)
+    if dtype == "bool":
+        return te.compute(data.shape, lambda *at: tirx.nearbyint(data(*at)) != tirx.const(0, wide), name="rounded")
+    bounds = np.iinfo(dtype)
+    most = float(bounds.max)
+    if most > bounds.max:
+        # The largest number of 64 bits is none in floating point; the next lower one there is.
+        most = float(np.nextafter(most, 0.0))
+    least, largest = tirx.const(float(bounds.min), wide), tirx.const(most, wide)
+
+    def element(*at):
+        return tirx.Cast(dtype, tirx.Max(tirx.Min(tirx.nearbyint(data(*at)), largest), least))
+
+    return te.compute(data.shape, element, name="rounded")
 
 
 def _tvm_resizes(plan: ResizePlan, shape: Sequence[int]) -> bool:
@@ -82,7 +106,8 @@ def _nearest_index(operands: NodeOperands, axis: AxisResize, table: np.ndarray) 
 def _resized_axis(plan: ResizePlan, axis: AxisResize, operands: NodeOperands, data: te.Tensor) -> te.Tensor:
     shape, dtype = [int(extent) for extent in data.shape], str(data.dtype)
     k = axis.axis
-    indices, weights, outside = interpolation_table(plan, axis)
+    precision = "float64" if dtype == "float64" else "float32"
+    indices, weights, outside = interpolation_table(plan, axis, precision)
     positions, factors = operands.table(indices), operands.table(weights.astype(dtype))
     taps = indices.shape[1]
 

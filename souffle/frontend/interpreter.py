@@ -12,20 +12,23 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+from tvm import te
 
 from souffle.errors import Refusal, UnsupportedOperatorError
 from souffle.frontend.accumulation import NARROW
-from souffle.frontend.constant_folding import RANDOM_OPERATORS, empty_outputs, evaluate_node
-from souffle.frontend.custom import custom_template
+from souffle.frontend.constant_folding import empty_outputs, evaluate_node
+from souffle.frontend.custom import NodeOperands, custom_template, template_of
 from souffle.frontend.diagnosis import diagnosed, run_time_parameters
 from souffle.frontend.emit import Emitter, check_element_types
 from souffle.frontend.lowering import IMPORTER_ERRORS, NodeInput, Template, lower_node
-from souffle.frontend.refusal import Obstacle, computed, is_text, position_name, refuse, version_of
-from souffle.frontend.values import Known, Scope, Stacked, Value
+from souffle.frontend.moved_bytes import has_small_elements, moved_as_bytes
+from souffle.frontend.refusal import Obstacle, computed, is_text, operator_name, position_name, refuse, version_of
+from souffle.frontend.small_types import codes_of
+from souffle.frontend.values import Coded, Known, QuantizedValues, Scope, Stacked, Value
 from souffle.program import Tensor
 from souffle.program.names import NameSupply
 
-__all__ = ["BUILDER_OPSETS", "SPECIAL_OPERATORS", "Interpreter", "special"]
+__all__ = ["BUILDER_OPSETS", "SPECIAL_OPERATORS", "Interpreter", "on_integers", "special"]
 
 _SCALAR = 1
 _SMALL_INTEGERS = 65536
@@ -38,14 +41,21 @@ SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap SplitToSeq
 """
 # Operators that take sequences, and absent optionals, as values.
 _SEQUENCE_OPERATORS = frozenset(_SEQUENCE_NAMES.split())
-_NO_DRAWS = "export the model for inference, or make the random numbers outside and give them as an input"
+# They know about small types themselves, or do not read elements at all.
+_ANY_TYPE_OPERATORS = _SEQUENCE_OPERATORS | frozenset(
+    {"BitCast", "Cast", "CastLike", "DequantizeLinear", "QuantizeLinear", "Shape", "Size"}
+)
+_CLASSIFYING_OPERATORS = frozenset({"IsInf", "IsNaN"})
 # Of 16-bit numbers they compute in 32 bits: a sum, a power or a distance on the way to their result is beyond half
 # precision where the result is not, or neither LLVM nor CUDA has the function for the 16-bit types.
 _WIDE_NAMES = """
-Acos Acosh Asin Asinh Atan Atanh AveragePool Cosh GlobalAveragePool InstanceNormalization LpNormalization LpPool Mean
-MeanVarianceNormalization ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean Round Sinh Tan
+Acos Acosh Asin Asinh Atan Atanh AveragePool Cosh DFT GlobalAveragePool InstanceNormalization IsInf IsNaN LRN
+LpNormalization LpPool Mean MeanVarianceNormalization ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean Round STFT
+Sinh Tan
 """
 _WIDE_OPERATORS = frozenset(_WIDE_NAMES.split())
+# Their weights are data, whatever their size: layers that differ in nothing else share their expressions.
+_PRODUCT_OPERATORS = frozenset({"ConvInteger", "MatMulInteger"})
 # Without updates their result is their first input.
 _SCATTERS = frozenset({"Scatter", "ScatterElements", "ScatterND"})
 BUILDER_OPSETS = (helper.make_opsetid("", 17),)
@@ -55,9 +65,13 @@ BUILDER_OPSETS = (helper.make_opsetid("", 17),)
 class Interpreter:
     """Turns ONNX nodes into TEs of an :class:`Emitter`."""
 
-    def __init__(self, emitter: Emitter, functions: Mapping[tuple[str, str], onnx.FunctionProto]):
+    def __init__(
+        self, emitter: Emitter, functions: Mapping[tuple[str, str], onnx.FunctionProto], integers: bool = True
+    ):
         self.emitter = emitter
         self.functions = functions
+        self.integers = integers
+        self.quantized = QuantizedValues()
         self.node_names = NameSupply()
         self._templates: dict[tuple, Template] = {}
         self.reshaped_from: dict[Tensor, Tensor] = {}
@@ -101,23 +115,31 @@ class Interpreter:
         if function is not None:
             return self.call(function, node, inputs, scope)
         _check_inputs(node, inputs, scope.opsets)
+        if any(map(has_small_elements, inputs)) and node.op_type not in _ANY_TYPE_OPERATORS:
+            if node.op_type in _CLASSIFYING_OPERATORS:
+                return self.in_single_precision(node, inputs, scope)
+            return moved_as_bytes(node, inputs, scope.opsets, lambda given: self._node(node, given, scope))
         if any(isinstance(value, Known) and not value.array.size for value in inputs):
             if node.op_type in _SCATTERS and not math.prod(inputs[2].shape):
                 return [inputs[0]]
             empty = self._empty(node, inputs, scope.opsets)
             if empty is not None:
                 return empty
-        if node.domain in ("", "ai.onnx"):
-            if node.op_type in _WIDE_OPERATORS and inputs[0].dtype in NARROW:
-                return self.in_single_precision(node, inputs, scope)
-            special = SPECIAL_OPERATORS.get(node.op_type)
-            results = None if special is None else special(self, node, inputs, scope)
-            if results is not None:
-                return results
-        return self.primitive(node, inputs, scope.opsets)
+        form = INTEGER_FORMS.get(operator_name(node)) if self.integers else None
+        results = None if form is None else form(self, node, inputs, scope)
+        return self.standard(node, inputs, scope) if results is None else results
+
+    def standard(self, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> Sequence[Value]:
+        """The outputs of a node as its operator is defined, whatever its inputs were quantized from."""
+        operator = operator_name(node)
+        if operator in _WIDE_OPERATORS and inputs[0].dtype in NARROW:
+            return self.in_single_precision(node, inputs, scope)
+        special = SPECIAL_OPERATORS.get(operator)
+        results = None if special is None else special(self, node, inputs, scope)
+        return self.primitive(node, inputs, scope.opsets) if results is None else results
 
     def in_single_precision(self, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> Sequence[Value]:
-        """The outputs of a node whose first input is of 16-bit floating-point numbers, computed in 32 bits."""
+        """The outputs of a node whose first input is of narrower floating-point numbers, computed in 32 bits."""
         narrow = inputs[0].dtype
 
         def cast(value: Value, source: str, target: str) -> Value:
@@ -152,8 +174,6 @@ class Interpreter:
     ) -> Sequence[Value]:
         """The outputs of a node of a plain operator: folded, lowered through TVM, or by its ONNX definition."""
         inputs = [self.whole(value) for value in inputs]
-        if node.op_type in RANDOM_OPERATORS:
-            raise Obstacle("it draws random numbers, and a network here computes the same result every time", _NO_DRAWS)
         if all(value is None or isinstance(value, Known) for value in inputs):
             folded = evaluate_node(node, [None if v is None else v.array for v in inputs], opsets)
             if folded is not None:
@@ -203,7 +223,9 @@ class Interpreter:
         attributes.update({a.name: a for a in node.attribute})
         values: dict[str, Value] = dict.fromkeys(function.input)
         values.update(zip(function.input, inputs, strict=False))
-        opsets = tuple(function.opset_import) or scope.opsets
+        # A body that names no operator set of a domain takes the model's.
+        named = {o.domain for o in function.opset_import}
+        opsets = (*function.opset_import, *(o for o in scope.opsets if o.domain not in named))
         inner = Scope(values, opsets, f"{node.name}/", attributes)
         self.run(function.node, inner)
         return [
@@ -253,7 +275,8 @@ class Interpreter:
         return results
 
     def _lower(self, node: onnx.NodeProto, inputs: Sequence[Value], opsets) -> Sequence[Value]:
-        given = [_as_node_input(value, node.op_type in _VALUE_OPERATORS) for value in inputs]
+        limit = _SCALAR if node.op_type in _PRODUCT_OPERATORS else _SMALL_INTEGERS
+        given = [_as_node_input(value, node.op_type in _VALUE_OPERATORS, limit) for value in inputs]
         check_element_types(form.dtype for form in given if form is not None)
         try:
             template = self._template(node, given, opsets)
@@ -264,6 +287,30 @@ class Interpreter:
                 raise
             given = whole
             template = self._template(node, given, opsets)
+        return self._instances(template, node, inputs, given)
+
+    def defined(
+        self,
+        definition: Callable[..., Sequence[te.Tensor]],
+        node: onnx.NodeProto,
+        inputs: Sequence[Value],
+        parameters: tuple,
+    ) -> Sequence[Value]:
+        """The outputs of a node that `definition` makes of its operands and `parameters`, which say all about it."""
+        inputs = [self.whole(value) for value in inputs]
+        given = [_as_node_input(value, False) for value in inputs]
+        key = (definition, parameters, *(None if form is None else form.key for form in given))
+        if key not in self._templates:
+
+            def bound(operands: NodeOperands) -> Sequence[te.Tensor]:
+                return definition(operands, *parameters)
+
+            self._templates[key] = template_of(bound, given, node.op_type.lower())
+        return self._instances(self._templates[key], node, inputs, given)
+
+    def _instances(
+        self, template: Template, node: onnx.NodeProto, inputs: Sequence[Value], given: Sequence[NodeInput | None]
+    ) -> Sequence[Value]:
         types = [template.types[slot] for slot in template.results]
         if types and not any(math.prod(shape) for shape, _ in types):
             return [Known(np.zeros(shape, dtype=dtype), f"{node.name}_empty") for shape, dtype in types]
@@ -284,9 +331,9 @@ class Interpreter:
             self._templates[key] = custom_template(node, given) or lower_node(node, given, len(node.output), opsets)
         return self._templates[key]
 
-    def tensor_of(self, value: Known | Tensor | Stacked) -> Tensor:
-        """The program tensor of a value."""
-        value = self.whole(value)
+    def tensor_of(self, value: Known | Tensor | Coded | Stacked) -> Tensor:
+        """The program tensor of a value; of bytes, where its elements are of a small type."""
+        value = codes_of(self.whole(value))
         return self.emitter.constant(value.array, value.name) if isinstance(value, Known) else value
 
 
@@ -314,13 +361,13 @@ def _check_inputs(node: onnx.NodeProto, inputs: Sequence[Value], opsets: Sequenc
             raise Obstacle(f"its input {formal.name!r} is absent", "give it a value: it is not optional")
 
 
-def _as_node_input(value: Value, by_value: bool) -> NodeInput | None:
+def _as_node_input(value: Value, by_value: bool, limit: int = _SMALL_INTEGERS) -> NodeInput | None:
     if value is None:
         return None
     small = isinstance(value, Known) and (
         by_value
         or value.array.size <= _SCALAR
-        or (value.array.dtype.kind in "iub" and value.array.size <= _SMALL_INTEGERS)
+        or (value.array.dtype.kind in "iub" and value.array.size <= limit)
     )
     return NodeInput(value.shape, value.dtype, value.array if small else None)
 
@@ -378,14 +425,29 @@ SpecialOperator = Callable[[Interpreter, onnx.NodeProto, Sequence[Value], Scope]
 """Handles an operator itself; ``None`` leaves the node to TVM."""
 
 SPECIAL_OPERATORS: dict[str, SpecialOperator] = {}
+INTEGER_FORMS: dict[str, SpecialOperator] = {}
+"""Handle operators of ONNX on values that stand for integers; ``None`` leaves the node to the others."""
 
 
-def special(*operators: str) -> Callable[[SpecialOperator], SpecialOperator]:
-    """Enter a function as the handler of `operators`."""
+def special(*operators: str, domain: str = "") -> Callable[[SpecialOperator], SpecialOperator]:
+    """Enter a function as the handler of `operators`.
+
+    An operator of another domain than ONNX's is entered as ``domain::operator``, and may be named so.
+    """
 
     def register(function: SpecialOperator) -> SpecialOperator:
-        for operator in operators:
-            SPECIAL_OPERATORS[operator] = function
+        names = [f"{domain}::{operator}" if domain else operator for operator in operators]
+        SPECIAL_OPERATORS.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def on_integers(*operators: str) -> Callable[[SpecialOperator], SpecialOperator]:
+    """Enter a function as the handler of `operators` where integers are wanted (:attr:`Interpreter.integers`)."""
+
+    def register(function: SpecialOperator) -> SpecialOperator:
+        INTEGER_FORMS.update(dict.fromkeys(operators, function))
         return function
 
     return register

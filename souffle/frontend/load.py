@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -14,6 +13,7 @@ from google.protobuf.message import DecodeError
 from onnx import helper, numpy_helper
 
 from souffle.dimensions import OpenDimensions
+from souffle.element_types import SMALL_TYPES
 from souffle.errors import ModelError, Refusal
 from souffle.frontend.given_constants import given_constants
 from souffle.frontend.model_options import ModelOptions
@@ -40,6 +40,8 @@ class LoadedModel:
     opsets : tuple of OperatorSetIdProto
     functions : dict of (domain, operator) to FunctionProto
         The model's own functions.
+    integers : bool
+        Whether products of what was quantized are computed on the integers.
     """
 
     name: str
@@ -49,11 +51,13 @@ class LoadedModel:
     outputs: tuple[str, ...]
     opsets: tuple[onnx.OperatorSetIdProto, ...]
     functions: dict[tuple[str, str], onnx.FunctionProto]
+    integers: bool = True
 
 
-_CONVERSION = "convert it to float32, float16, bfloat16 or integers of 8 bits and more"
+_CONVERSION = "convert it to floating-point numbers or integers"
 _CONVERSIONS = {onnx.TensorProto.STRING: "encode text as numbers"}
-_ELEMENT_TYPES = frozenset(helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in ELEMENT_TYPES)
+_ELEMENT_TYPES = frozenset(helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in ELEMENT_TYPES | SMALL_TYPES)
+_RUNTIME_DOMAIN, _RUNTIME_OPERATORS = "com.microsoft", frozenset({"SimplifiedLayerNormalization"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,11 +70,14 @@ class OpenModel:
     initializers : dict of str to array
         Those that all that is fixed of it shares, and the values that inputs were given.
     declared : DeclaredDimensions
+    integers : bool
+        Whether products of what was quantized are computed on the integers.
     """
 
     proto: onnx.ModelProto
     initializers: dict[str, np.ndarray]
     declared: DeclaredDimensions
+    integers: bool = True
 
     @property
     def dimensions(self) -> OpenDimensions:
@@ -101,7 +108,7 @@ class OpenModel:
         return LoadedModel(
             identifier(graph.name or "main"),
             tuple(graph.node),
-            self.initializers,
+            self.initializers | given_constants(graph, self.constants, extents, self.where),
             tuple(
                 (name, self.dimensions.shape(shape, extents), str(helper.tensor_dtype_to_np_dtype(kinds[name])))
                 for name, shape in self.dimensions.inputs
@@ -109,6 +116,7 @@ class OpenModel:
             tuple(output.name for output in graph.output),
             tuple(self.proto.opset_import),
             {(f.domain, f.name): f for f in self.proto.functions},
+            self.integers,
         )
 
 
@@ -123,13 +131,11 @@ def load_model(model: str | os.PathLike | bytes | onnx.ModelProto, options: Mode
     ModelError
         Naming the file and what is wrong with it, as a dimension that stays open.
     """
-    return open_model(model, options.constants).fixed(options.batch, options.dims or {})
+    return open_model(model, options).fixed(options.batch, options.dims or {})
 
 
-def open_model(
-    model: str | os.PathLike | bytes | onnx.ModelProto, constants: Mapping[str, Any] | None = None
-) -> OpenModel:
-    """Read `model`, check it, and take `constants` for inputs.
+def open_model(model: str | os.PathLike | bytes | onnx.ModelProto, options: ModelOptions) -> OpenModel:
+    """Read `model`, check it, and give inputs the values that `options` name; its dimensions stay open.
 
     Raises
     ------
@@ -161,7 +167,7 @@ def open_model(
             raise ModelError(
                 f"{where}: the data of initializer {about} cannot be read: {_why_unread(tensor, folder, error)}"
             ) from error
-    values = given_constants(graph, constants or {}, where)
+    values = given_constants(graph, options.constants or {}, where)
     inputs = [info for info in graph.input if info.name not in initializers and info.name not in values]
     for info in inputs:
         _check_input(info, where, readers)
@@ -169,7 +175,8 @@ def open_model(
     # What an input of unknown shape was given says nothing about dimensions.
     shaped = [info for info, _ in given.values() if info.type.tensor_type.HasField("shape")]
     dimensions = open_dimensions_of([*inputs, *shaped], tuple(graph.output))
-    return OpenModel(proto, initializers | values, DeclaredDimensions(dimensions, given, where, readers))
+    declared = DeclaredDimensions(dimensions, given, where, readers)
+    return OpenModel(proto, initializers | values, declared, options.integers)
 
 
 def _read(model) -> tuple[onnx.ModelProto, str | None, str]:
@@ -201,6 +208,12 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
     graph = skeleton.graph
     graph.name = proto.graph.name or "main"
     graph.node.extend(proto.graph.node)
+    # ONNX Runtime writes an operator of its own in ONNX's domain, of which the checker then finds no definition.
+    for node in graph.node:
+        if node.domain == "" and node.op_type in _RUNTIME_OPERATORS:
+            node.domain = _RUNTIME_DOMAIN
+    if all(opset.domain != _RUNTIME_DOMAIN for opset in skeleton.opset_import):
+        skeleton.opset_import.append(helper.make_opsetid(_RUNTIME_DOMAIN, 1))
     graph.input.extend(proto.graph.input)
     # What the outputs' types are follows from the nodes, so a model that does not declare them will do.
     graph.output.extend(helper.make_tensor_value_info(o.name, onnx.TensorProto.FLOAT, []) for o in proto.graph.output)

@@ -19,12 +19,14 @@ def values_of(value: Any) -> list[Any]:
 
 @dataclass(frozen=True, eq=False)
 class ModelOptions:
-    """What is given about a model; see :func:`souffle.compile`. It needs no more than the model's file to be used.
+    """What of a caller's choices the frontend needs; see :func:`souffle.compile` and :func:`souffle.import_onnx`.
 
     Attributes
     ----------
     batch : int or None
     dims, constants : mapping or None
+    integers : bool
+        Whether products of what was quantized are computed on the integers.
 
     Raises
     ------
@@ -35,6 +37,7 @@ class ModelOptions:
     batch: int | None = None
     dims: Mapping[str, Any] | None = None
     constants: Mapping[str, Any] | None = None
+    integers: bool = True
 
     def __post_init__(self) -> None:
         dims, constants = self.dims, self.constants

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+from onnx import helper
 
 from souffle.frontend.interpreter import Interpreter
 from souffle.frontend.values import Known, Value
@@ -25,3 +26,9 @@ class NodeWriter:
 
     def __call__(self, operator: str, *inputs: Value, **attributes) -> Value:
         return self.interpreter.emit(operator, list(inputs), f"{self.name}/{operator}", **attributes)[0]
+
+    def cast(self, value: Value, dtype: str) -> Value:
+        """`value` with elements of type `dtype`; itself where it has them."""
+        if value.dtype == dtype:
+            return value
+        return self("Cast", value, to=int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype))))

@@ -12,19 +12,34 @@ from tvm import te
 
 from souffle.errors import Refusal, UnsupportedOperatorError
 from souffle.frontend import (  # noqa: F401  (these enter the operators that they define)
+    contrib,
+    contrib_attention,
     control,
+    conversions,
     custom_convolution,
+    custom_determinant,
     custom_elementwise,
+    custom_fourier,
     custom_indexing,
+    custom_ngrams,
     custom_order,
     custom_resize,
+    custom_trees,
+    custom_windows,
+    dequantized,
     empty,
+    integer_products,
+    ml_operators,
     pooling,
+    quantization,
+    quantized,
+    random_operators,
     recurrent,
     reduction_operators,
     rewrites,
     stacks,
     structural,
+    training,
 )
 from souffle.frontend.emit import Emitter, OperatorCall
 from souffle.frontend.groups import fusion_groups, with_groups
@@ -32,7 +47,8 @@ from souffle.frontend.interpreter import Interpreter
 from souffle.frontend.load import LoadedModel, load_model
 from souffle.frontend.model_options import ModelOptions
 from souffle.frontend.refusal import Obstacle, is_text, position_name, refuse, value_type
-from souffle.frontend.values import Known, Scope
+from souffle.frontend.small_types import CODES, is_small, standing_for
+from souffle.frontend.values import Known, Scope, Value
 from souffle.program import Origin, Tensor, TEProgram, make_te
 from souffle.tvm_compat import fresh_axis, primfunc_from_tensors
 
@@ -45,6 +61,7 @@ def import_onnx(
     batch: int | None = None,
     dims: Mapping[str, int] | None = None,
     constants: Mapping[str, Any] | None = None,
+    integers: bool = True,
 ) -> TEProgram:
     """Read an ONNX model as a TE program.
 
@@ -62,6 +79,8 @@ def import_onnx(
         Values of inputs that are known now, such as axes and shapes: they are constants of the program, which has no
         such inputs. An array has the input's type; numbers and lists of them are taken in it. Open dimensions of such
         an input are what its value has.
+    integers : bool
+        Whether products of what was quantized are computed on the integers (:mod:`souffle.frontend.dequantized`).
 
     Returns
     -------
@@ -79,7 +98,7 @@ def import_onnx(
         If `batch` cannot be what the model computes on, `dims` names no open dimension or one that `batch` fixes, or
         the model has no input that takes a value of `constants`.
     """
-    return import_loaded(load_model(model, ModelOptions(batch, dims, constants)))
+    return import_loaded(load_model(model, ModelOptions(batch, dims, constants, integers)))
 
 
 def import_loaded(loaded: LoadedModel) -> TEProgram:
@@ -90,25 +109,27 @@ def import_loaded(loaded: LoadedModel) -> TEProgram:
     UnsupportedOperatorError
     """
     emitter = Emitter()
-    inputs = tuple(emitter.tensor(name, shape, dtype) for name, shape, dtype in loaded.inputs)
-    values = {name: Known(array, name) for name, array in loaded.initializers.items()}
-    # An input without elements is known.
-    values.update(
-        {
-            name: tensor if tensor.size else Known(np.zeros(shape, dtype=dtype), name)
-            for (name, shape, dtype), tensor in zip(loaded.inputs, inputs, strict=True)
-        }
+    small = {name: dtype for name, _, dtype in loaded.inputs if is_small(dtype)}
+    inputs = tuple(
+        emitter.tensor(name, shape, CODES if is_small(dtype) else dtype) for name, shape, dtype in loaded.inputs
     )
-    interpreter = Interpreter(emitter, loaded.functions)
+    values: dict[str, Value] = {name: Known(array, name) for name, array in loaded.initializers.items()}
+    for (name, shape, dtype), tensor in zip(loaded.inputs, inputs, strict=True):
+        # An input without elements is known.
+        given = tensor if tensor.size else Known(np.zeros(shape, dtype=dtype), name)
+        values[name] = standing_for(given, dtype) if tensor.size and is_small(dtype) else given
+    interpreter = Interpreter(emitter, loaded.functions, loaded.integers)
     scope = Scope(values, loaded.opsets)
     emitter.inputs.update(zip(inputs, (name for name, _, _ in loaded.inputs), strict=True))
     interpreter.run(loaded.nodes, scope)
     results = [_output_tensor(interpreter, scope, name, loaded) for name in loaded.outputs]
+    kinds = ((name, scope.lookup(name).dtype) for name in loaded.outputs)
+    small |= {name: dtype for name, dtype in kinds if is_small(dtype)}
     emitter.fold_constants(set(results))
     outputs: list[Tensor] = []
     for name, tensor in zip(loaded.outputs, results, strict=True):
         outputs.append(_defined_output(emitter, interpreter, tensor, name, outputs))
-    return _assemble(loaded, emitter, inputs, outputs)
+    return _assemble(loaded, emitter, inputs, outputs, small)
 
 
 def _output_tensor(interpreter: Interpreter, scope: Scope, name: str, loaded: LoadedModel) -> Tensor:
@@ -134,7 +155,8 @@ def _defined_output(
     """The tensor of an output; a copy where it is not the result of a TE of its own and has any elements."""
     if not tensor.size:
         return emitter.tensor(name, tensor.shape, tensor.dtype)
-    defined = any(tensor in call.outputs for call in emitter.calls)
+    # One of several outputs of an operator may have become a constant.
+    defined = any(tensor in te_.outputs for call in emitter.calls for te_ in call.tes)
     if defined and tensor not in earlier:
         return tensor
     axes = [fresh_axis(extent, f"i{k}") for k, extent in enumerate(tensor.shape)]
@@ -148,7 +170,7 @@ def _defined_output(
     return copy.output
 
 
-def _assemble(loaded: LoadedModel, emitter: Emitter, inputs, outputs) -> TEProgram:
+def _assemble(loaded: LoadedModel, emitter: Emitter, inputs, outputs, small: Mapping[str, str]) -> TEProgram:
     live = _live_calls(emitter.calls, outputs)
     tes = with_groups(live, fusion_groups(live, outputs))
     program = TEProgram(
@@ -159,6 +181,7 @@ def _assemble(loaded: LoadedModel, emitter: Emitter, inputs, outputs) -> TEProgr
         input_names=tuple(name for name, _, _ in loaded.inputs),
         output_names=tuple(loaded.outputs),
         name=loaded.name,
+        small_types=small,
     )
     return program.with_tes(tes)
 

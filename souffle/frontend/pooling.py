@@ -13,17 +13,17 @@ from souffle.frontend.node_writer import NodeWriter, constant
 from souffle.frontend.refusal import Obstacle
 from souffle.frontend.values import Scope, Value
 
-__all__: list[str] = []
+__all__ = ["same_pads", "windows"]
 
 
-def _windows(node: onnx.NodeProto, shape: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+def windows(node: onnx.NodeProto, shape: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
     """Kernel, strides and dilations along each dimension of space."""
     kernel = list(attribute(node, "kernel_shape"))
     ones = [1] * (len(shape) - 2)
     return kernel, list(attribute(node, "strides", ones)), list(attribute(node, "dilations", ones))
 
 
-def _same(auto_pad: str, extents: Sequence[int], spans: Sequence[int], strides: Sequence[int]) -> list[int]:
+def same_pads(auto_pad: str, extents: Sequence[int], spans: Sequence[int], strides: Sequence[int]) -> list[int]:
     """Pads before all dimensions, then after, so that there are ``ceil(extent / stride)`` windows of each span."""
     windows = zip(extents, spans, strides, strict=True)
     return sides(auto_pad, [max(0, (-(-x // stride) - 1) * stride + span - x) for x, span, stride in windows])
@@ -39,7 +39,7 @@ def _average_pool(
 
 def _refuse_what_does_not_fit(node: onnx.NodeProto, shape: Sequence[int]) -> None:
     """ONNX's formula gives no window then, or one that ends outside, as one divides."""
-    kernel, _, dilations = _windows(node, shape)
+    kernel, _, dilations = windows(node, shape)
     rank = len(kernel)
     if attribute(node, "auto_pad", b"NOTSET") in (b"SAME_UPPER", b"SAME_LOWER"):
         return
@@ -62,9 +62,9 @@ def _max_pool(
     if auto not in ("SAME_UPPER", "SAME_LOWER") or any(list(node.output)[1:]):
         return None
     # TVM has one window less for SAME_LOWER where the stride does not divide the extent.
-    kernel, strides, dilations = _windows(node, inputs[0].shape)
+    kernel, strides, dilations = windows(node, inputs[0].shape)
     spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-    pads = _same(auto, inputs[0].shape[2:], spans, strides)
+    pads = same_pads(auto, inputs[0].shape[2:], spans, strides)
     return interpreter.emit(
         "MaxPool",
         list(inputs),
@@ -80,13 +80,13 @@ def _max_pool(
 def _lp_pool(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value]:
     _refuse_what_does_not_fit(node, inputs[0].shape)
     write, x = NodeWriter(interpreter, node), inputs[0]
-    kernel, strides, dilations = _windows(node, x.shape)
+    kernel, strides, dilations = windows(node, x.shape)
     rank, extents, order = len(kernel), x.shape[2:], attribute(node, "p", 2)
     auto = attribute(node, "auto_pad", b"NOTSET").decode()
     pads = list(attribute(node, "pads", [0] * 2 * rank)) if auto == "NOTSET" else [0] * 2 * rank
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         # As ONNX Runtime does, which pads for a window that is not dilated.
-        pads = _same(auto, extents, kernel, strides)
+        pads = same_pads(auto, extents, kernel, strides)
     for axis in range(rank):
         span = (kernel[axis] - 1) * dilations[axis] + 1
         extent = extents[axis] + pads[axis] + pads[rank + axis]

@@ -72,10 +72,26 @@ def _reduce_nothing(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
 ) -> list[Value] | None:
     """What stands around the sum is computed also where no axis is summed over, which TVM leaves out."""
+    x = interpreter.whole(inputs[0])
+    if node.op_type == "ReduceLogSum" and "int" in x.dtype and not isinstance(x, Known):
+        return _logarithm_of_sum(interpreter, node, x, _reduced_axes(interpreter, node, inputs))
     if not attribute(node, "noop_with_empty_axes", 0) or _reduced_axes(interpreter, node, inputs) != []:
         return None
     operator, times = _OF_ONE_ELEMENT[node.op_type]
     return [NodeWriter(interpreter, node)(operator, *[inputs[0]] * times)]
+
+
+def _logarithm_of_sum(
+    interpreter: Interpreter, node: onnx.NodeProto, x: Value, axes: Sequence[int] | None
+) -> list[Value] | None:
+    """Of integers: there is a logarithm of floating-point numbers alone, and what is behind the point is cut off."""
+    if axes is None:
+        return None
+    write = NodeWriter(interpreter, node)
+    total = write("Cast", x, to=TensorProto.DOUBLE)
+    if axes:
+        total = write("ReduceSum", total, constant(axes, "int64"), keepdims=attribute(node, "keepdims", 1))
+    return [write("Cast", write("Log", total), to=onnx.helper.np_dtype_to_tensor_dtype(np.dtype(x.dtype)))]
 
 
 @special("ReduceLogSumExp")

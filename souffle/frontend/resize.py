@@ -94,7 +94,7 @@ def resize_plan(
     cropped = coordinates == "tf_crop_and_resize" and roi is not None and roi.size == 2 * len(axes)
     bounds = roi.astype("float64").tolist() if cropped else [0.0] * len(axes) + [1.0] * len(axes)
     resized = tuple(
-        AxisResize(axis, shape[axis], size, float(np.float32(ratio)), bounds[k], bounds[k + len(axes)])
+        AxisResize(axis, shape[axis], size, float(ratio), bounds[k], bounds[k + len(axes)])
         for k, (axis, size, ratio) in enumerate(zip(axes, sizes, ratios, strict=True))
         if size != shape[axis] or ratio != 1 or cropped
     )
@@ -110,24 +110,33 @@ def resize_plan(
     )
 
 
-def interpolation_table(plan: ResizePlan, axis: AxisResize) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def interpolation_table(
+    plan: ResizePlan, axis: AxisResize, precision: str = "float32"
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """How an axis is interpolated.
+
+    Parameters
+    ----------
+    plan : ResizePlan
+    axis : AxisResize
+    precision : str
+        The type in which positions and weights are computed.
 
     Returns
     -------
     indices : int32 array (after, taps)
         Positions on the axis before.
-    weights : float32 array (after, taps)
+    weights : array (after, taps) of type `precision`
     outside : bool array (after,)
         Where the extrapolation value is to be used instead.
     """
-    x = _coordinates(plan.coordinates, axis)
+    x = _coordinates(plan.coordinates, axis, precision)
     outside = np.zeros(axis.after, dtype=bool)
     if plan.coordinates == "tf_crop_and_resize":
         outside = (x < 0) | (x > axis.before - 1)
     if plan.mode == "nearest":
         indices = _NEAREST[plan.nearest_mode](x).astype("int64")[:, None]
-        return np.clip(indices, 0, axis.before - 1).astype("int32"), np.ones((axis.after, 1), "float32"), outside
+        return np.clip(indices, 0, axis.before - 1).astype("int32"), np.ones((axis.after, 1), precision), outside
     x = x.astype("float64")
     base = np.floor(x)
     ratio = x - base
@@ -144,7 +153,7 @@ def interpolation_table(plan: ResizePlan, axis: AxisResize) -> tuple[np.ndarray,
         weights = weights / weights.sum(axis=1, keepdims=True)
     used = (weights != 0).any(axis=0)
     indices = np.clip(indices[:, used], 0, axis.before - 1)
-    return indices.astype("int32"), weights[:, used].astype("float32"), outside
+    return indices.astype("int32"), weights[:, used].astype(precision), outside
 
 
 def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
@@ -153,10 +162,10 @@ def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
     return np.where(distance <= 1, near, np.where(distance < 2, far, 0))
 
 
-def _coordinates(mode: str, axis: AxisResize) -> np.ndarray:
-    """Where each output element lies on the axis before; float32, as ONNX Runtime computes it."""
-    one = np.float32
-    x = np.arange(axis.after, dtype="float32")
+def _coordinates(mode: str, axis: AxisResize, precision: str) -> np.ndarray:
+    """Where each output element lies on the axis before; in float32 as ONNX Runtime computes it."""
+    one = np.dtype(precision).type
+    x = np.arange(axis.after, dtype=precision)
     scale, half = one(axis.scale), one(0.5)
     if mode == "half_pixel":
         return (x + half) / scale - half
@@ -182,10 +191,9 @@ def _coordinates(mode: str, axis: AxisResize) -> np.ndarray:
     if mode == "tf_crop_and_resize":
         last = axis.before - 1
         if axis.after == 1:
-            return np.array([0.5 * (axis.start + axis.end) * last], dtype="float32")
-        return (axis.start * last + np.arange(axis.after) * (axis.end - axis.start) * last / (axis.after - 1)).astype(
-            "float32"
-        )
+            return np.array([0.5 * (axis.start + axis.end) * last], dtype=precision)
+        steps = np.arange(axis.after) * (axis.end - axis.start) * last / (axis.after - 1)
+        return (axis.start * last + steps).astype(precision)
     raise Obstacle(
         f"its attribute coordinate_transformation_mode = {mode} is not supported",
         "supported modes are half_pixel, half_pixel_symmetric, pytorch_half_pixel, align_corners, asymmetric, "

@@ -19,8 +19,6 @@ from souffle.program import Tensor
 
 __all__: list[str] = []
 
-_FOR_INFERENCE = "export the model for inference (in PyTorch after model.eval())"
-
 
 @special("LayerNormalization")
 def _layer_normalization(
@@ -95,43 +93,6 @@ def _affine_grid(
     moved = write("MatMul", places, write("Transpose", theta, perm=[0, 2, 1]))
     shape = Known(np.array([batch, *extents, len(extents)], np.int64), f"{node.name}_shape")
     return [write("Reshape", moved, shape)]
-
-
-@special("Dropout")
-def _dropout(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value]:
-    training = inputs[2] if len(inputs) > 2 else None
-    ratio = inputs[1] if len(inputs) > 1 else None
-    drops = ratio is None or not isinstance(ratio, Known) or bool(ratio.array.any())
-    if training is not None and drops and (not isinstance(training, Known) or bool(training.array.any())):
-        raise Obstacle("it is in training mode", _FOR_INFERENCE)
-    results: list[Value] = [inputs[0]]
-    if len(node.output) > 1 and node.output[1]:
-        results.append(Known(np.ones(inputs[0].shape, dtype=bool), f"{node.name}_mask"))
-    return results
-
-
-@special("BatchNormalization")
-def _batch_normalization(
-    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
-) -> list[Value] | None:
-    if attribute(node, "training_mode", 0):
-        raise Obstacle("it is in training mode", _FOR_INFERENCE)
-    x, *statistics = inputs
-    if len(x.shape) < 2:
-        return None
-    if not all(isinstance(value, Known) for value in statistics):
-        # A distance from the mean may be beyond half precision where the result is not.
-        narrow = x.dtype in NARROW
-        return interpreter.in_single_precision(node, inputs, scope) if narrow else None
-    gain, bias, mean, variance = (value.array.astype("float64") for value in statistics)
-    factor = gain / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
-    shape = (-1, *[1] * (len(x.shape) - 2))
-    scale, shift = (
-        Known(array.astype(x.dtype).reshape(shape), f"{node.name}_{what}")
-        for array, what in ((factor, "scale"), (bias - mean * factor, "shift"))
-    )
-    write = NodeWriter(interpreter, node)
-    return [write("Add", write("Mul", x, scale), shift)]
 
 
 @special("MeanVarianceNormalization")
@@ -215,12 +176,16 @@ def _pow(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value]
         for _ in range(int(value) - 1):
             result = write("Mul", result, base)
         return [result]
-    if floating and exponent.dtype == base.dtype:
+    if base.dtype in NARROW or (floating and exponent.dtype == "float64" != base.dtype):
+        # A power is rounded once, to the type of the base; of bfloat16 there is none.
+        kind = "float64" if exponent.dtype == "float64" else "float32"
+    elif floating and exponent.dtype == base.dtype:
         return None
-    kind = base.dtype if floating else "float64"
+    else:
+        kind = base.dtype if floating else "float64"
     element = int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(kind)))
     powered = write("Pow", _cast(write, base, kind, element), _cast(write, exponent, kind, element))
-    return [powered if floating else write("Cast", powered, to=_element_type(base.dtype))]
+    return [_cast(write, powered, base.dtype, _element_type(base.dtype))]
 
 
 def _cast(write: NodeWriter, value: Value, dtype: str, element: int) -> Value:
@@ -312,6 +277,18 @@ def _hardmax(
     return [write("Reshape", write("Hardmax", rows, axis=1), constant(list(x.shape), "int64"))]
 
 
+@special("PRelu")
+def _p_relu(
+    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
+) -> list[Value] | None:
+    x, slope = inputs
+    if version_of("", scope.opsets) >= 7 or len(slope.shape) != 1 or len(x.shape) < 2 or slope.shape == (1,):
+        return None
+    # Once one slope for each channel, and not broadcast as arrays are.
+    write = NodeWriter(interpreter, node)
+    return [write("PRelu", x, write("Reshape", slope, constant([-1, *[1] * (len(x.shape) - 2)], "int64")))]
+
+
 @special("SpaceToDepth")
 def _space_to_depth(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
@@ -376,77 +353,25 @@ def _concat(
 def _roi_align(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
 ) -> Sequence[Value] | None:
-    if attribute(node, "mode", b"avg") != b"avg":
-        raise Obstacle("its attribute mode = max is not supported", "the supported mode is avg")
     usual = b"half_pixel" if version_of("", scope.opsets) >= 16 else b"output_half_pixel"
-    scale = attribute(node, "spatial_scale", 1.0)
-    if attribute(node, "coordinate_transformation_mode", usual) != b"half_pixel" or scale in (0.0, 1.0):
+    scale, mode = attribute(node, "spatial_scale", 1.0), attribute(node, "coordinate_transformation_mode")
+    if inputs[0].dtype in NARROW:
+        return interpreter.in_single_precision(node, inputs, scope)
+    if attribute(node, "sampling_ratio", 0) < 1:
+        raise Obstacle(
+            "with sampling_ratio = 0 each region has as many points as its size says, and that is data",
+            "give it a sampling_ratio of at least 1",
+        )
+    if attribute(node, "mode", b"avg") != b"avg":
+        if mode is not None:
+            return None
+        given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        return interpreter.emit(
+            "RoiAlign", list(inputs), f"{node.name}/RoiAlign", coordinate_transformation_mode=usual, **given
+        )
+    if (mode or usual) != b"half_pixel" or scale in (0.0, 1.0):
         return None
     # TVM moves regions by half a pixel before it scales them, and ONNX afterwards.
     image, regions, batch = inputs
     moved = NodeWriter(interpreter, node)("Add", regions, constant(0.5 - 0.5 / scale, regions.dtype))
     return interpreter.primitive(node, [image, moved, batch], scope.opsets)
-
-
-def _minus_zero_point(write: NodeWriter, value: Value, zero: Value, shape: Sequence[int] | None = None) -> Value:
-    wide = write("Cast", value, to=TensorProto.INT32)
-    if zero is None or (isinstance(zero, Known) and not zero.array.any()):
-        return wide
-    zero = write("Cast", zero, to=TensorProto.INT32)
-    if shape is not None and math.prod(zero.shape) > 1:
-        zero = write("Reshape", zero, constant(list(shape), "int64"))
-    return write("Sub", wide, zero)
-
-
-@special("ConvInteger")
-def _conv_integer(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value]:
-    x, w, x_zero, w_zero = [*inputs, None, None][:4]
-    write = NodeWriter(interpreter, node)
-    channels = (-1, *[1] * (len(w.shape) - 1))
-    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    return [
-        write(
-            "Conv",
-            _minus_zero_point(write, x, x_zero),
-            _minus_zero_point(write, w, w_zero, channels),
-            **attributes,
-        )
-    ]
-
-
-@special("QLinearConv")
-def _q_linear_conv(
-    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
-) -> list[Value]:
-    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = [*inputs, None][:9]
-    write = NodeWriter(interpreter, node)
-    rank = len(x.shape)
-    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    products = write(
-        "Conv",
-        _minus_zero_point(write, x, x_zero),
-        _minus_zero_point(write, w, w_zero, (-1, *[1] * (rank - 1))),
-        **attributes,
-    )
-    channels = constant([-1, *[1] * (rank - 2)], "int64")
-    if bias is not None:
-        products = write("Add", products, write("Reshape", bias, channels))
-    scale = write("Mul", x_scale, write("Reshape", w_scale, channels) if math.prod(w_scale.shape) > 1 else w_scale)
-    real = write("Mul", write("Cast", products, to=_element_type(scale.dtype)), scale)
-    return [write("QuantizeLinear", real, y_scale, y_zero)]
-
-
-@special("QLinearMatMul")
-def _q_linear_mat_mul(
-    interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
-) -> list[Value]:
-    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = inputs
-    write = NodeWriter(interpreter, node)
-    rows = (-1, 1) if math.prod(a_zero.shape) > 1 else None
-    products = write("MatMul", _minus_zero_point(write, a, a_zero, rows), _minus_zero_point(write, b, b_zero))
-    if math.prod(a_scale.shape) > 1:
-        a_scale = write("Reshape", a_scale, constant([-1, 1], "int64"))
-    scale = write("Mul", a_scale, b_scale)
-    kind = TensorProto.FLOAT
-    real = write("Mul", write("Cast", products, to=kind), write("Cast", scale, to=kind))
-    return [write("QuantizeLinear", real, write("Cast", y_scale, to=kind), y_zero)]

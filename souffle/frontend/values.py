@@ -11,7 +11,7 @@ import onnx
 from souffle.errors import Refusal, UnsupportedOperatorError
 from souffle.program import Tensor
 
-__all__ = ["Known", "Scope", "Stacked", "Value"]
+__all__ = ["Coded", "Dequantized", "IntegerSum", "Known", "QuantizedValues", "Scope", "Stacked", "Value"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Stacked:
     and not for all of them.
     """
 
-    pieces: tuple[Known | Tensor, ...]
+    pieces: tuple[Known | Tensor | Coded, ...]
     axis: int
     name: str
 
@@ -56,8 +56,73 @@ class Stacked:
         return self.pieces[0].dtype
 
 
-Value = Known | Tensor | Stacked | list | None
-"""A constant, a tensor, a stack of values, a sequence of values, or nothing (an absent optional)."""
+@dataclass(frozen=True, eq=False)
+class Coded:
+    """A tensor of a small element type, as the bytes that stand for its elements.
+
+    Attributes
+    ----------
+    codes : Tensor
+    dtype : str
+        The element type, of :data:`souffle.program.SMALL_TYPES`.
+    """
+
+    codes: Tensor
+    dtype: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.codes.shape
+
+    @property
+    def name(self) -> str:
+        """The name of the tensor."""
+        return self.codes.name
+
+
+Value = Known | Tensor | Coded | Stacked | list | None
+"""A constant, a tensor, one of bytes, a stack of values, a sequence of values, or nothing (an absent optional)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Dequantized:
+    """What a value was computed from: ``(integers - zero) * scale``.
+
+    Attributes
+    ----------
+    integers : value
+    scale, zero : Known
+        One number, or one for each position on `axis`; no `zero` stands for zero.
+    axis : int or None
+        ``None`` where there is one number.
+    """
+
+    integers: Known | Tensor
+    scale: Known
+    zero: Known | None
+    axis: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class IntegerSum:
+    """What a value was computed from: ``sums * scale``, without what is below zero where it was `rectified`."""
+
+    sums: Known | Tensor
+    scale: Known
+    rectified: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedValues:
+    """Which values stand for integers (:mod:`souffle.frontend.dequantized`)."""
+
+    dequantized: dict[Known | Tensor, Dequantized] = field(default_factory=dict)
+    sums: dict[Known | Tensor, IntegerSum] = field(default_factory=dict)
+    pairs: dict[Known | Tensor, tuple[str, Dequantized, Dequantized]] = field(default_factory=dict)
+    """By an operator on two values: ``Add`` or ``Mul``."""
+    averages: set[Known | Tensor] = field(default_factory=set)
+    """By average pooling."""
 
 
 @dataclass

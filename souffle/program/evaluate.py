@@ -50,7 +50,8 @@ def evaluate(program: TEProgram, inputs: Mapping[str, np.ndarray] | Sequence[np.
     values.update(program.constants)
     results = run_tes(program.expanded().tes, values, set(program.outputs))
     results.update({t: np.zeros(t.shape, dtype=t.dtype) for t in program.outputs if not t.size})
-    return {name: results[tensor] for name, tensor in zip(program.output_names, program.outputs, strict=True)}
+    named = {name: results[tensor] for name, tensor in zip(program.output_names, program.outputs, strict=True)}
+    return {name: array.view(program.small_types.get(name, array.dtype)) for name, array in named.items()}
 
 
 def run_tes(tes: Sequence[Item], values: Mapping[Tensor, np.ndarray], wanted: Set[Tensor]) -> dict[Tensor, np.ndarray]:
@@ -171,13 +172,14 @@ def checked_inputs(program: TEProgram, inputs: Mapping[str, np.ndarray] | Sequen
             raise InputError(f"the network has no input {name!r}; it takes {', '.join(map(repr, wanted)) or 'none'}")
     arrays = []
     for name, tensor in wanted.items():
-        expected = f"{tensor.dtype} of shape {list(tensor.shape)}"
+        dtype = program.small_types.get(name, tensor.dtype)
+        expected = f"{dtype} of shape {list(tensor.shape)}"
         if name not in inputs:
             raise InputError(f"input {name!r} is missing; it is {expected}")
         array = np.asarray(inputs[name])
-        if array.shape != tensor.shape or str(array.dtype) != tensor.dtype:
+        if array.shape != tensor.shape or str(array.dtype) != dtype:
             raise InputError(f"input {name!r} is {array.dtype} of shape {list(array.shape)}, expected {expected}")
-        arrays.append(array)
+        arrays.append(array.view(tensor.dtype) if dtype != tensor.dtype else array)
     return arrays
 
 

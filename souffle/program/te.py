@@ -39,7 +39,7 @@ ELEMENT_TYPES = frozenset(
     ["bool", "bfloat16", *(f"float{bits}" for bits in (16, 32, 64))]
     + [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
 )
-"""What tensors hold. Of narrower types several elements share a byte, or TVM's casts do not round as they must."""
+"""What tensors hold."""
 
 
 class ProgramError(SouffleError):

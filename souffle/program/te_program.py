@@ -38,6 +38,8 @@ class TEProgram:
         Weights, each with the shape and type of its tensor.
     products : str
         How sums of products of fp32 factors may be computed on a GPU, of :mod:`souffle.program.products`.
+    small_types : mapping of str to str
+        The element types, by their own names, of inputs and outputs that are of a small type and held as bytes.
     """
 
     inputs: tuple[Tensor, ...]
@@ -48,22 +50,26 @@ class TEProgram:
     output_names: tuple[str, ...]
     name: str = field(default="main")
     products: str = IEEE
+    small_types: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """Its inputs, constants, TEs and outputs; the same for the same program in every run."""
         lines = [f"program {self.name}{'' if self.products == IEEE else f', products in {self.products}'}"]
         lines += [
-            f"input  {tensor!r}{'' if name == tensor.name else f'   # {name}'}"
+            f"input  {tensor!r}{'' if name == tensor.name else f'   # {name}'}{self._small(name)}"
             for name, tensor in zip(self.input_names, self.inputs, strict=True)
         ]
         lines += [f"const  {tensor!r}" for tensor in self.constants]
         for te_ in self.tes:
             lines += format_item(te_)
         lines += [
-            f"output {tensor.name}{'' if name == tensor.name else f'   # {name}'}"
+            f"output {tensor.name}{'' if name == tensor.name else f'   # {name}'}{self._small(name)}"
             for name, tensor in zip(self.output_names, self.outputs, strict=True)
         ]
         return "\n".join(lines)
+
+    def _small(self, name: str) -> str:
+        return f"   # of {self.small_types[name]}" if name in self.small_types else ""
 
     def run(self, inputs: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         """Run every TE on the CPU, one after another: the reference that the compiler is held to.

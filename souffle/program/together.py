@@ -62,6 +62,7 @@ def together(programs: Mapping[str, TEProgram]) -> TEProgram:
         tuple(f"{part.name}.{name}" for part in parts for name in part.program.output_names),
         "_".join(prefixes.values()),
         *ways,
+        {f"{part.name}.{name}": dtype for part in parts for name, dtype in part.program.small_types.items()},
     )
     program.check()
     return program

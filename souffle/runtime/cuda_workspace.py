@@ -332,7 +332,7 @@ class CudaWorkspace:
                 ready,
                 block,
                 self._plan.buffers[index].shape,
-                self._plan.buffers[index].dtype,
+                self._plan.buffers[index].element_type,
                 pages,
             )
             for index, block in zip(self._outputs, blocks, strict=True)

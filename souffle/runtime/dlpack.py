@@ -18,6 +18,14 @@ CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}
 _CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
+_SMALL_TYPES = {
+    10: "float8_e4m3fn",
+    11: "float8_e4m3fnuz",
+    12: "float8_e5m2",
+    13: "float8_e5m2fnuz",
+    14: "float8_e8m0fnu",
+}
+"""Types of one byte that have a code of their own; of narrower ones DLPack has several in a byte."""
 
 
 class _Device(ctypes.Structure):
@@ -124,8 +132,10 @@ def read(value: Any, stream: int) -> DlpackTensor:
     held = value.__dlpack__(stream=stream)
     # The capsule keeps its first name, so that letting go of it gives the tensor back to its owner.
     tensor = _Managed.from_address(_pointer(held, _NAME)).tensor
-    kind, bits, lanes = _KINDS.get(tensor.dtype.code), tensor.dtype.bits, tensor.dtype.lanes
-    if kind is None or lanes != 1:
+    code, bits, lanes = tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes
+    kind = _KINDS.get(code)
+    dtype = _SMALL_TYPES.get(code) if kind is None else "bool" if kind == "bool" else f"{kind}{bits}"
+    if dtype is None or lanes != 1:
         raise BufferError(f"elements of DLPack type code {tensor.dtype.code} with {lanes} lanes are not supported")
     shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
     contiguous, expected = True, 1
@@ -137,7 +147,7 @@ def read(value: Any, stream: int) -> DlpackTensor:
     return DlpackTensor(
         address=(tensor.data or 0) + tensor.byte_offset,
         shape=shape,
-        dtype="bool" if kind == "bool" else f"{kind}{bits}",
+        dtype=dtype,
         contiguous=contiguous or 0 in shape,
         device=(int(tensor.device.type), int(tensor.device.id)),
         owner=held,
@@ -149,6 +159,8 @@ def capsule(address: int, shape: tuple[int, ...], dtype: str, device: tuple[int,
     resolved = np.dtype(dtype)
     if dtype == "bfloat16":
         code = 4
+    elif dtype in _SMALL_TYPES.values():
+        code = next(number for number, name in _SMALL_TYPES.items() if name == dtype)
     elif resolved.kind in _CODES:
         code = _CODES[resolved.kind]
     else:

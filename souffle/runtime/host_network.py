@@ -76,7 +76,7 @@ class _Workspace:
                 ]
                 self.inputs.append((tensors[index], arrays[index], readers))
             elif buffer.kind == "output":
-                self.outputs.append((buffer.label, arrays[index]))
+                self.outputs.append((buffer.label, arrays[index].view(buffer.element_type)))
 
     def run(self, given: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         """Run all functions: checked inputs in, copies of the outputs out."""

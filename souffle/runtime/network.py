@@ -76,14 +76,16 @@ def signature_of(plan: Plan) -> Signature:
     return Signature(
         plan.name,
         tuple(
-            TensorSpec(buffer.label, buffer.shape, buffer.dtype) for buffer in plan.buffers if buffer.kind == "input"
+            TensorSpec(buffer.label, buffer.shape, buffer.element_type)
+            for buffer in plan.buffers
+            if buffer.kind == "input"
         ),
     )
 
 
 def outputs_of(plan: Plan) -> tuple[TensorSpec, ...]:
     """The outputs of a plan, under the model's own names."""
-    return tuple(TensorSpec(b.label, b.shape, b.dtype) for b in plan.buffers if b.kind == "output")
+    return tuple(TensorSpec(b.label, b.shape, b.element_type) for b in plan.buffers if b.kind == "output")
 
 
 def check_device(device: str) -> int:
@@ -350,7 +352,10 @@ class Network:
         if isinstance(self._runner, CudaRunner):
             results: Sequence[Any] = self._runner.run(self._signature, values, graph=self._options["graph"])
         else:
-            results = self._runner.run(values)
+            results = [
+                array.view(spec.dtype) if str(array.dtype) != spec.dtype else array
+                for array, spec in zip(self._runner.run(values), self.outputs, strict=True)
+            ]
         return dict(zip(self._output_names, results, strict=True))
 
     def capture(self) -> Network:

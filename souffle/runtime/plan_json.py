@@ -22,6 +22,7 @@ from souffle.codegen.plan import (
     Resources,
 )
 from souffle.decision import Barrier, Decision
+from souffle.element_types import SMALL_TYPES
 from souffle.errors import OptionError
 from souffle.options import Options
 
@@ -64,6 +65,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
                 "kind": buffer.kind,
                 "label": buffer.label,
                 "offset": buffer.offset,
+                **({"stands_for": buffer.stands_for} if buffer.stands_for else {}),
             }
             for buffer in plan.buffers
         ],
@@ -203,14 +205,17 @@ def _buffer(content: Any, index: int, workspace_bytes: int) -> Buffer:
         kind=fields.text("kind"),
         label=fields.text("label"),
         offset=fields.whole("offset"),
+        stands_for=fields.text("stands_for") if "stands_for" in content else "",
     )
     if buffer.kind not in _KINDS or buffer.dtype not in _DTYPES:
         raise PlanFormatError(f"buffer {buffer.name} is of kind {buffer.kind!r} and dtype {buffer.dtype!r}")
+    if buffer.stands_for and (buffer.stands_for not in SMALL_TYPES or buffer.dtype != "uint8"):
+        raise PlanFormatError(f"buffer {buffer.name} of {buffer.dtype!r} cannot stand for {buffer.stands_for!r}")
     try:
-        np.dtype(buffer.dtype)
+        np.dtype(buffer.element_type)
     except TypeError as error:
         raise PlanFormatError(
-            f"buffer {buffer.name} is {buffer.dtype}, which NumPy lacks here; install and import ml_dtypes"
+            f"buffer {buffer.name} is {buffer.element_type}, which NumPy lacks here; install and import ml_dtypes"
         ) from error
     fits = buffer.offset % _WORKSPACE_ALIGNMENT == 0 and buffer.offset + buffer.nbytes <= workspace_bytes
     if buffer.kind == "workspace" and not fits:

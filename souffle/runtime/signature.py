@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from souffle.element_types import SMALL_TYPES
 from souffle.errors import InputError
 
 __all__ = ["Signature", "TensorSpec"]
@@ -113,6 +114,8 @@ class Signature:
     def host_array(self, spec: TensorSpec, value: Any) -> np.ndarray:
         """The checked value of one input as a C-contiguous array on the host, copied only where it is not yet one.
 
+        Elements of a small type (``float8_e4m3fn``, ``int4``) are given as their bytes, as kernels take them.
+
         Parameters
         ----------
         spec
@@ -142,7 +145,8 @@ class Signature:
             )
         self.check(spec, array.shape, array.dtype)
         # ascontiguousarray makes a scalar one-dimensional
-        return np.ascontiguousarray(array).reshape(spec.shape)
+        whole = np.ascontiguousarray(array).reshape(spec.shape)
+        return whole.view(np.uint8) if spec.dtype in SMALL_TYPES else whole
 
     def host_arrays(self, args: Sequence[Any]) -> tuple[np.ndarray, ...]:
         """All inputs of a call, arranged and checked (:meth:`arrange`, :meth:`host_array`)."""

@@ -9,7 +9,19 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["ACTIVE_MASKS", "COPY", "IGNORED", "NO_MEMORY", "SHUFFLES", "TAKE", "WHOLE_WARPS", "Effect", "effect_of"]
+__all__ = [
+    "ACTIVE_MASKS",
+    "BYTE_DOT",
+    "BYTE_PRODUCT",
+    "COPY",
+    "IGNORED",
+    "NO_MEMORY",
+    "SHUFFLES",
+    "TAKE",
+    "WHOLE_WARPS",
+    "Effect",
+    "effect_of",
+]
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,7 @@ WHOLE_WARPS = frozenset(
         *("tirx.tvm_fill_fragment", "tirx.tvm_load_matrix_sync", "tirx.tvm_store_matrix_sync", "tirx.tvm_mma_sync"),
         *("souffle_load_matrices", "souffle_load_transposed_matrices", "souffle_add_product"),
         *("souffle_load_word_matrices", "souffle_add_tf32_product", "souffle_begin_tf32_product"),
+        *(f"souffle_add_byte_product_{left}_{right}" for left in ("s8", "u8") for right in ("s8", "u8")),
     }
 )
 """Instructions that all lanes of a warp make together (``.sync.aligned`` of PTX)."""
@@ -76,6 +89,12 @@ IGNORED = frozenset({"souffle_prefetch_l2"})
 """Functions that neither read nor write as far as a program can tell; the kernel's reader bounds what they touch."""
 
 COPY = re.compile(r"souffle_copy_async(_or_zero)?<(\d+)>")
+BYTE_PRODUCT = re.compile(r"souffle_add_byte_product_(s8|u8)_(s8|u8)")
+"""``mma.m16n8k32``"""
+
+BYTE_DOT = re.compile(r"souffle_add_dot_(s8|u8)_(s8|u8)")
+"""``dp4a``, which touches no memory."""
+
 TAKE = re.compile(r"souffle_take_totals<(\d+), *(\d+)>")
 
 
@@ -105,7 +124,7 @@ def effect_of(name: str) -> tuple[Effect, ...] | None:
         return Effect(0, 16, reads=True, writes=True), Effect(1, 16, writes=True)
     if name == "souffle_begin_tf32_product":
         return Effect(0, 16, writes=True), Effect(1, 16, reads=True), Effect(2, 8, reads=True)
-    if name in ("souffle_add_product", "souffle_add_tf32_product"):
+    if name in ("souffle_add_product", "souffle_add_tf32_product") or BYTE_PRODUCT.fullmatch(name):
         return Effect(0, 16, reads=True, writes=True), Effect(1, 16, reads=True), Effect(2, 8, reads=True)
     if name == "souffle_scale_part":
         return Effect(0, 16, reads=True, writes=True), Effect(1, 8, reads=True)

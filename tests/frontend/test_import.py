@@ -265,8 +265,8 @@ def test_the_batch_is_fixed_wherever_its_name_stands():
     ("operator", "inputs", "options"),
     [
         ("NonZero", [("float32", (3, 5))], {}),
-        ("RandomNormalLike", [("float32", (3, 5))], {}),
-        ("Det", [("float32", (3, 3))], {}),
+        ("NonMaxSuppression", [("float32", (1, 3, 4)), ("float32", (1, 1, 3))], {}),
+        ("Det", [("float32", (65, 65))], {}),
         ("Custom", [("float32", (3, 5))], {"domain": "mine"}),
     ],
 )

@@ -113,6 +113,6 @@ def test_refusals_of_the_suite(constants: bool, capfd: pytest.CaptureFixture[str
             refused += 1
             wrong += [f"{name}: {what}\n    {message}" for what in described(model, message)]
     assert not wrong, "\n".join(wrong)
-    assert refused > (30 if constants else 60)
+    assert refused > (20 if constants else 40)
     printed = capfd.readouterr()
     assert (printed.out, printed.err) == ("", "")

@@ -112,7 +112,7 @@ def materialized_rows(form: CpuContraction) -> tuple[Nest, CpuContraction] | Non
     store = tirx.BufferStore(buffer, stored, [f.var for f in fresh])
     nest = Nest(f"{form.nest.name}_rows", fresh, (), None, store)
     scalar = type(form.scalar)(tirx.BufferLoad(buffer, [a.var for a in axes]), form.scalar.private)
-    changed = CpuContraction(form.nest, scalar, form.vector, form.batch, form.rows, form.columns, form.identity)
+    changed = replace(form, scalar=scalar)
     return nest, changed
 
 
@@ -120,7 +120,8 @@ def emit_contraction(form: CpuContraction, machine: Machine) -> tirx.Stmt:
     """The loops of a contraction, a parallel one outermost."""
     dtype = str(form.nest.body.buffer.dtype)
     rows, columns = product(a.extent for a in form.rows), product(a.extent for a in form.columns)
-    tiling = tiling_of(rows, columns, machine.lanes(dtype), machine.vector_registers)
+    lanes = machine.lanes(dtype) if form.dot is None else form.dot.lanes
+    tiling = tiling_of(rows, columns, lanes, machine.vector_registers)
     batches = product(a.extent for a in form.batch)
     panels = -(-columns // tiling.width)
     tiles = rows // tiling.rows
@@ -328,6 +329,18 @@ class _Panel:
             dtype=self.index,
         )
 
+    def _dots(self, tile: tirx.Buffer, row: PrimExpr, factor: PrimExpr, k: _Step) -> tirx.Stmt:
+        """A row of totals with the products of a word and those of the panel at one step, in whole vectors."""
+        lanes = self.tiling.lanes
+
+        def vector(u: PrimExpr) -> tirx.Stmt:
+            across = tirx.Ramp(u * lanes, tirx.const(1, self.index), lanes)
+            total, words = tirx.BufferLoad(tile, [row, across]), [*self._position(k), across]
+            added = self.form.dot.apply(total, tirx.Broadcast(factor, lanes), tirx.BufferLoad(self.packed, words))
+            return tirx.BufferStore(tile, added, [row, across])
+
+        return loop(self.tiling.vectors, vector, ForKind.UNROLLED, name="u", dtype=self.index)
+
     def tile(self, start: PrimExpr, height: int) -> tirx.Stmt:
         """The products with `height` rows from `start`, whose totals are in registers."""
         form = self.form
@@ -358,6 +371,9 @@ class _Panel:
         def step(k: _Step) -> tirx.Stmt:
             def update(tile: tirx.Buffer, r: PrimExpr, row: PrimExpr) -> tirx.Stmt:
                 factor = replace_variables(form.scalar.value, {**self.batch, **k, **decode(row, form.rows)})
+
+                if form.dot is not None:
+                    return self._dots(tile, r, factor, k)
 
                 def element(c: PrimExpr) -> tirx.Stmt:
                     term = factor * tirx.BufferLoad(self.packed, [*self._position(k), c])

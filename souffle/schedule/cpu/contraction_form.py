@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import tvm_ffi
 from tvm import tirx
@@ -41,6 +42,19 @@ class Side:
     private: tuple[Axis, ...]
 
 
+class Dot(Protocol):
+    """Multiplies words."""
+
+    @property
+    def lanes(self) -> int:
+        """Words of a vector."""
+        ...
+
+    def apply(self, total: PrimExpr, scalar: PrimExpr, vector: PrimExpr) -> PrimExpr:
+        """The new totals of a vector of them."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class CpuContraction:
     """``C[batch, rows, columns] += scalar(batch, rows, k) * vector(batch, k, columns)``.
@@ -54,6 +68,8 @@ class CpuContraction:
     batch, rows, columns : tuple of Axis
     identity : expression
         What the sum starts with.
+    dot : WordDot, optional
+        What multiplies elements that are words of several numbers (:mod:`souffle.schedule.cpu.words`).
     """
 
     nest: Nest
@@ -63,6 +79,7 @@ class CpuContraction:
     rows: tuple[Axis, ...]
     columns: tuple[Axis, ...]
     identity: PrimExpr
+    dot: Dot | None = None
 
 
 def combiner_of(nest: Nest) -> Combiner | None:

@@ -26,6 +26,7 @@ from souffle.schedule.cpu.nest import Axis, Nest, decode, distinct, loop, parse,
 from souffle.schedule.cpu.reduction import emit_reduction, reduces_along_memory
 from souffle.schedule.cpu.widen import with_wide_sums
 from souffle.schedule.cpu.windows import hoist_windows
+from souffle.schedule.cpu.words import dots_of, in_words
 from souffle.tvm_compat import buffer_loads, sequence
 
 __all__ = ["schedule_cpu"]
@@ -52,12 +53,14 @@ def schedule_cpu(func: tirx.PrimFunc, *, target: tvm.target.Target) -> tirx.Prim
         last place of exp, tanh, erf and sigmoid.
     """
     machine = machine_of(target)
+    dots = dots_of(target, machine.vector_bits)
     function = parse(func)
     items = inline_injective(with_wide_sums(without_trivial_reductions(function.items)), func.params)
     items = attach_epilogues(hoist_windows(items), func.params)
     units: list[tuple[Nest | tirx.Stmt, CpuContraction | None]] = []
     for item in items:
         form = contraction_of(item) if isinstance(item, Nest) else None
+        form = form if form is None else in_words(form, dots) or form
         separate = materialized_rows(form) if form is not None else None
         if separate is not None:
             rows, form = separate

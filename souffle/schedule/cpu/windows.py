@@ -69,13 +69,17 @@ def _hoist(nest: Nest, factor: PrimExpr) -> tuple[Nest, Nest] | None:
     kept = product(position.axis.extent for position in positions)
     if computed < _WORTHWHILE_REPEATS * kept:
         return None
-    stored = _through(factor, positions, axes)
+    # Bytes stay bytes, of which instructions multiply several at once.
+    bytes_ = isinstance(factor, tirx.Cast) and dtype_of(factor.value) in ("int8", "uint8")
+    kept_value = factor.value if bytes_ else factor
+    stored = _through(kept_value, positions, axes)
     if stored is None:
         return None
-    buffer = tirx.decl_buffer(tuple(p.axis.extent for p in positions), dtype_of(factor), f"{nest.name}_window")
+    buffer = tirx.decl_buffer(tuple(p.axis.extent for p in positions), dtype_of(kept_value), f"{nest.name}_window")
     store = tirx.BufferStore(buffer, stored, [p.axis.var for p in positions])
     before = Nest(f"{nest.name}_window", tuple(p.axis for p in positions), (), None, store)
     read = tirx.BufferLoad(buffer, [simplify(p.expression - p.low, axes) for p in positions])
+    read = tirx.Cast(dtype_of(factor), read) if bytes_ else read
     body = nest.body
 
     def swap(node: PrimExpr) -> PrimExpr:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from souffle.verify.device_effects import ACTIVE_MASKS, COPY, TAKE
+from souffle.tvm_compat import dtype_of
+from souffle.verify.device_effects import ACTIVE_MASKS, BYTE_DOT, BYTE_PRODUCT, COPY, TAKE
 from souffle.verify.expressions import Undecided
 from souffle.verify.values.field import Number
 from souffle.verify.values.fragments import matrix_instruction
@@ -57,6 +58,11 @@ def intrinsic(run: FunctionRun, name: str, arguments: Sequence[Any]) -> Statemen
         return _split(run, arguments)
     if name in ("souffle_add_product", "souffle_add_tf32_product", "souffle_begin_tf32_product"):
         return _product(run, arguments, words="tf32" in name, adds="add" in name)
+    products, dot = BYTE_PRODUCT.fullmatch(name), BYTE_DOT.fullmatch(name)
+    if products:
+        return _product(run, arguments, words=True, adds=True, types=products.groups())
+    if dot:
+        return _dot(run, dot.groups(), arguments)
     if name == "souffle_scale_part":
         return _scaled(run, arguments)
     return matrix_instruction(run, name, arguments)
@@ -127,12 +133,16 @@ def _take(run: FunctionRun, lanes: int, planes: int, arguments: Sequence[Any]) -
     into, source, apart = _pointer(run, arguments[0]), _pointer(run, arguments[1]), run.of(arguments[2])
     step, ahead = (_elements(run, lanes, 4, p.memory.unit) for p in (into, source))
     scale = 4 // source.memory.unit
+    whole = str(dtype_of(arguments[0].args[0])).startswith("int")
+
+    def plus(a: Number, b: Number) -> Number:
+        return _in_32_bits(a + b) if whole else run.numbers.add(a, b)
 
     def take(f: Frame, m: Mask) -> None:
         first, between = _at(source, f, m) + ahead, apart(f, m)
         total = source.memory.read(first, 4, m)
         for plane in range(1, planes):
-            total = run.numbers.add(total, source.memory.read(first + plane * between * scale, 4, m))
+            total = plus(total, source.memory.read(first + plane * between * scale, 4, m))
         into.memory.write(_at(into, f, m) + step, 4, total, m, run.current)
 
     return take
@@ -239,7 +249,31 @@ def _split(run: FunctionRun, arguments: Sequence[Any]) -> Statement:
     return split
 
 
-def _product(run: FunctionRun, arguments: Sequence[Any], *, words: bool, adds: bool) -> Statement:
+def _bytes(words: Number, kind: str) -> np.ndarray:
+    """The four numbers of words, on a new last axis; of a type of PTX, ``s8`` or ``u8``."""
+    parts = (np.asarray(words)[..., None] >> (8 * np.arange(4))) & 0xFF
+    return (parts ^ 0x80) - 0x80 if kind == "s8" else parts
+
+
+def _in_32_bits(value: np.ndarray) -> np.ndarray:
+    return ((value + 2**31) & 0xFFFFFFFF) - 2**31
+
+
+def _dot(run: FunctionRun, types: Sequence[str], arguments: Sequence[Any]) -> Evaluator:
+    """``dp4a``: a total with the products of the numbers of two words."""
+    # The first of them is the function's name.
+    left, right, total = (run.of(a) for a in arguments[-3:])
+
+    def dot(f: Frame, m: Mask) -> np.ndarray:
+        a, b = (_bytes(value(f, m), kind) for value, kind in zip((left, right), types, strict=True))
+        return _in_32_bits(total(f, m) + (a * b).sum(axis=-1))
+
+    return dot
+
+
+def _product(
+    run: FunctionRun, arguments: Sequence[Any], *, words: bool, adds: bool, types: Sequence[str] = ()
+) -> Statement:
     """``mma.m16n8k16``, or ``mma.m16n8k8`` of 32-bit words: a warp adds the product of two matrices to totals that its
     threads hold, or puts it there.
 
@@ -247,7 +281,8 @@ def _product(run: FunctionRun, arguments: Sequence[Any], *, words: bool, adds: b
     bit 1 of `e` is set, and column ``2 t + e % 2``, 8 further if bit 2 is; of the right one, row ``2 t + e % 2``, 8
     further if bit 1 is set, and column ``g``; of totals, row ``g``, 8 further if bit 1 is set, column ``2 t + e % 2``.
     Of words, an element is a register: of the left matrix, row ``g``, 8 further if bit 0 of `e` is set, and column
-    ``t``, 4 further if bit 1 is; of the right one, row ``t``, 4 further if `e` is 1, and column ``g``.
+    ``t``, 4 further if bit 1 is; of the right one, row ``t``, 4 further if `e` is 1, and column ``g``. Where words hold
+    four 8-bit integers of these types each (``mma.m16n8k32``), their products and totals are whole numbers.
     """
     totals, left, right = (_pointer(run, a) for a in arguments)
     _warps(run, "mma")
@@ -278,9 +313,17 @@ def _product(run: FunctionRun, arguments: Sequence[Any], *, words: bool, adds: b
         a, b, c = np.empty((warps, 16, inner), np.int64), np.empty((warps, inner, 8), np.int64), totals
         a[:, left_at[0], left_at[1]] = matrix(left, f, m, steps[1])
         b[:, right_at[0], right_at[1]] = matrix(right, f, m, steps[2])
-        found = run.numbers.matrix_product(a, b)[:, total_at[0], total_at[1]].transpose(1, 0, 2).reshape(4, -1)
+        if types:
+            left_bytes, right_bytes = _bytes(a, types[0]), _bytes(b, types[1])
+            whole = np.einsum("wmkb,wknb->wmn", left_bytes, right_bytes)
+        else:
+            whole = run.numbers.matrix_product(a, b)
+        found = whole[:, total_at[0], total_at[1]].transpose(1, 0, 2).reshape(4, -1)
         at = _at(c, f, m) + steps[0]
-        value = run.numbers.add(c.memory.read(at, 4, m), found) if adds else found
+        if types:
+            value = _in_32_bits(c.memory.read(at, 4, m) + found)
+        else:
+            value = run.numbers.add(c.memory.read(at, 4, m), found) if adds else found
         c.memory.write(at, 4, value, m, run.current)
 
     return product

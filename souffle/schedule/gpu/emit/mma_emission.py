@@ -90,7 +90,7 @@ class MmaKernel:
             self.left_ahead = local_buffer("left_ahead", down * 4, fragments.register_dtype)
             self.right_ahead = local_buffer("right_ahead", across * 2, fragments.register_dtype)
         self.left_rest, self.right_rest, self.sums = rest_buffers(fragments, tiling.parts)
-        self.totals = local_buffer("totals", down * across * 4, "float32")
+        self.totals = local_buffer("totals", down * across * 4, fragments.total_dtype)
         self.rows = RowStatements(problem, 1, tiling.tile[1], threads, operands.left.finished, down)
         # What is copied is not normalized.
         self.normalized = None
@@ -133,7 +133,7 @@ class MmaKernel:
             self._first_place(binder, self.left, self.warp_row * ROWS, rows=True),
             self._first_place(binder, self.right, columns, rows=False),
         )
-        zero = tirx.const(0, "float32")
+        zero = tirx.const(0, self.tiling.fragments.total_dtype)
         clear = loop("i", self._total_count(), lambda i: tirx.BufferStore(self.totals, zero, [i]), "unrolled")
         corners = (lambda turn: (batch_tile, row_tile, turn), lambda turn: (batch_tile, column_tile, turn))
         rings = tuple(zip(self.sides, corners, strict=True))

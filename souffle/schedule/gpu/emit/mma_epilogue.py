@@ -58,7 +58,7 @@ class Strips:
         self.rows = rows or RowStatements(problem, 1, tiling.tile[1], threads)
         self.shared, self.totals, self.threads = shared, totals, threads
         self.lanes = result_lanes(problem, MOST_LANES, apart=True)
-        self.sums = local_buffer("sums", self.lanes, "float32")
+        self.sums = local_buffer("sums", self.lanes, tiling.fragments.total_dtype)
         self.moments = RowMoments(problem, self.lanes, tiling.tile[2])
         self.values = value_buffers(problem, self.lanes, self.moments.kept)
 

@@ -9,6 +9,7 @@ matrix becomes which register. A thread gets the word ``t % 4`` of row ``t / 4``
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tvm import tirx
@@ -17,7 +18,10 @@ from souffle.tvm_compat import PrimExpr
 
 __all__ = [
     "BEGIN_TF32_PRODUCT_FUNCTION",
+    "BYTE_PRODUCT_FUNCTION",
+    "BYTE_TYPES",
     "COLUMNS",
+    "DOT_FUNCTION",
     "LOAD_FUNCTION",
     "LOAD_TRANSPOSED_FUNCTION",
     "LOAD_WORDS_FUNCTION",
@@ -30,6 +34,8 @@ __all__ = [
     "SPLIT_FUNCTION",
     "TAKE_FUNCTION",
     "TF32_PRODUCT_FUNCTION",
+    "byte_dot",
+    "byte_product",
     "first_tf32_product",
     "load_part",
     "load_word_part",
@@ -68,6 +74,15 @@ ROUND_FUNCTION = "souffle_round_to_tf32"
 
 SPLIT_FUNCTION = "souffle_split_to_tf32"
 """``(registers, rests)``: the same, and what they were rounded by in TF32, too."""
+
+BYTE_TYPES = {"int8": "s8", "uint8": "u8"}
+"""What PTX calls 8-bit integers."""
+
+BYTE_PRODUCT_FUNCTION = "souffle_add_byte_product_{}_{}"
+"""The same of words of 8-bit integers of two types (:data:`BYTE_TYPES`), with totals of 32-bit integers."""
+
+DOT_FUNCTION = "souffle_add_dot_{}_{}"
+"""``(left, right, total)``: the total, and the products of the four 8-bit integers of two words."""
 
 PUT_FUNCTION = "souffle_put_totals"
 """``(shared, totals)``: two neighbours."""
@@ -117,6 +132,20 @@ def product(totals: Any, at: PrimExpr, left: Any, left_at: PrimExpr, right: Any,
 def tf32_product(totals: Any, at: PrimExpr, left: Any, left_at: PrimExpr, right: Any, right_at: PrimExpr) -> tirx.Stmt:
     """The same of fragments of TF32."""
     return _product(TF32_PRODUCT_FUNCTION, totals[at], left[left_at], right[right_at])
+
+
+def byte_product(
+    types: Sequence[str], totals: Any, at: PrimExpr, left: Any, left_at: PrimExpr, right: Any, right_at: PrimExpr
+) -> tirx.Stmt:
+    """The same of fragments of 8-bit integers of these types."""
+    function = BYTE_PRODUCT_FUNCTION.format(*(BYTE_TYPES[dtype] for dtype in types))
+    return _product(function, totals[at], left[left_at], right[right_at])
+
+
+def byte_dot(types: Sequence[str], total: PrimExpr, left: PrimExpr, right: PrimExpr) -> PrimExpr:
+    """A total with the products of two words of 8-bit integers of these types."""
+    function = DOT_FUNCTION.format(*(BYTE_TYPES[dtype] for dtype in types))
+    return tirx.call_pure_extern("int32", function, left, right, total)
 
 
 def first_tf32_product(

@@ -66,6 +66,9 @@ class Contraction:
     finished : tuple of Store
         Outputs over the axes, ``total`` and the totals of chunks in ``folds``: what is made of an element when the
         reductions of its chunk are done.
+    packed : tuple of str
+        Types of the 8-bit integers of which four are in each element of the left and of the right operand; none where
+        elements are numbers (:mod:`souffle.schedule.gpu.forms.packed_bytes`).
     """
 
     func: tirx.PrimFunc
@@ -84,6 +87,7 @@ class Contraction:
     folds: tuple[Fold, ...] = ()
     row_values: RowValues = NO_ROW_VALUES
     finished: tuple[Store, ...] = ()
+    packed: tuple[str, ...] = ()
 
     @property
     def normalizes(self) -> bool:

@@ -1,5 +1,5 @@
 """The rule for sums of products on tensor cores by ``mma.sync``, for sm_80 and newer: operands of fp16, or of fp32 that
-may be multiplied in TF32, and fp32 totals.
+may be multiplied in TF32, and fp32 totals; or 8-bit integers, four in a word, and totals in 32 bits.
 
 A block's tile of results is shared among its warps, each of which holds the totals of its part in registers. Tiles of
 the operands come through shared memory, several steps ahead by asynchronous copies where an operand is plain memory of
@@ -16,6 +16,7 @@ from souffle.decision import Refused
 from souffle.schedule.gpu.emit.mma_emission import emit_mma
 from souffle.schedule.gpu.emit.mma_fragments import HALVES
 from souffle.schedule.gpu.forms.matrix_product import Contraction, read_contraction
+from souffle.schedule.gpu.forms.packed_bytes import packed_bytes
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Rule, Sketch, Values
 from souffle.schedule.gpu.tiling.mma_tiling import (
     MmaTiling,
@@ -34,9 +35,12 @@ def _apply(problem: Contraction, request: GpuRequest) -> Sketch | Refused:
     """A matrix product or convolution with fp32 totals, by ``mma.sync``.
 
     The summed term is ``cast(float32, a) * cast(float32, b)`` with ``a`` and ``b`` in fp16 (read so, or cast before),
-    or ``a * b`` in fp32 where the stage says that it may be computed in TF32. A refusal names the architecture or type
-    that does not fit, or one of the reasons of the other rules for contractions.
+    or ``a * b`` in fp32 where the stage says that it may be computed in TF32, or ``cast(int32, a) * cast(int32, b)`` of
+    8-bit integers. A refusal names the architecture or type that does not fit, or one of the reasons of the other rules
+    for contractions.
     """
+    words = packed_bytes(problem)
+    problem = problem if isinstance(words, Refused) else words
     fragments = mma_fragments(problem, request)
     if isinstance(fragments, Refused):
         return fragments

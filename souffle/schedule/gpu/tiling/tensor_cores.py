@@ -8,7 +8,7 @@ from tvm import tirx
 
 from souffle.decision import Refused
 from souffle.schedule.gpu.emit.async_copy import compute_capability
-from souffle.schedule.gpu.emit.mma_fragments import HALVES, WORDS, Fragments
+from souffle.schedule.gpu.emit.mma_fragments import HALVES, WORDS, Fragments, byte_fragments
 from souffle.schedule.gpu.forms.matrix_product import Contraction
 from souffle.schedule.gpu.rule import MULTIPLIES, GpuRequest
 from souffle.schedule.gpu.tiling.contraction_tiling import staging_refusal
@@ -41,10 +41,19 @@ def fragments_of(problem: Contraction, request: GpuRequest) -> Fragments | Refus
     what it does with them."""
     if not multiplies_fragments(request):
         return problem.refused(f"{request.arch} has no mma.m16n8k16")
+    if problem.packed:
+        return _packed_refusal(problem) or byte_fragments(*problem.packed)
     words = WORDS.get(str(problem.func.attrs[MULTIPLIES])) if MULTIPLIES in problem.func.attrs else None
     if words is None or "float32" not in _types(problem)[:2]:
         return halves_refusal(problem, request) or HALVES
     return _sum_refusal(problem, words) or words
+
+
+def _packed_refusal(problem: Contraction) -> Refused | None:
+    """Why a sum of products of 8-bit integers is none for tensor cores, or ``None``."""
+    if problem.folds or problem.finished or problem.row_values.chunks is not None:
+        return problem.refused("reductions of sums of integers do not start in tiles of tensor cores")
+    return None
 
 
 def multiplies_fragments(request: GpuRequest) -> bool:
