@@ -55,11 +55,13 @@ def choices_of(model: OpenModel, options: ModelOptions) -> list[tuple[int, ...]]
         lists[name] = list(dict.fromkeys(checked_extent(name, one) for one in values))
     # What is wrong with names or values is said before anything is compiled.
     first = model.extents(options.batch, {name: values[0] for name, values in lists.items()})
+    if not first:
+        raise OptionError(
+            f"dims={dict(options.dims)} has no effect: constants settle all open dimensions; leave it away"
+        )
     order = sorted(lists, key=[*first, *lists].index)
     combined = itertools.product(*(lists[name] for name in order))
-    return [
-        tuple(model.extents(options.batch, dict(zip(order, choice, strict=True))).values()) for choice in combined
-    ]
+    return [tuple(model.extents(options.batch, dict(zip(order, choice, strict=True))).values()) for choice in combined]
 
 
 def check_open(model: Any, options: ModelOptions) -> None:

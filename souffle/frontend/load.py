@@ -108,7 +108,7 @@ class OpenModel:
         return LoadedModel(
             identifier(graph.name or "main"),
             tuple(graph.node),
-            self.initializers | given_constants(graph, self.constants, extents, self.where),
+            self.initializers,
             tuple(
                 (name, self.dimensions.shape(shape, extents), str(helper.tensor_dtype_to_np_dtype(kinds[name])))
                 for name, shape in self.dimensions.inputs

@@ -196,17 +196,19 @@ def _check_fixed_batch(batch: int, dimensions: OpenDimensions, where: str) -> No
     )
 
 
-def _left_open(
-    dimensions: OpenDimensions, missing: Sequence[str], by_batch: bool, where: str, readers: Readers
-) -> str:
+def _left_open(dimensions: OpenDimensions, missing: Sequence[str], by_batch: bool, where: str, readers: Readers) -> str:
     places = {name: (number, axis) for name, number, axis in dimensions.places()}
     number, axis = places[missing[0]]
     source = dimensions.inputs[number][0]
     unnamed = missing[0] == f"{source}:{axis}"
     others = f", and {', '.join(map(repr, missing[1:]))} too" if missing[1:] else ""
     values = ", ".join(f'"{name}": ...' for name in missing)
+    # Of one dimension are axes, sizes and the like.
+    lists = ", ".join(f'"{name}": ...' for name, shape in dimensions.inputs if len(shape) == 1 and shape[0] in missing)
+    given = f"; where values of inputs are known before the network runs, constants={{{lists}}} gives them"
     return (
         f"{where}: dimension {axis} ({'unnamed' if unnamed else missing[0]}) of input {source!r} is open"
         f"{readers.of_value(source)}{others}; pass {'batch=... or ' if by_batch else ''}dims={{{values}}} to fix "
         f"{'them' if others else 'it'} (souffle.compile takes lists of values, too, and compiles a version for each)"
+        f"{given if lists else ''}"
     )
