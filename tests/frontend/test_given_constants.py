@@ -244,6 +244,11 @@ def test_a_default_gives_way_and_a_weight_does_not():
         assert evaluate(program, {"x0": np.zeros(3, F)})["y0"].min() == least
 
 
+def test_a_program_has_one_value_of_a_dimension():
+    with pytest.raises(OptionError, match=r"'seq' the value \[5, 7\]; .* lists of values are for souffle.compile"):
+        souffle.import_onnx(window_model(), dims={"batch": 2, "seq": [5, 7]}, constants=WINDOW)
+
+
 def test_what_was_given_is_kept_as_it_was():
     values = np.array([1.0, 2.0], F)
     program = souffle.import_onnx(node_model("Add", [(F, (2,)), (F, (2,))]), constants={"x1": values})
