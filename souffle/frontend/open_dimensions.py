@@ -60,7 +60,8 @@ def checked_extent(name: str, value: Any) -> int:
     except TypeError:
         extent = -1
     if extent < 1:
-        several = "; lists of values are for souffle.compile, tune and check" if isinstance(value, (list, tuple)) else ""
+        lists = "; lists of values are for souffle.compile, tune and check"
+        several = lists if isinstance(value, (list, tuple)) else ""
         raise OptionError(f"dims gives {name!r} the value {value!r}; it must be a whole number of at least 1{several}")
     return extent
 
