@@ -19,6 +19,7 @@ from souffle.cost import cost_device, device_of_arch
 from souffle.dump import Dump
 from souffle.errors import OptionError
 from souffle.frontend.load import open_model
+from souffle.frontend.model_options import ModelOptions
 from souffle.loading import network_of
 from souffle.options import INTEGERS, LEVELS, Hook, Options, keep
 from souffle.pipeline import check_names, stages_of, transform_program
@@ -34,7 +35,7 @@ from souffle.schedule.lower import cuda_target
 from souffle.stitching import graph_of
 from souffle.stitching.priority import FusionRules, LearningReport, learn_fusion
 from souffle.tuning import LogWriter, TuningReport, bench_for, search, tasks_of
-from souffle.versions import VersionsRequest, check_open, has_versions, in_versions, program_of, programs_of
+from souffle.versions import VersionsRequest, check_open, in_versions, program_of, programs_of
 
 __all__ = ["compile", "learn", "tune"]
 
@@ -73,10 +74,10 @@ def compile(
     watchdog_ms: float | None = None,
     batch: int | None = None,
     dims: Dims | None = None,
+    constants: Mapping[str, Any] | None = None,
     pad: bool | Sequence[str] = False,
     pad_values: Mapping[str, float] | None = None,
     on_demand: bool = False,
-    constants: Mapping[str, Any] | None = None,
     verify: str = "memory",
     tuning_log: str | os.PathLike | None = "auto",
     device: str = "auto",
@@ -152,6 +153,11 @@ def compile(
         The values of its open dimensions, by the names that the model gives them, or as ``"input:axis"`` where it gives
         none: ``{"seq": 128}``. With a list for any of them, such as ``{"batch": [1, 4], "seq": [128, 384]}``, a version
         is compiled for each combination, and a call runs the one that its inputs have the shape of.
+    constants : mapping of str to array, optional
+        Values of inputs of an ONNX model that are known now, such as axes, sizes and conditions on which the program
+        depends, or weights that are given as inputs: the network has them as constants, and no such inputs. An array
+        has the input's type and shape; numbers and lists of them are taken in that type. They are those of all
+        versions, and open dimensions of such an input are what its value has.
     pad : bool or list of str
         With versions: an input of another shape is made larger to the smallest version that holds it, along all open
         dimensions or those that are named, and outputs are cut back. It is for models that bear it, by an attention
@@ -164,10 +170,6 @@ def compile(
     on_demand : bool
         With versions: a shape that none has is compiled by the first call that needs it, and kept. The model's weights
         are kept for that.
-    constants : mapping of str to array, optional
-        Values of inputs of an ONNX model that are known now, such as axes, sizes and conditions on which the program
-        depends, or weights that are given as inputs: the network has them as constants, and no such inputs. An array
-        has the input's type and shape; numbers and lists of them are taken in that type.
     verify : str
         What the compiler proves of the CUDA kernels that it made (``docs/verification.md``). ``"memory"``: no races, no
         divergent barriers, no stray accesses, and a grid that fits; if that is refuted, compiling fails. ``"values"``:
@@ -241,7 +243,8 @@ def compile(
             "background=True compiles in another process, where no hook of this one can be called; give dump= to see "
             "what each stage gives, or compile with background=False"
         )
-    versions = has_versions(dims)
+    given = ModelOptions(batch, dims, constants, INTEGERS not in options.disable)
+    versions = given.has_versions
     if not versions and (pad or pad_values or on_demand):
         what = "on_demand=True" if on_demand else "pad"
         raise OptionError(f'{what} is for versions; give dims lists of values, such as {{"seq": [128, 384]}}')
@@ -250,26 +253,25 @@ def compile(
             "background=True is for one version; compile the versions with background=False, or one of them by single "
             "values in dims"
         )
-    check_open(model, batch, dims, constants)
+    check_open(model, given)
     present = gpu_arch() if target == "auto" or (target == "cuda" and arch is None) else None
     dumped = None if dump is None or versions else Dump(dump)
     progress("importing")
     on_host = target == "cpu" or (target == "auto" and present is None)
     if not on_host:
         options = replace(options, arch=arch or present or options.arch)
-    integers = INTEGERS not in options.disable
     if versions:
-        opened = open_model(model, constants, integers)
+        opened = open_model(model, given)
         # On the CPU device, only small networks run in no time.
         compares = verify != "off" and (on_host or device != "cpu")
-        wanted = VersionsRequest(opened, batch, dims, pad, pad_values or {}, on_demand, device, compares)
+        wanted = VersionsRequest(opened, given, pad, pad_values or {}, on_demand, device, compares)
 
         def plan_of(program: TEProgram, said: str) -> Plan:
             into = None if dump is None else Dump(Path(dump) / re.sub(r"[^\w=,+-]+", "_", said.replace(", ", ",")))
             return CompileRequest(program, options, on_host, into).plan(progress=progress, hook=hook)
 
         return in_versions(wanted, plan_of, progress)
-    request = CompileRequest(program_of(model, batch, dims, constants, integers), options, on_host, dumped)
+    request = CompileRequest(program_of(model, given), options, on_host, dumped)
     if background:
         return compile_in_background(request, device=device, on_host=background == "cpu", progress=progress)
     return network_of(request.plan(progress=progress, hook=hook), device=device)
@@ -350,6 +352,7 @@ def tune(
         reductions=reductions,
         disable=disable,
     )
+    given = ModelOptions(batch, dims, constants, INTEGERS not in options.disable)
     present = gpu_arch()
     options = replace(options, arch=arch or present or options.arch)
     target = cuda_target(options.arch)
@@ -357,8 +360,7 @@ def tune(
     units = []
     for model in models if isinstance(models, (list, tuple)) else (models,):
         progress("importing")
-        programs = programs_of(model, batch, dims, constants, INTEGERS not in options.disable)
-        units += [stages_of(program, options, progress=progress) for _, program in programs]
+        units += [stages_of(program, options, progress=progress) for _, program in programs_of(model, given)]
     return search(
         tasks_of(units, tasks),
         trials=trials,
@@ -436,6 +438,7 @@ def learn(
     PolicyError
         If PyTorch or another library is missing, or a file is none of its kind or cannot be written.
     """
+    given = ModelOptions(batch, dims, constants)
     if level not in ("V0", "V1", "V2"):
         raise OptionError(f"level={level!r} is not valid; choose one of V0, V1, V2, which the planners see whole")
     learning.require(*learning.NEEDED, *(("matplotlib",) if curves is not None else ()))
@@ -444,7 +447,7 @@ def learn(
     graphs = {}
     for number, model in enumerate(models if isinstance(models, (list, tuple)) else (models,)):
         progress("importing")
-        program, _ = transform_program(program_of(model, batch, dims, constants), LEVELS[level], precision)
+        program, _ = transform_program(program_of(model, given), LEVELS[level], precision)
         named = Path(model).stem if isinstance(model, (str, os.PathLike)) else program.name
         name = named if named not in graphs else f"{named} {number}"
         graphs[name] = graph_of(program)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from souffle.errors import OptionError
@@ -56,6 +56,12 @@ def _value(node: ast.expr, extents: Mapping[str, int]) -> int:
     if isinstance(node, ast.BinOp):
         return _OPERATIONS[type(node.op)](_value(node.left, extents), _value(node.right, extents))
     return extents[node.id] if isinstance(node, ast.Name) else node.value
+
+
+def _with_values(node: ast.expr, extents: Mapping[str, int]) -> ast.expr:
+    if isinstance(node, ast.BinOp):
+        return ast.BinOp(_with_values(node.left, extents), node.op, _with_values(node.right, extents))
+    return ast.Constant(extents[node.id]) if isinstance(node, ast.Name) and node.id in extents else node
 
 
 def extents_text(names: Sequence[str], extents: Sequence[int]) -> str:
@@ -126,6 +132,40 @@ class OpenDimensions:
     def shape(self, shape: Shape, extents: Mapping[str, int]) -> tuple[int, ...]:
         """A shape in numbers (:meth:`extent`)."""
         return tuple(self.extent(dimension, extents) for dimension in shape)
+
+    def settled(self, extents: Mapping[str, int], inputs: Collection[str]) -> OpenDimensions:
+        """What is open still where some dimensions have values, and some inputs are none any more.
+
+        Parameters
+        ----------
+        extents : mapping of str to int
+            Values of open dimensions, among them all that only `inputs` have.
+        inputs : collection of str
+            By the model's names.
+
+        Raises
+        ------
+        OptionError
+            As :meth:`extent`.
+        """
+
+        def put(shape: Shape) -> Shape:
+            return tuple(self._settled(dimension, extents) for dimension in shape)
+
+        return replace(
+            self,
+            names=tuple(name for name in self.names if name not in extents),
+            inputs=tuple((name, put(shape)) for name, shape in self.inputs if name not in inputs),
+            outputs=tuple((name, shape and put(shape)) for name, shape in self.outputs),
+        )
+
+    def _settled(self, dimension: Dimension, extents: Mapping[str, int]) -> Dimension:
+        if not isinstance(dimension, str) or dimension in extents or dimension in self.names:
+            return extents.get(dimension, dimension)
+        used = names_in(dimension)
+        if used and used <= extents.keys():
+            return self.extent(dimension, extents)
+        return dimension if used.isdisjoint(extents) else ast.unparse(_with_values(_parsed(dimension), extents))
 
     def where(self, name: str) -> str:
         """``dimension 1 of input 'x'``, where the name stands for the first time."""

@@ -15,8 +15,9 @@ import numpy as np
 from souffle.codegen.plan import Plan
 from souffle.dimensions import extents_text
 from souffle.errors import CompilerNotFoundError, NoGpuError, OptionError
-from souffle.frontend.load import OpenModel, open_model
-from souffle.frontend.onnx_import import import_loaded, import_onnx
+from souffle.frontend.load import OpenModel, load_model, open_model
+from souffle.frontend.model_options import ModelOptions, values_of
+from souffle.frontend.onnx_import import import_loaded
 from souffle.frontend.open_dimensions import checked_extent
 from souffle.loading import network_of
 from souffle.program import TEProgram
@@ -29,7 +30,6 @@ __all__ = [
     "VersionsRequest",
     "check_open",
     "choices_of",
-    "has_versions",
     "in_versions",
     "program_of",
     "programs_of",
@@ -39,20 +39,7 @@ _ONE_AT_A_TIME = threading.Lock()
 """Versions are compiled one after another, whichever network asks for them and from whatever thread."""
 
 
-def has_versions(dims: Mapping[str, Any] | None) -> bool:
-    """Whether an open dimension is given several values, as a list.
-
-    Raises
-    ------
-    OptionError
-        If it is not a mapping.
-    """
-    if dims is not None and not isinstance(dims, Mapping):
-        raise OptionError(f'dims={dims!r} is not valid; give a dict, such as {{"seq": 128}} or {{"seq": [128, 384]}}')
-    return any(isinstance(value, Sequence) and not isinstance(value, str) for value in (dims or {}).values())
-
-
-def choices_of(model: OpenModel, batch: int | None, dims: Mapping[str, Any]) -> list[tuple[int, ...]]:
+def choices_of(model: OpenModel, options: ModelOptions) -> list[tuple[int, ...]]:
     """The values of all open dimensions, one after another, for each version: the product of the lists.
 
     Raises
@@ -61,46 +48,39 @@ def choices_of(model: OpenModel, batch: int | None, dims: Mapping[str, Any]) -> 
         As :func:`souffle.import_onnx`; if a list is empty.
     """
     lists = {}
-    for name, value in dims.items():
-        values = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    for name, value in (options.dims or {}).items():
+        values = values_of(value)
         if not values:
             raise OptionError(f"dims gives {name!r} an empty list; give at least one value")
         lists[name] = list(dict.fromkeys(checked_extent(name, one) for one in values))
-    # What is wrong with the names is said once, before anything is compiled.
-    first = model.extents(batch, {name: values[0] for name, values in lists.items()})
-    return list(itertools.product(*(lists.get(name, [extent]) for name, extent in first.items())))
+    # What is wrong with names or values is said before anything is compiled.
+    first = model.extents(options.batch, {name: values[0] for name, values in lists.items()})
+    if not first:
+        raise OptionError(
+            f"dims={dict(options.dims)} has no effect: constants settle all open dimensions; leave it away"
+        )
+    order = sorted(lists, key=[*first, *lists].index)
+    combined = itertools.product(*(lists[name] for name in order))
+    return [tuple(model.extents(options.batch, dict(zip(order, choice, strict=True))).values()) for choice in combined]
 
 
-def check_open(
-    model: Any, batch: int | None, dims: Mapping[str, Any] | None, constants: Mapping[str, Any] | None
-) -> None:
-    """Refuse values for the dimensions of a program, none of which is open, and for its inputs.
+def check_open(model: Any, options: ModelOptions) -> None:
+    """Refuse what is given about a program, none of whose dimensions is open and which has its inputs.
 
     Raises
     ------
     OptionError
     """
-    if isinstance(model, TEProgram) and constants:
-        raise OptionError(
-            f"constants={{{', '.join(f'{name!r}: ...' for name in constants)}}} have no effect on the program "
-            f"{model.name}; give them to souffle.import_onnx, which makes the program"
-        )
-    if isinstance(model, TEProgram) and (batch is not None or dims):
+    given = options.words() if isinstance(model, TEProgram) else ""
+    if given:
         shapes = ", ".join(f"{n!r} {t.shape}" for n, t in zip(model.input_names, model.inputs, strict=True))
-        given = f"batch={batch} has" if batch is not None else f"dims={dict(dims)} have"
         raise OptionError(
-            f"{given} no effect on the program {model.name}, whose inputs have their shapes ({shapes}); give it to "
-            "souffle.import_onnx, which makes the program"
+            f"{given} has no effect on the program {model.name}, whose inputs and their shapes are settled "
+            f"({shapes}); give it to souffle.import_onnx, which makes the program"
         )
 
 
-def program_of(
-    model: Any,
-    batch: int | None,
-    dims: Mapping[str, int] | None,
-    constants: Mapping[str, Any] | None,
-    integers: bool = True,
-) -> TEProgram:
+def program_of(model: Any, options: ModelOptions) -> TEProgram:
     """The program of a model, or the model itself where it is one.
 
     Raises
@@ -108,26 +88,18 @@ def program_of(
     SouffleError
         As :func:`souffle.import_onnx`.
     """
-    check_open(model, batch, dims, constants)
-    if isinstance(model, TEProgram):
-        return model
-    return import_onnx(model, batch=batch, dims=dims, constants=constants, integers=integers)
+    check_open(model, options)
+    return model if isinstance(model, TEProgram) else import_loaded(load_model(model, options))
 
 
-def programs_of(
-    model: Any,
-    batch: int | None,
-    dims: Mapping[str, Any] | None,
-    constants: Mapping[str, Any] | None,
-    integers: bool = True,
-) -> Iterator[tuple[str, TEProgram]]:
+def programs_of(model: Any, options: ModelOptions) -> Iterator[tuple[str, TEProgram]]:
     """The programs of all versions of a model, each with words such as ``"batch=1, seq=128"``; empty words for one."""
-    if not has_versions(dims) or isinstance(model, TEProgram):
-        yield "", program_of(model, batch, dims, constants, integers)
+    if not options.has_versions or isinstance(model, TEProgram):
+        yield "", program_of(model, options)
         return
-    opened = open_model(model, constants, integers)
+    opened = open_model(model, options)
     names = opened.dimensions.names
-    for choice in choices_of(opened, batch, dims):
+    for choice in choices_of(opened, options):
         yield extents_text(names, choice), import_loaded(opened.fixed(None, dict(zip(names, choice, strict=True))))
 
 
@@ -138,8 +110,8 @@ class VersionsRequest:
     Attributes
     ----------
     model : OpenModel
-    batch : int or None
-    dims : mapping of str to int or sequence of int
+        With the constants of `options`.
+    options : ModelOptions
     pad : bool or sequence of str
     pad_values : mapping of str to number
     on_demand : bool
@@ -149,8 +121,7 @@ class VersionsRequest:
     """
 
     model: OpenModel
-    batch: int | None
-    dims: Mapping[str, Any]
+    options: ModelOptions
     pad: bool | Sequence[str]
     pad_values: Mapping[str, Any]
     on_demand: bool
@@ -206,7 +177,7 @@ def in_versions(
             plan = plan_of(import_loaded(model.fixed(None, extents)), said)
             return replace(plan, constants=unique.of(plan.constants))
 
-    plans, choices = {}, choices_of(model, request.batch, request.dims)
+    plans, choices = {}, choices_of(model, request.options)
     for number, choice in enumerate(choices):
         said = extents_text(names, choice)
         progress(f"version {number + 1} of {len(choices)}: {said}")

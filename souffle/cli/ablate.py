@@ -13,8 +13,7 @@ import numpy as np
 import souffle
 from souffle.cli.compare import compare, onnxruntime_outputs, random_inputs
 from souffle.cli.compiler_options import compiler_options
-from souffle.cli.constants import constants_of
-from souffle.cli.dims import dims_of
+from souffle.cli.model_options import model_options
 from souffle.cli.output import Progress, format_table, human_bytes, write_json
 from souffle.options import INTEGERS, LEVELS, ON_CHIP, SOUFFLE
 from souffle.runtime.detect import gpu_arch
@@ -58,13 +57,8 @@ def _report(arguments: argparse.Namespace, progress: Progress, records: list[dic
 
 
 def _model(model: str, arguments: argparse.Namespace, progress: Progress, gpu: str | None) -> Iterator[dict]:
-    program = souffle.import_onnx(
-        model,
-        batch=arguments.batch,
-        dims=dims_of(arguments.dim),
-        constants=constants_of(arguments),
-        integers=INTEGERS not in arguments.disable,
-    )
+    given = model_options(arguments)
+    program = souffle.import_onnx(model, **given, integers=INTEGERS not in arguments.disable)
     reference = inputs = None
     for level, disabled in _variants(arguments):
         progress.prefix = f"{Path(model).stem} {_named(level, disabled)}: "
@@ -101,7 +95,7 @@ def _model(model: str, arguments: argparse.Namespace, progress: Progress, gpu: s
         if not arguments.no_run:
             if reference is None:
                 inputs = random_inputs(network.signature.inputs, arguments.seed)
-                reference = onnxruntime_outputs(model, inputs, constants_of(arguments))
+                reference = onnxruntime_outputs(model, inputs, given["constants"])
             progress("running")
             outputs = {name: np.asarray(value) for name, value in network(inputs).items()}
             result = compare(outputs, reference, arguments.precision)

@@ -13,10 +13,10 @@ import souffle
 from souffle.cli.compare import compare, onnxruntime_outputs, random_inputs
 from souffle.cli.compiled import named_versions
 from souffle.cli.compiler_options import compiler_options
-from souffle.cli.constants import constants_of
-from souffle.cli.dims import dims_of
+from souffle.cli.model_options import model_options
 from souffle.cli.output import Progress, format_table, write_json
 from souffle.emulator import CheckError, Finding
+from souffle.frontend.model_options import ModelOptions
 from souffle.options import INTEGERS
 from souffle.runtime import Network
 from souffle.runtime.detect import gpu_arch
@@ -44,16 +44,14 @@ _Results = tuple[list[tuple], list[dict], list[tuple[str, Finding]]]
 
 
 def _networks(
-    arguments: argparse.Namespace, progress: Progress, gpu: str | None
+    arguments: argparse.Namespace, given: ModelOptions, progress: Progress, gpu: str | None
 ) -> Iterator[tuple[str, str, Network | HostNetwork, float | None]]:
     """Version, level, network for the CPU device, and seconds to compile: of the file, or of each level and version."""
     if arguments.file is not None:
         for said, network in named_versions(souffle.load(arguments.file, device="cpu")):
             yield said, network.plan.options.level, network, None
         return
-    dims, constants = dims_of(arguments.dim), constants_of(arguments)
-    integers = INTEGERS not in arguments.disable
-    for said, program in programs_of(arguments.model, arguments.batch, dims, constants, integers):
+    for said, program in programs_of(arguments.model, given):
         for level in arguments.levels:
             progress.prefix = f"{said}{', ' if said else ''}{level}: "
             start = time.perf_counter()
@@ -86,11 +84,12 @@ def _ways(
 
 def _run_levels(arguments: argparse.Namespace, progress: Progress, gpu: str | None, results: _Results) -> None:
     rows, records, findings = results
+    given = ModelOptions(**model_options(arguments), integers=INTEGERS not in arguments.disable)
     reference: tuple[str, dict[str, np.ndarray], dict[str, np.ndarray]] | None = None
-    for said, level, network, seconds in _networks(arguments, progress, gpu):
+    for said, level, network, seconds in _networks(arguments, given, progress, gpu):
         if reference is None or reference[0] != said:
             inputs = random_inputs(network.signature.inputs, arguments.seed)
-            reference = (said, inputs, onnxruntime_outputs(arguments.model, inputs, constants_of(arguments)))
+            reference = (said, inputs, onnxruntime_outputs(arguments.model, inputs, given.constants))
         _, inputs, expected = reference
         for device, runnable in _ways(network, arguments, gpu):
             progress(f"running on {device}")

@@ -7,8 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import souffle
-from souffle.cli.constants import add_constants, constants_of
-from souffle.cli.dims import add_batch_and_dims, dims_of
+from souffle.cli.model_options import add_model_options, model_options
 from souffle.cli.output import Progress, format_table, write_json
 from souffle.options import PRECISIONS
 
@@ -28,8 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--level", choices=("V0", "V1", "V2"), default="V0", help="whose TEs are fused (default: V0)")
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
     parser.add_argument("--device", metavar="PRODUCT", help="predict for this GPU (default: that of sm_90)")
-    add_batch_and_dims(parser)
-    add_constants(parser)
+    add_model_options(parser)
     parser.add_argument("--checkpoint", metavar="FILE", help="where training goes on from (default: FILE.checkpoint)")
     parser.add_argument("--curves", metavar="FILE.svg", help="for a picture of the training")
     parser.add_argument("--seed", type=int, default=0)
@@ -47,9 +45,7 @@ def learn(arguments: argparse.Namespace, progress: Progress) -> int:
         level=arguments.level,
         precision=arguments.precision,
         device=arguments.device,
-        batch=arguments.batch,
-        dims=dims_of(arguments.dim),
-        constants=constants_of(arguments),
+        **model_options(arguments),
         checkpoint=arguments.checkpoint,
         curves=arguments.curves,
         seed=arguments.seed,

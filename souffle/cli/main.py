@@ -20,13 +20,12 @@ import souffle
 from souffle.certificate import CHECKS
 from souffle.cli.compiled import named_versions, print_compiled
 from souffle.cli.compiler_options import compiler_options
-from souffle.cli.constants import add_constants, constants_of
 from souffle.cli.counts import counts_table
-from souffle.cli.dims import add_batch_and_dims, add_padding, dims_of, padding_of
 from souffle.cli.hfuse import add_arguments as add_hfuse
 from souffle.cli.interruption import interruptible, run_process, status_of
 from souffle.cli.learn import add_arguments as add_learn
 from souffle.cli.measure_device import add_arguments as add_measure_device
+from souffle.cli.model_options import add_model_options, add_padding, model_options, padding_of
 from souffle.cli.output import Progress, format_table, write_json
 from souffle.cli.tune import add_arguments as add_tune
 from souffle.element_types import SMALL_TYPES
@@ -140,8 +139,7 @@ def _compiler_parsers() -> tuple[argparse.ArgumentParser, ...]:
         help="leave this out of V4 (integers: of every level), to see its effect alone; may be given several times",
     )
     options.add_argument("--arch", help="GPU architecture, such as sm_90 (default: that of the GPU at hand, or sm_90)")
-    add_batch_and_dims(options)
-    add_constants(options)
+    add_model_options(options)
 
     waits = argparse.ArgumentParser(add_help=False)
     waits.add_argument(
@@ -255,10 +253,8 @@ def _network(arguments: argparse.Namespace, progress: Progress, dump: str | None
         level=arguments.level,
         target=arguments.target,
         **compiler_options(arguments),
-        batch=arguments.batch,
-        dims=dims_of(arguments.dim),
+        **model_options(arguments),
         **padding_of(arguments),
-        constants=constants_of(arguments),
         tuning_log=None if arguments.tuning_log == "none" else arguments.tuning_log,
         cubin=not arguments.no_cubin,
         progress=progress,

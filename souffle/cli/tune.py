@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import souffle
 from souffle.cli.compiler_options import compiler_options
-from souffle.cli.constants import constants_of
-from souffle.cli.dims import dims_of
 from souffle.cli.interruption import INTERRUPTED
+from souffle.cli.model_options import model_options
 from souffle.cli.output import Progress, format_table, write_json
 from souffle.options import LEVELS
 
@@ -46,9 +45,7 @@ def tune(arguments: argparse.Namespace, progress: Progress) -> int:
         trials=arguments.trials,
         log=arguments.log,
         level=arguments.level,
-        batch=arguments.batch,
-        dims=dims_of(arguments.dim),
-        constants=constants_of(arguments),
+        **model_options(arguments),
         device=arguments.device,
         tasks=arguments.tasks,
         seed=arguments.seed,

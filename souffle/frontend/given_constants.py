@@ -17,9 +17,7 @@ from souffle.frontend.readers import declared_type
 __all__ = ["given_constants"]
 
 
-def given_constants(
-    graph: onnx.GraphProto, constants: Mapping[str, Any], extents: Mapping[str, int], where: str
-) -> dict[str, np.ndarray]:
+def given_constants(graph: onnx.GraphProto, constants: Mapping[str, Any], where: str) -> dict[str, np.ndarray]:
     """The values of inputs of `graph`, in their types.
 
     Parameters
@@ -27,26 +25,21 @@ def given_constants(
     graph : GraphProto
     constants : mapping of str to array, number or sequence of numbers
         An array has the input's type; numbers and sequences of them are taken in it where it holds them exactly.
-    extents : mapping of str to int
-        What is settled of the dimensions that have names.
     where : str
         The model, for messages.
 
     Raises
     ------
     OptionError
-        If the model has no such input, or the value is not of its type and shape.
+        If the model has no such input, or the value is not of its type and shape, as far as that is in numbers.
     """
-    if not isinstance(constants, Mapping):
-        raise OptionError(f"constants={constants!r} is not valid; give a mapping of names of inputs to their values")
     inputs = {info.name: info for info in graph.input}
     values: dict[str, np.ndarray] = {}
-    settled = {symbol: (extent, "batch= or dims=") for symbol, extent in extents.items()}
     for name, value in constants.items():
         if name not in inputs:
             raise OptionError(f"constants: {_unknown(name, graph, where)}")
         values[name] = _value(inputs[name], value, where)
-        _check_shape(inputs[name], values[name], settled, where)
+        _check_shape(inputs[name], values[name], where)
     return values
 
 
@@ -102,21 +95,18 @@ def _holds(element: Any, item: Any) -> bool:
     return isinstance(item, (int, np.integer)) and math.isfinite(element) and int(element) == int(item)
 
 
-def _check_shape(info: onnx.ValueInfoProto, array: np.ndarray, settled: dict[str, tuple[int, str]], where: str) -> None:
-    """Refuse a shape that is not the declared one; dimensions of one name have one extent."""
+def _check_shape(info: onnx.ValueInfoProto, array: np.ndarray, where: str) -> None:
+    """Refuse a shape that has other numbers than the declared one."""
     tensor = info.type.tensor_type
     if not tensor.HasField("shape"):
         return
     dims: Sequence[onnx.TensorShapeProto.Dimension] = tensor.shape.dim
-    takes = f"constants: input {info.name!r} of {where} takes {declared_type(info.type)} and was given {array.shape}"
     fits = len(dims) == array.ndim and all(
         not dim.HasField("dim_value") or dim.dim_value < 0 or dim.dim_value == extent
         for dim, extent in zip(dims, array.shape, strict=True)
     )
     if not fits:
-        raise OptionError(f"{takes}; give a value of this shape")
-    for dim, extent in zip(dims, array.shape, strict=True):
-        own = extent, f"the value of {info.name!r}"
-        if dim.dim_param and settled.setdefault(dim.dim_param, own)[0] != extent:
-            other, by = settled[dim.dim_param]
-            raise OptionError(f"{takes}; {dim.dim_param} is {other} by {by}")
+        raise OptionError(
+            f"constants: input {info.name!r} of {where} takes {declared_type(info.type)} and was given {array.shape}; "
+            "give a value of this shape"
+        )

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -15,10 +14,11 @@ from onnx import helper, numpy_helper
 
 from souffle.dimensions import OpenDimensions
 from souffle.element_types import SMALL_TYPES
-from souffle.errors import ModelError, OptionError, Refusal
+from souffle.errors import ModelError, Refusal
 from souffle.frontend.given_constants import given_constants
+from souffle.frontend.model_options import ModelOptions
 from souffle.frontend.naming import identifier
-from souffle.frontend.open_dimensions import fixed_extents, open_dimensions_of
+from souffle.frontend.open_dimensions import DeclaredDimensions, open_dimensions_of
 from souffle.frontend.readers import Readers, declared_type
 from souffle.program import ELEMENT_TYPES
 
@@ -68,24 +68,21 @@ class OpenModel:
     ----------
     proto : ModelProto
     initializers : dict of str to array
-        Those that all that is fixed of it shares.
-    constants : mapping of str to array, number or sequence of numbers
-        Values of what would be inputs.
-    where : str
-        What messages call it.
-    readers : Readers
-    dimensions : OpenDimensions
+        Those that all that is fixed of it shares, and the values that inputs were given.
+    declared : DeclaredDimensions
     integers : bool
         Whether products of what was quantized are computed on the integers.
     """
 
     proto: onnx.ModelProto
     initializers: dict[str, np.ndarray]
-    constants: Mapping[str, Any]
-    where: str
-    readers: Readers
-    dimensions: OpenDimensions
+    declared: DeclaredDimensions
     integers: bool = True
+
+    @property
+    def dimensions(self) -> OpenDimensions:
+        """What is open, of the inputs that were given no values."""
+        return self.declared.still_open
 
     def extents(self, batch: int | None, dims: Mapping[str, int]) -> dict[str, int]:
         """The value of each open dimension by name.
@@ -95,9 +92,7 @@ class OpenModel:
         OptionError, ModelError
             As :func:`load_model`.
         """
-        if batch is not None and batch < 1:
-            raise OptionError(f"batch is {batch}; it must be at least 1")
-        return fixed_extents(self.dimensions, batch, dims, self.where, self.readers)
+        return self.declared.extents(batch, dims)
 
     def fixed(self, batch: int | None, dims: Mapping[str, int]) -> LoadedModel:
         """The model with a value for every open dimension.
@@ -113,7 +108,7 @@ class OpenModel:
         return LoadedModel(
             identifier(graph.name or "main"),
             tuple(graph.node),
-            self.initializers | given_constants(graph, self.constants, extents, self.where),
+            self.initializers,
             tuple(
                 (name, self.dimensions.shape(shape, extents), str(helper.tensor_dtype_to_np_dtype(kinds[name])))
                 for name, shape in self.dimensions.inputs
@@ -125,37 +120,27 @@ class OpenModel:
         )
 
 
-def load_model(
-    model: str | os.PathLike | bytes | onnx.ModelProto,
-    batch: int | None,
-    dims: Mapping[str, int] | None = None,
-    constants: Mapping[str, Any] | None = None,
-    integers: bool = True,
-) -> LoadedModel:
-    """Read `model`, check it, fix first dimensions to `batch` and open ones to `dims`, and take `constants` for inputs.
+def load_model(model: str | os.PathLike | bytes | onnx.ModelProto, options: ModelOptions) -> LoadedModel:
+    """Read `model`, check it, give inputs and open dimensions the values that `options` name.
 
     Raises
     ------
     OptionError
-        If `batch` is no positive number, or the model has no open dimension that it could fix; if `dims` names none of
-        the model's open dimensions, or one that `batch` fixes; if `constants` are no values of its inputs.
+        If the model has no open dimension that `batch` could fix; if `dims` names none of the model's open dimensions,
+        or one that `batch` fixes; if `constants` are no values of its inputs, or contradict the dimensions.
     ModelError
         Naming the file and what is wrong with it, as a dimension that stays open.
     """
-    return open_model(model, constants, integers).fixed(batch, dims or {})
+    return open_model(model, options).fixed(options.batch, options.dims or {})
 
 
-def open_model(
-    model: str | os.PathLike | bytes | onnx.ModelProto,
-    constants: Mapping[str, Any] | None = None,
-    integers: bool = True,
-) -> OpenModel:
-    """Read `model` and check it; inputs that are in `constants` are none.
+def open_model(model: str | os.PathLike | bytes | onnx.ModelProto, options: ModelOptions) -> OpenModel:
+    """Read `model`, check it, and give inputs the values that `options` name; its dimensions stay open.
 
     Raises
     ------
     OptionError
-        If `constants` are no values of the model's inputs.
+        If `constants` are no values of its inputs.
     ModelError
         Naming the file and what is wrong with it.
     """
@@ -182,14 +167,16 @@ def open_model(
             raise ModelError(
                 f"{where}: the data of initializer {about} cannot be read: {_why_unread(tensor, folder, error)}"
             ) from error
-    constants = constants or {}
-    # What is wrong with them is said before anything else; with which dimensions they must agree is known later.
-    given_constants(graph, constants, {}, where)
-    given = [info for info in graph.input if info.name not in initializers and info.name not in constants]
-    for info in given:
+    values = given_constants(graph, options.constants or {}, where)
+    inputs = [info for info in graph.input if info.name not in initializers and info.name not in values]
+    for info in inputs:
         _check_input(info, where, readers)
-    dimensions = open_dimensions_of(given, tuple(graph.output))
-    return OpenModel(proto, initializers, constants, where, readers, dimensions, integers)
+    given = {info.name: (info, values[info.name].shape) for info in graph.input if info.name in values}
+    # What an input of unknown shape was given says nothing about dimensions.
+    shaped = [info for info, _ in given.values() if info.type.tensor_type.HasField("shape")]
+    dimensions = open_dimensions_of([*inputs, *shaped], tuple(graph.output))
+    declared = DeclaredDimensions(dimensions, given, where, readers)
+    return OpenModel(proto, initializers | values, declared, options.integers)
 
 
 def _read(model) -> tuple[onnx.ModelProto, str | None, str]:
@@ -266,7 +253,9 @@ def _check_input(info: onnx.ValueInfoProto, where: str, readers: Readers) -> Non
         )
     if not info.type.tensor_type.HasField("shape"):
         raise ModelError(
-            f"{where}: input {info.name!r} has no shape{who}; export the model with static shapes", refusal=Refusal.OPEN
+            f"{where}: input {info.name!r} has no shape{who}; export the model with static shapes, or with names for "
+            "the dimensions that dims=... is to fix",
+            refusal=Refusal.OPEN,
         )
     element = info.type.tensor_type.elem_type
     if element not in _ELEMENT_TYPES:

@@ -45,6 +45,7 @@ from souffle.frontend.emit import Emitter, OperatorCall
 from souffle.frontend.groups import fusion_groups, with_groups
 from souffle.frontend.interpreter import Interpreter
 from souffle.frontend.load import LoadedModel, load_model
+from souffle.frontend.model_options import ModelOptions
 from souffle.frontend.refusal import Obstacle, is_text, position_name, refuse, value_type
 from souffle.frontend.small_types import CODES, is_small, standing_for
 from souffle.frontend.values import Known, Scope, Value
@@ -76,7 +77,8 @@ def import_onnx(
         a model declares as sums, differences, products or floor divisions of them, such as ``past + seq``, follows.
     constants : mapping of str to array, optional
         Values of inputs that are known now, such as axes and shapes: they are constants of the program, which has no
-        such inputs. An array has the input's type; numbers and lists of them are taken in it.
+        such inputs. An array has the input's type; numbers and lists of them are taken in it. Open dimensions of such
+        an input are what its value has.
     integers : bool
         Whether products of what was quantized are computed on the integers (:mod:`souffle.frontend.dequantized`).
 
@@ -96,7 +98,7 @@ def import_onnx(
         If `batch` cannot be what the model computes on, `dims` names no open dimension or one that `batch` fixes, or
         the model has no input that takes a value of `constants`.
     """
-    return import_loaded(load_model(model, batch, dims, constants, integers))
+    return import_loaded(load_model(model, ModelOptions(batch, dims, constants, integers)))
 
 
 def import_loaded(loaded: LoadedModel) -> TEProgram:

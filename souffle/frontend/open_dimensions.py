@@ -5,15 +5,16 @@ from __future__ import annotations
 import difflib
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import onnx
 
 from souffle.dimensions import OpenDimensions, Shape, names_in
 from souffle.errors import ModelError, OptionError, Refusal
-from souffle.frontend.readers import Readers
+from souffle.frontend.readers import Readers, declared_type
 
-__all__ = ["checked_extent", "fixed_extents", "open_dimensions_of"]
+__all__ = ["DeclaredDimensions", "checked_extent", "open_dimensions_of"]
 
 
 def open_dimensions_of(inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]) -> OpenDimensions:
@@ -59,53 +60,111 @@ def checked_extent(name: str, value: Any) -> int:
     except TypeError:
         extent = -1
     if extent < 1:
-        raise OptionError(f"dims gives {name!r} the value {value!r}; it must be a whole number of at least 1")
+        lists = "; lists of values are for souffle.compile, tune and check"
+        several = lists if isinstance(value, (list, tuple)) else ""
+        raise OptionError(f"dims gives {name!r} the value {value!r}; it must be a whole number of at least 1{several}")
     return extent
 
 
-def fixed_extents(
-    dimensions: OpenDimensions, batch: int | None, dims: Mapping[str, Any], where: str, readers: Readers
-) -> dict[str, int]:
-    """The value of every open dimension: `batch` for first dimensions of inputs, and what `dims` gives by name.
+@dataclass(frozen=True, eq=False)
+class DeclaredDimensions:
+    """The dimensions that a model declares, and the values that they are given, also by inputs whose values are known.
 
-    Parameters
+    Attributes
     ----------
-    dimensions : OpenDimensions
-    batch : int or None
-        At least 1.
-    dims : mapping of str to int
+    declared : OpenDimensions
+        Of all inputs.
+    constants : dict of str to ValueInfoProto and shape
+        The inputs whose values are given, and the shapes of those.
     where : str
         The model, for messages.
     readers : Readers
+    settled : dict of str to (int, str)
+        What follows from `constants`: the value of an open dimension, and by which it is.
+    still_open : OpenDimensions
+        The rest, of the inputs that have no values.
 
     Raises
     ------
     OptionError
-        If `dims` names no open dimension or gives it no size, or `batch` has no effect or contradicts `dims`.
-    ModelError
-        If a dimension stays open.
+        If `constants` give a dimension two values.
     """
-    _check_names(dimensions, dims, where)
-    firsts = {shape[0] for _, shape in dimensions.inputs if shape} & set(dimensions.names)
-    both = [name for name in dimensions.names if batch is not None and name in firsts and name in dims]
-    if both:
-        raise OptionError(
-            f"batch={batch} and dims both give a value to {both[0]!r} ({dimensions.where(both[0])}) of {where}; leave "
-            "batch away"
-        )
-    extents, missing = {}, []
-    for name in dimensions.names:
-        if name in dims:
-            extents[name] = checked_extent(name, dims[name])
-        elif batch is not None and name in firsts:
-            extents[name] = batch
-        else:
-            missing.append(name)
-    if missing:
-        raise ModelError(_still_open(dimensions, missing, firsts, batch, where, readers), refusal=Refusal.OPEN)
-    if batch is not None and not firsts:
-        _check_fixed_batch(batch, dimensions, where)
-    return extents
+
+    declared: OpenDimensions
+    constants: Mapping[str, tuple[onnx.ValueInfoProto, tuple[int, ...]]]
+    where: str
+    readers: Readers
+    settled: Mapping[str, tuple[int, str]] = field(init=False)
+    still_open: OpenDimensions = field(init=False)
+
+    def __post_init__(self) -> None:
+        settled: dict[str, tuple[int, str]] = {}
+        for name, shape in self.declared.inputs:
+            given = self.constants[name][1] if name in self.constants else ()
+            for dimension, extent in zip(shape, given, strict=False):
+                if dimension in self.declared.names:
+                    settled.setdefault(dimension, (extent, f"the value of {name!r}"))
+        self._check_constants(settled)
+        extents = {name: extent for name, (extent, _) in settled.items()}
+        object.__setattr__(self, "settled", settled)
+        object.__setattr__(self, "still_open", self.declared.settled(extents, self.constants))
+
+    def extents(self, batch: int | None, dims: Mapping[str, Any]) -> dict[str, int]:
+        """The value of every dimension of :attr:`still_open`: `batch` for first ones, and what `dims` gives by name.
+
+        Parameters
+        ----------
+        batch : int or None
+            At least 1.
+        dims : mapping of str to int
+
+        Raises
+        ------
+        OptionError
+            If `dims` names no open dimension or gives it no size, `batch` has no effect or contradicts `dims`, or one
+            of them contradicts the shape of a constant.
+        ModelError
+            If a dimension stays open.
+        """
+        known, where = self.declared, self.where
+        _check_names(known, dims, where)
+        given = [shape for name, shape in known.inputs if name not in self.constants]
+        firsts = {shape[0] for shape in given if shape} & set(known.names)
+        both = [name for name in known.names if batch is not None and name in firsts and name in dims]
+        if both:
+            raise OptionError(
+                f"batch={batch} and dims both give a value to {both[0]!r} ({known.where(both[0])}) of {where}; leave "
+                "batch away"
+            )
+        chosen = {name: (checked_extent(name, value), "dims") for name, value in dims.items()}
+        if batch is not None:
+            chosen |= {name: (operator.index(batch), f"batch={batch}") for name in firsts}
+        chosen = {**self.settled, **chosen}
+        self._check_constants(chosen)
+        missing = [name for name in self.still_open.names if name not in chosen]
+        if missing:
+            by_batch = batch is None and firsts.issuperset(missing)
+            raise ModelError(_left_open(self.still_open, missing, by_batch, where, self.readers), refusal=Refusal.OPEN)
+        if batch is not None and not firsts:
+            _check_fixed_batch(batch, self.still_open, where)
+        return {name: chosen[name][0] for name in self.still_open.names}
+
+    def _check_constants(self, chosen: Mapping[str, tuple[int, str]]) -> None:
+        """Refuse constants whose shapes are not what follows from values of dimensions, each with what gives it."""
+        extents = {name: extent for name, (extent, _) in chosen.items()}
+        for name, shape in self.declared.inputs:
+            if name not in self.constants:
+                continue
+            info, own = self.constants[name]
+            for dimension, extent in zip(shape, own, strict=True):
+                used = {dimension} if dimension in chosen else names_in(dimension) if isinstance(dimension, str) else ()
+                if not used or not used <= chosen.keys() or self.declared.extent(dimension, extents) == extent:
+                    continue
+                by = " and ".join(dict.fromkeys(chosen[part][1] for part in self.declared.names if part in used))
+                raise OptionError(
+                    f"constants: input {name!r} of {self.where} takes {declared_type(info.type)} and was given {own}; "
+                    f"{dimension} is {self.declared.extent(dimension, extents)} by {by}"
+                )
 
 
 def _check_names(dimensions: OpenDimensions, dims: Mapping[str, Any], where: str) -> None:
@@ -139,23 +198,19 @@ def _check_fixed_batch(batch: int, dimensions: OpenDimensions, where: str) -> No
     )
 
 
-def _still_open(
-    dimensions: OpenDimensions,
-    missing: Sequence[str],
-    firsts: set[str],
-    batch: int | None,
-    where: str,
-    readers: Readers,
-) -> str:
+def _left_open(dimensions: OpenDimensions, missing: Sequence[str], by_batch: bool, where: str, readers: Readers) -> str:
     places = {name: (number, axis) for name, number, axis in dimensions.places()}
     number, axis = places[missing[0]]
     source = dimensions.inputs[number][0]
     unnamed = missing[0] == f"{source}:{axis}"
     others = f", and {', '.join(map(repr, missing[1:]))} too" if missing[1:] else ""
     values = ", ".join(f'"{name}": ...' for name in missing)
-    by_batch = "batch=... or " if batch is None and firsts.issuperset(missing) else ""
+    # Of one dimension are axes, sizes and the like.
+    lists = ", ".join(f'"{name}": ...' for name, shape in dimensions.inputs if len(shape) == 1 and shape[0] in missing)
+    given = f"; where values of inputs are known before the network runs, constants={{{lists}}} gives them"
     return (
         f"{where}: dimension {axis} ({'unnamed' if unnamed else missing[0]}) of input {source!r} is open"
-        f"{readers.of_value(source)}{others}; pass {by_batch}dims={{{values}}} to fix "
+        f"{readers.of_value(source)}{others}; pass {'batch=... or ' if by_batch else ''}dims={{{values}}} to fix "
         f"{'them' if others else 'it'} (souffle.compile takes lists of values, too, and compiles a version for each)"
+        f"{given if lists else ''}"
     )

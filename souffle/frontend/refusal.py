@@ -67,7 +67,7 @@ def computed(*names: str) -> Obstacle:
     return Obstacle(
         f"its input{'s' if several else ''} {quoted} {are} computed at run time, and the program depends on {them}",
         f"give {quoted} as {constant} (an initializer or a Constant node); where the model computes {them} from "
-        "shapes, fix its open dimensions with dims=... or fold it with onnxsim",
+        "constants or shapes, fold it with onnxsim",
         refusal=Refusal.PARAMETER,
         parameters=names,
     )

@@ -40,6 +40,22 @@ def test_onnx_runtime_is_given_the_value_too(model, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)["ok"]
 
 
+def test_values_beside_versions(model, tmp_path, capsys):
+    proto = onnx.load(model)
+    for tensor, axis in ((proto.graph.input[0].type, 0), (proto.graph.input[1].type, 0)):
+        tensor.tensor_type.shape.dim[axis].dim_param = "n" if tensor.tensor_type.elem_type == 1 else "axes"
+    onnx.save(proto, model)
+    words = ("--dim", "n=2,5", "--dim", "axes=1", "--constant", "x1=[-1]")
+    assert run("check", model, *words, "--levels", "V0", "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["ok"] and {ran["version"] for ran in record["runs"]} == {"n=2", "n=5"}
+    assert run("compile", model, *words, "--target", "cpu", "--level", "V0", "-o", tmp_path / "sum.souffle") == 0
+    network = souffle.load(tmp_path / "sum.souffle")
+    assert [network(np.ones((n, 3), "float32"))["y0"].shape for n in (2, 5)] == [(2, 1), (5, 1)]
+    assert run("explain", model, "--dim", "n=2", "--dim", "axes=2", "--constant", "x1=[-1]") == 2
+    assert "axes is 2 by dims" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [

@@ -8,7 +8,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import souffle
-from souffle.errors import OptionError, Refusal, UnsupportedOperatorError
+from souffle import api
+from souffle.errors import ModelError, OptionError, Refusal, UnsupportedOperatorError
 from souffle.program.evaluate import evaluate
 from tests.frontend.support import assert_same, model_of, node_model, reference
 
@@ -117,6 +118,101 @@ def test_dimensions_of_one_name_have_one_extent():
         souffle.import_onnx(gather_model(), constants={"x": X, "mask": np.zeros(2, F)})
 
 
+def window_model() -> onnx.ModelProto:
+    """Rows of x, and sums of it; what is m has a row for each of them, as long as follows from both."""
+    nodes = [
+        helper.make_node("ReduceSum", ["x", "axes"], ["s"], keepdims=0, name="sum"),
+        helper.make_node("Gather", ["x", "rows"], ["y"], axis=1),
+        helper.make_node("Abs", ["m"], ["z"]),
+    ]
+    inputs = {"x": (F, ("batch", "seq", 4)), "axes": (I64, ("n",)), "rows": (I64, ("r",)), "m": (F, ("r", "2*r + seq"))}
+    model = model_of(nodes, inputs, ["s", "y", "z"])
+    shapes = (["batch", "seq"], ["batch", "r", 4], ["r", "seq + r*2"])
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in zip("syz", shapes, strict=True)]
+    del model.graph.output[:]
+    model.graph.output.extend(infos)
+    return model
+
+
+WINDOW = {"axes": [-1], "rows": [1, 0, 0]}
+
+
+@pytest.mark.parametrize(
+    ("given", "shapes"),
+    [
+        ({"dims": {"batch": 2, "seq": 5}}, [(2, 5, 4), (3, 11)]),
+        ({"dims": {"batch": 2, "seq": 5, "r": 3, "n": 1}}, [(2, 5, 4), (3, 11)]),
+        ({"batch": 3, "dims": {"seq": 5}}, [(3, 5, 4), (3, 11)]),
+        ({"dims": {"batch": 2, "seq": 5}, "constants": WINDOW | {"m": np.zeros((3, 11), F)}}, [(2, 5, 4)]),
+        ({"dims": {"batch": 2, "seq": 5}, "constants": WINDOW | {"rows": []}}, [(2, 5, 4), (0, 5)]),
+        ({"constants": WINDOW | {"x": np.zeros((2, 5, 4), F)}}, [(3, 11)]),
+        ({"constants": WINDOW | {"x": np.zeros((2, 5, 4), F), "m": np.zeros((3, 11), F)}}, []),
+    ],
+)
+def test_open_dimensions_follow_from_values(given, shapes):
+    program = souffle.import_onnx(window_model(), **{"constants": WINDOW} | given)
+    assert [tensor.shape for tensor in program.inputs] == shapes
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "words"),
+    [
+        (OptionError, {"dims": {"batch": 2, "seq": 5, "r": 4}}, "input 'rows' .* was given .3,.; r is 4 by dims"),
+        (OptionError, {"dims": {"batch": 2, "seq": [5, 7], "r": [3, 4]}}, "r is 4 by dims"),
+        (OptionError, {"batch": 2, "dims": {"seq": 5}}, "r is 2 by batch=2"),
+        (OptionError, {"dims": {"batch": 2, "sec": 5}}, "'r' .dimension 0 of input 'm'., 'n' .* mean 'seq'"),
+        (ModelError, {}, 'and .seq. too; pass dims={"batch": ..., "seq": ...} to fix them'),
+        (
+            OptionError,
+            {"dims": {"batch": 2, "seq": [5, 7]}, "constants": WINDOW | {"m": np.zeros((3, 11), F)}},
+            r"2\*r . seq is 13 by dims and the value of 'rows'",
+        ),
+        (
+            OptionError,
+            {"dims": {"batch": 2, "seq": 5}, "constants": WINDOW | {"m": np.zeros((2, 9), F)}},
+            "r is 3 by the value of 'rows'",
+        ),
+        (
+            OptionError,
+            {"dims": {"batch": [2]}, "constants": WINDOW | {"x": np.zeros((2, 5, 4), F)}},
+            "dims={'batch': .2.} has no effect: constants settle",
+        ),
+        (
+            UnsupportedOperatorError,
+            {"dims": {"batch": 2, "seq": [5, 7], "n": 1}, "constants": {"rows": [0]}},
+            "compile with constants={'axes': ...}",
+        ),
+        (
+            ModelError,
+            {"dims": {"batch": 2, "seq": 5}, "constants": {}},
+            'dims={"n": ..., "r": ...} to fix them .* constants={"axes": ..., "rows": ...} gives them',
+        ),
+    ],
+)
+def test_values_and_dimensions_that_disagree_are_refused(kind, given, words, monkeypatch):
+    monkeypatch.setattr(api, "network_of", lambda *_, **__: pytest.fail("compiled"))
+    with pytest.raises(kind, match=words) as refused:
+        souffle.compile(window_model(), target="cpu", **{"constants": WINDOW} | given)
+    assert type(refused.value) is kind
+
+
+@pytest.mark.parametrize("options", [{"target": "cpu"}, {"target": "cuda", "device": "cpu", "cubin": False}])
+def test_versions_have_the_constants(options, tmp_path):
+    net = souffle.compile(
+        window_model(), dims={"batch": [2], "seq": [3, 5]}, constants=WINDOW, level="V1", on_demand=True, **options
+    )
+    assert net.dimensions == ("batch", "seq")
+    assert [spec.shape for spec in net.signature.inputs] == [("batch", "seq", 4), (3, "2 * 3 + seq")]
+    net.save(tmp_path / "net.souffle")
+    again = souffle.load(tmp_path / "net.souffle", device=options.get("device", "auto"))
+    for network, extents in ((net, (2, 3)), (net, (2, 5)), (again, (2, 5)), (net, (1, 2))):
+        x, m = (np.random.default_rng(0).standard_normal(s).astype(F) for s in ((*extents, 4), (3, 6 + extents[1])))
+        found = network({"x": x, "m": m})
+        np.testing.assert_allclose(found["s"], x.sum(axis=-1), rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(found["y"], x[:, WINDOW["rows"]])
+        np.testing.assert_array_equal(found["z"], abs(m))
+
+
 @pytest.mark.parametrize(
     ("element", "given", "taken"),
     [
@@ -148,6 +244,11 @@ def test_a_default_gives_way_and_a_weight_does_not():
         assert evaluate(program, {"x0": np.zeros(3, F)})["y0"].min() == least
 
 
+def test_a_program_has_one_value_of_a_dimension():
+    with pytest.raises(OptionError, match=r"'seq' the value \[5, 7\]; .* lists of values are for souffle.compile"):
+        souffle.import_onnx(window_model(), dims={"batch": 2, "seq": [5, 7]}, constants=WINDOW)
+
+
 def test_what_was_given_is_kept_as_it_was():
     values = np.array([1.0, 2.0], F)
     program = souffle.import_onnx(node_model("Add", [(F, (2,)), (F, (2,))]), constants={"x1": values})
@@ -165,7 +266,7 @@ def test_networks_of_other_values_are_other_networks(options):
 
 def test_a_program_has_its_constants():
     program = souffle.import_onnx(node_model("Abs", [(F, (3,))]))
-    with pytest.raises(OptionError, match="give them to souffle"):
+    with pytest.raises(OptionError, match=r"constants={.x0.: \.\.\.} has no effect"):
         souffle.compile(program, constants={"x0": [1, 2, 3]})
     souffle.compile(program, constants={}, target="cpu")
 
