@@ -161,13 +161,18 @@ class _Images(CalibrationDataReader):
 
 def _quantized(model: onnx.ModelProto, quantize: Callable[[Path, Path], None]) -> onnx.ModelProto:
     """`model` through the quantizer, which works on files and says more than it needs to."""
-    logging.getLogger().setLevel(logging.ERROR)
+    root = logging.getLogger()
+    before = root.level
     onnxruntime.set_default_logger_severity(3)
-    with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder, "float.onnx"), Path(folder, "quantized.onnx")
-        onnx.save(model, source)
-        quantize(source, target)
-        return onnx.load(target)
+    try:
+        root.setLevel(logging.ERROR)
+        with tempfile.TemporaryDirectory() as folder:
+            source, target = Path(folder, "float.onnx"), Path(folder, "quantized.onnx")
+            onnx.save(model, source)
+            quantize(source, target)
+            return onnx.load(target)
+    finally:
+        root.setLevel(before)
 
 
 def static(model: onnx.ModelProto, form: QuantFormat, activations: QuantType) -> onnx.ModelProto:

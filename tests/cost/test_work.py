@@ -12,7 +12,7 @@ from tvm import te, tirx, topi
 
 from souffle.cost import Work, work_of
 from souffle.schedule.gpu import RULES, GpuRequest, StageForms
-from souffle.schedule.lower import DeviceFunction, cuda_target, lower_stage
+from souffle.schedule.lower import DeviceFunction, cuda_target, device_function, lower_stage
 from souffle.tvm_compat import primfunc_from_tensors
 from tests.cost.stages import affine, lowered, product
 
@@ -75,16 +75,20 @@ def _guarded(m: int, n: int, depth: int) -> list[te.Tensor]:
     return [a, b, bias, te.compute(c.shape, element, "d")]
 
 
-def test_loads_behind_branches_wait_one_after_another() -> None:
-    """Of an epilogue that is long enough to be a branch, for rows that not all tiles have."""
+def test_loads_behind_branches_wait_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an epilogue that is long enough to be a branch, for rows that not all tiles have; not where they are ahead."""
     waits = {}
-    for m in (96, 100):
-        for depth in (0, 6):
-            rule, function = lowered(_guarded(m, 128, depth), sm_count=2)
-            assert rule == "mma_contraction"
-            waits[m, depth] = work_of(function).global_waits
-    assert waits[96, 0] == waits[96, 6] == waits[100, 0], "whole tiles have no condition, short ones are predicated"
-    assert waits[100, 6] > waits[100, 0]
+    for ahead in (True, False):
+        if not ahead:
+            monkeypatch.setattr(device_function, "with_loads_ahead", lambda function: function)
+        for m in (96, 100):
+            for depth in (0, 6):
+                rule, function = lowered(_guarded(m, 128, depth), sm_count=2)
+                assert rule == "mma_contraction"
+                waits[m, depth, ahead] = work_of(function).global_waits
+    plain = {waits[m, depth, ahead] for m, depth in ((96, 0), (96, 6), (100, 0)) for ahead in (True, False)}
+    assert len(plain) == 1, "whole tiles have no condition, short ones are predicated"
+    assert {waits[100, 6, True]} == plain and waits[100, 6, False] > waits[100, 0, False]
 
 
 def test_a_tile_on_tensor_cores() -> None:

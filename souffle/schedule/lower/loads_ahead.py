@@ -9,8 +9,8 @@
 
 A compiler that does not know which addresses differ keeps loads behind the stores that stand before them, and a
 function's pointers are not told apart any more where it is copied into its kernel: each turn waits for its loads, six
-times a latency of memory where one would do. So does each turn that reads under a condition of its own. In
-LayerNormalization, and in what follows a product, that was half of the time and more (sm_90, nvcc 13.0).
+times a latency of memory where one would do. In LayerNormalization, and in what follows a product, that was half of
+the time and more (sm_90, nvcc 13.0).
 
 Legal since nobody writes what a stage reads while it runs: not the stage, where it stores to other tensors, and no
 other, from which barriers of all blocks divide it. What is read under a condition is read under it as before.
@@ -87,9 +87,9 @@ def _split_of(loop: tirx.For, written: Sequence[tvm.ir.Var], most_words: float) 
     nest = _Nest(written)
     if not nest.enter(loop, _Place()):
         return None
-    # Where nothing is stored and all is done in any case, a compiler sees to it.
+    # Where nothing is stored a compiler sees to it, and a product's loop over steps has its own reads ahead.
     stores = any(_is_global(one.buffer) for one in collect(loop.body, tirx.BufferStore))
-    if not nest.reads or not (stores or any(read.conditions for read in nest.reads)):
+    if not stores or not nest.reads:
         return None
     turns = const_int(loop.extent)
     for together in range(turns, 1, -1):
