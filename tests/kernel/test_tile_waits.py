@@ -72,10 +72,9 @@ def test_tiles_wait_for_those_of_their_rows() -> None:
     "model",
     [
         recurrent("LSTM", 48, 48, 48, steps=7),
-        recurrent("RNN", 64, 72, 72, steps=6),
         recurrent("LSTM both ways", 24, 40, steps=5),
     ],
-    ids=["LSTM", "RNN", "both ways"],
+    ids=["LSTM", "both ways"],
 )
 def test_steps_of_a_loop_wait_for_tiles(model) -> None:
     net = compiled(souffle.import_onnx(model))
