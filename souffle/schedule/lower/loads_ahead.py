@@ -75,7 +75,7 @@ def with_loads_ahead(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _takes_address(call: Call) -> bool:
-    return "address_of" in str(getattr(call.op, "name", ""))
+    return any(kind in str(getattr(call.op, "name", "")) for kind in ("address_of", "access_ptr"))
 
 
 def _is_global(buffer: Any) -> bool:
@@ -140,6 +140,8 @@ class _Nest:
         self._binds: list[tuple[tirx.Bind, _Place]] = []
         # Names of what may have been stored before, in the same turn.
         self._late: list[tirx.Var] = []
+        # Whether something is read in several places, and not under the conditions of the first.
+        self._apart = False
 
     def enter(self, loop: tirx.For, place: _Place) -> bool:
         """Take in what a loop reads; whether all that it does is known."""
@@ -166,10 +168,14 @@ class _Nest:
                 self._binds.append((one, place))
             else:
                 self._late.append(one.var)
-        return True
+        return not self._apart
 
     def _noted(self, value: PrimExpr, place: _Place) -> PrimExpr:
-        if self.number(value) is None:
+        known = self.number(value)
+        if known is not None and not _begins(self.reads[known].conditions, place.conditions):
+            # It is not read in all turns in which it would be needed.
+            self._apart = True
+        if known is None:
             binds = [(bind, where) for bind, where in self._binds if _contains(where, place)]
             used = needed([*(bind for bind, _ in binds), tirx.Evaluate(value), *map(tirx.Evaluate, place.conditions)])
             named = [(bind, where) for bind, where in binds if any(bind.same_as(one) for one in used)]
@@ -223,8 +229,11 @@ class _Nest:
 
 def _contains(outer: _Place, inner: _Place) -> bool:
     """Whether what stands at the one place is done before each turn of what stands behind it at the other."""
-    pairs = ((outer.loops, inner.loops), (outer.conditions, inner.conditions))
-    return all(len(a) <= len(b) and all(x.same_as(y) for x, y in zip(a, b, strict=False)) for a, b in pairs)
+    return _begins(outer.loops, inner.loops) and _begins(outer.conditions, inner.conditions)
+
+
+def _begins(first: Sequence[Any], whole: Sequence[Any]) -> bool:
+    return len(first) <= len(whole) and all(one.same_as(other) for one, other in zip(first, whole, strict=False))
 
 
 def _uses(values: Sequence[PrimExpr], names: Sequence[tirx.Var]) -> bool:

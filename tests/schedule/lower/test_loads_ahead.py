@@ -122,6 +122,16 @@ def test_a_read_under_a_condition_is_read_under_it() -> None:
     assert [name for _, name in ran(after).trace if name in ("x", "y")] == [*"xxxx", *"yyyy"]
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_read_under_a_condition_is_not_taken_for_another(first: bool) -> None:
+    def made(i: tirx.Var) -> list[tirx.Stmt]:
+        asked = tirx.IfThenElse(i < TILE, tirx.BufferStore(OWN, X[i], [i]), None)
+        always = tirx.BufferStore(Y, X[i] + W[i], [i])
+        return [asked, always] if first else [always, asked]
+
+    of_loop(6, made)
+
+
 def test_loops_in_loops_are_held_together() -> None:
     def made(i: tirx.Var) -> list[tirx.Stmt]:
         j, lane = tirx.Var("j", "int32"), tirx.Var("lane", "int32")
