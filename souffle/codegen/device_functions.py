@@ -159,23 +159,26 @@ static __device__ __forceinline__ int {PRODUCT_FUNCTION}(float* total, const uns
 }}
 """
 
-_TOTALS_TEXT = f"""
-static __device__ __forceinline__ int {PUT_FUNCTION}(void* shared, const float* total) {{
-  *(float2*)shared = make_float2(total[0], total[1]);
+
+def _totals_text(kind: str) -> str:
+    """Totals of a fragment put into shared memory and taken from it, of ``float`` or ``int``."""
+    return f"""
+static __device__ __forceinline__ int {PUT_FUNCTION}(void* shared, const {kind}* total) {{
+  *({kind}2*)shared = make_{kind}2(total[0], total[1]);
   return 0;
 }}
 template <int lanes, int planes>
-static __device__ __forceinline__ int {TAKE_FUNCTION}(float* result, const void* shared, int plane) {{
+static __device__ __forceinline__ int {TAKE_FUNCTION}({kind}* result, const void* shared, int plane) {{
 #pragma unroll
   for (int p = 0; p < planes; ++p) {{
-    const float* from = (const float*)shared + p * plane;
+    const {kind}* from = (const {kind}*)shared + p * plane;
 #pragma unroll
     for (int lane = 0; lane < lanes; lane += lanes % 4 ? lanes : 4) {{
-      float some[4];
+      {kind} some[4];
       if constexpr (lanes % 4 == 0) {{
-        *(float4*)some = *(const float4*)(from + lane);
+        *({kind}4*)some = *(const {kind}4*)(from + lane);
       }} else if constexpr (lanes == 2) {{
-        *(float2*)some = *(const float2*)from;
+        *({kind}2*)some = *(const {kind}2*)from;
       }} else {{
         some[0] = from[0];
       }}
@@ -187,20 +190,27 @@ static __device__ __forceinline__ int {TAKE_FUNCTION}(float* result, const void*
 }}
 """
 
-# A difference of an infinity and itself is NaN: see souffle.program.products.
-_TF32_TEXT = f"""
-static __device__ __forceinline__ int {LOAD_WORD_MATRICES_FUNCTION}(float* part, const void* shared) {{
+
+def _words_text(kind: str, register: str) -> str:
+    """Words of ``float`` or ``int`` brought from shared memory to fragments, by PTX's letter for their register."""
+    parts = ", ".join(f'"={register}"(part[{number}])' for number in range(4))
+    return f"""
+static __device__ __forceinline__ int {LOAD_WORD_MATRICES_FUNCTION}({kind}* part, const void* shared) {{
   unsigned from = (unsigned)__cvta_generic_to_shared(shared);
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%0, %1, %2, %3}}, [%4];"
-               : "=f"(part[0]), "=f"(part[1]), "=f"(part[2]), "=f"(part[3]) : "r"(from));
+               : {parts} : "r"(from));
   return 0;
 }}
-static __device__ __forceinline__ int {LOAD_WORDS_FUNCTION}(float* part, const float* shared, int distance) {{
+static __device__ __forceinline__ int {LOAD_WORDS_FUNCTION}({kind}* part, const {kind}* shared, int distance) {{
   part[0] = shared[0];
   part[1] = shared[distance];
   return 0;
 }}
-static __device__ __forceinline__ float souffle_tf32(float value) {{
+"""
+
+
+# A difference of an infinity and itself is NaN: see souffle.program.products.
+_TF32_TEXT = f"""{_words_text("float", "f")}static __device__ __forceinline__ float souffle_tf32(float value) {{
   unsigned rounded;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(value));
   return __uint_as_float(rounded);
@@ -238,6 +248,7 @@ static __device__ __forceinline__ int {BEGIN_TF32_PRODUCT_FUNCTION}(float* total
 }}
 """
 
+
 def _byte_texts(left: str, right: str) -> Iterator[tuple[tuple[str, ...], str]]:
     """Products of words of 8-bit integers of two types of PTX: of fragments, and of two words."""
     product, dot = BYTE_PRODUCT_FUNCTION.format(left, right), DOT_FUNCTION.format(left, right)
@@ -267,46 +278,6 @@ static __device__ __forceinline__ int {dot}(int left, int right, int total) {{
 
 _BYTE_PAIRS = tuple(itertools.product(BYTE_TYPES.values(), repeat=2))
 
-# The same as of words and totals of fp32.
-_BYTE_WORDS_TEXT = f"""
-static __device__ __forceinline__ int {LOAD_WORD_MATRICES_FUNCTION}(int* part, const void* shared) {{
-  unsigned from = (unsigned)__cvta_generic_to_shared(shared);
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%0, %1, %2, %3}}, [%4];"
-               : "=r"(part[0]), "=r"(part[1]), "=r"(part[2]), "=r"(part[3]) : "r"(from));
-  return 0;
-}}
-static __device__ __forceinline__ int {LOAD_WORDS_FUNCTION}(int* part, const int* shared, int distance) {{
-  part[0] = shared[0];
-  part[1] = shared[distance];
-  return 0;
-}}
-static __device__ __forceinline__ int {PUT_FUNCTION}(void* shared, const int* total) {{
-  *(int2*)shared = make_int2(total[0], total[1]);
-  return 0;
-}}
-template <int lanes, int planes>
-static __device__ __forceinline__ int {TAKE_FUNCTION}(int* result, const void* shared, int plane) {{
-#pragma unroll
-  for (int p = 0; p < planes; ++p) {{
-    const int* from = (const int*)shared + p * plane;
-#pragma unroll
-    for (int lane = 0; lane < lanes; lane += lanes % 4 ? lanes : 4) {{
-      int some[4];
-      if constexpr (lanes % 4 == 0) {{
-        *(int4*)some = *(const int4*)(from + lane);
-      }} else if constexpr (lanes == 2) {{
-        *(int2*)some = *(const int2*)from;
-      }} else {{
-        some[0] = from[0];
-      }}
-#pragma unroll
-      for (int i = 0; i < (lanes % 4 ? lanes : 4); ++i) result[lane + i] = p ? result[lane + i] + some[i] : some[i];
-    }}
-  }}
-  return 0;
-}}
-"""
-
 _SCALE_TEXT = f"""
 static __device__ __forceinline__ int {SCALE_FUNCTION}(unsigned* part, const half* factors) {{
 #pragma unroll
@@ -331,9 +302,9 @@ _TEXTS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((COPY_FUNCTION, COMMIT_FUNCTION, WAIT_FUNCTION), _COPY_TEXT),
     ((LOAD_FUNCTION, LOAD_TRANSPOSED_FUNCTION, PRODUCT_FUNCTION), _MMA_TEXT),
     ((TF32_PRODUCT_FUNCTION, BEGIN_TF32_PRODUCT_FUNCTION), _TF32_TEXT),
-    ((PUT_FUNCTION, TAKE_FUNCTION), _TOTALS_TEXT),
+    ((PUT_FUNCTION, TAKE_FUNCTION), _totals_text("float")),
     ((SCALE_FUNCTION,), _SCALE_TEXT),
-    (tuple(BYTE_PRODUCT_FUNCTION.format(*pair) for pair in _BYTE_PAIRS), _BYTE_WORDS_TEXT),
+    (tuple(BYTE_PRODUCT_FUNCTION.format(*pair) for pair in _BYTE_PAIRS), _words_text("int", "r") + _totals_text("int")),
     *(text for pair in _BYTE_PAIRS for text in _byte_texts(*pair)),
     *EXTREMA_TEXTS,
     (FLAG_FUNCTIONS, FLAGS_TEXT),
