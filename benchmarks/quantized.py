@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,10 +42,11 @@ def instructions(plan: Any) -> dict[str, int]:
     """How often the text of a network calls each instruction on 8-bit integers; of machine code, if it can be read."""
     if str(plan.options.arch).startswith("llvm"):
         return _in_machine_code(plan)
-    text = "".join(module.text for module in plan.modules)
-    calls = [match.rstrip("(") for match in _PRODUCT.findall(text)]
-    # One of each is the function itself.
-    counts = {name: calls.count(name) - 1 for name in sorted(set(calls))}
+    counts: Counter[str] = Counter()
+    for module in plan.modules:
+        calls = Counter(match.rstrip("(") for match in _PRODUCT.findall(module.text))
+        # One of each is the function itself.
+        counts += Counter({name: count - 1 for name, count in calls.items()})
     kinds = {"mma.m16n8k32": "souffle_add_byte_product", "dp4a": "souffle_add_dot"}
     return {kind: sum(n for name, n in counts.items() if name.startswith(own)) for kind, own in kinds.items()}
 

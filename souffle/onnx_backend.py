@@ -8,7 +8,6 @@ axes and conditions, it is compiled when it is first run, with the values of exa
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +21,9 @@ from souffle.api import compile as compile_model
 from souffle.emulator.toolchain import find_gxx
 from souffle.errors import CompilerNotFoundError, InputError, ModelError, OptionError, Refusal
 from souffle.frontend import import_onnx
+from souffle.options import INTEGERS
 from souffle.program import TEProgram
+from souffle.program.shared import OncePer
 from souffle.runtime import Network
 from souffle.runtime.detect import gpu_arch
 from souffle.runtime.host_network import HostNetwork
@@ -66,7 +67,7 @@ class SouffleRep(BackendRep):
         self.program: TEProgram | None = None
         self._outputs = tuple(info.name for info in model.graph.output)
         self._model, self._options = model, dict(options)
-        self._networks: OrderedDict[tuple, Network | HostNetwork] = OrderedDict()
+        self._networks: OncePer[Network | HostNetwork] = OncePer(_KEPT)
         self._try_to_compile({})
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -106,22 +107,20 @@ class SouffleRep(BackendRep):
     def _try_to_compile(self, constants: Mapping[str, np.ndarray]) -> Network | HostNetwork | None:
         """The network with these constants; ``None`` where it needs more of them, which :attr:`constants` names now."""
         key = tuple((name, str(value.dtype), value.shape, value.tobytes()) for name, value in constants.items())
-        if key in self._networks:
-            self._networks.move_to_end(key)
-            return self._networks[key]
+
+        def compiled() -> Network | HostNetwork:
+            integers = INTEGERS not in self._options.get("disable", ())
+            self.program = import_onnx(self._model, constants=constants, integers=integers)
+            return compile_model(self.program, **self._options)
+
         try:
-            self.program = import_onnx(self._model, constants=constants)
-            network = compile_model(self.program, **self._options)
+            return self._networks(key, compiled)
         except ModelError as error:
             more = tuple(name for name in error.needs if name not in constants)
             if not more:
                 raise _unsupported(error) from error
             self.constants += more
             return None
-        self._networks[key] = network
-        if len(self._networks) > _KEPT:
-            self._networks.popitem(last=False)
-        return network
 
 
 def _unsupported(error: ModelError) -> Exception:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -186,7 +185,7 @@ def in_versions(
             check_padding(model.dimensions, choice, plans[choice], padding)
 
     def on_demand(extents: dict[str, int]) -> Any:
-        said = extents_text(tuple(extents), tuple(map(operator.index, extents.values())))
+        said = extents_text(tuple(extents), tuple(extents.values()))
         return network_of(compiled(extents, said), device=request.device)
 
     networks = {extents: network_of(plan, device=request.device) for extents, plan in plans.items()}

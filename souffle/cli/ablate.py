@@ -13,9 +13,9 @@ import numpy as np
 import souffle
 from souffle.cli.compare import compare, onnxruntime_outputs, random_inputs
 from souffle.cli.compiler_options import compiler_options
-from souffle.cli.model_options import model_options
+from souffle.cli.model_options import import_options
 from souffle.cli.output import Progress, format_table, human_bytes, write_json
-from souffle.options import INTEGERS, LEVELS, ON_CHIP, SOUFFLE
+from souffle.options import LEVELS, ON_CHIP, SOUFFLE
 from souffle.runtime.detect import gpu_arch
 from souffle.runtime.explain import predicted_seconds
 
@@ -57,8 +57,8 @@ def _report(arguments: argparse.Namespace, progress: Progress, records: list[dic
 
 
 def _model(model: str, arguments: argparse.Namespace, progress: Progress, gpu: str | None) -> Iterator[dict]:
-    given = model_options(arguments)
-    program = souffle.import_onnx(model, **given, integers=INTEGERS not in arguments.disable)
+    given = import_options(arguments)
+    program = souffle.import_onnx(model, **given)
     reference = inputs = None
     for level, disabled in _variants(arguments):
         progress.prefix = f"{Path(model).stem} {_named(level, disabled)}: "

@@ -13,11 +13,10 @@ import souffle
 from souffle.cli.compare import compare, onnxruntime_outputs, random_inputs
 from souffle.cli.compiled import named_versions
 from souffle.cli.compiler_options import compiler_options
-from souffle.cli.model_options import model_options
+from souffle.cli.model_options import import_options
 from souffle.cli.output import Progress, format_table, write_json
 from souffle.emulator import CheckError, Finding
 from souffle.frontend.model_options import ModelOptions
-from souffle.options import INTEGERS
 from souffle.runtime import Network
 from souffle.runtime.detect import gpu_arch
 from souffle.runtime.host_network import HostNetwork
@@ -84,7 +83,7 @@ def _ways(
 
 def _run_levels(arguments: argparse.Namespace, progress: Progress, gpu: str | None, results: _Results) -> None:
     rows, records, findings = results
-    given = ModelOptions(**model_options(arguments), integers=INTEGERS not in arguments.disable)
+    given = ModelOptions(**import_options(arguments))
     reference: tuple[str, dict[str, np.ndarray], dict[str, np.ndarray]] | None = None
     for said, level, network, seconds in _networks(arguments, given, progress, gpu):
         if reference is None or reference[0] != said:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from souffle.errors import OptionError
+from souffle.options import INTEGERS
 
-__all__ = ["add_model_options", "add_padding", "model_options", "padding_of"]
+__all__ = ["add_model_options", "add_padding", "import_options", "model_options", "padding_of"]
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +56,11 @@ def model_options(arguments: argparse.Namespace) -> dict[str, Any]:
             raise OptionError(f"--constant gives {name!r} two values; give it one")
         constants[name] = _array(name, value) if value.endswith(".npy") else _number(name, value)
     return {"batch": arguments.batch, "dims": dims or None, "constants": constants or None}
+
+
+def import_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What :func:`souffle.import_onnx` takes: :func:`model_options`, and whether products are computed on integers."""
+    return model_options(arguments) | {"integers": INTEGERS not in arguments.disable}
 
 
 def add_padding(parser: argparse.ArgumentParser) -> None:

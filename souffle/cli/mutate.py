@@ -9,12 +9,11 @@ from collections.abc import Iterable
 import souffle
 from souffle.cli.compare import random_inputs
 from souffle.cli.compiler_options import compiler_options
-from souffle.cli.model_options import model_options
+from souffle.cli.model_options import import_options
 from souffle.cli.output import Progress, format_table, write_json
 from souffle.mutation.mutants import Mutations
 from souffle.mutation.sandbox import SHUFFLED_RUNS, Sandbox
 from souffle.mutation.trial import COUNTS, Trial, Trials, described, inputs_of, misses, tally
-from souffle.options import INTEGERS
 from souffle.pipeline import compile_cuda
 from souffle.runtime import Network
 
@@ -28,8 +27,7 @@ def trial_table(trials: Iterable[Trial]) -> str:
 
 def mutate(arguments: argparse.Namespace, progress: Progress) -> int:
     """Run the command; the exit status is 1 if a mutant that changes a result is not refuted."""
-    integers = INTEGERS not in arguments.disable
-    program = souffle.import_onnx(arguments.model, **model_options(arguments), integers=integers)
+    program = souffle.import_onnx(arguments.model, **import_options(arguments))
     options = {**compiler_options(arguments), "arch": arguments.arch or "sm_90"}
     compiled = compile_cuda(program, level=arguments.level, cubin=False, progress=progress, **options)
     mutations = Mutations(compiled)

@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 from onnx import helper
 
-__all__ = ["attribute", "sides"]
+__all__ = ["attribute", "attributes", "sides"]
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
@@ -17,6 +17,11 @@ def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
         if candidate.name == name:
             return helper.get_attribute_value(candidate)
     return default
+
+
+def attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    """The attributes of `node` by name, those that it has."""
+    return {one.name: helper.get_attribute_value(one) for one in node.attribute}
 
 
 def sides(auto_pad: str, totals: Sequence[int]) -> list[int]:

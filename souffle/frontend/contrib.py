@@ -7,36 +7,28 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx
-from onnx import helper
 
-from souffle.frontend.attributes import attribute
+from souffle.frontend.accumulation import NARROW
+from souffle.frontend.attributes import attribute, attributes
 from souffle.frontend.interpreter import Interpreter, special
 from souffle.frontend.node_writer import NodeWriter, constant
+from souffle.frontend.normalization import normalized_rows
 from souffle.frontend.quantized import CONTRIB, with_channels_first
 from souffle.frontend.refusal import Obstacle
 from souffle.frontend.values import Known, Scope, Value
 
-__all__ = ["in_single_precision", "layer_normalized"]
+__all__ = ["in_single_precision"]
 
 _Results = Sequence[Value] | None
-_NARROW = ("float16", "bfloat16")
-
-
-def _element(dtype: str) -> int:
-    return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
-
-
-def _cast(write: NodeWriter, value: Value, dtype: str) -> Value:
-    return value if value is None or value.dtype == dtype else write("Cast", value, to=_element(dtype))
 
 
 def in_single_precision(write: NodeWriter, values: Sequence[Value]) -> list[Value]:
     """`values` with those of 16-bit floating-point numbers converted to 32 bits."""
-    return [_cast(write, v, "float32") if v is not None and v.dtype in _NARROW else v for v in values]
+    return [write.cast(v, "float32") if v is not None and v.dtype in NARROW else v for v in values]
 
 
-def _attributes(node: onnx.NodeProto, *names: str) -> dict:
-    return {a.name: helper.get_attribute_value(a) for a in node.attribute if a.name in names}
+def _only(node: onnx.NodeProto, *names: str) -> dict:
+    return {name: value for name, value in attributes(node).items() if name in names}
 
 
 # Products
@@ -107,7 +99,7 @@ def _activated(write: NodeWriter, node: onnx.NodeProto, value: Value, parameters
 @special("FusedGemm", domain=CONTRIB)
 def _fused_gemm(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> _Results:
     write = NodeWriter(interpreter, node)
-    product = write("Gemm", *inputs, **_attributes(node, "alpha", "beta", "transA", "transB"))
+    product = write("Gemm", *inputs, **_only(node, "alpha", "beta", "transA", "transB"))
     parameters = [attribute(node, f"activation_{name}") for name in ("alpha", "beta", "gamma")]
     return [_activated(write, node, product, parameters)]
 
@@ -123,7 +115,7 @@ def _fused_conv(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence
 
     def convolved(image: Value) -> Value:
         filters = with_channels_first_alone(write, w) if node.op_type == "NhwcConv" else w
-        return write("Conv", image, filters, bias, **_attributes(node, *_CONVOLUTION))
+        return write("Conv", image, filters, bias, **_only(node, *_CONVOLUTION))
 
     result = with_channels_first(write, x, convolved) if last else convolved(x)
     if added is not None:
@@ -140,7 +132,7 @@ def with_channels_first_alone(write: NodeWriter, w: Value) -> Value:
 @special("NhwcMaxPool", domain=CONTRIB)
 def _nhwc_max_pool(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> _Results:
     write = NodeWriter(interpreter, node)
-    own = _attributes(node, "auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "strides")
+    own = _only(node, "auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "strides")
     return [with_channels_first(write, inputs[0], lambda image: write("MaxPool", image, **own))]
 
 
@@ -160,13 +152,13 @@ def _matmul_n_bits(interpreter: Interpreter, node: onnx.NodeProto, inputs: Seque
         offsets: Value = constant(1 << (bits - 1), a.dtype)
     elif zeros.dtype == "uint8":
         packed = write("Reshape", zeros, constant([columns, -1], "int64"))
-        offsets = _cast(write, _unpacked(write, packed, bits, blocks), a.dtype)
+        offsets = write.cast(_unpacked(write, packed, bits, blocks), a.dtype)
     else:
         offsets = write("Reshape", zeros, constant([columns, blocks], "int64"))
-    real = _cast(write, weights, a.dtype)
+    real = write.cast(weights, a.dtype)
     if groups is not None:
         # Which block a row of weights belongs to is given.
-        if _is_multiple(groups, blocks * size, inner):
+        if math.prod(groups.shape) not in (inner, blocks * size):
             raise Obstacle(f"its input g_idx has {math.prod(groups.shape)} elements", f"give it {inner}")
         real = write("Slice", real, *(constant([k], "int64") for k in (0, inner, 1)))
         chosen = [write("Gather", scales, groups, axis=1)]
@@ -182,10 +174,6 @@ def _matmul_n_bits(interpreter: Interpreter, node: onnx.NodeProto, inputs: Seque
             real = write("Slice", real, *(constant([k], "int64") for k in (0, inner, 1)))
     product = write("MatMul", a, write("Transpose", real, perm=[1, 0]))
     return [product if bias is None else write("Add", product, bias)]
-
-
-def _is_multiple(groups: Value, padded: int, inner: int) -> bool:
-    return math.prod(groups.shape) not in (inner, padded)
 
 
 def _unpacked(write: NodeWriter, packed: Value, bits: int, count: int) -> Value:
@@ -209,34 +197,14 @@ def _first(count: int) -> list[Known]:
 # Normalizations
 
 
-def layer_normalized(
+def _layer_normalized(
     write: NodeWriter, x: Value, scale: Value, bias: Value, epsilon: float, *, centred: bool = True, axis: int = -1
-) -> tuple[Value, Value, Value]:
-    """A layer normalization in single precision at least: its result, the mean where it is `centred`, and one by the
-    deviation.
-
-    Parameters
-    ----------
-    write : NodeWriter
-    x, scale, bias : value
-        `bias` may be ``None``.
-    epsilon : float
-    centred : bool
-        Whether the mean is taken off; else the mean square stands for the variance.
-    axis : int
-        The first of those normalized over.
-    """
-    axes = list(range(axis % len(x.shape), len(x.shape)))
-    wide = x.dtype if x.dtype == "float64" else "float32"
-    rows, mean = _cast(write, x, wide), None
-    if centred:
-        mean = write("ReduceMean", rows, axes=axes, keepdims=1)
-        rows = write("Sub", rows, mean)
-    variance = write("ReduceMean", write("Mul", rows, rows), axes=axes, keepdims=1)
-    inverse = write("Reciprocal", write("Sqrt", write("Add", variance, constant(epsilon, wide))))
-    result = write("Mul", write("Mul", rows, inverse), _cast(write, scale, wide))
+) -> tuple[Value, Value | None, Value]:
+    """As :func:`normalized_rows`, scaled and with a bias where there is one."""
+    rows, mean, inverse = normalized_rows(write, x, epsilon, centred=centred, axis=axis)
+    result = write("Mul", rows, write.cast(scale, rows.dtype))
     if bias is not None:
-        result = write("Add", result, _cast(write, bias, wide))
+        result = write("Add", result, write.cast(bias, rows.dtype))
     return result, mean, inverse
 
 
@@ -253,8 +221,8 @@ def _skip_layer_normalization(
     total = write("Add", x, skip)
     total = total if bias is None else write("Add", total, bias)
     epsilon = attribute(node, "epsilon", 1e-12 if centred else 1e-5)
-    result, mean, inverse = layer_normalized(write, total, gamma, beta, epsilon, centred=centred)
-    return [_cast(write, result, dtype), mean, inverse, _cast(write, total, dtype)]
+    result, mean, inverse = _layer_normalized(write, total, gamma, beta, epsilon, centred=centred)
+    return [write.cast(result, dtype), mean, inverse, write.cast(total, dtype)]
 
 
 @special("SimplifiedLayerNormalization")
@@ -264,15 +232,15 @@ def _simplified_layer_normalization(
 ) -> _Results:
     write, (x, scale) = NodeWriter(interpreter, node), inputs
     epsilon, axis = attribute(node, "epsilon", 1e-5), attribute(node, "axis", -1)
-    result, _, inverse = layer_normalized(write, x, scale, None, epsilon, centred=False, axis=axis)
-    return [_cast(write, result, scale.dtype), inverse]
+    result, _, inverse = _layer_normalized(write, x, scale, None, epsilon, centred=False, axis=axis)
+    return [write.cast(result, scale.dtype), inverse]
 
 
 @special("LayerNormalization", domain=CONTRIB)
 def _layer_normalization(
     interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope
 ) -> _Results:
-    own = _attributes(node, "axis", "epsilon", "stash_type")
+    own = _only(node, "axis", "epsilon", "stash_type")
     outputs = len(node.output)
     return interpreter.emit(
         "LayerNormalization", list(inputs), f"{node.name}/LayerNormalization", outputs=outputs, **own
@@ -295,18 +263,12 @@ def _group_norm(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence
     if bias is not None:
         x = write("Add", x, write("Reshape", bias, constant(along, "int64")))
     image = write("Transpose", x, perm=first) if last else x
-    shape, groups = list(image.shape), attribute(node, "groups")
-    rows = write("Reshape", image, constant([shape[0], groups, -1], "int64"))
-    ones, zeros = (constant(np.full(groups, value), rows.dtype) for value in (1, 0))
-    rows = write("InstanceNormalization", rows, ones, zeros, epsilon=attribute(node, "epsilon", 1e-5))
-    result = write("Reshape", rows, constant(shape, "int64"))
-    place = constant([channels, *[1] * (rank - 2)], "int64")
-    result = write("Mul", result, write("Reshape", gamma, place))
-    result = write("Add", result, write("Reshape", beta, place))
+    settings = {"num_groups": attribute(node, "groups"), "epsilon": attribute(node, "epsilon", 1e-5)}
+    result = write("GroupNormalization", image, gamma, beta, **settings)
     if attribute(node, "activation"):
         result = write("Mul", result, write("Sigmoid", result))
     result = write("Transpose", result, perm=[0, *range(2, rank), 1]) if last else result
-    return [_cast(write, result, dtype), _cast(write, x, dtype)]
+    return [write.cast(result, dtype), write.cast(x, dtype)]
 
 
 @special("EmbedLayerNormalization", domain=CONTRIB)
@@ -322,14 +284,14 @@ def _embed_layer_normalization(
     total = write("Add", total, rows)
     if segments is not None and segment_table is not None:
         total = write("Add", total, write("Gather", segment_table, segments))
-    result, _, _ = layer_normalized(write, total, gamma, beta, attribute(node, "epsilon", 1e-12))
+    result, _, _ = _layer_normalized(write, total, gamma, beta, attribute(node, "epsilon", 1e-12))
     counted: Value = None
     if len(node.output) > 1 and node.output[1]:
         if mask is None or attribute(node, "mask_index_type", 1) == 0:
             counted = Known(np.zeros(ids.shape[0], "int32"), f"{node.name}_mask_index")
         else:
-            counted = write("ReduceSum", _cast(write, mask, "int32"), constant([1], "int64"), keepdims=0)
-    return [_cast(write, result, dtype), counted, _cast(write, total, dtype)]
+            counted = write("ReduceSum", write.cast(mask, "int32"), constant([1], "int64"), keepdims=0)
+    return [write.cast(result, dtype), counted, write.cast(total, dtype)]
 
 
 def _rows(count: int) -> list[Known]:
@@ -343,7 +305,7 @@ def _gelu(write: NodeWriter, x: Value) -> Value:
     (wide,) = in_single_precision(write, [x])
     half, one, root = (constant(value, wide.dtype) for value in (0.5, 1.0, math.sqrt(0.5)))
     gate = write("Add", write("Erf", write("Mul", wide, root)), one)
-    return _cast(write, write("Mul", write("Mul", wide, half), gate), x.dtype)
+    return write.cast(write("Mul", write("Mul", wide, half), gate), x.dtype)
 
 
 def _quick_gelu(write: NodeWriter, x: Value, alpha: float) -> Value:
@@ -371,7 +333,7 @@ def _fast_gelu(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[
     cube = write("Mul", write("Mul", x, x), x)
     inner = write("Mul", root, write("Add", x, write("Mul", cubic, cube)))
     result = write("Mul", write("Mul", half, x), write("Add", one, write("Tanh", inner)))
-    return [_cast(write, result, dtype)]
+    return [write.cast(result, dtype)]
 
 
 @special("QuickGelu", domain=CONTRIB)

@@ -142,9 +142,8 @@ def _self_attention(
     return [result, write("Concat", *whole, axis=0)]
 
 
-def _rounded(write: NodeWriter, values: Sequence[Value], dtype: str) -> list[Value]:
-    to = int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
-    return [v if v is None or v.dtype == dtype else write("Cast", v, to=to) for v in values]
+def _narrowed(write: NodeWriter, values: Sequence[Value], dtype: str) -> list[Value]:
+    return [v if v is None else write.cast(v, dtype) for v in values]
 
 
 @special("Attention", domain=CONTRIB)
@@ -157,7 +156,7 @@ def _attention(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[
     projected = write("MatMul", x, w)
     projected = projected if bias is None else write("Add", projected, bias)
     present = len(node.output) > 1 and bool(node.output[1])
-    return _rounded(write, _self_attention(write, node, projected, sizes, mask, past, added, present), dtype)
+    return _narrowed(write, _self_attention(write, node, projected, sizes, mask, past, added, present), dtype)
 
 
 @special("QAttention", domain=CONTRIB)
@@ -210,4 +209,4 @@ def _multi_head_attention(
     result = _attended(write, node, q, k, v, [*masks, *([] if added is None else [added])])
     if len(node.output) > 3 and node.output[3]:
         raise Obstacle("its output 'qk' is not supported", "export the model without it")
-    return _rounded(write, [result, k, v], dtype)
+    return _narrowed(write, [result, k, v], dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx
 from onnx import helper
 from tvm import te, tirx
@@ -176,14 +175,7 @@ def _tensor_scatter(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Ten
 
 
 @defines("BitCast")
-def _bit_cast(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor] | None:
-    target = helper.tensor_dtype_to_np_dtype(attribute(node, "to"))
-    if target.itemsize != np.dtype(operands.dtype(0)).itemsize:
-        return None
-    data = operands.tensor(0)
-    if "bool" in (str(target), operands.dtype(0)):
-        # Of a truth value one bit is said, and any other byte than zero is true.
-        zero = tirx.const(0, operands.dtype(0)) if str(target) == "bool" else None
-        truth = (lambda x: x != zero) if zero is not None else (lambda x: tirx.Cast(str(target), x))
-        return [te.compute(operands.shape(0), lambda *at: truth(data(*at)), name="bit_cast")]
-    return [te.compute(operands.shape(0), lambda *at: tirx.reinterpret(str(target), data(*at)), name="bit_cast")]
+def _bit_cast(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor]:
+    """Between types of as many bits that are neither small nor ``bool``: see ``conversions.py``."""
+    data, target = operands.tensor(0), str(helper.tensor_dtype_to_np_dtype(attribute(node, "to")))
+    return [te.compute(operands.shape(0), lambda *at: tirx.reinterpret(target, data(*at)), name="bit_cast")]

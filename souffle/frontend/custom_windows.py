@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from tvm import te, tirx
 
-from souffle.frontend.attributes import attribute
+from souffle.frontend.attributes import attribute, attributes
 from souffle.frontend.custom import LONGEST_AXIS, NodeOperands, defines, int_imm
 from souffle.frontend.custom_order import is_peak
 from souffle.frontend.interpreter import Interpreter, special
@@ -115,7 +115,7 @@ def _max_unpool(
     if not isinstance(inputs[2], Known):
         raise computed("output_shape")
     indices, wanted = inputs[1], [int(extent) for extent in inputs[2].array.reshape(-1)]
-    given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    given = attributes(node)
     # The indices count through what the pooling was of; further rows and columns follow it.
     whole = write("MaxUnpool", x, indices, **given)
     more = [extent - has for extent, has in zip(wanted, whole.shape, strict=False)]

@@ -29,7 +29,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from souffle.frontend.attributes import attribute
+from souffle.frontend.attributes import attribute, attributes
 from souffle.frontend.interpreter import Interpreter, on_integers
 from souffle.frontend.node_writer import NodeWriter, constant
 from souffle.frontend.quantized import (
@@ -123,8 +123,7 @@ def _conv(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value
     if x is None or w is None:
         return None
     write, bias = NodeWriter(interpreter, node), inputs[2] if len(inputs) > 2 else None
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    sums = conv_integer(write, x.integers, x.zero, w.integers, w.zero, attributes)
+    sums = conv_integer(write, x.integers, x.zero, w.integers, w.zero, attributes(node))
     scale = x.scale.array * w.scale.array
     return _product(interpreter, write, sums, scale, bias, 1 - len(x.integers.shape))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from onnx import helper
 
 from souffle.errors import OptionError
 from souffle.frontend.readers import declared_type
+from souffle.wording import did_you_mean
 
 __all__ = ["given_constants"]
 
@@ -48,9 +48,7 @@ def _unknown(name: str, graph: onnx.GraphProto, where: str) -> str:
     if any(name == tensor.name for tensor in graph.initializer):
         return f"{name!r} is a weight of {where} and no input, so that its value is fixed already"
     takes = ", ".join(f"{info.name!r} ({declared_type(info.type)})" for info in graph.input) or "no inputs"
-    near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.4)
-    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-    return f"{where} has no input named {name!r}; it takes {takes}{hint}"
+    return f"{where} has no input named {name!r}; it takes {takes}{did_you_mean(name, names)}"
 
 
 def _value(info: onnx.ValueInfoProto, value: Any, where: str) -> np.ndarray:

@@ -18,8 +18,9 @@ import numpy as np
 import onnx
 from tvm import te, tirx
 
-from souffle.frontend.attributes import attribute, sides
+from souffle.frontend.attributes import attribute
 from souffle.frontend.custom import NodeOperands, defines
+from souffle.frontend.pooling import same_pads
 from souffle.frontend.refusal import Obstacle
 from souffle.tvm_compat import PrimExpr
 
@@ -168,8 +169,7 @@ def _pads(
     if auto == "VALID":
         return [0] * 2 * rank
     spans = [(size - 1) * dilation + 1 for size, dilation in zip(kernel, dilations, strict=True)]
-    windows = zip(extents, spans, strides, strict=True)
-    return sides(auto, [max(0, (-(-x // stride) - 1) * stride + span - x) for x, span, stride in windows])
+    return same_pads(auto, extents, spans, strides)
 
 
 def _padded(image: te.Tensor, zero: te.Tensor | None, shape: Sequence[int], pads: Sequence[int]) -> te.Tensor:

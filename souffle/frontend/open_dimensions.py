@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import onnx
 from souffle.dimensions import OpenDimensions, Shape, names_in
 from souffle.errors import ModelError, OptionError, Refusal
 from souffle.frontend.readers import Readers, declared_type
+from souffle.wording import did_you_mean
 
 __all__ = ["DeclaredDimensions", "checked_extent", "open_dimensions_of"]
 
@@ -176,8 +176,7 @@ def _check_names(dimensions: OpenDimensions, dims: Mapping[str, Any], where: str
             f"dims names {unknown[0]!r}, and no dimension of {where} is open; leave dims away, or export the model "
             "with symbolic dimensions (torch.onnx.export with dynamic_shapes or dynamic_axes)"
         )
-    near = difflib.get_close_matches(str(unknown[0]), dimensions.names, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(unknown[0], dimensions.names, most=1)
     has = ", ".join(f"{name!r} ({dimensions.where(name)})" for name in dimensions.names)
     raise OptionError(f"dims names {unknown[0]!r}, which is no open dimension of {where}; it has {has}{hint}")
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
-from souffle.frontend.attributes import attribute
+from souffle.frontend.attributes import attribute, attributes
 from souffle.frontend.interpreter import Interpreter, special
 from souffle.frontend.node_writer import NodeWriter, constant
 from souffle.frontend.refusal import Obstacle
@@ -145,12 +145,8 @@ def requantized(write: NodeWriter, products: Value, factor: Value, zero: Value) 
     return write("QuantizeLinear", real, constant(1, "float32"), zero)
 
 
-def _single(write: NodeWriter, value: Value) -> Value:
-    return value if value.dtype == "float32" else write("Cast", value, to=TensorProto.FLOAT)
-
-
-def _attributes(node: onnx.NodeProto, *without: str) -> dict:
-    return {a.name: helper.get_attribute_value(a) for a in node.attribute if a.name not in without}
+def _without(node: onnx.NodeProto, *without: str) -> dict:
+    return {name: value for name, value in attributes(node).items() if name not in without}
 
 
 @special("ConvInteger")
@@ -161,7 +157,7 @@ def _conv_integer(
     plain = _is_plain(x_zero, ()) and (_is_plain(w_zero, ()) or len(w_zero.shape) == 1)
     if plain and _weights(w, w_zero, (-1, *[1] * (len(w.shape) - 1)))[0] is w:
         return None
-    return [conv_integer(NodeWriter(interpreter, node), x, x_zero, w, w_zero, _attributes(node))]
+    return [conv_integer(NodeWriter(interpreter, node), x, x_zero, w, w_zero, _without(node))]
 
 
 def _is_plain(zero: Value, shape: tuple[int, ...]) -> bool:
@@ -191,7 +187,7 @@ def _q_linear_conv(
     last = bool(attribute(node, "channels_last", 0))
     if last:
         x = write("Transpose", x, perm=[0, rank - 1, *range(1, rank - 1)])
-    products = conv_integer(write, x, x_zero, w, w_zero, _attributes(node, "channels_last"))
+    products = conv_integer(write, x, x_zero, w, w_zero, _without(node, "channels_last"))
     channels = constant([-1, *[1] * (rank - 2)], "int64")
     if bias is not None:
         products = write("Add", products, write("Reshape", bias, channels))
@@ -212,7 +208,7 @@ def _q_linear_matmul(
         # Other types than ONNX Runtime's: their definition is in real numbers.
         real = [write("DequantizeLinear", *given) for given in ((a, a_scale, a_zero), (b, b_scale, b_zero))]
         return [write("QuantizeLinear", write("MatMul", *real), y_scale, y_zero)]
-    a_scale, b_scale, y_scale = (_single(write, scale) for scale in (a_scale, b_scale, y_scale))
+    a_scale, b_scale, y_scale = (write.cast(scale, "float32") for scale in (a_scale, b_scale, y_scale))
     products = matmul_integer(write, a, a_zero, b, b_zero)
     factor = write("Div", write("Mul", _rows(write, a_scale), b_scale), _rows(write, y_scale))
     if _size(y_zero) == 1:
@@ -257,12 +253,11 @@ def _matmul_integer_to_float(
     a, b, a_scale, b_scale, a_zero, b_zero, bias = [*inputs, None, None, None][:7]
     write = NodeWriter(interpreter, node)
     kind = a_scale.dtype
-    a_scale, b_scale = (_single(write, scale) for scale in (a_scale, b_scale))
-    wide = None if bias is None else _single(write, bias)
+    a_scale, b_scale = (write.cast(scale, "float32") for scale in (a_scale, b_scale))
+    wide = None if bias is None else write.cast(bias, "float32")
     factor = write("Mul", _rows(write, a_scale), b_scale)
     result = _scaled_product(write, a, a_zero, b, b_zero, factor, wide)
-    to = int(helper.np_dtype_to_tensor_dtype(np.dtype(kind)))
-    return [result if kind == "float32" else write("Cast", result, to=to)]
+    return [write.cast(result, kind)]
 
 
 @special("DynamicQuantizeMatMul", domain=CONTRIB)
@@ -307,8 +302,8 @@ def quantized_sum(write: NodeWriter, a: Quantized, b: Quantized, scale: Value, z
     scale, point = _scalar(write, scale), _scalar(write, zero)
     x_ratio, y_ratio = (write("Div", _scalar(write, own), scale) for own in (x_scale, y_scale))
     x_zero, y_zero = (constant(0, "int32") if own is None else _scalar(write, own) for own in (x_zero, y_zero))
-    shares = _multiply_add(write, x_zero, x_ratio, write("Mul", y_ratio, _float(write, y_zero)))
-    shift = write("Sub", _float(write, point), shares)
+    shares = _multiply_add(write, x_zero, x_ratio, write("Mul", y_ratio, write.cast(y_zero, "float32")))
+    shift = write("Sub", write.cast(point, "float32"), shares)
     behind = _multiply_add(write, y, y_ratio, shift)
     return _saturated(write, _multiply_add(write, x, x_ratio, behind), zero.dtype)
 
@@ -317,7 +312,7 @@ def _multiply_add(write: NodeWriter, integers: Value, factor: Value, term: Value
     """``integers * factor + term`` in single precision, rounded once: in double precision the product of a byte and a
     number of single precision is exact."""
     wide = [write("Cast", value, to=TensorProto.DOUBLE) for value in (integers, factor, term)]
-    return _float(write, write("Add", write("Mul", *wide[:2]), wide[2]))
+    return write.cast(write("Add", write("Mul", *wide[:2]), wide[2]), "float32")
 
 
 def quantized_product(write: NodeWriter, a: Quantized, b: Quantized, scale: Value, zero: Value) -> Value:
@@ -329,20 +324,16 @@ def quantized_product(write: NodeWriter, a: Quantized, b: Quantized, scale: Valu
         integers.append(wide if own is None else write("Sub", wide, own))
     scales = [_scalar(write, value) for value in (a[1], b[1], scale)]
     factor = write("Div", write("Mul", *scales[:2]), scales[2])
-    real = write("Mul", _float(write, write("Mul", *integers)), factor)
-    return _saturated(write, write("Add", real, _float(write, _scalar(write, zero))), zero.dtype)
+    real = write("Mul", write.cast(write("Mul", *integers), "float32"), factor)
+    return _saturated(write, write("Add", real, write.cast(_scalar(write, zero), "float32")), zero.dtype)
 
 
 def shifted(write: NodeWriter, x: Value, scale: Value, zero: Value) -> Value:
     """``saturate(round(x / scale + zero))``, which is another integer than a rounded quotient and `zero` where the
     quotient is halfway between two and `zero` is odd: ONNX Runtime's average pooling has it so."""
     point = _scalar(write, zero)
-    real = write("Add", write("Div", x, _scalar(write, scale)), _float(write, point))
+    real = write("Add", write("Div", x, _scalar(write, scale)), write.cast(point, "float32"))
     return _saturated(write, real, zero.dtype)
-
-
-def _float(write: NodeWriter, value: Value) -> Value:
-    return write("Cast", value, to=TensorProto.FLOAT)
 
 
 def _saturated(write: NodeWriter, real: Value, dtype: str) -> Value:
@@ -360,7 +351,7 @@ def _q_linear_unary(
 ) -> list[Value]:
     x, x_scale, x_zero, y_scale, y_zero = [*inputs, None][:5]
     write, operator = NodeWriter(interpreter, node), node.op_type.removeprefix("QLinear")
-    attributes = _attributes(node, "channels_last", "opset")
+    attributes = _without(node, "channels_last", "opset")
     if operator == "Softmax":
         attributes.setdefault("axis", -1)
 

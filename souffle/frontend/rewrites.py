@@ -10,9 +10,10 @@ import onnx
 from onnx import TensorProto
 
 from souffle.frontend.accumulation import NARROW
-from souffle.frontend.attributes import attribute, sides
+from souffle.frontend.attributes import attribute, attributes, sides
 from souffle.frontend.interpreter import Interpreter, special
 from souffle.frontend.node_writer import NodeWriter, constant
+from souffle.frontend.normalization import normalized_rows
 from souffle.frontend.refusal import Obstacle, data_dependent, version_of
 from souffle.frontend.values import Known, Scope, Value
 from souffle.program import Tensor
@@ -29,19 +30,11 @@ def _layer_normalization(
     if not any(list(node.output)[1:]) and x.dtype != "float64":
         return None
     write, first = NodeWriter(interpreter, node), attribute(node, "axis", -1) % len(x.shape)
-    # ONNX's definition takes doubles by way of single precision, which ONNX Runtime and ONNX's reference do not. And
-    # its variance is a difference of mean squares, which has no correct digit where the mean is large.
-    wide = x.dtype if x.dtype == "float64" else "float32"
-    rows, axes = _cast(write, x, wide, _element_type(wide)), list(range(first, len(x.shape)))
-    mean = write("ReduceMean", rows, axes=axes, keepdims=1)
-    distance = write("Sub", rows, mean)
-    variance = write("ReduceMean", write("Mul", distance, distance), axes=axes, keepdims=1)
-    deviation = write("Sqrt", write("Add", variance, constant(attribute(node, "epsilon", 1e-5), wide)))
-    inverse = write("Reciprocal", deviation)
-    result = _cast(write, write("Mul", distance, inverse), x.dtype, _element_type(x.dtype))
+    rows, mean, inverse = normalized_rows(write, x, attribute(node, "epsilon", 1e-5), axis=first)
+    result = write.cast(rows, x.dtype)
     result = write("Mul", result, scale)
     result = write("Add", result, bias[0]) if bias else result
-    return [result, *(_cast(write, value, "float32", TensorProto.FLOAT) for value in (mean, inverse))]
+    return [result, *(write.cast(value, "float32") for value in (mean, inverse))]
 
 
 @special("DynamicQuantizeLinear")
@@ -118,13 +111,13 @@ def _group_normalization(
     write, (x, scale, bias) = NodeWriter(interpreter, node), (interpreter.whole(value) for value in inputs)
     groups, (batch, channels, *_) = attribute(node, "num_groups"), x.shape
     wide = x.dtype if x.dtype == "float64" or attribute(node, "stash_type", 1) != TensorProto.FLOAT else "float32"
-    rows = write("Reshape", _cast(write, x, wide, _element_type(wide)), constant([batch, groups, -1], "int64"))
+    rows = write("Reshape", write.cast(x, wide), constant([batch, groups, -1], "int64"))
     # In two passes, which TVM's operator is not.
     ones, zeros = (constant(np.full(groups, value), wide) for value in (1, 0))
     epsilon = attribute(node, "epsilon", 1e-5)
     rows = write("InstanceNormalization", rows, ones, zeros, epsilon=epsilon)
     result = write("Reshape", rows, constant(list(x.shape), "int64"))
-    result = _cast(write, result, x.dtype, _element_type(x.dtype))
+    result = write.cast(result, x.dtype)
     for operator, value in (("Mul", scale), ("Add", bias)):
         if value.shape != (channels,):
             # Before operator set 21, one for each group.
@@ -183,13 +176,8 @@ def _pow(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[Value]
         return None
     else:
         kind = base.dtype if floating else "float64"
-    element = int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(kind)))
-    powered = write("Pow", _cast(write, base, kind, element), _cast(write, exponent, kind, element))
-    return [_cast(write, powered, base.dtype, _element_type(base.dtype))]
-
-
-def _cast(write: NodeWriter, value: Value, dtype: str, element: int) -> Value:
-    return value if value.dtype == dtype else write("Cast", value, to=element)
+    powered = write("Pow", write.cast(base, kind), write.cast(exponent, kind))
+    return [write.cast(powered, base.dtype)]
 
 
 def _element_type(dtype: str) -> int:
@@ -365,7 +353,7 @@ def _roi_align(
     if attribute(node, "mode", b"avg") != b"avg":
         if mode is not None:
             return None
-        given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        given = attributes(node)
         return interpreter.emit(
             "RoiAlign", list(inputs), f"{node.name}/RoiAlign", coordinate_transformation_mode=usual, **given
         )

@@ -188,7 +188,7 @@ def _encoded_float(x: PrimExpr, wide: _Wide, form: _Format, saturate: bool) -> P
         code = tirx.Min(code, n(form.largest))
     else:
         code = tirx.Select(code > n(form.largest), n(form.beyond), code)
-    sign = tirx.shift_right(tirx.reinterpret(wide.integer, x), n(wide.mantissa + _exponent_bits(wide)))
+    sign = tirx.shift_right(tirx.reinterpret(wide.integer, x), n(np.iinfo(wide.integer).bits - 1))
     sign = tirx.bitwise_and(sign, n(1)) * n(form.sign)
     no_number = a > n(wide.infinity)
     if form.nan is None:
@@ -198,10 +198,6 @@ def _encoded_float(x: PrimExpr, wide: _Wide, form: _Format, saturate: bool) -> P
         signed = tirx.Select(code == n(0), n(0), tirx.bitwise_or(code, sign))
         return tirx.Select(no_number, n(form.nan), signed)
     return tirx.bitwise_or(tirx.Select(no_number, n(form.nan), code), sign)
-
-
-def _exponent_bits(wide: _Wide) -> int:
-    return np.iinfo(wide.integer).bits - 1 - wide.mantissa
 
 
 def _encoded_power(x: PrimExpr, wide: _Wide, saturate: bool, round_mode: str) -> PrimExpr:

@@ -66,13 +66,13 @@ def _batch_statistics(interpreter: Interpreter, node: onnx.NodeProto, inputs: Se
     def along_channels(value: Value) -> Value:
         return write("Reshape", as_wide(value), shape)
 
-    def mean_of(value: Value, keep: int) -> Value:
-        return write("ReduceMean", value, axes=axes, keepdims=keep)
+    def mean_of(value: Value) -> Value:
+        return write("ReduceMean", value, axes=axes, keepdims=1)
 
     rows = as_wide(x)
-    mean = mean_of(rows, 1)
+    mean = mean_of(rows)
     distance = write("Sub", rows, mean)
-    variance = mean_of(write("Mul", distance, distance), 1)
+    variance = mean_of(write("Mul", distance, distance))
     deviation = write("Sqrt", write("Add", variance, constant(attribute(node, "epsilon", 1e-5), wide)))
     result = write("Mul", write("Div", distance, deviation), along_channels(scale))
     results = [write.cast(write("Add", result, along_channels(bias)), x.dtype)]

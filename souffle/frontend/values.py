@@ -64,7 +64,7 @@ class Coded:
     ----------
     codes : Tensor
     dtype : str
-        The element type, of :data:`souffle.program.SMALL_TYPES`.
+        The element type, of :data:`souffle.element_types.SMALL_TYPES`.
     """
 
     codes: Tensor

@@ -6,7 +6,6 @@ what was given and what would help.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 
 from souffle.element_types import SMALL_TYPES
 from souffle.errors import InputError
+from souffle.wording import did_you_mean
 
 __all__ = ["Signature", "TensorSpec"]
 
@@ -76,8 +76,7 @@ class Signature:
         missing = [name for name in names if name not in values]
         for name in values:
             if name not in names:
-                near = difflib.get_close_matches(str(name), missing or names, n=3, cutoff=0.4)
-                hint = f"; did you mean {' or '.join(repr(other) for other in near)}?" if near else ""
+                hint = did_you_mean(name, missing or names)
                 raise InputError(f"{self.network} has no input named {name!r}; it takes {self}{hint}")
         if missing:
             raise InputError(

@@ -69,7 +69,12 @@ SHUFFLES = frozenset(
 )
 """Operations by which the lanes of a warp that the first argument names give each other a register."""
 
-NO_MEMORY = ACTIVE_MASKS | SHUFFLES | {"tirx.reinterpret", "prim.likely", "tirx.isnan", "tirx.isinf", "tirx.isfinite"}
+NO_MEMORY = (
+    ACTIVE_MASKS
+    | SHUFFLES
+    | {"tirx.reinterpret", "prim.likely", "tirx.isnan", "tirx.isinf", "tirx.isfinite"}
+    | {f"souffle_add_dot_{left}_{right}" for left in ("s8", "u8") for right in ("s8", "u8")}
+)
 """Operations on registers, beside the functions of :func:`souffle.verify.vocabulary.only_calculates`."""
 
 WHOLE_WARPS = frozenset(

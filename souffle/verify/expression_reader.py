@@ -12,7 +12,7 @@ from tvm.ir import Call, TensorLoad
 from souffle.tvm_compat import const_int, dtype_of
 from souffle.verify.accesses import Address, Claim, Item, Memory, MemoryAccess, WarpMeeting
 from souffle.verify.data_addresses import uniform
-from souffle.verify.device_effects import BYTE_DOT, NO_MEMORY, SHUFFLES
+from souffle.verify.device_effects import NO_MEMORY, SHUFFLES
 from souffle.verify.expressions import Axis, Expr, Undecided, add, const, operation, variable
 from souffle.verify.indices import (
     BINARY,
@@ -222,7 +222,7 @@ class ExpressionReader:
                 self.problem(f"the mask {node.args[0]} of a shuffle")
             else:
                 self.items.append(WarpMeeting(None if mask is ACTIVE else mask, around, self.statement))
-        if not only_calculates(name) and name not in NO_MEMORY and not BYTE_DOT.fullmatch(name):
+        if not only_calculates(name) and name not in NO_MEMORY:
             self.problem(f"a call of {name} in an expression")
         if any(self.pointer(a) is not None for a in arguments):
             self.problem(f"a pointer handed to {name}")

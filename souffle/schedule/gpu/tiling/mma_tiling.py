@@ -70,9 +70,9 @@ have as many and a grid that does not fit one wave ends no kernel (§5.4); a sea
 _ALIKE = 1.04
 """Estimates of time closer than this factor are not told apart."""
 
-_ODD, _FULL = 1.0, 1.15
-"""By which those must be estimated to be sooner that have three fragments along an axis, and those that take the
-registers of two blocks on a multiprocessor to the last: the cost model often sees less of such a gain."""
+_FULL = 1.15
+"""By which those must be estimated to be sooner that take the registers of two blocks on a multiprocessor to the last:
+the cost model often sees less of such a gain."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -403,9 +403,7 @@ def _least(
 
 def _risk(tiling: MmaTiling, operands: Operands, request: GpuRequest) -> float:
     """What an estimate is multiplied with to be compared."""
-    odd = not _PLAIN_PARTS.issuperset(tiling.parts)
-    crowded = tiling.crowded(operands, request.threads)
-    return (_ODD if odd else 1.0) * (_FULL if crowded else 1.0)
+    return _FULL if tiling.crowded(operands, request.threads) else 1.0
 
 
 def _smallest(problem: Contraction, operands: Operands, request: GpuRequest) -> list[MmaTiling]:
