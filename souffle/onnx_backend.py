@@ -52,6 +52,8 @@ class SouffleRep(BackendRep):
         The inputs whose values the network was compiled with, so far as they are known to be needed.
     program : TEProgram or None
         What was compiled last.
+    network : Network, HostNetwork or None
+        What ran last.
 
     Raises
     ------
@@ -65,6 +67,7 @@ class SouffleRep(BackendRep):
         self.inputs = tuple(info.name for info in model.graph.input if info.name not in weights)
         self.constants: tuple[str, ...] = ()
         self.program: TEProgram | None = None
+        self.network: Network | HostNetwork | None = None
         self._outputs = tuple(info.name for info in model.graph.output)
         self._model, self._options = model, dict(options)
         self._networks: OncePer[Network | HostNetwork] = OncePer(_KEPT)
@@ -87,6 +90,7 @@ class SouffleRep(BackendRep):
         network = None
         while network is None:
             network = self._try_to_compile({name: np.asarray(given[name]) for name in self.constants})
+        self.network = network
         outputs = network({name: value for name, value in given.items() if name not in self.constants})
         return namedtupledict("Outputs", self._outputs)(*(outputs[name] for name in self._outputs))
 

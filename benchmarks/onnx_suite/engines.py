@@ -6,6 +6,7 @@ import ctypes
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt, Runner
 
 from benchmarks.onnx_suite.cases import DataSet, model_and_data
+from benchmarks.onnx_suite.exact import expectation_is_inexact
 from benchmarks.onnx_suite.outcomes import CaseResult
 from souffle import onnx_backend
+from souffle.certificate import Certificate
 from souffle.errors import ModelError
 from souffle.program import ExternTE
 
@@ -61,9 +64,12 @@ def _souffle(
             tes = network.program.tes
             extern = {operator for te in tes if isinstance(te, ExternTE) for operator in te.origin.operators}
             about = {"constants": network.constants, "folded": not tes, "extern": tuple(sorted(extern))}
+            about["certificate"] = _verdict(network.network.certificate)
             problem = _difference(given, expected, case, drawn=_draws(model))
             if problem:
-                return {"outcome": "wrong", "message": problem, **about}
+                near = partial(_is_near, case)
+                inexact = expectation_is_inexact(model, inputs, expected, given, near)
+                return {"outcome": "inexact" if inexact else "wrong", "message": problem, **about}
     except BackendIsNotSupposedToImplementIt as error:
         return {"outcome": "refused", "message": str(error), **_kind(error.__cause__)}
     except ModelError as error:
@@ -71,6 +77,16 @@ def _souffle(
     except Exception as error:  # whatever else comes out of the compiler is what is looked for
         return {"outcome": "exception", "message": _words(error), **about}
     return {"outcome": "constants" if network.constants else "passed", **about}
+
+
+def _is_near(case: TestCase, exact: np.ndarray, value: np.ndarray) -> bool:
+    return not _array_difference(value, exact, case, "", drawn=False)
+
+
+def _verdict(certificate: Certificate | None) -> str:
+    if certificate is None:
+        return ""
+    return ": ".join([certificate.verdict, *["; ".join(certificate.unknown)] * bool(certificate.unknown)])
 
 
 def _kind(error: ModelError) -> dict[str, str]:

@@ -10,7 +10,7 @@ __all__ = ["BAD", "OUTCOMES", "PASSED", "CaseResult", "Job", "Subject"]
 
 PASSED = ("passed", "constants")
 BAD = ("wrong", "exception", "crash", "timeout")
-OUTCOMES = (*PASSED, "refused", *BAD)
+OUTCOMES = (*PASSED, "refused", "inexact", *BAD)
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ class CaseResult:
         Nothing is computed when the network runs: its outputs follow from these values.
     extern : tuple of str
         Operators in it that are a kernel of their own, because no TE expresses them.
+    certificate : str
+        The verdict on its kernels, and what it could not decide; empty where none was asked for.
     """
 
     name: str
@@ -63,6 +65,7 @@ class CaseResult:
     constants: tuple[str, ...] = ()
     folded: bool = False
     extern: tuple[str, ...] = ()
+    certificate: str = ""
 
 
 @dataclass(frozen=True)

@@ -71,10 +71,13 @@ def summary(results: Mapping[str, Mapping[str, CaseResult]], subjects: Mapping[s
     own = results.get("souffle", {}).values()
     folded = sum(result.folded for result in own if result.outcome == "constants")
     lines += [f"Of those with parameters as constants, {folded} have nothing left to compute when they run."]
+    proven = Counter(result.certificate.partition(":")[0] for result in own if result.certificate)
+    lines += [f"certificates: {', '.join(f'{count} {verdict}' for verdict, count in proven.items())}"] * bool(proven)
+    lines += [f"{result.name}: {result.certificate}" for result in own if ":" in result.certificate]
     kinds = Counter(result.refusal for result in own if result.outcome == "refused")
     lines += [f"refused: {count:4} {Refusal[kind].value}" for kind, count in kinds.most_common()]
     for engine, found in results.items():
-        shown = (*BAD, *(("refused",) if refusals else ())) if engine == "souffle" else ()
+        shown = ("inexact", *BAD, *(("refused",) if refusals else ())) if engine == "souffle" else ()
         lines += [f"{o}: {r.name}: {r.message}" for o in shown for r in found.values() if r.outcome == o]
     return "\n".join(lines)
 
