@@ -85,8 +85,10 @@ def on_tensor_cores(network: souffle.Network) -> bool:
     return any("mma.sync" in module.text for module in network.plan.modules)
 
 
-@pytest.mark.parametrize("level", ["V0", "V3", "V4"])
-@pytest.mark.parametrize("name", MIXED)
+# V3 has the stages of V0, which the smallest network shows.
+@pytest.mark.parametrize(
+    ("name", "level"), [("bert", "V0"), *((name, level) for name in MIXED for level in ("V3", "V4"))]
+)
 def test_mixed_precision_on_tensor_cores(name: str, level: str) -> None:
     # So small networks are faster at V4 in tiles that own channels, on CUDA cores.
     network = compiled(name, level=level, precision="mixed", disable=("channels",))
@@ -118,8 +120,10 @@ def test_persistent_partition(name: str, level: str) -> None:
     check(name, compiled(name, level=level, partition="persistent"))
 
 
-@pytest.mark.parametrize("level", ["V0", "V4"])
-@pytest.mark.parametrize("name", models.NAMES)
+@pytest.mark.parametrize(
+    ("name", "level"),
+    [(name, level) for name in models.NAMES for level in ("V0", "V4") if level == "V4" or name not in LARGEST],
+)
 def test_llvm_code(name: str, level: str) -> None:
     network = souffle.compile(program(name), level=level, target="cpu")
     check(name, network)
@@ -138,21 +142,18 @@ def test_recurrent_and_expert_networks_are_one_kernel(name: str) -> None:
     assert len(plan.kernels) == len(plan.launches) == 1
 
 
-def test_launches_of_bert() -> None:
-    counts = [len(compiled("bert", level=level, verify="off").plan.launches) for level in ("V0", "V1", "V2", "V3")]
-    assert counts == sorted(counts, reverse=True) and counts[0] > counts[1] > counts[2]
-    assert counts[3] < 2 * SIZES["tiny"].layers
-
-
-@pytest.mark.parametrize("name", ["bert", "lstm", "mmoe"])
+@pytest.mark.parametrize("name", ["bert", "mmoe"])
 def test_a_level_never_reads_or_launches_more_than_the_one_before(name: str) -> None:
     # Parts of a reduction in two phases are written and read, where the time that they save is worth it.
     options = {"reductions": "one_phase", "verify": "off"}
-    plans = [compiled(name, level=level, **options).plan for level in ("V0", "V2", "V3", "V4")]
+    plans = [compiled(name, level=level, **options).plan for level in LEVELS]
     launches = [len(plan.launches) for plan in plans]
     assert launches == sorted(launches, reverse=True)
     traffic = [sum(launch.bytes_read + launch.bytes_written for launch in plan.launches) for plan in plans]
-    assert traffic[2] <= traffic[0] and traffic[3] <= traffic[2]
+    assert traffic[3] <= traffic[0] and traffic[4] <= traffic[3]
+    if name == "bert":
+        assert launches[0] > launches[1] > launches[2]
+        assert launches[3] < 2 * SIZES["tiny"].layers
 
 
 def test_equal_layers_share_a_kernel() -> None:

@@ -209,6 +209,6 @@ def test_each_change_that_matters_is_refuted() -> None:
     )
     with Sandbox() as sandbox:
         trials = Trials(mutations, inputs, sandbox)
-        found = [trials.run(mutation) for mutation in mutations.sample(20, seed=7)]
+        found = [trials.run(mutation) for mutation in mutations.sample(12, seed=7)]
     assert not misses(found), "\n".join(map(described, misses(found)))
-    assert sum(trial.changed for trial in found) >= 8
+    assert sum(trial.changed for trial in found) >= 5

@@ -34,7 +34,7 @@ CELLS = {
     "LSTM of two layers": recurrent("LSTM", 24, 48, 48, steps=9),
     "GRU, reset behind the product": recurrent("GRU", 40, 40, 40, steps=8, linear_before_reset=1),
     "GRU, reset before the product": recurrent("GRU", 40, 40, steps=6, linear_before_reset=0),
-    "RNN": recurrent("RNN", 64, 72, 72, steps=8),
+    "RNN": recurrent("RNN", 64, 72, steps=8),
 }
 
 
@@ -190,7 +190,7 @@ def test_each_random_change_that_matters_is_refuted(always: None) -> None:
     inputs = inputs_of(net.plan, inputs_for(program))
     with Sandbox() as sandbox:
         trials = Trials(mutations, inputs, sandbox)
-        found = [trials.run(mutation) for mutation in mutations.sample(60, seed=5)]
+        found = [trials.run(mutation) for mutation in mutations.sample(36, seed=5)]
     assert not misses(found), "\n".join(map(described, misses(found)))
     assert any(t.mutation.stage and t.mutation.stage.endswith("_fill") and t.changed for t in found)
 

@@ -80,9 +80,9 @@ def test_what_fills_again_for_nothing_is_not_refuted() -> None:
 def test_each_that_changes_a_result_is_refuted() -> None:
     with Sandbox() as sandbox:
         trials = Trials(mutations(), inputs(), sandbox)
-        found = [trials.run(mutation) for mutation in mutations().sample(25, seed=11)]
+        found = [trials.run(mutation) for mutation in mutations().sample(16, seed=11)]
     assert not misses(found), "\n".join(map(described, misses(found)))
-    assert counted(found)["changing"] >= 15
+    assert counted(found)["changing"] >= 9
 
 
 def test_a_run_after_a_trap_is_right() -> None:

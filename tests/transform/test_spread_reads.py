@@ -66,9 +66,9 @@ def test_the_steps_of_both_directions_are_one_loop(
 
 
 @pytest.mark.parametrize(
-    ("kind", "attributes"), [("LSTM", {}), ("GRU", {}), ("GRU", {"linear_before_reset": 1}), ("RNN", {})]
+    ("kind", "attributes", "steps", "batch"),
+    [("LSTM", {}, 5, 3), ("GRU", {}, 5, 3), ("GRU", {"linear_before_reset": 1}, 5, 1), ("RNN", {}, 8, 1)],
 )
-@pytest.mark.parametrize(("steps", "batch"), [(5, 3), (8, 1)])
 def test_layers_upon_each_other_stay_right(kind: str, attributes: dict, steps: int, batch: int) -> None:
     program = transformed(recurrent(f"{kind} both ways", 8, 8, 8, steps=steps, batch=batch, **attributes))
     spread, _ = spread_reads(program)
