@@ -33,7 +33,7 @@ from souffle.tvm_compat import PrimExpr
 
 __all__: list[str] = []
 
-_MOST_STEPS = 512
+_MOST_STEPS = 1024
 
 
 

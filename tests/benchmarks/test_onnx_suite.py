@@ -145,6 +145,14 @@ def test_the_record_and_the_page_say_what_a_run_found(tmp_path, monkeypatch):
     assert "| ONNX Runtime" in text and "| CPU, all | 1 | 1 | 1 | 0 |" in text
     assert "not with text | 1 | 0 | ai.onnx.ml::Scaler |" in text
     assert "(paper, §9): Abs." in text
+    part = {"souffle": {name: CaseResult(name, "passed") for name in "ac"}}
+    assert operators_page.record_part("cpu", part, SUBJECTS) == ["ai.onnx.ml::Scaler"]
+    part["souffle"]["b"] = CaseResult("b", "refused", "why", refusal="FORM")
+    assert operators_page.record_part("cpu", part, SUBJECTS) == ["Abs", "ai.onnx.ml::Scaler"]
+    found = json.loads(record.read_text())
+    assert found["runs"]["cpu"]["totals"] == {"node": {"passed": 1, "refused": 1}, "simple": {"passed": 1}}
+    entry = {"cases": 2, "passed": 1, "refused": 1, "refusals": {"FORM": 1}, "types": ["float32"]}
+    assert found["operators"]["Abs"]["cpu"] == entry
 
 
 def test_the_page_is_that_of_the_record_and_of_the_operators_that_there_are():
