@@ -32,6 +32,7 @@ LOWEST = {
     "element_types",
     "multiprocessor",
     "certificate",
+    "counted_axes",
     "cache",
     "dimensions",
     "named",

@@ -277,6 +277,6 @@ def test_contractions_of_one_operand_are_merged_though_their_epilogues_differ() 
 
 
 def test_an_operator_that_depends_on_data_is_named() -> None:
-    node = helper.make_node("NonZero", ["x"], ["y"])
-    with pytest.raises(UnsupportedOperatorError, match="NonZero"):
-        souffle.import_onnx(model([node], [("x", (3, 4))], [("y", (2, None), INT64)]))
+    nodes = [helper.make_node("NonZero", ["x"], ["y"], "which"), helper.make_node("EyeLike", ["y"], ["z"])]
+    with pytest.raises(UnsupportedOperatorError, match=r"EyeLike.*by NonZero of node 'which'"):
+        souffle.import_onnx(model(nodes, [("x", (3, 4))], [("z", (2, None), INT64)]))

@@ -3,8 +3,8 @@
 ``python -m benchmarks.onnx_suite [--target cpu] [--level V4] [--only PATTERN] [--against ort] [--out FILE.json]``. With
 ``--target cuda`` the emitted CUDA text runs on the CPU device. Processes run the cases: one that dies or takes too long
 is noted, and another goes on. With ``--out`` the same command goes on where it stopped. ``--record`` also writes what
-became of each operator to docs/results/onnx_suite.json, and docs/operators.md from it. ``--sample N --seed S`` takes
-N cases by chance. Outcomes:
+became of each operator to docs/results/onnx_suite.json, and docs/operators.md from it; with ``--only``, of those
+operators all of whose cases were run. ``--sample N --seed S`` takes N cases by chance. Outcomes:
 
 - passed: every output of every data set is right, by ONNX's own comparison and the case's own tolerance;
 - constants: it passed with the values of inputs as constants, of those that the compiler said it needs: axes, sizes,
@@ -32,7 +32,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from benchmarks.onnx_suite.cases import KINDS
-from benchmarks.onnx_suite.operators_page import record_run, write_page
+from benchmarks.onnx_suite.operators_page import record_part, record_run, write_page
 from benchmarks.onnx_suite.outcomes import BAD, OUTCOMES, Job
 from benchmarks.onnx_suite.results import SuiteResults, summary
 from benchmarks.onnx_suite.serving import serve
@@ -42,8 +42,8 @@ from benchmarks.onnx_suite.worker import SuiteWorker
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the suite; 1 where a case is wrong, an exception, a crash or out of time."""
     arguments = _parser().parse_args(argv)
-    if arguments.record and (arguments.only or arguments.sample):
-        raise SystemExit("--record is for all cases: leave --only and --sample out")
+    if arguments.record and arguments.sample:
+        raise SystemExit("--record is for all cases, or all of some operators: leave --sample out")
     setting = {"device": "CUDA" if arguments.target == "cuda" else "CPU", "level": arguments.level}
     results = SuiteResults(arguments.out, setting, arguments.again)
     engines = {"souffle": (arguments.jobs, setting)} | ({"ort": (1, {})} if arguments.against else {})
@@ -60,7 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(summary(done, subjects, refusals=arguments.refusals))
     if absent:
         print(f"{absent} cases are left out: the onnx package that is installed names them and does not hold them.")
-    if arguments.record:
+    if arguments.record and (arguments.only or set(arguments.kinds) != set(KINDS)):
+        print(f"recorded: {', '.join(record_part(arguments.target, done, subjects)) or 'no operator'}")
+        write_page()
+    elif arguments.record:
         record_run(arguments.target, setting, done, subjects)
         write_page()
     return int(any(result.outcome in BAD for result in done["souffle"].values()))

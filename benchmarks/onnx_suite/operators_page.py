@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from benchmarks.onnx_suite.results import WORDS, by_operator, totals
 from souffle.errors import Refusal
 from souffle.frontend.operators import own_operators
 
-__all__ = ["PAGE", "RECORD", "operators_page", "record_run", "write_page"]
+__all__ = ["PAGE", "RECORD", "operators_page", "record_part", "record_run", "write_page"]
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs"
 RECORD = _DOCS / "results" / "onnx_suite.json"
@@ -57,6 +58,50 @@ def record_run(
         entry[target] = counts
         if ort is not None:
             entry["ort"] = ort
+    _write_record(record)
+
+
+def record_part(
+    target: str, results: Mapping[str, Mapping[str, CaseResult]], subjects: Mapping[str, Subject]
+) -> list[str]:
+    """Put a run of some cases into the record: of the operators of which it has all, and which are of one kind.
+
+    Parameters
+    ----------
+    target : str
+    results : mapping
+    subjects : mapping
+        Of all cases.
+
+    Returns
+    -------
+    list of str
+        The operators whose figures were replaced.
+    """
+    record, own = json.loads(RECORD.read_text()), results["souffle"]
+    replaced = []
+    cases: dict[tuple[str, str], set[str]] = {}
+    for name in subjects:
+        cases.setdefault((subjects[name].domain, subjects[name].operator), set()).add(name)
+    for (domain, operator), names in cases.items():
+        label, kinds = f"{domain}::{operator}" if domain else operator, {subjects[name].kind for name in names}
+        entry = record["operators"].get(label, {}).get(target)
+        if entry is None or not names <= own.keys() or len(kinds) > 1 or entry["cases"] != len(names):
+            continue
+        part = {"souffle": {name: own[name] for name in names}}
+        (kind,) = kinds
+        total, counts = Counter(record["runs"][target]["totals"][kind]), by_operator(part, subjects)[label]
+        total.subtract({outcome: entry.get(outcome, 0) for outcome in OUTCOMES})
+        total.update({outcome: counts.get(outcome, 0) for outcome in OUTCOMES})
+        record["runs"][target]["totals"][kind] = {key: total[key] for key in OUTCOMES if total[key]}
+        record["operators"][label][target] = counts
+        replaced.append(label)
+    _write_record(record)
+    return replaced
+
+
+def _write_record(record: Mapping[str, Any]) -> None:
+    operators = record["operators"]
     operators = {label: operators[label] for label in sorted(operators) if operators[label].keys() & _TARGETS.keys()}
     lines = [f"  {json.dumps(label)}: {json.dumps(entry)}" for label, entry in operators.items()]
     runs = json.dumps(record["runs"], indent=1).replace("\n", "\n ")
@@ -93,7 +138,40 @@ right by ONNX's own comparison and tolerance. CUDA text runs on the CPU, thread 
 
 Some cases give axes, sizes, conditions and other things on which a program depends as inputs. A network has fixed
 shapes, so these are refused as they are, with the names of the inputs that are needed, and pass *with parameters as
-constants*: `souffle.compile(model, constants={"axes": ...})`."""
+constants*: `souffle.compile(model, constants={"axes": ...})`.
+
+## Results that are as long as data makes them
+
+NonZero, Compress, Unique and NonMaxSuppression select something, and nobody knows how much before the network runs.
+Inside it the result has room for all that there may be, and a count says how many positions along an axis are there.
+What the network returns is cut to that, on every target; `net.outputs` shows the room, as in `<=12`. Where outputs stay
+on a GPU, the call reads the counts, and so waits for the device. Such an output lies in a part of its memory: one that
+is shorter along an axis that is not its first has strides, as DLPack says them, and must be made contiguous before
+another network takes it.
+
+- NonZero has room for all elements, of which there may be 65536.
+- Compress has room for the axis, or all elements without one, or for the condition where that is shorter.
+- Unique has room for the axis, or all elements without one; of rows there may be 8192. NaN is equal to itself, and the
+  largest, as in NumPy.
+- NonMaxSuppression has room for images x classes x boxes, or `max_output_boxes_per_class` where that is less. It takes
+  a step for each box of a class, at most 1024, from V3 on as a loop. A score that is NaN selects nothing.
+
+An operator reads such a result where what is behind the end cannot reach what is there:
+
+- element by element, with values of the same count or an extent of one: arithmetic, comparisons, activations, Cast,
+  Where, Clip, Expand;
+- Transpose, Unsqueeze, Squeeze of other axes, Flatten, and Reshape where -1 or 0 tells the axis and what is there stays
+  in front; Slice from the front on, Concat, Split and Tile along other axes;
+- Gather, GatherElements and GatherND by such indices, and along other axes;
+- MatMul and Gemm on rows and columns; Softmax, LayerNormalization, TopK and OneHot along other axes; CumSum from the
+  front;
+- ReduceSum, ReduceMean, ReduceMax, ReduceMin, ReduceProd, ReduceL1, ReduceL2, ReduceSumSquare, ReduceLogSum, ArgMax and
+  ArgMin, over this axis too. The mean of nothing is NaN, and the index of the largest of nothing 0;
+- Shape and Size, which give the count, and NonZero, Compress, Unique and NonMaxSuppression again;
+- functions, of the model or of ONNX's definition, that are made of these.
+
+All others are refused by name: none reads what is behind the end. Two selections by one tensor have the same count;
+others may not meet."""
 
 
 def _sums(runs: Mapping[str, Any], targets: Sequence[str]) -> str:

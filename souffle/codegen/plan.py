@@ -12,6 +12,7 @@ import numpy as np
 
 from souffle.certificate import Certificate
 from souffle.codegen.dataflow import Dataflow
+from souffle.counted_axes import Counts
 from souffle.decision import Barrier, Decision
 from souffle.options import Options
 
@@ -40,6 +41,9 @@ class Buffer:
     stands_for : str
         The element type under which an input or output is given, where its bytes stand for elements of a small one;
         empty where it is `dtype`.
+    counts : tuple of (int, str)
+        Of an output: its axes of which only the first positions are there, each with the label of the output that says
+        how many (:mod:`souffle.counted_axes`).
     """
 
     name: str
@@ -49,6 +53,7 @@ class Buffer:
     label: str
     offset: int = 0
     stands_for: str = ""
+    counts: tuple[tuple[int, str], ...] = ()
 
     @property
     def element_type(self) -> str:
@@ -304,3 +309,8 @@ class Plan:
     compiler: str = ""
     certificate: Certificate | None = None
     dataflow: Dataflow | None = None
+
+    @property
+    def counts(self) -> Counts:
+        """The counted axes of outputs, by their labels."""
+        return {buffer.label: buffer.counts for buffer in self.buffers if buffer.counts}

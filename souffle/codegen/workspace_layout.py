@@ -93,7 +93,11 @@ def place_buffers(
     small = program.small_types
     buffers = [Buffer(t.name, t.shape, t.dtype, "input", n, stands_for=small.get(n, "")) for n, t in inputs]
     outputs = zip(program.output_names, program.outputs, strict=True)
-    buffers += [Buffer(t.name, t.shape, t.dtype, "output", n, stands_for=small.get(n, "")) for n, t in outputs]
+    counts = program.counts
+    buffers += [
+        Buffer(t.name, t.shape, t.dtype, "output", n, stands_for=small.get(n, ""), counts=counts.get(n, ()))
+        for n, t in outputs
+    ]
     buffers += [Buffer(t.name, t.shape, t.dtype, "constant", t.name) for t in program.constants]
     outer = dict.fromkeys((*program.inputs, *program.outputs, *program.constants))
     inner = [t for t in first if t not in outer]

@@ -131,10 +131,10 @@ def position_on_axis(index: PrimExpr, extent: int) -> PrimExpr:
     return tirx.max(tirx.min(counted, int_imm(extent - 1)), int_imm(0))
 
 
-def check_length(extent: int) -> None:
+def check_length(extent: int, most: int = LONGEST_AXIS) -> None:
     """Refuse an axis that is too long for a definition of quadratic cost."""
-    if extent > LONGEST_AXIS:
+    if extent > most:
         raise Obstacle(
-            f"it works along an axis of {extent} elements, and at most {LONGEST_AXIS} are supported",
+            f"it works along an axis of {extent} elements, and at most {most} are supported",
             "split the axis into shorter parts",
         )

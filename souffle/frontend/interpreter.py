@@ -20,15 +20,25 @@ from souffle.frontend.constant_folding import empty_outputs, evaluate_node
 from souffle.frontend.custom import NodeOperands, custom_template, template_of
 from souffle.frontend.diagnosis import diagnosed, run_time_parameters
 from souffle.frontend.emit import Emitter, check_element_types
+from souffle.frontend.function_bodies import definition
 from souffle.frontend.lowering import IMPORTER_ERRORS, NodeInput, Template, lower_node
 from souffle.frontend.moved_bytes import has_small_elements, moved_as_bytes
-from souffle.frontend.refusal import Obstacle, computed, is_text, operator_name, position_name, refuse, version_of
+from souffle.frontend.refusal import (
+    Obstacle,
+    computed,
+    is_text,
+    operator_name,
+    position_name,
+    refuse,
+    unknown_extent,
+    version_of,
+)
 from souffle.frontend.small_types import codes_of
-from souffle.frontend.values import Coded, Known, QuantizedValues, Scope, Stacked, Value
+from souffle.frontend.values import Coded, Count, Counted, Known, QuantizedValues, Scope, Stacked, Value, is_counted
 from souffle.program import Tensor
 from souffle.program.names import NameSupply
 
-__all__ = ["BUILDER_OPSETS", "SPECIAL_OPERATORS", "Interpreter", "on_integers", "special"]
+__all__ = ["BUILDER_OPSETS", "COUNTED_FORMS", "SPECIAL_OPERATORS", "Interpreter", "on_integers", "special"]
 
 _SCALAR = 1
 _SMALL_INTEGERS = 65536
@@ -75,6 +85,8 @@ class Interpreter:
         self.node_names = NameSupply()
         self._templates: dict[tuple, Template] = {}
         self.reshaped_from: dict[Tensor, Tensor] = {}
+        self.counts: dict[tuple, Count] = {}
+        self.without_ends: dict[tuple, Value] = {}
         self._whole: dict[Stacked, Known | Tensor] = {}
 
     def run(self, nodes: Sequence[onnx.NodeProto], scope: Scope) -> None:
@@ -115,6 +127,8 @@ class Interpreter:
         if function is not None:
             return self.call(function, node, inputs, scope)
         _check_inputs(node, inputs, scope.opsets)
+        if any(map(is_counted, inputs)):
+            return self._on_counts(node, inputs, scope)
         if any(map(has_small_elements, inputs)) and node.op_type not in _ANY_TYPE_OPERATORS:
             if node.op_type in _CLASSIFYING_OPERATORS:
                 return self.in_single_precision(node, inputs, scope)
@@ -128,6 +142,19 @@ class Interpreter:
         form = INTEGER_FORMS.get(operator_name(node)) if self.integers else None
         results = None if form is None else form(self, node, inputs, scope)
         return self.standard(node, inputs, scope) if results is None else results
+
+    def _on_counts(self, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> Sequence[Value]:
+        """The outputs of a node some inputs of which have counted axes: nothing is read unless it is known how."""
+        form = COUNTED_FORMS.get(operator_name(node))
+        if form is not None:
+            return form(self, node, inputs, scope)
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        version = version_of(domain, scope.opsets)
+        if onnx.defs.has(node.op_type, version, domain):
+            schema = onnx.defs.get_schema(node.op_type, version, domain)
+            if schema.has_function and not schema.has_context_dependent_function:
+                return self.by_definition(node, inputs, scope)
+        raise unknown_extent(node, inputs, scope.opsets)
 
     def standard(self, node: onnx.NodeProto, inputs: Sequence[Value], scope: Scope) -> Sequence[Value]:
         """The outputs of a node as its operator is defined, whatever its inputs were quantized from."""
@@ -334,6 +361,8 @@ class Interpreter:
     def tensor_of(self, value: Known | Tensor | Coded | Stacked) -> Tensor:
         """The program tensor of a value; of bytes, where its elements are of a small type."""
         value = codes_of(self.whole(value))
+        if isinstance(value, Counted):
+            value = value.shape  # which it refuses to say
         return self.emitter.constant(value.array, value.name) if isinstance(value, Known) else value
 
 
@@ -342,7 +371,8 @@ def _by_definition(inner: UnsupportedOperatorError) -> Obstacle:
 
 
 def _node_inputs(inputs: Sequence[Value]) -> list[NodeInput | None]:
-    return [None if isinstance(value, list) else _as_node_input(value, True) for value in inputs]
+    room = [value.tensor if isinstance(value, Counted) else value for value in inputs]
+    return [None if isinstance(value, list) else _as_node_input(value, True) for value in room]
 
 
 def _check_inputs(node: onnx.NodeProto, inputs: Sequence[Value], opsets: Sequence[onnx.OperatorSetIdProto]) -> None:
@@ -388,45 +418,14 @@ def bind_attributes(node: onnx.NodeProto, scope: Scope) -> onnx.NodeProto:
     return bound
 
 
-def definition(
-    node: onnx.NodeProto, inputs: Sequence[Value], opsets: Sequence[onnx.OperatorSetIdProto]
-) -> onnx.FunctionProto | None:
-    """The body by which ONNX itself defines the operator of `node`, if it does."""
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    version = next((o.version for o in opsets if ("" if o.domain == "ai.onnx" else o.domain) == domain), 1)
-    if not onnx.defs.has(node.op_type, version, domain):
-        return None
-    schema = onnx.defs.get_schema(node.op_type, version, domain)
-    body: onnx.FunctionProto | None = None
-    if schema.has_context_dependent_function:
-        types = [
-            onnx.TypeProto()
-            if value is None
-            else helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(np.dtype(value.dtype)), value.shape)
-            for value in inputs
-        ]
-        serialized = schema.get_context_dependent_function(
-            node.SerializeToString(), [t.SerializeToString() for t in types]
-        )
-        body = onnx.FunctionProto.FromString(serialized)
-    elif schema.has_function:
-        body = onnx.FunctionProto()
-        body.CopyFrom(schema.function_body)
-    if body is None or not body.node:
-        return None
-    given = {a.name for a in node.attribute}
-    for name, attribute in schema.attributes.items():
-        if name not in given and attribute.default_value.type != onnx.AttributeProto.UNDEFINED:
-            body.attribute_proto.append(attribute.default_value)
-    return body
-
-
 SpecialOperator = Callable[[Interpreter, onnx.NodeProto, Sequence[Value], Scope], Sequence[Value] | None]
 """Handles an operator itself; ``None`` leaves the node to TVM."""
 
 SPECIAL_OPERATORS: dict[str, SpecialOperator] = {}
 INTEGER_FORMS: dict[str, SpecialOperator] = {}
 """Handle operators of ONNX on values that stand for integers; ``None`` leaves the node to the others."""
+COUNTED_FORMS: dict[str, Callable[[Interpreter, onnx.NodeProto, Sequence[Value], Scope], Sequence[Value]]] = {}
+"""Handle operators of ONNX on values with counted axes; all that are not here are refused."""
 
 
 def special(*operators: str, domain: str = "") -> Callable[[SpecialOperator], SpecialOperator]:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 from tvm import te
 
+from souffle.counted_axes import Counts
 from souffle.errors import Refusal, UnsupportedOperatorError
 from souffle.frontend import (  # noqa: F401  (these enter the operators that they define)
     contrib,
     contrib_attention,
     control,
     conversions,
+    counted_elements,
+    counted_movers,
+    counted_sums,
     custom_convolution,
     custom_determinant,
     custom_elementwise,
@@ -24,6 +28,8 @@ from souffle.frontend import (  # noqa: F401  (these enter the operators that th
     custom_ngrams,
     custom_order,
     custom_resize,
+    custom_selection,
+    custom_suppression,
     custom_trees,
     custom_windows,
     dequantized,
@@ -48,7 +54,8 @@ from souffle.frontend.load import LoadedModel, load_model
 from souffle.frontend.model_options import ModelOptions
 from souffle.frontend.refusal import Obstacle, is_text, position_name, refuse, value_type
 from souffle.frontend.small_types import CODES, is_small, standing_for
-from souffle.frontend.values import Known, Scope, Value
+from souffle.frontend.through_counts import room_of
+from souffle.frontend.values import Counted, Known, Scope, Value
 from souffle.program import Origin, Tensor, TEProgram, make_te
 from souffle.tvm_compat import fresh_axis, primfunc_from_tensors
 
@@ -123,13 +130,33 @@ def import_loaded(loaded: LoadedModel) -> TEProgram:
     emitter.inputs.update(zip(inputs, (name for name, _, _ in loaded.inputs), strict=True))
     interpreter.run(loaded.nodes, scope)
     results = [_output_tensor(interpreter, scope, name, loaded) for name in loaded.outputs]
-    kinds = ((name, scope.lookup(name).dtype) for name in loaded.outputs)
+    kinds = ((name, room_of(scope.lookup(name)).dtype) for name in loaded.outputs)
     small |= {name: dtype for name, dtype in kinds if is_small(dtype)}
+    counts, hidden = _counted(scope, loaded.outputs)
+    names = (*loaded.outputs, *hidden)
+    results += hidden.values()
     emitter.fold_constants(set(results))
     outputs: list[Tensor] = []
-    for name, tensor in zip(loaded.outputs, results, strict=True):
+    for name, tensor in zip(names, results, strict=True):
         outputs.append(_defined_output(emitter, interpreter, tensor, name, outputs))
-    return _assemble(loaded, emitter, inputs, outputs, small)
+    return _assemble(loaded, emitter, inputs, dict(zip(names, outputs, strict=True)), small, counts)
+
+
+def _counted(scope: Scope, names: Sequence[str]) -> tuple[Counts, dict[str, Tensor]]:
+    """The counted axes of outputs, and the outputs more that say how long they are, by names that no output has."""
+    counts: dict[str, tuple[tuple[int, str], ...]] = {}
+    hidden: dict[Tensor, str] = {}
+    for name in names:
+        value = scope.lookup(name)
+        if not isinstance(value, Counted):
+            continue
+        for axis, count in value.counts.items():
+            label = f"{name}#{axis}"
+            while label in names or label in hidden.values():
+                label += "#"
+            hidden.setdefault(count.tensor, label)
+        counts[name] = tuple((axis, hidden[count.tensor]) for axis, count in sorted(value.counts.items()))
+    return counts, {name: tensor for tensor, name in hidden.items()}
 
 
 def _output_tensor(interpreter: Interpreter, scope: Scope, name: str, loaded: LoadedModel) -> Tensor:
@@ -146,7 +173,7 @@ def _output_tensor(interpreter: Interpreter, scope: Scope, name: str, loaded: Lo
                 words = f"it makes output {name!r} of the network, which is {value_type(value)}"
                 refuse(named, given, loaded.opsets, Obstacle(words, remedy, refusal=refusal))
         raise UnsupportedOperatorError(f"output {name!r} is {value_type(value)}; {remedy}", refusal=refusal)
-    return interpreter.tensor_of(value)
+    return interpreter.tensor_of(room_of(value))
 
 
 def _defined_output(
@@ -170,18 +197,26 @@ def _defined_output(
     return copy.output
 
 
-def _assemble(loaded: LoadedModel, emitter: Emitter, inputs, outputs, small: Mapping[str, str]) -> TEProgram:
-    live = _live_calls(emitter.calls, outputs)
-    tes = with_groups(live, fusion_groups(live, outputs))
+def _assemble(
+    loaded: LoadedModel,
+    emitter: Emitter,
+    inputs: tuple[Tensor, ...],
+    outputs: Mapping[str, Tensor],
+    small: Mapping[str, str],
+    counts: Counts,
+) -> TEProgram:
+    live = _live_calls(emitter.calls, list(outputs.values()))
+    tes = with_groups(live, fusion_groups(live, list(outputs.values())))
     program = TEProgram(
         inputs=inputs,
-        outputs=tuple(outputs),
+        outputs=tuple(outputs.values()),
         tes=(),
         constants=emitter.constants,
         input_names=tuple(name for name, _, _ in loaded.inputs),
-        output_names=tuple(loaded.outputs),
+        output_names=tuple(outputs),
         name=loaded.name,
         small_types=small,
+        counts=counts,
     )
     return program.with_tes(tes)
 

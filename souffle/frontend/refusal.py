@@ -8,7 +8,7 @@ from typing import NoReturn
 import onnx
 
 from souffle.errors import Refusal, UnsupportedOperatorError
-from souffle.frontend.values import Known, Value
+from souffle.frontend.values import Counted, Known, Value, is_counted
 
 __all__ = [
     "Obstacle",
@@ -21,6 +21,7 @@ __all__ = [
     "position_name",
     "refuse",
     "subject",
+    "unknown_extent",
     "value_type",
     "version_of",
 ]
@@ -73,6 +74,29 @@ def computed(*names: str) -> Obstacle:
     )
 
 
+def unknown_extent(
+    node: onnx.NodeProto, inputs: Sequence[Value], opsets: Sequence[onnx.OperatorSetIdProto], why: str = ""
+) -> Obstacle:
+    """The obstacle that a node reads along an axis whose extent data decides.
+
+    `why` says what of the node stands against it, where that is not the operator as a whole.
+    """
+    names = formal_inputs(node, opsets)
+    found = []
+    for k, value in enumerate(inputs):
+        if isinstance(value, Counted):
+            name = repr(names[k]) if k < len(names) else str(k)
+            axes = ", ".join(f"axis {axis} (by {count.source})" for axis, count in sorted(value.counts.items()))
+            found.append(f"of its input {name} along {axes}")
+    which = " and ".join(found) or "of a part of its inputs"
+    return Obstacle(
+        f"data decides the extent {which}, and {why or f'{node.op_type} is not known to read such a value'}",
+        "end the network before this node and compute the rest outside of it, or keep the fixed shape up to here "
+        "(Where for Compress or NonZero, TopK for a selection)",
+        refusal=Refusal.DATA,
+    )
+
+
 def data_dependent(names: Sequence[str]) -> Obstacle:
     """The obstacle that nobody knows how large the result is before the values of these inputs are there."""
     return Obstacle(
@@ -116,6 +140,11 @@ def value_type(value: Value) -> str:
     if isinstance(value, list):
         parts = sorted({value_type(part) for part in value})
         return f"sequence of {len(value)} ({', '.join(parts)})" if parts else "empty sequence"
+    if isinstance(value, Counted):
+        extents = [f"<={e}" if axis in value.counts else str(e) for axis, e in enumerate(value.tensor.shape)]
+        return f"{value.tensor.dtype}[{', '.join(extents)}]"
+    if is_counted(value):
+        return "stack of values whose extent depends on data"
     return f"{'string' if is_text(value) else value.dtype}{list(value.shape)}"
 
 

@@ -11,10 +11,11 @@ from onnx import TensorProto
 
 from souffle.frontend.accumulation import NARROW
 from souffle.frontend.attributes import attribute, attributes, sides
+from souffle.frontend.custom_selection import compressed
 from souffle.frontend.interpreter import Interpreter, special
 from souffle.frontend.node_writer import NodeWriter, constant
 from souffle.frontend.normalization import normalized_rows
-from souffle.frontend.refusal import Obstacle, data_dependent, version_of
+from souffle.frontend.refusal import Obstacle, version_of
 from souffle.frontend.values import Known, Scope, Value
 from souffle.program import Tensor
 
@@ -191,8 +192,9 @@ def _compress(
     value, condition = inputs
     if isinstance(value, Known) and isinstance(condition, Known):
         return None
+    value = interpreter.whole(value)
     if not isinstance(condition, Known):
-        raise data_dependent(["condition"])
+        return compressed(interpreter, node, value, interpreter.whole(condition), {})
     write, axis = NodeWriter(interpreter, node), attribute(node, "axis")
     if axis is None:
         value, axis = write("Reshape", value, constant([-1], "int64")), 0

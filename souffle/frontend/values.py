@@ -11,7 +11,19 @@ import onnx
 from souffle.errors import Refusal, UnsupportedOperatorError
 from souffle.program import Tensor
 
-__all__ = ["Coded", "Dequantized", "IntegerSum", "Known", "QuantizedValues", "Scope", "Stacked", "Value"]
+__all__ = [
+    "Coded",
+    "Count",
+    "Counted",
+    "Dequantized",
+    "IntegerSum",
+    "Known",
+    "QuantizedValues",
+    "Scope",
+    "Stacked",
+    "Value",
+    "is_counted",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +93,70 @@ class Coded:
         return self.codes.name
 
 
-Value = Known | Tensor | Coded | Stacked | list | None
-"""A constant, a tensor, one of bytes, a stack of values, a sequence of values, or nothing (an absent optional)."""
+@dataclass(frozen=True, eq=False)
+class Count:
+    """How many of the positions along an axis are there: nobody knows before the network runs.
+
+    Two axes are of one extent if they have the same count.
+
+    Attributes
+    ----------
+    tensor : Tensor
+        The number, a scalar of ``int64``.
+    source : str
+        The operator and the node that decide it, for messages.
+    """
+
+    tensor: Tensor
+    source: str
+
+
+@dataclass(frozen=True, eq=False)
+class Counted:
+    """A tensor of which only the first positions are there along some axes.
+
+    What lies behind them means nothing, and whoever reads the tensor must know that. So it has no shape and no type to
+    be taken for a tensor by: an operator reads it if :mod:`souffle.frontend.through_counts` says how, and is refused
+    otherwise.
+
+    Attributes
+    ----------
+    tensor : Tensor
+        With room for all that there may be.
+    counts : mapping of int to Count
+        By axis, at least one.
+    """
+
+    tensor: Tensor
+    counts: Mapping[int, Count]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """It has none.
+
+        Raises
+        ------
+        UnsupportedOperatorError
+        """
+        sources = " and ".join(dict.fromkeys(count.source for count in self.counts.values()))
+        raise UnsupportedOperatorError(
+            f"a value of which {sources} decides the extent is read where its shape must be known; end the network "
+            "before that and compute the rest outside of it",
+            refusal=Refusal.DATA,
+        )
+
+    dtype = shape
+
+
+Value = Known | Tensor | Coded | Stacked | Counted | list | None
+"""A constant, a tensor, one of bytes, a stack of values, one with counted axes, a sequence of values, or nothing (an
+absent optional)."""
+
+
+def is_counted(value: Value) -> bool:
+    """Whether a value has counted axes, or holds one that has."""
+    parts = value.pieces if isinstance(value, Stacked) else value if isinstance(value, list) else ()
+    return isinstance(value, Counted) or any(map(is_counted, parts))
 
 
 @dataclass(frozen=True, eq=False)

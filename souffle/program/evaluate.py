@@ -10,6 +10,7 @@ import numpy as np
 import tvm
 from tvm import s_tir, tirx
 
+from souffle.counted_axes import cut
 from souffle.errors import InputError
 from souffle.program.extrema import with_llvm_extrema
 from souffle.program.ieee import with_ieee_arithmetic
@@ -39,7 +40,7 @@ def evaluate(program: TEProgram, inputs: Mapping[str, np.ndarray] | Sequence[np.
     Returns
     -------
     dict of str to array
-        By output name.
+        By output name, as long as their counts say.
 
     Raises
     ------
@@ -51,7 +52,8 @@ def evaluate(program: TEProgram, inputs: Mapping[str, np.ndarray] | Sequence[np.
     results = run_tes(program.expanded().tes, values, set(program.outputs))
     results.update({t: np.zeros(t.shape, dtype=t.dtype) for t in program.outputs if not t.size})
     named = {name: results[tensor] for name, tensor in zip(program.output_names, program.outputs, strict=True)}
-    return {name: array.view(program.small_types.get(name, array.dtype)) for name, array in named.items()}
+    typed = {name: array.view(program.small_types.get(name, array.dtype)) for name, array in named.items()}
+    return cut(typed, program.counts)
 
 
 def run_tes(tes: Sequence[Item], values: Mapping[Tensor, np.ndarray], wanted: Set[Tensor]) -> dict[Tensor, np.ndarray]:

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from souffle.counted_axes import Counts, check_counts
 from souffle.program.evaluate import evaluate
 from souffle.program.fused import FusedTE, parts_of
 from souffle.program.loop import Loop
@@ -40,6 +41,9 @@ class TEProgram:
         How sums of products of fp32 factors may be computed on a GPU, of :mod:`souffle.program.products`.
     small_types : mapping of str to str
         The element types, by their own names, of inputs and outputs that are of a small type and held as bytes.
+    counts : mapping of str to tuple of (int, str)
+        By the name of an output, its axes of which only the first positions are there, each with the name of the output
+        that says how many (:mod:`souffle.counted_axes`). :meth:`run` cuts them, and does not give the counts.
     """
 
     inputs: tuple[Tensor, ...]
@@ -51,25 +55,27 @@ class TEProgram:
     name: str = field(default="main")
     products: str = IEEE
     small_types: Mapping[str, str] = field(default_factory=dict)
+    counts: Counts = field(default_factory=dict)
 
     def __str__(self) -> str:
         """Its inputs, constants, TEs and outputs; the same for the same program in every run."""
         lines = [f"program {self.name}{'' if self.products == IEEE else f', products in {self.products}'}"]
         lines += [
-            f"input  {tensor!r}{'' if name == tensor.name else f'   # {name}'}{self._small(name)}"
+            f"input  {tensor!r}{'' if name == tensor.name else f'   # {name}'}{self._notes(name)}"
             for name, tensor in zip(self.input_names, self.inputs, strict=True)
         ]
         lines += [f"const  {tensor!r}" for tensor in self.constants]
         for te_ in self.tes:
             lines += format_item(te_)
         lines += [
-            f"output {tensor.name}{'' if name == tensor.name else f'   # {name}'}{self._small(name)}"
+            f"output {tensor.name}{'' if name == tensor.name else f'   # {name}'}{self._notes(name)}"
             for name, tensor in zip(self.output_names, self.outputs, strict=True)
         ]
         return "\n".join(lines)
 
-    def _small(self, name: str) -> str:
-        return f"   # of {self.small_types[name]}" if name in self.small_types else ""
+    def _notes(self, name: str) -> str:
+        small = f"   # of {self.small_types[name]}" if name in self.small_types else ""
+        return small + "".join(f"   # axis {k} is as long as {count} says" for k, count in self.counts.get(name, ()))
 
     def run(self, inputs: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         """Run every TE on the CPU, one after another: the reference that the compiler is held to.
@@ -175,6 +181,11 @@ class TEProgram:
         for name, tensor in zip(self.output_names, self.outputs, strict=True):
             if tensor.size and tensor not in self.producers:
                 raise ProgramError(f"output {name!r} is {tensor}, which no TE defines")
+        pairs = zip(self.output_names, self.outputs, strict=True)
+        try:
+            check_counts(self.counts, {name: (tensor.shape, tensor.dtype) for name, tensor in pairs})
+        except ValueError as error:
+            raise ProgramError(str(error)) from error
 
 
 def _check_type(tensor: Tensor, role: str) -> None:

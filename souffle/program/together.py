@@ -63,6 +63,7 @@ def together(programs: Mapping[str, TEProgram]) -> TEProgram:
         "_".join(prefixes.values()),
         *ways,
         {f"{part.name}.{name}": dtype for part in parts for name, dtype in part.program.small_types.items()},
+        {f"{part.name}.{name}": part.counts(name) for part in parts for name in part.program.counts},
     )
     program.check()
     return program
@@ -79,6 +80,10 @@ class _Renamed:
     def of(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The tensors in the place of some."""
         return tuple(self.tensors[tensor] for tensor in tensors)
+
+    def counts(self, output: str) -> tuple[tuple[int, str], ...]:
+        """The counted axes of an output, with the names of their counts."""
+        return tuple((axis, f"{self.name}.{count}") for axis, count in self.program.counts[output])
 
     def items(self) -> list[Item]:
         """Its TEs, in order."""

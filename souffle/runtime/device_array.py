@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from souffle.counted_axes import first_positions
 from souffle.errors import DeviceError
 from souffle.runtime import dlpack
 from souffle.runtime.cuda import Cuda
 from souffle.runtime.record_page import RecordPage
 
-__all__ = ["DeviceArray", "Handle", "MemoryBlock", "Pool"]
+__all__ = ["DeviceArray", "Handle", "MemoryBlock", "Pool", "first_of", "read_count"]
 
 
 class MemoryBlock:
@@ -127,6 +128,8 @@ class DeviceArray:
     ----------
     shape : tuple of int
     dtype : str
+    room : tuple of int
+        The shape of what it is the first positions of; its own where the data does not decide its extents.
     """
 
     def __init__(
@@ -138,8 +141,9 @@ class DeviceArray:
         shape: tuple[int, ...],
         dtype: str,
         pages: list[RecordPage] | None = None,
+        room: tuple[int, ...] | None = None,
     ) -> None:
-        self.shape, self.dtype = shape, dtype
+        self.shape, self.dtype, self.room = shape, dtype, room or shape
         self._cuda, self._stream, self._ready, self._block = runner_cuda, stream, ready, block
         # Shared by all outputs of a call, and empty once it is known to have ended well.
         self._pages = pages or []
@@ -162,7 +166,7 @@ class DeviceArray:
         DeviceError
             If a kernel has failed.
         """
-        target = np.empty(self.shape, self.dtype)
+        target = np.empty(self.room, self.dtype)
         with self._cuda.current():
             self._cuda.to_host(target, self._block.address, self._stream.handle)
             try:
@@ -171,7 +175,13 @@ class DeviceArray:
                 for page in self._pages:
                     page.check()
         self._pages.clear()
-        return target
+        return target if self.room == self.shape else first_positions(target, dict(enumerate(self.shape)))
+
+    def first(self, extents: Mapping[int, int]) -> DeviceArray:
+        """The first positions along some axes, in the same memory."""
+        shape = tuple(extents.get(axis, extent) for axis, extent in enumerate(self.shape))
+        parts = (self._cuda, self._stream, self._ready, self._block)
+        return DeviceArray(*parts, shape, self.dtype, self._pages, self.room)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (dlpack.CUDA, self._cuda.ordinal)
@@ -203,7 +213,18 @@ class DeviceArray:
                         self._cuda.wait_on_host(self._ready.handle)
                     else:
                         self._cuda.wait(user, self._ready.handle)
-        return dlpack.capsule(self._block.address, self.shape, self.dtype, self.__dlpack_device__(), self._block)
+        device = self.__dlpack_device__()
+        return dlpack.capsule(self._block.address, self.shape, self.dtype, device, self._block, self.room)
+
+
+def read_count(value: np.ndarray | DeviceArray) -> np.ndarray:
+    """The value of a count, for which the host waits where it is on the device."""
+    return value.numpy() if isinstance(value, DeviceArray) else value
+
+
+def first_of(value: np.ndarray | DeviceArray, extents: Mapping[int, int]) -> np.ndarray | DeviceArray:
+    """The first positions along some axes: a new array, or one that stays where it is on the device."""
+    return value.first(extents) if isinstance(value, DeviceArray) else first_positions(value, extents)
 
 
 class Handle:

@@ -154,8 +154,18 @@ def read(value: Any, stream: int) -> DlpackTensor:
     )
 
 
-def capsule(address: int, shape: tuple[int, ...], dtype: str, device: tuple[int, int], owner: Any) -> Any:
-    """Lend a C-contiguous tensor as a DLPack capsule; ``owner`` is kept alive until the consumer is done with it."""
+def capsule(
+    address: int,
+    shape: tuple[int, ...],
+    dtype: str,
+    device: tuple[int, int],
+    owner: Any,
+    room: tuple[int, ...] | None = None,
+) -> Any:
+    """Lend a tensor as a DLPack capsule; ``owner`` is kept alive until the consumer is done with it.
+
+    It lies in memory in C order, as the first positions of a tensor of shape ``room`` where that is given.
+    """
     resolved = np.dtype(dtype)
     if dtype == "bfloat16":
         code = 4
@@ -170,7 +180,7 @@ def capsule(address: int, shape: tuple[int, ...], dtype: str, device: tuple[int,
     step = 1
     for axis in reversed(range(len(shape))):
         strides[axis] = step
-        step *= max(1, shape[axis])
+        step *= max(1, (room or shape)[axis])
     managed = _Managed()
     managed.tensor.data = address
     managed.tensor.device = _Device(*device)

@@ -14,6 +14,7 @@ import tvm
 import tvm_ffi
 
 from souffle.codegen.plan import Buffer, Plan
+from souffle.counted_axes import cut
 from souffle.errors import ArtifactError
 from souffle.runtime import artifact
 from souffle.runtime.explain import explain
@@ -161,6 +162,7 @@ class HostNetwork:
         self._plan = plan
         self._shared = shared or SharedConstants()
         self._signature = signature_of(plan)
+        self._counts = plan.counts
         self._opening = threading.Lock()
         self._loaded: _Loaded | None = None
 
@@ -240,4 +242,5 @@ class HostNetwork:
         """
         arrays = self._signature.host_arrays(args)
         self.open()
-        return self._loaded.run(arrays)
+        outputs = self._loaded.run(arrays)
+        return cut(outputs, self._counts) if self._counts else outputs

@@ -13,12 +13,14 @@ from typing import Any
 
 from souffle.certificate import Certificate
 from souffle.codegen.plan import Plan
+from souffle.counted_axes import cut, hidden_outputs
 from souffle.emulator import LaunchReport
 from souffle.errors import OptionError
 from souffle.runtime import artifact
 from souffle.runtime.cpu_runner import CpuRunner
 from souffle.runtime.cuda import Cuda
 from souffle.runtime.cuda_runner import CudaRunner
+from souffle.runtime.device_array import first_of, read_count
 from souffle.runtime.explain import explain, launch_counts, shared_bytes, spilled_bytes, stack_bytes
 from souffle.runtime.shared_constants import SharedConstants
 from souffle.runtime.signature import Signature, TensorSpec
@@ -84,8 +86,13 @@ def signature_of(plan: Plan) -> Signature:
 
 
 def outputs_of(plan: Plan) -> tuple[TensorSpec, ...]:
-    """The outputs of a plan, under the model's own names."""
-    return tuple(TensorSpec(b.label, b.shape, b.element_type) for b in plan.buffers if b.kind == "output")
+    """The outputs of a plan that callers see, under the model's own names."""
+    hidden = hidden_outputs(plan.counts)
+    return tuple(
+        TensorSpec(b.label, b.shape, b.element_type, tuple(axis for axis, _ in b.counts))
+        for b in plan.buffers
+        if b.kind == "output" and b.label not in hidden
+    )
 
 
 def check_device(device: str) -> int:
@@ -107,7 +114,9 @@ class Network:
 
     ``net({"input": x})`` or ``net(x, y)`` runs it and gives a dict of outputs under the model's names: NumPy arrays for
     NumPy arrays. On a GPU, tensors with ``__dlpack__`` that lie on it are used in place, and where any input is one,
-    the outputs are objects that ``torch.from_dlpack`` and its like take without a copy.
+    the outputs are objects that ``torch.from_dlpack`` and its like take without a copy. An output whose extent depends
+    on data (:attr:`TensorSpec.counted`) is as long as the run made it; where it stays on the GPU, the call waits until
+    the device has counted.
 
     Nothing is opened before the first call, so that a network can be built, looked at and saved without a GPU.
 
@@ -184,7 +193,9 @@ class Network:
         self._options = {"graph": graph, "poison": poison, "blocks": blocks, "order": order, "seed": seed}
         self._options |= {"cache_dir": cache_dir, "checked": checked, "driver": driver}
         self._signature = signature_of(plan)
-        self._output_names = tuple(buffer.label for buffer in plan.buffers if buffer.kind == "output")
+        outputs = [buffer for buffer in plan.buffers if buffer.kind == "output"]
+        self._outputs = tuple((buffer.label, buffer.element_type) for buffer in outputs)
+        self._counts = plan.counts
         self._shared = shared
         self._opening = threading.Lock()
         self._runner: CpuRunner | CudaRunner | None = None
@@ -353,10 +364,11 @@ class Network:
             results: Sequence[Any] = self._runner.run(self._signature, values, graph=self._options["graph"])
         else:
             results = [
-                array.view(spec.dtype) if str(array.dtype) != spec.dtype else array
-                for array, spec in zip(self._runner.run(values), self.outputs, strict=True)
+                array.view(dtype) if str(array.dtype) != dtype else array
+                for array, (_, dtype) in zip(self._runner.run(values), self._outputs, strict=True)
             ]
-        return dict(zip(self._output_names, results, strict=True))
+        outputs = dict(zip((name for name, _ in self._outputs), results, strict=True))
+        return cut(outputs, self._counts, read_count, first_of) if self._counts else outputs
 
     def capture(self) -> Network:
         """The same network replaying one CUDA graph, which is captured now."""

@@ -21,6 +21,7 @@ from souffle.codegen.plan import (
     PredictedStage,
     Resources,
 )
+from souffle.counted_axes import check_counts
 from souffle.decision import Barrier, Decision
 from souffle.element_types import SMALL_TYPES
 from souffle.errors import OptionError
@@ -66,6 +67,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
                 "label": buffer.label,
                 "offset": buffer.offset,
                 **({"stands_for": buffer.stands_for} if buffer.stands_for else {}),
+                **({"counts": [list(count) for count in buffer.counts]} if buffer.counts else {}),
             }
             for buffer in plan.buffers
         ],
@@ -206,6 +208,7 @@ def _buffer(content: Any, index: int, workspace_bytes: int) -> Buffer:
         label=fields.text("label"),
         offset=fields.whole("offset"),
         stands_for=fields.text("stands_for") if "stands_for" in content else "",
+        counts=_counted_axes(fields) if "counts" in content else (),
     )
     if buffer.kind not in _KINDS or buffer.dtype not in _DTYPES:
         raise PlanFormatError(f"buffer {buffer.name} is of kind {buffer.kind!r} and dtype {buffer.dtype!r}")
@@ -221,6 +224,13 @@ def _buffer(content: Any, index: int, workspace_bytes: int) -> Buffer:
     if buffer.kind == "workspace" and not fits:
         raise PlanFormatError(f"buffer {buffer.name} at {buffer.offset} lies outside of {workspace_bytes} bytes")
     return buffer
+
+
+def _counted_axes(fields: _Fields) -> tuple[tuple[int, str], ...]:
+    found = [tuple(item) if isinstance(item, list) else item for item in fields.items("counts")]
+    if any(not isinstance(item, tuple) or [type(part) for part in item] != [int, str] for item in found):
+        raise PlanFormatError(f"buffer {fields.text('name')} has counts that are not (axis, output)")
+    return tuple(found)
 
 
 def _kernel(content: Any, index: int, modules: int) -> Kernel:
@@ -438,6 +448,11 @@ def plan_from_json(content: Any, texts: Sequence[str], cubins: Sequence[bytes]) 
     for launch in launches:
         if arity.setdefault(launch.kernel, len(launch.buffers)) != len(launch.buffers):
             raise PlanFormatError(f"launches of kernel {kernels[launch.kernel].name} have different numbers of buffers")
+    outputs = {buffer.label: (buffer.shape, buffer.dtype) for buffer in buffers if buffer.kind == "output"}
+    try:
+        check_counts({buffer.label: buffer.counts for buffer in buffers if buffer.counts}, outputs)
+    except ValueError as error:
+        raise PlanFormatError(str(error)) from error
     return Plan(
         name=fields.text("name"),
         options=_options(fields),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from souffle.codegen.plan import Plan
+from souffle.counted_axes import hidden_outputs
 from souffle.dimensions import OpenDimensions, Shape, extents_text
 from souffle.errors import OptionError
 
@@ -59,7 +60,8 @@ def check_version(dimensions: OpenDimensions, extents: tuple[int, ...], plan: Pl
     found = [(buffer.label, buffer.shape) for buffer in plan.buffers if buffer.kind == "input"]
     if found != wanted:
         raise ValueError(f"the inputs of its version {about} are {found}, not {wanted}")
-    outputs = [buffer.label for buffer in plan.buffers if buffer.kind == "output"]
+    hidden = hidden_outputs(plan.counts)
+    outputs = [b.label for b in plan.buffers if b.kind == "output" and b.label not in hidden]
     if outputs != [name for name, _ in dimensions.outputs]:
         raise ValueError(f"the outputs of its version {about} are {outputs}")
 
@@ -78,11 +80,17 @@ def check_padding(dimensions: OpenDimensions, extents: tuple[int, ...], plan: Pl
         raise OptionError(
             f"pad_values names {unknown[0]!r}, which is no input of {plan.name}; it has {', '.join(names)}"
         )
+    hidden = hidden_outputs(plan.counts)
     for buffer in plan.buffers:
         if buffer.kind == "input" and buffer.label in padding.values:
             _check_value(buffer.label, buffer.dtype, padding.values[buffer.label])
-        if buffer.kind != "output":
+        if buffer.kind != "output" or buffer.label in hidden:
             continue
+        if buffer.counts:
+            raise OptionError(
+                f"inputs of {plan.name} cannot be padded: the data decides how long output {buffer.label!r} is, and "
+                "what is added to the inputs would be counted with the rest; leave pad away"
+            )
         shape = dict(dimensions.outputs)[buffer.label]
         wanted = None
         if shape is not None and all(map(dimensions.knows, shape)):

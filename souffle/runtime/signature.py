@@ -19,7 +19,7 @@ from souffle.wording import did_you_mean
 __all__ = ["Signature", "TensorSpec"]
 
 
-def _shape_text(shape: Sequence[int]) -> str:
+def _shape_text(shape: Sequence[int | str]) -> str:
     if any(isinstance(extent, str) for extent in shape):
         return " x ".join(map(str, shape))
     return "x".join(str(extent) for extent in shape) if shape else "scalar"
@@ -27,14 +27,19 @@ def _shape_text(shape: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output: the model's name for it, its shape and its dtype."""
+    """One input or output: the model's name for it, its shape and its dtype.
+
+    Along the axes `counted` an output is as long as the data makes it, and `shape` says how long at most.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    counted: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.name!r} ({self.dtype} {_shape_text(self.shape)})"
+        shape = [f"<={extent}" if axis in self.counted else extent for axis, extent in enumerate(self.shape)]
+        return f"{self.name!r} ({self.dtype} {_shape_text(shape)})"
 
 
 @dataclass(frozen=True)

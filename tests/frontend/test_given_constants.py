@@ -82,8 +82,9 @@ def test_inputs_are_found_through_functions_and_beside_a_batch():
 
 
 def test_what_depends_on_data_is_not_asked_for():
+    nodes = [helper.make_node("Compress", ["x", "c"], ["y"]), helper.make_node("EyeLike", ["y"], ["z"])]
     with pytest.raises(UnsupportedOperatorError) as refused:
-        souffle.import_onnx(node_model("Compress", [(F, (3,)), (BOOL, (3,))]))
+        souffle.import_onnx(model_of(nodes, {"x": (F, (3, 3)), "c": (BOOL, (3,))}, ["z"]))
     assert (refused.value.refusal, refused.value.needs) == (Refusal.DATA, ())
 
 

@@ -264,8 +264,6 @@ def test_the_batch_is_fixed_wherever_its_name_stands():
 @pytest.mark.parametrize(
     ("operator", "inputs", "options"),
     [
-        ("NonZero", [("float32", (3, 5))], {}),
-        ("NonMaxSuppression", [("float32", (1, 3, 4)), ("float32", (1, 1, 3))], {}),
         ("Det", [("float32", (65, 65))], {}),
         ("Custom", [("float32", (3, 5))], {"domain": "mine"}),
     ],
