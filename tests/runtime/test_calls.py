@@ -278,7 +278,7 @@ def test_read_only_inputs_can_be_bound() -> None:
 
 def test_what_cannot_be_bound_is_refused() -> None:
     network = _network("small")
-    x, mask = _inputs(network)
+    x, _ = _inputs(network)
     for inputs, outputs, says in (
         ({"x": np.asfortranarray(x)}, None, "is not contiguous, and what is bound is read where it lies"),
         ({"x": x.astype(np.float64)}, None, "must be float32"),
