@@ -6,7 +6,7 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,7 @@ def export(
             "module.eval() if this is the bookkeeping of its training",
             refusal=Refusal.FORM,
         )
-    drawn = [str(node.target) for node in exported.graph.nodes if draws_random_numbers(node.target)]
+    drawn = [str(n.target) for n in exported.graph.nodes if draws_random_numbers(n.target, n.args, n.kwargs)]
     if drawn:
         raise ModelError(
             f"{name} draws random numbers ({', '.join(dict.fromkeys(drawn))}), which would be the same in each run of "
@@ -107,9 +107,16 @@ def fresh(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone()
 
 
-def draws_random_numbers(operator: Any) -> bool:
-    """Whether an operator of PyTorch gives other numbers in each call."""
-    return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
+def draws_random_numbers(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of an operator of PyTorch gives other numbers each time."""
+    if torch.Tag.nondeterministic_seeded not in getattr(operator, "tags", ()):
+        return False
+    # Attention, among others, has the tag and a probability of dropout, which is 0 but in training.
+    parameters = operator._schema.arguments
+    values = {p.name: p.default_value for p in parameters if p.has_default_value()}
+    values |= dict(zip((p.name for p in parameters), args)) | dict(kwargs)
+    never = any(values.get(name) == 0 for name in ("p", "dropout_p") if isinstance(values.get(name), (int, float)))
+    return not (never or values.get("train") is False)
 
 
 def _rename_outputs(graph: ir.Graph, names: Sequence[str]) -> None:

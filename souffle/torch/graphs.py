@@ -79,9 +79,10 @@ class _Recorder(TorchDispatchMode):
         self.random: list[str] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if draws_random_numbers(function):
+        kwargs = kwargs or {}
+        if draws_random_numbers(function, args, kwargs):
             self.random.append(str(function))
-        return function(*args, **(kwargs or {}))
+        return function(*args, **kwargs)
 
 
 def is_constant(placeholder: fx.Node, value: Any) -> bool:

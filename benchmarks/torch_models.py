@@ -1,0 +1,153 @@
+"""Networks of PyTorch by ``torch.compile(backend="souffle")`` and ``souffle.from_torch``, beside eager and Inductor.
+
+``python -m benchmarks.torch_models [--models resnet18 ...] [--repeats 15] [--out FILE.json]``
+
+On the CPU, with random weights of a seed. Outputs are compared with eager's first; then all ways run in turn, in one
+process with the same threads, each round in another order. Goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+import souffle
+from benchmarks.record import kept_results, save_results
+from souffle.cli.output import format_table
+
+try:
+    import torchvision
+    import transformers
+except ImportError as error:
+    raise SystemExit(f"{error}: pip install 'souffle-dl[torch]' torchvision transformers") from error
+
+TOLERANCE = 1e-4
+"""Of the largest magnitude in eager's output: what another order of summation makes of fp32 through a network."""
+_TOKENS = 128
+_WAYS = ("eager", "inductor", "souffle", "from_torch", "bound")
+
+
+def _of_torchvision(name: str) -> Callable[[], tuple[torch.nn.Module, torch.Tensor]]:
+    return lambda: (torchvision.models.get_model(name, weights=None), torch.randn(1, 3, 224, 224))
+
+
+def _gpt2() -> tuple[torch.nn.Module, torch.Tensor]:
+    config = transformers.GPT2Config(use_cache=False)
+    return transformers.GPT2LMHeadModel(config), torch.randint(0, config.vocab_size, (1, _TOKENS))
+
+
+_NETWORKS: dict[str, Callable[[], tuple[torch.nn.Module, torch.Tensor]]] = {
+    "resnet18": _of_torchvision("resnet18"),
+    "mobilenet_v3_large": _of_torchvision("mobilenet_v3_large"),
+    "vit_b_16": _of_torchvision("vit_b_16"),
+    "gpt2": _gpt2,
+}
+
+
+def _tensor(found: Any) -> np.ndarray:
+    """The output that is compared: the only one, or the logits."""
+    return np.asarray(found if isinstance(found, (torch.Tensor, np.ndarray)) else found["logits"])
+
+
+def _timed(run: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    found = run()
+    return time.perf_counter() - start, found
+
+
+def measure(name: str, repeats: int) -> dict[str, Any]:
+    """Compile, compare and time one network."""
+    torch.manual_seed(0)
+    module, x = _NETWORKS[name]()
+    module.eval()
+    souffle.torch.reset()
+    by_souffle = torch.compile(module, backend="souffle", options={"target": "cpu"})
+    by_inductor = torch.compile(module)
+    expected = _tensor(module(x))
+    runs: dict[str, Callable[[], Any]] = {
+        "eager": lambda: module(x),
+        "inductor": lambda: by_inductor(x),
+        "souffle": lambda: by_souffle(x),
+    }
+    seconds = {}
+    for way in ("souffle", "inductor"):
+        seconds[way], _ = _timed(runs[way])
+    seconds["from_torch"], network = _timed(lambda: souffle.from_torch(module, x, target="cpu"))
+    array = x.numpy()
+    bound = network.bind([array])
+    (output,) = (spec.name for spec in network.outputs)
+    runs["from_torch"] = lambda: network(array)[output]
+    runs["bound"] = lambda: bound()[output]
+    errors = {}
+    for way in _WAYS[1:]:
+        found = _tensor(runs[way]())
+        errors[way] = float(np.abs(found - expected).max() / np.abs(expected).max())
+    times: dict[str, list[float]] = {way: [] for way in _WAYS}
+    for number in range(repeats):  # in turn, since the machine may be noisy
+        shift = number % len(_WAYS)
+        for way in (*_WAYS[shift:], *_WAYS[:shift]):
+            times[way].append(_timed(runs[way])[0])
+    medians = {way: statistics.median(found) for way, found in times.items()}
+    quarters = {way: statistics.quantiles(found, n=4) for way, found in times.items()}
+    return {
+        "model": name,
+        "ok": all(errors[way] <= TOLERANCE for way in ("souffle", "from_torch", "bound")),
+        "errors": errors,
+        "breaks": [str(found) for found in souffle.torch.breaks()],
+        "launches": len(network.plan.launches),
+        "compile_s": {way: round(found, 1) for way, found in seconds.items()},
+        "median_ms": {way: round(found * 1e3, 2) for way, found in medians.items()},
+        "quartiles_ms": {way: [round(q[0] * 1e3, 2), round(q[2] * 1e3, 2)] for way, q in quarters.items()},
+        "of_eager": {way: round(medians[way] / medians["eager"], 2) for way in _WAYS[1:]},
+        "of_inductor": round(medians["souffle"] / medians["inductor"], 2),
+    }
+
+
+def main() -> int:
+    """Measure all networks asked for and print a table; the exit status is 1 if an output differs too much."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=list(_NETWORKS), choices=_NETWORKS)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--out", help="where to write the results as JSON")
+    arguments = parser.parse_args()
+    results = kept_results(arguments.out)
+    for name in arguments.models:
+        if any(row["model"] == name for row in results):
+            continue
+        with torch.no_grad():
+            results.append(measure(name, arguments.repeats))
+        if arguments.out:
+            save_results(
+                arguments.out,
+                "benchmarks.torch_models",
+                results,
+                torch=torch.__version__,
+                threads=torch.get_num_threads(),
+                tolerance=TOLERANCE,
+            )
+        print(results[-1], file=sys.stderr, flush=True)
+    head = ["model", "error", "compile s", *(f"{way} ms" for way in _WAYS), "of eager", "of Inductor"]
+    rows = [
+        [
+            row["model"],
+            f"{max(row['errors'][way] for way in ('souffle', 'from_torch', 'bound')):.1e}",
+            f"{row['compile_s']['souffle']} / {row['compile_s']['from_torch']}",
+            *(f"{row['median_ms'][way]} ({'-'.join(map(str, row['quartiles_ms'][way]))})" for way in _WAYS),
+            str(row["of_eager"]["souffle"]),
+            str(row["of_inductor"]),
+        ]
+        for row in results
+    ]
+    print(format_table(head, rows))
+    return 0 if all(row["ok"] and not row["breaks"] for row in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
