@@ -1,14 +1,16 @@
 """Networks of PyTorch by ``torch.compile(backend="souffle")`` and ``souffle.from_torch``, beside eager and Inductor.
 
-``python -m benchmarks.torch_models [--models resnet18 ...] [--repeats 15] [--out FILE.json]``
+``python -m benchmarks.torch_models [--models resnet18 ...] [--repeats 15] [--cores 1] [--out FILE.json]``
 
 On the CPU, with random weights of a seed. Outputs are compared with eager's first; then all ways run in turn, in one
-process with the same threads, each round in another order. Goes on where it stopped.
+process with the same cores, each round in another order. With one core the processor's time is what counts, which other
+work on the machine hardly changes; wall-clock times stand beside it. Goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import time
@@ -56,10 +58,18 @@ def _tensor(found: Any) -> np.ndarray:
     return np.asarray(found if isinstance(found, (torch.Tensor, np.ndarray)) else found["logits"])
 
 
-def _timed(run: Callable[[], Any]) -> tuple[float, Any]:
-    start = time.perf_counter()
+def _timed(run: Callable[[], Any]) -> tuple[tuple[float, float], Any]:
+    """Seconds by the clock and of the processor, and what was computed."""
+    start, began = time.perf_counter(), time.process_time()
     found = run()
-    return time.perf_counter() - start, found
+    return (time.perf_counter() - start, time.process_time() - began), found
+
+
+def _use(cores: int | None) -> None:
+    """Keep to so many cores, as Souffle, PyTorch and Inductor then do."""
+    if cores is not None:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
 
 
 def measure(name: str, repeats: int) -> dict[str, Any]:
@@ -89,25 +99,32 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
     for way in _WAYS[1:]:
         found = _tensor(runs[way]())
         errors[way] = float(np.abs(found - expected).max() / np.abs(expected).max())
-    times: dict[str, list[float]] = {way: [] for way in _WAYS}
+    times: dict[str, list[tuple[float, float]]] = {way: [] for way in _WAYS}
     for number in range(repeats):  # in turn, since the machine may be noisy
         shift = number % len(_WAYS)
         for way in (*_WAYS[shift:], *_WAYS[:shift]):
             times[way].append(_timed(runs[way])[0])
-    medians = {way: statistics.median(found) for way, found in times.items()}
-    quarters = {way: statistics.quantiles(found, n=4) for way, found in times.items()}
+    wall, cpu = ({way: [each[kind] for each in found] for way, found in times.items()} for kind in (0, 1))
+    counted = cpu if len(os.sched_getaffinity(0)) == 1 else wall
+    medians = {way: statistics.median(found) for way, found in counted.items()}
     return {
         "model": name,
         "ok": all(errors[way] <= TOLERANCE for way in ("souffle", "from_torch", "bound")),
         "errors": errors,
         "breaks": [str(found) for found in souffle.torch.breaks()],
         "launches": len(network.plan.launches),
-        "compile_s": {way: round(found, 1) for way, found in seconds.items()},
-        "median_ms": {way: round(found * 1e3, 2) for way, found in medians.items()},
-        "quartiles_ms": {way: [round(q[0] * 1e3, 2), round(q[2] * 1e3, 2)] for way, q in quarters.items()},
+        "cores": len(os.sched_getaffinity(0)),
+        "compile_s": {way: [round(each, 1) for each in found] for way, found in seconds.items()},
+        "wall_ms": {way: _quartiles(found) for way, found in wall.items()},
+        "cpu_ms": {way: _quartiles(found) for way, found in cpu.items()},
         "of_eager": {way: round(medians[way] / medians["eager"], 2) for way in _WAYS[1:]},
         "of_inductor": round(medians["souffle"] / medians["inductor"], 2),
     }
+
+
+def _quartiles(seconds: list[float]) -> list[float]:
+    """The first, the median and the third, in milliseconds."""
+    return [round(found * 1e3, 2) for found in statistics.quantiles(seconds, n=4)]
 
 
 def main() -> int:
@@ -115,8 +132,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(_NETWORKS), choices=_NETWORKS)
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--cores", type=int, help="how many to keep to; all that there are without")
     parser.add_argument("--out", help="where to write the results as JSON")
     arguments = parser.parse_args()
+    _use(arguments.cores)
     results = kept_results(arguments.out)
     for name in arguments.models:
         if any(row["model"] == name for row in results):
@@ -129,17 +148,17 @@ def main() -> int:
                 "benchmarks.torch_models",
                 results,
                 torch=torch.__version__,
-                threads=torch.get_num_threads(),
                 tolerance=TOLERANCE,
             )
         print(results[-1], file=sys.stderr, flush=True)
+    shown = "cpu_ms" if arguments.cores == 1 else "wall_ms"
     head = ["model", "error", "compile s", *(f"{way} ms" for way in _WAYS), "of eager", "of Inductor"]
     rows = [
         [
             row["model"],
             f"{max(row['errors'][way] for way in ('souffle', 'from_torch', 'bound')):.1e}",
-            f"{row['compile_s']['souffle']} / {row['compile_s']['from_torch']}",
-            *(f"{row['median_ms'][way]} ({'-'.join(map(str, row['quartiles_ms'][way]))})" for way in _WAYS),
+            " / ".join(str(row["compile_s"][way][shown == "cpu_ms"]) for way in ("souffle", "inductor")),
+            *("{1} ({0}-{2})".format(*row[shown][way]) for way in _WAYS),
             str(row["of_eager"]["souffle"]),
             str(row["of_inductor"]),
         ]

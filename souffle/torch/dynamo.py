@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,10 @@ from torch import fx
 
 from souffle.api import compile as compile_model
 from souffle.errors import ModelError, OptionError
-from souffle.runtime.shared_constants import SharedConstants
+from souffle.loading import network_of
+from souffle.runtime import Network
+from souffle.runtime.host_network import HostNetwork
+from souffle.runtime.shared_constants import SharedConstants, UniqueArrays
 from souffle.torch.arrays import given, taken
 from souffle.torch.export import export, fresh
 from souffle.torch.graphs import Computed, Unsuitable, is_constant, look_at, operators_of, placeholders_of
@@ -26,7 +30,10 @@ from souffle.wording import did_you_mean
 __all__ = ["CompiledGraph", "backend"]
 
 _KEPT = 8
-"""Networks of one graph and one shape with different weights, as of equal layers that are compiled one by one."""
+"""Networks of one graph and one shape with different weights, as of equal layers that are compiled one by one; and how
+often weights may change between calls."""
+_SHAPES = 16
+"""Of a graph. A text that grows by a token would have a network for each of its lengths."""
 _NOT_HERE = ("model", "batch", "dims", "constants", "pad", "pad_values", "on_demand")
 """Options that say what a graph says itself."""
 
@@ -108,11 +115,6 @@ class CompiledGraph:
         Of :func:`souffle.compile`.
     strict : bool
         Whether to raise where it cannot be compiled.
-
-    Attributes
-    ----------
-    networks : list
-        What was compiled so far.
     """
 
     def __init__(self, graph: fx.GraphModule, options: dict[str, Any], strict: bool) -> None:
@@ -122,9 +124,16 @@ class CompiledGraph:
         self._varying = [n for n, (p, v) in enumerate(zip(placeholders, examples)) if not is_constant(p, v)]
         self._made: dict[tuple[Any, ...], list[_Specialized]] = {}
         self._left = False
+        self._changes = 0
         self._compiling = threading.Lock()
-        self._shared = SharedConstants()
-        self.networks: list[Any] = []
+        # What networks for several shapes have in common of their constants is there once.
+        self._unique, self._shared = UniqueArrays(), SharedConstants()
+
+    def _say(self, why: Unsuitable) -> None:
+        found = Break(why.kind, why.reason, _where(self._graph), operators_of(self._graph.graph))
+        note(found)
+        if self._strict:
+            raise ModelError(str(found))
 
     def leave(self, why: Unsuitable) -> None:
         """Let PyTorch run the graph from now on.
@@ -134,10 +143,7 @@ class CompiledGraph:
         ModelError
             Where the user has asked for that.
         """
-        found = Break(why.kind, why.reason, _where(self._graph), operators_of(self._graph.graph))
-        note(found)
-        if self._strict:
-            raise ModelError(str(found))
+        self._say(why)
         self._left = True
 
     def __call__(self, *args: Any) -> Any:
@@ -159,9 +165,14 @@ class CompiledGraph:
                     return made
             if self._left:
                 return None
-            others = [made for made in self._made.get(key, ()) if not made.is_of_before(args)]
-            if len(others) == _KEPT:
-                self.leave(Unsuitable("weights", f"it was called with {_KEPT + 1} different sets of weights"))
+            if key not in self._made and len(self._made) == _SHAPES:
+                self._say(Unsuitable("shapes", f"it has networks for {_SHAPES} shapes, and further ones get none"))
+                return None
+            before = self._made.get(key, [])
+            others = [made for made in before if not made.is_of_before(args)]
+            self._changes += len(others) < len(before)
+            if len(others) == _KEPT or self._changes > _KEPT:
+                self.leave(Unsuitable("weights", f"it was called with more than {_KEPT} different sets of weights"))
                 return None
             with torch.inference_mode(False), torch.no_grad():
                 found = look_at(self._graph, args)
@@ -187,12 +198,13 @@ class CompiledGraph:
         except ModelError as error:
             return Unsuitable("export", str(error))
         try:
-            network = compile_model(exported.model, constants=exported.weights, **_placed(self._options, tensors))
+            placed = _placed(self._options, computed.device)
+            network = compile_model(exported.model, constants=exported.weights, **placed)
         except ModelError as error:
             return Unsuitable("refused", str(error))
-        if hasattr(network, "sharing"):
-            network = network.sharing(self._shared)
-        self.networks.append(network)
+        if isinstance(network, (Network, HostNetwork)):
+            plan = replace(network.plan, constants=self._unique.of(network.plan.constants))
+            network = network_of(plan, device=network.device).sharing(self._shared)
         return _Specialized(computed, network, args)
 
 
@@ -243,11 +255,10 @@ def _title(graph: fx.GraphModule) -> str:
     return f"graph of {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
 
 
-def _placed(options: dict[str, Any], tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+def _placed(options: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """The options, for the device of the tensors where they do not say another."""
     if "target" in options or "device" in options:
         return options
-    on_gpu = [tensor.device for tensor in tensors if tensor.device.type == "cuda"]
-    if on_gpu:
-        return {**options, "target": "cuda", "device": f"cuda:{on_gpu[0].index or 0}"}
+    if device.type == "cuda":
+        return {**options, "target": "cuda", "device": f"cuda:{device.index or 0}"}
     return {**options, "target": "cpu"}

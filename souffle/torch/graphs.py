@@ -24,12 +24,13 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from souffle.torch.export import draws_random_numbers
 
 __all__ = ["Computed", "Unsuitable", "is_constant", "look_at", "operators_of", "placeholders_of"]
 
+_DEVICES = ("cpu", "cuda")
 _LIFTED = "souffle_constant_"
 _COMPARED = 1 << 24
 """Elements of outputs that share a storage, up to which it is found out whether they overlap."""
@@ -57,6 +58,8 @@ class Computed:
         The inputs that it has as constants.
     strides : tuple of tuple of int
         Those that its outputs have in PyTorch.
+    device : torch.device
+        Where its outputs are.
     rest : GraphModule or None
         For PyTorch to run on all inputs: gives outputs for which nothing is computed.
     places : tuple of (bool, int)
@@ -67,6 +70,7 @@ class Computed:
     inputs: tuple[int, ...]
     constants: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
+    device: torch.device
     rest: fx.GraphModule | None
     places: tuple[tuple[bool, int], ...]
 
@@ -113,6 +117,9 @@ def operators_of(graph: fx.Graph) -> tuple[str, ...]:
 def look_at(graph: fx.GraphModule, args: Sequence[Any]) -> Computed | Unsuitable:
     """Find out what a graph does when it is called with these inputs."""
     nodes, results = placeholders_of(graph.graph), _outputs_of(graph.graph)
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    if any(tensor.layout != torch.strided or is_traceable_wrapper_subclass(tensor) for tensor in tensors):
+        return Unsuitable("device", "its inputs are not plain tensors (sparse, quantized or distributed ones)")
     recorder = _Recorder()
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -137,6 +144,10 @@ def look_at(graph: fx.GraphModule, args: Sequence[Any]) -> Computed | Unsuitable
     }
     if _overlap(list(computed.values())):
         return Unsuitable("aliasing", "its outputs are views of one tensor with elements in common")
+    # A number in a tensor may be on the host, whatever it is combined with.
+    devices = {value.device for value in [*computed.values(), *(tensor for tensor in tensors if tensor.ndim)]}
+    if len(devices) > 1 or any(device.type not in _DEVICES for device in devices):
+        return Unsuitable("device", f"its tensors are on {', '.join(sorted(map(str, devices)))}")
     numbers = {node: number for number, node in enumerate(computed)}
     looked_up = [number for number, node in enumerate(results) if node not in numbers]
     rest = _rest(graph, [results[number] for number in looked_up])
@@ -149,7 +160,8 @@ def look_at(graph: fx.GraphModule, args: Sequence[Any]) -> Computed | Unsuitable
     module, inputs = _module(graph, list(computed), args, constants)
     places = tuple((True, numbers[n]) if n in numbers else (False, looked_up.index(i)) for i, n in enumerate(results))
     strides = tuple(tuple(value.stride()) for value in computed.values())
-    return Computed(module, inputs, constants, strides, rest, places)
+    device = next(iter(devices), torch.device("cpu"))
+    return Computed(module, inputs, constants, strides, device, rest, places)
 
 
 def _tuple(found: Any) -> tuple[Any, ...]:

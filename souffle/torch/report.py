@@ -26,7 +26,8 @@ class Break:
         behind it are compiled; or why a whole graph runs in PyTorch: ``"gradient"``, a gradient is asked for;
         ``"mutation"``, it writes to its inputs, parameters or buffers; ``"random"``, it draws random numbers;
         ``"aliasing"``, its outputs share memory; ``"export"``, PyTorch does not write it as ONNX; ``"refused"``,
-        Souffle does not import it; ``"weights"``, its weights are others in each call.
+        Souffle does not import it; ``"device"``, its tensors are of a kind or on devices that a network has not;
+        ``"weights"``, its weights are others in each call; ``"shapes"``, its inputs had many shapes before.
     reason : str
         In words, with the operator.
     where : str
