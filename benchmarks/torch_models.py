@@ -1,6 +1,6 @@
 """Networks of PyTorch by ``torch.compile(backend="souffle")`` and ``souffle.from_torch``, beside eager and Inductor.
 
-``python -m benchmarks.torch_models [--models resnet18 ...] [--repeats 15] [--cores 1] [--out FILE.json]``
+``python -m benchmarks.torch_models [--models resnet18 ...] [--repeats 15] [--cores 1] [--no-inductor] [--out FILE.json]``
 
 On the CPU, with random weights of a seed. Outputs are compared with eager's first; then all ways run in turn, in one
 process with the same cores, each round in another order. With one core the processor's time is what counts, which other
@@ -72,7 +72,7 @@ def _use(cores: int | None) -> None:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
 
 
-def measure(name: str, repeats: int) -> dict[str, Any]:
+def measure(name: str, repeats: int, inductor: bool) -> dict[str, Any]:
     """Compile, compare and time one network."""
     torch.manual_seed(0)
     module, x = _NETWORKS[name]()
@@ -80,6 +80,7 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
     souffle.torch.reset()
     by_souffle = torch.compile(module, backend="souffle", options={"target": "cpu"})
     by_inductor = torch.compile(module)
+    ways = [way for way in _WAYS if inductor or way != "inductor"]
     expected = _tensor(module(x))
     runs: dict[str, Callable[[], Any]] = {
         "eager": lambda: module(x),
@@ -87,7 +88,7 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
         "souffle": lambda: by_souffle(x),
     }
     seconds = {}
-    for way in ("souffle", "inductor"):
+    for way in ("souffle", "inductor") if inductor else ("souffle",):
         seconds[way], _ = _timed(runs[way])
     seconds["from_torch"], network = _timed(lambda: souffle.from_torch(module, x, target="cpu"))
     array = x.numpy()
@@ -96,13 +97,13 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
     runs["from_torch"] = lambda: network(array)[output]
     runs["bound"] = lambda: bound()[output]
     errors = {}
-    for way in _WAYS[1:]:
+    for way in ways[1:]:
         found = _tensor(runs[way]())
         errors[way] = float(np.abs(found - expected).max() / np.abs(expected).max())
-    times: dict[str, list[tuple[float, float]]] = {way: [] for way in _WAYS}
+    times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     for number in range(repeats):  # in turn, since the machine may be noisy
-        shift = number % len(_WAYS)
-        for way in (*_WAYS[shift:], *_WAYS[:shift]):
+        shift = number % len(ways)
+        for way in (*ways[shift:], *ways[:shift]):
             times[way].append(_timed(runs[way])[0])
     wall, cpu = ({way: [each[kind] for each in found] for way, found in times.items()} for kind in (0, 1))
     counted = cpu if len(os.sched_getaffinity(0)) == 1 else wall
@@ -117,8 +118,8 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
         "compile_s": {way: [round(each, 1) for each in found] for way, found in seconds.items()},
         "wall_ms": {way: _quartiles(found) for way, found in wall.items()},
         "cpu_ms": {way: _quartiles(found) for way, found in cpu.items()},
-        "of_eager": {way: round(medians[way] / medians["eager"], 2) for way in _WAYS[1:]},
-        "of_inductor": round(medians["souffle"] / medians["inductor"], 2),
+        "of_eager": {way: round(medians[way] / medians["eager"], 2) for way in ways[1:]},
+        "of_inductor": round(medians["souffle"] / medians["inductor"], 2) if inductor else None,
     }
 
 
@@ -132,6 +133,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(_NETWORKS), choices=_NETWORKS)
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--no-inductor", action="store_true", help="leave Inductor out, which compiles for minutes")
     parser.add_argument("--cores", type=int, help="how many to keep to; all that there are without")
     parser.add_argument("--out", help="where to write the results as JSON")
     arguments = parser.parse_args()
@@ -141,7 +143,7 @@ def main() -> int:
         if any(row["model"] == name for row in results):
             continue
         with torch.no_grad():
-            results.append(measure(name, arguments.repeats))
+            results.append(measure(name, arguments.repeats, not arguments.no_inductor))
         if arguments.out:
             save_results(
                 arguments.out,
@@ -157,10 +159,10 @@ def main() -> int:
         [
             row["model"],
             f"{max(row['errors'][way] for way in ('souffle', 'from_torch', 'bound')):.1e}",
-            " / ".join(str(row["compile_s"][way][shown == "cpu_ms"]) for way in ("souffle", "inductor")),
-            *("{1} ({0}-{2})".format(*row[shown][way]) for way in _WAYS),
+            " / ".join(str(seconds[shown == "cpu_ms"]) for seconds in row["compile_s"].values()),
+            *("{1} ({0}-{2})".format(*row[shown][way]) if way in row[shown] else "" for way in _WAYS),
             str(row["of_eager"]["souffle"]),
-            str(row["of_inductor"]),
+            str(row["of_inductor"] or ""),
         ]
         for row in results
     ]
