@@ -18,10 +18,12 @@ _LAZY = {
     "load": "souffle.loading",
     "import_onnx": "souffle.frontend",
     "from_te": "souffle.frontend",
+    "from_torch": "souffle.torch",
     "analyze": "souffle.analysis",
     "transform": "souffle.transform",
     "TEProgram": "souffle.program",
     "together": "souffle.program",
+    "torch": "souffle.torch",
 }
 
 __all__ = [
@@ -30,10 +32,12 @@ __all__ = [
     "analyze",
     "compile",
     "from_te",
+    "from_torch",
     "import_onnx",
     "learn",
     "load",
     "together",
+    "torch",
     "transform",
     "tune",
 ]

@@ -22,7 +22,7 @@ from souffle import onnx_backend
 from souffle.cli import main
 from souffle.codegen.plan import Plan
 from souffle.counted_axes import cut
-from souffle.errors import ArtifactError, DeviceError, OptionError
+from souffle.errors import ArtifactError, DeviceError, InputError, OptionError
 from souffle.runtime import DeviceArray, Network, dlpack
 from tests.frontend.support import assert_same, model_of, reference
 from tests.runtime.plans import cooperative_plan, machine_code
@@ -127,6 +127,18 @@ def test_the_processor_and_the_text_give_what_onnx_runtime_gives(text: Network, 
     ]
     assert [spec.shape for spec in host.outputs] == [(2, 21), (21,), (21, 3)]
     assert [spec.counted for spec in host.outputs] == [(1,), (0,), (0,)]
+
+
+def test_arrays_of_the_caller_are_for_outputs_of_fixed_extents(text: Network) -> None:
+    model, feeds = CASES["detector"]
+    amount = np.array(-1, np.int64)
+    found = text(feeds[0], out={"amount": amount})
+    assert found["amount"] is amount
+    assert_same(found, reference(model, feeds[0]))
+    with pytest.raises(InputError, match=r"out= for 'found'.*data decides how long it is, 'found' \(float32 <=6 x 6\)"):
+        text(feeds[0], out={"found": np.zeros((6, 6), F)})
+    with pytest.raises(InputError, match="data decides how long its output 'found'"):
+        text.bind()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,6 @@ gives a ``.souffle`` file, which is data: loading it runs nothing of it, and dam
 
 from __future__ import annotations
 
-from souffle.background.network import BackgroundNetwork, compile_in_background
+from souffle.background.network import BackgroundNetwork, BoundUntilExchanged, compile_in_background
 
-__all__ = ["BackgroundNetwork", "compile_in_background"]
+__all__ = ["BackgroundNetwork", "BoundUntilExchanged", "compile_in_background"]

@@ -15,11 +15,11 @@ from souffle.codegen.plan import Plan
 from souffle.loading import network_of
 from souffle.options import quiet
 from souffle.request import CompileRequest
-from souffle.runtime import KernelInfo, Network, Signature
+from souffle.runtime import BoundNetwork, KernelInfo, Network, Signature, TensorSpec
 from souffle.runtime.host_network import HostNetwork
 from souffle.runtime.stage_table import StageTable
 
-__all__ = ["BackgroundNetwork", "compile_in_background"]
+__all__ = ["BackgroundNetwork", "BoundUntilExchanged", "compile_in_background"]
 
 _WIDTH = 120
 
@@ -69,8 +69,8 @@ class BackgroundNetwork:
     def __repr__(self) -> str:
         return f"BackgroundNetwork({self.network!r}{'' if self.ready else f', {self._state()}'})"
 
-    def __call__(self, *args: Any) -> dict[str, Any]:
-        """Run once: one dict of inputs by name, or inputs by position.
+    def __call__(self, /, *args: Any, out: Any = None, **named: Any) -> dict[str, Any]:
+        """Run once (:meth:`souffle.runtime.Network.__call__`).
 
         Raises
         ------
@@ -80,7 +80,17 @@ class BackgroundNetwork:
         network = self.network
         if self._exchange is not None and self._exchange.failed:
             self._exchange.warn()
-        return network(*args)
+        return network(*args, out=out, **named)
+
+    def bind(self, inputs: Any = None, outputs: Any = None) -> BoundNetwork:
+        """Settle the buffers of calls (:meth:`souffle.runtime.Network.bind`), which are those of both networks.
+
+        A call takes the network that is there as it begins, as a call of this object does.
+        """
+        exchange = self._exchange
+        network = self.network
+        bound = network.bind(inputs, outputs)
+        return bound if exchange is None else BoundUntilExchanged(exchange, network, bound)
 
     @property
     def network(self) -> Network | HostNetwork:
@@ -142,8 +152,18 @@ class BackgroundNetwork:
 
     @property
     def signature(self) -> Signature:
-        """The inputs, of both."""
+        """The inputs and outputs, of both."""
         return self.network.signature
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Names, shapes and dtypes of the inputs, of both."""
+        return self.network.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Names, shapes and dtypes of the outputs, of both."""
+        return self.network.outputs
 
     @property
     def kernels(self) -> tuple[KernelInfo, ...]:
@@ -186,6 +206,20 @@ class BackgroundNetwork:
         """
         self.wait()
         self.network.save(path, constants=constants)
+
+
+class BoundUntilExchanged(BoundNetwork):
+    """Buffers that are bound to the network that runs now, and to the optimized one from when it is there."""
+
+    def __init__(self, exchange: Exchange, network: Network | HostNetwork, bound: BoundNetwork) -> None:
+        self._exchange, self._to, self._bound = exchange, network, bound
+        super().__init__(bound.buffers, self._run_newest)
+
+    def _run_newest(self) -> None:
+        network = self._exchange.network
+        if network is not self._to:
+            self._to, self._bound = network, network.bind(dict(self.inputs), dict(self.outputs))
+        self._bound()
 
 
 def compile_in_background(

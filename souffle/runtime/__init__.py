@@ -6,6 +6,7 @@ Needs NumPy alone, and cuda-bindings for a GPU: a saved network runs where the c
 from __future__ import annotations
 
 from souffle.runtime.artifact import ArtifactInfo, describe, load, save
+from souffle.runtime.bound import BoundNetwork
 from souffle.runtime.device_array import DeviceArray
 from souffle.runtime.explain import explain
 from souffle.runtime.network import KernelInfo, Network
@@ -14,6 +15,7 @@ from souffle.runtime.versioned_network import VersionedNetwork
 
 __all__ = [
     "ArtifactInfo",
+    "BoundNetwork",
     "DeviceArray",
     "KernelInfo",
     "Network",

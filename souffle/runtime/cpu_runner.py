@@ -6,26 +6,23 @@ import copy
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from souffle.codegen.plan import Buffer, Plan
 from souffle.emulator import CheckedBuffer, CheckedMemory, CheckError, LaunchReport, compile_text
 from souffle.errors import KernelTimeoutError
+from souffle.runtime.bound import ALIGNMENT, aligned_bytes
 from souffle.runtime.shared_constants import SharedConstants
+from souffle.runtime.signature import Destination
 from souffle.runtime.timed_out import timeout_error
 
 __all__ = ["CpuRunner"]
 
-_ALIGNMENT = 256
-"""Bytes; what device memory is aligned to, which vector loads in the text rely on."""
-
-
 def _aligned(nbytes: int) -> np.ndarray:
     """Fresh bytes at an aligned address, all ones: floats are NaN, so that an element that nobody wrote is seen."""
-    raw = np.full(nbytes + _ALIGNMENT, 0xFF, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + nbytes]
+    return aligned_bytes(nbytes, 0xFF)
 
 
 def _view(raw: np.ndarray, buffer: Buffer) -> np.ndarray:
@@ -38,6 +35,14 @@ def _moved(array: np.ndarray, buffer: Buffer) -> np.ndarray:
     moved = _view(_aligned(buffer.nbytes), buffer)
     moved[...] = array
     return moved
+
+
+def _delivered(output: np.ndarray, destination: Destination | None) -> Any:
+    """What the caller gets for an output."""
+    if destination is None:
+        return output
+    np.copyto(destination.array, output)
+    return destination.given
 
 
 class _Workspace:
@@ -161,7 +166,7 @@ class CpuRunner:
         for index, buffer in enumerate(plan.buffers):
             if buffer.kind == "input":
                 array = next(given)
-                if array.ctypes.data % _ALIGNMENT:
+                if array.ctypes.data % ALIGNMENT:
                     array = _moved(array, buffer)
             elif index in workspace.kept:
                 array = workspace.kept[index]
@@ -172,8 +177,8 @@ class CpuRunner:
             arrays.append(array)
         return arrays
 
-    def run(self, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-        """Run all launches in order: checked inputs in, fresh outputs out."""
+    def run(self, inputs: Sequence[np.ndarray], wanted: Sequence[Destination | None] = ()) -> tuple[Any, ...]:
+        """Run all launches in order: checked inputs in, fresh outputs out, or their content in the destinations."""
         try:
             workspace = self._idle.pop()
         except IndexError:
@@ -181,7 +186,9 @@ class CpuRunner:
         outputs = self._run(workspace, inputs)
         # Not reached where a launch was stopped: it may have left some of its blocks' arrivals at a barrier.
         self._idle.append(workspace)
-        return outputs
+        if not wanted:
+            return outputs
+        return tuple(map(_delivered, outputs, wanted))
 
     def _timeout(self, arrays: Sequence[np.ndarray]) -> KernelTimeoutError | None:
         """The error of a wait that was over in this run."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from souffle.runtime.cuda import LaunchTooLargeError
+from souffle.codegen.plan import Kernel
+from souffle.errors import DeviceError
+from souffle.runtime.cuda import Cuda, LaunchTooLargeError
 
-__all__ = ["Grids"]
+__all__ = ["Grids", "resident_blocks"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -82,3 +85,20 @@ class Grids:
                     self._blocks[kernel],
                     why,
                 )
+
+
+def resident_blocks(cuda: Cuda, kernel: Kernel, function: Any) -> int:
+    """How many blocks of a kernel that waits for its grid are on the device at once; DeviceError where none can be."""
+    if not cuda.attribute("COOPERATIVE_LAUNCH"):
+        raise DeviceError(
+            f"kernel {kernel.name} waits for all of its blocks, and {cuda.label} has no cooperative launches, so that "
+            'nothing says that they are there at once; compile with level="V2", whose kernels do not wait'
+        )
+    limit = cuda.resident_blocks(function, kernel.threads, kernel.dynamic_shared_bytes)
+    if limit == 0:
+        raise DeviceError(
+            f"kernel {kernel.name} ({kernel.threads} threads, {cuda.registers(function)} registers, "
+            f"{kernel.dynamic_shared_bytes} bytes of dynamic shared memory) does not fit on a multiprocessor of "
+            f"{cuda.label}; compile for this device"
+        )
+    return limit

@@ -11,7 +11,7 @@ from souffle.errors import DeviceError, InputError, KernelTimeoutError
 from souffle.runtime.cuda import Cuda
 from souffle.runtime.cuda_workspace import CudaCode, CudaWorkspace
 from souffle.runtime.shared_constants import SharedConstants
-from souffle.runtime.signature import Signature
+from souffle.runtime.signature import Destination, Signature
 
 __all__ = ["CudaRunner"]
 
@@ -59,7 +59,14 @@ class CudaRunner:
         """Blocks of each kernel's launches, as they are now."""
         return tuple(self._code.grids)
 
-    def run(self, signature: Signature, values: Sequence[Any], *, graph: bool = False) -> tuple[Any, ...]:
+    def run(
+        self,
+        signature: Signature,
+        values: Sequence[Any],
+        wanted: Sequence[Destination | None] = (),
+        *,
+        graph: bool = False,
+    ) -> tuple[Any, ...]:
         """Run once.
 
         Parameters
@@ -69,15 +76,19 @@ class CudaRunner:
         values
             Arranged inputs: NumPy arrays, or objects with ``__dlpack__``, which are used in place on this GPU (a tensor
             whose address is no multiple of 16 is copied, since kernels load vectors).
+        wanted
+            Destinations of outputs. Where there is any, the call waits for the device.
         graph
             Replay the captured CUDA graph; inputs and outputs are then copied to and from its fixed places.
 
         Returns
         -------
         tuple
-            NumPy arrays; where any input was on the GPU, :class:`DeviceArray` objects, without waiting for the device.
+            What was given for outputs that have a destination. The others are NumPy arrays; where any input was on the
+            GPU, :class:`DeviceArray` objects, without waiting for the device.
         """
-        return self._with_workspace(lambda workspace: workspace.run(signature, values, graph))
+        wanted = wanted or (None,) * len(signature.produced)
+        return self._with_workspace(lambda workspace: workspace.run(signature, values, wanted, graph))
 
     def capture(self) -> None:
         """Record all launches as one CUDA graph."""

@@ -8,22 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from souffle.codegen.plan import Kernel, Launch, Plan
+from souffle.codegen.plan import Launch, Plan
 from souffle.errors import CompilerNotFoundError, DeviceError, InputError
-from souffle.runtime import dlpack
 from souffle.runtime.cuda import Cuda, LaunchTooLargeError, PreparedLaunch
 from souffle.runtime.cuda_constants import constants_on
-from souffle.runtime.cuda_grids import Grids
-from souffle.runtime.device_array import DeviceArray, Handle, Pool
+from souffle.runtime.cuda_grids import Grids, resident_blocks
+from souffle.runtime.cuda_tensors import VECTOR_BYTES, input_on_gpu, on_gpu, outputs_on_gpu
+from souffle.runtime.device_array import DeviceArray, Handle, MemoryBlock, Pool
+from souffle.runtime.dlpack import DlpackTensor
 from souffle.runtime.record_page import RecordPage
 from souffle.runtime.shared_constants import SharedConstants
-from souffle.runtime.signature import Signature
+from souffle.runtime.signature import Destination, Signature
 
 __all__ = ["CudaCode", "CudaWorkspace"]
 
 _MAX_GRID = 2**31 - 1
-_VECTOR_BYTES = 16
-"""The widest load of one thread; an address that a kernel gets must be a multiple of it."""
 _FLUSH_BYTES = 256 << 20
 """More than the second-level cache of any GPU that is supported."""
 
@@ -31,23 +30,6 @@ _FLUSH_BYTES = 256 << 20
 def _unload(cuda: Cuda, modules: Sequence[Any]) -> None:
     for module in modules:
         cuda.unload_module(module)
-
-
-def _resident(cuda: Cuda, kernel: Kernel, function: Any) -> int:
-    """How many blocks of a kernel that waits for its grid are on the device at once; DeviceError where none can be."""
-    if not cuda.attribute("COOPERATIVE_LAUNCH"):
-        raise DeviceError(
-            f"kernel {kernel.name} waits for all of its blocks, and {cuda.label} has no cooperative launches, so that "
-            'nothing says that they are there at once; compile with level="V2", whose kernels do not wait'
-        )
-    limit = cuda.resident_blocks(function, kernel.threads, kernel.dynamic_shared_bytes)
-    if limit == 0:
-        raise DeviceError(
-            f"kernel {kernel.name} ({kernel.threads} threads, {cuda.registers(function)} registers, "
-            f"{kernel.dynamic_shared_bytes} bytes of dynamic shared memory) does not fit on a multiprocessor of "
-            f"{cuda.label}; compile for this device"
-        )
-    return limit
 
 
 class CudaCode:
@@ -100,7 +82,7 @@ class CudaCode:
             function = cuda.function(modules[kernel.module], kernel.name, kernel.dynamic_shared_bytes)
             limit = _MAX_GRID
             if kernel.cooperative:
-                limit = _resident(cuda, kernel, function)
+                limit = resident_blocks(cuda, kernel, function)
             functions.append(function)
             grids.append(max(1, min(kernel.tiles, limit, kernel.most_blocks or limit)))
         self.functions = tuple(functions)
@@ -242,32 +224,13 @@ class CudaWorkspace:
     def _place_input(self, signature: Signature, position: int, value: Any, fixed: bool) -> tuple[int, Any, bool]:
         """Address of one checked input, what must stay alive until it was read, and whether it was on this device."""
         index, spec, stream = self._inputs[position], signature.inputs[position], self.stream.handle
-        on_device = not isinstance(value, (np.ndarray, np.generic)) and hasattr(value, "__dlpack_device__")
-        if on_device:
-            kind, ordinal = dlpack.device_of(value)
-            on_device = kind in (dlpack.CUDA, dlpack.CUDA_MANAGED)
-            if on_device and ordinal != self._cuda.ordinal:
-                raise InputError(
-                    f"input {spec.name!r} of {signature.network} is on GPU {ordinal} and the network is on "
-                    f'{self._cuda.label}; move it, or choose device="cuda:{ordinal}"'
-                )
-        if not on_device:
+        if not on_gpu(value):
             array = signature.host_array(spec, value)
             address = self._landing_place(index)
             self._cuda.to_device(address, array, stream)
             return address, array, False
-        try:
-            tensor = dlpack.read(value, int(stream))
-        except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            raise InputError(
-                f"input {spec.name!r} of {signature.network} cannot be read through DLPack: {error}"
-            ) from error
-        signature.check(spec, tensor.shape, tensor.dtype)
-        if not tensor.contiguous:
-            raise InputError(
-                f"input {spec.name!r} of {signature.network} is not contiguous on the GPU; call .contiguous() on it"
-            )
-        if not fixed and tensor.address % _VECTOR_BYTES == 0:
+        tensor = input_on_gpu(signature, spec, value, self._cuda, stream)
+        if not fixed and tensor.address % VECTOR_BYTES == 0:
             return tensor.address, tensor.owner, True
         address = self._landing_place(index)
         self._cuda.copy(address, tensor.address, self._plan.buffers[index].nbytes, stream)
@@ -286,20 +249,51 @@ class CudaWorkspace:
             # Inputs that were right may be read still, and after this call they are the caller's to write to.
             self._cuda.settle(self.stream.handle)
             raise
-        if device and self._cuda.capturing(self.stream.handle):
-            # The inputs' owner has made this stream a part of its capture by making it wait for them.
+        if device:
+            self._check_capture()
+        return placed, held, device
+
+    def _check_capture(self) -> None:
+        """Refuse a call whose tensors' owner has made this stream a part of its capture by making it wait for them."""
+        if self._cuda.capturing(self.stream.handle):
             raise DeviceError(
                 f"{self._plan.name} was called while another library captures a CUDA graph on its inputs' stream; the "
                 "call cannot be a part of that graph, since later calls use its memory again; call it outside of the "
                 "capture, or replay a graph of its own, which Network.capture() gives"
             )
-        return placed, held, device
+
+    # outputs
+
+    def _place_outputs(
+        self, signature: Signature, wanted: Sequence[Destination | None], placed: dict[int, int], graph: bool
+    ) -> tuple[dict[int, DlpackTensor], dict[int, MemoryBlock]]:
+        """The caller's tensors by the output's buffer, and memory of the pool for outputs that cannot be written there.
+
+        What is written while inputs are read does not overlap them; a graph writes to places of its own.
+        """
+        try:
+            found = outputs_on_gpu(signature, wanted, self._cuda, self.stream.handle)
+        except InputError:
+            self._cuda.settle(self.stream.handle)
+            raise
+        if found:
+            self._check_capture()
+        tensors = {self._outputs[number]: tensor for number, tensor in found.items()}
+        blocks = {}
+        for index in self._outputs:
+            tensor = tensors.get(index)
+            direct = tensor is not None and not graph and tensor.address % VECTOR_BYTES == 0
+            if not direct or any(tensor.overlaps(placed[i], self._plan.buffers[i].nbytes) for i in self._inputs):
+                blocks[index] = self.pool.take(self._plan.buffers[index].nbytes)
+        return tensors, blocks
 
     # calls
 
-    def run(self, signature: Signature, values: Sequence[Any], graph: bool) -> tuple[Any, ...]:
+    def run(
+        self, signature: Signature, values: Sequence[Any], wanted: Sequence[Destination | None], graph: bool
+    ) -> tuple[Any, ...]:
         """Run once; see :meth:`souffle.runtime.cuda_runner.CudaRunner.run`."""
-        cuda, stream = self._cuda, self.stream.handle
+        cuda, stream, buffers = self._cuda, self.stream.handle, self._plan.buffers
         while self._pending and cuda.done(self._pending[0][0].handle):
             # A call that has ended, and kept its inputs. Its outputs are whole, whatever becomes of later ones.
             _, _, pages = self._pending.pop(0)
@@ -308,43 +302,42 @@ class CudaWorkspace:
         if graph:
             self.capture()
         placed, held, device = self._place_inputs(signature, values, fixed=graph)
-        blocks = [self.pool.take(self._plan.buffers[index].nbytes) for index in self._outputs]
+        tensors, blocks = self._place_outputs(signature, wanted, placed, graph)
+        addresses = {i: blocks[i].address if i in blocks else tensors[i].address for i in self._outputs}
+        written = self._fixed_outputs if graph else addresses
         if self._poison:
             cuda.fill(self._scratch, 0xFF, self._plan.workspace_bytes, stream)
+            for index in self._outputs:
+                cuda.fill(written[index], 0xFF, buffers[index].nbytes, stream)
         if graph:
-            for index in self._outputs if self._poison else ():
-                cuda.fill(self._fixed_outputs[index], 0xFF, self._plan.buffers[index].nbytes, stream)
             self._replay(stream)
-            for index, block in zip(self._outputs, blocks, strict=True):
-                cuda.copy(block.address, self._fixed_outputs[index], self._plan.buffers[index].nbytes, stream)
+            for index in self._outputs:
+                cuda.copy(addresses[index], written[index], buffers[index].nbytes, stream)
         else:
-            for index, block in zip(self._outputs, blocks, strict=True):
-                if self._poison:
-                    cuda.fill(block.address, 0xFF, self._plan.buffers[index].nbytes, stream)
-                placed[index] = block.address
+            placed.update(written)
             self._queue(placed, stream)
+        for index, tensor in tensors.items():
+            if tensor.address != addresses[index]:
+                cuda.copy(tensor.address, addresses[index], buffers[index].nbytes, stream)
         ready, pages = Handle(cuda.event(), cuda.destroy_event), [*self._pages]
         cuda.record(ready.handle, stream)
-        outputs = tuple(
-            DeviceArray(
-                cuda,
-                self.stream,
-                ready,
-                block,
-                self._plan.buffers[index].shape,
-                self._plan.buffers[index].element_type,
-                pages,
-            )
-            for index, block in zip(self._outputs, blocks, strict=True)
-        )
-        if device:
+        results: list[Any] = []
+        for index, destination in zip(self._outputs, wanted, strict=True):
+            shape, dtype = buffers[index].shape, buffers[index].element_type
+            if destination is not None:
+                if destination.array is not None:
+                    cuda.to_host(destination.array, addresses[index], stream)
+                results.append(destination.given)
+            elif device:
+                results.append(DeviceArray(cuda, self.stream, ready, blocks[index], shape, dtype, pages))
+            else:
+                results.append(np.empty(shape, dtype))
+                cuda.to_host(results[-1], addresses[index], stream)
+        if device and not any(wanted):
             self._pending.append((ready, tuple(held), pages))
-            return outputs
-        arrays = [np.empty(output.shape, output.dtype) for output in outputs]
-        for array, block in zip(arrays, blocks, strict=True):
-            cuda.to_host(array, block.address, stream)
-        self._finish()
-        return tuple(arrays)
+        else:
+            self._finish()
+        return tuple(results)
 
     def _finish(self) -> None:
         self._cuda.synchronize(self.stream.handle)

@@ -6,6 +6,7 @@ The structures are those of dlpack.h, in its unversioned form, which every consu
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +107,15 @@ class DlpackTensor:
     contiguous: bool
     device: tuple[int, int]
     owner: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements, where they are contiguous."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def overlaps(self, address: int, nbytes: int) -> bool:
+        """Whether a contiguous tensor has a byte in common with a piece of memory."""
+        return self.address < address + nbytes and address < self.address + self.nbytes
 
 
 def device_of(value: Any) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,13 @@ import tvm
 import tvm_ffi
 
 from souffle.codegen.plan import Buffer, Plan
-from souffle.counted_axes import cut
 from souffle.errors import ArtifactError
 from souffle.runtime import artifact
+from souffle.runtime.bound import BoundNetwork, Buffers, buffers_of
 from souffle.runtime.explain import explain
-from souffle.runtime.network import KernelInfo, outputs_of, signature_of
+from souffle.runtime.network import KernelInfo, signature_of
 from souffle.runtime.shared_constants import SharedConstants
-from souffle.runtime.signature import Signature, TensorSpec
+from souffle.runtime.signature import Destination, Signature, TensorSpec
 from souffle.runtime.stage_table import StageTable, stages_of_plan
 from souffle.schedule.cpu import SharedCores, host_target, machine_of
 
@@ -46,6 +46,53 @@ def _tensor_of(array: np.ndarray, shape: tuple[int, ...]) -> tvm.runtime.Tensor:
     return tvm.runtime.tensor(np.ascontiguousarray(array).reshape(shape))
 
 
+class _Place:
+    """The tensor of an input or output in a workspace, and the calls that take it.
+
+    Attributes
+    ----------
+    array : array
+        Of the same memory.
+    """
+
+    def __init__(self, index: int, buffer: Buffer) -> None:
+        self._index = index
+        self.tensor, self.array = _empty(buffer)
+        self._users: list[tuple[list[Any], int]] = []
+
+    def find_users(self, calls: Sequence[tuple[Any, list[Any]]], plan: Plan) -> None:
+        """Look for the calls that take the tensor."""
+        self._users = [
+            (parameters, slot)
+            for (_, parameters), launch in zip(calls, plan.launches, strict=True)
+            for slot, used in enumerate(launch.buffers)
+            if used == self._index
+        ]
+
+    def lend(self, array: np.ndarray) -> None:
+        """Let the calls work on a caller's array in the tensor's place."""
+        of_bytes = tvm_ffi.from_dlpack(array.reshape(-1).view(np.uint8))
+        self._give(of_bytes._create_view(self.tensor.shape, self.tensor.dtype))
+
+    def take_back(self) -> None:
+        """Let the calls work on the tensor again."""
+        self._give(self.tensor)
+
+    def _give(self, tensor: tvm.runtime.Tensor) -> None:
+        for parameters, slot in self._users:
+            parameters[slot] = tensor
+
+
+def _lendable(array: np.ndarray) -> bool:
+    """Whether the functions can work on an array where it is; one that is read-only has no DLPack form."""
+    return array.nbytes > 0 and array.flags.writeable and array.ctypes.data % _ALIGNMENT == 0
+
+
+def _apart(array: np.ndarray, others: Sequence[np.ndarray]) -> bool:
+    """Whether an output may be written while others are read: LLVM's code takes tensors not to overlap."""
+    return not any(np.may_share_memory(array, other) for other in others)
+
+
 class _Workspace:
     """What one call writes: where its inputs are put, what lies between, and its outputs.
 
@@ -55,9 +102,9 @@ class _Workspace:
 
     def __init__(self, plan: Plan, functions: Sequence[Any], constants: dict[int, tvm.runtime.Tensor]) -> None:
         tensors, shared = dict(constants), {}
-        self.inputs: list[tuple[tvm.runtime.Tensor, np.ndarray, list[tuple[list[Any], int]]]] = []
-        self.outputs: list[tuple[str, np.ndarray]] = []
-        arrays = {}
+        self.inputs: list[_Place] = []
+        self.outputs: list[_Place] = []
+        self._types = [buffer.element_type for buffer in plan.buffers if buffer.kind == "output"]
         for index, buffer in enumerate(plan.buffers):
             if buffer.kind == "workspace":
                 key = (buffer.offset, buffer.shape, buffer.dtype)
@@ -65,38 +112,66 @@ class _Workspace:
                     shared[key] = tvm.runtime.empty(buffer.shape, buffer.dtype)
                 tensors[index] = shared[key]
             elif buffer.kind != "constant":
-                tensors[index], arrays[index] = _empty(buffer)
-        self.calls = [(functions[c.kernel], [tensors[i] for i in c.buffers]) for c in plan.launches]
-        for index, buffer in enumerate(plan.buffers):
-            if buffer.kind == "input":
-                readers = [
-                    (parameters, slot)
-                    for (_, parameters), launch in zip(self.calls, plan.launches, strict=True)
-                    for slot, read in enumerate(launch.buffers)
-                    if read == index
-                ]
-                self.inputs.append((tensors[index], arrays[index], readers))
-            elif buffer.kind == "output":
-                self.outputs.append((buffer.label, arrays[index].view(buffer.element_type)))
+                place = _Place(index, buffer)
+                tensors[index] = place.tensor
+                (self.inputs if buffer.kind == "input" else self.outputs).append(place)
+        self._calls = [(functions[c.kernel], [tensors[i] for i in c.buffers]) for c in plan.launches]
+        for place in (*self.inputs, *self.outputs):
+            place.find_users(self._calls, plan)
 
-    def run(self, given: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        """Run all functions: checked inputs in, copies of the outputs out."""
+    def run(self, given: Sequence[np.ndarray], wanted: Sequence[Destination | None]) -> list[Any]:
+        """Run all functions: checked inputs in; outputs in their destinations, new arrays where they have none."""
         lent = []
-        for (tensor, place, readers), array in zip(self.inputs, given, strict=True):
-            if array.nbytes >= _WORTH_LENDING and array.flags.writeable and array.ctypes.data % _ALIGNMENT == 0:
-                lent.append((tensor, readers))
-                of_bytes = tvm_ffi.from_dlpack(array.reshape(-1).view(np.uint8))
-                borrowed = of_bytes._create_view(tensor.shape, tensor.dtype)
-                for parameters, slot in readers:
-                    parameters[slot] = borrowed
+        for place, array in zip(self.inputs, given, strict=True):
+            if array.nbytes >= _WORTH_LENDING and _lendable(array):
+                place.lend(array)
+                lent.append(place)
             else:
-                np.copyto(place, array)
-        for function, parameters in self.calls:
+                np.copyto(place.array, array)
+        for place, destination in zip(self.outputs, wanted, strict=True):
+            array = None if destination is None else destination.array
+            if array is not None and array.nbytes >= _WORTH_LENDING and _lendable(array) and _apart(array, given):
+                place.lend(array)
+                lent.append(place)
+        self._run()
+        results = []
+        for place, destination, dtype in zip(self.outputs, wanted, self._types, strict=True):
+            if destination is None:
+                results.append(place.array.view(dtype).copy())
+                continue
+            if place not in lent:
+                np.copyto(destination.array, place.array)
+            results.append(destination.given)
+        for place in lent:
+            place.take_back()
+        return results
+
+    def bound(self, given: Sequence[np.ndarray], wanted: Sequence[Destination]) -> Callable[[], None]:
+        """A call of these buffers, for which this workspace is kept."""
+        before, after = [], []
+        for place, array in zip(self.inputs, given, strict=True):
+            if _lendable(array):
+                place.lend(array)
+            else:
+                before.append((place.array, array))
+        for place, destination in zip(self.outputs, wanted, strict=True):
+            if _lendable(destination.array) and _apart(destination.array, given):
+                place.lend(destination.array)
+            else:
+                after.append((destination.array, place.array))
+
+        def run() -> None:
+            for target, source in before:
+                np.copyto(target, source)
+            self._run()
+            for target, source in after:
+                np.copyto(target, source)
+
+        return run
+
+    def _run(self) -> None:
+        for function, parameters in self._calls:
             function(*parameters)
-        for tensor, readers in lent:
-            for parameters, slot in readers:
-                parameters[slot] = tensor
-        return {label: array.copy() for label, array in self.outputs}
 
 
 class _Loaded:
@@ -124,17 +199,28 @@ class _Loaded:
         self._cores = SharedCores(machine_of(host_target()).cores)
         self._idle: list[_Workspace] = []
 
-    def run(self, given: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    def run(self, given: Sequence[np.ndarray], wanted: Sequence[Destination | None]) -> list[Any]:
         """Run once, in a workspace that no other call has."""
         try:
             workspace = self._idle.pop()
         except IndexError:
             workspace = _Workspace(self._plan, self._functions, self._constants)
         with self._cores:
-            outputs = workspace.run(given)
+            outputs = workspace.run(given, wanted)
         # Not reached where the call was stopped: its workspace is given up, whatever it holds.
         self._idle.append(workspace)
         return outputs
+
+    def bound(self, buffers: Buffers) -> Callable[[], None]:
+        """A call of these buffers, in a workspace of its own."""
+        workspace = _Workspace(self._plan, self._functions, self._constants)
+        call, cores = workspace.bound(buffers.values, buffers.destinations), self._cores
+
+        def run() -> None:
+            with cores:
+                call()
+
+        return run
 
 
 class HostNetwork:
@@ -145,8 +231,9 @@ class HostNetwork:
     One network may be called from any number of threads at the same time, and each call gives what it would give alone.
     Calls run in parallel, on the cores that they divide among them. Each has a workspace of its own; these are kept for
     later calls, as many as calls were ever in flight at once, until the network is let go of. Constants are there once.
-    Outputs are new arrays. An input must not be written to during the call: one that is large and aligned to 64 bytes
-    is read where it is. A call that an exception ends leaves the network as it was.
+    Outputs are new arrays, or those of ``out=``, which no other call may have meanwhile. An input must not be written
+    to during the call: one that is large and aligned to 64 bytes is read where it is. A call that an exception ends
+    leaves the network as it was.
 
     A copy of a network, or one from a pickle, shares nothing with it but the plan.
 
@@ -162,7 +249,6 @@ class HostNetwork:
         self._plan = plan
         self._shared = shared or SharedConstants()
         self._signature = signature_of(plan)
-        self._counts = plan.counts
         self._opening = threading.Lock()
         self._loaded: _Loaded | None = None
 
@@ -189,13 +275,18 @@ class HostNetwork:
 
     @property
     def signature(self) -> Signature:
-        """The inputs."""
+        """The inputs and outputs."""
         return self._signature
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Names, shapes and dtypes of the inputs."""
+        return self._signature.inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """Names, shapes and dtypes of the outputs."""
-        return outputs_of(self._plan)
+        return self._signature.outputs
 
     @property
     def kernels(self) -> tuple[KernelInfo, ...]:
@@ -232,15 +323,25 @@ class HostNetwork:
                 if self._loaded is None:
                     self._loaded = _Loaded(self._plan, self._shared)
 
-    def __call__(self, *args: Any) -> dict[str, np.ndarray]:
-        """Run once: one dict of inputs by name, or inputs by position.
+    def __call__(self, /, *args: Any, out: Any = None, **named: Any) -> dict[str, Any]:
+        """Run once (:meth:`souffle.runtime.Network.__call__`).
 
         Raises
         ------
         InputError
-            If an input has an unknown name, or another shape or dtype than it must; nothing is cast.
+            If an input or an array of `out` has an unknown name, or another shape or dtype than it must; nothing is
+            cast.
         """
-        arrays = self._signature.host_arrays(args)
+        arrays = self._signature.host_arrays(args, named)
+        wanted = self._signature.destinations(out)
         self.open()
-        outputs = self._loaded.run(arrays)
-        return cut(outputs, self._counts) if self._counts else outputs
+        return self._signature.results(self._loaded.run(arrays, wanted))
+
+    def bind(self, inputs: Any = None, outputs: Any = None) -> BoundNetwork:
+        """A call with settled buffers (:meth:`souffle.runtime.Network.bind`).
+
+        Arrays that are aligned to 64 bytes are read and written where they are, and others copied by each call.
+        """
+        buffers = buffers_of(self._signature, inputs, outputs)
+        self.open()
+        return BoundNetwork(buffers, self._loaded.bound(buffers))

@@ -13,20 +13,20 @@ from typing import Any
 
 from souffle.certificate import Certificate
 from souffle.codegen.plan import Plan
-from souffle.counted_axes import cut, hidden_outputs
 from souffle.emulator import LaunchReport
 from souffle.errors import OptionError
 from souffle.runtime import artifact
+from souffle.runtime.bound import BoundNetwork, buffers_of
 from souffle.runtime.cpu_runner import CpuRunner
 from souffle.runtime.cuda import Cuda
 from souffle.runtime.cuda_runner import CudaRunner
 from souffle.runtime.device_array import first_of, read_count
 from souffle.runtime.explain import explain, launch_counts, shared_bytes, spilled_bytes, stack_bytes
 from souffle.runtime.shared_constants import SharedConstants
-from souffle.runtime.signature import Signature, TensorSpec
+from souffle.runtime.signature import Destination, Signature, TensorSpec
 from souffle.runtime.stage_table import StageTable, stages_of_plan
 
-__all__ = ["KernelInfo", "Network", "check_device", "outputs_of", "signature_of"]
+__all__ = ["KernelInfo", "Network", "check_device", "signature_of"]
 
 _ORDERS = ("fixed", "shuffled")
 
@@ -74,25 +74,16 @@ class KernelInfo:
 
 
 def signature_of(plan: Plan) -> Signature:
-    """The inputs of a plan, under the model's own names."""
-    return Signature(
-        plan.name,
+    """The inputs and outputs of a plan, under the model's own names."""
+    inputs, outputs = (
         tuple(
-            TensorSpec(buffer.label, buffer.shape, buffer.element_type)
-            for buffer in plan.buffers
-            if buffer.kind == "input"
-        ),
+            TensorSpec(b.label, b.shape, b.element_type, tuple(axis for axis, _ in b.counts))
+            for b in plan.buffers
+            if b.kind == kind
+        )
+        for kind in ("input", "output")
     )
-
-
-def outputs_of(plan: Plan) -> tuple[TensorSpec, ...]:
-    """The outputs of a plan that callers see, under the model's own names."""
-    hidden = hidden_outputs(plan.counts)
-    return tuple(
-        TensorSpec(b.label, b.shape, b.element_type, tuple(axis for axis, _ in b.counts))
-        for b in plan.buffers
-        if b.kind == "output" and b.label not in hidden
-    )
+    return Signature(plan.name, inputs, outputs, plan.counts)
 
 
 def check_device(device: str) -> int:
@@ -112,20 +103,21 @@ def check_device(device: str) -> int:
 class Network:
     """A compiled network.
 
-    ``net({"input": x})`` or ``net(x, y)`` runs it and gives a dict of outputs under the model's names: NumPy arrays for
-    NumPy arrays. On a GPU, tensors with ``__dlpack__`` that lie on it are used in place, and where any input is one,
-    the outputs are objects that ``torch.from_dlpack`` and its like take without a copy. An output whose extent depends
-    on data (:attr:`TensorSpec.counted`) is as long as the run made it; where it stays on the GPU, the call waits until
-    the device has counted.
+    ``net({"input": x})``, ``net(x, y)`` or ``net(x, mask=y)`` runs it and gives a dict of outputs under the model's
+    names: NumPy arrays for NumPy arrays. On a GPU, tensors with ``__dlpack__`` that lie on it are used in place, and
+    where any input is one, the outputs are objects that ``torch.from_dlpack`` and its like take without a copy. An
+    output whose extent depends on data (:attr:`TensorSpec.counted`) is as long as the run made it; where it stays on
+    the GPU, the call waits until the device has counted.
 
     Nothing is opened before the first call, so that a network can be built, looked at and saved without a GPU.
 
     One network may be called from any number of threads at the same time, and each call gives what it would give alone.
     Each call in flight has a workspace of its own, and on a GPU a stream; these are kept for later calls, as many as
     calls were ever in flight at once, until the network is let go of. Constants are there once (on the CPU with
-    ``checked=True``, in each workspace). Outputs are new for each call. An input must not be written to before the
-    call has returned or, where outputs stay on the GPU, before they are there. A call that an exception ends gives up
-    its workspace and leaves the network as it was. :attr:`counts` are those of the call that ended last.
+    ``checked=True``, in each workspace). Outputs are new for each call, or lie in the arrays of ``out=``, which no
+    other call may have meanwhile; what :meth:`bind` gives has one call at a time. An input must not be written to
+    before the call has returned or, where outputs stay on the GPU, before they are there. A call that an exception ends
+    gives up its workspace and leaves the network as it was. :attr:`counts` are those of the call that ended last.
 
     A copy of a network, or one from a pickle, shares nothing with it but the plan; what :meth:`capture` gives shares
     all.
@@ -193,9 +185,6 @@ class Network:
         self._options = {"graph": graph, "poison": poison, "blocks": blocks, "order": order, "seed": seed}
         self._options |= {"cache_dir": cache_dir, "checked": checked, "driver": driver}
         self._signature = signature_of(plan)
-        outputs = [buffer for buffer in plan.buffers if buffer.kind == "output"]
-        self._outputs = tuple((buffer.label, buffer.element_type) for buffer in outputs)
-        self._counts = plan.counts
         self._shared = shared
         self._opening = threading.Lock()
         self._runner: CpuRunner | CudaRunner | None = None
@@ -231,13 +220,18 @@ class Network:
 
     @property
     def signature(self) -> Signature:
-        """The inputs."""
+        """The inputs and outputs."""
         return self._signature
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Names, shapes and dtypes of the inputs."""
+        return self._signature.inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """Names, shapes and dtypes of the outputs."""
-        return outputs_of(self._plan)
+        return self._signature.outputs
 
     @property
     def kernels(self) -> tuple[KernelInfo, ...]:
@@ -341,13 +335,29 @@ class Network:
             shared=self._shared,
         )
 
-    def __call__(self, *args: Any) -> dict[str, Any]:
-        """Run once: one dict of inputs by name, or inputs by position.
+    def __call__(self, /, *args: Any, out: Any = None, **named: Any) -> dict[str, Any]:
+        """Run once.
+
+        Parameters
+        ----------
+        args, named
+            One dict of inputs by name; or inputs by position, and by keyword where names are identifiers.
+        out : mapping, sequence or array, optional
+            Where outputs are wanted: contiguous arrays by name, of which any may be missing, or one for each output in
+            order, of which any may be None. They may overlap inputs, and not each other. On a GPU also tensors with
+            ``__dlpack__`` that lie there; such a call returns when they are whole. If the call fails, what they hold is
+            not defined.
+
+        Returns
+        -------
+        dict
+            The outputs by name: the objects of `out`, and new ones for the rest.
 
         Raises
         ------
         InputError
-            If an input has an unknown name, or another shape, dtype or device than it must; nothing is cast.
+            If an input or an array of `out` has an unknown name, or another shape, dtype or device than it must;
+            nothing is cast.
         NoGpuError, CompilerNotFoundError
             As :meth:`open`.
         KernelTimeoutError
@@ -356,19 +366,50 @@ class Network:
         DeviceError
             If a kernel fails, or another library captures a CUDA graph on the stream of an input.
         """
-        values = self._signature.arrange(args)
+        values = self._signature.arrange(args, named)
         if self._on_cpu:
             values = self._signature.host_arrays(values)
+        wanted = self._signature.destinations(out, gpu=not self._on_cpu)
         self.open()
+        return self._signature.results(self._run(values, wanted), read_count, first_of)
+
+    def _run(self, values: Sequence[Any], wanted: Sequence[Destination | None]) -> Sequence[Any]:
+        """Run the opened network with arranged inputs."""
         if isinstance(self._runner, CudaRunner):
-            results: Sequence[Any] = self._runner.run(self._signature, values, graph=self._options["graph"])
-        else:
-            results = [
-                array.view(dtype) if str(array.dtype) != dtype else array
-                for array, (_, dtype) in zip(self._runner.run(values), self._outputs, strict=True)
-            ]
-        outputs = dict(zip((name for name, _ in self._outputs), results, strict=True))
-        return cut(outputs, self._counts, read_count, first_of) if self._counts else outputs
+            return self._runner.run(self._signature, values, wanted, graph=self._options["graph"])
+        return [
+            array.view(spec.dtype) if destination is None and str(array.dtype) != spec.dtype else array
+            for array, destination, spec in zip(
+                self._runner.run(values, wanted), wanted, self._signature.produced, strict=True
+            )
+        ]
+
+    def bind(self, inputs: Any = None, outputs: Any = None) -> BoundNetwork:
+        """Settle the buffers of calls, whose checks are made now: ``bound = net.bind(); bound()``.
+
+        Parameters
+        ----------
+        inputs : mapping or sequence, optional
+            Contiguous arrays by name, or one for each input in order. Those that are missing are made, as zeros.
+        outputs : mapping, sequence or array, optional
+            As `out` of a call. Those that are missing are made.
+
+        Returns
+        -------
+        BoundNetwork
+            Its :attr:`~souffle.runtime.BoundNetwork.inputs` are to be filled before each of its calls. It has one call
+            at a time; threads bind buffers of their own.
+
+        Raises
+        ------
+        InputError
+            As a call, if an input is not contiguous, and where data decides how long an output is.
+        NoGpuError, CompilerNotFoundError
+            As :meth:`open`.
+        """
+        buffers = buffers_of(self._signature, inputs, outputs, gpu=not self._on_cpu)
+        self.open()
+        return BoundNetwork(buffers, partial(self._run, buffers.values, buffers.destinations))
 
     def capture(self) -> Network:
         """The same network replaying one CUDA graph, which is captured now."""

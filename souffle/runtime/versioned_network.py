@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from souffle.dimensions import OpenDimensions, extents_text
 from souffle.errors import InputError, OptionError, SouffleError
 from souffle.runtime import artifact, dlpack
+from souffle.runtime.bound import BoundNetwork
 from souffle.runtime.explain import explain
 from souffle.runtime.network import Network
 from souffle.runtime.plan_versions import Padding, PlanVersions, check_padding
@@ -70,7 +72,7 @@ class VersionedNetwork:
         self._awaited: dict[Extents, Future] = {}
         inputs = zip(dimensions.inputs, self._first.signature.inputs, strict=True)
         specs = tuple(TensorSpec(name, shape, spec.dtype) for (name, shape), spec in inputs)
-        self._signature = Signature(self._first.plan.name, specs)
+        self._signature = Signature(self._first.plan.name, specs, self._declared_outputs())
         # What tells versions apart: one place of each open dimension, by the input's name and by its number.
         places = tuple(dimensions.places())
         self._by_name = tuple((specs[number].name, axis) for _, number, axis in places)
@@ -111,12 +113,20 @@ class VersionedNetwork:
 
     @property
     def signature(self) -> Signature:
-        """The inputs, whose shapes have the names of open dimensions in them."""
+        """The inputs and outputs, whose shapes have the names of open dimensions in them."""
         return self._signature
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Names, shapes and dtypes of the inputs."""
+        return self._signature.inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """Names, shapes and dtypes of the outputs; ``"?"`` is an extent of which the model does not say the name."""
+        return self._signature.outputs
+
+    def _declared_outputs(self) -> tuple[TensorSpec, ...]:
         declared = dict(self._dimensions.outputs)
         return tuple(
             TensorSpec(
@@ -187,27 +197,49 @@ class VersionedNetwork:
         network = self._exact(args)
         return self._other(args)[0] if network is None else network
 
-    def __call__(self, *args: Any) -> dict[str, Any]:
-        """Run once: one dict of inputs by name, or inputs by position.
+    def __call__(self, /, *args: Any, out: Any = None, **named: Any) -> dict[str, Any]:
+        """Run once (:meth:`souffle.runtime.Network.__call__`); `out` has the shapes of the outputs of this call.
 
         Raises
         ------
         InputError
-            If there is no version for the inputs' shapes, or an input has an unknown name or another dtype or device
-            than it must; nothing is cast.
+            If there is no version for the inputs' shapes, or an input or an array of `out` has an unknown name or
+            another dtype or device than it must; nothing is cast.
         SouffleError
             What compiling a version on demand raises; what a call of :class:`souffle.runtime.Network` does.
         """
+        if named:
+            args = self._signature.arrange(args, named)
         network = self._exact(args)
         if network is None:
             network, values, extents = self._other(args)
             if values is not None:
-                return self._padded(network, values, extents)
+                return self._padded(network, values, extents, out)
         try:
-            return network(*args)
+            return network(*args, out=out)
         except InputError:
             self._extents(self._signature.arrange(args))  # says it of all versions, if it is about shapes
             raise
+
+    def bind(self, inputs: Any, outputs: Any = None) -> BoundNetwork:
+        """Settle the buffers of calls (:meth:`souffle.runtime.Network.bind`) of the version for the inputs' shapes.
+
+        Raises
+        ------
+        InputError
+            As a call, and if the inputs would have to be padded.
+        """
+        args = (inputs,) if isinstance(inputs, Mapping) or not isinstance(inputs, (list, tuple)) else tuple(inputs)
+        network = self._exact(args)
+        if network is None:
+            network, values, extents = self._other(args)
+            if values is not None:
+                found = extents_text(self.dimensions, tuple(extents.values()))
+                raise InputError(
+                    f"inputs of {self._signature.network} with {found} would be padded, which buffers that are bound "
+                    f"are not; bind those of a version: {self._listed(self._networks)}"
+                )
+        return network.bind(inputs, outputs)
 
     def run_in(self, version: Extents, *args: Any) -> dict[str, Any]:
         """As a call, in a version that is named, to which the inputs are padded.
@@ -301,7 +333,15 @@ class VersionedNetwork:
         each = zip(self.dimensions, version, wanted, strict=True)
         return all(has >= needed if name in grows else has == needed for name, has, needed in each)
 
-    def _padded(self, network: Any, values: Sequence[Any], extents: dict[str, int]) -> dict[str, Any]:
+    def _padded(
+        self, network: Any, values: Sequence[Any], extents: dict[str, int], out: Any = None
+    ) -> dict[str, Any]:
+        declared = [dict(self._dimensions.outputs)[spec.name] for spec in network.outputs]
+        cut = tuple(
+            replace(spec, shape=spec.shape if shape is None else self._dimensions.shape(shape, extents))
+            for spec, shape in zip(network.outputs, declared, strict=True)
+        )
+        wanted = Signature(self._signature.network, (), cut).destinations(out)
         arrays = []
         for spec, target, value in zip(self._signature.inputs, network.signature.inputs, values, strict=True):
             shape = self._dimensions.shape(spec.shape, extents)
@@ -317,10 +357,13 @@ class VersionedNetwork:
                 array = whole
             arrays.append(array)
         found = network(*arrays)
-        for name, declared in self._dimensions.outputs:
-            shape = self._dimensions.shape(declared, extents)
-            if shape != found[name].shape:
-                found[name] = found[name][tuple(map(slice, shape))].copy()
+        for spec, destination in zip(cut, wanted, strict=True):
+            part = found[spec.name][tuple(map(slice, spec.shape))]
+            if destination is not None:
+                destination.array[...] = part.view(destination.array.dtype)
+                found[spec.name] = destination.given
+            elif part.shape != found[spec.name].shape:
+                found[spec.name] = part.copy()
         return found
 
     # on demand
