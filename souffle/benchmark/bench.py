@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,11 @@ import souffle
 from souffle.benchmark.host_way import settle
 from souffle.benchmark.measure import machine_name, measure
 from souffle.benchmark.peer import Setting
+from souffle.benchmark.profile import profile_of
 from souffle.benchmark.registry import peer_named
 from souffle.benchmark.report import BenchmarkReport
 from souffle.benchmark.threads import on_cores
+from souffle.benchmark.trace import Trace
 from souffle.errors import OptionError
 from souffle.frontend.model_options import ModelOptions
 from souffle.options import INTEGERS, Progress, quiet
@@ -24,6 +26,7 @@ from souffle.parallel import physical_cores
 from souffle.reference import has_onnxruntime, onnxruntime_outputs, static_model
 from souffle.runtime import Network
 from souffle.runtime.comparison import random_inputs
+from souffle.runtime.detect import gpu_arch
 from souffle.versions import program_of
 
 __all__ = ["bench"]
@@ -46,6 +49,7 @@ def bench(
     dims: Mapping[str, int] | None = None,
     constants: Mapping[str, Any] | None = None,
     disable: Sequence[str] = (),
+    profile: Callable[[Trace], None] | None = None,
     progress: Progress = quiet,
     **options: Any,
 ) -> BenchmarkReport:
@@ -74,6 +78,8 @@ def bench(
     target, level, precision, batch, dims, constants, disable, options
         Of :func:`souffle.compile`. Each open dimension has one value. Peers compute in fp32, beside ``"tf32"`` in that
         where they can, and PyTorch beside ``"mixed"`` in float16.
+    profile : callable, optional
+        Given a trace of our own network by kernel and stage, before anything is timed.
     progress : callable, optional
         Told in a few words what is being done.
 
@@ -99,9 +105,12 @@ def bench(
         setting_threads = len(physical_cores())
         program = program_of(model, given)
         begin = time.perf_counter()
+        # Without a GPU its kernels can be compared, and counted, on the CPU device.
+        emulated = target == "cuda" and gpu_arch() is None
         network = souffle.compile(
             program,
             target=target,
+            **({"device": "cpu", "cubin": False} if emulated else {}),
             level=level,
             precision=precision,
             disable=disable,
@@ -116,7 +125,11 @@ def bench(
         reference = "ONNX Runtime, not optimized" if has_onnxruntime() else "Souffle's reference evaluator"
         expected = onnxruntime_outputs(proto, values) if has_onnxruntime() else program.run(values)
         setting = Setting(device, setting_threads, precision)
-        report = BenchmarkReport(program.name, machine_name(device), setting, level, reference, runs, warmup)
+        machine = machine_name("cpu" if emulated else device)
+        report = BenchmarkReport(program.name, machine, setting, level, reference, runs, warmup)
+        if profile is not None:
+            progress("profiling")
+            profile(profile_of(network, values))
         measure(
             proto,
             network,

@@ -38,6 +38,8 @@ class HostWay:
         Seconds; for tests another.
     evict : callable
         Overwrites the caches.
+    untimed : str
+        Why its time would say nothing.
     """
 
     def __init__(
@@ -49,8 +51,9 @@ class HostWay:
         clock: str = "wall clock",
         timer: Callable[[], float] = time.perf_counter,
         evict: Callable[[], None] | None = None,
+        untimed: str = "",
     ) -> None:
-        self.form, self.clock = form, clock
+        self.form, self.clock, self.untimed = form, clock, untimed
         self._call, self._named, self._timer = call, named, timer
         self._evict = evict or evict_caches
 

@@ -144,6 +144,9 @@ def _compared(
     if not result.ok:
         row.reason = f"its outputs are wrong: off by {result.error:.1e} of the largest; so it was not timed"
         return []
+    if way.untimed:
+        row.reason = way.untimed
+        return []
     # A warm run is one that counts and one before it.
     needed = once * (2 + 1) * (report.runs + report.warmup)
     if needed > seconds:

@@ -25,7 +25,7 @@ class GpuWay:
         :data:`souffle.benchmark.peer.LAUNCHES` or :data:`souffle.benchmark.peer.GRAPH`.
     """
 
-    clock = "CUDA events"
+    clock, untimed = "CUDA events", ""
 
     def __init__(self, network: Network, inputs: Mapping[str, np.ndarray], form: str) -> None:
         self.form = form
@@ -44,7 +44,10 @@ class GpuWay:
 
 def ways_of(network: Any, inputs: Mapping[str, np.ndarray]) -> Sequence[Way]:
     """The ways to run a compiled network: of a GPU both forms, graph first."""
+    given = dict(inputs)
+    if isinstance(network, Network) and network.device == "cpu":
+        why = "no GPU is usable here: its kernels ran on the CPU device, whose time says nothing"
+        return [HostWay(lambda: network(given), lambda outputs: outputs, form=LAUNCHES, clock="-", untimed=why)]
     if isinstance(network, Network):
         return [GpuWay(network, inputs, form) for form in (GRAPH, LAUNCHES)]
-    given = dict(inputs)
     return [HostWay(lambda: network(given), lambda outputs: outputs)]

@@ -45,10 +45,13 @@ class Way(Protocol):
         :data:`HOST`, :data:`LAUNCHES` or :data:`GRAPH`.
     clock : str
         What times it, in words.
+    untimed : str
+        Why its time would say nothing; empty where it says something.
     """
 
     form: str
     clock: str
+    untimed: str
 
     def outputs(self) -> Mapping[str, np.ndarray]:
         """Run once: outputs by the model's names."""

@@ -21,9 +21,11 @@ __all__ = ["bench"]
 
 def bench(arguments: argparse.Namespace, progress: Progress) -> int:
     """Run the command; the exit status is 1 if our own outputs are wrong."""
-    out = None if arguments.out is None else Path(arguments.out)
-    if out is not None and not out.parent.is_dir():
-        raise OptionError(f"--out {out}: there is no folder {out.parent}")
+    out, profile = (None if name is None else Path(name) for name in (arguments.out, arguments.profile))
+    for option, path in (("--out", out), ("--profile", profile)):
+        # Not after minutes of measuring.
+        if path is not None and not path.parent.is_dir():
+            raise OptionError(f"{option} {path}: there is no folder {path.parent}")
     report = souffle.bench(
         arguments.model,
         against=[name for name in arguments.against.split(",") if name],
@@ -35,6 +37,7 @@ def bench(arguments: argparse.Namespace, progress: Progress) -> int:
         target=arguments.target,
         level=arguments.level,
         tuning_log=None if arguments.tuning_log == "none" else arguments.tuning_log,
+        profile=None if profile is None else lambda trace: _write("--profile", profile, trace.text()),
         progress=progress,
         **model_options(arguments),
         **compiler_options(arguments),
@@ -42,15 +45,19 @@ def bench(arguments: argparse.Namespace, progress: Progress) -> int:
     progress.done()
     record = dataclasses.asdict(report)
     if out is not None:
-        try:
-            out.write_text(json.dumps(record, indent=2) + "\n")
-        except OSError as error:
-            raise OptionError(f"--out {out} cannot be written: {error}") from error
+        _write("--out", out, json.dumps(record, indent=2))
     if arguments.json:
         write_json(record)
     else:
         print(_text(report))
     return INTERRUPTED if report.interrupted else int(report.wrong)
+
+
+def _write(option: str, path: Path, text: str) -> None:
+    try:
+        path.write_text(f"{text}\n", encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"{option} {path} cannot be written: {error}") from error
 
 
 def _text(report: BenchmarkReport) -> str:

@@ -39,4 +39,7 @@ def add_bench(command: argparse.ArgumentParser) -> None:
     command.add_argument("--target", choices=("auto", "cuda", "cpu"), default="auto")
     command.add_argument("--tuning-log", metavar="DIR", default="auto", help='folder of tuning logs, or "none"')
     command.add_argument("--out", metavar="FILE", help="for the figures, as JSON")
+    command.add_argument(
+        "--profile", metavar="FILE", help="for a trace of our kernels and stages, which ui.perfetto.dev opens"
+    )
     command.set_defaults(command=command_in("souffle.cli.bench", "bench"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -78,8 +79,8 @@ class _Workspace:
             elif buffer.kind == "output":
                 self.outputs.append((buffer.label, arrays[index].view(buffer.element_type)))
 
-    def run(self, given: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        """Run all functions: checked inputs in, copies of the outputs out."""
+    def run(self, given: Sequence[np.ndarray], times: list[float] | None = None) -> dict[str, np.ndarray]:
+        """Run all functions: checked inputs in, copies of the outputs out; into `times` when each began and ended."""
         lent = []
         for (tensor, place, readers), array in zip(self.inputs, given, strict=True):
             if array.nbytes >= _WORTH_LENDING and array.flags.writeable and array.ctypes.data % _ALIGNMENT == 0:
@@ -90,8 +91,14 @@ class _Workspace:
                     parameters[slot] = borrowed
             else:
                 np.copyto(place, array)
-        for function, parameters in self.calls:
-            function(*parameters)
+        if times is None:
+            for function, parameters in self.calls:
+                function(*parameters)
+        else:
+            for function, parameters in self.calls:
+                times.append(time.perf_counter())
+                function(*parameters)
+            times.append(time.perf_counter())
         for tensor, readers in lent:
             for parameters, slot in readers:
                 parameters[slot] = tensor
@@ -123,14 +130,14 @@ class _Loaded:
         self._cores = SharedCores(machine_of(host_target()).cores)
         self._idle: list[_Workspace] = []
 
-    def run(self, given: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    def run(self, given: Sequence[np.ndarray], times: list[float] | None = None) -> dict[str, np.ndarray]:
         """Run once, in a workspace that no other call has."""
         try:
             workspace = self._idle.pop()
         except IndexError:
             workspace = _Workspace(self._plan, self._functions, self._constants)
         with self._cores:
-            outputs = workspace.run(given)
+            outputs = workspace.run(given, times)
         # Not reached where the call was stopped: its workspace is given up, whatever it holds.
         self._idle.append(workspace)
         return outputs
@@ -241,3 +248,19 @@ class HostNetwork:
         arrays = self._signature.host_arrays(args)
         self.open()
         return self._loaded.run(arrays)
+
+    def launch_times(self, *args: Any) -> tuple[float, ...]:
+        """Run once, as a call does: when each launch of the plan began, and when the last one ended, in seconds.
+
+        Of one clock, which counts from anywhere (:func:`time.perf_counter`).
+
+        Raises
+        ------
+        InputError
+            As a call.
+        """
+        arrays = self._signature.host_arrays(args)
+        self.open()
+        times: list[float] = []
+        self._loaded.run(arrays, times)
+        return tuple(times)

@@ -14,7 +14,7 @@ __all__ = ["PlayedPeer", "PlayedWay"]
 class PlayedWay:
     """A run that writes its name down, and takes what is said."""
 
-    clock = "played"
+    clock, untimed = "played", ""
 
     def __init__(
         self,
