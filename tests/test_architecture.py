@@ -36,6 +36,7 @@ LOWEST = {
     "dimensions",
     "named",
     "options",
+    "tvm_pair",
     "parallel",
     "watchdog",
     "wording",
@@ -44,7 +45,7 @@ LOWEST = {
 NETWORKS = {"models", "errors"}
 HIGHEST = {
     *("staging", "pipeline", "dump", "request", "background", "api", "loading", "versions", "onnx_backend", "cli"),
-    *("reference", "benchmark"),
+    *("reference", "benchmark", "doctor", "doctor_trial"),
     "__main__",
 }
 

@@ -100,6 +100,8 @@ def _parser() -> argparse.ArgumentParser:
         commands.add_parser("learn", parents=[common], help="train a policy that orders the fusions of networks")
     )
     add_hfuse(commands.add_parser("hfuse", parents=[common], help="fuse kernels of CUDA files into one"))
+    command = commands.add_parser("doctor", parents=[common], help="what is installed here, and what is missing")
+    command.set_defaults(command=command_in("souffle.cli.doctor", "doctor"))
     add_measure_device(
         commands.add_parser("measure-device", parents=[common], help="describe the GPU at hand for the cost model")
     )
