@@ -4,7 +4,7 @@ others, with weights, constants and shapes in it."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ try:
 except ImportError:
     onnxruntime = None
 
-__all__ = ["has_onnxruntime", "onnxruntime_outputs", "static_model"]
+__all__ = ["has_onnxruntime", "onnxruntime_outputs", "static_model", "with_outputs"]
 
 _NUMPY = {"float": "float32", "double": "float64", "float16": "float16", "bool": "bool"} | {
     f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
@@ -63,6 +63,15 @@ def onnxruntime_outputs(
     types = {info.name: info.type.removeprefix("tensor(").removesuffix(")") for info in session.get_inputs()}
     given = {name: np.asarray(value, dtype=_NUMPY.get(types[name])) for name, value in (constants or {}).items()}
     return dict(zip(names, session.run(names, {**inputs, **given}), strict=True))
+
+
+def with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
+    """A copy of a model that gives these values of its graph, too; ONNX Runtime finds out of which types they are."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    there = {output.name for output in made.graph.output}
+    made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in there)
+    return made
 
 
 def has_onnxruntime() -> bool:

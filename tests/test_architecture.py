@@ -45,7 +45,7 @@ LOWEST = {
 NETWORKS = {"models", "errors"}
 HIGHEST = {
     *("staging", "pipeline", "dump", "request", "background", "api", "loading", "versions", "onnx_backend", "cli"),
-    *("reference", "benchmark", "doctor", "doctor_trial"),
+    *("reference", "benchmark", "doctor", "doctor_trial", "debug"),
     "__main__",
 }
 
@@ -111,7 +111,7 @@ def test_the_emulator_knows_nothing_of_the_compiler() -> None:
 
 def test_every_folder_has_its_place() -> None:
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
-    assert folders <= {*ORDER, "background", "benchmark", "cli", "models"}
+    assert folders <= {*ORDER, "background", "benchmark", "cli", "debug", "models"}
 
 
 def test_no_import_inside_of_a_function() -> None:

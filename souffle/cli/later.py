@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from souffle.benchmark.registry import PEERS
 from souffle.cli.output import Progress
 from souffle.options import LEVELS
 
-__all__ = ["Command", "add_bench", "command_in"]
+__all__ = ["Command", "add_bench", "add_debug", "command_in"]
 
 Command = Callable[[argparse.Namespace, Progress], int]
 
@@ -43,3 +43,14 @@ def add_bench(command: argparse.ArgumentParser) -> None:
         "--profile", metavar="FILE", help="for a trace of our kernels and stages, which ui.perfetto.dev opens"
     )
     command.set_defaults(command=command_in("souffle.cli.bench", "bench"))
+
+
+def add_debug(command: argparse.ArgumentParser, parents: Sequence[argparse.ArgumentParser]) -> None:
+    """``souffle debug bisect``, with the compiler's arguments."""
+    ways = command.add_subparsers(required=True, metavar="HOW")
+    one = ways.add_parser("bisect", parents=parents, help="find the step of the compiler that makes a network wrong")
+    one.add_argument("model", metavar="MODEL", help="an ONNX file")
+    one.add_argument("--level", choices=tuple(LEVELS), default="V4")
+    one.add_argument("--target", choices=("cuda", "cpu"), default="cuda")
+    one.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    one.set_defaults(command=command_in("souffle.cli.debug", "debug_bisect"))

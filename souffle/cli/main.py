@@ -22,7 +22,7 @@ from souffle.cli.compiler_options import compiler_options
 from souffle.cli.counts import counts_table
 from souffle.cli.hfuse import add_arguments as add_hfuse
 from souffle.cli.interruption import interruptible, run_process, status_of
-from souffle.cli.later import add_bench, command_in
+from souffle.cli.later import add_bench, add_debug, command_in
 from souffle.cli.learn import add_arguments as add_learn
 from souffle.cli.measure_device import add_arguments as add_measure_device
 from souffle.cli.model_options import add_model_options, add_padding, model_options, padding_of
@@ -234,6 +234,8 @@ def _add_trials(commands: Any, common: _Parents, kernels: _Parents) -> None:
     add_bench(
         commands.add_parser("bench", parents=[*common, *kernels], help="time a model beside other compilers, in turn")
     )
+
+    add_debug(commands.add_parser("debug", help="find where a network goes wrong"), [*common, kernels[0]])
 
     command = commands.add_parser("mutate", parents=common, help="test the certificate with wrong kernels")
     command.add_argument("model", metavar="MODEL", help="an ONNX file")

@@ -52,7 +52,7 @@ from souffle.frontend.values import Known, Scope, Value
 from souffle.program import Origin, Tensor, TEProgram, make_te
 from souffle.tvm_compat import fresh_axis, primfunc_from_tensors
 
-__all__ = ["import_loaded", "import_onnx"]
+__all__ = ["import_loaded", "import_named", "import_onnx"]
 
 
 def import_onnx(
@@ -108,6 +108,18 @@ def import_loaded(loaded: LoadedModel) -> TEProgram:
     ------
     UnsupportedOperatorError
     """
+    return import_named(loaded)[0]
+
+
+def import_named(loaded: LoadedModel) -> tuple[TEProgram, dict[str, Tensor]]:
+    """The program of a model that was read, and which of its tensors the values of the graph are, by their names.
+
+    Values that became constants, or that no TE computes as one tensor, are left out, as are those of inner graphs.
+
+    Raises
+    ------
+    UnsupportedOperatorError
+    """
     emitter = Emitter()
     small = {name: dtype for name, _, dtype in loaded.inputs if is_small(dtype)}
     inputs = tuple(
@@ -129,7 +141,10 @@ def import_loaded(loaded: LoadedModel) -> TEProgram:
     outputs: list[Tensor] = []
     for name, tensor in zip(loaded.outputs, results, strict=True):
         outputs.append(_defined_output(emitter, interpreter, tensor, name, outputs))
-    return _assemble(loaded, emitter, inputs, outputs, small)
+    program = _assemble(loaded, emitter, inputs, outputs, small)
+    named = {name: value for name, value in scope.values.items() if isinstance(value, Tensor)}
+    named |= dict(zip(loaded.outputs, outputs, strict=True))
+    return program, {name: tensor for name, tensor in named.items() if tensor in program.producers}
 
 
 def _output_tensor(interpreter: Interpreter, scope: Scope, name: str, loaded: LoadedModel) -> Tensor:
