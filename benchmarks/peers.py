@@ -29,8 +29,6 @@ _MODES = {"eager": None, "inductor": "default", "autotuned": "max-autotune-no-cu
 """Of ``torch.compile``, by the peers' names."""
 _PRECISIONS = ("fp32", "tf32", "mixed")
 """That PyTorch has, too, or something like it."""
-_WARM_CALLS = 3
-"""Before a capture: what libraries allocate and choose is there then."""
 _Run = Callable[[], Any]
 
 
@@ -92,7 +90,8 @@ def measure(model: Any, values: dict[str, np.ndarray], options: argparse.Namespa
     """
     # Only here: it takes seconds to import, and loads libraries that the other steps do without.
     torch = importlib.import_module("torch")
-    to_torch = importlib.import_module("benchmarks.torch_graph").to_torch
+    to_torch = importlib.import_module("souffle.benchmark.torch_graph").to_torch
+    captured = importlib.import_module("souffle.benchmark.torch_peer").captured
     device = "cpu" if options.rehearse else "cuda"
     rounded = options.precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = rounded
@@ -129,7 +128,7 @@ def measure(model: Any, values: dict[str, np.ndarray], options: argparse.Namespa
         runs = {"launch": (call, 1)}
         if not options.rehearse and _all_right(result["outputs"]):
             try:
-                graph, outputs = _captured(torch, call)
+                graph, outputs = captured(call)
             except RuntimeError as error:  # of PyTorch; calls are timed nevertheless
                 result |= {"ok": False, "error": f"it cannot be captured as a CUDA graph: {error}"[:1500]}
             else:
@@ -144,20 +143,6 @@ def measure(model: Any, values: dict[str, np.ndarray], options: argparse.Namespa
 
 def _all_right(outputs: dict[str, Any]) -> bool:
     return all(item["ok"] for item in outputs.values())
-
-
-def _captured(torch: Any, call: _Run) -> tuple[Any, Any]:
-    """A CUDA graph of a call, and the outputs into which it writes."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_CALLS):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = call()
-    return graph, outputs
 
 
 def _timed(torch: Any, runs: dict[str, tuple[_Run, int]], options: argparse.Namespace) -> dict[str, Any]:

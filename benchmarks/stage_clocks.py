@@ -21,9 +21,7 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,110 +31,21 @@ from benchmarks.record import write_json
 from souffle.codegen.nvcc import compile_cubin
 from souffle.codegen.plan import Plan
 from souffle.runtime import load
-from souffle.runtime.cuda import Cuda, PreparedLaunch
-from souffle.runtime.cuda_workspace import CudaCode
+from souffle.runtime.cuda import Cuda
+from souffle.runtime.stamped_run import stamped_run
+from souffle.runtime.stamps import CYCLES, Twin, stamped
 
 __all__ = ["Twin", "clocked", "main", "measure", "predictions", "read_twin", "table"]
 
 _LEVELS = ("V2", "V3", "V4")
 """Stages of V2 are V3's in kernels of their own."""
-_STAMP = """
-static __device__ __forceinline__ void souffle_stamp(unsigned long long* stamps, int num_blocks, int* place) {
-  if (threadIdx.x == 0) {
-    *(volatile unsigned long long*)(stamps + (size_t)*place * num_blocks + blockIdx.x) = clock64();
-  }
-  ++*place;
-}
-"""
-_CALL = "souffle_stamp(souffle_stamps, num_blocks, &souffle_place);"
-_KERNEL = re.compile(
-    r'extern "C" __global__ [^;{]*?\b(\w+)\((?P<parameters>[^)]*)\) \{\n(?P<body>.*?)\n\}\n', re.DOTALL
-)
-_STEPS = re.compile(r"for \(int s\d+ = 0; s\d+ < (\d+); \+\+s\d+\) \{")
-_STAGE = re.compile(r"\b(stage\w+)\(")
 _FORM = re.compile(r"_\d+x\d+x\d+$")
 """Behind the name of a stage whose blocks have several teams."""
-_NAME = re.compile(r"\b([A-Za-z_]\w*)\(")
-
-
-@dataclass(frozen=True)
-class Twin:
-    """A network's kernels with clocks.
-
-    Attributes
-    ----------
-    cubins : tuple of bytes
-        Of the plan's modules.
-    labels : dict of str to tuple of str
-        By kernel, what stands between a stamp and the next one, in the order in which they are written: a stage's name,
-        or the function that is called. There is one stamp more than labels.
-    """
-
-    cubins: tuple[bytes, ...]
-    labels: dict[str, tuple[str, ...]]
 
 
 def clocked(text: str) -> tuple[str, dict[str, tuple[str, ...]]]:
-    """A module's text with clocks, and the labels of its kernels; each has one parameter more, before ``num_blocks``.
-
-    Raises
-    ------
-    ValueError
-        If a kernel has no parameter ``num_blocks`` at its end.
-    """
-    labels: dict[str, tuple[str, ...]] = {}
-
-    def kernel(match: re.Match[str]) -> str:
-        name, parameters, body = match[1], match["parameters"], match["body"]
-        head = match[0][: match.start("parameters") - match.start()]
-        if not parameters.endswith("int num_blocks"):
-            raise ValueError(f"kernel {name} does not end with num_blocks: {parameters}")
-        lines, labels[name] = _statements(body.split("\n"), 2)
-        inside = "\n".join(["  int souffle_place = 0;", *lines, f"  {_CALL}"])
-        start = parameters[: -len("int num_blocks")]
-        return f"{head}{start}unsigned long long* souffle_stamps, int num_blocks) {{\n{inside}\n}}\n"
-
-    # Declarations ahead of definitions would have other parameters.
-    text = re.sub(r'extern "C" __global__ [^;{]*;\n', "", text)
-    first = text.index('extern "C" __global__')
-    text = _KERNEL.sub(kernel, text)
-    at = text.rfind("\n\n", 0, first) + 1
-    return text[:at] + _STAMP + text[at:], labels
-
-
-def _statements(lines: Sequence[str], indent: int) -> tuple[list[str], tuple[str, ...]]:
-    """Statements with a stamp before each, and what they are; those of a loop over steps once for each step."""
-    margin = " " * indent
-    starts = [
-        number for number, line in enumerate(lines) if line.startswith(margin) and line[indent] not in " }#"
-    ]  # fmt: skip
-    found: list[str] = list(lines[: starts[0]] if starts else lines)
-    labels: list[str] = []
-    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
-        part = list(lines[start:end])
-        steps = _STEPS.match(part[0].strip())
-        text = "\n".join(part)
-        if steps:
-            close = next(number for number in range(1, len(part)) if part[number] == f"{margin}}}")
-            inside, inner = _statements(part[1:close], indent + 2)
-            found += [part[0], *inside, *part[close:]]
-            labels += [*inner] * int(steps[1])
-        elif label := _label(text):
-            found += [f"{margin}{_CALL}", *part]
-            labels.append(label)
-        else:
-            found += part
-    return found, tuple(labels)
-
-
-def _label(text: str) -> str:
-    """What a statement is: its stage, or what it calls; empty for one that only declares."""
-    stage = _STAGE.search(text)
-    if stage:
-        return stage[1]
-    names = [name for name in _NAME.findall(text) if name not in ("if", "for", "int", "sizeof", "alignas")]
-    declares = re.match(r"\s*(alignas|int|float|half|bool|uint|uchar|int64_t)\b", text)
-    return "" if declares or not names else names[0]
+    """A module's text with the clocks of multiprocessors; see :func:`souffle.runtime.stamps.stamped`."""
+    return stamped(text, CYCLES)
 
 
 # build
@@ -217,30 +126,19 @@ def measure(
         each is ``[label, times, clocks of the quickest block, of the mean, of the slowest]``, summed over all of its
         runs; of a wait, the quickest is the block that came last. ``"us"``: a whole run, between events.
     """
-    modules = tuple(replace(module, cubin=cubin) for module, cubin in zip(plan.modules, twin.cubins, strict=True))
-    plan = replace(plan, modules=modules)
-    with cuda.current():
-        code = CudaCode(plan, cuda)
-        owned: list[int] = []
-        stream = cuda.stream()
-        try:
-            launches, stamps = _prepared(code, twin, inputs, owned, stream)
-            end = time.monotonic() + spin
-            _one_run(cuda, stream, launches, stamps)
-            while time.monotonic() < end:
-                _one_run(cuda, stream, launches, stamps)
-            samples = [_one_run(cuda, stream, launches, stamps) for _ in range(runs)]
-        finally:
-            cuda.settle(stream)
-            for address in owned:
-                cuda.free(address)
-            cuda.destroy_stream(stream)
+    with stamped_run(plan, twin, inputs, cuda) as running:
+        end = time.monotonic() + spin
+        running.run()
+        while time.monotonic() < end:
+            running.run()
+        samples = [running.run() for _ in range(runs)]
+        grids = running.grids
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for number, launch in enumerate(plan.launches):
-        name, blocks = plan.kernels[launch.kernel].name, code.grids[launch.kernel]
+        name, blocks = plan.kernels[launch.kernel].name, grids[launch.kernel]
         entry = found.setdefault((name, blocks), {"kernel": name, "blocks": blocks, "runs": 0, "segments": {}})
         entry["runs"] += 1
-        clocks = np.stack([sample[1][number] for sample in samples])
+        clocks = np.stack([np.diff(sample[1][number], axis=0) for sample in samples])
         over_blocks = np.stack([np.median(part(clocks, axis=2), axis=0) for part in (np.min, np.mean, np.max)], axis=1)
         for label, row in zip(twin.labels[name], over_blocks, strict=True):
             total = entry["segments"].setdefault(label, np.zeros(4))
@@ -250,60 +148,6 @@ def measure(
             [label, *np.rint(total).astype(int).tolist()] for label, total in entry["segments"].items()
         ]
     return {"us": statistics.median(sample[0] for sample in samples), "launches": list(found.values())}
-
-
-def _prepared(
-    code: CudaCode, twin: Twin, inputs: dict[str, np.ndarray], owned: list[int], stream: Any
-) -> tuple[list[PreparedLaunch], list[tuple[int, np.ndarray]]]:
-    """The launches, and of each where its stamps go on the device and on the host."""
-    cuda, plan = code.cuda, code.plan
-
-    def zeros(nbytes: int) -> int:
-        owned.append(cuda.alloc(nbytes))
-        cuda.fill(owned[-1], 0, nbytes, stream)
-        return owned[-1]
-
-    scratch = zeros(plan.workspace_bytes)
-    addresses, arrays = [], []
-    for number, buffer in enumerate(plan.buffers):
-        if buffer.kind == "constant":
-            addresses.append(code.constants[number])
-        elif buffer.kind == "workspace":
-            addresses.append(scratch + buffer.offset)
-        else:
-            addresses.append(zeros(buffer.nbytes))
-        if buffer.kind == "input":
-            arrays.append(np.ascontiguousarray(inputs[buffer.label], buffer.dtype))
-            cuda.to_device(addresses[-1], arrays[-1], stream)
-    cuda.synchronize(stream, "inputs")
-    launches, stamps = [], []
-    for launch in plan.launches:
-        labels, grid = twin.labels[plan.kernels[launch.kernel].name], code.grids[launch.kernel]
-        array = np.zeros((len(labels) + 1, grid), np.uint64)
-        stamps.append((zeros(array.nbytes), array))
-        pointers = [*(addresses[number] for number in launch.buffers), stamps[-1][0]]
-        launches.append(code.prepare(launch.kernel, pointers))
-    return launches, stamps
-
-
-def _one_run(
-    cuda: Cuda, stream: Any, launches: Sequence[PreparedLaunch], stamps: Sequence[tuple[int, np.ndarray]]
-) -> tuple[float, list[np.ndarray]]:
-    """µs between events, and for each launch the clocks of each label and block."""
-    begin, end = cuda.event(timing=True), cuda.event(timing=True)
-    try:
-        cuda.record(begin, stream)
-        for launch in launches:
-            cuda.launch(launch, stream)
-        cuda.record(end, stream)
-        for address, array in stamps:
-            cuda.to_host(array, address, stream)
-        cuda.synchronize(stream, "kernels with clocks")
-        # The host's arrays are written again by the next run.
-        return cuda.microseconds(begin, end), [np.diff(array.astype(np.int64), axis=0) for _, array in stamps]
-    finally:
-        cuda.destroy_event(begin)
-        cuda.destroy_event(end)
 
 
 # table

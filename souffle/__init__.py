@@ -12,6 +12,7 @@ from souffle.errors import SouffleError
 __version__ = "0.1.0"
 
 _LAZY = {
+    "bench": "souffle.benchmark.bench",
     "compile": "souffle.api",
     "learn": "souffle.api",
     "tune": "souffle.api",
@@ -30,6 +31,7 @@ __all__ = [
     "SouffleError",
     "TEProgram",
     "analyze",
+    "bench",
     "compile",
     "from_te",
     "from_torch",

@@ -1,12 +1,14 @@
-"""Work in several threads that an interrupt ends: compilers run outside of Python's lock, as processes or in C++."""
+"""The cores there are, and work in several threads that an interrupt ends: compilers run outside of Python's lock."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["map_in_threads"]
+__all__ = ["map_in_threads", "physical_cores"]
 
 _Result = TypeVar("_Result")
 
@@ -25,3 +27,13 @@ def map_in_threads(workers: int, work: Callable[..., _Result], *items: Iterable[
         raise
     finally:
         pool.shutdown(wait=wait, cancel_futures=True)
+
+
+def physical_cores() -> list[int]:
+    """One processor number for each core that this process may use: two threads of a core share its vector units."""
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores: dict[str, int] = {}
+    for cpu in usable:
+        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.setdefault(path.read_text().strip() if path.is_file() else str(cpu), cpu)
+    return list(cores.values())

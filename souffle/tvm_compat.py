@@ -6,13 +6,12 @@ Everything else in Souffle reaches TVM's expressions through the helpers below, 
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from souffle.errors import IncompatibleEnvironmentError
+from souffle.tvm_pair import TVM_FFI_PIN, TVM_PIN, check_tvm_pair, installed_pair
 
 __all__ = [
     "MIN_BLOCKS_ATTRIBUTE",
@@ -58,45 +57,11 @@ __all__ = [
     "variables",
 ]
 
-TVM_PIN = "0.27.0.post1"
-TVM_FFI_PIN = "0.1.14.post1"
-
 MIN_BLOCKS_ATTRIBUTE = "tirx.launch_bounds_min_blocks_per_sm"
 """Of a kernel: the second figure of its ``__launch_bounds__``, which TVM's generator writes."""
 
 
-def check_tvm_pair(tvm_version: str | None, ffi_version: str | None) -> None:
-    """Refuse a pair of TVM and tvm-ffi that is not the one Souffle was checked with.
-
-    Parameters
-    ----------
-    tvm_version, ffi_version : str or None
-        The installed versions, ``None`` where a distribution is missing.
-
-    Raises
-    ------
-    IncompatibleEnvironmentError
-        With the command that installs the right pair. Other pairs end in a segmentation fault, which no
-        message could explain afterwards.
-    """
-    if tvm_version == TVM_PIN and ffi_version == TVM_FFI_PIN:
-        return
-    raise IncompatibleEnvironmentError(
-        f"Souffle needs apache-tvm=={TVM_PIN} with apache-tvm-ffi=={TVM_FFI_PIN}, but found "
-        f"apache-tvm {tvm_version or 'not installed'} with apache-tvm-ffi {ffi_version or 'not installed'}; other "
-        "pairs are known to crash. Install the pair: "
-        f"pip install 'apache-tvm=={TVM_PIN}' 'apache-tvm-ffi=={TVM_FFI_PIN}'"
-    )
-
-
-def _installed(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-check_tvm_pair(_installed("apache-tvm"), _installed("apache-tvm-ffi"))
+check_tvm_pair(*installed_pair())
 
 import tvm_ffi  # noqa: E402
 from tvm import s_tir, te, tirx  # noqa: E402

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import souffle
-from souffle import SouffleError, errors, models, tvm_compat
+from souffle import SouffleError, errors, models
 from souffle.codegen.plan import CudaModule
 from souffle.errors import (
     ArtifactError,
@@ -27,7 +27,7 @@ from souffle.errors import (
 )
 from souffle.runtime import cuda
 from souffle.runtime.host_network import HostNetwork
-from souffle.tvm_compat import TVM_FFI_PIN, TVM_PIN, check_tvm_pair
+from souffle.tvm_pair import TVM_FFI_PIN, TVM_PIN, check_tvm_pair, installed_version
 
 CUDA = {"target": "cuda", "arch": "sm_90", "cubin": False}
 
@@ -240,7 +240,7 @@ def test_a_pair_of_tvm_that_is_known_to_crash(tvm: str | None, ffi: str | None) 
 
 def test_the_pair_that_was_checked_is_accepted() -> None:
     check_tvm_pair(TVM_PIN, TVM_FFI_PIN)
-    assert tvm_compat._installed("no-such-distribution") is None
+    assert installed_version("no-such-distribution") is None
 
 
 # files

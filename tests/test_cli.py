@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import souffle
-from souffle import models
+from souffle import models, reference
 from souffle.cli import ablate, check, compare, main
 from souffle.cli.compare import OutputComparison
 from souffle.codegen import nvcc
@@ -75,7 +75,7 @@ def test_python_m_souffle() -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("command", ["compile", "run", "verify", "explain", "check", "ablate"])
+@pytest.mark.parametrize("command", ["compile", "run", "verify", "explain", "check", "ablate", "bench"])
 def test_each_command_has_help_and_json(command: str, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as end:
         main.main([command, "--help"])
@@ -243,7 +243,7 @@ def test_wrong_inputs_of_run_are_named(model: Path, tmp_path: Path, capsys: pyte
 def test_without_onnxruntime_check_says_what_to_install(
     model: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compare, "onnxruntime", None)
+    monkeypatch.setattr(reference, "onnxruntime", None)
     status, _, err = run(capsys, "check", model, "--levels", "V0", "--arch", "sm_90")
     assert status == 2 and "pip install 'souffle-dl[check]'" in err
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
-import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from souffle.cli.compiler_options import compiler_options
 from souffle.cli.counts import counts_table
 from souffle.cli.hfuse import add_arguments as add_hfuse
 from souffle.cli.interruption import interruptible, run_process, status_of
+from souffle.cli.later import add_bench, add_debug, command_in
 from souffle.cli.learn import add_arguments as add_learn
 from souffle.cli.measure_device import add_arguments as add_measure_device
 from souffle.cli.model_options import add_model_options, add_padding, model_options, padding_of
@@ -39,7 +39,6 @@ __all__ = ["entry", "main"]
 _COMPILER = frozenset({"islpy", "onnx", "onnxscript", "tvm", "tvm_ffi"})
 """What only the compiler imports."""
 
-Command = Callable[[argparse.Namespace, Progress], int]
 _Parents = Sequence[argparse.ArgumentParser]
 
 
@@ -80,15 +79,6 @@ def _status(arguments: argparse.Namespace, progress: Progress) -> int:
         return 2
 
 
-def _command(module: str, name: str) -> Command:
-    """A command that lives in a module of its own, imported when it is run."""
-
-    def run(arguments: argparse.Namespace, progress: Progress) -> int:
-        return getattr(importlib.import_module(module), name)(arguments, progress)
-
-    return run
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="souffle", description="Compile ONNX models to as few CUDA kernels as the GPU allows."
@@ -110,6 +100,8 @@ def _parser() -> argparse.ArgumentParser:
         commands.add_parser("learn", parents=[common], help="train a policy that orders the fusions of networks")
     )
     add_hfuse(commands.add_parser("hfuse", parents=[common], help="fuse kernels of CUDA files into one"))
+    command = commands.add_parser("doctor", parents=[common], help="what is installed here, and what is missing")
+    command.set_defaults(command=command_in("souffle.cli.doctor", "doctor"))
     add_measure_device(
         commands.add_parser("measure-device", parents=[common], help="describe the GPU at hand for the cost model")
     )
@@ -215,7 +207,7 @@ def _add_files(commands: Any, common: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--values", action="store_true", help="also compare stages with what they are to compute, at random inputs"
     )
-    command.set_defaults(command=_command("souffle.cli.verify", "verify"))
+    command.set_defaults(command=command_in("souffle.cli.verify", "verify"))
 
 
 def _add_trials(commands: Any, common: _Parents, kernels: _Parents) -> None:
@@ -229,7 +221,7 @@ def _add_trials(commands: Any, common: _Parents, kernels: _Parents) -> None:
     command.add_argument("--shuffled", type=int, default=0, metavar="N", help="also run in N shuffled thread orders")
     command.add_argument("--checked", action="store_true", help="also look at every memory access on the CPU")
     command.add_argument("--seed", type=int, default=0, help="of the random inputs")
-    command.set_defaults(command=_command("souffle.cli.check", "check"))
+    command.set_defaults(command=command_in("souffle.cli.check", "check"))
 
     command = commands.add_parser("ablate", parents=[*common, *kernels], help="the table V0 to V4")
     command.add_argument("models", nargs="+", metavar="MODEL", help="ONNX files")
@@ -237,14 +229,20 @@ def _add_trials(commands: Any, common: _Parents, kernels: _Parents) -> None:
     command.add_argument("--no-run", action="store_true", help="compile only; no outputs are compared")
     command.add_argument("--no-cubin", action="store_true", help="do not run nvcc; no registers are reported")
     command.add_argument("--seed", type=int, default=0, help="of the random inputs")
-    command.set_defaults(command=_command("souffle.cli.ablate", "ablate"))
+    command.set_defaults(command=command_in("souffle.cli.ablate", "ablate"))
+
+    add_bench(
+        commands.add_parser("bench", parents=[*common, *kernels], help="time a model beside other compilers, in turn")
+    )
+
+    add_debug(commands.add_parser("debug", help="find where a network goes wrong"), [*common, kernels[0]])
 
     command = commands.add_parser("mutate", parents=common, help="test the certificate with wrong kernels")
     command.add_argument("model", metavar="MODEL", help="an ONNX file")
     command.add_argument("--level", choices=tuple(LEVELS), default="V4")
     command.add_argument("-n", "--mutants", type=int, default=20, metavar="N")
     command.add_argument("--seed", type=int, default=0, help="of the mutants and of the random inputs")
-    command.set_defaults(command=_command("souffle.cli.mutate", "mutate"))
+    command.set_defaults(command=command_in("souffle.cli.mutate", "mutate"))
 
 
 def _network(arguments: argparse.Namespace, progress: Progress, dump: str | None = None):

@@ -59,7 +59,7 @@ from souffle.frontend.values import Counted, Known, Scope, Value
 from souffle.program import Origin, Tensor, TEProgram, make_te
 from souffle.tvm_compat import fresh_axis, primfunc_from_tensors
 
-__all__ = ["import_loaded", "import_onnx"]
+__all__ = ["import_loaded", "import_named", "import_onnx"]
 
 
 def import_onnx(
@@ -115,6 +115,19 @@ def import_loaded(loaded: LoadedModel) -> TEProgram:
     ------
     UnsupportedOperatorError
     """
+    return import_named(loaded)[0]
+
+
+def import_named(loaded: LoadedModel) -> tuple[TEProgram, dict[str, Tensor]]:
+    """The program of a model that was read, and which of its tensors the values of the graph are, by their names.
+
+    Values that became constants, that no TE computes as one tensor, or whose extent data decides are left out, as are
+    those of inner graphs.
+
+    Raises
+    ------
+    UnsupportedOperatorError
+    """
     emitter = Emitter()
     small = {name: dtype for name, _, dtype in loaded.inputs if is_small(dtype)}
     inputs = tuple(
@@ -139,7 +152,10 @@ def import_loaded(loaded: LoadedModel) -> TEProgram:
     outputs: list[Tensor] = []
     for name, tensor in zip(names, results, strict=True):
         outputs.append(_defined_output(emitter, interpreter, tensor, name, outputs))
-    return _assemble(loaded, emitter, inputs, dict(zip(names, outputs, strict=True)), small, counts)
+    program = _assemble(loaded, emitter, inputs, dict(zip(names, outputs, strict=True)), small, counts)
+    named = {name: value for name, value in scope.values.items() if isinstance(value, Tensor)}
+    named |= {name: tensor for name, tensor in zip(loaded.outputs, outputs, strict=False) if name not in counts}
+    return program, {name: tensor for name, tensor in named.items() if tensor in program.producers}
 
 
 def _counted(scope: Scope, names: Sequence[str]) -> tuple[Counts, dict[str, Tensor]]:

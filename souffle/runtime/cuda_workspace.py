@@ -20,10 +20,10 @@ from souffle.runtime.record_page import RecordPage
 from souffle.runtime.shared_constants import SharedConstants
 from souffle.runtime.signature import Destination, Signature
 
-__all__ = ["CudaCode", "CudaWorkspace"]
+__all__ = ["FLUSH_BYTES", "CudaCode", "CudaWorkspace"]
 
 _MAX_GRID = 2**31 - 1
-_FLUSH_BYTES = 256 << 20
+FLUSH_BYTES = 256 << 20
 """More than the second-level cache of any GPU that is supported."""
 
 
@@ -444,11 +444,11 @@ class CudaWorkspace:
         placed, held, _ = self._place_inputs(signature, values, fixed=True)
         placed.update(self._fixed_outputs)
         if flush and not self._flush_area:
-            self._flush_area = self._own(_FLUSH_BYTES, "clearing the cache")
+            self._flush_area = self._own(FLUSH_BYTES, "clearing the cache")
         pairs = []
         for index in range(warmup + repeats):
             if flush:
-                cuda.fill(self._flush_area, index % 256, _FLUSH_BYTES, stream)
+                cuda.fill(self._flush_area, index % 256, FLUSH_BYTES, stream)
             pair = None
             if index >= warmup:
                 pair = tuple(Handle(cuda.event(timing=True), cuda.destroy_event) for _ in range(2))

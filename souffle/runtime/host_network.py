@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -119,8 +120,13 @@ class _Workspace:
         for place in (*self.inputs, *self.outputs):
             place.find_users(self._calls, plan)
 
-    def run(self, given: Sequence[np.ndarray], wanted: Sequence[Destination | None]) -> list[Any]:
-        """Run all functions: checked inputs in; outputs in their destinations, new arrays where they have none."""
+    def run(
+        self, given: Sequence[np.ndarray], wanted: Sequence[Destination | None], times: list[float] | None = None
+    ) -> list[Any]:
+        """Run all functions: checked inputs in; outputs in their destinations, new arrays where they have none.
+
+        Into `times` comes when each function began, and when the last one ended.
+        """
         lent = []
         for place, array in zip(self.inputs, given, strict=True):
             if array.nbytes >= _WORTH_LENDING and _lendable(array):
@@ -133,7 +139,10 @@ class _Workspace:
             if array is not None and array.nbytes >= _WORTH_LENDING and _lendable(array) and _apart(array, given):
                 place.lend(array)
                 lent.append(place)
-        self._run()
+        if times is None:
+            self._run()
+        else:
+            self._run_timed(times)
         results = []
         for place, destination, dtype in zip(self.outputs, wanted, self._types, strict=True):
             if destination is None:
@@ -173,6 +182,12 @@ class _Workspace:
         for function, parameters in self._calls:
             function(*parameters)
 
+    def _run_timed(self, times: list[float]) -> None:
+        for function, parameters in self._calls:
+            times.append(time.perf_counter())
+            function(*parameters)
+        times.append(time.perf_counter())
+
 
 class _Loaded:
     """The machine code and the constants, and the workspaces that wait for a call."""
@@ -199,14 +214,16 @@ class _Loaded:
         self._cores = SharedCores(machine_of(host_target()).cores)
         self._idle: list[_Workspace] = []
 
-    def run(self, given: Sequence[np.ndarray], wanted: Sequence[Destination | None]) -> list[Any]:
+    def run(
+        self, given: Sequence[np.ndarray], wanted: Sequence[Destination | None], times: list[float] | None = None
+    ) -> list[Any]:
         """Run once, in a workspace that no other call has."""
         try:
             workspace = self._idle.pop()
         except IndexError:
             workspace = _Workspace(self._plan, self._functions, self._constants)
         with self._cores:
-            outputs = workspace.run(given, wanted)
+            outputs = workspace.run(given, wanted, times)
         # Not reached where the call was stopped: its workspace is given up, whatever it holds.
         self._idle.append(workspace)
         return outputs
@@ -345,3 +362,19 @@ class HostNetwork:
         buffers = buffers_of(self._signature, inputs, outputs)
         self.open()
         return BoundNetwork(buffers, self._loaded.bound(buffers))
+
+    def launch_times(self, *args: Any) -> tuple[float, ...]:
+        """Run once, as a call does: when each launch of the plan began, and when the last one ended, in seconds.
+
+        Of one clock, which counts from anywhere (:func:`time.perf_counter`).
+
+        Raises
+        ------
+        InputError
+            As a call.
+        """
+        arrays = self._signature.host_arrays(args)
+        self.open()
+        times: list[float] = []
+        self._loaded.run(arrays, self._signature.destinations(None), times)
+        return tuple(times)

@@ -24,7 +24,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from souffle.errors import OptionError
+from souffle.schedule.log_folders import LOG_VARIABLE, RECORDS, WORKLOADS, log_folders, shipped_log
 from souffle.tvm_compat import const_int
 
 __all__ = [
@@ -45,14 +45,8 @@ __all__ = [
     "workload_module",
 ]
 
-WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
-"""The names that ``meta_schedule.database.JSONDatabase(work_dir=...)`` gives its files."""
-
 RULE, KNOB = "souffle.rule", "souffle.knob."
 """Annotations that say which of our rules makes the schedule, and with which value of each knob."""
-
-LOG_VARIABLE = "SOUFFLE_TUNING_LOGS"
-"""The environment variable with folders of logs, separated as in ``PATH``."""
 
 FAILED_SECONDS = 1e10
 """What MetaSchedule writes for a candidate that could not be built or gave wrong results."""
@@ -309,37 +303,6 @@ class TuningLog:
 def _brief(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1][:200]}" if lines else type(error).__name__
-
-
-def shipped_log() -> Path:
-    """The folder of the logs that come with Souffle: beside the package in a checkout, inside it when installed."""
-    package = Path(__file__).resolve().parents[1]
-    inside = package / "tuning_logs"
-    return inside if inside.is_dir() else package.parent / "tuning_logs"
-
-
-def log_folders(option: str | os.PathLike | None) -> tuple[Path, ...]:
-    """The folders that the option ``tuning_log`` means.
-
-    Parameters
-    ----------
-    option : path, "auto" or None
-        ``"auto"`` for those of ``$SOUFFLE_TUNING_LOGS`` and the one that ships; ``None`` for none.
-
-    Raises
-    ------
-    OptionError
-        If a folder was named that is not there.
-    """
-    if option is None:
-        return ()
-    if option != "auto":
-        folder = Path(option)
-        if not folder.is_dir():
-            raise OptionError(f"tuning_log={str(folder)!r} is no folder; souffle tune MODEL --log {folder} makes one")
-        return (folder,)
-    named = [Path(part) for part in os.environ.get(LOG_VARIABLE, "").split(os.pathsep) if part]
-    return (*(folder for folder in named if folder.is_dir()), *(f for f in (shipped_log(),) if f.is_dir()))
 
 
 def open_log(option: str | os.PathLike | None, arch: str) -> tuple[TuningLog, ...]:

@@ -16,12 +16,13 @@ import pytest
 pytest.importorskip("onnx")
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from benchmarks import gpu_steps, peers, torch_graph
+from benchmarks import gpu_steps, peers
 from benchmarks.gpu_plan import PEERS, first_contact, peer_name
 from benchmarks.gpu_table import phase_table, table
-from benchmarks.onnx_fusions import read_nodes
 from benchmarks.weights import read_graph, redrawn, write_graph
 from souffle import models
+from souffle.benchmark import torch_graph, torch_peer
+from souffle.benchmark.onnx_fusions import read_nodes
 
 _MODELS = ("mmoe", "lstm", "efficientnet", "bert", "swin", "resnext")
 _FIGURES = {"median_us": 2.0, "min_us": 1.0, "p90_us": 3.0}
@@ -163,14 +164,14 @@ def test_small_models_are_right_in_pytorch(name: str, tmp_path: Path) -> None:
     names = [output.name for output in session.get_outputs()]
     expected = dict(zip(names, session.run(names, inputs), strict=True))
     values = {f"input/{key}": value for key, value in inputs.items()}
-    np.savez(tmp_path / "m-tiny-fp32.npz", **values, **{f"output/{key}": value for key, value in expected.items()})
+    np.savez(tmp_path / "m-tiny.npz", **values, **{f"output/{key}": value for key, value in expected.items()})
     for peer in ("eager", "inductor"):
         result = _step(tmp_path, "--peer", peer, "--precision", "fp32", "--graph", "m.graph.npz")
         assert result["ok"], result
         assert set(result["outputs"]) == set(names) and result["launch"]["median_us"] > 0
     # A wrong output is not timed.
     wrong = {f"output/{key}": value + 1 for key, value in expected.items()}
-    np.savez(tmp_path / "m-tiny-fp32.npz", **values, **wrong)
+    np.savez(tmp_path / "m-tiny.npz", **values, **wrong)
     result = _step(tmp_path, "--peer", "eager", "--precision", "fp32", "--graph", "m.graph.npz")
     assert not result["ok"] and result["error"].startswith("outputs are wrong") and "launch" not in result
 
@@ -217,7 +218,8 @@ def test_calls_and_graphs_are_timed_in_rounds_there_and_back(monkeypatch: pytest
     torch = _PlayedTorch()
     monkeypatch.setattr(peers, "SPIN_SECONDS", 0.0)
     monkeypatch.setattr(peers, "read_clocks", lambda: "clocks")
-    graph, outputs = peers._captured(torch, torch.call)
+    monkeypatch.setattr(torch_peer, "torch", torch)
+    graph, outputs = torch_peer.captured(torch.call)
     assert outputs == "outputs" and torch.log == ["call"] * 4
     runs = {"launch": (torch.call, 1), "graph": (graph.replay, 1), "graphs": (graph.replay, 2)}
     options = argparse.Namespace(rehearse=False, seconds=60.0, repeats=4, warmup=2, rounds=2)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import tvm
 from tvm.target import codegen
 
+from souffle.parallel import physical_cores
 from souffle.tvm_compat import limit_parallel_loops
 
 __all__ = ["Machine", "SharedCores", "host_target", "machine_of", "use_cores"]
@@ -45,20 +44,10 @@ class Machine:
         return max(1, self.vector_bits // bits)
 
 
-def _physical_cores() -> list[int]:
-    """One processor number for each core that this process may use: two threads of a core share its vector units."""
-    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    cores: dict[str, int] = {}
-    for cpu in usable:
-        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        cores.setdefault(path.read_text().strip() if path.is_file() else str(cpu), cpu)
-    return list(cores.values())
-
-
 def host_target() -> tvm.target.Target:
     """TVM's LLVM target for the CPU that this process runs on, with as many cores as it may use."""
     return tvm.target.Target(
-        {"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu(), "num-cores": len(_physical_cores())}
+        {"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu(), "num-cores": len(physical_cores())}
     )
 
 
@@ -66,7 +55,7 @@ def machine_of(target: tvm.target.Target) -> Machine:
     """The vectors and cores of a target (``mcpu``, ``mattr`` and ``num-cores``)."""
     bits = max(64, int(codegen.llvm_get_vector_width(target)))
     many = bits >= 512 or (target.attrs.get("mtriple") or "").startswith(("aarch64", "arm64"))
-    cores = int(target.attrs.get("num-cores") or 0) or len(_physical_cores())
+    cores = int(target.attrs.get("num-cores") or 0) or len(physical_cores())
     return Machine(bits, 32 if many else 16, cores)
 
 
@@ -107,7 +96,7 @@ class SharedCores:
 
 def _one_each(cores: int) -> list[str]:
     """The processor numbers for a pool of so many workers."""
-    cpus = [str(cpu) for cpu in _physical_cores()]
+    cpus = [str(cpu) for cpu in physical_cores()]
     return [cpus[i % len(cpus)] for i in range(cores)]
 
 

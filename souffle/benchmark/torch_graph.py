@@ -1,4 +1,4 @@
-"""An ONNX graph as a PyTorch module, for the peers of ``benchmarks.gpu_host``: the operators that the six models use.
+"""An ONNX graph as a PyTorch module, for peers: the operators that the paper's six models use.
 
 Needs the onnx package, and PyTorch for :func:`to_torch`; nothing else, so that it works on a GPU host.
 """
@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 
-from benchmarks.onnx_fusions import Node, OnnxGraph, read_nodes
+from souffle.benchmark.onnx_fusions import Node, OnnxGraph, read_nodes
 
 try:
     import torch
 except ImportError:
     torch = None
-
-if TYPE_CHECKING:
-    import onnx
 
 __all__ = ["to_torch", "unknown_operators"]
 

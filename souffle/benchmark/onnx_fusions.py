@@ -20,12 +20,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import onnx
+import onnx
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 __all__ = ["Node", "OnnxGraph", "read_nodes"]
 
@@ -75,8 +75,6 @@ class OnnxGraph:
 
 def read_nodes(model: onnx.ModelProto) -> OnnxGraph:
     """A model's nodes, rewritten as above."""
-    from onnx import helper, numpy_helper
-
     constants = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
     nodes = []
     for proto in model.graph.node:
@@ -97,9 +95,6 @@ def read_nodes(model: onnx.ModelProto) -> OnnxGraph:
 def _evaluated(
     model: onnx.ModelProto, proto: onnx.NodeProto, constants: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    from onnx import helper
-    from onnx.reference import ReferenceEvaluator
-
     given = {name: constants[name] for name in proto.input if name}
     inputs = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)

@@ -1,0 +1,1 @@
+"""Where a network goes wrong: its values compared step by step (``souffle debug``)."""
