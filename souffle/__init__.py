@@ -16,6 +16,7 @@ _LAZY = {
     "learn": "souffle.api",
     "tune": "souffle.api",
     "load": "souffle.loading",
+    "write_report": "souffle.reporting",
     "import_onnx": "souffle.frontend",
     "from_te": "souffle.frontend",
     "analyze": "souffle.analysis",
@@ -36,6 +37,7 @@ __all__ = [
     "together",
     "transform",
     "tune",
+    "write_report",
 ]
 
 

@@ -23,7 +23,7 @@ FILES = sorted({*PACKAGE.rglob("*.py"), *(PACKAGE / "models").rglob("*.py")})
 ORDER = (
     *("index", "program", "frontend", "analysis", "transform", "schedule", "cost"),
     *("placement", "learning", "stitching", "partition", "kernel", "choice", "codegen", "verify"),
-    *("emulator", "runtime", "hfuse", "calibrate", "mutation", "tuning"),
+    *("emulator", "runtime", "report", "hfuse", "calibrate", "mutation", "tuning"),
 )
 LOWEST = {
     "errors",
@@ -44,7 +44,7 @@ LOWEST = {
 NETWORKS = {"models", "errors"}
 HIGHEST = {
     *("staging", "pipeline", "dump", "request", "background", "api", "loading", "versions", "onnx_backend", "cli"),
-    "__main__",
+    *("reporting", "__main__"),
 }
 
 
