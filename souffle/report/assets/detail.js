@@ -44,6 +44,15 @@ function relation(maker, reader) {
   return el("div", { class: `why ${wait.scope}` }, el("div", {}, "Same kernel; ", go("wait", wait.number, SCOPES[wait.scope], false), wait.runs > 1 ? ` × ${whole(wait.runs)}` : "", asked ? ` between them, for this: ${wait.reason}.` : ` between them, which ${stages[wait.before].name} demands: ${wait.reason}.`), notOne);
 }
 
+// The dependence in words: a stage reads what another made, or overwrites what another still reads.
+function demanded(wait) {
+  const of = (stage, written) => stages[stage].touched.some((one) => one.tensor === wait.tensor && one.written === written);
+  const tensor = wait.tensor === null ? el("span", { class: "mono" }, wait.tensor_name) : go("tensor", wait.tensor, wait.tensor_name);
+  if (wait.place === "loop" || (!of(wait.before, false) && !of(wait.before, true))) return [toStage(wait.before), " and ", toStage(wait.after), " depend on each other by ", tensor, "."];
+  if (of(wait.before, false)) return [toStage(wait.before), " reads ", tensor, ", which ", toStage(wait.after), " makes."];
+  return [toStage(wait.before), " overwrites ", tensor, ", which ", toStage(wait.after), " has to have read."];
+}
+
 const against = (value, most, words) => (value === null || value === undefined ? null : el("div", {}, words, meter([[value, value > most ? "var(--no)" : "var(--accent)"]], most)));
 
 const draws = {
@@ -132,7 +141,7 @@ const draws = {
       el("p", { class: "muted" }, what),
       facts([["before", toStage(wait.before)], ["after", toStage(wait.after)], ["for the tensor", wait.tensor === null ? el("span", { class: "mono" }, wait.tensor_name) : go("tensor", wait.tensor, wait.tensor_name)], ["because", `${wait.reason}`],
         ["runs", `${whole(wait.runs)} in a launch`], ["predicted", wait.scope === "block" || wait.seconds === null ? null : `${time(wait.seconds)} in all: its part of the launch's waits, shared out evenly`]]),
-      el("h3", {}, "What demands it"), el("p", {}, toStage(wait.before), ` reads `, wait.tensor === null ? wait.tensor_name : go("tensor", wait.tensor, wait.tensor_name), `, which `, toStage(wait.after), " makes. ", why ?? ""),
+      el("h3", {}, "What demands it"), el("p", {}, ...demanded(wait), " ", why ?? ""),
       wait.place === "steps" ? el("p", { class: "muted" }, "It stands between two steps of the loop: the next step needs what this one made, or overwrites what this one reads.") : null,
       wait.place === "loop" ? el("p", { class: "muted" }, "It stands before the loop's first step; what it names is the loop as a whole.") : null];
   },

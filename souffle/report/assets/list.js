@@ -10,11 +10,16 @@ class LongList {
     this.itemRole = role === "tree" ? "treeitem" : "option";
     this.space = el("div", { class: "space", role: "presentation" });
     this.node = el("div", { class: `list ${kind}`, tabindex: "0", role, "aria-label": label,
-      onscroll: () => this.later(), onkeydown: (event) => this.key(event), onfocus: () => this.current < 0 && this.rows.length && this.move(0, false) },
+      onscroll: () => this.later(), onkeydown: (event) => this.key(event), onfocus: () => this.entered() },
       this.space);
     this.id = `row${LongList.count++}`;
     this.pending = false;
     new ResizeObserver(() => this.paint()).observe(this.node);
+  }
+
+  // By the keyboard: to draw anew under a mouse that is held would take the row away that it is about to click.
+  entered() {
+    if (this.current < 0 && this.rows.length && this.node.matches(":focus-visible")) this.move(0, false);
   }
 
   show(rows, keep = null) {
