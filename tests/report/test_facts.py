@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import types
 import typing
 from dataclasses import replace
@@ -253,3 +255,30 @@ def test_resources_are_held_against_the_device() -> None:
     # 24 registers of 256 threads: 65536 // (24 * 32 rounded up to 768) = 85 warps, 84 of four schedulers, 10 blocks.
     assert room["registers"] == 10 and room["threads"] == 2048 // 256
     assert np.isclose(report["device"]["shared_bytes_of_block"], 227 * 1024)
+
+
+_BLOCKED = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"tvm", "tvm_ffi", "onnx", "islpy"}:
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Blocker())
+from souffle.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_the_command_needs_no_compiler_for_a_saved_network(tmp_path: Path) -> None:
+    plan = plan_of("mmoe", "V4")
+    artifact.save(plan, tmp_path / "net.souffle")
+    command = [sys.executable, "-c", _BLOCKED, "report", str(tmp_path / "net.souffle"), "--json", "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path(souffle.__file__).parents[1])
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["report"] == json.loads(json.dumps(report_of(plan)))
+    page = (tmp_path / "net.html").read_bytes()
+    assert said["file"] == str(tmp_path / "net.html") and said["bytes"] == len(page)
+    assert page.startswith(b"<!DOCTYPE html>") and plan.kernels[0].name.encode() in page

@@ -36,7 +36,7 @@ function showTab(name, keep = null) {
   main.replaceChildren(...view.nodes);
   list = view.list ?? null;
   searchBox.disabled = !view.refresh;
-  searchBox.placeholder = view.refresh ? `Search ${TABS.find((tab) => tab[0] === name)[1].toLowerCase()}` : "Search";
+  searchBox.placeholder = view.refresh ? `Search ${name === "cuda" ? "CUDA" : name}` : "Search";
   keep ??= selected.kind && view.find ? view.find(selected.kind, selected.number) : null;
   view.refresh?.(keep);
   if (list && list.current >= 0) { list.reveal(list.current); list.paint(); }

@@ -2,7 +2,10 @@
 
 const panel = document.getElementById("detail");
 
-const go = (kind, number, words, mono = true) => el("button", { class: `link${mono ? " mono" : ""}`, type: "button", onclick: () => choose(kind, number) }, words);
+// A long name, which may go on in the next line behind each underscore.
+const breakable = (name) => name.split(/(?<=_)/).flatMap((part, at) => (at ? [el("wbr"), part] : [part]));
+
+const go = (kind, number, words, mono = true) => el("button", { class: `link${mono ? " mono" : ""}`, type: "button", onclick: () => choose(kind, number) }, breakable(words));
 const toStage = (number) => go("stage", number, stages[number].name);
 const facts = (pairs) => el("dl", { class: "facts" }, pairs.filter((pair) => pair && pair[1] !== null && pair[1] !== undefined).flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
 const listed = (items) => el("ul", {}, items.map((item) => el("li", {}, item)));
@@ -25,7 +28,7 @@ function some(items, draw, most = 12) {
 
 function decisionItem(number) {
   const [stage, subject, accepted, reason] = decisions[number];
-  return el("div", {}, el("span", { class: `tag ${accepted ? "yes" : "no"}` }, `${stage}: ${accepted ? "done" : "refused"}`), el("button", { class: "link mono", type: "button", onclick: () => choose("decision", number) }, subject), el("div", { class: "muted" }, reason));
+  return el("div", {}, el("span", { class: `tag ${accepted ? "yes" : "no"}` }, `${stage}: ${accepted ? "done" : "refused"}`), el("button", { class: "link mono", type: "button", onclick: () => choose("decision", number) }, breakable(subject)), el("div", { class: "muted" }, reason));
 }
 
 // How a stage that makes a tensor and one that reads it are kept in order, with the reason.
@@ -67,7 +70,7 @@ const draws = {
     const inside = stage.tes.flatMap((te) => report.tes[te]?.inside ?? []);
     const own = waitsOfLaunch[launch.like].filter((wait) => waits[wait].at === likeStage(number));
     return [el("div", { class: "sort" }, `Stage ${position[number] + 1} of ${launch.stages.length}, `, go("launch", stage.launch, `kernel ${launch.kernel + 1}`, false), launches.length > 1 ? `, launch ${stage.launch + 1}` : ""),
-      el("h2", { class: "mono" }, stage.name),
+      el("h2", { class: "mono" }, breakable(stage.name)),
       facts([["predicted", stage.seconds === null ? null : `${time(stage.seconds)}${stage.runs > 1 ? ` in ${whole(stage.runs)} runs` : ""}, ${percent(stage.seconds, kernel.seconds)} of its kernel`],
         ["bound by", stage.bound && boundName(stage.bound)], ["tiles", `${whole(stage.tiles)} of ${whole(stage.threads)} threads`],
         ["loop", stage.loop === null ? null : go("loop", stage.loop, `${whole(loops[stage.loop].steps)} steps`, false)],
@@ -98,7 +101,7 @@ const draws = {
     const about = [...new Set(launch.stages.flatMap((stage) => stages[stage].decisions))].filter((one) => ["partition", "choice"].includes(decisions[one][0]) || decisions[one][1].includes(kernel.name));
     const whole_network = decisions.map((_, one) => one).filter((one) => decisions[one][0] === "partition" && !about.includes(one) && launches.length === 1);
     return [el("div", { class: "sort" }, `Kernel ${launch.kernel + 1} of ${kernels.length}${kernel.launches.length > 1 ? `, launched ${counted(kernel.launches.length, "time")}` : ""}`),
-      el("h2", { class: "mono" }, kernel.name),
+      el("h2", { class: "mono" }, breakable(kernel.name)),
       launch.like !== number ? el("p", { class: "muted" }, "The same kernel as in ", go("launch", launch.like, `launch ${launch.like + 1}`, false), ", with other tensors; its waits are told of that one.") : null,
       facts([["predicted", kernel.seconds === null ? null : `${time(kernel.seconds)} a launch: stages ${time(stageSeconds)}, waits ${time(kernel.wait_seconds)}, launch ${time(kernel.launch_seconds)}${kernel.code_seconds ? `, fetched code ${time(kernel.code_seconds)}` : ""}`],
         ["stages", whole(launch.stages.length)], ["tiles", `${whole(kernel.tiles)}${kernel.teams > 1 ? `; a block is ${kernel.teams} teams, each of which computes tiles as a block would` : ""}`],
@@ -121,7 +124,7 @@ const draws = {
     const loop = loops[number];
     const own = waits.map((wait, at) => at).filter((at) => stages[waits[at].at].loop === number && waits[at].place !== "loop");
     const seconds = loop.stages.reduce((sum, stage) => sum + (stages[stage].seconds ?? 0), 0);
-    return [el("div", { class: "sort" }, "Loop in ", go("launch", loop.launch, `kernel ${launches[loop.launch].kernel + 1}`, false)), el("h2", { class: "mono" }, loop.name),
+    return [el("div", { class: "sort" }, "Loop in ", go("launch", loop.launch, `kernel ${launches[loop.launch].kernel + 1}`, false)), el("h2", { class: "mono" }, breakable(loop.name)),
       el("p", { class: "muted" }, `Repeated layers or steps: one body, run ${whole(loop.steps)} times.`),
       facts([["steps", whole(loop.steps)], ["stages", whole(loop.stages.length)], ["predicted", seconds ? `${time(seconds)} in all its steps, ${time(seconds / loop.steps)} each` : null], ["waits", own.length ? counted(own.reduce((sum, at) => sum + waits[at].runs, 0), "run") : null]]),
       el("h3", {}, "Stages"), some(loop.stages, toStage, 40)];
@@ -151,7 +154,7 @@ const draws = {
     const all = tensors.reduce((sum, one) => sum + one.read + one.written, 0);
     const near = stages.map((_, stage) => stage).filter((stage) => stages[stage].touched.some((one) => one.tensor === number && one.where !== "global"));
     const rank = 1 + tensors.filter((one) => one.read + one.written > tensor.read + tensor.written).length;
-    return [el("div", { class: "sort" }, `Tensor, ${tensorKind(tensor)}`), el("h2", { class: "mono" }, tensor.name),
+    return [el("div", { class: "sort" }, `Tensor, ${tensorKind(tensor)}`), el("h2", { class: "mono" }, breakable(tensor.name)),
       facts([["in the model", tensor.label !== tensor.name ? tensor.label : null], ["shape", tensor.shape && `${tensor.dtype}[${tensor.shape.join(", ")}]`], ["size", bytes(tensor.bytes)],
         ["moved", `${bytes(tensor.read + tensor.written)} of global memory in one run: ${bytes(tensor.read)} read, ${bytes(tensor.written)} written`], ["of all", tensor.read + tensor.written ? `${percent(tensor.read + tensor.written, all)}, rank ${rank} of ${tensors.length}` : null]]),
       near.length ? [el("h3", {}, "Found on chip by"), some(near, (stage) => [toStage(stage), el("span", { class: "muted" }, `  in ${PLACES[stages[stage].touched.find((one) => one.tensor === number && one.where !== "global").where]}`)])] : null,
@@ -163,7 +166,7 @@ const draws = {
   decision(number) {
     const [stage, subject, accepted, reason] = decisions[number];
     const named = stages.map((_, at) => at).filter((at) => stages[at].decisions.includes(number));
-    return [el("div", { class: "sort" }, `Decision of ${stage}`), el("h2", { class: "mono" }, subject), el("p", {}, el("span", { class: `tag ${accepted ? "yes" : "no"}` }, accepted ? "done" : "refused")), el("p", {}, reason),
+    return [el("div", { class: "sort" }, `Decision of ${stage}`), el("h2", { class: "mono" }, breakable(subject)), el("p", {}, el("span", { class: `tag ${accepted ? "yes" : "no"}` }, accepted ? "done" : "refused")), el("p", {}, reason),
       named.length ? [el("h3", {}, "Stages that it speaks of"), some(named, toStage)] : null];
   },
 

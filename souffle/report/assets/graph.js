@@ -78,7 +78,7 @@ function drawProgramRow(row) {
       el("span", { class: "twist", "data-twist": "" }, open ? "▾" : "▸"),
       el("span", { class: "grow" }, `Kernel ${launch.kernel + 1} `, el("span", { class: "mono muted" }, tail(kernel.name.replace(/^kernel\d+_/, ""), 44)),
         el("span", { class: "muted", style: { "font-weight": "400" } }, `  ${counted(launch.stages.length, "stage")}${again}`)),
-      el("span", { class: "right w120 wide muted", style: { "font-weight": "400" } }, counted(kernel.grid_syncs, "grid barrier")),
+      el("span", { class: "right w120 wide muted", style: { "font-weight": "400" } }, kernel.grid_syncs ? counted(kernel.grid_syncs, "grid barrier") : ""),
       el("span", { class: "right w80" }, bytes(launch.bytes_read + launch.bytes_written)),
       el("span", { class: "right w80" }, micros(kernel.seconds)), el("span", { style: { width: "84px" } }));
   }

@@ -68,6 +68,11 @@ function timelineView() {
       } else {
         pen.fillStyle = color(one.kind === "stage" ? (BOUNDS[one.bound]?.[1] ?? "--unit") : one.color);
         pen.fillRect(left, 24, Math.max(right - left - gap, 0.5), 34);
+        const room = Math.floor((Math.min(right, wide) - Math.max(left, 0) - 14) / 6.2);
+        if (one.kind === "stage" && room >= 8) {
+          pen.fillStyle = color("--on-accent");
+          pen.fillText(tail(stages[one.number].name, room), Math.max(left, 0) + 7, 45);
+        }
       }
     }
     const marked = hover >= 0 ? parts[hover] : parts.find((one) => one.kind === selected.kind && one.number === selected.number);
