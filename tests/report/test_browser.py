@@ -230,3 +230,16 @@ def test_thousands_of_stages_do_not_stall(page: Page, tmp_path: Path) -> None:
     page.type(report["stages"][0]["name"])
     assert page.run("document.querySelectorAll('.row.stage').length") > 0
     assert page.run("document.querySelectorAll('*').length") < 2500
+
+
+def test_the_time_line_is_as_long_as_what_is_predicted(page: Page, tmp_path: Path) -> None:
+    for name, level in (("deep", "V3"), ("mmoe", "V2")):
+        report = shown(page, tmp_path, name, level)
+        page.wait("document.querySelector('.timeline .readout span').innerText.includes('µs')")
+        said = page.run("document.querySelector('.timeline .readout span').innerText")
+        assert said.startswith(f"{report['levels'][0]['predicted_seconds'] * 1e6:.1f} µs")
+        page.run("document.querySelector('.timeline canvas').focus()")
+        page.press("ArrowRight")
+        page.press("ArrowRight")
+        page.press("Enter")
+        assert report["stages"][0]["name"] in page.run(TEXT)

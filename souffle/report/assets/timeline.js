@@ -15,10 +15,16 @@ function timeSegments() {
       const at = position[waits[wait].at];
       own.set(at, [...(own.get(at) ?? []), wait]);
     }
-    // What functions fetch of their code, and what the model has beyond its parts, stands at the end.
+    // A kernel takes longer than its stages where they read constants that stay on chip, before all their runs, and less
+    // where some are computed side by side.
+    const rest = kernel.seconds - kernel.launch_seconds - kernel.wait_seconds - kernel.code_seconds;
+    const alone = launch.stages.reduce((sum, stage) => sum + stages[stage].seconds, 0);
+    const share = alone > rest ? rest / alone : 1;
+    const besides = share < 1 ? ", less than alone since some are side by side" : "";
+    push(rest - alone > 1e-9 ? rest - alone : 0, { kind: "launch", number, color: "--code", words: "constants that are read once, and stay on chip for all steps" });
     launch.stages.forEach((stage, place) => {
       for (const wait of own.get(place) ?? []) push(waits[wait].seconds, { kind: "wait", number: wait, color: `--${waits[wait].scope}`, words: `${SCOPES[waits[wait].scope]} × ${waits[wait].runs}` });
-      push(stages[stage].seconds, { kind: "stage", number: stage, bound: stages[stage].bound, words: `${stages[stage].name}${stages[stage].runs > 1 ? ` × ${stages[stage].runs}` : ""}, bound by ${boundName(stages[stage].bound)}` });
+      push(stages[stage].seconds * share, { kind: "stage", number: stage, bound: stages[stage].bound, words: `${stages[stage].name}${stages[stage].runs > 1 ? ` × ${stages[stage].runs}` : ""}, bound by ${boundName(stages[stage].bound)}${besides}` });
     });
     push(kernel.code_seconds, { kind: "launch", number, color: "--code", words: "machine code that is fetched" });
     segments.push({ start, end: now, launch: number, kind: "launch", number, whole: true, words: `kernel ${launch.kernel + 1}, ${kernel.name}` });
@@ -154,6 +160,7 @@ function timelineView() {
   const seen = [...new Set(stages.map((stage) => stage.bound).filter(Boolean))];
   const legend = el("div", { class: "key" }, seen.map((bound) => el("span", {}, el("i", { style: { background: boundColor(bound) } }), `bound by ${boundName(bound)}`)),
     [["grid", "grid barriers"], ["flags", "flags"]].filter(([scope]) => waits.some((wait) => wait.scope === scope)).map(([scope, name]) => el("span", {}, el("i", { style: { background: `var(--${scope})` } }), name)),
+    parts.some((one) => one.color === "--code") ? el("span", {}, el("i", { style: { background: "var(--code)" } }), "constants or code that is fetched") : null,
     el("span", {}, el("i", { style: { background: "var(--launch)" } }), "launches"));
   return el("div", {}, node, legend);
 }
