@@ -101,10 +101,10 @@ def _connect(dataflow: Dataflow, stages: Sequence[LaunchedStage]) -> None:
         carried = {tensor: (value, initial) for tensor, value, initial in stage.loop.carried} if stage.loop else {}
         for tensor in stage.use.inputs:
             value, initial = carried.get(tensor, (None, ()))
-            if value in makers:
+            if makers.get(value) in places:
                 before.setdefault(places[makers[value]])
             for made in (sources.get(tensor, tensor), *initial):
-                if made in makers:
+                if makers.get(made) in places:
                     here.setdefault(places[makers[made]])
         stage.needs, stage.needs_before = list(here), list(before)
 

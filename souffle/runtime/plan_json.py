@@ -392,7 +392,8 @@ def _name(fields: _Fields, key: str = "name") -> str:
 
 def _entry(content: Any, types: tuple[type, ...]) -> tuple[Any, ...]:
     if not isinstance(content, list) or tuple(map(type, content)) != types:
-        raise PlanFormatError(f"an entry of the dataflow is not ({', '.join(t.__name__ for t in types)})")
+        names = ", ".join(kind.__name__ for kind in types)
+        raise PlanFormatError(f"an entry of the dataflow, or of what launches touch, is not ({names})")
     return tuple(content)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.chromium import Page, chromium_page, find_chromium
 from souffle.report import page_of, report_of
-from tests.report.chromium import Page, chromium_page, find_chromium
 from tests.report.networks import plan_of
 from tests.report.test_page import HOSTILE, hostile
 

@@ -14,6 +14,7 @@ class LongList {
       this.space);
     this.id = `row${LongList.count++}`;
     this.pending = false;
+    this.nodes = new Map();
     new ResizeObserver(() => this.paint()).observe(this.node);
   }
 
@@ -34,7 +35,7 @@ class LongList {
   later() {
     if (this.pending) return;
     this.pending = true;
-    requestAnimationFrame(() => { this.pending = false; this.paint(); });
+    requestAnimationFrame(() => { this.pending = false; this.paint(true); });
   }
 
   // The row that begins last at or before a height.
@@ -48,29 +49,35 @@ class LongList {
     return low;
   }
 
-  paint() {
+  // Draw what can be seen; where only the place changed, rows that are drawn already stay.
+  paint(moved = false) {
     const seen = this.node.clientHeight;
     if (!seen) return;
     const first = Math.max(0, this.at(this.node.scrollTop) - 4);
     const last = Math.min(this.rows.length, this.at(this.node.scrollTop + seen) + 5);
-    const drawn = [];
-    for (let index = first; index < last; index++) {
-      const node = this.draw(this.rows[index], index);
-      node.classList.add("row");
-      node.id = `${this.id}-${index}`;
-      node.setAttribute("role", this.itemRole);
-      node.setAttribute("aria-selected", String(index === this.current));
-      node.setAttribute("aria-setsize", this.rows.length);
-      node.setAttribute("aria-posinset", index + 1);
-      node.style.top = `${this.tops[index]}px`;
-      node.style.height = `${this.tops[index + 1] - this.tops[index]}px`;
-      node.addEventListener("click", (event) => this.click(index, event));
-      drawn.push(node);
-    }
-    this.space.replaceChildren(...drawn);
+    if (moved && first === this.first && last === this.last) return;
+    [this.first, this.last] = [first, last];
+    const before = moved ? this.nodes : new Map();
+    this.nodes = new Map();
+    for (let index = first; index < last; index++) this.nodes.set(index, before.get(index) ?? this.made(index));
+    this.space.replaceChildren(...this.nodes.values());
     if (this.current >= 0) this.node.setAttribute("aria-activedescendant", `${this.id}-${this.current}`);
     else this.node.removeAttribute("aria-activedescendant");
     this.drawn?.(first, last);
+  }
+
+  made(index) {
+    const node = this.draw(this.rows[index], index);
+    node.classList.add("row");
+    node.id = `${this.id}-${index}`;
+    node.setAttribute("role", this.itemRole);
+    node.setAttribute("aria-selected", String(index === this.current));
+    node.setAttribute("aria-setsize", this.rows.length);
+    node.setAttribute("aria-posinset", index + 1);
+    node.style.top = `${this.tops[index]}px`;
+    node.style.height = `${this.tops[index + 1] - this.tops[index]}px`;
+    node.addEventListener("click", (event) => this.click(index, event));
+    return node;
   }
 
   click(index, event) {

@@ -39,7 +39,7 @@ class Page:
         self.problems: list[str] = []
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
+        for domain in ("Page", "Runtime", "Log", "Network", "Performance"):
             self._call(f"{domain}.enable")
 
     def size(self, width: int, height: int) -> None:
@@ -69,6 +69,11 @@ class Page:
         while not self.run(f"Boolean({condition})"):
             assert time.monotonic() < end, f"{condition} is not true after {seconds} s; {self.problems}"
             time.sleep(0.02)
+
+    def cpu_seconds(self) -> float:
+        """That the tab's process has computed so far."""
+        found = self._call("Performance.getMetrics")["metrics"]
+        return next(one["value"] for one in found if one["name"] == "ProcessTime")
 
     def frame(self) -> None:
         """Until what was changed is drawn."""
