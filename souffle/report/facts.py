@@ -23,7 +23,7 @@ from souffle.report.schema import (
     TouchFacts,
     WaitFacts,
 )
-from souffle.report.stages import LaunchedStage, launched_stages, tes_by_stage
+from souffle.report.stages import LaunchedStage, launched_stages, names_outside, tes_by_stage
 from souffle.report.totals import totals
 from souffle.runtime.explain import shared_bytes, spilled_bytes, stack_bytes
 from souffle.runtime.plan_json import certificate_to_json
@@ -227,6 +227,7 @@ def _waits(
 ) -> list[WaitFacts]:
     """Why each kernel waits, in its first launch."""
     found = []
+    outside = {} if plan.dataflow is None else names_outside(plan.dataflow)
     for number, launch in first.items():
         kernel = plan.kernels[number]
         runs = sum(barrier.runs for barrier in kernel.barriers if barrier.scope != "block")
@@ -257,7 +258,7 @@ def _waits(
                     at=at,
                     before=ends[barrier.before][0],
                     after=after,
-                    tensor=names.get(barrier.tensor),
+                    tensor=names.get(outside.get(barrier.tensor, barrier.tensor)),
                     tensor_name=barrier.tensor,
                     reason=barrier.reason,
                     runs=barrier.runs,

@@ -9,7 +9,7 @@ from souffle.codegen.dataflow import Dataflow, StageUse, Steps
 from souffle.codegen.plan import Launch, Plan, Touched
 from souffle.errors import ArtifactError
 
-__all__ = ["LaunchedStage", "launched_stages", "tes_by_stage"]
+__all__ = ["LaunchedStage", "launched_stages", "names_outside", "tes_by_stage"]
 
 
 @dataclass
@@ -60,6 +60,17 @@ def launched_stages(plan: Plan) -> tuple[LaunchedStage, ...]:
     if dataflow is not None:
         _connect(dataflow, found)
     return tuple(found)
+
+
+def names_outside(dataflow: Dataflow) -> dict[str, str]:
+    """What tensors of loops are called where launches touch them (:class:`souffle.codegen.plan.Touched`)."""
+    named = [name for name, _, _ in dataflow.tensors]
+    found: dict[str, str] = {}
+    for loop in (item for item in dataflow.items if isinstance(item, Steps)):
+        found.update((named[value], named[outer]) for outer, value, _ in loop.collected)
+        found.update((named[tensor], found.get(named[value], named[value])) for tensor, value, _ in loop.carried)
+        found.update((named[tensor], named[source]) for tensor, source, _ in loop.indexed)
+    return found
 
 
 def tes_by_stage(launch: Launch, stages: Sequence[LaunchedStage]) -> Iterator[tuple[str, ...]]:

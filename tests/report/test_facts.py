@@ -154,6 +154,10 @@ def test_a_loop_waits_between_its_steps() -> None:
     (loop,) = report["loops"]
     steps = [wait for wait in report["waits"] if wait["place"] == "steps"]
     assert [wait["at"] for wait in steps] == [loop["stages"][0]]
+    # What a step hands to the next has another name in the step that reads it.
+    assert all(wait["tensor"] is not None for wait in report["waits"])
+    makers = report["tensors"][steps[0]["tensor"]]["makers"]
+    assert set(makers) & set(loop["stages"]) and steps[0]["after"] in makers
     inside = [report["stages"][stage] for stage in loop["stages"]]
     assert all(stage["runs"] == loop["steps"] > 1 for stage in inside)
     assert any(stage["needs_before"] for stage in inside)

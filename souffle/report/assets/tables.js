@@ -55,7 +55,8 @@ function waitsView() {
     label: "Waits", height: () => 46,
     draw: ({ number }) => {
       const wait = waits[number];
-      const words = el("div", { class: "grow" }, el("div", { class: "mono" }, marked(`${tail(stages[wait.after].name, 40)} → ${tail(stages[wait.before].name, 40)}`, searched)),
+      const most = Math.max(12, Math.floor((list.node.clientWidth - 420) / 15));
+      const words = el("div", { class: "grow" }, el("div", { class: "mono" }, marked(`${tail(stages[wait.after].name, most)} → ${tail(stages[wait.before].name, most)}`, searched)),
         el("div", { class: "muted" }, wait.reason));
       words.style.whiteSpace = "nowrap";
       return el("div", { class: `wait ${wait.scope}`, title: wait.reason },
