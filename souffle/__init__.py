@@ -17,6 +17,7 @@ _LAZY = {
     "learn": "souffle.api",
     "tune": "souffle.api",
     "load": "souffle.loading",
+    "write_report": "souffle.reporting",
     "import_onnx": "souffle.frontend",
     "from_te": "souffle.frontend",
     "from_torch": "souffle.torch",
@@ -42,6 +43,7 @@ __all__ = [
     "torch",
     "transform",
     "tune",
+    "write_report",
 ]
 
 

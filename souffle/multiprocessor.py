@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MULTIPROCESSORS", "Multiprocessor"]
+__all__ = ["MOST_REGISTERS", "MOST_THREADS", "MULTIPROCESSORS", "Multiprocessor"]
+
+MOST_REGISTERS = 255
+"""That a thread can have."""
+
+MOST_THREADS = 1024
+"""That a block can have."""
 
 _WARP = 32
 _GRANULE = 256

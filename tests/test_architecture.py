@@ -23,7 +23,7 @@ FILES = sorted({*PACKAGE.rglob("*.py"), *(PACKAGE / "models").rglob("*.py")})
 ORDER = (
     *("index", "program", "frontend", "analysis", "transform", "schedule", "cost"),
     *("placement", "learning", "stitching", "partition", "kernel", "choice", "codegen", "verify"),
-    *("emulator", "runtime", "hfuse", "calibrate", "mutation", "tuning"),
+    *("emulator", "runtime", "report", "hfuse", "calibrate", "mutation", "tuning"),
 )
 LOWEST = {
     "errors",
@@ -46,7 +46,7 @@ LOWEST = {
 NETWORKS = {"models", "errors"}
 HIGHEST = {
     *("staging", "pipeline", "dump", "request", "background", "api", "loading", "versions", "onnx_backend", "torch"),
-    *("reference", "benchmark", "doctor", "doctor_trial", "debug", "cli", "__main__"),
+    *("reference", "benchmark", "doctor", "doctor_trial", "debug", "reporting", "cli", "__main__"),
 }
 
 

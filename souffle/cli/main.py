@@ -1,4 +1,4 @@
-"""``souffle compile|run|verify|explain|check|ablate|mutate|tune|hfuse|measure-device``.
+"""``souffle compile|run|verify|explain|check|ablate|report|mutate|tune|hfuse|measure-device``.
 
 What needs the compiler is imported by the command that needs it: ``souffle run`` works where TVM is not installed.
 """
@@ -236,6 +236,18 @@ def _add_trials(commands: Any, common: _Parents, kernels: _Parents) -> None:
     )
 
     add_debug(commands.add_parser("debug", help="find where a network goes wrong"), [*common, kernels[0]])
+
+    command = commands.add_parser(
+        "report", parents=[*common, *kernels], help="write one HTML file that shows what was compiled and why"
+    )
+    command.add_argument("model", metavar="MODEL", help="an ONNX file, or a .souffle file")
+    command.add_argument("-o", "--output", metavar="FILE", help="the HTML file (default: beside the model)")
+    command.add_argument(
+        "--levels", nargs="+", default=list(LEVELS), metavar="V", help="to compare; all else is of the last of them"
+    )
+    command.add_argument("--tuning-log", metavar="DIR", default="auto", help='folder of tuning logs, or "none"')
+    command.add_argument("--no-cubin", action="store_true", help="do not run nvcc; no registers are reported")
+    command.set_defaults(command=command_in("souffle.cli.report", "report"))
 
     command = commands.add_parser("mutate", parents=common, help="test the certificate with wrong kernels")
     command.add_argument("model", metavar="MODEL", help="an ONNX file")

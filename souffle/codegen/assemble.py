@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
@@ -12,7 +12,7 @@ from souffle.analysis import Access, Analysis, distinct_elements
 from souffle.codegen.cuda import module_text
 from souffle.codegen.definitions import StageDefinition, dataflow_of, stage_definitions
 from souffle.codegen.nvcc import compile_cubin, compiler_version, find_nvcc
-from souffle.codegen.plan import CudaModule, Kernel, Launch, Plan, Resources
+from souffle.codegen.plan import CudaModule, Kernel, Launch, Plan, Resources, Touched
 from souffle.codegen.tensor_ir import pack
 from souffle.codegen.workspace_layout import place_buffers, with_barrier_state
 from souffle.decision import Decision
@@ -21,8 +21,8 @@ from souffle.kernel.merged_program import MergedLaunch, MergedProgram
 from souffle.options import Options
 from souffle.parallel import map_in_threads
 from souffle.partition import PartitionRequest
-from souffle.program import Tensor
-from souffle.schedule.stage import LoopStage, Unit
+from souffle.program import Loop, Tensor
+from souffle.schedule.stage import LoopStage, Stage, Unit
 
 __all__ = ["CompiledKernels", "assemble", "traffic"]
 
@@ -114,28 +114,57 @@ def _names_of_tes(launch: MergedLaunch) -> tuple[str, ...]:
     return tuple(te.name for unit in launch.stages for te in unit.tes)
 
 
-def traffic(stages: Sequence[Unit], analysis: Analysis) -> tuple[int, int]:
+def traffic(stages: Sequence[Unit], analysis: Analysis) -> tuple[int, int, tuple[Touched, ...]]:
     """Bytes of global memory that stages read and write: distinct elements of each tensor, counted for each stage.
 
     The stages of a loop count as often as they run; what stays in the shared memory of a block is none of them, and
     what stays in its registers is read once.
+
+    Returns
+    -------
+    read, written : int
+    touched : tuple of Touched
+        What they are the sums of.
     """
-    read = written = 0
-    for stage in stages:
-        if isinstance(stage, LoopStage):
-            inner = traffic(stage.stages, analysis.inside(stage.loop))
-            once = sum(s.inputs[n].nbytes for s in stage.stages if s.kept for n in s.kept.reads)
-            read, written = read + once + stage.loop.steps * inner[0], written + stage.loop.steps * inner[1]
-            continue
-        accesses: dict[Tensor, list[Access]] = {}
-        for te_ in stage.tes:
-            for access in analysis.accesses(te_):
-                accesses.setdefault(access.tensor, []).append(access)
-        near = {tensor for tensor, _ in stage.windows}
-        near |= {stage.inputs[number] for number in stage.kept.reads} if stage.kept else set()
-        read += sum(distinct_elements(accesses[t]) * t.itemsize for t in stage.inputs if t not in near)
-        written += sum(t.nbytes for t in stage.outputs if t not in near)
-    return read, written
+    found: list[Touched] = []
+    for unit in stages:
+        if isinstance(unit, LoopStage):
+            inner, outer, steps = analysis.inside(unit.loop), _outer_names(unit.loop), unit.loop.steps
+            found += [touched for stage in unit.stages for touched in _touched(stage, inner, steps, outer)]
+        else:
+            found += _touched(unit, analysis, 1, {})
+    read, written = (sum(one.nbytes for one in found if one.written is way) for way in (False, True))
+    return read, written, tuple(found)
+
+
+def _touched(stage: Stage, analysis: Analysis, runs: int, outer: Mapping[Tensor, str]) -> Iterator[Touched]:
+    """What so many runs of a stage do with each of its tensors."""
+    accesses: dict[Tensor, list[Access]] = {}
+    for te_ in stage.tes:
+        for access in analysis.accesses(te_):
+            accesses.setdefault(access.tensor, []).append(access)
+    in_windows = {tensor for tensor, _ in stage.windows}
+    kept = {stage.inputs[number] for number in stage.kept.reads} if stage.kept else set()
+    for tensor in stage.inputs:
+        where, read = "global", 0
+        if tensor in kept:
+            where, read = stage.kept.scope, tensor.nbytes
+        elif tensor in in_windows:
+            where = "shared"
+        else:
+            read = runs * distinct_elements(accesses[tensor]) * tensor.itemsize
+        yield Touched(stage.name, outer.get(tensor, tensor.name), where, False, read)
+    for tensor in stage.outputs:
+        near = tensor in in_windows
+        written = 0 if near else runs * tensor.nbytes
+        yield Touched(stage.name, outer.get(tensor, tensor.name), "shared" if near else "global", True, written)
+
+
+def _outer_names(loop: Loop) -> dict[Tensor, str]:
+    """What the tensors of a loop's body are called outside, and those that are carried as they are made."""
+    found = {collected.value: collected.tensor.name for collected in loop.collected}
+    found |= {carried.tensor: found.get(carried.value, carried.value.name) for carried in loop.carried}
+    return found | {indexed.tensor: indexed.source.name for indexed in loop.indexed}
 
 
 def _compile(

@@ -22,11 +22,17 @@ class StageUse:
         tiles and its threads. Their pointer parameters are the inputs, then the outputs.
     inputs, outputs : tuple of int
         Tensors.
+    name : str
+        Of its last TE, as decisions and barriers say it. Empty in files of before it was kept.
+    label : str
+        The name of its first function before kernels chose a form, as predictions say it. Empty in such files.
     """
 
     functions: tuple[tuple[tuple[str, int, int], ...], ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    name: str = ""
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,8 @@ class Steps:
         steps.
     collected : tuple of (int, int, bool)
         Outer tensor, what the body defines, and whether that is kept of every step, or of the last.
+    name : str
+        Of the loop. Empty in files of before it was kept.
     """
 
     steps: int
@@ -51,6 +59,7 @@ class Steps:
     indexed: tuple[tuple[int, int, int], ...]
     carried: tuple[tuple[int, int, tuple[int, ...]], ...]
     collected: tuple[tuple[int, int, bool], ...]
+    name: str = ""
 
 
 @dataclass(frozen=True)

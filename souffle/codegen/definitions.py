@@ -79,13 +79,13 @@ def dataflow_of(program: TEProgram, units: Sequence[Unit], called: Collection[De
             for own in stage.functions
         )
         inputs, outputs = (tuple(map(number, tensors)) for tensors in (stage.inputs, stage.outputs))
-        return StageUse(listed, inputs, outputs)
+        return StageUse(listed, inputs, outputs, stage.name, stage.label)
 
     def steps(loop: Loop, stages: Sequence[Stage]) -> Steps:
         indexed = tuple((number(p.tensor), number(p.source), p.stride) for p in loop.indexed)
         carried = tuple((number(p.tensor), number(p.value), tuple(map(number, p.initial))) for p in loop.carried)
         collected = tuple((number(c.tensor), number(c.value), c.every) for c in loop.collected)
-        return Steps(loop.steps, tuple(map(use, stages)), indexed, carried, collected)
+        return Steps(loop.steps, tuple(map(use, stages)), indexed, carried, collected, loop.name)
 
     items = tuple(steps(unit.loop, unit.stages) if isinstance(unit, LoopStage) else use(unit) for unit in units)
     inputs = zip(program.input_names, map(number, program.inputs), strict=True)

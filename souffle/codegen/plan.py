@@ -16,7 +16,21 @@ from souffle.counted_axes import Counts
 from souffle.decision import Barrier, Decision
 from souffle.options import Options
 
-__all__ = ["Buffer", "CudaModule", "Kernel", "Launch", "Plan", "PredictedKernel", "PredictedStage", "Resources"]
+__all__ = [
+    "PLACES",
+    "Buffer",
+    "CudaModule",
+    "Kernel",
+    "Launch",
+    "Plan",
+    "PredictedKernel",
+    "PredictedStage",
+    "Resources",
+    "Touched",
+]
+
+PLACES = ("global", "shared", "local")
+"""Where tiles find a tensor: in global memory, in shared memory, in registers."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +117,7 @@ class PredictedStage:
     Attributes
     ----------
     name : str
-        One of the kernel's ``stages``.
+        The stage's (:attr:`souffle.codegen.dataflow.StageUse.label`).
     runs : int
         How often it runs in the launch: the steps of its loop, and once for each equal stage.
     tiles : int
@@ -220,6 +234,31 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class Touched:
+    """What a stage of a launch does with one tensor.
+
+    Attributes
+    ----------
+    stage : str
+        Its name (:attr:`souffle.codegen.dataflow.StageUse.name`).
+    tensor : str
+        In a loop, the outer tensor of which a step has a part, and of a step before what it is there.
+    where : str
+        ``"global"``; or ``"shared"`` and ``"local"``, where tiles find it in shared memory or in registers.
+    written : bool
+        Or read.
+    nbytes : int
+        Of global memory, of distinct elements, in all of the stage's runs.
+    """
+
+    stage: str
+    tensor: str
+    where: str
+    written: bool
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class Launch:
     """One launch.
 
@@ -234,6 +273,8 @@ class Launch:
     bytes_read, bytes_written : int
         Global memory that its stages touch: for each stage, the distinct elements of each tensor that it reads or
         writes, in bytes.
+    touched : tuple of Touched
+        What these are the sums of, for its stages in the order in which they run. None in files of before it was kept.
     """
 
     kernel: int
@@ -241,6 +282,7 @@ class Launch:
     tes: tuple[str, ...]
     bytes_read: int = 0
     bytes_written: int = 0
+    touched: tuple[Touched, ...] = ()
 
 
 @dataclass(frozen=True)

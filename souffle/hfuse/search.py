@@ -11,14 +11,12 @@ from souffle.hfuse.fused_text import Bound
 from souffle.hfuse.original import original
 from souffle.hfuse.part import Part
 from souffle.hfuse.resources import Usage
-from souffle.multiprocessor import Multiprocessor
+from souffle.multiprocessor import MOST_REGISTERS, Multiprocessor
 
 __all__ = ["STEP", "Measure", "RegisterBound", "Search", "Trial", "partitions", "register_bound", "search"]
 
 STEP = 128
 """Threads from one partition to the next: other numbers break patterns of memory access (§III-B)."""
-
-_MOST_REGISTERS = 255
 
 Measure = Callable[[FusedKernel], float]
 """The seconds that a fused kernel takes."""
@@ -128,7 +126,7 @@ def register_bound(
         blocks = min(blocks, multiprocessor.shared_bytes // shared_bytes)
     # The figure divides without a remainder in mind; a bound of no blocks would be none.
     blocks = max(1, min(blocks, multiprocessor.threads // block))
-    return RegisterBound(blocks, min(_MOST_REGISTERS, multiprocessor.registers // (blocks * block)))
+    return RegisterBound(blocks, min(MOST_REGISTERS, multiprocessor.registers // (blocks * block)))
 
 
 def search(

@@ -21,6 +21,7 @@ from functools import cached_property, reduce
 
 import numpy as np
 
+from souffle.multiprocessor import MOST_REGISTERS
 from souffle.partition.planner import Demand, Forecast, PartitionRequest, breadth_first, depths
 from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import LoopStage, Unit, flat_stages
@@ -32,9 +33,6 @@ _NEVER = 1e3
 
 _EQUAL = 1e-12
 """Seconds that are no difference."""
-
-_MOST_REGISTERS = 255
-"""That a thread can have."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +194,7 @@ class PricedRun:
             return 1, most  # nothing is merged
         full = sum(self._time(unit, demand.registers, demand.shared_bytes) for unit in units)
         for asked in range(1, most):
-            registers = max(r for r in range(1, _MOST_REGISTERS + 1) if self.resident(r, 0) >= asked)
+            registers = max(r for r in range(1, MOST_REGISTERS + 1) if self.resident(r, 0) >= asked)
             if sum(self._time(unit, registers, demand.shared_bytes) for unit in units) <= full + _EQUAL:
                 return asked, most
         return most, most

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from souffle.certificate import Certificate, Counterexample, Section
 from souffle.codegen.dataflow import Dataflow, StageUse, Steps
 from souffle.codegen.plan import (
+    PLACES,
     Buffer,
     CudaModule,
     Kernel,
@@ -20,11 +21,13 @@ from souffle.codegen.plan import (
     PredictedKernel,
     PredictedStage,
     Resources,
+    Touched,
 )
 from souffle.counted_axes import check_counts
 from souffle.decision import Barrier, Decision
 from souffle.element_types import SMALL_TYPES
 from souffle.errors import OptionError
+from souffle.multiprocessor import MOST_THREADS
 from souffle.options import Options
 
 __all__ = ["PlanFormatError", "certificate_to_json", "plan_from_json", "plan_to_json"]
@@ -35,7 +38,6 @@ _DTYPES = frozenset(
 )
 _KINDS = ("input", "output", "constant", "workspace", "state", "record")
 _EDGES = ("inputs", "constants", "outputs")
-_MAX_THREADS = 1024
 _WORKSPACE_ALIGNMENT = 16
 """Bytes; the widest load of one thread."""
 
@@ -107,6 +109,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
                 "tes": list(launch.tes),
                 "bytes_read": launch.bytes_read,
                 "bytes_written": launch.bytes_written,
+                "touched": [list(astuple(one)) for one in launch.touched],
             }
             for launch in plan.launches
         ],
@@ -251,7 +254,7 @@ def _kernel(content: Any, index: int, modules: int) -> Kernel:
         name=fields.text("name"),
         module=fields.whole("module", 0, modules - 1),
         tiles=fields.whole("tiles"),
-        threads=fields.whole("threads", 1, _MAX_THREADS),
+        threads=fields.whole("threads", 1, MOST_THREADS),
         dynamic_shared_bytes=fields.whole("dynamic_shared_bytes", 0, 2**31 - 1),
         grid_syncs=fields.whole("grid_syncs"),
         resources=resources,
@@ -265,7 +268,7 @@ def _kernel(content: Any, index: int, modules: int) -> Kernel:
         arrivals=0 if fields.get("arrivals") is None else fields.whole("arrivals"),
         flag_waits=() if fields.get("flag_waits") is None else _flag_waits(fields, index),
         # Those saved before there were teams lack it.
-        teams=1 if fields.get("teams") is None else fields.whole("teams", 1, _MAX_THREADS),
+        teams=1 if fields.get("teams") is None else fields.whole("teams", 1, MOST_THREADS),
     )
 
 
@@ -317,7 +320,17 @@ def _launch(content: Any, index: int, kernels: int, buffers: int) -> Launch:
         tes=fields.texts("tes"),
         bytes_read=fields.whole("bytes_read", 0),
         bytes_written=fields.whole("bytes_written", 0),
+        touched=_touched(fields, index),
     )
+
+
+def _touched(fields: _Fields, index: int) -> tuple[Touched, ...]:
+    if fields.get("touched") is None:
+        return ()
+    found = tuple(Touched(*_entry(item, (str, str, str, bool, int))) for item in fields.items("touched"))
+    if any(one.where not in PLACES or one.nbytes < 0 for one in found):
+        raise PlanFormatError(f"launch {index} touches a tensor somewhere else, or in less than no bytes")
+    return found
 
 
 def _options(fields: _Fields) -> Options:
@@ -366,7 +379,8 @@ def _item(content: Any, count: int) -> StageUse | Steps:
         every = fields.items("functions")
         if not every or any(not isinstance(forms, list) or not forms for forms in every):
             raise PlanFormatError("a stage of the dataflow has no functions")
-        return StageUse(tuple(tuple(_entry(form, (str, int, int)) for form in forms) for forms in every), *tensors)
+        functions = tuple(tuple(_entry(form, (str, int, int)) for form in forms) for forms in every)
+        return StageUse(functions, *tensors, name=_name(fields), label=_name(fields, "label"))
     indexed = tuple(_entry(item, (int, int, int)) for item in fields.items("indexed"))
     carried = tuple(_entry(item, (int, int, list)) for item in fields.items("carried"))
     collected = tuple(_entry(item, (int, int, bool)) for item in fields.items("collected"))
@@ -378,12 +392,18 @@ def _item(content: Any, count: int) -> StageUse | Steps:
     if any(isinstance(item, Steps) for item in body):
         raise PlanFormatError("a loop of the dataflow holds a loop")
     carried = tuple((tensor, value, tuple(initial)) for tensor, value, initial in carried)
-    return Steps(fields.whole("steps", 1), body, indexed, carried, collected)
+    return Steps(fields.whole("steps", 1), body, indexed, carried, collected, _name(fields))
+
+
+def _name(fields: _Fields, key: str = "name") -> str:
+    """Networks saved before stages and loops had names lack them."""
+    return "" if fields.get(key) is None else fields.text(key)
 
 
 def _entry(content: Any, types: tuple[type, ...]) -> tuple[Any, ...]:
     if not isinstance(content, list) or tuple(map(type, content)) != types:
-        raise PlanFormatError(f"an entry of the dataflow is not ({', '.join(t.__name__ for t in types)})")
+        names = ", ".join(kind.__name__ for kind in types)
+        raise PlanFormatError(f"an entry of the dataflow, or of what launches touch, is not ({names})")
     return tuple(content)
 
 

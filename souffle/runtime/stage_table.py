@@ -76,10 +76,15 @@ def stages_of_plan(plan: Plan) -> StageTable:
                     threads,
                     tuple(tensors[number][0] for number in reads),
                     tuple(tensors[number][0] for number in writes),
-                    predicted.get(name),
+                    predicted.get(name if use is None else _predicted_name(name, use)),
                 )
             )
     return StageTable(found)
+
+
+def _predicted_name(name: str, use: StageUse) -> str:
+    """What predictions call a function: of the first of a stage, in whatever form, by the stage's label."""
+    return use.label if use.label and any(name == form for form, _, _ in use.functions[0]) else name
 
 
 def _uses(plan: Plan) -> Iterator[StageUse]:

@@ -5,18 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from souffle.errors import OptionError
-from souffle.multiprocessor import MULTIPROCESSORS, Multiprocessor
+from souffle.multiprocessor import MOST_REGISTERS, MULTIPROCESSORS, Multiprocessor
 
-__all__ = ["ASSUMED_REGISTERS", "DEVICES", "MOST_REGISTERS", "SHARING", "GpuDevice", "device_for", "taken_registers"]
+__all__ = ["ASSUMED_REGISTERS", "DEVICES", "SHARING", "GpuDevice", "device_for", "taken_registers"]
 
 SHARING = 2
 """Blocks on a multiprocessor that stages of one kernel leave each other: one computes while the other waits."""
 
 ASSUMED_REGISTERS = 128
 """Of a thread, where no compiler says: what is left to each when two blocks of 256 threads share a multiprocessor."""
-
-MOST_REGISTERS = 255
-"""That a thread can have."""
 
 
 @dataclass(frozen=True)
