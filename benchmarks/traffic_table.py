@@ -32,10 +32,10 @@ from typing import Any
 
 import souffle
 from benchmarks.record import save_results
-from benchmarks.traffic_counting import Moved, ShapeTraffic, count_functions, count_shape
 from souffle import models
 from souffle.cli.output import format_table
 from souffle.codegen.assemble import CompiledKernels
+from souffle.evaluation.traffic_counting import Moved, ShapeTraffic, count_functions, count_shape
 from souffle.pipeline import LEVELS, compile_cuda
 
 __all__ = ["COUNTINGS", "PAPER", "main", "measure", "network_traffic"]

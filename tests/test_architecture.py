@@ -43,7 +43,8 @@ LOWEST = {
 # Written beside the compiler, with its errors.
 NETWORKS = {"models", "errors"}
 HIGHEST = {
-    *("staging", "pipeline", "dump", "request", "background", "api", "loading", "versions", "onnx_backend", "cli"),
+    *("staging", "pipeline", "dump", "request", "background", "api", "loading", "versions", "onnx_backend"),
+    *("evaluation", "cli"),
     "__main__",
 }
 
@@ -109,7 +110,7 @@ def test_the_emulator_knows_nothing_of_the_compiler() -> None:
 
 def test_every_folder_has_its_place() -> None:
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
-    assert folders <= {*ORDER, "background", "cli", "models"}
+    assert folders <= {*ORDER, "background", "cli", "evaluation", "models"}
 
 
 def test_no_import_inside_of_a_function() -> None:
