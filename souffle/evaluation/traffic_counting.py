@@ -19,14 +19,13 @@ import numpy as np
 import tvm
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import PrimExpr
 
 from souffle.errors import SouffleError
 from souffle.kernel import KernelShape
 from souffle.kernel.kernel_shape import ArgumentPlace, LoopCall
 from souffle.schedule.lower import WINDOWS, DeviceFunction
 from souffle.schedule.lower.teams import TEAM_BARRIER_FUNCTION
-from souffle.tvm_compat import const_int
+from souffle.tvm_compat import PrimExpr, const_int
 from souffle.verify.accesses import Branch, Function, Item, MemoryAccess, SerialLoop
 from souffle.verify.expressions import Axis, Expr, interval
 from souffle.verify.function_reader import read_function
@@ -254,7 +253,7 @@ def _sizes(function: Function) -> list[int]:
 
 
 def _of_one_team(function: DeviceFunction) -> tirx.PrimFunc:
-    """A function for blocks of teams as its first team runs it, without barriers: teams differ in shared memory alone."""
+    """A function for blocks of teams as its first team runs it, without barriers; teams differ in shared memory."""
     *parameters, team = function.func.params
 
     def without_barrier(node: tirx.Evaluate) -> tirx.Stmt:
