@@ -299,7 +299,10 @@ def _explain(arguments: argparse.Namespace, progress: Progress) -> int:
 
 
 def _run(arguments: argparse.Namespace, progress: Progress) -> int:
-    check_output(arguments.output, ARCHIVE, arguments.force)
+    if arguments.output:
+        # NumPy writes under this name.
+        target = arguments.output if arguments.output.endswith(".npz") else f"{arguments.output}.npz"
+        check_output(target, ARCHIVE, arguments.force)
     options = {"checked": True} if arguments.checked or arguments.counts else {}
     network = souffle.load(arguments.file, device=arguments.device, **options)
     inputs, types = {}, {spec.name: spec.dtype for spec in network.signature.inputs}

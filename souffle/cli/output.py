@@ -9,16 +9,20 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 __all__ = ["Progress", "format_table", "human_bytes", "print_table", "write_json"]
+
+_BETWEEN = 3
+"""Columns of a terminal from one of a table to the next."""
 
 
 class Progress:
@@ -87,19 +91,37 @@ def _is_terminal(stream: TextIO, console: Console) -> bool:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
-    """Print a table: in a terminal as wide as that is, elsewhere as :func:`format_table` has it."""
+    """Print a table: in a terminal in parts that are as wide as that is, elsewhere as :func:`format_table` has it.
+
+    Each part begins with the first column.
+    """
     console = Console()
     if not _is_terminal(sys.stdout, console):
         print(*([title] if title else []), format_table(header, rows), sep="\n")
         return
-    table = Table(box=box.SIMPLE_HEAD, title=Text(title) if title else None, title_justify="left", pad_edge=False)
+    if title:
+        console.print(Text(title))
     cells = [[str(cell) for cell in row] for row in rows]
-    for index, name in enumerate(header):
-        right = bool(cells) and all(_numeric(row[index]) for row in cells)
-        table.add_column(Text(name), justify="right" if right else "left")
-    for row in cells:
-        table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
+    for columns in _parts(header, cells, console.width):
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for index in columns:
+            right = bool(cells) and all(_numeric(row[index]) for row in cells)
+            table.add_column(Text(header[index]), justify="right" if right else "left")
+        for row in cells:
+            table.add_row(*(Text(row[index]) for index in columns))
+        console.print(table)
+
+
+def _parts(header: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> Iterator[list[int]]:
+    """The columns of each part: as many as fit, at least one beside the first."""
+    widths = [max(cell_len(line[index]) for line in (header, *cells)) for index in range(len(header))]
+    part = [0]
+    for index in range(1, len(header)):
+        if len(part) > 1 and sum(widths[i] + _BETWEEN for i in (*part, index)) > width:
+            yield part
+            part = [0]
+        part.append(index)
+    yield part
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -30,10 +30,7 @@ def reproduce(arguments: argparse.Namespace, progress: Progress) -> int:
     """Run the command; the exit status is 1 if a row could not be made."""
     names = _names(arguments.tables)
     folder = Path(arguments.out)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SouffleError(f"{folder} cannot be made: {error.strerror}") from error
+    _prepare(folder, names, arguments.force)
     arch, cubin = gpu_arch(), not arguments.no_cubin and find_nvcc() is not None
     options = {"size": arguments.size, "arch": arguments.arch or arch or _PAPERS_ARCH, "cubin": cubin}
     header = result_header(options, device_name() if arch else None)
@@ -43,6 +40,7 @@ def reproduce(arguments: argparse.Namespace, progress: Progress) -> int:
         progress.note(f"souffle: {file.path} held rows {file.anew}; they are in {file.path}.before, and are made anew")
     elif file.rows:
         progress.note(f"souffle: {len(file.rows)} rows of {file.path} are taken over")
+    file.save()
     tasks = [task for name in names for task in TABLES[name].tasks(setting)]
     jobs = arguments.jobs or (1 if arch else min(2, os.cpu_count() or 1))
     made = make_rows(tasks, file, worker_command(_WORKER), jobs, _Heard(progress))
@@ -63,6 +61,20 @@ def _names(asked: list[str]) -> list[str]:
     if unknown:
         raise OptionError(f"there is no table {unknown[0]!r}; there are {', '.join(TABLES)}, and all")
     return list(TABLES) if "all" in asked else list(dict.fromkeys(asked))
+
+
+def _prepare(folder: Path, names: list[str], force: bool) -> None:
+    """Make the folder; one that this command has not made is none to write over."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SouffleError(f"{folder} cannot be made: {error.strerror}") from error
+    there = [name for name in (_PAGE, *(f"{name}.json" for name in names)) if (folder / name).exists()]
+    if there and not force and not (folder / _ROWS).exists():
+        raise OptionError(
+            f"{folder} has {there[0]}, and no {_ROWS} that this command would have left beside it; "
+            "give another folder, or --force to write over it"
+        )
 
 
 class _Heard:

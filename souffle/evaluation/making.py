@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,9 @@ from souffle.evaluation.network_rows import Task, task_data, task_key
 from souffle.evaluation.result_file import ResultFile
 
 __all__ = ["Said", "make_rows", "worker_command"]
+
+_GRACE_SECONDS = 2.0
+"""For threads whose processes were ended, to read what these have written."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ def make_rows(
     waiting: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
     for batch in batches.values():
         waiting.put(batch)
-    said: queue.SimpleQueue[tuple[str, dict[str, Any]] | None] = queue.SimpleQueue()
+    said = _Said()
     crew = _Crew(wanted, worker, waiting, said)
     threads = [threading.Thread(target=crew.work, daemon=True) for _ in range(max(1, min(jobs, len(batches))))]
     try:
@@ -83,25 +87,63 @@ def make_rows(
             thread.start()
         left = len(threads)
         while left:
-            item = said.get()
+            item = said.first()
             if item is None:
                 left -= 1
-                continue
-            key, line = item
-            row = line.get("row")
-            if row is not None:
-                rows[key] = row if "failed" in row else file.add(key, row)
-            heard(Said(wanted[key], line.get("says", ""), row), len(rows), len(wanted))
+            else:
+                key, line = item
+                row = line.get("row")
+                if row is not None:
+                    rows[key] = row if "failed" in row else file.add(key, row)
+                heard(Said(wanted[key], line.get("says", ""), row), len(rows), len(wanted))
+            said.done()
     finally:
         crew.end()
+        _keep_the_rest(threads, said, file)
     return rows
+
+
+class _Said:
+    """What was said and is not done with: an interrupt between the two loses nothing."""
+
+    def __init__(self) -> None:
+        self._items: deque[tuple[str, dict[str, Any]] | None] = deque()
+        self._count = threading.Semaphore(0)
+
+    def put(self, item: tuple[str, dict[str, Any]] | None) -> None:
+        """Say something; None where a thread is done."""
+        self._items.append(item)
+        self._count.release()
+
+    def first(self) -> tuple[str, dict[str, Any]] | None:
+        """Wait for something; it stays until :meth:`done`."""
+        self._count.acquire()
+        return self._items[0]
+
+    def done(self) -> None:
+        """The first is done with."""
+        self._items.popleft()
+
+    def rows(self) -> list[tuple[str, dict[str, Any]]]:
+        """Those that are left."""
+        lines = [item for item in self._items if item is not None and "row" in item[1]]
+        return [(key, line["row"]) for key, line in lines if "failed" not in line["row"]]
+
+
+def _keep_the_rest(threads: Sequence[threading.Thread], said: _Said, file: ResultFile) -> None:
+    """Keep rows that were made before an interrupt and not heard of yet."""
+    for thread in threads:
+        if thread.is_alive():
+            thread.join(_GRACE_SECONDS)
+    for key, row in said.rows():
+        file.add(key, row)
 
 
 class _Crew:
     """Threads that each have one process at a time."""
 
     def __init__(
-        self, wanted: dict[str, Task], worker: Sequence[str], waiting: queue.SimpleQueue, said: queue.SimpleQueue
+        self, wanted: dict[str, Task], worker: Sequence[str], waiting: queue.SimpleQueue, said: _Said
     ) -> None:
         self.wanted, self.worker, self.waiting, self.said = wanted, list(worker), waiting, said
         self.processes: set[subprocess.Popen] = set()

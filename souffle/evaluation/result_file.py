@@ -222,9 +222,13 @@ class ResultFile:
     def add(self, key: str, row: Mapping[str, Any]) -> dict[str, Any]:
         """Keep a row, on disk before this returns."""
         self._rows[key] = kept = {"key": key, **row}
+        self.save()
+        return kept
+
+    def save(self) -> None:
+        """Write the file as it is now."""
         if self.path is not None:
             write_whole(self.path, json.dumps(self.header | {"results": list(self._rows.values())}, indent=1) + "\n")
-        return kept
 
 
 def _difference(before: Mapping[str, Any], now: Mapping[str, Any], name: str) -> str:

@@ -132,6 +132,22 @@ def test_reproduce_makes_tables_and_goes_on(
     assert [one["table"] for one in json.loads(captured.out)] == ["learning-table1", "hfuse-figure8"]
 
 
+def test_reproduce_keeps_what_is_made_before_an_interrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    interrupts = _WORKER + "    import os, signal; os.kill(os.getppid(), signal.SIGINT); sys.stdin.read()\n"
+    monkeypatch.setattr(reproduce, "worker_command", lambda module: [sys.executable, "-c", interrupts])
+    command = ["reproduce", "learning-table1", "--quiet", "--out", str(tmp_path / "tables"), "--jobs", "1"]
+    assert main(command) == INTERRUPTED
+    captured = capsys.readouterr()
+    assert captured.err == "souffle: interrupted\n" and captured.out == ""
+    kept = json.loads((tmp_path / "tables" / "rows.json").read_text())["results"]
+    assert kept and kept[0]["us"]["none"] == 12.0
+    monkeypatch.setattr(reproduce, "worker_command", lambda module: [sys.executable, "-c", _WORKER])
+    assert main(command[:2] + command[3:]) == 0
+    assert " rows of" in capsys.readouterr().err
+
+
 def test_the_worker_makes_rows_and_ends_with_who_started_it() -> None:
     task = Planned("mmoe", "tiny", ("tvm",), "V100-PCIE-16GB")
     command = worker_command("souffle.cli.row_worker")
@@ -146,6 +162,16 @@ def test_the_worker_makes_rows_and_ends_with_who_started_it() -> None:
         process.stdin.close()
         process.stdout.read()
         assert process.wait(60) == INTERRUPTED
+
+
+def test_reproduce_leaves_a_folder_of_something_else_alone(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    page = tmp_path / "tables.md"
+    page.write_text("my own")
+    command = ["reproduce", "hfuse-figure8", "--quiet", "--out", str(tmp_path)]
+    assert main(command) == 2 and page.read_text() == "my own"
+    assert "has tables.md" in capsys.readouterr().err
+    assert main([*command, "--force"]) == 0 and "Kernels alone" in page.read_text()
+    assert main(command) == 0
 
 
 def test_reproduce_knows_its_tables(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -76,7 +76,8 @@ def test_an_interrupt_keeps_what_is_made_and_leaves_no_process(tmp_path: Path) -
     with pytest.raises(KeyboardInterrupt):
         make_rows(tasks(9), file(tmp_path), worker(tmp_path, "time.sleep(0.05)"), 2, interrupt)
     kept = file(tmp_path)
-    assert len(kept.rows) == 4
+    there = len(kept.rows)
+    assert 4 <= there < 9
     pids = [int(line.split()[0]) for line in (tmp_path / "log").read_text().splitlines()]
     end = time.monotonic() + 20
     while any(map(is_alive, pids)) and time.monotonic() < end:
@@ -85,7 +86,7 @@ def test_an_interrupt_keeps_what_is_made_and_leaves_no_process(tmp_path: Path) -
     (tmp_path / "log").unlink()
     rows = make_rows(tasks(9), kept, worker(tmp_path), 2, ignored)
     assert len(rows) == 9
-    assert sum(int(line.split()[1]) for line in (tmp_path / "log").read_text().splitlines()) == 5
+    assert sum(int(line.split()[1]) for line in (tmp_path / "log").read_text().splitlines()) == 9 - there
 
 
 def test_a_process_that_ends_takes_one_row_with_it(tmp_path: Path) -> None:
