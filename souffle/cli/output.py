@@ -59,7 +59,7 @@ class Progress:
             # What else is written goes its own way: a table may be on its way into a pipe.
             streams = {"redirect_stdout": False, "redirect_stderr": False}
             self._line = Live(self, console=self._console, transient=True, refresh_per_second=4, **streams)
-            self._line.start()
+            self._line.start(refresh=True)
         else:
             self._line.refresh()
 
