@@ -28,6 +28,7 @@ from benchmarks.alone import made_alone
 from benchmarks.record import kept_results, save_results
 from souffle.cli.output import format_table
 from souffle.cost import CostDevice, cost_device
+from souffle.evaluation.published import published
 from souffle.models import NAMES, STITCHING_NAMES, build
 from souffle.stitching import (
     FUSION_PLANNERS,
@@ -47,19 +48,15 @@ from souffle.stitching.plan_figures import is_memory_intensive
 DEVICES = ("A100-SXM4-40GB", "H200-SXM5-141GB", "V100-PCIE-16GB")
 PLANNERS = tuple(FUSION_PLANNERS)
 
-TABLE_3 = {
-    "nmt": (1.65, 3.25),
-    "multi-interests": (1.63, 2.27),
-    "logistic": (1.5, 4.6),
-    "word2vec": (2.9, 4.9),
-    "bi-rnn": (2.8, 6.8),
-    "dyn-rnn": (3.2, 7.8),
-    "perceptron": (1.1, 1.3),
-    "var-encoder": (1.5, 1.9),
-}
+TABLE_3 = {row["name"]: tuple(row["cells"][:2]) for row in published("stitching-2019-table3")["rows"]}
 """003 Table 3: kernels of TensorFlow over those of XLA, and over those of FusionStitching."""
 
-TABLE_2 = {"bert": (277, 77), "dien": (2585, 815), "transformer": (903, 423), "asr": (386, 187), "crnn": (993, 311)}
+_MEMORY = {
+    (row["network"], row["system"]): row["calls"][2]
+    for row in published("stitching-2021-table2")["rows"]
+    if "network" in row
+}
+TABLE_2 = {name: (_MEMORY[name, "XLA"], _MEMORY[name, "FusionStitching"]) for name, _ in _MEMORY}
 """000 Table 2: memory-intensive kernels of XLA and of FusionStitching; of BERT and DIEN inference."""
 
 

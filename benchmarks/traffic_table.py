@@ -32,10 +32,11 @@ from typing import Any
 
 import souffle
 from benchmarks.record import save_results
-from benchmarks.traffic_counting import Moved, ShapeTraffic, count_functions, count_shape
 from souffle import models
 from souffle.cli.output import format_table
 from souffle.codegen.assemble import CompiledKernels
+from souffle.evaluation.published import published
+from souffle.evaluation.traffic_counting import Moved, ShapeTraffic, count_functions, count_shape
 from souffle.pipeline import LEVELS, compile_cuda
 
 __all__ = ["COUNTINGS", "PAPER", "main", "measure", "network_traffic"]
@@ -43,14 +44,7 @@ __all__ = ["COUNTINGS", "PAPER", "main", "measure", "network_traffic"]
 COUNTINGS = {"asked": "asked", "tile": "once_per_tile", "stage": "once_per_stage", "launch": "once_per_launch"}
 """Names of the countings, and the attributes of :class:`ShapeTraffic` that hold them."""
 
-PAPER = {
-    "bert": (361.8, 880.5, 226.8),
-    "resnext": (622.2, 436.1, 470.2),
-    "lstm": (126.8, None, 10.6),
-    "efficientnet": (96.4, 127.4, 86.6),
-    "swin": (831.5, 1309.0, 282.9),
-    "mmoe": (0.061, 0.063, 0.058),
-}
+PAPER = {row["network"]: tuple(row["cells"][-3:]) for row in published("table5")["rows"]}
 """Millions of bytes of TensorRT, Apollo and Souffle in the paper's Table 5."""
 
 _MILLION = 10**6
@@ -103,8 +97,9 @@ def _millions(count: float) -> str:
 def _row(result: dict[str, Any]) -> list[object]:
     row = [result["model"], result["level"], result["precision"], result["launches"]]
     row += [f"{_millions(result[c]['read'])} / {_millions(result[c]['written'])}" for c in COUNTINGS]
-    published = PAPER.get(result["model"], ()) if result["size"] == "paper" else ()
-    return [*row, _millions(result["constant_bytes"]), " / ".join("-" if p is None else f"{p:g}" for p in published)]
+    theirs = PAPER.get(result["model"], ()) if result["size"] == "paper" else ()
+    beside = (p if isinstance(p, str) else f"{p:g}" for p in theirs)
+    return [*row, _millions(result["constant_bytes"]), " / ".join(beside)]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -46,7 +46,7 @@ LOWEST = {
 NETWORKS = {"models", "errors"}
 HIGHEST = {
     *("staging", "pipeline", "dump", "request", "background", "api", "loading", "versions", "onnx_backend", "torch"),
-    *("reference", "benchmark", "doctor", "doctor_trial", "debug", "reporting", "cli", "__main__"),
+    *("reference", "benchmark", "doctor", "doctor_trial", "debug", "reporting", "evaluation", "cli", "__main__"),
 }
 
 
@@ -111,7 +111,7 @@ def test_the_emulator_knows_nothing_of_the_compiler() -> None:
 
 def test_every_folder_has_its_place() -> None:
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
-    assert folders <= {*ORDER, "background", "benchmark", "cli", "debug", "models", "torch"}
+    assert folders <= {*ORDER, "background", "benchmark", "cli", "debug", "evaluation", "models", "torch"}
 
 
 def test_no_import_inside_of_a_function() -> None:

@@ -17,6 +17,7 @@ from souffle import models, reference
 from souffle.cli import ablate, check, compare, main
 from souffle.cli.compare import OutputComparison
 from souffle.codegen import nvcc
+from souffle.evaluation import ablation
 from souffle.options import ON_CHIP
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -187,7 +188,7 @@ def test_a_watchdog(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture) 
 def test_a_mismatch_is_exit_status_1(
     form: list[str], model: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (ablate, check):
+    for module in (ablation, check):
         monkeypatch.setattr(module, "compare", lambda *_: OutputComparison(0.5, False))
     status, out, _ = run(capsys, "check", model, "--levels", "V0", "--arch", "sm_90", *form)
     assert status == 1 and ('"ok": false' if form else "MISMATCH") in out

@@ -1,140 +1,173 @@
-"""``souffle ablate``: the table V0 to V4 of one optimization at a time (paper, Tables 4 and 5), and of V4 with each of
-those left out that keep tensors on chip."""
+"""``souffle ablate``: the table V0 to V4 of one optimization at a time (paper, Tables 4 and 5), of V4 without each of
+those that keep tensors on chip, and of other fusion planners."""
 
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 import souffle
-from souffle.cli.compare import compare, onnxruntime_outputs, random_inputs
+from souffle.cli.compare import onnxruntime_outputs, random_inputs
 from souffle.cli.compiler_options import compiler_options
 from souffle.cli.model_options import import_options
-from souffle.cli.output import Progress, format_table, human_bytes, write_json
-from souffle.options import LEVELS, ON_CHIP, SOUFFLE
+from souffle.cli.output import Progress, human_bytes, print_table, write_json
+from souffle.cli.overwriting import PICTURE, check_output
+from souffle.errors import CertificateError, SouffleError
+from souffle.evaluation.ablation import Expected, Variant, measured_row, variants
+from souffle.evaluation.model_digest import model_digest
+from souffle.evaluation.result_file import ResultFile, device_name, result_header, write_whole
+from souffle.evaluation.stage_bars import stage_bars
+from souffle.options import LEVELS, SOUFFLE
 from souffle.runtime.detect import gpu_arch
-from souffle.runtime.explain import predicted_seconds
+from souffle.stitching import FUSION_PLANNERS
 
 __all__ = ["ablate"]
 
+_OF_ROWS = ("disable", "fusion")
+"""Options that rows differ in; the others hold for the whole file."""
+
 
 def ablate(arguments: argparse.Namespace, progress: Progress) -> int:
-    """Run the command; the exit status is 1 if any output differs too much."""
+    """Run the command; the exit status is 1 if any output differs too much, or a planner made no network."""
+    check_output(arguments.plot, PICTURE, arguments.force)
     gpu = gpu_arch()
-    records: list[dict] = []
+    rows: list[dict[str, Any]] = []
+    file = _file(arguments, gpu, progress)
     try:
         for model in arguments.models:
-            for record in _model(model, arguments, progress, gpu):
-                records.append(record)
+            for row in _model(model, arguments, progress, gpu, file):
+                rows.append(row)
     except KeyboardInterrupt:
-        if records:
-            _report(arguments, progress, records, gpu)
+        if rows:
+            _report(arguments, progress, rows, gpu)
         raise
-    _report(arguments, progress, records, gpu)
-    return 0 if all(r["ok"] is not False for r in records) else 1
+    _report(arguments, progress, rows, gpu)
+    return 0 if all(row["ok"] is not False and "failed" not in row for row in rows) else 1
 
 
-def _report(arguments: argparse.Namespace, progress: Progress, records: list[dict], gpu: str | None) -> None:
+def _file(arguments: argparse.Namespace, gpu: str | None, progress: Progress) -> ResultFile:
+    """Where rows are kept, with what an earlier call has made of the same."""
+    options = compiler_options(arguments) | import_options(arguments)
+    options |= {"seed": arguments.seed, "run": not arguments.no_run, "cubin": not arguments.no_cubin}
+    shown = {name: _plain(value) for name, value in sorted(options.items()) if name not in _OF_ROWS}
+    header = result_header(shown, device_name() if gpu else None)
+    path = Path(arguments.out) if arguments.out else None
+    file = ResultFile(path, header, {model: model_digest(model) for model in arguments.models}, arguments.force)
+    if file.anew:
+        progress.note(f"souffle: {path} held rows {file.anew}; they are in {path}.before, and are made anew")
+    elif file.rows:
+        progress.note(f"souffle: {len(file.rows)} rows of {path} are taken over")
+    return file
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (bool, int, float, str, type(None))) else repr(value)
+
+
+def _model(
+    model: str, arguments: argparse.Namespace, progress: Progress, gpu: str | None, file: ResultFile
+) -> Iterator[dict[str, Any]]:
+    given = import_options(arguments)
+    digest = model_digest(model)
+    program: Any = None
+    known: list[Expected] = []
+
+    def expected(network: souffle.Network) -> Expected:
+        if not known:
+            inputs = random_inputs(network.signature.inputs, arguments.seed)
+            known.append(Expected(inputs, onnxruntime_outputs(model, inputs, given["constants"])))
+        return known[0]
+
+    for variant in _variants(arguments):
+        progress.prefix = f"{Path(model).stem} {variant.label}: "
+        key = f"{model}: {variant.label}"
+        row = file.row(key)
+        if row is None:
+            if program is None:
+                progress("reading the model")
+                program = souffle.import_onnx(model, **given)
+            try:
+                made = measured_row(
+                    program,
+                    variant,
+                    compiler_options(arguments) | {"cubin": not arguments.no_cubin},
+                    expected=None if arguments.no_run else expected,
+                    gpu=gpu is not None,
+                    progress=progress,
+                )
+            except SouffleError as error:
+                # What another planner lacks, or makes that does not fit, says nothing of the rows beside it.
+                if variant.fusion == arguments.fusion or isinstance(error, CertificateError):
+                    raise
+                yield {"model": model, "label": variant.label, "ok": None, "failed": str(error)}
+                continue
+            row = file.add(key, {"model": model, "sha256": digest, **made})
+        yield row
+
+
+def _variants(arguments: argparse.Namespace) -> tuple[Variant, ...]:
+    planners = tuple(FUSION_PLANNERS) if "all" in arguments.planners else arguments.planners
+    return variants(disable=arguments.disable, each=arguments.each, planners=planners, fusion=arguments.fusion)
+
+
+_HEADER = ("variant", "launches", "kernels", "grid", "flags", "block", "read", "written", "registers", "spill B")
+_HEADER += ("shared B", "code B", "compile s", "predicted µs", "largest error", "latency µs")
+
+
+def _report(
+    arguments: argparse.Namespace, progress: Progress, rows: Sequence[dict[str, Any]], gpu: str | None
+) -> None:
     progress.done()
+    if arguments.plot:
+        write_whole(Path(arguments.plot), stage_bars([row for row in rows if "failed" not in row], _title(arguments)))
     if arguments.json:
-        write_json(records)
+        write_json(rows)
         return
-    for model in dict.fromkeys(record["model"] for record in records):
-        rows = [_row(r) for r in records if r["model"] == model]
-        fusion = "" if arguments.fusion == SOUFFLE else f"fusion {arguments.fusion}, "
-        print(f"\n{Path(model).stem}, {arguments.precision}, {fusion}partition {arguments.partition}")
-        header = ["level", "launches", "kernels", "syncs", "read", "written", "registers", "shared B", "compile s"]
-        print(format_table([*header, "predicted µs", "largest error", "latency µs"], rows))
+    for model in dict.fromkeys(row["model"] for row in rows):
+        own = [row for row in rows if row["model"] == model]
+        print()
+        print_table(_HEADER, [_cells(row) for row in own if "failed" not in row], _heading(model, arguments))
+        for row in own:
+            if "failed" in row:
+                print(f"{row['label']}: {row['failed']}")
     print()
     print("\n".join(f"{level.name}: {level.summary}" for level in LEVELS.values()))
+    print("grid, flags, block: waits of a run: of all blocks, of tiles for tiles, of a block's threads between stages.")
     print("read, written: bytes of global memory, each tensor that a stage touches counted once for that stage.")
+    on = {row["predicted_on"] for row in rows if row.get("predicted_on")}
+    if on:
+        print(f"predicted: by the cost model, on {', '.join(sorted(on))}.")
     if gpu is None:
         print("No GPU is usable here: errors are of the emitted CUDA text run on the CPU; there is no latency.")
 
 
-def _model(model: str, arguments: argparse.Namespace, progress: Progress, gpu: str | None) -> Iterator[dict]:
-    given = import_options(arguments)
-    program = souffle.import_onnx(model, **given)
-    reference = inputs = None
-    for level, disabled in _variants(arguments):
-        progress.prefix = f"{Path(model).stem} {_named(level, disabled)}: "
-        start = time.perf_counter()
-        network = souffle.compile(
-            program,
-            level=level,
-            target="cuda",
-            **compiler_options(arguments) | {"disable": disabled},
-            cubin=not arguments.no_cubin,
-            device="cuda" if gpu else "cpu",
-            progress=progress,
-        )
-        seconds = time.perf_counter() - start
-        plan = network.plan
-        predicted = predicted_seconds(plan)
-        record = {
-            "model": model,
-            "level": level,
-            "disable": list(plan.options.disable),
-            "launches": len(plan.launches),
-            "kernels": len(plan.kernels),
-            "grid_syncs": sum(plan.kernels[launch.kernel].grid_syncs for launch in plan.launches),
-            "bytes_read": sum(launch.bytes_read for launch in plan.launches),
-            "bytes_written": sum(launch.bytes_written for launch in plan.launches),
-            "registers": max((k.registers for k in network.kernels if k.registers is not None), default=None),
-            "shared_bytes": max(k.shared_bytes for k in network.kernels),
-            "compile_s": round(seconds, 2),
-            "predicted_us": None if predicted is None else predicted * 1e6,
-            "error": None,
-            "ok": None,
-            "latency_us": None,
-        }
-        if not arguments.no_run:
-            if reference is None:
-                inputs = random_inputs(network.signature.inputs, arguments.seed)
-                reference = onnxruntime_outputs(model, inputs, given["constants"])
-            progress("running")
-            outputs = {name: np.asarray(value) for name, value in network(inputs).items()}
-            result = compare(outputs, reference, arguments.precision)
-            record |= {"error": result.error, "ok": result.ok}
-            if gpu is not None:
-                record["latency_us"] = network.time(inputs, mode="graph")["median_us"]
-        yield record
+def _title(arguments: argparse.Namespace) -> str:
+    return f"{', '.join(Path(model).stem for model in arguments.models)}, {arguments.precision}: predicted µs by stage"
 
 
-def _variants(arguments: argparse.Namespace) -> list[tuple[str, list[str]]]:
-    """The levels with what is left out of them, in the order of the table."""
-    out = list(arguments.disable)
-    variants = [(name, out if level.reuse else []) for name, level in LEVELS.items()]
-    if arguments.each:
-        last = variants[-1][0]
-        variants += [(last, [*out, name]) for name in ON_CHIP if name not in out]
-    return variants
+def _heading(model: str, arguments: argparse.Namespace) -> str:
+    fusion = "" if arguments.fusion == SOUFFLE else f"fusion {arguments.fusion}, "
+    return f"{Path(model).stem}, {arguments.precision}, {fusion}partition {arguments.partition}"
 
 
-def _named(level: str, disabled: Sequence[str]) -> str:
-    return f"{level} without {', '.join(disabled)}" if disabled else level
-
-
-def _row(record: dict) -> tuple:
-    def shown(value, form: str = "") -> str:
+def _cells(row: dict[str, Any]) -> tuple[object, ...]:
+    def shown(value: Any, form: str = "") -> str:
         return "-" if value is None else format(value, form)
 
-    error = shown(record["error"], ".1e") + (" MISMATCH" if record["ok"] is False else "")
+    error = shown(row["error"], ".1e") + (" MISMATCH" if row["ok"] is False else "")
     return (
-        _named(record["level"], record["disable"]),
-        record["launches"],
-        record["kernels"],
-        record["grid_syncs"],
-        human_bytes(record["bytes_read"]),
-        human_bytes(record["bytes_written"]),
-        shown(record["registers"]),
-        record["shared_bytes"],
-        record["compile_s"],
-        shown(record["predicted_us"], ".1f"),
+        row["label"],
+        *(row[name] for name in ("launches", "kernels", "grid_syncs", "flag_arrivals", "block_syncs")),
+        human_bytes(row["bytes_read"]),
+        human_bytes(row["bytes_written"]),
+        shown(row["registers"]),
+        shown(row["spill_bytes"]),
+        row["shared_bytes"],
+        shown(row["code_bytes"]),
+        row["compile_s"],
+        shown(row["predicted_us"], ".1f"),
         error,
-        shown(record["latency_us"], ".1f"),
+        shown(row["latency_us"], ".1f"),
     )

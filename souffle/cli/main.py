@@ -1,4 +1,4 @@
-"""``souffle compile|run|verify|explain|check|ablate|report|mutate|tune|hfuse|measure-device``.
+"""``souffle compile|run|verify|explain|check|ablate|reproduce|bench|debug|report|mutate|tune|learn|hfuse|doctor|...``.
 
 What needs the compiler is imported by the command that needs it: ``souffle run`` works where TVM is not installed.
 """
@@ -27,6 +27,8 @@ from souffle.cli.learn import add_arguments as add_learn
 from souffle.cli.measure_device import add_arguments as add_measure_device
 from souffle.cli.model_options import add_model_options, add_padding, model_options, padding_of
 from souffle.cli.output import Progress, format_table, write_json
+from souffle.cli.overwriting import ARCHIVE, add_force, check_output
+from souffle.cli.table_arguments import add_ablate, add_reproduce
 from souffle.cli.tune import add_arguments as add_tune
 from souffle.element_types import SMALL_TYPES
 from souffle.errors import InputError, SouffleError
@@ -180,6 +182,7 @@ def _add_compiling(commands: Any, common: _Parents, kernels: _Parents) -> None:
     command = commands.add_parser("compile", parents=[*common, one], help="compile a model and save it")
     command.add_argument("-o", "--output", metavar="FILE", help="the .souffle file (default: beside the model)")
     command.add_argument("--dump", metavar="DIR", help="a folder for what each stage of the compiler gives, as text")
+    add_force(command)
     command.set_defaults(command=_compile)
 
     command = commands.add_parser(
@@ -194,6 +197,7 @@ def _add_files(commands: Any, common: argparse.ArgumentParser) -> None:
     command.add_argument("file", metavar="FILE", help="a .souffle file")
     command.add_argument("--input", action="append", default=[], metavar="NAME=x.npy", help="once for each input")
     command.add_argument("--output", metavar="y.npz", help="where to write the outputs")
+    add_force(command)
     command.add_argument("--device", default="auto", help='"cuda", or "cpu" for the CUDA text on the CPU')
     command.add_argument("--checked", action="store_true", help="on the CPU, look at every memory access")
     command.add_argument("--counts", action="store_true", help="with --checked (implied), print what each kernel moved")
@@ -223,12 +227,8 @@ def _add_trials(commands: Any, common: _Parents, kernels: _Parents) -> None:
     command.add_argument("--seed", type=int, default=0, help="of the random inputs")
     command.set_defaults(command=command_in("souffle.cli.check", "check"))
 
-    command = commands.add_parser("ablate", parents=[*common, *kernels], help="the table V0 to V4")
-    command.add_argument("models", nargs="+", metavar="MODEL", help="ONNX files")
-    command.add_argument("--each", action="store_true", help="also V4 without each thing that keeps tensors on chip")
-    command.add_argument("--no-run", action="store_true", help="compile only; no outputs are compared")
-    command.add_argument("--no-cubin", action="store_true", help="do not run nvcc; no registers are reported")
-    command.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    command = commands.add_parser("ablate", parents=[*common, *kernels], help="the table V0 to V4, and more rows")
+    add_ablate(command)
     command.set_defaults(command=command_in("souffle.cli.ablate", "ablate"))
 
     add_bench(
@@ -248,6 +248,12 @@ def _add_trials(commands: Any, common: _Parents, kernels: _Parents) -> None:
     command.add_argument("--tuning-log", metavar="DIR", default="auto", help='folder of tuning logs, or "none"')
     command.add_argument("--no-cubin", action="store_true", help="do not run nvcc; no registers are reported")
     command.set_defaults(command=command_in("souffle.cli.report", "report"))
+
+    command = commands.add_parser(
+        "reproduce", parents=common[:1], help="tables and figures of the papers, with ours beside them"
+    )
+    add_reproduce(command)
+    command.set_defaults(command=command_in("souffle.cli.reproduce", "reproduce"))
 
     command = commands.add_parser("mutate", parents=common, help="test the certificate with wrong kernels")
     command.add_argument("model", metavar="MODEL", help="an ONNX file")
@@ -273,6 +279,8 @@ def _network(arguments: argparse.Namespace, progress: Progress, dump: str | None
 
 
 def _compile(arguments: argparse.Namespace, progress: Progress) -> int:
+    path = Path(arguments.output or Path(arguments.model).with_suffix(".souffle"))
+    check_output(path, ARCHIVE, arguments.force)
     try:
         network = _network(arguments, progress, arguments.dump)
     except SouffleError:
@@ -280,7 +288,6 @@ def _compile(arguments: argparse.Namespace, progress: Progress) -> int:
         if arguments.dump is not None and Path(arguments.dump).is_dir():
             print(f"souffle: what was compiled before the error is in {arguments.dump}", file=sys.stderr)
         raise
-    path = Path(arguments.output or Path(arguments.model).with_suffix(".souffle"))
     progress(f"saving {path}")
     network.save(path)
     progress.done()
@@ -302,6 +309,10 @@ def _explain(arguments: argparse.Namespace, progress: Progress) -> int:
 
 
 def _run(arguments: argparse.Namespace, progress: Progress) -> int:
+    if arguments.output:
+        # NumPy writes under this name.
+        target = arguments.output if arguments.output.endswith(".npz") else f"{arguments.output}.npz"
+        check_output(target, ARCHIVE, arguments.force)
     options = {"checked": True} if arguments.checked or arguments.counts else {}
     network = souffle.load(arguments.file, device=arguments.device, **options)
     inputs, types = {}, {spec.name: spec.dtype for spec in network.signature.inputs}

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import souffle
-from benchmarks.traffic_counting import CountingError, Moved, count_functions, count_shape
 from benchmarks.traffic_table import COUNTINGS, main, measure, network_traffic
 from souffle import models
 from souffle.codegen.assemble import CompiledKernels
+from souffle.evaluation.traffic_counting import CountingError, Moved, count_functions, count_shape
 from souffle.pipeline import compile_cuda
 from souffle.program import TEProgram
 from souffle.runtime import Network

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import tvm
 import tvm_ffi
 from tvm import tirx
 
@@ -23,7 +24,8 @@ from souffle.errors import SouffleError
 from souffle.kernel import KernelShape
 from souffle.kernel.kernel_shape import ArgumentPlace, LoopCall
 from souffle.schedule.lower import WINDOWS, DeviceFunction
-from souffle.tvm_compat import const_int
+from souffle.schedule.lower.teams import TEAM_BARRIER_FUNCTION
+from souffle.tvm_compat import PrimExpr, const_int
 from souffle.verify.accesses import Branch, Function, Item, MemoryAccess, SerialLoop
 from souffle.verify.expressions import Axis, Expr, interval
 from souffle.verify.function_reader import read_function
@@ -250,6 +252,23 @@ def _sizes(function: Function) -> list[int]:
     return sizes
 
 
+def _of_one_team(function: DeviceFunction) -> tirx.PrimFunc:
+    """A function for blocks of teams as its first team runs it, without barriers; teams differ in shared memory."""
+    *parameters, team = function.func.params
+
+    def without_barrier(node: tirx.Evaluate) -> tirx.Stmt:
+        call = node.value
+        named = isinstance(call, tvm.ir.Call) and str(getattr(call.op, "name", "")) == "tirx.call_extern"
+        barrier = named and str(call.args[0].value).startswith(TEAM_BARRIER_FUNCTION)
+        return tirx.Evaluate(tirx.IntImm("int32", 0)) if barrier else node
+
+    def first(node: tirx.Var) -> PrimExpr:
+        return tirx.IntImm("int32", 0) if node.same_as(team) else node
+
+    body = tvm_ffi.structural_map(function.func.body, [(tirx.Evaluate, without_barrier), (tirx.Var, first)])
+    return tirx.PrimFunc(parameters, body, function.func.ret_type).with_attr(dict(function.func.attrs.items()))
+
+
 def _lane_by_lane(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Values that all lanes of a vector have, spelled out for each lane."""
 
@@ -291,7 +310,8 @@ def count_functions(
     texts = [_PRELUDE]
     for number, function in enumerate(distinct):
         name = str(function.func.attrs["global_symbol"]) if "global_symbol" in function.func.attrs else "stage"
-        func = _lane_by_lane(function.func) if as_written else function.func
+        func = _of_one_team(function) if function.in_team else function.func
+        func = _lane_by_lane(func) if as_written else func
         tree = read_function(f"{name} {number}", func, function.tiles, function.threads)
         if tree.problems:
             raise CountingError(f"{tree.name}: {'; '.join(tree.problems)}")

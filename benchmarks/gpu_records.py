@@ -1,0 +1,100 @@
+"""What the files of GPU runs say of whole networks, in one plain form that ships with the package.
+
+``python -m benchmarks.gpu_records`` reads ``docs/results/gpu-*.json``, whose forms grew with what each run asked, and
+writes ``souffle/evaluation/data/gpu_records.json``: one record for each network and peer that was timed, and for each
+kernel and pair of HFuse's, with device, date and file. ``souffle reproduce`` shows the latest of each where no GPU is.
+A test holds the shipped file equal to what this makes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from souffle.evaluation.gpu_records import RECORDS
+
+__all__ = ["collected", "main"]
+
+_FOLDER = Path(__file__).resolve().parents[1] / "docs" / "results"
+_NETWORK = re.compile(
+    r"(?P<model>[a-z0-9_]+(?:-train)?)(?:-paper)?-(?P<precision>fp32|mixed|tf32x3|tf32)-"
+    r"(?P<what>V\d|eager|inductor|autotuned)(?:-(?P<variant>counter|flags))?$"
+)
+"""As the runs name what they time; other endings, such as ``-unasked``, are experiments of their own."""
+
+
+def collected() -> list[dict[str, Any]]:
+    """All records of all files, files in the order of their runs."""
+    records: list[dict[str, Any]] = []
+    for path in sorted(_FOLDER.glob("gpu-*.json"), key=lambda path: (json.loads(path.read_text())["date"], path.stem)):
+        content = json.loads(path.read_text())
+        about = {"device": content["device"], "date": content["date"], "file": path.name}
+        records += [{**record, **about} for record in _records(content)]
+    return records
+
+
+def _records(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for phase in ("fp32", "mixed", "after"):
+        for name, step in content.get(phase, {}).get("steps", {}).items():
+            if name.startswith("latency ") and step["status"] == "ok":
+                yield from _timed(name.removeprefix("latency ").removesuffix("-synthetic"), step["result"])
+    for phase in ("before", "after"):
+        timed = content.get(phase, {})
+        for name, result in timed.get("latency", {}).items():
+            yield from _timed(name, result, timed.get("commit"))
+    for name, result in content.get("peers", {}).items():
+        yield from _timed(name, result)
+    commits = content.get("networks", {})
+    for call in content.get("calls", ()):
+        for state, part in call.items():
+            for name, result in part.get("latency", {}).items():
+                yield from _timed(name, result, commits.get(state, state))
+            for name, result in part.get("peers", {}).items():
+                yield from _timed(name, result)
+    yield from _kernels(content.get("hfuse", {}))
+
+
+def _timed(name: str, result: dict[str, Any], commit: str | None = None) -> Iterator[dict[str, Any]]:
+    named = _NETWORK.match(name)
+    graph = result["graph_us"] if "graph_us" in result else result.get("graph", {}).get("median_us")
+    if named is None or graph is None:
+        return
+    what = named["what"]
+    kind = {"kind": "network", "level": what} if what.startswith("V") else {"kind": "peer", "peer": what}
+    record = {**kind, "model": named["model"], "precision": named["precision"], "graph_us": round(graph, 2)}
+    record |= {key: result[key] for key in ("launches", "grid_syncs") if key in result}
+    record |= {"torch": result["torch"]} if "torch" in result else {}
+    record |= {"variant": named["variant"]} if named["variant"] else {}
+    yield record | ({"commit": commit} if commit else {})
+
+
+def _kernels(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for name, result in content.items():
+        figure, _, rest = name.partition("/")
+        if figure == "figure8" and "seconds" in result:
+            counters = {key: round(value, 2) for key, value in result.get("ncu", {}).items()}
+            yield {"kind": "kernel", "kernel": rest, "ms": round(result["seconds"] * 1e3, 4), **counters}
+        elif figure == "figure7" and "speedup" in result:
+            pair, _, ratio = rest.partition("/")
+            speedup = {key: round(100 * value, 1) for key, value in result["speedup"].items()}
+            yield {"kind": "pair", "pair": pair, "ratio": float(ratio), "percent": speedup, "best": result["best"]}
+
+
+def text(records: list[dict[str, Any]]) -> str:
+    """The file's text: a record a line, so that what changes is seen."""
+    return "[\n" + ",\n".join(json.dumps(record) for record in records) + "\n]\n"
+
+
+def main() -> int:
+    """Write the file."""
+    RECORDS.write_text(text(collected()))
+    print(f"{len(collected())} records in {RECORDS.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
