@@ -1,7 +1,6 @@
 """Networks of PyTorch by ``torch.compile(backend="souffle")`` and ``souffle.from_torch``, beside eager and Inductor.
 
-``python -m benchmarks.torch_models [--models resnet18 ...] [--repeats 15] [--cores 1] [--no-inductor]
-[--out FILE.json]``
+``python -m benchmarks.torch_models [--models resnet18 ...] [--cores 1] [--no-inductor] [--out FILE.json]``
 
 On the CPU, with random weights of a seed. Outputs are compared with eager's first; then all ways run in turn, in one
 process with the same cores, each round in another order. With one core the processor's time is what counts, which other

@@ -6,7 +6,6 @@ import ctypes
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +66,7 @@ def _souffle(
             about["certificate"] = _verdict(network.network.certificate)
             problem = _difference(given, expected, case, drawn=_draws(model))
             if problem:
-                near = partial(_is_near, case)
-                inexact = expectation_is_inexact(model, inputs, expected, given, near)
-                return {"outcome": "inexact" if inexact else "wrong", "message": problem, **about}
+                return {"outcome": _wrong_or(case, model, inputs, expected, given), "message": problem, **about}
     except BackendIsNotSupposedToImplementIt as error:
         return {"outcome": "refused", "message": str(error), **_kind(error.__cause__)}
     except ModelError as error:
@@ -79,8 +76,15 @@ def _souffle(
     return {"outcome": "constants" if network.constants else "passed", **about}
 
 
-def _is_near(case: TestCase, exact: np.ndarray, value: np.ndarray) -> bool:
-    return not _array_difference(value, exact, case, "", drawn=False)
+def _wrong_or(
+    case: TestCase, model: onnx.ModelProto, inputs: Sequence[Any], expected: Sequence[Any], given: Sequence[Any]
+) -> str:
+    """``"wrong"``, or that what was expected is inexact."""
+
+    def is_near(exact: np.ndarray, value: np.ndarray) -> bool:
+        return not _array_difference(value, exact, case, "", drawn=False)
+
+    return "inexact" if expectation_is_inexact(model, inputs, expected, given, is_near) else "wrong"
 
 
 def _verdict(certificate: Certificate | None) -> str:
@@ -104,9 +108,10 @@ def _onnxruntime(
     """Whatever it does not take is a refusal: it has one kind of exception for that and for its own defects."""
     try:
         for inputs, expected in data_sets:
-            problem = _difference(_by_onnxruntime(model, inputs), expected, case, drawn=_draws(model))
+            given = _by_onnxruntime(model, inputs)
+            problem = _difference(given, expected, case, drawn=_draws(model))
             if problem:
-                return {"outcome": "wrong", "message": problem}
+                return {"outcome": _wrong_or(case, model, inputs, expected, given), "message": problem}
     except Exception as error:  # its exceptions have no base of their own
         return {"outcome": "refused", "message": _words(error)}
     return {"outcome": "passed"}

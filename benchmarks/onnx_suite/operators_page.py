@@ -189,6 +189,12 @@ def _sums(runs: Mapping[str, Any], targets: Sequence[str]) -> str:
             f"{_TARGETS[target]}: {run['date']}, onnx {run['onnx']}, level {run['level']}. Of the cases with "
             f"parameters as constants {run['folded']} have nothing left to compute when they run."
         )
+    if "inexact" in outcomes:
+        lines.append(
+            "*Inexact* are cases whose expected values are: by an evaluation in double precision the outputs are right "
+            "and what was to be expected is not, by the same tolerance; it is off by no more than one rounding of the "
+            "largest value in single precision."
+        )
     if "ort" in runs:
         lines.append(
             "What ONNX Runtime raises an error about counts as refused; types that NumPy lacks are fed as weights."

@@ -10,6 +10,7 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,34 +54,43 @@ def backend(
     mode : optional
         Must not be given.
 
-    Raises
-    ------
-    OptionError
-        If an option is not valid.
-    ModelError
-        With ``"strict"``, if the graph cannot be compiled.
+    Returns
+    -------
+    callable
+        What is wrong is raised when it is called: TorchDynamo would wrap it in an error of its own. An ``OptionError``
+        if an option is not valid; with ``"strict"``, a ``ModelError`` if the graph cannot be compiled.
     """
     chosen = dict(options or {})
     strict = bool(chosen.pop("strict", False))
-    known = [name for name in inspect.signature(compile_model).parameters if name not in _NOT_HERE]
-    if mode is not None:
-        raise OptionError(f"mode={mode!r} is Inductor's; give options, such as options={{'level': 'V4'}}")
-    for name in chosen:
-        if name in _NOT_HERE:
-            raise OptionError(f"option {name!r} is not for torch.compile: graphs have their own inputs and shapes")
-        if name not in known:
-            raise OptionError(f"there is no option {name!r}{did_you_mean(name, [*known, 'strict'])}")
+    wrong = _wrong(chosen, mode)
+    if wrong is not None:
+        return partial(_refuse, wrong)
     _note_graph_break(graph)
-    compiled = CompiledGraph(graph, chosen, strict)
+    why = None
     if torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in example_inputs):
-        compiled.leave(
-            Unsuitable(
-                "gradient",
-                "its inputs or parameters require a gradient, and networks compute none; call it under torch.no_grad() "
-                "or torch.inference_mode()",
-            )
+        why = Unsuitable(
+            "gradient",
+            "its inputs or parameters require a gradient, and networks compute none; call it under torch.no_grad() or "
+            "torch.inference_mode()",
         )
-    return compiled
+    return CompiledGraph(graph, chosen, strict, why)
+
+
+def _refuse(error: OptionError, *args: Any) -> None:
+    raise error
+
+
+def _wrong(options: Mapping[str, Any], mode: Any) -> OptionError | None:
+    """What is wrong with the options."""
+    if mode is not None:
+        return OptionError(f"mode={mode!r} is Inductor's; give options, such as options={{'level': 'V4'}}")
+    known = [name for name in inspect.signature(compile_model).parameters if name not in _NOT_HERE]
+    for name in options:
+        if name in _NOT_HERE:
+            return OptionError(f"option {name!r} is not for torch.compile: graphs have their own inputs and shapes")
+        if name not in known:
+            return OptionError(f"there is no option {name!r}{did_you_mean(name, [*known, 'strict'])}")
+    return None
 
 
 def _note_graph_break(graph: fx.GraphModule) -> None:
@@ -90,6 +100,8 @@ def _note_graph_break(graph: fx.GraphModule) -> None:
         return
     lines = [line.strip() for line in str(found.reason).splitlines() if line.strip()]
     reason = "; ".join(line for number, line in enumerate(lines) if number == 0 or line.startswith("Explanation:"))
+    if reason.startswith("generic_jump"):
+        reason = f"a branch depends on the values of a tensor ({reason})"
     stack = found.user_stack
     note(Break("graph break", reason, f"{stack[-1].filename}:{stack[-1].lineno}" if stack else ""))
 
@@ -115,10 +127,14 @@ class CompiledGraph:
         Of :func:`souffle.compile`.
     strict : bool
         Whether to raise where it cannot be compiled.
+    why : Unsuitable, optional
+        What is known to stand against it.
     """
 
-    def __init__(self, graph: fx.GraphModule, options: dict[str, Any], strict: bool) -> None:
-        self._graph, self._options, self._strict = graph, options, strict
+    def __init__(
+        self, graph: fx.GraphModule, options: dict[str, Any], strict: bool, why: Unsuitable | None = None
+    ) -> None:
+        self._graph, self._options, self._strict, self._why = graph, options, strict, why
         placeholders = placeholders_of(graph.graph)
         examples = [node.meta.get("example_value") for node in placeholders]
         self._varying = [n for n, (p, v) in enumerate(zip(placeholders, examples)) if not is_constant(p, v)]
@@ -163,6 +179,8 @@ class CompiledGraph:
             for made in self._made.get(key, ()):
                 if made.is_for(args):
                     return made
+            if self._why is not None and not self._left:
+                self.leave(self._why)
             if self._left:
                 return None
             if key not in self._made and len(self._made) == _SHAPES:

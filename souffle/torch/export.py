@@ -6,7 +6,7 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,15 +121,23 @@ def draws_random_numbers(operator: Any, args: Sequence[Any], kwargs: Mapping[str
 
 def _rename_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
     """Give each output a value of its own with its name, also one that is an input, a weight or another output."""
-    taken = {value.name for node in graph for value in node.outputs} | {value.name for value in graph.inputs}
-    taken |= set(graph.initializers)
-    for number, (value, name) in enumerate(zip(graph.outputs, names, strict=True)):
-        if name in taken:  # of a value inside, which gives way
-            for inner in [value for node in graph for value in node.outputs if value.name == name]:
-                inner.name = _free(f"{name}_inner", taken)
-                taken.add(inner.name)
+    outer = {value.name for value in graph.inputs}
+    wanted: list[str] = []
+    for name in names:
+        wanted.append(_free(f"output.{name}" if name in outer else name, {*outer, *wanted}))
+    inner = [*graph.initializers.values(), *(value for node in graph for value in node.outputs)]
+    taken = {*outer, *wanted, *(value.name for value in inner)}
+    for value in inner:  # what has an output's name gives way
+        if value.name in wanted:
+            weight = graph.initializers.pop(value.name, None)
+            value.name = _free(value.name, taken)
+            taken.add(value.name)
+            if weight is not None:
+                graph.register_initializer(weight)
+    for number, (value, name) in enumerate(zip(graph.outputs, wanted, strict=True)):
         if value.producer() is None and value.const_value is not None and value.name not in graph.initializers:
             # The exporter forgets weights that no node reads any more.
+            value.name = _free(value.name, taken) if value.name in wanted else value.name
             graph.register_initializer(value)
         node = ir.node("Identity", [value])
         (made,) = node.outputs
@@ -138,7 +146,7 @@ def _rename_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
         graph.outputs[number] = made
 
 
-def _free(name: str, taken: set[str]) -> str:
+def _free(name: str, taken: Collection[str]) -> str:
     while name in taken:
         name += "_"
     return name

@@ -90,7 +90,8 @@ def from_torch(
     Returns
     -------
     Network, HostNetwork, BackgroundNetwork or VersionedNetwork
-        Its output is called ``"output"``; of several the name is the way to it: ``"0"``, ``"logits"``, ``"states.0"``.
+        Its output is called ``"output"``; of several the name is the way to it: ``"0"``, ``"logits"``, ``"states.0"``,
+        or ``"output.states.0"`` where an input is called so.
         Outputs that are no tensors are left out. It takes NumPy arrays and tensors that need no gradient, on a GPU
         tensors without a copy; :func:`torch.from_numpy` and ``torch.from_dlpack`` take what it gives.
 

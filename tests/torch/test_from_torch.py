@@ -50,11 +50,11 @@ def test_inputs_and_outputs_have_the_names_of_the_module() -> None:
         masked = isinstance(examples, dict)
         names = ["x", "states.0", "states.1.deep", *(["mask"] if masked else [])]
         assert [spec.name for spec in network.inputs] == names
-        assert [spec.name for spec in network.outputs] == ["y", "states.0", "states.1"]
+        assert [spec.name for spec in network.outputs] == ["y", "output.states.0", "states.1"]
         given = dict(zip(names, (x, first, deep, mask), strict=False))
         found = network(given)
         _close(found["y"], expected["y"] if masked else module(x, states, 2.0)["y"])
-        _close(found["states.0"], expected["states"][0])
+        _close(found["output.states.0"], expected["states"][0])
         _close(found["states.1"], x)
 
 
