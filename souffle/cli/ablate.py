@@ -34,10 +34,11 @@ def ablate(arguments: argparse.Namespace, progress: Progress) -> int:
     check_output(arguments.plot, PICTURE, arguments.force)
     gpu = gpu_arch()
     rows: list[dict[str, Any]] = []
-    file = _file(arguments, gpu, progress)
+    digests = {model: model_digest(model) for model in arguments.models}
+    file = _file(arguments, digests, gpu, progress)
     try:
-        for model in arguments.models:
-            for row in _model(model, arguments, progress, gpu, file):
+        for model, digest in digests.items():
+            for row in _model(model, digest, arguments, progress, gpu, file):
                 rows.append(row)
     except KeyboardInterrupt:
         if rows:
@@ -47,18 +48,19 @@ def ablate(arguments: argparse.Namespace, progress: Progress) -> int:
     return 0 if all(row["ok"] is not False and "failed" not in row for row in rows) else 1
 
 
-def _file(arguments: argparse.Namespace, gpu: str | None, progress: Progress) -> ResultFile:
-    """Where rows are kept, with what an earlier call has made of the same."""
+def _file(arguments: argparse.Namespace, digests: dict[str, str], gpu: str | None, progress: Progress) -> ResultFile:
+    """Where rows are kept, with what an earlier call has made of the same; one that cannot be written ends it now."""
     options = compiler_options(arguments) | import_options(arguments)
     options |= {"seed": arguments.seed, "run": not arguments.no_run, "cubin": not arguments.no_cubin}
     shown = {name: _plain(value) for name, value in sorted(options.items()) if name not in _OF_ROWS}
     header = result_header(shown, device_name() if gpu else None)
     path = Path(arguments.out) if arguments.out else None
-    file = ResultFile(path, header, {model: model_digest(model) for model in arguments.models}, arguments.force)
+    file = ResultFile(path, header, digests, arguments.force)
     if file.anew:
         progress.note(f"souffle: {path} held rows {file.anew}; they are in {path}.before, and are made anew")
     elif file.rows:
         progress.note(f"souffle: {len(file.rows)} rows of {path} are taken over")
+    file.save()
     return file
 
 
@@ -67,10 +69,9 @@ def _plain(value: Any) -> Any:
 
 
 def _model(
-    model: str, arguments: argparse.Namespace, progress: Progress, gpu: str | None, file: ResultFile
+    model: str, digest: str, arguments: argparse.Namespace, progress: Progress, gpu: str | None, file: ResultFile
 ) -> Iterator[dict[str, Any]]:
     given = import_options(arguments)
-    digest = model_digest(model)
     program: Any = None
     known: list[Expected] = []
 
@@ -116,9 +117,7 @@ _HEADER = ("variant", "launches", "kernels", "grid", "flags", "block", "read", "
 _HEADER += ("shared B", "code B", "compile s", "predicted µs", "largest error", "latency µs")
 
 
-def _report(
-    arguments: argparse.Namespace, progress: Progress, rows: Sequence[dict[str, Any]], gpu: str | None
-) -> None:
+def _report(arguments: argparse.Namespace, progress: Progress, rows: Sequence[dict[str, Any]], gpu: str | None) -> None:
     progress.done()
     if arguments.plot:
         write_whole(Path(arguments.plot), stage_bars([row for row in rows if "failed" not in row], _title(arguments)))

@@ -142,9 +142,7 @@ def _keep_the_rest(threads: Sequence[threading.Thread], said: _Said, file: Resul
 class _Crew:
     """Threads that each have one process at a time."""
 
-    def __init__(
-        self, wanted: dict[str, Task], worker: Sequence[str], waiting: queue.SimpleQueue, said: _Said
-    ) -> None:
+    def __init__(self, wanted: dict[str, Task], worker: Sequence[str], waiting: queue.SimpleQueue, said: _Said) -> None:
         self.wanted, self.worker, self.waiting, self.said = wanted, list(worker), waiting, said
         self.processes: set[subprocess.Popen] = set()
         self.over = False

@@ -64,5 +64,3 @@ class Setting:
     def predicted_on(self, row: Mapping[str, Any]) -> str:
         """Of a prediction, in words."""
         return f"by the cost model, {row['predicted_on']}, {row['precision']}"
-
-
