@@ -1,4 +1,4 @@
-"""``souffle compile|run|verify|explain|check|ablate|mutate|tune|hfuse|measure-device``.
+"""``souffle compile|run|verify|explain|check|ablate|bench|debug|mutate|tune|hfuse|doctor|measure-device``.
 
 What needs the compiler is imported by the command that needs it: ``souffle run`` works where TVM is not installed.
 """
