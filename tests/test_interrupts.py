@@ -45,7 +45,11 @@ def _swallowed(*args: object, **options: object) -> None:
 
 @pytest.mark.parametrize("action", [_interrupt, _swallowed])
 @pytest.mark.parametrize(
-    "command", ["compile", "explain", "check", "ablate", "mutate", "tune --trials 1", "run", "verify", "measure-device"]
+    "command",
+    [
+        *("compile", "explain", "check", "ablate", "bench", "mutate", "tune --trials 1", "run", "verify"),
+        "measure-device",
+    ],
 )
 def test_every_command_says_one_line(
     command: str, action: Callable, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture

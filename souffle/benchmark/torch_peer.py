@@ -72,6 +72,8 @@ class _EventWay:
 class TorchPeer:
     """PyTorch. Beside mixed precision all weights and inputs are in float16, as its users have them.
 
+    How many threads it takes, and whether products are rounded to TF32, is set for the whole process, and stays.
+
     Parameters
     ----------
     name : str
