@@ -57,9 +57,7 @@ def test_non_zero(shape, dtype):
 @pytest.mark.parametrize(("axis", "length"), [(None, 15), (None, 1), (0, 3), (0, 2), (1, 3), (-1, 5)])
 def test_compress(axis, length):
     rng = np.random.default_rng(length)
-    feeds = [
-        {"x0": rng.random((3, 5)).astype(F), "x1": rng.random(length) < part} for part in (0.0, 0.3, 0.7, 1.0)
-    ]
+    feeds = [{"x0": rng.random((3, 5)).astype(F), "x1": rng.random(length) < part} for part in (0.0, 0.3, 0.7, 1.0)]
     agrees(node_model("Compress", [(F, (3, 5)), (B, (length,))], **({} if axis is None else {"axis": axis})), feeds)
 
 
