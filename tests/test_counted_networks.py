@@ -141,9 +141,7 @@ def test_arrays_of_the_caller_are_for_outputs_of_fixed_extents(text: Network) ->
         text.bind()
 
 
-@pytest.mark.parametrize(
-    ("case", "level", "target"), [("selector", "V1", TEXT), ("one", "V4", TEXT), ("one", "V0", HOST)]
-)
+@pytest.mark.parametrize(("case", "level", "target"), [("one", "V1", TEXT), ("one", "V0", HOST)])
 def test_levels_and_extents_of_one(case: str, level: str, target: dict) -> None:
     agrees(souffle.compile(CASES[case][0], level=level, **target), case)
 
@@ -192,7 +190,7 @@ def test_versions_and_networks_together(host: Any) -> None:
         for feed in rows_of(rows):
             assert_same(versions(feed), reference(selector(rows), feed))
     with pytest.raises(OptionError, match="the data decides how long output 'where' is"):
-        souffle.compile(selector(name="n"), dims={"n": [2, 5]}, pad=["n"], **HOST)
+        souffle.compile(selector(name="n"), dims={"n": [2]}, pad=["n"], **HOST)
     programs = {"a": souffle.import_onnx(selector()), "b": souffle.import_onnx(selector(1))}
     both = souffle.compile(souffle.together(programs), **HOST)
     feed = {"a.x": rows_of()[1]["x"], "b.x": rows_of(1)[2]["x"]}

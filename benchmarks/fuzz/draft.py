@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,6 +120,7 @@ class Draft:
     inputs: dict[str, np.ndarray] = field(default_factory=dict)
     initializers: dict[str, np.ndarray] = field(default_factory=dict)
     values: list[Value] = field(default_factory=list)
+    selected: list[Value] = field(default_factory=list)
     read: set[str] = field(default_factory=set)
     taken: set[str] = field(default_factory=set)
 
@@ -386,6 +388,16 @@ class Draft:
         self.read |= present.keys()
         self.values += made
         return made
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Let no other recipe read the values that are made meanwhile: data decides their extents."""
+        before = len(self.values)
+        try:
+            yield
+        finally:
+            self.selected += self.values[before:]
+            del self.values[before:]
 
     def _check(self, arrays: Sequence[np.ndarray], *, special: bool) -> None:
         for array in arrays:

@@ -8,14 +8,14 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from benchmarks.fuzz import elementwise, heavy, movers, patterns, rare
+from benchmarks.fuzz import elementwise, heavy, movers, patterns, rare, selections
 from benchmarks.fuzz.case import Case
 from benchmarks.fuzz.draft import Draft, Refused, Settings, Value
 from benchmarks.fuzz.grammar import RECIPES
 
 __all__ = ["RECIPE_MODULES", "Generated", "generate"]
 
-RECIPE_MODULES = (elementwise, movers, heavy, patterns, rare)
+RECIPE_MODULES = (elementwise, movers, heavy, patterns, rare, selections)
 """Importing them fills the register."""
 
 _OPSETS = (13, 13, 14, 15, 16, 17, 17, 17, 18, 18, 19, 20, 20, 21, 21, 22, 23, 23, 24)
@@ -75,7 +75,7 @@ def generate(seed: int, settings: Settings | None = None) -> Generated:
 def _finished(draft: Draft, seed: int) -> Case:
     """The draft as a model: what nothing reads is an output, and now and then something else is too."""
     made = {name for node in draft.nodes if node.op_type != "Constant" for name in node.output}
-    produced = [value for value in draft.values if value.name in made]
+    produced = [value for value in (*draft.values, *draft.selected) if value.name in made]
     outputs = [value for value in produced if value.name not in draft.read][-(_WIDE if draft.wide else _MOST_OUTPUTS) :]
     for value in produced:
         if value not in outputs and draft.chance(0.08):

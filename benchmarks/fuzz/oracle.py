@@ -43,7 +43,7 @@ _MOVERS = frozenset((
     "ScatterElements", "ScatterND", "Where", "Trilu", "ReverseSequence", "Compress", "TopK", "Relu", "Max", "Min",
     "Neg", "Abs", "Clip", "ReduceMax", "ReduceMin", "MaxPool", "Shape", "Size", "Constant", "ConstantOfShape",
     "Floor", "Ceil", "Round", "Sign", "Hardmax", "EyeLike", "OneHot", "Range", "If", "Not", "Equal", "Greater",
-    "Less", "CenterCropPad", "Col2Im", "MaxUnpool"
+    "Less", "CenterCropPad", "Col2Im", "MaxUnpool", "NonZero", "Unique"
 ))
 # fmt: on
 """Operators that round nothing, so that what they give is as exact as what they take (ScatterND by a sum aside)."""

@@ -9,11 +9,18 @@ import numpy as np
 
 from souffle.frontend.attributes import attribute
 from souffle.frontend.node_writer import NodeWriter, constant
-from souffle.frontend.through_counts import Counts, Reading, carries, reads_counts, room_of, with_counts, without_end
+from souffle.frontend.through_counts import (
+    AxisCounts,
+    Reading,
+    carries,
+    reads_counts,
+    room_of,
+    with_counts,
+    without_end,
+)
 from souffle.frontend.values import Count, Counted, Known, Stacked, Value
 
 __all__: list[str] = []
-
 
 
 def _broadcast(reading: Reading, positions: Sequence[int], more: Sequence[tuple[int, ...]] = ()) -> dict[int, Count]:
@@ -43,7 +50,7 @@ Softplus Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu Where Xor
 
 
 @carries(*_ELEMENTWISE_NAMES.split())
-def _elementwise(reading: Reading) -> Counts:
+def _elementwise(reading: Reading) -> AxisCounts:
     if attribute(reading.node, "broadcast") or attribute(reading.node, "axis") is not None:
         raise reading.refused("the broadcasting of operator sets before 7 is not known here")
     return _broadcast(reading, [k for k, value in enumerate(reading.inputs) if value is not None])
@@ -59,7 +66,7 @@ def _quotient(reading: Reading) -> Sequence[Value]:
 
 
 @carries("CastLike")
-def _cast_like(reading: Reading) -> Counts:
+def _cast_like(reading: Reading) -> AxisCounts:
     return reading.counts(0)
 
 
@@ -69,7 +76,7 @@ def _identity(reading: Reading) -> Sequence[Value]:
 
 
 @carries("Expand")
-def _expand(reading: Reading) -> Counts:
+def _expand(reading: Reading) -> AxisCounts:
     return _broadcast(reading, [0], [tuple(int(extent) for extent in reading.known(1, "shape"))])
 
 

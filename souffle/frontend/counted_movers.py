@@ -10,7 +10,7 @@ import numpy as np
 from souffle.frontend.attributes import attribute
 from souffle.frontend.node_writer import NodeWriter, constant
 from souffle.frontend.refusal import version_of
-from souffle.frontend.through_counts import Counts, Reading, carries, reads_counts, with_counts
+from souffle.frontend.through_counts import AxisCounts, Reading, carries, reads_counts, with_counts
 from souffle.frontend.values import Count, Value
 
 __all__: list[str] = []
@@ -19,14 +19,14 @@ _SLICE_INPUTS = ("starts", "ends", "axes", "steps")
 
 
 @carries("Transpose")
-def _transpose(reading: Reading) -> Counts:
+def _transpose(reading: Reading) -> AxisCounts:
     rank = len(reading.shape(0))
     order = list(attribute(reading.node, "perm", range(rank)[::-1]))
     return {order.index(axis): count for axis, count in reading.counts(0).items()}
 
 
 @carries("Squeeze")
-def _squeeze(reading: Reading) -> Counts:
+def _squeeze(reading: Reading) -> AxisCounts:
     shape, counts = reading.shape(0), reading.counts(0)
     axes = reading.axes()
     dropped = {axis for axis, extent in enumerate(shape) if extent == 1} if axes is None else set(axes)
@@ -36,7 +36,7 @@ def _squeeze(reading: Reading) -> Counts:
 
 
 @carries("Unsqueeze")
-def _unsqueeze(reading: Reading) -> Counts:
+def _unsqueeze(reading: Reading) -> AxisCounts:
     given = attribute(reading.node, "axes")
     axes = np.reshape(reading.known(1, "axes") if given is None else given, -1)
     rank = len(reading.shape(0)) + len(axes)
@@ -46,7 +46,7 @@ def _unsqueeze(reading: Reading) -> Counts:
 
 
 @carries("Reshape")
-def _reshape(reading: Reading) -> Counts:
+def _reshape(reading: Reading) -> AxisCounts:
     given = attribute(reading.node, "shape")
     wanted = [int(extent) for extent in np.reshape(reading.known(1, "shape") if given is None else given, -1)]
     zero_copies = not attribute(reading.node, "allowzero", 0)
@@ -54,7 +54,7 @@ def _reshape(reading: Reading) -> Counts:
 
 
 @carries("Flatten")
-def _flatten(reading: Reading) -> Counts:
+def _flatten(reading: Reading) -> AxisCounts:
     shape = reading.shape(0)
     axis = attribute(reading.node, "axis", 1)
     axis = axis + len(shape) if axis < 0 else axis
@@ -63,7 +63,7 @@ def _flatten(reading: Reading) -> Counts:
     return _reshaped(reading, wanted, False)
 
 
-def _reshaped(reading: Reading, wanted: Sequence[int], zero_copies: bool) -> Counts:
+def _reshaped(reading: Reading, wanted: Sequence[int], zero_copies: bool) -> AxisCounts:
     """The counts of a reshaped value: of one axis, that comes out as the axis that is told by -1, or by 0.
 
     What is there comes first along the axis for each position of the axes before it. It does so in the result where the
@@ -104,7 +104,7 @@ def _reshaped(reading: Reading, wanted: Sequence[int], zero_copies: bool) -> Cou
 
 
 @carries("Gather")
-def _gather(reading: Reading) -> Counts:
+def _gather(reading: Reading) -> AxisCounts:
     axis, rank = reading.axis(0), len(reading.shape(1))
     counts = reading.counts(0)
     if axis in counts:
@@ -114,7 +114,7 @@ def _gather(reading: Reading) -> Counts:
 
 
 @carries("GatherElements")
-def _gather_elements(reading: Reading) -> Counts:
+def _gather_elements(reading: Reading) -> AxisCounts:
     axis, data, indices = reading.axis(0), reading.counts(0), reading.counts(1)
     if axis in data:
         raise reading.refused("it takes elements along this axis, where an index may be behind the end")
@@ -125,7 +125,7 @@ def _gather_elements(reading: Reading) -> Counts:
 
 
 @carries("GatherND")
-def _gather_nd(reading: Reading) -> Counts:
+def _gather_nd(reading: Reading) -> AxisCounts:
     data, indices, batch = reading.counts(0), reading.counts(1), attribute(reading.node, "batch_dims", 0)
     places, depth = len(reading.shape(1)) - 1, reading.shape(1)[-1]
     if places in indices or any(batch <= axis < batch + depth for axis in data):
@@ -168,7 +168,7 @@ def _sliced(reading: Reading, count: Count, start: int, end: int) -> Count:
 
 
 @carries("Concat")
-def _concat(reading: Reading) -> Counts:
+def _concat(reading: Reading) -> AxisCounts:
     axis, found = reading.axis(0), reading.counts(0)
     for k in range(len(reading.inputs)):
         counts = reading.counts(k)
@@ -181,7 +181,7 @@ def _concat(reading: Reading) -> Counts:
 
 @carries("BatchNormalization", "Hardmax", "LogSoftmax", "Softmax")
 @carries("CumProd", "CumSum", "OneHot", "Split", "Tile", "TopK")
-def _along_another_axis(reading: Reading) -> Counts:
+def _along_another_axis(reading: Reading) -> AxisCounts:
     operator, counts, rank = reading.node.op_type, reading.counts(0), len(reading.shape(0))
     if any(reading.counts(k) for k in range(1, len(reading.inputs))):
         raise reading.refused("only its first input may have such an extent")

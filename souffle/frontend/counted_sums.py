@@ -7,23 +7,32 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from souffle.frontend.accumulation import NARROW
 from souffle.frontend.attributes import attribute
 from souffle.frontend.node_writer import NodeWriter, constant
-from souffle.frontend.through_counts import Counts, Reading, carries, reads_counts, room_of, with_counts, without_end
+from souffle.frontend.through_counts import (
+    AxisCounts,
+    Reading,
+    carries,
+    reads_counts,
+    room_of,
+    with_counts,
+    without_end,
+)
 from souffle.frontend.values import Count, Value
 
 __all__: list[str] = []
 
 
 @carries("LayerNormalization", "RMSNormalization")
-def _normalization(reading: Reading) -> Counts:
+def _normalization(reading: Reading) -> AxisCounts:
     if any(axis >= reading.axis(-1) for axis in reading.counts(0)) or any(map(reading.counts, (1, 2))):
         raise reading.refused("it normalizes along this axis")
     return reading.counts(0)
 
 
 @carries("MatMul")
-def _matmul(reading: Reading) -> Counts:
+def _matmul(reading: Reading) -> AxisCounts:
     a, b = reading.shape(0), reading.shape(1)
     if len(a) - 1 in reading.counts(0) or max(0, len(b) - 2) in reading.counts(1):
         raise reading.refused("it sums along this axis")
@@ -47,7 +56,7 @@ def _matmul(reading: Reading) -> Counts:
 
 
 @carries("Gemm")
-def _gemm(reading: Reading) -> Counts:
+def _gemm(reading: Reading) -> AxisCounts:
     turned = [attribute(reading.node, name, 0) for name in ("transA", "transB")]
     rows, columns = (1 if turned[0] else 0), (0 if turned[1] else 1)
     if 1 - rows in reading.counts(0) or 1 - columns in reading.counts(1):
@@ -103,11 +112,13 @@ def _reduce(reading: Reading) -> Sequence[Value]:
     if np.dtype(dtype).kind in "iu":
         raise reading.refused("it divides integers by how many there are")
     write = NodeWriter(reading.interpreter, reading.node)
-    total = write("ReduceSum", room_of(given), constant(axes, "int64"), keepdims=keep)
+    # A sum may leave the range of a 16-bit type where the mean does not, and a count have no place in it.
+    wide = "float32" if dtype in NARROW else dtype
+    total = write("ReduceSum", write.cast(room_of(given), wide), constant(axes, "int64"), keepdims=keep)
     number: Value = constant(math.prod(value.tensor.shape[axis] for axis in axes if axis not in over), "int64")
     for axis in over:
         number = write("Mul", number, value.counts[axis].tensor)
-    return [with_counts(write("Div", total, write.cast(number, dtype)), counts)]
+    return [with_counts(write.cast(write("Div", total, write.cast(number, wide)), dtype), counts)]
 
 
 @reads_counts("ArgMax", "ArgMin")

@@ -78,9 +78,7 @@ def _placed(chosen: Callable[[PrimExpr], PrimExpr], length: int) -> tuple[te.Ten
         return te.sum(_ones(upto(r) <= j), axis=r)
 
     place = te.compute((length,), before, name="place")
-    inside = te.compute(
-        (length,), lambda j: tirx.Select(place(j) < length, place(j), int_imm(0)), name="chosen"
-    )
+    inside = te.compute((length,), lambda j: tirx.Select(place(j) < length, place(j), int_imm(0)), name="chosen")
     return inside, te.compute((), lambda: upto(int_imm(length - 1)).astype("int64"), name="count")
 
 
@@ -283,9 +281,7 @@ def _unique(operands: NodeOperands, axis: int | None, in_order: bool) -> list[te
     if axis is None:
         values = te.compute((number,), lambda j: rows.data(index(j)), name="unique")
     else:
-        values = te.compute(
-            shape, lambda *at: rows.data(*at[:axis], index(at[axis]), *at[axis + 1 :]), name="unique"
-        )
+        values = te.compute(shape, lambda *at: rows.data(*at[:axis], index(at[axis]), *at[axis + 1 :]), name="unique")
     results = {"indices": index, "inverse": rank, "counts": amounts, "count": size}
     return [values, *(_in_64_bits(tensor, name) for name, tensor in results.items())]
 

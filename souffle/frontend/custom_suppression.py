@@ -36,7 +36,6 @@ __all__: list[str] = []
 _MOST_STEPS = 1024
 
 
-
 def _only(tensor: te.Tensor) -> PrimExpr:
     """The element of a tensor that has one."""
     return tensor(*([int_imm(0)] * len(tensor.shape)))

@@ -27,9 +27,9 @@ from souffle.frontend.refusal import Obstacle, computed, unknown_extent
 from souffle.frontend.values import Count, Counted, Known, Scope, Value
 from souffle.program import Tensor
 
-__all__ = ["Counts", "Reading", "carries", "reads_counts", "room_of", "with_counts", "without_end"]
+__all__ = ["AxisCounts", "Reading", "carries", "reads_counts", "room_of", "with_counts", "without_end"]
 
-Counts = Mapping[int, Count]
+AxisCounts = Mapping[int, Count]
 
 
 def room_of(value: Value) -> Value:
@@ -37,7 +37,7 @@ def room_of(value: Value) -> Value:
     return value.tensor if isinstance(value, Counted) else value
 
 
-def with_counts(value: Value, counts: Counts) -> Value:
+def with_counts(value: Value, counts: AxisCounts) -> Value:
     """A result whose axes are counted."""
     if not counts or value is None:
         return value
@@ -68,7 +68,7 @@ class Reading:
         """The shape of an input, its room where axes are counted."""
         return room_of(self.inputs[position]).shape
 
-    def counts(self, position: int) -> Counts:
+    def counts(self, position: int) -> AxisCounts:
         """The counted axes of an input."""
         value = self.inputs[position] if position < len(self.inputs) else None
         return value.counts if isinstance(value, Counted) else {}
@@ -112,7 +112,7 @@ class Reading:
         return self.interpreter.counts[key]
 
 
-_Rule = Callable[[Reading], Counts]
+_Rule = Callable[[Reading], AxisCounts]
 _Form = Callable[[Reading], Sequence[Value]]
 
 
