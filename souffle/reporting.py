@@ -53,15 +53,24 @@ def write_report(
     Raises
     ------
     OptionError
-        If there is nothing to compile at these levels, or what is given has no CUDA kernels, or several versions.
+        If there is nothing to compile at these levels, or what is given has no CUDA kernels, or several versions; or the
+        file cannot be written.
     ArtifactError
         If a file cannot be read, or is of before plans kept what a report shows.
     """
+    path = Path(path)
+    if path.is_dir() or not path.parent.is_dir():
+        # Before minutes of compiling.
+        raise OptionError(f"{path} cannot be written: {'it is' if path.is_dir() else f'{path.parent} is not'} a folder")
     plans, tes = _plans(model, levels, progress, options)
     progress("writing the report")
     shown = plans[-1]
     report = report_of(shown, plans[:-1], tes)
-    Path(path).write_text(page_of(report, [module.text for module in shown.modules]), encoding="utf-8")
+    page = page_of(report, [module.text for module in shown.modules])
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"{path} cannot be written: {error.strerror}") from error
     return report
 
 

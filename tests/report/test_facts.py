@@ -257,6 +257,10 @@ def test_what_has_no_report_says_so(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="one version"):
         souffle.write_report(model, tmp_path / "relu.html", levels=["V0"], arch="sm_90", **versions)
     assert not list(tmp_path.iterdir())
+    with pytest.raises(OptionError, match="no/such is not a folder"):
+        souffle.write_report(model, tmp_path / "no/such/relu.html")
+    with pytest.raises(OptionError, match="it is a folder"):
+        souffle.write_report(model, tmp_path)
 
 
 def test_resources_are_held_against_the_device() -> None:
