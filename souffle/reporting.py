@@ -53,7 +53,7 @@ def write_report(
     Raises
     ------
     OptionError
-        If there is nothing to compile at these levels, or what is given has no CUDA kernels, or several versions; or the
+        If there is nothing to compile at these levels, what is given has no CUDA kernels, or several versions, or the
         file cannot be written.
     ArtifactError
         If a file cannot be read, or is of before plans kept what a report shows.
