@@ -11,7 +11,7 @@ from typing import Any
 import souffle
 from souffle.codegen.plan import Plan
 from souffle.errors import OptionError
-from souffle.options import LEVELS, Hook
+from souffle.options import LEVELS, Hook, LateHook
 from souffle.report import Report, TeFacts, page_of, report_of
 from souffle.runtime import Network, VersionedNetwork, artifact
 from souffle.runtime.plan_versions import PlanVersions
@@ -93,8 +93,7 @@ def _plans(
     if not ordered:
         raise OptionError(f"a report needs a level to compile at; choose some of {', '.join(LEVELS)}")
     tes: dict[str, TeFacts] = {}
-    # Of the level that is shown alone: a hook that sees what is tried has what is taken made once more.
-    hooks = {ordered[-1]: {"hook": _seeing(tes)}}
+    hooks = {ordered[-1]: {"hook": LateHook(_seeing(tes))}}
     plans = []
     for name in ordered:
         network = souffle.compile(
@@ -114,7 +113,6 @@ def _seeing(tes: dict[str, TeFacts]) -> Hook:
 
     def hook(stage: str, result: object) -> object:
         if stage == "merge":
-            tes.clear()
             tes.update(facts.te_facts(result))
         return result
 
