@@ -24,6 +24,7 @@ __all__ = [
     "SWITCHES",
     "WAITS",
     "Hook",
+    "LateHook",
     "Level",
     "Options",
     "Progress",
@@ -136,6 +137,24 @@ Progress = Callable[[str], None]
 def keep(stage: str, result: object) -> object:
     """The hook that replaces nothing."""
     return result
+
+
+@dataclass(frozen=True)
+class LateHook:
+    """A hook for what comes when stages and kernels are settled: ``"partition"``, ``"merge"`` and ``"text"``.
+
+    A plain hook sees each way to stages that is tried, so that what is taken is made once more where it is not the
+    last; for this one nothing is.
+
+    Attributes
+    ----------
+    hook : callable
+    """
+
+    hook: Hook
+
+    def __call__(self, stage: str, result: object) -> object:
+        return self.hook(stage, result)
 
 
 def quiet(message: str) -> None:

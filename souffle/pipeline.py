@@ -16,7 +16,7 @@ from souffle.decision import Decision
 from souffle.errors import OptionError
 from souffle.kernel.merged_program import merge_program
 from souffle.kernel.resident import keep_on_chip
-from souffle.options import LEVELS, Hook, Level, Options, Progress, keep, quiet
+from souffle.options import LEVELS, Hook, LateHook, Level, Options, Progress, keep, quiet
 from souffle.partition import planner_for
 from souffle.program import Loop, TEProgram
 from souffle.schedule.form_stages import JoinPolicy, form_stages
@@ -73,7 +73,7 @@ def compile_cuda(
         If the result is refuted.
     """
     options = Options(**fields) if options is None else options
-    staged = _staged(program, options, progress, hook)
+    staged = _staged(program, options, progress, keep if isinstance(hook, LateHook) else hook)
     request, partition = staged.request, hook("partition", staged.partition)
     if "resident" in staged.on_chip:
         request, partition = keep_on_chip(request, partition, options, staged.dependences)

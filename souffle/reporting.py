@@ -11,7 +11,7 @@ from typing import Any
 import souffle
 from souffle.codegen.plan import Plan
 from souffle.errors import OptionError
-from souffle.options import LEVELS, Hook
+from souffle.options import LEVELS, Hook, LateHook
 from souffle.report import Report, TeFacts, page_of, report_of
 from souffle.runtime import Network, VersionedNetwork, artifact
 from souffle.runtime.plan_versions import PlanVersions
@@ -53,15 +53,24 @@ def write_report(
     Raises
     ------
     OptionError
-        If there is nothing to compile at these levels, or what is given has no CUDA kernels, or several versions.
+        If there is nothing to compile at these levels, what is given has no CUDA kernels, or several versions, or the
+        file cannot be written.
     ArtifactError
         If a file cannot be read, or is of before plans kept what a report shows.
     """
+    path = Path(path)
+    if path.is_dir() or not path.parent.is_dir():
+        # Before minutes of compiling.
+        raise OptionError(f"{path} cannot be written: {'it is' if path.is_dir() else f'{path.parent} is not'} a folder")
     plans, tes = _plans(model, levels, progress, options)
     progress("writing the report")
     shown = plans[-1]
     report = report_of(shown, plans[:-1], tes)
-    Path(path).write_text(page_of(report, [module.text for module in shown.modules]), encoding="utf-8")
+    page = page_of(report, [module.text for module in shown.modules])
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"{path} cannot be written: {error.strerror}") from error
     return report
 
 
@@ -84,8 +93,7 @@ def _plans(
     if not ordered:
         raise OptionError(f"a report needs a level to compile at; choose some of {', '.join(LEVELS)}")
     tes: dict[str, TeFacts] = {}
-    # Of the level that is shown alone: a hook that sees what is tried has what is taken made once more.
-    hooks = {ordered[-1]: {"hook": _seeing(tes)}}
+    hooks = {ordered[-1]: {"hook": LateHook(_seeing(tes))}}
     plans = []
     for name in ordered:
         network = souffle.compile(
@@ -105,7 +113,6 @@ def _seeing(tes: dict[str, TeFacts]) -> Hook:
 
     def hook(stage: str, result: object) -> object:
         if stage == "merge":
-            tes.clear()
             tes.update(facts.te_facts(result))
         return result
 

@@ -15,15 +15,8 @@ __all__ = ["page_of"]
 _ASSETS = Path(__file__).with_name("assets")
 
 _SCRIPTS = (
-    "format.js",
-    "model.js",
-    "list.js",
-    "graph.js",
-    "tables.js",
-    "timeline.js",
-    "detail.js",
-    "overview.js",
-    "app.js",
+    *("format.js", "model.js", "list.js", "graph.js", "tables.js", "timeline.js"),
+    *("parts.js", "detail_stage.js", "detail.js", "overview.js", "app.js"),
 )
 """In the order in which they need each other."""
 

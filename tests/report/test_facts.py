@@ -19,9 +19,11 @@ import pytest
 import souffle
 from souffle import models
 from souffle.errors import ArtifactError, OptionError
+from souffle.options import LateHook
 from souffle.report import FORMAT, Report, report_of
 from souffle.runtime import artifact
 from souffle.runtime.explain import predicted_seconds
+from souffle.runtime.plan_json import plan_to_json
 from tests.report.networks import plan_of
 from tests.runtime.plans import cooperative_plan
 
@@ -218,14 +220,19 @@ def test_levels_side_by_side(tmp_path: Path) -> None:
 def test_what_stays_in_shared_memory_is_told() -> None:
     """Against the windows of the merged kernel, which the plan does not keep."""
     seen: list[Any] = []
+    stages: list[str] = []
 
     def hook(stage: str, result: object) -> object:
+        stages.append(stage)
         seen.append(result) if stage == "merge" else None
         return result
 
     net = souffle.compile(
-        models.build("mmoe", "tiny"), target="cuda", arch="sm_90", cubin=False, device="cpu", hook=hook
+        models.build("mmoe", "tiny"), target="cuda", arch="sm_90", cubin=False, device="cpu", hook=LateHook(hook)
     )
+    # What comes late is all that it is asked about, and it changes nothing.
+    assert stages == ["partition", "merge", "text"]
+    assert plan_to_json(net.plan) == plan_to_json(plan_of("mmoe", "V4"))
     report = report_of(net.plan)
     windows = {
         (stage.name, tensor.name)
@@ -257,6 +264,10 @@ def test_what_has_no_report_says_so(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="one version"):
         souffle.write_report(model, tmp_path / "relu.html", levels=["V0"], arch="sm_90", **versions)
     assert not list(tmp_path.iterdir())
+    with pytest.raises(OptionError, match="no/such is not a folder"):
+        souffle.write_report(model, tmp_path / "no/such/relu.html")
+    with pytest.raises(OptionError, match="it is a folder"):
+        souffle.write_report(model, tmp_path)
 
 
 def test_resources_are_held_against_the_device() -> None:

@@ -10,7 +10,14 @@ const TABS = [
   ["cuda", "CUDA", null, cudaView],
 ];
 const FILLED = new Set(["program", "tensors", "waits", "decisions", "cuda"]);
-const HOME = { stage: "program", launch: "program", loop: "program", wait: "waits", tensor: "tensors", decision: "decisions" };
+const HOME = {
+  stage: "program",
+  launch: "program",
+  loop: "program",
+  wait: "waits",
+  tensor: "tensors",
+  decision: "decisions",
+};
 
 const main = document.getElementById("main");
 const searchBox = document.getElementById("search");
@@ -39,7 +46,10 @@ function showTab(name, keep = null) {
   searchBox.placeholder = view.refresh ? `Search ${name === "cuda" ? "CUDA" : name}` : "Search";
   keep ??= selected.kind && view.find ? view.find(selected.kind, selected.number) : null;
   view.refresh?.(keep);
-  if (list && list.current >= 0) { list.reveal(list.current); list.paint(); }
+  if (list && list.current >= 0) {
+    list.reveal(list.current);
+    list.paint();
+  }
   remember();
 }
 
@@ -59,7 +69,10 @@ function choose(kind, number, { from = null, focus = false } = {}) {
       row = list.rows.findIndex(view.find(kind, number));
     }
     if (row >= 0) list.move(row, false);
-    else { list.current = -1; list.paint(); }
+    else {
+      list.current = -1;
+      list.paint();
+    }
   }
   themed.forEach((draw) => draw());
   remember();
@@ -70,7 +83,10 @@ function search(text) {
   if (searchBox.value.trim().toLowerCase() !== searched) searchBox.value = text;
   const view = views.get(current);
   view?.refresh?.(selected.kind && view.find ? view.find(selected.kind, selected.number) : null);
-  if (list) { list.node.scrollTop = 0; list.paint(); }
+  if (list) {
+    list.node.scrollTop = 0;
+    list.paint();
+  }
 }
 
 // The address says what is seen, so that it can be handed on, and so that going back goes back.
@@ -100,10 +116,27 @@ function setTheme(name) {
 function start() {
   document.getElementById("model-name").textContent = `${report.name} · ${report.shown}`;
   document.getElementById("model-name").title = report.name;
-  TABS.forEach(([name, words, count], number) => tabBar.append(el("button", {
-    type: "button", role: "tab", id: `tab-${name}`, "data-tab": name, "aria-controls": "main", title: `${words} (${number + 1})`,
-    onclick: () => { search(""); showTab(name); },
-  }, words, count === null ? null : el("span", { class: "count" }, whole(count)))));
+  TABS.forEach(([name, words, count], number) =>
+    tabBar.append(
+      el(
+        "button",
+        {
+          type: "button",
+          role: "tab",
+          id: `tab-${name}`,
+          "data-tab": name,
+          "aria-controls": "main",
+          title: `${words} (${number + 1})`,
+          onclick: () => {
+            search("");
+            showTab(name);
+          },
+        },
+        words,
+        count === null ? null : el("span", { class: "count" }, whole(count)),
+      ),
+    ),
+  );
   tabBar.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
@@ -145,8 +178,13 @@ function start() {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   setTheme(dark.matches ? "dark" : "light");
   let own = false;
-  dark.addEventListener("change", () => { if (!own) setTheme(dark.matches ? "dark" : "light"); });
-  document.getElementById("theme").addEventListener("click", () => { own = true; setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"); });
+  dark.addEventListener("change", () => {
+    if (!own) setTheme(dark.matches ? "dark" : "light");
+  });
+  document.getElementById("theme").addEventListener("click", () => {
+    own = true;
+    setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+  });
   window.addEventListener("popstate", recall);
   recall();
   document.body.dataset.ready = "yes";

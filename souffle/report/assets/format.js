@@ -35,7 +35,11 @@ const time = (seconds) => (seconds === null || seconds === undefined ? "–" : `
 
 function bytes(count) {
   if (count === null || count === undefined) return "–";
-  for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) {
+  for (const [unit, size] of [
+    ["GB", 1e9],
+    ["MB", 1e6],
+    ["kB", 1e3],
+  ]) {
     if (count >= size) return `${(count / size).toFixed(count / size >= 100 ? 0 : count / size >= 10 ? 1 : 2)} ${unit}`;
   }
   return `${count} B`;
@@ -55,9 +59,15 @@ function meter(parts, all) {
 }
 
 const BOUNDS = {
-  memory: ["device memory", "--memory"], l2: ["L2 cache", "--l2"], l2_port: ["a multiprocessor's port to the L2 cache", "--l2"],
-  chain: ["latencies of one tile", "--chain"], tensor: ["tensor cores", "--tensor"], fp32: ["fp32 units", "--fp32"],
-  shared: ["shared memory", "--unit"], issue: ["instructions issued", "--unit"], int32: ["integer units", "--unit"],
+  memory: ["device memory", "--memory"],
+  l2: ["L2 cache", "--l2"],
+  l2_port: ["a multiprocessor's port to the L2 cache", "--l2"],
+  chain: ["latencies of one tile", "--chain"],
+  tensor: ["tensor cores", "--tensor"],
+  fp32: ["fp32 units", "--fp32"],
+  shared: ["shared memory", "--unit"],
+  issue: ["instructions issued", "--unit"],
+  int32: ["integer units", "--unit"],
   special: ["special functions", "--unit"],
 };
 const boundName = (bound) => (BOUNDS[bound] ? BOUNDS[bound][0] : bound);

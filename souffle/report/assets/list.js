@@ -9,9 +9,19 @@ class LongList {
     this.current = -1;
     this.itemRole = role === "tree" ? "treeitem" : "option";
     this.space = el("div", { class: "space", role: "presentation" });
-    this.node = el("div", { class: `list ${kind}`, tabindex: "0", role, "aria-label": label,
-      onscroll: () => this.later(), onkeydown: (event) => this.key(event), onfocus: () => this.entered() },
-      this.space);
+    this.node = el(
+      "div",
+      {
+        class: `list ${kind}`,
+        tabindex: "0",
+        role,
+        "aria-label": label,
+        onscroll: () => this.later(),
+        onkeydown: (event) => this.key(event),
+        onfocus: () => this.entered(),
+      },
+      this.space,
+    );
     this.id = `row${LongList.count++}`;
     this.pending = false;
     this.nodes = new Map();
@@ -35,7 +45,10 @@ class LongList {
   later() {
     if (this.pending) return;
     this.pending = true;
-    requestAnimationFrame(() => { this.pending = false; this.paint(true); });
+    requestAnimationFrame(() => {
+      this.pending = false;
+      this.paint(true);
+    });
   }
 
   // The row that begins last at or before a height.
@@ -44,7 +57,8 @@ class LongList {
     let high = this.rows.length;
     while (high - low > 1) {
       const middle = (low + high) >> 1;
-      if (this.tops[middle] <= y) low = middle; else high = middle;
+      if (this.tops[middle] <= y) low = middle;
+      else high = middle;
     }
     return low;
   }
@@ -105,7 +119,14 @@ class LongList {
 
   key(event) {
     const page = Math.max(1, Math.floor(this.node.clientHeight / 30) - 1);
-    const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -this.rows.length, End: this.rows.length };
+    const steps = {
+      ArrowDown: 1,
+      ArrowUp: -1,
+      PageDown: page,
+      PageUp: -page,
+      Home: -this.rows.length,
+      End: this.rows.length,
+    };
     if (event.ctrlKey || event.altKey || event.metaKey || !this.rows.length) return;
     if (event.key in steps) this.move(this.current + steps[event.key]);
     else if (this.toggle && (event.key === "ArrowLeft" || event.key === "ArrowRight") && this.current >= 0) {

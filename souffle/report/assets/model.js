@@ -10,7 +10,8 @@ const position = stages.map(() => 0);
 launches.forEach((launch) => launch.stages.forEach((stage, place) => (position[stage] = place)));
 const readers = stages.map(() => []);
 stages.forEach((stage, number) => {
-  for (const maker of new Set([...stage.needs, ...stage.needs_before])) if (maker !== number) readers[maker].push(number);
+  for (const maker of new Set([...stage.needs, ...stage.needs_before]))
+    if (maker !== number) readers[maker].push(number);
 });
 const waitsOfLaunch = launches.map(() => []);
 waits.forEach((wait, number) => waitsOfLaunch[wait.launch].push(number));
@@ -34,13 +35,21 @@ function between(maker, reader) {
   if (asked) return { wait: asked, asked: true };
   const rank = { grid: 0, flags: 1, block: 2 };
   const turned = position[first] >= position[second];
-  const passed = own.filter((wait) => {
-    const at = position[wait.at];
-    const loop = stages[wait.at].loop;
-    const inside = wait.place !== "steps" || (turned && loop !== null && stages[first].loop === loop && stages[second].loop === loop);
-    return inside && (turned ? wait.place === "steps" || at > position[first] || at <= position[second]
-      : at > position[first] && at <= position[second]);
-  }).sort((a, b) => rank[a.scope] - rank[b.scope]);
+  const passed = own
+    .filter((wait) => {
+      const at = position[wait.at];
+      const loop = stages[wait.at].loop;
+      const inside =
+        wait.place !== "steps" ||
+        (turned && loop !== null && stages[first].loop === loop && stages[second].loop === loop);
+      return (
+        inside &&
+        (turned
+          ? wait.place === "steps" || at > position[first] || at <= position[second]
+          : at > position[first] && at <= position[second])
+      );
+    })
+    .sort((a, b) => rank[a.scope] - rank[b.scope]);
   return passed.length ? { wait: passed[0], asked: false } : {};
 }
 
@@ -51,16 +60,28 @@ function aboutBoth(one, other) {
   return stages[other].decisions.filter((number) => named.has(number));
 }
 function aboutKernels(one, other) {
-  const named = new Set([...stages[one].decisions, ...stages[other].decisions,
-    ...launchOf(other).stages.slice(0, 1).flatMap((first) => stages[first].decisions)]);
+  const named = new Set([
+    ...stages[one].decisions,
+    ...stages[other].decisions,
+    ...launchOf(other)
+      .stages.slice(0, 1)
+      .flatMap((first) => stages[first].decisions),
+  ]);
   return [...named].filter((number) => ABOUT_KERNELS.has(decisions[number][0])).sort((a, b) => a - b);
 }
 
 const haystacks = [];
 function haystack(stage) {
   const one = stages[stage];
-  return (haystacks[stage] ??= [one.name, ...one.functions, ...one.tes, ...one.touched.map((t) => tensors[t.tensor].name),
-    ...one.tes.map((te) => report.tes[te]?.origin ?? "")].join("\n").toLowerCase());
+  return (haystacks[stage] ??= [
+    one.name,
+    ...one.functions,
+    ...one.tes,
+    ...one.touched.map((t) => tensors[t.tensor].name),
+    ...one.tes.map((te) => report.tes[te]?.origin ?? ""),
+  ]
+    .join("\n")
+    .toLowerCase());
 }
 
 // The text of a device function or kernel: from the line that defines it to the brace that ends it.

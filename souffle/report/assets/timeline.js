@@ -21,28 +21,80 @@ function timeSegments() {
     const alone = launch.stages.reduce((sum, stage) => sum + stages[stage].seconds, 0);
     const share = alone > rest ? rest / alone : 1;
     const besides = share < 1 ? ", less than alone since some are side by side" : "";
-    push(rest - alone > 1e-9 ? rest - alone : 0, { kind: "launch", number, color: "--code", words: "constants that are read once, and stay on chip for all steps" });
+    push(rest - alone > 1e-9 ? rest - alone : 0, {
+      kind: "launch",
+      number,
+      color: "--code",
+      words: "constants that are read once, and stay on chip for all steps",
+    });
     launch.stages.forEach((stage, place) => {
-      for (const wait of own.get(place) ?? []) push(waits[wait].seconds, { kind: "wait", number: wait, color: `--${waits[wait].scope}`, words: `${SCOPES[waits[wait].scope]} × ${waits[wait].runs}` });
-      push(stages[stage].seconds * share, { kind: "stage", number: stage, bound: stages[stage].bound, words: `${stages[stage].name}${stages[stage].runs > 1 ? ` × ${stages[stage].runs}` : ""}, bound by ${boundName(stages[stage].bound)}${besides}` });
+      for (const wait of own.get(place) ?? [])
+        push(waits[wait].seconds, {
+          kind: "wait",
+          number: wait,
+          color: `--${waits[wait].scope}`,
+          words: `${SCOPES[waits[wait].scope]} × ${waits[wait].runs}`,
+        });
+      push(stages[stage].seconds * share, {
+        kind: "stage",
+        number: stage,
+        bound: stages[stage].bound,
+        words: `${stages[stage].name}${stages[stage].runs > 1 ? ` × ${stages[stage].runs}` : ""}, bound by ${boundName(stages[stage].bound)}${besides}`,
+      });
     });
     push(kernel.code_seconds, { kind: "launch", number, color: "--code", words: "machine code that is fetched" });
-    segments.push({ start, end: now, launch: number, kind: "launch", number, whole: true, words: `kernel ${launch.kernel + 1}, ${kernel.name}` });
+    segments.push({
+      start,
+      end: now,
+      launch: number,
+      kind: "launch",
+      number,
+      whole: true,
+      words: `kernel ${launch.kernel + 1}, ${kernel.name}`,
+    });
   });
   return { segments, total: now };
 }
 
 function timelineView() {
   const { segments, total } = timeSegments();
-  if (!total) return el("p", { class: "muted" }, `No times are predicted: no description of a device for ${report.device.arch} was at hand.`);
+  if (!total)
+    return el(
+      "p",
+      { class: "muted" },
+      `No times are predicted: no description of a device for ${report.device.arch} was at hand.`,
+    );
   const parts = segments.filter((one) => !one.whole);
   let [low, high] = [0, total];
   let hover = -1;
-  const canvas = el("canvas", { tabindex: "0", role: "img", "aria-label": `Predicted time line of ${time(total)}; arrow keys go from part to part, + and − change the scale` });
+  const canvas = el("canvas", {
+    tabindex: "0",
+    role: "img",
+    "aria-label": `Predicted time line of ${time(total)}; arrow keys go from part to part, + and − change the scale`,
+  });
   const words = el("span", {});
-  const fit = el("button", { class: "plain", type: "button", onclick: () => { [low, high] = [0, total]; draw(); } }, "All");
-  const nearer = el("button", { class: "plain", type: "button", "aria-label": "Larger", onclick: () => zoom(0.5) }, "+");
-  const further = el("button", { class: "plain", type: "button", "aria-label": "Smaller", onclick: () => zoom(2) }, "−");
+  const fit = el(
+    "button",
+    {
+      class: "plain",
+      type: "button",
+      onclick: () => {
+        [low, high] = [0, total];
+        draw();
+      },
+    },
+    "All",
+  );
+  const nearer = el(
+    "button",
+    { class: "plain", type: "button", "aria-label": "Larger", onclick: () => zoom(0.5) },
+    "+",
+  );
+  const further = el(
+    "button",
+    { class: "plain", type: "button", "aria-label": "Smaller", onclick: () => zoom(2) },
+    "−",
+  );
   const node = el("div", { class: "timeline" }, canvas, el("div", { class: "readout" }, words, nearer, further, fit));
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -81,7 +133,8 @@ function timelineView() {
         }
       }
     }
-    const marked = hover >= 0 ? parts[hover] : parts.find((one) => one.kind === selected.kind && one.number === selected.number);
+    const marked =
+      hover >= 0 ? parts[hover] : parts.find((one) => one.kind === selected.kind && one.number === selected.number);
     if (marked) {
       pen.strokeStyle = color("--ink");
       pen.lineWidth = 2;
@@ -97,7 +150,9 @@ function timelineView() {
       pen.fillText(at === 0 ? "0 µs" : micros(at), place + 3, 73);
     }
     const one = marked ?? null;
-    words.textContent = one ? `${time(one.end - one.start)}, ${percent(one.end - one.start, total)}: ${one.words}` : `${time(total)} in ${counted(launches.length, "launch", "launches")}; point at a part, or click it`;
+    words.textContent = one
+      ? `${time(one.end - one.start)}, ${percent(one.end - one.start, total)}: ${one.words}`
+      : `${time(total)} in ${counted(launches.length, "launch", "launches")}; point at a part, or click it`;
   }
 
   function zoom(by, at = (low + high) / 2) {
@@ -110,20 +165,32 @@ function timelineView() {
     const box = canvas.getBoundingClientRect();
     const seconds = low + ((event.clientX - box.left) / box.width) * (high - low);
     const upper = event.clientY - box.top < 22;
-    return { seconds, whole: upper ? segments.find((one) => one.whole && one.start <= seconds && seconds < one.end) : null,
-      part: parts.findIndex((one) => one.start <= seconds && seconds < one.end) };
+    return {
+      seconds,
+      whole: upper ? segments.find((one) => one.whole && one.start <= seconds && seconds < one.end) : null,
+      part: parts.findIndex((one) => one.start <= seconds && seconds < one.end),
+    };
   };
   let held = null;
-  canvas.addEventListener("pointerdown", (event) => { held = { x: event.clientX, low, high, moved: false }; });
+  canvas.addEventListener("pointerdown", (event) => {
+    held = { x: event.clientX, low, high, moved: false };
+  });
   canvas.addEventListener("pointermove", (event) => {
     if (held && event.buttons && Math.abs(event.clientX - held.x) > 4) {
       held.moved = true;
-      const shift = Math.min(held.low, Math.max(held.high - total, ((event.clientX - held.x) / canvas.clientWidth) * (held.high - held.low)));
+      const shift = Math.min(
+        held.low,
+        Math.max(held.high - total, ((event.clientX - held.x) / canvas.clientWidth) * (held.high - held.low)),
+      );
       [low, high] = [held.low - shift, held.high - shift];
     } else hover = under(event).part;
     draw();
   });
-  canvas.addEventListener("pointerleave", () => { hover = -1; held = null; draw(); });
+  canvas.addEventListener("pointerleave", () => {
+    hover = -1;
+    held = null;
+    draw();
+  });
   canvas.addEventListener("click", (event) => {
     if (held?.moved) return;
     const { whole, part } = under(event);
@@ -132,11 +199,15 @@ function timelineView() {
     if (one) choose(one.kind, one.number);
     draw();
   });
-  canvas.addEventListener("wheel", (event) => {
-    if (!event.ctrlKey && !event.metaKey) return;
-    event.preventDefault();
-    zoom(event.deltaY < 0 ? 0.8 : 1.25, under(event).seconds);
-  }, { passive: false });
+  canvas.addEventListener(
+    "wheel",
+    (event) => {
+      if (!event.ctrlKey && !event.metaKey) return;
+      event.preventDefault();
+      zoom(event.deltaY < 0 ? 0.8 : 1.25, under(event).seconds);
+    },
+    { passive: false },
+  );
   canvas.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (step) {
@@ -154,13 +225,29 @@ function timelineView() {
     else return;
     event.preventDefault();
   });
-  canvas.addEventListener("blur", () => { hover = -1; draw(); });
+  canvas.addEventListener("blur", () => {
+    hover = -1;
+    draw();
+  });
   new ResizeObserver(draw).observe(canvas);
   themed.push(() => node.isConnected && draw());
   const seen = [...new Set(stages.map((stage) => stage.bound).filter(Boolean))];
-  const legend = el("div", { class: "key" }, seen.map((bound) => el("span", {}, el("i", { style: { background: boundColor(bound) } }), `bound by ${boundName(bound)}`)),
-    [["grid", "grid barriers"], ["flags", "flags"]].filter(([scope]) => waits.some((wait) => wait.scope === scope)).map(([scope, name]) => el("span", {}, el("i", { style: { background: `var(--${scope})` } }), name)),
-    parts.some((one) => one.color === "--code") ? el("span", {}, el("i", { style: { background: "var(--code)" } }), "constants or code that is fetched") : null,
-    el("span", {}, el("i", { style: { background: "var(--launch)" } }), "launches"));
+  const legend = el(
+    "div",
+    { class: "key" },
+    seen.map((bound) =>
+      el("span", {}, el("i", { style: { background: boundColor(bound) } }), `bound by ${boundName(bound)}`),
+    ),
+    [
+      ["grid", "grid barriers"],
+      ["flags", "flags"],
+    ]
+      .filter(([scope]) => waits.some((wait) => wait.scope === scope))
+      .map(([scope, name]) => el("span", {}, el("i", { style: { background: `var(--${scope})` } }), name)),
+    parts.some((one) => one.color === "--code")
+      ? el("span", {}, el("i", { style: { background: "var(--code)" } }), "constants or code that is fetched")
+      : null,
+    el("span", {}, el("i", { style: { background: "var(--launch)" } }), "launches"),
+  );
   return el("div", {}, node, legend);
 }
