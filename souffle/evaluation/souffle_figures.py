@@ -84,7 +84,7 @@ def figure6(setting: Setting, rows: Rows) -> PaperTable:
     for row in about["rows"]:
         lines.append(Line(row["name"], f"paper, {about['gpus'][0]}", tuple(map(reported, row["cells"]))))
         if "network" not in row:
-            means = [_mean([times[way] for times in all_times]) for way in range(len(_MODULE_WAYS))]
+            means = [_mean(setting, [times[way] for times in all_times]) for way in range(len(_MODULE_WAYS))]
             lines.append(Line(row["name"], "here", tuple(means)))
             continue
         made = [rows(task) for task in _in_all_ways(setting, row["network"])]
@@ -112,5 +112,10 @@ def _faster(setting: Setting, ratio: float, row: Mapping[str, Any]) -> Cell:
     return predicted(round(ratio, 2), setting.predicted_on(row))
 
 
-def _mean(ratios: Sequence[float]) -> Cell:
-    return counted(round(statistics.fmean(ratios), 2), "the mean of these") if ratios else absent("there are none")
+def _mean(setting: Setting, ratios: Sequence[float]) -> Cell:
+    if not ratios:
+        return absent("there are none")
+    mean = round(statistics.fmean(ratios), 2)
+    if setting.gpu is None:
+        return predicted(mean, f"the mean of {len(ratios)}")
+    return measured(mean, setting.gpu, setting.date, f"the mean of {len(ratios)}")
