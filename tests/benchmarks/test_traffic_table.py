@@ -13,6 +13,7 @@ from souffle.evaluation.traffic_counting import CountingError, Moved, count_func
 from souffle.pipeline import compile_cuda
 from souffle.program import TEProgram
 from souffle.runtime import Network
+from souffle.schedule.lower.teams import Teams, team_function
 from tests.kernel.test_loops import from_the_start
 from tests.testlib import Builder, inputs_for
 
@@ -48,6 +49,19 @@ def test_every_kernel_asks_for_what_the_cpu_device_counts(name: str, level: str,
     assert asked(kernels, as_written=True) == counts(kernels, models.random_inputs(model, seed=1))
     planned = [(launch.bytes_read, launch.bytes_written) for launch in kernels.plan.launches]
     assert network_traffic(kernels)["stage"] == Moved(*(sum(parts) for parts in zip(*planned, strict=True)))
+
+
+def test_a_team_moves_what_a_block_moves() -> None:
+    b = Builder()
+    kernels = compiled(b.program(b.matmul(b.input(64, 64), b.constant(np.ones((64, 64), np.float32)))))
+    (function,) = kernels.merged[0].shape.functions
+    of_team = team_function(function, Teams(2, function.threads, function.shared_bytes))
+    assert of_team.in_team and len(of_team.func.params) == len(function.func.params) + 1
+    counted = count_functions([function, of_team])
+    for attribute in ("asked", "once_per_tile"):
+        assert getattr(counted[of_team], attribute) == getattr(counted[function], attribute)
+    for block, team in zip(counted[function].read, counted[of_team].read, strict=True):
+        assert np.array_equal(block, team)
 
 
 def test_an_elementwise_stage_touches_each_element_once() -> None:
