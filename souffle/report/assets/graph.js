@@ -109,6 +109,9 @@ function programView() {
   };
 }
 
+// Characters of a stage's name that its column holds; the end tells names apart.
+const nameRoom = () => Math.max(18, Math.floor((main.clientWidth - (main.clientWidth > 815 ? 490 : 355)) / 7.3));
+
 function drawProgramRow(row) {
   const gutter = el("span", { style: { width: `${ARCS}px` } });
   if (row.kind === "kernel") {
@@ -164,7 +167,7 @@ function drawProgramRow(row) {
     );
   }
   const stage = stages[row.number];
-  const name = tail(stage.name, 62);
+  const name = tail(stage.name, nameRoom());
   return el(
     "div",
     { class: "stage", "aria-level": "2", title: stage.name },

@@ -13,7 +13,7 @@ function overview() {
   if (level.predicted_seconds !== null) {
     lede.append(
       el("b", {}, `${percent(stageSeconds, level.predicted_seconds)} of that is in stages`),
-      `, ${percent(level.wait_seconds, level.predicted_seconds)} in waits of blocks for each other, ${percent(level.launch_seconds, level.predicted_seconds)} in launches. `,
+      `, ${percent(level.wait_seconds, level.predicted_seconds)} in waits of blocks for each other, ${percent(level.launch_seconds, level.predicted_seconds)} in launches${level.code_seconds > 0.001 * level.predicted_seconds ? `, ${percent(level.code_seconds, level.predicted_seconds)} in machine code that is fetched` : ""}. `,
     );
     if (most)
       lede.append(
