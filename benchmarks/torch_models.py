@@ -45,10 +45,17 @@ def _gpt2() -> tuple[torch.nn.Module, torch.Tensor]:
     return transformers.GPT2LMHeadModel(config), torch.randint(0, config.vocab_size, (1, _TOKENS))
 
 
+def _vit() -> tuple[torch.nn.Module, torch.Tensor]:
+    module, x = _of_torchvision("vit_b_16")()
+    # Before training the head is zero, and so would be all that is compared.
+    torch.nn.init.normal_(module.heads.head.weight, std=0.02)
+    return module, x
+
+
 _NETWORKS: dict[str, Callable[[], tuple[torch.nn.Module, torch.Tensor]]] = {
     "resnet18": _of_torchvision("resnet18"),
     "mobilenet_v3_large": _of_torchvision("mobilenet_v3_large"),
-    "vit_b_16": _of_torchvision("vit_b_16"),
+    "vit_b_16": _vit,
     "gpt2": _gpt2,
 }
 

@@ -398,7 +398,8 @@ class Network:
         -------
         BoundNetwork
             Its :attr:`~souffle.runtime.BoundNetwork.inputs` are to be filled before each of its calls. It has one call
-            at a time; threads bind buffers of their own.
+            at a time; threads bind buffers of their own. Tensors on a GPU are looked at by each call, which has to wait
+            for whoever writes them.
 
         Raises
         ------

@@ -265,6 +265,8 @@ def _laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """A tensor in the order in memory that PyTorch would have given it, which the code behind it may rely on."""
     if tensor.stride() == strides or 0 in strides:
         return tensor
+    if all(extent == 1 or a == b for extent, a, b in zip(tensor.shape, tensor.stride(), strides, strict=True)):
+        return tensor.as_strided(tensor.shape, strides)
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
