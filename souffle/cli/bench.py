@@ -91,5 +91,5 @@ def _row(row: BenchmarkRow, cache: str) -> tuple:
     measured = ("-", "-", "-") if times is None else (
         times.runs, f"{times.median_us:.1f}", f"{times.lower_us:.1f} .. {times.upper_us:.1f}"
     )  # fmt: skip
-    beside = ("-", "-") if ratio is None else (f"{ratio.median:.2f}", f"{ratio.low:.2f} .. {ratio.high:.2f}")
+    beside = ("-", "-") if ratio is None else (f"{ratio.median:.3g}", f"{ratio.low:.3g} .. {ratio.high:.3g}")
     return (row.name, row.version or "-", row.form or "-", row.clock or "-", error, *measured, *beside)
