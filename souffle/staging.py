@@ -230,5 +230,5 @@ class _Staging:
         """The stages with the schedules that a log has for them."""
         if self.options.tuning_log is None:
             return stages, ()
-        price = price_on(device_of_arch(self.options.arch))
+        price = price_on(device_of_arch(self.options.arch), alone=not self.level.merge)
         return tuned_stages(stages, analysis, self.logs, self.device, merged=self.level.merge, price=price)

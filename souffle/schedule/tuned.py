@@ -56,7 +56,7 @@ _TENSOR_CORE_CALLS = ("tvm_mma_sync", "ptx_mma", "mma_sync")
 
 
 class Price(Protocol):
-    """Predictions of lowered stages in a kernel of several."""
+    """Predictions of lowered stages, in a kernel of several or each in its own."""
 
     def __call__(self, functions: Sequence[DeviceFunction], registers: int = 0) -> float:
         """Seconds; with the registers of a thread where they are known."""
@@ -160,7 +160,7 @@ class _Tuned:
     record: Record
 
     def seconds(self, price: Price) -> float:
-        """As one of several stages of a kernel."""
+        """By the model as it is."""
         return price(self.functions, self.schedule.registers)
 
 
@@ -263,21 +263,23 @@ def _best(
 ) -> _Tuned | Refused:
     """The schedule of the best record of `recorded`, or why there is none.
 
-    Measured records are taken by their own figure. Where all were predicted, each as if it were launched alone, the
-    same model says which is best as one of several of a kernel, which gives it other neighbours and another start.
+    Measured records are taken by their own figure. Where all were predicted, each as if it were launched alone and by
+    the model of that day, the model of today says which is best, and whether any is better than the rule's own choice:
+    a kernel of several stages gives them other neighbours and another start, and rules have learned since.
     """
     left_out: list[str] = []
     usable = _usable(stage, recorded, logs, device, price if merged else None, merged, left_out)
     first = next(usable, None)
     if first is None:
         return Refused(left_out[0] if left_out else "no record")
-    if not merged or price is None or first.record.origin.figure == "measured":
+    if price is None or first.record.origin.figure == "measured":
         return first
     # By rank, what follows a predicted record is predicted.
     seconds = {one: (one.record.origin.spill_bytes > 0, one.seconds(price)) for one in (first, *usable)}
     best = min(seconds, key=seconds.__getitem__)
     if recorded is stage.draft.func and price(stage.functions) < seconds[best][1]:
-        return Refused(f"{best.record.summary}, which takes longer as one of several stages of a kernel")
+        where = " as one of several stages of a kernel" if merged else f": now {seconds[best][1] * 1e6:.1f} µs"
+        return Refused(f"{best.record.summary}, which takes longer{where}")
     return best
 
 
