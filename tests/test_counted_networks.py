@@ -24,6 +24,7 @@ from souffle.codegen.plan import Plan
 from souffle.counted_axes import cut
 from souffle.errors import ArtifactError, DeviceError, InputError, OptionError
 from souffle.runtime import DeviceArray, Network, dlpack
+from souffle.runtime.artifact import FORMAT, describe
 from tests.frontend.support import assert_same, model_of, reference
 from tests.runtime.plans import cooperative_plan, machine_code
 from tests.runtime.played import on_device
@@ -144,6 +145,11 @@ def test_arrays_of_the_caller_are_for_outputs_of_fixed_extents(text: Network) ->
 @pytest.mark.parametrize(("case", "level", "target"), [("one", "V1", TEXT), ("one", "V0", HOST)])
 def test_levels_and_extents_of_one(case: str, level: str, target: dict) -> None:
     agrees(souffle.compile(CASES[case][0], level=level, **target), case)
+
+
+def test_files_say_that_they_have_counts(text: Network, tmp_path: Path) -> None:
+    text.save(tmp_path / "net.souffle")
+    assert describe(tmp_path / "net.souffle").format == FORMAT
 
 
 def test_files_copies_and_pickles_keep_the_counts(text: Network, host: Any, tmp_path: Path) -> None:

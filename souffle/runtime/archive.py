@@ -23,8 +23,9 @@ from souffle.errors import ArtifactError
 
 __all__ = ["BROKEN", "FORMAT", "KIND", "MANIFEST", "ArchiveReader", "ArchiveWriter", "bad_file", "opened_archive"]
 
-FORMAT = 2
-"""The latest format of files that is read. Files of one network have format 1, and those of several versions 2."""
+FORMAT = 3
+"""The latest format of files that is read. Files of one network have format 1, and those of several versions 2. Where
+data decides how long an output is they have format 3: who knows nothing of it would give all that there is room for."""
 KIND = "souffle-network"
 MANIFEST = "manifest.json"
 

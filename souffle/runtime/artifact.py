@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -118,10 +118,15 @@ def save(plan: Plan | PlanVersions, path: str | Path, *, constants: str = "store
                 manifest = _written_versions(archive, plan, constants)
             else:
                 tables = _written(archive, plan, "", constants)
-                manifest = _manifest(plan, 1, bool(tables["recipes"])) | tables
+                manifest = _manifest(plan, _format([plan], 1), bool(tables["recipes"])) | tables
             archive.finish(manifest)
     except OSError as error:
         raise ArtifactError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _format(plans: Iterable[Plan], least: int) -> int:
+    """The format of a file (:data:`souffle.runtime.archive.FORMAT`)."""
+    return FORMAT if any(plan.counts for plan in plans) else least
 
 
 def _manifest(plan: Plan, form: int, synthetic: bool) -> dict[str, Any]:
@@ -144,7 +149,8 @@ def _written_versions(archive: ArchiveWriter, versions: PlanVersions, constants:
         for number, (extents, plan) in enumerate(versions.plans.items())
     ]
     first = next(iter(versions.plans.values()))
-    manifest = _manifest(first, FORMAT, any(entry["recipes"] for entry in entries))
+    form = _format(versions.plans.values(), 2)
+    manifest = _manifest(first, form, any(entry["recipes"] for entry in entries))
     return manifest | {"stored": {}, "recipes": {}, "versions": {**versions_to_json(versions), "plans": entries}}
 
 
