@@ -36,7 +36,7 @@ from souffle.options import GRID_BARRIER_NAMES, LEVELS, PRECISIONS, REDUCTIONS, 
 from souffle.runtime import VersionedNetwork
 from souffle.runtime.explain import explain_data
 
-__all__ = ["entry", "main"]
+__all__ = ["command_parser", "entry", "main"]
 
 _COMPILER = frozenset({"islpy", "onnx", "onnxscript", "tvm", "tvm_ffi"})
 """What only the compiler imports."""
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0; 1 where a check found a mismatch or the certificate refutes a network; 2 for an error of
         the user; 3 where ``verify`` could not decide; 130 after Ctrl-C.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = command_parser().parse_args(argv)
     progress = Progress(arguments.quiet)
     return interruptible(lambda: _status(arguments, progress), progress)
 
@@ -81,7 +81,8 @@ def _status(arguments: argparse.Namespace, progress: Progress) -> int:
         return 2
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
+    """What reads the command line."""
     parser = argparse.ArgumentParser(
         prog="souffle", description="Compile ONNX models to as few CUDA kernels as the GPU allows."
     )
