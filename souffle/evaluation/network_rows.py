@@ -1,6 +1,6 @@
 """Rows of the papers' tables that are made of one network: compiled, planned, or ordered for fusion.
 
-A task is data, so that a process of its own can make its row (:mod:`souffle.evaluation.worker`).
+A task is data, so that a process of its own can make its row (:mod:`souffle.cli.row_worker`).
 """
 
 from __future__ import annotations
