@@ -16,13 +16,11 @@ CASES = (
     (AttentionCase(1000, 1000, 64, 2, 2), "exported", "sm_90"),
     (LONG, "exported", "sm_90"),
     (AttentionCase(384, 384, 64, 12, 12, causal=True), "exported", "sm_90"),
-    (AttentionCase(4096, 4096, 64, 2, 2, causal=True), "te", "sm_90"),
     *((AttentionCase(128, 128, head, 4, 4), "exported", "sm_90") for head in (32, 256)),
     (AttentionCase(128, 128, 64, 4, 4, 3), "operator", "sm_90"),
     (AttentionCase(64, 200, 64, 4, 4), "te", "sm_90"),
     (AttentionCase(1, 384, 64, 8, 2), "exported", "sm_90"),
     (AttentionCase(128, 128, 64, 8, 2, 2, causal=True), "operator", "sm_90"),
-    (LONG, "exported", "sm_80"),
     (AttentionCase(384, 384, 64, 12, 12), "te", "sm_80"),
 )
 

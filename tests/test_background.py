@@ -157,10 +157,11 @@ def test_it_ends_with_what_a_plain_compilation_gives(tmp_path: Path) -> None:
     inputs = models.random_inputs(model)
     plain, quick = souffle.compile(model, **_CUDA), souffle.compile(model, level="V0", **_CUDA)
     net = souffle.compile(model, background=True, dump=tmp_path / "steps", **_CUDA)
+    # At once, while the process begins.
     assert isinstance(net, BackgroundNetwork) and not net.ready and net.plan.options.level == "V0"
-    assert net.signature == plain.signature and same(net(inputs), quick(inputs))
-    first = net.network
     assert net.explain().startswith("in the background: V4 is being compiled (") and "level V0, fp32" in net.explain()
+    first = net.network
+    assert first is not plain and net.signature == plain.signature and same(first(inputs), quick(inputs))
     net.save(tmp_path / "net.souffle")
     assert net.ready and net.error is None and net.wait(0) and "level V4, fp32" in net.explain()
     assert re.match(r"in the background: V4 was compiled; for random inputs, outputs of both .* apart\n", net.explain())

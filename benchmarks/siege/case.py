@@ -119,11 +119,13 @@ def read_case(path: Path) -> Case:
     """Read what :func:`write_case` wrote."""
     head, *scripts = path.read_text().split(_FUNCTION)
     told = json.loads(next(line for line in head.splitlines() if line.startswith(_MARK))[len(_MARK) :])
-    buffers = tuple(Buffer(**{**b, "shape": tuple(b["shape"])}) for b in told["buffers"])
+    buffers = tuple(Buffer(**{**b, "shape": tuple(b["shape"]), "counts": ()}) for b in told["buffers"])
     kernels = tuple(
         Kernel(**{**k, "stages": tuple(k["stages"]), "tes": tuple(k["tes"])}, resources=None) for k in told["kernels"]
     )
-    launches = tuple(Launch(**{**n, "buffers": tuple(n["buffers"]), "tes": ()}) for n in told["launches"])
+    launches = tuple(
+        Launch(**{**n, "buffers": tuple(n["buffers"]), "tes": (), "touched": ()}) for n in told["launches"]
+    )
     names = {kernel.name for kernel in kernels}
     found: dict[str, tirx.PrimFunc] = {}
     defined: dict[str, tirx.PrimFunc] = {}

@@ -32,7 +32,7 @@ CELLS = {
     "LSTM": recurrent("LSTM", 48, 48, steps=7),
     "LSTM of primes, batch 4": recurrent("LSTM", 31, 37, 37, steps=8, batch=4),
     "LSTM of two layers": recurrent("LSTM", 24, 48, 48, steps=9),
-    "GRU, reset behind the product": recurrent("GRU", 40, 40, 40, steps=8, linear_before_reset=1),
+    "GRU, reset behind the product": recurrent("GRU", 40, 40, steps=7, linear_before_reset=1),
     "GRU, reset before the product": recurrent("GRU", 40, 40, steps=6, linear_before_reset=0),
     "RNN": recurrent("RNN", 64, 72, steps=8),
 }
