@@ -27,13 +27,13 @@ _PYTHON = re.compile(
 )
 _SHELL = re.compile(r"^```sh\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
-_EXTRAS = {"import torch": "torch", "souffle.learn(": "torch_geometric", "stitching-ilp": "highspy"}
+_EXTRAS = {r"\btorch\b": "torch", r"souffle\.learn\(": "torch_geometric", "stitching-ilp": "highspy"}
 """What a block needs that is optional."""
 
 
 def _needs(code: str) -> bool:
     """Whether what a block needs is here."""
-    return all(importlib.util.find_spec(name) for words, name in _EXTRAS.items() if words in code)
+    return all(importlib.util.find_spec(name) for words, name in _EXTRAS.items() if re.search(words, code))
 
 
 def _run_blocks(page: Path, namespace: dict[str, object]) -> None:
