@@ -22,6 +22,7 @@ from souffle import onnx_backend
 from souffle.cli import main
 from souffle.codegen.plan import Plan
 from souffle.counted_axes import cut
+from souffle.debug.bisect import bisect
 from souffle.errors import ArtifactError, DeviceError, InputError, OptionError
 from souffle.runtime import DeviceArray, Network, dlpack
 from souffle.runtime.artifact import FORMAT, describe
@@ -145,6 +146,10 @@ def test_arrays_of_the_caller_are_for_outputs_of_fixed_extents(text: Network) ->
 @pytest.mark.parametrize(("case", "level", "target"), [("one", "V1", TEXT), ("one", "V0", HOST)])
 def test_levels_and_extents_of_one(case: str, level: str, target: dict) -> None:
     agrees(souffle.compile(CASES[case][0], level=level, **target), case)
+
+
+def test_a_bisection_compares_what_is_there() -> None:
+    assert bisect(selector(), level="V1").wrong is None
 
 
 def test_files_say_that_they_have_counts(text: Network, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 
 import souffle
+from souffle.counted_axes import Counts, cut
 from souffle.debug.departure import Departure, Reference, first_departure, values_of
 from souffle.decision import Decision
 from souffle.errors import SouffleError
@@ -149,7 +150,7 @@ def bisect(
     asked = {"level": level, "target": target, "precision": precision, **options}
     if target == "cuda":
         asked |= {"device": "cpu", "cubin": False}
-    found = _Bisection(inputs, references, precision, progress)
+    found = _Bisection(inputs, references, precision, progress, program.counts)
     found.program("frontend", program, values)
     programs, decisions, network, failure = _compiled(program, {**asked, "disable": disable}, progress)
     for name, made in programs.items():
@@ -176,10 +177,13 @@ class _Bisection:
         references: Mapping[Tensor, Reference],
         precision: str,
         progress: Progress,
+        counts: Counts,
     ) -> None:
         self.inputs, self.references, self.precision, self.progress = inputs, references, precision, progress
         self.steps: list[Step] = []
         self.expected = {found.value: found.array for found in references.values() if found.value}
+        # Programs have the whole room of outputs whose extent data decides; networks give what is there.
+        self.given = cut(self.expected, counts)
         self._last: TEProgram | None = None
 
     def program(
@@ -199,7 +203,8 @@ class _Bisection:
         precision = "fp32" if name == "frontend" else self.precision
         departure, compared = first_departure(program, values, self.references, precision)
         outputs = {n: values[t] for n, t in zip(program.output_names, program.outputs, strict=True) if t.size}
-        self.steps.append(self._step(name, outputs, precision, compared, len(program.expanded().tes), departure))
+        count = len(program.expanded().tes)
+        self.steps.append(self._step(name, outputs, self.expected, precision, compared, count, departure))
 
     def network(self, network: Any) -> None:
         """Compare the outputs of the compiled network."""
@@ -207,23 +212,25 @@ class _Bisection:
             return
         self.progress("running the kernels")
         outputs = {name: np.asarray(value) for name, value in network(dict(self.inputs)).items()}
-        self.steps.append(self._step(KERNELS, outputs, self.precision, 0, len(network.plan.launches), None))
+        launches = len(network.plan.launches)
+        self.steps.append(self._step(KERNELS, outputs, self.given, self.precision, 0, launches, None))
 
     def right(self, network: Any) -> bool:
         """Whether a network's outputs are."""
         outputs = {name: np.asarray(value) for name, value in network(dict(self.inputs)).items()}
-        return self._step(KERNELS, outputs, self.precision, 0, 0, None).ok
+        return self._step(KERNELS, outputs, self.given, self.precision, 0, 0, None).ok
 
     def _step(
         self,
         name: str,
         outputs: Mapping[str, np.ndarray],
+        expected: Mapping[str, np.ndarray],
         precision: str,
         compared: int,
         tes: int,
         departure: Departure | None,
     ) -> Step:
-        wanted = {output: self.expected[output] for output in outputs if output in self.expected}
+        wanted = {output: expected[output] for output in outputs if output in expected}
         found = compare({output: outputs[output] for output in wanted}, wanted, precision)
         return Step(name, True, compared, tes, found.error, found.ok, departure)
 

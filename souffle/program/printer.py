@@ -35,6 +35,15 @@ _INFIX: dict[type, tuple[str, int]] = {
     tirx.FloorMod: ("%", 7),
     tirx.Mod: ("%", 7),
 }
+# Their order of strength is not what readers know by heart: operands that bind are put in parentheses.
+_BITWISE: dict[type, str] = {
+    tirx.BitwiseOr: "|",
+    tirx.BitwiseXor: "^",
+    tirx.BitwiseAnd: "&",
+    tirx.LShift: "<<",
+    tirx.RShift: ">>",
+}
+_BITWISE_STRENGTH = 5
 _UNARY_STRENGTH = 3
 _ATOM = 10
 
@@ -154,6 +163,11 @@ class _Writer:
         if type(node) in _INFIX:
             sign, own = _INFIX[type(node)]
             return f"{self.text(node.a, own)} {sign} {self.text(node.b, own + 1)}", own
+        if type(node) in _BITWISE:
+            sign, inner = _BITWISE[type(node)], _BITWISE_STRENGTH + 1
+            return f"{self.text(node.a, inner)} {sign} {self.text(node.b, inner)}", _BITWISE_STRENGTH
+        if isinstance(node, tirx.BitwiseNot):
+            return f"~{self.text(node.a, _ATOM)}", _ATOM - 1
         if isinstance(node, (tirx.Max, tirx.Min)):
             name = "max" if isinstance(node, tirx.Max) else "min"
             return f"{name}({self.text(node.a)}, {self.text(node.b)})", _ATOM

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from tvm import te
 
+import souffle
 from souffle.program import Origin, ProgramError, Tensor, make_te
+from souffle.program.printer import format_te
 from souffle.tvm_compat import fresh_axis
 from tests.testlib import Builder
 
@@ -109,3 +111,10 @@ def test_origins_merge_without_repeating() -> None:
     one, other = Origin(("a", "b"), ("Add", "Mul"), "g"), Origin(("b", "c"), ("Mul", "Relu"), "h")
     assert one.merged(other) == Origin(("a", "b", "c"), ("Add", "Mul", "Relu"), "g")
     assert str(one) == "Add a, Mul b"
+
+
+def test_operators_on_bits_are_written_as_such() -> None:
+    a, b = te.placeholder((4,), "int32", name="A"), te.placeholder((4,), "int32", name="B")
+    c = te.compute((4,), lambda i: ((a[i] & b[i]) | (a[i] << 2)) ^ ~(b[i] >> 1) + 1, name="C")
+    (line,) = format_te(souffle.from_te([a, b], [c]).tes[0]).splitlines()
+    assert line.startswith("C[i] = ((A[i] & B[i]) | (A[i] << 2)) ^ ~(B[i] >> 1) + 1, 0 ≤ i < 4")
