@@ -215,7 +215,8 @@ _WITH_ITS_READERS = """
 
 _BEFORE_THE_COMMAND = """
     pass
-main._parser = interrupt
+main.command_parser  # there is one
+main.command_parser = interrupt
 """
 
 _AFTER_THE_COMMAND = """
