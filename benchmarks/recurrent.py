@@ -29,12 +29,13 @@ from onnx import TensorProto, helper, numpy_helper
 import souffle
 from benchmarks.prices import microseconds
 from benchmarks.record import kept_results, save_results
+from benchmarks.results_page.views.recurrent import bytes_that_stay, why_not
 from souffle.cli.output import format_table
 from souffle.codegen.assemble import CompiledKernels
 from souffle.kernel.kernel_shape import LoopCall
 from souffle.pipeline import compile_cuda
 
-__all__ = ["in_short", "kept_bytes", "recurrent"]
+__all__ = ["kept_bytes", "recurrent"]
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 KINDS = ("LSTM", "GRU", "RNN", "LSTM both ways")
@@ -45,27 +46,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "V4": {"level": "V4"},
 }
 
-_SHORT = (
-    (r"(?:.*;)? ?the network is predicted to take ([\d,.]+) µs with and ([\d,.]+) µs without", r"\1 µs, \2 without"),
-    (r"the constants of a tile take (\d+) registers of each thread, of (\d+) at most[^;]*", r"\1 registers of \2"),
-    (r"of its (\d+) tiles (\d+) are on the device at once[^;]*", r"\1 tiles, \2 at once"),
-    (r"its (\d+) bytes of constants are in the L1 cache in any case", r"\1 bytes"),
-    (r"[^;]* reads no constants at places that tile, thread and turn alone decide", "places that data decide"),
-)
-"""Of reasons why a stage's constants do not stay: their form, and what a table says."""
-
-
 _OF_A_LOOP = re.compile(r"of \d+ bytes of constants that each of its \d+ steps reads")
-
-
-def in_short(reason: str) -> str:
-    """A reason why a stage's constants do not stay, for a table."""
-    for form, short in _SHORT:
-        found = re.fullmatch(form, reason)
-        if found:
-            return found.expand(short)
-    parts = reason.split("; ")
-    return reason if len(parts) == 1 else "; ".join(map(in_short, parts))
 
 
 def kept_bytes(compiled: CompiledKernels) -> tuple[int, int] | None:
@@ -103,16 +84,6 @@ def _residence(compiled: CompiledKernels) -> dict[str, Any]:
     return {"loop": True, "kept_bytes": found[0], "loop_constant_bytes": found[1], "refused": dict(why)}
 
 
-def _stay(row: dict[str, Any]) -> str:
-    return f"{row['kept_bytes'] / 2**10:.0f} / {row['loop_constant_bytes'] / 2**10:.0f}" if row["loop"] else ""
-
-
-def _why_not(row: dict[str, Any]) -> str:
-    if not row["loop"]:
-        return "no loop"
-    return "; ".join(f"{n} x {in_short(why)}" if n > 1 else in_short(why) for why, n in row["refused"].items())
-
-
 def _table(results: Sequence[dict[str, Any]]) -> str:
     """A line for each network: predicted µs of each variant, with its barriers, and what stays at V4."""
     variants = [name for name in VARIANTS if any(row["variant"] == name for row in results)]
@@ -123,7 +94,8 @@ def _table(results: Sequence[dict[str, Any]]) -> str:
     for (network, arch), rows in lines.items():
         times = [f"{rows[v]['us']:,.1f} ({rows[v]['syncs']})" if v in rows else "" for v in variants]
         whole = rows.get("V4", {})
-        table.append([network, arch, *times, *((_stay(whole), _why_not(whole)) if "loop" in whole else ("", ""))])
+        stays = (bytes_that_stay(whole), why_not(whole)) if "loop" in whole else ("", "")
+        table.append([network, arch, *times, *stays])
     return format_table(["network", "arch", *variants, "stay / read, KiB", "why not"], table)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import souffle
-from benchmarks.recurrent import in_short, kept_bytes, recurrent
+from benchmarks.recurrent import kept_bytes, recurrent
+from benchmarks.results_page.views.recurrent import in_short
 from souffle.kernel.calls import LoopCall
 from souffle.pipeline import compile_cuda
 
