@@ -157,6 +157,8 @@ def test_a_table_is_as_old_as_its_oldest_file(tmp_path: Path) -> None:
         ("[]", "a.json holds no JSON object"),
         (json.dumps({k: v for k, v in _TYPED.items() if k != "date"}), "no 'date' and no 'recorded'"),
         (json.dumps(_TYPED | {"date": "yesterday"}), "'yesterday'"),
+        (json.dumps(_TYPED | {"date": 20261127}), "'date' is 20261127 and no text"),
+        (json.dumps(_TYPED | {"recorded": "f00"}), "'recorded' is no object"),
         (json.dumps({k: v for k, v in _TYPED.items() if k != "columns"}), "'columns'"),
         (json.dumps({k: v for k, v in _TYPED.items() if k != "kinds"}), "'kinds'"),
         (json.dumps(_TYPED | {"kinds": ["weight"]}), "weight is no kind"),
@@ -202,6 +204,8 @@ def test_a_row_that_lacks_something_is_refused_with_its_key(
         ("{{ table typed tables/a.json }}\n", "010-chapter.md:1"),
         ("{{ table of: tables/a.json }}\n", "there is no view 'of'"),
         ("{{ older }}\n", "is no table"),
+        ("a | b\n--- | ---\n1 | 2\n", "010-chapter.md:2 has a table of its own"),
+        ("- a point\n  {{ table typed: tables/a.json }}\n", "is no table"),
         ("{{ table typed: tables/a.json | of xyz 2026-11-27 }}\n", "is no table"),
     ],
 )
@@ -253,6 +257,8 @@ def test_a_file_without_a_date_gets_one(tmp_path: Path) -> None:
     path.write_text('{"model": "mmoe"}')
     assert main(["--record", str(path)]) == 0
     source = read_source(tmp_path, "a.json")
+    (tmp_path / "b.json").write_text("[]")
+    assert main(["--record", str(tmp_path / "b.json")]) == main(["--record", str(tmp_path / "c.json")]) == 1
     assert source.content["model"] == "mmoe" and source.origin.recorded and source.origin.date.startswith("20")
 
 

@@ -30,9 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--record", type=Path, nargs="+", metavar="FILE", help="add date and commit to these files")
     options = parser.parse_args(arguments)
     if options.record:
-        for path in options.record:
-            _record(path)
-        return 0
+        return _recorded(options.record)
     folder, target = options.docs / "results", options.docs / "results.md"
     try:
         page = make_page(folder)
@@ -72,12 +70,20 @@ def _unknown(commits: dict[str, str], folder: Path) -> list[tuple[str, str]]:
     return [(commit, commits[commit]) for commit, line in zip(commits, answers) if line.endswith("missing")]
 
 
-def _record(path: Path) -> None:
-    content = json.loads(path.read_text())
-    commit = (_git(path.resolve().parent, "rev-parse", "--short", "HEAD") or "").strip() or None
-    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    content = {"recorded": {"commit": commit, "date": now}, **{k: v for k, v in content.items() if k != "recorded"}}
-    path.write_text(json.dumps(content, indent=1) + "\n")
+def _recorded(paths: list[Path]) -> int:
+    for path in paths:
+        try:
+            content = json.loads(path.read_text())
+            if not isinstance(content, dict):
+                raise ValueError("no JSON object")
+        except (OSError, ValueError) as error:
+            print(f"{path}: {error}", file=sys.stderr)
+            return 1
+        commit = (_git(path.resolve().parent, "rev-parse", "--short", "HEAD") or "").strip() or None
+        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        rest = {key: value for key, value in content.items() if key != "recorded"}
+        path.write_text(json.dumps({"recorded": {"commit": commit, "date": now}, **rest}, indent=1) + "\n")
+    return 0
 
 
 if __name__ == "__main__":

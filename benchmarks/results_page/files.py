@@ -158,6 +158,9 @@ def read_source(folder: Path, name: str) -> Source:
 def _origin(content: Record) -> Origin:
     recorded: Mapping[str, Any] = content.record("recorded") if content.get("recorded") else {}
     date = content.get("date") or recorded.get("date")
+    for key in ("date", "commit", "committed", "command", "device"):
+        if content.get(key) is not None:
+            content.text(key)
     if date is None:
         raise PageError(
             f"{content.file}: no 'date' and no 'recorded' in its header; python -m benchmarks.results_page --record "

@@ -20,6 +20,7 @@ _HEAD = f"<!-- Made by `{COMMAND}` from docs/results/page/*.md and docs/results/
 _NAMED = 3
 """Changes that are named below a table."""
 _OLDER = "{{ older tables }}"
+_RULER = re.compile(r"\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)+\|?\s*")
 _DIRECTIVE = re.compile(
     r"\{\{ table (?P<view>[\w-]+): (?P<files>[^|{}]+?)(?: \| of (?P<commit>[0-9a-f]+) (?P<date>[\d:TZ+-]+))? \}\}"
 )
@@ -96,9 +97,9 @@ class _Chapter:
                 if not line.endswith("\\"):
                     self.commands.append(_words(command))
                     command = ""
-            elif not fence and line.lstrip().startswith("|"):
+            elif not fence and (line.lstrip().startswith("|") or _RULER.fullmatch(line)):
                 raise PageError(f"{where} has a table of its own; its cells belong into a file that the chapter names")
-            elif not fence and line.startswith("{{") and line != _OLDER:
+            elif not fence and "{{" in line and line != _OLDER:
                 yield from self._table(line, where)
                 continue
             yield line
