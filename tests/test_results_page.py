@@ -129,9 +129,9 @@ def test_tables_older_than_a_change_of_their_kind_are_marked(tmp_path: Path) -> 
     marks = [line for line in page.lines if line.startswith("*2026")]
     # a is of before the third change; what is of a day may be of its end; and the state that a chapter names counts.
     assert marks == [
-        "*2026-11-25.* **Older than** three (ccccccc, 2026-11-26).",
-        "*2026-11-25.*",
-        "*2026-11-25, commit ddddddd.*",
+        "*2026-11-25: [tables/a.json](results/tables/a.json).* **Older than** three (ccccccc, 2026-11-26).",
+        "*2026-11-25: [tables/b.json](results/tables/b.json).*",
+        "*2026-11-25, commit ddddddd: [tables/a.json](results/tables/a.json).*",
     ]
     assert page.lines[1].startswith("Of the 3 tables, 1 are older")
     assert page.lines[3:4] == ["- three (ccccccc, 2026-11-26): Third: 1"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.results_page.changes import Change, Changes
-from benchmarks.results_page.files import Origin, PageError, Source, moment_of, read_source
+from benchmarks.results_page.files import PageError, Source, moment_of, read_source
 from benchmarks.results_page.tables import Table
 from benchmarks.results_page.views import VIEWS
 
@@ -125,9 +125,8 @@ class _Chapter:
         self.page.commits.update((commit.rstrip("+"), where) for commit in commits)
         yield from table.markdown()
         yield ""
-        # Cells that no program wrote stand beside those of a campaign, which says what the table is of.
         told = [source for source in sources if not source.is_typed] or sources
-        yield _provenance([source.origin for source in told], self._commands_of(told), changes)
+        yield _provenance(sources, self._commands_of(told), changes)
 
     def _commands_of(self, sources: list[Source]) -> list[str]:
         """The commands of files that nothing above in the chapter shows."""
@@ -156,13 +155,17 @@ def _words(command: str) -> list[str]:
     return words[:at] + words[at + 2 :]
 
 
-def _provenance(origins: list[Origin], commands: list[str], changes: tuple[Change, ...]) -> str:
-    said = []
-    for one in origins:
+def _provenance(sources: list[Source], commands: list[str], changes: tuple[Change, ...]) -> str:
+    """Of what files a table is, from when and by which state; files of one origin together."""
+    files: dict[str, list[str]] = {}
+    for source in sources:
+        # Cells that no program wrote stand beside those of a campaign, which says what the table is of.
+        one = (sources[0] if source.is_typed else source).origin
         commit = one.commit and (f"recorded with {one.commit}" if one.recorded else f"commit {one.commit}")
-        said.append(", ".join(filter(None, (one.date, commit, one.device))))
-    parts = ["; ".join(dict.fromkeys(said)), *(f"`{command}`" for command in commands)]
-    line = f"*{', '.join(parts)}.*"
+        said = ", ".join(filter(None, (one.date, commit, one.device)))
+        files.setdefault(said, []).append(f"[{source.name}](results/{source.name})")
+    parts = [f"{said}: {', '.join(names)}" for said, names in files.items()]
+    line = f"*{', '.join(['; '.join(parts), *(f'`{command}`' for command in commands)])}.*"
     if changes:
         shown = ", ".join(map(str, reversed(changes[-_NAMED:])))
         more = len(changes) - _NAMED

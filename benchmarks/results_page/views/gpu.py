@@ -8,7 +8,7 @@ from benchmarks.results_page.files import Record, Source
 from benchmarks.results_page.tables import Table, decimal, table
 from benchmarks.results_page.views.typed import notes
 
-__all__ = ["first_run", "first_run_after", "second_run", "second_run_crossed", "third_run"]
+__all__ = ["first_run", "first_run_after", "second_run", "second_run_crossed", "third_run", "tilings"]
 
 _NAMES = {
     "bert": "BERT", "efficientnet": "EfficientNet", "swin": "Swin", "resnext": "ResNeXt", "lstm": "LSTM", "mmoe": "MMoE"
@@ -134,3 +134,23 @@ def third_run(source: Source) -> Table:
     return table(
         " | V3 before | V3 with loads ahead | V4 before | V4 with loads ahead | V4 as it was measured last", rows
     )
+
+
+def tilings(source: Source, told: Source) -> Table:
+    """Products in many tilings each, before and after units change places: µs in the L2 cache and from memory.
+
+    The first tiling of a product is the rule's own; what a later estimate chooses is as chapters have it.
+    """
+    tried = source.content.record("product_tilings")
+    columns = tried["columns"]
+    warm, cold = columns.index("warm us"), columns.index("cold us")
+
+    def times(rows: list[list[float]]) -> str:
+        return f"{decimal(min(row[warm] for row in rows), 1)} / {decimal(min(row[cold] for row in rows), 1)}"
+
+    rows = []
+    for (name,), later in notes(told).items():
+        of = [[row for row in tried[state] if row[0] == name.replace(" ", "")] for state in ("padded", "crossed")]
+        rows.append([name, *map(times, of), *(times(each[:1]) for each in of), *later])
+    head = "rows x columns x products | padded | units change places | the rule's choice: before | now | "
+    return table(head + "with today's estimate", rows)
