@@ -165,6 +165,9 @@ def test_a_table_is_as_old_as_its_oldest_file(tmp_path: Path) -> None:
         (json.dumps(_TYPED | {"rows": [["x"]]}), "row 1 has 1 cells for 2 columns"),
         (json.dumps(_TYPED | {"rows": [["x", 1]]}), "cells are texts"),
         (json.dumps(_TYPED | {"rows": 3}), "a.json"),
+        (json.dumps(_TYPED | {"rows": [["x|y", "1"]]}), "'x|y' ends a cell"),
+        (json.dumps(_TYPED | {"kinds": [3]}), "'kinds' is [3] and no list of texts"),
+        (json.dumps(_TYPED | {"recorded": {"commit": 7, "date": "2026-11-27"}}), "'commit' is 7 and no text"),
         (None, "a.json cannot be read"),
     ],
 )

@@ -50,7 +50,7 @@ class Changes:
         kinds = frozenset(content.record("kinds"))
         changes = []
         for entry in content.records("changes"):
-            alters = frozenset(entry["alters"])
+            alters = frozenset(entry.texts("alters"))
             if not alters <= kinds:
                 raise PageError(f"{content.file}: {entry['commit']} alters {_listed(alters - kinds)}, which is no kind")
             date = entry.text("date")

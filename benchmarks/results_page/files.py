@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,13 @@ class Record(dict[str, Any]):
         value = self[key]
         if not isinstance(value, Record):
             raise PageError(f"{self.file}: {key!r} is no object")
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        """A list of words."""
+        value = self[key]
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise PageError(f"{self.file}: {key!r} is {value!r} and no list of texts")
         return value
 
     def text(self, key: str) -> str:
@@ -156,11 +163,12 @@ def read_source(folder: Path, name: str) -> Source:
 
 
 def _origin(content: Record) -> Origin:
-    recorded: Mapping[str, Any] = content.record("recorded") if content.get("recorded") else {}
+    recorded = content.record("recorded") if content.get("recorded") else Record(content.file, ())
+    for header in (content, recorded):
+        for key in ("date", "commit", "committed", "command", "device"):
+            if header.get(key) is not None:
+                header.text(key)
     date = content.get("date") or recorded.get("date")
-    for key in ("date", "commit", "committed", "command", "device"):
-        if content.get(key) is not None:
-            content.text(key)
     if date is None:
         raise PageError(
             f"{content.file}: no 'date' and no 'recorded' in its header; python -m benchmarks.results_page --record "

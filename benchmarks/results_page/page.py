@@ -143,7 +143,7 @@ def _made(name: str, sources: list[Source], shown: str) -> tuple[Table, Sequence
     """A table, and the kinds of its figures."""
     view = VIEWS[name]
     try:
-        return view.make(*sources), view.kinds if view.kinds is not None else sources[0].content["kinds"]
+        return view.make(*sources), view.kinds if view.kinds is not None else sources[0].content.texts("kinds")
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise PageError(f"{shown}: {type(error).__name__}: {error}") from error
 

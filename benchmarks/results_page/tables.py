@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 
 __all__ = ["Table", "decimal", "maybe", "percent", "scientific", "slashed", "table"]
+
+
+_ENDS_A_CELL = re.compile(r"(?<!\\)\||\n")
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,11 @@ class Table:
     columns: tuple[str, ...]
     right: tuple[bool, ...]
     rows: tuple[tuple[str, ...], ...]
+
+    def __post_init__(self) -> None:
+        for cell in (cell for row in (self.columns, *self.rows) for cell in row):
+            if _ENDS_A_CELL.search(cell):
+                raise ValueError(f"{cell!r} ends a cell of a table; a bar within one is written \\\\|")
 
     def markdown(self) -> list[str]:
         """Its lines."""
