@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["kept_results", "save_results", "write_json"]
+__all__ = ["checkout_state", "kept_results", "save_results", "write_json"]
 
 
 _TAKEN_OVER: dict[Path, dict[str, Any]] = {}
@@ -48,7 +48,7 @@ def save_results(path: str, program: str, results: list[dict[str, Any]], **about
     record = {
         "command": " ".join(["python -m", program, *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
-        **_TAKEN_OVER.get(Path(path), _checkout()),
+        **_TAKEN_OVER.get(Path(path), checkout_state()),
         "python": platform.python_version(),
         "cores": os.cpu_count(),
         **about,
@@ -58,7 +58,7 @@ def save_results(path: str, program: str, results: list[dict[str, Any]], **about
 
 
 @cache
-def _checkout() -> dict[str, str]:
+def checkout_state() -> dict[str, str]:
     """The commit of this checkout, with ``+`` behind it where files differ from it, and when it was committed."""
 
     def git(*words: str) -> str:

@@ -19,6 +19,7 @@ import onnxruntime
 from benchmarks.onnx_suite.cases import KINDS, SEVERAL
 from benchmarks.onnx_suite.outcomes import BAD, OUTCOMES, PASSED, CaseResult, Subject
 from benchmarks.onnx_suite.results import WORDS, by_operator, totals
+from benchmarks.record import checkout_state
 from souffle.errors import Refusal
 from souffle.frontend.operators import own_operators
 
@@ -40,8 +41,12 @@ def record_run(
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {"runs": {}, "operators": {}}
     own = results["souffle"]
     folded = sum(result.folded for result in own.values() if result.outcome == "constants")
+    today = datetime.date.today().isoformat()
+    if target == "cpu":
+        # The run that docs/results.md shows says what the file is of.
+        record = {"date": today, **checkout_state(), "runs": record["runs"], "operators": record["operators"]}
     record["runs"][target] = {
-        "date": datetime.date.today().isoformat(),
+        "date": today,
         "onnx": onnx.__version__,
         **setting,
         "folded": folded,
@@ -105,7 +110,10 @@ def _write_record(record: Mapping[str, Any]) -> None:
     operators = {label: operators[label] for label in sorted(operators) if operators[label].keys() & _TARGETS.keys()}
     lines = [f"  {json.dumps(label)}: {json.dumps(entry)}" for label, entry in operators.items()]
     runs = json.dumps(record["runs"], indent=1).replace("\n", "\n ")
-    RECORD.write_text(f'{{\n "runs": {runs},\n "operators": {{\n' + ",\n".join(lines) + "\n }\n}\n")
+    header = [key for key in record if key not in ("runs", "operators")]
+    about = [f" {json.dumps(key)}: {json.dumps(record[key])},\n" for key in header]
+    about.append(f' "runs": {runs},\n "operators": {{\n')
+    RECORD.write_text("{\n" + "".join(about) + ",\n".join(lines) + "\n }\n}\n")
 
 
 def write_page() -> None:

@@ -16,6 +16,7 @@ from benchmarks.onnx_suite.engines import run_case
 from benchmarks.onnx_suite.outcomes import CaseResult, Job, Subject
 from benchmarks.onnx_suite.results import SuiteResults, summary
 from benchmarks.onnx_suite.worker import SuiteWorker
+from benchmarks.record import checkout_state
 from souffle.frontend.operators import own_operators
 from tests.benchmarks.deadly_worker import serve_or_die
 from tests.frontend.support import node_model
@@ -144,6 +145,8 @@ def test_the_record_and_the_page_say_what_a_run_found(tmp_path, monkeypatch):
     monkeypatch.setattr(operators_page, "PAGE", page)
     operators_page.record_run("cpu", CPU, RESULTS, SUBJECTS)
     without = {"souffle": {"a": CaseResult("a", "wrong", "off by one")}}
+    header = {key: value for key, value in json.loads(record.read_text()).items() if key not in ("runs", "operators")}
+    assert header["date"] and header == {"date": header["date"], **checkout_state()}
     operators_page.record_run("cuda", CPU, without, SUBJECTS)
     operators_page.write_page()
     entry = json.loads(record.read_text())["operators"]["Abs"]
