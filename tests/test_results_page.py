@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -263,6 +264,31 @@ def test_a_file_without_a_date_gets_one(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text("[]")
     assert main(["--record", str(tmp_path / "b.json")]) == main(["--record", str(tmp_path / "c.json")]) == 1
     assert source.content["model"] == "mmoe" and source.origin.recorded and source.origin.date.startswith("20")
+
+
+def test_a_printed_table_is_taken_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = ["| a | b, µs |", "|---|---:|", "| `x \\| y` |  |", "| z | 1,234.5 (−3 %) |"]
+    folder = small(tmp_path, "", old=_TYPED)
+    asked = ["--docs", str(tmp_path), "--take", "new", "--kinds", "speed", "--command", "python -m x"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(printed)))
+    assert main(asked) == 0
+    line = capsys.readouterr().out
+    assert line == "{{ table typed: tables/new.json }}\n"
+    (folder / "page" / "010-chapter.md").write_text(line)
+    page = make_page(folder)
+    assert page.lines[1:5] == printed and page.lines[-1].endswith(", `python -m x`.*")
+
+
+@pytest.mark.parametrize("printed", ["", "| a |", "| a |\n| 1 |\n| 2 |", "| a |\n|---|\n| 1 | 2 |", "a\n---\nx | y"])
+def test_what_is_no_table_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str) -> None:
+    folder = small(tmp_path, "")
+    monkeypatch.setattr("sys.stdin", io.StringIO(printed))
+    assert main(["--docs", str(tmp_path), "--take", "new", "--kinds", "speed"]) == 1
+    assert not list((folder / "tables").iterdir())
+    monkeypatch.setattr("sys.stdin", io.StringIO("| a |\n|---|\n| 1 |"))
+    assert main(["--docs", str(tmp_path), "--take", "new", "--kinds", "weight"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 ``python -m benchmarks.results_page`` writes it; with ``--check`` nothing is written, differences are shown, and the
 exit status is 1 where there are any. Where git is at hand, commits that it does not know are named too.
 ``--record FILE.json`` adds to a file whose program writes no date which commit it is of.
+``--take NAME --kinds KIND ... [--command COMMAND] [--device DEVICE] < TABLE.md`` makes docs/results/tables/NAME.json of
+a table that a program printed, and says the line that shows it.
 """
 
 from __future__ import annotations
@@ -15,8 +17,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.results_page.files import PageError
+from benchmarks.record import checkout_state
+from benchmarks.results_page.changes import Changes
+from benchmarks.results_page.files import PageError, read_source
 from benchmarks.results_page.page import make_page
+from benchmarks.results_page.take import taken
 from benchmarks.results_page.unused import unused_files
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -28,10 +33,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing, and say what differs")
     parser.add_argument("--docs", type=Path, default=_DOCS, help="the folder with results.md and results/")
     parser.add_argument("--record", type=Path, nargs="+", metavar="FILE", help="add date and commit to these files")
+    parser.add_argument("--take", metavar="NAME", help="keep a Markdown table from standard input as a typed one")
+    parser.add_argument("--kinds", nargs="*", default=[], help="with --take, the kinds of its figures")
+    parser.add_argument("--command", help="with --take, what printed it")
+    parser.add_argument("--device", help="with --take, what measured it")
     options = parser.parse_args(arguments)
     if options.record:
         return _recorded(options.record)
     folder, target = options.docs / "results", options.docs / "results.md"
+    if options.take:
+        return _take(folder, options)
     try:
         page = make_page(folder)
         said = unused_files(folder, page.used)
@@ -51,6 +62,19 @@ def main(arguments: list[str] | None = None) -> int:
     for line in said:
         print(line, file=sys.stderr)
     return 1 if said else 0
+
+
+def _take(folder: Path, options: argparse.Namespace) -> int:
+    name = f"tables/{options.take}.json"
+    try:
+        Changes.of(read_source(folder, "changes.json").content).known(options.kinds, name)
+        text = taken(sys.stdin.read(), options.kinds, options.command, options.device, checkout_state())
+        (folder / name).write_text(text)
+    except (OSError, PageError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"{{{{ table typed: {name} }}}}")
+    return 0
 
 
 def _git(folder: Path, *words: str, given: str = "") -> str | None:
@@ -79,7 +103,7 @@ def _recorded(paths: list[Path]) -> int:
         except (OSError, ValueError) as error:
             print(f"{path}: {error}", file=sys.stderr)
             return 1
-        commit = (_git(path.resolve().parent, "rev-parse", "--short", "HEAD") or "").strip() or None
+        commit = checkout_state().get("commit")
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         rest = {key: value for key, value in content.items() if key != "recorded"}
         path.write_text(json.dumps({"recorded": {"commit": commit, "date": now}, **rest}, indent=1) + "\n")

@@ -58,11 +58,16 @@ class Changes:
             changes.append(Change(entry.text("commit"), date, moment, entry.text("name"), entry.text("what"), alters))
         return Changes(tuple(sorted(changes, key=lambda change: change.moment)), kinds)
 
-    def after(self, moment: datetime.datetime, kinds: Iterable[str], where: str) -> tuple[Change, ...]:
-        """The changes after a moment that alter figures of these kinds, the oldest first."""
+    def known(self, kinds: Iterable[str], where: str) -> frozenset[str]:
+        """Kinds of figures, if they are listed."""
         asked = frozenset(kinds)
         if not asked <= self.kinds:
             raise PageError(f"{where}: {_listed(asked - self.kinds)} is no kind of figures that changes.json lists")
+        return asked
+
+    def after(self, moment: datetime.datetime, kinds: Iterable[str], where: str) -> tuple[Change, ...]:
+        """The changes after a moment that alter figures of these kinds, the oldest first."""
+        asked = self.known(kinds, where)
         return tuple(change for change in self.changes if change.moment > moment and change.alters & asked)
 
 
