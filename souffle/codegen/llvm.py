@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from tvm import tirx
 
 from souffle.analysis import Analysis
 from souffle.codegen.assemble import traffic
-from souffle.codegen.plan import CudaModule, Kernel, Launch, Plan
+from souffle.codegen.plan import Buffer, CudaModule, Kernel, Launch, Plan
 from souffle.codegen.workspace_layout import place_buffers
 from souffle.decision import Decision
 from souffle.options import Options
 from souffle.program import Tensor, TEProgram
-from souffle.schedule.cpu import build_cpu, host_target
+from souffle.schedule.cpu import PackedLayout, ScheduledFunction, build_cpu, host_target
 from souffle.schedule.drafts import Answer
 from souffle.schedule.stage import Stage
 
@@ -68,16 +69,18 @@ def assemble_host(
         Its ``arch`` is ``"llvm"`` and the processor, its one module a shared library.
     """
     target = host_target()
-    symbols: dict[str, str] = {}
+    symbols: dict[tuple[str, tuple[int, ...]], str] = {}
     functions: dict[str, tirx.PrimFunc] = {}
+    held: dict[str, tuple[int, ...]] = {}
     for stage in stages:
-        digest = stage.draft.digest
-        if digest not in symbols:
-            symbols[digest] = f"stage{len(symbols)}_{re.sub(r'[^0-9A-Za-z_]+', '_', stage.name)[-40:].strip('_')}"
-            functions[symbols[digest]] = stage.draft.func
+        key = _key(stage, program)
+        if key not in symbols:
+            name = f"stage{len(symbols)}_{re.sub(r'[^0-9A-Za-z_]+', '_', stage.name)[-40:].strip('_')}"
+            symbols[key], functions[name], held[name] = name, stage.draft.func, key[1]
     progress(f"LLVM: {len(functions)} functions for {len(stages)} stages")
     unscheduled: list[tuple[str, str]] = []
-    module = build_cpu(functions, target, report=unscheduled)
+    scheduled: dict[str, ScheduledFunction] = {}
+    module = build_cpu(functions, target, report=unscheduled, constants=held, scheduled=scheduled)
     decisions = (*decisions, *(Decision("host", name, False, f"no schedule: {why}") for name, why in unscheduled))
     with tempfile.TemporaryDirectory(prefix="souffle-llvm-") as folder:
         library = Path(folder) / "network.so"
@@ -92,26 +95,80 @@ def assemble_host(
             last[tensor] = time
     buffers, index, workspace = place_buffers(program, first, last)
     names = list(functions)
+    constants = _Constants(program, buffers, index)
+    arguments = [constants.arguments(stage, scheduled[symbols[_key(stage, program)]]) for stage in stages]
+    buffers, values, places = constants.kept(arguments)
     return Plan(
         name=program.name,
         options=replace(options, partition="none", arch=f"llvm {target.attrs.get('mcpu', 'generic')}"),
         buffers=buffers,
-        constants={tensor.name: array for tensor, array in program.constants.items()},
+        constants=values,
         modules=(CudaModule("", image),),
-        kernels=tuple(Kernel(name, 0, 1, 1, 0, 0, None, (name,), _members(name, stages, symbols)) for name in names),
+        kernels=tuple(Kernel(n, 0, 1, 1, 0, 0, None, (n,), _members(n, stages, symbols, program)) for n in names),
         launches=tuple(
             Launch(
-                names.index(symbols[stage.draft.digest]),
-                tuple(index[t] for t in (*stage.inputs, *stage.outputs)),
+                names.index(symbols[_key(stage, program)]),
+                tuple(places[i] for i in given),
                 tuple(te.name for te in stage.tes),
                 *traffic([stage], analysis),
             )
-            for stage in stages
+            for stage, given in zip(stages, arguments, strict=True)
         ),
         workspace_bytes=workspace,
         decisions=tuple(decisions),
     )
 
 
-def _members(name: str, stages: Sequence[Stage], symbols: dict[str, str]) -> tuple[str, ...]:
-    return next(tuple(te.name for te in s.tes) for s in stages if symbols[s.draft.digest] == name)
+def _key(stage: Stage, program: TEProgram) -> tuple[str, tuple[int, ...]]:
+    """What stages that are one function have in common: its text, and which of its inputs are constants."""
+    return stage.draft.digest, tuple(i for i, tensor in enumerate(stage.inputs) if tensor in program.constants)
+
+
+def _members(
+    name: str, stages: Sequence[Stage], symbols: dict[tuple[str, tuple[int, ...]], str], program: TEProgram
+) -> tuple[str, ...]:
+    return next(tuple(te.name for te in s.tes) for s in stages if symbols[_key(s, program)] == name)
+
+
+class _Constants:
+    """The constants of a network as its functions take them: as they are, or packed.
+
+    Parameters
+    ----------
+    program : TEProgram
+    buffers : sequence of Buffer
+    index : mapping of Tensor to int
+        Where each tensor is among them.
+    """
+
+    def __init__(self, program: TEProgram, buffers: Sequence[Buffer], index: Mapping[Tensor, int]) -> None:
+        self._program, self._index = program, index
+        self._buffers = list(buffers)
+        self._packed: dict[tuple[Tensor, PackedLayout], int] = {}
+        self._values = {index[tensor]: array for tensor, array in program.constants.items()}
+
+    def arguments(self, stage: Stage, function: ScheduledFunction) -> tuple[int, ...]:
+        """The buffers that a stage's function is called with."""
+        tensors = (*stage.inputs, *stage.outputs)
+        return tuple(
+            self._index[tensors[position]] if layout is None else self._place(tensors[position], layout)
+            for position, layout in function.parameters
+        )
+
+    def _place(self, tensor: Tensor, layout: PackedLayout) -> int:
+        if (tensor, layout) not in self._packed:
+            number = sum(1 for other, _ in self._packed if other is tensor)
+            name = f"{tensor.name} in panels{f' {number + 1}' if number else ''}"
+            self._packed[tensor, layout] = at = len(self._buffers)
+            self._buffers.append(Buffer(name, layout.shape, tensor.dtype, "constant", name))
+            self._values[at] = layout.pack(self._program.constants[tensor])
+        return self._packed[tensor, layout]
+
+    def kept(
+        self, arguments: Sequence[Sequence[int]]
+    ) -> tuple[tuple[Buffer, ...], dict[str, np.ndarray], dict[int, int]]:
+        """The buffers without constants that no function takes, the constants, and where each buffer is now."""
+        used = {index for each in arguments for index in each}
+        kept = [i for i, buffer in enumerate(self._buffers) if buffer.kind != "constant" or i in used]
+        values = {self._buffers[i].name: self._values[i] for i in kept if i in self._values}
+        return tuple(self._buffers[i] for i in kept), values, {old: new for new, old in enumerate(kept)}

@@ -17,8 +17,16 @@ from tvm import te, tirx, topi
 
 import souffle
 from souffle.program.evaluate import evaluate
-from souffle.schedule.cpu import build, build_cpu, host_target, machine_of, schedule_cpu, use_cores
-from souffle.schedule.cpu.contraction import tiling_of
+from souffle.schedule.cpu import (
+    build,
+    build_cpu,
+    host_target,
+    machine_of,
+    schedule_cpu,
+    schedule_with_constants,
+    use_cores,
+)
+from souffle.schedule.cpu.contraction_tiling import tiling_of
 from souffle.schedule.cpu.inline import node_count
 from souffle.schedule.cpu.loop_emission import pieces
 from tests.frontend.support import model_of
@@ -460,12 +468,12 @@ def test_function_without_a_schedule_is_reported(monkeypatch):
     (x,) = placeholders(a)
     funcs = {f"f{i}": te.create_prim_func([x, topi.add(x, tirx.const(float(i), "float32"))]) for i in range(3)}
 
-    def refuse(func, *, target):
+    def refuse(func, **options):
         if tvm_ffi.structural_equal(func, funcs["f1"]):
             raise tvm.error.InternalError("Check failed: no such schedule\nwhere it was thrown")
-        return schedule_cpu(func, target=target)
+        return schedule_with_constants(func, **options)
 
-    monkeypatch.setattr(build, "schedule_cpu", refuse)
+    monkeypatch.setattr(build, "schedule_with_constants", refuse)
     report = []
     module = build_cpu(funcs, TARGET, report=report)
     assert report == [("f1", "Check failed: no such schedule")]

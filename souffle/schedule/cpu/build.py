@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import tvm
 from tvm import tirx
@@ -15,7 +15,7 @@ from souffle.program.extrema import with_llvm_extrema
 from souffle.program.ieee import with_ieee_arithmetic
 from souffle.program.llvm_pipeline import compile_llvm
 from souffle.schedule.cpu.elementary import rounded_to_bfloat16
-from souffle.schedule.cpu.schedule import schedule_cpu
+from souffle.schedule.cpu.schedule import ScheduledFunction, schedule_with_constants
 
 __all__ = ["build_cpu"]
 
@@ -31,6 +31,8 @@ def build_cpu(
     *,
     workers: int | None = None,
     report: list[tuple[str, str]] | None = None,
+    constants: Mapping[str, Collection[int]] | None = None,
+    scheduled: dict[str, ScheduledFunction] | None = None,
 ) -> tvm.runtime.Module:
     """Schedule and compile functions.
 
@@ -46,19 +48,27 @@ def build_cpu(
         Threads; the number of processors by default.
     report : list, optional
         Gets ``(name, reason)`` for each function that is compiled without a schedule, in the order of `funcs`.
+    constants : mapping of str to collection of int, optional
+        By function, the positions of parameters that hold the same in every call.
+    scheduled : dict, optional
+        Gets what was compiled of each function, whose parameters say which constants it takes packed. Needed with
+        `constants`.
 
     Returns
     -------
     Module
-        ``module.get_function(name, query_imports=True)`` is a function of tensors, in the order of its parameters.
+        ``module.get_function(name, query_imports=True)`` is a function of tensors, in the order of its parameters as
+        scheduled.
         Compiled functions use as many cores as TVM's pool has: see :func:`use_cores`.
     """
     names = list(funcs)
     count = max(1, min(workers or os.cpu_count() or 1, len(names)))
     parts = [names[i::count] for i in range(count)]
+    known = {name: (constants or {}).get(name, ()) for name in names}
     unscheduled: dict[str, str] = {}
+    compiled: dict[str, ScheduledFunction] = {} if scheduled is None else scheduled
     modules = map_in_threads(
-        count, lambda part: _compile({name: funcs[name] for name in part}, target, unscheduled), parts
+        count, lambda part: _compile({n: funcs[n] for n in part}, known, target, unscheduled, compiled), parts
     )
     if report is not None:
         report.extend((name, unscheduled[name]) for name in names if name in unscheduled)
@@ -69,13 +79,25 @@ def build_cpu(
 
 
 def _compile(
-    funcs: Mapping[str, tirx.PrimFunc], target: tvm.target.Target, unscheduled: dict[str, str]
+    funcs: Mapping[str, tirx.PrimFunc],
+    constants: Mapping[str, Collection[int]],
+    target: tvm.target.Target,
+    unscheduled: dict[str, str],
+    compiled: dict[str, ScheduledFunction],
 ) -> tvm.runtime.Module:
     try:
-        return _module({name: schedule_cpu(func, target=target) for name, func in funcs.items()}, target)
+        scheduled = {
+            name: schedule_with_constants(func, target=target, constants=constants[name])
+            for name, func in funcs.items()
+        }
+        module = _module({name: each.func for name, each in scheduled.items()}, target)
+        compiled.update(scheduled)
+        return module
     except (InternalError, ValueError) as error:
         if len(funcs) > 1:
-            modules = [_compile({name: func}, target, unscheduled) for name, func in funcs.items()]
+            modules = [
+                _compile({name: func}, constants, target, unscheduled, compiled) for name, func in funcs.items()
+            ]
             for module in modules[1:]:
                 modules[0].import_module(module)
             return modules[0]
@@ -84,6 +106,7 @@ def _compile(
         # TVM's message begins with what failed; where it was thrown follows.
         unscheduled[name] = str(error).strip().partition("\n")[0]
         _LOG.info("function %s is compiled without a schedule: %s", name, unscheduled[name])
+        compiled[name] = ScheduledFunction.as_it_is(funcs[name])
         return _module(funcs, target)
 
 

@@ -16,6 +16,7 @@ from tvm.ir.expr import TensorLoad
 from tvm.tirx import ForKind
 
 from souffle.schedule.cpu.contraction_form import CpuContraction
+from souffle.schedule.cpu.contraction_tiling import CpuTiling, reads_in_vectors, rows_in_line, tiling_of
 from souffle.schedule.cpu.host import Machine
 from souffle.schedule.cpu.loop_emission import pieces
 from souffle.schedule.cpu.nest import (
@@ -32,7 +33,7 @@ from souffle.schedule.cpu.nest import (
 )
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, sequence
 
-__all__ = ["CpuTiling", "emit_contraction", "materialized_rows", "tiling_of"]
+__all__ = ["emit_contraction", "materialized_rows"]
 
 _TRANSPOSE_BLOCK = 32
 """Elements along k that are transposed together, so that both sides stay in the first-level cache."""
@@ -44,50 +45,6 @@ _MANY_COLUMNS = 256
 """For fewer a factor is converted where it is read, since writing it in another type would cost more."""
 _MAX_STACK_BYTES = 1008
 """TVM puts smaller buffers on the stack, where LLVM turns them into registers; larger ones it allocates by a call."""
-
-
-@dataclass(frozen=True)
-class CpuTiling:
-    """Shape of the micro-kernel: `rows` by `vectors` registers of `lanes` elements."""
-
-    rows: int
-    vectors: int
-    lanes: int
-
-    @property
-    def width(self) -> int:
-        """Columns of a panel."""
-        return self.vectors * self.lanes
-
-
-def tiling_of(rows: int, columns: int, lanes: int, registers: int) -> CpuTiling:
-    """The micro-kernel that needs the least time, its remainders included.
-
-    Parameters
-    ----------
-    rows, columns : int
-        Extents of the matrix.
-    lanes, registers : int
-        Elements of a vector register, and how many there are.
-    """
-    best: tuple[float, CpuTiling] | None = None
-    for vectors in range(4, 0, -1):
-        # One register per vector for the panel and one for the broadcast element.
-        highest = min((registers - 1 - vectors) // vectors, 14)
-        tiles = -(-rows // highest)
-        height = -(-rows // tiles)
-        full, rest = divmod(-(-columns // lanes), vectors)
-        cost = full * _steps(height, vectors) + (_steps(height, rest) if rest else 0)
-        cost *= tiles
-        if best is None or cost < best[0] * 0.995:
-            best = (cost, CpuTiling(height, vectors, lanes))
-    assert best is not None
-    return best[1]
-
-
-def _steps(rows: int, vectors: int) -> float:
-    """Relative time of one step of a micro-kernel: its multiplications, or the loads or the latency that bound it."""
-    return max(rows * vectors, 0.6 * (rows + vectors), 8)
 
 
 def materialized_rows(form: CpuContraction) -> tuple[Nest, CpuContraction] | None:
@@ -119,13 +76,14 @@ def materialized_rows(form: CpuContraction) -> tuple[Nest, CpuContraction] | Non
 def emit_contraction(form: CpuContraction, machine: Machine) -> tirx.Stmt:
     """The loops of a contraction, a parallel one outermost."""
     dtype = str(form.nest.body.buffer.dtype)
-    rows, columns = product(a.extent for a in form.rows), product(a.extent for a in form.columns)
     lanes = machine.lanes(dtype) if form.dot is None else form.dot.lanes
-    tiling = tiling_of(rows, columns, lanes, machine.vector_registers)
-    batches = product(a.extent for a in form.batch)
-    panels = -(-columns // tiling.width)
-    tiles = rows // tiling.rows
-    chunks = _chunks(batches * panels, tiles, machine.cores)
+    vectors = None if form.panels is None else int(form.panels.shape[-1]) // lanes
+    run = rows_in_line(form) if len(form.rows) > 1 and form.panels is not None else form.height
+    tiling = tiling_of(form.height, form.width, lanes, machine.vector_registers, vectors=vectors, run=run)
+    batches = form.batches
+    panels = -(-form.width // tiling.width)
+    tiles = form.height // tiling.rows
+    chunks = _chunks(batches * panels, tiles, machine.cores, _MIN_CHUNK_TILES if form.panels is None else 1)
     index = form.nest.spatial[-1].dtype
     per_chunk = tiles // chunks
 
@@ -139,12 +97,12 @@ def emit_contraction(form: CpuContraction, machine: Machine) -> tirx.Stmt:
     return loop(batches * panels * chunks, task, ForKind.PARALLEL, name="task", dtype=index)
 
 
-def _chunks(tasks: int, tiles: int, cores: int) -> int:
+def _chunks(tasks: int, tiles: int, cores: int, least: int) -> int:
     """Into how many equal runs of tiles the rows are divided, to occupy the cores evenly."""
     wanted = _TASKS_PER_CORE * cores
     if tasks >= wanted or tasks % cores == 0:
         return 1
-    options = [c for c in range(1, tiles // _MIN_CHUNK_TILES + 1) if tiles % c == 0]
+    options = [c for c in range(1, tiles // least + 1) if tiles % c == 0]
     even = [c for c in options if tasks * c % cores == 0]
     for choices in (even, options):
         if choices:
@@ -162,13 +120,16 @@ def _task(
     chunks: int,
 ) -> tirx.Stmt:
     """One panel, times one run of tiles of rows."""
-    columns = product(a.extent for a in form.columns)
-    panels = -(-columns // tiling.width)
-    valid = columns - (panels - 1) * tiling.width
+    panels = -(-form.width // tiling.width)
+    valid = form.width - (panels - 1) * tiling.width
     first = number * tiling.width
 
     def body(shape: CpuTiling, used: int) -> tirx.Stmt:
-        return _Panel.of(form, shape, used, batch, first).times_rows(tiling.rows, chunk, per_chunk, chunks)
+        if form.panels is None:
+            panel = _Panel.to_pack(form, shape, used, batch, first)
+        else:
+            panel = _Panel.ready(form, shape, used, batch, number, first)
+        return panel.times_rows(tiling.rows, chunk, per_chunk, chunks)
 
     last = body(replace(tiling, vectors=-(-valid // tiling.lanes)), valid)
     if panels == 1:
@@ -198,7 +159,9 @@ class _Panel:
     first : expression
         Its first column.
     packed : Buffer
-        Shape: the steps of the sum, then the columns.
+        Shape: `place`, then the steps of the sum, then the columns.
+    place : tuple of expression
+        Where the panel is among those that were packed ahead of time; empty where the task packs it.
     """
 
     form: CpuContraction
@@ -207,14 +170,30 @@ class _Panel:
     batch: dict[tirx.Var, PrimExpr]
     first: PrimExpr
     packed: tirx.Buffer
+    place: tuple[PrimExpr, ...] = ()
 
     @classmethod
-    def of(
+    def to_pack(
         cls, form: CpuContraction, tiling: CpuTiling, valid: int, batch: dict[tirx.Var, PrimExpr], first: PrimExpr
     ) -> _Panel:
         extents = tuple(a.extent for a in form.nest.reduce)
         packed = tirx.decl_buffer((*extents, tiling.width), dtype_of(form.vector.value), "panel")
         return cls(form, tiling, valid, batch, first, packed)
+
+    @classmethod
+    def ready(
+        cls,
+        form: CpuContraction,
+        tiling: CpuTiling,
+        valid: int,
+        batch: dict[tirx.Var, PrimExpr],
+        number: PrimExpr,
+        first: PrimExpr,
+    ) -> _Panel:
+        """One of those that were packed ahead of time."""
+        used = uses(form.vector.value, form.batch)
+        place = (*(batch[axis.var] for axis in used), number)
+        return cls(form, tiling, valid, batch, first, form.panels, place)
 
     @property
     def index(self) -> str:
@@ -223,11 +202,10 @@ class _Panel:
 
     def times_rows(self, height: int, chunk: PrimExpr, per_chunk: int, chunks: int) -> tirx.Stmt:
         """The products of the panel with one run of tiles of rows."""
-        rows = product(a.extent for a in self.form.rows)
+        rows = self.form.height
         start = chunk * per_chunk
         statements = [
-            tirx.AllocBuffer(self.packed),
-            self.pack(),
+            *([] if self.place else [tirx.AllocBuffer(self.packed), self.pack()]),
             loop(per_chunk, lambda t: self.tile((start + t) * height, height), name="tile", dtype=self.index),
         ]
         remainder = rows % height
@@ -238,10 +216,7 @@ class _Panel:
 
     def pack(self) -> tirx.Stmt:
         """Fill the panel: in vectors along the columns, or along memory, which is then transposed."""
-        axes = (*self.form.nest.spatial, *self.form.nest.reduce)
-        inner = self.form.columns[-1]
-        loads = [load for load in buffer_loads(self.form.vector.value) if uses(load, [inner])]
-        vectors = all(stride_along(load, inner, axes) == 1 for load in loads)
+        vectors = reads_in_vectors(self.form)
         whole_rows = len(self.form.columns) == 1 or _columns_are_contiguous(self.form)
         return self._packed_by_vectors() if vectors and whole_rows else self._packed_transposed()
 
@@ -294,7 +269,13 @@ class _Panel:
         ]
 
     def _position(self, k: _Step) -> list[PrimExpr]:
-        return [k[axis.var] for axis in self.form.nest.reduce]
+        return [*self.place, *(k[axis.var] for axis in self.form.nest.reduce)]
+
+    def _column(self, k: _Step, column: PrimExpr) -> PrimExpr:
+        """The vector factor at one step."""
+        element = tirx.BufferLoad(self.packed, [*self._position(k), column])
+        # A constant keeps its own type.
+        return map_buffer_loads(self.form.vector.value, lambda _: element) if self.place else element
 
     def _valid_columns(self, make: Callable[[PrimExpr], tirx.Stmt]) -> list[tirx.Stmt]:
         """A statement for each column that there is, in vectors."""
@@ -376,7 +357,7 @@ class _Panel:
                     return self._dots(tile, r, factor, k)
 
                 def element(c: PrimExpr) -> tirx.Stmt:
-                    term = factor * tirx.BufferLoad(self.packed, [*self._position(k), c])
+                    term = factor * self._column(k, c)
                     return tirx.BufferStore(tile, tirx.BufferLoad(tile, [r, c]) + term, [r, c])
 
                 return self._all_columns(element)

@@ -14,7 +14,16 @@ from tvm.tirx import Add, FloorDiv, Max, Min, Mul
 from souffle.schedule.cpu.nest import Axis, Nest, product, simplify, stride_along, uses
 from souffle.tvm_compat import PrimExpr, buffer_loads
 
-__all__ = ["Combiner", "CpuContraction", "Side", "combiner_of", "contraction_of", "split_groups", "without_units"]
+__all__ = [
+    "Combiner",
+    "CpuContraction",
+    "Side",
+    "combiner_of",
+    "contraction_of",
+    "contractions_of",
+    "split_groups",
+    "without_units",
+]
 
 _FEW_ROWS = 16
 """Below this, packing the columns costs more than it saves if they can be read as vectors where they are."""
@@ -70,6 +79,8 @@ class CpuContraction:
         What the sum starts with.
     dot : WordDot, optional
         What multiplies elements that are words of several numbers (:mod:`souffle.schedule.cpu.words`).
+    panels : Buffer, optional
+        The vector factor, packed ahead of time (:mod:`souffle.schedule.cpu.packed_constants`).
     """
 
     nest: Nest
@@ -80,6 +91,32 @@ class CpuContraction:
     columns: tuple[Axis, ...]
     identity: PrimExpr
     dot: Dot | None = None
+    panels: tirx.Buffer | None = None
+
+    @property
+    def height(self) -> int:
+        """Rows of a matrix of the batch."""
+        return product(axis.extent for axis in self.rows)
+
+    @property
+    def width(self) -> int:
+        """Columns."""
+        return product(axis.extent for axis in self.columns)
+
+    @property
+    def steps(self) -> int:
+        """Products that are added for an element."""
+        return product(axis.extent for axis in self.nest.reduce)
+
+    @property
+    def batches(self) -> int:
+        """Matrices of the batch."""
+        return product(axis.extent for axis in self.batch)
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether the last loop of the nest is one of the rows, so that results of a vector lie apart."""
+        return bool(self.nest.spatial) and self.nest.spatial[-1] not in self.columns
 
 
 def combiner_of(nest: Nest) -> Combiner | None:
@@ -145,36 +182,51 @@ def simplify_loads(expression: PrimExpr, axes: Sequence[Axis]) -> PrimExpr:
 
 def contraction_of(nest: Nest) -> CpuContraction | None:
     """Read a nest as a contraction that is worth packing for; ``None`` if it is none."""
+    forms = contractions_of(nest)
+    if not forms or forms[0].by_rows:
+        return None
+    form, other = forms[0], forms[1] if len(forms) > 1 else None
+    rows, columns = form.height, form.width
+    if columns < _MIN_ROWS and rows >= _FEW_ROWS and other is not None:
+        form = other
+    elif rows < _FEW_ROWS and _readable_in_place(form.vector, form.columns, form.nest):
+        return None
+    if form.height < _MIN_ROWS and (form.width < _FEW_ROWS or form.height < 2):
+        return None
+    return form
+
+
+def contractions_of(nest: Nest) -> tuple[CpuContraction, ...]:
+    """All ways to read a nest as a contraction: with vectors along its last loop first, then along the other factor.
+
+    Empty where it is no sum of products, or a factor does not depend on all loops of the sum.
+    """
     first = combiner_of(nest)
     if first is None or first.operation is not Add or not isinstance(first.value, Mul):
-        return None
+        return ()
     nest = split_groups(without_units(nest))
     combiner = combiner_of(nest)
     if combiner is None or not nest.reduce or not isinstance(combiner.value, Mul):
-        return None
+        return ()
     left, right = combiner.value.a, combiner.value.b
     if len(uses(left, nest.reduce)) < len(nest.reduce) or len(uses(right, nest.reduce)) < len(nest.reduce):
-        return None
+        return ()
     in_left, in_right = uses(left, nest.spatial), uses(right, nest.spatial)
     sides = (
         Side(left, tuple(a for a in in_left if a not in in_right)),
         Side(right, tuple(a for a in in_right if a not in in_left)),
     )
     last = nest.spatial[-1] if nest.spatial else None
-    vector = next((side for side in sides if last in side.private), None)
-    if vector is None:
-        return None
-    scalar = sides[1] if vector is sides[0] else sides[0]
-    columns = _suffix(nest.spatial, vector.private)
-    if product(a.extent for a in columns) < _MIN_ROWS and product(a.extent for a in scalar.private) >= _FEW_ROWS:
-        scalar, vector, columns = vector, scalar, scalar.private
-    elif _readable_in_place(vector, columns, nest) and product(a.extent for a in scalar.private) < _FEW_ROWS:
-        return None
-    height, width = (product(a.extent for a in group) for group in (scalar.private, columns))
-    if height < _MIN_ROWS and (width < _FEW_ROWS or height < 2):
-        return None
-    batch = tuple(a for a in nest.spatial if a not in columns and a not in scalar.private)
-    return CpuContraction(nest, scalar, vector, batch, scalar.private, columns, combiner.identity)
+    found = []
+    for vector, scalar in (sides, sides[::-1]):
+        along_last = last in vector.private
+        columns = _suffix(nest.spatial, vector.private) if along_last else vector.private
+        if not columns:
+            continue
+        batch = tuple(a for a in nest.spatial if a not in columns and a not in scalar.private)
+        form = CpuContraction(nest, scalar, vector, batch, scalar.private, columns, combiner.identity)
+        found.insert(0 if along_last else len(found), form)
+    return tuple(found)
 
 
 def _suffix(spatial: Sequence[Axis], private: Sequence[Axis]) -> tuple[Axis, ...]:

@@ -8,7 +8,8 @@ a nest stays as it is, so there is always a schedule.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import tvm
 import tvm_ffi
@@ -23,20 +24,54 @@ from souffle.schedule.cpu.host import Machine, machine_of
 from souffle.schedule.cpu.inline import attach_epilogues, inline_injective, without_trivial_reductions
 from souffle.schedule.cpu.loop_emission import collapse, emit_injective, lanes_of
 from souffle.schedule.cpu.nest import Axis, Nest, decode, distinct, loop, parse, product
+from souffle.schedule.cpu.packed_constants import PackedLayout, with_packed_constant
 from souffle.schedule.cpu.reduction import emit_reduction, reduces_along_memory
 from souffle.schedule.cpu.widen import with_wide_sums
 from souffle.schedule.cpu.windows import hoist_windows
 from souffle.schedule.cpu.words import dots_of, in_words
 from souffle.tvm_compat import buffer_loads, sequence
 
-__all__ = ["schedule_cpu"]
+__all__ = ["ScheduledFunction", "schedule_cpu", "schedule_with_constants"]
 
 _SERIAL_WORK = 4096
 """Less than so many element operations end sooner than the threads would have started."""
 _TASKS_PER_CORE = 4
 
 
+@dataclass(frozen=True)
+class ScheduledFunction:
+    """A function as LLVM is to compile it.
+
+    Attributes
+    ----------
+    func : PrimFunc
+    parameters : tuple of (int, PackedLayout or None)
+        What each of its parameters is: one of the unscheduled function's, by position, as it is or packed.
+    """
+
+    func: tirx.PrimFunc
+    parameters: tuple[tuple[int, PackedLayout | None], ...]
+
+    @classmethod
+    def as_it_is(cls, func: tirx.PrimFunc) -> ScheduledFunction:
+        """A function whose parameters stay."""
+        return cls(func, tuple((position, None) for position in range(len(func.params))))
+
+
 def schedule_cpu(func: tirx.PrimFunc, *, target: tvm.target.Target) -> tirx.PrimFunc:
+    """Schedule a function of which nothing is known ahead of time; see :func:`schedule_with_constants`.
+
+    Returns
+    -------
+    PrimFunc
+        The same parameters and attributes.
+    """
+    return schedule_with_constants(func, target=target).func
+
+
+def schedule_with_constants(
+    func: tirx.PrimFunc, *, target: tvm.target.Target, constants: Iterable[int] = ()
+) -> ScheduledFunction:
     """Schedule a function for the CPU.
 
     Parameters
@@ -45,29 +80,54 @@ def schedule_cpu(func: tirx.PrimFunc, *, target: tvm.target.Target) -> tirx.Prim
         From ``te.create_prim_func`` over a small group of TEs with static shapes.
     target : Target
         An LLVM target; its features give the vector width, ``num-cores`` the number of threads.
+    constants : iterable of int
+        Positions of the parameters that hold the same in every call, which may be packed.
 
     Returns
     -------
-    PrimFunc
-        The same parameters and attributes; results differ by the order of sums only, and by about two units in the
-        last place of exp, tanh, erf and sigmoid.
+    ScheduledFunction
+        Results differ by the order of sums only, and by about two units in the last place of exp, tanh, erf and
+        sigmoid.
     """
     machine = machine_of(target)
     dots = dots_of(target, machine.vector_bits)
     function = parse(func)
     items = inline_injective(with_wide_sums(without_trivial_reductions(function.items)), func.params)
     items = attach_epilogues(hoist_windows(items), func.params)
+    held = [func.params[position] for position in constants]
+    packed: list[tuple[tirx.Buffer, int, PackedLayout]] = []
     units: list[tuple[Nest | tirx.Stmt, CpuContraction | None]] = []
     for item in items:
         form = contraction_of(item) if isinstance(item, Nest) else None
         form = form if form is None else in_words(form, dots) or form
+        found = with_packed_constant(item, held, machine) if held and isinstance(item, Nest) else None
+        if found is not None and (form is None or form.dot is None):
+            form, constant, layout = found
+            position = next(i for i, p in enumerate(func.params) if p.same_as(constant))
+            packed.append((form.panels, position, layout))
         separate = materialized_rows(form) if form is not None else None
         if separate is not None:
             rows, form = separate
             units.append((rows, None))
         units.append((item, form))
     if not any(isinstance(item, Nest) for item, _ in units):
-        return func
+        return ScheduledFunction.as_it_is(func)
+    body = sequence(*(expand_elementary(statement) for statement in _statements(units, machine)))
+    used = _buffers(body)
+    whole = [(i, p) for i, p in enumerate(func.params) if not packed or any(p.same_as(b) for b in used)]
+    parameters = [*(p for _, p in whole), *(buffer for buffer, _, _ in packed)]
+    intermediates = [b for b in used if not any(b.same_as(p) for p in parameters)]
+    block = SBlock([], [], [], "root", body, None, intermediates)
+    return ScheduledFunction(
+        tirx.PrimFunc(parameters, SBlockRealize([], True, block), func.ret_type, func.attrs),
+        (*((i, None) for i, _ in whole), *((position, layout) for _, position, layout in packed)),
+    )
+
+
+def _statements(
+    units: Sequence[tuple[Nest | tirx.Stmt, CpuContraction | None]], machine: Machine
+) -> list[tirx.Stmt]:
+    """Emit contractions one by one, and what can share loops together."""
     statements: list[tirx.Stmt] = []
     position = 0
     while position < len(units):
@@ -83,12 +143,7 @@ def schedule_cpu(func: tirx.PrimFunc, *, target: tvm.target.Target) -> tirx.Prim
             depth, count = _shared_depth(run, machine)
             statements.append(_emit_group(run[:count], depth, machine))
             position += count
-    body = sequence(*(expand_elementary(statement) for statement in statements))
-    parameters = list(func.params)
-    used = _buffers(body)
-    intermediates = [b for b in used if not any(b.same_as(p) for p in parameters)]
-    block = SBlock([], [], [], "root", body, None, intermediates)
-    return tirx.PrimFunc(parameters, SBlockRealize([], True, block), func.ret_type, func.attrs)
+    return statements
 
 
 def _buffers(body: tirx.Stmt) -> list[tirx.Var]:

@@ -1,0 +1,159 @@
+"""The shape of a product's micro-kernel, and the time that a product is predicted to take with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from souffle.schedule.cpu.contraction_form import CpuContraction
+from souffle.schedule.cpu.host import Machine
+from souffle.schedule.cpu.nest import flat_index, replace_variables, simplify, stride_along, uses
+from souffle.schedule.cpu.reduction import reduces_along_memory
+from souffle.tvm_compat import buffer_loads
+
+__all__ = ["CpuTiling", "panel_vectors", "product_cycles", "reads_in_vectors", "reduction_cycles", "tiling_of"]
+
+_MOST_ROWS = 10
+"""Rows are read side by side, and where they lie powers of two apart, more of them push each other out of a cache of
+eight ways: at a distance of 8 or 12 KiB, 14 rows of two vectors ran at three quarters of the speed of 9 of three."""
+_LATENCY = 8
+"""Multiplications that have to be in flight: four cycles' worth, of two units on some processors."""
+_MANY_ROWS = 1 << 12
+_GATHERED = 1.5
+"""Cycles for an element that is read or written by itself, beside one for a vector."""
+_PACKED_VECTOR = 2.0
+_LONE_RESULT = 8.0
+"""Cycles to add the lanes of a vector up."""
+_VECTOR_OF_REDUCTION = 1.5
+_STRIDED_VECTOR = 4.0
+"""Cycles to read a vector where the next ones lie rows apart: a product of one row read its matrix at 18 bytes a cycle
+from the second-level cache, and at 4 from memory."""
+
+
+@dataclass(frozen=True)
+class CpuTiling:
+    """Shape of the micro-kernel: `rows` by `vectors` registers of `lanes` elements."""
+
+    rows: int
+    vectors: int
+    lanes: int
+
+    @property
+    def width(self) -> int:
+        """Columns of a panel."""
+        return self.vectors * self.lanes
+
+
+def tiling_of(
+    rows: int, columns: int, lanes: int, registers: int, *, vectors: int | None = None, run: int = 1
+) -> CpuTiling:
+    """The micro-kernel that needs the least time, its remainders included.
+
+    Parameters
+    ----------
+    rows, columns : int
+        Extents of the matrix.
+    lanes, registers : int
+        Elements of a vector register, and how many there are.
+    vectors : int, optional
+        Of a panel; the best number without.
+    run : int
+        Rows that follow each other in memory. Tiles do not cross from one run to the next, if it has a divisor that
+        serves as the height of tiles.
+    """
+    choices = ((4, 3, 2, 1) if vectors is None else (vectors,))
+    best: tuple[float, CpuTiling] | None = None
+    for count in choices:
+        height = _height(rows, count, registers, run)
+        cost = _cycles(rows, columns, CpuTiling(height, count, lanes))
+        if best is None or cost < best[0] * 0.995:
+            best = (cost, CpuTiling(height, count, lanes))
+    assert best is not None
+    return best[1]
+
+
+def panel_vectors(columns: int, lanes: int, registers: int) -> int:
+    """The vectors of a panel that is packed ahead of time: the same for any number of rows, which then share it."""
+    return tiling_of(_MANY_ROWS, columns, lanes, registers).vectors
+
+
+def _height(rows: int, vectors: int, registers: int, run: int) -> int:
+    # One register per vector for the panel and one for the broadcast element.
+    highest = min((registers - 1 - vectors) // vectors, _MOST_ROWS)
+    even = -(-rows // -(-rows // highest))
+    if run == rows or run % even == 0:
+        return even
+    inside = [height for height in range(highest // 2, highest + 1) if height and run % height == 0]
+    return max(inside, default=even)
+
+
+def _cycles(rows: int, columns: int, tiling: CpuTiling) -> float:
+    """Of one step of the sum for a whole matrix."""
+    full, rest = divmod(-(-columns // tiling.lanes), tiling.vectors)
+
+    def panel(vectors: int) -> float:
+        tiles, last = divmod(rows, tiling.rows)
+        return tiles * _steps(tiling.rows, vectors) + (_steps(last, vectors) if last else 0)
+
+    return full * panel(tiling.vectors) + (panel(rest) if rest else 0)
+
+
+def _steps(rows: int, vectors: int) -> float:
+    """Relative time of one step of a micro-kernel: its multiplications, or the loads or the latency that bound it."""
+    return max(rows * vectors, 0.6 * (rows + vectors), _LATENCY)
+
+
+def rows_in_line(form: CpuContraction) -> int:
+    """How many rows lie in one run: those of the last axis."""
+    return form.rows[-1].extent if form.rows else 1
+
+
+def product_cycles(form: CpuContraction, machine: Machine, *, packed: bool) -> float:
+    """Cycles of one core for a contraction: multiplying, packing columns, and storing results.
+
+    Parameters
+    ----------
+    form : CpuContraction
+    machine : Machine
+    packed : bool
+        Whether the columns are packed already.
+    """
+    lanes = machine.lanes(str(form.nest.body.buffer.dtype))
+    columns = -(-form.width // lanes)
+    run = rows_in_line(form) if len(form.rows) > 1 else form.height
+    vectors = panel_vectors(form.width, lanes, machine.vector_registers) if packed else None
+    tiling = tiling_of(form.height, form.width, lanes, machine.vector_registers, vectors=vectors, run=run)
+    cycles = form.steps * _cycles(form.height, form.width, tiling)
+    if not packed:
+        cycles += form.steps * (columns * _PACKED_VECTOR if reads_in_vectors(form) else form.width * _GATHERED)
+    cycles += form.height * (columns if _stores_in_vectors(form) else form.width * _GATHERED)
+    return form.batches * cycles
+
+
+def reduction_cycles(form: CpuContraction, machine: Machine) -> float:
+    """Cycles of one core where no panels are made: :mod:`souffle.schedule.cpu.reduction`."""
+    lanes = machine.lanes(str(form.nest.body.buffer.dtype))
+    multiplied = form.height * form.width * form.steps / lanes
+    if reduces_along_memory(form.nest):
+        return form.batches * (multiplied * _VECTOR_OF_REDUCTION + form.height * form.width * _LONE_RESULT)
+    return form.batches * (multiplied + form.width * form.steps / lanes * _STRIDED_VECTOR)
+
+
+def reads_in_vectors(form: CpuContraction) -> bool:
+    """Whether the columns, counted together, follow each other in memory."""
+    axes = (*form.nest.spatial, *form.nest.reduce)
+    inner = form.columns[-1]
+    loads = [load for load in buffer_loads(form.vector.value) if uses(load, [inner])]
+    return all(stride_along(load, inner, axes) == 1 for load in loads)
+
+
+def _stores_in_vectors(form: CpuContraction) -> bool:
+    store = form.nest.body if form.nest.epilogue is None else form.nest.epilogue
+    inner = form.columns[-1]
+    position = flat_index(store.buffer, list(store.indices))
+    step = simplify(replace_variables(position, {inner.var: inner.var + 1}) - position, _axes(form))
+    return str(step) == "1"
+
+
+def _axes(form: CpuContraction) -> Iterable:
+    return (*form.nest.spatial, *form.nest.reduce)
