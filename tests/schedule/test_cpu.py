@@ -61,13 +61,13 @@ def execute(tensors, arrays):
     return scheduled.script(), [o.numpy() for o in outputs]
 
 
-def check(tensors, arrays, expected, *, rtol=1e-4, atol=1e-5, shape=True):
+def check(tensors, arrays, expected, *, rtol=1e-4, atol=1e-5, shape=True, parallel=True):
     text, results = execute(tensors, arrays)
     for result, reference in zip(results, expected, strict=True):
         scale = max(1.0, float(np.abs(np.asarray(reference, dtype="float64")).max(initial=0.0)))
         np.testing.assert_allclose(result, reference, rtol=rtol, atol=atol * scale)
     if shape:
-        assert "T.parallel" in text
+        assert "T.parallel" in text or not parallel
         assert "T.vectorized" in text
     return text
 
@@ -96,7 +96,7 @@ def test_matmul_of_transposed_weights_and_a_cast():
 def test_matmul_of_other_types(dtype):
     a, b = values(33, 40, dtype=dtype), values(40, 37, dtype=dtype)
     x, w = placeholders(a, b)
-    check([x, w, topi.matmul(x, w)], [a, b], [a @ b])
+    check([x, w, topi.matmul(x, w)], [a, b], [a @ b], parallel=False)
 
 
 def test_matmul_of_a_vector():
@@ -118,7 +118,7 @@ def test_attention():
     exact = q @ k.transpose(0, 2, 1) * 0.25
     exact = np.exp(exact - exact.max(-1, keepdims=True))
     exact = exact / exact.sum(-1, keepdims=True) @ v
-    check([tq, tk, tv, joined], [q, k, v], [exact.transpose(1, 0, 2).reshape(29, 48)])
+    check([tq, tk, tv, joined], [q, k, v], [exact.transpose(1, 0, 2).reshape(29, 48)], parallel=False)
 
 
 def convolution(x, w, stride, pad, groups):
@@ -159,7 +159,7 @@ def test_convolution(shape, filters, kernel, stride, pad, groups):
         y = topi.nn.group_conv2d_nchw(x, w, stride, pad, 1, groups, "float32")
     y = topi.nn.relu(topi.add(y, topi.reshape(c, (1, filters, 1, 1))))
     reference = np.maximum(convolution(a, b, stride, pad, groups) + bias[:, None, None], 0)
-    check([x, w, c, y], [a, b, bias], [reference])
+    check([x, w, c, y], [a, b, bias], [reference], parallel=reference.size * b[0].size > 1 << 19)
 
 
 @pytest.mark.parametrize(("size", "kernel", "stride"), [(14, 3, 1), (13, 5, 2), (7, 3, 1), (56, 3, 2)])
@@ -167,7 +167,7 @@ def test_depthwise_convolution(size, kernel, stride):
     a, b = values(1, 24, size, size), values(24, 1, kernel, kernel)
     x, w = placeholders(a, b)
     y = topi.nn.depthwise_conv2d_nchw(x, w, stride, kernel // 2, 1, "float32")
-    check([x, w, y], [a, b], [convolution(a, b, stride, kernel // 2, 24)])
+    check([x, w, y], [a, b], [convolution(a, b, stride, kernel // 2, 24)], parallel=size > 7)
 
 
 def test_padding_written_inside_the_convolution():
@@ -196,7 +196,8 @@ def test_pooling(kind, stride):
     (x,) = placeholders(a)
     y = topi.nn.pool2d(x, (3, 3), (stride, stride), (1, 1), (0, 0, 0, 0), kind)
     windows = np.lib.stride_tricks.sliding_window_view(a, (3, 3), (2, 3))[:, :, ::stride, ::stride]
-    check([x, y], [a], [windows.max((-1, -2)) if kind == "max" else windows.mean((-1, -2))])
+    expected = windows.max((-1, -2)) if kind == "max" else windows.mean((-1, -2))
+    check([x, y], [a], [expected], parallel=False)
 
 
 def test_layer_norm_and_softmax():
@@ -270,7 +271,7 @@ def test_several_outputs_keep_their_buffers():
     total = topi.sum(doubled, axis=[1])
     shifted = te.compute(a.shape, lambda i, j: doubled[i, j] + total[i], name="shifted")
     twice = a * 2
-    check([x, doubled, total, shifted], [a], [twice, twice.sum(1), twice + twice.sum(1)[:, None]])
+    check([x, doubled, total, shifted], [a], [twice, twice.sum(1), twice + twice.sum(1)[:, None]], parallel=False)
 
 
 def test_booleans_and_integers():
@@ -327,7 +328,7 @@ def test_sums_of_half_precision_are_of_single():
 
 
 def test_expensive_expressions_are_computed_once():
-    a, b = values(80, 96), values(96, 64)
+    a, b = values(160, 192), values(192, 128)
     x, w = placeholders(a, b)
     y = topi.matmul(topi.exp(x), topi.tanh(w))
     text = check([x, w, y], [a, b], [np.exp(a) @ np.tanh(b)])
@@ -359,7 +360,7 @@ def nested(tensor, function, depth):
 @pytest.mark.parametrize("name", NESTED)
 def test_nested_calls_stay_linear(name):
     function, reference = NESTED[name]
-    x = te.placeholder((16, 61), "float32", name="x")
+    x = te.placeholder((64, 610), "float32", name="x")  # worth dividing at any depth
 
     def size(depth):
         return node_count(schedule_cpu(te.create_prim_func([x, nested(x, function, depth)]), target=TARGET).body)
@@ -370,6 +371,7 @@ def test_nested_calls_stay_linear(name):
     expected = a.astype("float64")
     for _ in range(5):
         expected = reference(expected)
+    x = te.placeholder(a.shape, "float32", name="x")
     check([x, nested(x, function, 5)], [a], [expected], shape=False)
 
 

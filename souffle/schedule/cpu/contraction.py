@@ -16,7 +16,7 @@ from tvm.ir.expr import TensorLoad
 from tvm.tirx import ForKind
 
 from souffle.schedule.cpu.contraction_form import CpuContraction
-from souffle.schedule.cpu.contraction_tiling import CpuTiling, reads_in_vectors, rows_in_line, tiling_of
+from souffle.schedule.cpu.contraction_tiling import CpuTiling, product_cycles, reads_in_vectors, rows_in_line, tiling_of
 from souffle.schedule.cpu.host import Machine
 from souffle.schedule.cpu.loop_emission import pieces
 from souffle.schedule.cpu.nest import (
@@ -28,9 +28,9 @@ from souffle.schedule.cpu.nest import (
     map_buffer_loads,
     product,
     replace_variables,
-    stride_along,
     uses,
 )
+from souffle.schedule.cpu.sharing import kind_of_loop
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, sequence
 
 __all__ = ["emit_contraction", "materialized_rows"]
@@ -94,7 +94,8 @@ def emit_contraction(form: CpuContraction, machine: Machine) -> tirx.Stmt:
         batch = decode(tirx.floordiv(rest, tirx.const(panels, index)), form.batch)
         return _task(form, tiling, batch, panel, chunk, per_chunk, chunks)
 
-    return loop(batches * panels * chunks, task, ForKind.PARALLEL, name="task", dtype=index)
+    kind = kind_of_loop(product_cycles(form, machine, packed=form.panels is not None))
+    return loop(batches * panels * chunks, task, kind, name="task", dtype=index)
 
 
 def _chunks(tasks: int, tiles: int, cores: int, least: int) -> int:
@@ -216,9 +217,7 @@ class _Panel:
 
     def pack(self) -> tirx.Stmt:
         """Fill the panel: in vectors along the columns, or along memory, which is then transposed."""
-        vectors = reads_in_vectors(self.form)
-        whole_rows = len(self.form.columns) == 1 or _columns_are_contiguous(self.form)
-        return self._packed_by_vectors() if vectors and whole_rows else self._packed_transposed()
+        return self._packed_by_vectors() if reads_in_vectors(self.form) else self._packed_transposed()
 
     def _packed_by_vectors(self) -> tirx.Stmt:
         def row(k: _Step) -> tirx.Stmt:
@@ -374,23 +373,6 @@ class _Panel:
 
         allocations = [tirx.AllocBuffer(tile) for _, tile in totals]
         return sequence(*allocations, rows(clear), _over(form.nest.reduce, step), rows(store))
-
-
-def _columns_are_contiguous(form: CpuContraction) -> bool:
-    """Whether the columns, counted together, are read with stride 1 throughout."""
-    axes = (*form.nest.spatial, *form.nest.reduce)
-    for load in buffer_loads(form.vector.value):
-        expected = 1
-        for axis in reversed(form.columns):
-            if uses(load, [axis]) and stride_along(load, axis, axes) != expected:
-                return False
-            expected *= axis.extent
-    rest = [axis for axis in form.columns if uses(_without_loads(form.vector.value), [axis])]
-    return not rest
-
-
-def _without_loads(expression: PrimExpr) -> PrimExpr:
-    return map_buffer_loads(expression, lambda load: tirx.const(0, dtype_of(load)))
 
 
 def _over(axes: tuple[Axis, ...], make: Callable[[dict[tirx.Var, PrimExpr]], tirx.Stmt]) -> tirx.Stmt:

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tvm import tirx
+
 from souffle.schedule.cpu.contraction_form import CpuContraction
 from souffle.schedule.cpu.host import Machine
-from souffle.schedule.cpu.nest import flat_index, replace_variables, simplify, stride_along, uses
+from souffle.schedule.cpu.nest import (
+    flat_index,
+    map_buffer_loads,
+    replace_variables,
+    simplify,
+    stride_along,
+    uses,
+)
 from souffle.schedule.cpu.reduction import reduces_along_memory
-from souffle.tvm_compat import buffer_loads
+from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of
 
 __all__ = ["CpuTiling", "panel_vectors", "product_cycles", "reads_in_vectors", "reduction_cycles", "tiling_of"]
 
@@ -19,9 +28,11 @@ eight ways: at a distance of 8 or 12 KiB, 14 rows of two vectors ran at three qu
 _LATENCY = 8
 """Multiplications that have to be in flight: four cycles' worth, of two units on some processors."""
 _MANY_ROWS = 1 << 12
-_GATHERED = 1.5
+_GATHERED = 2.0
 """Cycles for an element that is read or written by itself, beside one for a vector."""
 _PACKED_VECTOR = 2.0
+_UNPACKED = 1.15
+"""Where constants are the rows, they lie a whole sum apart: measured on convolutions and products of six shapes."""
 _LONE_RESULT = 8.0
 """Cycles to add the lanes of a vector up."""
 _VECTOR_OF_REDUCTION = 1.5
@@ -61,7 +72,8 @@ def tiling_of(
         Rows that follow each other in memory. Tiles do not cross from one run to the next, if it has a divisor that
         serves as the height of tiles.
     """
-    choices = ((4, 3, 2, 1) if vectors is None else (vectors,))
+    most = -(-columns // lanes)
+    choices = [count for count in (3, 2, 4, 1) if count <= most] if vectors is None else [vectors]
     best: tuple[float, CpuTiling] | None = None
     for count in choices:
         height = _height(rows, count, registers, run)
@@ -125,6 +137,7 @@ def product_cycles(form: CpuContraction, machine: Machine, *, packed: bool) -> f
     tiling = tiling_of(form.height, form.width, lanes, machine.vector_registers, vectors=vectors, run=run)
     cycles = form.steps * _cycles(form.height, form.width, tiling)
     if not packed:
+        cycles *= _UNPACKED
         cycles += form.steps * (columns * _PACKED_VECTOR if reads_in_vectors(form) else form.width * _GATHERED)
     cycles += form.height * (columns if _stores_in_vectors(form) else form.width * _GATHERED)
     return form.batches * cycles
@@ -144,7 +157,25 @@ def reads_in_vectors(form: CpuContraction) -> bool:
     axes = (*form.nest.spatial, *form.nest.reduce)
     inner = form.columns[-1]
     loads = [load for load in buffer_loads(form.vector.value) if uses(load, [inner])]
-    return all(stride_along(load, inner, axes) == 1 for load in loads)
+    vectors = all(stride_along(load, inner, axes) == 1 for load in loads)
+    return vectors and (len(form.columns) == 1 or _columns_are_contiguous(form))
+
+
+def _columns_are_contiguous(form: CpuContraction) -> bool:
+    """Whether the columns, counted together, are read with stride 1 throughout."""
+    axes = (*form.nest.spatial, *form.nest.reduce)
+    for load in buffer_loads(form.vector.value):
+        expected = 1
+        for axis in reversed(form.columns):
+            if uses(load, [axis]) and stride_along(load, axis, axes) != expected:
+                return False
+            expected *= axis.extent
+    rest = [axis for axis in form.columns if uses(_without_loads(form.vector.value), [axis])]
+    return not rest
+
+
+def _without_loads(expression: PrimExpr) -> PrimExpr:
+    return map_buffer_loads(expression, lambda load: tirx.const(0, dtype_of(load)))
 
 
 def _stores_in_vectors(form: CpuContraction) -> bool:
@@ -152,7 +183,7 @@ def _stores_in_vectors(form: CpuContraction) -> bool:
     inner = form.columns[-1]
     position = flat_index(store.buffer, list(store.indices))
     step = simplify(replace_variables(position, {inner.var: inner.var + 1}) - position, _axes(form))
-    return str(step) == "1"
+    return isinstance(step, tirx.IntImm) and int(step.value) == 1
 
 
 def _axes(form: CpuContraction) -> Iterable:

@@ -17,7 +17,7 @@ from souffle.schedule.cpu.host import Machine
 from souffle.schedule.cpu.nest import Axis, Nest, decode, flat_index, loop, map_buffer_loads, simplify, uses
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, sequence
 
-__all__ = ["VectorRun", "collapse", "emit_injective", "pieces", "segments", "serial"]
+__all__ = ["VectorRun", "collapse", "emit_injective", "pieces", "segments", "serial", "whole_vector"]
 
 _MAX_SEGMENTS = 6
 
@@ -44,6 +44,11 @@ def pieces(extent: int, width: int) -> list[VectorRun]:
     if start < extent:
         found.append(VectorRun(start, extent - start, 1))
     return found
+
+
+def whole_vector(count: int) -> int:
+    """The elements of the smallest vector that holds so many."""
+    return 1 << max(0, count - 1).bit_length()
 
 
 def collapse(nest: Nest, kind: str = "spatial") -> Nest:

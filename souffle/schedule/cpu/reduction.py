@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import tvm
 import tvm_ffi
-from tvm import DataType, tirx
+from tvm import DataType, sym, tirx
 from tvm.ir.expr import TensorLoad
 from tvm.tirx import ForKind
 
 from souffle.schedule.cpu.contraction_form import Combiner, combiner_of, split_groups, without_units
 from souffle.schedule.cpu.host import Machine
-from souffle.schedule.cpu.loop_emission import collapse, pieces, serial
+from souffle.schedule.cpu.loop_emission import collapse, pieces, serial, whole_vector
 from souffle.schedule.cpu.nest import (
     Axis,
     Nest,
@@ -176,17 +177,18 @@ def _columns(nest: Nest, lanes: int) -> tirx.Stmt:
     itemsize = DataType(str(nest.body.buffer.dtype)).itemsize
     fitting = _MAX_TILE_BYTES // (height * lanes * itemsize)
     vectors = max(1, min(_ACCUMULATORS, fitting, 24 // height, column.extent // lanes))
+    blocks = _blocks(column.extent, lanes, vectors)
+    beyond = _one_vector(column.extent, lanes)
+    if beyond is not None and _may_read(nest, column, beyond.width - beyond.valid):
+        blocks = [block for block in blocks if block.start < beyond.start] + [beyond]
 
     def tile(point: Nest) -> tirx.Stmt:
         statements = []
-        for piece in _blocks(column.extent, lanes, vectors):
-            start, count, width, repeat = piece
+        for block in blocks:
             statements.append(
                 loop(
-                    count,
-                    lambda o, start=start, width=width, repeat=repeat: _tile(
-                        point, rows, column, o * (width * repeat) + start, height, width, repeat
-                    ),
+                    block.count,
+                    lambda o, block=block: _tile(point, rows, column, o * block.columns + block.start, height, block),
                     name="o",
                     dtype=column.dtype,
                 )
@@ -203,31 +205,80 @@ def _columns(nest: Nest, lanes: int) -> tirx.Stmt:
     return serial(split, [*rest, block_axis], tile)
 
 
-def _blocks(extent: int, lanes: int, vectors: int) -> list[tuple[int, int, int, int]]:
-    """(start, count, width, vectors) blocks that cover the columns."""
+@dataclass(frozen=True)
+class _Block:
+    """`count` times as many columns as `vectors` of `width` elements have, the first one at `start`.
+
+    Of the last vector the first `valid` elements are columns, and what is computed of the others is dropped.
+    """
+
+    start: int
+    count: int
+    width: int
+    vectors: int
+    valid: int
+
+    @property
+    def columns(self) -> int:
+        return self.width * self.vectors
+
+
+def _blocks(extent: int, lanes: int, vectors: int) -> list[_Block]:
+    """Cover the columns."""
     found = []
     wide = lanes * vectors
     count = extent // wide
     if count:
-        found.append((0, count, lanes, vectors))
+        found.append(_Block(0, count, lanes, vectors, lanes))
     start = count * wide
-    found += [(start + p.start, p.count, p.width, 1) for p in pieces(extent - start, lanes)]
+    found += [_Block(start + p.start, p.count, p.width, 1, p.width) for p in pieces(extent - start, lanes)]
     return found
 
 
+def _one_vector(extent: int, lanes: int) -> _Block | None:
+    """The columns behind the last whole vector in a vector that is wider than they are many; ``None`` without any."""
+    rest = extent % lanes
+    return _Block(extent - rest, 1, whole_vector(rest), 1, rest) if rest and rest != whole_vector(rest) else None
+
+
+def _may_read(nest: Nest, column: Axis, beyond: int) -> bool:
+    """Whether all that is read along the columns is there for some more of them, in the same row of its tensor."""
+    analyzer = sym.Analyzer()
+    for axis in (*nest.spatial, *nest.reduce):
+        analyzer.bind(axis.var, tvm.ir.Range(tirx.const(0, axis.dtype), tirx.const(axis.extent, axis.dtype)))
+    value = _rest(nest).value
+    if guarded_loads(value) or uses(map_buffer_loads(value, lambda load: tirx.const(0, dtype_of(load))), [column]):
+        return False
+    for load in buffer_loads(value):
+        if not uses(load, [column]):
+            continue
+        *leading, last = load.indices
+        stride = stride_along(load, column, [column])
+        if uses(leading, [column]) or buffer_loads(list(load.indices)) or stride is None or stride < 0:
+            return False
+        highest = int(analyzer.const_int_bound(last).max_value)
+        if highest + stride * beyond >= int(load.source.shape[-1]):
+            return False
+    return True
+
+
 def _shared_row(nest: Nest, outer: list[Axis], column: Axis) -> Axis | None:
-    """A spatial loop that some operand read along the columns does not depend on: its rows share those vectors."""
-    vectors = [load for load in buffer_loads(_rest(nest).value) if uses(load, [column])]
-    for axis in reversed(outer):
-        if any(not uses(load, [axis]) for load in vectors):
-            return axis
+    """A spatial loop that some operand does not depend on, at best one that is read along the columns.
+
+    Its rows share those vectors, or at least what they are multiplied with.
+    """
+    loads = buffer_loads(_rest(nest).value)
+    vectors = [load for load in loads if uses(load, [column])]
+    for shared in (vectors, loads):
+        for axis in reversed(outer):
+            if any(not uses(load, [axis]) for load in shared):
+                return axis
     return None
 
 
-def _tile(
-    nest: Nest, rows: Axis | None, column: Axis, start: PrimExpr, height: int, width: int, vectors: int
-) -> tirx.Stmt:
+def _tile(nest: Nest, rows: Axis | None, column: Axis, start: PrimExpr, height: int, block: _Block) -> tirx.Stmt:
     combiner = _rest(nest)
+    width, vectors = block.width, block.vectors
     tile = tirx.decl_buffer((height, vectors * width), str(nest.body.buffer.dtype), "tile")
 
     def each(make) -> tirx.Stmt:
@@ -243,6 +294,26 @@ def _tile(
             name="r",
             dtype=rows.dtype if rows is not None else column.dtype,
         )
+
+    def stored(make: Callable[[PrimExpr, PrimExpr], tirx.Stmt]) -> tirx.Stmt:
+        if block.valid == width:
+            return each(make)
+
+        def row(r: PrimExpr) -> tirx.Stmt:
+            return sequence(
+                *(
+                    loop(
+                        piece.count * piece.width,
+                        lambda v, piece=piece: make(r, v + piece.start),
+                        ForKind.VECTORIZED if piece.width > 1 else ForKind.UNROLLED,
+                        name="v",
+                        dtype=column.dtype,
+                    )
+                    for piece in pieces(block.valid, width)
+                )
+            )
+
+        return loop(height, row, ForKind.UNROLLED, name="r", dtype=rows.dtype if rows is not None else column.dtype)
 
     def at_values(r: PrimExpr, c: PrimExpr) -> dict[tirx.Var, PrimExpr]:
         return {column.var: start + c} | ({rows.var: r} if rows is not None else {})
@@ -295,7 +366,7 @@ def _tile(
         tirx.AllocBuffer(tile),
         each(lambda r, c: tirx.BufferStore(tile, combiner.identity, [r, c])),
         serial(nest, nest.reduce, step),
-        each(lambda r, c: at(nest, r, c).finish(tirx.BufferLoad(tile, [r, c]))),
+        stored(lambda r, c: at(nest, r, c).finish(tirx.BufferLoad(tile, [r, c]))),
     )
 
 

@@ -26,6 +26,7 @@ from souffle.schedule.cpu.loop_emission import collapse, emit_injective, lanes_o
 from souffle.schedule.cpu.nest import Axis, Nest, decode, distinct, loop, parse, product
 from souffle.schedule.cpu.packed_constants import PackedLayout, with_packed_constant
 from souffle.schedule.cpu.reduction import emit_reduction, reduces_along_memory
+from souffle.schedule.cpu.sharing import kind_of_loop, nest_cycles
 from souffle.schedule.cpu.widen import with_wide_sums
 from souffle.schedule.cpu.windows import hoist_windows
 from souffle.schedule.cpu.words import dots_of, in_words
@@ -33,8 +34,6 @@ from souffle.tvm_compat import buffer_loads, sequence
 
 __all__ = ["ScheduledFunction", "schedule_cpu", "schedule_with_constants"]
 
-_SERIAL_WORK = 4096
-"""Less than so many element operations end sooner than the threads would have started."""
 _TASKS_PER_CORE = 4
 
 
@@ -93,7 +92,7 @@ def schedule_with_constants(
     dots = dots_of(target, machine.vector_bits)
     function = parse(func)
     items = inline_injective(with_wide_sums(without_trivial_reductions(function.items)), func.params)
-    items = attach_epilogues(hoist_windows(items), func.params)
+    items = attach_epilogues(hoist_windows(items, machine), func.params)
     held = [func.params[position] for position in constants]
     packed: list[tuple[tirx.Buffer, int, PackedLayout]] = []
     units: list[tuple[Nest | tirx.Stmt, CpuContraction | None]] = []
@@ -224,7 +223,7 @@ def _emit_group(group: Sequence[Nest], depth: int, machine: Machine) -> tirx.Stm
     def task(number: tirx.Var) -> tirx.Stmt:
         return sequence(*(_emit(nest.bind(decode(number, nest.spatial[:depth])), machine) for nest in group))
 
-    kind = ForKind.PARALLEL if sum(nest.work for nest in group) >= _SERIAL_WORK else ForKind.SERIAL
+    kind = kind_of_loop(nest_cycles(group, machine))
     return loop(extent, task, kind, name="task", dtype=_index_type(group))
 
 
@@ -237,7 +236,7 @@ def _emit_alone(nest: Nest, machine: Machine) -> tirx.Stmt:
     """A nest by itself: its leading loops parallel, and runs of the last one where they are too few."""
     nest = without_units(nest)
     nest = collapse(nest) if nest.injective else split_groups(nest)
-    if nest.work < _SERIAL_WORK or not nest.spatial:
+    if kind_of_loop(nest_cycles([nest], machine)) == ForKind.SERIAL or not nest.spatial:
         return _emit(nest, machine)
     wanted = _TASKS_PER_CORE * machine.cores
     *outer, last = nest.spatial
