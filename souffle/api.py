@@ -136,7 +136,9 @@ def compile(
         ``"interleaving"``, ``"channels"``, ``"reuse"``, ``"resident"``, ``"ramps"``,
         ``"weights"``, ``"teams"`` and ``"hfuse"`` (:data:`souffle.options.ON_CHIP`). Levels below have none of them,
         but for ``"teams"``, which V3 has. And ``"integers"``, which every level has of an ONNX model: products of
-        what ``DequantizeLinear`` makes are computed on the integers.
+        what ``DequantizeLinear`` makes are computed on the integers. And ``"winograd"``, which the CPU target has at
+        every level: convolutions of 3 x 3 weights by minimal filtering, which where the image is infinite give NaN for
+        some results that the sum makes infinite.
     reuse_policy : str
         Which tensors stay in shared memory where not all have room that could: ``"belady"``, those that are needed
         soonest, or ``"lru"``, those that were used last (the paper's, §6.5).

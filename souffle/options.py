@@ -23,6 +23,7 @@ __all__ = [
     "SOUFFLE",
     "SWITCHES",
     "WAITS",
+    "WINOGRAD",
     "Hook",
     "LateHook",
     "Level",
@@ -86,7 +87,10 @@ that different blocks, or different threads of each block, compute at the same t
 INTEGERS = "integers"
 """Products on the integers that numbers were dequantized from; at every level, as it is the import that does it."""
 
-SWITCHES = (*ON_CHIP, INTEGERS)
+WINOGRAD = "winograd"
+"""Convolutions by minimal filtering, on the CPU target."""
+
+SWITCHES = (*ON_CHIP, INTEGERS, WINOGRAD)
 """What can be left out by its name."""
 
 REUSE_POLICIES = ("belady", "lru")

@@ -16,9 +16,9 @@ from souffle.codegen.assemble import traffic
 from souffle.codegen.plan import Buffer, CudaModule, Kernel, Launch, Plan
 from souffle.codegen.workspace_layout import place_buffers
 from souffle.decision import Decision
-from souffle.options import Options
+from souffle.options import WINOGRAD, Options
 from souffle.program import Tensor, TEProgram
-from souffle.schedule.cpu import PackedLayout, ScheduledFunction, build_cpu, host_target
+from souffle.schedule.cpu import Layout, ScheduledFunction, build_cpu, host_target
 from souffle.schedule.drafts import Answer
 from souffle.schedule.stage import Stage
 
@@ -80,7 +80,14 @@ def assemble_host(
     progress(f"LLVM: {len(functions)} functions for {len(stages)} stages")
     unscheduled: list[tuple[str, str]] = []
     scheduled: dict[str, ScheduledFunction] = {}
-    module = build_cpu(functions, target, report=unscheduled, constants=held, scheduled=scheduled)
+    module = build_cpu(
+        functions,
+        target,
+        report=unscheduled,
+        constants=held,
+        scheduled=scheduled,
+        winograd=WINOGRAD not in options.disable,
+    )
     decisions = (*decisions, *(Decision("host", name, False, f"no schedule: {why}") for name, why in unscheduled))
     with tempfile.TemporaryDirectory(prefix="souffle-llvm-") as folder:
         library = Path(folder) / "network.so"
@@ -144,7 +151,7 @@ class _Constants:
     def __init__(self, program: TEProgram, buffers: Sequence[Buffer], index: Mapping[Tensor, int]) -> None:
         self._program, self._index = program, index
         self._buffers = list(buffers)
-        self._packed: dict[tuple[Tensor, PackedLayout], int] = {}
+        self._packed: dict[tuple[Tensor, Layout], int] = {}
         self._values = {index[tensor]: array for tensor, array in program.constants.items()}
 
     def arguments(self, stage: Stage, function: ScheduledFunction) -> tuple[int, ...]:
@@ -155,13 +162,13 @@ class _Constants:
             for position, layout in function.parameters
         )
 
-    def _place(self, tensor: Tensor, layout: PackedLayout) -> int:
+    def _place(self, tensor: Tensor, layout: Layout) -> int:
         if (tensor, layout) not in self._packed:
             number = sum(1 for other, _ in self._packed if other is tensor)
             name = f"{tensor.name} in panels{f' {number + 1}' if number else ''}"
             self._packed[tensor, layout] = at = len(self._buffers)
-            self._buffers.append(Buffer(name, layout.shape, tensor.dtype, "constant", name))
-            self._values[at] = layout.pack(self._program.constants[tensor])
+            self._values[at] = packed = layout.pack(self._program.constants[tensor])
+            self._buffers.append(Buffer(name, packed.shape, str(packed.dtype), "constant", name))
         return self._packed[tensor, layout]
 
     def kept(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from souffle.schedule.cpu.build import build_cpu
 from souffle.schedule.cpu.host import Machine, SharedCores, host_target, machine_of, use_cores
-from souffle.schedule.cpu.packed_constants import PackedLayout
-from souffle.schedule.cpu.schedule import ScheduledFunction, schedule_cpu, schedule_with_constants
+from souffle.schedule.cpu.schedule import Layout, ScheduledFunction, schedule_cpu, schedule_with_constants
 
 __all__ = [
+    "Layout",
     "Machine",
-    "PackedLayout",
     "ScheduledFunction",
     "SharedCores",
     "build_cpu",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import tvm
 from tvm import tirx
@@ -33,6 +33,7 @@ def build_cpu(
     report: list[tuple[str, str]] | None = None,
     constants: Mapping[str, Collection[int]] | None = None,
     scheduled: dict[str, ScheduledFunction] | None = None,
+    winograd: bool = True,
 ) -> tvm.runtime.Module:
     """Schedule and compile functions.
 
@@ -53,6 +54,8 @@ def build_cpu(
     scheduled : dict, optional
         Gets what was compiled of each function, whose parameters say which constants it takes packed. Needed with
         `constants`.
+    winograd : bool
+        Whether convolutions with constant weights may be computed by minimal filtering.
 
     Returns
     -------
@@ -65,10 +68,14 @@ def build_cpu(
     count = max(1, min(workers or os.cpu_count() or 1, len(names)))
     parts = [names[i::count] for i in range(count)]
     known = {name: (constants or {}).get(name, ()) for name in names}
+
+    def scheduler(name: str) -> ScheduledFunction:
+        return schedule_with_constants(funcs[name], target=target, constants=known[name], winograd=winograd)
+
     unscheduled: dict[str, str] = {}
     compiled: dict[str, ScheduledFunction] = {} if scheduled is None else scheduled
     modules = map_in_threads(
-        count, lambda part: _compile({n: funcs[n] for n in part}, known, target, unscheduled, compiled), parts
+        count, lambda part: _compile({n: funcs[n] for n in part}, scheduler, target, unscheduled, compiled), parts
     )
     if report is not None:
         report.extend((name, unscheduled[name]) for name in names if name in unscheduled)
@@ -80,23 +87,20 @@ def build_cpu(
 
 def _compile(
     funcs: Mapping[str, tirx.PrimFunc],
-    constants: Mapping[str, Collection[int]],
+    scheduler: Callable[[str], ScheduledFunction],
     target: tvm.target.Target,
     unscheduled: dict[str, str],
     compiled: dict[str, ScheduledFunction],
 ) -> tvm.runtime.Module:
     try:
-        scheduled = {
-            name: schedule_with_constants(func, target=target, constants=constants[name])
-            for name, func in funcs.items()
-        }
+        scheduled = {name: scheduler(name) for name in funcs}
         module = _module({name: each.func for name, each in scheduled.items()}, target)
         compiled.update(scheduled)
         return module
     except (InternalError, ValueError) as error:
         if len(funcs) > 1:
             modules = [
-                _compile({name: func}, constants, target, unscheduled, compiled) for name, func in funcs.items()
+                _compile({name: func}, scheduler, target, unscheduled, compiled) for name, func in funcs.items()
             ]
             for module in modules[1:]:
                 modules[0].import_module(module)

@@ -27,6 +27,8 @@ _MOST_ROWS = 10
 eight ways: at a distance of 8 or 12 KiB, 14 rows of two vectors ran at three quarters of the speed of 9 of three."""
 _LATENCY = 8
 """Multiplications that have to be in flight: four cycles' worth, of two units on some processors."""
+_STEP = 1.5
+"""Cycles of a step beside its multiplications."""
 _MANY_ROWS = 1 << 12
 _GATHERED = 2.0
 """Cycles for an element that is read or written by itself, beside one for a vector."""
@@ -73,7 +75,7 @@ def tiling_of(
         serves as the height of tiles.
     """
     most = -(-columns // lanes)
-    choices = [count for count in (3, 2, 4, 1) if count <= most] if vectors is None else [vectors]
+    choices = [count for count in (3, 2, 1) if count <= most] if vectors is None else [vectors]
     best: tuple[float, CpuTiling] | None = None
     for count in choices:
         height = _height(rows, count, registers, run)
@@ -112,7 +114,7 @@ def _cycles(rows: int, columns: int, tiling: CpuTiling) -> float:
 
 def _steps(rows: int, vectors: int) -> float:
     """Relative time of one step of a micro-kernel: its multiplications, or the loads or the latency that bound it."""
-    return max(rows * vectors, 0.6 * (rows + vectors), _LATENCY)
+    return max(rows * vectors, 0.6 * (rows + vectors), _LATENCY) + _STEP
 
 
 def rows_in_line(form: CpuContraction) -> int:

@@ -29,12 +29,17 @@ from souffle.schedule.cpu.reduction import emit_reduction, reduces_along_memory
 from souffle.schedule.cpu.sharing import kind_of_loop, nest_cycles
 from souffle.schedule.cpu.widen import with_wide_sums
 from souffle.schedule.cpu.windows import hoist_windows
+from souffle.schedule.cpu.winograd import WinogradLayout, by_winograd
 from souffle.schedule.cpu.words import dots_of, in_words
 from souffle.tvm_compat import buffer_loads, sequence
 
-__all__ = ["ScheduledFunction", "schedule_cpu", "schedule_with_constants"]
+__all__ = ["Layout", "ScheduledFunction", "schedule_cpu", "schedule_with_constants"]
 
 _TASKS_PER_CORE = 4
+
+
+Layout = PackedLayout | WinogradLayout
+"""How a constant is laid out ahead of time: ``shape``, and ``pack(array)``."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +49,12 @@ class ScheduledFunction:
     Attributes
     ----------
     func : PrimFunc
-    parameters : tuple of (int, PackedLayout or None)
+    parameters : tuple of (int, Layout or None)
         What each of its parameters is: one of the unscheduled function's, by position, as it is or packed.
     """
 
     func: tirx.PrimFunc
-    parameters: tuple[tuple[int, PackedLayout | None], ...]
+    parameters: tuple[tuple[int, Layout | None], ...]
 
     @classmethod
     def as_it_is(cls, func: tirx.PrimFunc) -> ScheduledFunction:
@@ -69,7 +74,7 @@ def schedule_cpu(func: tirx.PrimFunc, *, target: tvm.target.Target) -> tirx.Prim
 
 
 def schedule_with_constants(
-    func: tirx.PrimFunc, *, target: tvm.target.Target, constants: Iterable[int] = ()
+    func: tirx.PrimFunc, *, target: tvm.target.Target, constants: Iterable[int] = (), winograd: bool = True
 ) -> ScheduledFunction:
     """Schedule a function for the CPU.
 
@@ -81,6 +86,8 @@ def schedule_with_constants(
         An LLVM target; its features give the vector width, ``num-cores`` the number of threads.
     constants : iterable of int
         Positions of the parameters that hold the same in every call, which may be packed.
+    winograd : bool
+        Whether convolutions with constant weights may be computed by minimal filtering.
 
     Returns
     -------
@@ -94,7 +101,7 @@ def schedule_with_constants(
     items = inline_injective(with_wide_sums(without_trivial_reductions(function.items)), func.params)
     items = attach_epilogues(hoist_windows(items, machine), func.params)
     held = [func.params[position] for position in constants]
-    packed: list[tuple[tirx.Buffer, int, PackedLayout]] = []
+    packed: list[tuple[tirx.Buffer, int, Layout]] = []
     units: list[tuple[Nest | tirx.Stmt, CpuContraction | None]] = []
     for item in items:
         form = contraction_of(item) if isinstance(item, Nest) else None
@@ -103,6 +110,11 @@ def schedule_with_constants(
         if found is not None and (form is None or form.dot is None):
             form, constant, layout = found
             position = next(i for i, p in enumerate(func.params) if p.same_as(constant))
+            filtered = by_winograd(form, layout, machine) if winograd else None
+            if filtered is not None:
+                packed.append((filtered.panels, position, filtered.layout))
+                units.extend(filtered.steps)
+                continue
             packed.append((form.panels, position, layout))
         separate = materialized_rows(form) if form is not None else None
         if separate is not None:
