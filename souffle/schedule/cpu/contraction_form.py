@@ -21,6 +21,7 @@ __all__ = [
     "combiner_of",
     "contraction_of",
     "contractions_of",
+    "known_combiner",
     "split_groups",
     "without_units",
 ]
@@ -133,6 +134,13 @@ def combiner_of(nest: Nest) -> Combiner | None:
             if matches and not any(load.source.same_as(store.buffer) for load in buffer_loads(other)):
                 return Combiner(type(value), other, nest.init.value)
     return None
+
+
+def known_combiner(nest: Nest) -> Combiner:
+    """:func:`combiner_of` a nest that has one, as it has in all loops that are made of it."""
+    combiner = combiner_of(nest)
+    assert combiner is not None  # the caller has read it before; loops do not change the body's form
+    return combiner
 
 
 def without_units(nest: Nest) -> Nest:

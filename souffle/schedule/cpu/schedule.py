@@ -17,6 +17,7 @@ from tvm import tirx
 from tvm.s_tir.stmt import SBlock, SBlockRealize
 from tvm.tirx import ForKind
 
+from souffle.schedule.cpu.column_reduction import with_room
 from souffle.schedule.cpu.contraction import emit_contraction, materialized_rows
 from souffle.schedule.cpu.contraction_form import CpuContraction, contraction_of, split_groups, without_units
 from souffle.schedule.cpu.elementary import expand_elementary
@@ -99,7 +100,7 @@ def schedule_with_constants(
     dots = dots_of(target, machine.vector_bits)
     function = parse(func)
     items = inline_injective(with_wide_sums(without_trivial_reductions(function.items)), func.params)
-    items = attach_epilogues(hoist_windows(items, machine), func.params)
+    items = with_room(attach_epilogues(hoist_windows(items), func.params), func.params, machine)
     held = [func.params[position] for position in constants]
     packed: list[tuple[tirx.Buffer, int, Layout]] = []
     units: list[tuple[Nest | tirx.Stmt, CpuContraction | None]] = []

@@ -18,9 +18,7 @@ from tvm.tirx import Mul
 
 from souffle.index.operations import COMPARISONS
 from souffle.schedule.cpu.contraction_form import combiner_of
-from souffle.schedule.cpu.host import Machine
-from souffle.schedule.cpu.loop_emission import whole_vector
-from souffle.schedule.cpu.nest import Axis, Nest, product, replace_variables, simplify, uses
+from souffle.schedule.cpu.nest import Axis, Nest, product, simplify, uses
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of
 
 __all__ = ["hoist_windows"]
@@ -37,11 +35,8 @@ class _Position:
     axis: Axis
 
 
-def hoist_windows(items: Sequence[Nest | tirx.Stmt], machine: Machine) -> list[Nest | tirx.Stmt]:
-    """Put a nest of its own before each reduction that computes an expression repeatedly in windows.
-
-    The rows of the buffer between are long enough for whole vectors of windows, of which the last are of no use.
-    """
+def hoist_windows(items: Sequence[Nest | tirx.Stmt]) -> list[Nest | tirx.Stmt]:
+    """Put a nest of its own before each reduction that computes an expression repeatedly in windows."""
     result: list[Nest | tirx.Stmt] = []
     for item in items:
         nest = item
@@ -52,7 +47,7 @@ def hoist_windows(items: Sequence[Nest | tirx.Stmt], machine: Machine) -> list[N
             if len(factors) == 2 and tvm_ffi.structural_equal(*factors):
                 factors.pop()
             for factor in factors:
-                hoisted = _hoist(nest, factor, machine)
+                hoisted = _hoist(nest, factor)
                 if hoisted is not None:
                     before, nest = hoisted
                     result.append(before)
@@ -60,7 +55,7 @@ def hoist_windows(items: Sequence[Nest | tirx.Stmt], machine: Machine) -> list[N
     return result
 
 
-def _hoist(nest: Nest, factor: PrimExpr, machine: Machine) -> tuple[Nest, Nest] | None:
+def _hoist(nest: Nest, factor: PrimExpr) -> tuple[Nest, Nest] | None:
     loads = buffer_loads(factor)
     axes = (*nest.spatial, *nest.reduce)
     if isinstance(factor, TensorLoad) or not loads or len(uses(factor, nest.reduce)) == 0:
@@ -80,9 +75,7 @@ def _hoist(nest: Nest, factor: PrimExpr, machine: Machine) -> tuple[Nest, Nest] 
     stored = _through(kept_value, positions, axes)
     if stored is None:
         return None
-    *outer, last = (position.axis.extent for position in positions)
-    shape = (*outer, last + _beyond(nest, positions[-1], machine.lanes(dtype_of(factor))))
-    buffer = tirx.decl_buffer(shape, dtype_of(kept_value), f"{nest.name}_window")
+    buffer = tirx.decl_buffer(tuple(p.axis.extent for p in positions), dtype_of(kept_value), f"{nest.name}_window")
     store = tirx.BufferStore(buffer, stored, [p.axis.var for p in positions])
     before = Nest(f"{nest.name}_window", tuple(p.axis for p in positions), (), None, store)
     read = tirx.BufferLoad(buffer, [simplify(p.expression - p.low, axes) for p in positions])
@@ -96,16 +89,6 @@ def _hoist(nest: Nest, factor: PrimExpr, machine: Machine) -> tuple[Nest, Nest] 
     own, other = (value.a, value.b) if _reads_own(value.a, body) else (value.b, value.a)
     term = Mul(swap(other.a), swap(other.b)) if isinstance(other, Mul) else swap(other)
     return before, replace(nest, body=tirx.BufferStore(body.buffer, type(value)(own, term), list(body.indices)))
-
-
-def _beyond(nest: Nest, position: _Position, lanes: int) -> int:
-    """How much further a row is read by the last vector of windows along the last loop than its windows reach."""
-    column = nest.spatial[-1] if nest.spatial else None
-    rest = column.extent % lanes if column is not None else 0
-    if not rest or not uses(position.expression, [column]):
-        return 0
-    step = simplify(replace_variables(position.expression, {column.var: column.var + 1}) - position.expression)
-    return max(0, int(step.value)) * (whole_vector(rest) - rest) if isinstance(step, tirx.IntImm) else 0
 
 
 def _reads_own(expression: PrimExpr, body: tirx.BufferStore) -> bool:

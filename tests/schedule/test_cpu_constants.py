@@ -1,0 +1,246 @@
+"""The CPU schedules with constants: packed ahead of time, and convolutions by minimal filtering, against NumPy."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+from tvm import te, topi
+
+import souffle
+from souffle.schedule.cpu import build_cpu, host_target, use_cores
+from souffle.schedule.cpu.packed_constants import PackedLayout
+from souffle.schedule.cpu.winograd import WinogradLayout
+
+TARGET = host_target()
+FLOAT = np.float32
+
+
+def drawn(rng, *shape, dtype=FLOAT):
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def run(tensors, arrays, constants, **options):
+    """Compile with some parameters as constants; the output, and the layouts of what was packed."""
+    use_cores(TARGET)
+    scheduled = {}
+    func = te.create_prim_func(list(tensors))
+    module = build_cpu({"f": func}, TARGET, constants={"f": constants}, scheduled=scheduled, **options)
+    (*_, out) = tensors
+    given = [*arrays, np.full([int(e) for e in out.shape], np.nan, str(out.dtype))]
+    parameters = scheduled["f"].parameters
+    placed = [tvm.runtime.tensor(given[at] if layout is None else layout.pack(given[at])) for at, layout in parameters]
+    module.get_function("f")(*placed)
+    result = next(t for t, (at, _) in zip(placed, parameters, strict=True) if at == len(arrays))
+    return result.numpy(), [layout for _, layout in parameters if layout is not None]
+
+
+def naive(layout: PackedLayout, array: np.ndarray) -> np.ndarray:
+    flat, packed = array.reshape(-1), np.zeros(layout.shape, array.dtype)
+    axes = (*layout.batch, *layout.steps, *layout.columns)
+    before, steps = len(layout.batch), len(layout.steps)
+    for place in itertools.product(*(range(extent) for extent, _ in axes)):
+        at = layout.offset + sum(i * stride for i, (_, stride) in zip(place, axes, strict=True))
+        column = 0
+        for i, (extent, _) in zip(place[before + steps :], layout.columns, strict=True):
+            column = column * extent + i
+        where = (*place[:before], column // layout.width, *place[before : before + steps], column % layout.width)
+        packed[where] = flat[at]
+    return packed
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_packing_puts_each_element_where_the_layout_says(seed):
+    rng = random.Random(seed)
+    groups = [[rng.choice([1, 2, 3, 5]) for _ in range(rng.randint(low, 2))] for low in (0, 1, 1)]
+    axes = [(extent, rng.choice([-3, -1, 0, 1, 2, 7])) for group in groups for extent in group]
+    low = sum((extent - 1) * stride for extent, stride in axes if stride < 0)
+    high = sum((extent - 1) * stride for extent, stride in axes if stride > 0)
+    array = np.arange(1, high - low + 1 + rng.randint(1, 4), dtype=FLOAT)
+    b, s = len(groups[0]), len(groups[0]) + len(groups[1])
+    layout = PackedLayout(-low, tuple(axes[:b]), tuple(axes[b:s]), tuple(axes[s:]), rng.choice([1, 4, 16]))
+    np.testing.assert_array_equal(layout.pack(array), naive(layout, array))
+    with pytest.raises(ValueError, match="are read of a constant"):
+        layout.pack(array[: high - low])
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(1, 300, 517), (2, 64, 64), (4, 129, 48), (17, 31, 100), (128, 96, 65)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_products_read_packed_weights(m, k, n, transposed):
+    rng = np.random.default_rng(m + k + n)
+    a, b = drawn(rng, m, k), drawn(rng, *((n, k) if transposed else (k, n)))
+    x, w = te.placeholder(a.shape), te.placeholder(b.shape)
+    r = te.reduce_axis((0, k), "r")
+    y = te.compute((m, n), lambda i, j: te.sum(x[i, r] * (w[j, r] if transposed else w[r, j]), axis=r), name="y")
+    out = te.compute((m, n), lambda i, j: y[i, j] + 1.0, name="out")
+    result, layouts = run([x, w, out], [a, b], [1])
+    # One row is multiplied along the weights' own rows.
+    assert [type(layout) for layout in layouts] == ([] if m == 1 and transposed else [PackedLayout])
+    np.testing.assert_allclose(result, a.astype(float) @ (b.T if transposed else b) + 1, rtol=1e-4, atol=1e-4)
+
+
+def test_a_constant_that_is_read_in_two_ways_is_there_as_it_is_and_packed():
+    rng = np.random.default_rng(0)
+    a, b = drawn(rng, 24, 40), drawn(rng, 40, 72)
+    x, w = te.placeholder(a.shape), te.placeholder(b.shape)
+    y = topi.add(topi.matmul(x, w), topi.sum(w, axis=0))
+    result, layouts = run([x, w, y], [a, b], [1])
+    assert len(layouts) == 1
+    np.testing.assert_allclose(result, a @ b + b.sum(0), rtol=1e-4, atol=1e-4)
+
+
+def test_weights_of_half_precision_keep_their_type():
+    rng = np.random.default_rng(1)
+    a, b = drawn(rng, 30, 64, dtype=np.float16), drawn(rng, 64, 80, dtype=np.float16)
+    x, w = te.placeholder(a.shape, "float16"), te.placeholder(b.shape, "float16")
+    result, (layout,) = run([x, w, topi.matmul(x, w)], [a, b], [1])
+    assert layout.pack(b).dtype == np.float16
+    np.testing.assert_allclose(result, a.astype(float) @ b.astype(float), rtol=2e-3, atol=2e-3)
+
+
+def convolution(x, w, stride, pad, dilation, groups):
+    x = np.pad(x.astype(float), ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+    kh, kw = ((k - 1) * dilation + 1 for k in w.shape[2:])
+    windows = np.lib.stride_tricks.sliding_window_view(x, (kh, kw), (2, 3))
+    windows = windows[:, :, ::stride, ::stride, ::dilation, ::dilation]
+    n, c, *_ = windows.shape
+    parts = windows.reshape(n, groups, c // groups, *windows.shape[2:])
+    weights = w.astype(float).reshape(groups, -1, *w.shape[1:])
+    found = np.einsum("ngchwij,gfcij->ngfhw", parts, weights, optimize=True)
+    return found.reshape(n, -1, *found.shape[3:])
+
+
+def convolved(a, b, bias, stride, pad, dilation, groups, residual=None):
+    x, w, c = (te.placeholder(each.shape, str(each.dtype)) for each in (a, b, bias))
+    if groups == 1:
+        y = topi.nn.conv2d_nchw(x, w, stride, pad, dilation, "float32")
+    else:
+        y = topi.nn.group_conv2d_nchw(x, w, stride, pad, dilation, groups, "float32")
+    y = topi.add(y, topi.reshape(c, (1, len(bias), 1, 1)))
+    if residual is None:
+        return [x, w, c, topi.nn.relu(y)], [a, b, bias]
+    z = te.placeholder(residual.shape)
+    return [x, w, c, z, topi.nn.relu(topi.add(y, z))], [a, b, bias, residual]
+
+
+WINDOWS = [
+    # image, filters, kernel, stride, pad, dilation, groups
+    ((1, 64, 14, 14), 64, 3, 1, 1, 1, 1),
+    ((2, 48, 9, 13), 40, 3, 1, 1, 1, 1),
+    ((3, 33, 7, 5), 37, 3, 1, 0, 1, 1),
+    ((1, 128, 2, 2), 96, 3, 1, 1, 1, 1),
+    ((1, 64, 1, 1), 64, 3, 1, 1, 1, 1),
+    ((1, 32, 14, 11), 48, 3, 2, 1, 1, 1),
+    ((1, 32, 15, 15), 48, 3, 1, 2, 2, 1),
+    ((1, 24, 12, 12), 40, 5, 1, 2, 1, 1),
+    ((2, 64, 7, 7), 112, 1, 1, 0, 1, 1),
+    ((1, 64, 14, 14), 64, 3, 1, 1, 1, 4),
+    ((1, 48, 7, 7), 48, 5, 1, 2, 1, 48),
+    ((1, 32, 28, 28), 32, 3, 2, 1, 1, 32),
+    ((1, 3, 33, 31), 24, 3, 2, 1, 1, 1),
+]
+
+
+@pytest.mark.parametrize(("shape", "filters", "kernel", "stride", "pad", "dilation", "groups"), WINDOWS)
+@pytest.mark.parametrize("winograd", [True, False])
+def test_convolutions_with_constant_weights(shape, filters, kernel, stride, pad, dilation, groups, winograd):
+    rng = np.random.default_rng(filters)
+    a, b, bias = drawn(rng, *shape), drawn(rng, filters, shape[1] // groups, kernel, kernel), drawn(rng, filters)
+    expected = convolution(a, b, stride, pad, dilation, groups) + bias[:, None, None]
+    residual = drawn(rng, *expected.shape) if shape[0] == 1 else None
+    tensors, arrays = convolved(a, b, bias, stride, pad, dilation, groups, residual)
+    result, layouts = run(tensors, arrays, [1, 2], winograd=winograd)
+    filtered = any(isinstance(layout, WinogradLayout) for layout in layouts)
+    assert not filtered or (winograd and (kernel, stride, dilation, groups) == (3, 1, 1, 1))
+    expected = np.maximum(expected + (0 if residual is None else residual), 0)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
+def test_filtering_is_taken_where_it_pays_and_is_as_exact_as_the_sum():
+    rng = np.random.default_rng(2)
+    a, b, bias = drawn(rng, 1, 64, 21, 23), drawn(rng, 64, 64, 3, 3), drawn(rng, 64)
+    tensors, arrays = convolved(a, b, bias, 1, 1, 1, 1)
+    exact = np.maximum(convolution(a, b, 1, 1, 1, 1) + bias[:, None, None], 0)
+    (filtered, (layout, *_)), (plain, _) = (run(tensors, arrays, [1], winograd=on) for on in (True, False))
+    assert isinstance(layout, WinogradLayout)
+    assert np.abs(filtered - exact).max() <= 2 * np.abs(plain - exact).max()
+    for dtype in ("float16", "float32"):
+        x, w = te.placeholder(a.shape, dtype), te.placeholder(b.shape, dtype)
+        y = topi.nn.conv2d_nchw(x, w, 1, 1, 1, dtype)
+        small = [a.astype(dtype), b.astype(dtype)]
+        result, (layout,) = run([x, w, y], small, [1])
+        assert isinstance(layout, WinogradLayout)
+        error = np.abs(result - convolution(*small, 1, 1, 1, 1)).max() / np.abs(exact).max()
+        assert error < (1e-3 if dtype == "float16" else 1e-6)
+
+
+def test_what_does_not_depend_on_a_nan_is_right_in_a_filtered_convolution():
+    rng = np.random.default_rng(3)
+    a, b, bias = drawn(rng, 1, 64, 15, 17), drawn(rng, 64, 64, 3, 3), drawn(rng, 64)
+    holes = [(0, 0), (7, 8), (14, 16), (6, 3)]
+    for at, (y, x) in enumerate(holes):
+        a[0, at, y, x] = (np.nan, np.inf, -np.inf, np.nan)[at]
+    tensors, arrays = convolved(a, b, bias, 1, 1, 1, 1)
+    result, (layout, *_) = run(tensors, arrays, [1])
+    assert isinstance(layout, WinogradLayout)
+    reached = np.zeros((15, 17), bool)
+    for y, x in holes:
+        reached[max(0, y - 1) : y + 2, max(0, x - 1) : x + 2] = True
+    finite = np.where(np.isfinite(a), a, 0).astype(FLOAT)
+    expected = np.maximum(convolution(finite, b, 1, 1, 1, 1) + bias[:, None, None], 0)
+    np.testing.assert_allclose(result[0][:, ~reached], expected[0][:, ~reached], rtol=1e-4, atol=1e-4)
+    assert not np.isfinite(result[0, :, 0, 0]).any()  # of the first, which is NaN
+
+
+def model(batch: int) -> bytes:
+    """A convolution, and two products with one matrix, of which one is by elements."""
+    rng = np.random.default_rng(4)
+    arrays = {"w": drawn(rng, 32, 16, 3, 3), "m": drawn(rng, 32, 32), "n": drawn(rng, 32, 24)}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("GlobalAveragePool", ["c"], ["p"]),
+        helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("MatMul", ["f", "m"], ["g"]),
+        helper.make_node("Add", ["g", "f"], ["h"]),
+        helper.make_node("MatMul", ["h", "n"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 16, 12, 12])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 24])],
+        [numpy_helper.from_array(array, name) for name, array in arrays.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+
+
+def test_a_network_holds_its_constants_once_also_in_versions(tmp_path):
+    net = souffle.compile(model(1), target="cpu", dims={"batch": [1, 3, 16]})
+    rng = np.random.default_rng(5)
+    alone = {}
+    for batch in (1, 3, 16):
+        single = souffle.compile(model(1), target="cpu", dims={"batch": batch})
+        x = drawn(rng, batch, 16, 12, 12)
+        alone[batch] = x, single(x)["y"]
+        np.testing.assert_array_equal(net(x)["y"], alone[batch][1])
+        constants = [buffer for buffer in single.plan.buffers if buffer.kind == "constant"]
+        taken = {index for launch in single.plan.launches for index in launch.buffers}
+        assert taken >= {i for i, buffer in enumerate(single.plan.buffers) if buffer.kind == "constant"}
+        assert sum(b.nbytes for b in constants) < 3 * 4 * (32 * 16 * 9 + 32 * 32 + 32 * 24)
+    net.save(tmp_path / "net.souffle")
+    again = souffle.load(tmp_path / "net.souffle")
+    for x, expected in alone.values():
+        np.testing.assert_array_equal(again(x)["y"], expected)
+
+
+def test_switching_filtering_off_is_an_option_of_a_compilation():
+    text = model(1)
+    x = drawn(np.random.default_rng(6), 1, 16, 12, 12)
+    on, off = (souffle.compile(text, target="cpu", dims={"batch": 1}, disable=d) for d in ([], ["winograd"]))
+    names = [{b.name: b.shape for b in net.plan.buffers if b.kind == "constant"} for net in (on, off)]
+    assert names[0] != names[1]
+    np.testing.assert_allclose(on(x)["y"], off(x)["y"], rtol=1e-4, atol=1e-5)
