@@ -29,12 +29,15 @@ class Figures:
     runs : int
     median_us, lower_us, upper_us : float
         The median, and the quartiles around it.
+    best_us : float
+        The least.
     """
 
     runs: int
     median_us: float
     lower_us: float
     upper_us: float
+    best_us: float
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ def run_in_turn(
 def figures_of(samples: Sequence[float]) -> Figures:
     """Median and quartiles of at least one sample."""
     lower, median, upper = np.percentile(samples, [25, 50, 75])
-    return Figures(len(samples), float(median), float(lower), float(upper))
+    return Figures(len(samples), float(median), float(lower), float(upper), float(min(samples)))
 
 
 def ratio_of(peer: Sequence[float], ours: Sequence[float]) -> Ratio:

@@ -20,6 +20,7 @@ from tvm import tirx
 from tvm.ir.expr import TensorLoad
 from tvm.tirx import ForKind
 
+from souffle.schedule.cpu.contraction import emit_contraction
 from souffle.schedule.cpu.contraction_form import CpuContraction, Side
 from souffle.schedule.cpu.contraction_tiling import product_cycles
 from souffle.schedule.cpu.host import Machine
@@ -44,6 +45,8 @@ _TAPS = 3
 _ELEMENT = 2.0
 """Cycles for an element that is read or written by itself."""
 _VECTOR_OF_CACHE = 2.0
+_BLOCK_BYTES = 3 << 18
+"""Of tiles before and after the products: less than the second-level cache of today's cores."""
 _BEFORE, _AFTER = 80, 120
 """Operations on a vector of channels or filters of a tile: what is divided among threads is counted by them."""
 _Matrix = tuple[tuple[float, ...], ...]
@@ -212,7 +215,9 @@ class _Convolution:
         self._index = form.nest.spatial[-1].dtype
         self._across = (-(-window.y.extent // size), -(-window.x.extent // size))
         self._images = product(axis.extent for axis in window.images)
-        self._tiles = self._images * product(self._across)
+        down, right = self._across
+        tile_rows = _rows_of_block(self._images * down, right, window.channel.extent, window.filters.extent, points)
+        self._blocks, self._tiles = self._images * down // tile_rows, tile_rows * right
         name, channels, filters = form.nest.name, window.channel.extent, window.filters.extent
         rows, columns = (count * size + _TAPS - 1 for count in self._across)
         self._data = tirx.decl_buffer((self._images, rows, columns, channels), "float32", f"{name}_data")
@@ -234,17 +239,23 @@ class _Convolution:
         after = self._tiles * filters / self._lanes * ((points + self._filtering.size) * ends + points**2)
         moved = 2 * points**2 * self._tiles * (channels + filters) / self._lanes * _VECTOR_OF_CACHE
         stored = self._images * window.y.extent * window.x.extent * filters * _ELEMENT
-        return product_cycles(self._multiplied, self._machine, packed=True) + copied + before + after + moved + stored
+        multiplied = product_cycles(self._multiplied, self._machine, packed=True)
+        return self._blocks * (multiplied + before + after + moved) + copied + stored
 
     @property
     def steps(self) -> tuple[tuple[Nest | tirx.Stmt, CpuContraction | None], ...]:
         """What computes the convolution, in order."""
-        form = self._multiplied
-        return ((self._by_channels(), None), (self._transformed(), None), (form.nest, form), (self._results(), None))
+
+        def block(number: PrimExpr) -> tirx.Stmt:
+            first = number * self._tiles
+            products = emit_contraction(self._multiplied, self._machine)
+            return sequence(self._transformed(first), products, self._results(first))
+
+        return (self._by_channels(), None), (loop(self._blocks, block, name="block", dtype=self._index), None)
 
     @property
     def _multiplied(self) -> CpuContraction:
-        """The products of all tiles with the weights, one for each element of a tile."""
+        """The products of a block's tiles with the weights, one for each element of a tile."""
         index = self._index
         point, tile, filters, channel = (
             Axis(tirx.Var(name, index), extent)
@@ -295,12 +306,12 @@ class _Convolution:
         copied = tirx.BufferStore(self._data, replace_variables(window.value, values), place)
         return Nest(f"{window.form.nest.name}_data", (image, y, x, channel), (), None, copied)
 
-    def _transformed(self) -> tirx.Stmt:
-        """B' d B of all tiles. The elements behind the last row and column are of no result that is kept."""
+    def _transformed(self, first: PrimExpr) -> tirx.Stmt:
+        """B' d B of a block's tiles. The elements behind the last row and column are of no result that is kept."""
         size, points, matrix = self._filtering.size, self._filtering.points, self._filtering.data
 
         def work(tile: PrimExpr, start: PrimExpr, width: int) -> tirx.Stmt:
-            image, ty, tx = self._tile(tile)
+            image, ty, tx = self._tile(first + tile)
 
             def element(i: int, j: int, v: PrimExpr) -> PrimExpr:
                 return tirx.BufferLoad(self._data, [image, ty * size + i, tx * size + j, start + v])
@@ -313,13 +324,13 @@ class _Convolution:
 
         return self._over_tiles(self.window.channel.extent, _BEFORE, work)
 
-    def _results(self) -> tirx.Stmt:
-        """A' M A of all tiles, stored through the convolution's epilogue."""
+    def _results(self, first: PrimExpr) -> tirx.Stmt:
+        """A' M A of a block's tiles, stored through the convolution's epilogue."""
         size, points, matrix = self._filtering.size, self._filtering.points, self._filtering.results
         window, index = self.window, self._index
 
         def work(tile: PrimExpr, start: PrimExpr, width: int) -> tirx.Stmt:
-            image, ty, tx = self._tile(tile)
+            image, ty, tx = self._tile(first + tile)
 
             def element(a: int, b: int, v: PrimExpr) -> PrimExpr:
                 return tirx.BufferLoad(self._products, [tirx.const(a * points + b, index), tile, start + v])
@@ -348,8 +359,8 @@ class _Convolution:
                     stored = _vector(width, result, index)
                     inside = [
                         place < tirx.const(axis.extent, index)
-                        for place, axis, first in ((y, window.y, p), (x, window.x, q))
-                        if axis.extent % size and first >= axis.extent % size
+                        for place, axis, number in ((y, window.y, p), (x, window.x, q))
+                        if axis.extent % size and number >= axis.extent % size
                     ]
                     for condition in inside:
                         stored = tirx.IfThenElse(condition, stored, None)
@@ -415,7 +426,7 @@ class _Convolution:
     def _over_tiles(
         self, extent: int, cycles: int, work: Callable[[PrimExpr, PrimExpr, int], tirx.Stmt]
     ) -> tirx.Stmt:
-        """A loop over tiles, and vectors along the last axis inside."""
+        """A loop over a block's tiles, and vectors along the last axis inside."""
 
         def task(tile: PrimExpr) -> tirx.Stmt:
             return sequence(
@@ -432,6 +443,16 @@ class _Convolution:
 
         kind = kind_of_loop(self._tiles * extent / self._lanes * cycles)
         return loop(self._tiles, task, kind, name="tile", dtype=self._index)
+
+
+def _rows_of_block(rows: int, right: int, channels: int, filters: int, points: int) -> int:
+    """How many rows of tiles are a block: what is between its steps stays in a core's cache, if weights are not more.
+
+    A block reads all weights, so that with more of them than of that larger blocks move less.
+    """
+    bytes_of_tile = 4 * points**2 * (channels + filters)
+    wanted = max(_BLOCK_BYTES / bytes_of_tile, channels * filters / (channels + filters)) / right
+    return next(count for count in range(1, rows + 1) if rows % count == 0 and (count >= wanted or count == rows))
 
 
 def _vector(width: int, make: Callable[[PrimExpr], tirx.Stmt], index: str) -> tirx.Stmt:
