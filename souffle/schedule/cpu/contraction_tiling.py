@@ -30,8 +30,8 @@ _LATENCY = 8
 _STEP = 1.5
 """Cycles of a step beside its multiplications."""
 _MANY_ROWS = 1 << 12
-_GATHERED = 2.0
-"""Cycles for an element that is read or written by itself, beside one for a vector."""
+_GATHERED, _SCATTERED = 3.0, 1.0
+"""Cycles for an element that is packed by itself, and for one that is stored by itself, as measured."""
 _PACKED_VECTOR = 2.0
 _UNPACKED = 1.15
 """Where constants are the rows, they lie a whole sum apart: measured on convolutions and products of six shapes."""
@@ -141,7 +141,7 @@ def product_cycles(form: CpuContraction, machine: Machine, *, packed: bool) -> f
     if not packed:
         cycles *= _UNPACKED
         cycles += form.steps * (columns * _PACKED_VECTOR if reads_in_vectors(form) else form.width * _GATHERED)
-    cycles += form.height * (columns if _stores_in_vectors(form) else form.width * _GATHERED)
+    cycles += form.height * (columns if _stores_in_vectors(form) else form.width * _SCATTERED)
     return form.batches * cycles
 
 
