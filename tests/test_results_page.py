@@ -184,10 +184,10 @@ def test_files_that_do_not_fit_are_refused_by_name(tmp_path: Path, content: str 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda row: row.pop("ratio"), "host_speed.json: a record has no 'ratio'"),
-        (lambda row: row.update(ratio="0.9"), "host_speed.json: 'ratio' is '0.9' and no number"),
-        (lambda row: row.update(ratio=True), "host_speed.json: 'ratio' is True and no number"),
-        (lambda row: row.update(ratio=None), "host_speed.json: 'ratio' is None and no number"),
+        (lambda row: row.pop("error"), "host_speed.json: a record has no 'error'"),
+        (lambda row: row.update(error="0.9"), "host_speed.json: 'error' is '0.9' and no number"),
+        (lambda row: row.update(error=True), "host_speed.json: 'error' is True and no number"),
+        (lambda row: row.update(error=None), "host_speed.json: 'error' is None and no number"),
     ],
 )
 def test_a_row_that_lacks_something_is_refused_with_its_key(

@@ -67,6 +67,7 @@ VIEWS = {
     "switches": View(proofs.switches, ("certificate", "code")),
     # beside others
     "host-speed": View(peers.host_speed, ("host",)),
+    "calls": View(peers.calls, ("host",)),
     "bench": View(peers.bench, ("host",)),
     "torch-models": View(peers.torch_models, ("host",)),
     "onnx-suite": View(peers.onnx_suite, ("operators",)),

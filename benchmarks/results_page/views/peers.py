@@ -8,26 +8,42 @@ from benchmarks.results_page.files import Record, Source
 from benchmarks.results_page.tables import Table, decimal, scientific, slashed, table
 from benchmarks.results_page.views.typed import typed
 
-__all__ = ["bench", "host_speed", "onnx_suite", "quantized", "torch_models"]
+__all__ = ["bench", "calls", "host_speed", "onnx_suite", "quantized", "torch_models"]
 
 
 def host_speed(source: Source) -> Table:
-    """``target="cpu"`` beside ONNX Runtime."""
-    times = ("ours_ms", "onnxruntime_ms")
+    """``target="cpu"`` beside other compilers, the first of which all rows have."""
+    peers = list(dict.fromkeys(name for one in source.results for name in one.record("peers")))
+
+    def milliseconds(of: Record, which: str) -> str:
+        median, best = of.number(f"{which}us"), of.number(f"{which}best_us")
+        return f"{median / 1e3:.3g} ({best / 1e3:.3g})"
+
+    def cells(of: Record, name: str) -> list[str]:
+        if name not in of.record("peers"):
+            return ["", ""]
+        peer = of.record("peers").record(name)
+        return [milliseconds(peer, ""), f"{peer.number('ratio'):.2f} ({peer.number('ratio_of_best'):.2f})"]
+
     rows = (
         [
-            *(
-                one["model"],
-                scientific(one.number("error")),
-                one["compile_s"],
-                *(f"{one.number(key):.3f}" for key in times),
-            ),
-            f"{one.number('ratio'):.2f}",
+            *(one[key] for key in ("model", "batch", "threads")),
+            scientific(one.number("error")),
+            *(one[key] for key in ("compile_seconds", "file_mb", "peak_mb")),
+            milliseconds(one, "ours_"),
+            *(cell for name in peers for cell in cells(one, name)),
         ]
         for one in source.results
     )
-    version = source.content["onnxruntime"]
-    return table(f"model | largest error | compile s | Souffle ms | ONNX Runtime {version} ms | ratio", rows)
+    header = "model | batch | threads | largest error | compile s | file MB | peak MB | Souffle ms"
+    return table(" | ".join([header, *(f"{name} ms | of {name}" for name in peers)]), rows)
+
+
+def calls(source: Source) -> Table:
+    """What a call costs."""
+    keys = ("call", "bound", "onnxruntime", "onnxruntime_binding")
+    rows = ([one["network"], *(f"{one.number(key):.1f}" for key in keys)] for one in source.results)
+    return table("µs | Souffle, a call | bound | ONNX Runtime, a call | with IO binding", rows)
 
 
 _MODELS = {"mmoe": "MMoE, tiny", "mmoe_paper": "MMoE, paper size", "efficientnet": "EfficientNet, tiny"}
