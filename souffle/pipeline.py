@@ -103,15 +103,18 @@ def stages_of(
 
 
 def transform_program(
-    program: TEProgram, level: Level, precision: str, hook: Hook = keep
+    program: TEProgram, level: Level, precision: str, hook: Hook = keep, *, apart: bool = True
 ) -> tuple[TEProgram, tuple[Decision, ...]]:
-    """The TE-level part of a level: precision, horizontal, vertical, then the types in which tensors are stored."""
+    """The TE-level part of a level: precision, horizontal, vertical, then the types in which tensors are stored.
+
+    `apart` is of :func:`souffle.transform.horizontal`.
+    """
     if precision == "mixed" and any(isinstance(item, Loop) for item in program.tes):
         raise OptionError("precision='mixed' does not reach into loops; give the program before transform.roll")
     decisions: list[Decision] = []
     for name, transformation, wanted in (
         ("precision", *_precision(precision)),
-        ("horizontal", horizontal, level.horizontal),
+        ("horizontal", partial(horizontal, apart=apart), level.horizontal),
         ("vertical", vertical, level.vertical),
         ("narrow", partial(narrow, alike=level.merge), precision == "mixed" and level.vertical),
     ):
@@ -150,7 +153,7 @@ def compile_host(
     if any(isinstance(item, Loop) for item in program.tes):
         raise OptionError("loops run on target='cuda' only; for target='cpu' give the program before transform.roll")
     progress("transforming")
-    program, decided = transform_program(program, level, options.precision, hook)
+    program, decided = transform_program(program, level, options.precision, hook, apart=False)
     analysis = hook("analysis", analyze(program.expanded()))
     policy = JoinPolicy(across_operators=level.vertical)
     stages, joined = form_stages(program, analysis, HostScheduler(), policy)

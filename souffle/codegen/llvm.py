@@ -13,6 +13,7 @@ from tvm import tirx
 
 from souffle.analysis import Analysis
 from souffle.codegen.assemble import traffic
+from souffle.codegen.host_order import by_constants
 from souffle.codegen.plan import Buffer, CudaModule, Kernel, Launch, Plan
 from souffle.codegen.workspace_layout import place_buffers
 from souffle.decision import Decision
@@ -58,7 +59,7 @@ def assemble_host(
     analysis : Analysis
         Of `program`.
     stages : sequence of Stage
-        In order of execution.
+        In an order of execution; another one may be taken (:mod:`souffle.codegen.host_order`).
     decisions : sequence of Decision
     options : Options
     progress : callable
@@ -69,6 +70,7 @@ def assemble_host(
         Its ``arch`` is ``"llvm"`` and the processor, its one module a shared library.
     """
     target = host_target()
+    stages = by_constants(stages, program.constants)
     symbols: dict[tuple[str, tuple[int, ...]], str] = {}
     functions: dict[str, tirx.PrimFunc] = {}
     held: dict[str, tuple[int, ...]] = {}

@@ -43,12 +43,15 @@ _TILE = 16
 fragment: what is selected along a joined axis must not change within it."""
 
 
-def horizontal(program: TEProgram) -> tuple[TEProgram, tuple[Decision, ...]]:
+def horizontal(program: TEProgram, *, apart: bool = True) -> tuple[TEProgram, tuple[Decision, ...]]:
     """Merge independent isomorphic TEs.
 
     Parameters
     ----------
     program : TEProgram
+    apart : bool
+        Whether products are merged that share no operand. Then more blocks of a GPU have work at once; a processor
+        reads the weights of all in turn, where it could read those of one several times from its cache.
 
     Returns
     -------
@@ -61,7 +64,7 @@ def horizontal(program: TEProgram) -> tuple[TEProgram, tuple[Decision, ...]]:
     refused: dict[frozenset[Item], Decision] = {}
     shapes = operator_shape(program)
     while True:
-        attempt = _Horizontal(program, within, refused)
+        attempt = _Horizontal(program, within, refused, apart)
         attempt.run()
         costly = costly_merges(program, attempt.merges)
         if not costly:
@@ -79,9 +82,14 @@ class _Horizontal:
     """One attempt: TEs of `within` are merged with those of equal operators only, and what `refused` holds is not."""
 
     def __init__(
-        self, program: TEProgram, within: Mapping[Item, Hashable], refused: Mapping[frozenset[Item], Decision]
+        self,
+        program: TEProgram,
+        within: Mapping[Item, Hashable],
+        refused: Mapping[frozenset[Item], Decision],
+        apart: bool,
     ) -> None:
         self.program = program
+        self.apart = apart
         self.within = within
         self.refused = refused
         self.decisions: list[Decision] = []
@@ -196,6 +204,8 @@ class _Horizontal:
             extents = sorted({m.shape[plan.axis] for m in plan.members})
             if plan.granule < _TILE <= extents[-1]:
                 return f"tiles of {_TILE} along the joined axis, of extents {extents}, would hold parts of two", ()
+        if not self.apart and not plan.shared and contracts(first):
+            return "they share no operand, and on a processor each reads weights of its own", _by_tensors(plan)
         if plan.selections == 1:
             return "", ()
         homes = {} if first.is_reduction else self._homes(plan)
