@@ -93,9 +93,8 @@ class _Folder:
         write_json(self.path / "index.json", self.index)
 
     def has(self, name: str) -> bool:
-        """Whether a network needs not be compiled."""
-        left_out = ("too_large", "equal", "failed")
-        return any(name in self.index[key] for key in left_out) or (
+        """Whether a network needs not be compiled; one that could not be is tried again."""
+        return any(name in self.index[key] for key in ("too_large", "equal")) or (
             name in self.index["cases"] and (self.path / f"{name}.souffle").exists()
         )
 

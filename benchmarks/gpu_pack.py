@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +164,7 @@ def pack(options: argparse.Namespace) -> int:
     cases = {
         name: case
         for name, case in chosen_cases(index["cases"], options.models, options.precision).items()
-        if options.only is None or is_own(case) == (options.only == "own") or _is_beside(case, index["cases"])
+        if not options.only or any(_KINDS[kind](case, index["cases"]) for kind in options.only)
     }
     tree = tree_mib() if options.archive else 0.0
     limit = ((64 - 1 - tree) if options.max_mib is None and options.archive else options.max_mib or 45.0) * 2**20
@@ -185,12 +185,20 @@ def pack(options: argparse.Namespace) -> int:
     return 1 if over else 0
 
 
-def _is_beside(case: dict[str, Any], cases: dict[str, dict[str, Any]]) -> bool:
-    """Whether a network is what variants of it are timed beside."""
-    return any(
-        not is_own(other) and all(other[part] == case[part] for part in ("model", "size", "precision", "level"))
-        for other in cases.values()
+def _is_timed_with_variants(case: dict[str, Any], cases: dict[str, dict[str, Any]]) -> bool:
+    """Whether a network is a variant, or what variants are timed beside."""
+    parts = ("model", "size", "precision", "level")
+    return case["size"] == "paper" and any(
+        not is_own(other) and all(other[part] == case[part] for part in parts) for other in cases.values()
     )
+
+
+_KINDS: dict[str, Callable[[dict[str, Any], dict[str, dict[str, Any]]], bool]] = {
+    "own": lambda case, cases: case["size"] == "paper" and is_own(case),
+    "variants": _is_timed_with_variants,
+    "tiny": lambda case, cases: case["size"] == "tiny",
+}
+"""Which cases may travel alone."""
 
 
 def pack_parser() -> argparse.ArgumentParser:
@@ -201,8 +209,9 @@ def pack_parser() -> argparse.ArgumentParser:
     parser.add_argument("--models", nargs="*", default=[], help="only these, in this order")
     parser.add_argument("--precision", nargs="*", default=[], choices=PRECISIONS, help="only these, in this order")
     parser.add_argument(
-        "--only", choices=("own", "variants"),
-        help="what the compiler makes of each level by itself; or its variants, with what they are beside",
+        "--only", nargs="+", choices=_KINDS, default=[],
+        help="own: what the compiler makes of each level at paper size by itself; variants of that, with what they are "
+        "timed beside; tiny networks",
     )  # fmt: skip
     parser.add_argument(
         "--archive", action="store_true",

@@ -231,13 +231,15 @@ def phases_of(cases: Mapping[str, _Case], options: argparse.Namespace) -> list[P
         return case["size"] == "tiny"
 
     # Beside what they are variants of, which is timed again: clocks and caches are of one process.
-    beside = {(case["model"], case["precision"]) for case in cases.values() if varied(case)}
+    beside = {(case["model"], case["precision"], case["level"]) for case in cases.values() if varied(case)}
     ablated = make.groups(
-        lambda case: varied(case) or (last(case) and (case["model"], case["precision"]) in beside)
+        lambda case: varied(case) or (own(case) and (case["model"], case["precision"], case["level"]) in beside)
     )
     smallest = min(filter(tiny, cases.values()), key=lambda case: case.get("code_bytes") or 0, default=None)
     merged = [name for name, case in cases.items() if tiny(case) and case["level"] in _MERGED]
     ends = [name for names in make.groups(last) for name in names]
+    # The trace's kernels are compiled on the host.
+    shortest = sorted(ends, key=lambda name: cases[name].get("text_bytes", 0))[:1]
     syncs = {name: case.get("grid_syncs", 0) for name, case in cases.items() if own(case)}
     most = [name for name in syncs if syncs[name] == max(syncs.values())][:1]
     steps: dict[str, tuple[Step, ...]] = {
@@ -250,7 +252,7 @@ def phases_of(cases: Mapping[str, _Case], options: argparse.Namespace) -> list[P
             *(step for names in ablated for step in make.latency(names, "ablation")),
         ),
         "stages": tuple(make.stages("stages", name) for name, case in cases.items() if case.get("clocks")),
-        "profile": tuple(make.stages("profile", name) for name in ends[:1]),
+        "profile": tuple(make.stages("profile", name) for name in shortest),
         "races": make.under(("racecheck", "initcheck"), merged),
         "constants": _alone("micro", 120, "--repeats", "1" if options.rehearse else "25"),
         "barriers": _alone("barriers", 60),
