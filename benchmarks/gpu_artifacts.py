@@ -14,9 +14,10 @@ import numpy as np
 from benchmarks.rehearsal_driver import RehearsalDriver
 from benchmarks.weights import read_weights
 from souffle.codegen.plan import CudaModule, Plan
-from souffle.runtime import Network, describe
+from souffle.runtime import Network, VersionedNetwork, describe
+from souffle.runtime.plan_versions import PlanVersions
 
-__all__ = ["Task", "network_of", "optional", "played_driver", "values_of", "with_weights"]
+__all__ = ["Task", "network_of", "optional", "played_driver", "values_of", "versions_of", "with_weights"]
 
 _MULTIPROCESSORS, _PLAYED = 132, 2
 """Of an H100 or H200, played where no kernel runs; where kernels run, on the CPU, so few that stages loop and blocks
@@ -62,6 +63,17 @@ def network_of(plan: Plan, options: argparse.Namespace, **more: Any) -> Network:
     plan = _rehearsed(plan)
     texts = {module.cubin: module.text for module in plan.modules}
     return Network(plan, device="cuda", driver=played_driver(plan, texts, options), **more)
+
+
+def versions_of(plan: PlanVersions, options: argparse.Namespace) -> VersionedNetwork:
+    """The same of a network of several versions, with one driver for all."""
+    plans = {extents: _rehearsed(one) if options.rehearse else one for extents, one in plan.plans.items()}
+    driver = None
+    if options.rehearse:
+        texts = {module.cubin: module.text for one in plans.values() for module in one.modules}
+        driver = played_driver(next(iter(plans.values())), texts, options)
+    networks = {key: Network(one, device="cuda", driver=driver, poison=True) for key, one in plans.items()}
+    return VersionedNetwork(plan.dimensions, networks, padding=plan.padding)
 
 
 def played_driver(plan: Plan, texts: dict[bytes, str], options: argparse.Namespace) -> RehearsalDriver:

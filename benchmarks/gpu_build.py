@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import grid_barriers, shared_memory
-from benchmarks.gpu_networks import NAMES
+from benchmarks.gpu_networks import NAMES, VERSIONS
 from benchmarks.gpu_variants import chosen_variants, file_name
 from benchmarks.record import write_json
 from souffle import models
@@ -66,8 +66,10 @@ class _Group:
         networks: dict[str, _Network] = {}
         for precision in (one for one in PRECISIONS if one in options.precision):
             for variant in variants:
-                stored = self.size == "tiny" or variant.level in options.check_paper
-                for constants in [*["stored"] * stored, *["synthetic"] * (self.size != "tiny")]:
+                # Versions share constants in one file.
+                stored = self.size == "tiny" or self.model in VERSIONS or variant.level in options.check_paper
+                synthetic = self.size != "tiny" and self.model not in VERSIONS
+                for constants in [*["stored"] * stored, *["synthetic"] * synthetic]:
                     suffix = "" if constants == "stored" else f"-{constants}"
                     name = f"{self.stem(precision)}-{file_name(variant)}{suffix}"
                     networks[name] = _Network(variant, precision, constants)

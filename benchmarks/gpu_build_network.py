@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,11 @@ from souffle import models
 from souffle.codegen.plan import Plan
 from souffle.errors import SouffleError
 from souffle.evaluation.ablation import Variant, plan_figures
+from souffle.frontend.model_options import ModelOptions
 from souffle.options import INTEGERS
 from souffle.program import TEProgram
+from souffle.reference import static_model
+from souffle.runtime.plan_versions import PlanVersions
 from souffle.transform.precision import mixed_precision
 
 __all__ = ["main"]
@@ -41,11 +45,16 @@ def _expected(model: bytes, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarr
     return dict(zip(names, session.run(names, inputs), strict=True))
 
 
-def _write_io(model: ModelProto, path: Path) -> None:
-    inputs = models.random_inputs(model)
-    values = {f"input/{name}": value for name, value in inputs.items()}
-    expected = _expected(model.SerializeToString(), inputs)
-    values |= {f"output/{name}": value for name, value in expected.items()}
+def _write_io(model: ModelProto, dims: Mapping[str, Sequence[int]], path: Path) -> None:
+    """Values by the model's names; of a network of several versions, behind the number of each."""
+    values: dict[str, np.ndarray] = {}
+    for number, chosen in enumerate(itertools.product(*dims.values())):
+        before = f"{number}/" if dims else ""
+        static = static_model(model, ModelOptions(dims=dict(zip(dims, chosen, strict=True)))) if dims else model
+        inputs = models.random_inputs(static)
+        values |= {f"input/{before}{name}": value for name, value in inputs.items()}
+        expected = _expected(static.SerializeToString(), inputs)
+        values |= {f"output/{before}{name}": value for name, value in expected.items()}
     part = path.with_suffix(".part.npz")
     np.savez_compressed(part, **values)
     part.replace(path)
@@ -62,8 +71,12 @@ def _fingerprint(plan: Plan) -> str:
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
 
 
-def _about(plan: Plan, seconds: float) -> dict[str, Any]:
-    """What a case says of its network: its row of an ablation, and which it is."""
+def _about(plan: Plan | PlanVersions, seconds: float) -> dict[str, Any]:
+    """What a case says of its network: its row of an ablation, and which it is; of several versions, of the first."""
+    if isinstance(plan, PlanVersions):
+        first, *_ = plan.plans.values()
+        prints = "-".join(_fingerprint(one)[:8] for one in plan.plans.values())
+        return {**_about(first, seconds), "fingerprint": prints, "versions": [list(key) for key in plan.plans]}
     return {
         **plan_figures(plan),
         "compile_s": round(seconds, 1),
@@ -76,16 +89,23 @@ def _about(plan: Plan, seconds: float) -> dict[str, Any]:
 class _Model:
     """One model, imported once."""
 
-    def __init__(self, model: ModelProto, draws: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        model: ModelProto,
+        dims: Mapping[str, Sequence[int]],
+        draws: Mapping[str, Any],
+        options: Mapping[str, Any],
+    ) -> None:
         self._model, self._options = model, options
-        self._program: TEProgram = souffle.import_onnx(model)
+        self._dims = {"dims": {name: list(values) for name, values in dims.items()}} if dims else {}
+        self._program: TEProgram | None = None if dims else souffle.import_onnx(model)
         vectors = (numpy_helper.to_array(item) for item in model.graph.initializer if len(item.dims) == 1)
         self._pieces = Pieces(draws, (vector for vector in vectors if vector.dtype == np.float32))
         self._unchanged: bool | None = None
 
     def _is_fp32(self, precision: str) -> bool:
         """Whether mixed precision was asked for, and changes nothing."""
-        if precision == "mixed" and self._unchanged is None:
+        if precision == "mixed" and self._unchanged is None and self._program is not None:
             self._unchanged = not any(decision.accepted for decision in mixed_precision(self._program)[1])
         return precision == "mixed" and bool(self._unchanged)
 
@@ -98,9 +118,10 @@ class _Model:
     def _saved(self, variant: Variant, precision: str, files: Mapping[str, Path]) -> dict[str, Any]:
         began = time.monotonic()
         # Products on integers are found as a model is imported.
-        source = self._model if INTEGERS in variant.disable else self._program
+        source = self._model if INTEGERS in variant.disable or self._program is None else self._program
+        options = {"precision": precision, **self._options, **self._dims, **variant.options}
         try:
-            net = souffle.compile(source, target="cuda", precision=precision, **self._options, **variant.options)
+            net = souffle.compile(source, target="cuda", **options)
         except SouffleError as error:
             # What another planner lacks, or makes that does not fit, says nothing of the networks beside it.
             return {"failed": f"{type(error).__name__}: {error}"[:500]}
@@ -129,13 +150,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--graph", required=True, type=Path)
     options = parser.parse_args(argv)
     model, draws = redrawn(gpu_networks.build_network(options.model, options.size, options.steps))
+    dims = gpu_networks.VERSIONS.get(options.model, {})
     if not options.io.exists():
-        _write_io(model, options.io)
+        _write_io(model, dims, options.io)
     if not options.graph.exists():
         write_graph(options.graph, model, draws)
     wanted = json.loads(options.wanted)
     if wanted:
-        imported = _Model(model, draws, {"arch": options.arch, "cubin": options.cubin})
+        imported = _Model(model, dims, draws, {"arch": options.arch, "cubin": options.cubin})
         for one in wanted:
             fields = one["variant"]
             variant = Variant(

@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu_artifacts import Task, network_of, values_of, with_weights
+from benchmarks.gpu_artifacts import Task, network_of, values_of, versions_of, with_weights
 from benchmarks.gpu_figures import compare
-from souffle.runtime import DeviceArray, Network, load
+from souffle.runtime import DeviceArray, Network
+from souffle.runtime.artifact import read
 from souffle.runtime.comparison import compare as compare_outputs
+from souffle.runtime.plan_versions import PlanVersions
 
 __all__ = ["checked"]
 
@@ -145,6 +147,29 @@ def _ways(network: Network, torch: Any) -> dict[str, tuple[_Way | None, str]]:
     }
 
 
+def _checked_versions(saved: PlanVersions, task: Task, options: argparse.Namespace) -> dict[str, Any]:
+    """Whether a network of several versions takes the right one, again and again, in turn."""
+    network, (inputs, expected) = versions_of(saved, options), values_of(task.io)
+    result: dict[str, Any] = {"constants": "stored", "outputs": {}, "runs": 0, "identical_runs": 0}
+    errors, firsts = [], {}
+    for _ in range(max(2, options.repeats)):
+        for number, extents in enumerate(saved.plans):
+            before = f"{number}/"
+            given = {key.removeprefix(before): value for key, value in inputs.items() if key.startswith(before)}
+            found = network(given)
+            first = firsts.setdefault(extents, found)
+            error = _difference(first, found)
+            result["runs"], result["identical_runs"] = result["runs"] + 1, result["identical_runs"] + (not error)
+            errors += [f"version {extents}, again: {error}"] if error else []
+    for number, (extents, outputs) in enumerate(firsts.items() if options.execute else ()):
+        precision = saved.plans[extents].options.precision
+        for name, value in outputs.items():
+            entry = compare(_host(value), expected[f"{number}/{name}"], precision)
+            result["outputs"][f"{number}/{name}"] = entry
+            errors += [] if entry["ok"] else [f"output {name} of version {extents} is wrong: {entry}"]
+    return result | {"ok": not errors} | ({"error": "; ".join(errors)[:1500]} if errors else {})
+
+
 def checked(task: Task, options: argparse.Namespace, torch: Any) -> dict[str, Any]:
     """Whether one network is right.
 
@@ -163,7 +188,10 @@ def checked(task: Task, options: argparse.Namespace, torch: Any) -> dict[str, An
         gives; how many ``runs`` there were and how many gave the same bits; for each other way to call it whether it
         does, or None; what the device made of the kernels.
     """
-    plan, constants = with_weights(load(task.artifact), task)
+    saved = read(task.artifact)
+    if isinstance(saved, PlanVersions):
+        return _checked_versions(saved, task, options)
+    plan, constants = with_weights(saved, task)
     inputs, expected = values_of(task.io)
     network = network_of(plan, options, poison=True)
     first = network(inputs)

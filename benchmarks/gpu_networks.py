@@ -1,5 +1,5 @@
-"""The networks that may be built for a GPU host, by name: those of the papers, of 8-bit integers, and two of which data
-decides how long outputs are."""
+"""The networks that may be built for a GPU host, by name: those of the papers, of 8-bit integers, two of which data
+decides how long outputs are, and one of several versions."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from benchmarks import quantized_networks
 from souffle import models
 
-__all__ = ["NAMES", "build_network"]
+__all__ = ["NAMES", "VERSIONS", "build_network"]
 
 _ROWS = {"tiny": 64, "paper": 8192}
 _COLUMNS = 64
 
 
-def _model(nodes: list, shape: tuple[int, ...], outputs: tuple[str, ...], **constants: np.ndarray) -> ModelProto:
+def _model(nodes: list, shape: tuple[int | str, ...], outputs: tuple[str, ...], **constants: np.ndarray) -> ModelProto:
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
     results = [helper.make_empty_tensor_value_info(name) for name in outputs]
     given = [numpy_helper.from_array(value, name) for name, value in constants.items()]
@@ -53,7 +53,27 @@ def _suppressed(size: str) -> ModelProto:
     return _model(nodes, (1, boxes, _COLUMNS), ("selected",), weight=weight, parts=np.array([4, 1]), **constants)
 
 
-_BESIDE: dict[str, Callable[[str], ModelProto]] = {"nonzero": _above, "suppression": _suppressed}
+def _batches(size: str) -> ModelProto:
+    """Two layers, of an open number of rows."""
+    rng, hidden = np.random.default_rng(0), _ROWS[size] // 8
+    first = rng.standard_normal((_COLUMNS, hidden), np.float32) / _COLUMNS**0.5
+    second = rng.standard_normal((hidden, _COLUMNS), np.float32) / hidden**0.5
+    nodes = [
+        helper.make_node("MatMul", ["x", "first"], ["wide"]),
+        helper.make_node("Relu", ["wide"], ["positive"]),
+        helper.make_node("MatMul", ["positive", "second"], ["narrow"]),
+        helper.make_node("Softmax", ["narrow"], ["y"], axis=-1),
+    ]
+    return _model(nodes, ("batch", _COLUMNS), ("y",), first=first, second=second)
+
+
+VERSIONS: dict[str, dict[str, tuple[int, ...]]] = {"batches": {"batch": (1, 24)}}
+"""Networks with open dimensions, and the values for which they have versions."""
+_BESIDE: dict[str, Callable[[str], ModelProto]] = {
+    "nonzero": _above,
+    "suppression": _suppressed,
+    "batches": _batches,
+}
 NAMES = (*models.ALL_NAMES, *quantized_networks.NETWORKS, *_BESIDE)
 
 

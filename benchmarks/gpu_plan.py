@@ -221,11 +221,14 @@ def phases_of(cases: Mapping[str, _Case], options: argparse.Namespace) -> list[P
     def own(case: _Case) -> bool:
         return case["size"] == "paper" and is_own(case)
 
+    def timed(case: _Case) -> bool:
+        return own(case) and "versions" not in case
+
     def last(case: _Case) -> bool:
-        return own(case) and case["level"] == _LAST
+        return timed(case) and case["level"] == _LAST
 
     def varied(case: _Case) -> bool:
-        return case["size"] == "paper" and not is_own(case)
+        return case["size"] == "paper" and not is_own(case) and "versions" not in case
 
     def tiny(case: _Case) -> bool:
         return case["size"] == "tiny"
@@ -233,7 +236,7 @@ def phases_of(cases: Mapping[str, _Case], options: argparse.Namespace) -> list[P
     # Beside what they are variants of, which is timed again: clocks and caches are of one process.
     beside = {(case["model"], case["precision"], case["level"]) for case in cases.values() if varied(case)}
     ablated = make.groups(
-        lambda case: varied(case) or (own(case) and (case["model"], case["precision"], case["level"]) in beside)
+        lambda case: varied(case) or (timed(case) and (case["model"], case["precision"], case["level"]) in beside)
     )
     smallest = min(filter(tiny, cases.values()), key=lambda case: case.get("code_bytes") or 0, default=None)
     merged = [name for name, case in cases.items() if tiny(case) and case["level"] in _MERGED]
@@ -245,7 +248,7 @@ def phases_of(cases: Mapping[str, _Case], options: argparse.Namespace) -> list[P
     steps: dict[str, tuple[Step, ...]] = {
         "device": _alone("device", 60),
         "right": tuple(make.checks(own)),
-        "latency": tuple(step for names in make.groups(own) for step in make.latency(names)),
+        "latency": tuple(step for names in make.groups(timed) for step in make.latency(names)),
         "peers": tuple(make.peers(ends)),
         "ablation": (
             *make.checks(varied),
