@@ -36,12 +36,17 @@ def read_index(folder: Path) -> dict[str, Any]:
     Raises
     ------
     SystemExit
-        If nothing was built there.
+        If nothing was built there, or by an earlier form of `build`.
     """
     path = folder / "index.json"
     if not path.is_file():
         raise SystemExit(f"{folder} holds no networks: {path.name} is missing; make them with build --out {folder}")
-    return json.loads(path.read_text())
+    index = json.loads(path.read_text())
+    old = [name for name, case in index["cases"].items() if "label" not in case]
+    if old:
+        what = f"{folder} is of an earlier form of build, which said less of {old[0]}"
+        raise SystemExit(f"{what}; build into a new folder")
+    return index
 
 
 def tree_mib() -> float:

@@ -86,7 +86,7 @@ class Phase:
 
 def is_own(case: _Case) -> bool:
     """Whether a network is what the compiler makes of a level by itself."""
-    return case.get("label", case["level"]) == case["level"]
+    return case["label"] == case["level"]
 
 
 def chosen_cases(
@@ -103,7 +103,7 @@ def chosen_cases(
     """
     chosen: dict[tuple[str, ...], str] = {}
     for name, case in cases.items():
-        key = (*(case[part] for part in ("model", "size", "precision")), case.get("label", case["level"]))
+        key = tuple(case[part] for part in ("model", "size", "precision", "label"))
         if key not in chosen or case["constants"] == "stored":
             chosen[key] = name
     orders = [(list(models), "model"), (list(precisions), "precision")]

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.gpu_pack import read_index
 from benchmarks.gpu_plan import is_own
 from benchmarks.record import write_json
 from souffle.codegen.nvcc import compile_cubin
@@ -78,8 +79,7 @@ def read_twin(path: Path) -> Twin:
 
 
 def _build(options: argparse.Namespace) -> int:
-    path = options.input / "index.json"
-    index = json.loads(path.read_text())
+    index = read_index(options.input)
     wanted = [
         name
         for name, case in index["cases"].items()
@@ -91,7 +91,7 @@ def _build(options: argparse.Namespace) -> int:
         list(pool.map(lambda name: _build_one(options.input, name, options.cubin), missing))
     for name in wanted:
         index["cases"][name]["clocks"] = _twin_path(options.input, name).name
-    write_json(path, index)
+    write_json(options.input / "index.json", index)
     sys.stdout.write(f"{len(missing)} of {len(wanted)} twins compiled\n")
     return 0
 

@@ -422,3 +422,6 @@ def test_the_model_is_added_to_artifacts_that_lack_it(
 def test_a_folder_without_networks_says_so(command: list[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"holds no networks: index\.json is missing; make them with build"):
         gpu_host.main([*command, "--in", str(tmp_path)])
+    (tmp_path / "index.json").write_text('{"cases": {"bert-tiny-fp32-V4": {"level": "V4"}}}')
+    with pytest.raises(SystemExit, match="is of an earlier form of build, which said less of bert-tiny-fp32-V4"):
+        gpu_host.main([*command, "--in", str(tmp_path)])
